@@ -198,7 +198,7 @@ def measure_afresh(
     """Measures the searches' choices, the grid's best plans for each and the default, in the same rounds."""
     lanes = dict.fromkeys([DEFAULT, *(_chosen(record) for record in records)])
     for record in records:
-        objective = Objective(record.runs_per_load)
+        objective = Objective(runs_per_load=record.runs_per_load)
         lanes |= dict.fromkeys(
             sorted(table, key=lambda one: objective.ratios([table[one][0]], [table[one][1]])[0])[:RIVALS]
         )
@@ -216,7 +216,7 @@ def _chosen(record: TuningRecord) -> PlanChoice:
 
 def report(space: Space, grid: int, record: TuningRecord, found: Found) -> ChoiceReport:
     """Returns what a search's choice is worth, by pairs of figures of the same rounds."""
-    objective, choice = Objective(record.runs_per_load), _chosen(record)
+    objective, choice = Objective(runs_per_load=record.runs_per_load), _chosen(record)
     costs = {lane: [objective.cost_ms(one) for one in found[lane]] for lane in found if lane != DEFAULT}
     best = rank(costs).leader
     recorded = record.trials[0].final or record.trials[0].figures

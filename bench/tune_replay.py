@@ -23,10 +23,9 @@ from ortprep.children.probe import ProbeResult
 from ortprep.tuning.knobs import FORM, PREPACKING, restrict
 from ortprep.tuning.objective import Objective
 from ortprep.tuning.plan_selection import choose
-from ortprep.tuning.search import SearchLimits
 from ortprep.tuning.space import DEFAULT, PlanChoice, Space
 from tests.tuning.builders import CONVOLUTIONS, TRANSFORMER, cpu_space
-from tests.tuning.fakes import Machine
+from tests.tuning.fakes import Machine, limits
 
 RUNS_PER_LOAD = (1, 100, 100_000)
 BUDGET_S = 180.0
@@ -119,12 +118,12 @@ class _Machine(Machine):
 
 def replay(grid: Grid, runs_per_load: int, *, seeds: int, noise: float) -> dict[str, float]:
     """Searches a grid with each seed; returns what the chosen plans cost and what the searches took."""
-    objective, plans = Objective(runs_per_load), tuple(grid.space.choices())
+    objective, plans = Objective(runs_per_load=runs_per_load), tuple(grid.space.choices())
     best = min(objective.cost_ms(grid.figures(choice)) for choice in plans)
     ratios, trials, processes = [], [], []
     for seed in range(seeds):
         machine = _Machine(grid, grid.space, seed=seed, noise=noise)  # type: ignore[arg-type]
-        found = machine.search(objective, SearchLimits(BUDGET_S, int(SHARE * len(plans))))
+        found = machine.search(objective, limits(BUDGET_S, int(SHARE * len(plans))))
         chosen = choose(grid.space, objective, found).choice
         ratios.append(objective.cost_ms(grid.figures(chosen)) / best)
         trials.append(len(found.trials))

@@ -8,12 +8,19 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ortprep.tuning.knobs import Conditions, ModelFeatures, build_space, restrict
+from ortprep.tuning.objective import Objective
 from ortprep.tuning.space import Knob, PlanChoice, Rule, Setting, Space
 
 VERSIONS = (
     "1.23.2", "1.24.4", "1.25.1", "1.26.0", "1.27.0", "1.28.0", "1.29.0", "1.30.0", "1.31.0", "1.31.1",
 )  # fmt: skip
 """One ONNX Runtime of every minor version the tables of options describe, and the last."""
+
+
+def per_load(runs: int, **limits: Any) -> Objective:
+    """Returns the objective of a job that runs its session so often."""
+    return Objective(runs_per_load=runs, **limits)
+
 
 LEVELS = ("all", "all-reduced", "extended")
 

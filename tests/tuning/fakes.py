@@ -21,7 +21,7 @@ from typing import Any
 from ortprep.children.probe import ProbeResult
 from ortprep.errors import ChildError
 from ortprep.tuning.objective import Objective
-from ortprep.tuning.search import PlanSearchResult, SearchEffects, SearchLimits, search
+from ortprep.tuning.search import PlanSearchResult, SearchEffects, search
 from ortprep.tuning.space import DEFAULT, PlanChoice, Space
 from ortprep.tuning.trial import measure_and_check
 
@@ -208,8 +208,8 @@ class Machine:
     def effects(self) -> SearchEffects:
         return SearchEffects(measure=self.measure, clock=lambda: self.now_s, say=self.say)
 
-    def search(self, objective: Objective, limits: SearchLimits) -> PlanSearchResult:
-        return search(self.space, objective, limits, self.effects())
+    def search(self, objective: Objective, limits: Limits) -> PlanSearchResult:
+        return search(self.space, Objective.of(objective, **limits), self.effects())
 
 
 def true_cost(table: Table, choice: PlanChoice, objective: Objective) -> float:
@@ -225,6 +225,12 @@ def best_choice(
 
 
 Request = Mapping[str, Any]
+Limits = Mapping[str, float]
+
+
+def limits(budget_s: float, max_trials: int = 5000) -> Limits:
+    """Returns limits of a search, beyond what a spec may ask for too."""
+    return {"budget_s": budget_s, "max_trials": max_trials}
 
 
 def crash(request: Request) -> dict[str, Any]:

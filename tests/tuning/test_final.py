@@ -16,13 +16,12 @@ from ortprep.children.probe import ProbeResult
 from ortprep.errors import LoadError
 from ortprep.measuring.comparison import MIN_ROUNDS, centre, paired_ratio
 from ortprep.tuning.final import FinalEntrants, compare_finalists, pick_entrants, rank
-from ortprep.tuning.objective import Objective
 from ortprep.tuning.space import DEFAULT, PlanChoice
-from tests.tuning.builders import cpu_space
+from tests.tuning.builders import cpu_space, per_load
 
 SPACE = cpu_space()
 PLANS = tuple(itertools.islice(SPACE.choices(), 6))
-OBJECTIVE = Objective(1)
+OBJECTIVE = per_load(1)
 
 positive = st.floats(0.01, 1e6)
 
@@ -107,7 +106,7 @@ def test_a_plan_beyond_a_limit_leads_nobody() -> None:
 
     finals = compare_finalists(
         FinalEntrants(DEFAULT, PLANS[:3]),
-        Objective(1, max_private_mb=500.0),
+        per_load(1, max_private_mb=500.0),
         most_rounds=7,
         measure=measure,
         has_time=lambda _: True,

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from ortprep.bundle.tuning_record import FrontRecord
 from ortprep.children.probe import ProbeResult
 from ortprep.tuning.front import find_break_evens, find_front, points_of
-from ortprep.tuning.objective import Objective, Trial
+from ortprep.tuning.objective import Trial
 from ortprep.tuning.space import DEFAULT
-from tests.tuning.builders import cpu_space
+from tests.tuning.builders import cpu_space, per_load
 from tests.tuning.test_objective import ANCHOR, SOON, STEADY
 
 SPACE = cpu_space()
@@ -88,16 +88,16 @@ def test_a_plan_alone_has_no_break_even() -> None:
 
 
 def test_a_point_is_the_medians_of_a_trial() -> None:
-    (point,) = points_of([trial(SOON, SOON, STEADY)], Objective(1), finals={}, anchor=DEFAULT)
+    (point,) = points_of([trial(SOON, SOON, STEADY)], per_load(1), finals={}, anchor=DEFAULT)
     assert point == FrontRecord(0, 86.0, 31.0)
 
 
 def test_figures_of_the_last_comparison_count_before_those_of_a_trial() -> None:
     slower = dataclasses.replace(SOON, ready_ms=186.0)
     finals = {SPACE.base: (slower,) * 3, DEFAULT: (ANCHOR,) * 5}
-    (point,) = points_of([trial(SOON)], Objective(1), finals=finals, anchor=DEFAULT)
+    (point,) = points_of([trial(SOON)], per_load(1), finals=finals, anchor=DEFAULT)
     assert point == FrontRecord(0, 186.0, 31.0)
 
 
 def test_a_plan_beyond_a_limit_has_no_place() -> None:
-    assert points_of([trial(SOON)], Objective(1, max_private_mb=100.0), finals={}, anchor=DEFAULT) == ()
+    assert points_of([trial(SOON)], per_load(1, max_private_mb=100.0), finals={}, anchor=DEFAULT) == ()

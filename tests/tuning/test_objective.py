@@ -7,6 +7,7 @@ import pytest
 from ortprep.children.probe import ProbeResult
 from ortprep.tuning.objective import Objective, Trial
 from ortprep.tuning.space import DEFAULT
+from tests.tuning.builders import per_load
 
 SOON = ProbeResult(
     ready_ms=86.0, init_ms=50.0, first_ms=36.0, steady_ms=31.0, private_mb=300.0, peak_mb=500.0
@@ -25,9 +26,9 @@ def trial(*figures: ProbeResult, failure: str | None = None) -> Trial:
 
 
 def test_a_session_costs_its_load_its_first_run_and_the_others() -> None:
-    assert Objective(1).cost_ms(SOON) == 86.0
-    assert Objective(2).cost_ms(SOON) == 117.0
-    assert Objective(1000).cost_ms(STEADY) == 304.0 + 999 * 22.0
+    assert per_load(1).cost_ms(SOON) == 86.0
+    assert per_load(2).cost_ms(SOON) == 117.0
+    assert per_load(1000).cost_ms(STEADY) == 304.0 + 999 * 22.0
 
 
 def test_another_start_changes_when_a_plan_is_ready_and_nothing_else() -> None:
@@ -37,12 +38,12 @@ def test_another_start_changes_when_a_plan_is_ready_and_nothing_else() -> None:
 
 
 def test_the_plan_that_costs_least_depends_on_the_number_of_runs() -> None:
-    assert Objective(10).cost_ms(SOON) < Objective(10).cost_ms(STEADY)
-    assert Objective(100).cost_ms(SOON) > Objective(100).cost_ms(STEADY)
+    assert per_load(10).cost_ms(SOON) < per_load(10).cost_ms(STEADY)
+    assert per_load(100).cost_ms(SOON) > per_load(100).cost_ms(STEADY)
 
 
 def test_a_limit_that_is_just_kept_is_kept() -> None:
-    objective = Objective(1, max_private_mb=300.0, max_steady_ratio=31 / 22)
+    objective = per_load(1, max_private_mb=300.0, max_steady_ratio=31 / 22)
     assert objective.violations([SOON], [ANCHOR]) == ()
     assert objective.is_allowed(trial(SOON))
 
@@ -50,9 +51,9 @@ def test_a_limit_that_is_just_kept_is_kept() -> None:
 @pytest.mark.parametrize(
     ("objective", "told"),
     [
-        (Objective(1, max_private_mb=299.0), "private memory 300 MB, allowed 299"),
-        (Objective(1, max_steady_ratio=1.4), "steady run 1.409 × default, allowed 1.4"),
-        (Objective(1, max_gpu_mb=1000.0), "GPU memory 1200 MB, allowed 1000"),
+        (per_load(1, max_private_mb=299.0), "private memory 300 MB, allowed 299"),
+        (per_load(1, max_steady_ratio=1.4), "steady run 1.409 × default, allowed 1.4"),
+        (per_load(1, max_gpu_mb=1000.0), "GPU memory 1200 MB, allowed 1000"),
     ],
 )
 def test_a_limit_that_is_exceeded_is_told_with_both_figures(objective: Objective, told: str) -> None:
@@ -62,7 +63,7 @@ def test_a_limit_that_is_exceeded_is_told_with_both_figures(objective: Objective
 
 def test_a_trial_just_beyond_a_limit_is_measured_again_and_one_far_beyond_is_not() -> None:
     just, far = (dataclasses.replace(SOON, private_mb=size) for size in (305.0, 320.0))
-    objective = Objective(1, max_private_mb=300.0)
+    objective = per_load(1, max_private_mb=300.0)
     assert objective.is_allowed(trial(just))
     assert objective.violations([just], [ANCHOR])
     assert not objective.is_allowed(trial(far))
@@ -70,20 +71,20 @@ def test_a_trial_just_beyond_a_limit_is_measured_again_and_one_far_beyond_is_not
 
 def test_limits_are_held_against_medians_so_that_one_process_decides_nothing() -> None:
     swollen = dataclasses.replace(SOON, private_mb=9000.0)
-    assert Objective(1, max_private_mb=300.0).violations([SOON, swollen, SOON], [ANCHOR] * 3) == ()
+    assert per_load(1, max_private_mb=300.0).violations([SOON, swollen, SOON], [ANCHOR] * 3) == ()
 
 
 def test_a_plan_without_a_gpu_takes_no_gpu_memory() -> None:
-    assert Objective(1, max_gpu_mb=1.0).violations([SOON], [ANCHOR]) == ()
+    assert per_load(1, max_gpu_mb=1.0).violations([SOON], [ANCHOR]) == ()
 
 
 def test_a_score_is_the_median_of_the_rounds() -> None:
     double = dataclasses.replace(ANCHOR, ready_ms=1246.0)
-    assert Objective(1).score(trial(ANCHOR, ANCHOR, double)) == 1.0
-    assert Objective(1).score(trial(double)) == 2.0
+    assert per_load(1).score(trial(ANCHOR, ANCHOR, double)) == 1.0
+    assert per_load(1).score(trial(double)) == 2.0
 
 
 def test_a_trial_that_failed_has_an_infinite_score_and_is_not_allowed() -> None:
     for failed in (trial(failure="SIGSEGV"), trial(SOON, failure="SIGSEGV"), trial()):
-        assert Objective(1).score(failed) == float("inf")
-        assert not Objective(1).is_allowed(failed)
+        assert per_load(1).score(failed) == float("inf")
+        assert not per_load(1).is_allowed(failed)

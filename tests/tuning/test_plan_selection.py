@@ -16,7 +16,7 @@ from ortprep.tuning.objective import Objective, Trial
 from ortprep.tuning.plan_selection import beats, choose
 from ortprep.tuning.search import PlanSearchResult
 from ortprep.tuning.space import DEFAULT, PlanChoice, Space
-from tests.tuning.builders import TRANSFORMER, cpu_space, plan
+from tests.tuning.builders import TRANSFORMER, cpu_space, per_load, plan
 
 SPACE = cpu_space(TRANSFORMER, cores=2, levels=("all",))
 BASE = SPACE.base
@@ -62,14 +62,14 @@ def chosen(
 
 def test_the_number_of_runs_decides_between_a_soon_first_result_and_short_runs() -> None:
     finals = {BASE: rounds(304, 22), UNPACKED: rounds(86, 31)}
-    assert chosen(finals, Objective(1)) == UNPACKED
-    assert chosen(finals, Objective(1000)) == BASE
+    assert chosen(finals, per_load(1)) == UNPACKED
+    assert chosen(finals, per_load(1000)) == BASE
 
 
 def test_of_plans_that_cost_the_same_the_one_with_the_sooner_first_result_is_taken() -> None:
     finals = {BASE: rounds(304, 22), SAVED: turned(rounds(150, 22))}
-    assert chosen(finals, Objective(100_000)) == SAVED
-    assert chosen(dict(reversed(finals.items())), Objective(100_000)) == SAVED
+    assert chosen(finals, per_load(100_000)) == SAVED
+    assert chosen(dict(reversed(finals.items())), per_load(100_000)) == SAVED
 
 
 def test_of_plans_that_are_alike_in_all_the_one_that_changes_least_is_taken() -> None:
@@ -79,45 +79,45 @@ def test_of_plans_that_are_alike_in_all_the_one_that_changes_least_is_taken() ->
         INLINE: turned(rounds(300, 21.95)),
         PARALLEL: turned(rounds(420, 21.9), 3),
     }
-    assert chosen(finals, Objective(1000)) == INLINE
-    assert chosen({**finals, BASE: turned(rounds(301, 21.95), 3)}, Objective(1000)) == BASE
+    assert chosen(finals, per_load(1000)) == INLINE
+    assert chosen({**finals, BASE: turned(rounds(301, 21.95), 3)}, per_load(1000)) == BASE
 
 
 def test_a_cheaper_plan_beyond_the_noise_is_taken_though_it_changes_more() -> None:
     finals = {BASE: rounds(304, 22), plan(SPACE, form="inline", memory_arena="off"): rounds(304, 20)}
-    assert chosen(finals, Objective(1000)) != BASE
+    assert chosen(finals, per_load(1000)) != BASE
 
 
 def test_the_default_is_the_measure_and_never_chosen() -> None:
-    verdict = choose(SPACE, Objective(1000), found({DEFAULT: rounds(100, 20), BASE: rounds(150, 22)}))
+    verdict = choose(SPACE, per_load(1000), found({DEFAULT: rounds(100, 20), BASE: rounds(150, 22)}))
     assert (verdict.choice, verdict.beats_default, verdict.first_phase) == (BASE, False, None)
 
 
 def test_a_difference_within_the_noise_beats_nothing() -> None:
     one, other = rounds(623, 22), turned(rounds(622, 22))
-    assert not beats(other, one, Objective(1000))
-    verdict = choose(SPACE, Objective(1000), found({DEFAULT: one, BASE: other}))
+    assert not beats(other, one, per_load(1000))
+    verdict = choose(SPACE, per_load(1000), found({DEFAULT: one, BASE: other}))
     assert not verdict.beats_default
 
 
 def test_a_sooner_first_result_beats_the_default_unless_runs_take_longer() -> None:
     default = rounds(623, 22)
-    assert beats(turned(rounds(300, 22)), default, Objective(10**9))
-    assert not beats(rounds(300, 25), default, Objective(10**9))
-    assert beats(rounds(300, 25), default, Objective(10))
+    assert beats(turned(rounds(300, 22)), default, per_load(10**9))
+    assert not beats(rounds(300, 25), default, per_load(10**9))
+    assert beats(rounds(300, 25), default, per_load(10))
 
 
 def test_a_plan_that_exceeds_a_limit_is_not_chosen_though_it_costs_least() -> None:
     finals = {BASE: rounds(304, 22, 700), SAVED: rounds(150, 22, 690), UNPACKED: rounds(86, 31, 300)}
-    assert chosen(finals, Objective(10, max_private_mb=500)) == UNPACKED
-    assert chosen(finals, Objective(1, max_steady_ratio=1.1)) == SAVED
+    assert chosen(finals, per_load(10, max_private_mb=500)) == UNPACKED
+    assert chosen(finals, per_load(1, max_steady_ratio=1.1)) == SAVED
 
 
 def test_without_a_default_the_best_plan_is_chosen_and_beats_nothing() -> None:
     finals = {BASE: rounds(304, 22), UNPACKED: rounds(86, 31)}
-    verdict = choose(SPACE, Objective(1), found(finals, anchor=BASE))
+    verdict = choose(SPACE, per_load(1), found(finals, anchor=BASE))
     assert (verdict.choice, verdict.beats_default) == (UNPACKED, False)
-    verdict = choose(SPACE, Objective(10_000), found(finals, anchor=BASE))
+    verdict = choose(SPACE, per_load(10_000), found(finals, anchor=BASE))
     assert verdict.choice == BASE
 
 
@@ -128,11 +128,11 @@ def tried(choice: PlanChoice, *, failure: str | None = None, private_mb: float =
 
 def test_without_a_comparison_the_base_is_left_or_what_worked() -> None:
     alone = found({DEFAULT: rounds(623, 22)})
-    verdict = choose(SPACE, Objective(1), dataclasses.replace(alone, trials=(tried(BASE), tried(SAVED))))
+    verdict = choose(SPACE, per_load(1), dataclasses.replace(alone, trials=(tried(BASE), tried(SAVED))))
     assert verdict.choice == BASE
     assert verdict.reason == "nothing beat the default: no other plan could be compared with it"
     crashed = dataclasses.replace(alone, trials=(tried(BASE, failure="SIGSEGV"), tried(SAVED)))
-    assert choose(SPACE, Objective(1), crashed).choice == SAVED
+    assert choose(SPACE, per_load(1), crashed).choice == SAVED
 
 
 def test_a_plan_that_failed_is_never_what_is_left() -> None:
@@ -140,29 +140,33 @@ def test_a_plan_that_failed_is_never_what_is_left() -> None:
     with pytest.raises(
         TuningError, match=r"no plan except default ONNX Runtime runs\n  the base plan: SIGSEGV"
     ):
-        choose(SPACE, Objective(1), dataclasses.replace(found({DEFAULT: rounds(623, 22)}), trials=trials))
+        choose(
+            SPACE,
+            per_load(1),
+            dataclasses.replace(found({DEFAULT: rounds(623, 22)}), trials=trials),
+        )
 
 
 def test_where_nothing_beats_the_default_what_keeps_the_limits_is_left() -> None:
     finals = {DEFAULT: rounds(100, 20), BASE: rounds(150, 20, 500), UNPACKED: rounds(160, 80, 150)}
-    assert choose(SPACE, Objective(1000), found(finals)).choice == BASE
-    limited = Objective(1000, max_private_mb=300)
+    assert choose(SPACE, per_load(1000), found(finals)).choice == BASE
+    limited = per_load(1000, max_private_mb=300)
     assert choose(SPACE, limited, found(finals)).choice == UNPACKED
     with pytest.raises(TuningError, match="no plan stays within the limits") as caught:
-        choose(SPACE, Objective(1000, max_private_mb=100), found(finals))
+        choose(SPACE, per_load(1000, max_private_mb=100), found(finals))
     assert "prepacking=off: private memory 150 MB, allowed 100" in caught.value.message
 
 
 def test_where_nothing_beats_the_default_a_dearer_base_is_not_left() -> None:
     finals = {DEFAULT: rounds(100, 20), BASE: rounds(100, 23), SAVED: turned(rounds(100, 20))}
-    assert choose(SPACE, Objective(100_000), found(finals)).choice == SAVED
+    assert choose(SPACE, per_load(100_000), found(finals)).choice == SAVED
 
 
 def test_noise_never_hides_that_a_plan_costs_far_more() -> None:
     default = with_steady(rounds(100, 1), (1.0, 1.0, 1.0, 4.5, 4.5))
     slow = with_steady(rounds(10, 4), (4.0,) * 5)
-    assert not beats(slow, default, Objective(1_000_000))
-    assert beats(slow, default, Objective(1))
+    assert not beats(slow, default, per_load(1_000_000))
+    assert beats(slow, default, per_load(1))
 
 
 def with_steady(figures: tuple[ProbeResult, ...], steady_ms: tuple[float, ...]) -> tuple[ProbeResult, ...]:
@@ -173,7 +177,7 @@ def test_a_machine_that_slows_down_for_all_changes_no_choice() -> None:
     drift = (1.0, 1.3, 1.6, 1.1, 2.0)
     cheaper, dearer = (drifting(rounds(304, steady), drift) for steady in (20.0, 20.7))
     default = drifting(rounds(304, 22), drift)
-    verdict = choose(SPACE, Objective(1000), found({BASE: dearer, SAVED: cheaper, DEFAULT: default}))
+    verdict = choose(SPACE, per_load(1000), found({BASE: dearer, SAVED: cheaper, DEFAULT: default}))
     assert (verdict.choice, verdict.beats_default) == (SAVED, True)
 
 
@@ -186,30 +190,30 @@ def drifting(figures: tuple[ProbeResult, ...], factors: tuple[float, ...]) -> tu
 
 def test_a_plan_that_left_the_comparison_is_not_chosen_for_its_few_rounds() -> None:
     finals = {BASE: rounds(304, 20), SAVED: rounds(150, 20.6)[:3], DEFAULT: rounds(623, 22)}
-    assert choose(SPACE, Objective(1000), found(finals)).choice == BASE
+    assert choose(SPACE, per_load(1000), found(finals)).choice == BASE
     level = {BASE: turned(rounds(304, 22)), SAVED: rounds(304, 19)[:3], DEFAULT: rounds(304, 22)}
-    assert not choose(SPACE, Objective(1000), found(level)).beats_default
+    assert not choose(SPACE, per_load(1000), found(level)).beats_default
 
 
 def test_the_sooner_twin_of_a_plainer_plan_serves_first_too() -> None:
     finals = {**PHASES, SAVED: turned(rounds(302, 22, 700))}
-    verdict = choose(SPACE, Objective(100_000), found(finals))
+    verdict = choose(SPACE, per_load(100_000), found(finals))
     assert (verdict.choice, verdict.first_phase) == (BASE, UNPACKED)
 
 
 def test_without_a_default_in_the_last_comparison_the_cheapest_is_left_and_beats_nothing() -> None:
-    verdict = choose(SPACE, Objective(1), found({BASE: rounds(304, 22), UNPACKED: rounds(86, 31)}))
+    verdict = choose(SPACE, per_load(1), found({BASE: rounds(304, 22), UNPACKED: rounds(86, 31)}))
     assert (verdict.choice, verdict.beats_default) == (UNPACKED, False)
     assert verdict.reason == "nothing beat the default: it failed in the last comparison"
 
 
 def test_reasons_name_the_plan_its_gains_and_the_number_of_runs() -> None:
     finals = {DEFAULT: rounds(600, 20), BASE: rounds(300, 20)}
-    assert choose(SPACE, Objective(1), found(finals)).reason == (
+    assert choose(SPACE, per_load(1), found(finals)).reason == (
         "the base plan: cost 0.5×, ready 0.5×, steady run 1× of the default's at 1 run per load"
     )
     finals = {DEFAULT: rounds(300, 20), BASE: rounds(600, 20, 700), UNPACKED: rounds(900, 40, 500)}
-    reason = choose(SPACE, Objective(1, max_private_mb=600), found(finals)).reason
+    reason = choose(SPACE, per_load(1, max_private_mb=600), found(finals)).reason
     assert reason.startswith(
         "nothing beat the default beyond the noise: the best, the base plan, has cost 2×, ready 2×"
     )
@@ -218,10 +222,10 @@ def test_reasons_name_the_plan_its_gains_and_the_number_of_runs() -> None:
 
 def test_more_private_memory_than_the_default_s_is_told_beside_the_gain() -> None:
     heavy = {DEFAULT: rounds(600, 20, 275), BASE: rounds(300, 20, 592)}
-    reason = choose(SPACE, Objective(1), found(heavy)).reason
+    reason = choose(SPACE, per_load(1), found(heavy)).reason
     assert reason.endswith("; takes more private memory: 592 MB against 275 (limit: tune.max_private_mb)")
     light = {DEFAULT: rounds(600, 20, 592), BASE: rounds(300, 20, 592)}
-    assert "memory" not in choose(SPACE, Objective(1), found(light)).reason
+    assert "memory" not in choose(SPACE, per_load(1), found(light)).reason
 
 
 PHASES = {
@@ -233,7 +237,7 @@ PHASES = {
 
 
 def test_a_plan_with_a_much_sooner_first_result_over_the_same_files_serves_first() -> None:
-    verdict = choose(SPACE, Objective(100_000), found(PHASES))
+    verdict = choose(SPACE, per_load(100_000), found(PHASES))
     assert (verdict.choice, verdict.first_phase) == (BASE, UNPACKED)
     assert verdict.overlap_mb == 1000.0
 
@@ -250,19 +254,19 @@ def test_no_plan_serves_first_that_is_not_worth_it(
 ) -> None:
     finals = {choice: figures for choice, figures in {**PHASES, **changes}.items() if figures}
     del finals[PARALLEL]
-    verdict = choose(SPACE, Objective(100_000), found(finals))
+    verdict = choose(SPACE, per_load(100_000), found(finals))
     assert (verdict.choice, verdict.first_phase, verdict.overlap_mb) == (BASE, None, None), why
 
 
 def test_no_plan_serves_first_where_both_sessions_would_exceed_the_memory_limit() -> None:
-    within = choose(SPACE, Objective(100_000, max_private_mb=1000), found(PHASES))
+    within = choose(SPACE, per_load(100_000, max_private_mb=1000), found(PHASES))
     assert within.first_phase == UNPACKED
-    beyond = choose(SPACE, Objective(100_000, max_private_mb=999), found(PHASES))
+    beyond = choose(SPACE, per_load(100_000, max_private_mb=999), found(PHASES))
     assert (beyond.choice, beyond.first_phase) == (BASE, None)
 
 
 def test_the_soonest_plan_needs_none_before_it() -> None:
-    assert choose(SPACE, Objective(1), found(PHASES)).first_phase is None
+    assert choose(SPACE, per_load(1), found(PHASES)).first_phase is None
 
 
 INLINE_UNPACKED = plan(SPACE, form="inline", prepacking="off")
@@ -270,11 +274,11 @@ INLINE_UNPACKED = plan(SPACE, form="inline", prepacking="off")
 
 def test_a_plan_serves_first_over_files_of_its_own_only_where_it_is_clearly_sooner_for_that() -> None:
     finals = {DEFAULT: PHASES[DEFAULT], BASE: PHASES[BASE], INLINE: rounds(86, 31)}
-    assert choose(SPACE, Objective(100_000), found(finals)).first_phase == INLINE
+    assert choose(SPACE, per_load(100_000), found(finals)).first_phase == INLINE
     near = {**finals, UNPACKED: turned(rounds(89, 31))}
-    assert choose(SPACE, Objective(100_000), found(near)).first_phase == UNPACKED
+    assert choose(SPACE, per_load(100_000), found(near)).first_phase == UNPACKED
     far = {**finals, UNPACKED: rounds(120, 31)}
-    assert choose(SPACE, Objective(100_000), found(far)).first_phase == INLINE
+    assert choose(SPACE, per_load(100_000), found(far)).first_phase == INLINE
 
 
 def test_without_prepacking_arranged_copies_beside_the_weights_are_no_other_files() -> None:
@@ -286,7 +290,7 @@ def test_without_prepacking_arranged_copies_beside_the_weights_are_no_other_file
 
 
 def test_a_spec_may_ask_for_one_phase() -> None:
-    verdict = choose(SPACE, Objective(100_000, two_phases=False), found(PHASES))
+    verdict = choose(SPACE, per_load(100_000, first_phase=False), found(PHASES))
     assert (verdict.choice, verdict.first_phase) == (BASE, None)
 
 
@@ -294,13 +298,13 @@ def test_no_plan_serves_first_that_is_ready_as_soon_within_the_noise() -> None:
     finals = {DEFAULT: rounds(623, 22), BASE: rounds(304, 22)}
     for places in range(1, 5):
         alike = {**finals, UNPACKED: turned(rounds(303, 31), places)}
-        assert choose(SPACE, Objective(100_000), found(alike)).first_phase is None
+        assert choose(SPACE, per_load(100_000), found(alike)).first_phase is None
     scattered = tuple(
         dataclasses.replace(one, ready_ms=ms)
         for one, ms in zip(finals[BASE], (150.0, 420.0, 180.0, 390.0, 330.0), strict=True)
     )
     noisy = {**finals, UNPACKED: scattered}
-    assert choose(SPACE, Objective(100_000), found(noisy)).first_phase is None
+    assert choose(SPACE, per_load(100_000), found(noisy)).first_phase is None
 
 
 OWN = (BASE, UNPACKED, PARALLEL, SAVED, INLINE, INLINE_UNPACKED)
@@ -313,7 +317,7 @@ OWN = (BASE, UNPACKED, PARALLEL, SAVED, INLINE, INLINE_UNPACKED)
 def test_a_pair_never_costs_more_than_the_best_plan_alone(
     figures: list[tuple[float, float]], runs: int
 ) -> None:
-    objective = Objective(runs)
+    objective = per_load(runs)
     finals = {plan: rounds(*of_plan) for plan, of_plan in zip(OWN, figures, strict=True)}
     verdict = choose(SPACE, objective, found({DEFAULT: rounds(1000, 61), **finals}))
     second = finals[verdict.choice][0]

@@ -17,22 +17,24 @@ from ortprep.measuring.comparison import MIN_ROUNDS
 from ortprep.tuning.knobs import restrict
 from ortprep.tuning.objective import Objective
 from ortprep.tuning.plan_selection import PlanSelection, choose
-from ortprep.tuning.search import BATCH, HOPELESS, PlanSearchResult, SearchLimits, search
+from ortprep.tuning.search import BATCH, HOPELESS, REPEATS, PlanSearchResult, search
 from ortprep.tuning.space import DEFAULT, PlanChoice, Space
-from tests.tuning.builders import CONVOLUTIONS, TRANSFORMER, cpu_space, plan
+from tests.tuning.builders import CONVOLUTIONS, TRANSFORMER, cpu_space, per_load, plan
 from tests.tuning.fakes import (
     CONVOLUTION_TABLE,
     RECURRENT_TABLE,
     TABLES,
     TRANSFORMER_TABLE,
     Factors,
+    Limits,
     Machine,
     Table,
     best_choice,
+    limits,
     true_cost,
 )
 
-FREE = SearchLimits(budget_s=math.inf, max_trials=5000)
+FREE = limits(math.inf)
 
 SPACE = cpu_space()
 CHOICES = tuple(SPACE.choices())
@@ -44,9 +46,9 @@ Fails = Callable[[PlanChoice, int], str | None]
 
 
 def searched(
-    machine: Machine, objective: Objective, limits: SearchLimits = FREE
+    machine: Machine, objective: Objective, bounds: Limits = FREE
 ) -> tuple[PlanSearchResult, PlanSelection]:
-    found = machine.search(objective, limits)
+    found = machine.search(objective, bounds)
     return found, choose(machine.space, objective, found)
 
 
@@ -61,7 +63,7 @@ def of(*choices: PlanChoice) -> Fails:
 @pytest.mark.parametrize("runs_per_load", [1, 100, 100_000])
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 def test_the_chosen_plan_costs_within_3_percent_of_the_best(table: Table, runs_per_load: int) -> None:
-    objective = Objective(runs_per_load)
+    objective = per_load(runs_per_load)
     # Of 36 searches with other seeds four came to 4 to 6 % more.
     found, verdict = searched(Machine(table, SPACE, seed=2), objective)
     best = min(true_cost(table, choice, objective) for choice in CHOICES)
@@ -75,7 +77,7 @@ def test_the_chosen_plan_costs_within_3_percent_of_the_best(table: Table, runs_p
 def test_where_a_plan_is_ready_clearly_sooner_than_the_steadiest_it_serves_first(
     table: Table,
 ) -> None:
-    found, verdict = searched(Machine(table, SPACE, seed=1), Objective(1000))
+    found, verdict = searched(Machine(table, SPACE, seed=1), per_load(1000))
     second_ms = table.figures(verdict.choice).ready_ms
     soonest_ms = min(table.figures(choice).ready_ms for choice in CHOICES)
     first_ms = second_ms if verdict.first_phase is None else table.figures(verdict.first_phase).ready_ms
@@ -85,11 +87,11 @@ def test_where_a_plan_is_ready_clearly_sooner_than_the_steadiest_it_serves_first
 
 
 def test_in_any_case_a_plan_that_may_serve_first_is_compared() -> None:
-    found, verdict = searched(Machine(TRANSFORMER_TABLE, SPACE), Objective(1000), SearchLimits(0.0, 5000))
+    found, verdict = searched(Machine(TRANSFORMER_TABLE, SPACE), per_load(1000), limits(0.0))
     assert verdict.first_phase == plan(SPACE, prepacking="off")
     assert len(found.trials) == 3
     found, verdict = searched(
-        Machine(TRANSFORMER_TABLE, SPACE), Objective(1000, two_phases=False), SearchLimits(0.0, 5000)
+        Machine(TRANSFORMER_TABLE, SPACE), per_load(1000, first_phase=False), limits(0.0)
     )
     assert (verdict.first_phase, len(found.trials)) == (None, 2)
 
@@ -100,7 +102,7 @@ def test_without_noise_a_multiplicative_table_gives_up_its_best_plan(runs_per_lo
         values: factor for values, factor in RECURRENT_TABLE.factors.items() if len(values) == 1
     }
     table = dataclasses.replace(RECURRENT_TABLE, factors=factors)
-    objective = Objective(runs_per_load)
+    objective = per_load(runs_per_load)
     _, verdict = searched(Machine(table, SPACE, noise=0.0), objective)
     best = best_choice(table, SPACE, objective)
     # Of plans that cost the same within a percent, another figure decides.
@@ -125,7 +127,7 @@ def test_no_plan_is_adopted_that_truly_costs_more_than_the_default(seed: int, ru
         factors=factors,
         others={DEFAULT: (chance.uniform(0.4, 2), chance.uniform(0.4, 1.2))},
     )
-    objective = Objective(runs)
+    objective = per_load(runs)
     _, verdict = searched(Machine(table, SMALL, seed), objective)
     if verdict.beats_default:
         assert true_cost(table, verdict.choice, objective) <= 1.04 * true_cost(table, DEFAULT, objective)
@@ -136,9 +138,9 @@ def test_no_plan_is_adopted_that_truly_costs_more_than_the_default(seed: int, ru
 
 def test_nothing_beat_the_default_is_a_result() -> None:
     table = dataclasses.replace(TRANSFORMER_TABLE, others={DEFAULT: (0.1, 0.5)})
-    found, verdict = searched(Machine(table, SMALL), Objective(100))
+    found, verdict = searched(Machine(table, SMALL), per_load(100))
     assert not verdict.beats_default
-    assert true_cost(table, verdict.choice, Objective(100)) <= true_cost(table, SMALL.base, Objective(100))
+    assert true_cost(table, verdict.choice, per_load(100)) <= true_cost(table, SMALL.base, per_load(100))
     assert verdict.reason.startswith("nothing beat the default beyond the noise: ")
     assert "of the default's at 100 runs per load" in verdict.reason
     assert found.anchor == DEFAULT
@@ -146,9 +148,7 @@ def test_nothing_beat_the_default_is_a_result() -> None:
 
 @pytest.mark.parametrize("max_trials", [1, 2, 3, 5, 12, 40])
 def test_no_more_plans_are_tried_than_allowed_and_what_is_chosen_is_one_of_them(max_trials: int) -> None:
-    found, verdict = searched(
-        Machine(TRANSFORMER_TABLE, SPACE), Objective(1), SearchLimits(math.inf, max_trials)
-    )
+    found, verdict = searched(Machine(TRANSFORMER_TABLE, SPACE), per_load(1), limits(math.inf, max_trials))
     tried = [trial.choice for trial in found.trials]
     # There is nothing to choose from without the default and the base.
     assert len(tried) <= max(max_trials, 2)
@@ -161,11 +161,11 @@ def test_no_more_plans_are_tried_than_allowed_and_what_is_chosen_is_one_of_them(
 @pytest.mark.parametrize("budget_s", [0.0, 30.0, 70.0, 1000.0])
 def test_the_last_comparison_is_within_the_budget_but_for_the_batch_that_had_begun(budget_s: float) -> None:
     machine = Machine(TRANSFORMER_TABLE, SPACE)
-    found, _ = searched(machine, Objective(100), SearchLimits(budget_s, 5000))
+    found, _ = searched(machine, per_load(100), limits(budget_s))
     slowest_s = max(machine.process_s(TRANSFORMER_TABLE.figures(choice)) for choice in machine.measured)
-    batch_s = (BATCH + 1) * FREE.repeats * slowest_s
+    batch_s = (BATCH + 1) * REPEATS * slowest_s
     least = Machine(TRANSFORMER_TABLE, SPACE)
-    searched(least, Objective(100), SearchLimits(0.0, 5000))
+    searched(least, per_load(100), limits(0.0))
     assert found.elapsed_s == machine.now_s
     assert found.elapsed_s <= max(budget_s + batch_s, least.now_s)
     assert found.ended.startswith(f"{budget_s:g} s are used up") or budget_s == 1000.0
@@ -173,14 +173,14 @@ def test_the_last_comparison_is_within_the_budget_but_for_the_batch_that_had_beg
 
 def test_a_larger_budget_tries_no_fewer_plans() -> None:
     counts = [
-        len(searched(Machine(TRANSFORMER_TABLE, SPACE), Objective(1), SearchLimits(budget_s, 5000))[0].trials)
+        len(searched(Machine(TRANSFORMER_TABLE, SPACE), per_load(1), limits(budget_s))[0].trials)
         for budget_s in (0.0, 100.0, 150.0)
     ]
     assert counts == sorted(set(counts))
 
 
 def test_forms_are_tried_before_single_changes_of_the_best_of_them() -> None:
-    found, _ = searched(Machine(TRANSFORMER_TABLE, SPACE), Objective(100_000))
+    found, _ = searched(Machine(TRANSFORMER_TABLE, SPACE), per_load(100_000))
     assert list(dict.fromkeys(trial.kind for trial in found.trials)) == ["default", "base", "form", "change"]
     forms = {trial.choice for trial in found.trials if trial.kind in ("base", "form")}
     pairs = {(choice["form"], choice["prepacking"]) for choice in CHOICES}
@@ -193,23 +193,23 @@ def test_forms_are_tried_before_single_changes_of_the_best_of_them() -> None:
 
 def test_every_figure_has_one_of_the_default_from_the_same_round() -> None:
     machine = Machine(TRANSFORMER_TABLE, SMALL)
-    found, _ = searched(machine, Objective(1))
+    found, _ = searched(machine, per_load(1))
     for trial in found.trials:
         assert len(trial.figures) == len(trial.anchors) > 0
     lengths = [len(figures) for figures in found.finals.values()]
     assert min(lengths) >= MIN_ROUNDS
-    assert max(lengths) == len(found.finals[DEFAULT]) <= FREE.rounds
+    assert max(lengths) == len(found.finals[DEFAULT]) <= per_load(1).rounds
 
 
 def test_a_hopeless_plan_gets_one_process() -> None:
     machine = Machine(TRANSFORMER_TABLE, SPACE)
-    objective = Objective(100_000)
+    objective = per_load(100_000)
     found, _ = searched(machine, objective)
     slow = plan(SPACE, threads="1")
     assert machine.measured[slow] == 1
     best = min(objective.score(trial) for trial in found.trials)
     for trial in found.trials:
-        assert len(trial.figures) <= FREE.repeats
+        assert len(trial.figures) <= REPEATS
         if trial.choice not in (SPACE.base, DEFAULT) and objective.score(trial) > 1.3 * HOPELESS * best:
             assert len(trial.figures) == 1
 
@@ -224,7 +224,7 @@ def test_a_plan_that_fails_in_any_round_is_never_adopted_and_never_ends_the_sear
 
     machine = Machine(TRANSFORMER_TABLE, SMALL, seed, fails=fails)
     try:
-        found, verdict = searched(machine, Objective(runs))
+        found, verdict = searched(machine, per_load(runs))
     except TuningError:
         assert {DEFAULT, SMALL.base} <= machine.failed
         return
@@ -238,7 +238,7 @@ def test_a_plan_that_fails_in_any_round_is_never_adopted_and_never_ends_the_sear
 
 def test_a_failed_trial_keeps_its_reason_and_is_told() -> None:
     machine = Machine(TRANSFORMER_TABLE, SMALL, fails=with_value("form", "ort"))
-    found, verdict = searched(machine, Objective(1))
+    found, verdict = searched(machine, per_load(1))
     failed = [trial for trial in found.trials if trial.choice.as_dict().get("form") == "ort"]
     assert [(trial.failure, trial.figures) for trial in failed] == [("crashed", ())]
     assert [line for line in machine.said if "failed" in line] == [
@@ -248,11 +248,11 @@ def test_a_failed_trial_keeps_its_reason_and_is_told() -> None:
 
 
 def test_a_plan_that_fails_only_in_the_last_comparison_is_not_chosen() -> None:
-    objective = Objective(1)
+    objective = per_load(1)
     _, verdict = searched(Machine(TRANSFORMER_TABLE, SMALL, noise=0.0), objective)
 
     def fails(choice: PlanChoice, number: int) -> str | None:
-        return "crashed" if choice == verdict.choice and number >= FREE.repeats else None
+        return "crashed" if choice == verdict.choice and number >= REPEATS else None
 
     found, second = searched(Machine(TRANSFORMER_TABLE, SMALL, noise=0.0, fails=fails), objective)
     assert second.choice != verdict.choice
@@ -262,7 +262,7 @@ def test_a_plan_that_fails_only_in_the_last_comparison_is_not_chosen() -> None:
 
 def test_without_a_default_the_base_is_what_plans_are_compared_with() -> None:
     machine = Machine(TRANSFORMER_TABLE, SMALL, fails=of(DEFAULT))
-    found, verdict = searched(machine, Objective(1))
+    found, verdict = searched(machine, per_load(1))
     assert found.anchor == SMALL.base
     assert found.trials[0].failure == "crashed"
     assert machine.measured[DEFAULT] == 2
@@ -273,12 +273,12 @@ def test_without_a_default_the_base_is_what_plans_are_compared_with() -> None:
 
 def test_without_the_base_what_works_is_chosen() -> None:
     machine = Machine(TRANSFORMER_TABLE, SMALL, fails=of(SMALL.base))
-    found, verdict = searched(machine, Objective(1))
+    found, verdict = searched(machine, per_load(1))
     assert verdict.beats_default
     assert verdict.choice in found.finals
 
     slow = dataclasses.replace(TRANSFORMER_TABLE, others={DEFAULT: (0.01, 0.01)})
-    found, verdict = searched(Machine(slow, SMALL, fails=of(SMALL.base)), Objective(1))
+    found, verdict = searched(Machine(slow, SMALL, fails=of(SMALL.base)), per_load(1))
     assert not verdict.beats_default
     assert verdict.choice in found.finals
 
@@ -287,13 +287,13 @@ def test_without_the_base_what_works_is_chosen() -> None:
 def test_with_neither_the_default_nor_the_base_there_is_no_search(max_trials: int) -> None:
     machine = Machine(TRANSFORMER_TABLE, SMALL, fails=of(DEFAULT, SMALL.base))
     with pytest.raises(TuningError, match="neither the default nor the base runs\n  crashed"):
-        searched(machine, Objective(1), SearchLimits(math.inf, max_trials))
+        searched(machine, per_load(1), limits(math.inf, max_trials))
     assert machine.measured[DEFAULT] == 2  # the machine may have been at fault
 
 
 def test_when_all_else_fails_the_base_is_left() -> None:
     fails: Fails = lambda choice, _: None if choice in (DEFAULT, SMALL.base) else "crashed"  # noqa: E731
-    found, verdict = searched(Machine(TRANSFORMER_TABLE, SMALL, fails=fails), Objective(1))
+    found, verdict = searched(Machine(TRANSFORMER_TABLE, SMALL, fails=fails), per_load(1))
     assert verdict.choice == SMALL.base
     assert {trial.choice for trial in found.trials if trial.failure is None} == {DEFAULT, SMALL.base}
 
@@ -301,7 +301,7 @@ def test_when_all_else_fails_the_base_is_left() -> None:
 def test_a_default_that_fails_in_the_last_comparison_is_beaten_by_nothing() -> None:
     machine = Machine(TRANSFORMER_TABLE, SMALL)
     machine.fails = lambda choice, _: "crashed" if choice == DEFAULT and machine.explored else None
-    found, verdict = searched(machine, Objective(1))
+    found, verdict = searched(machine, per_load(1))
     assert DEFAULT not in found.finals
     assert not verdict.beats_default
     assert verdict.reason == "nothing beat the default: it failed in the last comparison"
@@ -310,7 +310,7 @@ def test_a_default_that_fails_in_the_last_comparison_is_beaten_by_nothing() -> N
 def test_a_plan_whose_default_failed_beside_it_says_so() -> None:
     flaky = range(4, 8)  # each time it is measured once more
     fails: Fails = lambda choice, n: "flaky" if choice == DEFAULT and n in flaky else None  # noqa: E731
-    found, _ = searched(Machine(TRANSFORMER_TABLE, SMALL, fails=fails), Objective(1))
+    found, _ = searched(Machine(TRANSFORMER_TABLE, SMALL, fails=fails), per_load(1))
     assert [trial for trial in found.trials if trial.failure is None and not trial.figures] == []
     assert {trial.failure for trial in found.trials[3 : 3 + BATCH]} == {"nothing to compare with: flaky"}
 
@@ -318,10 +318,10 @@ def test_a_plan_whose_default_failed_beside_it_says_so() -> None:
 @pytest.mark.parametrize(
     "objective",
     [
-        Objective(100_000, max_private_mb=330.0),
-        Objective(100, max_private_mb=295.0),
-        Objective(1, max_steady_ratio=1.1),
-        Objective(1, max_private_mb=600.0, max_steady_ratio=1.05),
+        per_load(100_000, max_private_mb=330.0),
+        per_load(100, max_private_mb=295.0),
+        per_load(1, max_steady_ratio=1.1),
+        per_load(1, max_private_mb=600.0, max_steady_ratio=1.05),
     ],
 )
 def test_the_chosen_plan_keeps_the_limits_and_is_near_the_best_that_does(objective: Objective) -> None:
@@ -344,7 +344,7 @@ def test_the_chosen_plan_keeps_the_limits_and_is_near_the_best_that_does(objecti
 
 
 def test_a_limit_that_no_plan_keeps_is_told_and_nothing_is_chosen() -> None:
-    objective = Objective(1, max_private_mb=1.0)
+    objective = per_load(1, max_private_mb=1.0)
     with pytest.raises(TuningError, match="no plan stays within the limits\n  the base plan: private memory"):
         searched(Machine(TRANSFORMER_TABLE, SMALL), objective)
 
@@ -355,7 +355,7 @@ def test_the_best_plan_that_keeps_a_limit_is_compared_though_others_nearly_do() 
         TRANSFORMER_TABLE,
         factors={("memory_arena=off",): (1.05, 1.05, 0.7), ("prepacking=off",): (0.5, 1.0, 1.0)},
     )
-    objective = Objective(1, max_private_mb=table.base.private_mb / 1.02)
+    objective = per_load(1, max_private_mb=table.base.private_mb / 1.02)
     found, verdict = searched(Machine(table, SMALL), objective)
     assert verdict.choice["memory_arena"] == "off"
     assert objective.violations(found.finals[verdict.choice], found.finals[DEFAULT]) == ()
@@ -363,7 +363,7 @@ def test_the_best_plan_that_keeps_a_limit_is_compared_though_others_nearly_do() 
 
 def test_a_restricted_space_is_all_that_is_tried() -> None:
     space: Space = restrict(cpu_space(CONVOLUTIONS), {"form": ("ort",), "threads": ("1", "2")})
-    found, verdict = searched(Machine(TRANSFORMER_TABLE, space), Objective(1))
+    found, verdict = searched(Machine(TRANSFORMER_TABLE, space), per_load(1))
     own = [trial.choice for trial in found.trials if trial.choice != DEFAULT]
     assert {choice["form"] for choice in own} == {"ort"}
     assert {choice["threads"] for choice in own} == {"1", "2"}
@@ -372,7 +372,7 @@ def test_a_restricted_space_is_all_that_is_tried() -> None:
 
 def test_a_space_of_one_plan_is_searched_at_once() -> None:
     space = restrict(SMALL, {knob.name: knob.values[:1] for knob in SMALL.knobs})
-    found, verdict = searched(Machine(TRANSFORMER_TABLE, space), Objective(1))
+    found, verdict = searched(Machine(TRANSFORMER_TABLE, space), per_load(1))
     assert [trial.kind for trial in found.trials] == ["default", "base"]
     assert found.ended == "no single change gains more than the noise"
     assert (verdict.choice, verdict.beats_default) == (space.base, True)
@@ -380,7 +380,7 @@ def test_a_space_of_one_plan_is_searched_at_once() -> None:
 
 def test_a_base_that_crashes_ends_no_search() -> None:
     machine = Machine(TRANSFORMER_TABLE, SMALL, fails=of(SMALL.base))
-    found, verdict = searched(machine, Objective(1), SearchLimits(10.0, 5))
+    found, verdict = searched(machine, per_load(1), limits(10.0, 5))
     assert verdict.choice not in (SMALL.base, DEFAULT)
     assert found.trials[1].failure == "crashed"
 
@@ -396,8 +396,8 @@ def test_one_plan_that_hangs_ends_no_search() -> None:
                 raise ChildTimeoutError("hung")
             return super().measure(choice, deadline_s)
 
-    usual = searched(Machine(TRANSFORMER_TABLE, SMALL), Objective(1), SearchLimits(200.0, 100))[0]
-    found, verdict = searched(Hanging(TRANSFORMER_TABLE, SMALL), Objective(1), SearchLimits(200.0, 100))
+    usual = searched(Machine(TRANSFORMER_TABLE, SMALL), per_load(1), limits(200.0, 100))[0]
+    found, verdict = searched(Hanging(TRANSFORMER_TABLE, SMALL), per_load(1), limits(200.0, 100))
     assert [trial.failure for trial in found.trials if trial.choice.as_dict().get("form") == "ort"] == [
         "hung"
     ]
@@ -414,7 +414,7 @@ def test_a_plans_files_are_made_before_any_of_its_batch_is_measured() -> None:
         return machine.measure(choice, deadline_s)
 
     effects = dataclasses.replace(machine.effects(), measure=measure, prepare=prepared.append)
-    found = search(SMALL, Objective(1), FREE, effects)
+    found = search(SMALL, Objective.of(per_load(1), **FREE), effects)
     batch = [trial.choice for trial in found.trials[3 : 3 + BATCH]]
     start = prepared.index(batch[0])
     assert prepared[start : start + BATCH] == batch

@@ -26,7 +26,7 @@ from ortprep.runtime.loading.session import CPU, CUDA, default_plan
 from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.tuning.objective import Objective
 from ortprep.tuning.plan_selection import choose
-from ortprep.tuning.search import SearchEffects, SearchLimits, search
+from ortprep.tuning.search import SearchEffects, search
 from ortprep.tuning.space import DEFAULT, Knob, PlanChoice, Setting, Space, apply_settings
 from ortprep.tuning.trial import (
     CheckedSample,
@@ -37,6 +37,7 @@ from ortprep.tuning.trial import (
 )
 from tests.runtime.builders import write_linear
 from tests.tuning import fakes
+from tests.tuning.builders import per_load
 
 TIMEOUT_S = 300.0
 GENEROUS_BYTES = 16 * 2**30
@@ -219,7 +220,7 @@ def test_whatever_a_trial_does_it_is_a_result_and_never_the_end_of_the_search(
 
     ticks = iter(range(10_000))
     effects = SearchEffects(measure, clock=lambda: float(next(ticks)))
-    found = search(SPACE, Objective(1), SearchLimits(math.inf, 100, repeats=1, rounds=3), effects)
+    found = search(SPACE, Objective.of(per_load(1), budget_s=math.inf, rounds=3), effects)
     failures = {trial.choice["way"]: trial.failure for trial in found.trials if trial.failure is not None}
     assert failures.keys() == {"crashing", "hanging", "wrong", "unknown"}
     for way, told in {
@@ -229,4 +230,4 @@ def test_whatever_a_trial_does_it_is_a_result_and_never_the_end_of_the_search(
         "unknown": "no_such_option",
     }.items():
         assert told in str(failures[way])
-    assert choose(SPACE, Objective(1), found).choice == SPACE.base
+    assert choose(SPACE, per_load(1), found).choice == SPACE.base

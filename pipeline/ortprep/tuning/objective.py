@@ -6,14 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
 
 from ortprep.children.probe import ProbeResult
+from ortprep.spec.models import TuneSpec
 from ortprep.tuning.space import PlanChoice
-
-if TYPE_CHECKING:
-    from ortprep.spec.models import TuneSpec
-
 
 _SLACK = 1.03
 """Factor by which a trial may exceed a limit and be measured again; the chosen plan keeps it."""
@@ -46,23 +42,13 @@ class Trial:
     elapsed_s: float = 0.0
 
 
-@dataclass(frozen=True)
-class Objective:
-    """Cost of a job per session, and its limits.
+class Objective(TuneSpec):
+    """A spec's section `tune`, with the cost of a job per session and what exceeds the limits."""
 
-    Attributes:
-        runs_per_load: Runs of a session before it is closed.
-        max_private_mb: Maximum private memory after the runs, in MB of 2**20 bytes.
-        max_gpu_mb: Maximum GPU memory, in MB of 2**20 bytes.
-        max_steady_ratio: Maximum time of a later run, relative to default ONNX Runtime.
-        two_phases: Whether one plan may serve until the session of another is ready.
-    """
-
-    runs_per_load: int
-    max_private_mb: float | None = None
-    max_gpu_mb: float | None = None
-    max_steady_ratio: float | None = None
-    two_phases: bool = True
+    @classmethod
+    def of(cls, tune: TuneSpec, **changes: object) -> Objective:
+        """Returns what a spec asks for, with other values of some keys."""
+        return cls.model_construct(**{**dict(tune), **changes})
 
     def cost_ms(self, figures: ProbeResult) -> float:
         """Returns the cost of a job from the start of its process to its last run."""
@@ -134,14 +120,3 @@ def describe_memory(figures: Sequence[ProbeResult], anchors: Sequence[ProbeResul
     if own_mb <= MORE_MEMORY * other_mb:
         return ""
     return f"; takes more private memory: {own_mb:.0f} MB against {other_mb:.0f} (limit: tune.max_private_mb)"
-
-
-def objective_of(tune: TuneSpec) -> Objective:
-    """Returns what a spec asks for."""
-    return Objective(
-        runs_per_load=tune.runs_per_load,
-        max_private_mb=tune.max_private_mb,
-        max_gpu_mb=tune.max_gpu_mb,
-        max_steady_ratio=tune.max_steady_ratio,
-        two_phases=tune.first_phase,
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from statistics import median
 
 from ortprep.children.probe import ProbeResult
@@ -33,7 +32,7 @@ def find_first(finals: Finals, second: PlanChoice, objective: Objective) -> Plan
     more than either alone. `second` has `MIN_ROUNDS` rounds at least.
     """
     first = second
-    if not objective.two_phases or needs_binding(second):
+    if not objective.first_phase or needs_binding(second):
         # A binding stays with the session it was made of, so a job that binds would never see another.
         return first
     others = [choice for choice in finals if _may_serve_before(finals, choice, second, objective)]
@@ -62,7 +61,7 @@ def _may_serve_before(finals: Finals, first: PlanChoice, second: PlanChoice, obj
 
 def until_ready(objective: Objective) -> Objective:
     """Returns the objective of a first-phase plan: the time of its runs does not matter."""
-    return replace(objective, runs_per_load=1, max_steady_ratio=None)
+    return Objective.of(objective, runs_per_load=1, max_steady_ratio=None)
 
 
 def rank_firsts(trials: Iterable[Trial], second: PlanChoice, objective: Objective) -> tuple[PlanChoice, ...]:
@@ -70,7 +69,7 @@ def rank_firsts(trials: Iterable[Trial], second: PlanChoice, objective: Objectiv
 
     These are the two that were ready soonest, and the soonest one that needs no files of its own.
     """
-    if not objective.two_phases:
+    if not objective.first_phase:
         return ()
     sooner = until_ready(objective)
     own = (trial for trial in trials if trial.choice != DEFAULT and sooner.is_allowed(trial))

@@ -34,6 +34,9 @@ HOPELESS = 1.1
 BATCH = 4
 """Plans that race side by side; more would put minutes between a plan and its anchor."""
 
+REPEATS = 2
+"""Processes per plan that is not hopeless, before the last comparison."""
+
 FINALISTS = 3
 """Best plans that are compared again before one is chosen."""
 
@@ -46,24 +49,6 @@ FOR_THE_FINALS = 0.4
 MIN_DEADLINE_S = 30.0
 PATIENT = 10.0
 """A plan may take this many times what the slower of default and base took."""
-
-
-@dataclass(frozen=True)
-class SearchLimits:
-    """Limits of a search.
-
-    Attributes:
-        budget_s: Seconds, the last comparison included. A started batch ends, and the default, two plans and
-            one first-phase plan are always compared in three rounds.
-        max_trials: Maximum number of plans; the default and the base are always tried.
-        repeats: Processes per plan that is not hopeless.
-        rounds: Maximum rounds of the last comparison.
-    """
-
-    budget_s: float
-    max_trials: int
-    repeats: int = 2
-    rounds: int = 12
 
 
 @dataclass(frozen=True)
@@ -104,15 +89,16 @@ class PlanSearchResult:
     elapsed_s: float
 
 
-def search(
-    space: Space, objective: Objective, limits: SearchLimits, effects: SearchEffects
-) -> PlanSearchResult:
+def search(space: Space, objective: Objective, effects: SearchEffects) -> PlanSearchResult:
     """Searches a space for the plan that costs a job least.
+
+    A started batch ends; the default and the base are always tried, and the default, two plans and one
+    first-phase plan are always compared in three rounds, whatever budget and trials are left.
 
     Raises:
         TuningError: Neither the default nor the base could be measured.
     """
-    return _Search(space, objective, limits, effects).run()
+    return _Search(space, objective, effects).run()
 
 
 @dataclass
@@ -127,10 +113,8 @@ class _Entry:
 class _Search:
     """The bookkeeping of one search."""
 
-    def __init__(
-        self, space: Space, objective: Objective, limits: SearchLimits, effects: SearchEffects
-    ) -> None:
-        self._space, self._objective, self._limits, self._effects = space, objective, limits, effects
+    def __init__(self, space: Space, objective: Objective, effects: SearchEffects) -> None:
+        self._space, self._objective, self._effects = space, objective, effects
         self._trials: dict[PlanChoice, Trial] = {}
         self._anchor = DEFAULT
         self._started_s, self._deadline_s = effects.clock(), math.inf
@@ -150,7 +134,7 @@ class _Search:
         if default.failure is not None:
             self._effects.say(f"default not measured: {default.failure}")
             self._anchor = self._space.base
-        changed = self._space.neighbours(self._space.base) if self._objective.two_phases else ()
+        changed = self._space.neighbours(self._space.base) if self._objective.first_phase else ()
         firsts = [choice for choice in changed if choice.as_dict().get(PREPACKING) == OFF]
         self._race([self._space.base, *firsts], "form")
         base, slowest_s = self._trials[self._space.base], max(self._seconds, default=0.0)
@@ -227,24 +211,24 @@ class _Search:
         return any(changes and changes <= self._changes(choice) for changes in failed)
 
     def _exhausted(self) -> str | None:
-        if len(self._trials) >= self._limits.max_trials:
-            return f"max_trials, {self._limits.max_trials}, is used up"
+        if len(self._trials) >= self._objective.max_trials:
+            return f"max_trials, {self._objective.max_trials}, is used up"
         if all(trial.failure is not None for choice, trial in self._trials.items() if choice != DEFAULT):
             return None  # there is nothing to prepare yet
         finalists = min(len((self._anchor, self._space.base)) + FINALISTS, len(self._trials))
-        reserve_s = min(finalists * self._comparison_s(), FOR_THE_FINALS * self._limits.budget_s)
-        if self._elapsed_s() + reserve_s >= self._limits.budget_s:
-            return f"{self._limits.budget_s:g} s are used up or reserved for the last comparison"
+        reserve_s = min(finalists * self._comparison_s(), FOR_THE_FINALS * self._objective.budget_s)
+        if self._elapsed_s() + reserve_s >= self._objective.budget_s:
+            return f"{self._objective.budget_s:g} s are used up or reserved for the last comparison"
         return None
 
     def _race(self, choices: Sequence[PlanChoice], kind: str) -> None:
         """Measures plans in rounds; one that fails, or is hopeless, leaves the batch."""
-        room = max(self._limits.max_trials, len((DEFAULT, self._space.base))) - len(self._trials)
+        room = max(self._objective.max_trials, len((DEFAULT, self._space.base))) - len(self._trials)
         batch = {choice: _Entry() for choice in choices[: max(room, 0)]}
         for choice in batch:
             with suppress(PipelineError):
                 self._effects.prepare(choice)
-        for index in range(self._limits.repeats):
+        for index in range(REPEATS):
             running = [choice for choice, entry in batch.items() if self._has_hope(choice, entry)]
             if running:
                 self._measure_round(batch, running, index)
@@ -332,7 +316,7 @@ class _Search:
         return compare_finalists(
             entrants,
             self._objective,
-            most_rounds=self._limits.rounds,
+            most_rounds=self._objective.rounds,
             measure=self._measure,
             has_time=lambda processes: self._left_s() >= processes * self._process_s(),
         )
@@ -344,7 +328,7 @@ class _Search:
         return self._effects.clock() - self._started_s
 
     def _left_s(self) -> float:
-        return self._limits.budget_s - self._elapsed_s()
+        return self._objective.budget_s - self._elapsed_s()
 
     def _process_s(self) -> float:
         """Returns the usual time of a process; one that hung says nothing about the others."""

@@ -8,7 +8,7 @@ from ortprep.bundle.figures import Samples
 from ortprep.children.probe import ProbeResult
 from ortprep.measuring.comparison import is_below, paired_ratio
 from ortprep.stages.measure.decision import DEFAULT, FIRST, decide, decide_fallback, with_common_start
-from ortprep.tuning.objective import Objective
+from tests.tuning.builders import per_load
 
 figures = st.floats(min_value=0.001, max_value=1e6)
 rounds = st.lists(figures, min_size=3, max_size=15)
@@ -19,7 +19,7 @@ MAPPED_FIRST = (46.1, 47.3, 45.8, 46.0, 59.9)
 STEADY = (18.1, 18.0, 18.3, 18.0, 18.2)
 
 
-OBJECTIVE = Objective(1000)
+OBJECTIVE = per_load(1000)
 
 
 def samples(
@@ -121,7 +121,7 @@ def test_a_limit_of_the_target_s_plan_does_not_choose_the_fallback() -> None:
         DEFAULT: samples(DEFAULT_FIRST, private_mb=300.0),
         "portable": samples(DEFAULT_FIRST, private_mb=300.0),
     }
-    fallback = decide_fallback(plans, objective=Objective(1000, max_private_mb=200.0))
+    fallback = decide_fallback(plans, objective=per_load(1000, max_private_mb=200.0))
     assert fallback is not None
     assert fallback.shipped == DEFAULT
 
@@ -197,7 +197,7 @@ def test_slower_runs_count_within_the_noise_where_they_outweigh_the_load() -> No
     noisy = (18.0, 22.0, 17.9, 25.0, 18.5)
     plans = {DEFAULT: samples(DEFAULT_FIRST, noisy), "prepared": samples(MAPPED_FIRST, scaled(noisy, 1.06))}
     for runs, shipped in ((1000, DEFAULT), (2, "prepared")):
-        decision = decide(plans, candidates=("prepared",), objective=Objective(runs))
+        decision = decide(plans, candidates=("prepared",), objective=per_load(runs))
         assert decision.shipped == shipped
 
 
@@ -212,7 +212,7 @@ def test_runs_far_slower_count_though_the_noise_is_as_large() -> None:
 
 def test_a_default_beyond_a_limit_is_no_way_out() -> None:
     plans = {DEFAULT: samples(DEFAULT_FIRST, private_mb=300.0), "prepared": samples(DEFAULT_FIRST)}
-    limited = Objective(1000, max_private_mb=200.0)
+    limited = per_load(1000, max_private_mb=200.0)
     assert decide(plans, candidates=("prepared",), objective=OBJECTIVE).shipped == DEFAULT
     assert decide(plans, candidates=("prepared",), objective=limited).shipped == "prepared"
 
@@ -224,7 +224,9 @@ def test_a_plan_beyond_a_limit_gives_way_to_one_that_keeps_it() -> None:
         "portable": samples(scaled(MAPPED_FIRST, 1.5)),
     }
     decision = decide(
-        plans, candidates=("prepared", "portable"), objective=Objective(1000, max_private_mb=200.0)
+        plans,
+        candidates=("prepared", "portable"),
+        objective=per_load(1000, max_private_mb=200.0),
     )
     assert decision.shipped == "portable"
     assert "prepared exceeds its limits: private memory 300 MB, allowed 200" in decision.reason

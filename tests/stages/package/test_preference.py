@@ -13,9 +13,9 @@ from ortprep.stages.core.contract import PORTABLE, VariantPlan
 from ortprep.stages.core.results import MeasureResult
 from ortprep.stages.measure.contenders import PREPARED
 from ortprep.stages.package.prepared_variants import PreparedVariant, order_variants
-from ortprep.tuning.objective import Objective
+from tests.tuning.builders import per_load
 
-ONE_RUN = Objective(runs_per_load=1)
+ONE_RUN = per_load(1)
 
 
 def exactly(value: float) -> Samples:

@@ -83,7 +83,7 @@ def decide_fallback(samples: PlanRounds, *, objective: Objective) -> Decision | 
     portable, default = samples.get(_PORTABLE), samples.get(DEFAULT)
     if portable is None:
         return None
-    unlimited = Objective(objective.runs_per_load)
+    unlimited = Objective(runs_per_load=objective.runs_per_load)
     objection = None if default is None else _objection(portable, default, unlimited)
     if default is None or objection is None:
         return decide(samples, candidates=(_PORTABLE,), objective=unlimited)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
@@ -39,7 +39,7 @@ from ortprep.stages.measure.decision import (
 )
 from ortprep.stages.optimize.session_plans import runtime_key
 from ortprep.stages.verify.reference import fitting, read_reference, reference_variant
-from ortprep.tuning.objective import objective_of
+from ortprep.tuning.objective import Objective
 
 Runs: TypeAlias = InterleavedRuns[str, ProbeResult]
 
@@ -70,7 +70,7 @@ class MeasureStage:
         target = target_of(plan, variant)
         return {
             "measure": plan.spec.measure.model_dump(mode="json", exclude={"timeout_s"}),
-            "objective": encode(objective_of(plan.spec.tune)),
+            "objective": plan.spec.tune.model_dump(include={"runs_per_load", "max_private_mb", "max_gpu_mb"}),
             "runtime": runtime_key(plan.spec.runtime, target),
             "tools": runtime_versions(target, "numpy"),
             "python": platform.python_version(),
@@ -164,7 +164,7 @@ def _choose_fallback(context: Context, warm: Runs, decision: Decision) -> Decisi
         return decision
     if context.target != "cpu":
         return None
-    return decide_fallback(_samples(warm), objective=objective_of(context.spec.tune))
+    return decide_fallback(_samples(warm), objective=Objective.of(context.spec.tune))
 
 
 def _measure_until_sure(setup: _Setup, contenders: Sequence[Contender]) -> tuple[Runs, Decision]:
@@ -176,7 +176,7 @@ def _measure_until_sure(setup: _Setup, contenders: Sequence[Contender]) -> tuple
     context = setup.context
     rounds = context.spec.measure.rounds
     # Only the primary shape is measured here; the limit on runs is of all of them.
-    objective = replace(objective_of(context.spec.tune), max_steady_ratio=None)
+    objective = Objective.of(context.spec.tune, max_steady_ratio=None)
     outcome = _measure_rounds(setup, contenders, rounds=rounds)
     if is_shipped_as_asked(context.variant_plan):
         # It was asked for, and which of several a job is given is decided by what they cost.

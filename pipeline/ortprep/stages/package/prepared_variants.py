@@ -22,7 +22,7 @@ from ortprep.stages.optimize.requirements import with_options
 from ortprep.stages.optimize.session_plans import loading_options, loading_providers
 from ortprep.stages.verify.golden import GOLDEN_FILE, OWN_GOLDEN_FILE
 from ortprep.stages.verify.reference import reference_variant
-from ortprep.tuning.objective import Objective, objective_of
+from ortprep.tuning.objective import Objective
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def collect_variants(context: Context) -> tuple[PreparedVariant, ...]:
     """Returns the variants there are, in the order that jobs prefer them in."""
     plan = context.plan
     there = [_collect(context, name) for name in plan.variants if _why_left_out(context, name) is None]
-    return order_variants(there, plan.targets, objective_of(context.spec.tune))
+    return order_variants(there, plan.targets, Objective.of(context.spec.tune))
 
 
 def order_variants(

@@ -24,11 +24,7 @@ def build_record(
     numbers = {trial.choice: trial.number for trial in result.trials}
     points = points_of(result.trials, objective, finals=result.finals, anchor=result.anchor)
     front = find_front(points)
-    limits = {
-        "max_private_mb": objective.max_private_mb,
-        "max_gpu_mb": objective.max_gpu_mb,
-        "max_steady_ratio": objective.max_steady_ratio,
-    }
+    limits = objective.model_dump(include={"max_private_mb", "max_gpu_mb", "max_steady_ratio"})
     first = verdict.first_phase
     return TuningRecord(
         runs_per_load=objective.runs_per_load,

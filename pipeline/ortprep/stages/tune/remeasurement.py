@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ortprep.bundle.figures import PlanFigures
 from ortprep.bundle.session_record import SessionPlan
@@ -16,6 +16,7 @@ from ortprep.quoting import quoted
 from ortprep.stages.core.contract import Context
 from ortprep.stages.tune.search_context import SearchContext, open_search
 from ortprep.tuning.knobs import FORM, LEVEL
+from ortprep.tuning.objective import Objective
 from ortprep.tuning.space import DEFAULT, PlanChoice
 
 
@@ -44,7 +45,7 @@ def measure_again(context: Context, record: TuningRecord, number: int, *, rounds
         with working():
             plan = _plan_of(search_context, record.trials[number])
         figures, anchors = _measure(search_context, record.trials[number], plan, rounds)
-    objective = replace(search_context.objective, runs_per_load=record.runs_per_load)
+    objective = Objective.of(search_context.objective, runs_per_load=record.runs_per_load)
     return Remeasurement(
         choice=record.trials[number].choice,
         figures=join_results(f"trial {number}", figures, cost_ratios=objective.ratios(figures, anchors)),

@@ -20,7 +20,7 @@ from ortprep.quoting import quoted
 from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.runtime.machine.process_memory import available_bytes
 from ortprep.spec.models import ModelSpec, TuneSpec
-from ortprep.stages.core.accuracy import gate_of, per_sample
+from ortprep.stages.core.accuracy import convert_section
 from ortprep.stages.core.contract import Context, TaskId
 from ortprep.stages.core.results import PreparedResult
 from ortprep.stages.core.sources import read_optimized, read_source
@@ -40,7 +40,7 @@ from ortprep.tuning.knobs import (
     needs_binding,
     restrict,
 )
-from ortprep.tuning.objective import Objective, objective_of
+from ortprep.tuning.objective import Objective
 from ortprep.tuning.space import DEFAULT, PlanChoice, Space, apply_settings
 from ortprep.tuning.trial import CheckedSample, TrialRequest, measure_trial
 
@@ -120,7 +120,7 @@ class SearchContext:
             bundle=bundle,
             samples=self.samples,
             tolerances=self.context.spec.verify.tolerances(),
-            gate=per_sample(gate_of(self.context.spec)) if is_gated else None,
+            gate=convert_section(self.context.spec).gate.thresholds(of_all=False) if is_gated else None,
             steady_s=self.tune.steady_s,
             io_binding=io_binding,
         )
@@ -168,7 +168,7 @@ def _build_search_context(context: Context, scratch: Path) -> SearchContext:
         context=context,
         optimized=optimized,
         space=_space(context, features, optimized),
-        objective=objective_of(tune),
+        objective=Objective.of(tune),
         artefacts=Artefacts(job_of(context), folder, optimized.step, scratch / "forms", context.say),
         samples=_checked_samples(context.spec, every, reference),
         reference=reference,

@@ -34,7 +34,7 @@ from ortprep.stages.verify.comparison import describe, run_samples
 from ortprep.stages.verify.reference import reference_variant
 from ortprep.tuning.knobs import FORM, LEVEL, needs_binding, shares_files
 from ortprep.tuning.plan_selection import PlanSelection, choose
-from ortprep.tuning.search import PlanSearchResult, SearchEffects, SearchLimits, search
+from ortprep.tuning.search import PlanSearchResult, SearchEffects, search
 from ortprep.tuning.space import PlanChoice
 
 FIRST_FOLDER = "first"
@@ -136,8 +136,7 @@ def _search(search_context: SearchContext) -> PlanSearchResult:
 
     began_s = clock()
     effects = SearchEffects(measure=measure, clock=clock, say=context.say, prepare=prepare)
-    limits = SearchLimits(tune.budget_s, tune.max_trials, rounds=tune.rounds)
-    return search(search_context.space, search_context.objective, limits, effects)
+    return search(search_context.space, search_context.objective, effects)
 
 
 def _require_gate(search_context: SearchContext, verdict: PlanSelection) -> None:
