@@ -21,6 +21,7 @@ from ortprep.bundle.digest import digest_bytes
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.verification import check_bundle
 from ortprep.errors import CacheError, IntegrityError, RegistryUnavailableError
+from ortprep.registry.backend import Download
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue, open_catalogue
 from ortprep.registry.publish import publish
@@ -38,20 +39,25 @@ ENTRY = FileEntry("weights", len(DATA), digest_bytes(DATA))
 class Source:
     """A file in a registry that may break off."""
 
-    def __init__(self, data: bytes = DATA, cut_at: int | None = None) -> None:
-        self.data, self.cut_at = data, cut_at
+    def __init__(
+        self,
+        data: bytes = DATA,
+        cut_at: int | None = None,
+        error: type[BaseException] = RegistryUnavailableError,
+    ) -> None:
+        self.data, self.cut_at, self.error = data, cut_at, error
         self.offsets: list[int] = []
 
     @contextmanager
-    def open(self, offset: int) -> Iterator[Iterator[bytes]]:
+    def open(self, offset: int, _: str | None) -> Iterator[Download]:
         self.offsets.append(offset)
-        yield self._blocks(offset)
+        yield Download(self._blocks(offset), offset)
 
     def _blocks(self, offset: int) -> Iterator[bytes]:
         for start in range(offset, len(self.data), 100_000):
             if self.cut_at is not None and start >= self.cut_at:
                 self.cut_at = None
-                raise RegistryUnavailableError("cut")
+                raise self.error("cut")
             yield self.data[start : start + 100_000]
 
 
@@ -59,22 +65,24 @@ def ignore(_: int) -> None:
     pass
 
 
-def test_a_download_that_was_cut_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    cache, source = Cache(tmp_path), Source(cut_at=1_000_000)
+def test_a_download_of_a_killed_process_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    cache, source = Cache(tmp_path), Source(cut_at=1_000_000, error=KeyboardInterrupt)
     seen: list[int] = []
-    with pytest.raises(RegistryUnavailableError):
-        cache.fetch_file(ENTRY, source.open, seen.append)
-    assert sum(seen) == 0, "what has to be reported again is taken back"
+    with pytest.raises(KeyboardInterrupt):
+        cache.fetch_file(ENTRY, source.open, ignore)
+    source.cut_at = 2_000_000
+    source.error = RegistryUnavailableError
     path = cache.fetch_file(ENTRY, source.open, seen.append)
     assert path.read_bytes() == DATA
-    assert source.offsets == [0, 1_000_000]
+    assert source.offsets == [0, 1_000_000, 2_000_000]
     assert sum(seen) == ENTRY.size_bytes
 
 
 def test_a_rest_that_does_not_fit_is_thrown_away_and_fetched_anew(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
-    with pytest.raises(RegistryUnavailableError):
-        cache.fetch_file(ENTRY, Source(os.urandom(len(DATA)), cut_at=1_000_000).open, ignore)
+    other = Source(os.urandom(len(DATA)), cut_at=1_000_000, error=KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        cache.fetch_file(ENTRY, other.open, ignore)
     with pytest.raises(IntegrityError):
         cache.fetch_file(ENTRY, Source().open, ignore)
     assert cache.fetch_file(ENTRY, Source().open, ignore).read_bytes() == DATA

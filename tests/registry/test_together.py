@@ -19,7 +19,7 @@ from ortprep.bundle.digest import digest_bytes
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.verification import check_bundle
 from ortprep.errors import ConflictError, IntegrityError, NotPublishedError, PipelineError, RegistryError
-from ortprep.registry.backend import Block
+from ortprep.registry.backend import Download
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue, open_catalogue
 from ortprep.registry.documents import Part, build_version
@@ -236,13 +236,11 @@ def test_pullers_at_the_same_time_fetch_each_file_once(
             return getattr(self._backend, name)
 
         @contextmanager
-        def open_file(
-            self, model: str, part: Part, entry: FileEntry, offset: int
-        ) -> Iterator[Iterator[Block]]:
+        def open_file(self, model: str, part: Part, entry: FileEntry, offset: int) -> Iterator[Download]:
             opened.append(entry.sha256)
             time.sleep(0.05)
-            with self._backend.open_file(model, part, entry, offset) as blocks:
-                yield blocks
+            with self._backend.open_file(model, part, entry, offset) as file:
+                yield file
 
     backend: Any = Counting()
     paths: list[Path] = []

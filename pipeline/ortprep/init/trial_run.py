@@ -21,7 +21,7 @@ from ortprep.runtime.loading.session import import_onnxruntime
 from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.runtime.tensors.element_types import Array
 from ortprep.spec.models import VerifySpec
-from ortprep.stages.fetch.acceptance import plain_refusal
+from ortprep.stages.core.ladder import plain_refusal
 
 if TYPE_CHECKING:
     import onnxruntime

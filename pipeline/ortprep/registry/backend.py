@@ -20,6 +20,26 @@ Block = bytes | memoryview
 BLOCK_BYTES = 256 * 1024
 """Size of the blocks that are read, hashed and written."""
 
+
+@dataclass(frozen=True)
+class Download:
+    """An open file of a registry or another source.
+
+    Attributes:
+        blocks: The file's bytes from `start` on.
+        start: Offset of the first byte: what was asked for, or 0 if the source cannot or must not go on.
+        size_bytes: Size of the whole file, None if the source does not say.
+        version: Changes when the file does (an ETag, say), None if the source gives no such thing.
+        sha256: Digest that the source gives for the whole file, None if it gives none.
+    """
+
+    blocks: Iterator[Block]
+    start: int
+    size_bytes: int | None = None
+    version: str | None = None
+    sha256: str | None = None
+
+
 MAX_VERSIONS = 10_000
 """Largest number of versions of one model that is read."""
 
@@ -107,8 +127,8 @@ class Backend(Protocol):
 
     def open_file(
         self, model: str, part: Part, entry: FileEntry, offset: int
-    ) -> AbstractContextManager[Iterator[Block]]:
-        """Yields the blocks of a file from `offset` on, unchecked; tries once, since the caller can go on."""
+    ) -> AbstractContextManager[Download]:
+        """Opens a file at `offset`, or at 0; its bytes are unchecked. Tries once: `download` goes on."""
 
     def attach(self, model: str, subject: Part | Version, kind: str, data: bytes) -> None:
         """Attaches a small document to a part or a version; attaching it again does nothing."""

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import logging
 import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -30,9 +29,10 @@ from ortprep.bundle.digest import PREFIX, DigestCache, digest_bytes, digest_json
 from ortprep.bundle.file_memory import require_cache_folder, require_private_folder
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import IntegrityError
-from ortprep.registry.backend import Block, Report
+from ortprep.registry.backend import Report
 from ortprep.registry.documents import MAX_DOCUMENT_BYTES
-from ortprep.registry.transfer import copy_blocks, counted, read_blocks, read_limit
+from ortprep.registry.download import OpenAt, download
+from ortprep.registry.transfer import read_limit
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +42,6 @@ GRACE_S = 3600.0
 """Time in seconds for which a used file stays: a job may be about to open it."""
 
 _OLD_DOCUMENT_S = 90 * 24 * 3600.0
-
-OpenAt = Callable[[int], AbstractContextManager[Iterator[Block]]]
-"""Opens a file at an offset."""
 
 
 class Cache:
@@ -109,6 +106,7 @@ class Cache:
 
         Raises:
             IntegrityError: The registry has other bytes; they are not kept.
+            RegistryError: The registry failed, several times.
             OSError: The disk is full.
         """
         path = self._file_path(entry.sha256)
@@ -119,9 +117,16 @@ class Cache:
                 return path
             path.parent.mkdir(parents=True, exist_ok=True)
             partial = path.with_name(f"{TEMP_PREFIX}{path.name}")
+            reported = 0
+
+            def report_more(done_bytes: int, _: int | None) -> None:
+                nonlocal reported
+                report(done_bytes - reported)
+                reported = done_bytes
+
             try:
-                with counted(report) as count:
-                    _fetch_rest(partial, entry, open_at, count)
+                download(open_at, partial, name=entry.path, expected=entry, progress=report_more)
+                report_more(entry.size_bytes, None)
             except IntegrityError:
                 partial.unlink(missing_ok=True)
                 raise
@@ -257,17 +262,3 @@ def _list_files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 def _inode(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
-
-
-def _fetch_rest(partial: Path, entry: FileEntry, open_at: OpenAt, report: Report) -> None:
-    with partial.open("ab") as file:
-        offset = file.tell()
-        if offset > entry.size_bytes:
-            file.truncate(0)
-            offset = 0
-        hasher = hashlib.sha256()
-        for block in read_blocks(partial):
-            hasher.update(block)
-        report(offset)
-        with open_at(offset) as blocks:
-            copy_blocks(blocks, file, entry, report, seen=hasher)

@@ -7,21 +7,28 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 from ortprep.bundle.digest import digest_bytes
 from ortprep.bundle.loader_config import FileEntry, LoaderConfig, read_loader_config
 from ortprep.bundle.manifest import Manifest, read_manifest
 from ortprep.errors import BundleError, IntegrityError, RegistryError, SignatureError
 from ortprep.registry.alias_moves import Move, parse_move
-from ortprep.registry.backend import MAX_LISTING_BYTES, MAX_VERSIONS, MOVE, SIGNATURE, Backend, Report
+from ortprep.registry.backend import (
+    MAX_LISTING_BYTES,
+    MAX_VERSIONS,
+    MOVE,
+    SIGNATURE,
+    Backend,
+    Download,
+    Report,
+)
 from ortprep.registry.cache import Cache
 from ortprep.registry.documents import Part, Version, is_alias_name, parse_part, parse_version
 from ortprep.registry.part_bundle import check_part_bundle, small_files
 from ortprep.registry.progress import ignore
 from ortprep.registry.references import open_registry
-from ortprep.registry.retries import with_retries
 from ortprep.registry.signatures import verify_part
 from ortprep.registry.versions import ModelState, build_state
 
@@ -172,10 +179,10 @@ class Catalogue:
             OSError: The disk is full.
         """
 
-        def open_at(offset: int) -> Any:
+        def open_at(offset: int, _: str | None) -> AbstractContextManager[Download]:
             return self.backend.open_file(part.model, part, entry, offset)
 
-        return with_retries(lambda: self.cache.fetch_file(entry, open_at, report))
+        return self.cache.fetch_file(entry, open_at, report)
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from ortprep.errors import (
     RegistryUnavailableError,
     hint_of_os_error,
 )
-from ortprep.registry.backend import BLOCK_BYTES, Block, Report
+from ortprep.registry.backend import BLOCK_BYTES, Block, Download, Report
 from ortprep.registry.retries import with_retries
 from ortprep.registry.transfer import check_copied, copy_blocks, counted, read_blocks
 from ortprep.spec.redaction import redact_url
@@ -44,6 +44,19 @@ _PLUGIN_FAILURES = (
     ("google.auth.exceptions", "GoogleAuthError"),
 )
 """What filesystems' own libraries raise, beside the errors of the standard library."""
+
+_VERSION_KEYS = (
+    "ETag",
+    "etag",
+    "md5",
+    "checksum",
+    "mtime",
+    "LastModified",
+    "last_modified",
+    "updated",
+    "created",
+)
+"""What filesystems call that which changes when a file does."""
 
 _FINAL = (IsADirectoryError, NotADirectoryError, NotImplementedError)
 
@@ -173,18 +186,32 @@ class FsspecFolder:
             self._try(lambda: self._put(place, put), entry.path)
             report(entry.size_bytes)
 
+    def describe(self, path: str) -> tuple[int | None, str | None]:
+        """Returns a file's size in bytes and its version, None for what the store does not say; tries once.
+
+        Raises:
+            RegistryError: It is a folder.
+        """
+        with self._translated(path):
+            info = self._filesystem.info(self._locate(path))
+            if info.get("type") == "directory":
+                raise IsADirectoryError
+        size = info.get("size")
+        stamps = {key: str(info[key]) for key in _VERSION_KEYS if info.get(key) is not None}
+        return (size if isinstance(size, int) else None), (repr((size, stamps)) if stamps else None)
+
     @contextmanager
-    def open(self, path: str, entry: FileEntry, offset: int) -> Iterator[Iterator[Block]]:
-        """Yields the blocks of a file from an offset on, unchecked."""
+    def open(self, path: str, offset: int, *, name: str) -> Iterator[Download]:
+        """Opens a file at an offset; messages call it `name`."""
         place = self._locate(path)
         if self._is_local:
-            yield self._guard(read_blocks(Path(place), offset), entry.path)
+            yield Download(self._guard(read_blocks(Path(place), offset), name), offset)
             return
-        with self._translated(entry.path):
+        with self._translated(name):
             file = self._filesystem.open(place, "rb", cache_type="readahead")
         with file:
             file.seek(offset)
-            yield self._guard(iter(lambda: file.read(16 * BLOCK_BYTES), b""), entry.path)
+            yield Download(self._guard(iter(lambda: file.read(16 * BLOCK_BYTES), b""), name), offset)
 
     def delete(self, path: str) -> None:
         """Removes a file, or a link in its place; one that is not there is fine."""

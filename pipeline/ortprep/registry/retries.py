@@ -22,19 +22,26 @@ MAX_PAUSE_S = 30.0
 def with_retries(
     action: Callable[[], T], *, attempts: int = ATTEMPTS, pause: Callable[[float], object] = time.sleep
 ) -> T:
-    """Returns what `action` returns, and repeats it while it raises RegistryUnavailableError.
+    """Returns what `action` returns, and repeats it while it raises RegistryUnavailableError."""
+    for failures in range(1, attempts + 1):
+        try:
+            return action()
+        except RegistryUnavailableError as error:
+            if failures == attempts:
+                raise
+            wait_to_retry(error, failures, pause=pause)
+    raise AssertionError("unreachable")
+
+
+def wait_to_retry(
+    error: RegistryUnavailableError, failures: int, *, pause: Callable[[float], object] = time.sleep
+) -> None:
+    """Waits after so many failures in a row.
 
     Pauses double, with jitter, so that a thousand jobs that were refused at once do not come back at once. If
     the registry says how long to wait, that counts, up to `MAX_PAUSE_S`.
     """
-    for attempt in range(1, attempts + 1):
-        try:
-            return action()
-        except RegistryUnavailableError as error:
-            if attempt == attempts:
-                raise
-            wait_s = FIRST_PAUSE_S * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)
-            wait_s = min(max(wait_s, error.retry_after_s), MAX_PAUSE_S)
-            log.info("trying again in %.1f s: %s", wait_s, error.message)
-            pause(wait_s)
-    raise AssertionError("unreachable")
+    wait_s = FIRST_PAUSE_S * 2 ** (failures - 1) * random.uniform(0.5, 1.5)
+    wait_s = min(max(wait_s, error.retry_after_s), MAX_PAUSE_S)
+    log.info("trying again in %.1f s: %s", wait_s, error.message)
+    pause(wait_s)

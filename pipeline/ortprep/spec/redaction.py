@@ -24,6 +24,7 @@ _SHARED_ACCESS_SIGNATURE = re.compile(r"s[eprstv]|si|sip|spr|srt|sk[estv]|skoid|
 """Parameters that surround `sig` in an Azure shared access signature; harmless names elsewhere."""
 
 _RANDOM_LOOKING = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9+/_=.~-]{20,}")
+_QUERY = re.compile(r"(?<=[a-zA-Z0-9/])\?[^\s'\"]+=[^\s'\"]*")
 _DIGEST = re.compile(r"sha256-[0-9a-f]{16}")
 
 
@@ -52,6 +53,7 @@ def _hide_queries(record: logging.LogRecord) -> bool:
             else str(argument).partition("?")[0] + "?…"
             for argument in record.args
         )
+    record.msg = _QUERY.sub("?…", str(record.msg))
     return True
 
 

@@ -14,13 +14,10 @@ from pathlib import Path
 import pytest
 import requests
 
-from ortprep.bundle.digest import digest_bytes
-from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import PipelineError, RegistryError, RegistryUnavailableError
 from ortprep.registry.backends import rest
 from ortprep.registry.backends.oci.client import OciClient
-from ortprep.stages.fetch.transfer import fetch_file
-from ortprep.stages.fetch.web_file import WebFile
+from ortprep.stages.fetch.sources import WebFile, fetch_file
 from tests.fakes import FileServer, Handler, send_status, serve, trickling_server
 
 pytestmark = pytest.mark.attack
@@ -73,11 +70,10 @@ def test_a_file_that_comes_a_byte_at_a_time_is_given_up(
     monkeypatch: pytest.MonkeyPatch, before: bytes
 ) -> None:
     monkeypatch.setattr(rest, "BLOCK_TIMEOUT_S", 0.3)
-    entry = FileEntry("weights.bin", 9_999_999, digest_bytes(b""))
 
     def read() -> None:
-        with rest.open_file(lambda _: ask(url), "ask", entry, 0) as blocks:
-            list(blocks)
+        with rest.open_file(lambda _: ask(url), "ask", 0) as opened:
+            list(opened.blocks)
 
     with trickling_server(before) as url:
         error = end_of(read)

@@ -1,19 +1,17 @@
-"""A web server that speaks as much of the Hugging Face Hub's API as its client asks for."""
+"""Servers that speak as much of the Hugging Face Hub's protocol as its client asks for."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
-from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from tests.fakes import Server
+from tests.fakes import FileServer, Server, serve
 
 TOKEN = "hf_secretsecretsecretsecretsecret"
 
@@ -39,15 +37,19 @@ class Repository:
 
 @dataclass
 class Hub:
-    """What is served, and what was asked: method and path of every request, and its token."""
+    """What is served, and what was asked.
 
+    Attributes:
+        store: The server that large files, all but JSON, are on.
+        requests: Method, path and token of every request for a file.
+        unavailable: Ends of paths that answer with HTTP 520, each entry once.
+    """
+
+    store: FileServer
     url: str = ""
     repositories: dict[str, Repository] = field(default_factory=dict)
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
-    spoils: bool = False
-    """Whether the next file arrives with other bytes."""
     unavailable: list[str] = field(default_factory=list)
-    """Ends of paths that answer with HTTP 520, each entry once; the client retries 408, 429 and 503."""
 
     def add(self, name: str, files: Files, **options: Any) -> Repository:
         """Adds a repository with one commit on `main`."""
@@ -69,6 +71,9 @@ class HubHandler(BaseHTTPRequestHandler):
     timeout = 60.0
 
     def do_GET(self) -> None:
+        if "/resolve/" not in self.path:  # what the client asks for by itself
+            self._send(404, b"", {})
+            return
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ") or None
         self.hub.requests.append((self.command, self.path, token))
         try:
@@ -76,69 +81,39 @@ class HubHandler(BaseHTTPRequestHandler):
             for ending in filter(path.endswith, self.hub.unavailable):
                 self.hub.unavailable.remove(ending)
                 raise _Refused(520, "Unknown")
-            parts = path.strip("/").split("/")
-            if parts[:2] == ["api", "models"]:
-                self._answer_api("/".join(parts[2:4]), parts[4:], token)
-            else:
-                self._answer_file("/".join(parts[:2]), [unquote(part) for part in parts[2:]], token)
+            parts = [unquote(part) for part in path.strip("/").split("/")]
+            self._answer("/".join(parts[:2]), parts[3], "/".join(parts[4:]), token)
         except _Refused as refusal:
             self._send(refusal.status, b"{}", {"X-Error-Code": refusal.code})
 
     def do_HEAD(self) -> None:
         self.do_GET()
 
-    def _repository(self, name: str, token: str | None) -> Repository:
-        found = self.hub.repositories.get(name)
-        if found is None or (found.private and token != TOKEN):
+    def _answer(self, name: str, revision: str, path: str, token: str | None) -> None:
+        repository = self.hub.repositories.get(name)
+        if repository is None or (repository.private and token != TOKEN):
             # The Hub does not tell strangers what there is.
             raise _Refused(401 if token is None else 404, "RepoNotFound")
-        return found
-
-    @staticmethod
-    def _files(repository: Repository, revision: str) -> tuple[str, Files]:
+        if repository.gated:
+            raise _Refused(401, "GatedRepo")
         commit = repository.refs.get(revision, revision)
         if commit not in repository.commits:
             raise _Refused(404, "RevisionNotFound")
-        return commit, repository.commits[commit]
-
-    def _answer_api(self, name: str, rest: list[str], token: str | None) -> None:
-        repository = self._repository(name, token)
-        revision = unquote(rest[1]) if len(rest) > 1 else "main"
-        commit, files = self._files(repository, revision)
-        if not rest or rest[0] == "revision":
-            siblings = [{"rfilename": path} for path in files]
-            self._send_json({"id": name, "sha": commit, "siblings": siblings, "private": repository.private})
-        elif rest[0] == "tree":
-            self._send_json(_list_folder(files, "/".join(map(unquote, rest[2:]))))
-        else:
-            raise _Refused(404, "EntryNotFound")
-
-    def _answer_file(self, name: str, rest: list[str], token: str | None) -> None:
-        repository = self._repository(name, token)
-        if repository.gated:
-            raise _Refused(401, "GatedRepo")
-        _, files = self._files(repository, rest[1])
-        content = files.get("/".join(rest[2:]))
+        content = repository.commits[commit].get(path)
         if content is None:
             raise _Refused(404, "EntryNotFound")
-        if self.hub.spoils:
-            self.hub.spoils = False
-            content = bytes(len(content))
-        wanted = self.headers.get("Range")
-        if wanted is None:
-            self._send(200, content)
+        headers = {"X-Repo-Commit": commit, "ETag": f'"{hashlib.sha1(content).hexdigest()}"'}
+        if path.endswith(".json"):
+            self._send(200, content, headers)
             return
-        start, _, end = wanted.removeprefix("bytes=").partition("-")
-        part = content[int(start) : int(end) + 1]
-        last = int(start) + len(part) - 1
-        self._send(206, part, {"Content-Range": f"bytes {start}-{last}/{len(content)}"})
+        digest = hashlib.sha256(content).hexdigest()
+        self.hub.store.files[f"/{digest}"] = content
+        headers |= {"X-Linked-Etag": f'"{digest}"', "X-Linked-Size": str(len(content))}
+        self._send(302, b"", {**headers, "Location": f"{self.hub.store.url}/{digest}?Signature=secret"})
 
-    def _send_json(self, data: Any) -> None:
-        self._send(200, json.dumps(data).encode(), {"Content-Type": "application/json"})
-
-    def _send(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+    def _send(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         self.send_response(status)
-        for key, text in (headers or {}).items():
+        for key, text in headers.items():
             self.send_header(key, text)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -149,41 +124,19 @@ class HubHandler(BaseHTTPRequestHandler):
         pass
 
 
-def _list_folder(files: Files, folder: str) -> list[dict[str, Any]]:
-    """Returns what lies in a folder, as the tree of the Hub: large files are those that are not text."""
-    listed: dict[str, dict[str, Any]] = {}
-    for path, content in files.items():
-        pure = PurePosixPath(path)
-        parents = [str(parent) for parent in pure.parents]
-        if (folder or ".") not in parents:
-            continue
-        depth = len(PurePosixPath(folder).parts)
-        entry = "/".join(pure.parts[: depth + 1])
-        oid = hashlib.sha1(content).hexdigest()
-        if entry != path:
-            listed[entry] = {"type": "directory", "path": entry, "oid": oid, "size": 0}
-            continue
-        listed[entry] = {"type": "file", "path": path, "oid": oid, "size": len(content)}
-        if not path.endswith(".json"):
-            digest = hashlib.sha256(content).hexdigest()
-            listed[entry]["lfs"] = {"oid": digest, "size": len(content), "pointerSize": 130}
-    if not listed:
-        raise _Refused(404, "EntryNotFound")
-    return list(listed.values())
-
-
 @contextmanager
 def serve_hub() -> Iterator[Hub]:
-    """Runs a Hub on a free port until the block ends."""
-    hub = Hub()
-    handler = type("BoundHubHandler", (HubHandler,), {"hub": hub})
-    server = Server(("127.0.0.1", 0), handler)
-    hub.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield hub
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    """Runs a Hub and the store behind it on free ports until the block ends."""
+    with serve() as store:
+        hub = Hub(store)
+        handler = type("BoundHubHandler", (HubHandler,), {"hub": hub})
+        server = Server(("127.0.0.1", 0), handler)
+        hub.url = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield hub
+        finally:
+            server.shutdown()
+            thread.join()
+            server.server_close()

@@ -16,16 +16,16 @@ import pytest
 from ortprep.bundle.codec import decode
 from ortprep.bundle.digest import DigestCache, digest_file
 from ortprep.errors import SourceError, SpecError, StageError
+from ortprep.registry import retries
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Context, Plan
 from ortprep.stages.core.results import FetchResult
 from ortprep.stages.fetch.external_data import digest_beside
 from ortprep.stages.fetch.stage import FetchStage
-from ortprep.stages.fetch.transfer import RetryPolicy
 from tests import builders as models
 from tests.fakes import send_cut, send_status, serve
 
-STAGE = FetchStage(retry=RetryPolicy(attempts=3, retry_delay_s=0.001))
+STAGE = FetchStage()
 IMAGE = {"image": {"shapes": [[1, 3, 16, 16]]}}
 X = {"x": {"shapes": [[2, 4]]}}
 Build = Callable[[], onnx.ModelProto]
@@ -34,6 +34,7 @@ Build = Callable[[], onnx.ModelProto]
 @pytest.fixture(autouse=True)
 def _own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(retries, "FIRST_PAUSE_S", 0.001)
 
 
 def plan_of(folder: Path, source: Mapping[str, Any], **fields: Any) -> Plan:
@@ -183,19 +184,6 @@ def test_a_wrong_digest_is_told_and_a_right_one_passes(tmp_path: Path) -> None:
     for spelling in (right, right.removeprefix("sha256:").upper()):
         folder = tmp_path / spelling[-6:]
         fetch(plan_of(tmp_path, {"path": "m.onnx", "sha256": spelling}), folder)
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (models.unknown_operator, "No Op registered for Frobnicate"),
-        (models.unknown_domain, "com.example.nowhere:Relu"),
-        (models.future_opset, "999"),
-    ],
-)
-def test_what_onnxruntime_does_not_know_is_told(tmp_path: Path, build: Build, message: str) -> None:
-    models.write_model(build(), tmp_path / "m.onnx")
-    assert message in refusal(tmp_path, inputs=X)
 
 
 @pytest.mark.parametrize(

@@ -16,20 +16,23 @@ from ortprep.bundle.codec import decode
 from ortprep.bundle.digest import DigestCache, digest_bytes
 from ortprep.bundle.manifest import read_manifest
 from ortprep.errors import MissingExtraError, PipelineError, SourceError
+from ortprep.registry import retries
 from ortprep.spec.hub_url import HubAddress, parse_hub_url
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Plan
 from ortprep.stages.core.results import FetchResult
 from ortprep.stages.fetch.stage import FetchStage
-from ortprep.stages.fetch.transfer import RetryPolicy
 from ortprep.versions import install_command
 from tests import builders as models
+from tests.fakes import FileServer, Handler, send_cut, send_whole
 from tests.prepare.builders import SHAPES, Project, all_tasks, done, folding_net, is_intact
 from tests.stages.fetch.fakes import TOKEN, Hub, serve_hub
 
 constants = pytest.importorskip("huggingface_hub.constants")
-STAGE = FetchStage(retry=RetryPolicy(attempts=2, retry_delay_s=0.001))
+STAGE = FetchStage()
 MODEL = models.zero_inputs().SerializeToString()
+OTHER = MODEL + b"\x12\x00"
+"""The same model, by a producer with an empty name."""
 CONFIG = b'{"model_type": "bert"}'
 
 
@@ -49,6 +52,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stack: ExitStack) -> Hu
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
     monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr(retries, "FIRST_PAUSE_S", 0.001)
     return hub
 
 
@@ -116,7 +120,7 @@ def test_a_revision_is_pinned_to_its_commit(hub: Hub, tmp_path: Path) -> None:
     assert key_of(task) == {"url": "hf://o/r/onnx/m.onnx@v1", "commit": commit}
     assert (task.folder / "m.onnx").read_bytes() == MODEL
     assert (result.model, result.source.sha256) == ("m.onnx", digest_bytes(MODEL))
-    assert any(path == f"/o/r/resolve/{commit}/onnx/m.onnx" for _, path, _ in hub.requests)
+    assert ("HEAD", f"/o/r/resolve/{commit}/onnx/m.onnx", None) in hub.requests
 
 
 def test_a_commit_is_not_asked_for_again(hub: Hub, tmp_path: Path) -> None:
@@ -144,14 +148,14 @@ def test_a_configuration_beside_the_model_goes_first(hub: Hub, tmp_path: Path) -
     assert run(task_of(tmp_path, "hf://o/r/onnx/m.onnx")).config == "{}"
 
 
-def test_a_busy_hub_is_asked_again_for_the_configuration(hub: Hub, tmp_path: Path) -> None:
-    commit = hub.add("o/r", {"onnx/m.onnx": MODEL, "config.json": CONFIG}).refs["main"]
+def test_a_busy_hub_is_asked_again(hub: Hub, tmp_path: Path) -> None:
+    hub.add("o/r", {"onnx/m.onnx": MODEL, "config.json": CONFIG})
     task = task_of(tmp_path, "hf://o/r/onnx/m.onnx")
-    root = f"/tree/{commit}"
-    hub.unavailable = [root, root]
-    with pytest.raises(SourceError, match=r"cannot fetch: .*config\.json\n  HTTP 520; gave up after 2 tries"):
+    key = task.stage.key(task.plan, None)
+    hub.unavailable = ["config.json"] * 9
+    with pytest.raises(SourceError, match=r"cannot reach the Hub: .*config\.json\n  got HTTP 520"):
         run(task)
-    hub.unavailable = [root]
+    hub.unavailable = ["/r/config.json", f"{key['source']['commit']}/onnx/m.onnx", "config.json"]
     assert run(task).config == CONFIG.decode()
 
 
@@ -161,27 +165,19 @@ def test_a_branch_that_moved_is_fetched_again(hub: Hub, tmp_path: Path) -> None:
     task = task_of(tmp_path, "hf://o/r/m.onnx")
     run(task)
     assert why_stale(task, DigestCache()) == ()
-    model = models.zero_inputs()
-    model.producer_version = "2"
-    other = model.SerializeToString()
-    new = repository.commit({"m.onnx": other})
+    new = repository.commit({"m.onnx": OTHER})
     assert why_stale(task, DigestCache()) == (f"source.commit: was {old}, is {new}",)
-    assert run(task).source.sha256 == digest_bytes(other)
+    assert run(task).source.sha256 == digest_bytes(OTHER)
 
 
 def test_a_branch_that_moves_meanwhile_does_not_change_what_is_fetched(hub: Hub, tmp_path: Path) -> None:
     repository = hub.add("o/r", {"m.onnx": MODEL})
-    commit = repository.refs["main"]
-    model = models.zero_inputs()
-    model.producer_version = "2"
-    other = model.SerializeToString()
     task = task_of(tmp_path, "hf://o/r/m.onnx")
 
     def move_branch(_: str) -> None:
-        repository.commit({"m.onnx": other})
+        repository.commit({"m.onnx": OTHER})
 
     run_task(task, cache=DigestCache(), say=move_branch)
-    assert key_of(task)["commit"] == commit
     assert (task.folder / "m.onnx").read_bytes() == MODEL
 
 
@@ -233,20 +229,24 @@ def test_an_answer_that_is_no_commit_is_refused(hub: Hub, tmp_path: Path) -> Non
         run(task_of(tmp_path, "hf://o/r/m.onnx"))
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("place", ["variable", "file"])
-def test_a_private_repository_is_read_with_the_token_of_the_login(
+def test_the_token_of_the_login_goes_to_the_hub_alone(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    hub.add("o/r", {"m.onnx": MODEL}, private=True)
+    hub.add("o/r", {"m.onnx": MODEL, "config.json": CONFIG}, private=True)
     if place == "variable":
         monkeypatch.setenv("HF_TOKEN", TOKEN)
     else:
         (tmp_path / "token").write_text(TOKEN)
     task = task_of(tmp_path, "hf://o/r/m.onnx")
-    run(task)
+    assert run(task).config == CONFIG.decode()
     assert {token for _, _, token in hub.requests} == {TOKEN}
-    assert TOKEN not in caplog.text + task.receipt.read_text()
+    assert [headers for _, headers in hub.store.requests if "Authorization" in headers] == []
+    written = caplog.text + task.receipt.read_text()
+    assert TOKEN not in written
+    assert "Signature=secret" not in written
 
 
 @pytest.mark.parametrize(
@@ -256,8 +256,8 @@ def test_a_private_repository_is_read_with_the_token_of_the_login(
         ("hf://o/r/m.onnx", {"private": True}, "no such repository, or no access to it: o/r", "HF_TOKEN"),
         ("hf://o/r/m.onnx", {"gated": True}, "no access to a gated repository: o/r", "accept the terms"),
         ("hf://o/r/m.onnx@v9", {}, "no such revision: v9 of o/r", "list them"),
-        ("hf://o/r/absent.onnx", {}, "no such file on the Hub: hf://o/r@", None),
-        ("hf://o/r/folder", {}, "expected a file, got a folder", None),
+        ("hf://o/r/absent.onnx", {}, "no such file on the Hub: hf://o/r", None),
+        ("hf://o/r/folder", {}, "no such file on the Hub: hf://o/r", None),
     ],
 )
 def test_what_cannot_be_had_is_told_at_once_and_by_name(
@@ -270,12 +270,18 @@ def test_what_cannot_be_had_is_told_at_once_and_by_name(
     assert (hint or "") in (caught.value.hint or "")
 
 
-def test_bytes_that_the_hub_did_not_mean_are_fetched_again(hub: Hub, tmp_path: Path) -> None:
+def test_a_cut_download_goes_on_and_other_bytes_than_the_hub_meant_are_fetched_again(
+    hub: Hub, tmp_path: Path
+) -> None:
+    def send_zeros(handler: Handler, server: FileServer, content: bytes) -> None:
+        send_whole(handler, server, bytes(len(content)))
+
     hub.add("o/r", {"m.onnx": MODEL})
-    hub.spoils = True
+    hub.store.script = [send_cut(10), send_zeros]
     task = task_of(tmp_path, "hf://o/r/m.onnx")
     run(task)
     assert (task.folder / "m.onnx").read_bytes() == MODEL
+    assert hub.store.requests[1][1]["Range"] == "bytes=10-"
 
 
 def test_without_the_client_its_extra_is_named(

@@ -17,7 +17,6 @@ from ortprep.children.child import run_child
 from ortprep.errors import SourceError
 from ortprep.init.input_use import find_uses
 from ortprep.stages.core.graphs.graph_walk import values_bytes
-from ortprep.stages.fetch.acceptance import check_accepted, plain_refusal
 from ortprep.stages.fetch.index_bounds import find_index_bounds
 from ortprep.stages.fetch.inspection import Inspection, inspect_file, inspect_model
 from tests import builders as models
@@ -246,38 +245,6 @@ def test_fused_embeddings_bound_their_indices() -> None:
     inputs = ["ids", "", "table", "small", "", "gamma", "beta", "", "ids"]
     node = helper.make_node("EmbedLayerNormalization", inputs, ["y"], domain="com.microsoft")
     assert find_index_bounds(gather_net([node], TABLE, SMALL)) == {"ids": 3}
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (models.unknown_operator, ".*No Op registered for Frobnicate"),
-        (models.unknown_domain, ".*com.example.nowhere:Relu.* is not a registered function/op"),
-        (models.future_opset, ".*999"),
-        (models.future_ir, ".*Unsupported model IR version: 999"),
-    ],
-)
-def test_what_onnxruntime_does_not_know_is_told(tmp_path: Path, build: Build, message: str) -> None:
-    path = models.write_model(build(), tmp_path / "m.onnx")
-    with pytest.raises(SourceError, match=rf"does not accept the model: m\n  {message}"):
-        check_accepted(path, name="m")
-
-
-def test_an_invalid_graph_is_told_and_a_valid_one_accepted(tmp_path: Path) -> None:
-    model = models.conv_net()
-    check_accepted(models.write_external_model(model, tmp_path / "valid.onnx"), name="m")
-    model.graph.node[1].input[0] = "nowhere"
-    path = models.write_model(model, tmp_path / "m.onnx")
-    with pytest.raises(SourceError, match="nowhere"):
-        check_accepted(path, name="m")
-
-
-def test_an_unknown_refusal_is_passed_on_without_places_in_sources() -> None:
-    said = (
-        "ONNX Runtime cannot load /x/m.onnx\n  Fail: [ONNXRuntimeError] : 1 : FAIL : "
-        "/onnxruntime_src/onnxruntime/core/x.cc:46 void onnxruntime::f(const std::string&) It is wrong."
-    )
-    assert plain_refusal(said) == "Fail: [ONNXRuntimeError] : 1 : FAIL : It is wrong."
 
 
 def peak_bytes(call: Callable[[], object]) -> int:

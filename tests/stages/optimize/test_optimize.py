@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ortprep.bundle.codec import encode
 from ortprep.bundle.loader_config import VersionRange
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.child import Reply, run_child
-from ortprep.errors import ChildError, ChildKilledError, LoadError, SpecError, StageError
+from ortprep.errors import ChildError, ChildKilledError, LoadError, SourceError, SpecError, StageError
 from ortprep.runtime.loading.session import CPU, build_session, default_plan
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core import provenance as tool_versions
@@ -311,15 +312,26 @@ def test_a_file_that_does_not_load_again_is_not_taken(build: Build, monkeypatch:
     assert build.files() == set()
 
 
-@pytest.mark.slow
-def test_a_model_that_no_step_can_load_fails_with_every_reason(build: Build) -> None:
-    write(build, models.unknown_operator())
-    with pytest.raises(StageError) as caught:
-        build.optimize(**shapes("x", 2, 4), optimize={"level": "extended"})
-    assert "\n  extended, basic: ONNX Runtime cannot load" in caught.value.message
-    assert "\n  source: ONNX Runtime cannot load" in caught.value.message
-    assert "Frobnicate" in caught.value.message
-    assert str(caught.value.hint).startswith("ORTPREP_LOG=debug ortprep prepare ")
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (models.unknown_operator, ".*No Op registered for Frobnicate"),
+        pytest.param(
+            models.unknown_domain,
+            ".*com.example.nowhere:Relu.* is not a registered function/op",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(models.future_opset, ".*999", marks=pytest.mark.slow),
+        pytest.param(models.future_ir, ".*Unsupported model IR version: 999", marks=pytest.mark.slow),
+    ],
+)
+def test_a_source_that_onnxruntime_does_not_accept_is_told_at_the_first_step(
+    build: Build, model: Callable[[], onnx.ModelProto], message: str
+) -> None:
+    write(build, model())
+    with pytest.raises(SourceError, match=rf"does not accept the model: net\n  {message}") as caught:
+        build.optimize(**shapes("x", 2, 4))
+    assert "onnxruntime/core" not in caught.value.message
     assert build.files() == set()
 
 

@@ -19,10 +19,10 @@ from ortprep.bundle.digest import PREFIX
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.paths import is_safe_name, resolve_inside
 from ortprep.errors import BundleError, IntegrityError, NotPublishedError, RegistryError
+from ortprep.registry.download import download
 from ortprep.registry.fsspec_folder import FsspecFolder
 from ortprep.registry.progress import ignore
-from ortprep.registry.retries import with_retries
-from ortprep.registry.transfer import copy_blocks, run_parallel
+from ortprep.registry.transfer import run_parallel
 from ortprep.spec.redaction import has_credentials, redact_url
 from ortprep.stages.core.contract import TaskId
 
@@ -104,17 +104,22 @@ class WorkStore:
     def fetch_files(self, folder: Path, entries: Sequence[FileEntry]) -> None:
         """Makes a folder of exactly these files, whole or not at all."""
         with new_folder(folder, durable=False) as written:
-            run_parallel(lambda entry: with_retries(lambda: self._fetch(entry, written)), entries)
+            run_parallel(lambda entry: self._fetch(entry, written), entries)
 
     def _fetch(self, entry: FileEntry, folder: Path) -> None:
         path = resolve_inside(folder, entry.path)
         path.parent.mkdir(parents=True, exist_ok=True)
+        place = self._file_path(entry)
         try:
-            with path.open("wb") as file, self._folder.open(self._file_path(entry), entry, 0) as blocks:
-                copy_blocks(blocks, file, entry, ignore)
+            download(
+                lambda offset, _: self._folder.open(place, offset, name=entry.path),
+                path,
+                name=entry.path,
+                expected=entry,
+            )
         except IntegrityError:
             # A file of the right size would count as uploaded.
-            self._folder.delete(self._file_path(entry))
+            self._folder.delete(place)
             raise
 
     def _read(self, path: str) -> TaskReceipt | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from ortprep.bundle.digest import PREFIX, digest_bytes, is_digest
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.paths import is_safe_name
 from ortprep.errors import NotPublishedError, RegistryError
-from ortprep.registry.backend import KIND_NAMES, MAX_VERSIONS, Backend, Block, Known, Report, SweepResult
+from ortprep.registry.backend import KIND_NAMES, MAX_VERSIONS, Backend, Download, Known, Report, SweepResult
 from ortprep.registry.documents import MAX_DOCUMENT_BYTES, Part, Version, check_model_name
 from ortprep.registry.fsspec_folder import FsspecFolder, StoredFile
 from ortprep.registry.transfer import read_documents
@@ -120,8 +120,8 @@ class DirectoryBackend(Backend):
 
     def open_file(
         self, model: str, part: Part, entry: FileEntry, offset: int
-    ) -> AbstractContextManager[Iterator[Block]]:
-        return self._folder.open(_blob_path(model, entry.sha256), entry, offset)
+    ) -> AbstractContextManager[Download]:
+        return self._folder.open(_blob_path(model, entry.sha256), offset, name=entry.path)
 
     def attach(self, model: str, subject: Part | Version, kind: str, data: bytes) -> None:
         name = f"{KIND_NAMES[kind]}-{digest_bytes(data).removeprefix(PREFIX)}.json"

@@ -17,16 +17,14 @@ import requests
 import urllib3
 
 from ortprep.bundle.codec import parse_json
-from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import (
     AccessDeniedError,
     BundleError,
-    IntegrityError,
     NotPublishedError,
     RegistryError,
     RegistryUnavailableError,
 )
-from ortprep.registry.backend import BLOCK_BYTES
+from ortprep.registry.backend import BLOCK_BYTES, Download
 from ortprep.time_limit import OutOfTimeError, call_in_time
 
 T = TypeVar("T")
@@ -90,9 +88,7 @@ def connection_error(error: requests.RequestException | ValueError, doing: str) 
     reason = system[1] if system else "the connection broke off"
     if isinstance(error, requests.Timeout) or "timed out" in text:
         reason = "nothing in time"
-    return RegistryUnavailableError(
-        f"registry cannot be reached: cannot {doing}\n  expected an answer, got: {reason}"
-    )
+    return RegistryUnavailableError(f"cannot {doing}\n  expected an answer, got: {reason}")
 
 
 def check_http_url(url: str) -> str:
@@ -198,52 +194,62 @@ def read_refusal(response: requests.Response, doing: str) -> dict[str, Any]:
 def open_file(
     ask: Callable[[Mapping[str, str]], AbstractContextManager[requests.Response]],
     doing: str,
-    entry: FileEntry,
     offset: int,
-) -> Iterator[Iterator[bytes]]:
-    """Yields the blocks of a file from `offset` (in bytes) on, also if the registry answers with all of it.
+    version: str | None = None,
+) -> Iterator[Download]:
+    """Opens a file at an offset, or at 0 if the server answers with all of it.
 
-    `ask` asks for the file, once, with the headers that it is given.
+    A file whose content may change needs the `version` that an earlier answer had (RFC 9110, section 13.1.5).
+
+    Args:
+        ask: Asks for the file, once, with the headers that it is given.
+        doing: What is done, for messages: "read m.onnx".
+        offset: Offset of the first byte that is wanted.
+        version: What the file's version has to be for `offset` to count.
 
     Raises:
         NotPublishedError: It is not there.
-        IntegrityError: There are more bytes than `entry` says.
         RegistryUnavailableError: It breaks off.
-        RegistryError: It has other bytes than were asked for.
+        RegistryError: The answer is compressed, or another part than was asked for.
     """
-    # Registries cut off what they answer to a range that begins at the end, or refuse it.
-    if 0 < entry.size_bytes <= offset:
-        yield iter(())
-        return
-    with ask({"Range": f"bytes={offset}-"} if offset else {}) as response:
-        yield _read_file(response, doing, entry, offset)
+    headers = {"Range": f"bytes={offset}-"} if offset else {}
+    with ask(headers | ({"If-Range": version} if offset and version else {})) as response:
+        start, size = 0, response.headers.get("Content-Length")
+        if response.status_code == 206:
+            content_range = response.headers.get("Content-Range", "")
+            first, _, size = content_range.partition("/")
+            if not first.startswith(f"bytes {offset}-"):
+                raise RegistryError(
+                    f"cannot {doing}\n  expected bytes from {offset} on, got {content_range[:60]!r}"
+                )
+            start = offset
+        if size in (None, "*"):
+            size_bytes = None
+        elif not re.fullmatch("[0-9]{1,20}", size):  # Python converts none of thousands of digits
+            raise RegistryError(f"cannot {doing}\n  expected a size, got {size[:60]!r}")
+        else:
+            size_bytes = int(size)
+        # What arrived before a cut is kept: the length is compared here.
+        response.raw.enforce_content_length = False
+        # A weak ETag promises an equivalent file only, and equivalent halves do not make a whole.
+        etag = response.headers.get("ETag", "")
+        now = etag if etag.startswith('"') else response.headers.get("Last-Modified")
+        yield Download(_read_all(response, doing, start, size_bytes), start, size_bytes, now)
 
 
-def _read_file(response: requests.Response, doing: str, entry: FileEntry, offset: int) -> Iterator[bytes]:
-    position = offset if response.status_code == 206 else 0
-    content_range = response.headers.get("Content-Range", "")
-    if response.status_code == 206 and not content_range.startswith(f"bytes {offset}-"):
-        raise RegistryError(f"cannot {doing}\n  expected bytes from {offset} on, got {content_range[:60]!r}")
+def _read_all(
+    response: requests.Response, doing: str, position: int, size_bytes: int | None
+) -> Iterator[bytes]:
+    """Yields a file's blocks from a position on; raises RegistryUnavailableError if they end early."""
     for block in _read_blocks(response, doing):
-        rest = block[max(offset - position, 0) :]
         position += len(block)
-        if position > entry.size_bytes:
-            raise IntegrityError(
-                f"too many bytes for {entry.path}\n  expected {entry.size_bytes} bytes, got more"
-            )
-        if rest:
-            yield rest
-    if position < entry.size_bytes:
-        raise RegistryUnavailableError(f"cannot {doing}\n  expected {entry.size_bytes} bytes, got {position}")
-
-
-def is_encoded(response: requests.Response) -> bool:
-    """Says whether an answer has another encoding than the one that was asked for, none."""
-    return response.headers.get("Content-Encoding", "identity") != "identity"
+        yield block
+    if size_bytes is not None and position != size_bytes:
+        raise RegistryUnavailableError(f"cannot {doing}\n  expected {size_bytes} bytes, got {position}")
 
 
 def _read_blocks(response: requests.Response, doing: str, deadline_s: float = math.inf) -> Iterator[bytes]:
-    if is_encoded(response):
+    if response.headers.get("Content-Encoding", "identity") != "identity":
         raise RegistryError(f"cannot {doing}\n  expected the bytes themselves, got a compressed answer")
     blocks = response.iter_content(BLOCK_BYTES)
 

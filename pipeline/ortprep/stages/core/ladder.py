@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
@@ -44,3 +45,12 @@ def describe_failures(attempts: Iterable[tuple[str, str]]) -> str:
         steps.setdefault(outcome.strip(), []).append(step)
     lines = (f"{', '.join(names)}: {outcome}" for outcome, names in steps.items())
     return textwrap.indent("\n".join(lines), "  ")
+
+
+def plain_refusal(message: str) -> str:
+    """Returns ONNX Runtime's message in one line, without places in its sources."""
+    plain = re.sub(r"\S*onnxruntime\S*\.(?:cc|h):\d+ .*?\)(?: const)? (?=[A-Z])", "", message)
+    lines = [line.strip() for line in plain.splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith("ONNX Runtime cannot load"):
+        del lines[0]
+    return " ".join(lines)[:600]

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortprep.bundle.digest import DigestCache
+from ortprep.bundle.loader_config import FileEntry
 from ortprep.children.child import run_child
 from ortprep.errors import SpecError
 from ortprep.quoting import quoted
-from ortprep.stages.fetch.transfer import TransferResult
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,14 +61,14 @@ def check_demo_name(name: str) -> str:
     return name
 
 
-def write_demo_model(name: str, path: Path, *, timeout_s: float | None = None) -> TransferResult:
+def write_demo_model(name: str, path: Path, *, timeout_s: float | None = None) -> FileEntry:
     """Writes a demo model in a child process.
 
     Raises:
         SpecError: There is no such model.
     """
     run_child(_write_net, (check_demo_name(name), str(path)), timeout_s=timeout_s)
-    return TransferResult(path.stat().st_size, DigestCache().digest(path))
+    return FileEntry(path.name, path.stat().st_size, DigestCache().digest(path))
 
 
 def draw_weight(

@@ -1,37 +1,81 @@
-"""Files of the Hugging Face Hub, through the file system of the Hub's own client.
+"""Files of the Hugging Face Hub.
 
-A branch can move, so a revision is resolved to a commit first, and every file is read from that commit. The
-token comes from where the client finds it: `HF_TOKEN`, or the file that `hf auth login` writes.
+The Hub's own client finds the token (`HF_TOKEN`, or the file that `hf auth login` writes) and says what a
+file is: its commit, its digest, and where its bytes are. They come as those of every other source do: the
+client's own downloads have no limit in size and time.
+
+A branch can move, so a revision is resolved to a commit first, and every file is read from that commit.
 """
 
 from __future__ import annotations
 
 import logging
 import posixpath
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
+from ortprep import time_limit
 from ortprep.bundle.digest import PREFIX, digest_json
 from ortprep.bundle.file_memory import cache_folder, read_entry, write_entry
-from ortprep.errors import MissingExtraError, SourceError
-from ortprep.quoting import quoted
+from ortprep.errors import (
+    AccessDeniedError,
+    MissingExtraError,
+    NotPublishedError,
+    RegistryError,
+    RegistryUnavailableError,
+    SourceError,
+)
+from ortprep.registry.backend import Download
+from ortprep.registry.retries import with_retries
 from ortprep.spec.hub_url import HubAddress, is_commit
 from ortprep.spec.redaction import hide_queries_in_logs
 from ortprep.stages.core.sources import CONFIG_FILE
-from ortprep.stages.fetch.transfer import Download, TransferError, first_line, guard_reads
+from ortprep.stages.fetch.sources import WebFile, source_errors
 from ortprep.versions import install_command
 
 log = logging.getLogger(__name__)
 
-_BLOCK_BYTES = 32 << 20
-"""Bytes per request: each is redirected to another server, so few large ones are faster."""
+ANSWER_TIMEOUT_S = 120.0
 
 _KINDS = {"datasets": "dataset", "spaces": "space"}
-_RETRIED_STATUS = frozenset({408, 425, 429})
+_PASSING_STATUS = frozenset({408, 425, 429})
 _COMMIT_BYTES = 40
+_SHA256 = re.compile("[0-9a-f]{64}")
 _LOGIN = "hf auth login   # or set HF_TOKEN"
+
+_REFUSALS: tuple[tuple[str, type[RegistryError], str, str | None], ...] = (
+    (
+        "GatedRepoError",
+        AccessDeniedError,
+        "no access to a gated repository: {repository}\n  expected a token whose owner accepted its terms",
+        f"accept the terms on the repository's page, then: {_LOGIN}",
+    ),
+    (
+        "RevisionNotFoundError",
+        RegistryError,
+        "no such revision: {revision} of {repository}\n  expected a branch, tag or commit",
+        "list them on the repository's page, below “Files”",
+    ),
+    (
+        "RepositoryNotFoundError",
+        AccessDeniedError,
+        "no such repository, or no access to it: {repository}\n"
+        "  expected a public one, or one that the token may read",
+        _LOGIN,
+    ),
+    (
+        "EntryNotFoundError",
+        NotPublishedError,
+        "no such file on the Hub: {address}\n  expected a file, got none",
+        None,
+    ),
+)
+"""Errors of the client, those of a kind before the kind, and what they mean."""
 
 
 @dataclass(frozen=True)
@@ -51,53 +95,28 @@ class HubFile:
 
     @contextmanager
     def open(self, offset: int, version: str | None) -> Iterator[Download]:
-        """Opens the file, at `offset` if what came before was of this commit, too.
-
-        Raises:
-            SourceError: There is no such file, or no access to it.
-            MissingExtraError: The Hub's client is not installed.
-            TransferError: The Hub does not answer right now.
-        """
-        path = self.name.removeprefix("hf://")
-        with _explained(self.address):
-            filesystem = _client().HfFileSystem(skip_instance_cache=True)
-            info = filesystem.info(path)
-            if info.get("type") == "directory":
-                raise IsADirectoryError(path)
-            file = filesystem.open(path, "rb", block_size=_BLOCK_BYTES)
-        with file:
-            start = offset if version == self.address.revision else 0
-            file.seek(start)
-
-            def read(size: int) -> bytes:
-                with _explained(self.address):
-                    return bytes(file.read(size))
-
-            yield Download(
-                guard_reads(read, ()), start, info["size"], self.address.revision, _digest_of(info)
-            )
-
-
-def _digest_of(info: Any) -> str | None:
-    """Returns the digest of a large file; the Hub knows git's own of small ones only."""
-    lfs = info.get("lfs")
-    return None if lfs is None else PREFIX + lfs["sha256"]
+        """Opens the file; raises as `Source.open`, and MissingExtraError without the Hub's client."""
+        found, url, token = _ask(self.address)
+        # A large file is elsewhere, by a signed URL; the token is for the Hub alone.
+        is_own = urlsplit(found.location)[:2] == urlsplit(url)[:2]
+        file = WebFile(found.location, token if is_own else None, shown=self.name)
+        # The tag of a large file is its digest; of small ones the Hub knows git's own.
+        sha256 = PREFIX + found.etag if _SHA256.fullmatch(found.etag or "") else None
+        with file.open(offset, version) as opened:
+            yield replace(opened, sha256=sha256)
 
 
 def find_config(model: HubAddress) -> HubFile | None:
     """Returns the configuration that belongs to a model, None if its repository has none.
 
     Raises:
-        SourceError: There is no access to the repository.
-        TransferError: The Hub does not answer right now.
+        SourceError: There is no access to the repository, or the Hub does not answer.
     """
     beside = posixpath.join(posixpath.dirname(model.path), CONFIG_FILE)
-    with _explained(model):
-        filesystem = _client().HfFileSystem(skip_instance_cache=True)
-        for path in dict.fromkeys((beside, CONFIG_FILE)):
-            with suppress(FileNotFoundError):
-                if filesystem.info(str(model.at(path)).removeprefix("hf://"))["type"] == "file":
-                    return HubFile(model.at(path))
+    for address in dict.fromkeys((model.at(beside), model.at(CONFIG_FILE))):
+        with source_errors(), suppress(NotPublishedError):
+            with_retries(partial(_ask, address))
+            return HubFile(address)
     return None
 
 
@@ -108,24 +127,28 @@ def pin(address: HubAddress) -> HubAddress:
     that.
 
     Raises:
-        SourceError: There is no such repository or revision, no access to it, the Hub's answer is no commit,
-            or the Hub cannot be reached and was never asked before.
+        SourceError: There is no such file or revision, no access to it, the Hub's answer is no commit, or the
+            Hub cannot be reached and was never asked before.
         MissingExtraError: The Hub's client is not installed.
     """
     if address.commit is not None:
         return address
     entry = _entry(address)
     try:
-        commit = _resolve_commit(address)
-    except TransferError as error:
+        with source_errors():
+            commit = str(_ask(address)[0].commit_hash)
+    except SourceError as error:
+        if not isinstance(error.__cause__, RegistryUnavailableError):
+            raise
         commit = (read_entry(entry, max_bytes=_COMMIT_BYTES) or b"").decode("ascii", errors="replace")
         if not is_commit(commit):
-            raise SourceError(
-                f"cannot reach the Hub: {address}\n  {error}",
-                hint="run the command again later, or download the file by hand and use source: {path: …}",
-            ) from error
+            raise
         log.warning("%s: cannot reach the Hub; using the last known commit, %s", address, commit)
     else:
+        if not is_commit(commit):
+            raise SourceError(
+                f"unexpected answer from the Hub: {address}\n  expected a commit, got {commit[:80]!r}"
+            )
         try:
             write_entry(entry, commit.encode("ascii"))
         except OSError as error:
@@ -133,27 +156,10 @@ def pin(address: HubAddress) -> HubAddress:
     return replace(address, revision=commit)
 
 
-def _resolve_commit(address: HubAddress) -> str:
-    client = _client()
-    kind, _, rest = address.repository.partition("/")
-    with _explained(address):
-        info = client.HfApi().repo_info(
-            rest if kind in _KINDS else address.repository,
-            repo_type=_KINDS.get(kind),
-            revision=address.revision,
-            timeout=client.constants.HF_HUB_ETAG_TIMEOUT,
-        )
-    if not is_commit(str(info.sha)):
-        raise SourceError(
-            f"unexpected answer from the Hub: {address}\n  expected a commit, got {str(info.sha)[:80]!r}"
-        )
-    return str(info.sha)
-
-
 def _entry(address: HubAddress) -> str | None:
+    """Returns the file that remembers the commit of a revision."""
     folder = cache_folder("hub")
-    whole = replace(address, path="")
-    key = {"endpoint": _client().constants.ENDPOINT, "revision": str(whole)}
+    key = {"endpoint": _client().constants.ENDPOINT, "revision": str(replace(address, path=""))}
     return None if folder is None else f"{folder}/{digest_json(key).removeprefix(PREFIX)}"
 
 
@@ -162,62 +168,54 @@ def _client() -> Any:
         import huggingface_hub
         import huggingface_hub.constants
         import huggingface_hub.errors
+        import huggingface_hub.utils
     except ImportError as error:
         raise MissingExtraError(
             "hf:// URLs need huggingface_hub, which is not installed", hint=install_command("hub")
         ) from error
-    for logger in ("httpx", "httpx2"):
+    for logger in ("httpx", "httpx2", "httpcore.http11", "httpcore2.http11"):
         hide_queries_in_logs(logger)
     return huggingface_hub
 
 
-@contextmanager
-def _explained(address: HubAddress) -> Iterator[None]:
-    """Turns what the Hub's client raises into a `SourceError` or a `TransferError`.
+def _ask(address: HubAddress) -> tuple[Any, str, str | None]:
+    """Returns what the Hub says of a file, the URL that was asked, and what was sent as authorization.
 
-    Its own messages are left out: they quote signed URLs of the servers behind the Hub.
+    The messages of its client are left out: they quote signed URLs of the servers behind the Hub.
     """
-    errors = _client().errors
+    client = _client()
+    errors = client.errors
+    kind, _, rest = address.repository.partition("/")
     try:
-        yield
-    except (OSError, ValueError, RuntimeError, errors.HfHubHTTPError.__bases__[0]) as error:
-        # The file system makes a `FileNotFoundError` of what the client raised.
-        cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
-        raise _explain(cause or error, address, errors) from None
+        url = client.hf_hub_url(
+            rest if kind in _KINDS else address.repository,
+            address.path,
+            repo_type=_KINDS.get(kind),
+            revision=address.revision,
+        )
+        found = time_limit.call_in_time(lambda: client.get_hf_file_metadata(url), ANSWER_TIMEOUT_S)
+        return found, url, client.utils.build_hf_headers().get("authorization")
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        time_limit.OutOfTimeError,
+        errors.HfHubHTTPError.__bases__[0],
+    ) as error:
+        raise _explain(error, address, errors) from None
 
 
-def _explain(error: BaseException, address: HubAddress, errors: Any) -> SourceError | TransferError:
-    repository = address.repository
-    if isinstance(error, errors.GatedRepoError):
-        return SourceError(
-            f"no access to a gated repository: {repository}\n"
-            "  expected a token whose owner accepted its terms",
-            hint=f"accept the terms on the page of {quoted(repository)}, then: {_LOGIN}",
-        )
-    if isinstance(error, errors.RevisionNotFoundError):
-        return SourceError(
-            f"no such revision: {address.revision} of {repository}\n  expected a branch, tag or commit",
-            hint="list them on the repository's page, below “Files”",
-        )
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return SourceError(
-            f"no such repository, or no access to it: {repository}\n"
-            "  expected a public one, or one that the token may read",
-            hint=_LOGIN,
-        )
-    if isinstance(error, errors.EntryNotFoundError | FileNotFoundError):
-        return SourceError(f"no such file on the Hub: {address}\n  expected a file, got none")
-    if isinstance(error, IsADirectoryError):
-        return SourceError(f"cannot fetch: {address}\n  expected a file, got a folder")
+def _explain(error: BaseException, address: HubAddress, errors: Any) -> RegistryError:
+    """Returns what to raise for an error of the Hub's client."""
+    for name, kind, message, hint in _REFUSALS:
+        if isinstance(error, getattr(errors, name)):
+            names = {"repository": address.repository, "revision": address.revision, "address": address}
+            return kind(message.format(**names), hint=hint)
+    first_line = (str(error) or type(error).__name__).splitlines()[0][:300]
+    passes = not isinstance(error, ValueError)
     if isinstance(error, errors.HfHubHTTPError):
-        return _explain_status(error.response.status_code, address)
-    if isinstance(error, ValueError):
-        return SourceError(f"cannot fetch: {address}\n  {first_line(error)}")
-    return TransferError(f"no answer from the Hub: {first_line(error)}")
-
-
-def _explain_status(status: int, address: HubAddress) -> SourceError | TransferError:
-    if status >= 500 or status in _RETRIED_STATUS:
-        return TransferError(f"HTTP {status}")
-    hint = _LOGIN if status in (401, 403) else None
-    return SourceError(f"cannot fetch: {address}\n  expected HTTP 200, got HTTP {status}", hint=hint)
+        status = error.response.status_code
+        first_line, passes = f"got HTTP {status}", status >= 500 or status in _PASSING_STATUS
+    if passes:
+        return RegistryUnavailableError(f"cannot reach the Hub: {address}\n  {first_line}")
+    return RegistryError(f"cannot fetch: {address}\n  {first_line}")

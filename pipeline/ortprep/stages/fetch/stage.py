@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -25,18 +25,18 @@ from ortprep.stages.core.inputs.spec_fit import calibration_key, inputs_key, req
 from ortprep.stages.core.provenance import ONNXRUNTIME, installed_version, installed_versions
 from ortprep.stages.core.results import FetchResult
 from ortprep.stages.core.sources import CONFIG_FILE
-from ortprep.stages.fetch.acceptance import check_accepted
 from ortprep.stages.fetch.demo import GENERATOR_VERSION, check_demo_name, write_demo_model
 from ortprep.stages.fetch.external_data import check_extent, check_location, digest_beside, find_beside
 from ortprep.stages.fetch.hub_file import HubFile, find_config, pin
 from ortprep.stages.fetch.inspection import Inspection, inspect_file
-from ortprep.stages.fetch.origins import LocalFile, beside, is_file_url, origin_of, path_of_file_url
-from ortprep.stages.fetch.transfer import (
-    Origin,
-    RetryPolicy,
-    TransferResult,
+from ortprep.stages.fetch.sources import (
+    LocalFile,
+    Source,
+    beside,
     fetch_file,
-    retry_request,
+    is_file_url,
+    path_of_file_url,
+    source_of,
 )
 
 MAX_CONFIG_BYTES = 8 << 20
@@ -50,17 +50,11 @@ _NOT_A_MODEL = (
 """Common contents of a file that is not a model. No ONNX file begins with these bytes."""
 
 
-@dataclass(frozen=True)
 class FetchStage:
-    """Brings a model into the build and refuses what cannot be prepared, before any long work.
+    """Brings a model into the build and refuses what cannot be prepared, before any long work."""
 
-    Attributes:
-        retry: How patient to be with servers.
-    """
-
-    retry: RetryPolicy = field(default_factory=RetryPolicy)
-    name: str = "fetch"
-    version: int = 2
+    name = "fetch"
+    version = 3
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:  # noqa: ARG002 - part of the stage contract
         """Runs once per model."""
@@ -92,7 +86,7 @@ class FetchStage:
         """Copies the model and its external data into the stage's folder and describes them.
 
         Raises:
-            SourceError: The model cannot be fetched, or ONNX Runtime does not accept it.
+            SourceError: The model cannot be fetched, or is none.
             SpecError: The spec contradicts it.
         """
         spec = context.spec
@@ -100,18 +94,17 @@ class FetchStage:
         context.say(f"fetching {name}")
         file = _file_name(spec.source)
         model = context.folder / file
-        origin = _remote_origin(spec.source, context.key)
-        received = self._fetch_model(context, model, origin)
+        source = _model_source(spec, context.key)
+        if source is None:
+            received = write_demo_model(str(spec.source.demo), model)
+        else:
+            received = fetch_file(source, model, progress=context.progress)
         refuse_what_is_no_model(model, name)
         _check_digest(received, spec.source, name)
         inspection = inspect_file(model, name=name)
         require_fit(spec, inspection.interface)
-        entries = (
-            FileEntry(file, received.size_bytes, received.sha256),
-            *self._fetch_external(context, inspection, origin),
-        )
-        config = self._fetch_config(context, origin)
-        check_accepted(model, name=name)
+        entries = (received, *_fetch_external(context, inspection, source, file))
+        config = _fetch_config(context, source.address) if isinstance(source, HubFile) else None
         record = _describe_source(spec, entries, inspection)
         return dict(encode(FetchResult(file, record, inspection.interface, config)))
 
@@ -128,68 +121,67 @@ class FetchStage:
                     f"fetch did not write all of {entry.path}\n  expected {entry.size_bytes} bytes"
                 )
 
-    def _fetch_model(self, context: Context, destination: Path, origin: Origin | None) -> TransferResult:
-        spec = context.spec
-        if spec.source.demo is not None:
-            return write_demo_model(spec.source.demo, destination)
-        if origin is None:
-            path = _local_path(spec)
-            origin = LocalFile(path, str(path))
-        return fetch_file(origin, destination, retry=self.retry, progress=context.progress)
 
-    def _fetch_external(
-        self, context: Context, inspection: Inspection, origin: Origin | None
-    ) -> tuple[FileEntry, ...]:
-        name = _shown(context.spec)
-        # All names before the first byte: a model that reaches outside its folder is not fetched in part.
-        needed = {
-            location: (check_location(location, model=name), size_bytes)
-            for location, size_bytes in inspection.external.items()
-        }
-        entries = {}
-        for path, needed_bytes in needed.values():
-            if path == _file_name(context.spec.source):
-                raise SourceError(f"external data and model are the same file: {path!r} of {name}")
-            if path not in entries:
-                context.say(f"fetching {path}")
-                data = _external_origin(context.spec, path, origin)
-                received = fetch_file(
-                    data, context.folder / path, retry=self.retry, progress=context.progress
-                )
-                entries[path] = FileEntry(path, received.size_bytes, received.sha256)
-            check_extent(path, entries[path].size_bytes, needed_bytes, model=name)
-        return tuple(entries.values())
-
-    def _fetch_config(self, context: Context, model: Origin | None) -> str | None:
-        """Returns the configuration of a model of the Hub, None where there is none."""
-        if not isinstance(model, HubFile):
-            return None
-        beside = str(model.address.at(CONFIG_FILE))
-        config = retry_request(lambda: find_config(model.address), beside, self.retry)
-        if config is None:
-            return None
-        context.say(f"fetching {config.address.path}")
-        # Not into the stage's folder: what is there is taken for a part of the model.
-        with tempfile.TemporaryDirectory(prefix="ortprep-config-") as folder:
-            file = Path(folder) / CONFIG_FILE
-            fetch_file(config, file, retry=replace(self.retry, max_bytes=MAX_CONFIG_BYTES))
-            return file.read_text(encoding="utf-8", errors="replace")
-
-
-def _remote_origin(source: SourceSpec, key: Mapping[str, Any]) -> Origin | None:
-    """Returns where a remote model comes from, on the Hub the key's commit; None for one of this machine."""
-    if source.url is None or not _is_remote(source):
+def _model_source(spec: ModelSpec, key: Mapping[str, Any]) -> Source | None:
+    """Returns where the model comes from, on the Hub at the key's commit; None for a demo."""
+    source = spec.source
+    if source.demo is not None:
         return None
+    if source.url is None or not _is_remote(source):
+        return LocalFile(_local_path(spec))
     if not is_hub_url(source.url):
-        return origin_of(source.url)
+        return source_of(source.url)
     return HubFile(replace(parse_hub_url(source.url), revision=key["source"]["commit"]))
 
 
-def _pinned(url: str) -> HubAddress:
-    try:
-        return pin(parse_hub_url(url))
-    except ValueError as error:
-        raise SourceError(f"cannot fetch: {url}\n  {error}") from error
+def _fetch_external(
+    context: Context, inspection: Inspection, model: Source | None, file: str
+) -> tuple[FileEntry, ...]:
+    """Fetches the external data of a model from beside it; `file` is the model's own name.
+
+    Raises:
+        SourceError: A file is missing, too short, or outside the model's folder.
+    """
+    name = _shown(context.spec)
+    # All names before the first byte: a model that reaches outside its folder is not fetched in part.
+    needed = [(check_location(location, model=name), size) for location, size in inspection.external.items()]
+    entries: dict[str, FileEntry] = {}
+    for path, needed_bytes in needed:
+        if path == file:
+            raise SourceError(f"external data and model are the same file: {path!r} of {name}")
+        if path not in entries:
+            context.say(f"fetching {path}")
+            received = fetch_file(
+                _source_beside(context.spec, model, path), context.folder / path, progress=context.progress
+            )
+            entries[path] = replace(received, path=path)
+        check_extent(path, entries[path].size_bytes, needed_bytes, model=name)
+    return tuple(entries.values())
+
+
+def _source_beside(spec: ModelSpec, model: Source | None, location: str) -> Source:
+    """Returns where a file comes from that a model names."""
+    match model:
+        case None:
+            raise SourceError(f"demo model with external data: {spec.source.demo}")
+        case HubFile(address):
+            return HubFile(address.at(posixpath.join(posixpath.dirname(address.path), location)))
+        case LocalFile(path):
+            return LocalFile(find_beside(path, location))
+    return source_of(beside(str(spec.source.url), location))
+
+
+def _fetch_config(context: Context, model: HubAddress) -> str | None:
+    """Returns the configuration of a model of the Hub, None where there is none."""
+    config = find_config(model)
+    if config is None:
+        return None
+    context.say(f"fetching {config.address.path}")
+    # Not into the stage's folder: what is there is taken for a part of the model.
+    with tempfile.TemporaryDirectory(prefix="ortprep-config-") as folder:
+        file = Path(folder) / CONFIG_FILE
+        fetch_file(config, file, max_bytes=MAX_CONFIG_BYTES)
+        return file.read_text(encoding="utf-8", errors="replace")
 
 
 def _source_key(spec: ModelSpec) -> Mapping[str, Any]:
@@ -198,7 +190,7 @@ def _source_key(spec: ModelSpec) -> Mapping[str, Any]:
         versions = {package: installed_version(package) for package in ("onnx", "numpy")}
         return {"demo": check_demo_name(source.demo), "generator": GENERATOR_VERSION, **versions}
     if source.url is not None and _is_remote(source):
-        commit = {"commit": _pinned(source.url).revision} if is_hub_url(source.url) else {}
+        commit = {"commit": pin(parse_hub_url(source.url)).revision} if is_hub_url(source.url) else {}
         return {"url": redact_url(source.url), **commit}
     path, cache = _local_path(spec), DigestCache()
     try:
@@ -292,17 +284,6 @@ def _file_name(source: SourceSpec) -> str:
     return name if name.endswith(".onnx") and "\x00" not in name and "\\" not in name else "model.onnx"
 
 
-def _external_origin(spec: ModelSpec, location: str, model: Origin | None) -> Origin:
-    if isinstance(model, HubFile):
-        return HubFile(model.address.at(posixpath.join(posixpath.dirname(model.address.path), location)))
-    if spec.source.url is not None and _is_remote(spec.source):
-        return origin_of(beside(spec.source.url, location))
-    if spec.source.demo is not None:
-        raise SourceError(f"demo model with external data: {spec.source.demo}")
-    path = find_beside(_local_path(spec), location)
-    return LocalFile(path, str(path))
-
-
 def refuse_what_is_no_model(path: Path, name: str) -> None:
     """Raises `SourceError` for a file that is empty, or is what downloads often give instead of a model."""
     with path.open("rb") as file:
@@ -317,7 +298,7 @@ def refuse_what_is_no_model(path: Path, name: str) -> None:
             raise SourceError(f"not a model: {name}\n  expected ONNX, got {what}: {text!r}", hint=hint)
 
 
-def _check_digest(received: TransferResult, source: SourceSpec, name: str) -> None:
+def _check_digest(received: FileEntry, source: SourceSpec, name: str) -> None:
     if source.sha256 is None:
         return
     expected = PREFIX + source.sha256.removeprefix(PREFIX).lower()

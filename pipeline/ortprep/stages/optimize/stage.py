@@ -15,13 +15,23 @@ from typing import Any
 from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.loader_config import Variant
 from ortprep.bundle.manifest import LadderAttempt
-from ortprep.errors import ChildError, LoadError, RunFailedError, StageError, hint_of_os_error
+from ortprep.errors import (
+    ChildError,
+    ChildKilledError,
+    ChildMemoryError,
+    ChildTimeoutError,
+    LoadError,
+    RunFailedError,
+    SourceError,
+    StageError,
+    hint_of_os_error,
+)
 from ortprep.quoting import quoted
 from ortprep.runtime.loading.session import CPU, default_plan
 from ortprep.runtime.machine.hardware import hardware_fingerprint
 from ortprep.stages.core.contract import SOURCE_PRECISION, Context, Plan, TaskId, target_of
 from ortprep.stages.core.inputs.spec_fit import inputs_key, require_fit, samples_key
-from ortprep.stages.core.ladder import TAKEN, descend, describe_failures
+from ortprep.stages.core.ladder import TAKEN, descend, describe_failures, plain_refusal
 from ortprep.stages.core.provenance import runtime_versions
 from ortprep.stages.core.results import PreparedResult
 from ortprep.stages.core.sources import source_task
@@ -72,8 +82,9 @@ class OptimizeStage:
         """Goes down the ladder until a file is written that lints clean, loads and runs.
 
         Raises:
-            StageError: Not even the source loads and runs (the message has every step's reason, or what the
-                source was fed), or the disk is full.
+            SourceError: ONNX Runtime does not accept the source.
+            StageError: Not even the source runs (the message has every step's reason, or what it was fed), or
+                the disk is full.
             SpecError: The spec does not fit the model.
         """
         job = job_of(context)
@@ -89,7 +100,7 @@ class OptimizeStage:
                 taken.append((step, saved))
                 return tried
             if step == steps[0] and job.conversion is None:
-                _require_running_source(job)
+                _require_usable_source(job)
             # A full disk passes; a model that was optimised less because of it would stay so.
             _require_disk_space(job.folder, sum(entry.size_bytes for entry in job.fetched.source.files))
             context.say(f"step {step.name!r} failed: {tried.outcome.splitlines()[0]}")
@@ -121,23 +132,31 @@ class OptimizeStage:
             raise StageError(f"no {outcome.variant.model} was written: {context.spec.name}/{context.variant}")
 
 
-def _require_running_source(job: OptimizeJob) -> None:
-    """Refuses a model that does not run on these inputs: no step of the ladder broke it.
+def _require_usable_source(job: OptimizeJob) -> None:
+    """Refuses a source that ONNX Runtime refuses, or cannot run on these inputs: no step broke it.
 
     Raises:
-        StageError: The source does not run on the CPU, as `verify` would run it.
+        SourceError: ONNX Runtime makes no session of it on the CPU, or crashes.
+        StageError: It does not run on the CPU, as `verify` would run it.
     """
+    name = job.spec.name
     plan = default_plan(str(job.source), CPU, level="ORT_DISABLE_ALL")
     try:
         run_reload(plan, job.spec, job.fetched.interface)
     except RunFailedError as error:
         _, _, reason = error.message.partition("\n")
         raise StageError(
-            f"the model does not run on the inputs chosen for its trial: {job.spec.name}\n{reason}",
-            hint=f"inputs: {{NAME: {{values: […]}}}}, or samples: FILES.npz, in {quoted(job.spec.name)}.yaml",
+            f"the model does not run on the inputs chosen for its trial: {name}\n{reason}",
+            hint=f"inputs: {{NAME: {{values: […]}}}}, or samples: FILES.npz, in {quoted(name)}.yaml",
         ) from error
-    except (LoadError, ChildError):
+    except LoadError as error:
+        raise SourceError(
+            f"ONNX Runtime does not accept the model: {name}\n  {plain_refusal(error.message)}"
+        ) from error
+    except (ChildKilledError, ChildTimeoutError, ChildMemoryError):
         return  # the ladder ends with the source, and says so
+    except ChildError as error:
+        raise SourceError(f"ONNX Runtime crashed on the model: {name}\n  {error.message}") from error
 
 
 def _require_disk_space(folder: Path, size_bytes: int) -> None:

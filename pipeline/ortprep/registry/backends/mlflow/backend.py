@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from ortprep.bundle.digest import PREFIX, digest_bytes
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES
 from ortprep.errors import NotPublishedError, RegistryError
-from ortprep.registry.backend import KIND_NAMES, Backend, Block, Known, Report, SweepResult
+from ortprep.registry.backend import KIND_NAMES, Backend, Download, Known, Report, SweepResult
 from ortprep.registry.backends.mlflow.runs import Runs
 from ortprep.registry.backends.mlflow.server import (
     EXISTS,
@@ -160,8 +160,9 @@ class MlflowBackend(Backend):
 
     def open_file(
         self, model: str, part: Part, entry: FileEntry, offset: int
-    ) -> AbstractContextManager[Iterator[Block]]:
-        return self._runs.get(model, part.digest).artifacts.open(_bundle_path(entry.path), entry, offset)
+    ) -> AbstractContextManager[Download]:
+        artifacts = self._runs.get(model, part.digest).artifacts
+        return artifacts.open(_bundle_path(entry.path), offset, name=entry.path)
 
     def attach(self, model: str, subject: Part | Version, kind: str, data: bytes) -> None:
         """Attaches a small document: to a version as a tag, to a part as a file of its run."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from ortprep.bundle.digest import PREFIX, digest_bytes, is_digest
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import BundleError, NotPublishedError, RegistryError, RegistryUnavailableError
 from ortprep.quoting import quoted
-from ortprep.registry.backend import KIND_NAMES, MAX_VERSIONS, Backend, Known, Report, SweepResult
+from ortprep.registry.backend import KIND_NAMES, MAX_VERSIONS, Backend, Download, Known, Report, SweepResult
 from ortprep.registry.backends.oci.client import OciClient
 from ortprep.registry.backends.oci.repository import Repository
 from ortprep.registry.backends.oci.upload import CHUNK_BYTES, Upload
@@ -191,7 +191,7 @@ class OciBackend(Backend):
 
     def open_file(
         self, model: str, part: Part, entry: FileEntry, offset: int
-    ) -> AbstractContextManager[Iterator[bytes]]:
+    ) -> AbstractContextManager[Download]:
         return self._repository(model).open_blob(entry, offset)
 
     def attach(self, model: str, subject: Part | Version, kind: str, data: bytes) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 from urllib.parse import urljoin
@@ -21,6 +21,7 @@ from ortprep.errors import (
     RegistryUnavailableError,
 )
 from ortprep.quoting import quoted
+from ortprep.registry.backend import Download
 from ortprep.registry.backends.oci.client import OciClient
 from ortprep.registry.backends.rest import MAX_ERROR_BYTES, open_file, read_body, read_refusal, status_error
 from ortprep.registry.documents import INDEX, MANIFEST, MAX_DOCUMENT_BYTES
@@ -178,14 +179,14 @@ class Repository:
             raise IntegrityError(f"other bytes than recorded: {digest} in {self.place}")
         return data
 
-    def open_blob(self, entry: FileEntry, offset: int) -> AbstractContextManager[Iterator[bytes]]:
-        """Yields the blocks of a file from `offset` on."""
+    def open_blob(self, entry: FileEntry, offset: int) -> AbstractContextManager[Download]:
+        """Opens a file at an offset, or at 0."""
         path, doing = f"blobs/{entry.sha256}", f"read {entry.path}"
 
         def ask(headers: Mapping[str, str]) -> requests.Response:
             return self.open("GET", path, doing, headers=headers, expected=(200, 206))
 
-        return open_file(ask, f"{doing}: {self.place}", entry, offset)
+        return open_file(ask, f"{doing}: {self.place}", offset)
 
 
 def _code_in(refusal: Mapping[str, Any]) -> str:

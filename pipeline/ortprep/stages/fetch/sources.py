@@ -1,0 +1,283 @@
+"""Where the files of a model come from: this machine, a web server, an object store, or the Hub."""
+
+from __future__ import annotations
+
+import posixpath
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+from ortprep.bundle.file_memory import read_stamp
+from ortprep.bundle.loader_config import FileEntry
+from ortprep.errors import IntegrityError, RegistryError, RegistryUnavailableError, SourceError
+from ortprep.registry.backend import Download
+from ortprep.registry.download import DownloadLimits, download
+from ortprep.registry.fsspec_folder import FsspecFolder
+from ortprep.registry.transfer import read_blocks, read_limit
+from ortprep.spec.redaction import hide_queries_in_logs, redact_url
+
+TIMEOUT_VARIABLE = "ORTPREP_FETCH_TIMEOUT_S"
+DEFAULT_TIMEOUT_S = 6 * 3600
+"""Longest time for a whole file in seconds, unless the environment has another one."""
+
+SILENCE_TIMEOUT_S = 60.0
+"""Longest silence of a web server in seconds before the connection counts as cut."""
+
+ATTEMPTS = 7
+
+_LATER = "run the command again later, or download the file by hand and use source: {path: …}"
+
+
+class Source(Protocol):
+    """Where a file comes from."""
+
+    @property
+    def name(self) -> str:
+        """The file as it may be shown: without credentials."""
+        ...
+
+    def open(self, offset: int, version: str | None) -> AbstractContextManager[Download]:
+        """Opens the file, at `offset` if the source can and the file still has that version.
+
+        Raises:
+            RegistryUnavailableError: The source does not answer right now.
+            RegistryError: There is no such file, or it may not be read.
+        """
+        ...
+
+
+def fetch_file(
+    source: Source,
+    path: Path,
+    *,
+    max_bytes: int = DownloadLimits.max_bytes,
+    progress: Callable[[float], None] | None = None,
+) -> FileEntry:
+    """Copies a file of a source to a new file.
+
+    Args:
+        source: Where it comes from.
+        path: Where it goes.
+        max_bytes: Size of the largest file, in bytes.
+        progress: Takes the fraction that is there, after every block, where the source says how large it is.
+
+    Returns:
+        Size and digest of what was written, under the name of `path`.
+
+    Raises:
+        SourceError: It is not there, or could not be had in full.
+        OSError: `path` cannot be written.
+    """
+
+    def show(done_bytes: int, size_bytes: int | None) -> None:
+        if size_bytes and progress is not None:
+            progress(min(done_bytes / size_bytes, 1.0))
+
+    with source_errors():
+        limits = DownloadLimits(
+            max_bytes,
+            read_limit(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S),
+            f"export {TIMEOUT_VARIABLE}=SECONDS, or download the file and use source: {{path: …}}",
+            ATTEMPTS,
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        entry = download(source.open, path, name=source.name, limits=limits, progress=show)
+    return FileEntry(path.name, entry.size_bytes, entry.sha256)
+
+
+@contextmanager
+def source_errors() -> Iterator[None]:
+    """Turns what a download raises into a `SourceError`."""
+    try:
+        yield
+    except (RegistryError, IntegrityError) as error:
+        hint = error.hint or (_LATER if isinstance(error, RegistryUnavailableError) else None)
+        raise SourceError(error.message, hint=hint) from error
+
+
+@dataclass(frozen=True)
+class LocalFile:
+    """A file of this machine; links are followed."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The path."""
+        return str(self.path)
+
+    @contextmanager
+    def open(self, offset: int, version: str | None) -> Iterator[Download]:
+        """Opens the file from its beginning, and refuses it if it changed meanwhile.
+
+        Raises:
+            SourceError: It cannot be read, or changed.
+        """
+        del offset, version
+        try:
+            before = read_stamp(self.path)
+            with self.path.open("rb"):
+                pass
+        except OSError as error:
+            raise SourceError(f"cannot read {self.name}\n  {error.strerror}") from error
+        yield Download(read_blocks(self.path), 0, before[2])
+        if read_stamp(self.path) != before:
+            raise SourceError(f"file changed while it was read: {self.name}", hint="run the command again")
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file on an object store: `s3://`, `gs://`, `az://`, …, as `spec.url_schemes` allows."""
+
+    url: str
+
+    @property
+    def name(self) -> str:
+        """The URL without credentials."""
+        return redact_url(self.url)
+
+    @contextmanager
+    def open(self, offset: int, version: str | None) -> Iterator[Download]:
+        """Opens the file; raises as `Source.open`, and MissingExtraError without the store's package."""
+        parent, _, path = self.url.rpartition("/")
+        store = FsspecFolder(parent, called="source")
+        size_bytes, current = store.describe(path)
+        start = offset if version is not None and current == version else 0
+        with store.open(path, start, name=self.name) as download:
+            yield Download(download.blocks, start, size_bytes, current)
+        if store.describe(path)[1] != current:
+            raise RegistryUnavailableError(f"file changed while it was read: {self.name}")
+
+
+@dataclass(frozen=True)
+class WebFile:
+    """A file on a web server.
+
+    Attributes:
+        url: Its URL; user and password, if it needs them, are in `~/.netrc`.
+        authorization: What the server, and no other, is sent instead of them.
+        shown: Name in messages; by default the URL without credentials.
+    """
+
+    url: str
+    authorization: str | None = field(default=None, repr=False)
+    shown: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The file as it is shown."""
+        return self.shown or redact_url(self.url)
+
+    def open(self, offset: int, version: str | None) -> AbstractContextManager[Download]:
+        """Asks for the rest from `offset` if the file is still the same version, else for the whole.
+
+        Raises:
+            RegistryUnavailableError: The server cannot be reached, is overloaded, or the connection broke.
+            RegistryError: The server says that the file is not to be had.
+        """
+        from ortprep.registry.backends.rest import open_file  # builds that fetch nothing do without requests
+
+        return open_file(self._ask, f"fetch: {self.name}", 0 if version is None else offset, version)
+
+    @contextmanager
+    def _ask(self, headers: Mapping[str, str]) -> Iterator[Any]:
+        """Yields the answer to one request; credentials go to the URL that was asked for, and to no other."""
+        import requests
+
+        from ortprep.registry.backends import rest
+
+        doing = f"fetch: {self.name}"
+        hide_queries_in_logs()
+        common = {"User-Agent": "ortprep", **rest.UNENCODED, **headers}
+        with requests.Session() as session:
+            # Trusts what the system trusts. Without `auth` it would look into `~/.netrc` for every host.
+            paths = ssl.get_default_verify_paths()
+            session.verify = paths.cafile or paths.capath or True
+            session.auth = lambda request: request
+
+            def ask(url: str) -> requests.Response:
+                own = {"Authorization": self.authorization} if self.authorization and url == first else {}
+                auth = requests.utils.get_netrc_auth(url) if url == first and not own else None
+                timeout = SILENCE_TIMEOUT_S
+                return session.get(url, headers=common | own, auth=auth, timeout=timeout, **rest.UNREAD)
+
+            try:
+                first = rest.check_http_url(requests.utils.requote_uri(self.url))
+                response = rest.ask_in_time(
+                    lambda: rest.follow_redirects(ask, first, check_redirect), doing, rest.ANSWER_TIMEOUT_S
+                )
+            except ValueError as error:
+                raise rest.connection_error(error, doing) from None
+            with response:
+                if response.status_code in (200, 206):
+                    yield response
+                    return
+                if response.status_code != 416 or "Range" not in headers:
+                    hint = "put the host's user and password into ~/.netrc, or ask for a fresh signed URL"
+                    raise rest.status_error(response, doing, hint=hint)
+        with self._ask({}) as response:  # the file is shorter now
+            yield response
+
+
+def check_redirect(url: str, target: str) -> str:
+    """Refuses redirects from https to what is not, and to a local file: they could send another model.
+
+    Raises:
+        RegistryError: The redirect is refused.
+        ValueError: The target is no URL.
+    """
+    import requests
+
+    from ortprep.registry.backends.rest import check_http_url
+
+    allowed = ("https://",) if url.startswith("https:") else ("https://", "http://")
+    if not target.lower().startswith(allowed):
+        raise RegistryError(
+            f"cannot fetch: {redact_url(url)}\n"
+            f"  expected {allowed[-1].removesuffix('://')}, got a redirect to {redact_url(target)}"
+        )
+    return check_http_url(requests.utils.requote_uri(target))
+
+
+def source_of(url: str) -> Source:
+    """Returns the source of a URL that is neither a file of this machine nor on the Hub."""
+    return WebFile(url) if _is_web(url) else StoredFile(url)
+
+
+def _is_web(url: str) -> bool:
+    return url.partition("://")[0].lower() in ("http", "https")
+
+
+def is_file_url(url: str) -> bool:
+    """Returns whether a URL names a file of this machine."""
+    return url.lower().startswith("file://")
+
+
+def path_of_file_url(url: str) -> Path:
+    """Returns the path a `file://` URL names.
+
+    Raises:
+        SourceError: It names another machine.
+    """
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost"):
+        raise SourceError(f"not a file on this machine: {redact_url(url)}\n  expected file:///absolute/path")
+    return Path(unquote(parts.path))
+
+
+def beside(url: str, location: str) -> str:
+    """Returns the URL of a file that lies beside another, or below its folder.
+
+    Args:
+        url: URL of the model; a query is kept, since it may carry what access needs.
+        location: Relative POSIX path.
+    """
+    if _is_web(url):
+        parts = urlsplit(url)
+        path = posixpath.join(posixpath.dirname(parts.path), quote(location))
+        return urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
+    return f"{url.rpartition('/')[0]}/{location}"

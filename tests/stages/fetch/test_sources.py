@@ -1,0 +1,281 @@
+"""Files of a web server, a store and a disk: whole, without a word of the credentials, or a clear refusal."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import fsspec
+import numpy as np
+import pytest
+
+from ortprep.bundle.digest import digest_bytes
+from ortprep.bundle.loader_config import FileEntry
+from ortprep.errors import RegistryError, SourceError
+from ortprep.registry import retries
+from ortprep.registry.backend import BLOCK_BYTES
+from ortprep.registry.backends import rest
+from ortprep.stages.fetch import sources
+from ortprep.stages.fetch.sources import (
+    TIMEOUT_VARIABLE,
+    LocalFile,
+    beside,
+    check_redirect,
+    fetch_file,
+    source_of,
+)
+from tests.fakes import (
+    FileServer,
+    send_cut,
+    send_slowly,
+    send_status,
+    send_whole,
+    serve,
+    trickling_server,
+    wait_for_a_tick,
+)
+
+CONTENT = np.random.default_rng(0).bytes(3 * BLOCK_BYTES + 17)
+OTHER = np.random.default_rng(1).bytes(3 * BLOCK_BYTES + 17)
+CUT = 2 * BLOCK_BYTES
+
+
+@pytest.fixture(autouse=True)
+def _own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(retries, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(sources, "ATTEMPTS", 3)
+
+
+@pytest.fixture
+def server() -> Iterator[FileServer]:
+    with serve() as running:
+        running.files["/m.onnx"] = CONTENT
+        yield running
+
+
+def fetch(server: FileServer, folder: Path, path: str = "/m.onnx") -> FileEntry:
+    return fetch_file(source_of(server.url + path), folder / "got")
+
+
+def test_a_slow_server_is_waited_for(server: FileServer, tmp_path: Path) -> None:
+    server.script = [send_slowly]
+    assert fetch(server, tmp_path) == FileEntry("got", len(CONTENT), digest_bytes(CONTENT))
+
+
+def test_a_cut_transfer_goes_on_where_it_was_cut(server: FileServer, tmp_path: Path) -> None:
+    server.script = [send_cut(CUT)]
+    assert fetch(server, tmp_path).sha256 == digest_bytes(CONTENT)
+    assert server.requests[1][1]["Range"] == f"bytes={CUT}-"
+    assert server.sent_bytes == len(CONTENT)
+
+
+def test_a_file_that_changed_while_it_was_cut_starts_again(server: FileServer, tmp_path: Path) -> None:
+    def change(*request: object) -> None:
+        send_cut(CUT)(*request)  # type: ignore[arg-type]
+        server.files["/m.onnx"], server.etag = OTHER, '"two"'
+
+    server.script = [change]
+    assert fetch(server, tmp_path).sha256 == digest_bytes(OTHER)
+
+
+@pytest.mark.parametrize("etag", [None, 'W/"weak"'])
+def test_a_file_without_a_strong_version_starts_again(
+    server: FileServer, tmp_path: Path, etag: str | None
+) -> None:
+    server.etag = etag
+    server.script = [send_cut(CUT)]
+    assert fetch(server, tmp_path).sha256 == digest_bytes(CONTENT)
+    assert "Range" not in server.requests[1][1]
+
+
+def test_servers_that_cannot_or_will_not_send_a_part_send_it_all(server: FileServer, tmp_path: Path) -> None:
+    for answer in (send_whole, send_status(416)):
+        server.script = [send_cut(CUT), answer]
+        assert fetch(server, tmp_path).sha256 == digest_bytes(CONTENT)
+    assert "Range" not in server.requests[-1][1]
+
+
+def test_a_passing_failure_is_tried_again_until_patience_ends(server: FileServer, tmp_path: Path) -> None:
+    server.script = [send_status(status) for status in (500, 502)]
+    assert fetch(server, tmp_path).sha256 == digest_bytes(CONTENT)
+    server.script = [send_status(503), send_cut(100), send_status(429)]
+    with pytest.raises(SourceError, match="got status 429") as caught:
+        fetch(server, tmp_path)
+    assert "run the command again later" in str(caught.value.hint)
+    assert len(server.requests) == 6
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 410])
+def test_a_lasting_failure_is_told_at_once(server: FileServer, tmp_path: Path, status: int) -> None:
+    server.script = [send_status(status)]
+    with pytest.raises(SourceError, match=f"cannot fetch: .*\n  expected success, got status {status}"):
+        fetch(server, tmp_path)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.attack
+def test_a_redirect_is_followed_without_credentials(server: FileServer, tmp_path: Path) -> None:
+    (tmp_path / ".netrc").write_text("machine 127.0.0.1 login me password secret\n")
+    (tmp_path / ".netrc").chmod(0o600)
+    server.files["/old.onnx"] = b""
+    server.script = [send_status(302, Location=f"{server.url}/m.onnx")]
+    assert fetch(server, tmp_path, "/old.onnx").sha256 == digest_bytes(CONTENT)
+    assert "Authorization" in server.requests[0][1]
+    assert "Authorization" not in server.requests[1][1]
+
+
+@pytest.mark.attack
+def test_a_redirect_to_a_local_file_is_refused(server: FileServer, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    server.script = [send_status(302, Location=f"file://{tmp_path / 'secret'}")]
+    with pytest.raises(SourceError, match="got a redirect to file://"):
+        fetch(server, tmp_path)
+
+
+@pytest.mark.attack
+def test_a_redirect_from_https_to_http_is_refused() -> None:
+    with pytest.raises(
+        RegistryError, match=r"expected https, got a redirect to http://elsewhere/m\.onnx"
+    ) as caught:
+        check_redirect("https://host/m.onnx?token=secret", "http://elsewhere/m.onnx")
+    assert "secret" not in str(caught.value)
+    assert check_redirect("https://host/m.onnx", "https://elsewhere/my m.onnx").endswith("/my%20m.onnx")
+
+
+@pytest.mark.attack
+def test_a_file_is_limited_in_size_and_in_time_by_the_environment(
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = source_of(f"{server.url}/m.onnx")
+    with pytest.raises(SourceError, match="got more"):
+        fetch_file(source, tmp_path / "got", max_bytes=BLOCK_BYTES)
+    monkeypatch.setenv(TIMEOUT_VARIABLE, "0")
+    with pytest.raises(SourceError, match="took too long") as raised:
+        fetch_file(source, tmp_path / "got")
+    assert TIMEOUT_VARIABLE in str(raised.value.hint)
+    monkeypatch.setenv(TIMEOUT_VARIABLE, "soon")
+    with pytest.raises(SourceError, match=f"bad {TIMEOUT_VARIABLE}: 'soon'"):
+        fetch_file(source, tmp_path / "got")
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    "before", [b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n", b"HTTP/1.1 200 OK\r\nA: "]
+)
+def test_a_server_that_sends_a_byte_at_a_time_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bytes
+) -> None:
+    monkeypatch.setattr(rest, "ANSWER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(rest, "BLOCK_TIMEOUT_S", 0.2)
+    results: list[BaseException] = []
+
+    def fetch() -> None:
+        try:
+            fetch_file(source_of(url), tmp_path / "got")
+        except SourceError as error:
+            results.append(error)
+
+    with trickling_server(before) as url:
+        thread = threading.Thread(target=fetch, daemon=True)
+        thread.start()
+        thread.join(30)
+    assert [type(result) for result in results] == [SourceError], "it does not wait for ever"
+    assert "nothing in time" in str(results[0])
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    "head", ["200 OK\r\nContent-Length: {}", "206 OK\r\nContent-Length: 1\r\nContent-Range: bytes 0-0/{}"]
+)
+def test_a_size_of_thousands_of_digits_is_refused(tmp_path: Path, head: str) -> None:
+    before = f"HTTP/1.1 {head.format('1' * 5000)}\r\n\r\n".encode()
+    with trickling_server(before) as url, pytest.raises(SourceError, match="expected a size"):
+        fetch_file(source_of(url), tmp_path / "got")
+
+
+@pytest.mark.attack
+def test_credentials_never_show(server: FileServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    for url in (server.url, server.url.replace("//", "//me:secret@")):
+        with pytest.raises(SourceError) as caught:
+            fetch_file(source_of(f"{url}/absent.onnx?token=secret"), tmp_path / "got")
+        assert "secret" not in str(caught.value) + caplog.text
+    assert "/absent.onnx" in caplog.text
+    assert len(server.requests) == 1, "a user in a URL is refused"
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("http:///m.onnx", "expected a usable URL"),
+        ("http://host:port/m.onnx", "expected a usable URL"),
+        ("http://[::1/m.onnx", "expected a usable URL"),
+        ("http://127.0.0.1:9/m.onnx", "Connection refused"),
+        ("nosuch://host/m.onnx", "not a source: nosuch://host"),
+    ],
+)
+def test_what_leads_to_no_server_is_told(tmp_path: Path, url: str, message: str) -> None:
+    with pytest.raises(SourceError, match=message):
+        fetch_file(source_of(url), tmp_path / "got")
+
+
+@pytest.fixture
+def memory() -> Iterator[str]:
+    folder = f"memory://{uuid4().hex}"
+    with fsspec.open(f"{folder}/m.onnx", "wb") as file:
+        file.write(CONTENT)
+    yield folder
+    fsspec.filesystem("memory").rm(folder, recursive=True)
+
+
+def test_any_installed_filesystem_is_a_source(memory: str, tmp_path: Path) -> None:
+    received = fetch_file(source_of(f"{memory}/m.onnx"), tmp_path / "got")
+    assert (received.size_bytes, received.sha256) == (len(CONTENT), digest_bytes(CONTENT))
+    for name in ("absent.onnx", ""):
+        with pytest.raises(SourceError, match=r"not in the source|IsADirectoryError"):
+            fetch_file(source_of(f"{memory}/{name}"), tmp_path / "got")
+
+
+def test_a_cut_on_a_filesystem_is_resumed_from_its_offset(memory: str) -> None:
+    source = source_of(f"{memory}/m.onnx")
+    with source.open(0, None) as first:
+        version = first.version
+    with source.open(BLOCK_BYTES, version) as second:
+        assert second.start == BLOCK_BYTES
+        assert b"".join(second.blocks) == CONTENT[BLOCK_BYTES:]
+    with fsspec.open(f"{memory}/m.onnx", "wb") as file:
+        file.write(OTHER)
+    with source.open(BLOCK_BYTES, version) as third:
+        assert third.start == 0
+
+
+def test_a_local_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(CONTENT)
+
+    def read_a_changing_file() -> None:
+        with LocalFile(path).open(0, None) as opened:
+            next(opened.blocks)
+            wait_for_a_tick(path)
+            path.write_bytes(OTHER)
+
+    with pytest.raises(SourceError, match="changed while it was read"):
+        read_a_changing_file()
+
+
+@pytest.mark.parametrize(
+    ("url", "location", "expected"),
+    [
+        ("https://h/a/m.onnx", "w.bin", "https://h/a/w.bin"),
+        ("https://h/a/m.onnx?sig=1", "sub/w b.bin", "https://h/a/sub/w%20b.bin?sig=1"),
+        ("https://h/m.onnx", "w", "https://h/w"),
+        ("s3://bucket/a/m.onnx", "w b.bin", "s3://bucket/a/w b.bin"),
+    ],
+)
+def test_external_data_lies_beside_its_model(url: str, location: str, expected: str) -> None:
+    assert beside(url, location) == expected
