@@ -18,7 +18,6 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -88,7 +87,10 @@ def call_metric(request: MetricRequest) -> float:
     except (Exception, SystemExit) as error:
         lines = textwrap.indent("".join(traceback.format_exception(error, limit=-2)).rstrip(), "  ")
         raise SpecError(f"{_FIELD} failed: {request.metric}\n{lines}", hint=_HINT) from error
-    number = _to_number(value)
+    try:
+        number = math.nan if isinstance(value, bool | np.bool_ | str) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
     if not math.isfinite(number):
         raise SpecError(
             f"{_FIELD} returned no finite number: {request.metric}\n"
@@ -96,13 +98,6 @@ def call_metric(request: MetricRequest) -> float:
             hint=_HINT,
         )
     return number
-
-
-def _to_number(value: Any) -> float:
-    try:
-        return math.nan if isinstance(value, bool | np.bool_ | str) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        return math.nan
 
 
 def _to_common(arrays: Mapping[str, Array]) -> dict[str, Array]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,10 +57,6 @@ def describe(context: Context) -> str:
     return f"{context.spec.name}/{context.variant}"
 
 
-_NOISE_MARGIN = 2.0
-"""How far above the noise floor a difference may be and still be called noise."""
-
-
 @dataclass(frozen=True)
 class Judged:
     """One output of one sample, compared."""
@@ -70,59 +66,45 @@ class Judged:
     comparison: OutputComparison
 
 
-def find_worst(judged: Sequence[Judged]) -> dict[str, Judged]:
-    """Returns every output's worst sample: a failed one before any other, then by ratio."""
-    worst: dict[str, Judged] = {}
-    for item in judged:
-        name = item.comparison.name
-        if name not in worst or _badness(item.comparison) > _badness(worst[name].comparison):
-            worst[name] = item
-    return worst
+def find_worst(judged: Iterable[Judged]) -> Judged:
+    """Returns the comparison that is furthest out of its tolerance: a failed one, then by ratio."""
+    return max(judged, key=lambda item: (not item.comparison.ok, item.comparison.ratio))
 
 
-def _badness(comparison: OutputComparison) -> tuple[bool, float]:
-    return not comparison.ok, comparison.ratio
-
-
-def build_errors(judged: Sequence[Judged]) -> tuple[OutputError, ...]:
+def build_errors(judged: Iterable[Judged]) -> tuple[OutputError, ...]:
     """Returns the record of every output: its worst element, and its largest differences over all samples."""
-    return tuple(
-        _build_error(item, [other.comparison for other in judged if other.comparison.name == name])
-        for name, item in find_worst(judged).items()
-    )
+    by_output: dict[str, list[Judged]] = {}
+    for item in judged:
+        by_output.setdefault(item.comparison.name, []).append(item)
+    return tuple(map(_build_error, by_output.values()))
 
 
-def _build_error(worst: Judged, of_output: Sequence[OutputComparison]) -> OutputError:
+def _build_error(judged: Sequence[Judged]) -> OutputError:
+    worst = find_worst(judged)
     comparison = worst.comparison
     return OutputError(
         output=comparison.name,
         shapes=worst.shapes,
-        max_abs=_finite(max(other.max_abs for other in of_output)),
-        max_rel=_finite(max(other.max_rel for other in of_output)),
+        max_abs=_finite(max(item.comparison.max_abs for item in judged)),
+        max_rel=_finite(max(item.comparison.max_rel for item in judged)),
         worst_index=comparison.worst_index,
-        worst_expected=_number(comparison.expected),
-        worst_got=_number(comparison.got),
+        worst_expected=_finite(comparison.expected),
+        worst_got=_finite(comparison.got),
         ratio=_finite(comparison.ratio),
     )
 
 
-def _number(element: Element | None) -> float:
-    """Returns an element as a record's float: a complex number's magnitude, 0 for what is no number."""
-    if element is None or isinstance(element, str):
+def _finite(value: Element | None) -> float:
+    """Returns the nearest number JSON can hold: a complex number's magnitude, 0 for what is no number."""
+    if value is None or isinstance(value, str):
         return 0.0
-    return _finite(abs(element)) if isinstance(element, complex) else _finite(float(element))
-
-
-def _finite(value: float) -> float:
-    """Returns the nearest number JSON can hold: it has no infinities, and no NaN."""
-    if math.isnan(value):
-        return 0.0
-    return max(min(value, sys.float_info.max), -sys.float_info.max)
+    number = abs(value) if isinstance(value, complex) else float(value)
+    return 0.0 if math.isnan(number) else max(min(number, sys.float_info.max), -sys.float_info.max)
 
 
 def describe_failure(judged: Sequence[Judged], noise: Mapping[str, OutputError]) -> str:
     """Returns the indented lines of an error: the worst element, how many outputs fail, the noise floor."""
-    worst = worst_failure(judged)
+    worst = find_worst(judged)
     comparison, tolerance = worst.comparison, worst.tolerance
     what = comparison.reason
     if comparison.expected is not None:
@@ -130,17 +112,16 @@ def describe_failure(judged: Sequence[Judged], noise: Mapping[str, OutputError])
             f"\n  expected {_show(comparison.expected)} at {list(comparison.worst_index)}, "
             f"got {_show(comparison.got)} (rtol {tolerance.rtol:g}, atol {tolerance.atol:g})"
         )
-    failed = list(dict.fromkeys(item.comparison.name for item in judged if not item.comparison.ok))
-    outputs, shapes = {item.comparison.name for item in judged}, {item.shapes for item in judged}
-    failed_shapes = {item.shapes for item in judged if not item.comparison.ok}
-    named = ", ".join(failed[:4]) + (", …" if len(failed) > 4 else "")
+    failed = [item for item in judged if not item.comparison.ok]
+    names = list(dict.fromkeys(item.comparison.name for item in failed))
     floor = noise.get(comparison.name)
     lines = [
         f"output {comparison.name!r} of sample {worst.shapes}: {what}",
         f"{comparison.wrong or comparison.count} of its {comparison.count} elements are wrong; "
         f"largest difference {comparison.max_abs:.3g}, relative {comparison.max_rel:.3g}",
-        f"outside tolerance: {len(failed)} of {len(outputs)} outputs ({named}), "
-        f"{len(failed_shapes)} of {len(shapes)} sample shapes",
+        f"outside tolerance: {len(names)} of {len({item.comparison.name for item in judged})} outputs "
+        f"({', '.join(names[:4])}{', …' if len(names) > 4 else ''}), "
+        f"{len({item.shapes for item in failed})} of {len({item.shapes for item in judged})} sample shapes",
         "noise floor: unknown, the source does not run with full optimisation"
         if floor is None
         else "noise floor (the source with full optimisation on CPU): "
@@ -149,25 +130,33 @@ def describe_failure(judged: Sequence[Judged], noise: Mapping[str, OutputError])
     return "\n".join(f"  {line}" for line in lines)
 
 
-def worst_failure(judged: Sequence[Judged]) -> Judged:
-    """Returns the comparison that is furthest out of its tolerance."""
-    return max(judged, key=lambda item: _badness(item.comparison))
-
-
 def _show(element: Element | None) -> str:
     return f"{element:.8g}" if isinstance(element, float | complex) else repr(element)
 
 
+_NOISE_MARGIN = 2.0
+"""How far above the noise floor a difference may be and still be called noise."""
+
+
 def suggest(worst: Judged, noise: OutputError | None, *, step: str, in_tf32: bool) -> str:
-    """Returns what a user can do about a failure: honest about whose fault it is."""
-    if noise is not None and _is_noise(worst.comparison, noise):
+    """Returns what a user can do about a failure.
+
+    Args:
+        worst: The failure.
+        noise: What optimising the source by itself changes in that output; None where it is unknown.
+        step: Ladder step of the graph.
+        in_tf32: Whether CUDA may have multiplied in TF32.
+    """
+    ratio = worst.comparison.ratio
+    # A record's ratio is never infinite: a wrong NaN is written as the largest number there is.
+    if noise is not None and 1 < noise.ratio < sys.float_info.max and ratio <= _NOISE_MARGIN * noise.ratio:
         room = _NOISE_MARGIN * noise.ratio
         rtol, atol = worst.tolerance.rtol * room, worst.tolerance.atol * room
         return (
             "ONNX Runtime's own optimisation of the source is outside this tolerance too; if its answers "
             f"are acceptable, set verify: {{rtol: {rtol:.1e}, atol: {atol:.1e}}} in the spec"
         )
-    if in_tf32 and math.isfinite(worst.comparison.ratio):
+    if in_tf32 and math.isfinite(ratio):
         return (
             "CUDA multiplies float32 in TF32; for exact float32: runtime: {cuda: {use_tf32: 0}} in the spec"
         )
@@ -175,10 +164,3 @@ def suggest(worst: Judged, noise: OutputError | None, *, step: str, in_tf32: boo
     if lower is not None:
         return f"optimise less: optimize: {{level: {lower}}} in the spec"
     return "compare the written model with its source by hand; no optimisation is left to turn off"
-
-
-def _is_noise(failure: OutputComparison, noise: OutputError) -> bool:
-    """Returns whether a failure is no more than what optimising the source by itself brings."""
-    # A record's ratio is never infinite: a wrong NaN is written as the largest number there is.
-    is_finite = math.isfinite(failure.ratio) and noise.ratio < sys.float_info.max
-    return noise.ratio > 1 and is_finite and failure.ratio <= _NOISE_MARGIN * noise.ratio

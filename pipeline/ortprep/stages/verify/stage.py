@@ -8,10 +8,9 @@ own, and leave their outputs in files, so that no two of them ever stand in memo
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ortprep.bundle.codec import decode, encode
@@ -33,10 +32,10 @@ from ortprep.stages.verify.comparison import (
     build_errors,
     describe,
     describe_failure,
+    find_worst,
     judge,
     run_samples,
     suggest,
-    worst_failure,
 )
 from ortprep.stages.verify.golden import GOLDEN_FILE, MAX_GOLDEN_BYTES, OWN_GOLDEN_FILE, write_golden
 from ortprep.stages.verify.reference import (
@@ -89,23 +88,35 @@ class VerifyStage:
             StageError: The source does not run on the CPU.
             OSError: The disk is full.
         """
-        with _scratch(context.folder / "answers") as scratch:
+        own_precision = context.variant_plan.has_own_precision
+        # Below the stage's own folder, since /tmp may be memory and outputs may be large.
+        with TemporaryDirectory(prefix="answers-", dir=context.folder) as folder:
+            scratch = Path(folder)
             every = _reference(context, scratch)
             reference = fitting(every, read_source(context).description.interface, describe(context))
             candidate = _run_candidate(context, reference, scratch)
             judged = tuple(judge(context.spec, reference.samples, expected=reference.answers, got=candidate))
             accuracy: tuple[OutputAccuracy, ...] = ()
-            if context.variant_plan.has_own_precision:
+            if own_precision:
                 accuracy = _require_gate(context, reference, candidate)
-            else:
-                _require_equal(context, reference, judged, scratch)
+            elif not all(item.comparison.ok for item in judged):
+                raise _explain(context, reference, judged, scratch)
             if context.variant_plan.is_converted:
                 # Answers in another precision are further from the source's than a tolerance allows.
-                answers = candidate if context.variant_plan.has_own_precision else reference.answers
+                answers = candidate if own_precision else reference.answers
                 _keep_golden(context, OWN_GOLDEN_FILE, reference.samples, answers)
             if _makes_reference(context):
                 _keep_golden(context, GOLDEN_FILE, every.samples, every.answers)
-        return dict(encode(VerifyResult(_record(context, reference, judged), accuracy)))
+        record = VerificationRecord(
+            rtol=context.spec.verify.rtol,
+            atol=context.spec.verify.atol,
+            samples=len(reference.samples),
+            inputs="seeded" if context.spec.samples is None else "samples",
+            # What a gate judges has its figures in `accuracy`; no tolerance applies to it.
+            errors=() if own_precision else build_errors(judged),
+            noise_floor=reference.noise,
+        )
+        return dict(encode(VerifyResult(record, accuracy)))
 
     def ensures(self, context: Context, result: Mapping[str, Any]) -> None:
         """Checks that outputs were compared and, where the source was run, that there is a golden sample.
@@ -120,16 +131,6 @@ class VerifyStage:
         for name in (*own, *((GOLDEN_FILE,) if _makes_reference(context) else ())):
             if not (context.folder / name).is_file():
                 raise StageError(f"no {name} was written: {describe(context)}")
-
-
-@contextmanager
-def _scratch(folder: Path) -> Iterator[Path]:
-    # Below the stage's own folder, since /tmp may be memory and outputs may be large.
-    folder.mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
 
 
 def _makes_reference(context: Context) -> bool:
@@ -178,62 +179,60 @@ def _require_gate(
 
 
 def _require_signature(context: Context, expected: Answers, got: Answers) -> None:
-    """Compares what the sessions declare; an output's declared shape may have become more exact."""
+    """Compares what the sessions declare; an output's declared shape may have become more exact.
+
+    Raises:
+        VerificationError: The candidate takes or gives something else.
+    """
     plan, convert = context.variant_plan, context.spec.convert
     halved = plan.has_own_precision and convert is not None and not convert.half.keep_io
 
-    def kind(value: TensorDeclaration) -> str:
-        return value.type.replace("(float16)", "(float)") if halved else value.type
+    def show(values: Sequence[TensorDeclaration], *, shapes: bool) -> str:
+        kinds = (one.type.replace("(float16)", "(float)") if halved else one.type for one in values)
+        return ", ".join(
+            f"{one.name} {kind}{list(one.shape) if shapes and one.shape else ''}"
+            for one, kind in zip(values, kinds, strict=True)
+        )
 
-    inputs = [
-        [(value.name, kind(value), () if plan.binding else value.shape) for value in side.inputs]
-        for side in (expected, got)
-    ]
-    outputs = [[(value.name, kind(value)) for value in side.outputs] for side in (expected, got)]
-    for what, left, right in (("inputs", *inputs), ("outputs", *outputs)):
-        if left != right:
+    for what, left, right, shapes in (
+        ("inputs", expected.inputs, got.inputs, not plan.binding),
+        ("outputs", expected.outputs, got.outputs, False),
+    ):
+        wanted, found = show(left, shapes=shapes), show(right, shapes=shapes)
+        if wanted != found:
             raise VerificationError(
                 f"the prepared model's {what} differ from its source's: {describe(context)}\n"
-                f"  expected {_list(left)}, got {_list(right)}"
+                f"  expected {wanted}, got {found}"
             )
 
 
-def _list(signatures: Sequence[Any]) -> str:
-    return ", ".join(
-        f"{name} {kind}{list(shape[0]) if shape and shape[0] else ''}" for name, kind, *shape in signatures
-    )
-
-
-def _require_equal(
+def _explain(
     context: Context, reference: ReferenceAnswers, judged: Sequence[Judged], scratch: Path
-) -> None:
-    if all(item.comparison.ok for item in judged):
-        return
-    subject = describe(context)
-    floor = {error.output: error for error in reference.noise}
-    worst = worst_failure(judged)
+) -> VerificationError:
+    """Returns the error for answers outside their tolerance: the source's fault if it answers at random."""
+    subject, floor = describe(context), {error.output: error for error in reference.noise}
+    failure = describe_failure(judged, floor)
     again = run_samples(context, source_plan(context), reference.samples, scratch / "again")
     repeated = judge(context.spec, reference.samples, expected=reference.answers, got=again)
     if not all(item.comparison.ok for item in repeated):
-        raise VerificationError(
-            f"the source gives different answers each time it runs: {subject}\n"
-            f"{describe_failure(judged, floor)}",
+        return VerificationError(
+            f"the source gives different answers each time it runs: {subject}\n{failure}",
             hint="give its random operators a seed attribute; random answers cannot be verified",
         )
     optimized, _ = read_optimized(context, context.variant)
-    raise VerificationError(
-        f"the prepared model's answers differ from its source's: {subject}\n"
-        f"{describe_failure(judged, floor)}",
-        hint=suggest(
-            worst,
-            floor.get(worst.comparison.name),
-            # Loads of the portable variant optimise it up to the user's level.
-            step=context.spec.optimize.level if context.variant == PORTABLE else optimized.step,
-            in_tf32=any(
-                provider.name == CUDA and provider.options.get("use_tf32") != "0"
-                for provider in optimized.variant.providers
-            ),
+    worst = find_worst(judged)
+    hint = suggest(
+        worst,
+        floor.get(worst.comparison.name),
+        # Loads of the portable variant optimise it up to the user's level.
+        step=context.spec.optimize.level if context.variant == PORTABLE else optimized.step,
+        in_tf32=any(
+            provider.name == CUDA and provider.options.get("use_tf32") != "0"
+            for provider in optimized.variant.providers
         ),
+    )
+    return VerificationError(
+        f"the prepared model's answers differ from its source's: {subject}\n{failure}", hint=hint
     )
 
 
@@ -248,16 +247,3 @@ def _keep_golden(context: Context, name: str, samples: Sequence[Sample], answers
             f"golden sample with inputs of {size_bytes // 2**20} MB, since no declared shape is smaller; "
             "every load that checks answers reads it"
         )
-
-
-def _record(context: Context, reference: ReferenceAnswers, judged: Sequence[Judged]) -> VerificationRecord:
-    verify = context.spec.verify
-    return VerificationRecord(
-        rtol=verify.rtol,
-        atol=verify.atol,
-        samples=len(reference.samples),
-        inputs="seeded" if context.spec.samples is None else "samples",
-        # What a gate judges has its figures in `accuracy`; no tolerance applies to it.
-        errors=() if context.variant_plan.has_own_precision else build_errors(judged),
-        noise_floor=reference.noise,
-    )
