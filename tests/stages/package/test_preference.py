@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortprep.bundle.figures import PlanFigures, Samples
-from ortprep.bundle.manifest import Decision, MeasurementRecord
+from ortprep.bundle.manifest import Decision, MeasurementRecord, VariantRecord
 from ortprep.stages.core.contract import PORTABLE, VariantPlan
-from ortprep.stages.core.results import MeasureResult
 from ortprep.stages.measure.contenders import PREPARED
 from ortprep.stages.package.prepared_variants import PreparedVariant, order_variants
 from tests.tuning.builders import per_load
@@ -31,16 +30,17 @@ def variant(
     name: str, *, shipped: str = PREPARED, parent: str | None = None, **costs: float
 ) -> PreparedVariant:
     plans = tuple(figures(plan, cost) for plan, cost in costs.items())
-    record = MeasurementRecord("warm", 3, "x=[1]", plans)
-    measured = MeasureResult((record,), Decision(shipped, faster=True, reason="")) if costs else None
+    measurements = (MeasurementRecord("warm", 3, "x=[1]", plans),) if costs else ()
+    decision = Decision(shipped, faster=True, reason="") if costs else None
     bucket = "batch" in name
     plan = VariantPlan(name, name.partition("-")[0].replace(PORTABLE, "cpu"), parent=parent, is_bucket=bucket)
     nothing = cast(Any, None)
-    return PreparedVariant(plan, nothing, nothing, measured, nothing, nothing, None)
+    record = VariantRecord(name, plan.target, "all", (), nothing, measurements, decision)
+    return PreparedVariant(plan, nothing, nothing, record)
 
 
 def order(*variants: PreparedVariant, targets: tuple[str, ...] = ("cpu",)) -> list[str]:
-    return [one.name for one in order_variants(variants, targets, ONE_RUN)]
+    return [one.plan.name for one in order_variants(variants, targets, ONE_RUN)]
 
 
 def converted(name: str, ratio: float, parent: str = "cpu") -> PreparedVariant:

@@ -12,6 +12,7 @@ from ortprep.bundle.conversion_record import ConversionRecord, LeftOut
 from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.file_links import link_or_copy, share_model
 from ortprep.bundle.loader_config import FileEntry, Golden, Requirements, Tolerance, Variant
+from ortprep.bundle.manifest import Decision, MeasurementRecord, VariantRecord
 from ortprep.bundle.verification import describe_files
 from ortprep.stages.core.contract import LEFT_OUT, PORTABLE, Context, TaskId, VariantPlan
 from ortprep.stages.core.results import FetchResult, MeasureResult, PreparedResult, VerifyResult
@@ -27,36 +28,78 @@ from ortprep.tuning.objective import Objective
 
 @dataclass(frozen=True)
 class PreparedVariant:
-    """Results of earlier stages for one variant.
-
-    Attributes:
-        verified_folder: Folder of its own golden sample, if it has one.
-    """
+    """Results of earlier stages for one variant; `folder` has the files of `prepared`."""
 
     plan: VariantPlan
     prepared: PreparedResult
-    verified: VerifyResult
-    measured: MeasureResult | None
     folder: Path
-    verified_folder: Path
-    conversion: ConversionRecord | None
-
-    @property
-    def name(self) -> str:
-        """Its name in the bundle."""
-        return self.plan.name
+    record: VariantRecord
 
     @property
     def shipped(self) -> str:
         """Name of the plan that is shipped."""
-        return self.measured.decision.shipped if self.measured else PREPARED
+        return self.record.decision.shipped if self.record.decision else PREPARED
 
 
-def collect_variants(context: Context) -> tuple[PreparedVariant, ...]:
-    """Returns the variants there are, in the order that jobs prefer them in."""
-    plan = context.plan
-    there = [_collect(context, name) for name in plan.variants if _why_left_out(context, name) is None]
-    return order_variants(there, plan.targets, Objective.of(context.spec.tune))
+def collect_variants(context: Context) -> tuple[tuple[PreparedVariant, ...], tuple[LeftOut, ...]]:
+    """Returns the variants there are, in the order that jobs prefer them in, and those left out, with why."""
+    there, left_out = [], []
+    for name in context.plan.variants:
+        reason = context.upstream[TaskId("verify", name)].result.get(LEFT_OUT)
+        if reason is None:
+            there.append(_collect(context, name))
+        else:
+            left_out.append(LeftOut(name, str(reason), _conversion(context, name)))
+    ordered = order_variants(there, context.plan.targets, Objective.of(context.spec.tune))
+    return ordered, tuple(left_out)
+
+
+def _collect(context: Context, name: str) -> PreparedVariant:
+    plan = context.plan.variant_plans[name]
+    prepared, folder = read_prepared(context, name)
+    verified = decode(VerifyResult, context.upstream[TaskId("verify", name)].result)
+    measurements, decision = _measured(context, name)
+    record = VariantRecord(
+        name=name,
+        target=plan.target,
+        level=prepared.step,
+        ladder=prepared.ladder,
+        verification=verified.record,
+        measurements=measurements,
+        decision=decision,
+        tuning=prepared.record,
+        # What was fused and is not shipped, since it was not faster, is no part of the variant.
+        conversion=_conversion(context, name) if not decision or decision.shipped == PREPARED else None,
+        accuracy=verified.accuracy,
+    )
+    return PreparedVariant(plan, prepared, folder, record)
+
+
+def _conversion(context: Context, variant: str) -> ConversionRecord | None:
+    task = source_task(context.plan, variant)
+    record = None if task == FETCH else context.upstream[task].result.get("record")
+    return None if record is None else decode(ConversionRecord, record)
+
+
+def _measured(context: Context, variant: str) -> tuple[tuple[MeasurementRecord, ...], Decision | None]:
+    """Returns what a variant costs and which plan it ships: nothing where it was not measured.
+
+    The task of `cpu` measured the portable variant beside the source.
+    """
+    task = context.upstream.get(TaskId("measure", "cpu" if variant == PORTABLE else variant))
+    if task is None:
+        return (), None
+    measured = decode(MeasureResult, task.result)
+    if variant != PORTABLE:
+        return measured.measurements, measured.decision
+    if measured.fallback is None:
+        return (), None
+    both = (DEFAULT, PORTABLE)
+    records = (
+        replace(record, plans=tuple(plan for plan in record.plans if plan.plan in both), skipped={})
+        for record in measured.measurements
+    )
+    return tuple(records), measured.fallback
 
 
 def order_variants(
@@ -67,13 +110,13 @@ def order_variants(
     A CPU variant that costs more than fp32 comes after the portable variant. Buckets come last: only their
     shapes select them, and a reader that does not know them takes any other before.
     """
-    by_name = {prepared.name: prepared for prepared in variants}
+    by_name = {prepared.plan.name: prepared for prepared in variants}
     rank = {target: position for position, target in enumerate(targets)}
     portable = rank.get("cpu", len(rank)) + 1
 
     def preference(prepared: PreparedVariant) -> tuple[bool, int, float]:
         bucket, target = prepared.plan.is_bucket, prepared.plan.target
-        if prepared.name == PORTABLE:
+        if prepared.plan.name == PORTABLE:
             return bucket, portable, 0.0
         cost = _relative_cost(prepared, by_name[target], objective)
         return bucket, portable if target == "cpu" and cost > 1 else rank[target], cost
@@ -83,9 +126,9 @@ def order_variants(
 
 def _relative_cost(prepared: PreparedVariant, base: PreparedVariant, objective: Objective) -> float:
     """Returns what a session costs relative to what its target ships in fp32; small gains do not count."""
-    if prepared.measured is None or prepared.plan.parent is None or prepared.plan.is_bucket:
-        return 1.0
     costs = _costs(prepared, objective)
+    if not costs or prepared.plan.parent is None or prepared.plan.is_bucket:
+        return 1.0
     if PARENT not in costs:
         return math.inf
     own = _costs(base, objective)
@@ -96,63 +139,11 @@ def _relative_cost(prepared: PreparedVariant, base: PreparedVariant, objective: 
 
 def _costs(prepared: PreparedVariant, objective: Objective) -> dict[str, float]:
     """Returns what a session costs by each plan that was measured, the page cache warm."""
-    plans = prepared.measured.measurements[0].plans if prepared.measured else ()
+    measurements = prepared.record.measurements
     return {
         figures.plan: figures.ready_ms.median + (objective.runs_per_load - 1) * figures.steady_ms.median
-        for figures in plans
+        for figures in (measurements[0].plans if measurements else ())
     }
-
-
-def _why_left_out(context: Context, variant: str) -> str | None:
-    result = context.upstream[TaskId("verify", variant)].result
-    return str(result[LEFT_OUT]) if LEFT_OUT in result else None
-
-
-def collect_left_out(context: Context) -> tuple[LeftOut, ...]:
-    """Returns the variants there are not, and why."""
-    reasons = {name: _why_left_out(context, name) for name in context.plan.variants}
-    return tuple(
-        LeftOut(name, reason, _conversion(context, name)) for name, reason in reasons.items() if reason
-    )
-
-
-def _conversion(context: Context, variant: str) -> ConversionRecord | None:
-    task = source_task(context.plan, variant)
-    record = None if task == FETCH else context.upstream[task].result.get("record")
-    return None if record is None else decode(ConversionRecord, record)
-
-
-def _read_measured(context: Context, variant: str) -> MeasureResult | None:
-    measured = context.upstream.get(TaskId("measure", variant))
-    return decode(MeasureResult, measured.result) if measured else None
-
-
-def _read_fallback(context: Context) -> MeasureResult | None:
-    """Returns what the portable variant costs beside the source, as the task of `cpu` measured both."""
-    measured = _read_measured(context, "cpu")
-    if measured is None or measured.fallback is None:
-        return None
-    records = tuple(
-        replace(
-            record, plans=tuple(plan for plan in record.plans if plan.plan in (DEFAULT, PORTABLE)), skipped={}
-        )
-        for record in measured.measurements
-    )
-    return MeasureResult(records, measured.fallback)
-
-
-def _collect(context: Context, variant: str) -> PreparedVariant:
-    verified = context.upstream[TaskId("verify", variant)]
-    prepared, folder = read_prepared(context, variant)
-    return PreparedVariant(
-        plan=context.plan.variant_plans[variant],
-        prepared=prepared,
-        verified=decode(VerifyResult, verified.result),
-        measured=_read_fallback(context) if variant == PORTABLE else _read_measured(context, variant),
-        folder=folder,
-        verified_folder=verified.folder,
-        conversion=_conversion(context, variant),
-    )
 
 
 def place_variant(context: Context, fetched: FetchResult, prepared: PreparedVariant) -> Variant:
@@ -178,18 +169,17 @@ def place_variant(context: Context, fetched: FetchResult, prepared: PreparedVari
 
 def _place_source(context: Context, fetched: FetchResult, prepared: PreparedVariant) -> Variant:
     """Ships the source's graph, optimised at every load as by default: what was prepared was not better."""
-    source = read_fetched(context).path
-    files = _place_files(source, context.folder, prepared.name)
+    name, target = prepared.plan.name, prepared.plan.target
     options = loading_options(context.spec.runtime, level="ORT_ENABLE_ALL")
     # What reads the portable graph reads the source: same opsets, no operator that the source does not have.
     portable = read_prepared(context, PORTABLE)[0].variant.requirements
-    providers = loading_providers(context.spec.runtime, prepared.plan.target)
+    providers = loading_providers(context.spec.runtime, target)
     versions = with_options(portable.onnxruntime, options, providers, installed=prepared.prepared.onnxruntime)
     return Variant(
-        name=prepared.name,
-        target=prepared.plan.target,
-        model=f"{prepared.name}/{fetched.model}",
-        files=files,
+        name=name,
+        target=target,
+        model=f"{name}/{fetched.model}",
+        files=_place_files(read_fetched(context).path, context.folder, name),
         session_options=options,
         providers=providers,
         requirements=Requirements(versions, tuple(provider.name for provider in providers)),
@@ -202,16 +192,15 @@ def _place_files(model: Path, bundle: Path, variant: str) -> tuple[FileEntry, ..
     return tuple(replace(entry, path=f"{variant}/{entry.path}") for entry in placed)
 
 
-def place_golden(context: Context) -> FileEntry:
+def place_golden(context: Context) -> Golden:
     """Puts the source's golden sample into the bundle.
 
     Raises:
         OSError: The disk is full.
     """
-    verified = context.upstream[TaskId("verify", reference_variant(context.plan))]
-    destination = context.folder / GOLDEN_FILE
-    link_or_copy(verified.folder / GOLDEN_FILE, destination)
-    return FileEntry(GOLDEN_FILE, destination.stat().st_size, DigestCache().digest(destination))
+    entry = _place_file(context, reference_variant(context.plan), GOLDEN_FILE, GOLDEN_FILE)
+    tolerances = context.spec.verify.tolerances()
+    return Golden(entry, tolerances.pop(""), tolerances)
 
 
 def _place_own_golden(context: Context, prepared: PreparedVariant) -> Golden:
@@ -220,13 +209,18 @@ def _place_own_golden(context: Context, prepared: PreparedVariant) -> Golden:
     A variant in its own precision has its own answers. Elsewhere they may differ by as much as they differ
     here from the source, and no more: another processor sums in another order, and rounds as coarsely.
     """
-    name = f"{prepared.name}/{GOLDEN_FILE}"
-    destination = context.folder / name
-    link_or_copy(prepared.verified_folder / OWN_GOLDEN_FILE, destination)
+    name = prepared.plan.name
+    entry = _place_file(context, name, OWN_GOLDEN_FILE, f"{name}/{GOLDEN_FILE}")
     tolerances = context.spec.verify.tolerances()
     if prepared.plan.has_own_precision:
-        for accuracy in prepared.verified.accuracy:
+        for accuracy in prepared.record.accuracy:
             own = context.spec.verify.tolerance_of(accuracy.output)
             tolerances[accuracy.output] = Tolerance(own.rtol, max(own.atol, accuracy.max_abs))
-    entry = FileEntry(name, destination.stat().st_size, DigestCache().digest(destination))
     return Golden(entry, tolerances.pop(""), tolerances)
+
+
+def _place_file(context: Context, variant: str, file: str, name: str) -> FileEntry:
+    """Puts a file that `verify` left for a variant into the bundle."""
+    destination = context.folder / name
+    link_or_copy(context.upstream[TaskId("verify", variant)].folder / file, destination)
+    return FileEntry(name, destination.stat().st_size, DigestCache().digest(destination))

@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import starmap
 from typing import Any
 
 import ortprep
 from ortprep.bundle.digest import DigestCache, digest_json
-from ortprep.bundle.loader_config import LOADER_SCHEMA_VERSION, Golden, LoaderConfig, write_loader_config
-from ortprep.bundle.manifest import (
-    MANIFEST_SCHEMA_VERSION,
-    Manifest,
-    MissingTarget,
-    VariantRecord,
-    write_manifest,
-)
+from ortprep.bundle.loader_config import LOADER_SCHEMA_VERSION, LoaderConfig, write_loader_config
+from ortprep.bundle.manifest import MANIFEST_SCHEMA_VERSION, Manifest, MissingTarget, write_manifest
 from ortprep.bundle.requirements_file import REQUIREMENTS_FILE, format_requirements, pin_onnxruntime
 from ortprep.bundle.verification import check_bundle, describe_files
 from ortprep.children.child import run_child
@@ -25,7 +20,6 @@ from ortprep.errors import BundleError, ChildError, LoadError, StageError
 from ortprep.spec.models import resolved_spec
 from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId
 from ortprep.stages.core.provenance import describe_environment, read_spec_commit
-from ortprep.stages.core.results import FetchResult
 from ortprep.stages.core.sources import (
     CONFIG_FILE,
     FETCH,
@@ -34,14 +28,7 @@ from ortprep.stages.core.sources import (
     read_location,
     source_task,
 )
-from ortprep.stages.measure.contenders import PREPARED
-from ortprep.stages.package.prepared_variants import (
-    PreparedVariant,
-    collect_left_out,
-    collect_variants,
-    place_golden,
-    place_variant,
-)
+from ortprep.stages.package.prepared_variants import collect_variants, place_golden, place_variant
 
 
 class PackageStage:
@@ -76,30 +63,43 @@ class PackageStage:
         Raises:
             StageError: The disk is full or read-only.
         """
-        fetched = read_fetched(context).description
-        prepared = collect_variants(context)
+        fetched, spec = read_fetched(context).description, context.spec
+        prepared, left_out = collect_variants(context)
         variants = tuple(
             place_variant(context, fetched, variant)
             for variant in prepared
-            if variant.name == PORTABLE or variant.shipped != PORTABLE
+            if variant.plan.name == PORTABLE or variant.shipped != PORTABLE
         )
         if fetched.config is not None:
             (context.folder / CONFIG_FILE).write_text(fetched.config, encoding="utf-8")
-        golden, tolerances = place_golden(context), context.spec.verify.tolerances()
         config = LoaderConfig(
             schema_version=LOADER_SCHEMA_VERSION,
-            name=context.spec.name,
+            name=spec.name,
             inputs=fetched.interface.inputs,
             outputs=fetched.interface.outputs,
-            golden=Golden(golden, tolerances.pop(""), tolerances),
+            golden=place_golden(context),
             variants=variants,
             source=fetched.source.files,
         )
         write_loader_config(context.folder, config)
         environment = run_child(describe_environment, None, timeout_s=120).value
         requirements = context.folder / REQUIREMENTS_FILE
-        requirements.write_text(format_requirements(config.name, environment), encoding="utf-8")
-        write_manifest(context.folder, _manifest(context, fetched, prepared, environment))
+        requirements.write_text(format_requirements(spec.name, environment), encoding="utf-8")
+        manifest = Manifest(
+            schema_version=MANIFEST_SCHEMA_VERSION,
+            name=spec.name,
+            created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            pipeline_version=ortprep.__version__,
+            spec_digest=digest_json(resolved_spec(spec)),
+            source=replace(fetched.source, location=read_location(context)),
+            environment=environment,
+            variants=tuple(variant.record for variant in prepared),
+            files=describe_files(context.folder, DigestCache().digest),
+            missing_targets=tuple(starmap(MissingTarget, context.plan.missing.items())),
+            spec_commit=read_spec_commit(spec.folder),
+            left_out=left_out,
+        )
+        write_manifest(context.folder, manifest)
         context.say(f"jobs need {pin_onnxruntime(environment)}, as in its {REQUIREMENTS_FILE}")
         return {"variants": [variant.name for variant in variants]}
 
@@ -115,54 +115,10 @@ class PackageStage:
             raise StageError(f"the bundle cannot be read back\n  {error.message}") from error
         if PORTABLE not in result["variants"]:
             raise StageError("the bundle has no portable variant")
-        _require_answers(context)
-
-
-def _require_answers(context: Context) -> None:
-    """Loads from where the files lie now: what was verified lay elsewhere, which may make a difference."""
-    try:
-        for checked in check_variants(context.folder, timeout_s=context.spec.optimize.timeout_s):
-            if checked.reasons:
-                context.say(str(checked))
-    except (LoadError, ChildError) as error:
-        raise StageError(f"the bundle cannot be used\n  {error.message}", hint=error.hint) from error
-
-
-def _manifest(
-    context: Context,
-    fetched: FetchResult,
-    prepared: tuple[PreparedVariant, ...],
-    environment: Mapping[str, Any],
-) -> Manifest:
-    return Manifest(
-        schema_version=MANIFEST_SCHEMA_VERSION,
-        name=context.spec.name,
-        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        pipeline_version=ortprep.__version__,
-        spec_digest=digest_json(resolved_spec(context.spec)),
-        source=replace(fetched.source, location=read_location(context)),
-        environment=environment,
-        variants=tuple(_record(variant) for variant in prepared),
-        files=describe_files(context.folder, DigestCache().digest),
-        missing_targets=tuple(
-            MissingTarget(target, reason) for target, reason in context.plan.missing.items()
-        ),
-        spec_commit=read_spec_commit(context.spec.folder),
-        left_out=collect_left_out(context),
-    )
-
-
-def _record(prepared: PreparedVariant) -> VariantRecord:
-    return VariantRecord(
-        name=prepared.name,
-        target=prepared.plan.target,
-        level=prepared.prepared.step,
-        ladder=prepared.prepared.ladder,
-        verification=prepared.verified.record,
-        measurements=prepared.measured.measurements if prepared.measured else (),
-        decision=prepared.measured.decision if prepared.measured else None,
-        tuning=prepared.prepared.record,
-        # What was fused and is not shipped, since it was not faster, is no part of the variant.
-        conversion=prepared.conversion if prepared.shipped == PREPARED else None,
-        accuracy=prepared.verified.accuracy,
-    )
+        # From where the files lie now: what was verified lay elsewhere, which may make a difference.
+        try:
+            for checked in check_variants(context.folder, timeout_s=context.spec.optimize.timeout_s):
+                if checked.reasons:
+                    context.say(str(checked))
+        except (LoadError, ChildError) as error:
+            raise StageError(f"the bundle cannot be used\n  {error.message}", hint=error.hint) from error
