@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ortprep.tuning.knobs import Conditions, ModelFeatures, build_space, restrict
 from ortprep.tuning.objective import Objective
-from ortprep.tuning.space import Knob, PlanChoice, Rule, Setting, Space
+from ortprep.tuning.space import PlanChoice, Space
 
 VERSIONS = (
     "1.23.2", "1.24.4", "1.25.1", "1.26.0", "1.27.0", "1.28.0", "1.29.0", "1.30.0", "1.31.0", "1.31.1",
@@ -58,14 +58,14 @@ def cuda_space(features: ModelFeatures = CONVOLUTIONS, **conditions: Any) -> Spa
 
 
 def names(space: Space) -> set[str]:
-    return {knob.name for knob in space.knobs}
+    return set(space.knobs)
 
 
 def plan(space: Space, **values: str) -> PlanChoice:
     """Returns the base with other values of some knobs."""
     choice = space.base
     for knob, value in values.items():
-        assert value in space.knob(knob).values
+        assert value in space.knobs[knob]
         choice = choice.but(knob, value)
     return space.canonical(choice)
 
@@ -73,11 +73,8 @@ def plan(space: Space, **values: str) -> PlanChoice:
 def small_space() -> Space:
     """Two knobs, one of which means nothing where the other is off."""
     return Space(
-        (
-            Knob("engine", (Setting("on"), Setting("off")), "Whether it runs."),
-            Knob("speed", (Setting("low"), Setting("mid"), Setting("high")), "How fast."),
-        ),
-        (Rule({"engine": "off"}, ("speed", "low")),),
+        {"engine": {"on": {}, "off": {}}, "speed": {"low": {}, "mid": {}, "high": {}}},
+        (({"engine": "off"}, "speed", "low"),),
     )
 
 
@@ -109,13 +106,16 @@ def restricted_spaces(draw: st.DrawFn) -> Space:
     """The same, some knobs with fewer values and in another order."""
     space = draw(spaces())
     wanted = {}
-    for knob in draw(st.lists(st.sampled_from(space.knobs), unique_by=lambda knob: knob.name)):
-        values = st.lists(st.sampled_from(knob.values), min_size=1, unique=True)
-        wanted[knob.name] = tuple(draw(values))
+    for knob in draw(st.lists(st.sampled_from(list(space.knobs)), unique=True)):
+        wanted[knob] = tuple(
+            draw(st.lists(st.sampled_from(list(space.knobs[knob])), min_size=1, unique=True))
+        )
     return restrict(space, wanted)
 
 
 @st.composite
 def raw_choices(draw: st.DrawFn, space: Space) -> PlanChoice:
     """A value for every knob, whatever comes to the same."""
-    return PlanChoice(tuple((knob.name, draw(st.sampled_from(knob.values))) for knob in space.knobs))
+    return PlanChoice(
+        tuple((knob, draw(st.sampled_from(list(values)))) for knob, values in space.knobs.items())
+    )

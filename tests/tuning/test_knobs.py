@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.options import (
     CUDA,
     check_attributes,
@@ -18,7 +19,7 @@ from ortprep.options import (
     known_session_config,
 )
 from ortprep.tuning.knobs import MAX_INLINE_BYTES, ModelFeatures, find_space_problems
-from ortprep.tuning.space import Space
+from ortprep.tuning.space import ATTRIBUTES, Options, Space
 from tests.tuning.builders import (
     CONVOLUTIONS,
     EVERYTHING_ALLOWED,
@@ -42,6 +43,10 @@ def free_space() -> Space:
     return cuda_space(allowed=EVERYTHING_ALLOWED)
 
 
+def all_options(space: Space) -> list[Options]:
+    return [options for values in space.knobs.values() for options in values.values()]
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("build", [cpu_space, cuda_space])
 @pytest.mark.parametrize("features", [CONVOLUTIONS, TRANSFORMER], ids=["convolutions", "transformer"])
@@ -49,31 +54,22 @@ def test_every_option_of_every_knob_is_known_to_that_version_with_that_value(
     version: str, build: Callable[..., Space], features: ModelFeatures
 ) -> None:
     space = build(features, onnxruntime=version, allowed=EVERYTHING_ALLOWED)
-    for knob in space.knobs:
-        for setting in knob.settings:
-            assert check_session_config(setting.config_entries, version=version) == ()
-            assert check_attributes(setting.attributes, version=version) == ()
-            assert check_provider_options(CUDA, setting.provider_options, version=version) == ()
+    for options in all_options(space):
+        entries = {name: value for name, value in options.items() if "." in name}
+        attributes = {name: value for name, value in options.items() if name in ATTRIBUTES}
+        others = {name: value for name, value in options.items() if name not in {*entries, *attributes}}
+        assert check_session_config(entries, version=version) == ()
+        assert check_attributes(attributes, version=version) == ()
+        assert check_provider_options(CUDA, others, version=version) == ()
 
 
 @given(spaces())
-def test_every_knob_has_a_choice_and_names_no_value_twice(space: Space) -> None:
-    assert len(names(space)) == len(space.knobs)
-    for knob in space.knobs:
-        assert len(knob.settings) > 1 or knob.shapes_file
-        assert len(set(knob.values)) == len(knob.values)
-        assert knob.effect.endswith(".")
-
-
-@given(spaces())
-def test_the_base_sets_no_option_at_all(space: Space) -> None:
-    for setting in space.settings(space.base):
-        assert not {*setting.attributes, *setting.config_entries, *setting.provider_options}
-
-
-@given(spaces())
-def test_the_files_of_a_plan_are_told_by_form_and_level(space: Space) -> None:
-    assert [knob.name for knob in space.knobs if knob.shapes_file] == ["form", "level"]
+def test_every_knob_has_a_choice_and_the_base_sets_no_option_at_all(space: Space) -> None:
+    for knob, values in space.knobs.items():
+        assert len(values) > 1 or knob in ("form", "level")
+    assert {"form", "level"} <= names(space)
+    options, providers = SessionOptionsRecord("ORT_DISABLE_ALL"), (ProviderRecord(CUDA),)
+    assert space.apply(space.base, options, providers) == (options, providers)
 
 
 def test_a_model_to_which_everything_can_matter_has_every_knob() -> None:
@@ -131,21 +127,20 @@ def test_what_changes_answers_or_jobs_is_searched_only_if_allowed(permission: st
 
 
 def test_the_slow_search_for_convolutions_is_tried_only_if_allowed() -> None:
-    assert cuda_space().knob("convolution_search").values == ("exhaustive", "heuristic")
-    assert "default" in cuda_space(allowed=("cudnn_default",)).knob("convolution_search").values
+    assert tuple(cuda_space().knobs["convolution_search"]) == ("exhaustive", "heuristic")
+    assert "default" in cuda_space(allowed=("cudnn_default",)).knobs["convolution_search"]
 
 
 def test_branches_run_side_by_side_only_where_there_are_any_and_processors_for_them() -> None:
     assert "execution" not in names(cpu_space(TRANSFORMER))
     assert "execution" not in names(cpu_space(cores=1))
-    (_, parallel) = cpu_space(cores=2).knob("execution").settings
-    assert parallel.attributes["inter_op_num_threads"] == 2
+    assert cpu_space(cores=2).knobs["execution"]["parallel"]["inter_op_num_threads"] == 2
 
 
 def test_one_processor_leaves_nothing_to_share() -> None:
     space = cpu_space(cores=1)
     assert not {"threads", "spinning", "execution"} & names(space)
-    assert space.knob("prepacking").values == ("on", "off")
+    assert tuple(space.knobs["prepacking"]) == ("on", "off")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +148,7 @@ def test_one_processor_leaves_nothing_to_share() -> None:
     [(2, ("all", "1")), (3, ("all", "1")), (4, ("all", "2", "1")), (64, ("all", "32", "16", "1"))],
 )
 def test_thread_counts_are_all_half_a_quarter_and_one_each_once(cores: int, counts: tuple[str, ...]) -> None:
-    assert cpu_space(cores=cores).knob("threads").values == counts
+    assert tuple(cpu_space(cores=cores).knobs["threads"]) == counts
 
 
 def test_memory_patterns_need_fixed_shapes() -> None:
@@ -164,10 +159,10 @@ def test_an_option_that_an_older_version_lacks_is_not_searched() -> None:
     old = cpu_space(onnxruntime="1.23.2")
     known = {option.name for option in known_session_config("1.23.2")}
     assert "session.prepack.enable_parallel" not in known
-    assert old.knob("prepacking").values == ("on", "off")
+    assert tuple(old.knobs["prepacking"]) == ("on", "off")
     assert "session.use_memory_mapped_ort_model" not in known
-    assert old.knob("form").values == ("mapped", "inline", "prepacked")
-    assert cpu_space().knob("form").values == ("mapped", "inline", "ort", "prepacked")
+    assert tuple(old.knobs["form"]) == ("mapped", "inline", "prepacked")
+    assert tuple(cpu_space().knobs["form"]) == ("mapped", "inline", "ort", "prepacked")
     assert {"reading_threads", "cudnn"}.isdisjoint(names(cuda_space(TRANSFORMER, onnxruntime="1.29.0")))
 
 
@@ -184,15 +179,9 @@ OPTIONS = {
 
 @pytest.mark.parametrize("build", [cpu_space, cuda_space])
 def test_an_option_that_the_user_has_set_is_not_searched(build: Callable[..., Space]) -> None:
-    for knob in build(allowed=EVERYTHING_ALLOWED).knobs:
-        for setting in knob.settings:
-            for option in {*setting.config_entries, *setting.provider_options, *setting.attributes}:
-                space = build(allowed=EVERYTHING_ALLOWED, fixed={option: "0"})
-                assert not any(
-                    option in {*one.config_entries, *one.provider_options, *one.attributes}
-                    for other in space.knobs
-                    for one in other.settings
-                )
+    for option in {name for options in all_options(build(allowed=EVERYTHING_ALLOWED)) for name in options}:
+        space = build(allowed=EVERYTHING_ALLOWED, fixed={option: "0"})
+        assert not any(option in options for options in all_options(space))
 
 
 @pytest.mark.parametrize("build", [cpu_space, cuda_space])
@@ -200,22 +189,22 @@ def test_whatever_the_user_has_set_every_plan_has_its_files(build: Callable[...,
     for option in OPTIONS:
         space = build(allowed=EVERYTHING_ALLOWED, fixed={option: "0"})
         assert {"form", "level"} <= names(space), option
-        assert "mapped" in space.knob("form").values, option
+        assert "mapped" in space.knobs["form"], option
 
 
 @pytest.mark.parametrize("build", [cpu_space, cuda_space])
 def test_weights_that_fit_no_single_file_are_not_put_into_one(build: Callable[..., Space]) -> None:
     assert {"inline", "ort"}.isdisjoint(
-        build(but(CONVOLUTIONS, initializer_bytes=MAX_INLINE_BYTES + 1)).knob("form").values
+        tuple(build(but(CONVOLUTIONS, initializer_bytes=MAX_INLINE_BYTES + 1)).knobs["form"])
     )
-    assert "inline" in build(but(CONVOLUTIONS, initializer_bytes=MAX_INLINE_BYTES)).knob("form").values
+    assert "inline" in build(but(CONVOLUTIONS, initializer_bytes=MAX_INLINE_BYTES)).knobs["form"]
 
 
 @pytest.mark.parametrize("build", [cpu_space, cuda_space])
 def test_a_model_shipped_as_it_is_has_one_form(build: Callable[..., Space]) -> None:
     space = build(levels=("source",))
-    assert space.knob("form").values == ("mapped",)
-    assert space.knob("level").values == ("source",)
+    assert tuple(space.knobs["form"]) == ("mapped",)
+    assert tuple(space.knobs["level"]) == ("source",)
 
 
 def test_the_first_level_is_the_one_that_was_verified() -> None:
@@ -231,15 +220,15 @@ def test_a_restriction_that_exists_nowhere_is_told_with_what_does() -> None:
 
 @pytest.mark.parametrize("space", [cpu_space(), cuda_space(allowed=EVERYTHING_ALLOWED)])
 def test_a_restriction_that_exists_somewhere_has_no_problem(space: Space) -> None:
-    assert find_space_problems({knob.name: knob.values[-1:] for knob in space.knobs}) == ()
+    assert find_space_problems({knob: tuple(values)[-1:] for knob, values in space.knobs.items()}) == ()
 
 
 def test_a_thread_that_the_user_leaves_alone_has_nobody_to_spin_or_prepack_with() -> None:
     space = cpu_space(fixed={"intra_op_num_threads": "1"})
     assert not {"threads", "spinning"} & names(space)
-    assert space.knob("prepacking").values == ("on", "off")
+    assert tuple(space.knobs["prepacking"]) == ("on", "off")
 
 
 def test_arranged_weights_are_not_saved_where_the_user_has_prepacking_off() -> None:
-    assert "prepacked" not in cpu_space(fixed={"session.disable_prepacking": "1"}).knob("form").values
-    assert "prepacked" in cpu_space(fixed={"session.disable_prepacking": "0"}).knob("form").values
+    assert "prepacked" not in cpu_space(fixed={"session.disable_prepacking": "1"}).knobs["form"]
+    assert "prepacked" in cpu_space(fixed={"session.disable_prepacking": "0"}).knobs["form"]

@@ -118,9 +118,9 @@ def test_no_plan_is_adopted_that_truly_costs_more_than_the_default(seed: int, ru
         return math.exp(chance.gauss(0, 0.3))
 
     factors: Factors = {
-        (f"{knob.name}={value}",): (factor(), factor(), factor())
-        for knob in SMALL.knobs
-        for value in knob.values[1:]
+        (f"{knob}={value}",): (factor(), factor(), factor())
+        for knob, values in SMALL.knobs.items()
+        for value in list(values)[1:]
     }
     table = dataclasses.replace(
         TRANSFORMER_TABLE,
@@ -371,7 +371,7 @@ def test_a_restricted_space_is_all_that_is_tried() -> None:
 
 
 def test_a_space_of_one_plan_is_searched_at_once() -> None:
-    space = restrict(SMALL, {knob.name: knob.values[:1] for knob in SMALL.knobs})
+    space = restrict(SMALL, {knob: tuple(values)[:1] for knob, values in SMALL.knobs.items()})
     found, verdict = searched(Machine(TRANSFORMER_TABLE, space), per_load(1))
     assert [trial.kind for trial in found.trials] == ["default", "base"]
     assert found.ended == "no single change gains more than the noise"

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.errors import TuningError
+from ortprep.options import CUDA
 from ortprep.tuning.knobs import restrict
-from ortprep.tuning.space import CUDA, PlanChoice, Setting, Space, apply_settings
+from ortprep.tuning.space import Options, PlanChoice, Space
 from tests.tuning.builders import (
     cpu_space,
     cuda_space,
@@ -38,7 +39,8 @@ def test_a_canonical_choice_is_its_own_canonical_choice(data: st.DataObject) -> 
 def test_a_canonical_choice_is_of_the_space(data: st.DataObject) -> None:
     space = data.draw(restricted_spaces())
     choice = space.canonical(data.draw(raw_choices(space)))
-    assert [setting.name for setting in space.settings(choice)] == [value for _, value in choice.values]
+    assert [knob for knob, _ in choice.values] == list(space.knobs)
+    assert all(value in space.knobs[knob] for knob, value in choice.values)
 
 
 @settings(max_examples=30)
@@ -51,7 +53,7 @@ def test_no_plan_is_named_twice_and_the_base_comes_first(space: Space) -> None:
 
 def test_every_combination_is_one_of_the_choices() -> None:
     space = small_space()
-    combinations = itertools.product(*(knob.values for knob in space.knobs))
+    combinations = itertools.product(*space.knobs.values())
     raw = [PlanChoice((("engine", engine), ("speed", speed))) for engine, speed in combinations]
     assert len(raw) == space.combinations == 6
     assert {space.canonical(choice) for choice in raw} == set(space.choices())
@@ -65,7 +67,7 @@ def test_the_bases_neighbours_differ_from_it_in_one_knob_and_are_all_there_are(s
     # A recorded run takes its binding along.
     assert all(len(changes(choice, space.base) - {"io_binding"}) <= 1 for choice in neighbours)
     assert all(space.canonical(choice) == choice for choice in neighbours)
-    single = {space.base.but(knob.name, value) for knob in space.knobs for value in knob.values}
+    single = {space.base.but(knob, value) for knob, values in space.knobs.items() for value in values}
     assert set(neighbours) >= {choice for choice in single if space.canonical(choice) == choice} - {
         space.base
     }
@@ -78,17 +80,17 @@ def test_any_plans_neighbours_are_what_one_changed_knob_comes_to(data: st.DataOb
     neighbours = space.neighbours(choice)
     assert choice not in neighbours
     assert len(set(neighbours)) == len(neighbours)
-    single = {choice.but(knob.name, value) for knob in space.knobs for value in knob.values}
+    single = {choice.but(knob, value) for knob, values in space.knobs.items() for value in values}
     assert set(neighbours) == {space.canonical(other) for other in single} - {choice}
 
 
 def test_a_restricted_knob_has_the_named_values_and_the_first_of_them_is_the_base() -> None:
     space = restrict(cpu_space(), {"form": ("prepacked", "mapped"), "threads": ("1",)})
-    assert space.knob("form").values == ("prepacked", "mapped")
+    assert tuple(space.knobs["form"]) == ("prepacked", "mapped")
     assert space.base["form"] == "prepacked"
     assert space.base["threads"] == "1"
     assert {choice["threads"] for choice in space.neighbours(space.base)} == {"1"}
-    assert space.knob("level") == cpu_space().knob("level")
+    assert space.knobs["level"] == cpu_space().knobs["level"]
 
 
 def test_nothing_restricted_is_the_same_space() -> None:
@@ -101,17 +103,12 @@ def test_a_knob_that_does_not_matter_here_may_be_restricted_all_the_same() -> No
 
 def test_any_number_of_threads_may_be_asked_for() -> None:
     space = restrict(cpu_space(), {"threads": ("3",)})
-    assert dict(space.knob("threads").setting("3").attributes) == {"intra_op_num_threads": 3}
+    assert space.knobs["threads"] == {"3": {"intra_op_num_threads": 3}}
 
 
 def test_a_restriction_to_nothing_that_is_here_is_told_with_what_is() -> None:
     with pytest.raises(TuningError, match="no value of form is left to search\n  expected one of mapped"):
         restrict(cpu_space(), {"form": ("zip",)})
-
-
-def test_a_choice_of_another_space_is_told_with_what_it_lacks() -> None:
-    with pytest.raises(TuningError, match="choice without speed"):
-        small_space().settings(PlanChoice((("engine", "on"),)))
 
 
 def test_one_thread_never_spins_and_prepacks_alone() -> None:
@@ -145,13 +142,12 @@ def test_no_run_is_recorded_unless_inputs_are_bound() -> None:
 
 
 def test_settings_come_on_top_of_the_users_options() -> None:
-    settings = (
-        Setting("a", attributes={"enable_mem_pattern": False}, config_entries={"session.x": "1"}),
-        Setting("b", config_entries={"session.y": "2"}, provider_options={"prefer_nhwc": "1"}),
-    )
+    one: Options = {"enable_mem_pattern": False, "session.x": "1"}
+    other: Options = {"session.y": "2", "prefer_nhwc": "1"}
+    space = Space({"a": {"on": one}, "b": {"on": other}})
     options = SessionOptionsRecord("ORT_DISABLE_ALL", {"intra_op_num_threads": 3}, {"session.z": "0"})
     providers = (ProviderRecord(CUDA, {"use_tf32": "0"}), ProviderRecord("CPUExecutionProvider"))
-    tuned, on = apply_settings(settings, options, providers)
+    tuned, on = space.apply(space.base, options, providers)
     assert tuned.attributes == {"intra_op_num_threads": 3, "enable_mem_pattern": False}
     assert tuned.config_entries == {"session.x": "1", "session.y": "2", "session.z": "0"}
     assert on == (ProviderRecord(CUDA, {"use_tf32": "0", "prefer_nhwc": "1"}), providers[1])

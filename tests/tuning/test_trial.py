@@ -27,7 +27,7 @@ from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.tuning.objective import Objective
 from ortprep.tuning.plan_selection import choose
 from ortprep.tuning.search import SearchEffects, search
-from ortprep.tuning.space import DEFAULT, Knob, PlanChoice, Setting, Space, apply_settings
+from ortprep.tuning.space import DEFAULT, Options, PlanChoice, Space
 from ortprep.tuning.trial import (
     CheckedSample,
     TrialRequest,
@@ -174,22 +174,15 @@ def test_a_provider_that_is_not_there_is_an_error(request_of_all: TrialRequest) 
         measured(dataclasses.replace(request_of_all, plan=plan))
 
 
-SPACE = Space(
-    (
-        Knob(
-            "way",
-            (
-                Setting("plain"),
-                Setting("crashing"),
-                Setting("hanging"),
-                Setting("wrong"),
-                Setting("unknown", attributes={"no_such_option": 1}),
-                Setting("unpacked", config_entries={"session.disable_prepacking": "1"}),
-            ),
-            "How it ends.",
-        ),
-    )
-)
+WAYS: dict[str, Options] = {
+    "plain": {},
+    "crashing": {},
+    "hanging": {},
+    "wrong": {},
+    "unknown": {"execution_mode": "no_such_mode"},
+    "unpacked": {"session.disable_prepacking": "1"},
+}
+SPACE = Space({"way": WAYS})
 FUNCTIONS = {"crashing": fakes.crash, "hanging": fakes.hang}
 
 
@@ -207,9 +200,7 @@ def test_whatever_a_trial_does_it_is_a_result_and_never_the_end_of_the_search(
             return usual()
         way = choice["way"]
         request = wrong if way == "wrong" else request_of_all
-        options, providers = apply_settings(
-            SPACE.settings(choice), request.plan.session_options, request.plan.providers
-        )
+        options, providers = SPACE.apply(choice, request.plan.session_options, request.plan.providers)
         plan = SessionPlan(request.plan.model, options, providers)
         function = FUNCTIONS.get(way, measure_and_check)
         return measured(
@@ -227,7 +218,7 @@ def test_whatever_a_trial_does_it_is_a_result_and_never_the_end_of_the_search(
         "crashing": "SIGSEGV",
         "hanging": "took too long",
         "wrong": "wrong answer: output 'y'",
-        "unknown": "no_such_option",
+        "unknown": "no_such_mode",
     }.items():
         assert told in str(failures[way])
     assert choose(SPACE, per_load(1), found).choice == SPACE.base

@@ -11,7 +11,6 @@ order; a plan far behind after its first round is dropped.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -183,13 +182,12 @@ class _Search:
 
     def _forms(self) -> list[PlanChoice]:
         """Returns every form of the base with every kind of prepacking, those with one change first."""
-        base, knobs = self._space.base, [k for k in self._space.knobs if k.name in (FORM, PREPACKING)]
-        choices = []
-        for values in itertools.product(*(knob.values for knob in knobs)):
-            choice = base
-            for knob, value in zip(knobs, values, strict=True):
-                choice = choice.but(knob.name, value)
-            choices.append(self._space.canonical(choice))
+        knobs = self._space.knobs
+        choices = [
+            self._space.canonical(self._space.base.but(FORM, form).but(PREPACKING, prepacking))
+            for form in knobs.get(FORM, ("",))
+            for prepacking in knobs.get(PREPACKING, ("",))
+        ]
         return sorted(dict.fromkeys(choices), key=lambda choice: len(self._changes(choice)))
 
     def _changes(self, choice: PlanChoice) -> set[tuple[str, str]]:

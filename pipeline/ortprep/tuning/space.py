@@ -5,12 +5,20 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from ortprep.errors import TuningError
+from ortprep.options import CUDA, NEWEST, known_attributes
 
-CUDA = "CUDAExecutionProvider"
+Options = Mapping[str, int | bool | str]
+"""Attributes of a session, session config entries and options of the CUDA execution provider, by name."""
+
+Rule = tuple[Mapping[str, str], str, str]
+"""Makes choices equal: a choice with these values takes, of the knob named next, the value named last."""
+
+ATTRIBUTES = frozenset(option.name for option in known_attributes(NEWEST))
+"""Those of the options that are attributes of `onnxruntime.SessionOptions`."""
 
 
 @dataclass(frozen=True)
@@ -43,123 +51,50 @@ DEFAULT = PlanChoice((("plan", "default"),))
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One value of a knob, and its effect on a session.
-
-    Attributes:
-        name: The value's name in a choice.
-        provider_options: Options of the CUDA execution provider.
-    """
-
-    name: str
-    attributes: Mapping[str, int | bool | str] = field(default_factory=dict)
-    config_entries: Mapping[str, str] = field(default_factory=dict)
-    provider_options: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Knob:
-    """One setting that can be chosen.
-
-    Attributes:
-        settings: Its values; the first is used without a search.
-        effect: What it decides, in a sentence.
-        shapes_file: Whether it decides what is written, not only how that is loaded.
-    """
-
-    name: str
-    settings: tuple[Setting, ...]
-    effect: str
-    shapes_file: bool = False
-
-    @property
-    def values(self) -> tuple[str, ...]:
-        """Names of the values."""
-        return tuple(setting.name for setting in self.settings)
-
-    def setting(self, name: str) -> Setting:
-        """Returns the value of that name.
-
-        Raises:
-            TuningError: There is none.
-        """
-        found = next((setting for setting in self.settings if setting.name == name), None)
-        if found is None:
-            raise TuningError(
-                f"no such value of {self.name}: {name!r}\n  expected one of {', '.join(self.values)}"
-            )
-        return found
-
-
-@dataclass(frozen=True)
-class Rule:
-    """Makes two choices equal: where all of `when` holds, `then` replaces the value."""
-
-    when: Mapping[str, str]
-    then: tuple[str, str]
-
-
-@dataclass(frozen=True)
 class Space:
     """Every plan that differs from every other.
 
     Attributes:
+        knobs: What can be chosen: of each knob its values, each with the options it sets. The first value is
+            used without a search.
         rules: Which choices are equal, applied in order.
     """
 
-    knobs: tuple[Knob, ...]
+    knobs: Mapping[str, Mapping[str, Options]]
     rules: tuple[Rule, ...] = ()
 
-    @property
+    @cached_property
     def base(self) -> PlanChoice:
         """The first value of every knob: the plan without a search."""
-        return self.canonical(PlanChoice(tuple((knob.name, knob.values[0]) for knob in self.knobs)))
+        return self.canonical(PlanChoice(tuple((knob, next(iter(v))) for knob, v in self.knobs.items())))
 
     def canonical(self, choice: PlanChoice) -> PlanChoice:
         """Returns the one choice that stands for all equal ones."""
-        names = {knob.name for knob in self.knobs}
-        for rule in self.rules:
-            knob, value = rule.then
-            values = choice.as_dict()
-            holds = all(values.get(name) == wanted for name, wanted in rule.when.items())
-            if holds and knob in names and value in self.knob(knob).values:
+        for when, knob, value in self.rules:
+            if value in self.knobs.get(knob, {}) and when.items() <= choice.as_dict().items():
                 choice = choice.but(knob, value)
         return choice
-
-    def knob(self, name: str) -> Knob:
-        """Returns the knob of that name.
-
-        Raises:
-            TuningError: There is none.
-        """
-        found = next((knob for knob in self.knobs if knob.name == name), None)
-        if found is None:
-            names = ", ".join(knob.name for knob in self.knobs)
-            raise TuningError(f"no such knob: {name!r}\n  expected one of {names}")
-        return found
 
     @property
     def combinations(self) -> int:
         """Number of combinations of values, equal ones counted each."""
-        return math.prod(len(knob.settings) for knob in self.knobs)
+        return math.prod(len(values) for values in self.knobs.values())
 
     def choices(self) -> Iterator[PlanChoice]:
         """Yields every choice that differs from the others, once."""
         seen: set[PlanChoice] = set()
         # Shared by all choices: there may be 100,000 of them.
-        pairs = [[(knob.name, value) for value in knob.values] for knob in self.knobs]
-        for values in itertools.product(*pairs):
-            choice = self.canonical(PlanChoice(values))
+        pairs = [[(knob, value) for value in values] for knob, values in self.knobs.items()]
+        for combination in itertools.product(*pairs):
+            choice = self.canonical(PlanChoice(combination))
             if choice not in seen:
                 seen.add(choice)
                 yield choice
 
     def neighbours(self, choice: PlanChoice) -> tuple[PlanChoice, ...]:
         """Returns every choice that differs from this one in a single knob."""
-        changed = (
-            self.canonical(choice.but(knob.name, value)) for knob in self.knobs for value in knob.values
-        )
-        return tuple(other for other in dict.fromkeys(changed) if other != choice)
+        changed = (choice.but(knob, value) for knob, values in self.knobs.items() for value in values)
+        return tuple(other for other in dict.fromkeys(map(self.canonical, changed)) if other != choice)
 
     def describe(self, choice: PlanChoice) -> str:
         """Returns the changes of a choice from the base plan, for a message."""
@@ -167,30 +102,19 @@ class Space:
         changed = [f"{knob}={value}" for knob, value in choice.values if (knob, value) not in base]
         return " ".join(changed) or "the base plan"
 
-    def settings(self, choice: PlanChoice) -> tuple[Setting, ...]:
-        """Returns the chosen value of every knob.
-
-        Raises:
-            TuningError: The choice is not of this space.
-        """
-        values = choice.as_dict()
-        missing = [knob.name for knob in self.knobs if knob.name not in values]
-        if missing:
-            raise TuningError(f"choice without {', '.join(missing)}: {choice}")
-        return tuple(knob.setting(values[knob.name]) for knob in self.knobs)
-
-
-def apply_settings(
-    settings: tuple[Setting, ...], options: SessionOptionsRecord, providers: tuple[ProviderRecord, ...]
-) -> tuple[SessionOptionsRecord, tuple[ProviderRecord, ...]]:
-    """Returns a plan's options and providers with the settings of a choice on top."""
-    attributes, entries, cuda = dict(options.attributes), dict(options.config_entries), dict[str, str]()
-    for setting in settings:
-        attributes |= setting.attributes
-        entries |= setting.config_entries
-        cuda |= setting.provider_options
-    tuned = options._replace(attributes=attributes, config_entries=entries)
-    return tuned, tuple(
-        provider._replace(options={**provider.options, **cuda}) if provider.name == CUDA else provider
-        for provider in providers
-    )
+    def apply(
+        self, choice: PlanChoice, options: SessionOptionsRecord, providers: tuple[ProviderRecord, ...]
+    ) -> tuple[SessionOptionsRecord, tuple[ProviderRecord, ...]]:
+        """Returns a plan's options and providers with what a choice sets on top."""
+        attributes, entries, cuda = dict(options.attributes), dict(options.config_entries), dict[str, str]()
+        for knob, value in choice.values:
+            for option, setting in self.knobs[knob][value].items():
+                if option in ATTRIBUTES:
+                    attributes[option] = setting
+                else:
+                    (entries if "." in option else cuda)[option] = str(setting)
+        tuned = options._replace(attributes=attributes, config_entries=entries)
+        return tuned, tuple(
+            provider._replace(options={**provider.options, **cuda}) if provider.name == CUDA else provider
+            for provider in providers
+        )

@@ -29,7 +29,7 @@ def build_record(
     return TuningRecord(
         runs_per_load=objective.runs_per_load,
         limits={name: value for name, value in limits.items() if value is not None},
-        knobs={knob.name: knob.values for knob in search_context.space.knobs},
+        knobs={knob: tuple(values) for knob, values in search_context.space.knobs.items()},
         combinations=search_context.space.combinations,
         trials=tuple(_record_trial(search_context, result, trial) for trial in result.trials),
         chosen=numbers[verdict.choice],

@@ -41,7 +41,7 @@ from ortprep.tuning.knobs import (
     restrict,
 )
 from ortprep.tuning.objective import Objective
-from ortprep.tuning.space import DEFAULT, PlanChoice, Space, apply_settings
+from ortprep.tuning.space import DEFAULT, PlanChoice, Space
 from ortprep.tuning.trial import CheckedSample, TrialRequest, measure_trial
 
 
@@ -91,8 +91,8 @@ class SearchContext:
         """Returns how a plan's session is made on files that are there."""
         runtime = self.context.spec.runtime
         level = "ORT_ENABLE_ALL" if choice[LEVEL] == SOURCE else "ORT_DISABLE_ALL"
-        options, providers = apply_settings(
-            self.space.settings(choice),
+        options, providers = self.space.apply(
+            choice,
             loading_options(runtime, level=level),
             loading_providers(runtime, self.context.target),
         )
