@@ -8,14 +8,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from ortprep.bundle.codec import decode
 from ortprep.bundle.onnx_inputs import dimension_name, read_inputs
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.convert.requests import BindRequest
 from ortprep.stages.convert.shapes import bind_shapes
 from ortprep.stages.core.inputs.agreement import shape_sets
 from ortprep.stages.core.inputs.spec_fit import require_fit
-from ortprep.stages.fetch.inspection import Inspection, inspect_model
+from ortprep.stages.fetch.inspection import inspect_model
 from tests import builders as models
 
 
@@ -45,7 +44,7 @@ def test_a_name_is_a_name(written: str) -> None:
 @pytest.mark.parametrize("written", ["?", "unk__6", "DynamicDimension.0"])
 def test_a_spec_may_give_them_different_sizes(tmp_path: Path, written: str) -> None:
     path = models.write_model(unrelated_net(written), tmp_path / "m.onnx")
-    interface = decode(Inspection, inspect_model({"model": str(path), "name": "m"})).interface
+    interface = inspect_model((str(path), "m")).interface
     inputs = {"left": {"shapes": [[3, 4]]}, "right": {"shapes": [[5, 4]]}}
     spec = ModelSpec.model_validate({"name": "m", "source": {"path": "m.onnx"}, "inputs": inputs})
     require_fit(spec, interface)

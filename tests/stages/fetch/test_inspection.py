@@ -11,7 +11,6 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ortprep.bundle.codec import decode
 from ortprep.bundle.loader_config import TensorSpec
 from ortprep.children.child import run_child
 from ortprep.errors import SourceError
@@ -27,7 +26,7 @@ Build = Callable[[], onnx.ModelProto]
 def inspect(model: onnx.ModelProto, folder: Path) -> Inspection:
     """Inspects in this process, which has imported onnx anyway."""
     path = models.write_model(model, folder / "m.onnx")
-    return decode(Inspection, inspect_model({"model": str(path), "name": "m"}))
+    return inspect_model((str(path), "m"))
 
 
 def test_a_child_says_the_same(tmp_path: Path) -> None:
@@ -135,7 +134,7 @@ def test_what_is_no_model_is_told(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(content)
     with pytest.raises(SourceError, match="not an ONNX model, or an incomplete one: the model"):
-        inspect_model({"model": str(path), "name": "the model"})
+        inspect_model((str(path), "the model"))
 
 
 def test_a_malformed_external_reference_is_told(tmp_path: Path) -> None:
@@ -156,7 +155,7 @@ def test_a_file_beyond_protobufs_limit_is_refused_unread(tmp_path: Path) -> None
     with path.open("wb") as file:
         file.truncate(2**31)
     with pytest.raises(SourceError, match="expected under 2 GiB"):
-        inspect_model({"model": str(path), "name": "m"})
+        inspect_model((str(path), "m"))
 
 
 def test_weights_are_never_in_memory(tmp_path: Path) -> None:
@@ -164,8 +163,7 @@ def test_weights_are_never_in_memory(tmp_path: Path) -> None:
     peaks = {}
     for name, size in sizes.items():
         path = models.write_model(models.matmul_net(size=size), tmp_path / f"{name}.onnx")
-        request = {"model": str(path), "name": name}
-        peaks[name] = run_child(inspect_model, request).peak_rss_bytes
+        peaks[name] = run_child(inspect_model, (str(path), name)).peak_rss_bytes
     assert peaks["large"] - peaks["small"] < (tmp_path / "large.onnx").stat().st_size / 4
 
 

@@ -22,7 +22,6 @@ from ortprep.stages.fetch import sources
 from ortprep.stages.fetch.sources import (
     TIMEOUT_VARIABLE,
     LocalFile,
-    beside,
     check_redirect,
     fetch_file,
     source_of,
@@ -278,4 +277,4 @@ def test_a_local_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -
     ],
 )
 def test_external_data_lies_beside_its_model(url: str, location: str, expected: str) -> None:
-    assert beside(url, location) == expected
+    assert source_of(url).beside(location) == source_of(expected)

@@ -30,7 +30,7 @@ from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Context, Plan, TaskId, Upstream
 from ortprep.stages.core.results import FetchResult, PreparedResult
-from ortprep.stages.fetch.inspection import Inspection, inspect_model
+from ortprep.stages.fetch.inspection import inspect_model
 from ortprep.stages.optimize.stage import OptimizeStage
 from tests import builders as models
 
@@ -171,8 +171,7 @@ class Build:
         )
 
     def fetched(self) -> FetchResult:
-        request = {"model": str(self.source / "model.onnx"), "name": "net"}
-        found = decode(Inspection, inspect_model(request))
+        found = inspect_model((str(self.source / "model.onnx"), "net"))
         record = SourceRecord(
             kind="path",
             location="model.onnx",

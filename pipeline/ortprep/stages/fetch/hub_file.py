@@ -105,18 +105,21 @@ class HubFile:
         with file.open(offset, version) as opened:
             yield replace(opened, sha256=sha256)
 
+    def beside(self, location: str) -> HubFile:
+        """Returns a file of the same commit in this one's folder, or below it."""
+        return HubFile(self.address.at(posixpath.join(posixpath.dirname(self.address.path), location)))
 
-def find_config(model: HubAddress) -> HubFile | None:
+
+def find_config(model: HubFile) -> HubFile | None:
     """Returns the configuration that belongs to a model, None if its repository has none.
 
     Raises:
         SourceError: There is no access to the repository, or the Hub does not answer.
     """
-    beside = posixpath.join(posixpath.dirname(model.path), CONFIG_FILE)
-    for address in dict.fromkeys((model.at(beside), model.at(CONFIG_FILE))):
+    for config in dict.fromkeys((model.beside(CONFIG_FILE), HubFile(model.address.at(CONFIG_FILE)))):
         with source_errors(), suppress(NotPublishedError):
-            with_retries(partial(_ask, address))
-            return HubFile(address)
+            with_retries(partial(_ask, config.address))
+            return config
     return None
 
 

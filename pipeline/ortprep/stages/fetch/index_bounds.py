@@ -15,43 +15,17 @@ from onnx import TensorProto
 from ortprep.stages.core.graphs.graph_walk import subgraphs
 
 _INTEGERS = frozenset(
-    {
-        TensorProto.INT8,
-        TensorProto.INT16,
-        TensorProto.INT32,
-        TensorProto.INT64,
-        TensorProto.UINT8,
-        TensorProto.UINT16,
-        TensorProto.UINT32,
-        TensorProto.UINT64,
-    }
+    TensorProto.DataType.Value(f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64)
 )
 
+_FIRST = """
+    Cast CastLike Compress DepthToSpace Expand Flatten Gather GatherElements GatherND Identity Pad Reshape
+    ReverseSequence Slice SpaceToDepth Split Squeeze Tile TopK Transpose Trilu Unsqueeze
+"""
 _CARRIED = {
-    "Cast": (0,),
-    "CastLike": (0,),
-    "Compress": (0,),
-    "DepthToSpace": (0,),
-    "Expand": (0,),
-    "Flatten": (0,),
-    "Gather": (0,),
-    "GatherElements": (0,),
-    "GatherND": (0,),
-    "Identity": (0,),
-    "Pad": (0,),
-    "Reshape": (0,),
-    "ReverseSequence": (0,),
+    **dict.fromkeys(_FIRST.split(), (0,)),
     "ScatterElements": (0, 2),
     "ScatterND": (0, 2),
-    "Slice": (0,),
-    "SpaceToDepth": (0,),
-    "Split": (0,),
-    "Squeeze": (0,),
-    "Tile": (0,),
-    "TopK": (0,),
-    "Transpose": (0,),
-    "Trilu": (0,),
-    "Unsqueeze": (0,),
     "Where": (1, 2),
 }
 """Operators whose output holds values of these inputs, unchanged."""
@@ -71,9 +45,6 @@ class _Scope:
 
     origins: dict[str, frozenset[str]] = field(default_factory=dict)
     sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-
-    def inner(self) -> _Scope:
-        return _Scope(dict(self.origins), dict(self.sizes))
 
     def origins_of(self, names: Iterable[str]) -> frozenset[str]:
         """Returns the inputs whose values these have; none where they are more than `_MAX_ORIGINS`."""
@@ -111,7 +82,7 @@ def _follow(graph: onnx.GraphProto, scope: _Scope, bounds: dict[str, int]) -> No
                 bounds[name] = min(bound, bounds.get(name, bound))
         _carry(node, scope)
         for inner in subgraphs(node):
-            _follow(inner, scope.inner(), bounds)
+            _follow(inner, _Scope(dict(scope.origins), dict(scope.sizes)), bounds)
 
 
 def _carry(node: onnx.NodeProto, scope: _Scope) -> None:

@@ -9,9 +9,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.loader_config import TensorSpec
 from ortprep.bundle.onnx_inputs import dimension_name
 from ortprep.bundle.onnx_wire import WireError, read_skeleton
@@ -54,25 +53,20 @@ def inspect_file(model: Path, *, name: str, timeout_s: float | None = None) -> I
     Raises:
         SourceError: It is not an ONNX model.
     """
-    request = {"model": str(model), "name": name}
-    reply = run_child(inspect_model, request, timeout_s=timeout_s)
-    return decode(Inspection, reply.value)
+    return run_child(inspect_model, (str(model), name), timeout_s=timeout_s).value
 
 
-def inspect_model(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Child function, `model` (a path) and `name` to `Inspection`: reads a model without its weights.
-
-    Raises:
-        SourceError: It is not an ONNX model.
-    """
-    model, name = Path(request["model"]), request["name"]
-    if model.stat().st_size > MAX_INLINE_BYTES:
+def inspect_model(request: tuple[str, str]) -> Inspection:
+    """Child function of `inspect_file`, which has its errors: the file, and what messages call it."""
+    path, name = request
+    size_bytes = Path(path).stat().st_size
+    if size_bytes > MAX_INLINE_BYTES:
         raise SourceError(
-            f"model file too large: {name}\n  expected under 2 GiB, got {model.stat().st_size} bytes",
+            f"model file too large: {name}\n  expected under 2 GiB, got {size_bytes} bytes",
             hint="save it with external data: onnx.save(model, path, save_as_external_data=True)",
         )
     try:
-        return dict(encode(describe_model(parse_skeleton(model))))
+        return describe_model(parse_skeleton(Path(path)))
     except (WireError, ValueError) as error:
         raise SourceError(
             f"not an ONNX model, or an incomplete one: {name}\n  {error}",
@@ -145,25 +139,18 @@ def _operator(node: onnx.NodeProto) -> str:
 
 
 def _describe_value(value: onnx.ValueInfoProto) -> TensorSpec:
-    kind = value.type.WhichOneof("value")
+    """Returns an input or output; one that is no tensor is `sequence(…)`, `map(…)` or `optional(…)`."""
+    from ortprep.stages.core.graphs.graph_walk import element_type_name
+
+    kind = value.type.WhichOneof("value") or "unknown"
     if kind != "tensor_type":
-        return TensorSpec(value.name, _type_name(value.type), None)
+        return TensorSpec(value.name, f"{kind.removesuffix('_type')}(…)", None)
     tensor = value.type.tensor_type
-    shape = tuple(_describe_axis(axis) for axis in tensor.shape.dim) if tensor.HasField("shape") else None
-    return TensorSpec(value.name, _type_name(value.type), shape)
+    shape = tuple(map(_describe_axis, tensor.shape.dim)) if tensor.HasField("shape") else None
+    return TensorSpec(value.name, element_type_name(tensor.elem_type), shape)
 
 
 def _describe_axis(axis: onnx.TensorShapeProto.Dimension) -> int | str | None:
     if axis.HasField("dim_value") and axis.dim_value >= 0:
         return int(axis.dim_value)
     return dimension_name(str(axis.dim_param))
-
-
-def _type_name(kind: onnx.TypeProto) -> str:
-    """Returns `float32`, …; for what is no tensor `sequence(…)`, `map(…)`, `optional(…)`."""
-    from ortprep.stages.core.graphs.graph_walk import element_type_name
-
-    which = kind.WhichOneof("value") or "unknown"
-    if which == "tensor_type":
-        return element_type_name(kind.tensor_type.elem_type)
-    return f"{which.removesuffix('_type')}(…)"

@@ -19,6 +19,7 @@ from ortprep.registry.download import DownloadLimits, download
 from ortprep.registry.fsspec_folder import FsspecFolder
 from ortprep.registry.transfer import read_blocks, read_limit
 from ortprep.spec.redaction import hide_queries_in_logs, redact_url
+from ortprep.stages.fetch.external_data import find_beside
 
 TIMEOUT_VARIABLE = "ORTPREP_FETCH_TIMEOUT_S"
 DEFAULT_TIMEOUT_S = 6 * 3600
@@ -47,6 +48,10 @@ class Source(Protocol):
             RegistryUnavailableError: The source does not answer right now.
             RegistryError: There is no such file, or it may not be read.
         """
+        ...
+
+    def beside(self, location: str) -> Source:
+        """Returns a file by its path relative to this one's folder, with `/`; it leads out of no folder."""
         ...
 
 
@@ -128,6 +133,10 @@ class LocalFile:
         if read_stamp(self.path) != before:
             raise SourceError(f"file changed while it was read: {self.name}", hint="run the command again")
 
+    def beside(self, location: str) -> LocalFile:
+        """Returns a file below this one's folder; raises SourceError for none, and for a link that leads out."""
+        return LocalFile(find_beside(self.path, location))
+
 
 @dataclass(frozen=True)
 class StoredFile:
@@ -151,6 +160,10 @@ class StoredFile:
             yield Download(download.blocks, start, size_bytes, current)
         if store.describe(path)[1] != current:
             raise RegistryUnavailableError(f"file changed while it was read: {self.name}")
+
+    def beside(self, location: str) -> StoredFile:
+        """Returns the object of that name in this one's folder, or below it."""
+        return StoredFile(f"{self.url.rpartition('/')[0]}/{location}")
 
 
 @dataclass(frozen=True)
@@ -182,6 +195,12 @@ class WebFile:
         from ortprep.registry.backends.rest import open_file  # builds that fetch nothing do without requests
 
         return open_file(self._ask, f"fetch: {self.name}", 0 if version is None else offset, version)
+
+    def beside(self, location: str) -> WebFile:
+        """Returns a file in this one's folder, or below it, with the query: it may carry what access needs."""
+        parts = urlsplit(self.url)
+        path = posixpath.join(posixpath.dirname(parts.path), quote(location))
+        return WebFile(urlunsplit((parts.scheme, parts.netloc, path, parts.query, "")))
 
     @contextmanager
     def _ask(self, headers: Mapping[str, str]) -> Iterator[Any]:
@@ -245,11 +264,8 @@ def check_redirect(url: str, target: str) -> str:
 
 def source_of(url: str) -> Source:
     """Returns the source of a URL that is neither a file of this machine nor on the Hub."""
-    return WebFile(url) if _is_web(url) else StoredFile(url)
-
-
-def _is_web(url: str) -> bool:
-    return url.partition("://")[0].lower() in ("http", "https")
+    is_web = url.partition("://")[0].lower() in ("http", "https")
+    return WebFile(url) if is_web else StoredFile(url)
 
 
 def is_file_url(url: str) -> bool:
@@ -267,17 +283,3 @@ def path_of_file_url(url: str) -> Path:
     if parts.netloc not in ("", "localhost"):
         raise SourceError(f"not a file on this machine: {redact_url(url)}\n  expected file:///absolute/path")
     return Path(unquote(parts.path))
-
-
-def beside(url: str, location: str) -> str:
-    """Returns the URL of a file that lies beside another, or below its folder.
-
-    Args:
-        url: URL of the model; a query is kept, since it may carry what access needs.
-        location: Relative POSIX path.
-    """
-    if _is_web(url):
-        parts = urlsplit(url)
-        path = posixpath.join(posixpath.dirname(parts.path), quote(location))
-        return urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
-    return f"{url.rpartition('/')[0]}/{location}"

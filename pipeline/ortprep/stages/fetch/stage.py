@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import posixpath
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,7 +16,7 @@ from ortprep.bundle.manifest import SourceRecord
 from ortprep.bundle.paths import resolve_inside
 from ortprep.errors import SourceError, StageError
 from ortprep.quoting import quoted
-from ortprep.spec.hub_url import HubAddress, is_hub_url, parse_hub_url
+from ortprep.spec.hub_url import is_hub_url, parse_hub_url
 from ortprep.spec.models import ModelSpec, SourceSpec
 from ortprep.spec.redaction import redact_url
 from ortprep.stages.core.contract import Context, Plan, TaskId
@@ -26,13 +25,12 @@ from ortprep.stages.core.provenance import ONNXRUNTIME, installed_version, insta
 from ortprep.stages.core.results import FetchResult
 from ortprep.stages.core.sources import CONFIG_FILE
 from ortprep.stages.fetch.demo import GENERATOR_VERSION, check_demo_name, write_demo_model
-from ortprep.stages.fetch.external_data import check_extent, check_location, digest_beside, find_beside
+from ortprep.stages.fetch.external_data import check_extent, check_location, digest_beside
 from ortprep.stages.fetch.hub_file import HubFile, find_config, pin
-from ortprep.stages.fetch.inspection import Inspection, inspect_file
+from ortprep.stages.fetch.inspection import inspect_file
 from ortprep.stages.fetch.sources import (
     LocalFile,
     Source,
-    beside,
     fetch_file,
     is_file_url,
     path_of_file_url,
@@ -103,9 +101,18 @@ class FetchStage:
         _check_digest(received, spec.source, name)
         inspection = inspect_file(model, name=name)
         require_fit(spec, inspection.interface)
-        entries = (received, *_fetch_external(context, inspection, source, file))
-        config = _fetch_config(context, source.address) if isinstance(source, HubFile) else None
-        record = _describe_source(spec, entries, inspection)
+        entries = (received, *_fetch_external(context, inspection.external, source, file))
+        record = SourceRecord(
+            kind="demo" if source is None else "path" if spec.source.path is not None else "url",
+            location=spec.source.demo or spec.source.path or name,
+            sha256=received.sha256,
+            files=entries,
+            opsets=inspection.opsets,
+            ir_version=inspection.ir_version,
+            operators=inspection.operators,
+            initializer_bytes=inspection.initializer_bytes,
+        )
+        config = _fetch_config(context, source) if isinstance(source, HubFile) else None
         return dict(encode(FetchResult(file, record, inspection.interface, config)))
 
     def ensures(self, context: Context, result: Mapping[str, Any]) -> None:
@@ -135,43 +142,35 @@ def _model_source(spec: ModelSpec, key: Mapping[str, Any]) -> Source | None:
 
 
 def _fetch_external(
-    context: Context, inspection: Inspection, model: Source | None, file: str
+    context: Context, external: Mapping[str, int], model: Source | None, file: str
 ) -> tuple[FileEntry, ...]:
-    """Fetches the external data of a model from beside it; `file` is the model's own name.
+    """Fetches the external data of a model from beside it.
+
+    Args:
+        context: The task; its folder takes the files.
+        external: Bytes that each file has to have at least, by location.
+        model: Where the model comes from.
+        file: The model's own name.
 
     Raises:
         SourceError: A file is missing, too short, or outside the model's folder.
     """
     name = _shown(context.spec)
     # All names before the first byte: a model that reaches outside its folder is not fetched in part.
-    needed = [(check_location(location, model=name), size) for location, size in inspection.external.items()]
+    needed = [(check_location(location, model=name), size) for location, size in external.items()]
     entries: dict[str, FileEntry] = {}
     for path, needed_bytes in needed:
-        if path == file:
+        if path == file or model is None:
             raise SourceError(f"external data and model are the same file: {path!r} of {name}")
         if path not in entries:
             context.say(f"fetching {path}")
-            received = fetch_file(
-                _source_beside(context.spec, model, path), context.folder / path, progress=context.progress
-            )
+            received = fetch_file(model.beside(path), context.folder / path, progress=context.progress)
             entries[path] = replace(received, path=path)
         check_extent(path, entries[path].size_bytes, needed_bytes, model=name)
     return tuple(entries.values())
 
 
-def _source_beside(spec: ModelSpec, model: Source | None, location: str) -> Source:
-    """Returns where a file comes from that a model names."""
-    match model:
-        case None:
-            raise SourceError(f"demo model with external data: {spec.source.demo}")
-        case HubFile(address):
-            return HubFile(address.at(posixpath.join(posixpath.dirname(address.path), location)))
-        case LocalFile(path):
-            return LocalFile(find_beside(path, location))
-    return source_of(beside(str(spec.source.url), location))
-
-
-def _fetch_config(context: Context, model: HubAddress) -> str | None:
+def _fetch_config(context: Context, model: HubFile) -> str | None:
     """Returns the configuration of a model of the Hub, None where there is none."""
     config = find_config(model)
     if config is None:
@@ -206,20 +205,16 @@ def _checked_key(spec: ModelSpec) -> Mapping[str, Any]:
     A remote model is not downloaded again for it: then the stages that use it report it.
     """
     convert = spec.convert
-    conversion = (
-        {
-            "shapes": [dict(binding) for binding in (convert.binding, *convert.buckets)],
-            "gate": sorted(convert.gate.outputs),
-            "calibration": calibration_key(spec),
-        }
-        if convert
-        else None
-    )
     return {
         "inputs": inputs_key(spec),
         "outputs": sorted(spec.verify.outputs),
         "samples": samples_key(spec),
-        **({"convert": conversion} if conversion else {}),
+        "convert": convert
+        and {
+            "shapes": [dict(binding) for binding in (convert.binding, *convert.buckets)],
+            "gate": sorted(convert.gate.outputs),
+            "calibration": calibration_key(spec),
+        },
     }
 
 
@@ -307,19 +302,3 @@ def _check_digest(received: FileEntry, source: SourceSpec, name: str) -> None:
             f"wrong digest: {name}\n  expected {expected}, got {received.sha256}",
             hint="if the new file is the one you want, write its digest into source.sha256",
         )
-
-
-def _describe_source(spec: ModelSpec, entries: tuple[FileEntry, ...], inspection: Inspection) -> SourceRecord:
-    source = spec.source
-    kind = "demo" if source.demo is not None else "url" if source.url is not None else "path"
-    location = source.demo or (redact_url(source.url) if source.url is not None else source.path)
-    return SourceRecord(
-        kind=kind,
-        location=location or "",
-        sha256=entries[0].sha256,
-        files=entries,
-        opsets=inspection.opsets,
-        ir_version=inspection.ir_version,
-        operators=inspection.operators,
-        initializer_bytes=inspection.initializer_bytes,
-    )
