@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,6 @@ from tests.fakes import send_cut, send_status, serve
 STAGE = FetchStage()
 IMAGE = {"image": {"shapes": [[1, 3, 16, 16]]}}
 X = {"x": {"shapes": [[2, 4]]}}
-Build = Callable[[], onnx.ModelProto]
 
 
 @pytest.fixture(autouse=True)
@@ -42,11 +42,11 @@ def plan_of(folder: Path, source: Mapping[str, Any], **fields: Any) -> Plan:
     return Plan(spec.located_in(folder), ("cpu",), {})
 
 
-def fetch(plan: Plan, folder: Path, stage: FetchStage = STAGE) -> FetchResult:
-    folder.mkdir()
+def fetch(plan: Plan, folder: Path) -> FetchResult:
+    folder.mkdir(exist_ok=True)
     context = Context(plan, None, {}, folder, say=lambda line: None)
-    result = stage.run(context)
-    stage.ensures(context, result)
+    result = STAGE.run(context)
+    STAGE.ensures(context, result)
     return decode(FetchResult, result)
 
 
@@ -121,26 +121,6 @@ def test_a_demo_model_is_a_source(tmp_path: Path) -> None:
     assert fetch(pinned, tmp_path / "again").source.sha256 == result.source.sha256
 
 
-@pytest.mark.parametrize(
-    ("build", "inputs"),
-    [
-        (models.zero_inputs, {}),
-        (models.if_net, X),
-        (models.loop_net, {}),
-        (models.function_net, X),
-        (models.half_net, {"x": {"shapes": [[2, 8]]}}),
-        (models.bfloat16_net, {}),
-        (models.int8_net, {"x": {"shapes": [[2, 8]]}}),
-        (models.string_input, {"words": {"shapes": [[3]], "values": ["low", "high"]}}),
-        (models.embedding, {"ids": {"shapes": [[2, 5]]}}),
-    ],
-)
-def test_models_of_every_supported_kind_pass(tmp_path: Path, build: Build, inputs: dict[str, Any]) -> None:
-    model = models.write_model(build(), tmp_path / "m.onnx")
-    result = fetch(plan_of(tmp_path, {"path": "m.onnx"}, inputs=inputs), tmp_path / "got")
-    assert (tmp_path / "got" / result.model).read_bytes() == model.read_bytes()
-
-
 def refusal(tmp_path: Path, **fields: Any) -> str:
     source = fields.pop("source", {"path": "m.onnx"})
     with pytest.raises((SourceError, SpecError)) as caught:
@@ -156,12 +136,11 @@ def refusal(tmp_path: Path, **fields: Any) -> str:
         (b'{"error": "gone"}', "got JSON"),
         (b"version https://git-lfs.github.com/spec/v1\n", "hint: git lfs pull"),
         (b"\x89PNG\r\n", "not an ONNX model, or an incomplete one"),
-        (models.conv_net().SerializeToString()[:-40], "not an ONNX model, or an incomplete one"),
     ],
 )
 def test_what_is_no_model_is_told(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "m.onnx").write_bytes(content)
-    assert message in refusal(tmp_path, inputs=IMAGE)
+    assert message in refusal(tmp_path)
 
 
 def test_a_missing_model_is_told_with_its_path(tmp_path: Path) -> None:
@@ -186,31 +165,11 @@ def test_a_wrong_digest_is_told_and_a_right_one_passes(tmp_path: Path) -> None:
         fetch(plan_of(tmp_path, {"path": "m.onnx", "sha256": spelling}), folder)
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (models.sequence_input, "input 'items' of the model: not supported"),
-        (models.optional_input, "input 'maybe' of the model: not supported"),
-        (models.string_input, "inputs.words.values: missing"),
-        (models.conv_net, "inputs.image.shapes: missing"),
-    ],
-)
-def test_a_spec_that_does_not_fit_is_told(tmp_path: Path, build: Build, message: str) -> None:
-    models.write_model(build(), tmp_path / "m.onnx")
-    assert message in refusal(tmp_path)
-
-
 def test_a_spec_that_does_not_fit_is_told_before_weights_are_fetched(tmp_path: Path) -> None:
     source = models.write_external_model(models.matmul_net(), tmp_path / "web" / "m.onnx")
     with served(source.parent) as server:
         assert "inputs.x.shapes: missing" in refusal(tmp_path, source={"url": f"{server.url}/models/m.onnx"})
         assert len(server.requests) == 1
-
-
-def test_samples_that_do_not_fit_are_told(tmp_path: Path) -> None:
-    models.write_model(models.conv_net(), tmp_path / "m.onnx")
-    np.savez(tmp_path / "0.npz", image=np.zeros((1, 3, 16, 15), np.float32))
-    assert "0.npz: array 'image'" in refusal(tmp_path, inputs=IMAGE, samples="*.npz")
 
 
 def external_model(tmp_path: Path, location: str = "w.bin") -> Path:
@@ -237,19 +196,14 @@ def test_a_list_of_external_data_that_others_could_write_is_not_believed(tmp_pat
 WANTED = {"x": {"shapes": [[1, 64]]}}
 
 
-def test_missing_external_data_is_told(tmp_path: Path) -> None:
-    external_model(tmp_path)
-    (tmp_path / "w.bin").unlink()
-    assert "external data missing: 'w.bin'" in refusal(tmp_path, inputs=WANTED)
-
-
-def test_short_external_data_is_told(tmp_path: Path) -> None:
+def test_missing_and_short_external_data_is_told(tmp_path: Path) -> None:
     external_model(tmp_path)
     with (tmp_path / "w.bin").open("r+b") as file:
         file.truncate(32_767)
-    message = refusal(tmp_path, inputs=WANTED)
-    assert "external data too short: 'w.bin'" in message
-    assert "expected at least 32768 bytes, got 32767" in message
+    short = "external data too short: 'w.bin' of .*\n  expected at least 32768 bytes, got 32767"
+    assert re.search(short, refusal(tmp_path, inputs=WANTED))
+    (tmp_path / "w.bin").unlink()
+    assert "external data missing: 'w.bin'" in refusal(tmp_path, inputs=WANTED)
 
 
 @pytest.mark.attack
@@ -295,27 +249,20 @@ def test_an_incomplete_outcome_is_noticed(tmp_path: Path) -> None:
         STAGE.ensures(context, result)
 
 
-def test_the_key_follows_every_byte_of_model_and_external_data(tmp_path: Path) -> None:
+def test_the_key_follows_the_spec_and_every_byte_of_model_external_data_and_samples(tmp_path: Path) -> None:
     path = external_model(tmp_path)
-    plan = plan_of(tmp_path, {"path": "m.onnx"}, inputs=WANTED)
-    keys = [key(plan)]
+    np.savez(tmp_path / "0.npz", x=np.zeros((1, 64), np.float32))
+    plan = plan_of(tmp_path, {"path": "m.onnx"}, inputs=WANTED, samples="*.npz")
+    keys = [key(plan), key(plan_of(tmp_path, {"path": "m.onnx"}, inputs={"x": {"shapes": [[2, 64]]}}))]
     assert key(plan) == keys[0]
     for file in (path, tmp_path / "w.bin"):
         file.write_bytes(file.read_bytes() + b"\x12\x00")
         keys.append(key(plan))
+    np.savez(tmp_path / "0.npz", x=np.ones((1, 64), np.float32))
+    keys.append(key(plan))
     (tmp_path / "w.bin").unlink()
     keys.append(key(plan))
-    assert len({str(item) for item in keys}) == 4
-
-
-def test_the_key_follows_the_spec_and_its_samples(tmp_path: Path) -> None:
-    models.write_model(models.conv_net(), tmp_path / "m.onnx")
-    np.savez(tmp_path / "0.npz", image=np.zeros((1, 3, 16, 16), np.float32))
-    first = key(plan_of(tmp_path, {"path": "m.onnx"}, inputs=IMAGE, samples="*.npz"))
-    np.savez(tmp_path / "0.npz", image=np.ones((1, 3, 16, 16), np.float32))
-    second = key(plan_of(tmp_path, {"path": "m.onnx"}, inputs=IMAGE, samples="*.npz"))
-    third = key(plan_of(tmp_path, {"path": "m.onnx"}, inputs={"image": {"shapes": [[2, 3, 16, 16]]}}))
-    assert len({str(item) for item in (first, second, third)}) == 3
+    assert len({str(item) for item in keys}) == 6
 
 
 def test_the_key_is_the_same_from_wherever_the_build_is_started(

@@ -121,31 +121,24 @@ def test_a_revision_is_pinned_to_its_commit(hub: Hub, tmp_path: Path) -> None:
     assert (task.folder / "m.onnx").read_bytes() == MODEL
     assert (result.model, result.source.sha256) == ("m.onnx", digest_bytes(MODEL))
     assert ("HEAD", f"/o/r/resolve/{commit}/onnx/m.onnx", None) in hub.requests
-
-
-def test_a_commit_is_not_asked_for_again(hub: Hub, tmp_path: Path) -> None:
-    commit = hub.add("o/r", {"m.onnx": MODEL}).refs["main"]
-    task = task_of(tmp_path, f"hf://o/r@{commit}/m.onnx")
-    run(task)
+    again = task_of(tmp_path, f"hf://o/r@{commit}/onnx/m.onnx")
+    run(again)
     hub.requests.clear()
-    assert why_stale(task, DigestCache()) == ()
-    assert hub.requests == []
+    assert why_stale(again, DigestCache()) == ()
+    assert hub.requests == [], "a commit means the same for ever"
 
 
 def test_external_data_and_configuration_come_along(hub: Hub, tmp_path: Path) -> None:
     source = models.write_external_model(models.matmul_net(), tmp_path / "m.onnx", location="sub/w.bin")
     files = {"onnx/m.onnx": source.read_bytes(), "onnx/sub/w.bin": (tmp_path / "sub/w.bin").read_bytes()}
-    hub.add("o/r", {**files, "config.json": CONFIG})
+    repository = hub.add("o/r", {**files, "config.json": CONFIG})
     task = task_of(tmp_path, "hf://o/r/onnx/m.onnx", inputs={"x": {"shapes": [[1, 64]]}})
     result = run(task)
     assert {entry.path for entry in result.source.files} == {"m.onnx", "sub/w.bin"}
     assert (task.folder / "sub/w.bin").read_bytes() == files["onnx/sub/w.bin"]
     assert result.config == CONFIG.decode()
-
-
-def test_a_configuration_beside_the_model_goes_first(hub: Hub, tmp_path: Path) -> None:
-    hub.add("o/r", {"onnx/m.onnx": MODEL, "config.json": CONFIG, "onnx/config.json": b"{}"})
-    assert run(task_of(tmp_path, "hf://o/r/onnx/m.onnx")).config == "{}"
+    repository.commit({**files, "config.json": CONFIG, "onnx/config.json": b"{}"})
+    assert run(task).config == "{}", "the one beside the model goes first"
 
 
 def test_a_busy_hub_is_asked_again(hub: Hub, tmp_path: Path) -> None:
@@ -163,10 +156,12 @@ def test_a_branch_that_moved_is_fetched_again(hub: Hub, tmp_path: Path) -> None:
     repository = hub.add("o/r", {"m.onnx": MODEL})
     old = repository.refs["main"]
     task = task_of(tmp_path, "hf://o/r/m.onnx")
-    run(task)
+    first = run(task)
     assert why_stale(task, DigestCache()) == ()
-    new = repository.commit({"m.onnx": OTHER})
+    new = repository.commit({"m.onnx": MODEL, "README.md": b"# news"})
     assert why_stale(task, DigestCache()) == (f"source.commit: was {old}, is {new}",)
+    assert run(task) == first, "the same model is the same outcome"
+    repository.commit({"m.onnx": OTHER})
     assert run(task).source.sha256 == digest_bytes(OTHER)
 
 
@@ -179,15 +174,6 @@ def test_a_branch_that_moves_meanwhile_does_not_change_what_is_fetched(hub: Hub,
 
     run_task(task, cache=DigestCache(), say=move_branch)
     assert (task.folder / "m.onnx").read_bytes() == MODEL
-
-
-def test_a_commit_with_the_same_model_leaves_the_same_outcome(hub: Hub, tmp_path: Path) -> None:
-    repository = hub.add("o/r", {"m.onnx": MODEL})
-    task = task_of(tmp_path, "hf://o/r/m.onnx")
-    first = run(task)
-    repository.commit({"m.onnx": MODEL, "README.md": b"# news"})
-    assert why_stale(task, DigestCache()) != ()
-    assert run(task) == first
 
 
 def test_without_a_network_what_was_fetched_is_up_to_date(

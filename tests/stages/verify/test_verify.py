@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +32,7 @@ from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.children import answers
 from ortprep.children.answers import Answer
 from ortprep.children.child import Reply
-from ortprep.errors import SpecError, StageError, VerificationError
+from ortprep.errors import StageError, VerificationError
 from ortprep.runtime.loading.session import CPU
 from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
 from ortprep.runtime.verification.golden import read_golden
@@ -239,37 +238,31 @@ def test_nan_in_a_weight_is_found_and_only_in_the_output_it_reaches(build: Build
     assert "1 of 2 outputs (second)" in caught.value.message
 
 
-def test_another_output_type_is_refused(build: Build) -> None:
-    source = models.two_inputs()
-
-    def to_half(graph: onnx.GraphProto) -> None:
-        graph.node.append(onnx.helper.make_node("Cast", ["total"], ["half"], to=onnx.TensorProto.FLOAT16))
-        graph.output[0].CopyFrom(models.value("half", onnx.TensorProto.FLOAT16, ["batch", 5]))
-        rename(graph, {"total": "inner", "half": "total"})
-
-    with pytest.raises(VerificationError, match=r"tensor\(float\), got total tensor\(float16\)"):
-        build.verify(source, changed(source, to_half), **LEFT)
+def to_half(graph: onnx.GraphProto) -> None:
+    graph.node.append(onnx.helper.make_node("Cast", ["second"], ["half"], to=onnx.TensorProto.FLOAT16))
+    graph.output[1].CopyFrom(models.value("half", onnx.TensorProto.FLOAT16, ["batch", 3]))
+    rename(graph, {"second": "inner", "half": "second"})
 
 
-def test_a_renamed_output_is_refused(build: Build) -> None:
-    source = models.two_inputs()
-    candidate = changed(source, lambda graph: rename(graph, {"total": "sum.total"}))
-    with pytest.raises(VerificationError, match="outputs differ from its source's"):
-        build.verify(source, candidate, **LEFT)
-
-
-def test_swapped_outputs_are_refused(build: Build) -> None:
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (to_half, r"outputs differ.*got first tensor\(float\), second tensor\(float16\)"),
+        (lambda graph: rename(graph, {"second": "sum.second"}), "outputs differ from its source's"),
+        (lambda graph: graph.output.reverse(), "outputs differ from its source's"),
+        (
+            lambda graph: graph.input[0].type.tensor_type.shape.dim[1].Clear(),
+            r"inputs differ.*\[None, 4\], got",
+        ),
+    ],
+    ids=["another type", "another name", "another order", "another shape of an input"],
+)
+def test_a_candidate_that_takes_or_gives_something_else_is_refused(
+    build: Build, edit: Callable[[onnx.GraphProto], object], message: str
+) -> None:
     source = two_outputs()
-    candidate = changed(source, lambda graph: graph.output.reverse())
-    with pytest.raises(VerificationError, match="outputs differ from its source's"):
-        build.verify(source, candidate, **LEFT)
-
-
-def test_a_candidate_that_takes_other_inputs_is_refused(build: Build) -> None:
-    source = models.two_inputs()
-    candidate = changed(source, lambda graph: graph.input[0].type.tensor_type.shape.dim[1].Clear())
-    with pytest.raises(VerificationError, match="inputs differ from its source's"):
-        build.verify(source, candidate, **LEFT)
+    with pytest.raises(VerificationError, match=f"(?s){message}"):
+        build.verify(source, changed(source, edit), **LEFT)
 
 
 def test_a_candidate_that_does_not_run_is_a_verification_error(build: Build) -> None:
@@ -330,12 +323,6 @@ def test_the_users_samples_are_used_and_missing_shapes_are_seeded(build: Build) 
     assert read_tensors(build.folder / "samples" / "0.npz")["left"].shape == (2, 4)
 
 
-def test_samples_that_do_not_fit_are_the_users_error(build: Build) -> None:
-    write_tensors(build.root / "real.npz", {"left": np.zeros((3, 4), np.float64)})
-    with pytest.raises(SpecError, match=r"real\.npz"):
-        build.verify(models.two_inputs(), samples="*.npz", **LEFT)
-
-
 @pytest.mark.parametrize(
     ("model", "inputs"),
     [
@@ -385,7 +372,9 @@ def test_of_every_output_all_is_recorded_or_as_much_of_it_as_has_room(
         np.save(folder / f"{name}.npy", array)
     write_tensors(folder / "sample.npz", {"x": np.zeros(3)})
     with mock.patch.multiple(golden, MAX_GOLDEN_BYTES=0, MIN_OUTPUT_BYTES=3000):
-        golden.write_golden(folder / "golden.npz", sample=folder / "sample.npz", answers=recorded)
+        for name in ("golden.npz", "again.npz"):
+            golden.write_golden(folder / name, sample=folder / "sample.npz", answers=recorded)
+    assert (folder / "golden.npz").read_bytes() == (folder / "again.npz").read_bytes()
     entry = FileEntry("golden.npz", 0, "")
     inputs, outputs = read_golden(Golden(entry, Tolerance(0, 0)), folder)
     assert list(inputs) == ["x"]
@@ -407,14 +396,6 @@ def test_golden_records_a_part_of_every_large_output_and_says_where_its_inputs_a
     names = ["input:left", "part:first", "layout:first", "part:second", "layout:second"]
     assert list(read_tensors(build.folder / "golden.npz")) == names
     assert any(line.startswith("golden sample with inputs of") for line in build.said)
-
-
-def test_golden_has_the_same_bytes_each_time(build: Build) -> None:
-    build.verify(two_outputs(), **LEFT)
-    first = (build.folder / "golden.npz").read_bytes()
-    shutil.rmtree(build.folder)
-    build.verify(two_outputs(), **LEFT)
-    assert (build.folder / "golden.npz").read_bytes() == first
 
 
 def two_outputs() -> onnx.ModelProto:

@@ -134,7 +134,7 @@ class LocalFile:
             raise SourceError(f"file changed while it was read: {self.name}", hint="run the command again")
 
     def beside(self, location: str) -> LocalFile:
-        """Returns a file below this one's folder; raises SourceError for none, and for a link that leads out."""
+        """Returns a file below this one's folder; raises SourceError for none, and for a link out of it."""
         return LocalFile(find_beside(self.path, location))
 
 
@@ -197,7 +197,7 @@ class WebFile:
         return open_file(self._ask, f"fetch: {self.name}", 0 if version is None else offset, version)
 
     def beside(self, location: str) -> WebFile:
-        """Returns a file in this one's folder, or below it, with the query: it may carry what access needs."""
+        """Returns a file in this one's folder, or below it. The query stays: it may give access."""
         parts = urlsplit(self.url)
         path = posixpath.join(posixpath.dirname(parts.path), quote(location))
         return WebFile(urlunsplit((parts.scheme, parts.netloc, path, parts.query, "")))
