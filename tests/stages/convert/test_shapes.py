@@ -76,7 +76,6 @@ def test_an_axis_with_a_name_binds_the_name(tmp_path: Path) -> None:
         ({"bach": 3}, "expected one of batch"),
         ({"left[1]": 4}, "expected one of batch"),
         ({"left[9]": 4}, "expected one of batch"),
-        ({"batch": 0}, "expected a size of 1 or more, got 0"),
         ({"batch": 2, "right[0]": 3}, "expected 2, as for batch, got 3"),
     ],
 )

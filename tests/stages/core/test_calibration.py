@@ -10,7 +10,7 @@ import pytest
 from ortprep.bundle.loader_config import TensorSpec
 from ortprep.errors import StageError
 from ortprep.runtime.tensors.element_types import Array
-from ortprep.stages.core.inputs.calibration import check_calibration
+from ortprep.stages.core.inputs.sample_files import check_calibration
 from ortprep.stages.core.results import ModelInterface
 
 GOOD: dict[str, Array] = {"image": np.ones((2, 3), np.float32), "count": np.array([4, 5], np.int64)}

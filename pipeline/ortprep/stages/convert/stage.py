@@ -35,8 +35,7 @@ from ortprep.stages.core.contract import (
     VariantPlan,
     target_of,
 )
-from ortprep.stages.core.inputs.calibration import check_calibration
-from ortprep.stages.core.inputs.sample_files import find_calibration_files
+from ortprep.stages.core.inputs.sample_files import check_calibration, find_calibration_files
 from ortprep.stages.core.inputs.spec_fit import calibration_key, inputs_key, samples_key
 from ortprep.stages.core.ladder import TAKEN, descend, describe_failures
 from ortprep.stages.core.provenance import installed_versions, runtime_versions

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 
 from ortprep.bundle.loader_config import TensorSpec
-from ortprep.errors import propose
+from ortprep.errors import StageError, propose
+from ortprep.quoting import quoted
 from ortprep.spec.models import InputSpec, ModelSpec
 from ortprep.stages.core.results import ModelInterface
 
@@ -19,6 +20,10 @@ INTEGER_RANGES = {
 }
 """Lowest and highest value of every integer type, by the type's name."""
 _LARGEST_FLOATS = {"float16": 65504.0, "float32": 3.4028234663852886e38, "bfloat16": 3.3895313892515355e38}
+_RANGES: Mapping[str, tuple[float, float]] = {
+    **INTEGER_RANGES,
+    **{name: (-largest, largest) for name, largest in _LARGEST_FLOATS.items()},
+}
 
 
 def check_agreement(spec: ModelSpec, interface: ModelInterface) -> tuple[str, ...]:
@@ -48,6 +53,38 @@ def shape_sets(spec: ModelSpec, interface: ModelInterface) -> tuple[Mapping[str,
         {name: tuple(size for size in shape or () if isinstance(size, int)) for name, shape in filled.items()}
         for filled, _ in _sets(spec, interface)
     )
+
+
+def resolve_dimensions(inputs: tuple[TensorSpec, ...], dimensions: Mapping[str, int]) -> dict[str, int]:
+    """Returns sizes by the names of symbolic dimensions, and by `INPUT[AXIS]` only where there is no name.
+
+    Raises:
+        StageError: The model has no such dimension, or a dimension has two sizes.
+    """
+    axes = {
+        f"{item.name}[{axis}]": size or f"{item.name}[{axis}]"
+        for item in inputs
+        for axis, size in enumerate(item.shape or ())
+        if not isinstance(size, int)
+    }
+    names = axes | {name: name for name in axes.values()}
+    bound: dict[str, int] = {}
+    for key, size in dimensions.items():
+        if key not in names:
+            shapes = ", ".join(f"{item.name} {list(item.shape or ())}" for item in inputs)
+            known = list(dict.fromkeys(axes.values()))
+            raise StageError(
+                f"model has no symbolic dimension {key!r}\n"
+                f"  expected one of {', '.join(known) or 'none'}, as in {shapes}",
+                hint=f"shapes: {{{quoted(known[0])}: {size}}}" if known else "shapes: {}",
+            )
+        known_size = bound.setdefault(names[key], size)
+        if known_size != size:
+            raise StageError(
+                f"dimension cannot be bound: {key}\n  expected {known_size}, as for {names[key]}, got {size}",
+                hint=f"shapes: {{{quoted(names[key])}: {known_size}}}",
+            )
+    return bound
 
 
 _Filled = dict[str, tuple[int | str | None, ...] | None]
@@ -94,17 +131,18 @@ def _unknown_names(section: str, names: Iterable[str], known_names: list[str]) -
 
 
 def _input_problems(spec: ModelSpec, interface: ModelInterface) -> Iterator[str]:
+    """Yields what is wrong with the declaration of each input that is a tensor."""
     for item in interface.inputs:
-        input_spec = spec.inputs.get(item.name, InputSpec())
         if "(" in item.dtype:
             continue
-        for index, shape in enumerate(input_spec.shapes):
-            if item.shape is None or fits_shape(item, shape):
-                continue
-            wrong = f" (rank {len(item.shape)}, not {len(shape)})" if len(shape) != len(item.shape) else ""
-            expected = f"expected {_show_shape(item.shape)}, got {list(shape)}{wrong}"
-            yield f"inputs.{item.name}.shapes[{index}]: {expected}"
-        yield from _value_problems(item, input_spec, interface.index_bounds.get(item.name))
+        declared = spec.inputs.get(item.name, InputSpec())
+        for index, shape in enumerate(declared.shapes):
+            if item.shape is not None and not fits_shape(item, shape):
+                expected = f"expected {_show_shape(item.shape)}, got {list(shape)}"
+                yield f"inputs.{item.name}.shapes[{index}]: {expected}"
+        bound = interface.index_bounds.get(item.name)
+        for problem in _value_problems(item.dtype, declared, bound):
+            yield f"inputs.{item.name}.{problem}"
 
 
 def fits_shape(item: TensorSpec, shape: Shape) -> bool:
@@ -121,49 +159,33 @@ def _show_shape(shape: tuple[int | str | None, ...]) -> str:
     return f"[{', '.join('?' if axis is None else str(axis) for axis in shape)}]"
 
 
-def _value_problems(item: TensorSpec, input_spec: InputSpec, bound: int | None) -> Iterator[str]:
-    where = f"inputs.{item.name}"
-    if item.dtype == "string" and input_spec.values is None:
-        yield f"{where}.values: missing, expected the strings to send, since the input is of type string"
-    if item.dtype == "string" and input_spec.range is not None:
-        yield f"{where}.range: expected none, since the input is of type string"
-    elif input_spec.range is not None:
-        yield from (f"{where}.range: {text}" for text in _range_problems(item.dtype, input_spec.range, bound))
-    for value in input_spec.values or ():
-        problem = _value_problem(item.dtype, value, bound)
-        if problem is not None:
-            yield f"{where}.values: {problem}"
+def _value_problems(dtype: str, declared: InputSpec, bound: int | None) -> Iterator[str]:
+    """Yields what keeps a range or values from being an input's; `bound` is that of its indices."""
+    ends, values = declared.range or (), declared.values or ()
+    if dtype == "string" and not values:
+        yield "values: missing, expected the strings to send, since the input is of type string"
+    limits = _RANGES.get(dtype)
+    expected = dtype if limits is None else f"{dtype} within [{limits[0]:g}, {limits[1]:g}]"
+    for key, chosen in (("range", ends), ("values", values)):
+        for value in chosen:
+            if not _fits_type(dtype, value, is_exact=key == "values"):
+                yield f"{key}: expected {expected}, got {value!r}"
+        # Seeded indices stay below the bound, so a range needs to begin below it.
+        for value in chosen[:1] if key == "range" else chosen:
+            if bound is not None and not isinstance(value, str) and value >= bound:
+                yield f"{key}: expected indices below {bound}, as many as the input indexes, got {value!r}"
+    if ends and dtype in INTEGER_RANGES and math.ceil(ends[0]) > math.floor(ends[1]):
+        yield f"range: expected at least one integer in it, got {list(ends)}"
 
 
-def _range_problems(dtype: str, ends: tuple[float, float], bound: int | None) -> Iterator[str]:
-    low, high = ends
-    if dtype in INTEGER_RANGES:
-        least, most = INTEGER_RANGES[dtype]
-        if low < least or high > most:
-            yield f"expected within [{least}, {most}] of {dtype}, got [{low:g}, {high:g}]"
-        elif math.ceil(low) > math.floor(high):
-            yield f"expected at least one integer in it, got [{low:g}, {high:g}]"
-    elif max(abs(low), abs(high)) > _LARGEST_FLOATS.get(dtype, math.inf):
-        yield f"expected within ±{_LARGEST_FLOATS[dtype]:g} of {dtype}, got [{low:g}, {high:g}]"
-    if bound is not None and low >= bound:
-        yield f"expected indices below {bound}, the size of what the input indexes, got [{low:g}, {high:g}]"
-
-
-def _value_problem(dtype: str, value: str | int | float | bool, bound: int | None) -> str | None:
-    wrong = f"expected {dtype}, got {value!r}"
+def _fits_type(dtype: str, value: str | float, *, is_exact: bool) -> bool:
+    """Returns whether a type has a value; ends of a range of integers need not be integers themselves."""
     if dtype == "string" or isinstance(value, str):
-        return None if dtype == "string" and isinstance(value, str) else wrong
-    if dtype in INTEGER_RANGES:
-        least, most = INTEGER_RANGES[dtype]
-        if value != int(value) or (isinstance(value, bool) and dtype != "bool"):
-            return wrong
-        if not least <= value <= most:
-            return f"{wrong}, outside [{least}, {most}]"
-        if bound is not None and value >= bound:
-            return f"expected indices below {bound}, the size of what the input indexes, got {value!r}"
-        return None
-    too_large = abs(value) > _LARGEST_FLOATS.get(dtype, math.inf)
-    return wrong if isinstance(value, bool) or too_large else None
+        return dtype == "string" and isinstance(value, str)
+    low, high = _RANGES.get(dtype, (-math.inf, math.inf))
+    if not low <= value <= high or (isinstance(value, bool) and dtype != "bool"):
+        return False
+    return not is_exact or dtype not in INTEGER_RANGES or value == int(value)
 
 
 def _set_problems(spec: ModelSpec, interface: ModelInterface) -> Iterator[str]:

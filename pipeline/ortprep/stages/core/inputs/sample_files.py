@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ortprep.errors import BundleError
+from ortprep.errors import BundleError, StageError
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.inputs.agreement import fits_shape
 from ortprep.stages.core.results import ModelInterface
+
+# Finding the files is part of every no-op build, reading them is not: what reads arrays is imported where it
+# is needed.
 
 
 def find_sample_files(spec: ModelSpec) -> tuple[Path, ...]:
@@ -61,7 +65,7 @@ def check_sample_files(spec: ModelSpec, interface: ModelInterface) -> tuple[str,
     files = find_sample_files(spec)
     if not files:
         return (f"samples: expected .npz files, got none for {spec.samples!r} in {spec.folder}",)
-    return tuple(f"samples: {problem}" for path in files for problem in find_file_problems(path, interface))
+    return tuple(f"samples: {problem}" for path in files for problem in _header_problems(path, interface))
 
 
 def fits_interface(path: Path, interface: ModelInterface) -> bool:
@@ -74,16 +78,38 @@ def fits_interface(path: Path, interface: ModelInterface) -> bool:
     return all(fits_shape(item, headers[item.name][1]) for item in interface.inputs if item.name in headers)
 
 
+def check_calibration(samples: Sequence[Path], interface: ModelInterface) -> None:
+    """Reads every sample, one at a time: a NaN in a range spoils a model silently.
+
+    Raises:
+        StageError: There is no sample; one cannot be read, lacks an input, or has an array of another type or
+            shape, or without values, or with a NaN or infinity; or calibration cannot feed an input of the
+            model.
+    """
+    from ortprep.runtime.tensors.element_types import find_element_type
+
+    for item in interface.inputs:
+        if find_element_type(item.dtype) is not None or "(" in item.dtype:
+            raise StageError(
+                f"cannot calibrate a model with input {item.name!r}\n"
+                f"  expected a tensor with a numpy data type, got {item.dtype}"
+            )
+    if not samples:
+        raise StageError("calibration set is empty\n  expected at least one .npz file, got none")
+    for path in samples:
+        for problem in itertools.chain(_header_problems(path, interface), _value_problems(path, interface)):
+            raise StageError(f"bad calibration sample: {problem}")
+
+
 def _read_headers(path: Path) -> Mapping[str, tuple[str, tuple[int, ...]]]:
     """Reads names, types and shapes of the arrays in an `.npz` file; raises `BundleError`."""
-    # Here and not above: finding the files is part of every no-op build, reading them is not.
     from ortprep.runtime.tensors.arrays import read_headers
     from ortprep.runtime.tensors.element_types import dtype_name
 
     return {name: (dtype_name(dtype), shape) for name, (dtype, shape) in read_headers(path).items()}
 
 
-def find_file_problems(path: Path, interface: ModelInterface) -> Iterator[str]:
+def _header_problems(path: Path, interface: ModelInterface) -> Iterator[str]:
     """Yields every way in which a sample contradicts the model, going by its headers alone."""
     try:
         headers = _read_headers(path)
@@ -98,3 +124,19 @@ def find_file_problems(path: Path, interface: ModelInterface) -> Iterator[str]:
         if dtype != item.dtype or not fits_shape(item, shape):
             expected = item.dtype if item.shape is None else f"{item.dtype} {list(item.shape)}"
             yield f"{path}: array {item.name!r}: expected {expected}, got {dtype} {list(shape)}"
+
+
+def _value_problems(path: Path, interface: ModelInterface) -> Iterator[str]:
+    """Yields the arrays of a sample without values, and those with a NaN or infinity."""
+    import numpy as np
+
+    from ortprep.runtime.tensors.arrays import read_tensors
+
+    arrays = read_tensors(path)
+    for name in (item.name for item in interface.inputs):
+        array = arrays[name]
+        if not array.size:
+            yield f"{path}: array {name!r}: expected at least one value, got shape {list(array.shape)}"
+        elif array.dtype.kind in "fc" and not np.isfinite(array).all():
+            index = tuple(int(axis) for axis in np.argwhere(~np.isfinite(array))[0])
+            yield f"{path}: array {name!r}: expected numbers, got {array[index]} at index {list(index)}"

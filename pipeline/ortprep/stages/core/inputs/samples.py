@@ -39,76 +39,51 @@ class Sample:
         return Path(self.file)
 
 
-@dataclass(frozen=True)
-class SamplesRequest:
-    """What `write_samples` takes; `location` is the folder of the spec."""
-
-    spec: ModelSpec
-    location: Path
-    interface: ModelInterface
-    folder: Path
-
-
 def make_samples(spec: ModelSpec, interface: ModelInterface, folder: Path) -> tuple[Sample, ...]:
-    """Writes the samples as `write_samples` does, but in a child process: one batch can be gigabytes.
+    """Writes the inputs a model is verified with: `0.npz`, `1.npz`, …, arrays by input name.
+
+    They are the spec's samples, and a seeded one for every declared shape that no sample has. The first is of
+    the primary shapes. A child process writes them: one batch can be gigabytes.
 
     Raises:
         SpecError: The spec, or a sample of it, does not fit the model.
         BundleError: A sample cannot be read.
         StageError: They cannot be written.
     """
-    request = SamplesRequest(spec, spec.folder.resolve(), interface, folder.resolve())
-    return run_child(write_requested, request).value
+    return run_child(write_samples, (spec, spec.folder.resolve(), interface, folder.resolve())).value
 
 
-def write_requested(request: SamplesRequest) -> tuple[Sample, ...]:
-    """Child function of `make_samples`, which has its errors."""
-    spec = request.spec.located_in(request.location)
+def write_samples(request: tuple[ModelSpec, Path, ModelInterface, Path]) -> tuple[Sample, ...]:
+    """Child function of `make_samples`: a spec, its folder, the interface and the folder for the samples."""
+    spec, location, interface, folder = request
+    spec = spec.located_in(location)
+    require_fit(spec, interface)
+    declared = [dict(shapes) for shapes in shape_sets(spec, interface)]
+    real = {file: _shapes_of(read_sample(file, interface)) for file in find_sample_files(spec)}
+    seeded = [(None, shapes) for shapes in declared if shapes not in real.values()]
+    samples = sorted([*real.items(), *seeded], key=lambda sample: sample[1] != declared[0])
     try:
-        files = write_samples(spec, request.interface, request.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        return tuple(
+            _write_sample(
+                folder / f"{position}.npz",
+                build_feeds(interface, shapes, spec, seed=spec.verify.seed)
+                if file is None
+                else read_sample(file, interface),
+            )
+            for position, (file, shapes) in enumerate(samples)
+        )
     except OSError as error:
-        place = f"cannot write samples to {request.folder}"
+        place = f"cannot write samples to {folder}"
         raise StageError(f"{place}\n  {error.strerror or error}") from error
-    return tuple(_describe_sample(file) for file in files)
 
 
-def _describe_sample(file: Path) -> Sample:
-    feeds = read_tensors(file)
+def _write_sample(file: Path, feeds: Mapping[str, Array]) -> Sample:
+    write_tensors(file, feeds)
     return Sample(str(file), describe_shapes(feeds), sum(array.size for array in feeds.values()))
 
 
-def write_samples(spec: ModelSpec, interface: ModelInterface, folder: Path) -> tuple[Path, ...]:
-    """Writes the inputs a model is verified with: `0.npz`, `1.npz`, …, arrays by input name.
-
-    They are the spec's samples, and a seeded one for every declared shape that no sample has. The first is of
-    the primary shapes.
-
-    Raises:
-        SpecError: The spec, or a sample of it, does not fit the model.
-        BundleError: A sample cannot be read.
-    """
-    require_fit(spec, interface)
-    folder.mkdir(parents=True, exist_ok=True)
-    declared = [dict(shapes) for shapes in shape_sets(spec, interface)]
-    real = {file: shapes_of(read_sample(file, interface)) for file in find_sample_files(spec)}
-    seeded = [shapes for shapes in declared if shapes not in real.values()]
-    sources: list[Path | Shapes] = [*sorted(real, key=lambda file: real[file] != declared[0]), *seeded]
-    if declared[0] in seeded:
-        sources = [declared[0], *(source for source in sources if source != declared[0])]
-    written = []
-    for position, source in enumerate(sources):
-        written.append(folder / f"{position}.npz")
-        feeds = (
-            read_sample(source, interface)
-            if isinstance(source, Path)
-            else build_feeds(interface, source, spec, seed=spec.verify.seed)
-        )
-        write_tensors(written[-1], feeds)
-    return tuple(written)
-
-
-def shapes_of(feeds: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of every array."""
+def _shapes_of(feeds: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
     return {name: array.shape for name, array in feeds.items()}
 
 

@@ -12,9 +12,14 @@ from ortprep.bundle.loader_config import TensorSpec
 from ortprep.errors import SourceError, SpecError, StageError
 from ortprep.quoting import quoted
 from ortprep.spec.models import ModelSpec
-from ortprep.stages.core.inputs.agreement import check_agreement, fits_shape, shape_sets
-from ortprep.stages.core.inputs.dimensions import resolve_dimensions
+from ortprep.stages.core.inputs.agreement import (
+    check_agreement,
+    fits_shape,
+    resolve_dimensions,
+    shape_sets,
+)
 from ortprep.stages.core.inputs.sample_files import (
+    check_calibration,
     check_sample_files,
     find_calibration_files,
     find_sample_files,
@@ -32,7 +37,7 @@ def require_fit(spec: ModelSpec, interface: ModelInterface) -> None:
         SpecError: They do not fit; the message lists every problem.
     """
     problems = (*check_agreement(spec, interface), *check_sample_files(spec, interface))
-    problems = problems or (*find_binding_problems(spec, interface), *_calibration_problems(spec, interface))
+    problems = problems or (*_binding_problems(spec, interface), *_calibration_problems(spec, interface))
     if problems:
         lines = "\n".join(f"  {problem}" for problem in problems)
         raise SpecError(
@@ -46,9 +51,6 @@ def _calibration_problems(spec: ModelSpec, interface: ModelInterface) -> Iterato
     files = find_calibration_files(spec)
     if spec.convert is None or files is None:
         return
-    # Imported here, since it brings in numpy, which keys do without.
-    from ortprep.stages.core.inputs.calibration import check_calibration
-
     try:
         check_calibration(files, interface)
     except StageError as error:
@@ -92,7 +94,7 @@ def samples_key(spec: ModelSpec) -> list[list[str]] | None:
         ) from error
 
 
-def find_binding_problems(spec: ModelSpec, interface: ModelInterface) -> Iterator[str]:
+def _binding_problems(spec: ModelSpec, interface: ModelInterface) -> Iterator[str]:
     """Yields what is wrong with `convert.shapes`, of a spec that agrees with its model otherwise."""
     if spec.convert is None:
         return
@@ -103,8 +105,12 @@ def find_binding_problems(spec: ModelSpec, interface: ModelInterface) -> Iterato
             yield f"convert.shapes: {error.message}"
             continue
         inputs = [_bind(item, sizes) for item in interface.inputs]
+        declared = (
+            all(fits_shape(item, shapes[item.name]) for item in inputs)
+            for shapes in shape_sets(spec, interface)
+        )
         # Real samples have shapes of their own, which are read with them.
-        if spec.samples is None and not _is_declared(spec, interface, inputs):
+        if spec.samples is None and not any(declared):
             shapes = ", ".join(f"{item.name} {list(item.shape or ())}" for item in inputs)
             yield f"convert.shapes: expected declared input shapes that fit {shapes}, got none"
 
@@ -115,9 +121,3 @@ def _bind(item: TensorSpec, sizes: Mapping[str, int]) -> TensorSpec:
         for position, axis in enumerate(item.shape or ())
     )
     return item if item.shape is None else dataclasses.replace(item, shape=shape)
-
-
-def _is_declared(spec: ModelSpec, interface: ModelInterface, inputs: list[TensorSpec]) -> bool:
-    return any(
-        all(fits_shape(item, shapes[item.name]) for item in inputs) for shapes in shape_sets(spec, interface)
-    )
