@@ -5,7 +5,7 @@
 Compares plain ONNX Runtime on the source with bundles, in fresh interleaved processes of plain scripts, with
 a warm page cache. *small*: trained models from PyPI wheels, prepared with the shipped defaults. *large*: five
 models with seeded weights, 33 to 499 MB; one bundle is tuned for one run per load, and another for 1,000,
-which `load_progressive` opens. *by hand*: the file that `optimized_model_filepath` writes, loaded with the
+which `load` opens in two phases. *by hand*: the file that `optimized_model_filepath` writes, loaded with the
 optimisation off. Existing bundles are reused without `--rebuild`, so that changed code can be measured
 without preparing again.
 """
@@ -30,7 +30,6 @@ from bench.start import (
     LoadScript,
     ScriptTimes,
     load,
-    load_progressive,
     optimize_by_hand,
     plain,
     run_script,
@@ -47,7 +46,7 @@ from ortprep.measuring.rounds import order_of_round
 
 PLAIN, LOAD, HAND, IMPORTED, FALLBACK = "plain", "load", "by hand", "load, imported", "portable"
 SAME_FILE = "InferenceSession, same file"
-PROGRESSIVE, PROGRESSIVE_IMPORTED = "progressive", "progressive, imported"
+TWO_PHASES, TWO_PHASES_IMPORTED = "two phases", "two phases, imported"
 
 LARGE = ("resnet50", "densenet121", "bert-base", "gpt2", "bilstm")
 
@@ -104,8 +103,8 @@ def large_subjects(names: Sequence[str], options: argparse.Namespace) -> list[Su
         _subject(
             model,
             {
-                PROGRESSIVE: load_progressive(served.bundle),
-                PROGRESSIVE_IMPORTED: load_progressive(served.bundle, imported=True),
+                TWO_PHASES: load(served.bundle),
+                TWO_PHASES_IMPORTED: load(served.bundle, imported=True),
             },
         )
         for model, served in zip(once, thousand, strict=True)
@@ -142,7 +141,7 @@ def measure(subject: Subject, *, rounds: int, steady_s: float) -> Results:
         paths = {}
         for index, (arm, script) in enumerate(subject.scripts.items()):
             paths[arm] = Path(folder) / f"script{index}.py"
-            later_s = 0 if arm in (SAME_FILE, IMPORTED, PROGRESSIVE_IMPORTED) else steady_s
+            later_s = 0 if arm in (SAME_FILE, IMPORTED, TWO_PHASES_IMPORTED) else steady_s
             write_script(script, subject.sample, paths[arm], steady_s=later_s)
         for arm in paths:  # fills the page cache and the memory of digests; not counted
             run_script(paths[arm])
@@ -189,7 +188,7 @@ class Verdict:
 def compare(results: Results) -> dict[str, float]:
     """Returns one model's figures relative to plain ONNX Runtime, and what `load` adds, in ms."""
     figures = {}
-    for arm, name in ((LOAD, "load"), (HAND, "hand"), (FALLBACK, "fallback"), (PROGRESSIVE, "progressive")):
+    for arm, name in ((LOAD, "load"), (HAND, "hand"), (FALLBACK, "fallback"), (TWO_PHASES, "phases")):
         if arm in results:
             figures[f"{name}_sooner"] = ratio(results, arm, _ready)
             pairs = zip(results[PLAIN], results[arm], strict=True)
@@ -197,7 +196,7 @@ def compare(results: Results) -> dict[str, float]:
             figures[f"{name}_sooner_p25"], figures[f"{name}_sooner_p75"] = spread.p25, spread.p75
             figures[f"{name}_steady"] = 1 / ratio(results, arm, _steady)
             figures[f"{name}_private"] = 1 / ratio(results, arm, lambda start: start.private_mb)
-    for arm, name in ((IMPORTED, "load"), (PROGRESSIVE_IMPORTED, "progressive")):
+    for arm, name in ((IMPORTED, "load"), (TWO_PHASES_IMPORTED, "phases")):
         if arm in results:
             plain_call = [start.init_ms + start.first_ms for start in results[PLAIN]]
             figures[f"{name}_call_sooner"] = paired_ratio(plain_call, [one.call_ms for one in results[arm]])
@@ -234,12 +233,12 @@ def judge(kind: str, figures: Mapping[str, Mapping[str, float]]) -> list[Verdict
         ask("load_adds_ms", median, "load adds to InferenceSession, ms, median", 3, least=False)
         ask("load_adds_to_process_ms", median, "load adds to the process, ms, median", 6, least=False)
     for name, what in (
-        ("progressive_sooner", f"load_progressive, {ready}"),
-        ("progressive_call_sooner", "load_progressive, around the call, times sooner"),
+        ("phases_sooner", f"two phases, {ready}"),
+        ("phases_call_sooner", "two phases, around the call, times sooner"),
     ):
         ask(name, geometric_mean, f"{what}, geometric mean", 5, least=True)
         ask(name, min, f"{what}, least", 5, least=True)
-    ask("progressive_steady", max, "steady run after the exchange, largest", 1.03, least=False)
+    ask("phases_steady", max, "steady run after the exchange, largest", 1.03, least=False)
     ask("fallback_steady", max, "steady run of the portable variant, largest", 1.03, least=False)
     return verdicts
 
@@ -310,9 +309,9 @@ COLUMNS = (
     ("load_adds_processor_ms", "cpu ms", "{:.1f}"),
     ("load_call_sooner", "call", "{:.2f}×"),
     ("hand_sooner", "by hand", "{:.2f}×"),
-    ("progressive_sooner", "progr.", "{:.2f}×"),
-    ("progressive_call_sooner", "its call", "{:.2f}×"),
-    ("progressive_steady", "steady", "{:.2f}"),
+    ("phases_sooner", "phases", "{:.2f}×"),
+    ("phases_call_sooner", "its call", "{:.2f}×"),
+    ("phases_steady", "steady", "{:.2f}"),
     ("fallback_sooner", "fallb.", "{:.2f}×"),
     ("fallback_steady", "steady", "{:.2f}"),
 )
@@ -341,7 +340,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m bench.load_cost", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     names = [name for every, _, _ in SETS.values() for name in every]
-    arms = (LOAD, HAND, SAME_FILE, IMPORTED, FALLBACK, PROGRESSIVE, PROGRESSIVE_IMPORTED)
+    arms = (LOAD, HAND, SAME_FILE, IMPORTED, FALLBACK, TWO_PHASES, TWO_PHASES_IMPORTED)
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--models", nargs="+", choices=names, metavar="NAME", help="default: all")
     parser.add_argument("--arms", nargs="+", choices=arms, metavar="ARM", help=f"of {arms}; default: all")

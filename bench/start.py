@@ -148,19 +148,16 @@ def same_file(bundle: Path) -> LoadScript:
 
 
 def load(bundle: Path, *, target: str | None = None, imported: bool = False) -> LoadScript:
-    """Returns the script of a job that calls `load`, with ONNX Runtime imported before if requested."""
+    """Returns the script of a job that calls `load`, with ONNX Runtime imported before if requested.
+
+    Later runs are those of the steady session.
+    """
     more = "" if target is None else f", target={target!r}"
-    session = f"session = load({str(bundle)!r}{more})"
-    return LoadScript("from ortprep.runtime import load", session, "import onnxruntime" if imported else "")
-
-
-def load_progressive(bundle: Path, *, imported: bool = False) -> LoadScript:
-    """Returns the script of a job that calls `load_progressive`; later runs come after the swap."""
     return LoadScript(
-        "from ortprep.runtime import load_progressive",
-        f"session = load_progressive({str(bundle)!r})",
+        "from ortprep.runtime import load",
+        f"session = load({str(bundle)!r}{more})",
         "import onnxruntime" if imported else "",
-        "session.wait_steady(120)",
+        "from ortprep.runtime import wait_steady; wait_steady(session, 120)",
     )
 
 

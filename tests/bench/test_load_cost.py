@@ -13,9 +13,9 @@ from bench.load_cost import (
     IMPORTED,
     LOAD,
     PLAIN,
-    PROGRESSIVE,
-    PROGRESSIVE_IMPORTED,
     SAME_FILE,
+    TWO_PHASES,
+    TWO_PHASES_IMPORTED,
     compare,
     judge,
     summarise_arm,
@@ -28,7 +28,6 @@ from bench.start import (
     LoadScript,
     ScriptTimes,
     load,
-    load_progressive,
     optimize_by_hand,
     plain,
     run_script,
@@ -49,7 +48,7 @@ def run(script: LoadScript, folder: Path) -> ScriptTimes:
     return run_script(folder / "script.py", timeout_s=600)
 
 
-@pytest.mark.parametrize("name", ["plain", "by hand", "same file", "load", "imported", "progressive"])
+@pytest.mark.parametrize("name", ["plain", "by hand", "same file", "load", "imported"])
 def test_every_way_answers_and_its_parts_fit_into_the_time_seen_from_outside(
     name: str, tmp_path: Path
 ) -> None:
@@ -60,7 +59,6 @@ def test_every_way_answers_and_its_parts_fit_into_the_time_seen_from_outside(
         "same file": same_file(bundle),
         "load": load(bundle, target="cpu"),
         "imported": load(bundle, imported=True),
-        "progressive": load_progressive(bundle),
     }
     start = run(scripts[name], tmp_path)
     assert start.ready_ms > start.call_ms == start.import_ms + start.init_ms + start.first_ms
@@ -117,7 +115,7 @@ def test_one_slow_model_misses_its_goal_though_the_mean_reaches_it() -> None:
 
 
 def test_arms_that_were_left_out_have_no_verdict() -> None:
-    assert judge("large", {"a": {"progressive_steady": 1.01}})[0].goal.startswith("steady run")
+    assert judge("large", {"a": {"phases_steady": 1.01}})[0].goal.startswith("steady run")
 
 
 def test_specs_of_the_small_models_are_specs(tmp_path: Path) -> None:
@@ -150,7 +148,7 @@ def test_tables_have_every_model_the_means_and_the_application() -> None:
     arms = (LOAD, HAND, SAME_FILE, IMPORTED, FALLBACK)
     report = {
         "small": measured("small", arms),
-        "large": measured("large", (*arms, PROGRESSIVE, PROGRESSIVE_IMPORTED)),
+        "large": measured("large", (*arms, TWO_PHASES, TWO_PHASES_IMPORTED)),
     }
     figures = {
         name: {PLAIN: {"median": 10.0}, BUNDLES: {"median": 5.0}, "bundles_to_plain": 0.5}

@@ -16,7 +16,7 @@ from ortprep.bundle.codec import encode
 from ortprep.bundle.manifest import VariantRecord, read_manifest
 from ortprep.bundle.tuning_record import TuningRecord
 from ortprep.children.probe import ProbeRequest, ProbeResult
-from ortprep.runtime import load, load_progressive
+from ortprep.runtime import load, wait_steady
 from tests.builders import build_model, tensor, value
 from tests.prepare.builders import (
     Outcome,
@@ -235,10 +235,10 @@ def test_two_phases_are_over_files_of_their_own_where_that_is_clearly_sooner(tun
         record.trials[record.first_phase.trial].session_options
     )
     assert tuned.run("check", "artifacts/net").code == 0
-    with load_progressive(tuned.bundle(), check="golden") as session:
-        early = answers(session, FEEDS)["y"]
-        session.wait_steady(600)
-        late = answers(session, FEEDS)["y"]
+    session = load(tuned.bundle())
+    early = answers(session, FEEDS)["y"]
+    wait_steady(session, 600)
+    late = answers(session, FEEDS)["y"]
     expected = source_answers(tuned.models / "net.onnx", FEEDS)["y"]
     for got in (early, late):
         np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-5)
@@ -252,9 +252,7 @@ def test_two_phases_share_the_files_of_the_second_one_where_they_can(tuned: Proj
     assert config["first_phase"]["session_options"]["config_entries"]["session.disable_prepacking"] == "1"
     assert {path.name for path in (tuned.bundle() / "cpu").iterdir()} == FORMS["prepacked", "all"]
     assert tuned.run("check", "artifacts/net").code == 0
-    with load_progressive(tuned.bundle(), check="golden") as session:
-        assert session.phase == "first"
-        session.wait_steady(600)
+    wait_steady(load(tuned.bundle(), check="golden"), 600)
     assert_answers_as_the_source(tuned)
 
 

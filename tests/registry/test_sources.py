@@ -16,7 +16,7 @@ from ortprep.registry.catalogue import open_catalogue
 from ortprep.registry.publish import publish
 from ortprep.registry.pull import PullRequest, pull
 from ortprep.registry.references import VersionRef
-from ortprep.runtime import PoolConfig, SessionPool, load, load_bucketed
+from ortprep.runtime import PoolConfig, SessionPool, load
 from tests.fakes import wait_for_a_tick
 from tests.registry.builders import write_keys
 from tests.runtime.builders import batch_of, sample, weights_of, write_bundle, write_converted
@@ -76,10 +76,10 @@ def test_no_worker_believes_a_remembered_digest_either(signed: Path, key: Path) 
 @pytest.mark.attack
 def test_no_bucket_is_opened_of_what_was_not_signed(tmp_path: Path, key: Path) -> None:
     bundle = sign(write_converted(tmp_path / "linear"), key, tmp_path / "pulled")
-    with load_bucketed(bundle, require_signature=key) as session:
-        change_weights(bundle / "cpu-batch4" / "linear_optimized.onnx.data")
-        with pytest.raises(IntegrityError, match="cpu-batch4"):
-            session.run(None, {"x": batch_of(4)})
+    session = load(bundle, require_signature=key)
+    change_weights(bundle / "cpu-batch4" / "linear_optimized.onnx.data")
+    with pytest.raises(IntegrityError, match="cpu-batch4"):
+        session.run(None, {"x": batch_of(4)})
 
 
 @pytest.mark.attack

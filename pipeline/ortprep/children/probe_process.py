@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ortprep.bundle.codec import decode
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.errors import LoadError
+from ortprep.runtime.loading.binding import run_first
+from ortprep.runtime.loading.phases import wait_steady
 from ortprep.runtime.loading.session import CUDA, build_session
 from ortprep.runtime.machine.gpu_memory import used_gpu_bytes
 from ortprep.runtime.machine.process_memory import peak_rss_bytes, private_bytes
-from ortprep.runtime.session.binding import run_first
 from ortprep.runtime.tensors.arrays import fit_feeds, half_inputs, read_tensors, run_session
 
 if TYPE_CHECKING:
     import onnxruntime
 
-    from ortprep.runtime.session.binding import BoundRun
+    from ortprep.runtime.loading.binding import BoundRun
     from ortprep.runtime.tensors.element_types import Array
 
 _MB = 2**20
@@ -60,6 +61,7 @@ def measure_runs(request: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Prep
     run = _prepare_run(session, request["sample"], io_binding=request["io_binding"])
     model = request["bundle"] or request["plan"]["model"]
     first_ms, _ = _time(lambda: run_first(run.repeat, run.feeds, model))
+    wait_steady(session)
     figures = {
         "ready_s": loaded_s + first_ms / 1e3,
         "import_ms": (imported_s - began_s) * 1e3,
@@ -103,7 +105,7 @@ def _time(function: Callable[[], Any]) -> tuple[float, Any]:
 def _prepare_run(session: onnxruntime.InferenceSession, sample: str, *, io_binding: bool) -> PreparedRun:
     feeds = fit_feeds(read_tensors(Path(sample)), half_inputs(session))
     if io_binding:
-        from ortprep.runtime.session.binding import BoundRun
+        from ortprep.runtime.loading.binding import BoundRun
 
         bound = BoundRun(session, feeds)
         return PreparedRun(bound, lambda: _answers_of(bound), feeds)

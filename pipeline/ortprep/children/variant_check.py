@@ -16,7 +16,7 @@ from ortprep.quoting import quoted
 from ortprep.runtime.loading.variant_selection import PassedOver, find_reasons_here
 
 if TYPE_CHECKING:
-    from ortprep.runtime.loading.load_options import PlanChoice
+    from ortprep.runtime.loading.load_options import Phases
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _require_answers(config: LoaderConfig, root: Path, variant: Variant) -> None
     from ortprep.runtime.loading.variant_resolver import build_plan
     from ortprep.runtime.verification.golden import check_answers
 
-    choices: tuple[PlanChoice, ...] = ("steady",) if variant.first_phase is None else ("steady", "first")
+    choices: tuple[Phases, ...] = ("steady",) if variant.first_phase is None else ("steady", "first")
     for choice in choices:
         session = build_session(build_plan(root, variant, choice=choice))
         check_answers(session, config, root, variant=variant)

@@ -42,11 +42,8 @@ def describe_figures(manifest: Manifest) -> Iterator[str]:
 
 
 def describe_first_phase(first: FirstPhaseRecord) -> str:
-    """Returns the line that says what `load_progressive` starts with, and what both sessions take."""
-    return (
-        f"serves first (load_progressive): trial {first.trial}; "
-        f"both sessions take about {first.overlap_mb:.0f} MB"
-    )
+    """Returns the line that says what `load` starts with, and what both sessions take."""
+    return f"serves first: trial {first.trial}; both sessions take about {first.overlap_mb:.0f} MB"
 
 
 def build_variants_table(manifest: Manifest) -> Table:

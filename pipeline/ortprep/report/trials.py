@@ -57,7 +57,7 @@ def build_search_section(record: TuningRecord) -> ReportSection:
         notes.append(f"Limits: {limits}.")
     if record.first_phase is not None:
         notes.append(
-            f"Trial {record.first_phase.trial} may serve until it is ready (load_progressive); both sessions "
+            f"Trial {record.first_phase.trial} serves until it is ready; both sessions "
             f"together take about {record.first_phase.overlap_mb:.0f} MB."
         )
     runs = count_of(record.runs_per_load, "run")

@@ -52,7 +52,7 @@ _SPREADS: tuple[tuple[str, str, Callable[[PlanFigures], Samples | None]], ...] =
 
 MEANINGS = {
     DEFAULT: "the source model in plain ONNX Runtime, optimised at every load",
-    "first phase": "what serves first where `load_progressive` opens the bundle",
+    "first phase": "what serves until the prepared plan is ready",
     "prepared": "what was prepared for this target",
     "portable": "the variant that runs on any machine",
 }

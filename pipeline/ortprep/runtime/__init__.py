@@ -1,4 +1,4 @@
-"""What jobs import: `load`, `load_progressive`, `load_bucketed`; for every device of a node `SessionPool`.
+"""What jobs import: `load`; for every device of a node `SessionPool`.
 
 Importing this package costs next to nothing; a name brings in what it needs when it is first used.
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # as in `typing`, whose import would be the larger part of this one's
 if TYPE_CHECKING:
-    from ortprep.runtime.buckets.loader import load_bucketed as load_bucketed
-    from ortprep.runtime.buckets.session import BucketedSession as BucketedSession
     from ortprep.runtime.dropin.installation import install as install
-    from ortprep.runtime.loading.bundle_loader import OpenedBundle as OpenedBundle
+    from ortprep.runtime.loading.buckets import session_for as session_for
     from ortprep.runtime.loading.bundle_loader import load as load
     from ortprep.runtime.loading.bundle_loader import open_bundle as open_bundle
+    from ortprep.runtime.loading.opened_bundle import OpenedBundle as OpenedBundle
+    from ortprep.runtime.loading.phases import wait_steady as wait_steady
     from ortprep.runtime.loading.sources import locate as locate
     from ortprep.runtime.placement.assignment import place_models as place_models
     from ortprep.runtime.pool.config import PoolConfig as PoolConfig
@@ -20,25 +20,21 @@ if TYPE_CHECKING:
     from ortprep.runtime.pool.stats import PoolStats as PoolStats
     from ortprep.runtime.pool.stats import WorkerEvent as WorkerEvent
     from ortprep.runtime.pool.stats import WorkerStats as WorkerStats
-    from ortprep.runtime.progressive.loader import load_progressive as load_progressive
-    from ortprep.runtime.progressive.session import ProgressiveSession as ProgressiveSession
 
 _HOMES = {
-    "BucketedSession": "buckets.session",
-    "OpenedBundle": "loading.bundle_loader",
+    "OpenedBundle": "loading.opened_bundle",
     "PoolConfig": "pool.config",
     "PoolStats": "pool.stats",
-    "ProgressiveSession": "progressive.session",
     "SessionPool": "pool.session_pool",
     "WorkerEvent": "pool.stats",
     "WorkerStats": "pool.stats",
     "install": "dropin.installation",
     "load": "loading.bundle_loader",
-    "load_bucketed": "buckets.loader",
-    "load_progressive": "progressive.loader",
     "locate": "loading.sources",
     "open_bundle": "loading.bundle_loader",
     "place_models": "placement.assignment",
+    "session_for": "loading.buckets",
+    "wait_steady": "loading.phases",
 }
 
 __all__ = sorted(_HOMES)

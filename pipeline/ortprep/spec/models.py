@@ -208,7 +208,7 @@ class TuneSpec(SpecSection):
     )
     first_phase: bool = Field(
         default=True,
-        description="Whether to record a plan with an earlier first result too, for load_progressive.",
+        description="Whether to record a plan that serves until the chosen one is ready, too.",
     )
 
     @property

@@ -17,9 +17,9 @@ SAME_READY_RATIO = 1.03
 SAME_COST_RATIO = 1.01
 """Plans whose costs are this close cost the same."""
 
-MAX_FIRST_PHASE_RATIO = 0.95
-"""A first-phase plan is ready within this part of the second plan's time. One with files of its own is ready
-within this part of the time of the best one without.
+MAX_FIRST_PHASE_RATIO = 1 / 1.5
+"""A first-phase plan is ready within this part of the second plan's time: two sessions have to pay. One with
+files of its own is ready within this part of the time of the best one without.
 """
 
 Reader = Callable[[ProbeResult], float]

@@ -17,8 +17,8 @@ from ortprep.bundle.session_record import ProviderRecord
 from ortprep.cluster import OnnxPredictor, PredictorConfig
 from ortprep.errors import InvalidRequestError, LoadError, PipelineError, PoolError, RunError
 from ortprep.runtime import load
+from ortprep.runtime.loading.binding import BoundRuns
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
-from ortprep.runtime.session.binding import BoundRuns
 from ortprep.runtime.session.opened_model import choose_target
 from tests.cluster.builders import SmallCluster
 from tests.runtime.builders import CUDA_NEEDED

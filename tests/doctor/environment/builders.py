@@ -21,11 +21,11 @@ from ortprep.doctor.environment.facts.records import (
     Library,
     PcieLink,
     Provider,
-    ResourceLimits,
     Wheel,
 )
 from ortprep.doctor.environment.facts.runtime import add_packages, judge_attempt
 from ortprep.runtime.loading.session import CPU, CUDA
+from ortprep.runtime.machine.cgroups import ResourceLimits
 from ortprep.runtime.machine.hardware import Gpu, Hardware
 from tests.conftest import ROOT
 

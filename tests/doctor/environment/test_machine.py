@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ortprep.doctor.environment.facts.cgroups import read_limits
-from ortprep.doctor.environment.facts.records import DiskSpace, ResourceLimits
+from ortprep.doctor.environment.facts.records import DiskSpace
 from ortprep.doctor.environment.rules.findings import find
+from ortprep.runtime.machine.cgroups import ResourceLimits, read_limits
 from tests.doctor.environment.builders import HEALTHY, codes
 
 MEBIBYTE = 1024 * 1024

@@ -15,7 +15,7 @@ import pytest
 
 from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.errors import LoadError, LoadTimeoutError
-from ortprep.runtime import load, load_bucketed, load_progressive
+from ortprep.runtime import load, wait_steady
 from ortprep.runtime.loading import session as session_module
 from tests.runtime.builders import sample, weights_of, write_bundle
 
@@ -54,14 +54,22 @@ FORMS: dict[str, Callable[[dict[str, Any]], Any]] = {"mapping": as_mapping, "obj
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("loads", [load, load_progressive, load_bucketed])
-def test_the_callers_values_win_and_the_bundle_adds_what_they_leave(
-    bundle: Path, form: str, loads: Callable[..., Any]
+def test_the_callers_values_win_in_both_phases_and_the_bundle_adds_what_they_leave(
+    tmp_path: Path, form: str
 ) -> None:
+    one_thread = SessionOptionsRecord(
+        "ORT_DISABLE_ALL", {"intra_op_num_threads": 1, "enable_mem_pattern": False}
+    )
+    bundle = write_bundle(tmp_path / "phases", options=OWN, first=one_thread)
     chosen = {"enable_cpu_mem_arena": False, "log_severity_level": 3, SPINNING: "0"}
-    session = loads(bundle, session_options=FORMS[form](chosen))
-    session.run(None, {"x": sample()})
+    given = FORMS[form](chosen)
+    session = load(bundle, session_options=given)
+    if form == "object":
+        given.log_severity_level = 1  # later than the load, so it does not count
+    check_answer(session)
+    wait_steady(session, 60)
     options = session.get_session_options()
+    assert options.enable_mem_pattern is True
     assert options.enable_cpu_mem_arena is False
     assert options.log_severity_level == 3
     assert options.get_session_config_entry(SPINNING) == "0"
@@ -189,11 +197,9 @@ def test_an_object_is_not_lent_for_what_it_could_not_lose_again(tmp_path: Path) 
     load(folder, session_options={"enable_cpu_mem_arena": False})
 
 
-def test_a_load_that_is_closed_leaves_the_object_usable(bundle: Path) -> None:
+def test_a_load_leaves_the_object_usable(bundle: Path) -> None:
     options = as_object({})
-    session = load_progressive(bundle, session_options=options, steady_after="now")
-    session.wait_steady(60)
-    session.close()
+    wait_steady(load(bundle, session_options=options), 60)
     check_answer(onnxruntime.InferenceSession(str(bundle / MODEL), options))
 
 

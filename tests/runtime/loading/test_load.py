@@ -32,7 +32,7 @@ from ortprep.errors import (
     UnsupportedVersionError,
 )
 from ortprep.runtime import load
-from ortprep.runtime.loading import bundle_loader, load_options, session, variant_files
+from ortprep.runtime.loading import load_options, opened_bundle, session, variant_files
 from ortprep.runtime.loading.bundle_loader import open_bundle
 from ortprep.runtime.loading.variant_resolver import build_plan
 from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
@@ -210,7 +210,7 @@ def test_f17_a_file_exchanged_while_it_is_loaded_is_reported(
         other.replace(bundle / DATA)
         return build(*args, **kwargs)
 
-    monkeypatch.setattr(bundle_loader, "build_session", build_late)
+    monkeypatch.setattr(opened_bundle, "build_session", build_late)
     with pytest.raises(IntegrityError, match=r"changed while .*\n.*got different linear_optimized\.onnx"):
         load(bundle, digests=digests)
 
@@ -682,7 +682,7 @@ def replace_while_loading(monkeypatch: pytest.MonkeyPatch, bundle: Path, seeds: 
             write_bundle(bundle, seed=seeds.pop(0))
         return build(*args, **kwargs)
 
-    monkeypatch.setattr(bundle_loader, "build_session", build_late)
+    monkeypatch.setattr(opened_bundle, "build_session", build_late)
 
 
 def test_a_bundle_replaced_while_loading_is_loaded_anew(

@@ -312,6 +312,7 @@ LOADS_MODULES = [
         ".runtime.loading",
         ".runtime.loading.bundle_loader",
         ".runtime.loading.load_options",
+        ".runtime.loading.opened_bundle",
         ".runtime.loading.resolved_variant",
         ".runtime.loading.session",
         ".telemetry",

@@ -16,7 +16,7 @@ import pytest
 
 from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.errors import CacheError, IntegrityError, LoadError
-from ortprep.runtime import load, load_bucketed, load_progressive
+from ortprep.runtime import load, wait_steady
 from ortprep.runtime.loading.load_options import CheckPolicy
 from tests.runtime.builders import batch_of, sample, weights_of, write_bundle, write_converted
 
@@ -93,11 +93,12 @@ def test_a_session_keeps_the_weights_that_were_hashed_whatever_a_writer_does_lat
 
 @pytest.mark.attack
 def test_weights_that_change_without_a_trace_never_get_into_the_second_phase(bundle: Path) -> None:
-    with mapped(bundle / DATA) as change, load_progressive(bundle, digests="full") as session:
+    session = load(bundle, digests="full")
+    with mapped(bundle / DATA) as change:
         assert is_right(session)
         change()
         with contextlib.suppress(IntegrityError, LoadError):
-            session.wait_steady()
+            wait_steady(session)
         assert is_right(session)
 
 
@@ -105,7 +106,8 @@ def test_weights_that_change_without_a_trace_never_get_into_the_second_phase(bun
 def test_weights_that_change_without_a_trace_never_get_into_a_bucket(tmp_path: Path, cache: Path) -> None:
     folder = write_converted(tmp_path / "converted")
     data = folder / "cpu-batch4" / "linear_optimized.onnx.data"
-    with mapped(data) as change, load_bucketed(folder, digests="full") as session:
+    session = load(folder, digests="full")
+    with mapped(data) as change:
         change()
         with pytest.raises(IntegrityError, match="cpu-batch4"):
             session.run(None, {"x": batch_of(4)})
@@ -114,7 +116,9 @@ def test_weights_that_change_without_a_trace_never_get_into_a_bucket(tmp_path: P
 @pytest.mark.parametrize("check", ["none", "golden"])
 def test_copies_are_gone_once_the_session_exists(bundle: Path, cache: Path, check: CheckPolicy) -> None:
     let_others_write(bundle)
-    assert is_right(load(bundle, digests="full", check=check))
+    session = load(bundle, digests="full", check=check)
+    assert is_right(session)
+    wait_steady(session)
     assert list((cache / "copies").iterdir()) == []
 
 

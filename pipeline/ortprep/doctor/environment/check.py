@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ortprep.bundle.codec import encode
 from ortprep.doctor.diagnosis import Diagnosis, diagnose
-from ortprep.doctor.environment.facts.cgroups import read_limits
 from ortprep.doctor.environment.facts.disk import read_disk_space
 from ortprep.doctor.environment.facts.gpus import count_bus_gpus, read_driver_version, read_gpu_states
 from ortprep.doctor.environment.facts.records import DiskSpace, Facts
@@ -18,6 +17,7 @@ from ortprep.doctor.environment.facts.wheels import read_wheels
 from ortprep.doctor.environment.rules.findings import find, name_providers
 from ortprep.doctor.environment.tables import build_tables
 from ortprep.measuring.device_lock import working
+from ortprep.runtime.machine.cgroups import read_limits
 from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.telemetry import TELEMETRY_VARIABLE
 

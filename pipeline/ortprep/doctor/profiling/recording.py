@@ -56,8 +56,8 @@ def record(request: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         LoadError: The session could not be made or run.
     """
+    from ortprep.runtime.loading.binding import run_first
     from ortprep.runtime.loading.session import build_session
-    from ortprep.runtime.session.binding import run_first
     from ortprep.runtime.tensors.arrays import read_tensors, run_session
 
     plan = _profiled(decode(SessionPlan, request["plan"]), Path(request["folder"]))

@@ -8,7 +8,7 @@ from typing import Any
 from ortprep.quoting import terminal_handler
 from ortprep.runtime.dropin.import_hook import call_after_import
 from ortprep.runtime.dropin.launch import VERBOSE_VARIABLE
-from ortprep.runtime.loading.bundle_loader import log_line
+from ortprep.runtime.loading.opened_bundle import log_line
 from ortprep.runtime.loading.session import PLAIN_CLASS
 from ortprep.telemetry import disable_telemetry
 

@@ -28,8 +28,9 @@ from ortprep.runtime.dropin.source_index import (
     name_place,
     split_places,
 )
-from ortprep.runtime.loading.bundle_loader import describe_selection, log_line, open_folder
+from ortprep.runtime.loading.bundle_loader import open_folder
 from ortprep.runtime.loading.load_options import LoadOptions
+from ortprep.runtime.loading.opened_bundle import describe_selection, log_line
 from ortprep.runtime.loading.session import PLAIN_CLASS, import_onnxruntime
 from ortprep.telemetry import disable_telemetry
 
@@ -181,6 +182,8 @@ def _try_bundles(
         adapt=placement.apply,
         session_options=request.options,
         replacement=create,
+        phases="auto",
+        buckets=True,
         require_signature=os.environ.get(SIGNATURE_VARIABLE) or None,
     )
     reason = None

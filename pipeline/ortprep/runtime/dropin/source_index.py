@@ -24,7 +24,7 @@ from ortprep.bundle.file_memory import (
     write_entry,
 )
 from ortprep.runtime.dropin.launch import SIGNATURE_VARIABLE
-from ortprep.runtime.loading.bundle_loader import log_line
+from ortprep.runtime.loading.opened_bundle import log_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -7,14 +7,14 @@ three are remembered per machine, so a later process goes straight from the memo
 from __future__ import annotations
 
 import os
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ortprep.bundle import LOADER_FILE
 from ortprep.bundle.file_memory import find_stamp
 from ortprep.runtime.loading.load_options import Deadline, LoadOptions, check_choice, check_number
+from ortprep.runtime.loading.opened_bundle import OpenedBundle, describe_selection, log_line, make_session
 from ortprep.runtime.loading.resolved_variant import ResolvedVariant, recall, remember
-from ortprep.runtime.loading.session import build_session, import_onnxruntime, with_device
+from ortprep.runtime.loading.session import import_onnxruntime
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,65 +22,10 @@ if TYPE_CHECKING:
     import onnxruntime
 
     from ortprep.bundle.loader_config import LoaderConfig, Variant
-    from ortprep.bundle.session_record import SessionPlan
-    from ortprep.runtime.loading.load_options import (
-        Cancellation,
-        CheckPolicy,
-        DigestPolicy,
-        PlanChoice,
-        SessionOptions,
-    )
-    from ortprep.runtime.loading.variant_selection import PassedOver
+    from ortprep.runtime.loading.load_options import CheckPolicy, DigestPolicy, Phases, SessionOptions
 
 _LARGE_BYTES = 4 * 1024 * 1024
 """Files up to this size are read sooner than a thread starts that would read them ahead."""
-
-
-class OpenedBundle:
-    """A session, and the decisions that led to it."""
-
-    def __init__(
-        self,
-        session: onnxruntime.InferenceSession,
-        plan: SessionPlan,
-        resolved: ResolvedVariant,
-        options: LoadOptions,
-    ) -> None:
-        self.session = session
-        self.plan = plan
-        self.resolved = resolved
-        self.options = options
-
-    @property
-    def root(self) -> Path:
-        """The bundle's folder, free of links."""
-        from pathlib import Path
-
-        return Path(self.resolved.root)
-
-    @property
-    def config(self) -> LoaderConfig:
-        """The bundle's loader config, read when it is first used.
-
-        Raises `LoadError` if the bundle was replaced since it was opened.
-        """
-        from ortprep.runtime.loading.variant_resolver import read_config
-
-        return read_config(self.resolved)
-
-    @property
-    def variant(self) -> Variant:
-        """The variant that was taken; raises as `config` does."""
-        from ortprep.runtime.loading.variant_resolver import read_variant
-
-        return read_variant(self.resolved)
-
-    @property
-    def passed_over(self) -> tuple[PassedOver, ...]:
-        """Those the bundle prefers to it, and why they were not taken."""
-        from ortprep.runtime.loading.variant_selection import PassedOver
-
-        return tuple(PassedOver(name, reasons) for name, reasons in self.resolved.passed_over)
 
 
 def load(
@@ -94,11 +39,16 @@ def load(
     require_signature: str | os.PathLike[str] | None = None,
     precision: str = "fastest-within-gate",
     session_options: SessionOptions | None = None,
+    phases: Phases = "auto",
 ) -> onnxruntime.InferenceSession:
     """Opens a bundle as a session on the first variant whose requirements this machine meets.
 
     If it passes over variants, it logs the reasons at WARNING. If a variant's requirements are met but it
     cannot be loaded, that is an error; it is never passed over.
+
+    If the variant records a first phase, the session starts on that, and a thread creates the steady
+    session, which takes its place after the first run (`wait_steady`). If the bundle has variants for
+    certain sizes, batches of these sizes run on them (`session_for`).
 
     Args:
         bundle: The bundle's folder; or `registry://NAME@VERSION` or `REGISTRY/NAME@VERSION`, which is pulled
@@ -118,6 +68,9 @@ def load(
         session_options: The application's own options, as an `onnxruntime.SessionOptions` or as values by
             attribute or config key. They take precedence over the bundle's, which apply where these are at
             their defaults; the optimisation level is always the bundle's. Conflicts are logged once.
+        phases: `auto` uses both phases where that pays: the process may use more than one core, and ONNX
+        Runtime
+            (1.31 or later) creates sessions beside runs. `steady` and `first` give a session of one of them.
 
     Raises:
         SignatureError: The bundle is not signed as required.
@@ -141,6 +94,7 @@ def load(
         require_signature=require_signature,
         precision=precision,
         session_options=session_options,
+        phases=phases,
     ).session
 
 
@@ -153,17 +107,14 @@ def open_bundle(
     check: CheckPolicy = "none",
     timeout_s: float | None = None,
     require_signature: str | os.PathLike[str] | None = None,
-    plan: PlanChoice = "steady",
     precision: str = "fastest-within-gate",
     session_options: SessionOptions | None = None,
+    phases: Phases = "auto",
 ) -> OpenedBundle:
-    """Does what `load` does, with its arguments and errors, and also returns the decisions.
-
-    With `plan="first"` the session is that of the variant's first phase, if the variant records one.
-    """
+    """Does what `load` does, with its arguments and errors, and also returns the decisions."""
     check_choice("digests", digests, ("changed", "full", "off"))
     check_choice("check", check, ("none", "golden"))
-    check_choice("plan", plan, ("steady", "first"))
+    check_choice("phases", phases, ("auto", "first", "steady"))
     check_number("device_id", device_id, example=0, whole=True)
     check_number("timeout_s", timeout_s, example=30)
     if session_options is not None and hasattr(session_options, "items"):
@@ -177,10 +128,11 @@ def open_bundle(
         digests,
         check,
         precision,
-        plan,
+        phases,
         deadline,
         session_options,
         require_signature=require_signature,
+        buckets=True,
     )
     return open_folder(folder, options)
 
@@ -234,10 +186,49 @@ def _open(root: str, options: LoadOptions) -> OpenedBundle:
     else:
         _prefetch(resolved)
     _report(resolved, options)
-    plan, session = make_session(resolved, options)
+    has_two_phases = options.phases == "auto" and resolved.first is not None and _pays(options)
+    begins_with: Phases = "first" if has_two_phases or options.phases == "first" else "steady"
+    plan, session = make_session(resolved, options.replace(phases=begins_with))
     if is_new:
         remember(resolved, options)
-    return OpenedBundle(session, plan, resolved, options)
+    opened = OpenedBundle(session, plan, resolved, options)
+    if has_two_phases or (options.buckets and resolved.has_buckets):
+        from ortprep.runtime.loading.later_sessions import serve_later_sessions
+
+        serve_later_sessions(opened, open_bucket, has_two_phases=has_two_phases)
+    return opened
+
+
+def open_bucket(root: Path, config: LoaderConfig, bucket: Variant, options: LoadOptions) -> OpenedBundle:
+    """Opens one bucket of a bundle, as `load` opens a variant by its name.
+
+    Raises:
+        PipelineError: As `load`; `LoadError` if the bundle was replaced, whose answers must not be mixed.
+    """
+    # The bundle's other files were compared when it was opened.
+    named = options.replace(
+        target=bucket.name, precision="fastest-within-gate", whole_bundle=False, buckets=False
+    )
+    opened = open_folder(str(root), named)
+    if opened.config != config:
+        from ortprep.errors import LoadError
+
+        raise LoadError(
+            f"bundle was replaced by another build: {root}\n"
+            f"  expected the build loaded first, since answers of two builds must not mix",
+            hint="load it again",
+        )
+    return opened
+
+
+def _pays(options: LoadOptions) -> bool:
+    """Returns whether a second session may follow the first; a profile of the caller's is of one session."""
+    from ortprep.runtime.loading.phases import may_swap
+
+    own = options.session_options
+    profiling = "enable_profiling"
+    profiles = own.get(profiling) if isinstance(own, dict) else getattr(own, profiling, False)
+    return not profiles and may_swap()
 
 
 def _prefetch(resolved: ResolvedVariant) -> None:
@@ -249,70 +240,6 @@ def _prefetch(resolved: ResolvedVariant) -> None:
         cold = [path for path, size_bytes in large if not is_cached(path, size_bytes)]
         if cold:
             start_prefetch(cold)
-
-
-def make_session(
-    resolved: ResolvedVariant, options: LoadOptions, *, cancellation: Cancellation | None = None
-) -> tuple[SessionPlan, onnxruntime.InferenceSession]:
-    """Makes a session of a resolved variant, of files that are still those that were checked.
-
-    With full digests each session's files are hashed for it, also those of later phases. Returns how it was
-    made, and the session; raises as `load` does.
-    """
-    first = resolved.first if options.plan == "first" else None
-    plan = resolved.steady if first is None else first
-    if options.digests != "full":
-        return _make_session(plan, resolved, options, cancellation, resolved.root)
-    from ortprep.runtime.loading.verified_files import verified_files
-
-    with verified_files(resolved, options) as files:
-        made = plan._replace(model=files.model)
-        are_copies = files.are_copies
-        made, session = _make_session(made, resolved, options, cancellation, files.root, are_copies)
-    return made._replace(model=plan.model), session
-
-
-def _make_session(
-    plan: SessionPlan,
-    resolved: ResolvedVariant,
-    options: LoadOptions,
-    cancellation: Cancellation | None,
-    root: str,
-    are_copies: bool = False,
-) -> tuple[SessionPlan, onnxruntime.InferenceSession]:
-    if options.device_id is not None:
-        plan = with_device(plan, options.device_id)
-    if options.adapt is not None:
-        plan = options.adapt(plan)
-    timeout_s = options.deadline.remaining_s()
-    if options.session_options is None:
-        session = build_session(
-            plan, timeout_s=timeout_s, cancellation=cancellation, create=options.replacement
-        )
-    else:
-        from ortprep.runtime.loading.caller_options import build_with_options
-
-        plan, session = build_with_options(
-            plan,
-            options.session_options,
-            deadline=options.deadline,
-            cancellation=cancellation,
-            create=options.replacement,
-        )
-    if options.check == "golden":
-        from ortprep.runtime.loading.variant_resolver import check_resolved
-
-        check_resolved(resolved, session, root)
-    changed = () if are_copies else resolved.find_changed()
-    if changed:
-        from ortprep.errors import IntegrityError
-
-        raise IntegrityError(
-            f"files changed while they were loaded: {resolved.root}\n"
-            f"  expected the files that were checked, got different {', '.join(changed)}"
-        )
-    options.deadline.remaining_s()
-    return plan, session
 
 
 def _report(resolved: ResolvedVariant, options: LoadOptions) -> None:
@@ -327,23 +254,3 @@ def _report(resolved: ResolvedVariant, options: LoadOptions) -> None:
         )
     if options.replacement is None:  # else the drop-in says so, in its one line
         log_line(*describe_selection(resolved, "%s: taking", bundle))
-
-
-def describe_selection(resolved: ResolvedVariant, message: str, *values: object) -> tuple[Any, ...]:
-    """Returns what `log_line` takes: a line that ends in the variant and why others were passed over."""
-    if not resolved.passed_over:
-        return "info", f"{message} variant %s", *values, resolved.name
-    reasons = " | ".join(f"{passed}: {'; '.join(lacks)}" for passed, lacks in resolved.passed_over)
-    return "warning", f"{message} variant %s; passed over: %s", *values, resolved.name, reasons
-
-
-def log_line(level: str, message: str, *values: object) -> None:
-    """Logs a line; one below a warning only if the application has imported `logging`, which takes long."""
-    if level == "warning" or "logging" in sys.modules:
-        import logging
-
-        from ortprep.quoting import printable
-
-        # Where an application has no handlers, `logging` itself writes to the terminal.
-        shown = [value if isinstance(value, int | float) else printable(str(value)) for value in values]
-        getattr(logging.getLogger(__name__), level)(message, *shown)

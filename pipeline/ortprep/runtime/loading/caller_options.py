@@ -10,7 +10,7 @@ import _thread
 import contextlib
 import functools
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ortprep.bundle.session_record import SessionPlan
@@ -188,29 +188,57 @@ def _read_attributes(chosen: Any) -> dict[str, str | int | bool]:
 
 @contextlib.contextmanager
 def _restored(chosen: Any, merged: SessionPlan) -> Iterator[None]:
-    """Gives an application's object its own values again when a load is over.
-
-    ONNX Runtime can neither copy the object nor remove an entry from it. So entries the load added stay,
-    at a value that means the same as none where there is one, and the next load does not take them for the
-    application's.
-    """
-    record = merged.session_options
-    entries = own_entries(chosen, record.config_entries)
-    names = (_LEVEL, *(name for name in record.attributes if hasattr(chosen, name)))
-    before = {name: getattr(chosen, name) for name in names}
+    """Gives an application's object its own values again when a load is over."""
+    give_back = _giving_back(chosen, merged)
     chosen.set_load_cancellation_flag(False)
     try:
         yield
     finally:
-        chosen.set_load_cancellation_flag(False)
-        for name, value in before.items():
-            setattr(chosen, name, value)
-        for name in record.config_entries.keys() - entries.keys():
+        give_back(chosen)
+
+
+def copy_of_options(
+    chosen: SessionOptions | None, session: onnxruntime.InferenceSession, merged: SessionPlan
+) -> SessionOptions | None:
+    """Returns an application's options as they are now, for sessions that are made later.
+
+    ONNX Runtime copies an object only for a session that it makes: all but its libraries of custom operators.
+
+    Args:
+        chosen: The options, as the application passed them.
+        session: A session that was made with them.
+        merged: Its plan, as `build_with_options` returned it.
+    """
+    if chosen is None or isinstance(chosen, Mapping):
+        return chosen
+    copied: onnxruntime.SessionOptions = session._sess.session_options
+    _giving_back(chosen, merged)(copied)
+    return copied
+
+
+def _giving_back(chosen: Any, merged: SessionPlan) -> Callable[[Any], None]:
+    """Returns what gives an object the values that `chosen` has now, after a load has set those of a plan.
+
+    ONNX Runtime cannot remove an entry from an object. So entries the load added stay, at a value that means
+    the same as none where there is one, and the next load does not take them for the application's.
+    """
+    record = merged.session_options
+    names = (_LEVEL, *(name for name in record.attributes if hasattr(chosen, name)))
+    values = {name: getattr(chosen, name) for name in names}
+    added = record.config_entries.keys() - own_entries(chosen, record.config_entries).keys()
+
+    def give_back(target: Any) -> None:
+        target.set_load_cancellation_flag(False)
+        for name, value in values.items():
+            setattr(target, name, value)
+        for name in added:
             neutral = _neutral_value(name)
-            value = record.config_entries[name] if neutral is None else neutral
+            entry = record.config_entries[name] if neutral is None else neutral
             with contextlib.suppress(RuntimeError):  # one that ONNX Runtime refused before
-                chosen.add_session_config_entry(name, value)
-            _ADDED.setdefault(chosen, {})[name] = value
+                target.add_session_config_entry(name, entry)
+            _ADDED.setdefault(target, {})[name] = entry
+
+    return give_back
 
 
 def own_entries(chosen: Any, names: Iterable[str]) -> dict[str, str]:

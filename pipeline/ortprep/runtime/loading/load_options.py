@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         require_signature: str | os.PathLike[str] | None
         precision: str
         session_options: SessionOptions | None
+        phases: Phases
 
 
 DigestPolicy = Literal["changed", "full", "off"]
@@ -41,9 +42,10 @@ else can change, if need be of copies; `off`: trust the disk."""
 CheckPolicy = Literal["none", "golden"]
 """`golden`: run the bundle's golden sample and compare, which is a warm-up run as well."""
 
-PlanChoice = Literal["steady", "first"]
-"""`steady`: the variant's own options, the fastest per run; `first`: those of its first phase, which is
-sooner ready, where it records one."""
+Phases = Literal["auto", "first", "steady"]
+"""`steady`: the variant's own plan, the fastest per run; `first`: that of its first phase, which is ready
+sooner, where it records one; `auto`: the first, and the steady one in its place as soon as it is ready,
+where that pays."""
 
 
 class Deadline:
@@ -89,6 +91,7 @@ class LoadOptions:
     makes the session, with the arguments of `InferenceSession`, where an application asked for one on the
     bundle's source: only variants that take all that the source takes are loaded then. Where a signature is
     required, digests are `full`; `whole_bundle` says whether they include files of which no session is made.
+    `buckets` has batches of sizes that the bundle was prepared for run on the variants for them.
     """
 
     # A plain class: making a dataclass takes longer than reading the bundle.
@@ -99,20 +102,22 @@ class LoadOptions:
         digests: DigestPolicy = "changed",
         check: CheckPolicy = "none",
         precision: str = "fastest-within-gate",
-        plan: PlanChoice = "steady",
+        phases: Phases = "steady",
         deadline: Deadline = NO_DEADLINE,
         session_options: SessionOptions | None = None,
         adapt: Callable[[SessionPlan], SessionPlan] | None = None,
         replacement: SessionFactory | None = None,
         require_signature: str | os.PathLike[str] | None = None,
         whole_bundle: bool = True,
+        buckets: bool = False,
     ) -> None:
         self.target = target
         self.device_id = device_id
         self.digests: DigestPolicy = digests if require_signature is None else "full"
         self.check = check
         self.precision = precision
-        self.plan = plan
+        self.phases: Phases = phases
+        self.buckets = buckets
         self.deadline = deadline
         self.session_options = session_options
         self.adapt = adapt

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ortprep.bundle.loader_config import LoaderConfig
     from ortprep.runtime.loading.load_options import LoadOptions
 
-_RULES = 2
+_RULES = 3
 """Counted up whenever something is refused that was not before."""
 
 _MAX_ENTRY_BYTES = 64 * 1024
@@ -89,6 +89,7 @@ class ResolvedVariant:
         files: Path, free of links, and stamp of every file that was checked.
         passed_over: Variants the bundle prefers to it, each with what this machine lacks for it.
         compute_capabilities: Compute capability per CUDA ordinal; None where no variant asks for one.
+        has_buckets: Whether the bundle has variants for certain sizes beside this one.
     """
 
     # A plain class: making a dataclass takes longer than reading the bundle.
@@ -103,6 +104,7 @@ class ResolvedVariant:
         files: tuple[tuple[str, Stamp], ...],
         passed_over: tuple[tuple[str, tuple[str, ...]], ...],
         compute_capabilities: tuple[tuple[int, int], ...] | None,
+        has_buckets: bool,
     ) -> None:
         self.root = root
         self.loader = loader
@@ -113,6 +115,7 @@ class ResolvedVariant:
         self.files = files
         self.passed_over = passed_over
         self.compute_capabilities = compute_capabilities
+        self.has_buckets = has_buckets
         self.config: LoaderConfig | None = None
         """The bundle's loader config, once it was read."""
         self.is_settled = False

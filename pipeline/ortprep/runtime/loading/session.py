@@ -168,7 +168,8 @@ def build_session(
             keeps the interpreter to itself while it works, so there the deadline is noticed late, though
             never missed.
         cancellation: Ends the load when it is requested, with an error or, close to its end, with a session;
-            one that waits, when its turn comes.
+            one that waits, when its turn comes. A load that has one is in the background: every load without
+            requests it, and does not wait long for the lock of its device.
         take_turns: False leaves threads to make sessions at once, to measure what ONNX Runtime itself does.
         base_options: What the plan's options are set on, in place of ONNX Runtime's defaults.
         create: What makes the session, in place of ONNX Runtime's `InferenceSession`, with its arguments.
@@ -185,7 +186,11 @@ def build_session(
         _preload_cuda()
     options = onnxruntime.SessionOptions() if base_options is None else base_options
     _set_options(options, plan)
-    if cancellation is not None:
+    if cancellation is None:
+        for background in tuple(_IN_BACKGROUND):
+            background.request()
+    else:
+        _IN_BACKGROUND.add(cancellation)
         cancellation.cover(options)
     try:
         with device_guard(plan, deadline) if take_turns else contextlib.nullcontext():
@@ -193,6 +198,7 @@ def build_session(
     finally:
         if cancellation is not None:
             cancellation.release()
+            _IN_BACKGROUND.discard(cancellation)
     deadline.remaining_s()
     _check_obtained(plan, session.get_providers())
     _keep_freed_memory()
@@ -235,6 +241,9 @@ def _refusals() -> tuple[type[Exception], ...]:
     # TypeError is what becomes of a path that is not UTF-8, and of a value of another type.
     return (TypeError, *onnxruntime_errors())
 
+
+_IN_BACKGROUND: set[Cancellation] = set()
+"""Loads that nobody waits for."""
 
 _CREATING: dict[str, _thread.RLock] = {}
 """A lock for every device a session was made on; what makes a session may make another, as wrappers do."""

@@ -14,6 +14,7 @@ from ortprep.bundle.paths import resolve_inside
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.errors import IntegrityError, LoadError, NoVariantError
 from ortprep.quoting import quoted
+from ortprep.runtime.loading.bucket_selection import find_buckets
 from ortprep.runtime.loading.option_policy import find_invalid_options, find_unlisted_options
 from ortprep.runtime.loading.resolved_variant import ResolvedVariant, read_compute_capabilities
 from ortprep.runtime.loading.session import with_device
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     import onnxruntime
 
     from ortprep.bundle.loader_config import FileEntry
-    from ortprep.runtime.loading.load_options import LoadOptions, PlanChoice
+    from ortprep.runtime.loading.load_options import LoadOptions, Phases
 
 
 def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
@@ -71,6 +72,7 @@ def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
         files=check_files(folder, config, variant, options, signed),
         passed_over=tuple((passed.name, passed.reasons) for passed in selection.passed_over),
         compute_capabilities=read_compute_capabilities() if uses_gpus else None,
+        has_buckets=bool(find_buckets(config, variant)),
     )
     resolved.config = config
     stamps = (loader, *(stamp for _, stamp in resolved.files))
@@ -117,7 +119,7 @@ def check_resolved(resolved: ResolvedVariant, session: onnxruntime.InferenceSess
 
 
 def build_plan(
-    root: Path, variant: Variant, *, device_id: int | None = None, choice: PlanChoice = "steady"
+    root: Path, variant: Variant, *, device_id: int | None = None, choice: Phases = "steady"
 ) -> SessionPlan:
     """Returns how a session of a variant is made.
 
@@ -130,9 +132,9 @@ def build_plan(
     return plan if device_id is None else with_device(plan, device_id)
 
 
-def plan_of(root: Path, variant: Variant, choice: PlanChoice) -> SessionPlan:
+def plan_of(root: Path, variant: Variant, choice: Phases) -> SessionPlan:
     """Returns what a variant records of a session of it, unchecked; raises if its model leaves the bundle."""
-    phase = variant if choice == "steady" or variant.first_phase is None else variant.first_phase
+    phase = variant.first_phase if choice == "first" and variant.first_phase is not None else variant
     return SessionPlan(
         str(resolve_inside(root, phase.model or variant.model)), phase.session_options, phase.providers
     )

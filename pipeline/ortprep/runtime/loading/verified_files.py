@@ -67,7 +67,9 @@ def verified_files(resolved: ResolvedVariant, options: LoadOptions) -> Iterator[
     with _private_folder() if are_copies else contextlib.nullcontext(root) as folder:
         _hash_files(root, folder if are_copies else None, entries, options.deadline)
         check_external_data(folder, variant, options.deadline)
-        yield VerifiedFiles(str(folder), plan_of(folder, variant, options.plan).model, are_copies=are_copies)
+        yield VerifiedFiles(
+            str(folder), plan_of(folder, variant, options.phases).model, are_copies=are_copies
+        )
 
 
 def _hash_files(root: Path, copies: Path | None, entries: tuple[FileEntry, ...], deadline: Deadline) -> None:

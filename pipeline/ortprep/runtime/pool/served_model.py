@@ -18,7 +18,7 @@ import numpy as np
 
 from ortprep.bundle.codec import encode
 from ortprep.errors import LoadError, PoolError
-from ortprep.runtime.loading.bundle_loader import OpenedBundle
+from ortprep.runtime.loading.opened_bundle import OpenedBundle
 from ortprep.runtime.pool.memory import Arena, MemoryFile, pack_inline
 from ortprep.runtime.pool.messages import (
     IN_BLOCK,
@@ -147,7 +147,7 @@ class ServedSession:
     def _run_in_place(self, feeds: Mapping[str, Array], layout: Layout, memory: AnswerMemory) -> Span | None:
         """Runs with the outputs where they are wanted; None if they turn out to be of other shapes."""
         session = self.runner.session
-        binding = session.io_binding()
+        binding = self.runner.bind()
         for name, array in feeds.items():
             binding.bind_cpu_input(name, array)
         span = memory.allocate(layout.block_bytes)

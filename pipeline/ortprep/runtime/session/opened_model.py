@@ -11,9 +11,10 @@ from ortprep.bundle.loader_config import read_loader_config
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.errors import LoadError
 from ortprep.quoting import quoted
-from ortprep.runtime.loading.bundle_loader import OpenedBundle, open_folder
+from ortprep.runtime.loading.bundle_loader import open_folder
 from ortprep.runtime.loading.load_options import DigestPolicy, LoadOptions
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
+from ortprep.runtime.loading.opened_bundle import OpenedBundle
 from ortprep.runtime.loading.sources import locate
 from ortprep.runtime.loading.variant_selection import needs_gpu, read_machine, select_variant
 from ortprep.runtime.session.session_runner import SessionRunner, ShapeDispatcher, open_buckets
@@ -64,6 +65,7 @@ def open_variants(
         device_id=device_id,
         digests=cast(DigestPolicy, options.digests),
         check="golden",
+        phases="auto",
         adapt=adapt,
         precision=options.precision,
         session_options=options.session_options,

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
 from ortprep.errors import RunError
-from ortprep.runtime.buckets.loader import open_bucket, with_runnable_buckets
-from ortprep.runtime.buckets.selection import choose_bucket, find_buckets
-from ortprep.runtime.loading.bundle_loader import OpenedBundle
+from ortprep.runtime.loading.binding import BoundRuns
+from ortprep.runtime.loading.bucket_selection import choose_bucket, find_buckets
+from ortprep.runtime.loading.bundle_loader import open_bucket
+from ortprep.runtime.loading.later_sessions import with_runnable_buckets
 from ortprep.runtime.loading.load_options import LoadOptions
+from ortprep.runtime.loading.opened_bundle import OpenedBundle
 from ortprep.runtime.loading.session import onnxruntime_errors
-from ortprep.runtime.session.binding import BoundRuns
 from ortprep.runtime.tensors.arrays import fit_feeds, half_inputs, run_session, tensor_element_type
 from ortprep.runtime.tensors.element_types import Array, element_type_of
 from ortprep.runtime.tensors.signatures import Signature
 from ortprep.runtime.verification.golden import check_answers
+
+if TYPE_CHECKING:
+    import onnxruntime
 
 _MAX_CACHED = 1024
 
@@ -49,6 +53,12 @@ class SessionRunner:
         """Runs the golden sample; raises as `check_answers`."""
         opened = self._opened
         check_answers(self.session, opened.config, opened.root, variant=opened.variant)
+
+    def bind(self) -> onnxruntime.IOBinding:
+        """Returns a binding of the session in service, for one run; it waits for no other session."""
+        import onnxruntime
+
+        return onnxruntime.IOBinding(self.session)
 
     def fit(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
         """Returns a batch in the session's own types, where the variant's are narrower than the model's."""
@@ -113,6 +123,6 @@ class ShapeDispatcher(Generic[T]):
 
 def open_buckets(opened: OpenedBundle, options: LoadOptions) -> list[OpenedBundle]:
     """Opens the shape buckets of a bundle that this machine can run; raises as `load` does."""
-    runnable = with_runnable_buckets(opened, device_id=options.device_id)
+    runnable = with_runnable_buckets(opened.config, opened.variant, device_id=options.device_id)
     buckets = find_buckets(runnable, opened.variant)
     return [open_bucket(opened.root, opened.config, bucket, options) for bucket in buckets]

@@ -45,7 +45,7 @@ def check_answers(
         LoadError: An output differs, is missing, or the run failed.
         BundleError: The sample cannot be read, or lies outside the bundle.
     """
-    from ortprep.runtime.session.binding import run_once
+    from ortprep.runtime.loading.binding import run_once
     from ortprep.runtime.tensors.arrays import fit_feeds, half_inputs
 
     golden = golden_of(config, variant)

@@ -6,8 +6,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ortprep.doctor.environment.facts.cgroups import read_text
 from ortprep.doctor.environment.facts.records import GpuState, PcieLink
+from ortprep.runtime.machine.cgroups import read_text
 from ortprep.runtime.machine.hardware import Gpu
 
 _NVIDIA = "0x10de"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ortprep.runtime.machine.cgroups import ResourceLimits
 from ortprep.runtime.machine.hardware import Gpu, Hardware
 
 
@@ -120,23 +121,6 @@ class GpuState:
     free_bytes: int | None = None
     persistence: bool | None = None
     link: PcieLink | None = None
-
-
-@dataclass(frozen=True)
-class ResourceLimits:
-    """Resources that this process may use.
-
-    Attributes:
-        quota_cores: Processor time its control groups grant, in cores; None for no limit.
-        periods: Scheduling periods in which the limited group wanted to run.
-        throttled_periods: Those of them in which it was stopped for having used up its share.
-        memory_bytes: Memory its control groups grant, None for no limit.
-    """
-
-    quota_cores: float | None = None
-    periods: int = 0
-    throttled_periods: int = 0
-    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator
 
 from ortprep.doctor.diagnosis import Finding, format_bytes
-from ortprep.doctor.environment.facts.records import Facts, ResourceLimits
+from ortprep.doctor.environment.facts.records import Facts
 from ortprep.quoting import quoted
+from ortprep.runtime.machine.cgroups import ResourceLimits
 
 MIN_SHARED_BYTES = 64 * 1024 * 1024
 """Default size in container engines; a pool's tensors do not fit."""

@@ -12,7 +12,7 @@ import pytest
 from ortprep.bundle.loader_config import read_loader_config, write_loader_config
 from ortprep.errors import LoadError
 from ortprep.runtime import load
-from ortprep.runtime.session.binding import BoundRun, BoundRuns, run_once
+from ortprep.runtime.loading.binding import BoundRun, BoundRuns, run_once
 from ortprep.runtime.tensors.arrays import run_session
 from tests.runtime.builders import sample, weights_of, write_bundle, write_record
 

@@ -2,11 +2,39 @@
 
 from __future__ import annotations
 
+import math
+import os
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from ortprep.doctor.environment.facts.records import ResourceLimits
-
 _ROOT = Path("/")
+
+
+@dataclass(frozen=True)
+class ResourceLimits:
+    """Resources that this process may use.
+
+    Attributes:
+        quota_cores: Processor time its control groups grant, in cores; None for no limit.
+        periods: Scheduling periods in which the limited group wanted to run.
+        throttled_periods: Those of them in which it was stopped for having used up its share.
+        memory_bytes: Memory its control groups grant, None for no limit.
+    """
+
+    quota_cores: float | None = None
+    periods: int = 0
+    throttled_periods: int = 0
+    memory_bytes: int | None = None
+
+
+def usable_cores(root: Path = _ROOT) -> int:
+    """Returns how many cores this process may use at once: those of its affinity mask, or its quota if less.
+
+    A part of a core counts as one.
+    """
+    quota = read_limits(root).quota_cores
+    cores = len(os.sched_getaffinity(0))
+    return cores if quota is None else min(cores, max(1, math.ceil(quota)))
 
 
 def read_limits(root: Path = _ROOT) -> ResourceLimits:

@@ -1,1 +1,0 @@
-"""Loading with shape buckets."""

@@ -1,0 +1,150 @@
+"""What a load has decided and made: a session of a resolved variant, and what the log says of it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ortprep.runtime.loading.session import build_session, with_device
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import onnxruntime
+
+    from ortprep.bundle.loader_config import LoaderConfig, Variant
+    from ortprep.bundle.session_record import SessionPlan
+    from ortprep.runtime.loading.load_options import Cancellation, LoadOptions
+    from ortprep.runtime.loading.resolved_variant import ResolvedVariant
+    from ortprep.runtime.loading.variant_selection import PassedOver
+
+
+class OpenedBundle:
+    """A session, and the decisions that led to it."""
+
+    def __init__(
+        self,
+        session: onnxruntime.InferenceSession,
+        plan: SessionPlan,
+        resolved: ResolvedVariant,
+        options: LoadOptions,
+    ) -> None:
+        self.session = session
+        self.plan = plan
+        self.resolved = resolved
+        self.options = options
+
+    @property
+    def root(self) -> Path:
+        """The bundle's folder, free of links."""
+        from pathlib import Path
+
+        return Path(self.resolved.root)
+
+    @property
+    def config(self) -> LoaderConfig:
+        """The bundle's loader config, read when it is first used.
+
+        Raises `LoadError` if the bundle was replaced since it was opened.
+        """
+        from ortprep.runtime.loading.variant_resolver import read_config
+
+        return read_config(self.resolved)
+
+    @property
+    def variant(self) -> Variant:
+        """The variant that was taken; raises as `config` does."""
+        from ortprep.runtime.loading.variant_resolver import read_variant
+
+        return read_variant(self.resolved)
+
+    @property
+    def passed_over(self) -> tuple[PassedOver, ...]:
+        """Those the bundle prefers to it, and why they were not taken."""
+        from ortprep.runtime.loading.variant_selection import PassedOver
+
+        return tuple(PassedOver(name, reasons) for name, reasons in self.resolved.passed_over)
+
+
+def make_session(
+    resolved: ResolvedVariant, options: LoadOptions, *, cancellation: Cancellation | None = None
+) -> tuple[SessionPlan, onnxruntime.InferenceSession]:
+    """Makes a session of a resolved variant, of files that are still those that were checked.
+
+    With full digests each session's files are hashed for it, also those of later phases. Returns how it was
+    made, and the session; raises as `load` does.
+    """
+    first = resolved.first if options.phases == "first" else None
+    plan = resolved.steady if first is None else first
+    if options.digests != "full":
+        return _make_session(plan, resolved, options, cancellation, resolved.root)
+    from ortprep.runtime.loading.verified_files import verified_files
+
+    with verified_files(resolved, options) as files:
+        made = plan._replace(model=files.model)
+        are_copies = files.are_copies
+        made, session = _make_session(made, resolved, options, cancellation, files.root, are_copies)
+    return made._replace(model=plan.model), session
+
+
+def _make_session(
+    plan: SessionPlan,
+    resolved: ResolvedVariant,
+    options: LoadOptions,
+    cancellation: Cancellation | None,
+    root: str,
+    are_copies: bool = False,
+) -> tuple[SessionPlan, onnxruntime.InferenceSession]:
+    if options.device_id is not None:
+        plan = with_device(plan, options.device_id)
+    if options.adapt is not None:
+        plan = options.adapt(plan)
+    timeout_s = options.deadline.remaining_s()
+    if options.session_options is None:
+        session = build_session(
+            plan, timeout_s=timeout_s, cancellation=cancellation, create=options.replacement
+        )
+    else:
+        from ortprep.runtime.loading.caller_options import build_with_options
+
+        plan, session = build_with_options(
+            plan,
+            options.session_options,
+            deadline=options.deadline,
+            cancellation=cancellation,
+            create=options.replacement,
+        )
+    if options.check == "golden":
+        from ortprep.runtime.loading.variant_resolver import check_resolved
+
+        check_resolved(resolved, session, root)
+    changed = () if are_copies else resolved.find_changed()
+    if changed:
+        from ortprep.errors import IntegrityError
+
+        raise IntegrityError(
+            f"files changed while they were loaded: {resolved.root}\n"
+            f"  expected the files that were checked, got different {', '.join(changed)}"
+        )
+    options.deadline.remaining_s()
+    return plan, session
+
+
+def describe_selection(resolved: ResolvedVariant, message: str, *values: object) -> tuple[Any, ...]:
+    """Returns what `log_line` takes: a line that ends in the variant and why others were passed over."""
+    if not resolved.passed_over:
+        return "info", f"{message} variant %s", *values, resolved.name
+    reasons = " | ".join(f"{passed}: {'; '.join(lacks)}" for passed, lacks in resolved.passed_over)
+    return "warning", f"{message} variant %s; passed over: %s", *values, resolved.name, reasons
+
+
+def log_line(level: str, message: str, *values: object) -> None:
+    """Logs a line; one below a warning only if the application has imported `logging`, which takes long."""
+    if level == "warning" or "logging" in sys.modules:
+        import logging
+
+        from ortprep.quoting import printable
+
+        # Where an application has no handlers, `logging` itself writes to the terminal.
+        shown = [value if isinstance(value, int | float) else printable(str(value)) for value in values]
+        getattr(logging.getLogger(__name__), level)(message, *shown)

@@ -1,1 +1,0 @@
-"""Loading in two phases."""

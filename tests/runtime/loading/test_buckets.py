@@ -1,0 +1,241 @@
+"""Buckets behind one `load`: a batch runs on the variant that is there for its sizes, unknown to its
+caller."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ortprep.errors import IntegrityError, LoadError
+from ortprep.runtime import load, session_for
+from ortprep.runtime.loading import opened_bundle, session
+from ortprep.runtime.tensors.arrays import run_session, write_tensors
+from tests.runtime.builders import (
+    BUCKETED,
+    UNMET,
+    Part,
+    batch_of,
+    rewrite_digests,
+    sample,
+    weights_of,
+    write_bundle,
+    write_converted,
+)
+
+pytestmark = pytest.mark.runtime
+
+FP32, INT8, FP32_4, FP32_8, INT8_4 = range(5)
+"""What each variant of `BUCKETED` answers with."""
+BUCKET_MODEL = "cpu-batch4/linear_optimized.onnx"
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return write_converted(tmp_path / "bundle")
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
+    """Every session that is made, in order."""
+    sessions: list[weakref.ref[Any]] = []
+    build = session.build_session
+
+    def build_noted(*args: Any, **kwargs: Any) -> Any:
+        one = build(*args, **kwargs)
+        sessions.append(weakref.ref(one._sess))
+        return one
+
+    monkeypatch.setattr(opened_bundle, "build_session", build_noted)
+    return sessions
+
+
+def seed_of(answer: Any, size: int) -> int:
+    """Returns which variant answered to `batch_of(size)`."""
+    (seed,) = (s for s in range(5) if np.allclose(answer, batch_of(size) @ weights_of(s), atol=1e-4))
+    return seed
+
+
+def asked(session: Any, size: int) -> int:
+    (answer,) = session.run(None, {"x": batch_of(size)})
+    return seed_of(answer, size)
+
+
+@pytest.mark.parametrize(
+    ("precision", "by_size"),
+    [
+        ("fp32", {1: FP32, 4: FP32_4, 5: FP32, 8: FP32_8}),
+        ("int8", {1: INT8, 4: INT8_4, 5: INT8, 8: INT8}),
+        ("fastest-within-gate", {1: FP32, 4: FP32_4}),
+    ],
+)
+def test_f22_every_batch_goes_to_the_variant_for_its_sizes_in_the_precision_asked_for(
+    bundle: Path, precision: str, by_size: dict[int, int]
+) -> None:
+    bucketed = load(bundle, precision=precision, check="golden")
+    for _ in range(2):
+        assert {size: asked(bucketed, size) for size in by_size} == by_size
+
+
+def test_a_bucket_is_made_when_a_batch_first_needs_it_and_never_again(bundle: Path, made: list[Any]) -> None:
+    bucketed = load(bundle)
+    counts = []
+    for size in (1, 8, 8, 4, 8):
+        asked(bucketed, size)
+        counts.append(len(made))
+    assert counts == [1, 2, 2, 3, 3]
+
+
+def test_threads_that_need_the_same_bucket_make_it_once(bundle: Path, made: list[Any]) -> None:
+    barrier = threading.Barrier(8)
+
+    def ask(number: int) -> int:
+        barrier.wait(300)
+        return asked(bucketed, (4, 8)[number % 2])
+
+    bucketed = load(bundle)
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(ask, range(8))) == [FP32_4, FP32_8] * 4
+    assert len(made) == 3
+
+
+def test_a_bundle_without_buckets_answers_as_ever(tmp_path: Path) -> None:
+    plain = write_bundle(tmp_path / "plain")
+    bucketed = load(plain)
+    assert session_for(bucketed, {"x": (4, 8)}) is bucketed
+    np.testing.assert_array_equal(
+        run_session(bucketed, {"x": sample()})["y"],
+        run_session(load(plain), {"x": sample()})["y"],
+    )
+
+
+def test_the_session_of_some_shapes_can_be_had_before_the_first_batch(bundle: Path, made: list[Any]) -> None:
+    bucketed = load(bundle)
+    ahead = session_for(bucketed, {"x": (8, 8)})
+    assert asked(ahead, 8) == asked(bucketed, 8) == FP32_8
+    assert len(made) == 2
+
+
+def test_what_is_asked_of_the_session_is_answered_for_all_shapes(bundle: Path) -> None:
+    plain = load(bundle)
+    bucketed = load(bundle)
+    asked(bucketed, 4)
+    assert bucketed.get_inputs()[0].shape == plain.get_inputs()[0].shape == ["batch", 8]
+    assert [output.name for output in bucketed.get_outputs()] == ["y"]
+    assert bucketed.get_providers() == plain.get_providers()
+    binding = bucketed.io_binding()
+    binding.bind_cpu_input("x", batch_of(4))
+    binding.bind_output("y")
+    bucketed.run_with_iobinding(binding)
+    assert seed_of(binding.copy_outputs_to_cpu()[0], 4) == FP32
+
+
+def test_ort_values_find_their_bucket_and_lists_the_general_variant(bundle: Path) -> None:
+    import onnxruntime
+
+    value = onnxruntime.OrtValue.ortvalue_from_numpy(batch_of(4))
+    bucketed = load(bundle)
+    for _ in range(2):
+        (answer,) = bucketed.run_with_ort_values(["y"], {"x": value})
+        assert seed_of(answer.numpy(), 4) == FP32_4
+        for feed in (value, batch_of(4).tolist()):
+            assert seed_of(bucketed.run(None, {"x": feed})[0], 4) == FP32
+
+
+def test_a_bucket_that_has_to_be_bound_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnxruntime
+
+    parts = (Part("cpu", seed=0), Part("cpu-batch4", seed=2, batch=4, io_binding=True))
+    batches = [batch_of(4) + number for number in range(3)]
+    options, plain = onnxruntime.RunOptions(), []
+    run = onnxruntime.InferenceSession.run
+
+    def run_noted(*arguments: Any) -> Any:
+        plain.append(arguments)
+        return run(*arguments)
+
+    monkeypatch.setattr(onnxruntime.InferenceSession, "run", run_noted)
+    bucketed = load(write_converted(tmp_path / "bundle", parts))
+    answers = [bucketed.run(names, {"x": x})[0] for x in batches for names in (None, ["y"])]
+    assert plain == []
+    # Compared after the last run: an answer must not change with what is run later.
+    for x, pair in zip(batches, zip(answers[::2], answers[1::2], strict=True), strict=True):
+        for answer in pair:
+            np.testing.assert_allclose(answer, x @ weights_of(2), rtol=1e-4, atol=1e-4)
+    with pytest.raises(LoadError, match="no such output: z"):
+        bucketed.run(["z"], {"x": batches[0]})
+    assert seed_of(bucketed.run(None, {"x": batches[0]}, options)[0], 4) == 0
+    assert len(plain) == 1
+
+
+def test_a_bucket_that_this_machine_cannot_run_is_passed_over_aloud(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts = (Part("cpu", seed=0), Part("cpu-batch4", seed=2, batch=4, requirements=UNMET))
+    bucketed = load(write_converted(tmp_path / "b", parts))
+    with caplog.at_level(logging.WARNING):
+        assert asked(bucketed, 4) == 0
+    assert "bucket passed over: cpu-batch4: expected ONNX Runtime >= 99.0" in caplog.text
+
+
+def test_a_bucket_that_cannot_be_loaded_is_the_error_of_its_batches_until_it_can(bundle: Path) -> None:
+    model = bundle / BUCKET_MODEL
+    whole = model.read_bytes()
+    bucketed = load(bundle, digests="off")
+    model.write_bytes(b"no model")
+    for _ in range(2):
+        with pytest.raises(IntegrityError, match="not an ONNX model"):
+            asked(bucketed, 4)
+        assert asked(bucketed, 5) == FP32
+    model.write_bytes(whole)
+    assert asked(bucketed, 4) == FP32_4
+
+
+def test_one_changed_byte_of_a_bucket_is_reported_before_it_is_used(bundle: Path) -> None:
+    bucketed = load(bundle)
+    data = bundle / f"{BUCKET_MODEL}.data"
+    data.write_bytes(bytes([data.read_bytes()[0] ^ 1]) + data.read_bytes()[1:])
+    with pytest.raises(IntegrityError):
+        asked(bucketed, 4)
+    assert asked(bucketed, 1) == FP32
+
+
+def test_f24_a_bucket_is_checked_with_answers_of_its_own(bundle: Path) -> None:
+    wrong = {"input:x": batch_of(4), "output:y": batch_of(4) @ weights_of(FP32)}
+    write_tensors(bundle / "cpu-batch4/golden.npz", wrong)
+    rewrite_digests(bundle)
+    bucketed = load(bundle, check="golden", digests="off")
+    with pytest.raises(LoadError, match=r"'cpu-batch4'.*does not answer as recorded"):
+        asked(bucketed, 4)
+    assert asked(bucketed, 8) == FP32_8
+
+
+def test_f17_buckets_of_another_build_are_never_mixed_in(bundle: Path, tmp_path: Path) -> None:
+    bucketed = load(bundle, digests="off")
+    bundle.rename(tmp_path / "old")
+    write_converted(bundle, BUCKETED[:-1])
+    with pytest.raises(LoadError, match="replaced by another build"):
+        asked(bucketed, 4)
+
+
+@pytest.mark.parametrize("argument", [{"precision": "int9"}, {"digests": "some"}])
+def test_a_misspelt_argument_is_an_error(bundle: Path, argument: dict[str, Any]) -> None:
+    with pytest.raises(LoadError, match=f"bad argument of load: {next(iter(argument))}"):
+        load(bundle, **argument)
+
+
+def test_a_precision_that_the_bundle_lacks_is_named_with_those_it_has(bundle: Path) -> None:
+    with pytest.raises(LoadError, match=r"precision 'fp16'(?s:.*)cpu-int8 \(int8\)") as caught:
+        load(bundle, precision="fp16")
+    assert caught.value.hint is not None
+    assert "precision: fp16" in caught.value.hint
+
+
+def test_f23_a_bucket_is_loaded_alone_only_by_its_name(bundle: Path) -> None:
+    assert asked(load(bundle, target="cpu-batch4", check="golden"), 4) == FP32_4

@@ -1,0 +1,530 @@
+"""Two phases behind one `load`: laws of who serves, of what is freed, and of what ends a build."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import logging
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from ortprep.bundle.loader_config import read_loader_config, write_loader_config
+from ortprep.bundle.session_record import SessionOptionsRecord, SessionPlan
+from ortprep.errors import IntegrityError, LoadError, LoadTimeoutError
+from ortprep.runtime import load, wait_steady
+from ortprep.runtime.loading import opened_bundle, phases
+from ortprep.runtime.loading import session as session_module
+from ortprep.runtime.loading.session import default_plan
+from ortprep.runtime.tensors.arrays import read_tensors, run_session, write_tensors
+from ortprep.runtime.tensors.element_types import Array
+from tests.fakes import wait_for
+from tests.runtime.builders import (
+    ROWS,
+    entry,
+    rewrite_digests,
+    sample,
+    weights_of,
+    write_bundle,
+    write_chain,
+    write_linear,
+    write_record,
+)
+
+pytestmark = [
+    pytest.mark.runtime,
+    pytest.mark.skipif(not phases.may_swap(), reason="ONNX Runtime before 1.31, or a single core"),
+]
+
+PATIENCE_S = 300.0
+"""How long a test waits for what must happen; passing takes no time."""
+
+FIRST = SessionOptionsRecord(
+    "ORT_DISABLE_ALL", {"intra_op_num_threads": 1}, {"session.disable_prepacking": "1"}
+)
+STEADY = SessionOptionsRecord("ORT_DISABLE_ALL", {"intra_op_num_threads": 2})
+
+
+@pytest.fixture(autouse=True)
+def no_build_left() -> Iterator[None]:
+    yield
+    gc.collect()
+    wait_for(lambda: not phases._UNDER_WAY, what="every build has ended")
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return write_bundle(tmp_path / "linear", options=STEADY, first=FIRST)
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Path:
+    """A bundle that takes long to load."""
+    folder = write_bundle(tmp_path / "chain", options=STEADY, first=FIRST)
+    write_chain(folder / "cpu/linear_optimized.onnx", 30_000)
+    rewrite_digests(folder)
+    return folder
+
+
+@pytest.fixture
+def sessions(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
+    """Every native session that a load makes, in order, as long as somebody keeps it."""
+    made: list[weakref.ref[Any]] = []
+    build = session_module.build_session
+
+    def build_noted(*args: Any, **kwargs: Any) -> Any:
+        one = build(*args, **kwargs)
+        made.append(weakref.ref(one._sess))
+        return one
+
+    monkeypatch.setattr(opened_bundle, "build_session", build_noted)
+    return made
+
+
+def replace_steady(monkeypatch: pytest.MonkeyPatch, change: Callable[[SessionPlan], SessionPlan]) -> None:
+    """Has every session but the first made of another plan."""
+    build: Callable[..., Any] = vars(opened_bundle)["build_session"]
+    plans: list[SessionPlan] = []
+
+    def build_changed(plan: SessionPlan, **kwargs: Any) -> Any:
+        plans.append(plan)
+        return build(plan if len(plans) == 1 else change(plan), **kwargs)
+
+    monkeypatch.setattr(opened_bundle, "build_session", build_changed)
+
+
+def answer(session: Any, feed: Array | None = None) -> Array:
+    (output,) = session.run(None, {"x": sample() if feed is None else feed})
+    return np.asarray(output)
+
+
+def expected(feed: Array | None = None, seed: int = 0) -> Array:
+    return np.asarray((sample() if feed is None else feed) @ weights_of(seed))
+
+
+def assert_right(got: Array, feed: Array | None = None) -> None:
+    np.testing.assert_allclose(got, expected(feed), rtol=1e-4, atol=1e-5)
+
+
+def threads_of(session: Any) -> int:
+    return int(session.get_session_options().intra_op_num_threads)
+
+
+def test_f19_the_first_phase_serves_first_and_the_variants_own_options_after_it(bundle: Path) -> None:
+    session = load(bundle)
+    assert isinstance(session, onnxruntime.InferenceSession)
+    assert threads_of(session) == 1
+    assert_right(answer(session))
+    wait_steady(session, PATIENCE_S)
+    assert threads_of(session) == 2
+    assert_right(answer(session))
+
+
+def test_f19_a_first_phase_may_be_over_a_file_of_its_own(bundle: Path) -> None:
+    write_linear(bundle / "cpu/first/linear_optimized.onnx", weights_of(1))
+    config = read_loader_config(bundle)
+    variant = config.variants[0]
+    assert variant.first_phase is not None
+    own = tuple(entry(bundle, f"cpu/first/{path.name}") for path in (bundle / "cpu/first").iterdir())
+    first = dataclasses.replace(variant.first_phase, model="cpu/first/linear_optimized.onnx")
+    variant = dataclasses.replace(variant, first_phase=first, files=(*variant.files, *own))
+    write_loader_config(bundle, dataclasses.replace(config, variants=(variant,)))
+    write_record(bundle)
+    session = load(bundle)
+    np.testing.assert_allclose(answer(session), expected(seed=1), rtol=1e-4, atol=1e-5)
+    wait_steady(session, PATIENCE_S)
+    assert_right(answer(session))
+
+
+@pytest.mark.parametrize(("choice", "threads"), [("steady", 2), ("first", 1)])
+def test_f19_a_caller_may_take_one_phase(
+    bundle: Path, choice: Any, threads: int, sessions: list[Any]
+) -> None:
+    session = load(bundle, phases=choice)
+    answer(session)
+    wait_steady(session, 0)
+    assert threads_of(session) == threads
+    assert type(session) is onnxruntime.InferenceSession
+    assert len(sessions) == 1
+
+
+@pytest.mark.parametrize("why_not", ["no first phase", "a single core", "a profile"])
+def test_one_phase_serves_where_two_do_not_pay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why_not: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = None if why_not == "no first phase" else FIRST
+    folder = write_bundle(tmp_path / "b", options=STEADY, first=first)
+    if why_not == "a single core":
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
+    options = {"enable_profiling": True} if why_not == "a profile" else None
+    session = load(folder, session_options=options)
+    assert (type(session), threads_of(session)) == (onnxruntime.InferenceSession, 2)
+
+
+def test_nothing_is_built_before_the_first_run(bundle: Path, sessions: list[Any]) -> None:
+    session = load(bundle)
+    assert (len(sessions), len(phases._UNDER_WAY)) == (1, 0)
+    answer(session)
+    wait_steady(session, PATIENCE_S)
+    assert len(sessions) == 2
+
+
+def test_the_golden_sample_is_a_first_run(bundle: Path, sessions: list[Any]) -> None:
+    session = load(bundle, check="golden", digests="full")
+    wait_for(lambda: threads_of(session) == 2, what="the steady session serves")
+    assert len(sessions) == 2
+
+
+def run_across_the_swap(session: Any, seed: int, *, runs: int) -> set[tuple[int, int]]:
+    """Runs until the swap has happened, and so many runs more; returns the phases before and after each."""
+    rng = np.random.default_rng(seed)
+    seen: set[tuple[int, int]] = set()
+    done = 0
+    patience = time.monotonic() + PATIENCE_S
+    while done < runs:
+        assert time.monotonic() < patience
+        feed = rng.standard_normal((1 + done % 3, ROWS)).astype(np.float32)
+        before = threads_of(session)
+        got = answer(session, feed)
+        seen.add((before, threads_of(session)))
+        assert_right(got, feed)
+        done += before == 2
+    return seen
+
+
+def test_every_answer_from_many_threads_is_right_across_the_swap(bundle: Path) -> None:
+    workers, session = 8, load(bundle)
+    with ThreadPoolExecutor(workers) as pool:
+        together = threading.Barrier(workers)
+
+        def work(seed: int) -> set[tuple[int, int]]:
+            together.wait(PATIENCE_S)
+            return run_across_the_swap(session, seed, runs=300)
+
+        seen = set().union(*pool.map(work, range(workers)))
+    assert {before for before, _ in seen} == {1, 2}
+    assert (2, 1) not in seen
+
+
+def test_the_first_session_is_freed_once_the_steady_one_serves(bundle: Path, sessions: list[Any]) -> None:
+    session = load(bundle)
+    answer(session)
+    wait_steady(session, PATIENCE_S)
+    gc.collect()
+    first, steady = sessions
+    assert first() is None
+    assert steady() is not None
+
+
+def test_it_answers_what_a_session_answers(bundle: Path) -> None:
+    plain, session = load(bundle, phases="steady"), load(bundle)
+    for _ in range(2):
+        for ours, theirs in [
+            (session.get_inputs(), plain.get_inputs()),
+            (session.get_outputs(), plain.get_outputs()),
+            (session.get_overridable_initializers(), plain.get_overridable_initializers()),
+        ]:
+            described = [(node.name, node.type, node.shape) for node in theirs]
+            assert [(node.name, node.type, node.shape) for node in ours] == described
+        assert session.get_providers() == plain.get_providers()
+        assert session.get_provider_options() == plain.get_provider_options()
+        assert session.get_modelmeta().graph_name == plain.get_modelmeta().graph_name
+        assert_right(run_session(session, {"x": sample()})["y"])
+        wait_steady(session, PATIENCE_S)
+
+
+def test_ort_values_run_in_either_phase(bundle: Path) -> None:
+    value, session = onnxruntime.OrtValue.ortvalue_from_numpy(sample()), load(bundle)
+    for _ in range(2):
+        (got,) = session.run_with_ort_values(["y"], {"x": value})
+        wait_steady(session, PATIENCE_S)
+        assert_right(got.numpy())
+
+
+def test_a_binding_waits_for_the_steady_session(bundle: Path) -> None:
+    session = load(bundle)
+    binding = session.io_binding()
+    assert threads_of(session) == 2
+    binding.bind_cpu_input("x", sample())
+    binding.bind_output("y")
+    session.run_with_iobinding(binding)
+    assert_right(binding.copy_outputs_to_cpu()[0])
+
+
+def test_a_binding_that_was_made_of_the_first_session_keeps_and_runs_it(
+    bundle: Path, sessions: list[Any]
+) -> None:
+    session = load(bundle)
+    binding = onnxruntime.IOBinding(session)
+    binding.bind_cpu_input("x", sample())
+    binding.bind_output("y")
+    for _ in range(2):
+        session.run_with_iobinding(binding)
+        assert_right(binding.copy_outputs_to_cpu()[0])
+        wait_steady(session, PATIENCE_S)
+    assert sessions[0]() is not None
+    del binding
+    assert sessions[0]() is None
+
+
+def test_what_ties_a_caller_to_one_session_waits_for_the_steady_one(bundle: Path) -> None:
+    session, done = load(bundle), threading.Event()
+    session.run_async(["y"], {"x": sample()}, lambda outputs, data, error: done.set(), None)
+    assert done.wait(PATIENCE_S)
+    assert threads_of(session) == 2
+
+
+def test_other_providers_are_for_good(bundle: Path, sessions: list[Any]) -> None:
+    session = load(bundle)
+    session.set_providers(["CPUExecutionProvider"])
+    answer(session)
+    wait_steady(session, PATIENCE_S)
+    assert len(sessions) == 1
+
+
+def test_a_run_that_fails_is_the_callers_alone(bundle: Path) -> None:
+    session = load(bundle)
+    with pytest.raises(ValueError, match="missing from input feed"):
+        session.run(None, {"unknown": sample()})
+    assert_right(answer(session))
+
+
+def test_options_that_onnxruntime_refuses_leave_the_first_in_service(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # One group of processors too few.
+    groups = {"session.intra_op_thread_affinities": "1"}
+    refused = SessionOptionsRecord("ORT_DISABLE_ALL", {"intra_op_num_threads": 3}, groups)
+    session = load(write_bundle(tmp_path / "b", options=refused, first=FIRST))
+    answer(session)
+    for _ in range(2):
+        with pytest.raises(LoadError, match="affinities"):
+            wait_steady(session, PATIENCE_S)
+    assert threads_of(session) == 1
+    assert_right(answer(session))
+    binding = session.io_binding()  # of the session that stays
+    assert binding is not None
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "the first session stays in service: ONNX Runtime cannot load" in record.getMessage()
+
+
+def test_a_steady_session_that_answers_wrongly_never_serves(
+    bundle: Path, tmp_path: Path, sessions: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = str(write_linear(tmp_path / "other.onnx", weights_of(9))[0])
+    replace_steady(monkeypatch, lambda plan: default_plan(other))
+    session = load(bundle, check="golden")
+    with pytest.raises(LoadError, match="does not answer as recorded"):
+        wait_steady(session, PATIENCE_S)
+    assert_right(answer(session))
+    gc.collect()
+    assert [one() is None for one in sessions] == [False, True], "what failed must not be kept"
+
+
+def test_an_error_that_nobody_foresaw_is_a_load_error(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(plan: SessionPlan) -> SessionPlan:
+        raise MemoryError("too much")
+
+    replace_steady(monkeypatch, fail)
+    session = load(bundle)
+    with pytest.raises(LoadError, match="MemoryError: too much"):
+        wait_steady(session, PATIENCE_S)
+    assert_right(answer(session))
+
+
+def test_a_thread_that_cannot_be_started_costs_the_caller_nothing(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    session = load(bundle)
+    with monkeypatch.context() as patch:
+        patch.setattr("_thread.start_new_thread", refuse)
+        assert_right(answer(session))
+    with pytest.raises(LoadError, match="can't start new thread"):
+        wait_steady(session, PATIENCE_S)
+
+
+def test_a_first_session_that_answers_wrongly_is_never_returned(bundle: Path) -> None:
+    tensors = read_tensors(bundle / "golden.npz")
+    write_tensors(bundle / "golden.npz", {**tensors, "output:y": tensors["output:y"] + 1})
+    rewrite_digests(bundle)
+    with pytest.raises(LoadError, match="does not answer as recorded"):
+        load(bundle, check="golden")
+
+
+def test_f17_files_exchanged_between_the_two_sessions_are_reported(bundle: Path) -> None:
+    session = load(bundle)
+    write_bundle(bundle, seed=7, options=STEADY, first=FIRST)
+    with pytest.raises(IntegrityError, match="files changed while they were loaded"):
+        wait_steady(session, PATIENCE_S)
+    assert threads_of(session) == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        (
+            SessionOptionsRecord("ORT_DISABLE_ALL", {"optimized_model_filepath": "x"}),
+            "'optimized_model_filepath' must not be set",
+        ),
+        (
+            SessionOptionsRecord("ORT_DISABLE_ALL", {}, {"ep.context_enable": "1"}),
+            "'ep.context_enable' must not be set",
+        ),
+        (
+            SessionOptionsRecord("ORT_DISABLE_ALL", {}, {"session.disable_prepacking": "yes"}),
+            "expected 0 or 1",
+        ),
+        (SessionOptionsRecord("ORT_DISABLE_ALL", {"intra_op_num_threads": 100_000}), "expected an integer"),
+    ],
+)
+@pytest.mark.parametrize("choice", ["auto", "steady"])
+def test_f19_a_first_phase_may_ask_for_no_more_than_a_variant(
+    tmp_path: Path, first: SessionOptionsRecord, message: str, choice: Any
+) -> None:
+    folder = write_bundle(tmp_path / "b", options=STEADY, first=first)
+    with pytest.raises(IntegrityError, match=message):
+        load(folder, phases=choice)
+
+
+def test_a_deadline_is_the_first_sessions_alone(bundle: Path) -> None:
+    with pytest.raises(LoadTimeoutError):
+        load(bundle, timeout_s=0)
+    session = load(bundle, timeout_s=PATIENCE_S)
+    wait_steady(session, PATIENCE_S)
+    assert threads_of(session) == 2
+
+
+def test_a_misspelt_phase_is_an_error(bundle: Path) -> None:
+    with pytest.raises(LoadError, match="bad argument of load: phases='later'"):
+        load(bundle, phases="later")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("timeout_s", [-1.0, float("nan"), "1"])
+def test_a_time_to_wait_that_is_none_is_an_error(bundle: Path, timeout_s: Any) -> None:
+    with pytest.raises(LoadError, match="bad argument of wait_steady: timeout_s"):
+        wait_steady(load(bundle), timeout_s)
+
+
+def test_waiting_ends_in_time_and_the_build_goes_on(chain: Path) -> None:
+    session = load(chain)
+    with pytest.raises(
+        LoadTimeoutError, match=r"not in service yet: variant cpu of .*\n  expected it within 0 s"
+    ):
+        wait_steady(session, 0)
+    wait_steady(session, PATIENCE_S)
+    assert threads_of(session) == 2
+
+
+def test_a_load_that_somebody_waits_for_goes_first(chain: Path, bundle: Path, sessions: list[Any]) -> None:
+    session = load(chain)
+    with pytest.raises(LoadTimeoutError):
+        wait_steady(session, 0)
+    wait_for(lambda: bool(session_module._IN_BACKGROUND), what="the build is in ONNX Runtime")
+    other = load(bundle, phases="steady")
+    assert len(sessions) == 2, "the build in the background must not have been waited for"
+    assert_right(answer(other))
+    wait_steady(session, PATIENCE_S)
+    assert (len(sessions), threads_of(session)) == (3, 2)
+
+
+def test_the_steady_session_is_made_at_the_lowest_priority_and_runs_at_the_callers(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lowered: dict[int, int] = {}
+    set_priority = os.setpriority
+
+    def note(which: int, thread: int, priority: int) -> None:
+        set_priority(which, thread, priority)
+        lowered[thread] = os.getpriority(which, thread)
+
+    monkeypatch.setattr(os, "setpriority", note)
+    before = threads_of_this_process()
+    session = load(bundle)
+    wait_steady(session, PATIENCE_S)
+    assert list(lowered.values()) == [19]
+    workers = threads_of_this_process() - before - lowered.keys()
+    assert workers
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in workers} == {own}
+
+
+def threads_of_this_process() -> set[int]:
+    return {int(path.name) for path in Path("/proc/self/task").iterdir()}
+
+
+def test_one_that_nobody_holds_any_more_ends_its_build(chain: Path, sessions: list[Any]) -> None:
+    session = load(chain)
+    with pytest.raises(LoadTimeoutError):
+        wait_steady(session, 0)
+    del session
+    gc.collect()
+    wait_for(lambda: not phases._UNDER_WAY, what="its build ends")
+    gc.collect()
+    assert [one() for one in sessions] == [None] * len(sessions)
+
+
+def _wait_in_a_fork(session: Any, answers: Any) -> None:
+    try:
+        wait_steady(session, PATIENCE_S)
+    except LoadError as error:
+        answers.put(str(error))
+
+
+def test_a_forked_process_does_not_wait_for_a_thread_of_its_parent(chain: Path) -> None:
+    session, context = load(chain), multiprocessing.get_context("fork")
+    with pytest.raises(LoadTimeoutError):
+        wait_steady(session, 0)
+    answers = context.SimpleQueue()
+    child = context.Process(target=_wait_in_a_fork, args=(session, answers))
+    child.start()
+    child.join(60)
+    assert child.exitcode is not None
+    assert "this process was forked" in answers.get()
+
+
+EXIT = """
+import sys
+from ortprep.errors import LoadTimeoutError
+from ortprep.runtime import load, wait_steady
+
+session = load(sys.argv[1])
+try:
+    wait_steady(session, float(sys.argv[2]))
+except LoadTimeoutError:
+    pass
+print("ends", flush=True)
+if sys.argv[3] == "raise":
+    raise SystemExit(3)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wait_s", [0, 0.1])
+@pytest.mark.parametrize(("end", "code"), [("return", 0), ("raise", 3)])
+def test_an_interpreter_that_ends_during_a_build_neither_hangs_nor_crashes(
+    chain: Path, wait_s: float, end: str, code: int
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", EXIT, str(chain), str(wait_s), end],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr, done.stdout.strip()) == (code, "", "ends")
