@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -25,12 +26,12 @@ def write_source(path: Path, *, seed: int = SOURCE_SEED) -> Path:
     return write_linear(path, weights_of(seed))[0]
 
 
-def write_bundle_of(model: Path, folder: Path, *, inline: bool = False) -> Path:
+def write_bundle_of(model: Path, folder: Path, *, inline: bool = False, **options: Any) -> Path:
     """Writes a bundle that says it was prepared from a model and its external data; returns its folder.
 
-    With `inline` it says so of the model's file alone.
+    With `inline` it says so of the model's file alone; `options` are those of `write_bundle`.
     """
-    write_bundle(folder, seed=BUNDLE_SEED)
+    write_bundle(folder, seed=BUNDLE_SEED, **options)
     files = [model] if inline else [model, model.with_name(model.name + ".data")]
     source = tuple(FileEntry(file.name, file.stat().st_size, digest_file(file)) for file in files)
     write_loader_config(folder, dataclasses.replace(read_loader_config(folder), source=source))

@@ -21,13 +21,16 @@ import numpy as np
 import onnxruntime
 import pytest
 
+import ortprep
 from ortprep.bundle.loader_config import read_loader_config, write_loader_config
 from ortprep.bundle.session_record import SessionOptionsRecord, SessionPlan
 from ortprep.errors import IntegrityError, LoadError, LoadTimeoutError
-from ortprep.runtime import load, wait_steady
+from ortprep.runtime import PoolConfig, SessionPool, load, wait_steady
 from ortprep.runtime.loading import opened_bundle, phases
 from ortprep.runtime.loading import session as session_module
+from ortprep.runtime.loading.model_load_options import ModelLoadOptions
 from ortprep.runtime.loading.session import default_plan
+from ortprep.runtime.session.opened_model import open_model
 from ortprep.runtime.tensors.arrays import read_tensors, run_session, write_tensors
 from ortprep.runtime.tensors.element_types import Array
 from tests.fakes import wait_for
@@ -42,6 +45,7 @@ from tests.runtime.builders import (
     write_linear,
     write_record,
 )
+from tests.runtime.dropin.builders import write_bundle_of, write_source
 
 pytestmark = [
     pytest.mark.runtime,
@@ -501,7 +505,7 @@ def test_a_forked_process_does_not_wait_for_a_thread_of_its_parent(chain: Path) 
 EXIT = """
 import sys
 from ortprep.errors import LoadTimeoutError
-from ortprep.runtime import load, wait_steady
+from ortprep.runtime import PoolConfig, SessionPool, load, wait_steady
 
 session = load(sys.argv[1])
 try:
@@ -528,3 +532,44 @@ def test_an_interpreter_that_ends_during_a_build_neither_hangs_nor_crashes(
         check=False,
     )
     assert (done.returncode, done.stderr, done.stdout.strip()) == (code, "", "ends")
+
+
+@pytest.mark.parametrize("given", ["nothing", "options"])
+def test_an_unmodified_application_gets_both_phases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    model = write_source(tmp_path / "linear.onnx")
+    write_bundle_of(model, tmp_path / "bundles/linear", options=STEADY, first=FIRST)
+    monkeypatch.setenv("ORTPREP_BUNDLES", str(tmp_path / "bundles"))
+    options = None if given == "nothing" else onnxruntime.SessionOptions()
+    if options is not None:
+        options.enable_cpu_mem_arena = False
+    served = ortprep.session(model, options)
+    assert isinstance(served, onnxruntime.InferenceSession)
+    first = threads_of(served)
+    answer(served)
+    if options is not None:
+        options.enable_cpu_mem_arena = True  # later than its session
+    wait_steady(served, PATIENCE_S)
+    assert (first, threads_of(served)) == (1, 2)
+    assert served.get_session_options().enable_cpu_mem_arena is (options is None)
+    served.set_providers(["CPUExecutionProvider"])  # made anew of what the application passed
+    assert served.get_session_options().graph_optimization_level.name == "ORT_ENABLE_ALL"
+
+
+def test_a_process_that_serves_a_model_is_ready_with_the_first_phase(
+    bundle: Path, sessions: list[Any]
+) -> None:
+    model = open_model(str(bundle), ModelLoadOptions())
+    assert_right(model.run([sample()])[0])
+    wait_steady(model.session, PATIENCE_S)
+    assert (len(sessions), threads_of(model.session)) == (2, 2)
+    assert_right(model.run([sample()])[0])
+
+
+def test_a_pool_answers_in_both_phases(bundle: Path) -> None:
+    large = np.random.default_rng(0).standard_normal((8_000, ROWS)).astype(np.float32)  # bound outputs
+    with SessionPool(bundle, PoolConfig(devices="cpu")) as pool:
+        for _ in range(50):
+            for feed in (sample(), large):
+                assert_right(pool.run({"x": feed})["y"], feed)
