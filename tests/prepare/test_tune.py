@@ -161,7 +161,7 @@ def fake_measure(request: ProbeRequest, **_: object) -> ProbeResult:
         if "/inline-" in request.plan.model:
             init_ms = 1.6 * init_ms
     return ProbeResult(
-        ready_ms=init_ms + 92.0,
+        ready_ms=init_ms + 42.0,
         import_ms=50.0,
         init_ms=init_ms,
         first_ms=2.0,

@@ -73,17 +73,15 @@ def test_the_chosen_plan_costs_within_3_percent_of_the_best(table: Table, runs_p
     assert found.ended == "no single change gains more than the noise"
 
 
-@pytest.mark.parametrize("table", [TRANSFORMER_TABLE, CONVOLUTION_TABLE])
-def test_where_a_plan_is_ready_clearly_sooner_than_the_steadiest_it_serves_first(
-    table: Table,
-) -> None:
+@pytest.mark.parametrize(("table", "pays"), [(TRANSFORMER_TABLE, True), (CONVOLUTION_TABLE, False)])
+def test_a_plan_serves_first_where_it_is_ready_at_least_half_as_soon_again(table: Table, pays: bool) -> None:
     found, verdict = searched(Machine(table, SPACE, seed=1), per_load(1000))
     second_ms = table.figures(verdict.choice).ready_ms
     soonest_ms = min(table.figures(choice).ready_ms for choice in CHOICES)
-    first_ms = second_ms if verdict.first_phase is None else table.figures(verdict.first_phase).ready_ms
-    assert soonest_ms < 0.9 * second_ms
-    assert first_ms <= 1.5 * soonest_ms
-    assert verdict.first_phase in {trial.choice for trial in found.trials}
+    assert pays == (1.5 * soonest_ms < second_ms) == (verdict.first_phase is not None)
+    if verdict.first_phase is not None:
+        assert 1.5 * table.figures(verdict.first_phase).ready_ms < second_ms
+        assert verdict.first_phase in {trial.choice for trial in found.trials}
 
 
 def test_in_any_case_a_plan_that_may_serve_first_is_compared() -> None:
