@@ -7,7 +7,6 @@ class scores are neither uniform nor saturated. The same versions of onnx and nu
 
 from __future__ import annotations
 
-import difflib
 import math
 import zlib
 from collections import defaultdict
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.children.child import run_child
-from ortprep.errors import SpecError
+from ortprep.errors import require_known
 from ortprep.quoting import quoted
 
 if TYPE_CHECKING:
@@ -28,46 +27,33 @@ if TYPE_CHECKING:
 GENERATOR_VERSION = 2
 """Raised by one whenever a demo model would come out different."""
 
-_GAINS = {
-    "alexnet": 1.0,
-    "densenet121": 1.0,
-    "inception-v1": 1.0,
-    "inception-v2": 0.5,
-    "resnet50": 0.5,
-    "shufflenet": 1 / 64,
-    "squeezenet": 1.0,
-    "vgg19": 1.0,
-    "zfnet512": 1.0,
-}
-"""Factor on the last layer's weights, by demo model, that spreads the class scores; found by trying."""
+DEMO_NAMES = [
+    "alexnet",
+    "densenet121",
+    "inception-v1",
+    "inception-v2",
+    "resnet50",
+    "shufflenet",
+    "squeezenet",
+    "vgg19",
+    "zfnet512",
+]
 
-DEMO_NAMES = tuple(_GAINS)
+_GAINS = {"inception-v2": 0.5, "resnet50": 0.5, "shufflenet": 1 / 64}
+"""Factor on the last layer's weights that spreads a demo model's class scores, if not 1; found by trying."""
 
 _IR_VERSION = 8  # the first that was released with opset 16; from 4 on an initializer need not be an input
 
 
 def check_demo_name(name: str) -> str:
-    """Returns the name of a demo model if there is one.
-
-    Raises:
-        SpecError: No demo model has this name.
-    """
-    if name not in DEMO_NAMES:
-        nearest = [*difflib.get_close_matches(name, DEMO_NAMES, n=1), "squeezenet"][0]
-        raise SpecError(
-            f"unknown demo model: {name!r}\n  expected one of {', '.join(DEMO_NAMES)}",
-            hint=f"source: {{demo: {quoted(nearest)}}}",
-        )
+    """Returns the name of a demo model; raises SpecError if no demo model has it."""
+    require_known("demo model", name, DEMO_NAMES, hint=lambda near: f"source: {{demo: {quoted(near)}}}")
     return name
 
 
-def write_demo_model(name: str, path: Path, *, timeout_s: float | None = None) -> FileEntry:
-    """Writes a demo model in a child process.
-
-    Raises:
-        SpecError: There is no such model.
-    """
-    run_child(_write_net, (check_demo_name(name), str(path)), timeout_s=timeout_s)
+def write_demo_model(name: str, path: Path) -> FileEntry:
+    """Writes a demo model in a child process; raises SpecError if there is no such model."""
+    run_child(_write_net, (check_demo_name(name), str(path)))
     return FileEntry(path.name, path.stat().st_size, DigestCache().digest(path))
 
 
@@ -114,7 +100,7 @@ def _write_net(request: tuple[str, str]) -> None:
         if (node.op_type, position) == ("BatchNormalization", 1):
             # Each sum of two branches would otherwise double the variance.
             mean /= 2 if any(user.op_type == "Sum" for user, _ in users[node.output[0]]) else 1
-        spread *= _GAINS[name] if node is last and position == 1 else 1
+        spread *= _GAINS.get(name, 1.0) if node is last and position == 1 else 1
         values = draw_weight(weight, dims, mean=mean, spread=spread, uniform=uniform)
         graph.initializer.append(numpy_helper.from_array(values, weight))
     model.ir_version = _IR_VERSION

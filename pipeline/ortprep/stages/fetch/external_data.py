@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from ortprep.bundle.atomic import write_bytes_atomic
-from ortprep.bundle.digest import DigestCache
-from ortprep.bundle.file_memory import cache_folder
+from ortprep.bundle.digest import PREFIX, DigestCache
+from ortprep.bundle.file_memory import cache_folder, read_entry, write_entry
 from ortprep.bundle.onnx_wire import WireError, external_locations, read_skeleton
 from ortprep.errors import SourceError
 from ortprep.quoting import quoted
@@ -22,6 +21,7 @@ from ortprep.quoting import quoted
 log = logging.getLogger(__name__)
 
 _CACHE_FORMAT = "1"
+_MAX_ENTRY_BYTES = 1 << 20
 
 
 def check_location(location: str, *, model: str) -> str:
@@ -62,20 +62,6 @@ def find_beside(model: Path, location: str) -> Path:
     return path
 
 
-def check_extent(location: str, size_bytes: int, needed_bytes: int, *, model: str) -> None:
-    """Checks that an external data file is as long as the model's tensors reach.
-
-    Raises:
-        SourceError: It is shorter.
-    """
-    if size_bytes < needed_bytes:
-        raise SourceError(
-            f"external data too short: {location!r} of {model}\n"
-            f"  expected at least {needed_bytes} bytes, got {size_bytes}",
-            hint="copy or download the file again",
-        )
-
-
 def digest_beside(model: Path, sha256: str, cache: DigestCache) -> Mapping[str, str]:
     """Returns the digest of every external data file of a local model, by location.
 
@@ -90,20 +76,20 @@ def digest_beside(model: Path, sha256: str, cache: DigestCache) -> Mapping[str, 
     return digests
 
 
-def _known_locations(model: Path, sha256: str) -> tuple[str, ...]:
+def _known_locations(model: Path, sha256: str) -> Sequence[str]:
     """Returns the external locations of a model; remembered by its digest, they never change."""
     folder = cache_folder("external")
-    entry = None if folder is None else Path(folder, f"{sha256.removeprefix('sha256:')}-{_CACHE_FORMAT}")
-    if entry is not None:
-        with suppress(OSError, ValueError):
-            return tuple(json.loads(entry.read_text(encoding="utf-8")))
+    entry = None if folder is None else f"{folder}/{sha256.removeprefix(PREFIX)}-{_CACHE_FORMAT}"
+    remembered = read_entry(entry, max_bytes=_MAX_ENTRY_BYTES)
+    if remembered is not None:
+        with suppress(ValueError):
+            return tuple(json.loads(remembered))
     try:
         locations = external_locations(read_skeleton(model))
     except WireError:
         return ()
-    if entry is not None:
-        try:
-            write_bytes_atomic(entry, json.dumps(locations).encode(), durable=False)
-        except OSError as error:
-            log.debug("cache %s is not usable: %s", folder, error)
+    try:
+        write_entry(entry, json.dumps(locations).encode())
+    except OSError as error:
+        log.debug("cache %s is not usable: %s", folder, error)
     return locations

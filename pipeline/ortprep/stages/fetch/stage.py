@@ -25,7 +25,7 @@ from ortprep.stages.core.provenance import ONNXRUNTIME, installed_version, insta
 from ortprep.stages.core.results import FetchResult
 from ortprep.stages.core.sources import CONFIG_FILE
 from ortprep.stages.fetch.demo import GENERATOR_VERSION, check_demo_name, write_demo_model
-from ortprep.stages.fetch.external_data import check_extent, check_location, digest_beside
+from ortprep.stages.fetch.external_data import check_location, digest_beside
 from ortprep.stages.fetch.hub_file import HubFile, find_config, pin
 from ortprep.stages.fetch.inspection import inspect_file
 from ortprep.stages.fetch.sources import (
@@ -166,7 +166,12 @@ def _fetch_external(
             context.say(f"fetching {path}")
             received = fetch_file(model.beside(path), context.folder / path, progress=context.progress)
             entries[path] = replace(received, path=path)
-        check_extent(path, entries[path].size_bytes, needed_bytes, model=name)
+        if entries[path].size_bytes < needed_bytes:
+            raise SourceError(
+                f"external data too short: {path!r} of {name}\n"
+                f"  expected at least {needed_bytes} bytes, got {entries[path].size_bytes}",
+                hint="copy or download the file again",
+            )
     return tuple(entries.values())
 
 
