@@ -14,7 +14,6 @@ from ortprep.build.execution import Task, build_tasks, run_task, why_stale
 from ortprep.build.receipts import read_receipt
 from ortprep.bundle.codec import decode
 from ortprep.bundle.digest import DigestCache, digest_bytes
-from ortprep.bundle.manifest import read_manifest
 from ortprep.errors import MissingExtraError, PipelineError, SourceError
 from ortprep.registry import retries
 from ortprep.spec.hub_url import HubAddress, parse_hub_url
@@ -25,7 +24,6 @@ from ortprep.stages.fetch.stage import FetchStage
 from ortprep.versions import install_command
 from tests import builders as models
 from tests.fakes import FileServer, Handler, send_cut, send_whole
-from tests.prepare.builders import SHAPES, Project, all_tasks, done, folding_net, is_intact
 from tests.stages.fetch.fakes import TOKEN, Hub, serve_hub
 
 constants = pytest.importorskip("huggingface_hub.constants")
@@ -278,27 +276,3 @@ def test_without_the_client_its_extra_is_named(
         run(task_of(tmp_path, "hf://o/r/m.onnx"))
     assert isinstance(caught.value, PipelineError)
     assert caught.value.hint == install_command("hub")
-
-
-@pytest.mark.manual
-def test_the_command_prepares_a_private_model_and_needs_no_network_again(
-    hub: Hub, tmp_path: Path, stack: ExitStack
-) -> None:
-    files = {"onnx/net.onnx": folding_net().SerializeToString(), "config.json": CONFIG}
-    commit = hub.add("o/r", files, private=True).refs["main"]
-    project = Project(tmp_path / "project")
-    project.write_spec(source={"url": "hf://o/r/onnx/net.onnx@main"}, inputs=SHAPES)
-    environment = {**project.environment(), "HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN}
-    outcome = project.run("prepare", env=environment)
-    assert done(outcome) == all_tasks()
-    assert (project.bundle() / "config.json").read_bytes() == CONFIG
-    assert read_manifest(project.bundle()).source.location == f"hf://o/r@{commit}/onnx/net.onnx"
-    assert is_intact(project.bundle())
-    written = [path.read_bytes() for path in project.root.rglob("*") if path.is_file()]
-    assert TOKEN not in outcome.err
-    assert not any(TOKEN.encode() in content for content in written)
-
-    stack.close()
-    again = project.run("prepare", env={**environment, "HF_HUB_OFFLINE": "1"})
-    assert again.err.endswith("0 done, 7 up to date\n")
-    assert f"using the last known commit, {commit}" in again.err

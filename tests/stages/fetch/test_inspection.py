@@ -29,11 +29,6 @@ def inspect(model: onnx.ModelProto, folder: Path) -> Inspection:
     return inspect_model((str(path), "m"))
 
 
-def test_a_child_says_the_same(tmp_path: Path) -> None:
-    expected = inspect(models.conv_net(), tmp_path)
-    assert inspect_file(tmp_path / "m.onnx", name="m") == expected
-
-
 def test_facts_of_a_model(tmp_path: Path) -> None:
     found = inspect(models.conv_net(channels=8, classes=10), tmp_path)
     assert found.interface.inputs == (TensorSpec("image", "float32", ("batch", 3, 16, 16)),)
