@@ -277,7 +277,7 @@ def test_a_plan_serves_first_over_files_of_its_own_only_where_it_is_clearly_soon
     assert choose(SPACE, per_load(100_000), found(finals)).first_phase == INLINE
     near = {**finals, UNPACKED: turned(rounds(89, 31))}
     assert choose(SPACE, per_load(100_000), found(near)).first_phase == UNPACKED
-    far = {**finals, UNPACKED: rounds(140, 31)}
+    far = {**finals, UNPACKED: rounds(120, 31)}
     assert choose(SPACE, per_load(100_000), found(far)).first_phase == INLINE
 
 

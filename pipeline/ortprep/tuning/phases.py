@@ -18,9 +18,10 @@ SAME_COST_RATIO = 1.01
 """Plans whose costs are this close cost the same."""
 
 MAX_FIRST_PHASE_RATIO = 1 / 1.5
-"""A first-phase plan is ready within this part of the second plan's time: two sessions have to pay. One with
-files of its own is ready within this part of the time of the best one without.
-"""
+"""A first-phase plan is ready within this part of the second plan's time: two sessions have to pay."""
+
+MAX_OWN_FILES_RATIO = 0.95
+"""One with files of its own is also ready within this part of the time of the best one without."""
 
 Reader = Callable[[ProbeResult], float]
 
@@ -38,8 +39,9 @@ def find_first(finals: Finals, second: PlanChoice, objective: Objective) -> Plan
     others = [choice for choice in finals if _may_serve_before(finals, choice, second, objective)]
     for group in ([choice for choice in others if shares_files(choice, second)], others):
         for choice in find_soonest(finals, group)[:1]:
-            sooner = is_less(finals[choice], finals[first], ready_ms)
-            if sooner and ratio(finals[choice], finals[first], ready_ms) <= MAX_FIRST_PHASE_RATIO:
+            is_sooner = is_less(finals[choice], finals[first], ready_ms)
+            pays = ratio(finals[choice], finals[second], ready_ms) <= MAX_FIRST_PHASE_RATIO
+            if is_sooner and pays and ratio(finals[choice], finals[first], ready_ms) <= MAX_OWN_FILES_RATIO:
                 first = choice
     return first
 
