@@ -9,13 +9,8 @@ from pathlib import Path
 import pytest
 
 from ortprep.adopt.adoption import adopt_models
+from ortprep.adopt.observation import FeedRecord, ModelRecord, ProcessRecord
 from ortprep.bundle.session_record import SessionOptionsRecord
-from ortprep.runtime.dropin.observation import (
-    FeedRecord,
-    InputRecord,
-    ModelRecord,
-    ProcessRecord,
-)
 from tests.builders import conv_net, embedding, sequence_input, write_model
 from tests.runtime.builders import weights_of, write_linear
 
@@ -82,8 +77,7 @@ def test_the_spec_counts_other_options(tmp_path: Path) -> None:
 def test_ids_of_a_table_keep_their_values_under_every_shape(tmp_path: Path) -> None:
     def feed(*ids: int) -> FeedRecord:
         shape = (1, len(ids))
-        inputs = {"ids": InputRecord(shape, min(ids), max(ids), ids), "mask": InputRecord(shape, 1, 1, (1,))}
-        return FeedRecord(1, inputs)
+        return FeedRecord(1, {"ids": shape, "mask": shape}, {"ids": ids, "mask": (1,)})
 
     record = replace(
         record_of(write_model(embedding(), tmp_path / "words.onnx")),

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from ortprep.adopt.observation import ProcessRecord
 from ortprep.adopt.recorded_run import read_records
 from ortprep.bundle.codec import encode, format_json
 from ortprep.errors import SpecError
-from ortprep.runtime.dropin.observation import ProcessRecord
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from ortprep.adopt.observation import MAX_FEEDS, FeedObserver, ModelRecord, ProcessRecord
 from ortprep.adopt.recorder import RECORDS_VARIABLE, Recorder, binding_class, recording_class
 from ortprep.bundle.codec import decode, read_json
 from ortprep.runtime.dropin.import_hook import startup_environment
-from ortprep.runtime.dropin.observation import MAX_FEEDS, FeedObserver, ModelRecord, ProcessRecord
 from ortprep.runtime.dropin.session_request import SessionRequest
 from tests.runtime.builders import add_model, sample, weights_of, write_linear
 
@@ -82,14 +81,8 @@ def test_every_way_to_run_is_recorded(recorder: Recorder, records: Path, model: 
     session.run_with_iobinding(binding)
     found = read_model(recorder, records)
     assert (found.loads, found.runs, found.inputs) == (1, 4, {"x": "tensor(float)"})
-    seen = {feed.inputs["x"].shape: feed.inputs["x"] for feed in found.feeds}
-    assert list(seen) == [(2, rows), (3, rows), (1, rows), (4, rows)]
-    assert [(one.minimum, one.maximum) for one in seen.values()] == [
-        (-1.0, 1.0),
-        (7.0, 7.0),
-        (-1.0, sample()[0].max()),
-        (-2.0, -2.0),
-    ]
+    assert [feed.shapes["x"] for feed in found.feeds] == [(2, rows), (3, rows), (1, rows), (4, rows)]
+    assert found.limits == {"x": (-2.0, 7.0)}
 
 
 def test_options_and_providers_are_those_that_differ_from_defaults(
@@ -133,11 +126,11 @@ def test_a_record_stays_readable_however_much_is_fed(recorder: Recorder, records
     session = onnxruntime.InferenceSession(model, providers=CPU)
     feeds = recorder.opened(session, SessionRequest(model, None, CPU, None, {}))
     assert feeds is not None
-    recorder.ran(feeds, {"x": sample()}, 0.1)
+    recorder.ran(feeds, {"x": sample()})
     for size in range(MAX_FEEDS - 1):
-        recorder.ran(feeds, {"name" * 50_000: np.zeros(size)}, 0.1)
+        recorder.ran(feeds, {"name" * 50_000: np.zeros(size)})
     found = read_model(recorder, records)
-    assert (found.runs, found.feeds[0].inputs["x"].shape) == (MAX_FEEDS, sample().shape)
+    assert (found.runs, found.feeds[0].shapes["x"]) == (MAX_FEEDS, sample().shape)
     assert len(found.feeds) < MAX_FEEDS
 
 
@@ -149,7 +142,7 @@ def test_a_model_given_as_bytes_is_kept_once(recorder: Recorder, records: Path, 
     assert (found.path, found.size_bytes, found.loads) == (None, len(text), 2)
     assert found.saved is not None
     assert (records / found.saved).read_bytes() == text
-    assert found.feeds[0].inputs["x"].values == (1.0, 2.0)
+    assert found.feeds[0].values["x"] == (1.0, 2.0)
 
 
 def test_a_failing_record_never_reaches_the_application(tmp_path: Path, model: Path) -> None:
@@ -170,60 +163,46 @@ def test_what_onnxruntime_refuses_is_refused_and_not_counted(
     assert (read_model(recorder, records).loads, read_model(recorder, records).runs) == (1, 0)
 
 
-def test_limits_cover_runs_whose_shapes_are_beyond_the_maximum() -> None:
+def test_of_many_shapes_the_frequent_the_latest_and_the_largest_stay_and_limits_cover_all() -> None:
     observer = FeedObserver()
     sizes = [500, 7, 7, *range(10, 200), 300]
     for size in sizes:
-        observer.add({"ids": np.full((1, size), size, np.int64)})
-    seen = {feed.inputs["ids"].shape[1]: feed for feed in observer.observed()}
+        observer.add({"ids": np.full(size, size, np.int64), "image": np.full(size, size, np.float32)})
+    seen = {feed.shapes["ids"][0]: feed for feed in observer.observed()}
     assert (observer.runs, len(seen), seen[7].runs) == (len(sizes), MAX_FEEDS, 2)
-    assert seen.keys() >= {500, 7, 199, 300}  # the largest, the frequent, the latest
-    assert observer.other_limits()["ids"][0] == 10
+    assert seen.keys() >= {500, 7, 199, 300}
+    assert observer.limits["ids"] == (7, 500)
 
 
 @pytest.mark.parametrize(
-    ("array", "expected"),
+    ("array", "limits", "values"),
     [
-        (np.array([3, -1, 70_000, 5, 9], np.int64), (-1, 70_000, ())),
-        (np.array([0.5, np.nan, np.inf, -2, 1], np.float32), (-2.0, 1.0, ())),
-        (np.full(9, np.nan, np.float32), (None, None, ())),
-        (np.array(16_000, np.int64), (16_000, 16_000, (16_000,))),
-        (np.array([True]), (None, None, (True,))),
-        (np.array(["yes", "no"], object), (None, None, ("no", "yes"))),
-        (np.array(["x" * 1000], object), (None, None, ())),
-        (np.zeros((1, 0), np.float32), (None, None, ())),
-        (np.array([[1.5, 2.5]], np.float16), (1.5, 2.5, (1.5, 2.5))),
+        (np.array([3, -1, 70_000, 5, 9], np.int64), (-1, 70_000), None),
+        (np.array([0.5, np.nan, np.inf, -2, 1], np.float32), (-2.0, 1.0), None),
+        (np.full(9, np.nan, np.float32), None, None),
+        (np.array(16_000, np.int64), (16_000, 16_000), (16_000,)),
+        (np.array([True]), None, (True,)),
+        (np.array(["yes", "no"], object), None, ("no", "yes")),
+        (np.array(["x" * 1000], object), None, None),
+        (np.zeros((1, 0), np.float32), None, None),
+        (np.array([[1.5, 2.5]], np.float16), (1.5, 2.5), (1.5, 2.5)),
     ],
 )
 def test_limits_are_of_finite_numbers_and_values_of_small_arrays(
-    array: np.ndarray[Any, Any], expected: tuple[Any, ...]
+    array: np.ndarray[Any, Any], limits: tuple[Any, ...] | None, values: tuple[Any, ...] | None
 ) -> None:
     observer = FeedObserver()
     observer.add({"x": array})
-    seen = observer.observed()[0].inputs["x"]
-    assert (seen.minimum, seen.maximum, seen.values) == expected
+    assert (observer.limits.get("x"), observer.observed()[0].values.get("x")) == (limits, values)
 
 
-def test_limits_of_integers_are_those_of_all_runs_and_values_stay_few() -> None:
+def test_integers_are_looked_at_in_all_runs_and_fractions_in_the_first() -> None:
     observer = FeedObserver()
     for number in range(200):
-        observer.add({"ids": np.full((2, 8), number, np.int64), "length": np.array([number])})
-    seen = observer.observed()[0].inputs
-    assert (seen["ids"].minimum, seen["ids"].maximum) == (0, 199)
-    assert (seen["length"].maximum, seen["length"].values) == (199, ())
-
-
-def test_large_arrays_are_looked_at_rarely_when_runs_are_quick() -> None:
-    observer = FeedObserver()
-    large = np.zeros(300_000, np.float32)
-    for number in range(100):
-        large[0] = number
-        observer.spent_s = 1.0  # far more than 1 % of runs that took no time
-        observer.add({"x": large})
-    assert observer.observed()[0].inputs["x"].maximum == 7  # of the first eight runs
-    observer.run_s = 1e6
-    observer.add({"x": large})
-    assert observer.observed()[0].inputs["x"].maximum == 99
+        feed = {"ids": np.full((2, 8), number), "length": np.array([number]), "x": np.full(9, number / 1)}
+        observer.add(feed)
+    assert observer.limits == {"ids": (0, 199), "length": (0, 199), "x": (0.0, 7.0)}
+    assert observer.observed()[0].values == {}
 
 
 APPLICATION = """
@@ -240,17 +219,7 @@ def work(runs):
     assert type(session) is onnxruntime.capi.onnxruntime_inference_collection.InferenceSession
 
 """
-ENDINGS = {
-    "returns": ("work(3)", 0, [3]),
-    "raises": ("work(3); raise SystemExit(7)", 7, [3]),
-    "terminated": ("work(3); os.kill(os.getpid(), signal.SIGTERM); signal.pause()", -signal.SIGTERM, [3]),
-    "forks": (
-        "work(1); fork = multiprocessing.get_context('fork'); p = fork.Process(target=work, args=(3,))\n"
-        "p.start(); p.join()",
-        0,
-        [1, 3],
-    ),
-}
+FORK = "work(1); p = multiprocessing.get_context('fork').Process(target=work, args=(5,)); p.start(); p.join()"
 
 
 def run_application(code: str, model: Path, records: Path) -> int:
@@ -260,21 +229,23 @@ def run_application(code: str, model: Path, records: Path) -> int:
     return subprocess.run(arguments, timeout=60, env=environment).returncode
 
 
-@pytest.mark.parametrize("code", ["os._exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_a_process_that_ends_abruptly_leaves_its_first_run(model: Path, records: Path, code: str) -> None:
-    run_application(f"work(3); {code}", model, records)
-    [record] = read_records(records)
-    assert (record.ended, record.models[0].runs > 0) == (False, True)
-
-
-@pytest.mark.parametrize(("code", "returncode", "runs"), ENDINGS.values(), ids=ENDINGS)
-def test_the_record_is_complete_however_the_process_ends(
-    model: Path, records: Path, code: str, returncode: int, runs: Sequence[int]
+@pytest.mark.parametrize(
+    ("code", "expected", "ended", "runs"),
+    [
+        ("work(5)", 0, [True], [5]),
+        ("work(5); raise SystemExit(7)", 7, [True], [5]),
+        ("work(5); os._exit(3)", 3, [False], [4]),
+        ("work(5); os.kill(os.getpid(), signal.SIGTERM); signal.pause()", -signal.SIGTERM, [False], [4]),
+        (FORK, 0, [False, True], [1, 4]),
+    ],
+)
+def test_a_process_that_ends_abruptly_leaves_out_at_most_its_last_runs(
+    model: Path, records: Path, code: str, expected: int, ended: list[bool], runs: list[int]
 ) -> None:
-    assert run_application(code, model, records) == returncode
-    assert {one.program for one in read_records(records)} == {f"{Path(sys.executable).name} -c"}
+    assert run_application(code, model, records) == expected
+    found = read_records(records)
+    assert {one.program for one in found} == {f"{Path(sys.executable).name} -c"}
     assert not any("secret" in one.read_text() for one in records.glob("*.json"))
-    assert all(one.ended for one in read_records(records))
-    models = [one.models[0] for one in read_records(records)]
-    assert sorted(one.runs for one in models) == runs
-    assert {one.feeds[0].inputs["x"].shape for one in models} == {(1, 8)}
+    assert sorted(one.ended for one in found) == ended
+    assert sorted(one.models[0].runs for one in found) == runs
+    assert {one.models[0].feeds[0].shapes["x"] for one in found} == {(1, 8)}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ortprep.adopt.model_use import merge_uses
+from ortprep.adopt.observation import FeedRecord, ModelRecord
 from ortprep.adopt.spec_options import SpecOptions, options_of
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.options import NEWEST
-from ortprep.runtime.dropin.observation import FeedRecord, InputRecord, ModelRecord
 from ortprep.spec.validation import parse_spec
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -18,7 +18,7 @@ def sections_of(
     obtained: tuple[str, ...] = (CPU,),
     obstacle: str | None = None,
 ) -> SpecOptions:
-    feeds = tuple(FeedRecord(runs, {"x": InputRecord((runs,), 0, 1)}) for runs in (6, 4))
+    feeds = tuple(FeedRecord(runs, {"x": (runs,)}) for runs in (6, 4))
     model = ModelRecord("/m.onnx", None, 1, 1, options, providers, obtained, obstacle, {}, 2, 10, feeds)
     found = options_of(merge_uses([model]), version=NEWEST)
     spec = {"name": "m", "source": {"path": "m.onnx"}, "inputs": {"x": {"shapes": [[6], [4]]}}}

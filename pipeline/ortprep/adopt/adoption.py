@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ortprep.adopt.model_use import ModelUse, merge_uses
+from ortprep.adopt.observation import ModelRecord, ProcessRecord
 from ortprep.adopt.spec_options import SpecOptions, options_of
 from ortprep.bundle.digest import DigestCache
 from ortprep.errors import PipelineError
 from ortprep.init import find_spec_name, init_spec
 from ortprep.options import NEWEST
-from ortprep.runtime.dropin.observation import ModelRecord, ProcessRecord
 from ortprep.stages.fetch.external_data import digest_beside
 from ortprep.stages.fetch.inspection import inspect_file
 from ortprep.versions import installed_onnxruntime
@@ -55,7 +55,7 @@ def adopt_models(
     folder: Path,
     *,
     force: bool = False,
-    say: Callable[[str], None] | None = None,
+    say: Callable[[str], None] = lambda _line: None,
 ) -> tuple[AdoptedModel, ...]:
     """Writes the specs and returns what came of each model, in the order of their first session.
 
@@ -146,7 +146,7 @@ def _adopt(
     *,
     program: str,
     force: bool,
-    say: Callable[[str], None] | None,
+    say: Callable[[str], None],
 ) -> AdoptedModel:
     if use.model.path is None:
         model = _keep(model, folder)

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from ortprep.adopt.observation import ProcessRecord
 from ortprep.adopt.recorder import RECORDS_VARIABLE
 from ortprep.bundle.codec import decode, read_json
 from ortprep.errors import BundleError, LaunchError, ProgramNotFoundError, SpecError
 from ortprep.runtime.dropin.import_hook import startup_environment
-from ortprep.runtime.dropin.observation import ProcessRecord
 
 MAX_RECORDS = 4096
 """Maximum number of processes whose records are read."""

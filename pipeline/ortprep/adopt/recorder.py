@@ -10,31 +10,24 @@ import atexit
 import logging
 import math
 import os
-import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ortprep.adopt.observation import MAX_FEEDS, MAX_MODELS, FeedObserver, ModelRecord, ProcessRecord
 from ortprep.bundle.atomic import write_bytes_atomic
 from ortprep.bundle.codec import MAX_JSON_BYTES, check_json_values, encode, format_json
 from ortprep.bundle.digest import PREFIX, digest_bytes
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.errors import BundleError
 from ortprep.runtime.dropin.installation import put_in_place
-from ortprep.runtime.dropin.observation import (
-    MAX_FEEDS,
-    MAX_MODELS,
-    FeedObserver,
-    ModelRecord,
-    ProcessRecord,
-)
 from ortprep.runtime.dropin.session_request import SessionRequest, find_obstacle, watch_options
 from ortprep.runtime.loading.caller_options import split_options
 from ortprep.runtime.loading.session import PLAIN_CLASS, import_onnxruntime
@@ -51,26 +44,21 @@ _WRITE_INTERVAL_S = 1.0
 _MAX_COPIED = 2**20  # elements of a value on the CPU that is copied to be looked at
 
 
-class _ModelCounter:
+@dataclass
+class _ObservedModel:
     """Sessions of one model with the same options."""
 
-    def __init__(self, model: ModelRecord) -> None:
-        self.model = model
-        self.loads = 0
-        self.feeds = FeedObserver()
-
-    def observed(self) -> ModelRecord:
-        model, feeds = self.model, self.feeds
-        values = {name: getattr(model, name) for name in model.__dataclass_fields__}
-        values |= {"loads": self.loads, "runs": feeds.runs}
-        return ModelRecord(**values | {"feeds": feeds.observed(), "other_limits": feeds.other_limits()})
+    model: ModelRecord
+    loads: int = 0
+    feeds: FeedObserver = field(default_factory=FeedObserver)
 
 
 class Recorder:
     """Writes what one process does with its models into a file of its own.
 
-    The file is replaced as a whole when a session was made, at the first run of a model, and at most every
-    second while sessions run.
+    The file is replaced as a whole when there is something new: a session, a set of shapes, twice as many
+    runs of a model, a run after a second, the end of the process. A process that is killed, or that ends
+    without Python's exit functions, leaves out its last runs.
 
     Args:
         folder: Where records and models given as bytes go; it exists.
@@ -80,25 +68,18 @@ class Recorder:
         self._folder = folder
         self._restart()
 
-    def write_at_exit(self) -> None:
-        """Has the record written when the process ends, also by SIGTERM unless the application handles that.
-
-        A process that is forked from this one begins a record of its own.
-        """
+    def start(self) -> None:
+        """Has the record written when the process ends, and begun anew in one that is forked from it."""
         atexit.register(self.end)
         os.register_at_fork(after_in_child=self._restart)
-        if threading.current_thread() is threading.main_thread():
-            _call_at_sigterm(self.end)
 
     def _restart(self) -> None:
-        # Reentrant, since a signal's handler runs in the midst of anything the main thread does.
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # a signal's handler may run sessions in the midst of anything
         self._file = self._folder / f"{os.getpid()}-{os.urandom(8).hex()}.json"
-        self._models: dict[str, _ModelCounter] = {}
+        self._models: dict[str, _ObservedModel] = {}
         self._saved: dict[str, int] = {}
         self._lost = 0
         self._written_s = 0.0
-        self._is_changed = self._is_finalized = self._is_ended = False
 
     def opened(self, session: Any, request: SessionRequest) -> FeedObserver | None:
         """Records a session that was just made, and returns the observer of its runs."""
@@ -108,46 +89,50 @@ class Recorder:
             if key not in self._models and len(self._models) == MAX_MODELS:
                 self._lost += 1
                 return None
-            counter = self._models.setdefault(key, _ModelCounter(model))
-            counter.loads += 1
-            self._is_changed = True
-            self._finalize_with_multiprocessing()
+            observed = self._models.setdefault(key, _ObservedModel(model))
+            observed.loads += 1
             self.write()
-            return counter.feeds
+            return observed.feeds
 
-    def ran(self, feeds: FeedObserver, feed: Mapping[str, Any], run_s: float) -> None:
-        """Records a run that took `run_s` seconds; `feed` as ONNX Runtime takes it."""
-        begun_s = time.perf_counter()
+    def ran(self, feeds: FeedObserver, feed: Mapping[str, Any]) -> None:
+        """Records a run; `feed` as ONNX Runtime takes it."""
         with self._lock:
-            feeds.run_s += run_s
-            feeds.add(dict(_normalise(feed)))
-            self._is_changed = True
-            if feeds.runs == 1 or time.monotonic() - self._written_s > _WRITE_INTERVAL_S:
+            is_new = feeds.add(dict(_normalise(feed)))
+            is_doubled = feeds.runs & (feeds.runs - 1) == 0
+            if is_new or is_doubled or time.monotonic() - self._written_s > _WRITE_INTERVAL_S:
                 self.write()
-            feeds.spent_s += time.perf_counter() - begun_s
 
     def end(self) -> None:
         """Writes the record of a process that is about to end."""
-        with self._lock:
-            self._is_ended, self._is_changed = True, bool(self._models)
-            self.write()
+        with _nothing_raised():
+            self.write(ended=True)
 
-    def write(self) -> None:
-        """Writes the record, if anything was recorded since it was written last."""
-        with self._lock, _nothing_raised():
-            if not self._is_changed:
+    def write(self, *, ended: bool = False) -> None:
+        """Writes the record of a process that has made a session."""
+        with self._lock:
+            if not self._models:
                 return
+            models = (
+                replace(
+                    one.model,
+                    loads=one.loads,
+                    runs=one.feeds.runs,
+                    feeds=one.feeds.observed(),
+                    limits=dict(one.feeds.limits),
+                )
+                for one in self._models.values()
+            )
             record = ProcessRecord(
                 pid=os.getpid(),
                 program=_name_program(),
                 onnxruntime=sys.modules["onnxruntime"].__version__,
-                models=tuple(counter.observed() for counter in self._models.values()),
+                models=tuple(models),
                 lost=self._lost,
-                ended=self._is_ended,
+                ended=ended,
             )
             # Nobody reads it after a power cut, so it need not wait for the disk.
             write_bytes_atomic(self._file, _format_within_limits(record), durable=False)
-            self._written_s, self._is_changed = time.monotonic(), False
+            self._written_s = time.monotonic()
 
     def _describe(self, session: Any, request: SessionRequest) -> ModelRecord:
         path = saved = None
@@ -172,11 +157,10 @@ class Recorder:
             obtained=tuple(session.get_providers()),
             obstacle=find_obstacle(request, import_onnxruntime()),
             inputs={value.name: value.type for value in session.get_inputs()},
-            loads=0,
-            runs=0,
         )
 
     def _save(self, model: bytes) -> str | None:
+        """Keeps a model given as bytes, and returns the name of its file; None if they are too many."""
         digest = digest_bytes(model)
         name = f"{digest.removeprefix(PREFIX)}.onnx"
         if digest not in self._saved:
@@ -187,15 +171,6 @@ class Recorder:
             self._saved[digest] = len(model)
         return name
 
-    def _finalize_with_multiprocessing(self) -> None:
-        """Has the record of a process of `multiprocessing` written, which calls no `atexit` functions."""
-        util = sys.modules.get("multiprocessing.util")
-        process = sys.modules.get("multiprocessing.process")
-        if self._is_finalized or util is None or process is None or process.parent_process() is None:
-            return
-        util.Finalize(None, self.end, exitpriority=0)
-        self._is_finalized = True
-
 
 def record_in(onnxruntime: Any) -> None:
     """Makes a process record its sessions, in the folder that the environment names.
@@ -205,7 +180,7 @@ def record_in(onnxruntime: Any) -> None:
     """
     with _nothing_raised():
         recorder = Recorder(Path(os.environ[RECORDS_VARIABLE]))
-        recorder.write_at_exit()
+        recorder.start()
         watch_options(onnxruntime)
         put_in_place(onnxruntime, recording_class(onnxruntime.InferenceSession, recorder))
         binding = binding_class(onnxruntime.IOBinding)
@@ -239,29 +214,24 @@ def recording_class(base: type[Any], recorder: Recorder) -> type[Any]:
                 self._ortprep_feeds = recorder.opened(self, request)
 
         def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
-            with self._recorded(input_feed):
-                return super().run(output_names, input_feed, run_options)
+            return self._ortprep_ran(input_feed, super().run(output_names, input_feed, run_options))
 
         def run_async(self, output_names: Any, input_feed: Any, *rest: Any, **options: Any) -> None:
-            with self._recorded(input_feed):
-                super().run_async(output_names, input_feed, *rest, **options)
+            super().run_async(output_names, input_feed, *rest, **options)
+            self._ortprep_ran(input_feed)
 
         def run_with_ort_values(self, output_names: Any, feed: Any, run_options: Any = None) -> Any:
-            with self._recorded(feed):
-                return super().run_with_ort_values(output_names, feed, run_options)
+            return self._ortprep_ran(feed, super().run_with_ort_values(output_names, feed, run_options))
 
         def run_with_iobinding(self, iobinding: Any, run_options: Any = None) -> None:
-            with self._recorded(getattr(iobinding, "_ortprep_bound", {})):
-                super().run_with_iobinding(iobinding, run_options)
+            super().run_with_iobinding(iobinding, run_options)
+            self._ortprep_ran(getattr(iobinding, "_ortprep_bound", {}))
 
-        @contextmanager
-        def _recorded(self, feed: Any) -> Iterator[None]:
-            begun_s = time.perf_counter()
-            yield
-            run_s = time.perf_counter() - begun_s
+        def _ortprep_ran(self, feed: Any, outputs: Any = None) -> Any:
             if self._ortprep_feeds is not None:
                 with _nothing_raised():
-                    recorder.ran(self._ortprep_feeds, feed, run_s)
+                    recorder.ran(self._ortprep_feeds, feed)
+            return outputs
 
     # What this package makes itself, as for an application that loads bundles, is not the application's.
     setattr(InferenceSession, PLAIN_CLASS, base)
@@ -315,16 +285,13 @@ def _normalise(feed: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
         elif callable(getattr(value, "data_type", None)):
             if value.is_tensor():
-                yield name, _look_at(value)
+                # A large value, or one on a device, would have to be copied.
+                shape = _Shape(value.shape())
+                is_cheap = value.device_name() == "cpu" and math.prod(shape) <= _MAX_COPIED
+                yield name, value.numpy() if is_cheap else shape
         elif isinstance(value, list | tuple | int | float | str | np.generic):
             with suppress(ValueError):  # arrays of several shapes: a sequence
                 yield name, np.asarray(value)
-
-
-def _look_at(value: Any) -> Any:
-    """Returns an `OrtValue` as an array if that is cheap, else its shape."""
-    shape = _Shape(value.shape())
-    return value.numpy() if value.device_name() == "cpu" and math.prod(shape) <= _MAX_COPIED else shape
 
 
 def _read_providers(providers: Any, options: Any) -> tuple[ProviderRecord, ...]:
@@ -364,16 +331,3 @@ def _nothing_raised() -> Iterator[None]:
         yield
     except Exception:  # whatever it is, the application must not notice
         log.debug("not recorded", exc_info=True)
-
-
-def _call_at_sigterm(function: Callable[[], None]) -> None:
-    """Calls a function when this process is about to end by SIGTERM."""
-    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        return
-
-    def end(number: int, _frame: object) -> None:
-        function()
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-
-    signal.signal(signal.SIGTERM, end)

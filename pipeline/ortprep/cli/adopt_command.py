@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ortprep.adopt.observation import MAX_MODELS
 from ortprep.bundle.codec import encode
 from ortprep.cli.command import CONFIGS, AsJson, check_writable, command
 from ortprep.cli.console import echo, write_json, write_table
 from ortprep.errors import SpecError
 from ortprep.quoting import quoted
-from ortprep.runtime.dropin.observation import MAX_MODELS
 from ortprep.tables import Table, fill_table
 from ortprep.versions import installed_onnxruntime
 
 if TYPE_CHECKING:
     from ortprep.adopt.adoption import AdoptedModel
-    from ortprep.runtime.dropin.observation import ProcessRecord
+    from ortprep.adopt.observation import ProcessRecord
 
 
 def adopt(
@@ -65,7 +65,7 @@ def _warn(processes: Sequence[ProcessRecord]) -> None:
         echo(f"{both}: prepare with {version}")
     killed = [str(process.pid) for process in processes if process.models and not process.ended]
     if killed:
-        echo(f"ended abruptly, so runs of its last second may be missing: process {', '.join(killed)}")
+        echo(f"ended abruptly, so its last runs may be missing: process {', '.join(killed)}")
     lost = sum(process.lost for process in processes)
     if lost:
         echo(f"sessions not recorded, since a process had more than {MAX_MODELS} models: {lost}")

@@ -1,0 +1,195 @@
+"""What an application does with its models: the record of one process. Nothing here keeps an array."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
+
+MAX_MODELS = 256
+"""Maximum number of models, each with one set of options, that one process records."""
+
+MAX_FEEDS = 64
+"""Maximum number of sets of shapes told apart per model: the frequent, the latest and the largest."""
+
+MAX_SMALL_SIZE = 4
+"""Maximum number of elements of an array whose values are remembered one by one."""
+
+MAX_VALUES = 8
+"""Maximum number of such values."""
+
+_MAX_TEXT = 64  # characters of a string value
+_MAX_EVERY_RUN = 65_536  # elements of an integer array that is looked at in every run
+_FIRST_RUNS = 8  # of a set of shapes, all of them looked at
+
+Value = bool | int | float | str
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+Limits = tuple[int | float, int | float]
+"""Lowest and highest finite number."""
+
+
+@dataclass(frozen=True)
+class FeedRecord:
+    """Runs with the same shapes.
+
+    Attributes:
+        runs: Number of runs.
+        shapes: What was fed, by input name.
+        values: Every value that was seen of an input, if they are few and the array is small.
+    """
+
+    runs: int
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    values: Mapping[str, tuple[bool | int | float | str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """Sessions of one model with the same options in one process.
+
+    Attributes:
+        path: Absolute path of the model; None if the application gave bytes.
+        saved: Name of the file beside the record that holds such bytes; None if they were too many.
+        size_bytes: Size of the model file.
+        modified_ns: Modification time of the model file; 0 for bytes.
+        options: Session options that differ from ONNX Runtime's defaults.
+        providers: Execution providers that were asked for, with their options.
+        obtained: Names of the providers of the session.
+        obstacle: Why `ortprep run` would give such a session no bundle; None if it would.
+        inputs: Types of the inputs by name, as ONNX Runtime spells them: `tensor(float)`.
+        loads: Number of sessions.
+        runs: Number of runs of all of them.
+        feeds: Runs by their shapes; other runs had yet other shapes.
+        limits: Lowest and highest finite number in all runs, by input name.
+    """
+
+    path: str | None
+    saved: str | None
+    size_bytes: int
+    modified_ns: int
+    options: SessionOptionsRecord
+    providers: tuple[ProviderRecord, ...]
+    obtained: tuple[str, ...]
+    obstacle: str | None
+    inputs: Mapping[str, str]
+    loads: int = 0
+    runs: int = 0
+    feeds: tuple[FeedRecord, ...] = ()
+    limits: Mapping[str, tuple[int | float, int | float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ProcessRecord:
+    """What one process of an application did.
+
+    Attributes:
+        pid: Process number.
+        program: Names of the interpreter and of its script or module: `python app.py`.
+        onnxruntime: Version of its ONNX Runtime.
+        models: Models, in the order of their first session.
+        lost: Sessions beyond the limits of the recorder; these are in no model.
+        ended: Whether the process ended in order, so that all its runs are recorded.
+    """
+
+    pid: int
+    program: str
+    onnxruntime: str
+    models: tuple[ModelRecord, ...]
+    lost: int = 0
+    ended: bool = False
+
+
+class FeedObserver:
+    """Counts what is fed to the sessions of one model. Not safe for threads.
+
+    Values are looked at in the first runs of a set of shapes; integers of moderate size always.
+
+    Attributes:
+        runs: Number of runs.
+        limits: Lowest and highest finite number, by input name.
+    """
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.limits: dict[str, Limits] = {}
+        self._feeds: dict[Shapes, _Feed] = {}
+        self._is_full = False
+
+    def add(self, feed: Mapping[str, Any]) -> bool:
+        """Counts a run, and returns whether it is the first of one of the first sets of shapes.
+
+        Args:
+            feed: Arrays, or shapes where the values cannot be read, by input name.
+        """
+        self.runs += 1
+        key = tuple((name, _shape_of(value)) for name, value in feed.items())
+        entry = self._feeds.get(key)
+        if entry is None:
+            if len(self._feeds) == MAX_FEEDS:
+                self._make_room()
+            entry = self._feeds[key] = _Feed()
+        entry.runs += 1
+        is_early = entry.runs <= _FIRST_RUNS and not self._is_full
+        for name, value in feed.items():
+            if not isinstance(value, np.ndarray) or value.size == 0:
+                continue
+            if is_early or (value.dtype.kind in "iu" and value.size <= _MAX_EVERY_RUN):
+                entry.remember(name, value)
+                self._widen(name, value)
+        return entry.runs == 1 and not self._is_full
+
+    def _make_room(self) -> None:
+        """Gives up the oldest of the least frequent sets of shapes, though never the largest one."""
+        largest = max(self._feeds, key=lambda key: sum(math.prod(shape) for _, shape in key))
+        others = (key for key in self._feeds if key != largest)
+        del self._feeds[min(others, key=lambda key: self._feeds[key].runs)]
+        self._is_full = True
+
+    def _widen(self, name: str, array: np.ndarray[Any, Any]) -> None:
+        if array.dtype.kind == "f":
+            array = array[np.isfinite(array)]
+        if array.dtype.kind in "iuf" and array.size > 0:
+            ends = (array.min().item(), array.max().item(), *self.limits.get(name, ()))
+            self.limits[name] = (min(ends), max(ends))
+
+    def observed(self) -> tuple[FeedRecord, ...]:
+        """Returns what was seen, in the order of the first run of each set of shapes."""
+        return tuple(
+            FeedRecord(feed.runs, dict(key), {name: _sort(few) for name, few in feed.values.items() if few})
+            for key, feed in list(self._feeds.items())
+        )
+
+
+@dataclass
+class _Feed:
+    """Runs of one set of shapes, and the values of small inputs; an empty set where there were too many."""
+
+    runs: int = 0
+    values: dict[str, set[Value]] = field(default_factory=dict)
+
+    def remember(self, name: str, array: np.ndarray[Any, Any]) -> None:
+        """Adds the values of an array, if they are few."""
+        known = self.values.get(name)
+        if array.size <= MAX_SMALL_SIZE and known != set():
+            values = (known or set()).union(array.reshape(-1).tolist())
+            is_kept = len(values) <= MAX_VALUES and all(map(_is_value, values))
+            self.values[name] = values if is_kept else set()
+
+
+def _sort(values: set[Value]) -> tuple[Value, ...]:
+    return tuple(sorted(values, key=lambda one: (str(type(one)), one)))
+
+
+def _is_value(value: object) -> bool:
+    if isinstance(value, str):
+        return len(value) <= _MAX_TEXT
+    return isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _shape_of(value: Any) -> tuple[int, ...]:
+    return value.shape if isinstance(value, np.ndarray) else tuple(value)
