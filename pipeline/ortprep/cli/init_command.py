@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ortprep.cli.command import CONFIGS, command, exit_code_of
+from ortprep.cli.command import CONFIGS, check_writable, command, exit_code_of
 from ortprep.cli.console import echo, echo_error, write_line
 from ortprep.errors import PipelineError, SpecError
 from ortprep.quoting import quoted
@@ -86,6 +86,7 @@ def _write_spec(model: str, out: Path, *, name: str | None = None, force: bool =
             hint=f"{_spec_command('prepare', spec_name, '--configs', out)}, or "
             f"{_spec_command('init', model, '--out', out)} --force",
         )
+    check_writable(out, hint="ortprep init MODEL --out DIR")
     ask = _ask if _may_ask() else None
     result = init_spec(model, folder=out, name=name, ask=ask, say=echo, may_copy=True)
     result.write(force=force)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from ortprep.init.draft import Ask, InitResult, init_spec
+from ortprep.init.draft import Ask, InitResult, Question, init_spec
 from ortprep.init.input_search import ObservedInput
 from ortprep.init.naming import find_spec_name
-from ortprep.init.spec_text import Question
 from ortprep.init.tensor_copy import refresh_tensor_copy
 
 __all__ = [

@@ -15,8 +15,7 @@ from ortprep.init.error_hints import find_input
 from ortprep.init.graph_facts import GraphFacts, read_facts
 from ortprep.init.input_search import ObservedInput
 from ortprep.init.naming import choose_name, find_spec_name
-from ortprep.init.shapes import ShapePlan, plan_shapes
-from ortprep.init.spec_text import Draft, Question, show_shape, write_spec_text
+from ortprep.init.spec_text import show, show_shape, write_spec_text
 from ortprep.init.tensor_copy import copy_path, write_tensor_copy
 from ortprep.init.trial_run import InitTrial, try_inputs
 from ortprep.quoting import quoted
@@ -27,7 +26,21 @@ from ortprep.spec.redaction import redact_url
 from ortprep.spec.validation import parse_spec
 from ortprep.spec.yaml_text import MAX_BYTES, parse_yaml
 
-_MAX_QUESTIONS = 5
+_MAX_SHOWN = 6
+
+
+@dataclass(frozen=True)
+class Question:
+    """What `init` could not find out: the shape of an input.
+
+    Attributes:
+        input: Name of the input.
+        text: The question in one line, with what was tried and what ONNX Runtime said.
+    """
+
+    input: str
+    text: str
+
 
 Ask = Callable[[Question], tuple[int, ...] | None]
 """Asks the user for a shape; None if the user does not know."""
@@ -74,7 +87,10 @@ class InitResult:
         except OSError as error:
             if error.errno in DISK_ERRORS:
                 raise
-            raise _unusable(self.path.parent, str(error.strerror)) from error
+            raise SpecError(
+                f"cannot write specs to {self.path.parent}\n  expected a folder, got: {error.strerror}",
+                hint="ortprep init MODEL --out DIR",
+            ) from error
         return self.path
 
 
@@ -86,7 +102,7 @@ def init_spec(
     observed: Mapping[str, ObservedInput] | None = None,
     sections: Mapping[str, Any] | None = None,
     ask: Ask | None = None,
-    say: Say | None = None,
+    say: Say = lambda _line: None,
     may_copy: bool = False,
 ) -> InitResult:
     """Drafts a spec: reads a model's graph, proposes inputs, runs the model and tries what failures suggest.
@@ -107,54 +123,47 @@ def init_spec(
     Raises:
         SourceError: It is not a model, ONNX Runtime does not accept it, it takes what is no tensor, an
             axis of an input is too long, it has no outputs, or it has no inputs and does not run.
-        SpecError: An observed input or a section does not fit, or the folder cannot be written to.
+        SpecError: An observed input or a section does not fit.
         ChildError: Running it crashed or took too long.
         OSError: There is no room for temporary files.
     """
     path = _local_path(model)
-    _check_folder(folder)
-    report: Say = say or (lambda _: None)
-    known, facts = dict(observed or {}), read_facts(path)
+    facts, known = read_facts(path), dict(observed or {})
     spec_name = name or find_spec_name(path, folder, or_copy=may_copy) or choose_name(path, folder)
+
+    # A copy without its maps, where the model answers with them.
     changes = write_tensor_copy(path, folder) if may_copy and _makes_sequences(facts) else ()
     if changes:
         path = copy_path(path, folder)
         facts = read_facts(path)
-        report(f"wrote {path}: {'; '.join(changes)}")
-    _check_inputs(facts, known, path)
-    report(f"running {path.name} on proposed inputs")
-    trial, question = _try_with_answers(path, facts, known, ask)
-    draft = Draft(
-        name=spec_name,
-        path=_relative(path, folder),
-        size_bytes=_size(path, facts),
-        facts=facts,
-        plan=_plan(facts, known),
-        trial=trial,
-        observed=known,
-        defaults=_default_keys(folder),
-        sections=dict(sections or {}),
-        question=question,
-        changes=changes,
-    )
-    return _finish(draft, folder)
+        say(f"wrote {path}: {'; '.join(changes)}")
 
-
-def _try_with_answers(
-    path: Path, facts: GraphFacts, known: dict[str, ObservedInput], ask: Ask | None
-) -> tuple[InitTrial, Question | None]:
-    """Runs the model, with the shapes that the user answers until it runs; adds them to `known`."""
-    trial = try_inputs(path, facts, known)
-    question = _question(trial, facts, path)
-    for _ in range(_MAX_QUESTIONS):
-        answer = ask(question) if ask is not None and question is not None else None
+    # Run it; ask until it runs, or the user does not know.
+    say(f"running {path.name} on proposed inputs")
+    while True:
+        _check_inputs(facts, known, path)
+        trial = try_inputs(path, facts, known)
+        question = _find_question(trial, facts, path)
+        answer = None if ask is None or question is None else ask(question)
         if question is None or answer is None:
             break
         known[question.input] = ObservedInput(shapes=(answer,), reason="as you said")
-        _check_inputs(facts, known, path)
-        trial = try_inputs(path, facts, known)
-        question = _question(trial, facts, path)
-    return trial, question
+
+    text = write_spec_text(
+        facts,
+        trial,
+        name=spec_name,
+        path=_relative(path, folder),
+        size_bytes=path.stat().st_size + sum(facts.inspection.external.values()),
+        defaults=_default_keys(folder),
+        sections=sections or {},
+        question="" if question is None else question.text,
+        changes=changes,
+    )
+    file = f"{spec_name}.yaml"
+    document = parse_yaml(text.encode("utf-8"), file=spec_name)
+    spec = parse_spec(document.data).located_in(folder, file=file)
+    return InitResult(spec, folder / file, text, question, trial)
 
 
 def _local_path(model: Path | str) -> Path:
@@ -169,48 +178,13 @@ def _local_path(model: Path | str) -> Path:
     return Path(text)
 
 
-def _check_folder(folder: Path) -> None:
-    """Checks that specs can be written to a folder, or to the one that it would be made in.
-
-    Raises:
-        SpecError: They cannot.
-    """
-    try:
-        absolute = folder.absolute()
-    except OSError as error:  # the working folder was deleted
-        raise _unusable(folder, str(error.strerror)) from error
-    existing = next(one for one in (absolute, *absolute.parents) if os.path.lexists(one))
-    if not existing.is_dir():
-        raise _unusable(folder, f"{existing}, which is not one")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise _unusable(folder, f"no permission to write to {existing}")
-
-
-def _unusable(folder: Path, got: str) -> SpecError:
-    return SpecError(
-        f"cannot write specs to {folder}\n  expected a folder, got: {got}",
-        hint="ortprep init MODEL --out DIR",
-    )
-
-
-def _finish(draft: Draft, folder: Path) -> InitResult:
-    text = write_spec_text(draft)
-    document = parse_yaml(text.encode("utf-8"), file=draft.name)
-    file = f"{draft.name}.yaml"
-    spec = parse_spec(document.data).located_in(folder, file=file)
-    return InitResult(spec, folder / file, text, draft.question, draft.trial)
-
-
-def _plan(facts: GraphFacts, known: Mapping[str, ObservedInput]) -> ShapePlan:
-    return plan_shapes(facts, {name: one.shapes[0] for name, one in known.items() if one.shapes})
-
-
 def _makes_sequences(facts: GraphFacts) -> bool:
     outputs = facts.inspection.interface.outputs
     return not facts.inspection.external and any(item.dtype.startswith("sequence(") for item in outputs)
 
 
 def _check_inputs(facts: GraphFacts, known: Mapping[str, ObservedInput], model: Path) -> None:
+    """Refuses what no spec can describe, and observed inputs that the model lacks."""
     interface = facts.inspection.interface
     for item in (*interface.inputs, *interface.outputs):
         if "(" in item.dtype:
@@ -225,8 +199,7 @@ def _check_inputs(facts: GraphFacts, known: Mapping[str, ObservedInput], model: 
             hint="export the model again, with its outputs",
         )
     for item in interface.inputs:
-        largest = max((axis for axis in item.shape or () if isinstance(axis, int)), default=0)
-        if largest > MAX_DIMENSION:
+        if any(isinstance(axis, int) and axis > MAX_DIMENSION for axis in item.shape or ()):
             raise SourceError(
                 f"input too large: {item.name!r} of {model}\n"
                 f"  expected up to {MAX_DIMENSION} along an axis, got {show_shape(item)}",
@@ -242,14 +215,14 @@ def _check_inputs(facts: GraphFacts, known: Mapping[str, ObservedInput], model: 
             )
 
 
-def _question(trial: InitTrial, facts: GraphFacts, model: Path) -> Question | None:
+def _find_question(trial: InitTrial, facts: GraphFacts, model: Path) -> Question | None:
     """Returns what to ask of a model that did not run, None of one that did.
 
     Raises:
         SourceError: It did not run, and has no input to ask about.
     """
     inputs = facts.inspection.interface.inputs
-    if trial.ran:
+    if not trial.error:
         return None
     if not inputs:
         raise SourceError(
@@ -257,15 +230,20 @@ def _question(trial: InitTrial, facts: GraphFacts, model: Path) -> Question | No
             f"  expected ONNX Runtime to run it, got: {trial.error}",
             hint="export the model again; no input can change this",
         )
+    # The input that the message names; else that with the most open sizes, since a batch is seldom to blame.
     named = find_input(trial.error, tuple(item.name for item in inputs))
-    open_ones = [
-        item for item in inputs if item.shape is None or any(not isinstance(a, int) for a in item.shape)
-    ]
-    # An input whose batch alone is open is less likely to blame than one with more open sizes.
-    open_ones.sort(key=lambda item: -sum(not isinstance(axis, int) for axis in (item.shape or (None,) * 9)))
-    chosen = next((item for item in inputs if item.name == named), (open_ones or list(inputs))[0])
-    tried = tuple(dict.fromkeys(failed.shapes[chosen.name] for failed in trial.failed))
-    return Question(chosen.name, show_shape(chosen), tried, trial.error)
+    blamed = [item for item in inputs if item.name == named]
+    asked = max(
+        blamed or inputs,
+        key=lambda item: sum(not isinstance(axis, int) for axis in item.shape or (None,) * 9),
+    )
+    tried = list(dict.fromkeys(str(list(shapes[asked.name])) for shapes in trial.tried))
+    more = f" and {len(tried) - _MAX_SHOWN} more" if len(tried) > _MAX_SHOWN else ""
+    return Question(
+        asked.name,
+        f"which shape does input {show(asked.name)} {show_shape(asked)} take? "
+        f"Tried {', '.join(tried[:_MAX_SHOWN])}{more}; ONNX Runtime said: {show(trial.error)}",
+    )
 
 
 def _relative(model: Path, folder: Path) -> str:
@@ -274,10 +252,6 @@ def _relative(model: Path, folder: Path) -> str:
     if target.parts[:2] != start.parts[:2]:
         return str(target)
     return os.path.relpath(target, start)
-
-
-def _size(model: Path, facts: GraphFacts) -> int:
-    return model.stat().st_size + sum(facts.inspection.external.values())
 
 
 def _default_keys(folder: Path) -> frozenset[str]:

@@ -1,11 +1,13 @@
-"""What a graph says of each input, read without its weights in a child process."""
+"""What a model's graph says of its inputs, read without its weights in a child process."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.onnx_wire import WireError
@@ -15,37 +17,16 @@ from ortprep.quoting import quoted
 from ortprep.stages.fetch.inspection import MAX_INLINE_BYTES, Inspection, describe_model, parse_skeleton
 from ortprep.stages.fetch.stage import refuse_what_is_no_model
 
+if TYPE_CHECKING:
+    import onnx
 
-@dataclass(frozen=True)
-class InputUse:
-    """How a graph uses one input, as far as its values are only moved, cast or scaled before.
+_PASSED_ON = frozenset(
+    {"Cast", "Clip", "Expand", "Flatten", "Identity", "Pad", "Reshape", "Resize", "Slice", "Squeeze"}
+    | {"Tile", "Transpose", "Unsqueeze"}
+)
+"""Operators whose output has the values of their first input."""
 
-    Attributes:
-        operators: Operators that take its values.
-        sizes: Sizes of axes that weights settle: the channels of a convolution, the rows of a matrix.
-        rank: Number of axes that a convolution or a recurrent operator asks for; None if nothing says so.
-        spatial: Axes that a convolution slides over, in order.
-        batch: Axis of the batch, where an operator says which.
-        roles: What a recurrent operator or a control flow operator takes it for: `state`, `lengths`,
-            `condition`, `trip count`.
-        compared: Integers that it is compared with.
-        scaled_from: Largest value that the graph's own scaling expects: 255 where it divides by 255.
-        classes: Number of classes that it is encoded as one of; None if it is not.
-        words: Strings that an encoder of the graph knows.
-        window: Longest kernel of one axis that slides over it; 0 for none.
-    """
-
-    operators: tuple[str, ...] = ()
-    sizes: Mapping[int, int] = field(default_factory=dict)
-    rank: int | None = None
-    spatial: tuple[int, ...] = ()
-    batch: int | None = None
-    roles: tuple[str, ...] = ()
-    compared: tuple[int, ...] = ()
-    scaled_from: float | None = None
-    classes: int | None = None
-    words: tuple[str, ...] = ()
-    window: int = 0
+_MIN_PIXEL_MEAN = 30.0
 
 
 @dataclass(frozen=True)
@@ -54,17 +35,19 @@ class GraphFacts:
 
     Attributes:
         inspection: Its interface, operators and sizes.
-        uses: How each input is used, by name.
+        highest: Largest value that the graph itself expects of an input, by name: 255 where it scales pixels,
+            N-1 where it encodes one of N classes.
         nodes: Names of the main graph's nodes, in order.
-        half: Whether most of its weights have 16 bits.
-        quantized: Whether it holds quantised weights.
     """
 
     inspection: Inspection
-    uses: Mapping[str, InputUse]
+    highest: Mapping[str, float]
     nodes: tuple[str, ...]
-    half: bool
-    quantized: bool
+
+    def bound(self, name: str) -> int | None:
+        """Returns the exclusive upper bound of an input of ids or classes, None if the graph sets none."""
+        rows = self.inspection.interface.index_bounds.get(name)
+        return int(self.highest[name]) + 1 if rows is None and name in self.highest else rows
 
 
 def read_facts(model: Path, *, timeout_s: float | None = None) -> GraphFacts:
@@ -75,16 +58,11 @@ def read_facts(model: Path, *, timeout_s: float | None = None) -> GraphFacts:
     """
     if not model.is_file():
         got = "a folder" if model.is_dir() else "none"
-        hint = f"find {quoted(model)} -name '*.onnx'" if model.is_dir() else _ls_command(model)
+        nearest = next(one for one in (model, *model.parents) if one.is_dir())
+        hint = f"find {quoted(model)} -name '*.onnx'" if model.is_dir() else quoted("ls", nearest)
         raise SourceError(f"no such model: {model}\n  expected an ONNX file, got {got}", hint=hint)
-    request = {"model": str(model.absolute())}
-    reply = run_child(describe_facts, request, timeout_s=timeout_s)
+    reply = run_child(describe_facts, {"model": str(model.absolute())}, timeout_s=timeout_s)
     return decode(GraphFacts, reply.value)
-
-
-def _ls_command(model: Path) -> str:
-    """Returns the nearest folder above a path that exists, for a command."""
-    return quoted("ls", next(one for one in model.parents if one.is_dir()))
 
 
 def describe_facts(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,8 +71,6 @@ def describe_facts(request: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         SourceError: It is not an ONNX model.
     """
-    from ortprep.init.input_use import find_uses, has_quantized_weights, is_mostly_half
-
     path = Path(request["model"])
     refuse_what_is_no_model(path, str(path))
     if path.stat().st_size > MAX_INLINE_BYTES:
@@ -110,11 +86,53 @@ def describe_facts(request: Mapping[str, Any]) -> dict[str, Any]:
             f"not an ONNX model, or an incomplete one: {path}\n  expected a complete ONNX file, got: {error}",
             hint=f"ls -l {quoted(path)}   # then download or export the file again",
         ) from error
-    facts = GraphFacts(
-        inspection=inspection,
-        uses=find_uses(model.graph),
-        nodes=tuple(node.name for node in model.graph.node),
-        half=is_mostly_half(model),
-        quantized=has_quantized_weights(model),
-    )
-    return dict(encode(facts))
+    nodes = tuple(node.name for node in model.graph.node)
+    return dict(encode(GraphFacts(inspection, find_highest(model.graph), nodes)))
+
+
+def find_highest(graph: onnx.GraphProto) -> Mapping[str, float]:
+    """Returns the largest value that a graph expects of some inputs, by name; for child processes.
+
+    A graph says so where it scales pixels or encodes classes itself: by the constant that the first operator
+    takes which does more than move or cast an input's values.
+    """
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    origins = {item.name: item.name for item in graph.input if item.name not in constants}
+    highest: dict[str, float] = {}
+    for node in graph.node:
+        if node.op_type == "Constant":
+            constants.update((node.output[0], one.t) for one in node.attribute if one.name == "value")
+            continue
+        first, second = (*node.input, "", "")[:2]
+        if first not in origins:
+            continue
+        if node.op_type in _PASSED_ON:
+            origins[node.output[0]] = origins[first]
+        elif second in constants:
+            found = _expected(node.op_type, constants[second])
+            if found is not None:
+                highest.setdefault(origins[first], found)
+    return highest
+
+
+def _expected(operator: str, constant: onnx.TensorProto) -> float | None:
+    """Returns the largest value that an operator with that constant expects, None if it does not tell."""
+    from onnx import TensorProto, numpy_helper
+
+    if constant.data_location == TensorProto.EXTERNAL:
+        return None
+    try:
+        values = np.asarray(numpy_helper.to_array(constant)).reshape(-1)
+    except (ValueError, TypeError):  # left out of the skeleton, or of a type that numpy lacks
+        return None
+    if values.size == 0 or values.dtype.kind not in "fiu":
+        return None
+    extent = float(np.abs(values.astype(np.float64)).max())
+    scale = extent if operator == "Div" else 1 / extent if operator == "Mul" and extent > 0 else 0
+    if 250 <= scale <= 256 or (operator == "Sub" and _MIN_PIXEL_MEAN <= extent <= 255):
+        return 255.0
+    if operator == "OneHot" and values.size == 1:
+        return extent - 1
+    if operator == "Equal" and values.size > 1 and np.array_equal(values, np.arange(values.size)):
+        return extent
+    return None

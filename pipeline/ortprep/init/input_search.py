@@ -1,27 +1,27 @@
 """Looks for inputs that a model runs on: the proposed ones, then what each failure suggests.
 
-Pure but for the `run` it is given. A failure further down the graph is progress: the search goes on from
-there.
+Pure but for the `run` it is given. A failure further down the graph is progress: the search goes on
+from there.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from ortprep.bundle.loader_config import TensorSpec
 from ortprep.init.error_hints import find_index_limit, find_node, suggest_sizes
-from ortprep.init.graph_facts import GraphFacts, InputUse
-from ortprep.init.ranges import Scalar, ValueContext, ValueProposal, propose_values
-from ortprep.init.shapes import OpenSize, ShapePlan, plan_shapes
+from ortprep.init.graph_facts import GraphFacts
+from ortprep.init.input_roles import CHANNELS, Scalar, Values, propose_values, resolve
+from ortprep.init.shapes import plan_shapes
 
 MAX_ATTEMPTS = 150
 MAX_SEARCH_S = 120.0
 _WIDE_INTEGERS = ("int32", "int64", "uint32", "uint64", "int16", "uint16")
 _MAX_USUAL = 4
-_VARYING = ("height", "width", "samples", "frames")
+_SIDES = ("height", "width")
+_VARYING = (*_SIDES, "samples", "frames")
 _ALIKE = ("sequence", "frames", "samples", "other", "total")
 
 
@@ -44,35 +44,23 @@ class ObservedInput:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What one attempt feeds, as what differs from the preferred proposals.
-
-    Attributes:
-        sizes: Open sizes by key.
-        values: Number of the proposal of values, by input.
-        limits: Exclusive upper bounds that a failure told, by input.
-    """
-
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    values: Mapping[str, int] = field(default_factory=dict)
-    limits: Mapping[str, int] = field(default_factory=dict)
-
-    def digest(self) -> tuple[object, ...]:
-        """Returns what tells choices apart."""
-        return tuple(tuple(sorted(one.items())) for one in (self.sizes, self.values, self.limits))
-
-
-@dataclass(frozen=True)
 class Feed:
     """What one input is fed.
 
     Attributes:
-        shape: The primary shape.
-        drawn: Its values.
+        shapes: Its shapes, the primary one first; the others are not tried here.
+        reason: Why these.
+        values: Its values.
     """
 
-    shape: tuple[int, ...]
-    drawn: ValueProposal
+    shapes: tuple[tuple[int, ...], ...]
+    reason: str
+    values: Values
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The primary shape."""
+        return self.shapes[0]
 
 
 @dataclass(frozen=True)
@@ -81,202 +69,172 @@ class RunResult:
 
     Attributes:
         error: What ONNX Runtime said; "" if it ran.
-        is_finite: Whether all answers are finite numbers.
-        is_repeatable: Whether a second run gave the same answers.
+        doubt: Why a build cannot compare with its answers; "" if it can.
     """
 
     error: str = ""
-    is_finite: bool = True
-    is_repeatable: bool = True
-
-    @property
-    def is_verifiable(self) -> bool:
-        """Whether a build can compare with these answers."""
-        return not self.error and self.is_finite and self.is_repeatable
+    doubt: str = ""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """What was fed in one run, and how it went."""
+    """One run: what was fed, and how it went.
 
-    choice: Choice
+    Attributes:
+        sizes: Open sizes that differ from the preferred ones, by key.
+        values: Values that differ from the preferred ones, by input.
+        feeds: What every input was fed.
+        result: How it went.
+    """
+
+    sizes: Mapping[str, int]
+    values: Mapping[str, Values]
+    feeds: Mapping[str, Feed]
     result: RunResult
 
 
 Run = Callable[[Mapping[str, Feed]], RunResult]
 """Runs the model on seeded values of these shapes and ranges."""
 
+Choice = tuple[Mapping[str, int], Mapping[str, Values]]
+"""Sizes and values that differ from the preferred ones."""
+
 
 class InputSearch:
-    """Proposals for the inputs of one model, and the search among them."""
+    """The search among what is proposed for the inputs of one model.
 
-    def __init__(self, facts: GraphFacts, observed: Mapping[str, ObservedInput]) -> None:
-        known = {name: one.shapes[0] for name, one in observed.items() if one.shapes}
-        self._facts = facts
+    Attributes:
+        attempts: Every run so far.
+    """
+
+    def __init__(self, facts: GraphFacts, observed: Mapping[str, ObservedInput], run: Run) -> None:
         self._observed = observed
-        self._known = known
-        self._order = {name: index for index, name in enumerate(facts.nodes) if name}
-        self.plan: ShapePlan = plan_shapes(facts, known)
+        self._run = run
+        self._inputs = facts.inspection.interface.inputs
+        self._nodes = {name: index for index, name in enumerate(facts.nodes) if name}
+        self._beyond = len(facts.nodes)
+        self._plan = plan_shapes(facts, {name: one.shapes[0] for name, one in observed.items() if one.shapes})
+        self._values = {item.name: propose_values(item, facts) for item in self._inputs}
+        for name, one in observed.items():
+            if one.range is not None or one.values is not None:
+                self._values[name] = (Values(one.reason, one.range, one.values),)
+        self._deadline = time.monotonic() + MAX_SEARCH_S
         self.attempts: list[Attempt] = []
 
-    @property
-    def inputs(self) -> tuple[TensorSpec, ...]:
-        """The model's inputs."""
-        return self._facts.inspection.interface.inputs
-
-    @property
-    def bounds(self) -> Mapping[str, int]:
-        """Exclusive upper bounds of inputs that index a table."""
-        return self._facts.inspection.interface.index_bounds
-
-    def feeds(self, choice: Choice) -> dict[str, Feed]:
-        """Returns shape and values of every input."""
-        shapes = self.plan.settle(choice.sizes)
-        context = self._context(choice, shapes)
-        return {
-            item.name: Feed(shapes[item.name], self._drawn(item, choice, context)) for item in self.inputs
-        }
-
-    def find(self, run: Run) -> Attempt:
+    def find(self) -> Attempt:
         """Returns the first attempt that ran, else the one that came furthest."""
-        deadline = time.monotonic() + MAX_SEARCH_S
-        seen: set[tuple[object, ...]] = set()
-        base = self._try(Choice(), run, seen)
-        while base.result.error:
-            better = self._improve(base, run, seen, deadline)
+        best = self._first([({}, {})], -1)
+        assert best is not None  # the first is always in time
+        while (reached := self._progress(best)) < self._beyond:
+            better = self._first(self._moves(best), reached + 1)
             if better is None:
-                return base
-            base = better
-        base = self._make_usual(base, run, seen)
-        return base if base.result.is_verifiable else self._make_verifiable(base, run, seen, deadline)
+                return best
+            best = better
+        for group in self._groups():
+            best = self._first(self._usual_sizes(group, best), self._beyond) or best
+        if not best.result.doubt:
+            return best
+        return self._first(self._other_values(best), self._beyond + 1) or best
 
-    def _try(self, choice: Choice, run: Run, seen: set[tuple[object, ...]]) -> Attempt:
-        seen.add(choice.digest())
-        self.attempts.append(Attempt(choice, run(self.feeds(choice))))
-        return self.attempts[-1]
-
-    def _improve(
-        self, base: Attempt, run: Run, seen: set[tuple[object, ...]], deadline: float
-    ) -> Attempt | None:
-        """Returns an attempt that ran, or came further than `base`; None if there is nothing left to try."""
-        for choice in self._moves(base):
-            if choice.digest() in seen:
+    def _first(self, choices: Iterable[Choice], progress: int) -> Attempt | None:
+        """Runs what differs from all before until one comes that far; None if none does in time."""
+        tried = [one.feeds for one in self.attempts]
+        for sizes, values in choices:
+            feeds = self._feeds(sizes, values)
+            if feeds in tried:
                 continue
-            if len(self.attempts) >= MAX_ATTEMPTS or time.monotonic() > deadline:
+            if len(self.attempts) >= MAX_ATTEMPTS or time.monotonic() > self._deadline:
                 return None
-            attempt = self._try(choice, run, seen)
-            if not attempt.result.error or self._progress(attempt) > self._progress(base):
+            tried.append(feeds)
+            attempt = Attempt(sizes, values, feeds, self._run(feeds))
+            self.attempts.append(attempt)
+            if self._progress(attempt) >= progress:
                 return attempt
         return None
 
-    def _make_usual(self, base: Attempt, run: Run, seen: set[tuple[object, ...]]) -> Attempt:
-        """Returns an attempt that ran with usual sizes near those that a message led to, else `base`."""
-        for group in self._groups():
-            size, usual = self._size(base.choice, group[0]), group[0].sizes
-            is_exact = size in usual or group[0].role not in _VARYING
-            near = () if is_exact else sorted(usual, key=lambda one: abs(math.log(max(one, 1) / size)))
-            for one in near[:_MAX_USUAL]:
-                choice = _with_size(base.choice, group, one)
-                if choice.digest() not in seen:
-                    attempt = self._try(choice, run, seen)
-                    if not attempt.result.error:
-                        base = attempt
-                        break
-        return base
-
-    def _make_verifiable(
-        self, base: Attempt, run: Run, seen: set[tuple[object, ...]], deadline: float
-    ) -> Attempt:
-        """Returns an attempt whose answers are finite and repeatable, else `base`."""
-        for choice in self._other_values(base.choice):
-            if len(self.attempts) >= MAX_ATTEMPTS or time.monotonic() > deadline:
-                break
-            if choice.digest() not in seen:
-                attempt = self._try(choice, run, seen)
-                if attempt.result.is_verifiable:
-                    return attempt
-        return base
-
     def _progress(self, attempt: Attempt) -> int:
-        return self._order.get(find_node(attempt.result.error) or "", -1)
+        """Returns which node failed, -1 if that is not known; beyond the last if the model ran.
+
+        It is one more if a build can compare with the answers.
+        """
+        if attempt.result.error:
+            return self._nodes.get(find_node(attempt.result.error) or "", -1)
+        return self._beyond if attempt.result.doubt else self._beyond + 1
+
+    def _feeds(self, sizes: Mapping[str, int], values: Mapping[str, Values]) -> dict[str, Feed]:
+        """Returns shapes and values of every input, given what differs from the preferred ones."""
+        shapes = self._plan.settle(sizes)
+        known_sizes = self._known_sizes(sizes, shapes)
+        feeds = {}
+        for item in self._inputs:
+            name = item.name
+            proposed = (*([values[name]] if name in values else []), *self._values[name])
+            found = (resolve(one, item.dtype, known_sizes) for one in proposed)
+            drawn = next(one for one in found if one is not None)
+            seen = self._observed.get(name)
+            if seen is not None and seen.shapes:
+                feeds[name] = Feed(seen.shapes, seen.reason, drawn)
+            else:
+                feeds[name] = Feed((shapes[name],), self._plan.explain(name, sizes), drawn)
+        return feeds
 
     def _moves(self, base: Attempt) -> Iterator[Choice]:
         """Yields what to try after a failure, the likeliest first."""
-        choice, error = base.choice, base.result.error
+        error = base.result.error
         limit = find_index_limit(error)
-        if limit is not None:
-            yield from self._limited(choice, limit)
+        for item in self._inputs:
+            if limit is not None and item.dtype in _WIDE_INTEGERS and item.name not in self._observed:
+                reason = f"rows of a table of {limit}, from ONNX Runtime's message"
+                yield base.sizes, {**base.values, item.name: Values(reason, range=(0, limit - 1))}
         groups = self._groups()
         for group in groups:
-            for size in suggest_sizes(error, self._size(choice, group[0])):
-                yield _with_size(choice, group, size)
-        yield from self._other_values(choice)
-        yield from self._equal_sizes(choice)
+            for size in suggest_sizes(error, self._size(base, group[0])):
+                yield _with_size(base, group, size)
+        yield from self._other_values(base)
+        alike = [key for key, role in self._plan.open.items() if role.name in _ALIKE]
+        for key in alike:
+            yield _with_size(base, alike, self._size(base, key))
         for group in groups:
-            for size in group[0].sizes:
-                yield _with_size(choice, group, size)
+            for size in self._plan.open[group[0]].sizes:
+                yield _with_size(base, group, size)
 
-    def _limited(self, choice: Choice, limit: int) -> Iterator[Choice]:
-        for item in self.inputs:
-            if item.dtype in _WIDE_INTEGERS and item.name not in self._observed:
-                yield replace(choice, limits={**choice.limits, item.name: limit})
+    def _other_values(self, base: Attempt) -> Iterator[Choice]:
+        for name, proposed in self._values.items():
+            for one in proposed:
+                yield base.sizes, {**base.values, name: one}
 
-    def _other_values(self, choice: Choice) -> Iterator[Choice]:
-        shapes = self.plan.settle(choice.sizes)
-        for item in self.inputs:
-            count = len(self._proposals(item, self._context(choice, shapes)))
-            for number in range(count):
-                yield replace(choice, values={**choice.values, item.name: number})
+    def _usual_sizes(self, group: Sequence[str], base: Attempt) -> Iterator[Choice]:
+        """Yields usual sizes near one that a message led to; messages lead to any that runs."""
+        size, role = self._size(base, group[0]), self._plan.open[group[0]]
+        if role.name in _VARYING and size not in role.sizes:
+            for one in sorted(role.sizes, key=lambda other: abs(math.log(other / size)))[:_MAX_USUAL]:
+                yield _with_size(base, group, one)
 
-    def _equal_sizes(self, choice: Choice) -> Iterator[Choice]:
-        alike = [one for one in self.plan.open if one.role in _ALIKE]
-        for one in alike:
-            size = self._size(choice, one)
-            yield replace(choice, sizes={**choice.sizes, **{other.key: size for other in alike}})
+    def _size(self, attempt: Attempt, key: str) -> int:
+        return attempt.sizes.get(key, self._plan.open[key].sizes[0])
 
-    def _groups(self) -> list[tuple[OpenSize, ...]]:
+    def _groups(self) -> list[list[str]]:
         """Returns the open sizes that change together: the sides of an image, then each alone."""
-        sides = tuple(one for one in self.plan.open if one.role in ("height", "width"))
-        others = [one for one in self.plan.open if one not in sides]
-        rank = {"other": 1, "batch": 2}
-        others.sort(key=lambda one: rank.get(one.role, 0))
-        alone = [(one,) for one in sides] if len(sides) > 1 else []
-        return [*([sides] if sides else []), *((one,) for one in others), *alone]
+        rank = {"height": 3, "width": 3, "batch": 2, "other": 1}
+        keys = sorted(self._plan.open, key=lambda key: rank.get(self._plan.open[key].name, 0))
+        sides = [key for key in keys if self._plan.open[key].name in _SIDES]
+        return [*([sides] if len(sides) > 1 else []), *([key] for key in keys)]
 
-    def _size(self, choice: Choice, one: OpenSize) -> int:
-        return choice.sizes.get(one.key, one.sizes[0])
-
-    def _context(self, choice: Choice, shapes: Mapping[str, tuple[int, ...]]) -> ValueContext:
-        sizes = dict.fromkeys(("height", "width", "past", "samples", "frames", "sequence"), 0)
-        for one in self.plan.open:
-            if one.role in sizes:
-                sizes[one.role] = max(sizes[one.role], self._size(choice, one))
+    def _known_sizes(self, sizes: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+        """Returns the sizes that values depend on, 0 for those that no input has."""
+        found: dict[str, int] = {}
+        for key, role in self._plan.open.items():
+            found[role.name] = max(found.get(role.name, 0), sizes.get(key, role.sizes[0]))
         longest = max((max(shape) for shape in shapes.values() if len(shape) in (2, 3)), default=0)
-        length = sizes["samples"] or sizes["frames"] or sizes["sequence"] or longest
-        sides = next((_sides(shape) for shape in shapes.values() if len(shape) == 4), (0, 0))
-        height, width = sizes["height"] or sides[0], sizes["width"] or sides[1]
-        return ValueContext(length, height, width, sizes["past"])
-
-    def _proposals(self, item: TensorSpec, context: ValueContext) -> Sequence[ValueProposal]:
-        seen = self._observed.get(item.name)
-        if seen is not None and (seen.range is not None or seen.values is not None):
-            return (ValueProposal(seen.range, seen.values, seen.reason),)
-        use = self._facts.uses.get(item.name, InputUse())
-        return propose_values(item, use, self.bounds.get(item.name, use.classes), context)
-
-    def _drawn(self, item: TensorSpec, choice: Choice, context: ValueContext) -> ValueProposal:
-        proposals = self._proposals(item, context)
-        chosen = proposals[min(choice.values.get(item.name, 0), len(proposals) - 1)]
-        limit = choice.limits.get(item.name)
-        if limit is None:
-            return chosen
-        return ValueProposal((0, limit - 1), None, f"rows of a table of {limit}, from ONNX Runtime's message")
+        lengths = (found.get(role, 0) for role in ("samples", "frames", "sequence"))
+        images = [shape for shape in shapes.values() if len(shape) == 4]
+        height = next((shape[1] if shape[3] in CHANNELS else shape[2] for shape in images), 0)
+        return {
+            "length": next(filter(None, lengths), longest),
+            "height": found.get("height", height),
+            "past": found.get("past", 0),
+        }
 
 
-def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Returns height and width of a batch of images, whose channels come before them or after."""
-    return (shape[1], shape[2]) if shape[3] in (1, 3, 4) else (shape[2], shape[3])
-
-
-def _with_size(choice: Choice, group: tuple[OpenSize, ...], size: int) -> Choice:
-    return replace(choice, sizes={**choice.sizes, **{one.key: size for one in group}})
+def _with_size(base: Attempt, keys: Sequence[str], size: int) -> Choice:
+    return {**base.sizes, **dict.fromkeys(keys, size)}, base.values

@@ -11,15 +11,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.loader_config import Tolerance
 from ortprep.children.child import run_child
 from ortprep.errors import ChildError, LoadError, PipelineError, SourceError
 from ortprep.init.graph_facts import GraphFacts
-from ortprep.init.input_search import Attempt, Feed, InputSearch, ObservedInput, RunResult
-from ortprep.runtime.loading.session import import_onnxruntime
+from ortprep.init.input_search import Feed, InputSearch, ObservedInput, RunResult
+from ortprep.measuring.feeds import draw_feed, generator
+from ortprep.runtime.loading.session import (
+    build_session,
+    default_plan,
+    import_onnxruntime,
+    onnxruntime_errors,
+)
 from ortprep.runtime.machine.hardware import read_hardware
+from ortprep.runtime.tensors.arrays import run_session
 from ortprep.runtime.tensors.element_types import Array
+from ortprep.runtime.verification.compare import compare_output
 from ortprep.spec.models import VerifySpec
 from ortprep.stages.core.ladder import plain_refusal
 
@@ -29,38 +39,13 @@ if TYPE_CHECKING:
 _DEADLINE_S = 600.0
 _PLACE = re.compile(r"\S*/onnxruntime/\S+\.(?:cc|h):\d+ .*? was false\. ")
 _MAX_ERROR = 600
-_MAX_TOLD = 12
+_MAX_TRIED = 12
 _MEMORY_SHARE = 0.75
 _MAX_ELEMENTS = 2**24
 _NEAR_TOLERANCE = 0.5
 _MAX_RELATIVE_NOISE = 0.1
-
-
-@dataclass(frozen=True)
-class FailedAttempt:
-    """A run that failed.
-
-    Attributes:
-        shapes: What was fed, by input.
-        error: What ONNX Runtime said, in one line.
-    """
-
-    shapes: Mapping[str, tuple[int, ...]]
-    error: str
-
-
-@dataclass(frozen=True)
-class OutputNoise:
-    """How far ONNX Runtime's own optimisation moves an output beyond the usual tolerance.
-
-    Attributes:
-        max_abs: Largest absolute difference.
-        is_small: Whether that is small beside the output's values.
-    """
-
-    output: str
-    max_abs: float
-    is_small: bool
+_NOT_FINITE = "Some answers are not finite numbers: other ranges may suit the model better."
+_NOT_REPEATABLE = "The model draws random numbers: two runs differ, so answers cannot be verified."
 
 
 @dataclass(frozen=True)
@@ -69,34 +54,25 @@ class InitTrial:
 
     Attributes:
         feeds: What was fed last: what it ran on, or what came furthest.
-        chosen: Open sizes that differ from the preferred ones, by key.
-        error: What ONNX Runtime said in the end; "" if it ran.
-        is_finite: Whether all answers are finite numbers.
-        is_repeatable: Whether a second run gave the same answers.
-        failed: The first attempts that failed, in order.
+        error: What ONNX Runtime said in the end, in one line; "" if it ran.
+        doubt: Why a build cannot verify its answers, in a sentence; "" if it can.
+        tried: Shapes, by input, of the first attempts that failed, in order.
         attempts: Number of runs.
         load_s: Seconds that making the session took, without optimisation.
         run_s: Seconds of one run, without optimisation; 0 if it did not run.
-        noise: Outputs that need a tolerance of their own.
+        noise: How far ONNX Runtime's own optimisation moves those outputs that need a tolerance of their own.
         onnxruntime: Version that ran it.
     """
 
     feeds: Mapping[str, Feed]
-    chosen: Mapping[str, int]
     error: str
-    is_finite: bool
-    is_repeatable: bool
-    failed: tuple[FailedAttempt, ...]
+    doubt: str
+    tried: tuple[Mapping[str, tuple[int, ...]], ...]
     attempts: int
     load_s: float
     run_s: float
-    noise: tuple[OutputNoise, ...]
+    noise: Mapping[str, float]
     onnxruntime: str
-
-    @property
-    def ran(self) -> bool:
-        """Whether the model ran on what `feeds` says."""
-        return not self.error
 
 
 def try_inputs(
@@ -111,14 +87,10 @@ def try_inputs(
     """
     import_onnxruntime()  # a child could only report a crash without it
     request = {"model": str(model.absolute()), "facts": encode(facts), "observed": encode(dict(observed))}
+    # Sizes that need more fail, and smaller ones are tried, before the kernel ends a process.
+    memory_bytes = int(_MEMORY_SHARE * read_hardware(gpus=False).memory_bytes)
     try:
-        reply = run_child(
-            run_trial,
-            request,
-            timeout_s=timeout_s,
-            # Sizes that need more fail, and smaller ones are tried, before the kernel ends a process.
-            memory_bytes=int(_MEMORY_SHARE * read_hardware(gpus=False).memory_bytes),
-        )
+        reply = run_child(run_trial, request, timeout_s=timeout_s, memory_bytes=memory_bytes)
         return decode(InitTrial, reply.value)
     except LoadError as error:
         reason = plain_refusal(error.message)
@@ -135,44 +107,41 @@ def run_trial(request: Mapping[str, Any]) -> dict[str, Any]:
     """
     import onnxruntime
 
-    facts = decode(GraphFacts, request["facts"])
-    search = InputSearch(facts, decode(dict[str, ObservedInput], request["observed"]))
     started = time.perf_counter()
-    trial = _Trial(request["model"], search)
+    model = _TrialModel(request["model"], decode(GraphFacts, request["facts"]))
     load_s = time.perf_counter() - started
-    best = search.find(trial.run)
-    feeds = search.feeds(best.choice)
-    ran = not best.result.error
-    run_s = trial.time(feeds) if ran else 0.0
-    noise = trial.measure_noise(feeds) if best.result.is_verifiable else ()
-    return dict(
-        encode(
-            InitTrial(
-                feeds=feeds,
-                chosen=best.choice.sizes,
-                error=_one_line(best.result.error),
-                is_finite=best.result.is_finite,
-                is_repeatable=best.result.is_repeatable,
-                failed=tuple(_describe(one, search) for one in search.attempts if one.result.error)[
-                    :_MAX_TOLD
-                ],
-                attempts=len(search.attempts),
-                load_s=load_s,
-                run_s=run_s,
-                noise=noise,
-                onnxruntime=onnxruntime.__version__,
-            )
-        )
+    search = InputSearch(model.facts, decode(dict[str, ObservedInput], request["observed"]), model.run)
+    best = search.find()
+    run_s, noise = 0.0, {}
+    if not best.result.error:
+        started = time.perf_counter()
+        answers = run_session(model.session, model.draw(best.feeds))
+        run_s = time.perf_counter() - started
+        if not best.result.doubt:
+            noise = model.measure_noise(best.feeds, answers)
+    failed = [one.feeds for one in search.attempts if one.result.error][:_MAX_TRIED]
+    trial = InitTrial(
+        feeds=best.feeds,
+        error=_PLACE.sub("", plain_refusal(best.result.error))[:_MAX_ERROR],
+        doubt=best.result.doubt,
+        tried=tuple({name: feed.shape for name, feed in feeds.items()} for feeds in failed),
+        attempts=len(search.attempts),
+        load_s=load_s,
+        run_s=run_s,
+        noise=noise,
+        onnxruntime=onnxruntime.__version__,
     )
+    return dict(encode(trial))
 
 
-class _Trial:
+class _TrialModel:
     """A model's session without optimisation, which names the graph's own nodes when a run fails."""
 
-    def __init__(self, model: str, search: InputSearch) -> None:
-        self._model, self._search = model, search
+    def __init__(self, path: str, facts: GraphFacts) -> None:
+        self._path = path
         self._max_elements = sys.maxsize
-        self._session = _open(model, "ORT_DISABLE_ALL")
+        self.facts = facts
+        self.session = _open(path, "ORT_DISABLE_ALL")
 
     def run(self, feeds: Mapping[str, Feed]) -> RunResult:
         """Runs twice on seeded values."""
@@ -182,108 +151,59 @@ class _Trial:
         # What is proposed first is tried at any size: the graph may ask for it.
         self._max_elements = min(max(largest, _MAX_ELEMENTS), self._max_elements)
         try:
-            arrays = self._draw(feeds)
-            first, second = (_answers(self._session, arrays) for _ in range(2))
+            arrays = self.draw(feeds)
+            first, second = (run_session(self.session, arrays) for _ in range(2))
         except _refusals() as error:
             return RunResult(str(error) or type(error).__name__)
-        return RunResult(
-            is_finite=all(map(_is_finite, first.values())), is_repeatable=_are_equal(first, second)
-        )
+        if not all(one.dtype.kind not in "fc" or np.isfinite(one).all() for one in first.values()):
+            return RunResult(doubt=_NOT_FINITE)
+        return RunResult(doubt="" if all(map(_is_same, first.values(), second.values())) else _NOT_REPEATABLE)
 
-    def time(self, feeds: Mapping[str, Feed]) -> float:
-        """Returns the seconds of one run."""
-        arrays = self._draw(feeds)
-        started = time.perf_counter()
-        _answers(self._session, arrays)
-        return time.perf_counter() - started
+    def measure_noise(self, feeds: Mapping[str, Feed], expected: Mapping[str, Array]) -> dict[str, float]:
+        """Returns how far ONNX Runtime's own optimisation moves outputs, where they come near the tolerance.
 
-    def measure_noise(self, feeds: Mapping[str, Feed]) -> tuple[OutputNoise, ...]:
-        """Returns the outputs that ONNX Runtime's own optimisation moves beyond the usual tolerance."""
-        from ortprep.runtime.verification.compare import compare_output
-
-        arrays = self._draw(feeds)
-        expected = _answers(self._session, arrays)
+        A difference that is not small beside the values of the output is left to `verify`, which refuses it.
+        """
         try:
-            got = _answers(_open(self._model, "ORT_ENABLE_ALL"), arrays)
+            got = run_session(_open(self._path, "ORT_ENABLE_ALL"), self.draw(feeds))
         except _refusals():
-            return ()
+            return {}
         usual = Tolerance(VerifySpec().rtol, VerifySpec().atol)
-        found = []
+        noise = {}
         for name, array in expected.items():
             compared = compare_output(array, got[name], usual, name=name)
-            if not compared.ok or compared.ratio > _NEAR_TOLERANCE:
-                found.append(OutputNoise(name, compared.max_abs, _is_small(compared.max_abs, array)))
-        return tuple(found)
+            is_noisy = array.dtype.kind == "f" and array.size > 0 and not compared.ratio <= _NEAR_TOLERANCE
+            if is_noisy and compared.max_abs <= _MAX_RELATIVE_NOISE * float(np.nanmax(np.abs(array))):
+                noise[name] = compared.max_abs
+        return noise
 
-    def _draw(self, feeds: Mapping[str, Feed]) -> dict[str, Array]:
-        from ortprep.measuring.feeds import draw_feed, generator
-
-        bounds = self._search.bounds
+    def draw(self, feeds: Mapping[str, Feed]) -> dict[str, Array]:
+        """Returns the seeded arrays that a build draws for such a spec."""
+        interface = self.facts.inspection.interface
         return {
             item.name: draw_feed(
                 item,
                 feeds[item.name].shape,
                 generator(VerifySpec().seed, item.name),
-                span=feeds[item.name].drawn.range,
-                values=feeds[item.name].drawn.values,
-                bound=bounds.get(item.name),
+                span=feeds[item.name].values.range,
+                values=feeds[item.name].values.values,
+                bound=interface.index_bounds.get(item.name),
             )
-            for item in self._search.inputs
+            for item in interface.inputs
         }
 
 
 def _refusals() -> tuple[type[Exception], ...]:
     """Returns every class of error that says that a model did not run, or could not be fed."""
-    from ortprep.runtime.loading.session import onnxruntime_errors
-
     return (*onnxruntime_errors(), MemoryError, PipelineError)
 
 
 def _open(model: str, level: str) -> onnxruntime.InferenceSession:
-    from ortprep.runtime.loading.session import build_session, default_plan
-
     return build_session(default_plan(model, level=level, attributes={"log_severity_level": 4}))
 
 
-def _answers(session: onnxruntime.InferenceSession, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    from ortprep.runtime.tensors.arrays import run_session
-
-    return run_session(session, arrays)
-
-
-def _is_finite(array: Array) -> bool:
-    import numpy as np
-
-    return array.dtype.kind not in "fc" or bool(np.isfinite(array).all())
-
-
-def _are_equal(first: Mapping[str, Array], second: Mapping[str, Array]) -> bool:
+def _is_same(first: Array, second: Array) -> bool:
     """Says whether two runs gave the same, up to what threads may add in another order."""
-    import numpy as np
-
-    return all(
-        array.shape == second[name].shape
-        and (
-            np.allclose(array, second[name], rtol=1e-4, atol=1e-6, equal_nan=True)
-            if array.dtype.kind == "f"
-            else np.array_equal(array, second[name])
-        )
-        for name, array in first.items()
-    )
-
-
-def _is_small(difference: float, array: Array) -> bool:
-    import numpy as np
-
-    if array.dtype.kind != "f" or array.size == 0:
-        return False
-    return difference <= _MAX_RELATIVE_NOISE * float(np.nanmax(np.abs(array)))
-
-
-def _describe(attempt: Attempt, search: InputSearch) -> FailedAttempt:
-    feeds = search.feeds(attempt.choice)
-    return FailedAttempt({name: feed.shape for name, feed in feeds.items()}, _one_line(attempt.result.error))
-
-
-def _one_line(error: str) -> str:
-    return _PLACE.sub("", plain_refusal(error))[:_MAX_ERROR]
+    if first.shape != second.shape or first.dtype.kind != "f":
+        return np.array_equal(first, second)
+    return np.allclose(first, second, rtol=1e-4, atol=1e-6, equal_nan=True)

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ortprep.bundle.loader_config import TensorSpec
 from ortprep.children.child import run_child
 from ortprep.errors import SourceError
-from ortprep.init.input_use import find_uses
+from ortprep.init.graph_facts import find_highest
 from ortprep.stages.core.graphs.graph_walk import values_bytes
 from ortprep.stages.fetch.index_bounds import find_index_bounds
 from ortprep.stages.fetch.inspection import Inspection, inspect_file, inspect_model
@@ -282,4 +282,4 @@ def test_an_input_that_grows_axes_without_end_is_followed_no_further() -> None:
     value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
     output = helper.make_tensor_value_info(names[-1], TensorProto.FLOAT, None)
     graph = helper.make_graph(nodes, "g", [value], [output], [axes])
-    assert peak_bytes(lambda: find_uses(graph)) < 10 * 2**20
+    assert peak_bytes(lambda: find_highest(graph)) < 10 * 2**20
