@@ -10,13 +10,12 @@ import numpy as np
 import onnx
 import pytest
 
-from ortprep.bundle.codec import decode
 from ortprep.errors import SourceError, SpecError
 from ortprep.init import InitResult, ObservedInput, Question, find_spec_name, init_spec
 from ortprep.init.graph_facts import describe_facts
 from ortprep.init.input_search import Feed
 from ortprep.init.naming import choose_name
-from ortprep.init.trial_run import InitTrial, run_trial
+from ortprep.init.trial_run import TrialRequest, run_trial
 from ortprep.spec.models import InputSpec
 from ortprep.spec.reading import OPEN_QUESTION, read_spec
 from tests import builders as models
@@ -35,8 +34,7 @@ def draft(model: onnx.ModelProto, folder: Path, **options: Any) -> InitResult:
 def feeds_of(model: onnx.ModelProto, folder: Path) -> dict[str, Feed]:
     """Returns what a model runs on, found in this process, which has imported ONNX Runtime anyway."""
     path = models.write_model(model, folder / "net.onnx")
-    facts = describe_facts({"model": str(path)})
-    trial = decode(InitTrial, run_trial({"model": str(path), "facts": facts, "observed": {}}))
+    trial = run_trial(TrialRequest(path, describe_facts(path), {}))
     assert not trial.error, trial.error
     return dict(trial.feeds)
 

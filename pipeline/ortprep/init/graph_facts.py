@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ortprep.bundle.codec import decode, encode
-from ortprep.bundle.onnx_wire import WireError
 from ortprep.children.child import run_child
 from ortprep.errors import SourceError
 from ortprep.quoting import quoted
-from ortprep.stages.fetch.inspection import MAX_INLINE_BYTES, Inspection, describe_model, parse_skeleton
+from ortprep.stages.fetch.inspection import Inspection, inspect_model, parse_skeleton
 from ortprep.stages.fetch.stage import refuse_what_is_no_model
 
 if TYPE_CHECKING:
@@ -61,33 +59,19 @@ def read_facts(model: Path, *, timeout_s: float | None = None) -> GraphFacts:
         nearest = next(one for one in (model, *model.parents) if one.is_dir())
         hint = f"find {quoted(model)} -name '*.onnx'" if model.is_dir() else quoted("ls", nearest)
         raise SourceError(f"no such model: {model}\n  expected an ONNX file, got {got}", hint=hint)
-    reply = run_child(describe_facts, {"model": str(model.absolute())}, timeout_s=timeout_s)
-    return decode(GraphFacts, reply.value)
+    return run_child(describe_facts, model.absolute(), timeout_s=timeout_s).value
 
 
-def describe_facts(request: Mapping[str, Any]) -> dict[str, Any]:
+def describe_facts(model: Path) -> GraphFacts:
     """Child function of `read_facts`.
 
     Raises:
         SourceError: It is not an ONNX model.
     """
-    path = Path(request["model"])
-    refuse_what_is_no_model(path, str(path))
-    if path.stat().st_size > MAX_INLINE_BYTES:
-        raise SourceError(
-            f"model file too large: {path}\n  expected under 2 GiB, got {path.stat().st_size} bytes",
-            hint='onnx.save(onnx.load("model.onnx"), "new.onnx", save_as_external_data=True)   # in Python',
-        )
-    try:
-        model = parse_skeleton(path)
-        inspection = describe_model(model)
-    except (WireError, ValueError) as error:
-        raise SourceError(
-            f"not an ONNX model, or an incomplete one: {path}\n  expected a complete ONNX file, got: {error}",
-            hint=f"ls -l {quoted(path)}   # then download or export the file again",
-        ) from error
-    nodes = tuple(node.name for node in model.graph.node)
-    return dict(encode(GraphFacts(inspection, find_highest(model.graph), nodes)))
+    refuse_what_is_no_model(model, str(model))
+    inspection = inspect_model((str(model), str(model)))
+    graph = parse_skeleton(model).graph
+    return GraphFacts(inspection, find_highest(graph), tuple(node.name for node in graph.node))
 
 
 def find_highest(graph: onnx.GraphProto) -> Mapping[str, float]:

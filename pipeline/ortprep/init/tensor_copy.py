@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ortprep.bundle.atomic import write_bytes_atomic
 from ortprep.children.child import run_child
@@ -36,8 +35,7 @@ def write_tensor_copy(model: Path, folder: Path) -> tuple[str, ...]:
     Returns:
         What became of each output, in a line; none if there was nothing to change, and no copy.
     """
-    request = {"model": str(model.absolute()), "copy": str(copy_path(model, folder).absolute())}
-    return tuple(run_child(copy_as_tensors, request).value["changes"])
+    return run_child(copy_as_tensors, (model.absolute(), copy_path(model, folder).absolute())).value
 
 
 def refresh_tensor_copy(model: Path, folder: Path) -> None:
@@ -48,19 +46,18 @@ def refresh_tensor_copy(model: Path, folder: Path) -> None:
         copy.unlink()
 
 
-def copy_as_tensors(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Child function of `write_tensor_copy`."""
+def copy_as_tensors(paths: tuple[Path, Path]) -> tuple[str, ...]:
+    """Child function of `write_tensor_copy`: the model, and its copy."""
     import onnx
 
-    model = onnx.load(request["model"])
-    changes = [
-        change for node in model.graph.node if (change := _replace_zip_map(model.graph, node)) is not None
-    ]
+    source, copy = paths
+    model = onnx.load(source)
+    changes = tuple(filter(None, [_replace_zip_map(model.graph, node) for node in model.graph.node]))
     if changes:
         if all(one.domain not in ("", "ai.onnx") for one in model.opset_import):
             model.opset_import.append(onnx.helper.make_opsetid("", _IDENTITY_OPSET))
-        write_bytes_atomic(Path(request["copy"]), model.SerializeToString(deterministic=True))
-    return {"changes": changes}
+        write_bytes_atomic(copy, model.SerializeToString(deterministic=True))
+    return changes
 
 
 def _replace_zip_map(graph: onnx.GraphProto, node: onnx.NodeProto) -> str | None:

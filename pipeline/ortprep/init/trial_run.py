@@ -9,11 +9,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.loader_config import Tolerance
 from ortprep.children.child import run_child
 from ortprep.errors import ChildError, LoadError, PipelineError, SourceError
@@ -75,6 +74,14 @@ class InitTrial:
     onnxruntime: str
 
 
+class TrialRequest(NamedTuple):
+    """A model to run, what its graph says, and what is known of its inputs by name."""
+
+    model: Path
+    facts: GraphFacts
+    observed: Mapping[str, ObservedInput]
+
+
 def try_inputs(
     model: Path, facts: GraphFacts, observed: Mapping[str, ObservedInput], *, timeout_s: float = _DEADLINE_S
 ) -> InitTrial:
@@ -86,12 +93,11 @@ def try_inputs(
         MissingExtraError: ONNX Runtime cannot be imported.
     """
     import_onnxruntime()  # a child could only report a crash without it
-    request = {"model": str(model.absolute()), "facts": encode(facts), "observed": encode(dict(observed))}
+    request = TrialRequest(model.absolute(), facts, observed)
     # Sizes that need more fail, and smaller ones are tried, before the kernel ends a process.
     memory_bytes = int(_MEMORY_SHARE * read_hardware(gpus=False).memory_bytes)
     try:
-        reply = run_child(run_trial, request, timeout_s=timeout_s, memory_bytes=memory_bytes)
-        return decode(InitTrial, reply.value)
+        return run_child(run_trial, request, timeout_s=timeout_s, memory_bytes=memory_bytes).value
     except LoadError as error:
         reason = plain_refusal(error.message)
         raise SourceError(f"ONNX Runtime does not accept the model: {model}\n  {reason}") from error
@@ -99,7 +105,7 @@ def try_inputs(
         raise type(error)(f"cannot run the model: {model}\n  {error.message}", hint=error.hint) from error
 
 
-def run_trial(request: Mapping[str, Any]) -> dict[str, Any]:
+def run_trial(request: TrialRequest) -> InitTrial:
     """Child function of `try_inputs`.
 
     Raises:
@@ -108,9 +114,9 @@ def run_trial(request: Mapping[str, Any]) -> dict[str, Any]:
     import onnxruntime
 
     started = time.perf_counter()
-    model = _TrialModel(request["model"], decode(GraphFacts, request["facts"]))
+    model = _TrialModel(str(request.model), request.facts)
     load_s = time.perf_counter() - started
-    search = InputSearch(model.facts, decode(dict[str, ObservedInput], request["observed"]), model.run)
+    search = InputSearch(request.facts, request.observed, model.run)
     best = search.find()
     run_s, noise = 0.0, {}
     if not best.result.error:
@@ -120,7 +126,7 @@ def run_trial(request: Mapping[str, Any]) -> dict[str, Any]:
         if not best.result.doubt:
             noise = model.measure_noise(best.feeds, answers)
     failed = [one.feeds for one in search.attempts if one.result.error][:_MAX_TRIED]
-    trial = InitTrial(
+    return InitTrial(
         feeds=best.feeds,
         error=_PLACE.sub("", plain_refusal(best.result.error))[:_MAX_ERROR],
         doubt=best.result.doubt,
@@ -131,7 +137,6 @@ def run_trial(request: Mapping[str, Any]) -> dict[str, Any]:
         noise=noise,
         onnxruntime=onnxruntime.__version__,
     )
-    return dict(encode(trial))
 
 
 class _TrialModel:

@@ -69,7 +69,7 @@ def inspect_model(request: tuple[str, str]) -> Inspection:
         return describe_model(parse_skeleton(Path(path)))
     except (WireError, ValueError) as error:
         raise SourceError(
-            f"not an ONNX model, or an incomplete one: {name}\n  {error}",
+            f"not an ONNX model, or an incomplete one: {name}\n  expected a complete ONNX file, got: {error}",
             hint="export or download the model again",
         ) from error
 
