@@ -214,6 +214,14 @@ def test_an_answer_that_is_no_commit_is_refused(hub: Hub, tmp_path: Path) -> Non
 
 
 @pytest.mark.attack
+def test_a_file_that_is_said_to_be_on_this_machine_is_refused(hub: Hub, tmp_path: Path) -> None:
+    hub.add("o/r", {"m.onnx": MODEL})
+    hub.store.url = "file:///etc/hostname?"
+    with pytest.raises(SourceError, match="got a redirect to file:///etc/hostname"):
+        run(task_of(tmp_path, "hf://o/r/m.onnx"))
+
+
+@pytest.mark.attack
 @pytest.mark.parametrize("place", ["variable", "file"])
 def test_the_token_of_the_login_goes_to_the_hub_alone(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -175,48 +176,34 @@ TABLE = models.tensor("table", np.zeros((7, 5), np.float32))
 SMALL = models.tensor("small", np.zeros((3, 4), np.float32))
 
 
-@pytest.mark.parametrize(
-    ("nodes", "bound"),
-    [
-        ([helper.make_node("Gather", ["table", "ids"], ["y"])], 7),
-        ([helper.make_node("Gather", ["table", "ids"], ["y"], axis=1)], 5),
-        ([helper.make_node("Gather", ["table", "ids"], ["y"], axis=-1)], 5),
-        ([helper.make_node("GatherElements", ["table", "ids"], ["y"], axis=1)], 5),
-        ([helper.make_node("GatherND", ["table", "ids"], ["y"])], 5),
-        ([helper.make_node("Gather", [t, "ids"], [f"y{t}"]) for t in ("table", "small")], 3),
-        (
-            [
-                helper.make_node("Cast", ["ids"], ["a"], to=TensorProto.INT32),
-                helper.make_node("Unsqueeze", ["a", "axes"], ["b"]),
-                helper.make_node("Concat", ["b", "b"], ["c"], axis=0),
-                helper.make_node("Gather", ["table", "c"], ["y"]),
-            ],
-            7,
-        ),
-        (
-            [
-                helper.make_node("Identity", ["table"], ["copy"]),
-                helper.make_node("Gather", ["copy", "ids"], ["y"]),
-            ],
-            7,
-        ),
-        (
-            [
-                helper.make_node("Constant", [], ["held"], value=SMALL),
-                helper.make_node("Gather", ["held", "ids"], ["y"]),
-            ],
-            3,
-        ),
-        ([helper.make_node("Gather", ["nowhere", "ids"], ["y"])], None),
-        (
-            [
-                helper.make_node("Add", ["ids", "ids"], ["a"]),
-                helper.make_node("Gather", ["table", "a"], ["y"]),
-            ],
-            None,
-        ),
-    ],
-)
+def node(operator: str, inputs: str, output: str = "y", **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(operator, inputs.split(), [output], **attributes)
+
+
+BOUNDS: list[tuple[list[onnx.NodeProto], int | None]] = [
+    ([node("Gather", "table ids")], 7),
+    ([node("Gather", "table ids", axis=1)], 5),
+    ([node("Gather", "table ids", axis=-1)], 5),
+    ([node("GatherElements", "table ids", axis=1)], 5),
+    ([node("GatherND", "table ids")], 5),
+    ([node("Gather", "table ids"), node("Gather", "small ids", "z")], 3),
+    (
+        [
+            node("Cast", "ids", "a", to=TensorProto.INT32),
+            node("Unsqueeze", "a axes", "b"),
+            node("Concat", "b b", "c", axis=0),
+            node("Gather", "table c"),
+        ],
+        7,
+    ),
+    ([node("Identity", "table", "copy"), node("Gather", "copy ids")], 7),
+    ([node("Constant", "", "held", value=SMALL), node("Gather", "held ids")], 3),
+    ([node("Gather", "nowhere ids")], None),
+    ([node("Add", "ids ids", "a"), node("Gather", "table a")], None),
+]
+
+
+@pytest.mark.parametrize(("nodes", "bound"), BOUNDS)
 def test_indices_are_bounded_by_what_they_index(nodes: list[onnx.NodeProto], bound: int | None) -> None:
     assert find_index_bounds(gather_net(nodes, TABLE, SMALL)) == ({} if bound is None else {"ids": bound})
 
@@ -227,17 +214,14 @@ def test_a_node_that_lacks_its_inputs_is_left_for_onnxruntime_to_refuse(operator
         assert find_index_bounds(gather_net([helper.make_node(operator, inputs, outputs)], TABLE)) == {}
 
 
-def test_an_index_used_in_a_branch_is_bounded_too() -> None:
-    gather = helper.make_node("Gather", ["table", "ids"], ["y"])
-    branch = helper.make_graph([gather], "branch", [], [models.value("y", TensorProto.FLOAT, None)])
-    choice = helper.make_node("If", ["yes"], ["z"], then_branch=branch, else_branch=branch)
+def test_an_index_used_in_a_branch_or_a_fused_embedding_is_bounded_too() -> None:
+    output = models.value("y", TensorProto.FLOAT, None)
+    branch = helper.make_graph([node("Gather", "table ids")], "branch", [], [output])
+    choice = node("If", "yes", "z", then_branch=branch, else_branch=branch)
     assert find_index_bounds(gather_net([choice], TABLE)) == {"ids": 7}
-
-
-def test_fused_embeddings_bound_their_indices() -> None:
     inputs = ["ids", "", "table", "small", "", "gamma", "beta", "", "ids"]
-    node = helper.make_node("EmbedLayerNormalization", inputs, ["y"], domain="com.microsoft")
-    assert find_index_bounds(gather_net([node], TABLE, SMALL)) == {"ids": 3}
+    fused = helper.make_node("EmbedLayerNormalization", inputs, ["y"], domain="com.microsoft")
+    assert find_index_bounds(gather_net([fused], TABLE, SMALL)) == {"ids": 3}
 
 
 def peak_bytes(call: Callable[[], object]) -> int:

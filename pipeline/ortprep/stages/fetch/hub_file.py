@@ -28,14 +28,13 @@ from ortprep.errors import (
     NotPublishedError,
     RegistryError,
     RegistryUnavailableError,
-    SourceError,
 )
 from ortprep.registry.backend import Download
 from ortprep.registry.retries import with_retries
 from ortprep.spec.hub_url import HubAddress, is_commit
 from ortprep.spec.redaction import hide_queries_in_logs
 from ortprep.stages.core.sources import CONFIG_FILE
-from ortprep.stages.fetch.sources import WebFile, source_errors
+from ortprep.stages.fetch.sources import WebFile, check_redirect, source_errors
 from ortprep.versions import install_command
 
 log = logging.getLogger(__name__)
@@ -98,8 +97,9 @@ class HubFile:
         """Opens the file; raises as `Source.open`, and MissingExtraError without the Hub's client."""
         found, url, token = _ask(self.address)
         # A large file is elsewhere, by a signed URL; the token is for the Hub alone.
-        is_own = urlsplit(found.location)[:2] == urlsplit(url)[:2]
-        file = WebFile(found.location, token if is_own else None, shown=self.name)
+        location = check_redirect(url, found.location)
+        is_own = urlsplit(location)[:2] == urlsplit(url)[:2]
+        file = WebFile(location, token if is_own else None, shown=self.name)
         # The tag of a large file is its digest; of small ones the Hub knows git's own.
         sha256 = PREFIX + found.etag if _SHA256.fullmatch(found.etag or "") else None
         with file.open(offset, version) as opened:
@@ -137,25 +137,21 @@ def pin(address: HubAddress) -> HubAddress:
     if address.commit is not None:
         return address
     entry = _entry(address)
-    try:
-        with source_errors():
+    with source_errors():
+        try:
             commit = str(_ask(address)[0].commit_hash)
-    except SourceError as error:
-        if not isinstance(error.__cause__, RegistryUnavailableError):
-            raise
-        commit = (read_entry(entry, max_bytes=_COMMIT_BYTES) or b"").decode("ascii", errors="replace")
+        except RegistryUnavailableError:
+            commit = (read_entry(entry, max_bytes=_COMMIT_BYTES) or b"").decode("ascii", errors="replace")
+            if not is_commit(commit):
+                raise
+            log.warning("%s: cannot reach the Hub; using the last known commit, %s", address, commit)
+            return replace(address, revision=commit)
         if not is_commit(commit):
-            raise
-        log.warning("%s: cannot reach the Hub; using the last known commit, %s", address, commit)
-    else:
-        if not is_commit(commit):
-            raise SourceError(
+            raise RegistryError(
                 f"unexpected answer from the Hub: {address}\n  expected a commit, got {commit[:80]!r}"
             )
-        try:
-            write_entry(entry, commit.encode("ascii"))
-        except OSError as error:
-            log.debug("cache entry %s is not usable: %s", entry, error)
+    with suppress(OSError):
+        write_entry(entry, commit.encode("ascii"))
     return replace(address, revision=commit)
 
 
