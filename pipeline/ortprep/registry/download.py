@@ -39,7 +39,7 @@ class DownloadLimits:
     Attributes:
         max_bytes: Size of the largest file, in bytes.
         timeout_s: Longest time for the whole file, in seconds.
-        timeout_hint: What a user can do about that time.
+        timeout_hint: Advice for a user whose file takes longer.
         attempts: Number of tries in a row that may bring no block.
     """
 
@@ -88,7 +88,7 @@ def download(
 
     Args:
         open_at: Opens the file.
-        path: Where it goes. What is there already counts as its beginning only if `expected` is given.
+        path: The new file. Bytes that it has already count only if `expected` is given.
         name: The file as it may be shown: without credentials.
         expected: The file's size and digest, where they are known before.
         limits: Limits of the download.

@@ -64,7 +64,7 @@ def draw_weight(
 
     Args:
         name: Name of the weight.
-        dims: Its shape.
+        dims: Shape of the weight.
         mean: Mean of the values.
         spread: Standard deviation, or half the width of a uniform distribution.
         uniform: Whether the values are uniform instead of normal.

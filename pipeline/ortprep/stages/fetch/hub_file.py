@@ -82,7 +82,7 @@ class HubFile:
     """A file of one commit.
 
     Attributes:
-        address: Where it is; its revision is a commit.
+        address: Repository, commit and path.
     """
 
     address: HubAddress

@@ -1,4 +1,4 @@
-"""How large the integers of an input may be, where they pick rows of a table.
+"""Bounds of integer inputs that pick rows of a table.
 
 Seeded inputs have to stay inside: ONNX Runtime refuses an index outside its table, and only the graph knows
 which table an input ends up indexing. For child processes: it reads `onnx` messages.
@@ -41,7 +41,7 @@ _EMBED = ((0, 2), (1, 4), (8, 3))
 
 @dataclass
 class _Scope:
-    """What is known of the values that a graph can see."""
+    """Facts about the values that a graph can see."""
 
     origins: dict[str, frozenset[str]] = field(default_factory=dict)
     sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)

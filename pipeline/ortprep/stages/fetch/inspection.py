@@ -1,4 +1,4 @@
-"""What a model is, read without its weights and without a session.
+"""A description of a model, read without its weights and without a session.
 
 `inspect_model` runs in a child process; `inspect_file` starts it.
 """
@@ -27,7 +27,7 @@ MAX_INLINE_BYTES = 2**31 - 1
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was read from a model file.
+    """A description of a model file.
 
     Attributes:
         interface: Inputs, outputs and index bounds.

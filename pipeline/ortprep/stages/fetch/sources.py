@@ -1,4 +1,4 @@
-"""Where the files of a model come from: this machine, a web server, an object store, or the Hub."""
+"""Sources of the files of a model: this machine, a web server, an object store, or the Hub."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LATER = "run the command again later, or download the file by hand and use sour
 
 
 class Source(Protocol):
-    """Where a file comes from."""
+    """A place that a file comes from."""
 
     @property
     def name(self) -> str:
@@ -65,8 +65,8 @@ def fetch_file(
     """Copies a file of a source to a new file.
 
     Args:
-        source: Where it comes from.
-        path: Where it goes.
+        source: Source of the file.
+        path: The new file.
         max_bytes: Size of the largest file, in bytes.
         progress: Takes the fraction that is there, after every block, where the source says how large it is.
 
@@ -172,7 +172,7 @@ class WebFile:
 
     Attributes:
         url: Its URL; user and password, if it needs them, are in `~/.netrc`.
-        authorization: What the server, and no other, is sent instead of them.
+        authorization: Header that replaces them; no other server gets it.
         shown: Name in messages; by default the URL without credentials.
     """
 

@@ -149,7 +149,7 @@ def _fetch_external(
     Args:
         context: The task; its folder takes the files.
         external: Bytes that each file has to have at least, by location.
-        model: Where the model comes from.
+        model: Source of the model.
         file: The model's own name.
 
     Raises:

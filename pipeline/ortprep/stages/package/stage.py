@@ -107,7 +107,7 @@ class PackageStage:
         """Checks the bundle as a reader would, and loads every variant that this machine can run.
 
         Raises:
-            StageError: What was written cannot be read back, byte for byte, or a variant cannot be used.
+            StageError: A file cannot be read back, byte for byte, or a variant cannot be used.
         """
         try:
             check_bundle(context.folder, DigestCache().digest)

@@ -142,8 +142,8 @@ def suggest(worst: Judged, noise: OutputError | None, *, step: str, in_tf32: boo
     """Returns what a user can do about a failure.
 
     Args:
-        worst: The failure.
-        noise: What optimising the source by itself changes in that output; None where it is unknown.
+        worst: The output that failed, on the sample where it is furthest out.
+        noise: Change of that output by optimising the source alone; None where it is unknown.
         step: Ladder step of the graph.
         in_tf32: Whether CUDA may have multiplied in TF32.
     """
