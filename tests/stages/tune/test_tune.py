@@ -20,8 +20,9 @@ from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Context, Plan, TaskId
 from ortprep.stages.core.results import PreparedResult
 from ortprep.stages.optimize.attempt import job_of
-from ortprep.stages.tune.artefacts import Artefacts, FormRequest, readable_by, write_form
-from ortprep.stages.tune.model_features import measure_width, read_features
+from ortprep.stages.optimize.graph_features import has_1d_convolutions, measure_width
+from ortprep.stages.optimize.lint import find_operators
+from ortprep.stages.tune.artefacts import Artefacts, readable_by, write_form
 from ortprep.stages.tune.stage import TuneStage
 from tests import builders as models
 from tests.stages.measure.test_measure import optimize_result
@@ -76,20 +77,7 @@ def test_what_decides_nothing_of_a_search_leaves_it(sections: dict[str, Any]) ->
     assert TuneStage().key(plan(**sections), "cpu") == TuneStage().key(plan(), "cpu")
 
 
-def traits_of(model: onnx.ModelProto, tmp_path: Path) -> Any:
-    path = models.write_model(model, tmp_path / "net.onnx")
-    return read_features(path, initializer_bytes=7, fixed_shapes=True)
-
-
-def test_the_traits_of_a_convolution_net(tmp_path: Path) -> None:
-    features = traits_of(models.conv_net(), tmp_path)
-    assert features.has_convolutions
-    assert not features.has_1d_convolutions
-    assert not features.has_control_flow
-    assert (features.initializer_bytes, features.fixed_shapes, features.width) == (7, True, 1)
-
-
-def test_the_traits_of_a_1d_convolution_and_of_a_loop(tmp_path: Path) -> None:
+def test_features_of_a_graph_are_those_of_its_bodies_too() -> None:
     kernel = models.tensor("w", np.ones((2, 3, 5), np.float32))
     wave = models.build_model(
         [helper.make_node("Conv", ["x", "w"], ["y"])],
@@ -97,10 +85,9 @@ def test_the_traits_of_a_1d_convolution_and_of_a_loop(tmp_path: Path) -> None:
         outputs=[models.value("y", TensorProto.FLOAT, [1, 2, 5])],
         initializers=[kernel],
     )
-    assert traits_of(wave, tmp_path).has_1d_convolutions
-    features = traits_of(models.loop_net(), tmp_path)
-    assert features.has_control_flow
-    assert "MatMul" in features.operators  # of the body
+    assert has_1d_convolutions(wave.graph)
+    assert not has_1d_convolutions(models.conv_net().graph)
+    assert "MatMul" in {node.op_type for node in find_operators(models.loop_net())}
 
 
 def test_width_counts_nodes_with_work_that_wait_for_none_of_each_other() -> None:
@@ -185,7 +172,7 @@ def test_the_inline_form_is_one_file_wherever_the_source_has_its_weights(
     source = models.write_external_model(model, tmp_path / "a" / "net.onnx", location="parts/weights.bin")
     inline = tmp_path / "b" / "net.onnx"
     inline.parent.mkdir()
-    write_form(FormRequest(source, inline, is_ort=False))
+    write_form((source, inline, "inline"))
     assert list(inline.parent.iterdir()) == [inline]
     sessions = [build_session(default_plan(str(path), level="ORT_DISABLE_ALL")) for path in (source, inline)]
     expected, got = (session.run(None, feeds) for session in sessions)

@@ -11,6 +11,7 @@ from ortprep.bundle.manifest import LintFinding
 from ortprep.bundle.onnx_wire import read_skeleton
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.runtime.loading.session import build_session
+from ortprep.stages.optimize.graph_features import has_1d_convolutions, measure_width
 from ortprep.stages.optimize.lint import LintContext, find_operators, lint_model, location_of
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class SaveResult:
         opsets: Opset version by domain.
         ir_version: ONNX IR version.
         onnxruntime: Version that wrote it.
+        operators: Operator types without domain, subgraphs included, sorted.
+        width: Maximum number of nodes with real work that could run at the same time.
     """
 
     findings: tuple[LintFinding, ...]
@@ -53,6 +56,9 @@ class SaveResult:
     opsets: Mapping[str, int]
     ir_version: int
     onnxruntime: str
+    operators: tuple[str, ...]
+    width: int
+    has_1d_convolutions: bool
 
 
 def save_optimized(request: SaveRequest) -> SaveResult:
@@ -87,6 +93,9 @@ def save_optimized(request: SaveRequest) -> SaveResult:
         opsets={_domain(entry.domain): entry.version for entry in model.opset_import},
         ir_version=model.ir_version,
         onnxruntime=onnxruntime.__version__,
+        operators=tuple(sorted({node.op_type for node in find_operators(model)})),
+        width=measure_width(model.graph),
+        has_1d_convolutions=has_1d_convolutions(model.graph),
     )
 
 

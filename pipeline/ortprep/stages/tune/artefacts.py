@@ -9,11 +9,11 @@ from pathlib import Path
 
 from ortprep.bundle.atomic import new_folder
 from ortprep.bundle.loader_config import VersionRange
-from ortprep.bundle.session_record import SessionOptionsRecord, SessionPlan
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
 from ortprep.children.child import run_child
 from ortprep.errors import PipelineError, StageError
 from ortprep.options import with_external_data
-from ortprep.runtime.loading.session import build_session
+from ortprep.runtime.loading.session import CPU, build_session
 from ortprep.stages.optimize.attempt import OptimizeJob, describe_findings, save_and_describe, try_step
 from ortprep.stages.optimize.graph_writer import SaveResult
 from ortprep.stages.optimize.ladder import plan_ladder
@@ -101,8 +101,7 @@ def _write_form(job: OptimizeJob, form: str, mapped: Artefact) -> SaveResult:
     if form == PREPACKED:
         plan = _prepacking_plan(job, mapped.path, target)
     else:
-        request = FormRequest(mapped.path, target, is_ort=form == ORT)
-        run_child(write_form, request, timeout_s=job.spec.optimize.timeout_s)
+        run_child(write_form, (mapped.path, target, form), timeout_s=job.spec.optimize.timeout_s)
     if form == ORT:
         # Nothing but ONNX Runtime reads the format, and only the version that wrote it is known to.
         return mapped.saved
@@ -122,39 +121,22 @@ def _prepacking_plan(job: OptimizeJob, source: Path, model: Path) -> SessionPlan
     return SessionPlan(str(source), options, loading_providers(job.spec.runtime, job.role))
 
 
-@dataclass(frozen=True)
-class FormRequest:
-    """A mapped model, the file to write, and whether in ONNX Runtime's own format."""
-
-    source: Path
-    written: Path
-    is_ort: bool
-
-
-def write_form(request: FormRequest) -> None:
-    """Writes a prepared graph with its weights in one file (child function).
+def write_form(request: tuple[Path, Path, str]) -> None:
+    """Child function: writes a mapped model (the first path) to the second, in the form `inline` or `ort`.
 
     Raises:
         LoadError: ONNX Runtime refuses the model.
     """
-    if request.is_ort:
-        build_session(_ort_plan(request.source, request.written.with_suffix(".ort")))
+    source, written, form = request
+    if form == ORT:
+        entries = {"session.save_model_format": "ORT", "session.disable_prepacking": "1"}
+        attributes = {"optimized_model_filepath": str(written.with_suffix(".ort"))}
+        options = SessionOptionsRecord("ORT_DISABLE_ALL", attributes=attributes, config_entries=entries)
+        build_session(SessionPlan(str(source), options, (ProviderRecord(CPU),)))
         return
     from ortprep.stages.core.graphs.inlining import write_inline
 
-    write_inline(request.source, request.written, data_folder=request.source.parent)
-
-
-def _ort_plan(source: Path, model: Path) -> SessionPlan:
-    from ortprep.runtime.loading.session import CPU, default_plan
-
-    return default_plan(
-        str(source),
-        CPU,
-        level="ORT_DISABLE_ALL",
-        attributes={"optimized_model_filepath": str(model)},
-        config_entries={"session.save_model_format": "ORT", "session.disable_prepacking": "1"},
-    )
+    write_inline(source, written, data_folder=source.parent)
 
 
 def readable_by(artefact: Artefact, versions: VersionRange) -> VersionRange:

@@ -41,13 +41,22 @@ def measure_again(context: Context, record: TuningRecord, number: int, *, rounds
             f"no such trial of {context.spec.name}: {number}\n  expected 0 to {len(record.trials) - 1}",
             hint=f"ortprep tune {quoted(context.spec.name)}",
         )
+    trial = record.trials[number]
     with open_search(context) as search_context:
         with working():
-            plan = _plan_of(search_context, record.trials[number])
-        figures, anchors = _measure(search_context, record.trials[number], plan, rounds)
+            own, default = _plan_of(search_context, trial), search_context.plan_of(DEFAULT)
+        plans = (("plan", PlanChoice(tuple(trial.choice.items())), own), ("default", DEFAULT, default))
+        found: dict[str, list[ProbeResult]] = {"plan": [], "default": []}
+        device = search_context.device
+        waiting = f"waiting for another build or measurement on {device}"
+        with measuring(device, on_wait=lambda: context.say(waiting)):
+            for index in range(rounds):
+                for name, choice, plan in order_of_round(plans, index):
+                    found[name].append(search_context.measure(choice, plan))
     objective = Objective.of(search_context.objective, runs_per_load=record.runs_per_load)
+    figures, anchors = found["plan"], found["default"]
     return Remeasurement(
-        choice=record.trials[number].choice,
+        choice=trial.choice,
         figures=join_results(f"trial {number}", figures, cost_ratios=objective.ratios(figures, anchors)),
         default=join_results("default", anchors, cost_ratios=objective.ratios(anchors, anchors)),
     )
@@ -65,23 +74,3 @@ def _plan_of(search_context: SearchContext, trial: TrialRecord) -> SessionPlan:
         )
     model = search_context.artefacts.get(choice[FORM], choice[LEVEL]).path
     return SessionPlan(str(model), trial.session_options, trial.providers)
-
-
-def _measure(
-    search_context: SearchContext, trial: TrialRecord, plan: SessionPlan, rounds: int
-) -> tuple[list[ProbeResult], list[ProbeResult]]:
-    """Returns a plan's figures and the default's, round by round."""
-    plans = {
-        "plan": (PlanChoice(tuple(trial.choice.items())), plan),
-        "default": (DEFAULT, search_context.plan_of(DEFAULT)),
-    }
-    figures: dict[str, list[ProbeResult]] = {name: [] for name in plans}
-    device = search_context.device
-    with measuring(
-        device,
-        on_wait=lambda: search_context.context.say(f"waiting for another build or measurement on {device}"),
-    ):
-        for index in range(rounds):
-            for name in order_of_round(tuple(plans), index):
-                figures[name].append(search_context.measure_plan(*plans[name]))
-    return figures["plan"], figures["default"]

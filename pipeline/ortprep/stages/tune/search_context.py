@@ -27,13 +27,14 @@ from ortprep.stages.core.sources import read_optimized, read_source
 from ortprep.stages.measure.contenders import Contender, device_of, source_contender
 from ortprep.stages.optimize.attempt import job_of, requirements_of
 from ortprep.stages.optimize.ladder import ALL, ALL_REDUCED, EXTENDED, SOURCE
+from ortprep.stages.optimize.lint import NCHWC_DOMAIN
 from ortprep.stages.optimize.session_plans import loading_options, loading_providers
 from ortprep.stages.tune.artefacts import Artefacts, readable_by
-from ortprep.stages.tune.model_features import read_features
 from ortprep.stages.verify.reference import ReferenceAnswers, fitting, read_reference, reference_variant
 from ortprep.tuning.knobs import (
     FORM,
     LEVEL,
+    MAPPED,
     Conditions,
     ModelFeatures,
     build_space,
@@ -98,18 +99,15 @@ class SearchContext:
         )
         return SessionPlan(str(model), options, providers)
 
-    def measure(self, choice: PlanChoice, *, timeout_s: float | None = None) -> ProbeResult:
-        """Measures a plan once, in a process of its own.
+    def measure(
+        self, choice: PlanChoice, plan: SessionPlan | None = None, *, timeout_s: float | None = None
+    ) -> ProbeResult:
+        """Measures a choice once, in a process of its own, by a plan or else by the one that it comes to.
 
         Raises:
             PipelineError: The plan failed, and this is why.
         """
-        return self.measure_plan(choice, self.plan_of(choice), timeout_s=timeout_s)
-
-    def measure_plan(
-        self, choice: PlanChoice, plan: SessionPlan, *, timeout_s: float | None = None
-    ) -> ProbeResult:
-        """Measures a choice by the plan that it came to, as `measure` does, with its errors."""
+        plan = plan or self.plan_of(choice)
         is_gated = self.context.variant_plan.has_own_precision
         io_binding, timeout_s, bundle = needs_binding(choice), timeout_s or self.tune.timeout_s, None
         if choice != DEFAULT:
@@ -158,18 +156,22 @@ def _build_search_context(context: Context, scratch: Path) -> SearchContext:
         )
     every = read_reference(context.upstream[TaskId("verify", reference_variant(context.plan))].folder)
     reference = fitting(every, graph.description.interface, f"{context.spec.name}/{context.variant}")
-    features = read_features(
-        folder / optimized.variant.model,
+    artefacts = Artefacts(job_of(context), folder, optimized.step, scratch / "forms", context.say)
+    found = artefacts.get(MAPPED, optimized.step).saved
+    features = ModelFeatures(
+        operators=found.operators,
         initializer_bytes=graph.description.source.initializer_bytes,
+        width=found.width,
+        layout_bound=NCHWC_DOMAIN in found.domains,
+        has_1d_convolutions=found.has_1d_convolutions,
         fixed_shapes=len({sample.shapes for sample in reference.samples}) == 1,
     )
-    tune = context.spec.tune
     return SearchContext(
         context=context,
         optimized=optimized,
         space=_space(context, features, optimized),
-        objective=Objective.of(tune),
-        artefacts=Artefacts(job_of(context), folder, optimized.step, scratch / "forms", context.say),
+        objective=Objective.of(context.spec.tune),
+        artefacts=artefacts,
         samples=_checked_samples(context.spec, every, reference),
         reference=reference,
         default=source_contender(context),
