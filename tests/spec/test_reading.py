@@ -42,8 +42,6 @@ def told(error: SpecError, folder: Path) -> list[str]:
             "verify: {seed: many}",
             "x.yaml:3: verify.seed: expected a valid integer, got 'many'",
         ),
-        ("verify: {seed: '5'}", "x.yaml:3: verify.seed: expected a valid integer, got '5'"),
-        ("verify: {seed: 1.0}", "x.yaml:3: verify.seed: expected a valid integer, got 1.0"),
         ("verify: {seed: true}", "x.yaml:3: verify.seed: expected a valid integer, got true"),
         ("verify: {rtol: yes}", "x.yaml:3: verify.rtol: expected a valid number, got 'yes'"),
         ("verify: {rtol: -1}", "x.yaml:3: verify.rtol: expected greater than or equal to 0, got -1"),
@@ -53,7 +51,6 @@ def told(error: SpecError, folder: Path) -> list[str]:
             "x.yaml:5: verify.outputs.y.atol: missing",
         ),
         ("rtol: 1", "x.yaml:3: rtol: unknown key; did you mean verify.rtol?"),
-        ("verifi: {}", "x.yaml:3: verifi: unknown key; did you mean 'verify'?"),
         ("on: {}", "x.yaml:3: on: unknown key; expected one of name, source, inputs"),
         ("optimize:", "x.yaml:3: optimize: expected a mapping, got nothing"),
         (
@@ -61,14 +58,9 @@ def told(error: SpecError, folder: Path) -> list[str]:
             "x.yaml:3: optimize.level: expected 'all', 'extended' or 'basic', got 'max'",
         ),
         (
-            "optimize: {timeout_s: 0}",
-            "x.yaml:3: optimize.timeout_s: expected greater than 0, got 0",
-        ),
-        (
             "optimize: {disabled_optimizers: ['a;b']}",
             "x.yaml:3: optimize.disabled_optimizers[0]: expected match pattern",
         ),
-        ("targets: gpu", "x.yaml:3: targets: expected a list or 'auto', got 'gpu'"),
         ("targets:\n- cpu\n- gpu", "x.yaml:5: targets[1]: expected 'cpu' or 'cuda', got 'gpu'"),
         ("targets: []", "x.yaml:3: targets: expected at least 1 item after validation, not 0 or 'auto'"),
         ("targets: [cpu, cpu]", "x.yaml:3: targets: expected every target once, got ['cpu', 'cpu']"),
@@ -78,30 +70,12 @@ def told(error: SpecError, folder: Path) -> list[str]:
         ),
         ("inputs: {a: {shapes: [3]}}", "x.yaml:3: inputs.a.shapes[0]: expected a list, got 3"),
         ("inputs: {a: {range: [1, 0]}}", "x.yaml:3: inputs.a.range: expected [low, high], got [1.0, 0.0]"),
-        ("inputs: {a: {range: [0]}}", "x.yaml:3: inputs.a.range[1]: missing"),
-        (
-            "inputs: {a: {range: [0, 1, 2]}}",
-            "x.yaml:3: inputs.a.range: expected at most 2 items after validation, not 3",
-        ),
         (
             "inputs: {a: {range: [0, 1], values: [1]}}",
             "x.yaml:3: inputs.a: expected range or values, got both",
         ),
-        (
-            "inputs: {a: {values: []}}",
-            "x.yaml:3: inputs.a.values: expected at least 1 item",
-        ),
-        (
-            "inputs: {a: {values: [[1]]}}",
-            "x.yaml:3: inputs.a.values[0]: expected a valid string or a valid integer or ",
-        ),
         ("samples: /data/*.npz", "x.yaml:3: samples: expected a glob of .npz files relative to the spec"),
-        ("samples: a**/*.npz", "x.yaml:3: samples: expected a glob of .npz files relative to the spec"),
         ("samples: '*.pkl'", "x.yaml:3: samples: expected a glob that ends in .npz, got '*.pkl'"),
-        (
-            "runtime: {cuda: {a: [1]}}",
-            "x.yaml:3: runtime.cuda.a: expected a valid string or a valid integer or ",
-        ),
         ("# OPEN QUESTION: which?", "x.yaml:3: answer this question, then delete the line: which?"),
         ("name: twice", "x.yaml:3: duplicate key 'name'; it is already in line 1"),
     ],
@@ -138,12 +112,6 @@ def test_a_name_that_is_no_safe_folder_name_is_refused(tmp_path: Path, name: str
     assert line.startswith("x.yaml:1: name: expected up to 128 letters, digits")
 
 
-def test_a_name_that_yaml_takes_for_a_number_is_refused(tmp_path: Path) -> None:
-    assert problems_of(tmp_path, "name: 50\nsource: {demo: x}\n") == [
-        "x.yaml:1: name: expected a valid string, got 50"
-    ]
-
-
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
@@ -177,11 +145,6 @@ def test_a_wrong_source_is_told(tmp_path: Path, source: str, problem: str) -> No
 )
 def test_credentials_in_a_url_are_refused_or_at_least_never_repeated(tmp_path: Path, text: str) -> None:
     assert "hunter2" not in "\n".join(problems_of(tmp_path, text))
-
-
-def test_a_url_with_credentials_says_where_they_belong(tmp_path: Path) -> None:
-    (line,) = problems_of(tmp_path, "name: x\nsource: {url: 'https://u:p@host/x.onnx'}\n")
-    assert "~/.netrc or the environment" in line
 
 
 def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
@@ -232,14 +195,6 @@ def test_specs_come_in_the_order_of_their_files(tmp_path: Path) -> None:
     assert [spec.name for spec in read_specs(tmp_path)] == ["of-a.yml", "of-b.yaml", "of-c.yaml"]
 
 
-def test_relative_paths_of_a_spec_are_relative_to_its_folder(tmp_path: Path) -> None:
-    write(tmp_path, "x.yaml", GOOD)
-    (spec,) = read_specs(tmp_path)
-    assert spec.folder == tmp_path
-    assert spec.located_in(Path("/elsewhere")).folder == Path("/elsewhere")
-    assert spec.folder == tmp_path
-
-
 def test_two_specs_of_one_name_are_refused(tmp_path: Path) -> None:
     write(tmp_path, "a.yaml", GOOD)
     write(tmp_path, "b.yaml", f"# twin\n{GOOD}")
@@ -255,12 +210,6 @@ def test_a_model_gets_what_it_leaves_out_from_the_defaults_and_keeps_its_own(tmp
     write(tmp_path, "x.yaml", f"{GOOD}verify: {{atol: 0.125}}\n")
     (spec,) = read_specs(tmp_path)
     assert (spec.targets, spec.verify.rtol, spec.verify.atol) == (("cpu",), 0.5, 0.125)
-
-
-def test_lists_of_a_model_replace_those_of_the_defaults(tmp_path: Path) -> None:
-    write(tmp_path, "defaults.yaml", "targets: [cpu]\n")
-    write(tmp_path, "x.yaml", f"{GOOD}targets: [cuda]\n")
-    assert read_specs(tmp_path)[0].targets == ("cuda",)
 
 
 def test_a_mistake_in_the_defaults_is_told_once_and_of_their_file(tmp_path: Path) -> None:

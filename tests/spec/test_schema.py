@@ -29,12 +29,6 @@ def schemas(schema: Any) -> Iterator[Any]:
     yield from schema.get("properties", {}).items()
 
 
-def test_the_schema_is_a_schema() -> None:
-    schema = spec_schema()
-    assert schema["$schema"] == jsonschema.Draft202012Validator.META_SCHEMA["$id"]
-    jsonschema.Draft202012Validator.check_schema(schema)
-
-
 def test_every_key_is_described_for_the_editor() -> None:
     for name, schema in schemas(spec_schema()):
         assert schema.get("description") or "$ref" in schema, name

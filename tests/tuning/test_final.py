@@ -65,10 +65,6 @@ def test_plans_far_behind_leave_after_the_least_rounds() -> None:
     assert rounds[DEFAULT] == max(rounds.values())
 
 
-def test_a_clear_winner_ends_it_at_once() -> None:
-    assert set(Track(costs(10, 30, 40), noise=0.02).compare().values()) == {MIN_ROUNDS}
-
-
 def test_plans_that_are_close_are_measured_until_the_rounds_are_over() -> None:
     rounds = Track(costs(10, 10.3), noise=0.1).compare(rounds=7)
     assert set(rounds.values()) == {7}

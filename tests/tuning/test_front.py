@@ -83,10 +83,6 @@ def test_prepacking_a_transformer_is_worth_it_from_the_twenty_sixth_run_on() -> 
     assert (one.sooner, one.steadier, one.runs) == (1, 2, 26)
 
 
-def test_a_plan_alone_has_no_break_even() -> None:
-    assert find_break_evens(find_front([FrontRecord(0, 1.0, 1.0)])) == ()
-
-
 def test_a_point_is_the_medians_of_a_trial() -> None:
     (point,) = points_of([trial(SOON, SOON, STEADY)], per_load(1), finals={}, anchor=DEFAULT)
     assert point == FrontRecord(0, 86.0, 31.0)

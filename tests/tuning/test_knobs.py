@@ -23,7 +23,6 @@ from ortprep.tuning.space import ATTRIBUTES, Options, Space
 from tests.tuning.builders import (
     CONVOLUTIONS,
     EVERYTHING_ALLOWED,
-    LEVELS,
     TRANSFORMER,
     VERSIONS,
     cpu_space,
@@ -99,10 +98,6 @@ def test_a_fused_or_quantised_convolution_is_one_too(operator: str) -> None:
     assert names(cuda_space(but(CONVOLUTIONS, operators=(operator,)))) >= CONVOLUTION_KNOBS
 
 
-def test_padding_needs_a_1d_convolution() -> None:
-    assert "pad_1d" not in names(cuda_space(but(CONVOLUTIONS, has_1d_convolutions=False)))
-
-
 @pytest.mark.parametrize(
     ("features", "allowed", "recorded"),
     [
@@ -149,10 +144,6 @@ def test_one_processor_leaves_nothing_to_share() -> None:
 )
 def test_thread_counts_are_all_half_a_quarter_and_one_each_once(cores: int, counts: tuple[str, ...]) -> None:
     assert tuple(cpu_space(cores=cores).knobs["threads"]) == counts
-
-
-def test_memory_patterns_need_fixed_shapes() -> None:
-    assert "memory_pattern" not in names(cpu_space(TRANSFORMER))
 
 
 def test_an_option_that_an_older_version_lacks_is_not_searched() -> None:
@@ -205,10 +196,6 @@ def test_a_model_shipped_as_it_is_has_one_form(build: Callable[..., Space]) -> N
     space = build(levels=("source",))
     assert tuple(space.knobs["form"]) == ("mapped",)
     assert tuple(space.knobs["level"]) == ("source",)
-
-
-def test_the_first_level_is_the_one_that_was_verified() -> None:
-    assert cpu_space().base["level"] == LEVELS[0]
 
 
 def test_a_restriction_that_exists_nowhere_is_told_with_what_does() -> None:

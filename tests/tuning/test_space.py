@@ -93,10 +93,6 @@ def test_a_restricted_knob_has_the_named_values_and_the_first_of_them_is_the_bas
     assert space.knobs["level"] == cpu_space().knobs["level"]
 
 
-def test_nothing_restricted_is_the_same_space() -> None:
-    assert restrict(cpu_space(), {}) == cpu_space()
-
-
 def test_a_knob_that_does_not_matter_here_may_be_restricted_all_the_same() -> None:
     assert restrict(cpu_space(), {"cudnn": ("off",)}) == cpu_space()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from statistics import median
 
@@ -61,27 +60,17 @@ def find_front(points: Sequence[FrontRecord]) -> tuple[FrontRecord, ...]:
 
 def find_break_evens(front: Sequence[FrontRecord]) -> tuple[BreakEvenRecord, ...]:
     """Returns where the cheapest plan of a front changes with the number of runs, fewest runs first."""
-    found = []
-    for sooner, steadier in itertools.pairwise(_cheapest_somewhere(front)):
-        lead_ms = steadier.first_result_ms - sooner.first_result_ms
-        gain_ms = sooner.steady_ms - steadier.steady_ms
-        if gain_ms > 0:
-            found.append(BreakEvenRecord(sooner.trial, steadier.trial, 2 + int(lead_ms / gain_ms)))
+    found: list[BreakEvenRecord] = []
+    cheapest = front[0] if front else None
+    while cheapest is not None:
+        # From how many runs on each plan with shorter runs makes up for its later first result.
+        runs = {
+            other: (other.first_result_ms - cheapest.first_result_ms) / (cheapest.steady_ms - other.steady_ms)
+            for other in front
+            if other.steady_ms < cheapest.steady_ms
+        }
+        following = min(runs, key=lambda other: (runs[other], other.steady_ms), default=None)
+        if following is not None:
+            found.append(BreakEvenRecord(cheapest.trial, following.trial, 2 + int(runs[following])))
+        cheapest = following
     return tuple(found)
-
-
-def _cheapest_somewhere(front: Sequence[FrontRecord]) -> list[FrontRecord]:
-    """Returns the plans that cost least at some number of runs: the corners of the front's convex hull."""
-    corners: list[FrontRecord] = []
-    for point in front:
-        while len(corners) > 1 and not _bends(corners[-2], corners[-1], point):
-            corners.pop()
-        corners.append(point)
-    return corners
-
-
-def _bends(left: FrontRecord, middle: FrontRecord, right: FrontRecord) -> bool:
-    """Says whether the middle one lies below the line between its neighbours."""
-    there = (middle.steady_ms - left.steady_ms) * (right.first_result_ms - left.first_result_ms)
-    line = (right.steady_ms - left.steady_ms) * (middle.first_result_ms - left.first_result_ms)
-    return there < line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from statistics import median
 
 from ortprep.children.probe import ProbeResult
@@ -24,6 +25,8 @@ MAX_OWN_FILES_RATIO = 0.95
 """One with files of its own is also ready within this part of the time of the best one without."""
 
 Reader = Callable[[ProbeResult], float]
+ready_ms: Reader = attrgetter("ready_ms")
+steady_ms: Reader = attrgetter("steady_ms")
 
 
 def find_first(finals: Finals, second: PlanChoice, objective: Objective) -> PlanChoice:
@@ -61,11 +64,6 @@ def _may_serve_before(finals: Finals, first: PlanChoice, second: PlanChoice, obj
     return both <= SAME_COST_RATIO * alone and both < median(pair_costs(finals, first, first, objective))
 
 
-def until_ready(objective: Objective) -> Objective:
-    """Returns the objective of a first-phase plan: the time of its runs does not matter."""
-    return Objective.of(objective, runs_per_load=1, max_steady_ratio=None)
-
-
 def rank_firsts(trials: Iterable[Trial], second: PlanChoice, objective: Objective) -> tuple[PlanChoice, ...]:
     """Returns the first-phase candidates to compare with `second`, of the plans that were tried.
 
@@ -73,7 +71,8 @@ def rank_firsts(trials: Iterable[Trial], second: PlanChoice, objective: Objectiv
     """
     if not objective.first_phase:
         return ()
-    sooner = until_ready(objective)
+    # The time of a first-phase plan's runs does not matter.
+    sooner = Objective.of(objective, runs_per_load=1, max_steady_ratio=None)
     own = (trial for trial in trials if trial.choice != DEFAULT and sooner.is_allowed(trial))
     ranked = [trial.choice for trial in sorted(own, key=sooner.score)]
     alike = [choice for choice in ranked if shares_files(choice, second)]
@@ -103,17 +102,7 @@ def pair_costs(finals: Finals, first: PlanChoice, second: PlanChoice, objective:
 
 def overlap_mb(finals: Finals, first: PlanChoice, second: PlanChoice) -> float:
     """Returns the private memory of both sessions; interpreter and libraries count twice."""
-    return sum(_median(finals[choice], lambda one: one.private_mb) for choice in (first, second))
-
-
-def ready_ms(figures: ProbeResult) -> float:
-    """Reads the time from the start of the process to the first result."""
-    return figures.ready_ms
-
-
-def steady_ms(figures: ProbeResult) -> float:
-    """Reads the time of a later run."""
-    return figures.steady_ms
+    return sum(_median(finals[choice], attrgetter("private_mb")) for choice in (first, second))
 
 
 def ratio(figures: Sequence[ProbeResult], others: Sequence[ProbeResult], read: Reader) -> float:

@@ -43,17 +43,6 @@ def test_a_spec_that_fits_has_no_problem() -> None:
     assert shape_sets(spec, interface_of(IMAGE)) == ({"image": (1, 3, 16, 16)}, {"image": (8, 3, 16, 16)})
 
 
-def test_a_static_model_needs_no_inputs_in_its_spec() -> None:
-    fixed = interface_of(TensorSpec("x", "float32", (1, 4)))
-    assert check_agreement(spec_of(), fixed) == ()
-    assert shape_sets(spec_of(), fixed) == ({"x": (1, 4)},)
-
-
-def test_a_model_without_inputs_fits_and_has_one_set() -> None:
-    assert check_agreement(spec_of(), interface_of()) == ()
-    assert shape_sets(spec_of(), interface_of()) == ({},)
-
-
 def test_every_problem_is_told_at_once() -> None:
     spec = spec_of(
         {"imag": {}, "left": {"shapes": [[2, 5]]}, "words": {}},
