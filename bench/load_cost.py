@@ -3,9 +3,9 @@
     python -m bench.load_cost [--sets small large] [--models NAME …] [--arms ARM …] [--rounds 9] [--rebuild]
 
 Compares plain ONNX Runtime on the source with bundles, in fresh interleaved processes of plain scripts, with
-a warm page cache. *small*: trained models from PyPI wheels, prepared with the shipped defaults. *large*: five
-models with seeded weights, 33 to 499 MB; one bundle is tuned for one run per load, and another for 1,000,
-which `load` opens in two phases. *by hand*: the file that `optimized_model_filepath` writes, loaded with the
+a warm page cache, all prepared with the shipped defaults. *small*: trained models from PyPI wheels. *large*:
+five models with seeded weights, 33 to 499 MB. *load*: in two phases where the bundle records them; later runs
+are the steady session's. *by hand*: the file that `optimized_model_filepath` writes, loaded with the
 optimisation off. Existing bundles are reused without `--rebuild`, so that changed code can be measured
 without preparing again.
 """
@@ -46,15 +46,8 @@ from ortprep.measuring.rounds import order_of_round
 
 PLAIN, LOAD, HAND, IMPORTED, FALLBACK = "plain", "load", "by hand", "load, imported", "portable"
 SAME_FILE = "InferenceSession, same file"
-TWO_PHASES, TWO_PHASES_IMPORTED = "two phases", "two phases, imported"
 
 LARGE = ("resnet50", "densenet121", "bert-base", "gpt2", "bilstm")
-
-_TUNE = """\
-targets: [cpu]
-tune: {{runs_per_load: {runs}, budget_s: 60}}
-measure: {{rounds: 7, cold_rounds: 0, steady_s: 0.3}}
-"""
 
 LoadScripts = Mapping[str, LoadScript]
 Results = Mapping[str, Sequence[ScriptTimes]]
@@ -80,38 +73,25 @@ class Subject:
     scripts: LoadScripts
 
 
+def _defaults() -> str:
+    return (ROOT / "configs" / "defaults.yaml").read_text(encoding="utf-8")
+
+
 def small_subjects(names: Sequence[str], options: argparse.Namespace) -> list[Subject]:
     """Prepares the small models with the shipped defaults."""
-    defaults = (ROOT / "configs" / "defaults.yaml").read_text(encoding="utf-8")
     artifacts = options.artifacts / "small-defaults"
-    found = prepare_small_models(names, artifacts, defaults=defaults, reuse=not options.rebuild)
-    return [_subject(model, {}) for model in found]
+    found = prepare_small_models(names, artifacts, defaults=_defaults(), reuse=not options.rebuild)
+    return [_subject(model) for model in found]
 
 
 def large_subjects(names: Sequence[str], options: argparse.Namespace) -> list[Subject]:
-    """Prepares the large models twice: tuned for one run per load, and for 1,000."""
-    once, thousand = (
-        prepare_specs(
-            demo_specs(names),
-            options.artifacts / f"runs-{runs}",
-            defaults=_TUNE.format(runs=runs),
-            reuse=not options.rebuild,
-        )
-        for runs in (1, 1000)
-    )
-    return [
-        _subject(
-            model,
-            {
-                TWO_PHASES: load(served.bundle),
-                TWO_PHASES_IMPORTED: load(served.bundle, imported=True),
-            },
-        )
-        for model, served in zip(once, thousand, strict=True)
-    ]
+    """Prepares the large models with the shipped defaults."""
+    artifacts = options.artifacts / "large-defaults"
+    found = prepare_specs(demo_specs(names), artifacts, defaults=_defaults(), reuse=not options.rebuild)
+    return [_subject(model) for model in found]
 
 
-def _subject(model: PreparedModel, more: LoadScripts) -> Subject:
+def _subject(model: PreparedModel) -> Subject:
     scripts = {
         PLAIN: plain(model.source),
         LOAD: load(model.bundle),
@@ -120,7 +100,7 @@ def _subject(model: PreparedModel, more: LoadScripts) -> Subject:
         IMPORTED: load(model.bundle, imported=True),
         FALLBACK: load(model.bundle, target="portable"),
     }
-    return Subject(model.name, model.source, model.bundle, model.sample, {**scripts, **more})
+    return Subject(model.name, model.source, model.bundle, model.sample, scripts)
 
 
 SETS: Mapping[str, tuple[Sequence[str], Callable[..., list[Subject]], float]] = {
@@ -141,7 +121,7 @@ def measure(subject: Subject, *, rounds: int, steady_s: float) -> Results:
         paths = {}
         for index, (arm, script) in enumerate(subject.scripts.items()):
             paths[arm] = Path(folder) / f"script{index}.py"
-            later_s = 0 if arm in (SAME_FILE, IMPORTED, TWO_PHASES_IMPORTED) else steady_s
+            later_s = 0 if arm in (SAME_FILE, IMPORTED) else steady_s
             write_script(script, subject.sample, paths[arm], steady_s=later_s)
         for arm in paths:  # fills the page cache and the memory of digests; not counted
             run_script(paths[arm])
@@ -188,7 +168,7 @@ class Verdict:
 def compare(results: Results) -> dict[str, float]:
     """Returns one model's figures relative to plain ONNX Runtime, and what `load` adds, in ms."""
     figures = {}
-    for arm, name in ((LOAD, "load"), (HAND, "hand"), (FALLBACK, "fallback"), (TWO_PHASES, "phases")):
+    for arm, name in ((LOAD, "load"), (HAND, "hand"), (FALLBACK, "fallback")):
         if arm in results:
             figures[f"{name}_sooner"] = ratio(results, arm, _ready)
             pairs = zip(results[PLAIN], results[arm], strict=True)
@@ -196,10 +176,9 @@ def compare(results: Results) -> dict[str, float]:
             figures[f"{name}_sooner_p25"], figures[f"{name}_sooner_p75"] = spread.p25, spread.p75
             figures[f"{name}_steady"] = 1 / ratio(results, arm, _steady)
             figures[f"{name}_private"] = 1 / ratio(results, arm, lambda start: start.private_mb)
-    for arm, name in ((IMPORTED, "load"), (TWO_PHASES_IMPORTED, "phases")):
-        if arm in results:
-            plain_call = [start.init_ms + start.first_ms for start in results[PLAIN]]
-            figures[f"{name}_call_sooner"] = paired_ratio(plain_call, [one.call_ms for one in results[arm]])
+    if IMPORTED in results:
+        plain_call = [start.init_ms + start.first_ms for start in results[PLAIN]]
+        figures["load_call_sooner"] = paired_ratio(plain_call, [one.call_ms for one in results[IMPORTED]])
     if SAME_FILE in results and IMPORTED in results:
         pairs = zip(results[IMPORTED], results[SAME_FILE], strict=True)
         figures["load_adds_ms"] = centre([one.import_ms + one.init_ms - two.init_ms for one, two in pairs])
@@ -232,13 +211,15 @@ def judge(kind: str, figures: Mapping[str, Mapping[str, float]]) -> list[Verdict
     if kind == "small":
         ask("load_adds_ms", median, "load adds to InferenceSession, ms, median", 3, least=False)
         ask("load_adds_to_process_ms", median, "load adds to the process, ms, median", 6, least=False)
-    for name, what in (
-        ("phases_sooner", f"two phases, {ready}"),
-        ("phases_call_sooner", "two phases, around the call, times sooner"),
-    ):
-        ask(name, geometric_mean, f"{what}, geometric mean", 5, least=True)
-        ask(name, min, f"{what}, least", 5, least=True)
-    ask("phases_steady", max, "steady run after the exchange, largest", 1.03, least=False)
+    else:
+        ask(
+            "load_call_sooner",
+            geometric_mean,
+            "around the call, times sooner, geometric mean",
+            4.6,
+            least=True,
+        )
+        ask("load_steady", max, "later run, largest", 1.03, least=False)
     ask("fallback_steady", max, "steady run of the portable variant, largest", 1.03, least=False)
     return verdicts
 
@@ -309,9 +290,6 @@ COLUMNS = (
     ("load_adds_processor_ms", "cpu ms", "{:.1f}"),
     ("load_call_sooner", "call", "{:.2f}×"),
     ("hand_sooner", "by hand", "{:.2f}×"),
-    ("phases_sooner", "phases", "{:.2f}×"),
-    ("phases_call_sooner", "its call", "{:.2f}×"),
-    ("phases_steady", "steady", "{:.2f}"),
     ("fallback_sooner", "fallb.", "{:.2f}×"),
     ("fallback_steady", "steady", "{:.2f}"),
 )
@@ -340,7 +318,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m bench.load_cost", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     names = [name for every, _, _ in SETS.values() for name in every]
-    arms = (LOAD, HAND, SAME_FILE, IMPORTED, FALLBACK, TWO_PHASES, TWO_PHASES_IMPORTED)
+    arms = (LOAD, HAND, SAME_FILE, IMPORTED, FALLBACK)
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--models", nargs="+", choices=names, metavar="NAME", help="default: all")
     parser.add_argument("--arms", nargs="+", choices=arms, metavar="ARM", help=f"of {arms}; default: all")

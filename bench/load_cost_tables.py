@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import geometric_mean
 from typing import Any
 
-from bench.load_cost import FALLBACK, HAND, LOAD, PLAIN, TWO_PHASES
+from bench.load_cost import FALLBACK, HAND, LOAD, PLAIN
 from bench.rapidocr_app import BUNDLES
 from bench.start import ROOT
 
@@ -93,7 +93,7 @@ def performance_tables(report: Mapping[str, Section]) -> str:
     return "\n\n".join(parts)
 
 
-_KEYS = {HAND: "hand", LOAD: "load", TWO_PHASES: "phases", FALLBACK: "fallback"}
+_KEYS = {HAND: "hand", LOAD: "load", FALLBACK: "fallback"}
 """Arms of the tables, with what their figures begin with."""
 
 

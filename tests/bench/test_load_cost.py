@@ -14,8 +14,6 @@ from bench.load_cost import (
     LOAD,
     PLAIN,
     SAME_FILE,
-    TWO_PHASES,
-    TWO_PHASES_IMPORTED,
     compare,
     judge,
     summarise_arm,
@@ -115,7 +113,7 @@ def test_one_slow_model_misses_its_goal_though_the_mean_reaches_it() -> None:
 
 
 def test_arms_that_were_left_out_have_no_verdict() -> None:
-    assert judge("large", {"a": {"phases_steady": 1.01}})[0].goal.startswith("steady run")
+    assert judge("large", {"a": {"load_steady": 1.01}})[0].goal.startswith("later run")
 
 
 def test_specs_of_the_small_models_are_specs(tmp_path: Path) -> None:
@@ -148,7 +146,7 @@ def test_tables_have_every_model_the_means_and_the_application() -> None:
     arms = (LOAD, HAND, SAME_FILE, IMPORTED, FALLBACK)
     report = {
         "small": measured("small", arms),
-        "large": measured("large", (*arms, TWO_PHASES, TWO_PHASES_IMPORTED)),
+        "large": measured("large", arms),
     }
     figures = {
         name: {PLAIN: {"median": 10.0}, BUNDLES: {"median": 5.0}, "bundles_to_plain": 0.5}
