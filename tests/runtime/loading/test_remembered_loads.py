@@ -315,6 +315,8 @@ LOADS_MODULES = [
         ".runtime.loading.opened_bundle",
         ".runtime.loading.resolved_variant",
         ".runtime.loading.session",
+        ".runtime.machine",
+        ".runtime.machine.cores",
         ".telemetry",
     )
 ]

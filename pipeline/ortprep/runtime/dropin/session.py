@@ -30,7 +30,7 @@ from ortprep.runtime.dropin.source_index import (
 )
 from ortprep.runtime.loading.bundle_loader import open_folder
 from ortprep.runtime.loading.load_options import LoadOptions
-from ortprep.runtime.loading.opened_bundle import describe_selection, log_line
+from ortprep.runtime.loading.opened_bundle import describe_selection, find_threads, log_line
 from ortprep.runtime.loading.session import PLAIN_CLASS, import_onnxruntime
 from ortprep.telemetry import disable_telemetry
 
@@ -184,6 +184,7 @@ def _try_bundles(
         replacement=create,
         phases="auto",
         buckets=True,
+        threads=find_threads(),
         require_signature=os.environ.get(SIGNATURE_VARIABLE) or None,
     )
     reason = None

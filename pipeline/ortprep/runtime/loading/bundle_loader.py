@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 from ortprep.bundle import LOADER_FILE
 from ortprep.bundle.file_memory import find_stamp
 from ortprep.runtime.loading.load_options import Deadline, LoadOptions, check_choice, check_number
-from ortprep.runtime.loading.opened_bundle import OpenedBundle, describe_selection, log_line, make_session
+from ortprep.runtime.loading.opened_bundle import (
+    OpenedBundle,
+    describe_selection,
+    find_threads,
+    log_line,
+    make_session,
+)
 from ortprep.runtime.loading.resolved_variant import ResolvedVariant, recall, remember
 from ortprep.runtime.loading.session import import_onnxruntime
 
@@ -133,6 +139,7 @@ def open_bundle(
         session_options,
         require_signature=require_signature,
         buckets=True,
+        threads=find_threads(),
     )
     return open_folder(folder, options)
 

@@ -87,7 +87,8 @@ NO_DEADLINE = Deadline(None, subject="")
 class LoadOptions:
     """The options of a load; they have the names of the arguments of `load`.
 
-    `adapt` changes the plan that the bundle records, for programs that share the machine. `replacement`
+    `adapt` changes the plan that the bundle records. `threads` is the most that a session gets, and
+    `may_spin` says whether idle ones may spin; the caller's own threads take precedence. `replacement`
     makes the session, with the arguments of `InferenceSession`, where an application asked for one on the
     bundle's source: only variants that take all that the source takes are loaded then. Where a signature is
     required, digests are `full`; `whole_bundle` says whether they include files of which no session is made.
@@ -110,6 +111,8 @@ class LoadOptions:
         require_signature: str | os.PathLike[str] | None = None,
         whole_bundle: bool = True,
         buckets: bool = False,
+        threads: int | None = None,
+        may_spin: bool = True,
     ) -> None:
         self.target = target
         self.device_id = device_id
@@ -118,6 +121,8 @@ class LoadOptions:
         self.precision = precision
         self.phases: Phases = phases
         self.buckets = buckets
+        self.threads = threads
+        self.may_spin = may_spin
         self.deadline = deadline
         self.session_options = session_options
         self.adapt = adapt

@@ -14,9 +14,15 @@ if TYPE_CHECKING:
 
     from ortprep.bundle.loader_config import LoaderConfig, Variant
     from ortprep.bundle.session_record import SessionPlan
-    from ortprep.runtime.loading.load_options import Cancellation, LoadOptions
+    from ortprep.runtime.loading.load_options import Cancellation, LoadOptions, SessionOptions
     from ortprep.runtime.loading.resolved_variant import ResolvedVariant
     from ortprep.runtime.loading.variant_selection import PassedOver
+
+_SPINNING = ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning")
+
+
+_LOGGED: set[str] = set()
+"""Reasons for a limit of threads that this process has logged."""
 
 
 class OpenedBundle:
@@ -99,6 +105,8 @@ def _make_session(
         plan = with_device(plan, options.device_id)
     if options.adapt is not None:
         plan = options.adapt(plan)
+    if not _sets_threads(options.session_options):
+        plan = limit_threads(plan, options.threads, may_spin=options.may_spin)
     timeout_s = options.deadline.remaining_s()
     if options.session_options is None:
         session = build_session(
@@ -128,6 +136,49 @@ def _make_session(
         )
     options.deadline.remaining_s()
     return plan, session
+
+
+def _sets_threads(own: SessionOptions | None) -> bool:
+    name = "intra_op_num_threads"
+    return bool(own.get(name) if isinstance(own, dict) else getattr(own, name, 0))
+
+
+def find_threads() -> int | None:
+    """Returns the most threads that a session of this process should have; None for as many as its plan says.
+
+    The reason is logged once at INFO.
+    """
+    import os
+
+    from ortprep.runtime.machine.cores import find_thread_limit
+
+    limit = find_thread_limit(os.environ)
+    if limit is None:
+        return None
+    threads, reason = limit
+    if reason not in _LOGGED:
+        _LOGGED.add(reason)
+        log_line("info", "at most %d threads per session: %s", threads, reason)
+    return threads
+
+
+def limit_threads(plan: SessionPlan, threads: int | None, *, may_spin: bool) -> SessionPlan:
+    """Returns a plan that takes no more threads, within and between operators, than a worker's share.
+
+    A plan with fewer keeps its number. Idle threads spin if the plan lets them and `may_spin`.
+    """
+    attributes = dict(plan.session_options.attributes)
+    if threads is not None:
+        for name in ("intra_op_num_threads", "inter_op_num_threads"):
+            recorded = attributes.get(name, 0)
+            is_parallel = name.startswith("intra") or name in attributes
+            if is_parallel and (not isinstance(recorded, int) or recorded <= 0 or recorded > threads):
+                attributes[name] = threads
+    entries = dict(plan.session_options.config_entries)
+    if not may_spin:
+        entries.update(dict.fromkeys(_SPINNING, "0"))
+    options = plan.session_options._replace(attributes=attributes, config_entries=entries)
+    return plan._replace(session_options=options)
 
 
 def describe_selection(resolved: ResolvedVariant, message: str, *values: object) -> tuple[Any, ...]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ortprep.bundle.loader_config import read_loader_config
-from ortprep.bundle.session_record import SessionPlan
 from ortprep.errors import LoadError
 from ortprep.quoting import quoted
 from ortprep.runtime.loading.bundle_loader import open_folder
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
     import onnxruntime
 
     from ortprep.bundle.loader_config import LoaderConfig
-
-
-_SPINNING = ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning")
 
 
 def open_model(
@@ -56,9 +52,6 @@ def open_variants(
     """
     root = locate(bundle, require_signature=options.require_signature)
 
-    def adapt(plan: SessionPlan) -> SessionPlan:
-        return limit_threads(plan, options.threads, may_spin=options.may_spin)
-
     on_gpu = device_id is not None
     load_options = LoadOptions(
         target=choose_target(root, options, on_gpu=on_gpu),
@@ -66,7 +59,8 @@ def open_variants(
         digests=cast(DigestPolicy, options.digests),
         check="golden",
         phases="auto",
-        adapt=adapt,
+        threads=options.threads,
+        may_spin=options.may_spin,
         precision=options.precision,
         session_options=options.session_options,
         require_signature=options.require_signature,
@@ -80,25 +74,6 @@ def open_variants(
             hint=f"device={'cpu' if on_gpu else 'cuda'!r}, or ortprep check {quoted(root)}",
         )
     return opened, open_buckets(opened, load_options) if options.buckets else []
-
-
-def limit_threads(plan: SessionPlan, threads: int | None, *, may_spin: bool) -> SessionPlan:
-    """Returns a plan that takes no more threads, within and between operators, than a worker's share.
-
-    A plan with fewer keeps its number. Idle threads spin if the plan lets them and `may_spin`.
-    """
-    attributes = dict(plan.session_options.attributes)
-    if threads is not None:
-        for name in ("intra_op_num_threads", "inter_op_num_threads"):
-            recorded = attributes.get(name, 0)
-            is_parallel = name.startswith("intra") or name in attributes
-            if is_parallel and (not isinstance(recorded, int) or recorded <= 0 or recorded > threads):
-                attributes[name] = threads
-    entries = dict(plan.session_options.config_entries)
-    if not may_spin:
-        entries.update(dict.fromkeys(_SPINNING, "0"))
-    options = plan.session_options._replace(attributes=attributes, config_entries=entries)
-    return plan._replace(session_options=options)
 
 
 def choose_target(root: Path, options: ModelLoadOptions, *, on_gpu: bool) -> str | None:

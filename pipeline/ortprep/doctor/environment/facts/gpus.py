@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ortprep.doctor.environment.facts.records import GpuState, PcieLink
-from ortprep.runtime.machine.cgroups import read_text
+from ortprep.runtime.machine.cores import read_text
 from ortprep.runtime.machine.hardware import Gpu
 
 _NVIDIA = "0x10de"
@@ -50,11 +50,11 @@ def count_bus_gpus(sys: Path = Path("/sys")) -> int:
     devices = sys / "bus/pci/devices"
     folders = devices.iterdir() if devices.is_dir() else ()
     return sum(
-        read_text(folder / "vendor") == _NVIDIA and read_text(folder / "class").startswith(_DISPLAY_CLASSES)
+        read_text(f"{folder}/vendor") == _NVIDIA and read_text(f"{folder}/class").startswith(_DISPLAY_CLASSES)
         for folder in folders
     )
 
 
 def read_driver_version(sys: Path = Path("/sys")) -> str:
     """Returns the version of NVIDIA's kernel driver, "" if none is loaded."""
-    return read_text(sys / "module/nvidia/version")
+    return read_text(f"{sys}/module/nvidia/version")

@@ -1,0 +1,114 @@
+"""Threads that fit the share: cores that the process may use, divided by the workers that share them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from ortprep.runtime import load
+from ortprep.runtime.machine import cores
+from ortprep.runtime.machine.cores import find_thread_limit, usable_cores
+from tests.runtime.builders import write_bundle
+
+pytestmark = pytest.mark.runtime
+
+V1 = "4:cpu,cpuacct:/pods/job\n9:memory:/pods/job\n"
+V1_FOLDER = "sys/fs/cgroup/cpu,cpuacct"
+
+
+@pytest.fixture(autouse=True)
+def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    for name in cores.WORKER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def machine(root: Path, files: Mapping[str, str]) -> str:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text, encoding="ascii")
+    return str(root)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 8),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, 8),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"}, 2),
+        (
+            {
+                "proc/self/cgroup": "0::/a/b\n",
+                "sys/fs/cgroup/a/cpu.max": "50000 100000\n",
+                "sys/fs/cgroup/a/b/x": "",
+            },
+            1,
+        ),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "6400000 100000\n"}, 8),
+        (
+            {
+                "proc/self/cgroup": V1,
+                f"{V1_FOLDER}/pods/job/cpu.cfs_quota_us": "-1\n",
+                f"{V1_FOLDER}/pods/job/cpu.cfs_period_us": "100000\n",
+                f"{V1_FOLDER}/pods/cpu.cfs_quota_us": "250000\n",
+                f"{V1_FOLDER}/pods/cpu.cfs_period_us": "100000\n",
+            },
+            3,
+        ),
+        # A container sees its own group as the root of the mount.
+        (
+            {
+                "proc/self/cgroup": "4:cpu,cpuacct:/docker/0123\n0::/\n",
+                f"{V1_FOLDER}/cpu.cfs_quota_us": "100000\n",
+                f"{V1_FOLDER}/cpu.cfs_period_us": "100000\n",
+            },
+            1,
+        ),
+        ({"proc/self/cgroup": "nonsense\n:::\n0::/../..\n", "sys/fs/cgroup/cpu.max": "\n"}, 8),
+    ],
+)
+def test_usable_cores_are_those_of_the_strictest_limit(
+    tmp_path: Path, files: Mapping[str, str], expected: int
+) -> None:
+    assert usable_cores(machine(tmp_path, files)) == expected
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, None),
+        ({"WEB_CONCURRENCY": "1"}, None),
+        ({"WEB_CONCURRENCY": "4"}, 2),
+        ({"WEB_CONCURRENCY": "100"}, 1),
+        ({"WEB_CONCURRENCY": "4", "ORTPREP_WORKERS": "2"}, 4),
+        *(({"ORTPREP_WORKERS": text}, None) for text in ("", "0", "-2", "two", "9" * 99)),
+    ],
+)
+def test_workers_share_the_cores(tmp_path: Path, environment: dict[str, str], expected: int | None) -> None:
+    limit = find_thread_limit(environment, str(tmp_path))
+    assert (None if limit is None else limit[0]) == expected
+
+
+def test_a_process_with_fewer_cores_than_the_machine_gets_no_more_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert find_thread_limit({}, str(tmp_path)) == (8, "8 usable cores of 64")
+
+
+def test_a_session_takes_its_share_unless_the_application_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = write_bundle(tmp_path / "b")
+
+    def threads(**own: int) -> int:
+        return int(load(bundle, session_options=own or None).get_session_options().intra_op_num_threads)
+
+    before = threads()
+    monkeypatch.setenv("WEB_CONCURRENCY", "4")
+    assert (before, threads(), threads(intra_op_num_threads=3)) == (0, 2, 3)
+    assert os.environ["WEB_CONCURRENCY"] == "4"
