@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from starlette.requests import Request
 
@@ -90,3 +94,34 @@ def test_the_event_loop_goes_on_while_a_large_request_is_parsed_and_its_answer_w
     replica._converter.shutdown()
     assert status == 200
     assert turns > 10, "the loop waited for the conversion"
+
+
+@pytest.mark.attack
+def test_a_client_that_leaves_holds_no_body_beyond_its_budget() -> None:
+    replica, may_end = Doubling(), threading.Event()
+
+    async def hold(body: Any, kept: list[Any]) -> None:
+        kept.append(weakref.ref(body))
+        await replica.convert(2**20, lambda _: may_end.wait(10), body)
+
+    async def leave() -> None:
+        kept: list[Any] = []
+        running, queued = (asyncio.create_task(hold(np.zeros(2**20), kept)) for _ in range(2))
+        await asyncio.sleep(0.05)
+        running.cancel(), queued.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await queued
+        await asyncio.sleep(0)
+        assert kept[1]() is None, "it waits in the queue"
+        assert not running.done(), "its body is in use"
+        may_end.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        await asyncio.sleep(0)
+        assert kept[0]() is None
+
+    try:
+        asyncio.run(leave())
+    finally:
+        may_end.set()
+        replica._converter.shutdown()

@@ -77,6 +77,24 @@ def parse_failure(text: str) -> PipelineError | None:
     return from_dict(json.loads(lines[-1].removeprefix(_ERROR_MARK))) if lines else None
 
 
+async def run_in_turn(executor: ThreadPoolExecutor, call: Callable[..., T], *arguments: Any) -> T:
+    """Returns what a call in a thread returns; nothing holds the arguments once this has ended.
+
+    A client that leaves cancels this. Its budget is free then, so the body of its request must be too.
+    """
+    calls = [functools.partial(call, *arguments)]
+    future = executor.submit(lambda: calls.pop()())
+    result = asyncio.wrap_future(future)
+    try:
+        return await asyncio.shield(result)
+    except asyncio.CancelledError:
+        if future.cancel():
+            calls.clear()  # the executor keeps a cancelled call until its turn comes
+        else:
+            await asyncio.wait([result])
+        raise
+
+
 @dataclass(frozen=True)
 class ServedBundle:
     """A model that a replica serves, and the bundle it was opened from."""
@@ -201,7 +219,7 @@ class BundleDeployment(GrpcMethods):
             served.opened.check()
 
     async def _run(self, call: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._runner, call, *arguments)
+        return await run_in_turn(self._runner, call, *arguments)
 
     def find_model(self, name: str, version: str = "") -> ServedBundle:
         """Returns the model of a name, and of a version if one is given.
@@ -242,7 +260,7 @@ class BundleDeployment(GrpcMethods):
         """Returns what a conversion of so many bytes returns; a large one is done beside the event loop."""
         if size_bytes <= _SMALL_BYTES:
             return call(*arguments)
-        return await asyncio.get_running_loop().run_in_executor(self._converter, call, *arguments)
+        return await run_in_turn(self._converter, call, *arguments)
 
     async def run_many(self, requests: Sequence[Call]) -> list[Result]:
         """Answers requests that travel together."""
