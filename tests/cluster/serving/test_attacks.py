@@ -182,6 +182,11 @@ def test_a_message_has_no_more_bytes_than_a_body(sizing: Path) -> None:
             assert "request is too large" in call.details
         await replica.ModelInfer(message_of([1, 900], bytes(3600)), call := Call())
         assert call.code == grpc.StatusCode.OK
+        replica = await open_replica(sizing)  # with the usual limits
+        query = service_pb2.ModelReadyRequest(name="x" * 2**16).SerializeToString()
+        for ask_about in (replica.ModelReady, replica.ModelMetadata):
+            await ask_about(query, call := Call())
+            assert "request is too large" in call.details
 
     asyncio.run(attack())
 

@@ -42,6 +42,9 @@ SERVICER = "ortprep.cluster.serving.grpc_api.add_servicer"
 MAX_FIELDS = 4096
 """Most fields of a message, without those within its inputs and outputs: each may take 50 times its bytes."""
 
+MAX_QUERY_BYTES = 2**16
+"""Size limit of a message without tensors: it is parsed on the event loop, beside the budget for bodies."""
+
 _RAW_INPUT_CONTENTS = 7
 
 log = logging.getLogger(__name__)
@@ -157,12 +160,13 @@ def parse_bytes(kind: str, data: bytes, config: ServeConfig) -> Any:
     Raises:
         ProtocolError: It is too large or has too many fields (status 413), or is no such message.
     """
+    max_bytes = config.max_body_bytes if kind == "ModelInferRequest" else MAX_QUERY_BYTES
     too_large = ProtocolError.of(
         413,
-        f"request is too large\n  expected at most {config.max_body_bytes} bytes, {config.max_json_bytes} of "
+        f"request is too large\n  expected at most {max_bytes} bytes, {config.max_json_bytes} of "
         f"them outside of raw_input_contents, in {MAX_FIELDS} fields",
     )
-    if len(data) > config.max_body_bytes:
+    if len(data) > max_bytes:
         raise too_large
     plain_bytes = len(data)
     try:
