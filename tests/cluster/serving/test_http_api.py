@@ -98,7 +98,8 @@ def test_the_event_loop_goes_on_while_a_large_request_is_parsed_and_its_answer_w
 
 @pytest.mark.attack
 def test_a_client_that_leaves_holds_no_body_beyond_its_budget() -> None:
-    replica, may_end = Doubling(), threading.Event()
+    may_end = threading.Event()
+    replica: Any = Doubling()
 
     async def hold(body: Any, kept: list[Any]) -> None:
         kept.append(weakref.ref(body))
