@@ -5,9 +5,11 @@ A socket's timeout begins again with every byte, so a server that sends one a mi
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
-from contextvars import copy_context
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar, copy_context
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import TypeVar, cast
@@ -19,8 +21,38 @@ class OutOfTimeError(Exception):
     """A call took longer than it may; the caller turns this into an error of its own."""
 
 
+_deadline: ContextVar[tuple[float, Callable[[], Exception]] | None] = ContextVar("deadline", default=None)
+
+
+@contextmanager
+def limit_time(timeout_s: float, late: Callable[[], Exception]) -> Iterator[None]:
+    """Gives all calls in a block `timeout_s` seconds together; `check_time` raises what `late` returns.
+
+    A block within such a block has what is left of the outer one's time.
+    """
+    outer, inner = _deadline.get(), (time.monotonic() + timeout_s, late)
+    token = _deadline.set(inner if outer is None or inner[0] < outer[0] else outer)
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
+
+
+def check_time() -> None:
+    """Raises the error of `limit_time` once the time is over; to be called between requests and blocks."""
+    deadline = _deadline.get()
+    if deadline is not None and time.monotonic() >= deadline[0]:
+        raise deadline[1]()
+
+
+def remaining_s() -> float:
+    """Returns the seconds that `limit_time` leaves: 0 if they are over, infinite where nothing is limited."""
+    deadline = _deadline.get()
+    return math.inf if deadline is None else max(0.0, deadline[0] - time.monotonic())
+
+
 def call_in_time(call: Callable[[], T], limit_s: float, abort: Callable[[], object] = lambda: None) -> T:
-    """Returns what a call returns, which may take so many seconds.
+    """Returns what a call returns, which may take so many seconds, and no more than `limit_time` leaves.
 
     It is aborted then; a call that cannot be ends by itself, in a thread that nothing waits for.
 
@@ -39,6 +71,7 @@ def call_in_time(call: Callable[[], T], limit_s: float, abort: Callable[[], obje
         except BaseException as error:  # noqa: BLE001 - raised where the call is waited for
             results.put((None, error))
 
+    limit_s = min(limit_s, remaining_s())
     Thread(target=run, name="ortprep-network", daemon=True).start()
     try:
         result, error = results.get(timeout=limit_s)

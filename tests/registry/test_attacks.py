@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
+import time
 import tracemalloc
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +29,7 @@ from ortprep.errors import (
 )
 from ortprep.registry.alias_moves import Move, encode_move, parse_move
 from ortprep.registry.backend import MAX_LISTING_BYTES, MOVE
+from ortprep.registry.backends.oci.repository import Repository
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue, open_catalogue
 from ortprep.registry.documents import (
@@ -39,11 +43,14 @@ from ortprep.registry.documents import (
     parse_version,
 )
 from ortprep.registry.garbage_collection import RetentionPolicy, collect
-from ortprep.registry.part_bundle import read_part_bundle
+from ortprep.registry.part_bundle import read_part_bundle, small_files
 from ortprep.registry.promotion import promote
 from ortprep.registry.publish import PublishResult, publish
 from ortprep.registry.pull import MAX_BYTES_VARIABLE, TIMEOUT_VARIABLE, PullRequest, pull, pull_cached
 from ortprep.registry.references import VersionRef, open_registry, parse_reference, split_location
+from ortprep.registry.retries import with_retries
+from ortprep.registry.transfer import map_parallel, run_parallel
+from ortprep.time_limit import OutOfTimeError, call_in_time, limit_time
 from tests.registry.builders import (
     BARE,
     Made,
@@ -459,13 +466,64 @@ def test_a_download_is_limited_in_size_and_time(
         pull_it(catalogue, tmp_path / "out")
     monkeypatch.setenv(MAX_BYTES_VARIABLE, "1000000")
     monkeypatch.setenv(TIMEOUT_VARIABLE, "0")
-    with pytest.raises(RegistryError, match="took too long: net"):
+    with pytest.raises(RegistryError, match="took too long"):
         pull_it(catalogue, tmp_path / "out")
     monkeypatch.setenv(TIMEOUT_VARIABLE, "soon")
     with pytest.raises(RegistryError, match="expected a whole number"):
         pull_it(catalogue, tmp_path / "out")
     monkeypatch.delenv(TIMEOUT_VARIABLE)
     pull_it(catalogue, tmp_path / "out")
+
+
+def test_what_decides_which_part_is_pulled_is_limited_too(
+    catalogue: Catalogue, registry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = catalogue.read_part("net", publish(write_bundle(tmp_path / "bundle"), catalogue).part)
+    records_bytes = sum(entry.size_bytes for entry in small_files(part).values())
+    copies = [canonical_json(json.loads(part.data) | {"number": number}) for number in range(40)]
+    for data in copies:
+        Path(registry, f"net/parts/{digest_bytes(data).removeprefix('sha256:')}.json").write_bytes(data)
+    version = json.loads(build_version("net", [part], label="1", published_at="2030-01-01T00:00:00Z").data)
+    summaries = [{"digest": digest_bytes(data), "size": len(data)} for data in copies]
+    version["manifests"] = [version["manifests"][0] | summary for summary in summaries]
+    catalogue.backend.add_version("net", parse_version(canonical_json(version)))
+    monkeypatch.setattr(Catalogue, "read_records", lambda *_: pytest.fail("records were read"))
+    for limit in (part.summary.size_bytes - 1, part.summary.size_bytes, 40 * records_bytes - 1):
+        monkeypatch.setenv(MAX_BYTES_VARIABLE, str(limit))
+        with pytest.raises(RegistryError, match="too large: net"):
+            pull_it(catalogue, tmp_path / "out", version="1")
+
+
+def test_pages_of_a_list_that_never_ends_are_limited_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = itertools.count()
+
+    def answer(*_: Any, **__: Any) -> tuple[Any, bytes]:
+        time.sleep(0.05)
+        link = f'</v2/m/net/tags/list?last={next(numbers)}>; rel="next"'
+        return SimpleNamespace(headers={"Link": link}), b'{"tags": []}'
+
+    monkeypatch.setattr(Repository, "ask", answer)
+    monkeypatch.setenv(TIMEOUT_VARIABLE, "1")
+    with (
+        open_catalogue("oci+http://localhost:9/m", cache=Cache(tmp_path / "cache")) as catalogue,
+        pytest.raises(RegistryError, match="pull took too long"),
+    ):
+        pull_it(catalogue, tmp_path / "out")
+
+
+def test_a_registry_that_does_not_answer_has_no_more_time_than_the_pull() -> None:
+    begun_s = time.monotonic()
+
+    def ask() -> None:
+        call_in_time(lambda: time.sleep(10), 60)
+
+    with limit_time(0.2, lambda: RegistryError("late")), pytest.raises(OutOfTimeError):
+        run_parallel(lambda _: ask(), [1])
+    with limit_time(0, lambda: RegistryError("late")), pytest.raises(RegistryError, match="late"):
+        map_parallel(lambda _: with_retries(ask), [1])
+    assert time.monotonic() - begun_s < 5
 
 
 @pytest.mark.parametrize("text", ["", "../up", "a@", "a@b@c", "a/b", "a@" + "x" * 300, "-x", "a@../b"])

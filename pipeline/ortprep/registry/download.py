@@ -22,6 +22,7 @@ from ortprep.errors import IntegrityError, RegistryError, RegistryUnavailableErr
 from ortprep.registry.backend import BLOCK_BYTES, Download
 from ortprep.registry.retries import ATTEMPTS, wait_to_retry
 from ortprep.registry.transfer import check_copied, read_blocks
+from ortprep.time_limit import check_time
 
 log = logging.getLogger(__name__)
 
@@ -158,7 +159,8 @@ def _receive(opened: Download, partial: _PartialFile, expected: FileEntry | None
 
 
 def _check_limits(size_bytes: int, name: str, limits: DownloadLimits, deadline_s: float) -> None:
-    """Raises RegistryError if a file is too large by now, or took too long."""
+    """Raises RegistryError if a file is too large by now, or took too long; and what `check_time` does."""
+    check_time()
     if size_bytes > limits.max_bytes:
         raise RegistryError(f"too large: {name}\n  expected at most {limits.max_bytes} bytes, got more")
     if time.monotonic() > deadline_s:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import logging
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from ortprep.quoting import quoted
 from ortprep.registry.backend import Report
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import Part, Version, parse_part, parse_version
+from ortprep.registry.part_bundle import small_files
 from ortprep.registry.part_selection import choose_part
 from ortprep.registry.progress import Observer, Progress, ignore
 from ortprep.registry.provenance import check_provenance
@@ -38,6 +38,7 @@ from ortprep.registry.transfer import read_limit, run_parallel
 from ortprep.registry.versions import resolve
 from ortprep.runtime.machine.hardware import Hardware, read_hardware
 from ortprep.spec.redaction import redact_url
+from ortprep.time_limit import limit_time
 from ortprep.versions import installed_onnxruntime
 
 log = logging.getLogger(__name__)
@@ -77,6 +78,22 @@ class PullResult:
     total_bytes: int
 
 
+@contextmanager
+def _in_time() -> Iterator[None]:
+    """Limits all that a function asks of a registry, from the first list on."""
+    timeout_s = read_limit(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S)
+
+    def late() -> RegistryError:
+        return RegistryError(
+            f"pull took too long\n  expected {timeout_s} s at most",
+            hint=f"export {TIMEOUT_VARIABLE}=SECONDS   (what was fetched is kept)",
+        )
+
+    with limit_time(timeout_s, late):
+        yield
+
+
+@_in_time()
 def pull(
     request: PullRequest,
     catalogue: Catalogue,
@@ -101,6 +118,7 @@ def pull(
     return _choose(request, catalogue, hardware).write(out, observer)
 
 
+@_in_time()
 def pull_cached(
     request: PullRequest,
     catalogue: Catalogue,
@@ -128,6 +146,7 @@ def pull_cached(
     return chosen.write(path, observer, is_there=is_there)
 
 
+@_in_time()
 def resolve_version(request: PullRequest, catalogue: Catalogue) -> tuple[Version, tuple[Part, ...]]:
     """Returns a version and those of its parts that have the signature that is required.
 
@@ -196,19 +215,26 @@ def _choose(request: PullRequest, catalogue: Catalogue, hardware: Hardware | Non
     """Decides all that can be decided before the first weight is fetched."""
     reference = request.reference
     version, candidates = resolve_version(request, catalogue)
-    part = choose_part(
-        [(part, catalogue.read_records(part)[0]) for part in candidates],
-        reference,
-        hardware or read_hardware(),
-        onnxruntime=installed_onnxruntime(),
-        digest=request.part,
-    )
-    limit, size_bytes = read_limit(MAX_BYTES_VARIABLE, DEFAULT_MAX_BYTES), part.summary.size_bytes
+    candidates = tuple(part for part in candidates if part.digest == request.part) or candidates
+    limit = read_limit(MAX_BYTES_VARIABLE, DEFAULT_MAX_BYTES)
+    parts = [part for part in candidates if part.summary.size_bytes <= limit]
+    if skipped := len(candidates) - len(parts):
+        log.warning("%s: skipping %d parts of more than %d bytes", reference, skipped, limit)
+    # The records count too: a version may have a thousand parts.
+    records_bytes = sum(entry.size_bytes for part in parts for entry in small_files(part).values())
+    size_bytes = records_bytes if parts else min(part.summary.size_bytes for part in candidates)
     if size_bytes > limit:
         raise RegistryError(
             f"too large: {reference}\n  expected at most {limit} bytes, got {size_bytes}",
             hint=f"export {MAX_BYTES_VARIABLE}={size_bytes:d}",
         )
+    part = choose_part(
+        [(part, catalogue.read_records(part)[0]) for part in parts],
+        reference,
+        hardware or read_hardware(),
+        onnxruntime=installed_onnxruntime(),
+        digest=request.part,
+    )
     return _PartPull(reference, catalogue, version, part, request.public_key)
 
 
@@ -255,7 +281,6 @@ class _PartPull:
         unique = {entry.sha256: entry for entry in files}.values()
         absent = sum(entry.size_bytes for entry in unique if not catalogue.cache.has_file(entry))
         progress = Progress("download", sum(entry.size_bytes for entry in unique), observer)
-        report = self._until(read_limit(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S), progress.add)
         registry = redact_url(catalogue.backend.url)
         receipt = PullReceipt(registry, str(self.reference), self.version.digest, self.part.digest)
         signatures = catalogue.read_signatures(self.part)
@@ -268,26 +293,12 @@ class _PartPull:
             graphs = [entry for entry in files if entry.path.endswith(".onnx")]
             others = [entry for entry in files if not entry.path.endswith(".onnx")]
             # The graphs say which of the other files must be copies.
-            self._place_files(graphs, folder, report, alone=frozenset())
-            self._place_files(others, folder, report, alone=_find_alone(graphs, folder))
+            self._place_files(graphs, folder, progress.add, alone=frozenset())
+            self._place_files(others, folder, progress.add, alone=_find_alone(graphs, folder))
             check_bundle(folder, DigestCache().digest)
             check_provenance(folder, self.part)
             check_replaceable(out)
         return absent
-
-    def _until(self, timeout_s: float, report: Report) -> Report:
-        """Returns a report that ends a download that takes too long."""
-        deadline = time.monotonic() + timeout_s
-
-        def check(size_bytes: int) -> None:
-            if time.monotonic() > deadline:
-                raise RegistryError(
-                    f"took too long: {self.reference}\n  expected {timeout_s:.0f} s at most",
-                    hint=f"export {TIMEOUT_VARIABLE}=SECONDS   (what was fetched is kept)",
-                )
-            report(size_bytes)
-
-        return check
 
     def _place_files(
         self, files: Sequence[FileEntry], folder: Path, report: Report, *, alone: frozenset[str]

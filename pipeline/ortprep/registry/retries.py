@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ortprep.errors import RegistryUnavailableError
+from ortprep.time_limit import check_time, remaining_s
 
 T = TypeVar("T")
 
@@ -22,8 +23,13 @@ MAX_PAUSE_S = 30.0
 def with_retries(
     action: Callable[[], T], *, attempts: int = ATTEMPTS, pause: Callable[[float], object] = time.sleep
 ) -> T:
-    """Returns what `action` returns, and repeats it while it raises RegistryUnavailableError."""
+    """Returns what `action` returns, and repeats it while it raises RegistryUnavailableError.
+
+    Raises:
+        Exception: What `check_time` raises, once the time of all requests together is over.
+    """
     for failures in range(1, attempts + 1):
+        check_time()
         try:
             return action()
         except RegistryUnavailableError as error:
@@ -39,9 +45,10 @@ def wait_to_retry(
     """Waits after so many failures in a row.
 
     Pauses double, with jitter, so that a thousand jobs that were refused at once do not come back at once. If
-    the registry says how long to wait, that counts, up to `MAX_PAUSE_S`.
+    the registry says how long to wait, that counts, up to `MAX_PAUSE_S`. Raises what `check_time` does.
     """
+    check_time()
     wait_s = FIRST_PAUSE_S * 2 ** (failures - 1) * random.uniform(0.5, 1.5)
     wait_s = min(max(wait_s, error.retry_after_s), MAX_PAUSE_S)
     log.info("trying again in %.1f s: %s", wait_s, error.message)
-    pause(wait_s)
+    pause(min(wait_s, remaining_s()))

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
+from contextvars import copy_context
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -88,7 +89,7 @@ def run_parallel(action: Callable[[T], None], items: Sequence[T]) -> None:
     What has begun is waited for, so that nothing is written after this returned.
     """
     with ThreadPoolExecutor(PARALLEL_TRANSFERS, thread_name_prefix="ortprep-transfer") as pool:
-        futures = [pool.submit(action, item) for item in items]
+        futures = [pool.submit(copy_context().run, action, item) for item in items]
         try:
             for future in as_completed(futures):
                 future.result()
@@ -99,7 +100,9 @@ def run_parallel(action: Callable[[T], None], items: Sequence[T]) -> None:
 def map_parallel(action: Callable[[T], R], items: Sequence[T]) -> dict[T, R]:
     """Returns what `action` returns for every item; it is called for several at a time."""
     with ThreadPoolExecutor(PARALLEL_REQUESTS, thread_name_prefix="ortprep-request") as pool:
-        return dict(zip(items, pool.map(action, items), strict=True))
+        context = copy_context()  # of the time limit that the caller has
+        results = pool.map(lambda item: context.copy().run(action, item), items)
+        return dict(zip(items, results, strict=True))
 
 
 def read_documents(read: Callable[[T], bytes | None], items: Sequence[T]) -> dict[T, bytes]:
