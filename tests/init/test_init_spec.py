@@ -12,7 +12,6 @@ import pytest
 
 from ortprep.errors import SourceError, SpecError
 from ortprep.init import InitResult, ObservedInput, Question, find_spec_name, init_spec
-from ortprep.init.graph_facts import describe_facts
 from ortprep.init.input_search import Feed
 from ortprep.init.naming import choose_name
 from ortprep.init.trial_run import TrialRequest, run_trial
@@ -34,7 +33,7 @@ def draft(model: onnx.ModelProto, folder: Path, **options: Any) -> InitResult:
 def feeds_of(model: onnx.ModelProto, folder: Path) -> dict[str, Feed]:
     """Returns what a model runs on, found in this process, which has imported ONNX Runtime anyway."""
     path = models.write_model(model, folder / "net.onnx")
-    trial = run_trial(TrialRequest(path, describe_facts(path), {}))
+    trial = run_trial(TrialRequest(path, None, {}))
     assert not trial.error, trial.error
     return dict(trial.feeds)
 
@@ -205,7 +204,7 @@ def test_a_spec_is_found_however_it_names_its_model(
     [
         (models.sequence_input, "not a tensor"),
         (models.unknown_operator, "No Op registered"),
-        (lambda: copies(f"float[1, {2**40}] x"), r"'x'.*\n.*got \[1, 1099511627776\]"),
+        (lambda: copies(f"float[1, {2**40}] x"), r"'x'.*\n.*got 1099511627776"),
         (copies, "model without outputs"),
         (
             lambda: open_models.parse(

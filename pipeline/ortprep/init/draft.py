@@ -12,14 +12,12 @@ from ortprep.bundle.atomic import write_bytes_atomic
 from ortprep.bundle.file_memory import open_regular
 from ortprep.errors import DISK_ERRORS, SourceError, SpecError
 from ortprep.init.error_hints import find_input
-from ortprep.init.graph_facts import GraphFacts, read_facts
 from ortprep.init.input_search import ObservedInput
 from ortprep.init.naming import choose_name, find_spec_name
 from ortprep.init.spec_text import show, show_shape, write_spec_text
-from ortprep.init.tensor_copy import copy_path, write_tensor_copy
-from ortprep.init.trial_run import InitTrial, try_inputs
+from ortprep.init.tensor_copy import copy_path
+from ortprep.init.trial_run import InitTrial, TrialRequest, try_inputs
 from ortprep.quoting import quoted
-from ortprep.spec.fields import MAX_DIMENSION
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.reading import DEFAULTS_FILE
 from ortprep.spec.redaction import redact_url
@@ -127,38 +125,22 @@ def init_spec(
         ChildError: Running it crashed or took too long.
         OSError: There is no room for temporary files.
     """
-    path = _local_path(model)
-    facts, known = read_facts(path), dict(observed or {})
+    path, known = _local_path(model), dict(observed or {})
     spec_name = name or find_spec_name(path, folder, or_copy=may_copy) or choose_name(path, folder)
-
-    # A copy without its maps, where the model answers with them.
-    changes = write_tensor_copy(path, folder) if may_copy and _makes_sequences(facts) else ()
-    if changes:
-        path = copy_path(path, folder)
-        facts = read_facts(path)
-        say(f"wrote {path}: {'; '.join(changes)}")
-
-    # Run it; ask until it runs, or the user does not know.
     say(f"running {path.name} on proposed inputs")
-    while True:
-        _check_inputs(facts, known, path)
-        trial = try_inputs(path, facts, known)
-        question = _find_question(trial, facts, path)
-        answer = None if ask is None or question is None else ask(question)
-        if question is None or answer is None:
-            break
-        known[question.input] = ObservedInput(shapes=(answer,), reason="as you said")
-
+    copy = copy_path(path, folder) if may_copy else None
+    trial, question = _try_with_answers(TrialRequest(path, copy, known), ask)
+    if copy is not None and trial.changes:
+        say(f"wrote {copy}: {'; '.join(trial.changes)}")
+        path = copy
     text = write_spec_text(
-        facts,
         trial,
         name=spec_name,
         path=_relative(path, folder),
-        size_bytes=path.stat().st_size + sum(facts.inspection.external.values()),
+        size_bytes=path.stat().st_size + sum(trial.inspection.external.values()),
         defaults=_default_keys(folder),
         sections=sections or {},
         question="" if question is None else question.text,
-        changes=changes,
     )
     file = f"{spec_name}.yaml"
     document = parse_yaml(text.encode("utf-8"), file=spec_name)
@@ -167,6 +149,11 @@ def init_spec(
 
 
 def _local_path(model: Path | str) -> Path:
+    """Returns the path of a model's file.
+
+    Raises:
+        SourceError: It is a URL, or there is no such file.
+    """
     text = os.fspath(model)
     if "://" in text:
         url = redact_url(text)
@@ -175,53 +162,35 @@ def _local_path(model: Path | str) -> Path:
             hint="download it, and run ortprep init FILE.onnx; "
             f"or write a spec with source: {{url: {quoted(url)}}}",
         )
-    return Path(text)
-
-
-def _makes_sequences(facts: GraphFacts) -> bool:
-    outputs = facts.inspection.interface.outputs
-    return not facts.inspection.external and any(item.dtype.startswith("sequence(") for item in outputs)
-
-
-def _check_inputs(facts: GraphFacts, known: Mapping[str, ObservedInput], model: Path) -> None:
-    """Refuses what no spec can describe, and observed inputs that the model lacks."""
-    interface = facts.inspection.interface
-    for item in (*interface.inputs, *interface.outputs):
-        if "(" in item.dtype:
-            raise SourceError(
-                f"model with an input or output that is not a tensor: {model}\n"
-                f"  expected tensors, got {item.name!r} of {item.dtype}",
-                hint="use the model without ortprep, or export it with tensors only",
-            )
-    if not interface.outputs:
+    path = Path(text)
+    if not path.is_file():
+        nearest = next(one for one in (path, *path.parents) if one.is_dir())
         raise SourceError(
-            f"model without outputs: {model}\n  expected at least one output, got none",
-            hint="export the model again, with its outputs",
+            f"no such model: {path}\n  expected an ONNX file, got {'a folder' if path.is_dir() else 'none'}",
+            hint=f"find {quoted(path)} -name '*.onnx'" if path.is_dir() else quoted("ls", nearest),
         )
-    for item in interface.inputs:
-        if any(isinstance(axis, int) and axis > MAX_DIMENSION for axis in item.shape or ()):
-            raise SourceError(
-                f"input too large: {item.name!r} of {model}\n"
-                f"  expected up to {MAX_DIMENSION} along an axis, got {show_shape(item)}",
-                hint="export the model with a smaller shape, or a dynamic one",
-            )
-    names = [item.name for item in interface.inputs]
-    for name in known:
-        if name not in names:
-            raise SpecError(
-                f"no such input: {name!r} of {model}\n"
-                f"  expected one of {', '.join(names) or 'none'}, got {name!r}",
-                hint=f"ortprep init {quoted(model)}",
-            )
+    return path
 
 
-def _find_question(trial: InitTrial, facts: GraphFacts, model: Path) -> Question | None:
+def _try_with_answers(request: TrialRequest, ask: Ask | None) -> tuple[InitTrial, Question | None]:
+    """Runs the model, with the shapes that the user answers, until it runs or the user does not know."""
+    while True:
+        trial = try_inputs(request)
+        question = _find_question(trial, request.model)
+        answer = None if ask is None or question is None else ask(question)
+        if question is None or answer is None:
+            return trial, question
+        known = ObservedInput(shapes=(answer,), reason="as you said")
+        request = request._replace(observed={**request.observed, question.input: known})
+
+
+def _find_question(trial: InitTrial, model: Path) -> Question | None:
     """Returns what to ask of a model that did not run, None of one that did.
 
     Raises:
         SourceError: It did not run, and has no input to ask about.
     """
-    inputs = facts.inspection.interface.inputs
+    inputs = trial.inspection.interface.inputs
     if not trial.error:
         return None
     if not inputs:

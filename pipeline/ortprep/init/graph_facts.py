@@ -1,4 +1,4 @@
-"""What a model's graph says of its inputs, read without its weights in a child process."""
+"""What a model's graph says of its inputs, read without its weights."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ortprep.children.child import run_child
-from ortprep.errors import SourceError
-from ortprep.quoting import quoted
 from ortprep.stages.fetch.inspection import Inspection, inspect_model, parse_skeleton
 from ortprep.stages.fetch.stage import refuse_what_is_no_model
 
@@ -48,22 +45,8 @@ class GraphFacts:
         return int(self.highest[name]) + 1 if rows is None and name in self.highest else rows
 
 
-def read_facts(model: Path, *, timeout_s: float | None = None) -> GraphFacts:
-    """Reads a model file in a child process; its weights and external data stay unread.
-
-    Raises:
-        SourceError: There is no such file, or it is not an ONNX model.
-    """
-    if not model.is_file():
-        got = "a folder" if model.is_dir() else "none"
-        nearest = next(one for one in (model, *model.parents) if one.is_dir())
-        hint = f"find {quoted(model)} -name '*.onnx'" if model.is_dir() else quoted("ls", nearest)
-        raise SourceError(f"no such model: {model}\n  expected an ONNX file, got {got}", hint=hint)
-    return run_child(describe_facts, model.absolute(), timeout_s=timeout_s).value
-
-
-def describe_facts(model: Path) -> GraphFacts:
-    """Child function of `read_facts`.
+def read_facts(model: Path) -> GraphFacts:
+    """Reads a model file, but not its weights and external data; for child processes.
 
     Raises:
         SourceError: It is not an ONNX model.

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 from ortprep.bundle.loader_config import TensorSpec
-from ortprep.init.graph_facts import GraphFacts
 from ortprep.init.input_search import Feed
 from ortprep.init.trial_run import InitTrial
 from ortprep.spec.models import VerifySpec
@@ -30,7 +29,6 @@ _PRECISION = (
 
 
 def write_spec_text(
-    facts: GraphFacts,
     trial: InitTrial,
     *,
     name: str,
@@ -39,12 +37,10 @@ def write_spec_text(
     defaults: Set[str],
     sections: Mapping[str, Any],
     question: str,
-    changes: tuple[str, ...],
 ) -> str:
     """Returns a spec as YAML.
 
     Args:
-        facts: What the model's graph says.
         trial: What running the model has shown.
         name: Name of the spec.
         path: The model, relative to the spec's folder.
@@ -52,7 +48,6 @@ def write_spec_text(
         defaults: Keys that the folder's `defaults.yaml` already gives.
         sections: Further sections of the spec, which replace the proposed ones.
         question: What is left to ask; "" for nothing.
-        changes: What the copy of the model that the spec is for has otherwise, a line each.
     """
     ran = "did not run" if trial.error else "ran"
     how = f"The model {ran} on these inputs with ONNX Runtime {trial.onnxruntime}."
@@ -62,16 +57,16 @@ def write_spec_text(
     if question:
         lines.append(f"{OPEN_QUESTION} {question}")
     lines += comment(trial.doubt)
-    if changes:
-        lines += comment(f"The source is a copy of the model: {'; '.join(changes)}.")
-    opset = facts.inspection.opsets.get("", 0)
+    if trial.changes:
+        lines += comment(f"The source is a copy of the model: {'; '.join(trial.changes)}.")
+    opset = trial.inspection.opsets.get("", 0)
     lines += [
         f"name: {_scalar(name)}",
         f"source: {{path: {_scalar(path)}}}  # {size_bytes / 1e6:.1f} MB, opset {opset}",
     ]
     if trial.feeds:
         lines += ["", "inputs:"]
-    for item in facts.inspection.interface.inputs:
+    for item in trial.inspection.interface.inputs:
         lines += _describe_input(item, trial.feeds[item.name])
     proposed = {
         "targets": ["", "targets: auto  # cpu, and cuda on machines where it works"],

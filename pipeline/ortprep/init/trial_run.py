@@ -6,7 +6,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,10 +15,12 @@ import numpy as np
 
 from ortprep.bundle.loader_config import Tolerance
 from ortprep.children.child import run_child
-from ortprep.errors import ChildError, LoadError, PipelineError, SourceError
-from ortprep.init.graph_facts import GraphFacts
+from ortprep.errors import ChildError, LoadError, PipelineError, SourceError, SpecError
+from ortprep.init.graph_facts import read_facts
 from ortprep.init.input_search import Feed, InputSearch, ObservedInput, RunResult
+from ortprep.init.tensor_copy import copy_as_tensors
 from ortprep.measuring.feeds import draw_feed, generator
+from ortprep.quoting import quoted
 from ortprep.runtime.loading.session import (
     build_session,
     default_plan,
@@ -29,8 +31,11 @@ from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.runtime.tensors.arrays import run_session
 from ortprep.runtime.tensors.element_types import Array
 from ortprep.runtime.verification.compare import compare_output
+from ortprep.spec.fields import MAX_DIMENSION
 from ortprep.spec.models import VerifySpec
 from ortprep.stages.core.ladder import plain_refusal
+from ortprep.stages.core.results import ModelInterface
+from ortprep.stages.fetch.inspection import Inspection
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -52,6 +57,8 @@ class InitTrial:
     """What running a model once has shown.
 
     Attributes:
+        inspection: What the model's file says.
+        changes: What the copy that was run in its place has otherwise, a line each; none without a copy.
         feeds: What was fed last: what it ran on, or what came furthest.
         error: What ONNX Runtime said in the end, in one line; "" if it ran.
         doubt: Why a build cannot verify its answers, in a sentence; "" if it can.
@@ -63,6 +70,8 @@ class InitTrial:
         onnxruntime: Version that ran it.
     """
 
+    inspection: Inspection
+    changes: tuple[str, ...]
     feeds: Mapping[str, Feed]
     error: str
     doubt: str
@@ -75,29 +84,34 @@ class InitTrial:
 
 
 class TrialRequest(NamedTuple):
-    """A model to run, what its graph says, and what is known of its inputs by name."""
+    """A model to run.
+
+    Attributes:
+        model: The ONNX file.
+        copy: Where a copy may go that answers with a matrix, if the model ends with a `ZipMap`.
+        observed: What is known of its inputs, by name.
+    """
 
     model: Path
-    facts: GraphFacts
+    copy: Path | None
     observed: Mapping[str, ObservedInput]
 
 
-def try_inputs(
-    model: Path, facts: GraphFacts, observed: Mapping[str, ObservedInput], *, timeout_s: float = _DEADLINE_S
-) -> InitTrial:
-    """Runs a model in a child process until it runs or nothing is left to try.
+def try_inputs(request: TrialRequest) -> InitTrial:
+    """Reads a model, and runs it in a child process until it runs or nothing is left to try.
 
     Raises:
-        SourceError: ONNX Runtime does not make a session of it, or crashes on it.
+        SourceError: It is not a model, no spec can describe it, or ONNX Runtime makes no session of it.
+        SpecError: An observed input is none of the model's.
         ChildTimeoutError: The deadline passed.
         MissingExtraError: ONNX Runtime cannot be imported.
     """
     import_onnxruntime()  # a child could only report a crash without it
-    request = TrialRequest(model.absolute(), facts, observed)
     # Sizes that need more fail, and smaller ones are tried, before the kernel ends a process.
     memory_bytes = int(_MEMORY_SHARE * read_hardware(gpus=False).memory_bytes)
+    model = request.model
     try:
-        return run_child(run_trial, request, timeout_s=timeout_s, memory_bytes=memory_bytes).value
+        return run_child(run_trial, request, timeout_s=_DEADLINE_S, memory_bytes=memory_bytes).value
     except LoadError as error:
         reason = plain_refusal(error.message)
         raise SourceError(f"ONNX Runtime does not accept the model: {model}\n  {reason}") from error
@@ -113,10 +127,18 @@ def run_trial(request: TrialRequest) -> InitTrial:
     """
     import onnxruntime
 
+    path, facts, changes = request.model, read_facts(request.model), tuple[str, ...]()
+    makes_sequences = any(one.dtype.startswith("sequence(") for one in facts.inspection.interface.outputs)
+    if request.copy is not None and makes_sequences and not facts.inspection.external:
+        changes = copy_as_tensors((path, request.copy))
+    if request.copy is not None and changes:
+        path, facts = request.copy, read_facts(request.copy)
+    check_inputs(facts.inspection.interface, request.observed, path)
+
     started = time.perf_counter()
-    model = _TrialModel(str(request.model), request.facts)
+    model = _TrialModel(str(path), facts.inspection.interface)
     load_s = time.perf_counter() - started
-    search = InputSearch(request.facts, request.observed, model.run)
+    search = InputSearch(facts, request.observed, model.run)
     best = search.find()
     run_s, noise = 0.0, {}
     if not best.result.error:
@@ -127,6 +149,8 @@ def run_trial(request: TrialRequest) -> InitTrial:
             noise = model.measure_noise(best.feeds, answers)
     failed = [one.feeds for one in search.attempts if one.result.error][:_MAX_TRIED]
     return InitTrial(
+        inspection=facts.inspection,
+        changes=changes,
         feeds=best.feeds,
         error=_PLACE.sub("", plain_refusal(best.result.error))[:_MAX_ERROR],
         doubt=best.result.doubt,
@@ -139,13 +163,49 @@ def run_trial(request: TrialRequest) -> InitTrial:
     )
 
 
+def check_inputs(interface: ModelInterface, known: Collection[str], model: Path) -> None:
+    """Refuses what no spec can describe, and names of inputs that the model lacks.
+
+    Raises:
+        SourceError: An input or output is no tensor, an axis of an input is too long, or there is no output.
+        SpecError: No input has a name that is known.
+    """
+    for item in (*interface.inputs, *interface.outputs):
+        if "(" in item.dtype:
+            raise SourceError(
+                f"model with an input or output that is not a tensor: {model}\n"
+                f"  expected tensors, got {item.name!r} of {item.dtype}",
+                hint="use the model without ortprep, or export it with tensors only",
+            )
+    if not interface.outputs:
+        raise SourceError(
+            f"model without outputs: {model}\n  expected at least one output, got none",
+            hint="export the model again, with its outputs",
+        )
+    for item in interface.inputs:
+        largest = max((axis for axis in item.shape or () if isinstance(axis, int)), default=0)
+        if largest > MAX_DIMENSION:
+            raise SourceError(
+                f"input too large: {item.name!r} of {model}\n"
+                f"  expected up to {MAX_DIMENSION} along an axis, got {largest}",
+                hint="export the model with a smaller shape, or a dynamic one",
+            )
+    names = [item.name for item in interface.inputs]
+    for name in known:
+        if name not in names:
+            raise SpecError(
+                f"no such input: {name!r} of {model}\n"
+                f"  expected one of {', '.join(names) or 'none'}, got {name!r}",
+                hint=f"ortprep init {quoted(model)}",
+            )
+
+
 class _TrialModel:
     """A model's session without optimisation, which names the graph's own nodes when a run fails."""
 
-    def __init__(self, path: str, facts: GraphFacts) -> None:
-        self._path = path
+    def __init__(self, path: str, interface: ModelInterface) -> None:
+        self._path, self._interface = path, interface
         self._max_elements = sys.maxsize
-        self.facts = facts
         self.session = _open(path, "ORT_DISABLE_ALL")
 
     def run(self, feeds: Mapping[str, Feed]) -> RunResult:
@@ -184,7 +244,6 @@ class _TrialModel:
 
     def draw(self, feeds: Mapping[str, Feed]) -> dict[str, Array]:
         """Returns the seeded arrays that a build draws for such a spec."""
-        interface = self.facts.inspection.interface
         return {
             item.name: draw_feed(
                 item,
@@ -192,9 +251,9 @@ class _TrialModel:
                 generator(VerifySpec().seed, item.name),
                 span=feeds[item.name].values.range,
                 values=feeds[item.name].values.values,
-                bound=interface.index_bounds.get(item.name),
+                bound=self._interface.index_bounds.get(item.name),
             )
-            for item in interface.inputs
+            for item in self._interface.inputs
         }
 
 
