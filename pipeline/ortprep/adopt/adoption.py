@@ -13,7 +13,7 @@ from ortprep.adopt.model_use import ModelUse, merge_uses
 from ortprep.adopt.observation import ModelRecord, ProcessRecord
 from ortprep.adopt.spec_options import SpecOptions, options_of
 from ortprep.bundle.digest import DigestCache
-from ortprep.errors import PipelineError
+from ortprep.errors import PipelineError, SourceError
 from ortprep.init import find_spec_name, init_spec
 from ortprep.options import NEWEST
 from ortprep.stages.fetch.external_data import digest_beside
@@ -33,7 +33,7 @@ class AdoptedModel:
     """What came of one model.
 
     Attributes:
-        model: Its file; what is known of it if there is none.
+        model: Its file; its size if the application gave bytes.
         use: How the application uses it.
         name: Name of the spec; None if there is none.
         is_new: Whether the spec was written now; False for one that was there and was left as it is.
@@ -69,103 +69,80 @@ def adopt_models(
     Raises:
         OSError: There is no room for what is written.
     """
-    models: list[AdoptedModel] = []
-    for model, problem, use in _find_models(processes, records):
+    adopted = []
+    for group in _group_records(processes, records):
+        # A file of the application's own is upgraded with it, unlike a copy of bytes.
+        record = min(group, key=lambda one: one.path is None)
+        ids: Collection[str] = ()
+        with suppress(PipelineError):  # what is wrong with the model is told below
+            ids = inspect_file(_locate(record, records), name=_describe(record)).interface.index_bounds
+        use = merge_uses(group, ids=ids)
         options = options_of(use, version=installed_onnxruntime() or NEWEST)
-        if model is None:
-            models.append(AdoptedModel(_describe(use.model), use, None, False, problem, options.left_out))
-            continue
+        result, name, problem = None, None, ""
         try:
-            models.append(
-                _adopt(model, use, options, folder, program=processes[0].program, force=force, say=say)
-            )
+            model = _locate(record, records)
+            if record.path is None:
+                model = _keep(model, folder)
+            name = find_spec_name(model, folder)
+            if name is None or force:
+                result = init_spec(
+                    model,
+                    folder=folder,
+                    name=name or _name(model, folder),
+                    observed={name: one for name, one in use.inputs.items() if name in use.model.inputs},
+                    sections=options.sections,
+                    say=say,
+                )
+                text = "\n".join([*_header(use, options, processes[0].program), result.text])
+                replace(result, text=text).write(force=force)
+                name = result.spec.name
+                problem = "" if result.question is None else f"did not run: {result.question.text}"
         except PipelineError as error:
-            models.append(AdoptedModel(str(model), use, None, False, error.message, options.left_out))
-    return tuple(models)
+            result, name, problem = None, None, error.message
+        adopted.append(
+            AdoptedModel(_describe(record), use, name, result is not None, problem, options.left_out)
+        )
+    return tuple(adopted)
 
 
-def _find_models(
-    processes: Sequence[ProcessRecord], records: Path
-) -> Iterator[tuple[Path | None, str, ModelUse]]:
-    """Yields the file of each model, or why it has none, and how it is used.
-
-    Equal files are one model, external data included.
-    """
-    groups: dict[str, list[tuple[Path | None, str, ModelRecord]]] = {}
+def _group_records(processes: Sequence[ProcessRecord], records: Path) -> Collection[list[ModelRecord]]:
+    """Returns what was recorded of each model; equal files are one, external data included."""
+    groups: dict[object, list[ModelRecord]] = {}
     cache = DigestCache()
     for record in (model for process in processes for model in process.models):
-        path, problem = _locate(record, records)
-        key = repr(record.path) if path is None else _digest(path, cache)
-        groups.setdefault(key, []).append((path, problem, record))
-    for group in groups.values():
-        # A file of the application's own is upgraded with it, unlike a copy of bytes.
-        path, problem, _ = min(group, key=lambda entry: entry[2].path is None)
-        yield path, problem, merge_uses([record for _, _, record in group], ids=_find_ids(path))
+        key: object = record.path
+        with suppress(PipelineError):
+            path = _locate(record, records)
+            digest = cache.digest(path)
+            key = digest, tuple(sorted(digest_beside(path, digest, cache).items()))
+        groups.setdefault(key, []).append(record)
+    return groups.values()
 
 
-def _find_ids(model: Path | None) -> Collection[str]:
-    """Returns the inputs of a model that index a table; none if the model cannot be read."""
-    if model is None:
-        return ()
-    with suppress(PipelineError):  # `init_spec` says what is wrong with it
-        return tuple(inspect_file(model, name=model.name).interface.index_bounds)
-    return ()
+def _locate(record: ModelRecord, records: Path) -> Path:
+    """Returns the file of a model, where it was given as bytes the one beside the records.
 
-
-def _digest(model: Path, cache: DigestCache) -> str:
-    digest = cache.digest(model)
-    return repr((digest, sorted(digest_beside(model, digest, cache).items())))
-
-
-def _locate(record: ModelRecord, records: Path) -> tuple[Path | None, str]:
-    """Returns the model's file, or None and the reason."""
+    Raises:
+        SourceError: There is none any more, or none that a spec can name.
+    """
     if record.path is None:
-        path = None if record.saved is None else records / Path(record.saved).name
-        return path, "" if path is not None else "given as bytes, and too large to keep"
+        if record.saved is None:
+            raise SourceError("given as bytes, and too large to keep")
+        return records / Path(record.saved).name
     path = Path(record.path)
     if path.suffix == ".ort":
-        return None, "in ONNX Runtime's own format; prepare the ONNX file that it was made from"
+        raise SourceError("in ONNX Runtime's own format; prepare the ONNX file that it was made from")
     try:
         status = path.stat()
     except OSError as error:
-        return None, f"can no longer be read: {error.strerror}"
+        raise SourceError(f"can no longer be read: {error.strerror}") from error
     if (status.st_size, status.st_mtime_ns) != (record.size_bytes, record.modified_ns):
-        return None, "changed since the application loaded it"
-    return path, ""
+        raise SourceError("changed since the application loaded it")
+    return path
 
 
 def _describe(model: ModelRecord) -> str:
     return model.path or f"{model.size_bytes} bytes"
-
-
-def _adopt(
-    model: Path,
-    use: ModelUse,
-    options: SpecOptions,
-    folder: Path,
-    *,
-    program: str,
-    force: bool,
-    say: Callable[[str], None],
-) -> AdoptedModel:
-    if use.model.path is None:
-        model = _keep(model, folder)
-    existing_name = find_spec_name(model, folder)
-    if existing_name is not None and not force:
-        return AdoptedModel(str(model), use, existing_name, False, "", options.left_out)
-    observed = {name: record for name, record in use.inputs.items() if name in use.model.inputs}
-    result = init_spec(
-        model,
-        folder=folder,
-        name=existing_name or _name(model, folder),
-        observed=observed,
-        sections=options.sections,
-        say=say,
-    )
-    text = "\n".join([*_header(use, options, program), result.text])
-    replace(result, text=text).write(force=force)
-    problem = "" if result.question is None else f"did not run: {result.question.text}"
-    return AdoptedModel(str(model), use, result.spec.name, True, problem, options.left_out)
 
 
 def _keep(saved: Path, folder: Path) -> Path:
