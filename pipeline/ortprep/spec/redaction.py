@@ -83,23 +83,19 @@ def _redact_link(link: str) -> str:
 
 
 def _redact_parameters(text: str) -> str:
-    pieces = re.split(r"([?#&;])", text)
-    signed = any(_name(piece) == "sig" for piece in pieces)
-    return "".join(_redact_parameter(piece, signed=signed) for piece in pieces)
-
-
-def _name(parameter: str) -> str:
-    return unquote(parameter.partition("=")[0]).lower()
-
-
-def _redact_parameter(parameter: str, *, signed: bool) -> str:
-    name, equals, value = parameter.partition("=")
-    if not equals:
-        return _fingerprint(name)
-    plain_name = _name(parameter)
-    if _SECRET_NAME.search(plain_name) or (signed and _SHARED_ACCESS_SIGNATURE.fullmatch(plain_name)):
-        return f"{name}={REDACTED}"
-    return f"{name}={_fingerprint(value)}"
+    """Returns a query and a fragment without the values of their secret parameters."""
+    parameters = [piece.partition("=") for piece in re.split(r"([?#&;])", text)]
+    names = [unquote(name).lower() for name, _, _ in parameters]
+    shown = []
+    for (name, equals, value), plain in zip(parameters, names, strict=True):
+        is_secret = _SECRET_NAME.search(plain) or (
+            "sig" in names and _SHARED_ACCESS_SIGNATURE.fullmatch(plain)
+        )
+        if not equals:
+            shown.append(_fingerprint(name))
+        else:
+            shown.append(f"{name}={REDACTED if is_secret else _fingerprint(value)}")
+    return "".join(shown)
 
 
 def _fingerprint(value: str) -> str:

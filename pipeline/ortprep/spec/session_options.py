@@ -5,9 +5,9 @@ ONNX Runtime itself accepts unknown session config keys and invalid values silen
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Iterator, Mapping
+from functools import lru_cache, partial
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -66,12 +66,11 @@ class SessionAttributes(SpecSection):
 
 def find_option_problems(runtime: object, *, version: str) -> Iterator[tuple[Place, str]]:
     """Yields the option problems in a spec's `runtime` data, invalid or not, with their places."""
-    for key, value in _scalars(runtime, "session_config"):
-        for problem in check_session_config({key: value}, version=version):
-            yield ("runtime", "session_config", key), problem
-    for key, value in _scalars(runtime, "cuda"):
-        for problem in check_provider_options(CUDA, {key: value}, version=version):
-            yield ("runtime", "cuda", key), problem
+    checks = (("session_config", check_session_config), ("cuda", partial(check_provider_options, CUDA)))
+    for section, find_problems in checks:
+        for key, value in _scalars(runtime, section):
+            for problem in find_problems({key: value}, version=version):
+                yield ("runtime", section, key), problem
 
 
 def warn_if_newer(runtime: object, *, version: str | None) -> None:
@@ -87,7 +86,7 @@ def warn_if_newer(runtime: object, *, version: str | None) -> None:
         _warn(version, keys + options)
 
 
-@functools.lru_cache(maxsize=64)
+@lru_cache(maxsize=64)
 def _warn(version: str, unlisted: tuple[str, ...]) -> None:
     unchecked = f"; accepted unchecked: {', '.join(unlisted)}" if unlisted else ""
     log.warning(

@@ -5,6 +5,7 @@ For child processes: what it walks are `onnx` messages.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -135,11 +136,11 @@ def name_nodes(model: onnx.ModelProto) -> None:
     nodes = [node for graph in walk_graphs(model) for node in graph.node]
     used_names = {node.name for node in nodes}
     seen: set[str] = set()
-    candidates: dict[str, Iterator[str]] = {}  # a model may have a million nodes without names
+    counts: dict[str, Iterator[int]] = {}  # a model may have a million nodes without names
     for node in nodes:
         if not node.name or node.name in seen:
             stem = node.name or node.op_type
-            following = candidates.setdefault(stem, _candidates(stem))
+            following = (f"{stem}_{count}" for count in counts.setdefault(stem, itertools.count()))
             node.name = next(name for name in following if name not in used_names)
             used_names.add(node.name)
         seen.add(node.name)
@@ -147,10 +148,8 @@ def name_nodes(model: onnx.ModelProto) -> None:
 
 def new_name(stem: str, used_names: set[str]) -> str:
     """Returns a free name, `stem` if possible, and marks it as taken."""
-    name, count = stem, 0
-    while name in used_names:
-        count += 1
-        name = f"{stem}_{count}"
+    candidates = itertools.chain([stem], (f"{stem}_{count}" for count in itertools.count(1)))
+    name = next(name for name in candidates if name not in used_names)
     used_names.add(name)
     return name
 
@@ -166,10 +165,3 @@ def defined_names(graph: onnx.GraphProto) -> Iterator[str]:
 def value_names(model: onnx.ModelProto) -> set[str]:
     """Returns the names of all values, of every graph."""
     return {name for graph in walk_graphs(model) for name in defined_names(graph)}
-
-
-def _candidates(stem: str) -> Iterator[str]:
-    count = 0
-    while True:
-        yield f"{stem}_{count}"
-        count += 1
