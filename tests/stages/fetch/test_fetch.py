@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import pytest
 
-from ortprep.bundle.codec import decode
+from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.digest import DigestCache, digest_file
 from ortprep.errors import SourceError, SpecError, StageError
 from ortprep.registry import retries
@@ -104,21 +104,15 @@ def test_external_data_is_fetched_from_beside_a_url(tmp_path: Path) -> None:
     assert "secret" not in f"{result}{key(plan)}"
 
 
-def test_a_file_url_is_a_path(tmp_path: Path) -> None:
+def test_a_file_url_is_a_path_and_a_demo_a_source(tmp_path: Path) -> None:
     path = models.write_model(models.zero_inputs(), tmp_path / "a b.onnx")
     plan = plan_of(tmp_path, {"url": path.as_uri()})
     before = key(plan)
     assert fetch(plan, tmp_path / "got").model == "a b.onnx"
     path.write_bytes(path.read_bytes() + b"\x12\x00")
     assert key(plan) != before
-
-
-def test_a_demo_model_is_a_source(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, {"demo": "squeezenet"})
-    result = fetch(plan, tmp_path / "got")
-    assert (result.model, result.source.kind) == ("squeezenet.onnx", "demo")
-    pinned = plan_of(tmp_path, {"demo": "squeezenet", "sha256": result.source.sha256})
-    assert fetch(pinned, tmp_path / "again").source.sha256 == result.source.sha256
+    demo = fetch(plan_of(tmp_path, {"demo": "squeezenet"}), tmp_path / "got")
+    assert (demo.model, demo.source.kind, demo.source.location) == ("squeezenet.onnx", "demo", "squeezenet")
 
 
 def refusal(tmp_path: Path, **fields: Any) -> str:
@@ -241,12 +235,10 @@ def test_a_link_inside_the_folder_is_followed(tmp_path: Path) -> None:
 def test_an_incomplete_outcome_is_noticed(tmp_path: Path) -> None:
     models.write_model(models.zero_inputs(), tmp_path / "m.onnx")
     plan = plan_of(tmp_path, {"path": "m.onnx"})
-    (tmp_path / "got").mkdir()
-    context = Context(plan, None, {}, tmp_path / "got", say=lambda line: None)
-    result = STAGE.run(context)
+    result = encode(fetch(plan, tmp_path / "got"))
     (tmp_path / "got" / "m.onnx").write_bytes(b"")
     with pytest.raises(StageError, match=r"did not write all of m\.onnx"):
-        STAGE.ensures(context, result)
+        STAGE.ensures(Context(plan, None, {}, tmp_path / "got", say=lambda line: None), result)
 
 
 def test_the_key_follows_the_spec_and_every_byte_of_model_external_data_and_samples(tmp_path: Path) -> None:
