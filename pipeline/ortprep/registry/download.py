@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 OpenAt = Callable[[int, str | None], AbstractContextManager[Download]]
 """Opens a file at an offset in bytes, or at its beginning if it no longer has that version."""
 
-Progress = Callable[[int, int | None], None]
+ByteProgress = Callable[[int, int | None], None]
 """Takes the bytes that are there and the size of the whole file, None where nobody knows it."""
 
 
@@ -83,7 +83,7 @@ def download(
     name: str,
     expected: FileEntry | None = None,
     limits: DownloadLimits | None = None,
-    progress: Progress | None = None,
+    progress: ByteProgress | None = None,
 ) -> FileEntry:
     """Copies a file to `path`, going on after what is there as long as the source has the same file.
 

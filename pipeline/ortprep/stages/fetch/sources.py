@@ -139,7 +139,7 @@ class LocalFile:
 
 
 @dataclass(frozen=True)
-class StoredFile:
+class StoreObject:
     """A file on an object store: `s3://`, `gs://`, `az://`, …, as `spec.url_schemes` allows."""
 
     url: str
@@ -161,9 +161,9 @@ class StoredFile:
         if store.describe(path)[1] != current:
             raise RegistryUnavailableError(f"file changed while it was read: {self.name}")
 
-    def beside(self, location: str) -> StoredFile:
+    def beside(self, location: str) -> StoreObject:
         """Returns the object of that name in this one's folder, or below it."""
-        return StoredFile(f"{self.url.rpartition('/')[0]}/{location}")
+        return StoreObject(f"{self.url.rpartition('/')[0]}/{location}")
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ def check_redirect(url: str, target: str) -> str:
 def source_of(url: str) -> Source:
     """Returns the source of a URL that is neither a file of this machine nor on the Hub."""
     is_web = url.partition("://")[0].lower() in ("http", "https")
-    return WebFile(url) if is_web else StoredFile(url)
+    return WebFile(url) if is_web else StoreObject(url)
 
 
 def is_file_url(url: str) -> bool:

@@ -38,7 +38,9 @@ def run_samples(context: Context, plan: SessionPlan, samples: Sequence[Sample], 
         ) from error
 
 
-def judge(spec: ModelSpec, samples: Sequence[Sample], *, expected: Answers, got: Answers) -> Iterator[Judged]:
+def judge(
+    spec: ModelSpec, samples: Sequence[Sample], *, expected: Answers, got: Answers
+) -> Iterator[SampleComparison]:
     """Yields every output of every sample, compared.
 
     Raises:
@@ -49,7 +51,7 @@ def judge(spec: ModelSpec, samples: Sequence[Sample], *, expected: Answers, got:
             name = reference.output
             tolerance = spec.verify.tolerance_of(name)
             comparison = compare_output(read_answer(reference), read_answer(candidate), tolerance, name=name)
-            yield Judged(sample.shapes, tolerance, comparison)
+            yield SampleComparison(sample.shapes, tolerance, comparison)
 
 
 def describe(context: Context) -> str:
@@ -58,7 +60,7 @@ def describe(context: Context) -> str:
 
 
 @dataclass(frozen=True)
-class Judged:
+class SampleComparison:
     """One output of one sample, compared."""
 
     shapes: str
@@ -66,20 +68,20 @@ class Judged:
     comparison: OutputComparison
 
 
-def find_worst(judged: Iterable[Judged]) -> Judged:
+def find_worst(judged: Iterable[SampleComparison]) -> SampleComparison:
     """Returns the comparison that is furthest out of its tolerance: a failed one, then by ratio."""
     return max(judged, key=lambda item: (not item.comparison.ok, item.comparison.ratio))
 
 
-def build_errors(judged: Iterable[Judged]) -> tuple[OutputError, ...]:
+def build_errors(judged: Iterable[SampleComparison]) -> tuple[OutputError, ...]:
     """Returns the record of every output: its worst element, and its largest differences over all samples."""
-    by_output: dict[str, list[Judged]] = {}
+    by_output: dict[str, list[SampleComparison]] = {}
     for item in judged:
         by_output.setdefault(item.comparison.name, []).append(item)
     return tuple(map(_build_error, by_output.values()))
 
 
-def _build_error(judged: Sequence[Judged]) -> OutputError:
+def _build_error(judged: Sequence[SampleComparison]) -> OutputError:
     worst = find_worst(judged)
     comparison = worst.comparison
     return OutputError(
@@ -102,7 +104,7 @@ def _finite(value: Element | None) -> float:
     return 0.0 if math.isnan(number) else max(min(number, sys.float_info.max), -sys.float_info.max)
 
 
-def describe_failure(judged: Sequence[Judged], noise: Mapping[str, OutputError]) -> str:
+def describe_failure(judged: Sequence[SampleComparison], noise: Mapping[str, OutputError]) -> str:
     """Returns the indented lines of an error: the worst element, how many outputs fail, the noise floor."""
     worst = find_worst(judged)
     comparison, tolerance = worst.comparison, worst.tolerance
@@ -138,7 +140,7 @@ _NOISE_MARGIN = 2.0
 """How far above the noise floor a difference may be and still be called noise."""
 
 
-def suggest(worst: Judged, noise: OutputError | None, *, step: str, in_tf32: bool) -> str:
+def suggest(worst: SampleComparison, noise: OutputError | None, *, step: str, in_tf32: bool) -> str:
     """Returns what a user can do about a failure.
 
     Args:

@@ -28,7 +28,7 @@ from ortprep.stages.core.provenance import runtime_versions
 from ortprep.stages.core.results import VerifyResult
 from ortprep.stages.core.sources import FETCH, read_optimized, read_source, source_task
 from ortprep.stages.verify.comparison import (
-    Judged,
+    SampleComparison,
     build_errors,
     describe,
     describe_failure,
@@ -207,7 +207,7 @@ def _require_signature(context: Context, expected: Answers, got: Answers) -> Non
 
 
 def _explain(
-    context: Context, reference: ReferenceAnswers, judged: Sequence[Judged], scratch: Path
+    context: Context, reference: ReferenceAnswers, judged: Sequence[SampleComparison], scratch: Path
 ) -> VerificationError:
     """Returns the error for answers outside their tolerance: the source's fault if it answers at random."""
     subject, floor = describe(context), {error.output: error for error in reference.noise}
