@@ -23,7 +23,6 @@ from ortprep.errors import ChildError
 from ortprep.tuning.objective import Objective
 from ortprep.tuning.search import PlanSearchResult, SearchEffects, search
 from ortprep.tuning.space import DEFAULT, PlanChoice, Space
-from ortprep.tuning.trial import measure_and_check
 
 Factors = Mapping[tuple[str, ...], tuple[float, float, float]]
 """First result, run and memory, by `knob=value` or several of them that come together."""
@@ -236,11 +235,6 @@ def limits(budget_s: float, max_trials: int = 5000) -> Limits:
 def crash(request: Request) -> dict[str, Any]:
     os.kill(os.getpid(), signal.SIGSEGV)
     return {}
-
-
-def crash_after_measuring(request: Request) -> dict[str, Any]:
-    measure_and_check(request)
-    return crash(request)
 
 
 def hang(request: Request) -> dict[str, Any]:

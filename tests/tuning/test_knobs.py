@@ -86,75 +86,71 @@ def test_a_model_to_which_everything_can_matter_has_every_knob() -> None:
     assert {"cuda_graph", "io_binding", "tf32", "reading_threads", *CONVOLUTION_KNOBS} <= names(free_space())
 
 
-def test_convolution_knobs_need_convolutions() -> None:
-    assert names(cuda_space()) >= CONVOLUTION_KNOBS
-    assert not CONVOLUTION_KNOBS & names(cuda_space(TRANSFORMER))
-    assert "cudnn" in names(cuda_space(TRANSFORMER))
-    assert "cudnn" not in names(cuda_space())
-
-
-@pytest.mark.parametrize("operator", ["Conv", "ConvTranspose", "FusedConv", "NhwcConv", "QLinearConv"])
-def test_a_fused_or_quantised_convolution_is_one_too(operator: str) -> None:
-    assert names(cuda_space(but(CONVOLUTIONS, operators=(operator,)))) >= CONVOLUTION_KNOBS
+FORMS, ON_OFF, OFF_ON = ("mapped", "inline", "ort", "prepacked"), ("on", "off"), ("off", "on")
+BOUND, SLOW = ("io_binding",), ("cudnn_default",)
+LARGE = but(CONVOLUTIONS, initializer_bytes=MAX_INLINE_BYTES + 1)
 
 
 @pytest.mark.parametrize(
-    ("features", "allowed", "recorded"),
+    ("space", "knob", "values"),
     [
-        (CONVOLUTIONS, ("io_binding",), True),
-        (CONVOLUTIONS, (), False),
-        (but(CONVOLUTIONS, fixed_shapes=False), ("io_binding",), False),
-        (but(CONVOLUTIONS, operators=("Conv", "Loop")), ("io_binding",), False),
-        (but(CONVOLUTIONS, operators=("Conv", "If")), ("io_binding",), False),
-        (but(CONVOLUTIONS, operators=("Conv", "Scan")), ("io_binding",), False),
+        # Convolutions, fused and quantised ones too.
+        *((cuda_space(TRANSFORMER), knob, ()) for knob in CONVOLUTION_KNOBS),
+        *(
+            (cuda_space(but(CONVOLUTIONS, operators=(f"{kind}Conv",))), "channels_last", OFF_ON)
+            for kind in ("", "Fused", "Nhwc", "QLinear")
+        ),
+        (cuda_space(TRANSFORMER), "cudnn", ON_OFF),
+        (cuda_space(), "cudnn", ()),
+        (cuda_space(but(CONVOLUTIONS, has_1d_convolutions=False)), "pad_1d", ()),
+        # What changes answers or jobs, or can be very slow, only if it is allowed.
+        (cuda_space(), "tf32", ()),
+        (cuda_space(allowed=("tf32",)), "tf32", ON_OFF),
+        (cuda_space(), "io_binding", ()),
+        (cuda_space(allowed=BOUND), "io_binding", OFF_ON),
+        (cuda_space(), "convolution_search", ("exhaustive", "heuristic")),
+        (
+            cuda_space(allowed=("cudnn_default",)),
+            "convolution_search",
+            ("exhaustive", "heuristic", "default"),
+        ),
+        # Recorded runs need bound inputs, fixed shapes and no control flow.
+        (cuda_space(allowed=BOUND), "cuda_graph", OFF_ON),
+        (cuda_space(), "cuda_graph", ()),
+        (cuda_space(but(CONVOLUTIONS, fixed_shapes=False), allowed=BOUND), "cuda_graph", ()),
+        *(
+            (cuda_space(but(CONVOLUTIONS, operators=("Conv", flow)), allowed=BOUND), "cuda_graph", ())
+            for flow in ("If", "Loop", "Scan")
+        ),
+        # Threads: all, half, a quarter and one, each once; with one there is nobody to share with.
+        (cpu_space(cores=3), "threads", ("all", "1")),
+        (cpu_space(cores=4), "threads", ("all", "2", "1")),
+        (cpu_space(cores=64), "threads", ("all", "32", "16", "1")),
+        (cpu_space(TRANSFORMER), "execution", ()),
+        (cpu_space(cores=2), "execution", ("sequential", "parallel")),
+        *((cpu_space(cores=1), knob, ()) for knob in ("threads", "spinning", "execution")),
+        (cpu_space(cores=1), "prepacking", ON_OFF),
+        (cpu_space(fixed={"intra_op_num_threads": "1"}), "spinning", ()),
+        (cpu_space(fixed={"intra_op_num_threads": "1"}), "prepacking", ON_OFF),
+        (cpu_space(TRANSFORMER), "memory_pattern", ()),
+        # What an older version lacks.
+        (cpu_space(), "form", FORMS),
+        (cpu_space(onnxruntime="1.23.2"), "form", ("mapped", "inline", "prepacked")),
+        (cpu_space(onnxruntime="1.23.2"), "prepacking", ON_OFF),
+        (cuda_space(TRANSFORMER, onnxruntime="1.29.0"), "cudnn", ()),
+        (cuda_space(onnxruntime="1.29.0"), "reading_threads", ()),
+        # Forms: large weights fit no single file; a source has one form; saved copies need prepacking.
+        (cpu_space(LARGE), "form", ("mapped", "prepacked")),
+        (cuda_space(LARGE), "form", ("mapped",)),
+        (cpu_space(but(LARGE, initializer_bytes=MAX_INLINE_BYTES)), "form", FORMS),
+        (cpu_space(levels=("source",)), "form", ("mapped",)),
+        (cuda_space(levels=("source",)), "form", ("mapped",)),
+        (cpu_space(fixed={"session.disable_prepacking": "1"}), "form", ("mapped", "inline", "ort")),
+        (cpu_space(fixed={"session.disable_prepacking": "0"}), "form", FORMS),
     ],
 )
-def test_a_run_is_recorded_only_with_bound_inputs_fixed_shapes_and_no_control_flow(
-    features: ModelFeatures, allowed: tuple[str, ...], recorded: bool
-) -> None:
-    assert ("cuda_graph" in names(cuda_space(features, allowed=allowed))) == recorded
-
-
-@pytest.mark.parametrize("permission", ["tf32", "io_binding"])
-def test_what_changes_answers_or_jobs_is_searched_only_if_allowed(permission: str) -> None:
-    assert permission not in names(cuda_space())
-    assert permission in names(cuda_space(allowed=(permission,)))
-
-
-def test_the_slow_search_for_convolutions_is_tried_only_if_allowed() -> None:
-    assert tuple(cuda_space().knobs["convolution_search"]) == ("exhaustive", "heuristic")
-    assert "default" in cuda_space(allowed=("cudnn_default",)).knobs["convolution_search"]
-
-
-def test_branches_run_side_by_side_only_where_there_are_any_and_processors_for_them() -> None:
-    assert "execution" not in names(cpu_space(TRANSFORMER))
-    assert "execution" not in names(cpu_space(cores=1))
-    assert cpu_space(cores=2).knobs["execution"]["parallel"]["inter_op_num_threads"] == 2
-
-
-def test_one_processor_leaves_nothing_to_share() -> None:
-    space = cpu_space(cores=1)
-    assert not {"threads", "spinning", "execution"} & names(space)
-    assert tuple(space.knobs["prepacking"]) == ("on", "off")
-
-
-@pytest.mark.parametrize(
-    ("cores", "counts"),
-    [(2, ("all", "1")), (3, ("all", "1")), (4, ("all", "2", "1")), (64, ("all", "32", "16", "1"))],
-)
-def test_thread_counts_are_all_half_a_quarter_and_one_each_once(cores: int, counts: tuple[str, ...]) -> None:
-    assert tuple(cpu_space(cores=cores).knobs["threads"]) == counts
-
-
-def test_an_option_that_an_older_version_lacks_is_not_searched() -> None:
-    old = cpu_space(onnxruntime="1.23.2")
-    known = {option.name for option in known_session_config("1.23.2")}
-    assert "session.prepack.enable_parallel" not in known
-    assert tuple(old.knobs["prepacking"]) == ("on", "off")
-    assert "session.use_memory_mapped_ort_model" not in known
-    assert tuple(old.knobs["form"]) == ("mapped", "inline", "prepacked")
-    assert tuple(cpu_space().knobs["form"]) == ("mapped", "inline", "ort", "prepacked")
-    assert {"reading_threads", "cudnn"}.isdisjoint(names(cuda_space(TRANSFORMER, onnxruntime="1.29.0")))
+def test_a_knob_has_the_values_that_can_matter(space: Space, knob: str, values: tuple[str, ...]) -> None:
+    assert tuple(space.knobs.get(knob, ())) == values
 
 
 OPTIONS = {
@@ -183,21 +179,6 @@ def test_whatever_the_user_has_set_every_plan_has_its_files(build: Callable[...,
         assert "mapped" in space.knobs["form"], option
 
 
-@pytest.mark.parametrize("build", [cpu_space, cuda_space])
-def test_weights_that_fit_no_single_file_are_not_put_into_one(build: Callable[..., Space]) -> None:
-    assert {"inline", "ort"}.isdisjoint(
-        tuple(build(but(CONVOLUTIONS, initializer_bytes=MAX_INLINE_BYTES + 1)).knobs["form"])
-    )
-    assert "inline" in build(but(CONVOLUTIONS, initializer_bytes=MAX_INLINE_BYTES)).knobs["form"]
-
-
-@pytest.mark.parametrize("build", [cpu_space, cuda_space])
-def test_a_model_shipped_as_it_is_has_one_form(build: Callable[..., Space]) -> None:
-    space = build(levels=("source",))
-    assert tuple(space.knobs["form"]) == ("mapped",)
-    assert tuple(space.knobs["level"]) == ("source",)
-
-
 def test_a_restriction_that_exists_nowhere_is_told_with_what_does() -> None:
     problems = find_space_problems({"banana": ("on",), "form": ("mapped", "zip"), "spinning": ("off",)})
     assert len(problems) == 2
@@ -208,14 +189,3 @@ def test_a_restriction_that_exists_nowhere_is_told_with_what_does() -> None:
 @pytest.mark.parametrize("space", [cpu_space(), cuda_space(allowed=EVERYTHING_ALLOWED)])
 def test_a_restriction_that_exists_somewhere_has_no_problem(space: Space) -> None:
     assert find_space_problems({knob: tuple(values)[-1:] for knob, values in space.knobs.items()}) == ()
-
-
-def test_a_thread_that_the_user_leaves_alone_has_nobody_to_spin_or_prepack_with() -> None:
-    space = cpu_space(fixed={"intra_op_num_threads": "1"})
-    assert not {"threads", "spinning"} & names(space)
-    assert tuple(space.knobs["prepacking"]) == ("on", "off")
-
-
-def test_arranged_weights_are_not_saved_where_the_user_has_prepacking_off() -> None:
-    assert "prepacked" not in cpu_space(fixed={"session.disable_prepacking": "1"}).knobs["form"]
-    assert "prepacked" in cpu_space(fixed={"session.disable_prepacking": "0"}).knobs["form"]

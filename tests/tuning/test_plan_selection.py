@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from ortprep.children.probe import ProbeResult
 from ortprep.errors import TuningError
-from ortprep.tuning.knobs import shares_files
 from ortprep.tuning.objective import Objective, Trial
 from ortprep.tuning.plan_selection import beats, choose
 from ortprep.tuning.search import PlanSearchResult
@@ -251,14 +250,6 @@ def test_a_plan_serves_first_over_files_of_its_own_only_where_it_is_clearly_soon
     assert choose(SPACE, per_load(100_000), found(near)).first_phase == UNPACKED
     far = {**finals, UNPACKED: rounds(120, 31)}
     assert choose(SPACE, per_load(100_000), found(far)).first_phase == INLINE
-
-
-def test_without_prepacking_arranged_copies_beside_the_weights_are_no_other_files() -> None:
-    assert shares_files(UNPACKED, SAVED)
-    assert not shares_files(SAVED, UNPACKED)
-    assert not shares_files(BASE, SAVED)
-    assert shares_files(PARALLEL, BASE)
-    assert not shares_files(INLINE_UNPACKED, BASE)
 
 
 def test_no_plan_serves_first_that_is_ready_as_soon_within_the_noise() -> None:

@@ -17,9 +17,7 @@ from ortprep.children.answers import write_answers
 from ortprep.children.probe import ProbeResult
 from ortprep.errors import (
     ChildError,
-    ChildTimeoutError,
     LoadError,
-    PipelineError,
     VerificationError,
 )
 from ortprep.runtime.loading.session import CPU, CUDA, default_plan
@@ -65,11 +63,6 @@ def request_of_all(tmp_path_factory: pytest.TempPathFactory) -> TrialRequest:
 def measured(request: TrialRequest, **options: Any) -> ProbeResult:
     options = {"timeout_s": TIMEOUT_S, "memory_bytes": GENEROUS_BYTES, **options}
     return measure_trial(request, **options)
-
-
-def with_options(request: TrialRequest, **options: Any) -> TrialRequest:
-    record = request.plan.session_options._replace(**options)
-    return dataclasses.replace(request, plan=request.plan._replace(session_options=record))
 
 
 def with_other_weights(request: TrialRequest, folder: Path) -> TrialRequest:
@@ -130,38 +123,9 @@ def test_an_output_that_is_missing_is_told(request_of_all: TrialRequest) -> None
         measured(dataclasses.replace(request_of_all, samples=samples))
 
 
-def test_a_crash_is_an_error_with_its_signal(request_of_all: TrialRequest) -> None:
-    with pytest.raises(ChildError, match="got SIGSEGV"):
-        measured(request_of_all, function=fakes.crash_after_measuring)
-
-
-def test_a_hang_is_an_error_with_its_deadline(request_of_all: TrialRequest) -> None:
-    with pytest.raises(ChildTimeoutError, match=r"within 0\.5 s"):
-        measured(request_of_all, function=fakes.hang, timeout_s=0.5)
-
-
 def test_memory_beyond_the_limit_is_an_error_that_says_so(request_of_all: TrialRequest) -> None:
     with pytest.raises(ChildError, match="out of memory"):
         measured(request_of_all, function=fakes.take_all_memory, memory_bytes=2**30)
-
-
-def test_a_session_beyond_the_limit_is_an_error(request_of_all: TrialRequest) -> None:
-    with pytest.raises(PipelineError):
-        measured(request_of_all, memory_bytes=2**24)
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"attributes": {"intra_op_threads": 1}}, "intra_op_threads"),
-        ({"graph_optimization_level": "ORT_ENABLE_MORE"}, "ORT_ENABLE_MORE"),
-    ],
-)
-def test_an_option_onnx_runtime_does_not_take_is_an_error_that_names_it(
-    request_of_all: TrialRequest, options: dict[str, Any], told: str
-) -> None:
-    with pytest.raises(PipelineError, match=told):
-        measured(with_options(request_of_all, **options))
 
 
 def test_a_provider_that_is_not_there_is_an_error(request_of_all: TrialRequest) -> None:
