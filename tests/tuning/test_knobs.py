@@ -110,7 +110,7 @@ LARGE = but(CONVOLUTIONS, initializer_bytes=MAX_INLINE_BYTES + 1)
         (cuda_space(allowed=BOUND), "io_binding", OFF_ON),
         (cuda_space(), "convolution_search", ("exhaustive", "heuristic")),
         (
-            cuda_space(allowed=("cudnn_default",)),
+            cuda_space(allowed=SLOW),
             "convolution_search",
             ("exhaustive", "heuristic", "default"),
         ),
