@@ -42,6 +42,7 @@ from ortprep.registry.documents import (
     parse_part,
     parse_version,
 )
+from ortprep.registry.fsspec_folder import FsspecFolder
 from ortprep.registry.garbage_collection import RetentionPolicy, collect
 from ortprep.registry.part_bundle import read_part_bundle, small_files
 from ortprep.registry.promotion import promote
@@ -273,6 +274,47 @@ def test_a_publisher_writes_nothing_where_a_link_leads(
     with pytest.raises(RegistryError, match="a link in the registry"):
         publish(write_bundle(tmp_path / "bundle"), catalogue)
     assert not list(victim.iterdir())
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        lambda folder, _: folder.write("net/keys/id", b"x"),
+        lambda folder, _: folder.create("net/keys/new", b"x"),
+        lambda folder, source: folder.upload(
+            "net/keys/id", FileEntry("x", 1, digest_bytes(b"x")), source, print
+        ),
+        lambda folder, _: folder.delete("net/keys/id"),
+        lambda folder, _: folder.refresh("net/keys/id"),
+        lambda folder, _: folder.read("net/keys/id", limit_bytes=9),
+        lambda folder, _: folder.open("net/keys/id", 0, name="id").__enter__(),
+    ],
+)
+def test_a_folder_that_becomes_a_link_after_it_was_checked_leads_nowhere(
+    registry: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    attack: Callable[[FsspecFolder, Path], Any],
+) -> None:
+    keys, victim, check = Path(registry, "net/keys"), tmp_path / "victim", FsspecFolder._locate
+    for place in (keys, victim):
+        place.mkdir(parents=True)
+        (place / "id").write_bytes(b"secret")
+        os.utime(place / "id", (1, 1))
+
+    def check_then_exchange(folder: FsspecFolder, path: str) -> str:
+        place = check(folder, path)
+        if not keys.is_symlink():
+            keys.rename(keys.with_name("before"))
+            keys.symlink_to(victim)
+        return place
+
+    monkeypatch.setattr(FsspecFolder, "_locate", check_then_exchange)
+    (source := tmp_path / "source").write_bytes(b"x")
+    with pytest.raises(RegistryError):
+        attack(FsspecFolder(registry), source)
+    assert [(file.name, file.stat().st_mtime) for file in victim.iterdir()] == [("id", 1)]
+    assert (victim / "id").read_bytes() == b"secret"
 
 
 @pytest.mark.parametrize("kind", ["oci", pytest.param("mlflow", marks=pytest.mark.slow)])

@@ -252,14 +252,16 @@ def is_digest(text: str) -> bool:
     return len(text) == 71 and text.startswith(DIGEST_PREFIX) and set(text[7:]) <= _HEX
 
 
-def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+def open_regular(path: str | os.PathLike[str], flags: int = 0) -> BinaryIO:
     """Opens a file for reading, and nothing else: a FIFO would make its reader wait for ever.
+
+    `flags` are further ones of `os.open`.
 
     Raises:
         OSError: It cannot be opened, or is no regular file.
     """
     # Without waiting for a writer, should it be a FIFO; regular files know no difference.
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "not a regular file", str(path))

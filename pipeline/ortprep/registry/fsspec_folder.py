@@ -9,7 +9,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -124,8 +124,7 @@ class FsspecFolder:
         """Returns a file's bytes, never more than a limit and one."""
 
         def read() -> bytes:
-            place = self._locate(path)
-            with open_regular(place) if self._is_local else self._filesystem.open(place, "rb") as file:
+            with self._inside(path) as place, self._open(place) as file:
                 data: bytes = file.read(limit_bytes + 1)
             return data
 
@@ -133,43 +132,50 @@ class FsspecFolder:
 
     def write(self, path: str, data: bytes) -> None:
         """Writes a file; readers see what was there before or all of this."""
-        place = self._locate(path)
-        if self._is_local:
-            self._try(lambda: _put_local(Path(place), lambda file: file.write(data)), path)
-        else:
-            self._try(lambda: self._put(place, lambda target: self._filesystem.pipe_file(target, data)), path)
+
+        def write() -> None:
+            with self._inside(path, make_folder=True) as place:
+                if self._is_local:
+                    _put_local(Path(place), lambda file: file.write(data))
+                else:
+                    self._put(place, lambda target: self._filesystem.pipe_file(target, data))
+
+        self._try(write, path)
 
     def create(self, path: str, data: bytes) -> bool:
         """Writes a file unless there is one, in one step where the store can; says whether it did."""
-        place = self._locate(path)
 
         def create() -> bool:
-            if self._is_local:
-                return _put_local(Path(place), lambda file: file.write(data), replace=False)
-            if self._filesystem.exists(place):
-                return False
-            try:
-                self._filesystem.pipe_file(place, data, mode="create")
-            except FileExistsError:
-                return False
-            return True
+            with self._inside(path, make_folder=True) as place:
+                if self._is_local:
+                    return _put_local(Path(place), lambda file: file.write(data), replace=False)
+                if self._filesystem.exists(place):
+                    return False
+                try:
+                    self._filesystem.pipe_file(place, data, mode="create")
+                except FileExistsError:
+                    return False
+                return True
 
         return self._try(create, path)
 
     def refresh(self, path: str) -> bool:
         """Makes a file count as written just now, where the store can do that; says whether it did."""
-        place = self._locate(path)
-        if self._is_local:
-            self._try(lambda: os.utime(place), path)
-        elif self._protocols & {"s3", "s3a"}:
-            self._try(lambda: self._filesystem.cp_file(place, place, MetadataDirective="REPLACE"), path)
-        else:
+        if not self._is_local and not self._protocols & {"s3", "s3a"}:
             return False
+
+        def refresh() -> None:
+            with self._inside(path) as place:
+                if self._is_local:
+                    os.utime(place, follow_symlinks=False)
+                else:
+                    self._filesystem.cp_file(place, place, MetadataDirective="REPLACE")
+
+        self._try(refresh, path)
         return True
 
     def upload(self, path: str, entry: FileEntry, source: Path, report: Report) -> None:
         """Uploads a file; raises IntegrityError if `source` has other bytes than `entry` describes."""
-        place = self._locate(path)
 
         def copy(file: IO[bytes]) -> None:
             with counted(report) as count:
@@ -180,11 +186,15 @@ class FsspecFolder:
             check_copied(entry, source.stat().st_size, digest_file(source))
             self._filesystem.put_file(str(source), target)
 
-        if self._is_local:
-            self._try(lambda: _put_local(Path(place), copy), entry.path)
-        else:
-            self._try(lambda: self._put(place, put), entry.path)
-            report(entry.size_bytes)
+        def upload() -> None:
+            with self._inside(path, make_folder=True) as place:
+                if self._is_local:
+                    _put_local(Path(place), copy)
+                else:
+                    self._put(place, put)
+                    report(entry.size_bytes)
+
+        self._try(upload, entry.path)
 
     def describe(self, path: str) -> tuple[int | None, str | None]:
         """Returns a file's size in bytes and its version, None for what the store does not say; tries once.
@@ -203,21 +213,54 @@ class FsspecFolder:
     @contextmanager
     def open(self, path: str, offset: int, *, name: str) -> Iterator[Download]:
         """Opens a file at an offset; messages call it `name`."""
-        place = self._locate(path)
+        with ExitStack() as stack:
+            with self._translated(name):
+                file = stack.enter_context(self._open(stack.enter_context(self._inside(path))))
+            if self._is_local:
+                blocks: Iterator[Block] = read_blocks(Path(f"/proc/self/fd/{file.fileno()}"), offset)
+            else:
+                file.seek(offset)
+                blocks = iter(lambda: file.read(16 * BLOCK_BYTES), b"")
+            yield Download(self._guard(blocks, name), offset)
+
+    def _open(self, place: str) -> IO[bytes]:
         if self._is_local:
-            yield Download(self._guard(read_blocks(Path(place), offset), name), offset)
-            return
-        with self._translated(name):
-            file = self._filesystem.open(place, "rb", cache_type="readahead")
-        with file:
-            file.seek(offset)
-            yield Download(self._guard(iter(lambda: file.read(16 * BLOCK_BYTES), b""), name), offset)
+            return open_regular(place, os.O_NOFOLLOW)
+        file: IO[bytes] = self._filesystem.open(place, "rb", cache_type="readahead")
+        return file
 
     def delete(self, path: str) -> None:
         """Removes a file, or a link in its place; one that is not there is fine."""
-        folder, _, name = path.rpartition("/")
+
+        def delete() -> None:
+            with self._inside(path, may_be_link=True) as place:
+                self._filesystem.rm_file(place)
+
         with suppress(NotPublishedError):
-            self._try(lambda: self._filesystem.rm_file(f"{self._locate(folder)}/{name}"), path)
+            self._try(delete, path)
+
+    @contextmanager
+    def _inside(self, path: str, *, make_folder: bool = False, may_be_link: bool = False) -> Iterator[str]:
+        """Yields the place of a file; on a disk below an open folder: nobody can put a link there."""
+        *folders, name = path.split("/")
+        self._locate("/".join(folders) if may_be_link else path)
+        if not self._is_local:
+            yield f"{self._root}/{path}"
+            return
+        if make_folder:
+            Path(self._root or "/").mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        handle = os.open(self._root or "/", flags)
+        try:
+            for folder in folders:
+                if make_folder:
+                    with suppress(FileExistsError):
+                        os.mkdir(folder, dir_fd=handle)
+                outer, handle = handle, os.open(folder, flags | os.O_NOFOLLOW, dir_fd=handle)
+                os.close(outer)
+            yield f"/proc/self/fd/{handle}/{name}"
+        finally:
+            os.close(handle)
 
     def _locate(self, path: str) -> str:
         """Returns the place of a path; raises RegistryError if there is a link on the way, on a disk."""
@@ -284,7 +327,6 @@ def _put_local(path: Path, write: Callable[[IO[bytes]], object], *, replace: boo
 
     A killed publisher leaves the temporary file to the next collection.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{TEMP_PREFIX}{path.name}~{os.urandom(8).hex()}")
     try:
         with temporary.open("xb") as file:
