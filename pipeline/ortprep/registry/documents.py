@@ -65,6 +65,7 @@ class OciDocument:
     annotations: Mapping[str, str] = field(default_factory=dict)
     layers: tuple[Descriptor, ...] = ()
     manifests: tuple[Descriptor, ...] = ()
+    subject: Descriptor | None = None
 
 
 @dataclass(frozen=True)

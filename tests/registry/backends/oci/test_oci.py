@@ -193,6 +193,29 @@ def test_a_collection_removes_what_a_killed_one_left_attached(backend: OciBacken
         assert subjects == left
 
 
+@pytest.mark.attack
+def test_a_tag_cannot_have_a_live_version_or_part_removed(backend: OciBackend, tmp_path: Path) -> None:
+    """As somebody who may push but not delete would try."""
+    live = publish(backend, tmp_path, "2.0", "2026-05-05T00:00:00Z")
+    gone, (part,) = publish(backend, tmp_path), live.parts
+    backend.attach(MODEL, live, SIGNATURE, b"{}")
+    tags = requests.get(api(backend, "tags/list"), timeout=300).json()["tags"]
+    attached = next(tag for tag in tags if tag.startswith("_a."))
+    for number, name in enumerate((live.digest, part.digest, attached)):
+        kind = {"Accept": f"{INDEX}, {MANIFEST}"}
+        found = requests.get(api(backend, f"manifests/{name}"), headers=kind, timeout=300)
+        for subject in (gone.digest, digest_bytes(b"none")):
+            tag = f"_a.signature.{subject.removeprefix('sha256:')}.{number:016x}"
+            pushed = {"Content-Type": found.headers["Content-Type"]}
+            url = api(backend, f"manifests/{tag}")
+            requests.put(url, found.content, headers=pushed, timeout=300).raise_for_status()
+    backend.delete_version(MODEL, gone)
+    backend.sweep(MODEL, [part_of(FILES, "2026-05-05T00:00:00Z")], grace_s=0, dry_run=False)
+    assert list_versions(backend) == (live.data,)
+    assert backend.read_part(MODEL, part.digest)
+    assert backend.read_attached(MODEL, [live], SIGNATURE)[live.digest] == (b"{}",)
+
+
 def test_pages_of_tags_are_followed(backend: OciBackend, proxy: FaultProxy, tmp_path: Path) -> None:
     version = publish(backend, tmp_path)
     page = json.dumps({"tags": ["_v.unknown", "_x", "1.0"]}).encode()

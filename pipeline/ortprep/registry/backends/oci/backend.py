@@ -34,6 +34,7 @@ from ortprep.registry.documents import (
     build_manifest,
     describe_content,
     parse_document,
+    parse_object,
 )
 from ortprep.registry.progress import ignore
 from ortprep.registry.transfer import map_parallel, read_documents
@@ -157,9 +158,8 @@ class OciBackend(Backend):
         """Removes the image index of a version, with its tags, and what is attached to it."""
         repository = self._repository(model)
         repository.delete_manifest(version.digest)
-        _delete_tags(
-            repository, [tag for tag in repository.list_tags() if _subject_of(tag) == version.digest]
-        )
+        tags = [tag for tag in repository.list_tags() if _subject_of(tag) == version.digest]
+        _delete_attached(repository, tags)
 
     def set_alias(self, model: str, alias: str, version: Version) -> None:
         self._repository(model).put_manifest(alias, version.data, INDEX)
@@ -234,7 +234,7 @@ class OciBackend(Backend):
         tags = () if dry_run else repository.list_tags()
         present = {"", *_list_claims(tags), *(part.digest for part in live)}
         attached = [(tag, subject) for tag in tags if (subject := _subject_of(tag)) not in present]
-        _delete_tags(repository, [tag for tag, subject in attached if not repository.digest_of(subject)])
+        _delete_attached(repository, [tag for tag, subject in attached if not repository.digest_of(subject)])
         return SweepResult()
 
     def _repository(self, model: str) -> Repository:
@@ -257,11 +257,15 @@ def _list_claims(tags: Iterable[str]) -> dict[str, str]:
     return {PREFIX + digest: label for digest, _, label in claims if is_digest(PREFIX + digest)}
 
 
-def _delete_tags(repository: Repository, tags: Iterable[str]) -> None:
+def _delete_attached(repository: Repository, tags: Iterable[str]) -> None:
+    """Removes what is attached under tags, and nothing else that somebody put under such a tag."""
     for tag in tags:
-        digest = repository.digest_of(tag)
-        if digest:
-            repository.delete_manifest(digest)
+        with suppress(NotPublishedError, BundleError):  # removed since it was listed, or none of ours
+            data = repository.read_manifest(tag)
+            kind = parse_object(data).get("artifactType")
+            subject = parse_document(data, kind).subject if kind in KIND_NAMES else None
+            if subject is not None and subject.digest == _subject_of(tag):
+                repository.delete_manifest(digest_bytes(data))
 
 
 def _subject_of(tag: str) -> str:
