@@ -137,6 +137,13 @@ def test_what_is_no_model_is_told(tmp_path: Path, content: bytes, message: str) 
     assert message in refusal(tmp_path)
 
 
+@pytest.mark.attack
+@pytest.mark.parametrize("start", [b"<token>", b'{"token": ', b"version https://git-lfs "])
+def test_a_file_that_is_no_model_is_not_quoted(tmp_path: Path, start: bytes) -> None:
+    (tmp_path / "m.onnx").write_bytes(start + b"hunter2")
+    assert "hunter2" not in refusal(tmp_path)
+
+
 def test_a_missing_model_is_told_with_its_path(tmp_path: Path) -> None:
     message = refusal(tmp_path)
     assert f"source model missing: {tmp_path / 'm.onnx'}\n  expected a file, got no such file" in message

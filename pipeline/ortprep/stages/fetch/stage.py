@@ -294,8 +294,8 @@ def refuse_what_is_no_model(path: Path, name: str) -> None:
         )
     for sign, what, hint in _NOT_A_MODEL:
         if start.lstrip().startswith(sign):
-            text = start.decode("utf-8", "replace")
-            raise SourceError(f"not a model: {name}\n  expected ONNX, got {what}: {text!r}", hint=hint)
+            # Without a word of it: a stranger's spec may name any file of the machine that builds it.
+            raise SourceError(f"not a model: {name}\n  expected ONNX, got {what}", hint=hint)
 
 
 def _check_digest(received: FileEntry, source: SourceSpec, name: str) -> None:
