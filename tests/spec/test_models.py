@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import pickle
+import time
 from typing import Any
 
 import pytest
@@ -140,6 +141,19 @@ def test_depth_is_never_more_than_a_spec_error(key: str, depth: int) -> None:
         value = {"a": value}
     with pytest.raises(SpecError):
         parse_spec({"name": "m", "source": {"demo": "x"}, key: value, "bogus": 1})
+
+
+@pytest.mark.attack
+def test_a_spec_has_a_bounded_number_of_shapes() -> None:
+    model = {"name": "m", "source": {"demo": "x"}}
+    inputs = {f"x{number}": {"shapes": [[1]]} for number in range(999)}
+    many = {"shapes": [[size] for size in range(1, 1002)]}
+    for refused in ({"x": many}, inputs | {"y": {}, "z": {}}):
+        with pytest.raises(SpecError, match="at most 1000"):
+            parse_spec(model | {"inputs": refused})
+    begun_s = time.process_time()
+    parse_spec(model | {"inputs": inputs | {"x": {"shapes": many["shapes"][1:]}}})
+    assert time.process_time() - begun_s < 0.5
 
 
 def test_a_number_of_thousands_of_digits_is_no_spec() -> None:

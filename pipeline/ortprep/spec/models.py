@@ -66,6 +66,7 @@ class InputSpec(SpecSection):
 
     shapes: tuple[Shape, ...] = Field(
         default=(),
+        max_length=1000,
         description="Shapes to verify and measure; the first is the primary one; [] is a scalar. Static "
         "models need none. The element type is the model's own and is never written here.",
     )
@@ -263,7 +264,7 @@ class ModelSpec(SpecSection):
     name: Name = Field(description="Name of the bundle: one path component.")
     source: SourceSpec
     inputs: Mapping[str, InputSpec] = Field(
-        default_factory=dict, description="What production sends, by input name."
+        default_factory=dict, max_length=1000, description="What production sends, by input name."
     )
     samples: Glob | None = Field(
         default=None, description="Glob of .npz files with real inputs, relative to the spec."
@@ -308,7 +309,7 @@ class ModelSpec(SpecSection):
 
     def _count_shapes(self) -> int:
         """Returns the number of declared sets of shapes: the k-th shapes of all inputs are one set."""
-        columns = [input_spec.shapes for input_spec in self.inputs.values() if input_spec.shapes]
+        columns = [input_spec.shapes for input_spec in self.inputs.values() if len(input_spec.shapes) > 1]
         count = max((len(column) for column in columns), default=1)
         return len({tuple(column[index % len(column)] for column in columns) for index in range(count)})
 

@@ -43,6 +43,14 @@ def test_a_spec_that_fits_has_no_problem() -> None:
     assert shape_sets(spec, interface_of(IMAGE)) == ({"image": (1, 3, 16, 16)}, {"image": (8, 3, 16, 16)})
 
 
+@pytest.mark.attack
+def test_of_thousands_of_unknown_names_the_first_are_told() -> None:
+    known = [TensorSpec(f"input{number}", "float32", (1,)) for number in range(1000)]
+    found = check_agreement(spec_of({f"inputs{number}": {} for number in range(1000)}), interface_of(*known))
+    assert len(found) == 21
+    assert found[-1] == "inputs: 980 more names are not in the model"
+
+
 def test_every_problem_is_told_at_once() -> None:
     spec = spec_of(
         {"imag": {}, "left": {"shapes": [[2, 5]]}, "words": {}},

@@ -25,6 +25,9 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     **{name: (-largest, largest) for name, largest in _LARGEST_FLOATS.items()},
 }
 
+_MAX_PROPOSALS = 20
+"""Number of unknown names that are each compared with all known ones: that takes a while."""
+
 
 def check_agreement(spec: ModelSpec, interface: ModelInterface) -> tuple[str, ...]:
     """Returns every way in which a spec contradicts its model; nothing if it fits."""
@@ -125,9 +128,12 @@ def _unsupported(interface: ModelInterface) -> Iterator[str]:
 
 
 def _unknown_names(section: str, names: Iterable[str], known_names: list[str]) -> Iterator[str]:
-    for name in names:
-        if name not in known_names:
-            yield f"{section}.{name}: not in the model; {propose(name, known_names)}"
+    known = frozenset(known_names)
+    unknown = [name for name in names if name not in known]
+    for name in unknown[:_MAX_PROPOSALS]:
+        yield f"{section}.{name}: not in the model; {propose(name, known_names)}"
+    if len(unknown) > _MAX_PROPOSALS:
+        yield f"{section}: {len(unknown) - _MAX_PROPOSALS} more names are not in the model"
 
 
 def _input_problems(spec: ModelSpec, interface: ModelInterface) -> Iterator[str]:
