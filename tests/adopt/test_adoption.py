@@ -1,96 +1,221 @@
-"""Models that no spec can be written for are reported, each with its reason."""
+"""Records of an application become specs that keep its inputs and options, or the reason for none."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ortprep.adopt.adoption import adopt_models
+from ortprep.adopt.adoption import AdoptedModel, adopt_models
+from ortprep.adopt.model_use import MAX_SHAPES, ModelUse, merge_uses
 from ortprep.adopt.observation import FeedRecord, ModelRecord, ProcessRecord
-from ortprep.bundle.session_record import SessionOptionsRecord
+from ortprep.adopt.recorded_run import read_records
+from ortprep.adopt.spec_options import SpecOptions, options_of
+from ortprep.bundle.codec import encode, format_json
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from ortprep.errors import SpecError
+from ortprep.options import NEWEST
+from ortprep.spec.validation import parse_spec
 from tests.builders import conv_net, embedding, sequence_input, write_model
 from tests.runtime.builders import weights_of, write_linear
 
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 DEFAULTS = SessionOptionsRecord("ORT_ENABLE_ALL")
+ONE_THREAD = SessionOptionsRecord("ORT_ENABLE_ALL", {"intra_op_num_threads": 1})
 
 
-def record_of(path: Path | None, *, size_bytes: int = 0, modified_ns: int = 0) -> ModelRecord:
-    if path is not None:
-        status = path.stat()
-        size_bytes, modified_ns = status.st_size, status.st_mtime_ns
-    named = None if path is None else str(path)
-    return ModelRecord(
-        named, None, size_bytes, modified_ns, DEFAULTS, (), ("CPUExecutionProvider",), None, {}, 1, 0
+def feed(runs: int = 1, /, values: dict[str, tuple[Any, ...]] | None = None, **shapes: Any) -> FeedRecord:
+    return FeedRecord(runs, shapes, values or {})
+
+
+def model(*feeds: FeedRecord, others: Any = 0, **changes: Any) -> ModelRecord:
+    """Returns a model's record with the runs of these feeds, and others of other shapes."""
+    runs = others + sum(one.runs for one in feeds)
+    plain = ModelRecord("/m.onnx", None, 1, 1, DEFAULTS, (), (CPU,), None, {}, 1, runs, feeds)
+    return replace(plain, **changes)
+
+
+def record_of(path: Path, *feeds: FeedRecord, **changes: Any) -> ModelRecord:
+    status = path.stat()
+    file: dict[str, Any] = {
+        "path": str(path),
+        "size_bytes": status.st_size,
+        "modified_ns": status.st_mtime_ns,
+    }
+    return model(*feeds, **file, **changes)
+
+
+def adopt(folder: Path, *models: ModelRecord) -> tuple[AdoptedModel, ...]:
+    return adopt_models([ProcessRecord(1, "python app.py", "1.31.1", models)], folder, folder / "configs")
+
+
+def options_said(use: ModelUse) -> SpecOptions:
+    """Returns the options of a spec, which a build takes."""
+    found = options_of(use, version=NEWEST)
+    shapes = {name: {"shapes": [list(one) for one in seen.shapes]} for name, seen in use.inputs.items()}
+    parse_spec(
+        {"name": "m", "source": {"path": "m.onnx"}, "inputs": shapes, **found.sections}, onnxruntime=NEWEST
     )
+    return found
 
 
-def process_of(*models: ModelRecord) -> ProcessRecord:
-    return ProcessRecord(1, "python app.py", "1.31.1", models)
+def test_runs_and_limits_of_all_processes_count_the_most_frequent_shapes_first() -> None:
+    first = model(feed(2, x=(1, 8)), feed(3, x=(1, 9)), loads=2, limits={"x": (-0.123456, 1.0)})
+    second = model(feed(4, x=(1, 8)), limits={"x": (0.0, 2.000001)}, others=3, options=ONE_THREAD)
+    use = merge_uses([first, second])
+    assert (use.inputs["x"].shapes, use.inputs["x"].range) == (((1, 8), (1, 9)), (-0.123456, 2.000001))
+    assert (use.weights, use.loads, use.runs, use.runs_per_load) == ((6, 3), 3, 12, 4)
+    assert (use.shapes, use.other_runs, use.shape_count) == (2, 3, "2 or more")
+    assert (use.model.options, use.other_options) == (ONE_THREAD, 1)
 
 
-def adopt(folder: Path, *models: ModelRecord) -> list[tuple[str | None, str]]:
-    process = process_of(*models)
-    found = adopt_models([process], folder, folder / "configs")
-    assert not list((folder / "configs").glob("*.yaml"))
-    return [(model.name, model.problem) for model in found]
+def test_the_largest_shapes_are_in_the_spec_however_rare() -> None:
+    use = merge_uses([model(*(feed(100 - size, x=(1, size)) for size in range(1, 60)))])
+    assert len(use.inputs["x"].shapes) == MAX_SHAPES
+    assert use.inputs["x"].shapes == ((1, 1), (1, 2), (1, 3), (1, 59))
+    assert use.shapes == 59
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("first", "second", "shapes", "values", "limits"),
     [
-        (lambda path: path.unlink(), "can no longer be read: No such file"),
-        (lambda path: path.write_bytes(b"another"), "changed since the application loaded it"),
+        ((16_000,), (8000,), 1, (16_000,), None),  # that rate goes with that shape
+        ((16_000,), (8000, 16_000), 2, (16_000,), None),
+        ((16_000,), (), 2, (16_000,), None),  # more than were kept
+        ((0.5,), (0.75,), 2, None, (1, 9)),  # what a fraction is seldom depends on the shape
     ],
 )
-def test_a_file_that_is_another_by_now_gets_no_spec(
-    tmp_path: Path, change: Callable[[Path], object], reason: str
+def test_values_are_those_that_suit_every_shape(
+    first: Any, second: Any, shapes: int, values: Any, limits: Any
 ) -> None:
-    path = write_model(conv_net(), tmp_path / "net.onnx")
+    feeds = feed(9, {"n": first}, x=(1, 5), n=(1,)), feed(2, {"n": second}, x=(1, 6), n=(1,))
+    use = merge_uses([model(*feeds, limits={"n": (1, 9)})])
+    assert use.inputs["x"].shapes == ((1, 5), (1, 6))[:shapes]
+    assert (use.inputs["n"].values, use.inputs["n"].range) == (values, limits)
+    said = () if shapes == 2 else ("sets of shapes with other values of small inputs: 1",)
+    assert (use.excluded_shapes, options_said(use).left_out) == (2 - shapes, said)
+
+
+@pytest.mark.parametrize(
+    ("longer", "said"),
+    [((30, 31, 32), (1, 2, 30, 31, 32)), ((), None), ((1, 32), (1, 2, 32))],
+)
+def test_ids_of_a_table_may_differ_by_shape(longer: Any, said: Any) -> None:
+    feeds = feed(40, {"x": (1, 2)}, x=(1, 2)), feed(20, {"x": longer}, x=(1, 3))
+    use = merge_uses([model(*feeds, limits={"x": (1, 32)})], ids=["x"])
+    assert (use.inputs["x"].shapes, use.excluded_shapes) == (((1, 2), (1, 3)), 0)
+    assert (use.inputs["x"].values, use.inputs["x"].range) == (said, None if said else (1, 32))
+
+
+def test_values_of_a_small_array_are_not_those_of_a_large_one() -> None:
+    feeds = feed(9, {"x": (5, 7)}, x=(1, 2)), feed(2, x=(1, 128))
+    use = merge_uses([model(*feeds, limits={"x": (5, 900)})])
+    assert (use.inputs["x"].values, use.inputs["x"].range) == (None, (5, 900))
+
+
+def test_a_model_that_never_ran_says_nothing_of_its_inputs() -> None:
+    use = merge_uses([model(loads=3)])
+    assert (use.inputs, use.weights, use.runs_per_load) == ({}, (), 1)
+
+
+def test_what_differs_from_defaults_is_fixed_in_runtime_and_nothing_else_is() -> None:
+    attributes = {"enable_cpu_mem_arena": False, "intra_op_num_threads": 2}
+    options = SessionOptionsRecord("ORT_ENABLE_ALL", attributes, {"session.intra_op.allow_spinning": "0"})
+    runs = feed(6, x=(6,)), feed(4, x=(4,))
+    assert options_said(merge_uses([model(*runs, loads=2, options=options)])) == SpecOptions(
+        {
+            "targets": ["cpu"],
+            "runtime": {**attributes, "session_config": {"session.intra_op.allow_spinning": "0"}},
+            "tune": {"runs_per_load": 5, "shape_weights": [6, 4]},
+        },
+        (),
+    )
+    assert options_said(merge_uses([model(*runs)])).sections.keys() == {"targets", "tune"}
+
+
+def test_options_of_cuda_are_kept_without_the_device() -> None:
+    cuda = ProviderRecord(CUDA, {"device_id": "1", "cudnn_conv_algo_search": "HEURISTIC"})
+    use = merge_uses([model(providers=(cuda, ProviderRecord(CPU)), obtained=(CUDA, CPU))])
+    assert options_said(use).sections == {
+        "targets": ["cuda"],
+        "runtime": {"cuda": {"cudnn_conv_algo_search": "HEURISTIC"}},
+    }
+
+
+def test_what_a_spec_cannot_keep_is_said() -> None:
+    options = SessionOptionsRecord(
+        "ORT_DISABLE_ALL", {"enable_profiling": True}, {"session.disable_model_compile": "maybe"}
+    )
+    tensorrt = ProviderRecord("TensorrtExecutionProvider", {"trt_fp16_enable": "1"})
+    obstacle = "the application asks for the optimisation level ORT_DISABLE_ALL"
+    made: dict[str, Any] = {
+        "providers": (tensorrt,),
+        "obtained": ("TensorrtExecutionProvider", CPU),
+        "obstacle": obstacle,
+    }
+    found = options_said(merge_uses([model(options=options, **made)]))
+    assert "runtime" not in found.sections
+    said = "\n".join(found.left_out)
+    for word in ("enable_profiling", "session.disable_model_compile", "ORT_DISABLE_ALL", "trt_fp16_enable"):
+        assert word in said
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("net.onnx", lambda path: path.unlink(), "can no longer be read: No such file"),
+        ("net.onnx", lambda path: path.write_bytes(b"another"), "changed since the application loaded it"),
+        ("net.ort", lambda _: None, "own format"),
+    ],
+)
+def test_a_file_that_no_spec_can_name_gets_none(
+    tmp_path: Path, name: str, change: Callable[[Path], object], reason: str
+) -> None:
+    path = write_model(conv_net(), tmp_path / name)
     record = record_of(path)
     change(path)
-    [(name, problem)] = adopt(tmp_path, record)
-    assert (name, reason in problem) == (None, True)
+    [found] = adopt(tmp_path, record)
+    assert (found.name, reason in found.problem) == (None, True)
 
 
 def test_what_a_build_cannot_prepare_gets_no_spec(tmp_path: Path) -> None:
-    ready = write_model(conv_net(), tmp_path / "net.ort")
     sequence = write_model(sequence_input(), tmp_path / "sequence.onnx")
-    found = adopt(tmp_path, record_of(ready), record_of(sequence), record_of(None, size_bytes=2**33))
-    assert [name for name, _ in found] == [None, None, None]
-    for (_, problem), word in zip(found, ("own format", "not a tensor", "too large to keep"), strict=True):
-        assert word in problem
+    found = adopt(tmp_path, record_of(sequence), model(path=None, size_bytes=2**33))
+    assert [one.name for one in found] == [None, None]
+    for one, word in zip(found, ("not a tensor", "too large to keep"), strict=True):
+        assert word in one.problem
+    assert not list((tmp_path / "configs").glob("*.yaml"))
 
 
-def test_the_spec_counts_other_options(tmp_path: Path) -> None:
-    record = record_of(write_model(conv_net(), tmp_path / "net.onnx"))
-    records = [
-        replace(record, options=SessionOptionsRecord("ORT_ENABLE_ALL", {"intra_op_num_threads": count}))
-        for count in (1, 2)
+def test_the_spec_has_what_was_fed_and_counts_other_options(tmp_path: Path) -> None:
+    runs = [
+        feed(1, {"ids": ids, "mask": (1,)}, ids=(1, len(ids)), mask=(1, len(ids)))
+        for ids in ((1, 2), (3, 8, 9))
     ]
-    [model] = adopt_models([process_of(*records)], tmp_path, tmp_path / "configs")
-    assert "with 1 other set of options" in (tmp_path / "configs" / f"{model.name}.yaml").read_text()
-
-
-def test_ids_of_a_table_keep_their_values_under_every_shape(tmp_path: Path) -> None:
-    def feed(*ids: int) -> FeedRecord:
-        shape = (1, len(ids))
-        return FeedRecord(1, {"ids": shape, "mask": shape}, {"ids": ids, "mask": (1,)})
-
-    record = replace(
-        record_of(write_model(embedding(), tmp_path / "words.onnx")),
-        feeds=(feed(1, 2), feed(3, 8, 9)),
-        runs=2,
-        inputs={"ids": "tensor(int64)", "mask": "tensor(int64)"},
-    )
-    [model] = adopt_models([process_of(record)], tmp_path, tmp_path / "configs")
-    assert (model.use.inputs["ids"].values, model.left_out) == ((1, 2, 3, 8, 9), ())
+    inputs = {"ids": "tensor(int64)", "mask": "tensor(int64)"}
+    record = record_of(write_model(embedding(), tmp_path / "words.onnx"), *runs, inputs=inputs)
+    [found] = adopt(tmp_path, record, replace(record, options=ONE_THREAD))
+    assert (found.use.inputs["ids"].values, found.left_out) == ((1, 2, 3, 8, 9), ())
+    assert "with 1 other set of options" in (tmp_path / "configs" / f"{found.name}.yaml").read_text()
 
 
 def test_equal_graphs_with_other_external_weights_are_other_models(tmp_path: Path) -> None:
     paths = [write_linear(tmp_path / f"{seed}/linear.onnx", weights_of(seed % 2))[0] for seed in (1, 2, 3)]
     assert len({path.read_bytes() for path in paths}) == 1
-    found = adopt_models([process_of(*map(record_of, paths))], tmp_path, tmp_path / "configs")
-    assert [(model.model, model.use.loads) for model in found] == [(str(paths[0]), 2), (str(paths[1]), 1)]
+    found = adopt(tmp_path, *map(record_of, paths))
+    assert [(one.model, one.use.loads) for one in found] == [(str(paths[0]), 2), (str(paths[1]), 1)]
+
+
+@pytest.mark.parametrize("bad", [b"{", b"{}", format_json({"x": "y" * 2**23})])
+def test_a_bad_record_is_left_out_with_a_message(tmp_path: Path, bad: bytes) -> None:
+    good = ProcessRecord(1, "python app.py", "1.31.1", ())
+    (tmp_path / "1.json").write_bytes(bad)
+    said: list[str] = []
+    with pytest.raises(SpecError, match="no record can be read"):
+        read_records(tmp_path, said.append)
+    (tmp_path / "2.json").write_bytes(format_json(encode(good)))
+    assert read_records(tmp_path, said.append) == (good,)
+    assert len(said) == 2

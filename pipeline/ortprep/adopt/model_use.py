@@ -142,5 +142,5 @@ def _common_values(feeds: Sequence[FeedRecord], name: str) -> tuple[Value, ...] 
 def _all_values(feeds: Sequence[FeedRecord], name: str) -> tuple[Value, ...]:
     """Returns the values of an input under any shape; () if they are many."""
     values = {value for feed in feeds for value in feed.values.get(name, ())}
-    is_known = all(name in feed.values for feed in feeds if name in feed.shapes)
+    is_known = all(feed.values.get(name) for feed in feeds if name in feed.shapes)
     return tuple(sorted(values)) if is_known and len(values) <= MAX_VALUES else ()
