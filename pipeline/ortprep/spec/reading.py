@@ -120,18 +120,20 @@ def _read(path: Path, defaults: YamlDocument) -> tuple[YamlDocument, ModelSpec |
         return document, None
     data, onnxruntime = merge(defaults.data, document.data), installed_onnxruntime()
     spec, faults = validate(data, onnxruntime=onnxruntime)
-    problems = (*_find_questions(path), *locate(faults, document, defaults))
+    problems = (*_find_questions(document), *locate(faults, document, defaults))
     if spec is None or problems:
         return replace(document, problems=problems), None
     warn_if_newer(data.get("runtime"), version=onnxruntime)
     return document, spec.located_in(path.parent, file=path.name)
 
 
-def _find_questions(path: Path) -> Iterator[Problem]:
-    for number, line in enumerate(path.read_text("utf-8-sig").splitlines(), 1):
+def _find_questions(document: YamlDocument) -> Iterator[Problem]:
+    for number, line in enumerate(document.text.splitlines(), 1):
         if line.startswith(OPEN_QUESTION):
             question = line.removeprefix(OPEN_QUESTION).strip()
-            yield Problem(str(path), number, (), f"answer this question, then delete the line: {question}")
+            yield Problem(
+                document.file, number, (), f"answer this question, then delete the line: {question}"
+            )
 
 
 def _name_of(document: YamlDocument) -> str:

@@ -45,12 +45,14 @@ class YamlDocument:
         data: Its top-level mapping: dicts, lists, str, int, float, bool and None only.
         lines: Line of every key and every list item, from 1, by place.
         problems: Why it is not usable; `data` is empty then.
+        text: What was read, comments included.
     """
 
     file: str
     data: Mapping[str, Any] = field(default_factory=dict)
     lines: Mapping[Place, int] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
+    text: str = ""
 
     def line_of(self, place: Place) -> int | None:
         """Returns the line of `place`, or of the nearest place around it."""
@@ -80,7 +82,8 @@ def parse_yaml(text: bytes, *, file: str) -> YamlDocument:
     """
     lines: dict[Place, int] = {(): 1}
     try:
-        return YamlDocument(file, _parse(_decode(text), lines), lines)
+        decoded = _decode(text)
+        return YamlDocument(file, _parse(decoded, lines), lines, text=decoded)
     except _RefusedError as error:
         line, reason = error.args
     except yaml.YAMLError as error:  # of a control character there is no mark
