@@ -17,7 +17,7 @@ from bench.big_model import write_big_model
 from bench.result_file import describe_machine, format_results
 from ortprep.children.child import run_child
 from ortprep.stages.convert.passes import convert_precision
-from ortprep.stages.convert.requests import PrecisionRequest
+from ortprep.stages.convert.requests import PassRequest
 
 _ROOT = Path(__file__).parent.parent
 _TIMEOUT_S = 3600.0
@@ -30,7 +30,7 @@ def measure(name: str, source: Path, folder: Path, *, weights_bytes: int) -> dic
     """Runs one pass into a folder of its own, which is removed, and returns the figures."""
     folder.mkdir()
     try:
-        request = PrecisionRequest(source=source, written=folder / source.name, name=name)
+        request = PassRequest(source=source, written=folder / source.name, name=name)
         reply = run_child(convert_precision, request, timeout_s=_TIMEOUT_S)
         written_bytes = sum(path.stat().st_size for path in folder.iterdir())
     finally:

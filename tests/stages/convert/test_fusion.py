@@ -21,7 +21,7 @@ from ortprep.spec.conversion import FusionSpec
 from ortprep.stages.convert.fusion_forms import write_as_patterns_expect
 from ortprep.stages.convert.fusion_heads import Heads, choose_heads, find_heads
 from ortprep.stages.convert.passes import fuse_transformers
-from ortprep.stages.convert.requests import FusionReply, FusionRequest
+from ortprep.stages.convert.requests import FusionReply, PassRequest
 from ortprep.versions import install_command
 from tests import builders as models
 
@@ -54,13 +54,13 @@ def fused_bert(
 
 
 def fuse_as_the_build_does(source: Path, written: Path) -> FusionReply:
-    request = FusionRequest(source=source, written=written, fusion=FusionSpec(model_type="bert"))
+    request = PassRequest(source=source, written=written, fusion=FusionSpec(model_type="bert"))
     return run_child(fuse_transformers, request, timeout_s=600).value
 
 
 def fuse(source: Path, written: Path, model_type: str, **fields: Any) -> FusionReply:
     fusion = FusionSpec(model_type=model_type, **fields)
-    request = FusionRequest(source=source, written=written, fusion=fusion)
+    request = PassRequest(source=source, written=written, fusion=fusion)
     # One process has one library, and it takes as long to import as all that is done with it here.
     here = fusion.library == "onnxruntime"
     return fuse_transformers(request) if here else run_child(fuse_transformers, request, timeout_s=600).value

@@ -18,7 +18,7 @@ from ortprep.errors import SpecError, StageError
 from ortprep.spec.conversion import HalfSpec
 from ortprep.stages.convert.half import BFLOAT16, FLOAT16, largest_beyond, round_to_half
 from ortprep.stages.convert.passes import convert_precision
-from ortprep.stages.convert.requests import PrecisionRequest
+from ortprep.stages.convert.requests import PassRequest
 from ortprep.stages.convert.weights import read_bytes, read_graph
 from ortprep.stages.core.graphs.graph_walk import walk_graphs, walk_initializers
 from tests import builders as models
@@ -40,7 +40,7 @@ class Converted:
         self.written.parent.mkdir(parents=True)
         name = asked.pop("name", "fp16")
         self.reply = convert_precision(
-            PrecisionRequest(source=self.source, written=self.written, name=name, half=HalfSpec(**asked))
+            PassRequest(source=self.source, written=self.written, name=name, half=HalfSpec(**asked))
         )
         self.graph = read_graph(self.written)
 

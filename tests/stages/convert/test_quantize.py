@@ -22,7 +22,7 @@ from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.runtime.tensors.element_types import Array
 from ortprep.spec.conversion import QuantizeSpec
 from ortprep.stages.convert.passes import convert_precision
-from ortprep.stages.convert.requests import PrecisionReply, PrecisionRequest
+from ortprep.stages.convert.requests import PassRequest, PrecisionReply
 from ortprep.stages.core.graphs.graph_walk import values_bytes, walk_initializers
 from ortprep.stages.fetch.demo import write_demo_model
 from tests.builders import (
@@ -71,10 +71,10 @@ def _quantize(name: str, model: onnx.ModelProto, folder: Path, **wanted: Any) ->
 
 def _request(
     name: str, model: onnx.ModelProto, folder: Path, *, samples: tuple[Path, ...] = (), **wanted: Any
-) -> PrecisionRequest:
+) -> PassRequest:
     if name == "static":
         samples = samples or _write_samples(model, folder)
-    return PrecisionRequest(
+    return PassRequest(
         source=folder / "source" / "m.onnx",
         written=folder / "written" / "m.onnx",
         name=PASSES.get(name, name),

@@ -13,7 +13,7 @@ from onnx import TensorProto
 
 from ortprep.bundle.onnx_inputs import read_inputs
 from ortprep.errors import StageError
-from ortprep.stages.convert.requests import BindRequest
+from ortprep.stages.convert.requests import PassRequest
 from ortprep.stages.convert.shapes import bind_shapes
 from tests import builders as models
 
@@ -22,7 +22,7 @@ def bind(source: Path, sizes: dict[str, int]) -> tuple[dict[str, Any], Path]:
     """Returns the shapes of the bound model's inputs, and the model."""
     written = source.parent / "bound" / "model.onnx"
     written.parent.mkdir()
-    bind_shapes(BindRequest(source=source, written=written, dimensions=sizes))
+    bind_shapes(PassRequest(source=source, written=written, dimensions=sizes))
     return {spec.name: spec.shape for spec in read_inputs(written)}, written
 
 

@@ -23,7 +23,7 @@ from ortprep.errors import MissingExtraError, StageError, require_known
 from ortprep.quoting import quoted
 from ortprep.stages.convert.fusion_forms import write_as_patterns_expect
 from ortprep.stages.convert.fusion_heads import Heads, choose_heads, find_heads
-from ortprep.stages.convert.requests import FusionReply, FusionRequest
+from ortprep.stages.convert.requests import FusionReply, PassRequest
 from ortprep.stages.convert.weights import WeightWriter, move_weights
 from ortprep.stages.core.graphs.graph_walk import name_nodes, values_bytes, walk_nodes
 from ortprep.stages.core.graphs.inlining import load_with_weights
@@ -57,7 +57,7 @@ class _Library(NamedTuple):
     optimize: Callable[[onnx.ModelProto, str, Heads, Any], Any]
 
 
-def fuse(request: FusionRequest) -> FusionReply:
+def fuse(request: PassRequest) -> FusionReply:
     """Fuses a model and writes it.
 
     Raises:
@@ -68,6 +68,7 @@ def fuse(request: FusionRequest) -> FusionReply:
         OSError: Data is missing, or the disk is full.
     """
     fusion = request.fusion
+    assert fusion is not None
     library = _own() if fusion.library == "onnxruntime" else _tools()
     require_known(
         "model_type for fusion",

@@ -25,7 +25,7 @@ from ortprep.quoting import quoted
 from ortprep.stages.convert.half_casts import insert_casts
 from ortprep.stages.convert.half_graph import is_operator, make_plain
 from ortprep.stages.convert.half_plan import HalfPlan
-from ortprep.stages.convert.requests import PrecisionReply, PrecisionRequest
+from ortprep.stages.convert.requests import PassRequest, PrecisionReply
 from ortprep.stages.convert.weights import (
     WeightWriter,
     keep_inside,
@@ -43,7 +43,7 @@ _LARGEST = {FLOAT16: 65504.0, BFLOAT16: (2 - 2**-7) * 2.0**127}
 _SMALLEST_FLOAT16 = np.float32(5.96e-08)
 
 
-def convert_half(request: PrecisionRequest) -> PrecisionReply:
+def convert_half(request: PassRequest) -> PrecisionReply:
     """Converts a model to half precision, in a child process.
 
     Raises:

@@ -40,7 +40,7 @@ from ortprep.stages.convert.quantizable import (
     read_checked_graph,
     require_nodes,
 )
-from ortprep.stages.convert.requests import PrecisionReply, PrecisionRequest
+from ortprep.stages.convert.requests import PassRequest, PrecisionReply
 from ortprep.stages.convert.weights import WeightWriter, move_weights
 from ortprep.stages.core.graphs.graph_walk import name_nodes, subgraphs
 
@@ -78,7 +78,7 @@ _OTHER_FLOATS = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProt
 _LOWERED = "_MatMul"  # what the quantiser appends to the name of a Gemm that it makes a MatMul and an Add
 
 
-def quantize_int8(request: PrecisionRequest) -> PrecisionReply:
+def quantize_int8(request: PassRequest) -> PrecisionReply:
     """Quantises weights to 8 bits, and activations at run time or by calibrated ranges, in a child process.
 
     Raises:
@@ -121,9 +121,7 @@ def quantize_int8(request: PrecisionRequest) -> PrecisionReply:
     return describe_result(nodes, operators=operators, quantized=quantized)
 
 
-def _write_dynamic(
-    staged: Path, request: PrecisionRequest, operators: Sequence[str], names: list[str]
-) -> None:
+def _write_dynamic(staged: Path, request: PassRequest, operators: Sequence[str], names: list[str]) -> None:
     quantization.quantize_dynamic(
         staged,
         request.written,
@@ -135,9 +133,7 @@ def _write_dynamic(
     )
 
 
-def _write_static(
-    staged: Path, request: PrecisionRequest, operators: Sequence[str], names: list[str]
-) -> None:
+def _write_static(staged: Path, request: PassRequest, operators: Sequence[str], names: list[str]) -> None:
     quantize = request.quantize
     quantization.quantize_static(
         staged,

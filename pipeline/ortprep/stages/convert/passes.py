@@ -12,18 +12,10 @@ from ortprep.children.child import run_child
 from ortprep.errors import ResourceError
 from ortprep.runtime.machine.process_memory import available_bytes
 from ortprep.spec.conversion import ConvertSpec, FusionSpec
-from ortprep.stages.convert.requests import (
-    HALVES,
-    FusionReply,
-    FusionRequest,
-    PassRequest,
-    PrecisionReply,
-    PrecisionRequest,
-)
+from ortprep.stages.convert.requests import HALVES, FusionReply, PassRequest, PrecisionReply
 from ortprep.stages.core.contract import Context
 from ortprep.stages.core.sources import Graph
 
-Q = TypeVar("Q", bound=PassRequest)
 R = TypeVar("R")
 
 FACTORS = {
@@ -43,7 +35,7 @@ _WORTH_SAYING_BYTES = 2**30
 _PRODUCTS = ("MatMul", "Gemm", "LSTM", "GRU", "com.microsoft.Attention")
 
 
-def fuse_transformers(request: FusionRequest) -> FusionReply:
+def fuse_transformers(request: PassRequest) -> FusionReply:
     """Child function: fuses the subgraphs of transformers with the library of the spec.
 
     Raises:
@@ -56,7 +48,7 @@ def fuse_transformers(request: FusionRequest) -> FusionReply:
     return fuse(request)
 
 
-def convert_precision(request: PrecisionRequest) -> PrecisionReply:
+def convert_precision(request: PassRequest) -> PrecisionReply:
     """Child function: writes a model in another precision.
 
     Raises:
@@ -92,7 +84,7 @@ def precision_request(
     kept: Collection[str] = (),
     clip: bool = False,
     samples: Sequence[Path] = (),
-) -> PrecisionRequest:
+) -> PassRequest:
     """Returns the request that makes a precision.
 
     Args:
@@ -107,7 +99,7 @@ def precision_request(
     """
     half, quantize = convert.half, convert.quantize
     names = {"fp16": "fp16", "mixed": "fp16", "bf16": "bf16", "int4": "int4-weights"}
-    return PrecisionRequest(
+    return PassRequest(
         source=source,
         written=written,
         name=names.get(precision, f"int8-{'weights' if mode == 'weight_only' else mode}"),
@@ -141,7 +133,7 @@ def choose_mode(convert: ConvertSpec, target: str, operators: Mapping[str, int])
 
 
 def run_pass(
-    context: Context, name: str, function: Callable[[Q], R], request: Q, *, parent: Graph
+    context: Context, name: str, function: Callable[[PassRequest], R], request: PassRequest, *, parent: Graph
 ) -> tuple[R, PassRecord]:
     """Runs a pass in a child process; removes what it wrote if it fails.
 

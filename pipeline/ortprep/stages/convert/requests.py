@@ -14,34 +14,29 @@ HALVES = ("fp16", "bf16")
 
 @dataclass(frozen=True, kw_only=True)
 class PassRequest:
-    """The files of a pass.
+    """The files of a pass, and what it reads of the spec.
 
     Attributes:
         source: Absolute path of the model; its external data is in the same folder.
         written: Absolute path of the model to write, in an empty folder.
+        dimensions: To bind shapes: sizes of 1 and more, by the name of a symbolic dimension, or by
+            `INPUT[AXIS]` for one without a name.
+        fusion: To fuse the subgraphs of transformers.
+        name: To change the precision: `fp16`, `bf16`, `int8-dynamic`, `int8-static`, `int8-weights` or
+            `int4-weights`.
+        half: For half precision; `keep_nodes` includes what a search keeps.
+        quantize: For quantisation; `exclude` includes what a search keeps.
+        samples: For `int8-static`: `.npz` files that `check_calibration` accepts.
     """
 
     source: Path
     written: Path
-
-
-@dataclass(frozen=True, kw_only=True)
-class BindRequest(PassRequest):
-    """A request to bind symbolic dimensions.
-
-    Attributes:
-        dimensions: Sizes of 1 and more, by the name of a symbolic dimension, or by `INPUT[AXIS]` for one
-            without a name.
-    """
-
-    dimensions: Mapping[str, int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class FusionRequest(PassRequest):
-    """A request to fuse the subgraphs of transformers."""
-
-    fusion: FusionSpec
+    dimensions: Mapping[str, int] = field(default_factory=dict)
+    fusion: FusionSpec | None = None
+    name: str = ""
+    half: HalfSpec = field(default_factory=HalfSpec)
+    quantize: QuantizeSpec = field(default_factory=QuantizeSpec)
+    samples: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,23 +50,6 @@ class FusionReply:
 
     fused: Mapping[str, int]
     library: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrecisionRequest(PassRequest):
-    """A request to change the precision.
-
-    Attributes:
-        name: `fp16`, `bf16`, `int8-dynamic`, `int8-static`, `int8-weights` or `int4-weights`.
-        half: For half precision; `keep_nodes` includes what a search keeps.
-        quantize: For quantisation; `exclude` includes what a search keeps.
-        samples: For `int8-static`: `.npz` files that `check_calibration` accepts.
-    """
-
-    name: str
-    half: HalfSpec = field(default_factory=HalfSpec)
-    quantize: QuantizeSpec = field(default_factory=QuantizeSpec)
-    samples: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from ortprep.runtime.machine.hardware import hardware_fingerprint
 from ortprep.spec.conversion import ConvertSpec
 from ortprep.stages.convert.passes import choose_mode, fuse_transformers, fusion_name, run_pass
 from ortprep.stages.convert.precision import SEARCHED, PrecisionAttempts, plan_steps, why_not_needed
-from ortprep.stages.convert.requests import BindRequest, FusionRequest
+from ortprep.stages.convert.requests import PassRequest
 from ortprep.stages.convert.shapes import bind_shapes
 from ortprep.stages.core.accuracy import convert_section, gate_key
 from ortprep.stages.core.contract import (
@@ -164,7 +164,7 @@ def _bind_and_fuse(
     if convert.fusion is not None and not variant.is_bucket:
         written, pass_name = context.folder / _FUSED / name, fusion_name(convert.fusion)
         context.say(f"running {pass_name}")
-        fusion = FusionRequest(source=current, written=written, fusion=convert.fusion)
+        fusion = PassRequest(source=current, written=written, fusion=convert.fusion)
         reply, fused_by = run_pass(context, pass_name, fuse_transformers, fusion, parent=parent)
         record = dataclasses.replace(
             record, fused=reply.fused, fused_by=reply.library, passes=(*record.passes, fused_by)
@@ -176,7 +176,7 @@ def _bind_and_fuse(
     if variant.binding:
         written = context.folder / _BOUND / name
         context.say("running shapes")
-        binding = BindRequest(source=current, written=written, dimensions=dict(variant.binding))
+        binding = PassRequest(source=current, written=written, dimensions=dict(variant.binding))
         _, bound_by = run_pass(context, "shapes", bind_shapes, binding, parent=parent)
         record = dataclasses.replace(
             record,

@@ -37,7 +37,7 @@ from ortprep.stages.convert.quantizable import (
     read_checked_graph,
     require_nodes,
 )
-from ortprep.stages.convert.requests import PrecisionReply, PrecisionRequest
+from ortprep.stages.convert.requests import PassRequest, PrecisionReply
 from ortprep.stages.convert.weights import WeightWriter, move_weights, read_array, write_array
 from ortprep.stages.core.graphs.graph_walk import (
     new_name,
@@ -74,7 +74,7 @@ class _Product:
     transposed: bool
 
 
-def quantize_weights(request: PrecisionRequest) -> PrecisionReply:
+def quantize_weights(request: PassRequest) -> PrecisionReply:
     """Stores the weights of every product in few bits, in a child process.
 
     Raises:
@@ -132,7 +132,7 @@ def _find_products(
 
 
 def _store(
-    product: _Product, request: PrecisionRequest, used_names: set[str], weights: WeightWriter
+    product: _Product, request: PassRequest, used_names: set[str], weights: WeightWriter
 ) -> tuple[onnx.NodeProto, list[TensorProto]]:
     """Quantises a weight; returns a `MatMulNBits` without inputs and outputs, and what it reads."""
     bits, tensor = 4 if request.name == "int4-weights" else 8, product.weight.tensor
