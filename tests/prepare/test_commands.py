@@ -245,8 +245,10 @@ def test_a_load_of_what_is_no_bundle_says_what_to_load(
 def test_a_bundle_pins_the_onnx_runtime_that_jobs_need_and_prepare_says_so(first_build: Built) -> None:
     project, outcome = first_build
     name = next(name for name in ("onnxruntime-gpu", "onnxruntime") if _version_of(name))
-    pin = f"{name}=={_version_of(name)}"
-    assert f"  package:net: jobs need {pin}, as in its requirements.txt\n" in outcome.err
+    version = _version_of(name)
+    pin = f"{name}=={version}"
+    need = f"ONNX Runtime {version} (onnxruntime or onnxruntime-gpu); its requirements.txt has {pin}"
+    assert f"  package:net: jobs need {need}\n" in outcome.err
     lines = (project.bundle() / "requirements.txt").read_text().splitlines()
     assert [line for line in lines if not line.startswith("#")] == [pin]
     assert "requirements.txt" in {entry.path for entry in read_manifest(project.bundle()).files}

@@ -18,6 +18,20 @@ def pin_onnxruntime(environment: Mapping[str, Any]) -> str:
     return f"{name}=={installed.get(name, environment.get('onnxruntime', '?'))}"
 
 
+def describe_need(environment: Mapping[str, Any], *, on_gpu: bool) -> str:
+    """Returns which ONNX Runtime the jobs of a bundle need, in words.
+
+    Args:
+        environment: The manifest's.
+        on_gpu: Whether a variant of the bundle needs a GPU, and with it the package that has its provider.
+    """
+    pin = pin_onnxruntime(environment)
+    if on_gpu:
+        return f"{pin}, as in its {REQUIREMENTS_FILE}"
+    version, either = pin.partition("==")[2], " or ".join(sorted(_DISTRIBUTIONS))
+    return f"ONNX Runtime {version} ({either}); its {REQUIREMENTS_FILE} has {pin}"
+
+
 def format_requirements(name: str, environment: Mapping[str, Any]) -> str:
     """Returns the content of the file for the bundle `name`."""
     return (

@@ -12,11 +12,12 @@ import ortprep
 from ortprep.bundle.digest import DigestCache, digest_json
 from ortprep.bundle.loader_config import LOADER_SCHEMA_VERSION, LoaderConfig, write_loader_config
 from ortprep.bundle.manifest import MANIFEST_SCHEMA_VERSION, Manifest, MissingTarget, write_manifest
-from ortprep.bundle.requirements_file import REQUIREMENTS_FILE, format_requirements, pin_onnxruntime
+from ortprep.bundle.requirements_file import REQUIREMENTS_FILE, describe_need, format_requirements
 from ortprep.bundle.verification import check_bundle, describe_files
 from ortprep.children.child import run_child
 from ortprep.children.variant_check import check_variants
 from ortprep.errors import BundleError, ChildError, LoadError, StageError
+from ortprep.runtime.loading.session import CPU
 from ortprep.spec.models import resolved_spec
 from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId
 from ortprep.stages.core.provenance import describe_environment, read_spec_commit
@@ -100,7 +101,8 @@ class PackageStage:
             left_out=left_out,
         )
         write_manifest(context.folder, manifest)
-        context.say(f"jobs need {pin_onnxruntime(environment)}, as in its {REQUIREMENTS_FILE}")
+        on_gpu = any(provider.name != CPU for variant in variants for provider in variant.providers)
+        context.say(f"jobs need {describe_need(environment, on_gpu=on_gpu)}")
         return {"variants": [variant.name for variant in variants]}
 
     def ensures(self, context: Context, result: Mapping[str, Any]) -> None:
