@@ -199,10 +199,14 @@ def _open(root: str, options: LoadOptions) -> OpenedBundle:
     if is_new:
         remember(resolved, options)
     opened = OpenedBundle(session, plan, resolved, options)
-    if has_two_phases or (options.buckets and resolved.has_buckets):
-        from ortprep.runtime.loading.later_sessions import serve_later_sessions
+    if has_two_phases:
+        from ortprep.runtime.loading.phases import serve_in_phases
 
-        serve_later_sessions(opened, open_bucket, has_two_phases=has_two_phases)
+        serve_in_phases(opened)
+    if options.buckets and resolved.has_buckets:
+        from ortprep.runtime.loading.bucket_loader import serve_buckets_of
+
+        serve_buckets_of(opened, open_bucket)
     return opened
 
 

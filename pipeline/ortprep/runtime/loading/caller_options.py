@@ -198,8 +198,8 @@ def _restored(chosen: Any, merged: SessionPlan) -> Iterator[None]:
 
 
 def copy_of_options(
-    chosen: SessionOptions | None, session: onnxruntime.InferenceSession, merged: SessionPlan
-) -> SessionOptions | None:
+    chosen: SessionOptions, session: onnxruntime.InferenceSession, merged: SessionPlan
+) -> SessionOptions:
     """Returns an application's options as they are now, for sessions that are made later.
 
     ONNX Runtime copies an object only for a session that it makes: all but its libraries of custom operators.
@@ -209,7 +209,7 @@ def copy_of_options(
         session: A session that was made with them.
         merged: Its plan, as `build_with_options` returned it.
     """
-    if chosen is None or isinstance(chosen, Mapping):
+    if isinstance(chosen, Mapping):
         return chosen
     copied: onnxruntime.SessionOptions = session._sess.session_options
     _giving_back(chosen, merged)(copied)

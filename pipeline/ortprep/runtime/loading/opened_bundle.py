@@ -40,6 +40,17 @@ class OpenedBundle:
         self.resolved = resolved
         self.options = options
 
+    def later_options(self) -> LoadOptions:
+        """Returns the options of sessions that are made later beside this one, of what the caller passed."""
+        from ortprep.runtime.loading.load_options import NO_DEADLINE
+
+        own = self.options.session_options
+        if own is not None:
+            from ortprep.runtime.loading.caller_options import copy_of_options
+
+            own = copy_of_options(own, self.session, self.plan)
+        return self.options.replace(deadline=NO_DEADLINE, replacement=None, session_options=own)
+
     @property
     def root(self) -> Path:
         """The bundle's folder, free of links."""

@@ -21,11 +21,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ortprep.runtime.loading.load_options import Cancellation
+from ortprep.runtime.loading.opened_bundle import make_session
 
 if TYPE_CHECKING:
     import onnxruntime
 
+    from ortprep.bundle.session_record import SessionPlan
     from ortprep.errors import PipelineError
+    from ortprep.runtime.loading.opened_bundle import OpenedBundle
 
 _STEADY = "_ortprep_steady"
 """Attribute of a session in two phases: its `SteadyBuild`."""
@@ -86,31 +89,40 @@ def may_swap() -> bool:
     return (int(major), int(minor)) >= (1, 31) and usable_cores() > 1
 
 
-def serve_in_phases(
-    session: onnxruntime.InferenceSession,
-    build: Callable[[Cancellation], onnxruntime.InferenceSession],
-    *,
-    name: str,
-    at_once: bool,
-) -> None:
-    """Has a steady session built that takes over inside `session`, between two runs.
+def serve_in_phases(opened: OpenedBundle) -> None:
+    """Has the steady session of an opened bundle take over inside the first one, between two runs.
 
-    A thread builds it, at the lowest priority, once a first run is done. If it cannot be built, the first
-    one stays in service, and the reason is logged at WARNING.
-
-    Args:
-        session: The session in service, which becomes an instance of a subclass of its class.
-        build: Makes the steady session, and stops when it is cancelled.
-        name: What the log calls it.
-        at_once: Whether the build begins now, since a first run is done.
+    A thread builds it, at the lowest priority, once a first run is done; that of the golden sample is one.
+    If it cannot be built, the first one stays in service, and the reason is logged at WARNING. The session
+    becomes an instance of a subclass of its class.
     """
-    steady = SteadyBuild(session, build, name)
+    # Not `opened` itself, which holds the first session.
+    session, resolved, options = opened.session, opened.resolved, opened.later_options()
+    options = options.replace(phases="steady", adapt=_beside_runs(options.adapt))
+
+    def build(cancellation: Cancellation) -> onnxruntime.InferenceSession:
+        _, made = make_session(resolved, options, cancellation=cancellation)
+        return made
+
+    steady = SteadyBuild(session, build, f"variant {resolved.name} of {resolved.root}")
     setattr(session, _STEADY, steady)
     plain: Any = type(session)
     session.__class__ = _phased_class(plain)
     weakref.finalize(session, steady.stop).atexit = False
-    if at_once:
+    if options.check == "golden":
         steady.start()
+
+
+def _beside_runs(adapt: Callable[[SessionPlan], SessionPlan] | None) -> Callable[[SessionPlan], SessionPlan]:
+    """Returns what adapts a plan so that one thread packs its weights, beside runs."""
+
+    def adapt_beside_runs(plan: SessionPlan) -> SessionPlan:
+        plan = plan if adapt is None else adapt(plan)
+        entries = {**plan.session_options.config_entries}
+        entries.pop("session.prepack.enable_parallel", None)
+        return plan._replace(session_options=plan.session_options._replace(config_entries=entries))
+
+    return adapt_beside_runs
 
 
 def wait_steady(session: onnxruntime.InferenceSession, timeout_s: float | None = None) -> None:

@@ -10,9 +10,9 @@ import numpy as np
 
 from ortprep.errors import RunError
 from ortprep.runtime.loading.binding import BoundRuns
+from ortprep.runtime.loading.bucket_loader import with_runnable_buckets
 from ortprep.runtime.loading.bucket_selection import choose_bucket, find_buckets
 from ortprep.runtime.loading.bundle_loader import open_bucket
-from ortprep.runtime.loading.later_sessions import with_runnable_buckets
 from ortprep.runtime.loading.load_options import LoadOptions
 from ortprep.runtime.loading.opened_bundle import OpenedBundle
 from ortprep.runtime.loading.session import onnxruntime_errors
