@@ -191,10 +191,15 @@ def echo_error(error: PipelineError) -> None:
 
 
 def start_logging(level: str | None) -> None:
-    """Sends the library's log to stderr, at `level` or `$ORTPREP_LOG` or warnings."""
+    """Sends the library's log to stderr, at `level` or `$ORTPREP_LOG` or warnings.
+
+    Of other packages only warnings appear: HTTP and cloud clients log addresses and tokens at lower levels.
+    """
     name = (level or os.environ.get("ORTPREP_LOG") or "warning").upper()
     handler = terminal_handler("%(levelname)s %(name)s: %(message)s")
-    logging.basicConfig(level=logging.getLevelNamesMapping().get(name, logging.WARNING), handlers=[handler])
+    number = logging.getLevelNamesMapping().get(name, logging.WARNING)
+    logging.basicConfig(level=max(number, logging.WARNING), handlers=[handler])
+    logging.getLogger("ortprep").setLevel(number)
 
 
 @contextlib.contextmanager
