@@ -777,14 +777,14 @@ def test_a_token_server_without_tls_gets_no_credentials(tmp_path: Path, proxy: F
     client.close()
 
 
-def ask_for_token(host: str, realm: str, folder: Path, *, login: str) -> list[object]:
+def ask_for_token(host: str, realm: str, folder: Path, *, login: str, token: object = "one") -> list[object]:
     """Asks a registry that sends for a token to `realm`; returns the credentials that `realm` got."""
     client = OciClient(host, secure=True, timeout_s=(1, 1))
     request = requests.Request("GET", f"{client.base}team/tags/list")
     challenge = {"WWW-Authenticate": f'Bearer realm="{realm}",service="tests"'}
     with oci_login(folder, f"https://{login}"), responses.RequestsMock(False) as answers:
         answers.get(request.url, status=401, headers=challenge)
-        answers.get(realm, json={"token": "one"})
+        answers.get(realm, json={"token": token})
         answers.get(request.url, json={"tags": []})
         try:
             client.send(request, "list versions", ("team", "pull")).close()
@@ -792,6 +792,13 @@ def ask_for_token(host: str, realm: str, folder: Path, *, login: str) -> list[ob
             asked = [call.request for call in answers.calls if str(call.request.url).startswith(realm)]
             client.close()
     return [one.headers.get("Authorization") for one in asked]
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("token", ["\u20ac", "a b", "a\r\nX-Own: 1", 7, ["a"]])
+def test_a_token_that_no_header_carries_is_none(tmp_path: Path, token: object) -> None:
+    with pytest.raises(AccessDeniedError):
+        ask_for_token("host.test", "https://host.test/token", tmp_path, login="host.test", token=token)
 
 
 @pytest.mark.attack

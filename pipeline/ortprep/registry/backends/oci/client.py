@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import threading
 from typing import Any, cast
 from urllib.parse import urljoin
@@ -32,6 +33,7 @@ from ortprep.spec.redaction import hide_queries_in_logs
 _SEND_BLOCK_BYTES = 256 * 1024
 _CONNECTIONS = 16
 _MAX_TOKEN_BYTES = 1024 * 1024
+_TOKEN = re.compile("[!-~]+")
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -145,7 +147,8 @@ class OciClient:
         except BundleError:
             return ""
         token = answer.get("token") or answer.get("access_token")
-        return f"Bearer {token}" if token else ""
+        is_header = isinstance(token, str) and _TOKEN.fullmatch(token)
+        return f"Bearer {token}" if is_header else ""
 
     def resolve(self, location: str | None, doing: str) -> str:
         """Returns the URL in a header; raises RegistryError without one, or if it leaves https for http.
