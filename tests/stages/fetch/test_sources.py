@@ -25,6 +25,7 @@ from ortprep.stages.fetch.sources import (
     LocalFile,
     check_redirect,
     fetch_file,
+    find_login,
     source_of,
 )
 from tests.fakes import (
@@ -113,9 +114,22 @@ def test_a_lasting_failure_is_told_at_once(server: FileServer, tmp_path: Path, s
 
 
 @pytest.mark.attack
-def test_a_redirect_is_followed_without_credentials(server: FileServer, tmp_path: Path) -> None:
-    (tmp_path / ".netrc").write_text("machine 127.0.0.1 login me password secret\n")
-    (tmp_path / ".netrc").chmod(0o600)
+def test_a_login_is_sent_to_the_host_that_has_it_and_with_tls_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "netrc").write_text("machine own login me password secret\ndefault login all password any\n")
+    (tmp_path / "netrc").chmod(0o600)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    assert find_login("https://own:8443/m.onnx") == ("me", "secret")
+    for url in ("http://own/m.onnx", "https://other/m.onnx", "https://default/m.onnx"):
+        assert find_login(url) is None
+
+
+@pytest.mark.attack
+def test_a_redirect_is_followed_without_credentials(
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "find_login", lambda _: ("me", "secret"))
     server.files["/old.onnx"] = b""
     server.script = [send_status(302, Location=f"{server.url}/m.onnx")]
     assert fetch(server, tmp_path, "/old.onnx").sha256 == digest_bytes(CONTENT)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import netrc
+import os
 import posixpath
 import ssl
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -220,7 +222,7 @@ class WebFile:
 
             def ask(url: str) -> requests.Response:
                 own = {"Authorization": self.authorization} if self.authorization and url == first else {}
-                auth = requests.utils.get_netrc_auth(url) if url == first and not own else None
+                auth = find_login(url) if url == first and not own else None
                 timeout = SILENCE_TIMEOUT_S
                 return session.get(url, headers=common | own, auth=auth, timeout=timeout, **rest.UNREAD)
 
@@ -240,6 +242,20 @@ class WebFile:
                     raise rest.status_error(response, doing, hint=hint)
         with self._ask({}) as response:  # the file is shorter now
             yield response
+
+
+def find_login(url: str) -> tuple[str, str] | None:
+    """Returns the user and password that `~/.netrc` has for an https URL's own host, None for none.
+
+    Its `default` entry counts for no host: a spec's URL may name any.
+    """
+    parts, host = urlsplit(url), urlsplit(url).hostname or ""
+    with suppress(OSError, netrc.NetrcParseError):
+        hosts = netrc.netrc(Path(os.environ.get("NETRC") or "~/.netrc").expanduser()).hosts
+        if parts.scheme == "https" and host in hosts and host != "default":
+            user, account, password = hosts[host]
+            return user or account, password
+    return None
 
 
 def check_redirect(url: str, target: str) -> str:
