@@ -181,8 +181,9 @@ def test_a_link_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
 def test_a_folder_of_someone_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ortprep").mkdir(mode=0o700)
     os.chown(tmp_path / "ortprep", 12345, 12345)
-    with pytest.raises(StageError, match="user 12345"):
+    with pytest.raises(StageError, match="user 12345") as caught:
         lock_folder()
+    assert "ORTPREP_CACHE_DIR" in str(caught.value.hint)
 
 
 def test_where_the_runtime_folder_is_not_there_the_temporary_one_serves(

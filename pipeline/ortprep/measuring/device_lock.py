@@ -93,7 +93,7 @@ def lock_folder() -> Path:
             f"folder of the device locks is not safe to use: {folder}\n"
             f"  expected a folder of user {os.getuid()} that nobody else can write, "
             f"got mode {stat.filemode(status.st_mode)} of user {status.st_uid}",
-            hint=f"remove {quoted(folder)}, or set XDG_RUNTIME_DIR to a folder of your own",
+            hint=f"remove {quoted(folder)}, or set XDG_RUNTIME_DIR or ORTPREP_CACHE_DIR to one of your own",
         )
     return folder
 
