@@ -137,3 +137,5 @@ def test_the_licences_of_what_is_in_the_page_are_in_it() -> None:
 def test_no_control_or_bidirectional_character_stays_in_a_page() -> None:
     template = make_environment().from_string("{{ text }}")
     assert template.render(text="\x1b[2J\u202e<b>") == "\ufffd[2J\ufffd&lt;b&gt;"
+    breakable = make_environment().from_string("{{ text|breakable }}")
+    assert breakable.render(text="\x1b_\u202e<b>") == "\ufffd_<wbr>\ufffd&lt;b&gt;"

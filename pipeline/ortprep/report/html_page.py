@@ -42,7 +42,7 @@ def render_report(report: Report, *, library: str, inputs: str = "") -> str:
         MissingExtraError: The template engine is not installed.
     """
     environment = make_environment()
-    from markupsafe import Markup, escape
+    from markupsafe import Markup
 
     placed: list[Chart] = []
 
@@ -50,7 +50,6 @@ def render_report(report: Report, *, library: str, inputs: str = "") -> str:
         placed.append(chart)
         return len(placed) - 1
 
-    environment.filters["breakable"] = lambda text: escape(text).replace("_", Markup("_<wbr>"))
     style, script = _read("report.css"), _read("report.js")
     return environment.get_template("report.html.jinja").render(
         report=report,
@@ -126,7 +125,9 @@ def make_environment() -> jinja2.Environment:
         raise MissingExtraError(
             "reports need jinja2, which is not installed", hint=install_command("report")
         ) from error
-    return jinja2.Environment(
+    from markupsafe import Markup, escape
+
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
         finalize=lambda value: printable(value) if type(value) is str else value,
@@ -134,6 +135,9 @@ def make_environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    line_break = Markup("_<wbr>")
+    environment.filters["breakable"] = lambda text: escape(printable(text)).replace("_", line_break)
+    return environment
 
 
 def _read(name: str) -> str:
