@@ -391,8 +391,18 @@ def test_artifacts_elsewhere_are_refused(location: str) -> None:
     server = Server("mlflow+https://host")
     with pytest.raises(AccessDeniedError, match="artifacts are stored elsewhere"):
         open_artifacts(location, server)
+    for climbing in ("mlflow-artifacts:/1/../2", "https://host/api/%2e%2e/2", "s3://bucket/a/../b"):
+        with pytest.raises(AccessDeniedError, match="a bad address"):
+            open_artifacts(climbing, server)
     for fine in ("mlflow-artifacts:/1/x/artifacts", "mlflow-artifacts://host/1", "https://host/api/1"):
         assert isinstance(open_artifacts(fine, server), ProxiedArtifacts)
+
+
+@pytest.mark.attack
+def test_a_version_of_thousands_of_digits_is_none_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = [{"version": "9" * 5000, "tags": [{"key": "ortprep.document", "value": "{}"}]}]
+    monkeypatch.setattr(Server, "list_all", lambda *_, **__: listed)
+    assert MlflowBackend("mlflow+https://host").read_versions("net", lambda _: None) == ()
 
 
 def test_an_experiment_that_leads_to_local_files_is_not_followed(

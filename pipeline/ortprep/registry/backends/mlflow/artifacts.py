@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import requests
 
@@ -40,6 +40,10 @@ def open_artifacts(artifact_uri: str, server: MlflowServer) -> FsspecFolder | Pr
         MissingExtraError: The object store's filesystem is not installed.
     """
     address, server_address = urlsplit(artifact_uri), urlsplit(server.tracking_url)
+    if ".." in unquote(address.path).split("/"):
+        raise AccessDeniedError(
+            f"artifacts at a bad address: {redact_url(artifact_uri)[:200]}\n  expected no .."
+        )
     if address.scheme == "mlflow-artifacts" and address.netloc in ("", server_address.netloc):
         return ProxiedArtifacts(server, address.path)
     if (address.scheme, address.netloc) == (server_address.scheme, server_address.netloc):

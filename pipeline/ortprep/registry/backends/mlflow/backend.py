@@ -7,6 +7,7 @@ Registered model NAME         versions with their documents, labels, signatures 
 from __future__ import annotations
 
 import posixpath
+import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -32,6 +33,7 @@ from ortprep.registry.progress import ignore
 _TAG_DOCUMENT, _TAG_LABEL = "ortprep.document", "ortprep.label"
 _BUNDLE, _PART_FILE = "bundle", "part.json"
 _MAX_ATTACHED = 100
+_NUMBER = re.compile("[0-9]{1,20}")
 
 
 class MlflowBackend(Backend):
@@ -59,7 +61,7 @@ class MlflowBackend(Backend):
         query = f"name='{check_model_name(model)}'"
         listed = self._server.list_all("GET", "model-versions/search", "model_versions", filter=query)
         numbered = {str(version.get("version")): tags_of(version) for version in listed}
-        versions = {int(number): tags for number, tags in numbered.items() if number.isdecimal()}
+        versions = {int(number): tags for number, tags in numbered.items() if _NUMBER.fullmatch(number)}
         return {number: tags for number, tags in sorted(versions.items()) if _TAG_DOCUMENT in tags}
 
     def _numbers(self, model: str) -> dict[str, int]:
