@@ -112,11 +112,20 @@ def test_f21_one_changed_byte_of_a_signed_bundle_or_its_receipt_is_always_report
         path.write_bytes(data)
 
 
+@pytest.mark.attack
 def test_a_file_that_was_added_or_removed_is_reported(signed: Path, keys: Keys) -> None:
     (signed / "added.bin").write_bytes(b"x")
     with pytest.raises(IntegrityError, match=r"added\.bin: added"):
         verify_bundle(signed, keys[1])
     (signed / "added.bin").unlink()
+    for path in (".registry/setup.py", ".registry/README.md", ".registry/more/x"):
+        data = (signed / path).read_bytes() if (signed / path).exists() else None
+        if data is None:
+            (signed / path).parent.mkdir(exist_ok=True)
+            (signed / path).write_bytes(b"x")
+            with pytest.raises(IntegrityError, match=f"{path}: added"):
+                verify_bundle(signed, keys[1])
+            (signed / path).unlink()
     (signed / "golden.npz").unlink()
     with pytest.raises(IntegrityError, match=r"golden\.npz: missing"):
         verify_bundle(signed, keys[1])

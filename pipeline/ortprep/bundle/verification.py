@@ -11,7 +11,7 @@ from pathlib import Path
 from ortprep.bundle import LOADER_FILE
 from ortprep.bundle.digest import digest_file
 from ortprep.bundle.loader_config import FileEntry, listed_files, read_loader_config
-from ortprep.bundle.paths import RECEIPT_FOLDER, resolve_inside
+from ortprep.bundle.paths import RECEIPT_FILES, resolve_inside
 from ortprep.errors import BundleError, IntegrityError, UnsupportedVersionError
 from ortprep.quoting import quoted
 
@@ -185,11 +185,9 @@ def _present(root: Path) -> set[str]:
     paths: set[str] = set()
     for folder, subfolders, files in os.walk(root, onerror=_refuse_unreadable):
         base = Path(folder)
-        if base == root and RECEIPT_FOLDER in subfolders and not (root / RECEIPT_FOLDER).is_symlink():
-            subfolders.remove(RECEIPT_FOLDER)
         links = [name for name in subfolders if (base / name).is_symlink()]
         paths.update((base / name).relative_to(root).as_posix() for name in (*files, *links))
-    return paths
+    return paths - RECEIPT_FILES
 
 
 def _refuse_unreadable(error: OSError) -> None:
