@@ -16,7 +16,6 @@ from ortprep.bundle.digest import PREFIX, DigestCache
 from ortprep.bundle.file_memory import cache_folder, read_entry, write_entry
 from ortprep.bundle.onnx_wire import WireError, external_locations, read_skeleton
 from ortprep.errors import SourceError
-from ortprep.quoting import quoted
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +52,7 @@ def find_beside(model: Path, location: str) -> Path:
         raise SourceError(
             f"external data outside the model's folder: {location!r} in {model}\n"
             f"  expected below {folder}, got a link to {path}",
-            hint=f"cp --remove-destination {quoted(path)} {quoted(folder / location)}",
+            hint="put the file itself into the folder, if you know that it belongs to the model",
         )
     if not path.is_file():
         raise SourceError(
