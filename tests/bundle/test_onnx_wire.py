@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,15 @@ def test_deep_nesting_is_refused_instead_of_exhausting_the_stack(tmp_path: Path)
     path.write_bytes(encode_varint(7 << 3 | 2) + encode_varint(len(graph)) + graph)
     with pytest.raises(WireError, match="nested deeper"):
         read_skeleton(path)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("field", [b"\x08\x01", b"\x80\x01\x01", b"\xa2\x01\x00"])
+def test_a_million_small_fields_take_no_time(tmp_path: Path, field: bytes) -> None:
+    (tmp_path / "m.onnx").write_bytes(field * 1_000_000)
+    begun_s = time.process_time()
+    read_skeleton(tmp_path / "m.onnx")
+    assert time.process_time() - begun_s < 2
 
 
 def test_external_locations_are_found_wherever_they_are(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from ortprep.bundle.digest import DigestCache
@@ -37,10 +38,14 @@ def share_model(model: Path, destination: Path) -> None:
             put(path, destination if path == model else destination.parent / name)
 
 
-def unlinkable_files(model: Path) -> frozenset[Path]:
-    """Returns the files, relative to the model's folder, that ONNX Runtime takes with one link only."""
+def unlinkable_files(model: Path, between_reads: Callable[[], object] = lambda: None) -> frozenset[Path]:
+    """Returns the files, relative to the model's folder, that ONNX Runtime takes with one link only.
+
+    `between_reads` is called now and then; what it raises ends the reading.
+    """
     try:
-        return frozenset(Path(PurePosixPath(name)) for name in subgraph_locations(read_skeleton(model)))
+        skeleton = read_skeleton(model, between_reads=between_reads)
+        return frozenset(Path(PurePosixPath(name)) for name in subgraph_locations(skeleton))
     except WireError:  # another format, ONNX Runtime's own, which has no external data
         return frozenset()
 

@@ -48,13 +48,20 @@ ELEMENT_TYPE_NAMES: Mapping[int, str] = {
 }  # fmt: skip
 """`onnx.TensorProto.DataType`, as records spell it."""
 
-_TAGS = {kind: re.escape(bytes(number << 3 | kind for number in range(1, 16))) for kind in (0, 1, 2, 5)}
+_TAGS = {
+    kind: rb"(?:[%b]|[%b][\1-\x7f])"
+    % (
+        re.escape(bytes(number << 3 | kind for number in range(1, 16))),
+        re.escape(bytes(0x80 | number << 3 | kind for number in range(16))),
+    )
+    for kind in (0, 1, 2, 5)
+}
 _NUMBERS = re.compile(
-    rb"(?:[%b][\x80-\xff]{0,9}[\0-\x7f]|[%b].{4}|[%b].{8}|[%b]\0)*+"
+    rb"(?:%b[\x80-\xff]{0,9}[\0-\x7f]|%b.{4}|%b.{8}|%b\0)*+"
     % (_TAGS[_VARINT], _TAGS[_FIXED32], _TAGS[_FIXED64], _TAGS[_LENGTH]),
     re.DOTALL,
 )
-"""Whole fields that are a number, or empty, and have a tag of one byte: trees have millions of them."""
+"""Whole fields that are a number, or empty, with a tag of one or two bytes: trees have millions of them."""
 
 Reader = Callable[[int, int], bytes]
 """Returns the bytes from an offset (inclusive) to another (exclusive)."""

@@ -38,7 +38,7 @@ from ortprep.registry.transfer import read_limit, run_parallel
 from ortprep.registry.versions import resolve
 from ortprep.runtime.machine.hardware import Hardware, read_hardware
 from ortprep.spec.redaction import redact_url
-from ortprep.time_limit import limit_time
+from ortprep.time_limit import check_time, limit_time
 from ortprep.versions import installed_onnxruntime
 
 log = logging.getLogger(__name__)
@@ -319,7 +319,7 @@ def _find_alone(graphs: Sequence[FileEntry], folder: Path) -> frozenset[str]:
     return frozenset(
         str(PurePosixPath(entry.path).parent / name)
         for entry in graphs
-        for name in unlinkable_files(folder / entry.path)
+        for name in unlinkable_files(folder / entry.path, check_time)
     )
 
 
