@@ -65,7 +65,7 @@ def test_every_default_that_is_a_value_is_accepted() -> None:
             assert option.accepts(value[1]), option
 
 
-VALUES = ("1", "1048576", "0.5", "gpu(a)", "x:[1]", "a:b=1")
+VALUES = ("1", "2", "1048576", "0.5", "gpu(a)", "x:[1]", "a:b=1")
 
 
 def test_f18_a_bundle_may_set_what_a_spec_may_and_nothing_else() -> None:

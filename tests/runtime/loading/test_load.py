@@ -375,6 +375,7 @@ def test_f18_a_session_entry_that_could_end_the_process_is_refused(
         {"intra_op_num_threads": "many"},
         {"execution_mode": "ORT_SIDEWAYS"},
         {"enable_mem_pattern": 2},
+        {"log_severity_level": 0},
     ],
 )
 @pytest.mark.attack
