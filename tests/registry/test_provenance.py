@@ -11,14 +11,17 @@ import pytest
 import yaml
 
 from ortprep.bundle.digest import digest_bytes
+from ortprep.errors import IntegrityError
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import open_catalogue
-from ortprep.registry.documents import BOM, CARD, PROVENANCE
+from ortprep.registry.documents import BOM, CARD, PROVENANCE, parse_part
 from ortprep.registry.part_bundle import read_part_bundle
+from ortprep.registry.provenance import check_provenance
 from ortprep.registry.publish import publish
 from ortprep.registry.pull import PullRequest, pull
 from ortprep.registry.receipt import verify_bundle
 from ortprep.registry.references import VersionRef
+from ortprep.registry.signatures import PART_FILE
 from tests.registry.builders import BARE, HERE, Build, Made, write_bundle, write_keys
 
 
@@ -115,6 +118,17 @@ def test_the_model_card_has_yaml_in_front_and_markdown_below(pulled: Path) -> No
 def test_the_same_bundle_has_the_same_documents(tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "bundle")
     assert read_part_bundle(bundle).provenance == read_part_bundle(bundle).provenance
+
+
+@pytest.mark.attack
+def test_a_statement_with_names_of_mixed_types_is_of_something_else(pulled: Path) -> None:
+    part = parse_part((pulled / PART_FILE).read_bytes())
+    statement = json.loads((pulled / PROVENANCE).read_bytes())
+    statement["subject"] += [{"name": name, "digest": {"sha256": "0"}} for name in (7, None, "x")]
+    (pulled / PROVENANCE).unlink()
+    (pulled / PROVENANCE).write_text(json.dumps(statement))
+    with pytest.raises(IntegrityError, match="provenance of something else"):
+        check_provenance(pulled, part)
 
 
 def test_one_changed_byte_of_a_document_is_noticed(pulled: Path, tmp_path: Path) -> None:

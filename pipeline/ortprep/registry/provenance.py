@@ -57,13 +57,13 @@ def check_provenance(folder: Path, part: Part) -> None:
     except (KeyError, TypeError) as error:
         raise BundleError(f"not a provenance: {PROVENANCE}\n  expected an in-toto statement") from error
     files = {entry.path: _hex(entry.sha256) for entry in part.files if entry.path not in OWN_FILES}
-    differing = sorted(path for path in stated.keys() | files if stated.get(path) != files.get(path))
+    differing = sorted(str(path) for path in stated.keys() | files if stated.get(path) != files.get(path))
     if sources != [{"sha256": _hex(part.source)}]:
         differing.append("the source")
     if differing:
         raise IntegrityError(
             f"provenance of something else: {PROVENANCE}\n"
-            f"  expected the digests of {part.digest}, got others of {', '.join(map(str, differing[:5]))}"
+            f"  expected the digests of {part.digest}, got others of {', '.join(differing[:5])}"
         )
 
 
