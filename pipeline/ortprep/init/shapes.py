@@ -127,15 +127,14 @@ def plan_shapes(facts: GraphFacts, known: Mapping[str, tuple[int, ...]]) -> Shap
                 found.setdefault(key, []).append(_propose(item, axis, key, facts))
     # Where several inputs share a dimension, the first that tells something counts.
     roles = {key: min(own, key=lambda one: one.name in ("other", "batch")) for key, own in found.items()}
-    first = {role.name: key for key, role in reversed(roles.items())}
+    sums = {key: terms for key in roles if (terms := _terms(key, roles.keys() - {key}))}
+    first = {role.name: key for key, role in reversed(roles.items()) if key not in sums}
     if "past" in first:
         roles = {key: _one_at_a_time(key, role) for key, role in roles.items()}
-    # Totals come first: a sum may have a total among its terms, never the other way round.
-    sums: dict[str, Terms] = {}
     if {"past", "sequence"} <= first.keys():
         total = (1, first["past"]), (1, first["sequence"])
-        sums = {key: total for key, role in roles.items() if role.name == "total"}
-    sums |= {key: terms for key in roles if (terms := _terms(key, roles.keys() - {key}))}
+        # Totals come first: a sum may have a total among its terms, never the other way round.
+        sums = {key: total for key, role in roles.items() if role.name == "total" and key not in sums} | sums
     return ShapePlan(axes, {key: role for key, role in roles.items() if key not in sums}, sums)
 
 
