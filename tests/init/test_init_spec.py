@@ -228,3 +228,8 @@ def test_what_is_no_model_and_an_unknown_observed_input_are_told(tmp_path: Path)
         init_spec(path)
     with pytest.raises(SpecError, match="no such input: 'picture'"):
         draft(models.conv_net(), tmp_path, observed={"picture": ObservedInput(shapes=((1,),))})
+
+
+def test_known_values_that_do_not_fit_are_left_to_the_check_of_the_spec(tmp_path: Path) -> None:
+    result = draft(copies("uint8[1] x"), tmp_path, observed={"x": ObservedInput(values=(300,))})
+    assert result.spec.inputs["x"].values == (300,)

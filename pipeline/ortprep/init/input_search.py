@@ -170,7 +170,7 @@ class InputSearch:
             name = item.name
             proposed = (*([values[name]] if name in values else []), *self._values[name])
             found = (resolve(one, item.dtype, known_sizes) for one in proposed)
-            drawn = next(one for one in found if one is not None)
+            drawn = next((one for one in found if one is not None), proposed[0])
             seen = self._observed.get(name)
             if seen is not None and seen.shapes:
                 feeds[name] = Feed(seen.shapes, seen.reason, drawn)
