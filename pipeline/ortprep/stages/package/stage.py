@@ -17,7 +17,7 @@ from ortprep.bundle.verification import check_bundle, describe_files
 from ortprep.children.child import run_child
 from ortprep.children.variant_check import check_variants
 from ortprep.errors import BundleError, ChildError, LoadError, StageError
-from ortprep.runtime.loading.session import CPU
+from ortprep.runtime.loading.variant_selection import needs_gpu
 from ortprep.spec.models import resolved_spec
 from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId
 from ortprep.stages.core.provenance import describe_environment, read_spec_commit
@@ -101,7 +101,7 @@ class PackageStage:
             left_out=left_out,
         )
         write_manifest(context.folder, manifest)
-        on_gpu = any(provider.name != CPU for variant in variants for provider in variant.providers)
+        on_gpu = any(needs_gpu(variant.requirements) for variant in variants)
         context.say(f"jobs need {describe_need(environment, on_gpu=on_gpu)}")
         return {"variants": [variant.name for variant in variants]}
 
