@@ -19,13 +19,13 @@ openssl ec -in key.pem -pubout -out key.pub 2>/dev/null
 export MLFLOW_DISABLE_TELEMETRY=true MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false
 mlflow server --host 127.0.0.1 --port 8000 --workers 1 --backend-store-uri sqlite:///mlflow.db \
     --artifacts-destination ./mlartifacts >mlflow.log 2>&1 &
-curl -sS -w '\n' --retry 90 --retry-connrefused --retry-delay 1 http://127.0.0.1:8000/health 2>/dev/null
+curl -sS -w '\n' --retry 600 --retry-connrefused --retry-delay 1 http://127.0.0.1:8000/health 2>/dev/null
 
 #: settings
 export ORTPREP_REGISTRY=mlflow+http://127.0.0.1:8000
 export FAIL_OVER=900% MAX_REGRESSION=10  # wide: this computer does other work too
 
-#: first
+#~ first
 cp wheels/6.0.0/silero_vad/data/silero_vad_16k_op15.onnx models/voice.onnx
 bash prepare.sh 2>prepare.log
 grep "nothing to compare" prepare.log
