@@ -55,6 +55,10 @@ def test_the_least_of_all_levels_counts(tmp_path: Path) -> None:
     [
         {},
         {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"},
+        {
+            "proc/self/cgroup": "9:memory:/\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+        },
         {"proc/self/cgroup": "nonsense\n:::\n0::/../../..\n", "sys/fs/cgroup/cpu.max": "\n"},
     ],
 )

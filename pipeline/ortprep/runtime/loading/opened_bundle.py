@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _SPINNING = ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning")
 
 
+_LOGGER = "ortprep.runtime.loading.bundle_loader"
+"""The logger that the documentation names, of `load` and of the drop-in."""
+
 _LOGGED: set[str] = set()
 """Reasons for a limit of threads that this process has logged."""
 
@@ -209,4 +212,4 @@ def log_line(level: str, message: str, *values: object) -> None:
 
         # Where an application has no handlers, `logging` itself writes to the terminal.
         shown = [value if isinstance(value, int | float) else printable(str(value)) for value in values]
-        getattr(logging.getLogger(__name__), level)(message, *shown)
+        getattr(logging.getLogger(_LOGGER), level)(message, *shown)

@@ -9,6 +9,9 @@ from ortprep.runtime.machine.cores import group_folders, read_quota, read_text
 
 _ROOT = Path("/")
 
+_NO_LIMIT = 2**60
+"""Version 1 writes a number of bytes near 2**63 where there is no limit."""
+
 
 @dataclass(frozen=True)
 class ResourceLimits:
@@ -34,7 +37,7 @@ def read_limits(root: Path = _ROOT) -> ResourceLimits:
         for folder in group_folders(str(root), "memory")
         for name in ("memory.max", "memory.limit_in_bytes")
     ]
-    limits = [int(text) for file in files if (text := read_text(file)).isdigit()]
+    limits = [int(text) for file in files if (text := read_text(file)).isdigit() and int(text) < _NO_LIMIT]
     folders = group_folders(str(root), "cpu")
     quotas = [(cores, folder) for folder in folders if (cores := read_quota(folder)) is not None]
     cores, folder = min(quotas, default=(None, None))
