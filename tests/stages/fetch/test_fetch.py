@@ -229,6 +229,7 @@ def test_external_data_symlinked_out_is_refused(tmp_path: Path) -> None:
     (folder / "w.bin").symlink_to(tmp_path / "outer.bin")
     message = refusal(tmp_path, source={"path": "inner/m.onnx"}, inputs=WANTED)
     assert "external data outside the model's folder: 'w.bin'" in message
+    assert "cp " not in message, "a command would copy whatever a stranger's link names"
 
 
 def test_a_link_inside_the_folder_is_followed(tmp_path: Path) -> None:
