@@ -79,13 +79,13 @@ def resolve_dimensions(inputs: tuple[TensorSpec, ...], dimensions: Mapping[str, 
             raise StageError(
                 f"model has no symbolic dimension {key!r}\n"
                 f"  expected one of {', '.join(known) or 'none'}, as in {shapes}",
-                hint=f"shapes: {{{quoted(known[0])}: {size}}}" if known else "shapes: {}",
+                hint=f"shapes: {{{quoted(known[0])}: {size:d}}}" if known else "shapes: {}",
             )
         known_size = bound.setdefault(names[key], size)
         if known_size != size:
             raise StageError(
                 f"dimension cannot be bound: {key}\n  expected {known_size}, as for {names[key]}, got {size}",
-                hint=f"shapes: {{{quoted(names[key])}: {known_size}}}",
+                hint=f"shapes: {{{quoted(names[key])}: {known_size:d}}}",
             )
     return bound
 
