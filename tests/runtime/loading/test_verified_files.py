@@ -93,8 +93,8 @@ def test_a_session_keeps_the_weights_that_were_hashed_whatever_a_writer_does_lat
 
 @pytest.mark.attack
 def test_weights_that_change_without_a_trace_never_get_into_the_second_phase(bundle: Path) -> None:
-    session = load(bundle, digests="full")
     with mapped(bundle / DATA) as change:
+        session = load(bundle, digests="full")
         assert is_right(session)
         change()
         with contextlib.suppress(IntegrityError, LoadError):
@@ -106,8 +106,8 @@ def test_weights_that_change_without_a_trace_never_get_into_the_second_phase(bun
 def test_weights_that_change_without_a_trace_never_get_into_a_bucket(tmp_path: Path, cache: Path) -> None:
     folder = write_converted(tmp_path / "converted")
     data = folder / "cpu-batch4" / "linear_optimized.onnx.data"
-    session = load(folder, digests="full")
     with mapped(data) as change:
+        session = load(folder, digests="full")
         change()
         with pytest.raises(IntegrityError, match="cpu-batch4"):
             session.run(None, {"x": batch_of(4)})

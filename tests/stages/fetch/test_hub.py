@@ -217,7 +217,8 @@ def test_an_answer_that_is_no_commit_is_refused(hub: Hub, tmp_path: Path) -> Non
 def test_a_file_that_is_said_to_be_on_this_machine_is_refused(hub: Hub, tmp_path: Path) -> None:
     hub.add("o/r", {"m.onnx": MODEL})
     hub.store.url = "file:///etc/hostname?"
-    with pytest.raises(SourceError, match="got a redirect to file:///etc/hostname"):
+    # The oldest client that is permitted asks its own server for that path, which has no such file.
+    with pytest.raises(SourceError, match=r"got a redirect to file:///etc/hostname|got HTTP 404"):
         run(task_of(tmp_path, "hf://o/r/m.onnx"))
 
 
