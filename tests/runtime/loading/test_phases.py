@@ -187,6 +187,16 @@ def test_nothing_is_built_before_the_first_run(bundle: Path, sessions: list[Any]
     assert len(sessions) == 2
 
 
+def test_a_process_that_ends_after_its_first_run_has_no_second_session_to_wait_for(
+    bundle: Path, sessions: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(phases, "_GRACE_S", PATIENCE_S)
+    session = load(bundle)
+    answer(session)
+    vars(session)["_ortprep_steady"].end()  # what the interpreter does at its end
+    assert len(sessions) == 1
+
+
 def test_the_golden_sample_is_a_first_run(bundle: Path, sessions: list[Any]) -> None:
     session = load(bundle, check="golden", digests="full")
     wait_for(lambda: threads_of(session) == 2, what="the steady session serves")

@@ -69,6 +69,9 @@ _OF_THE_CALLER = frozenset(
 )
 """Attributes of a session that stay at the exchange; the others describe the native session."""
 
+_GRACE_S = 0.05
+"""Pause before a build, so that a process that ends after its first run has none to wait for."""
+
 _RETRY_DELAY_S = 0.05
 """Pause of a build that gave way to a load, which then has the lock of its device first."""
 
@@ -174,7 +177,7 @@ class SteadyBuild:
         self._started = _thread.allocate_lock()
         self._attempt = Cancellation()
         self._stopped = False
-        self._ended = threading.Event()
+        self._hurried, self._ended = threading.Event(), threading.Event()
         self._process = os.getpid()
 
     def start(self) -> None:
@@ -196,6 +199,7 @@ class SteadyBuild:
     def wait(self, timeout_s: float | None) -> bool:
         """Waits until the build is over, and starts it if need be; returns whether it is."""
         self.start()
+        self._hurried.set()
         if self._process != os.getpid() and not self._ended.is_set():
             # The thread of the build stayed in the process that this one was forked from.
             self._refuse(RuntimeError("this process was forked while it was being created"))
@@ -213,6 +217,7 @@ class SteadyBuild:
     def end(self) -> None:
         """Stops the build for good, and waits until its thread has left ONNX Runtime."""
         self.stop()
+        self._hurried.set()
         if self._started.acquire(blocking=False):  # so it never starts
             self._ended.set()
         elif self._process == os.getpid():
@@ -220,6 +225,7 @@ class SteadyBuild:
 
     def _run(self) -> None:
         try:
+            self._hurried.wait(_GRACE_S)
             while not self._stopped and not self._try():
                 time.sleep(_RETRY_DELAY_S)
         finally:
