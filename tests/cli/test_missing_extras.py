@@ -13,7 +13,7 @@ WITHOUT = """\
 import sys
 sys.modules[{module!r}] = None  # importing it fails as where it is not installed
 sys.argv = ["ortprep", *{arguments!r}]
-from ortprep.cli import main
+from ortprep.__main__ import main
 main()
 """
 

@@ -21,7 +21,7 @@ BARE = """\
 import sys
 sys.path[:] = [entry for entry in sys.path if "site-packages" not in entry]
 """
-COMMAND = BARE + "from ortprep.cli import main; main()"
+COMMAND = BARE + "from ortprep.__main__ import main; main()"
 IMPORT = BARE + "from ortprep.runtime.loading.session import import_onnxruntime; import_onnxruntime()"
 CUDA = (
     BARE + "from ortprep.versions import hint_to_install\n"

@@ -161,7 +161,7 @@ import sys
 for module in {modules!r}:
     sys.modules[module] = None  # importing it fails as where it is not installed
 sys.argv = ["ortprep", "report"]
-from ortprep.cli import main
+from ortprep.__main__ import main
 from ortprep.versions import install_command
 main()
 """
