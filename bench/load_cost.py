@@ -46,6 +46,7 @@ from ortprep.measuring.rounds import order_of_round
 
 PLAIN, LOAD, HAND, IMPORTED, FALLBACK = "plain", "load", "by hand", "load, imported", "portable"
 SAME_FILE = "InferenceSession, same file"
+NEW_CONTAINER = "load, new container"
 
 LARGE = ("resnet50", "densenet121", "bert-base", "gpt2", "bilstm")
 
@@ -99,6 +100,7 @@ def _subject(model: PreparedModel) -> Subject:
         SAME_FILE: same_file(model.bundle),
         IMPORTED: load(model.bundle, imported=True),
         FALLBACK: load(model.bundle, target="portable"),
+        NEW_CONTAINER: load(model.bundle, new_container=True),
     }
     return Subject(model.name, model.source, model.bundle, model.sample, scripts)
 
@@ -121,7 +123,7 @@ def measure(subject: Subject, *, rounds: int, steady_s: float) -> Results:
         paths = {}
         for index, (arm, script) in enumerate(subject.scripts.items()):
             paths[arm] = Path(folder) / f"script{index}.py"
-            later_s = 0 if arm in (SAME_FILE, IMPORTED) else steady_s
+            later_s = 0 if arm in (SAME_FILE, IMPORTED, NEW_CONTAINER) else steady_s
             write_script(script, subject.sample, paths[arm], steady_s=later_s)
         for arm in paths:  # fills the page cache and the memory of digests; not counted
             run_script(paths[arm])
@@ -176,6 +178,8 @@ def compare(results: Results) -> dict[str, float]:
             figures[f"{name}_sooner_p25"], figures[f"{name}_sooner_p75"] = spread.p25, spread.p75
             figures[f"{name}_steady"] = 1 / ratio(results, arm, _steady)
             figures[f"{name}_private"] = 1 / ratio(results, arm, lambda start: start.private_mb)
+    if NEW_CONTAINER in results:
+        figures["new_container_sooner"] = ratio(results, NEW_CONTAINER, _ready)
     if IMPORTED in results:
         plain_call = [start.init_ms + start.first_ms for start in results[PLAIN]]
         figures["load_call_sooner"] = paired_ratio(plain_call, [one.call_ms for one in results[IMPORTED]])
@@ -289,6 +293,7 @@ COLUMNS = (
     ("load_adds_to_process_ms", "process", "{:.1f}"),
     ("load_adds_processor_ms", "cpu ms", "{:.1f}"),
     ("load_call_sooner", "call", "{:.2f}×"),
+    ("new_container_sooner", "new", "{:.2f}×"),
     ("hand_sooner", "by hand", "{:.2f}×"),
     ("fallback_sooner", "fallb.", "{:.2f}×"),
     ("fallback_steady", "steady", "{:.2f}"),
@@ -318,7 +323,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m bench.load_cost", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     names = [name for every, _, _ in SETS.values() for name in every]
-    arms = (LOAD, HAND, SAME_FILE, IMPORTED, FALLBACK)
+    arms = (LOAD, HAND, SAME_FILE, IMPORTED, FALLBACK, NEW_CONTAINER)
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--models", nargs="+", choices=names, metavar="NAME", help="default: all")
     parser.add_argument("--arms", nargs="+", choices=arms, metavar="ARM", help=f"of {arms}; default: all")

@@ -37,40 +37,47 @@ TITLES = {
 Section = Mapping[str, Any]
 
 
-def readme_table(section: Section) -> str:
+def readme_table(section: Section, *, is_busy: bool) -> str:
     """Returns a row per model of `TITLES` in a set, and the mean of the whole set.
 
     Every figure is how many times better than plain ONNX Runtime, so below 1 is worse; brackets have the
-    quartiles over the rounds. A set that was measured by hand too was measured beside other work, so its
-    milliseconds and its later runs are left to docs/performance.md.
+    quartiles over the rounds. Arms that were not measured have no column.
+
+    Args:
+        section: A set of `bench/results/load_cost.json`.
+        is_busy: Whether other work ran beside it, so that milliseconds and later runs say little here.
     """
     ratios = section["ratios"]
-    by_hand = all("hand_sooner" in figures for figures in ratios.values())
-    arms = ("hand", "load") if by_hand else ("load",)
-    titles = {"hand": "first result: by hand", "load": "first result: `load`"}
-    rest = (
-        {"load_private": "less memory"}
-        if by_hand
-        else {"load_steady": "later runs", "load_private": "less memory"}
-    )
+    columns = {
+        "hand_sooner": "first result: by hand",
+        "load_sooner": "first result: `load`",
+        "new_container_sooner": "in a new container",
+        "load_steady": "later runs",
+        "load_private": "less memory",
+    }
+    if is_busy:
+        del columns["load_steady"]
+    columns = {key: title for key, title in columns.items() if all(key in one for one in ratios.values())}
 
-    def cells(figures: Mapping[str, float]) -> list[str]:
-        return [*(_sooner(figures, arm) for arm in arms), *(f"{1 / figures[key]:.2f}×" for key in rest)]
+    def cell(figures: Mapping[str, float], key: str) -> str:
+        if key.endswith("_sooner"):
+            return _sooner(figures, key) if is_busy else f"{figures[key]:.2f}×"
+        return f"{1 / figures[key]:.2f}×"
 
     rows = []
     for name in (name for name in ratios if name in TITLES):
-        plain = "" if by_hand else f", plain {section['models'][name][PLAIN]['ready_ms']['median']:.0f} ms"
-        rows.append([f"{TITLES[name]}, {section['source_mb'][name]:.0f} MB{plain}", *cells(ratios[name])])
-    keys = (*(f"{arm}_sooner" for arm in arms), *rest)
-    means = {key: geometric_mean(figures[key] for figures in ratios.values()) for key in keys}
-    rows.append([f"**mean of {len(ratios)}**", *cells(means)])
-    return _table(["", *(titles[arm] for arm in arms), *rest.values()], rows)
+        plain = "" if is_busy else f", plain {section['models'][name][PLAIN]['ready_ms']['median']:.0f} ms"
+        title = f"{TITLES[name]}, {section['source_mb'][name]:.0f} MB{plain}"
+        rows.append([title, *(cell(ratios[name], key) for key in columns)])
+    means = {key: geometric_mean(figures[key] for figures in ratios.values()) for key in columns}
+    rows.append([f"**mean of {len(ratios)}**", *(cell(means, key) for key in columns)])
+    return _table(["", *columns.values()], rows)
 
 
-def _sooner(figures: Mapping[str, float], arm: str) -> str:
-    spread = [figures[f"{arm}_sooner{end}"] for end in ("_p25", "_p75") if f"{arm}_sooner{end}" in figures]
+def _sooner(figures: Mapping[str, float], key: str) -> str:
+    spread = [figures[f"{key}{end}"] for end in ("_p25", "_p75") if f"{key}{end}" in figures]
     brackets = f" [{spread[0]:.2f}–{spread[1]:.2f}]" if spread else ""
-    return f"{figures[f'{arm}_sooner']:.2f}×{brackets}"
+    return f"{figures[key]:.2f}×{brackets}"
 
 
 def performance_tables(report: Mapping[str, Section]) -> str:
@@ -160,7 +167,10 @@ def main() -> int:
         )
     readme, performance = ROOT / "README.md", ROOT / "docs" / "performance.md"
     tables = (
-        *((readme, f"bench.load_cost {kind}", readme_table(section)) for kind, section in report.items()),
+        *(
+            (readme, f"bench.load_cost {kind}", readme_table(section, is_busy=kind == "small"))
+            for kind, section in report.items()
+        ),
         (performance, "bench.load_cost", performance_tables(report)),
         *(
             []

@@ -147,14 +147,17 @@ def same_file(bundle: Path) -> LoadScript:
     return LoadScript("import onnxruntime", "\n".join(lines))
 
 
-def load(bundle: Path, *, target: str | None = None, imported: bool = False) -> LoadScript:
+def load(
+    bundle: Path, *, target: str | None = None, imported: bool = False, new_container: bool = False
+) -> LoadScript:
     """Returns the script of a job that calls `load`, with ONNX Runtime imported before if requested.
 
-    Later runs are those of the steady session.
+    Later runs are those of the steady session. A job in a new container has an empty cache folder.
     """
     more = "" if target is None else f", target={target!r}"
+    empty = f"import os; os.environ['ORTPREP_CACHE_DIR'] = f'{bundle}.cache/{{os.getpid()}}'\n"
     return LoadScript(
-        "from ortprep.runtime import load",
+        f"{empty if new_container else ''}from ortprep.runtime import load",
         f"session = load({str(bundle)!r}{more})",
         "import onnxruntime" if imported else "",
         "from ortprep.runtime import wait_steady; wait_steady(session, 120)",

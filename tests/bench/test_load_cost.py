@@ -153,7 +153,7 @@ def test_tables_have_every_model_the_means_and_the_application() -> None:
         for name in ("first_ms", "page_ms", "private_mb")
     }
     application = {"figures": figures, "reached": {"answers identical": True}}
-    table = readme_table(report["small"])
+    table = readme_table(report["small"], is_busy=True)
     assert "| Magika, 3 MB | 2.00× [2.00–2.00] | 2.00× [2.00–2.00] | 1.00× |" in table
     assert "| **mean of 2** | 2.00× | 2.00× | 1.00× |" in table
     assert "| time per page, ms | 10 | 5 | 0.50× |" in application_table(application)
