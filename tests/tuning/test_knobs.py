@@ -95,7 +95,7 @@ LARGE = but(CONVOLUTIONS, initializer_bytes=MAX_INLINE_BYTES + 1)
     ("space", "knob", "values"),
     [
         # Convolutions, fused and quantised ones too.
-        *((cuda_space(TRANSFORMER), knob, ()) for knob in CONVOLUTION_KNOBS),
+        *((cuda_space(TRANSFORMER), knob, ()) for knob in sorted(CONVOLUTION_KNOBS)),
         *(
             (cuda_space(but(CONVOLUTIONS, operators=(f"{kind}Conv",))), "channels_last", OFF_ON)
             for kind in ("", "Fused", "Nhwc", "QLinear")
