@@ -45,7 +45,7 @@ def readme_table(section: Section, *, is_busy: bool) -> str:
 
     Args:
         section: A set of `bench/results/load_cost.json`.
-        is_busy: Whether other work ran beside it, so that milliseconds and later runs say little here.
+        is_busy: Whether other work ran beside it, so that milliseconds say little here.
     """
     ratios = section["ratios"]
     columns = {
@@ -55,8 +55,6 @@ def readme_table(section: Section, *, is_busy: bool) -> str:
         "load_steady": "later runs",
         "load_private": "less memory",
     }
-    if is_busy:
-        del columns["load_steady"]
     columns = {key: title for key, title in columns.items() if all(key in one for one in ratios.values())}
 
     def cell(figures: Mapping[str, float], key: str) -> str:
