@@ -53,7 +53,7 @@ def readme_table(section: Section, *, is_busy: bool) -> str:
         "load_sooner": "first result: `load`",
         "new_container_sooner": "in a new container",
         "load_steady": "later runs",
-        "load_private": "less memory",
+        "load_private": "private memory",
     }
     columns = {key: title for key, title in columns.items() if all(key in one for one in ratios.values())}
 
