@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from ortprep.runtime.loading import opened_bundle, session
 
 
 @pytest.fixture(autouse=True)
@@ -11,3 +15,18 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("ORTPREP_CACHE_DIR", str(folder))
     return folder
+
+
+@pytest.fixture
+def sessions(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
+    """Every native session that a load makes, in order, as long as somebody keeps it."""
+    made: list[weakref.ref[Any]] = []
+    build = session.build_session
+
+    def build_noted(*args: Any, **kwargs: Any) -> Any:
+        one = build(*args, **kwargs)
+        made.append(weakref.ref(one._sess))
+        return one
+
+    monkeypatch.setattr(opened_bundle, "build_session", build_noted)
+    return made

@@ -30,7 +30,7 @@ from ortprep.errors import BundleError
 from ortprep.runtime.dropin.installation import put_in_place
 from ortprep.runtime.dropin.session_request import SessionRequest, find_obstacle, watch_options
 from ortprep.runtime.loading.caller_options import split_options
-from ortprep.runtime.loading.session import PLAIN_CLASS, import_onnxruntime
+from ortprep.runtime.loading.session import PLAIN_CLASS, described_as, import_onnxruntime
 
 log = logging.getLogger(__name__)
 
@@ -69,12 +69,12 @@ class Recorder:
         self._restart()
 
     def start(self) -> None:
-        """Has the record written when the process ends, and begun anew in one that is forked from it."""
+        """Has the record written at the end of the process; a process forked from it starts its own."""
         atexit.register(self.end)
         os.register_at_fork(after_in_child=self._restart)
 
     def _restart(self) -> None:
-        self._lock = threading.RLock()  # a signal's handler may run sessions in the midst of anything
+        self._lock = threading.RLock()  # a signal's handler may run sessions in the middle of anything
         self._file = self._folder / f"{os.getpid()}-{os.urandom(8).hex()}.json"
         self._models: dict[str, _ObservedModel] = {}
         self._saved: dict[str, int] = {}
@@ -235,7 +235,7 @@ def recording_class(base: type[Any], recorder: Recorder) -> type[Any]:
 
     # What this package makes itself, as for an application that loads bundles, is not the application's.
     setattr(InferenceSession, PLAIN_CLASS, base)
-    return _described_as(base, InferenceSession)
+    return described_as(base, InferenceSession)
 
 
 def binding_class(base: type[Any]) -> type[Any]:
@@ -265,13 +265,7 @@ def binding_class(base: type[Any]) -> type[Any]:
             super().clear_binding_inputs()
             self._ortprep_bound.clear()
 
-    return _described_as(base, IOBinding)
-
-
-def _described_as(base: type[Any], replacement: type[Any]) -> type[Any]:
-    for name in ("__module__", "__qualname__", "__doc__"):
-        setattr(replacement, name, getattr(base, name))
-    return replacement
+    return described_as(base, IOBinding)
 
 
 class _Shape(tuple[int, ...]):

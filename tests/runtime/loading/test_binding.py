@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -68,11 +70,21 @@ def test_f20_the_golden_sample_is_run_bound_where_the_variant_asks_for_it(
 ) -> None:
     mark_bound(bundle)
 
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("run without binding")
-
-    monkeypatch.setattr(onnxruntime.InferenceSession, "run", refuse)
+    calls: list[str] = []
+    for name in ("run", "run_with_iobinding"):
+        monkeypatch.setattr(onnxruntime.InferenceSession, name, _noting(name, calls))
     load(bundle, check="golden")
+    assert set(calls) == {"run_with_iobinding"}
+
+
+def _noting(name: str, calls: list[str]) -> Callable[..., Any]:
+    method = getattr(onnxruntime.InferenceSession, name)
+
+    def noting(*arguments: Any) -> Any:
+        calls.append(name)
+        return method(*arguments)
+
+    return noting
 
 
 def test_f20_a_wrong_answer_of_a_bound_run_is_told(bundle: Path, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import pytest
 
 from ortprep.errors import IntegrityError, LoadError
 from ortprep.runtime import load, session_for
-from ortprep.runtime.loading import opened_bundle, session
 from ortprep.runtime.tensors.arrays import run_session, write_tensors
 from tests.runtime.builders import (
     BUCKETED,
@@ -39,21 +37,6 @@ BUCKET_MODEL = "cpu-batch4/linear_optimized.onnx"
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     return write_converted(tmp_path / "bundle")
-
-
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
-    """Every session that is made, in order."""
-    sessions: list[weakref.ref[Any]] = []
-    build = session.build_session
-
-    def build_noted(*args: Any, **kwargs: Any) -> Any:
-        one = build(*args, **kwargs)
-        sessions.append(weakref.ref(one._sess))
-        return one
-
-    monkeypatch.setattr(opened_bundle, "build_session", build_noted)
-    return sessions
 
 
 def seed_of(answer: Any, size: int) -> int:
@@ -83,16 +66,18 @@ def test_f22_every_batch_goes_to_the_variant_for_its_sizes_in_the_precision_aske
         assert {size: asked(bucketed, size) for size in by_size} == by_size
 
 
-def test_a_bucket_is_made_when_a_batch_first_needs_it_and_never_again(bundle: Path, made: list[Any]) -> None:
+def test_a_bucket_is_made_when_a_batch_first_needs_it_and_never_again(
+    bundle: Path, sessions: list[Any]
+) -> None:
     bucketed = load(bundle)
     counts = []
     for size in (1, 8, 8, 4, 8):
         asked(bucketed, size)
-        counts.append(len(made))
+        counts.append(len(sessions))
     assert counts == [1, 2, 2, 3, 3]
 
 
-def test_threads_that_need_the_same_bucket_make_it_once(bundle: Path, made: list[Any]) -> None:
+def test_threads_that_need_the_same_bucket_make_it_once(bundle: Path, sessions: list[Any]) -> None:
     barrier = threading.Barrier(8)
 
     def ask(number: int) -> int:
@@ -102,7 +87,7 @@ def test_threads_that_need_the_same_bucket_make_it_once(bundle: Path, made: list
     bucketed = load(bundle)
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(ask, range(8))) == [FP32_4, FP32_8] * 4
-    assert len(made) == 3
+    assert len(sessions) == 3
 
 
 def test_a_bundle_without_buckets_answers_as_ever(tmp_path: Path) -> None:
@@ -115,11 +100,13 @@ def test_a_bundle_without_buckets_answers_as_ever(tmp_path: Path) -> None:
     )
 
 
-def test_the_session_of_some_shapes_can_be_had_before_the_first_batch(bundle: Path, made: list[Any]) -> None:
+def test_the_session_of_some_shapes_can_be_had_before_the_first_batch(
+    bundle: Path, sessions: list[Any]
+) -> None:
     bucketed = load(bundle)
     ahead = session_for(bucketed, {"x": (8, 8)})
     assert asked(ahead, 8) == asked(bucketed, 8) == FP32_8
-    assert len(made) == 2
+    assert len(sessions) == 2
 
 
 def test_what_is_asked_of_the_session_is_answered_for_all_shapes(bundle: Path) -> None:

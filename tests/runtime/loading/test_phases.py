@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -80,21 +79,6 @@ def chain(tmp_path: Path) -> Path:
     write_chain(folder / "cpu/linear_optimized.onnx", 30_000)
     rewrite_digests(folder)
     return folder
-
-
-@pytest.fixture
-def sessions(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
-    """Every native session that a load makes, in order, as long as somebody keeps it."""
-    made: list[weakref.ref[Any]] = []
-    build = session_module.build_session
-
-    def build_noted(*args: Any, **kwargs: Any) -> Any:
-        one = build(*args, **kwargs)
-        made.append(weakref.ref(one._sess))
-        return one
-
-    monkeypatch.setattr(opened_bundle, "build_session", build_noted)
-    return made
 
 
 def replace_steady(monkeypatch: pytest.MonkeyPatch, change: Callable[[SessionPlan], SessionPlan]) -> None:

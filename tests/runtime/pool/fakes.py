@@ -101,10 +101,10 @@ def cannot_bind(job: WorkerJob) -> None:
 
     import onnxruntime
 
-    def io_binding(*_: Any) -> None:
+    def bind(*_: Any) -> None:
         raise RuntimeError("no room to bind to")
 
-    onnxruntime.InferenceSession.io_binding = io_binding
+    onnxruntime.IOBinding.bind_cpu_input = bind
     worker.main(job)
 
 

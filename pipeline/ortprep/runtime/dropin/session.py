@@ -31,7 +31,7 @@ from ortprep.runtime.dropin.source_index import (
 from ortprep.runtime.loading.bundle_loader import open_folder
 from ortprep.runtime.loading.load_options import LoadOptions
 from ortprep.runtime.loading.opened_bundle import describe_selection, find_threads, log_line
-from ortprep.runtime.loading.session import PLAIN_CLASS, import_onnxruntime
+from ortprep.runtime.loading.session import PLAIN_CLASS, described_as, import_onnxruntime
 from ortprep.telemetry import disable_telemetry
 
 if TYPE_CHECKING:
@@ -109,9 +109,8 @@ def bundle_session_class() -> Any:
         "__init__": functools.wraps(plain.__init__)(initialise),
         "__subclasshook__": classmethod(is_subclass),
         PLAIN_CLASS: plain,
-        **{name: getattr(plain, name) for name in ("__doc__", "__module__", "__qualname__")},
     }
-    replacing = abc.ABCMeta(plain.__name__, (plain,), namespace)
+    replacing = described_as(plain, abc.ABCMeta(plain.__name__, (plain,), namespace))
     return replacing
 
 

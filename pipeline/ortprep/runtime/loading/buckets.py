@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ortprep.errors import LoadError
 from ortprep.runtime.loading.bucket_selection import choose_bucket
-from ortprep.runtime.loading.phases import derived_class
+from ortprep.runtime.loading.session import described_as
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -159,7 +159,8 @@ def _bucketed_class(plain: Any) -> type:
             return plain.run_with_ort_values(self, output_names, values, run_options)
         return chosen.session().run_with_ort_values(output_names, values, run_options)
 
-    return derived_class(plain, {"run": run, "run_with_ort_values": run_with_ort_values})
+    methods = {"run": run, "run_with_ort_values": run_with_ort_values}
+    return described_as(plain, type(plain)(plain.__name__, (plain,), methods))
 
 
 def _shapes_of_arrays(feed: Mapping[str, Any]) -> Shapes | None:

@@ -50,33 +50,25 @@ def load(
     """Opens a bundle as a session on the first variant whose requirements this machine meets.
 
     If it passes over variants, it logs the reasons at WARNING. If a variant's requirements are met but it
-    cannot be loaded, that is an error; it is never passed over.
-
-    If the variant records a first phase, the session starts on that, and a thread creates the steady
-    session, which takes its place after the first run (`wait_steady`). If the bundle has variants for
-    certain sizes, batches of these sizes run on them (`session_for`).
+    cannot be loaded, that is an error; it is never passed over. If the bundle has variants for certain sizes,
+    batches of these sizes run on them (`session_for`).
 
     Args:
         bundle: The bundle's folder; or `registry://NAME@VERSION` or `REGISTRY/NAME@VERSION`, which is pulled
             into the local cache first.
-        target: Load only what was prepared for this target (`cpu`, `cuda`), or the variant of this name;
-            None for the first one that fits.
+        target: Only what was prepared for this target (`cpu`, `cuda`), or the variant of this name.
         device_id: CUDA ordinal of the GPU; None for the one that the bundle records, else the first.
-        digests: Which files are hashed and compared with their records before they are used; `full` where
-            a signature is required.
+        digests: Which files are hashed and compared first; `full` where a signature is required.
         check: `golden` also compares the answers to the bundle's golden sample with the recorded ones.
-        timeout_s: Seconds after which the load is given up, not counting a pull from a registry; None for
-            as long as it takes.
+        timeout_s: Seconds after which the load is given up, without a pull from a registry; None for never.
         require_signature: A public key's file; bundles that are not signed with it are refused.
-        precision: `fastest-within-gate` takes the variant that was the fastest when the bundle was prepared,
-            among those that passed the accuracy gate of the spec; `fp32`, `fp16`, `bf16`, `mixed`, `int8` or
-            `int4` takes that precision.
+        precision: `fastest-within-gate` takes the fastest variant that passed the accuracy gate of the spec;
+            `fp32`, `fp16`, `bf16`, `mixed`, `int8` or `int4` takes that precision.
         session_options: The application's own options, as an `onnxruntime.SessionOptions` or as values by
             attribute or config key. They take precedence over the bundle's, which apply where these are at
             their defaults; the optimisation level is always the bundle's. Conflicts are logged once.
-        phases: `auto` uses both phases where that pays: the process may use more than one core, and ONNX
-        Runtime
-            (1.31 or later) creates sessions beside runs. `steady` and `first` give a session of one of them.
+        phases: `auto` starts on the variant's first phase, if there is one, and changes to the steady one
+            after the first run (`wait_steady`; ONNX Runtime 1.31, two cores); `steady` and `first` do not.
 
     Raises:
         SignatureError: The bundle is not signed as required.
@@ -172,6 +164,7 @@ def open_folder(folder: str, options: LoadOptions) -> OpenedBundle:
                 raise
         else:
             if find_stamp(f"{folder}/{LOADER_FILE}")[:4] == before:
+                _serve_later_sessions(opened)
                 return opened
         log_line("info", "%s: replaced by another build while it was loaded", folder)
     from ortprep.errors import LoadError
@@ -193,21 +186,24 @@ def _open(root: str, options: LoadOptions) -> OpenedBundle:
     else:
         _prefetch(resolved)
     _report(resolved, options)
-    has_two_phases = options.phases == "auto" and resolved.first is not None and _pays(options)
-    begins_with: Phases = "first" if has_two_phases or options.phases == "first" else "steady"
-    plan, session = make_session(resolved, options.replace(phases=begins_with))
+    if options.phases == "auto" and (resolved.first is None or not _pays(options)):
+        options = options.replace(phases="steady")
+    plan, session = make_session(resolved, options)
     if is_new:
         remember(resolved, options)
-    opened = OpenedBundle(session, plan, resolved, options)
-    if has_two_phases:
-        from ortprep.runtime.loading.phases import serve_in_phases
+    return OpenedBundle(session, plan, resolved, options)
 
-        serve_in_phases(opened)
-    if options.buckets and resolved.has_buckets:
+
+def _serve_later_sessions(opened: OpenedBundle) -> None:
+    """Has the session of an opened bundle use its buckets, and change to its steady phase."""
+    if opened.options.buckets and opened.resolved.has_buckets:
         from ortprep.runtime.loading.bucket_loader import serve_buckets_of
 
         serve_buckets_of(opened, open_bucket)
-    return opened
+    if opened.options.phases == "auto":
+        from ortprep.runtime.loading.phases import serve_in_phases
+
+        serve_in_phases(opened)
 
 
 def open_bucket(root: Path, config: LoaderConfig, bucket: Variant, options: LoadOptions) -> OpenedBundle:

@@ -94,7 +94,7 @@ def make_session(
     With full digests each session's files are hashed for it, also those of later phases. Returns how it was
     made, and the session; raises as `load` does.
     """
-    first = resolved.first if options.phases == "first" else None
+    first = None if options.phases == "steady" else resolved.first
     plan = resolved.steady if first is None else first
     if options.digests != "full":
         return _make_session(plan, resolved, options, cancellation, resolved.root)

@@ -21,7 +21,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ortprep.runtime.loading.load_options import Cancellation
-from ortprep.runtime.loading.opened_bundle import make_session
+from ortprep.runtime.loading.opened_bundle import log_line, make_session
+from ortprep.runtime.loading.session import described_as
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -248,11 +249,10 @@ class SteadyBuild:
                 return self._stopped
             self._fail(error)
         except Exception as error:  # noqa: BLE001  a border: nobody else is there to see it
-            _log().debug("%s: building the steady session failed", self.name, exc_info=True)
             self._refuse(error)
         else:
             self._exchange(steady)
-            _log().info("%s: steady session made in %.3f s", self.name, time.monotonic() - started)
+            log_line("info", "%s: steady session made in %.3f s", self.name, time.monotonic() - started)
         return True
 
     def _exchange(self, steady: Any) -> None:
@@ -269,7 +269,7 @@ class SteadyBuild:
 
     def _fail(self, error: PipelineError) -> None:
         reason = " | ".join(line.strip() for line in error.message.splitlines())
-        _log().warning("%s: the first session stays in service: %s", self.name, reason)
+        log_line("warning", "%s: the first session stays in service: %s", self.name, reason)
         # A copy, since the frames of the error hold the session that was found wanting.
         self.error = copy.copy(error)
 
@@ -322,14 +322,7 @@ def _phased_class(plain: Any) -> type:
             methods[name] = _on_the_steady_one(method)
     methods["run_with_iobinding"] = _on_its_own_session(plain.run_with_iobinding)
     methods["set_providers"] = _without_exchange(plain.set_providers)
-    return derived_class(plain, methods)
-
-
-def derived_class(plain: Any, methods: dict[str, Any]) -> type:
-    """Returns a subclass with other methods, and otherwise with the name and the description of the class."""
-    described = {name: getattr(plain, name) for name in ("__doc__", "__module__", "__qualname__")}
-    derived: type = type(plain)(plain.__name__, (plain,), {**methods, **described})
-    return derived
+    return described_as(plain, type(plain)(plain.__name__, (plain,), methods))
 
 
 def _started_after(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -372,10 +365,3 @@ def _without_exchange(method: Callable[..., Any]) -> Callable[..., Any]:
         method(self, *args, **kwargs)
 
     return set_providers
-
-
-def _log() -> Any:
-    # Imported here, in the thread that builds: nothing is logged before the first result.
-    import logging
-
-    return logging.getLogger(__name__)

@@ -215,6 +215,13 @@ def plain_session_class() -> Any:
     return next(own, collection.InferenceSession)
 
 
+def described_as(base: type[Any], replacement: type[Any]) -> type[Any]:
+    """Returns a class that stands in the place of another, with that one's name and documentation."""
+    for name in ("__module__", "__qualname__", "__doc__"):
+        setattr(replacement, name, getattr(base, name))
+    return replacement
+
+
 def _create_session(
     plan: SessionPlan, options: Any, deadline: Deadline, create: SessionFactory
 ) -> onnxruntime.InferenceSession:

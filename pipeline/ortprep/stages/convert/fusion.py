@@ -12,7 +12,7 @@ import importlib.metadata
 import importlib.util
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,18 +78,10 @@ def fuse(request: PassRequest) -> FusionReply:
     )
     model = load_with_weights(request.source, request.source.parent)
     name_nodes(model)
-
-    # What to fuse.
     disabled = list(fusion.disable)
     if fusion.optional and not fusion.num_heads and not find_heads(model.graph):
         disabled.append("attention")
-    options = library.options(fusion.model_type)
-    known = sorted(name.removeprefix(_PREFIX) for name in vars(options) if name.startswith(_PREFIX))
-    for name in disabled:
-        require_known(
-            "fusion to disable", name, known, hint=lambda near: f"fusion: {{disable: [{quoted(near)}]}}"
-        )
-        setattr(options, _PREFIX + name, False)
+    options = _options_without(disabled, library.options(fusion.model_type))
 
     # Fuse.
     before, operators = onnx.GraphProto(output=model.graph.output), _count_operators(model)
@@ -125,6 +117,17 @@ def fuse(request: PassRequest) -> FusionReply:
             f"(or another of {', '.join(map(quoted, library.model_types))})",
         )
     return FusionReply(dict(fused), library.name)
+
+
+def _options_without(disabled: Iterable[str], options: Any) -> Any:
+    """Returns a library's options with some fusions off; raises SpecError for one that it does not have."""
+    known = sorted(name.removeprefix(_PREFIX) for name in vars(options) if name.startswith(_PREFIX))
+    for name in disabled:
+        require_known(
+            "fusion to disable", name, known, hint=lambda near: f"fusion: {{disable: [{quoted(near)}]}}"
+        )
+        setattr(options, _PREFIX + name, False)
+    return options
 
 
 def _own() -> _Library:
