@@ -1,14 +1,15 @@
 """Is a request lost, or answered wrongly, when replicas and nodes are killed? `python -m bench.ray_faults`.
 
-A cluster of several raylets on this machine serves a model of one `Neg`. Half of the requests use HTTP, with
-a client that repeats failures; half use `RaySessionPool` with `retries`. Meanwhile replicas and whole nodes
-are killed with SIGKILL. Then the model is replaced by another version under load, without retries.
+A cluster of several raylets on this machine serves a model of one `Neg`. Half of the requests use HTTP, half
+a handle; clients repeat failures. Meanwhile replicas and whole nodes are killed with SIGKILL. Then the model
+is replaced by another version under load, and nothing is repeated.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import logging
 import os
 import random
@@ -29,11 +30,15 @@ import numpy as np
 from bench.result_file import describe_machine, format_results
 from ortprep.errors import PipelineError
 
-HTTP_THREADS = 4
-WINDOW = 64
+THREADS = 4
+"""Clients of each kind."""
+
 UPDATE_SHARE = 5
 """A rolling update is under load of so many times fewer requests than the deaths, again until it is done."""
 RETRIES = 50
+
+Infer = Callable[[Any], float]
+"""Sends a request, and returns the first number of its answer."""
 
 _SOON = {
     "health_check_initial_delay_ms": 0,
@@ -48,7 +53,7 @@ class StormOptions:
     """Settings of the storm.
 
     Attributes:
-        requests: Number of requests, half of them by HTTP.
+        requests: Number of requests, half of them by HTTP, half by a handle.
         nodes: Nodes of one processor each, with a replica each.
         kill_replica_every: Answers between two deaths of a replica.
         kill_node_every: Answers between two deaths of a node.
@@ -70,7 +75,7 @@ class StormReport:
         answered: Answered requests, by client.
         lost: Requests that failed in spite of retries, with the last reason.
         wrong: Answers that are another request's, or nobody's.
-        repeated: Tries of the HTTP client after a failure, by its kind.
+        repeated: Tries after a failure, by its kind.
         replicas_killed: How many.
         nodes_killed: How many.
         seconds: How long it took.
@@ -136,6 +141,25 @@ class RayNodes:
         self._cluster.remove_node(node, allow_graceful=False)
 
 
+def infer_by_http(port: int) -> Infer:
+    """Returns a function that asks over HTTP."""
+    import tritonclient.http
+
+    client = tritonclient.http.InferenceServerClient(f"127.0.0.1:{port}")
+    tensor = tritonclient.http.InferInput("x", [1, 4], "FP32")
+
+    def infer(x: Any) -> float:
+        tensor.set_data_from_numpy(x)
+        return float(client.infer("negation", [tensor]).as_numpy("y")[0, 0])
+
+    return infer
+
+
+def infer_by_handle(handle: Any, x: Any) -> float:
+    """Asks by a Serve handle."""
+    return float(handle.run.remote({"x": x}).result(timeout_s=120)["y"][0, 0])
+
+
 class Storm:
     """Sends requests and kills the processes that answer them.
 
@@ -150,24 +174,28 @@ class Storm:
         self._lock = threading.Lock()
 
     def run(
-        self, pool: Any, *, kills: bool, retries: int, expected: Callable[[float], Sequence[float]]
+        self, handle: Any, *, kills: bool, retries: int, expected: Callable[[float], Sequence[float]]
     ) -> None:
         """Makes all requests.
 
         Args:
-            pool: A `RaySessionPool` of the application.
+            handle: A Serve handle of the application.
             kills: Whether replicas and nodes are killed meanwhile.
             retries: How often a request is tried again.
             expected: The right answers to a request.
         """
         half, started, before = self.requests // 2, time.monotonic(), self._count_told()
-        turns = iter(range(1, half + 1))
-        threads = [
-            threading.Thread(target=self._ask_http, args=(turns, retries, expected))
-            for _ in range(HTTP_THREADS)
-        ]
-        numbers = range(half + 1, 2 * half + 1)
-        threads.append(threading.Thread(target=self._ask_pool, args=(pool, numbers, retries, expected)))
+        clients: dict[str, Callable[[], Infer]] = {
+            "http": lambda: infer_by_http(self._options.http_port),
+            "handle": lambda: functools.partial(infer_by_handle, handle),
+        }
+        threads = []
+        for (way, connect), first in zip(clients.items(), (1, half + 1), strict=True):
+            turns = iter(range(first, first + half))
+            threads += [
+                threading.Thread(target=self._ask, args=(way, connect, turns, retries, expected))
+                for _ in range(THREADS)
+            ]
         for thread in threads:
             thread.start()
         if kills:  # here, since Ray adds nodes from the main thread alone
@@ -182,51 +210,32 @@ class Storm:
     def _count_told(self) -> int:
         return sum(self.report.answered.values()) + len(self.report.lost)
 
-    def _ask_pool(
-        self, pool: Any, numbers: Sequence[int], retries: int, expected: Callable[[float], Sequence[float]]
+    def _ask(
+        self,
+        way: str,
+        connect: Callable[[], Infer],
+        turns: Iterator[int],
+        retries: int,
+        expected: Callable[[float], Sequence[float]],
     ) -> None:
-        room = threading.Semaphore(WINDOW)
-
-        def end(number: int, future: Any) -> None:
-            error = future.exception()
-            answer = None if error else float(future.result()["y"][0, 0])
-            self._count("pool", number, answer, expected, reason=str(error))
-            room.release()
-
-        for number in numbers:
-            # In step with HTTP, which is slower, so that both meet all the deaths.
-            while self.report.answered["pool"] > self.report.answered["http"] + WINDOW:
-                time.sleep(0.002)
-            room.acquire()
-            future = pool.submit({"x": np.full((1, 4), number, np.float32)}, retries=retries, timeout_s=120)
-            future.add_done_callback(lambda future, number=number: end(number, future))
-        for _ in range(WINDOW):
-            room.acquire()
-
-    def _ask_http(
-        self, turns: Iterator[int], retries: int, expected: Callable[[float], Sequence[float]]
-    ) -> None:
-        import tritonclient.http
-
-        client = tritonclient.http.InferenceServerClient(f"127.0.0.1:{self._options.http_port}")
-        tensor = tritonclient.http.InferInput("x", [1, 4], "FP32")
+        """Makes requests, one after the other, and repeats those that fail."""
+        infer = connect()
         while True:
             with self._lock:
                 number = next(turns, None)
             if number is None:
                 return
-            tensor.set_data_from_numpy(np.full((1, 4), number, np.float32))
             answer, reason = None, ""
             for _ in range(retries + 1):
                 try:
-                    answer = float(client.infer("negation", [tensor]).as_numpy("y")[0, 0])
+                    answer = infer(np.full((1, 4), number, np.float32))
                     break
-                except Exception as error:  # noqa: BLE001 - whatever the client raises, it is tried again
+                except Exception as error:  # noqa: BLE001 - whatever a client raises, it is tried again
                     reason = f"{type(error).__name__}: {error}"[:200]
                     with self._lock:
                         self.report.repeated[reason.splitlines()[0][:60]] += 1
                     time.sleep(0.1)
-            self._count("http", number, answer, expected, reason=reason)
+            self._count(way, number, answer, expected, reason=reason)
 
     def _count(
         self,
@@ -287,8 +296,8 @@ def serving(options: StormOptions) -> Iterator[RayNodes]:
         cluster.shutdown()
 
 
-def deploy(bundle: Path, replicas: int) -> None:
-    """Deploys the model, or updates it, and waits until all replicas have this version."""
+def deploy(bundle: Path, replicas: int) -> Any:
+    """Deploys the model, or updates it; returns a handle once all replicas have this version."""
     from ray import serve
 
     from ortprep.cluster import ServeConfig
@@ -298,7 +307,7 @@ def deploy(bundle: Path, replicas: int) -> None:
     _, pinned = pin_version(str(bundle))
     config = ServeConfig(cpus=0.5, max_queued_requests=-1, health_check_period_s=2.0)
     app = build_application(config, {"negation": pinned}, on_gpu=False, replicas=replicas)
-    serve.run(app, name="storm", route_prefix="/")
+    return serve.run(app, name="storm", route_prefix="/")
 
 
 def run_storm(cluster: FaultyCluster, bundle: Path, other: Path, options: StormOptions) -> dict[str, Any]:
@@ -310,23 +319,19 @@ def run_storm(cluster: FaultyCluster, bundle: Path, other: Path, options: StormO
         other: `y = x + x`, with the same inputs and outputs.
         options: Settings of the storm.
     """
-    from ortprep.cluster import RaySessionPool
-
     storm = Storm(cluster, options)
-    deploy(bundle, options.nodes)
-    with RaySessionPool(name="storm") as pool:
-        storm.run(pool, kills=True, retries=RETRIES, expected=lambda x: [-x])
-        faults, storm.report = storm.report, StormReport()
-        storm.requests = options.requests // UPDATE_SHARE
-        retried = pool.stats().counts.retried
-        updater = threading.Timer(0.5, deploy, (other, options.nodes))
-        updater.daemon = True  # if the storm fails
-        updater.start()
-        while updater.is_alive():
-            storm.run(pool, kills=False, retries=0, expected=lambda x: [-x, 2 * x])
-        last = float(pool.run({"x": np.full((1, 4), 3, np.float32)})["y"][0, 0])
+    handle = deploy(bundle, options.nodes)
+    storm.run(handle, kills=True, retries=RETRIES, expected=lambda x: [-x])
+    faults, storm.report = storm.report, StormReport()
+    storm.requests = options.requests // UPDATE_SHARE
+    updater = threading.Timer(0.5, deploy, (other, options.nodes))
+    updater.daemon = True  # if the storm fails
+    updater.start()
+    while updater.is_alive():
+        storm.run(handle, kills=False, retries=0, expected=lambda x: [-x, 2 * x])
+    last = infer_by_handle(handle, np.full((1, 4), 3, np.float32))
     return {
-        "faults": {**vars(faults), "retried_by_pool": retried},
+        "faults": vars(faults),
         "update": {**vars(storm.report), "new_version_answers": last == 6.0},
     }
 

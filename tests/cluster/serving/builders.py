@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from ray import serve
 
+from ortprep.cluster import ServeConfig
+from ortprep.cluster.serving.application import build_application
+from ortprep.cluster.serving.pinning import pin_version
 from ortprep.runtime.tensors.element_types import Array
 from tests.runtime.pool.builders import write_model_bundle
 
 LONG = 1200
 """Some tenths of a second on one core."""
 
-LONGEST = 8000
-"""Many seconds on one core."""
+
+@contextmanager
+def deployed(*bundles: Path | str, config: ServeConfig, replicas: int = 1) -> Iterator[Any]:
+    """A handle of an application of some bundles, which is deleted afterwards."""
+    app = build_application(
+        config, dict(pin_version(str(bundle)) for bundle in bundles), on_gpu=False, replicas=replicas
+    )
+    try:
+        yield serve.run(app, name="jobs", route_prefix=None)
+    finally:
+        serve.delete("jobs")
 
 
 def write_slow(folder: Path) -> Path:

@@ -6,15 +6,17 @@ import dataclasses
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ortprep.bundle.loader_config import read_loader_config, write_loader_config
-from ortprep.cluster import RaySessionPool, ServeConfig
+from ortprep.cluster import ServeConfig
 from ortprep.cluster.serving.pinning import follow_aliases, pin_version
 from ortprep.runtime.tensors.arrays import write_tensors
 from tests.cluster.builders import SmallCluster
+from tests.cluster.serving.builders import deployed
 from tests.fakes import wait_for
 from tests.prepare.builders import Project
 from tests.runtime.builders import entry, sample, weights_of, write_bundle, write_record
@@ -31,20 +33,20 @@ class Requests:
     """Makes requests one after the other, without any retry, and notes which version answered.
 
     Args:
-        pool: Whom it asks.
+        handle: A handle of the application.
     """
 
-    def __init__(self, pool: RaySessionPool) -> None:
+    def __init__(self, handle: Any) -> None:
         self.seeds: list[int] = []
-        self._pool, self._ends = pool, threading.Event()
+        self._handle, self._ends = handle, threading.Event()
         self._thread = threading.Thread(target=self._ask)
 
     def _ask(self) -> None:
         expected = [sample() @ weights_of(seed) for seed in range(3)]
         while not self._ends.is_set():
-            futures = [self._pool.submit({"x": sample()}) for _ in range(8)]
+            futures = [self._handle.run.remote({"x": sample()}) for _ in range(8)]
             for future in futures:
-                y = future.result(600)["y"]
+                y = future.result(timeout_s=600)["y"]
                 self.seeds += [seed for seed in range(3) if np.allclose(y, expected[seed], atol=1e-4)] or [-1]
 
     def __enter__(self) -> Requests:
@@ -88,7 +90,8 @@ def test_a_promoted_version_replaces_the_one_before_unless_it_answers_wrongly(
     url = (tmp_path / "registry").as_uri()
     promote(squeezenet, write_bundle(tmp_path / "0", seed=0), url)
     config = ServeConfig(cpus=0.5, watch_s=WATCH_S)
-    with RaySessionPool(f"{url}/linear@production", config) as pool, Requests(pool) as requests:
+    bundle = f"{url}/linear@production"
+    with deployed(bundle, config=config, replicas=2) as handle, Requests(handle) as requests:
         replicas = nodes.replicas()
         wait_for(lambda: len(requests.seeds) > 64, what="answers come")
         assert set(requests.seeds) == {0}

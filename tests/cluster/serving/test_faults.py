@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,12 +13,9 @@ import pytest
 from ray import serve
 
 from bench.ray_faults import StormOptions, run_storm
-from ortprep.cluster import RaySessionPool, ServeConfig
-from ortprep.errors import WorkerDiedError
 from tests.cluster.builders import SmallCluster
-from tests.cluster.serving.builders import LONGEST, slow_batch, write_slow
 from tests.cluster.serving.conftest import HTTP_PORT
-from tests.fakes import free_port, wait_for
+from tests.fakes import free_port
 from tests.runtime.pool.builders import write_model_bundle
 
 pytestmark = pytest.mark.filterwarnings(
@@ -31,39 +26,10 @@ ONE = np.ones((1, 1), np.float32)
 
 
 @pytest.mark.slow
-def test_a_request_that_did_not_ask_for_a_retry_is_told_of_the_death(
-    nodes: SmallCluster, tmp_path: Path
-) -> None:
-    config = ServeConfig(replicas=1, cpus=0.1, health_check_period_s=0.5)
-    with RaySessionPool(write_slow(tmp_path / "slow"), config) as pool:
-        pool.run(slow_batch(0, 1))
-        (pid,) = nodes.replicas()
-        idle_s = read_cpu_s(pid)
-        lost = pool.submit(slow_batch(0, LONGEST))
-        others = [pool.submit(slow_batch(n), retries=n % 2) for n in range(1, 4)]
-        wait_for(lambda: read_cpu_s(pid) > idle_s + 0.5, what="the replica is at it")
-        os.kill(pid, signal.SIGKILL)
-        with pytest.raises(WorkerDiedError, match="a replica died during a request to slow"):
-            lost.result(600)
-        for n, future in enumerate(others, 1):
-            if n % 2 or future.exception(600) is None:
-                assert float(future.result(600)["y"][0, 0]) == n
-            else:
-                with pytest.raises(WorkerDiedError, match="a replica died during a request to slow"):
-                    future.result()
-
-
-def read_cpu_s(pid: int) -> float:
-    """Returns the processor time that a process has taken."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-@pytest.mark.slow
-def test_nothing_that_asked_for_a_retry_is_lost_and_an_update_loses_nothing(
+def test_no_request_that_is_repeated_is_lost_and_an_update_loses_nothing(
     nodes: SmallCluster, bundle: Path, tmp_path: Path
 ) -> None:
-    """Half of the requests come by HTTP; a replica and a node are killed."""
+    """Half of the requests come by HTTP, half by a handle; a replica and a node are killed."""
     options = StormOptions(
         requests=300, nodes=2, kill_replica_every=100, kill_node_every=200, http_port=HTTP_PORT
     )
@@ -96,7 +62,7 @@ def check_report(report: dict[str, Any], options: StormOptions) -> None:
     for part in ("faults", "update"):
         assert report[part]["lost"] == []
         assert report[part]["wrong"] == 0
-        assert report[part]["answered"].keys() == {"http", "pool"}
+        assert report[part]["answered"].keys() == {"http", "handle"}
     assert sum(report["faults"]["answered"].values()) == options.requests
     assert report["faults"]["replicas_killed"] >= 1
     assert report["faults"]["nodes_killed"] >= 1

@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from ortprep.versions import install_command
-
 BUILD = {"onnx", "doit", "typer", "ortprep.stages", "ortprep.build", "ortprep.tuning"}
 
 
@@ -20,18 +18,12 @@ def test_the_package_itself_brings_in_next_to_nothing() -> None:
     assert not {"ray", "numpy", "onnxruntime"} & brought_in("import ortprep.cluster")
 
 
-def test_a_predictor_needs_ray_only_where_ray_made_it() -> None:
-    assert not {"ray", *BUILD} & brought_in("from ortprep.cluster import OnnxPredictor")
+def test_a_name_needs_ray_only_where_ray_made_it() -> None:
+    names = "OnnxPredictor, PredictorConfig, ServeConfig, pin_bundle"
+    assert not {"ray", *BUILD} & brought_in(f"from ortprep.cluster import {names}")
 
 
 def test_nothing_of_the_build_is_needed() -> None:
-    serving = ("ray_session_pool", "deployment", "application", "pinning")
+    serving = ("deployment", "application", "pinning")
     modules = [*(f"ortprep.cluster.serving.{name}" for name in serving), "ortprep.cluster.data.predictor"]
     assert not BUILD & brought_in(f"import {', '.join(modules)}")
-
-
-def test_without_ray_it_is_said_what_to_install() -> None:
-    code = "import sys; sys.modules['ray'] = None\nfrom ortprep.cluster import RaySessionPool"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "MissingExtraError: Ray is not installed" in done.stderr
-    assert install_command("ray") in done.stderr

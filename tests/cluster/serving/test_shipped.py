@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from ortprep.bundle.session_record import SessionOptionsRecord
-from ortprep.cluster import OnnxPredictor, PredictorConfig, RaySessionPool, ServeConfig, pin_bundle
+from ortprep.cluster import OnnxPredictor, PredictorConfig, ServeConfig, pin_bundle
 from ortprep.errors import NotPublishedError
 from ortprep.runtime import load
 from tests.cluster.builders import SmallCluster
+from tests.cluster.serving.builders import deployed
 from tests.fakes import wait_for
 from tests.prepare.builders import Project
 from tests.runtime.builders import write_bundle
@@ -58,9 +59,7 @@ def test_each_node_pulls_a_bundle_once_and_its_replicas_map_it_from_the_cache(
     published = squeezenet.run("publish", str(folder), "--registry", url)
     assert published.code == 0, published.err
     before = pulled_weights(nodes)
-    with RaySessionPool(f"{url}/linear", ServeConfig(replicas=4, cpus=0.5)) as pool:
-        assert pool.models == ("linear",)
-        assert pool.stats().replicas["RUNNING"] == 4
+    with deployed(f"{url}/linear", config=ServeConfig(cpus=0.5), replicas=4):
         there = pulled_weights(nodes) - before
         assert 1 <= len(there) <= len(nodes.nodes)
         wait_for(lambda: len(nodes.replicas()) == 4, what="four replicas run")
@@ -78,9 +77,10 @@ def test_a_shipped_model_answers_on_every_node_as_it_does_here(
 ) -> None:
     session = load(squeezenet.bundle("squeezenet"))
     name = session.get_outputs()[0].name
-    with RaySessionPool(f"{registry}/squeezenet@production") as pool:
-        assert pool.stats().replicas == {"RUNNING": 2}
-        for image, answer in zip(images(8), pool.map({"data_0": i[None]} for i in images(8)), strict=True):
+    bundle = f"{registry}/squeezenet@production"
+    with deployed(bundle, config=ServeConfig(), replicas=2) as handle:
+        for image in images(8):
+            answer = handle.run.remote({"data_0": image[None]}).result(timeout_s=300)
             (expected,) = session.run([name], {"data_0": image[None]})
             assert answer[name].tobytes() == expected.tobytes()
 

@@ -1,7 +1,5 @@
 """Bundles served on a Ray cluster by Ray Serve; nodes need nothing of the build.
 
-ray_session_pool    what jobs call
-coalescer           small requests of a pool travel together in one call
 config              `ServeConfig`, and what Serve is told of it
 application         bundles as a Serve application
 serve_file          the Serve config file that `ortprep serve-config` writes

@@ -1,8 +1,7 @@
-"""Serve applications of bundles: as a pool deploys them, and as `serve.yaml` describes them."""
+"""Serve applications of bundles: as Python deploys them, and as `serve.yaml` describes them."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,26 +12,18 @@ from ortprep.cluster.serving.config import DEPLOYMENT, ServeConfig, deployment_o
 from ortprep.cluster.serving.deployment import BundleDeployment
 from ortprep.cluster.serving.pinning import PinnedBundle
 
-CONFIG_LOCK = threading.RLock()
-"""Held while Serve makes configuration objects, which `serve.deployment` and `serve.status` do.
-
-In Ray 2.60 each of them (`RequestRouterConfig`) registers a module with cloudpickle and takes it back. Of two
-threads that make one at the same time, one fails with a ValueError.
-"""
-
 
 def build_application(
     config: ServeConfig, bundles: Mapping[str, PinnedBundle], *, on_gpu: bool, replicas: int
 ) -> Any:
     """Returns the application that serves some bundles, by name, with as many replicas at the start."""
     options = deployment_options(config, on_gpu=on_gpu, replicas=replicas)
-    with CONFIG_LOCK:
-        deployment = serve.deployment(BundleDeployment).options(
-            name=DEPLOYMENT,
-            user_config={"bundles": encode(bundles)},
-            max_constructor_retry_count=3,
-            **options,
-        )
+    deployment = serve.deployment(BundleDeployment).options(
+        name=DEPLOYMENT,
+        user_config={"bundles": encode(bundles)},
+        max_constructor_retry_count=3,
+        **options,
+    )
     return deployment.bind(encode(config))
 
 

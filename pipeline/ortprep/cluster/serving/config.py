@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ortprep.cluster.nodes import ClusterNode
 from ortprep.errors import PoolError
 from ortprep.runtime.loading.load_options import check_choice
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions, require_counts, require_positive
@@ -19,23 +18,20 @@ DEPLOYMENT = "BundleDeployment"
 RETRY_AFTER_S = 1
 """What a client that was turned away is told to wait, in seconds."""
 
-_RAY_UNITS = 10_000
-"""Ray counts resources in ten-thousandths."""
-
 
 @dataclass(frozen=True)
 class ServeConfig:
     """How bundles are served on a cluster.
 
     Attributes:
-        device: `all` (a GPU per replica where the cluster has any, else CPUs), `cpu` or `cuda`.
-        replicas: How many; None for one per GPU, or per node without GPUs where no node has one.
+        device: `all` (whatever the bundles were prepared for), `cpu` or `cuda`.
+        replicas: How many; None for one.
         max_replicas: Most that autoscaling may start; None without autoscaling.
         cpus: Processors that Ray reserves for a replica, which are its threads too; None for one, or, in
             `ortprep serve-config`, as many as the bundles were tuned with.
         gpus: GPUs, or the part of one, that Ray reserves for a replica on GPUs.
         labels: Labels that a node must have to be used.
-        max_ongoing_requests: Most requests that a replica has at a time; a call of a pool counts as one.
+        max_ongoing_requests: Maximum number of requests that a replica has at a time.
         max_queued_requests: Most requests that wait at each proxy; more are answered with 503.
         max_body_bytes: Largest request that HTTP and gRPC clients may send.
         max_json_bytes: Largest request that is JSON alone, without binary tensors: to parse it takes a
@@ -45,9 +41,6 @@ class ServeConfig:
             requests are answered with 503.
         token_env: Environment variable of replicas with the token that HTTP and gRPC clients must send.
         token_file: File with that token, on every node; without either, nobody has to send one.
-        max_pending: Most unanswered requests of a `RaySessionPool`; further calls block.
-        max_batch: Most small requests of a `RaySessionPool` that travel in one call.
-        start_timeout_s: Timeout of the start of all replicas, in seconds.
         run_timeout_s: Timeout of the health check, in seconds: a replica whose run hangs is replaced.
         health_check_period_s: Time between two runs of the golden samples, in seconds.
         watch_s: Time between two looks at the aliases of bundles, in seconds: a replica opens what one names
@@ -68,9 +61,6 @@ class ServeConfig:
     max_inflight_bytes: int = 2**30
     token_env: str | None = None
     token_file: str | None = None
-    max_pending: int = 1024
-    max_batch: int = 32
-    start_timeout_s: float = 600.0
     run_timeout_s: float = 30.0
     health_check_period_s: float = 10.0
     watch_s: float = 30.0
@@ -89,14 +79,11 @@ class ServeConfig:
             max_ongoing_requests=self.max_ongoing_requests,
             max_body_bytes=self.max_body_bytes,
             max_json_bytes=self.max_json_bytes,
-            max_pending=self.max_pending,
-            max_batch=self.max_batch,
         )
         require_counts(minimum=-1, max_queued_requests=self.max_queued_requests)
         require_positive(
             cpus=self.cpus,
             gpus=self.gpus,
-            start_timeout_s=self.start_timeout_s,
             run_timeout_s=self.run_timeout_s,
             health_check_period_s=self.health_check_period_s,
             watch_s=self.watch_s or None,
@@ -118,31 +105,6 @@ class ServeConfig:
             raise PoolError("bad token_env\n  expected the name of an environment variable")
         if self.token_file is not None and not Path(self.token_file).is_absolute():
             raise PoolError("bad token_file\n  expected an absolute path, which is a file on every node")
-
-
-def count_replicas(config: ServeConfig, nodes: Sequence[ClusterNode]) -> tuple[bool, int]:
-    """Returns whether replicas have GPUs, and how many there are at the start.
-
-    That is `config.replicas`, or as many as fit on the GPUs, or one per node.
-
-    Raises:
-        PoolError: The cluster has no such node.
-    """
-    used = [node for node in nodes if config.labels.items() <= node.labels.items()]
-    gpus = sum(int(node.resources.get("GPU", 0)) for node in used)
-    cpus = sum(node.resources.get("CPU", 0) >= (config.cpus or 1) for node in used)
-    on_gpu = config.device == "cuda" or (config.device == "all" and gpus > 0)
-    # A part of a GPU is a part of one: what is left of several does not add up.
-    per_gpu = _RAY_UNITS // max(1, round(config.gpus * _RAY_UNITS))
-    devices = gpus * per_gpu if on_gpu else cpus
-    if not devices:
-        needed = f"{config.gpus:g} GPUs" if on_gpu else f"{config.cpus or 1:g} CPUs"
-        raise PoolError(
-            f"the cluster has no node to serve on\n  expected {needed} and labels {dict(config.labels)}, "
-            f"got {', '.join(node.address for node in nodes) or 'no node'}",
-            hint="ray status",
-        )
-    return on_gpu, config.replicas or devices
 
 
 def deployment_options(config: ServeConfig, *, on_gpu: bool, replicas: int) -> dict[str, Any]:

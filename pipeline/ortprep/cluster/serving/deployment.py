@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import functools
-import json
 import logging
-import os
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ray.serve.metrics import Counter, Histogram
 
-from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.codec import decode
 from ortprep.cluster.device import prepare_device, reserved_cpus
 from ortprep.cluster.serving.admission import BodyBudget, read_token
 from ortprep.cluster.serving.config import ServeConfig
@@ -26,15 +23,8 @@ from ortprep.cluster.serving.grpc_api import GrpcMethods
 from ortprep.cluster.serving.http_api import HttpApi
 from ortprep.cluster.serving.inference_protocol import ProtocolError, describe_inputs
 from ortprep.cluster.serving.pinning import PinnedBundle, follow_aliases, keep_in_cache, require_version
-from ortprep.errors import (
-    InvalidRequestError,
-    PipelineError,
-    PoolError,
-    RunError,
-    from_dict,
-    to_dict,
-)
-from ortprep.runtime.tensors.signatures import read_signature
+from ortprep.errors import InvalidRequestError, RunError
+from ortprep.runtime.tensors.signatures import Signature, check_inputs, read_signature
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -47,34 +37,10 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-Call = tuple[str, str, Sequence["Array"]]
-"""The model of a request, the digest of the signature that its caller knows, and inputs in that order."""
-
-Result = tuple[list["Array"] | None, dict[str, Any] | None, int]
-"""Outputs in the model's order, or the error as JSON types; and the nanoseconds of the run."""
-
 _SMALL_BYTES = 64 * 1024
 """What is larger is not converted on the event loop, where health checks and other requests would wait."""
 
-_ERROR_MARK = "ortprep-error: "
-
 _BOUNDARIES_MS = [0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000]
-
-
-@contextlib.contextmanager
-def described_failure() -> Iterator[None]:
-    """Adds a `PipelineError` as data to its own traceback: of a failed start, Serve tells that text alone."""
-    try:
-        yield
-    except PipelineError as error:
-        error.add_note(_ERROR_MARK + json.dumps(to_dict(error)))
-        raise
-
-
-def parse_failure(text: str) -> PipelineError | None:
-    """Returns the last error that is described in Serve's text; None if none is."""
-    lines = [line for line in text.splitlines() if line.startswith(_ERROR_MARK)]
-    return from_dict(json.loads(lines[-1].removeprefix(_ERROR_MARK))) if lines else None
 
 
 async def run_in_turn(executor: ThreadPoolExecutor, call: Callable[..., T], *arguments: Any) -> T:
@@ -109,9 +75,9 @@ class ServedBundle:
         return self.pinned.version.removeprefix("sha256:")[:12]
 
     @functools.cached_property
-    def signature(self) -> str:
-        """The digest of its signature."""
-        return read_signature(self.name, self.opened.config).digest
+    def signature(self) -> Signature:
+        """What the model takes and gives."""
+        return read_signature(self.name, self.opened.config)
 
 
 class BundleDeployment(GrpcMethods):
@@ -129,9 +95,8 @@ class BundleDeployment(GrpcMethods):
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = decode(ServeConfig, config)
-        with described_failure():
-            self._on_gpu = prepare_device()
-            self.token = read_token(self.config)
+        self._on_gpu = prepare_device()
+        self.token = read_token(self.config)
         self.bodies = BodyBudget(self.config.max_inflight_bytes)
         self._models: dict[str, ServedBundle] = {}
         self._checked_at = 0.0
@@ -162,8 +127,7 @@ class BundleDeployment(GrpcMethods):
         bundles = {name: decode(PinnedBundle, entry) for name, entry in user_config["bundles"].items()}
         if self._watching is not None:
             self._watching.cancel()
-        with described_failure():
-            await self._replace_models(await asyncio.to_thread(follow_aliases, bundles, self.config))
+        await self._replace_models(await asyncio.to_thread(follow_aliases, bundles, self.config))
         if self.config.watch_s and any(pinned.alias for pinned in bundles.values()):
             self._watching = asyncio.create_task(self._watch())
 
@@ -235,23 +199,47 @@ class BundleDeployment(GrpcMethods):
             )
         return served
 
+    async def run(self, inputs: Mapping[str, Any], model: str | None = None) -> dict[str, Array]:
+        """Runs a model for a caller of a Serve handle, and returns its outputs by name, in its order.
+
+        Args:
+            inputs: Arrays by input name, of the model's types.
+            model: Which one, if the replica has several.
+
+        Raises:
+            InvalidRequestError: There is no such model, or the inputs do not fit it.
+            RunError: ONNX Runtime refused them.
+        """
+        name = next(iter(self._models)) if model is None and len(self._models) == 1 else model
+        served = self._models.get(name or "")
+        if served is None:
+            expected = ", ".join(self._models)
+            raise InvalidRequestError(f"no such model: {model}\n  expected one of {expected}")
+        outputs = await self._run_counted(served, check_inputs(served.signature, inputs))
+        return dict(zip(served.signature.outputs, outputs, strict=True))
+
     async def infer(self, served: ServedBundle, arrays: Sequence[Array]) -> list[Array]:
         """Runs a model on arrays in its order and returns its outputs in its order.
 
         Raises:
             ProtocolError: ONNX Runtime refused them.
         """
-        started, outcome = time.perf_counter(), "failed"
         try:
-            outputs = await self._run(served.opened.run, arrays)
-            outcome = "ok"
-            return outputs
+            return await self._run_counted(served, arrays)
         except RunError as error:  # its text may name files of the server
             log.warning("%s", error)
             raise ProtocolError(
                 f"cannot run {served.name} on these inputs\n  expected "
                 f"{describe_inputs(served.opened.config)}, got {[list(array.shape) for array in arrays]}"
             ) from None
+
+    async def _run_counted(self, served: ServedBundle, arrays: Sequence[Array]) -> list[Array]:
+        """Runs a model and adds the run to the metrics."""
+        started, outcome = time.perf_counter(), "failed"
+        try:
+            outputs = await self._run(served.opened.run, arrays)
+            outcome = "ok"
+            return outputs
         finally:
             self._requests.inc(tags={"model": served.name, "outcome": outcome})
             self._latency.observe((time.perf_counter() - started) * 1000, tags={"model": served.name})
@@ -261,51 +249,6 @@ class BundleDeployment(GrpcMethods):
         if size_bytes <= _SMALL_BYTES:
             return call(*arguments)
         return await run_in_turn(self._converter, call, *arguments)
-
-    async def run_many(self, requests: Sequence[Call]) -> list[Result]:
-        """Answers requests that travel together."""
-        started = time.perf_counter()
-        results = await self._run(self._run_all, requests)
-        elapsed_ms = (time.perf_counter() - started) * 1000
-        for (model, *_), (outputs, _, _) in zip(requests, results, strict=True):
-            self._requests.inc(tags={"model": model, "outcome": "failed" if outputs is None else "ok"})
-            self._latency.observe(elapsed_ms, tags={"model": model})
-        return results
-
-    def _run_all(self, requests: Sequence[Call]) -> list[Result]:
-        return [self._run_one(*request) for request in requests]
-
-    def _run_one(self, model: str, signature: str, arrays: Sequence[Array]) -> Result:
-        started = time.perf_counter_ns()
-        try:
-            served = self._models.get(model)
-            if served is None:
-                raise PoolError(
-                    f"{model} is not served any more\n  expected one of {', '.join(self._models)}"
-                )
-            if served.signature != signature:
-                raise InvalidRequestError(
-                    f"{model} was updated and now has other inputs or outputs\n"
-                    f"  expected {describe_inputs(served.opened.config)}",
-                    hint="make a new pool: RaySessionPool(…)",
-                )
-            outputs = served.opened.run(arrays)
-        except (PipelineError, MemoryError) as error:
-            return None, to_dict(error), time.perf_counter_ns() - started
-        return outputs, None, time.perf_counter_ns() - started
-
-    async def describe(self) -> dict[str, Any]:
-        """Returns `pid`, and each model's `config` (a `LoaderConfig`), `version`, `variant` and `buckets`."""
-        models = {
-            name: {
-                "config": encode(served.opened.config),
-                "version": served.version,
-                "variant": served.opened.variant,
-                "buckets": list(served.opened.buckets),
-            }
-            for name, served in self._models.items()
-        }
-        return {"pid": os.getpid(), "models": models}
 
     async def __call__(self, request: Request) -> Response:
         """Answers an HTTP request of the Open Inference Protocol."""

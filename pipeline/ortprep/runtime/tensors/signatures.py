@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ortprep.bundle.digest import digest_json
 from ortprep.bundle.loader_config import MAX_RANK, LoaderConfig, TensorSpec
 from ortprep.errors import InvalidRequestError, PipelineError, PoolError
 from ortprep.runtime.tensors.element_types import (
@@ -40,12 +39,6 @@ class Signature:
     model: str
     inputs: Mapping[str, np.dtype[Any]]
     outputs: Mapping[str, np.dtype[Any]]
-
-    @property
-    def digest(self) -> str:
-        """Digest of names, types and their order: arrays without names mean the same where it is the same."""
-        sides = (self.inputs, self.outputs)
-        return digest_json([[(name, str(dtype)) for name, dtype in side.items()] for side in sides])
 
 
 def read_signature(model: str, config: LoaderConfig) -> Signature:
