@@ -31,9 +31,10 @@ def feed(runs: int = 1, /, values: dict[str, tuple[Any, ...]] | None = None, **s
     return FeedRecord(runs, shapes, values or {})
 
 
-def model(*feeds: FeedRecord, others: Any = 0, **changes: Any) -> ModelRecord:
+def model(*feeds: FeedRecord, others: Any = 0, limits: Any = None, **changes: Any) -> ModelRecord:
     """Returns a model's record with the runs of these feeds, and others of other shapes."""
     runs = others + sum(one.runs for one in feeds)
+    feeds = tuple(replace(one, limits=limits or {}) for one in feeds)
     plain = ModelRecord("/m.onnx", None, 1, 1, DEFAULTS, (), (CPU,), None, {}, 1, runs, feeds)
     return replace(plain, **changes)
 

@@ -13,9 +13,10 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from ortprep.adopt.observation import MAX_FEEDS, FeedObserver, ModelRecord, ProcessRecord
+from ortprep.adopt.observation import MAX_FEEDS, ModelObserver, ModelRecord, ProcessRecord
 from ortprep.adopt.recorder import RECORDS_VARIABLE, Recorder, binding_class, recording_class
 from ortprep.bundle.codec import decode, read_json
+from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.runtime.dropin.import_hook import startup_environment
 from ortprep.runtime.dropin.session_request import SessionRequest
 from tests.runtime.builders import add_model, sample, weights_of, write_linear
@@ -82,7 +83,7 @@ def test_every_way_to_run_is_recorded(recorder: Recorder, records: Path, model: 
     found = read_model(recorder, records)
     assert (found.loads, found.runs, found.inputs) == (1, 4, {"x": "tensor(float)"})
     assert [feed.shapes["x"] for feed in found.feeds] == [(2, rows), (3, rows), (1, rows), (4, rows)]
-    assert found.limits == {"x": (-2.0, 7.0)}
+    assert [feed.limits.get("x") for feed in found.feeds[1:]] == [(7.0, 7.0), None, (-2.0, -2.0)]
 
 
 def test_options_and_providers_are_those_that_differ_from_defaults(
@@ -163,15 +164,20 @@ def test_what_onnxruntime_refuses_is_refused_and_not_counted(
     assert (read_model(recorder, records).loads, read_model(recorder, records).runs) == (1, 0)
 
 
-def test_of_many_shapes_the_frequent_the_latest_and_the_largest_stay_and_limits_cover_all() -> None:
-    observer = FeedObserver()
-    sizes = [500, 7, 7, *range(10, 200), 300]
-    for size in sizes:
-        observer.add({"ids": np.full(size, size, np.int64), "image": np.full(size, size, np.float32)})
-    seen = {feed.shapes["ids"][0]: feed for feed in observer.observed()}
-    assert (observer.runs, len(seen), seen[7].runs) == (len(sizes), MAX_FEEDS, 2)
-    assert seen.keys() >= {500, 7, 199, 300}
-    assert observer.limits["ids"] == (7, 500)
+def observe(*feeds: dict[str, Any]) -> ModelRecord:
+    options = SessionOptionsRecord("ORT_ENABLE_ALL")
+    observer = ModelObserver(ModelRecord("/m.onnx", None, 1, 1, options, (), (), None, {}))
+    for feed in feeds:
+        observer.add(feed)
+    return observer.observed()
+
+
+def test_of_many_shapes_the_first_are_told_apart_and_all_runs_counted() -> None:
+    sizes = [500, 7, 7, *range(10, 200)]
+    found = observe(*({"ids": np.full(size, size, np.int64)} for size in sizes))
+    seen = {feed.shapes["ids"][0]: (feed.runs, feed.limits["ids"]) for feed in found.feeds}
+    assert (found.runs, len(seen), seen[7]) == (len(sizes), MAX_FEEDS, (2, (7, 7)))
+    assert list(seen) == [500, 7, *range(10, 8 + MAX_FEEDS)]
 
 
 @pytest.mark.parametrize(
@@ -191,18 +197,16 @@ def test_of_many_shapes_the_frequent_the_latest_and_the_largest_stay_and_limits_
 def test_limits_are_of_finite_numbers_and_values_of_small_arrays(
     array: np.ndarray[Any, Any], limits: tuple[Any, ...] | None, values: tuple[Any, ...] | None
 ) -> None:
-    observer = FeedObserver()
-    observer.add({"x": array})
-    assert (observer.limits.get("x"), observer.observed()[0].values.get("x")) == (limits, values)
+    [feed] = observe({"x": array}).feeds
+    assert (feed.limits.get("x"), feed.values.get("x")) == (limits, values)
 
 
-def test_integers_are_looked_at_in_all_runs_and_fractions_in_the_first() -> None:
-    observer = FeedObserver()
-    for number in range(200):
-        feed = {"ids": np.full((2, 8), number), "length": np.array([number]), "x": np.full(9, number / 1)}
-        observer.add(feed)
-    assert observer.limits == {"ids": (0, 199), "length": (0, 199), "x": (0.0, 7.0)}
-    assert observer.observed()[0].values == {}
+def test_values_are_looked_at_in_the_first_runs_of_a_set_of_shapes() -> None:
+    [feed] = observe(
+        *({"length": np.array([number]), "x": np.full(9, number)} for number in range(200))
+    ).feeds
+    assert (feed.runs, feed.limits) == (200, {"length": (0, 7), "x": (0, 7)})
+    assert feed.values == {"length": tuple(range(8))}
 
 
 APPLICATION = """

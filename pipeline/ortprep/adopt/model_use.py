@@ -63,7 +63,7 @@ def merge_uses(models: Sequence[ModelRecord], *, ids: Collection[str] = ()) -> M
     inputs = {}
     for name in chosen[0].shapes if chosen else ():
         values = _all_values(feeds, name) if name in ids else _common_values(chosen, name)
-        limits = None if values else _merge_limits(record.limits.get(name, ()) for record in models)
+        limits = None if values else _merge_limits(feeds, name)
         inputs[name] = ObservedInput(tuple(feed.shapes[name] for feed in chosen), limits, values or None)
     options = {repr((one.options, one.providers, one.obtained, one.obstacle)) for one in models}
     return ModelUse(
@@ -91,12 +91,14 @@ def _merge_feeds(feeds: Iterable[FeedRecord]) -> list[FeedRecord]:
             for name in earlier.values
             if name in feed.values
         }
-        merged[key] = FeedRecord(earlier.runs + feed.runs, feed.shapes, values)
+        limits = {name: _merge_limits((earlier, feed), name) or () for name in feed.limits}
+        merged[key] = FeedRecord(earlier.runs + feed.runs, feed.shapes, values, limits)
     return sorted(merged.values(), key=lambda feed: -feed.runs)
 
 
-def _merge_limits(limits: Iterable[Limits | tuple[()]]) -> Limits | None:
-    ends = [end for one in limits for end in one]
+def _merge_limits(feeds: Iterable[FeedRecord], name: str) -> Limits | None:
+    """Returns the lowest and the highest number of an input; None if none was seen."""
+    ends = [end for feed in feeds for end in feed.limits.get(name, ())]
     return (min(ends), max(ends)) if ends else None
 
 

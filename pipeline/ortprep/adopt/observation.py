@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ MAX_MODELS = 256
 """Maximum number of models, each with one set of options, that one process records."""
 
 MAX_FEEDS = 64
-"""Maximum number of sets of shapes told apart per model: the frequent, the latest and the largest."""
+"""Maximum number of sets of shapes told apart per model: the first ones."""
 
 MAX_SMALL_SIZE = 4
 """Maximum number of elements of an array whose values are remembered one by one."""
@@ -24,8 +24,7 @@ MAX_VALUES = 8
 """Maximum number of such values."""
 
 _MAX_TEXT = 64  # characters of a string value
-_MAX_EVERY_RUN = 65_536  # elements of an integer array that is looked at in every run
-_FIRST_RUNS = 8  # of a set of shapes, all of them looked at
+_FIRST_RUNS = 8  # of a set of shapes, whose values are looked at
 
 Value = bool | int | float | str
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
@@ -41,11 +40,13 @@ class FeedRecord:
         runs: Number of runs.
         shapes: What was fed, by input name.
         values: Every value that was seen of an input, if they are few and the array is small.
+        limits: Lowest and highest finite number that was seen, by input name.
     """
 
     runs: int
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     values: Mapping[str, tuple[bool | int | float | str, ...]] = field(default_factory=dict)
+    limits: Mapping[str, tuple[int | float, int | float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,6 @@ class ModelRecord:
         loads: Number of sessions.
         runs: Number of runs of all of them.
         feeds: Runs by their shapes; other runs had yet other shapes.
-        limits: Lowest and highest finite number in all runs, by input name.
     """
 
     path: str | None
@@ -80,7 +80,6 @@ class ModelRecord:
     loads: int = 0
     runs: int = 0
     feeds: tuple[FeedRecord, ...] = ()
-    limits: Mapping[str, tuple[int | float, int | float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -104,24 +103,20 @@ class ProcessRecord:
     ended: bool = False
 
 
-class FeedObserver:
-    """Counts what is fed to the sessions of one model. Not safe for threads.
+class ModelObserver:
+    """Counts the sessions and runs of one model, by the shapes that are fed. Not safe for threads.
 
-    Values are looked at in the first runs of a set of shapes; integers of moderate size always.
-
-    Attributes:
-        runs: Number of runs.
-        limits: Lowest and highest finite number, by input name.
+    Args:
+        model: What is known of the model before it runs.
     """
 
-    def __init__(self) -> None:
-        self.runs = 0
-        self.limits: dict[str, Limits] = {}
+    def __init__(self, model: ModelRecord) -> None:
+        self._model = model
         self._feeds: dict[Shapes, _Feed] = {}
-        self._is_full = False
+        self.loads = self.runs = 0
 
     def add(self, feed: Mapping[str, Any]) -> bool:
-        """Counts a run, and returns whether it is the first of one of the first sets of shapes.
+        """Counts a run, and returns whether its shapes are new.
 
         Args:
             feed: Arrays, or shapes where the values cannot be read, by input name.
@@ -131,38 +126,22 @@ class FeedObserver:
         entry = self._feeds.get(key)
         if entry is None:
             if len(self._feeds) == MAX_FEEDS:
-                self._make_room()
+                return False
             entry = self._feeds[key] = _Feed()
         entry.runs += 1
-        is_early = entry.runs <= _FIRST_RUNS and not self._is_full
-        for name, value in feed.items():
-            if not isinstance(value, np.ndarray) or value.size == 0:
-                continue
-            if is_early or (value.dtype.kind in "iu" and value.size <= _MAX_EVERY_RUN):
-                entry.remember(name, value)
-                self._widen(name, value)
-        return entry.runs == 1 and not self._is_full
+        if entry.runs <= _FIRST_RUNS:
+            for name, value in feed.items():
+                if isinstance(value, np.ndarray) and value.size:
+                    entry.look_at(name, value)
+        return entry.runs == 1
 
-    def _make_room(self) -> None:
-        """Gives up the oldest of the least frequent sets of shapes, though never the largest one."""
-        largest = max(self._feeds, key=lambda key: sum(math.prod(shape) for _, shape in key))
-        others = (key for key in self._feeds if key != largest)
-        del self._feeds[min(others, key=lambda key: self._feeds[key].runs)]
-        self._is_full = True
-
-    def _widen(self, name: str, array: np.ndarray[Any, Any]) -> None:
-        if array.dtype.kind == "f":
-            array = array[np.isfinite(array)]
-        if array.dtype.kind in "iuf" and array.size > 0:
-            ends = (array.min().item(), array.max().item(), *self.limits.get(name, ()))
-            self.limits[name] = (min(ends), max(ends))
-
-    def observed(self) -> tuple[FeedRecord, ...]:
+    def observed(self) -> ModelRecord:
         """Returns what was seen, in the order of the first run of each set of shapes."""
-        return tuple(
-            FeedRecord(feed.runs, dict(key), {name: _sort(few) for name, few in feed.values.items() if few})
-            for key, feed in list(self._feeds.items())
-        )
+        feeds = []
+        for key, feed in self._feeds.items():
+            values = {name: _sort(few) for name, few in feed.values.items() if few}
+            feeds.append(FeedRecord(feed.runs, dict(key), values, dict(feed.limits)))
+        return replace(self._model, loads=self.loads, runs=self.runs, feeds=tuple(feeds))
 
 
 @dataclass
@@ -171,14 +150,20 @@ class _Feed:
 
     runs: int = 0
     values: dict[str, set[Value]] = field(default_factory=dict)
+    limits: dict[str, Limits] = field(default_factory=dict)
 
-    def remember(self, name: str, array: np.ndarray[Any, Any]) -> None:
-        """Adds the values of an array, if they are few."""
+    def look_at(self, name: str, array: np.ndarray[Any, Any]) -> None:
+        """Adds the values of an array, if they are few, and its lowest and highest number."""
         known = self.values.get(name)
         if array.size <= MAX_SMALL_SIZE and known != set():
             values = (known or set()).union(array.reshape(-1).tolist())
             is_kept = len(values) <= MAX_VALUES and all(map(_is_value, values))
             self.values[name] = values if is_kept else set()
+        if array.dtype.kind == "f":
+            array = array[np.isfinite(array)]
+        if array.dtype.kind in "iuf" and array.size:
+            ends = (array.min().item(), array.max().item(), *self.limits.get(name, ()))
+            self.limits[name] = (min(ends), max(ends))
 
 
 def _sort(values: set[Value]) -> tuple[Value, ...]:

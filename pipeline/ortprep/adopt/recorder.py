@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import atexit
 import logging
-import math
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ortprep.adopt.observation import MAX_FEEDS, MAX_MODELS, FeedObserver, ModelRecord, ProcessRecord
+from ortprep.adopt.observation import MAX_FEEDS, MAX_MODELS, ModelObserver, ModelRecord, ProcessRecord
 from ortprep.bundle.atomic import write_bytes_atomic
 from ortprep.bundle.codec import MAX_JSON_BYTES, check_json_values, encode, format_json
 from ortprep.bundle.digest import PREFIX, digest_bytes
@@ -40,25 +38,13 @@ RECORDS_VARIABLE = "ORTPREP_RECORDS"
 MAX_SAVED_BYTES = 4 * 2**30
 """Maximum size of all models that one process was given as bytes and that are kept."""
 
-_WRITE_INTERVAL_S = 1.0
-_MAX_COPIED = 2**20  # elements of a value on the CPU that is copied to be looked at
-
-
-@dataclass
-class _ObservedModel:
-    """Sessions of one model with the same options."""
-
-    model: ModelRecord
-    loads: int = 0
-    feeds: FeedObserver = field(default_factory=FeedObserver)
-
 
 class Recorder:
     """Writes what one process does with its models into a file of its own.
 
     The file is replaced as a whole when there is something new: a session, a set of shapes, twice as many
-    runs of a model, a run after a second, the end of the process. A process that is killed, or that ends
-    without Python's exit functions, leaves out its last runs.
+    runs of a model, the end of the process. A process that is killed, or that ends without Python's exit
+    functions, leaves out its last runs, at most half of them.
 
     Args:
         folder: Where records and models given as bytes go; it exists.
@@ -76,12 +62,11 @@ class Recorder:
     def _restart(self) -> None:
         self._lock = threading.RLock()  # a signal's handler may run sessions in the middle of anything
         self._file = self._folder / f"{os.getpid()}-{os.urandom(8).hex()}.json"
-        self._models: dict[str, _ObservedModel] = {}
+        self._models: dict[str, ModelObserver] = {}
         self._saved: dict[str, int] = {}
         self._lost = 0
-        self._written_s = 0.0
 
-    def opened(self, session: Any, request: SessionRequest) -> FeedObserver | None:
+    def opened(self, session: Any, request: SessionRequest) -> ModelObserver | None:
         """Records a session that was just made, and returns the observer of its runs."""
         with self._lock:
             model = self._describe(session, request)
@@ -89,17 +74,16 @@ class Recorder:
             if key not in self._models and len(self._models) == MAX_MODELS:
                 self._lost += 1
                 return None
-            observed = self._models.setdefault(key, _ObservedModel(model))
-            observed.loads += 1
+            observer = self._models.setdefault(key, ModelObserver(model))
+            observer.loads += 1
             self.write()
-            return observed.feeds
+            return observer
 
-    def ran(self, feeds: FeedObserver, feed: Mapping[str, Any]) -> None:
+    def ran(self, observer: ModelObserver, feed: Mapping[str, Any]) -> None:
         """Records a run; `feed` as ONNX Runtime takes it."""
         with self._lock:
-            is_new = feeds.add(dict(_normalise(feed)))
-            is_doubled = feeds.runs & (feeds.runs - 1) == 0
-            if is_new or is_doubled or time.monotonic() - self._written_s > _WRITE_INTERVAL_S:
+            is_new = observer.add(dict(_normalise(feed)))
+            if is_new or observer.runs & (observer.runs - 1) == 0:
                 self.write()
 
     def end(self) -> None:
@@ -112,27 +96,16 @@ class Recorder:
         with self._lock:
             if not self._models:
                 return
-            models = (
-                replace(
-                    one.model,
-                    loads=one.loads,
-                    runs=one.feeds.runs,
-                    feeds=one.feeds.observed(),
-                    limits=dict(one.feeds.limits),
-                )
-                for one in self._models.values()
-            )
             record = ProcessRecord(
                 pid=os.getpid(),
                 program=_name_program(),
                 onnxruntime=sys.modules["onnxruntime"].__version__,
-                models=tuple(models),
+                models=tuple(one.observed() for one in self._models.values()),
                 lost=self._lost,
                 ended=ended,
             )
             # Nobody reads it after a power cut, so it need not wait for the disk.
             write_bytes_atomic(self._file, _format_within_limits(record), durable=False)
-            self._written_s = time.monotonic()
 
     def _describe(self, session: Any, request: SessionRequest) -> ModelRecord:
         path = saved = None
@@ -198,7 +171,7 @@ def recording_class(base: type[Any], recorder: Recorder) -> type[Any]:
     """
 
     class InferenceSession(base):  # type: ignore[misc]
-        _ortprep_feeds: FeedObserver | None = None
+        _ortprep_observer: ModelObserver | None = None
 
         def __init__(
             self,
@@ -211,7 +184,7 @@ def recording_class(base: type[Any], recorder: Recorder) -> type[Any]:
             super().__init__(path_or_bytes, sess_options, providers, provider_options, **kwargs)
             request = SessionRequest(path_or_bytes, sess_options, providers, provider_options, kwargs)
             with _nothing_raised():
-                self._ortprep_feeds = recorder.opened(self, request)
+                self._ortprep_observer = recorder.opened(self, request)
 
         def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
             return self._ortprep_ran(input_feed, super().run(output_names, input_feed, run_options))
@@ -228,9 +201,9 @@ def recording_class(base: type[Any], recorder: Recorder) -> type[Any]:
             self._ortprep_ran(getattr(iobinding, "_ortprep_bound", {}))
 
         def _ortprep_ran(self, feed: Any, outputs: Any = None) -> Any:
-            if self._ortprep_feeds is not None:
+            if self._ortprep_observer is not None:
                 with _nothing_raised():
-                    recorder.ran(self._ortprep_feeds, feed)
+                    recorder.ran(self._ortprep_observer, feed)
             return outputs
 
     # What this package makes itself, as for an application that loads bundles, is not the application's.
@@ -279,10 +252,7 @@ def _normalise(feed: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
         elif callable(getattr(value, "data_type", None)):
             if value.is_tensor():
-                # A large value, or one on a device, would have to be copied.
-                shape = _Shape(value.shape())
-                is_cheap = value.device_name() == "cpu" and math.prod(shape) <= _MAX_COPIED
-                yield name, value.numpy() if is_cheap else shape
+                yield name, _Shape(value.shape())  # its values would have to be copied
         elif isinstance(value, list | tuple | int | float | str | np.generic):
             with suppress(ValueError):  # arrays of several shapes: a sequence
                 yield name, np.asarray(value)
