@@ -37,9 +37,7 @@ from ortprep.bundle.manifest import (
 )
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.bundle.tuning_record import (
-    BreakEvenRecord,
     FirstPhaseRecord,
-    FrontRecord,
     TrialRecord,
     TuningRecord,
 )
@@ -186,8 +184,6 @@ def tuning(*, trials: int = 12, seed: int = 0) -> TuningRecord:
         ended="no single change gains more than the noise",
         noise=0.031,
         elapsed_s=212.5,
-        front=(FrontRecord(3, 21.0, 31.5), FrontRecord(CHOSEN, 33.0, 19.4)),
-        break_evens=(BreakEvenRecord(3, CHOSEN, 2),),
         first_phase=FirstPhaseRecord(3, 141.0),
     )
 

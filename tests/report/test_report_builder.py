@@ -12,18 +12,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ortprep.bundle.figures import Samples
 from ortprep.bundle.manifest import Manifest, VariantRecord, read_manifest
-from ortprep.bundle.tuning_record import BreakEvenRecord, FrontRecord
+from ortprep.bundle.tuning_record import TuningRecord
 from ortprep.report.chart_specs import SPECS
 from ortprep.report.content import Chart, Report, ReportSection
 from ortprep.report.report_builder import build_report
 from ortprep.report.report_subjects import ReportSubject
 from ortprep.report.speedup import compare, describe_gain, find_gain
-from ortprep.report.trials import build_front_charts, build_trials_table, explain_knob, find_legs
+from ortprep.report.trials import (
+    build_front_charts,
+    build_trials_table,
+    explain_knob,
+    find_front,
+    find_legs,
+)
 from ortprep.tables import Cell, Table, format_ratio
-from tests.report.builders import CHOSEN, Story, around, manifest, subject, tuning
+from tests.report.builders import CHOSEN, Story, around, manifest, subject, trial_figures, tuning
 
 
 def report_of(*subjects: ReportSubject) -> Report:
@@ -222,34 +230,47 @@ def test_the_chosen_plan_has_the_only_label() -> None:
         assert [row["label"] for row in chart.values if "label" in row] == [f"{CHOSEN}, chosen"]
 
 
-def test_no_plan_beats_one_of_the_drawn_front_in_both_figures() -> None:
-    record = tuning(trials=40, seed=3)
-    chart = build_front_charts(record)[0]
-    allowed = {trial.number for trial in record.trials if not trial.violations}
-    numbered = [(row["trial"], row) for row in chart.values]
-    front = [row for _, row in numbered if "rank" in row]
-    assert front
-    for one in front:
-        for number, other in numbered:
-            assert number not in allowed or not (other["x"] < one["x"] and other["y"] < one["y"])
+eighths = st.integers(1, 8_000).map(lambda number: number / 8)
+"""Milliseconds that floating-point numbers add and multiply without rounding."""
 
 
-def test_break_even_legs_cover_every_number_of_runs_once_and_name_the_cheapest() -> None:
-    record = replace(
-        tuning(),
-        front=(FrontRecord(3, 10, 8), FrontRecord(5, 20, 6), FrontRecord(4, 60, 5)),
-        break_evens=(BreakEvenRecord(3, 5, 7), BreakEvenRecord(5, 4, 42)),
-    )
-    legs = find_legs(record)
-    assert [(leg.trial, leg.first, leg.to) for leg in legs] == [(3, 1, 6), (5, 7, 41), (4, 42, None)]
-    points = {point.trial: point for point in record.front}
+def search_of(places: list[tuple[float, float]]) -> TuningRecord:
+    """Returns a search whose plans are ready and run in these times."""
+    chosen = tuning().trials[CHOSEN]
+    trials = []
+    for number, (ready, steady) in enumerate(places):
+        figures = replace(trial_figures(1, 1), ready_ms=Samples((ready,)), steady_ms=Samples((steady,)))
+        trials.append(replace(chosen, number=number, figures=figures, final=None))
+    return replace(tuning(), trials=tuple(trials))
+
+
+@given(st.lists(st.tuples(eighths, eighths), min_size=1, max_size=30))
+def test_no_plan_of_the_front_is_beaten_in_both_figures_and_every_other_is(
+    places: list[tuple[float, float]],
+) -> None:
+    front = [places[trial.number] for trial in find_front(search_of(places))]
+    assert front == sorted(set(front))
+    assert [steady for _, steady in front] == sorted({steady for _, steady in front}, reverse=True)
+    assert all(any(one[0] <= other[0] and one[1] <= other[1] for one in front) for other in places)
+
+
+@given(st.lists(st.tuples(eighths, eighths), min_size=1, max_size=30))
+def test_legs_cover_every_number_of_runs_once_and_name_the_cheapest_plan(
+    places: list[tuple[float, float]],
+) -> None:
+    legs = find_legs(search_of(places))
+    assert (legs[0].first, legs[-1].to) == (1, None)
+    assert all((one.to or 0) + 1 == other.first for one, other in itertools.pairwise(legs))
     for leg in legs:
         for runs in (leg.first, leg.to or 10_000):
-            cost = {
-                number: point.first_result_ms + (runs - 1) * point.steady_ms
-                for number, point in points.items()
-            }
-            assert cost[leg.trial] == min(cost.values())
+            costs = [ready + (runs - 1) * steady for ready, steady in places]
+            assert costs[leg.trial] == min(costs)
+
+
+def test_a_plan_beyond_a_limit_is_not_in_the_front() -> None:
+    record = search_of([(1, 1), (2, 2)])
+    beyond = replace(record.trials[0], violations=("private memory 900 MB, allowed 500",))
+    assert find_front(replace(record, trials=(beyond, record.trials[1]))) == record.trials[1:]
 
 
 def test_the_reason_of_a_knob_is_the_best_plan_with_another_value() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ortprep.bundle.figures import PlanFigures
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
@@ -37,24 +37,6 @@ class TrialRecord:
 
 
 @dataclass(frozen=True)
-class FrontRecord:
-    """A plan that no other beats in both figures, in ms; its first result as `ready_ms` counts it."""
-
-    trial: int
-    first_result_ms: float
-    steady_ms: float
-
-
-@dataclass(frozen=True)
-class BreakEvenRecord:
-    """From `runs` runs per load on, trial `steadier` costs less than trial `sooner`."""
-
-    sooner: int
-    steadier: int
-    runs: int
-
-
-@dataclass(frozen=True)
 class FirstPhaseRecord:
     """The plan that may serve until the chosen one is ready.
 
@@ -84,8 +66,6 @@ class TuningRecord:
         ended: Why no more was tried.
         noise: Distance between the quartiles of a plan's cost relative to the default's of the same round.
         elapsed_s: What the search took.
-        front: Plans that no other beats, soonest first result first.
-        break_evens: Where the cheapest of them changes with the number of runs.
         first_phase: What may serve first, None for nothing.
     """
 
@@ -100,6 +80,4 @@ class TuningRecord:
     ended: str
     noise: float
     elapsed_s: float
-    front: tuple[FrontRecord, ...] = field(default=())
-    break_evens: tuple[BreakEvenRecord, ...] = field(default=())
     first_phase: FirstPhaseRecord | None = None

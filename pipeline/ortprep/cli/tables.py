@@ -12,7 +12,7 @@ from ortprep.bundle.manifest import Manifest, VariantRecord, VerificationRecord
 from ortprep.bundle.requirements_file import pin_onnxruntime
 from ortprep.bundle.tuning_record import FirstPhaseRecord, TrialRecord, TuningRecord
 from ortprep.measuring.shipped import shipped_figures
-from ortprep.report.trials import FIGURES, describe_choice, figures_of
+from ortprep.report.trials import FIGURES, describe_choice, figures_of, find_legs
 from ortprep.report.variant_sections import MEANINGS
 from ortprep.tables import Cell, CellValue, Table, count_of, fill_table, number_cell
 
@@ -191,11 +191,8 @@ def describe_search(record: TuningRecord) -> list[str]:
     ]
     if record.first_phase is not None:
         lines.append(describe_first_phase(record.first_phase))
-    lines += [
-        f"trial {point.steadier} costs less than trial {point.sooner} from {point.runs} runs per load on"
-        for point in record.break_evens
-    ]
-    return lines
+    later = find_legs(record)[1:]
+    return lines + [f"trial {leg.trial} costs least from {leg.first} runs per load on" for leg in later]
 
 
 def build_again_table(trial: TrialRecord, again: Remeasurement, *, title: str) -> Table:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ortprep.bundle.figures import PlanFigures, Samples
+from ortprep.bundle.figures import PlanFigures
 from ortprep.bundle.tuning_record import TrialRecord, TuningRecord
 from ortprep.measuring.comparison import pareto_front
 from ortprep.report.content import Chart, ReportSection
@@ -62,10 +62,9 @@ def build_search_section(record: TuningRecord) -> ReportSection:
         )
     runs = count_of(record.runs_per_load, "run")
     title = f"Every trial, cheapest first, at {runs} per load, relative to the default; ★ is the chosen one"
-    tables = [build_trials_table(record, title)]
-    if record.front:
-        tables.insert(0, _break_even_table(record))
-    return ReportSection("Search", tuple(notes), build_front_charts(record), tuple(tables))
+    tables = (_break_even_table(record), build_trials_table(record, title))
+    shown = tuple(table for table in tables if table.rows)
+    return ReportSection("Search", tuple(notes), tuple(build_front_charts(record)), shown)
 
 
 # -- tables
@@ -95,19 +94,20 @@ def build_trials_table(record: TuningRecord, title: str) -> Table:
         return lambda trial: None if (figures := figures_of(trial)) is None else read(figures)
 
     trials = sorted(record.trials, key=cost)
+    front = {trial.number for trial in find_front(record)}
     return fill_table(
         title,
         trials,
         (
             ("trial", lambda trial: trial.number),
-            ("plan", lambda trial: _describe_trial(record, trial)),
+            ("plan", lambda trial: _describe_trial(record, trial, in_front=trial.number in front)),
             *((heading, read_figures(read)) for heading, read in FIGURES),
         ),
         marked=next((row for row, trial in enumerate(trials) if trial.number == record.chosen), None),
     )
 
 
-def _describe_trial(record: TuningRecord, trial: TrialRecord) -> Cell:
+def _describe_trial(record: TuningRecord, trial: TrialRecord, *, in_front: bool) -> Cell:
     """Returns a trial's plan and what sets it apart: how it failed, or that it was chosen, and the like."""
     plan = describe_choice(record, trial)
     if trial.failure is not None:
@@ -117,7 +117,7 @@ def _describe_trial(record: TuningRecord, trial: TrialRecord) -> Cell:
         *(["chosen"] if is_chosen else []),
         *(["serves first"] if record.first_phase and trial.number == record.first_phase.trial else []),
         *trial.violations,
-        *(["front"] if trial.number in {point.trial for point in record.front} else []),
+        *(["front"] if in_front else []),
     ]
     tone: Tone = "good" if is_chosen else "warning" if trial.violations else "plain"
     return Cell("; ".join((plan, *remarks)), tone=tone)
@@ -147,15 +147,37 @@ class Leg(NamedTuple):
     to: int | None
 
 
+def find_front(record: TuningRecord) -> tuple[TrialRecord, ...]:
+    """Returns the plans within the limits that no other beats in both figures, soonest ready first."""
+    good = [trial for trial in record.trials if figures_of(trial) and not trial.violations]
+    return pareto_front(good, lambda trial: (*_place(trial), trial.number))
+
+
+def _place(trial: TrialRecord) -> tuple[float, float]:
+    """Returns when a trial's plan is ready and how long its runs take, in ms; infinite where it failed."""
+    figures = figures_of(trial)
+    return (figures.ready_ms.median, figures.steady_ms.median) if figures else (math.inf, math.inf)
+
+
 def find_legs(record: TuningRecord) -> tuple[Leg, ...]:
     """Returns which plan costs least at how many runs per load, fewest runs first."""
-    if not record.front:
-        return ()
-    if not record.break_evens:
-        return (Leg(record.front[0].trial, 1, None),)
-    starts = [(record.break_evens[0].sooner, 1), *((one.steadier, one.runs) for one in record.break_evens)]
-    ends = [*(one.runs - 1 for one in record.break_evens), None]
-    return tuple(Leg(trial, first, to) for (trial, first), to in zip(starts, ends, strict=True))
+    places = {trial.number: _place(trial) for trial in find_front(record)}
+    legs: list[Leg] = []
+    first = 1
+    cheapest: int | None = next(iter(places), None)
+    while cheapest is not None:
+        ready_ms, steady_ms = places[cheapest]
+        # From how many runs on each plan with shorter runs makes up for its later first result.
+        starts: dict[int | None, int] = {
+            number: 2 + int((later_ms - ready_ms) / (steady_ms - shorter_ms))
+            for number, (later_ms, shorter_ms) in places.items()
+            if shorter_ms < steady_ms
+        }
+        # Of several at once, the one with the shortest runs, which comes last.
+        following = min(reversed(starts), key=lambda number: starts[number], default=None)
+        legs.append(Leg(cheapest, first, None if following is None else starts[following] - 1))
+        first, cheapest = starts.get(following, first), following
+    return tuple(legs)
 
 
 def build_knobs_table(record: TuningRecord) -> Table | None:
@@ -213,75 +235,43 @@ def _compare_with(chosen: TrialRecord, others: Sequence[TrialRecord]) -> str:
 # -- charts
 
 
-class _Spot(NamedTuple):
-    """A trial in the plane: two figures in ms."""
-
-    trial: TrialRecord
-    x: float
-    y: float
-
-
-def build_front_charts(record: TuningRecord) -> tuple[Chart, ...]:
-    """Returns the plans by init and by readiness against steady runs."""
-    spots = list(_spots(record, lambda figures: figures.init_ms))
+def build_front_charts(record: TuningRecord) -> Iterator[Chart]:
+    """Yields the plans by when they are ready and how long their runs take, if any can be drawn."""
+    spots = [trial for trial in record.trials if min(_place(trial)) > 0 and math.isfinite(sum(_place(trial)))]
     if not spots:
-        return ()
-    allowed = [spot for spot in spots if not spot.trial.violations]
-    front = pareto_front(allowed, lambda spot: (spot.x, spot.y, spot.trial.number))
-    charts = [_chart(record, spots, front, "init")]
-    if record.front:
-        # Plans of the front are placed by their ratio to the anchor in the same rounds, others as measured.
-        points = {point.trial: (point.first_result_ms, point.steady_ms) for point in record.front}
-        ready = [
-            _Spot(spot.trial, *points.get(spot.trial.number, (spot.x, spot.y)))
-            for spot in _spots(record, lambda figures: figures.ready_ms)
-        ]
-        charts.append(_chart(record, ready, [spot for spot in ready if spot.trial.number in points], "ready"))
-    return tuple(charts)
-
-
-def _spots(record: TuningRecord, read: Callable[[PlanFigures], Samples]) -> Iterator[_Spot]:
-    """Yields every trial that can be drawn on logarithmic axes."""
-    for trial in record.trials:
-        if (figures := figures_of(trial)) is not None:
-            spot = _Spot(trial, read(figures).median, figures.steady_ms.median)
-            if min(spot.x, spot.y) > 0 and math.isfinite(spot.x + spot.y):
-                yield spot
-
-
-def _chart(record: TuningRecord, spots: Sequence[_Spot], front: Sequence[_Spot], figure: str) -> Chart:
-    """Returns the chart of one figure against steady runs, and the front as a table."""
-    ranks = {spot.trial.number: rank for rank, spot in enumerate(sorted(front, key=lambda spot: spot.x))}
-    # The chosen one last, so that it is drawn over the others.
-    ordered = sorted(spots, key=lambda spot: spot.trial.number == record.chosen)
+        return
+    front = [trial for trial in find_front(record) if trial in spots]
+    ranks = {trial.number: rank for rank, trial in enumerate(front)}
     table = fill_table(
         "Plans that no other plan beats in both figures",
         front,
         (
-            ("trial", lambda spot: spot.trial.number),
-            (f"{figure}, ms", lambda spot: spot.x),
-            ("steady run, ms", lambda spot: spot.y),
-            ("plan", lambda spot: describe_choice(record, spot.trial)),
+            ("trial", lambda trial: trial.number),
+            ("ready, ms", lambda trial: _place(trial)[0]),
+            ("steady run, ms", lambda trial: _place(trial)[1]),
+            ("plan", lambda trial: describe_choice(record, trial)),
         ),
     )
-    return Chart(
+    # The chosen one last, so that it is drawn over the others.
+    ordered = sorted(spots, key=lambda trial: trial.number == record.chosen)
+    yield Chart(
         kind="front",
-        title=f"{figure.capitalize()} against steady run",
-        values=tuple(_spot_row(record, spot, ranks) for spot in ordered),
+        title="Ready against steady run",
+        values=tuple(_spot_row(record, trial, ranks) for trial in ordered),
         table=table,
-        parameters={"x": f"{figure}, ms", "y": "steady run, ms"},
+        parameters={"x": "ready, ms", "y": "steady run, ms"},
     )
 
 
-def _spot_row(record: TuningRecord, spot: _Spot, ranks: Mapping[int, int]) -> Mapping[str, Any]:
+def _spot_row(record: TuningRecord, trial: TrialRecord, ranks: Mapping[int, int]) -> Mapping[str, Any]:
     """Returns the data of a trial's point: its place, what it is, its rank in the front and its label."""
-    number = spot.trial.number
-    row: dict[str, Any] = {"trial": number, "x": rounded(spot.x), "y": rounded(spot.y), "what": "trial"}
+    number, (x, y) = trial.number, _place(trial)
+    row: dict[str, Any] = {"trial": number, "x": rounded(x), "y": rounded(y), "what": "trial"}
     if number in ranks:
         row |= {"what": "front", "rank": ranks[number]}
     if record.first_phase is not None and number == record.first_phase.trial:
         row["what"] = "serves first"
-    if spot.trial.choice.get("plan") == "default":
+    if trial.choice.get("plan") == "default":
         row["what"] = "default"
     if number == record.chosen:
         row |= {"what": "chosen", "label": f"{number}, chosen"}

@@ -10,7 +10,6 @@ from ortprep.bundle.tuning_record import FirstPhaseRecord, TrialRecord, TuningRe
 from ortprep.children.probe import ProbeResult, join_results
 from ortprep.errors import PipelineError
 from ortprep.stages.tune.search_context import SearchContext
-from ortprep.tuning.front import find_break_evens, find_front, points_of
 from ortprep.tuning.objective import Objective, Trial
 from ortprep.tuning.plan_selection import PlanSelection
 from ortprep.tuning.search import PlanSearchResult
@@ -22,8 +21,6 @@ def build_record(
     """Returns the record of a search for the manifest."""
     objective = search_context.objective
     numbers = {trial.choice: trial.number for trial in result.trials}
-    points = points_of(result.trials, objective, finals=result.finals, anchor=result.anchor)
-    front = find_front(points)
     limits = objective.model_dump(include={"max_private_mb", "max_gpu_mb", "max_steady_ratio"})
     first = verdict.first_phase
     return TuningRecord(
@@ -38,8 +35,6 @@ def build_record(
         ended=result.ended,
         noise=result.noise,
         elapsed_s=round(result.elapsed_s, 3),
-        front=front,
-        break_evens=find_break_evens(front),
         first_phase=None
         if first is None or verdict.overlap_mb is None
         else FirstPhaseRecord(numbers[first], verdict.overlap_mb),
