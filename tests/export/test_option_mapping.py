@@ -21,7 +21,6 @@ from ortprep.export.triton import options as triton
 from ortprep.export.triton.model_config import build_config
 from tests.export.builders import CUDA, any_variant, make_variant
 from tests.export.fakes import LEVELS, cuda_options, session_options
-from tests.registry.builders import on_gpu
 
 LAYOUTS = pytest.mark.parametrize("plan", [triton.plan_options, ort_package.plan_options])
 Plan = Callable[[Variant], MappedOptions]
@@ -156,8 +155,3 @@ def test_the_files_of_a_first_phase_stay_behind() -> None:
     assert plan_files(both, "out", model="m.onnx") == plan_files(variant, "out", model="m.onnx")
     shared = dataclasses.replace(variant, first_phase=dataclasses.replace(first, model="v/m.onnx"))
     assert plan_files(shared, "out", model="m.onnx") == plan_files(variant, "out", model="m.onnx")
-
-
-def test_a_compatibility_string_says_every_requirement() -> None:
-    text = ort_package.compatibility_string(on_gpu(9, 0))
-    assert text == "ortprep/1 onnxruntime>=1.23 compute-capability>=9.0,<9.1"

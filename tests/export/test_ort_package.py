@@ -108,12 +108,11 @@ def test_model_and_weights_are_the_bundle_s_to_the_byte(bundle: Path, tmp_path: 
     assert sorted(digest_file(tmp_path / "package" / one.path) for one in model.files) == recorded
 
 
-def test_a_variant_says_provider_compatibility_options_and_directory(bundle: Path, tmp_path: Path) -> None:
+def test_a_variant_says_provider_options_and_directory(bundle: Path, tmp_path: Path) -> None:
     export_package([bundle], tmp_path / "package")
     variant = read_variant(tmp_path / "package", "linear", "cpu")
     assert variant["ep"] == "CPUExecutionProvider"
     assert variant["variant_directory"] == "components/linear/cpu"
-    assert variant["compatibility_string"] == "ortprep/1 onnxruntime>=1.23"
     assert variant["additional_metadata"]["ortprep"]["device"] == "cpu"
     assert variant["executor_info"]["ort"]["session_options"] == {
         "session.graph_optimization_level": "disable_all",
@@ -167,7 +166,11 @@ def test_an_earlier_package_is_replaced_whole(bundle: Path, tmp_path: Path) -> N
 def test_what_onnxruntime_refuses_is_an_error_and_leaves_nothing(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ortprep.export.ort_package.compatibility_string", lambda _: 3)
+    plan = ort_package.plan_options
+    broken = {"session_options": 3}
+    monkeypatch.setattr(
+        ort_package, "plan_options", lambda variant: replace(plan(variant), sections=broken)
+    )
     with pytest.raises(ExportError, match="refuses the model package"):
         export_package([bundle], tmp_path / "package")
     assert not (tmp_path / "package").exists()

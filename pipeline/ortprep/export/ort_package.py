@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import ortprep
 from ortprep.bundle.atomic import new_folder, write_json_atomic
-from ortprep.bundle.loader_config import Requirements, Variant
+from ortprep.bundle.loader_config import Variant
 from ortprep.errors import ExportError
 from ortprep.export.option_mapping import (
     ATTRIBUTE,
@@ -162,7 +162,6 @@ def _place_component(
         described[variant.name] = {
             "variant_directory": home,
             "ep": variant.providers[0].name,
-            "compatibility_string": compatibility_string(variant.requirements),
             "executor_info": {"ort": {"model_file": model_file, **options.sections}},
             "additional_metadata": {
                 "ortprep": {
@@ -202,27 +201,3 @@ def plan_options(variant: Variant) -> MappedOptions:
 def _entry_of(attribute: str) -> str:
     """Returns the session entry that stands for an attribute of `SessionOptions`."""
     return f"session.{_OTHER_NAMES.get(attribute, attribute)}"
-
-
-def compatibility_string(needs: Requirements) -> str:
-    """Returns a variant's requirements in one line.
-
-    Such a string is the execution provider's to define; those of CPU and CUDA define none and read none, so
-    this one is for people and programs that know it.
-    """
-    return " ".join(("ortprep/1", *_constraints(needs)))
-
-
-def _constraints(needs: Requirements) -> Iterator[str]:
-    """Yields each requirement as `name=value` or as a range."""
-    versions = needs.onnxruntime
-    yield f"onnxruntime>={versions.minimum}" + (f",<{versions.below}" if versions.below else "")
-    if needs.machine is not None:
-        yield f"machine={needs.machine}"
-    if needs.cpu_features:
-        yield f"cpu-features={','.join(needs.cpu_features)}"
-    if needs.cpu_features_absent:
-        yield f"cpu-features-absent={','.join(needs.cpu_features_absent)}"
-    if needs.compute_capability is not None:
-        low, below = needs.compute_capability.minimum, needs.compute_capability.below
-        yield f"compute-capability>={low[0]}.{low[1]},<{below[0]}.{below[1]}"

@@ -16,7 +16,6 @@ from ortprep.runtime.loading.variant_selection import FASTEST, PassedOver
 from ortprep.runtime.machine.hardware import Hardware
 
 EXPORT_FILE = "ortprep-export.json"
-LISTING_FILE = "ortprep-export.txt"
 EXPORT_SCHEMA_VERSION = "1.0"
 
 
@@ -106,9 +105,7 @@ def describe_model(model: ExportedModel) -> Iterator[str]:
 
 
 def write_export_record(folder: Path, layout: str, models: Sequence[ExportedModel]) -> None:
-    """Writes the record of an export, for programs and for people; it marks the folder as an export."""
-    lines = [line for model in models for line in describe_model(model)]
-    (folder / LISTING_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    """Writes the record of an export, which marks the folder as one."""
     record = {
         "schema_version": EXPORT_SCHEMA_VERSION,
         "layout": layout,

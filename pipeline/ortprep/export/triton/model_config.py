@@ -13,8 +13,8 @@ import numpy as np
 from ortprep.bundle.loader_config import LoaderConfig, TensorSpec, Variant
 from ortprep.errors import ExportError, MissingExtraError
 from ortprep.export.option_mapping import MappedOptions
+from ortprep.export.placement import TrialResult
 from ortprep.export.result import ExportRequest
-from ortprep.export.trial import TrialResult
 from ortprep.export.triton.options import ACCELERATOR, GPUS, GRAPH, PARAMETERS
 from ortprep.runtime.loading.session import CUDA
 from ortprep.runtime.tensors.element_types import Array, element_type_of
