@@ -28,25 +28,24 @@ import json, sys, time
 started = time.perf_counter()
 from pathlib import Path
 from ortprep.cli.console import BuildObserver
-from ortprep.build.engine import BuildRequest, LocalEngine
+from ortprep.build.engine import BuildRequest, build_here
 wanted = json.loads(sys.argv[1])
 order = BuildRequest(configs=Path(wanted["configs"]), artifacts=Path(wanted["artifacts"]))
 joined_s = 0.0
 if wanted["address"] is None:
-    engine = LocalEngine()
+    build = build_here
 else:
     import ray
     before = time.perf_counter()
     ray.init(address=wanted["address"], log_to_driver=False, logging_level="error")
     joined_s = time.perf_counter() - before
     from ortprep.cluster.building.engine import RayEngine
-    engine = RayEngine(store=wanted["store"])
+    build = RayEngine(store=wanted["store"]).prepare
 begun = time.perf_counter()
-outcome = engine.prepare(order, BuildObserver())
-assert outcome.done, outcome.errors
+errors = build(order, BuildObserver())
+assert not errors, errors
 ended = time.perf_counter()
-again = engine.prepare(order, BuildObserver())
-assert again.done
+assert not build(order, BuildObserver())
 print(json.dumps({"prepare_s": ended - begun, "noop_s": time.perf_counter() - ended, "join_s": joined_s}))
 """
 

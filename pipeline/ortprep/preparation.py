@@ -93,7 +93,7 @@ class PreparedBundle:
         return load(self.folder, **options)
 
     def report(self, out: str | os.PathLike[str] | None = None) -> Path:
-        """Writes the HTML report of this bundle, unless it is up to date, and returns its path.
+        """Writes the HTML report of this bundle, and returns its path.
 
         Args:
             out: The file; by default `report-NAME.html` beside the bundle.
@@ -102,12 +102,10 @@ class PreparedBundle:
             MissingExtraError: The packages of the extra `report` are not installed.
             BundleError: The bundle was removed or changed.
         """
-        from ortprep.build.report_file import is_report_current, write_report
+        from ortprep.build.report_file import write_report
 
         path = self.folder.parent / f"report-{self.name}.html" if out is None else Path(out)
-        manifests = (self.folder / MANIFEST_FILE,)
-        if not is_report_current(manifests, path):
-            write_report(manifests, path)
+        write_report((self.folder / MANIFEST_FILE,), path)
         return path
 
     def write_spec(self, path: str | os.PathLike[str]) -> Path:

@@ -69,7 +69,8 @@ def build_doit_tasks(
         if stage in used:
             yield {"basename": stage, "name": None, "doc": doc}
     yield {"basename": "explain", "name": None, "doc": "say what prepare would do, and why"}
-    yield _report_task(builds, observer)
+    if builds:
+        yield _report_task(builds, observer)
     if any(tasks[-1].plan.spec.publish for tasks in builds):
         yield {"basename": "publish", "name": None, "doc": "publish every bundle whose spec says where"}
     for tasks in builds:
@@ -116,31 +117,23 @@ def _tasks_of_model(
 
 
 def _report_task(builds: Sequence[Sequence[Task]], observer: Observer) -> dict[str, Any]:
+    """Returns the task that reports on all bundles, at least one."""
     packages = [tasks[-1] for tasks in builds]
     manifests = [task.folder / MANIFEST_FILE for task in packages]
-    out = packages[0].artifacts / REPORT_FILE if packages else None
+    out = packages[0].artifacts / REPORT_FILE
 
     def write() -> None:
         # Imported here: a machine that only builds need not have what reports need.
         from ortprep.build.report_file import write_report
 
-        if out is not None:
-            size_bytes = write_report(manifests, out)
-            observer.said("report", f"{out}: {size_bytes / 2**20:.1f} MB")
-
-    def is_current() -> bool:
-        from ortprep.build.report_file import is_report_current
-
-        return out is None or is_report_current(manifests, out)
+        size_bytes = write_report(manifests, out)
+        observer.said("report", f"{out}: {size_bytes / 2**20:.1f} MB")
 
     return {
         "basename": "report",
         "actions": [functools.partial(_attempt, "report", write, observer)],
         "task_dep": [f"prepare:{task.model}" for task in packages],
-        "uptodate": [is_current],
-        "clean": []
-        if out is None
-        else [_Removal("the report", functools.partial(out.unlink, missing_ok=True))],
+        "clean": [_Removal("the report", functools.partial(out.unlink, missing_ok=True))],
         "doc": "write a report on all bundles as one HTML file",
     }
 

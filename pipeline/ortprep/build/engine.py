@@ -1,10 +1,9 @@
-"""Build engines: this machine's, and what another one has to offer."""
+"""A build of some models, on this machine."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from ortprep.build.build_plan import plan_builds
 from ortprep.build.runner import Observer, run_builds
@@ -19,7 +18,7 @@ class BuildRequest:
         configs: Folder of `NAME.yaml` files and `defaults.yaml`.
         artifacts: Folder of the bundles.
         names: Models; all of them if empty.
-        jobs: Maximum number of concurrent tasks, for an engine that runs them itself.
+        jobs: Maximum number of concurrent tasks, on this machine.
     """
 
     configs: Path
@@ -30,38 +29,19 @@ class BuildRequest:
     jobs: int = 1
 
 
-@dataclass(frozen=True)
-class BuildResult:
-    """Whether every bundle is up to date now, and the errors of the failed tasks."""
+def build_here(request: BuildRequest, observer: Observer) -> tuple[PipelineError, ...]:
+    """Builds what is not up to date, one bundle after the other, and returns the errors of failed tasks.
 
-    done: bool
-    errors: tuple[PipelineError, ...]
+    With several jobs, as many bundles are under way as keep them busy. A failed model holds up no other.
 
-
-class Engine(Protocol):
-    """Runs the stages of `build.build_plan.STAGES`."""
-
-    def prepare(self, order: BuildRequest, observer: Observer) -> BuildResult:
-        """Builds what is not up to date; when a model fails, the others go on.
-
-        Raises:
-            SpecError: A spec is wrong, or a target is not available; nothing was started.
-            PipelineError: The engine itself cannot work.
-        """
-        ...
-
-
-class LocalEngine:
-    """This machine: one bundle after the other, with several jobs as many as keep them busy."""
-
-    def prepare(self, order: BuildRequest, observer: Observer) -> BuildResult:
-        """Builds what is not up to date; raises as `Engine.prepare` does."""
-        builds = plan_builds(
-            order.configs,
-            order.artifacts,
-            names=order.names,
-            only=order.only,
-            skip_unavailable=order.skip_unavailable,
-        )
-        errors = run_builds(builds, observer, jobs=order.jobs)
-        return BuildResult(not errors, errors)
+    Raises:
+        SpecError: A spec is wrong, or a target is not available; nothing was started.
+    """
+    builds = plan_builds(
+        request.configs,
+        request.artifacts,
+        names=request.names,
+        only=request.only,
+        skip_unavailable=request.skip_unavailable,
+    )
+    return run_builds(builds, observer, jobs=request.jobs)

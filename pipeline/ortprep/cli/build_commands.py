@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -27,9 +27,6 @@ from ortprep.cli.console import BuildObserver, echo, write_json, write_line, wri
 from ortprep.cli.init_command import names_of_specs
 from ortprep.errors import SpecError
 from ortprep.tables import count_of
-
-if TYPE_CHECKING:
-    from ortprep.build.engine import Engine
 
 STORE_VARIABLE = "ORTPREP_STORE"
 
@@ -118,7 +115,7 @@ def prepare(
     node_timeout: NodeTimeout = None,
 ) -> None:
     """Build the bundles that are not up to date, as `doit prepare` does; ONNX files get a spec first."""
-    from ortprep.build.engine import BuildRequest, LocalEngine
+    from ortprep.build.engine import BuildRequest, build_here
 
     of_ray = {
         "--address": address,
@@ -128,22 +125,21 @@ def prepare(
         "--collect": collect,
         "--node-timeout": node_timeout,
     }
-    chosen: Engine
     if engine is EngineName.LOCAL:
         _refuse([name for name, value in of_ray.items() if value is not None], EngineName.RAY)
-        chosen = LocalEngine()
+        build = build_here
     else:
         _refuse(["--jobs"] if jobs > 1 else [], EngineName.LOCAL)
         from ortprep.cluster.building.engine import NODE_TIMEOUT_S, RayEngine
 
-        chosen = RayEngine(
+        build = RayEngine(
             store=_find_store(store),
             registry=registry,
             address=address,
             fleet=fleet,
             node_timeout_s=NODE_TIMEOUT_S if node_timeout is None else node_timeout,
             collect=collect is not False,
-        )
+        ).prepare
     order = BuildRequest(
         configs=configs,
         artifacts=artifacts,
@@ -152,9 +148,8 @@ def prepare(
         skip_unavailable=skip_unavailable,
         jobs=jobs,
     )
-    outcome = chosen.prepare(order, BuildObserver())
-    if not outcome.done:
-        raise typer.Exit(exit_code_of(outcome.errors))
+    if errors := build(order, BuildObserver()):
+        raise typer.Exit(exit_code_of(errors))
 
 
 def _refuse(stray: Sequence[str], engine: EngineName) -> None:

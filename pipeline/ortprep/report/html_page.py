@@ -27,7 +27,7 @@ _EXPOSE = "window.vegaEmbed = vegaEmbed;"
 _TIMEOUT_S = 120.0
 
 
-def render_report(report: Report, *, library: str, inputs: str = "") -> str:
+def render_report(report: Report, *, library: str) -> str:
     """Returns the page.
 
     Names, reasons and failures come from models, other programs and registries: the template engine escapes
@@ -36,7 +36,6 @@ def render_report(report: Report, *, library: str, inputs: str = "") -> str:
     Args:
         report: What it says.
         library: The script that draws charts.
-        inputs: Digest of what the report was made of.
 
     Raises:
         MissingExtraError: The template engine is not installed.
@@ -53,7 +52,6 @@ def render_report(report: Report, *, library: str, inputs: str = "") -> str:
     style, script = _read("report.css"), _read("report.js")
     return environment.get_template("report.html.jinja").render(
         report=report,
-        inputs=inputs,
         policy=_policy(scripts=(library, script), styles=(style,)),
         style=Markup(style),
         script=Markup(script),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import geometric_mean
 from typing import Any
 
 from ortprep.bundle.digest import digest_json
 from ortprep.bundle.manifest import Manifest, VariantRecord
 from ortprep.measuring.shipped import worst_error
 from ortprep.report.content import Fact, ModelPart, Report, ReportSection, VariantPart
-from ortprep.report.report_subjects import ReportSubject, TaskHistory
+from ortprep.report.report_subjects import ReportSubject
 from ortprep.report.speedup import (
     GAINS,
     HOW_SURE,
@@ -34,10 +33,8 @@ from ortprep.tables import (
     Tone,
     count_of,
     fill_table,
-    format_duration,
     format_instant,
     format_mb,
-    format_ratio,
     join_words,
     number_cell,
     ratio_cell,
@@ -67,20 +64,13 @@ def build_report(subjects: Sequence[ReportSubject], *, version: str) -> Report:
 
 
 def _overall_facts(manifests: Sequence[Manifest]) -> tuple[Fact, ...]:
-    """Returns the figures at the head of the page: of one variant its own, of several their means."""
-    variants = [variant for manifest in manifests for variant in manifest.variants]
-    gains = [gain for variant in variants if (gain := find_gain(variant)) is not None]
+    """Returns the figures at the head of the page: of one variant its own, of several how many are sooner."""
+    gains = [gain for manifest in manifests for one in manifest.variants if (gain := find_gain(one))]
     if len(gains) < 2:
         return build_gain_facts(gains[0]) if gains else ()
     sure = sum(gain.certainty == "beyond the noise" for gain in gains)
     tone: Tone = "good" if sure == len(gains) else "warning"
-    facts = [Fact(f"{sure} of {len(gains)}", "sooner beyond the noise", "variants that were measured", tone)]
-    for index, (label, _) in enumerate(GAINS):
-        values = [ratio.value for gain in gains if (ratio := gain.ratios[index]) is not None]
-        if values:
-            span = f"{format_ratio(min(values))} to {format_ratio(max(values))}"
-            facts.append(Fact(format_ratio(geometric_mean(values)), label, f"geometric mean; {span}"))
-    return tuple(facts)
+    return (Fact(f"{sure} of {len(gains)}", "sooner beyond the noise", "variants that were measured", tone),)
 
 
 def _models_table(manifests: Sequence[Manifest]) -> Table:
@@ -186,23 +176,13 @@ def _variant_sections(subject: ReportSubject, variant: VariantRecord) -> Iterato
     yield from build_options_section(subject, variant)
 
 
-def _history_sections(history: Sequence[TaskHistory]) -> tuple[ReportSection, ...]:
-    if not history:
+def _history_sections(history: Table | None) -> tuple[ReportSection, ...]:
+    if history is None or not history.rows:
         return ()
-    table = fill_table(
-        "Tasks of the build",
-        sorted(history, key=lambda one: one.finished_at),
-        (
-            ("task", lambda built: built.task),
-            ("last run", lambda built: format_instant(built.finished_at)),
-            ("took", lambda built: number_cell(built.elapsed_s, format_duration(built.elapsed_s))),
-            ("because", lambda built: "; ".join(built.reasons) or "not recorded"),
-        ),
-    )
     note = (
         "Each task of the build, when it was last run and why; “ortprep explain” says what would be run now."
     )
-    return (ReportSection("What was rebuilt, and why", (note,), tables=(table,)),)
+    return (ReportSection("What was rebuilt, and why", (note,), tables=(history,)),)
 
 
 # -- environments

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ortprep.bundle import LOADER_FILE
-from ortprep.bundle.digest import digest_bytes, digest_json
 from ortprep.bundle.loader_config import LoaderConfig, check_file_entries, read_loader_config
 from ortprep.bundle.manifest import (
     MANIFEST_FILE,
@@ -19,23 +18,7 @@ from ortprep.bundle.manifest import (
 from ortprep.bundle.record import read_record
 from ortprep.errors import BundleError
 from ortprep.quoting import quoted
-
-
-@dataclass(frozen=True)
-class TaskHistory:
-    """When a task of the build was last run, and why.
-
-    Attributes:
-        task: `STAGE` or `STAGE/VARIANT`.
-        finished_at: ISO 8601, UTC.
-        elapsed_s: How long it took.
-        reasons: Why it was run; none where that was not recorded.
-    """
-
-    task: str
-    finished_at: str
-    elapsed_s: float
-    reasons: tuple[str, ...]
+from ortprep.tables import Table
 
 
 @dataclass(frozen=True)
@@ -45,16 +28,12 @@ class ReportSubject:
     Attributes:
         manifest: Its record.
         loader: What jobs load, None if only the manifest was given.
-        history: The tasks it is from, if the build's folder was given.
+        history: The tasks of its build, one per row, if they are known.
     """
 
     manifest: Manifest
     loader: LoaderConfig | None = None
-    history: tuple[TaskHistory, ...] = ()
-
-
-ReadHistory = Callable[[Path], tuple[TaskHistory, ...]]
-"""Takes a bundle's folder and returns how it was built."""
+    history: Table | None = None
 
 
 def find_manifests(names: Sequence[str], artifacts: Path) -> tuple[Path, ...]:
@@ -87,9 +66,13 @@ def _find_manifest(name: str, artifacts: Path) -> Path:
 
 
 def read_subjects(
-    manifests: Iterable[Path], read_history: ReadHistory = lambda _: ()
+    manifests: Iterable[Path], build_history: Callable[[Path], Table | None] = lambda _: None
 ) -> tuple[ReportSubject, ...]:
     """Reads manifests, and what lies beside them.
+
+    Args:
+        manifests: Files.
+        build_history: Takes a bundle's folder and returns how it was built.
 
     Raises:
         BundleError: One of them is not of this form.
@@ -103,7 +86,7 @@ def read_subjects(
             subjects.append(ReportSubject(read_manifest_file(path)))
             continue
         loader = read_loader_config(folder) if (folder / LOADER_FILE).is_file() else None
-        subjects.append(ReportSubject(read_manifest(folder), loader, read_history(folder)))
+        subjects.append(ReportSubject(read_manifest(folder), loader, build_history(folder)))
     return tuple(subjects)
 
 
@@ -112,9 +95,3 @@ def read_manifest_file(path: Path) -> Manifest:
     manifest = read_record(Manifest, path, supported=MANIFEST_SCHEMA_VERSION, max_bytes=MAX_MANIFEST_BYTES)
     check_file_entries(manifest.files, name=str(path))
     return manifest
-
-
-def digest_inputs(files: Iterable[Path], *, version: str) -> str:
-    """Returns the digest of everything a report is made of: files, and the version that makes it."""
-    digests = {str(index): digest_bytes(path.read_bytes()) for index, path in enumerate(files)}
-    return digest_json({"version": version, "files": digests})

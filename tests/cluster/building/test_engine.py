@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import ray
 
-from ortprep.build.engine import LocalEngine
+from ortprep.build.engine import build_here
 from ortprep.bundle.manifest import read_manifest
 from ortprep.bundle.verification import check_bundle
 from ortprep.cluster.building.engine import RayEngine
@@ -44,10 +44,9 @@ def test_a_cluster_makes_the_bundle_that_this_machine_makes(
         samples="../samples/*.npz",
         convert={"precision": ["int8"], "ladder": ["int8", "fp32"], "gate": gate},
     )
-    here = LocalEngine().prepare(workshop.order("net", artifacts="here"), Recorder())
+    here = build_here(workshop.order("net", artifacts="here"), Recorder())
     there = workshop.engine().prepare(workshop.order("net", artifacts="there"), recorder)
-    assert here.done
-    assert there.done, there.errors
+    assert (here, there) == ((), ())
     check_bundle(workshop.root / "there" / "net")
     ours = read_reproducible(workshop.root / "here" / "net", workshop.root / "here/.work/net/receipts")
     theirs = read_reproducible(workshop.root / "there" / "net", workshop.store / "work/net/receipts/farm")
@@ -60,7 +59,7 @@ def test_a_cluster_makes_the_bundle_that_this_machine_makes(
     assert "measure:net/cpu@farm" in recorder.tasks("finished")
 
     again = Recorder()
-    assert workshop.engine().prepare(workshop.order("net", artifacts="there"), again).done
+    assert workshop.engine().prepare(workshop.order("net", artifacts="there"), again) == ()
     assert not again.tasks("finished")
     assert set(recorder.tasks("finished")) == set(again.tasks("current"))
 
@@ -76,8 +75,8 @@ def test_kinds_of_hardware_publish_into_one_version(
     }
     workshop.write_fleet(kinds)
     workshop.write_spec("net")
-    outcome = workshop.engine().prepare(workshop.order(), recorder)
-    assert outcome.done, outcome.errors
+    errors = workshop.engine().prepare(workshop.order(), recorder)
+    assert errors == ()
     assert {"package:net@farm", "package:net@lone"} < set(recorder.tasks("finished"))
     with open_catalogue(str(workshop.store / "registry")) as catalogue:
         state = catalogue.read_state("net")
@@ -95,8 +94,8 @@ def test_a_device_is_one_build_s_alone(farm: SmallCluster, workshop: Workshop, r
     workshop.write_fleet({"alone": {"target": "cpu", "labels": {"ortprep.io/alone": "true"}}})
     for name in ("one", "two"):
         workshop.write_spec(name)
-    outcome = workshop.engine().prepare(workshop.order(), recorder)
-    assert outcome.done, outcome.errors
+    errors = workshop.engine().prepare(workshop.order(), recorder)
+    assert errors == ()
     models = [task.split("@")[0].split(":")[1].split("/")[0] for task in recorder.tasks("finished")]
     built = [name for name, task in zip(models, recorder.tasks("finished"), strict=True) if "@" in task]
     assert built in (sorted(built), sorted(built, reverse=True))
@@ -121,8 +120,8 @@ def test_a_model_from_elsewhere_is_fetched_and_stays_in_the_registry_where_that_
     with serve() as server:
         workshop.write_spec("net", source={"url": f"{server.url}/net.onnx"})
         server.files["/net.onnx"] = (workshop.root / "models" / "net.onnx").read_bytes()
-        outcome = workshop.engine(collect=False).prepare(workshop.order(), recorder)
-    assert outcome.done, outcome.errors
+        errors = workshop.engine(collect=False).prepare(workshop.order(), recorder)
+    assert errors == ()
     assert "fetch:net" in recorder.tasks("finished")
     assert not (workshop.root / "artifacts" / "net").exists()
     with open_catalogue(str(workshop.store / "registry")) as catalogue:
@@ -180,9 +179,8 @@ def test_what_fails_names_where_and_the_others_go_on(
     (workshop.root / "models" / "absent.onnx").unlink(missing_ok=True)
     workshop.write_spec("absent")
     (workshop.root / "models" / "absent.onnx").unlink()
-    outcome = workshop.engine().prepare(workshop.order(), recorder)
-    assert not outcome.done
-    text = "\n".join(map(str, outcome.errors))
+    errors = workshop.engine().prepare(workshop.order(), recorder)
+    text = "\n".join(map(str, errors))
     assert "optimize/cpu of bad" in text
     assert "absent.onnx" in text
     assert "optimize:bad/cpu@farm" in recorder.tasks("failed")

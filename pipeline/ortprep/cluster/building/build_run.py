@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortprep.build.build_plan import STAGES
-from ortprep.build.engine import BuildResult
 from ortprep.build.execution import build_tasks
 from ortprep.build.runner import Observer
 from ortprep.cluster.building.bundle_pull import pull_merged_bundle
@@ -63,7 +62,7 @@ class BuildRun:
         for assignment in plan.assignments:
             self._assignments.setdefault(assignment.spec.name, []).append(assignment)
 
-    def run(self) -> BuildResult:
+    def run(self) -> tuple[PipelineError, ...]:
         """Builds everything; an interrupt ends what runs on the nodes."""
         pool = ThreadPoolExecutor(_FETCH_THREADS, thread_name_prefix="ortprep-fetch")
         try:
@@ -79,7 +78,7 @@ class BuildRun:
         if self._engine.collect:
             self._pull_bundles()
         self._observer.ended()
-        return BuildResult(not self._errors, tuple(self._errors))
+        return tuple(self._errors)
 
     def _fetch(self, spec: ModelSpec) -> FetchedSource | PipelineError:
         """Has what the nodes need of a model come into the store; runs in a thread."""

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ortprep.build.build_plan import read_build_specs
-from ortprep.build.engine import BuildRequest, BuildResult
+from ortprep.build.engine import BuildRequest
 from ortprep.build.runner import Observer
 from ortprep.cluster.building.build_run import BuildRun
 from ortprep.cluster.building.connection import connect
 from ortprep.cluster.building.fleet_plan import plan_fleet
 from ortprep.cluster.building.work_store import WorkStore
+from ortprep.errors import PipelineError
 from ortprep.registry.catalogue import open_catalogue
 from ortprep.spec.fleet import read_fleet
 from ortprep.spec.models import ModelSpec
@@ -49,8 +50,8 @@ class RayEngine:
     node_timeout_s: float = NODE_TIMEOUT_S
     collect: bool = True
 
-    def prepare(self, order: BuildRequest, observer: Observer) -> BuildResult:
-        """Builds on the cluster what is not up to date, and fetches the merged bundles.
+    def prepare(self, order: BuildRequest, observer: Observer) -> tuple[PipelineError, ...]:
+        """Builds on the cluster what is not up to date, fetches the merged bundles, and returns what failed.
 
         Raises:
             SpecError: A spec or the fleet is wrong, or a target has no node; nothing was begun.
