@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ortprep.build.build_plan import check_buildable, plan_specs
 from ortprep.build.runner import run_builds
@@ -15,7 +15,7 @@ from ortprep.errors import MissingExtraError, SourceError, SpecError
 from ortprep.init import find_spec_name, init_spec, refresh_tensor_copy
 from ortprep.quoting import quoted
 from ortprep.spec.models import ModelSpec
-from ortprep.spec.python_spec import Spec, SpecSections, override, write_spec
+from ortprep.spec.python_spec import Spec, override, write_spec
 from ortprep.spec.reading import read_spec, read_specs
 from ortprep.stages.fetch.stage import local_source
 
@@ -140,7 +140,7 @@ def prepare(
     target: str | None = None,
     skip_unavailable: bool = False,
     on_progress: ProgressCallback | None = None,
-    **sections: Unpack[SpecSections],
+    **sections: Any,
 ) -> PreparedBundle:
     """Prepares a model, as `ortprep prepare` does, and returns its bundle.
 
@@ -217,7 +217,7 @@ def _find_spec(
     name: str | None,
     configs: Path,
     report: ProgressCallback,
-    sections: SpecSections,
+    sections: Mapping[str, Any],
 ) -> ModelSpec:
     own = {**({} if name is None else {"name": name}), **sections}
     if isinstance(model, ModelSpec):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from ortprep.bundle.digest import digest_file
 from ortprep.bundle.loader_config import Requirements, VersionRange, read_loader_config
 from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.errors import ExportError
+from ortprep.export import ort_package
 from ortprep.export.ort_package import export_package
 from ortprep.export.result import ExportRequest
 from tests.runtime.builders import CPU_ONLY, CUDA_NEEDED, sample, weights_of, write_bundle, write_converted
@@ -168,9 +170,7 @@ def test_what_onnxruntime_refuses_is_an_error_and_leaves_nothing(
 ) -> None:
     plan = ort_package.plan_options
     broken = {"session_options": 3}
-    monkeypatch.setattr(
-        ort_package, "plan_options", lambda variant: replace(plan(variant), sections=broken)
-    )
+    monkeypatch.setattr(ort_package, "plan_options", lambda variant: replace(plan(variant), sections=broken))
     with pytest.raises(ExportError, match="refuses the model package"):
         export_package([bundle], tmp_path / "package")
     assert not (tmp_path / "package").exists()

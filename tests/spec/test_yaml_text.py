@@ -93,7 +93,7 @@ def test_a_place_without_a_line_gets_that_of_what_is_around_it() -> None:
             "x.yaml:1: tags are not supported, got !!python/name:os.system",
         ),
         (b"a: !mine [1]\n", "x.yaml:1: tags are not supported, got !mine; remove it"),
-        (b"a: &b {c: 1}\nd:\n  <<: *b\n", "x.yaml:3: merge keys (<<) are not supported"),
+        (b"a: &b {c: 1}\nd:\n  <<: *b\n", "x.yaml:3: aliases are not supported"),
         (b"a: .inf\n", "x.yaml:1: expected a finite number, got .inf"),
         (b"a: -.INF\n", "x.yaml:1: expected a finite number, got -.INF"),
         (b"a: .nan\n", "x.yaml:1: expected a finite number, got .nan"),

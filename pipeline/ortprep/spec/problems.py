@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ortprep.errors import SpecError
-from ortprep.quoting import quoted
 
 Place = tuple[str | int, ...]
 """Position of a value in a file: keys and list indices from the top."""
@@ -17,9 +16,6 @@ MAX_REPORTED = 200
 
 SHOWN_CHARACTERS = 60
 """Maximum length of a user's text in a message."""
-
-UNREADABLE = "cannot be read"
-"""How the text of a problem begins if its file cannot be opened."""
 
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
@@ -66,10 +62,6 @@ def build_error(problems: Iterable[Problem], *, hint: str | None = None) -> Spec
     lines = "".join(f"\n  {problem}" for problem in unique[:MAX_REPORTED])
     if len(unique) > MAX_REPORTED:
         lines += f"\n  … and {len(unique) - MAX_REPORTED} more"
-    return SpecError(f"{what} ({count}){lines}", hint=hint or _find_hint(unique))
-
-
-def _find_hint(problems: Sequence[Problem]) -> str:
-    if all(problem.text.startswith(UNREADABLE) for problem in problems):
-        return f"ls -l {quoted(problems[0].file)}"
-    return "ortprep schema   # every key and what it takes"
+    return SpecError(
+        f"{what} ({count}){lines}", hint=hint or "ortprep schema   # every key and what it takes"
+    )

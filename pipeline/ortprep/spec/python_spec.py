@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from pydantic import BaseModel
@@ -16,7 +15,6 @@ from ortprep.bundle.paths import make_name
 from ortprep.errors import SpecError
 from ortprep.spec.hub_url import is_hub_url, parse_hub_url
 from ortprep.spec.models import ModelSpec
-from ortprep.spec.redaction import redact_url
 from ortprep.spec.session_options import warn_if_newer
 from ortprep.spec.validation import parse_spec
 from ortprep.versions import installed_onnxruntime
@@ -30,24 +28,6 @@ _HINT = (
     "   # ortprep schema: every key and what it takes"
 )
 
-_COLLAPSED_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
-"""What `pathlib` makes of the beginning of a URL."""
-
-
-class SpecSections(TypedDict, total=False):
-    """The sections of a spec besides `name` and `source`; docs/spec.md describes them."""
-
-    inputs: Mapping[str, Section]
-    samples: str
-    targets: Sequence[Literal["cpu", "cuda"]] | Literal["auto"]
-    convert: Section
-    optimize: Section
-    runtime: Section
-    verify: Section
-    tune: Section
-    measure: Section
-    publish: Section
-
 
 class Spec(ModelSpec):
     """A model and how to prepare it, with the content of a `configs/NAME.yaml`.
@@ -57,7 +37,7 @@ class Spec(ModelSpec):
     Args:
         source: Path or URL of the model; or a mapping with `path`, `url` or `demo`, and `sha256`.
         name: Name of the bundle; by default that of the source's file.
-        sections: The other sections.
+        sections: The other sections, as docs/spec.md describes them: `inputs`, `tune`, `convert`, ….
 
     Raises:
         SpecError: Something is wrong; the message lists every problem.
@@ -68,7 +48,7 @@ class Spec(ModelSpec):
         source: str | os.PathLike[str] | Section,
         *,
         name: str | None = None,
-        **sections: Unpack[SpecSections],
+        **sections: Any,
     ) -> None:
         place = as_json(source) if isinstance(source, Mapping | BaseModel) else _source_of(source)
         data = {"name": _name_of(place) if name is None else name, "source": place, **sections}
@@ -129,12 +109,6 @@ def _source_of(source: object) -> dict[str, str]:
     if not isinstance(text, str):
         raise SpecError(
             f"bad source of a Spec\n  expected a path, a URL or a mapping, got {source!r}", hint=_HINT
-        )
-    if _COLLAPSED_URL.match(text) and not Path(text).exists():
-        url = text.replace(":/", "://", 1)
-        raise SpecError(
-            f"not a URL: {text}\n  expected text with two slashes, got one; a pathlib.Path drops the other",
-            hint=f"prepare({redact_url(url)!r}, inputs={{…}})",
         )
     return {"url": text} if "://" in text else {"path": text}
 

@@ -11,9 +11,9 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from ortprep.errors import nearest_choice, propose
+from ortprep.errors import propose
 from ortprep.spec.models import ModelSpec
-from ortprep.spec.problems import MAX_REPORTED, SHOWN_CHARACTERS, Place, Problem, build_error, dotted
+from ortprep.spec.problems import MAX_REPORTED, SHOWN_CHARACTERS, Place, Problem, build_error
 from ortprep.spec.redaction import redact_url
 from ortprep.spec.session_options import find_option_problems
 from ortprep.spec.yaml_text import YamlDocument
@@ -62,25 +62,17 @@ def check(kind: type[M], data: Mapping[str, Any]) -> tuple[M | None, tuple[Fault
     try:
         return kind.model_validate_json(json.dumps(data), strict=True), ()
     except ValidationError as error:
-        return None, _reword(error.errors(include_url=False), data, kind)
+        details = error.errors(include_url=False)[:MAX_REPORTED]
     except (TypeError, ValueError, RecursionError):
         return None, (((), "expected strings, numbers, lists and mappings only"),)
-
-
-def _reword(details: Sequence[Any], data: Mapping[str, Any], kind: type[BaseModel]) -> tuple[Fault, ...]:
-    """Rewords pydantic's list: one fault per place, the alternatives of a union joined by "or"."""
+    # One fault per place: the alternatives of a union are joined by "or".
     words: dict[Place, dict[str, str]] = {}
-    outer: set[Place] = set()
-    for detail in details[:MAX_REPORTED]:
-        if detail["type"] == "too_short" and len(detail["input"]) >= detail["ctx"]["min_length"]:
-            continue  # pydantic counts valid items only, and the others have their own problems
+    for detail in details:
         place = _place_in(data, detail)
         words.setdefault(place, {})[_word(detail, place, kind)] = _got(detail)
-        if len(place) < len(detail["loc"]):  # an alternative of a union, or what failed inside one
-            outer |= {place}
-    # That an alternative of a union failed says less than what failed inside another alternative.
-    outer &= {inner[:depth] for inner in words for depth in range(len(inner))}
-    return tuple(
+    # What is wrong inside of a value says more than that the value as a whole fits no alternative.
+    outer = {place[:depth] for place in words for depth in range(len(place))}
+    return None, tuple(
         (place, " or ".join(alternatives).replace(" or expected", " or") + next(iter(alternatives.values())))
         for place, alternatives in words.items()
         if place not in outer
@@ -106,7 +98,7 @@ def _word(detail: Any, place: Place, kind: type[BaseModel]) -> str:
         case "missing":
             return "missing"
         case "extra_forbidden":
-            return f"unknown key; {_expected_key(place, kind)}"
+            return f"unknown key; {propose(str(place[-1]), known_keys(place[:-1], kind))}"
         case "json_invalid":
             return "expected text without lone surrogates, nested less than 200 levels deep"
     text = re.sub(r"^\w+ should (be |have |)", "expected ", detail["msg"])
@@ -118,16 +110,6 @@ def _got(detail: Any) -> str:
     if kind in ("missing", "extra_forbidden", "json_invalid", "too_short", "too_long"):
         return ""
     return "" if kind == "value_error" and not isinstance(got, str) else f", got {shown(got)}"
-
-
-def _expected_key(place: Place, kind: type[BaseModel]) -> str:
-    """Returns what stands at the place of an unknown key, or which section has a key of that name."""
-    *parents, key = place
-    siblings = known_keys(tuple(parents), kind)
-    sections = [section for section in known_keys((), kind) if key in known_keys((section,), kind)]
-    if sections and nearest_choice(str(key), siblings) is None:
-        return f"did you mean {' or '.join(dotted((section, key)) for section in sections)}?"
-    return propose(str(key), siblings)
 
 
 @functools.cache

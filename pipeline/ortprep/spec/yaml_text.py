@@ -2,7 +2,7 @@
 
 Scalars follow YAML 1.2's core schema, as in editors with a schema: `on`, `no`, `1:30` and `2026-01-01` are
 strings and `1e-3` is a number. Refused are duplicate keys, keys that are not strings, tags, directives,
-aliases, merge keys and numbers that are not finite.
+aliases (and so merge keys) and numbers that are not finite.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from ortprep.bundle.file_memory import open_regular
-from ortprep.spec.problems import SHOWN_CHARACTERS, UNREADABLE, Place, Problem
+from ortprep.spec.problems import SHOWN_CHARACTERS, Place, Problem
 
 MAX_BYTES = 1024 * 1024
 """Maximum size of a spec, in bytes."""
@@ -70,7 +70,7 @@ def read_yaml(path: Path) -> YamlDocument:
         with open_regular(path) as stream:
             return parse_yaml(stream.read(MAX_BYTES + 1), file=str(path))
     except OSError as error:
-        problem = Problem(str(path), None, (), f"{UNREADABLE}: {error.strerror}")
+        problem = Problem(str(path), None, (), f"cannot be read: {error.strerror}")
         return YamlDocument(str(path), problems=(problem,))
 
 
@@ -160,8 +160,6 @@ def _read(event: Any, events: Iterator[Any], place: Place, lines: dict[Place, in
 def _read_key(event: Any) -> str:
     is_scalar = isinstance(event, yaml.ScalarEvent)
     text = event.value if is_scalar else "a list or mapping"
-    if is_scalar and text == "<<" and event.implicit[0]:
-        raise _RefusedError(_line(event), "merge keys (<<) are not supported; use defaults.yaml")
     key = _read(event, iter(()), (), {}) if is_scalar else None
     if not isinstance(key, str):
         raise _RefusedError(
