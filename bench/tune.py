@@ -36,6 +36,7 @@ from ortprep.stages.tune.search_context import SearchContext, open_search
 from ortprep.tuning.final import rank
 from ortprep.tuning.objective import Objective
 from ortprep.tuning.space import DEFAULT, PlanChoice, Space
+from tests.tuning.builders import choices_of
 
 MODELS = ("resnet50", "vgg19", "bert-base", "gpt2", "bilstm")
 RUNS_PER_LOAD = (1, 100, 100_000)
@@ -147,7 +148,7 @@ def measure_model(bench: Bench, runs_per_load: Sequence[int]) -> ModelReport:
     records = []
     bench.write_spec(runs_per_load[0], max_trials=3)
     with _opened(bench) as search_context:
-        grid = tuple(search_context.space.choices())
+        grid = tuple(choices_of(search_context.space))
         for runs in runs_per_load:
             bench.write_spec(runs, max_trials=int(GOAL_SHARE * len(grid)))
             records.append(bench.tune())

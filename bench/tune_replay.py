@@ -24,7 +24,7 @@ from ortprep.tuning.knobs import FORM, PREPACKING, restrict
 from ortprep.tuning.objective import Objective
 from ortprep.tuning.plan_selection import choose
 from ortprep.tuning.space import DEFAULT, PlanChoice, Space
-from tests.tuning.builders import CONVOLUTIONS, TRANSFORMER, cpu_space
+from tests.tuning.builders import CONVOLUTIONS, TRANSFORMER, choices_of, cpu_space
 from tests.tuning.fakes import Machine, limits
 
 RUNS_PER_LOAD = (1, 100, 100_000)
@@ -64,7 +64,7 @@ class Grid:
             for name, figures in search["figures"].items():
                 medians = [figures[figure]["median"] for figure in _FIGURES]
                 self._known[self._parse(name)] = _result(*medians)
-        factors = {factor for choice in self.space.choices() for factor in self._factors(choice)}
+        factors = {factor for choice in choices_of(self.space) for factor in self._factors(choice)}
         self._columns = {factor: column for column, factor in enumerate(sorted(factors))}
         self._logs = self._fit()
 
@@ -118,7 +118,7 @@ class _Machine(Machine):
 
 def replay(grid: Grid, runs_per_load: int, *, seeds: int, noise: float) -> dict[str, float]:
     """Searches a grid with each seed; returns what the chosen plans cost and what the searches took."""
-    objective, plans = Objective(runs_per_load=runs_per_load), tuple(grid.space.choices())
+    objective, plans = Objective(runs_per_load=runs_per_load), tuple(choices_of(grid.space))
     best = min(objective.cost_ms(grid.figures(choice)) for choice in plans)
     ratios, trials, processes = [], [], []
     for seed in range(seeds):

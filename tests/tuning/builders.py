@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 from hypothesis import strategies as st
@@ -55,6 +57,17 @@ def cpu_space(features: ModelFeatures = CONVOLUTIONS, **conditions: Any) -> Spac
 
 def cuda_space(features: ModelFeatures = CONVOLUTIONS, **conditions: Any) -> Space:
     return build_space(features, dataclasses.replace(GPU, **conditions))
+
+
+def choices_of(space: Space) -> Iterator[PlanChoice]:
+    """Yields every choice that differs from the others, once."""
+    pairs = [[(knob, value) for value in values] for knob, values in space.knobs.items()]
+    seen = set()
+    for combination in itertools.product(*pairs):
+        choice = space.canonical(PlanChoice(combination))
+        if choice not in seen:
+            seen.add(choice)
+            yield choice
 
 
 def names(space: Space) -> set[str]:

@@ -23,6 +23,7 @@ from ortprep.errors import ChildError
 from ortprep.tuning.objective import Objective
 from ortprep.tuning.search import PlanSearchResult, SearchEffects, search
 from ortprep.tuning.space import DEFAULT, PlanChoice, Space
+from tests.tuning.builders import choices_of
 
 Factors = Mapping[tuple[str, ...], tuple[float, float, float]]
 """First result, run and memory, by `knob=value` or several of them that come together."""
@@ -219,7 +220,7 @@ def best_choice(
     table: Table, space: Space, objective: Objective, *, works: Callable[[PlanChoice], bool] = lambda _: True
 ) -> PlanChoice:
     """Returns what trying everything without noise would find."""
-    choices = (choice for choice in space.choices() if works(choice))
+    choices = (choice for choice in choices_of(space) if works(choice))
     return min(choices, key=lambda choice: true_cost(table, choice, objective))
 
 

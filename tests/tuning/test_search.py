@@ -19,7 +19,7 @@ from ortprep.tuning.objective import Objective
 from ortprep.tuning.plan_selection import PlanSelection, choose
 from ortprep.tuning.search import BATCH, HOPELESS, REPEATS, PlanSearchResult, search
 from ortprep.tuning.space import DEFAULT, PlanChoice
-from tests.tuning.builders import TRANSFORMER, cpu_space, per_load, plan
+from tests.tuning.builders import TRANSFORMER, choices_of, cpu_space, per_load, plan
 from tests.tuning.fakes import (
     CONVOLUTION_TABLE,
     TABLES,
@@ -36,7 +36,7 @@ from tests.tuning.fakes import (
 FREE = limits(math.inf)
 
 SPACE = cpu_space()
-CHOICES = tuple(SPACE.choices())
+CHOICES = tuple(choices_of(SPACE))
 
 SMALL = cpu_space(TRANSFORMER, cores=1, levels=("all",))
 """28 plans: what a search comes to is soon found out."""
@@ -214,7 +214,7 @@ def test_a_failed_trial_keeps_its_reason_and_is_told() -> None:
     machine = Machine(TRANSFORMER_TABLE, SMALL, fails=with_value("form", "ort"))
     found, verdict = searched(machine, per_load(1))
     failed = [trial for trial in found.trials if trial.choice.as_dict().get("form") == "ort"]
-    assert [(trial.failure, trial.figures) for trial in failed] == [("crashed", ())]
+    assert [(trial.failure, trial.figures) for trial in failed] == [("crashed", [])]
     assert [line for line in machine.said if "failed" in line] == [
         f"trial {failed[0].number} failed: {failed[0].choice}: crashed"
     ]

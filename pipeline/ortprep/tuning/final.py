@@ -76,39 +76,22 @@ def _error(rest: float, *, plans: int, rounds: int) -> float:
     return FROM_MAD * rest / math.sqrt(left) * math.sqrt(2 / rounds) * PRECISION
 
 
-@dataclass(frozen=True)
-class FinalEntrants:
-    """The plans of the last comparison.
-
-    Attributes:
-        anchor: The plan all others are compared with; it stays to the end.
-        firsts: Candidates for the first phase; all but the one in use leave after `MIN_ROUNDS`.
-    """
-
-    anchor: PlanChoice
-    contenders: tuple[PlanChoice, ...]
-    firsts: tuple[PlanChoice, ...] = ()
-
-    @property
-    def all(self) -> tuple[PlanChoice, ...]:
-        """Every plan, once."""
-        return tuple(dict.fromkeys((self.anchor, *self.contenders, *self.firsts)))
-
-
 def pick_entrants(
-    anchor: PlanChoice, contenders: Sequence[PlanChoice], firsts: Sequence[PlanChoice], *, most: int
-) -> FinalEntrants:
-    """Returns at most `most` entrants, but always two contenders and a first-phase candidate.
+    contenders: Sequence[PlanChoice], firsts: Sequence[PlanChoice], *, most: int
+) -> tuple[tuple[PlanChoice, ...], tuple[PlanChoice, ...]]:
+    """Returns the contenders and the first-phase candidates of a comparison of at most `most` plans.
 
-    The best plans come first in both sequences.
+    There are always two contenders and a first-phase candidate. The best plans come first in both sequences.
     """
     chosen = tuple(dict.fromkeys(contenders))[: max(2, most - 1)]
     others = tuple(choice for choice in dict.fromkeys(firsts) if choice not in chosen)
-    return FinalEntrants(anchor, chosen, others[: max(1, most - 1 - len(chosen))])
+    return chosen, others[: max(1, most - 1 - len(chosen))]
 
 
 def compare_finalists(
-    entrants: FinalEntrants,
+    anchor: PlanChoice,
+    contenders: Sequence[PlanChoice],
+    firsts: Sequence[PlanChoice],
     objective: Objective,
     *,
     most_rounds: int,
@@ -117,23 +100,29 @@ def compare_finalists(
 ) -> Finals:
     """Measures plans in rounds and returns the figures of each; one that fails is absent.
 
+    All are compared with the anchor, which stays to the end. First-phase candidates leave after `MIN_ROUNDS`
+    unless a contender uses them.
     `has_time` says whether there is time for that many more processes; it is asked from `MIN_ROUNDS` on.
     """
-    figures: dict[PlanChoice, list[ProbeResult]] = {choice: [] for choice in entrants.all}
-    running = list(entrants.all)
+    running = list(dict.fromkeys((anchor, *contenders, *firsts)))
+    figures: dict[PlanChoice, list[ProbeResult]] = {choice: [] for choice in running}
     for index in range(most_rounds):
         if index >= MIN_ROUNDS:
-            if entrants.anchor not in running:
+            if anchor not in running:
                 break
-            running = _still_running(entrants, objective, figures, running)
-            if not has_time(len(running)) or not _is_open(entrants, objective, figures, running):
+            pairs = _find_pairs(anchor, contenders, objective, figures, running)
+            left = rank(_costs(pairs, objective, figures)).contenders() if pairs else ()
+            stay = {anchor, *left, *(pairs[choice] for choice in left)}
+            running = [choice for choice in running if choice in stay]
+            pairs = _find_pairs(anchor, contenders, objective, figures, running)
+            if not has_time(len(running)) or not _is_open(anchor, pairs, objective, figures):
                 break
         for choice in order_of_round(running, index):
             try:
                 figures[choice].append(measure_with_retry(measure, choice))
             except PipelineError:
                 running.remove(choice)
-                if choice != entrants.anchor:  # the rounds it was in still count
+                if choice != anchor:  # the rounds it was in still count
                     del figures[choice]
     return {choice: tuple(of_plan) for choice, of_plan in figures.items() if of_plan}
 
@@ -155,42 +144,36 @@ def measure_with_retry(measure: Callable[[PlanChoice], ProbeResult], choice: Pla
     return measure(choice)
 
 
-def _find_firsts(
-    entrants: FinalEntrants, objective: Objective, figures: Finals, running: Sequence[PlanChoice]
+def _find_pairs(
+    anchor: PlanChoice,
+    contenders: Sequence[PlanChoice],
+    objective: Objective,
+    figures: Finals,
+    running: Sequence[PlanChoice],
 ) -> dict[PlanChoice, PlanChoice]:
     """Returns the remaining contenders, each with its first-phase plan."""
     finals = {choice: figures[choice] for choice in running}
-    contenders = [choice for choice in running if choice in entrants.contenders]
-    allowed = [c for c in contenders if not objective.violations(finals[c], finals[entrants.anchor])]
-    return {choice: find_first(finals, choice, objective) for choice in allowed or contenders}
+    left = [choice for choice in running if choice in contenders]
+    allowed = [choice for choice in left if not objective.violations(finals[choice], finals[anchor])]
+    return {choice: find_first(finals, choice, objective) for choice in allowed or left}
 
 
 def _costs(
-    firsts: Mapping[PlanChoice, PlanChoice], objective: Objective, figures: Finals
+    pairs: Mapping[PlanChoice, PlanChoice], objective: Objective, figures: Finals
 ) -> dict[PlanChoice, list[float]]:
-    return {second: pair_costs(figures, first, second, objective) for second, first in firsts.items()}
-
-
-def _still_running(
-    entrants: FinalEntrants, objective: Objective, figures: Finals, running: Sequence[PlanChoice]
-) -> list[PlanChoice]:
-    firsts = _find_firsts(entrants, objective, figures, running)
-    left = rank(_costs(firsts, objective, figures)).contenders() if firsts else ()
-    stay = {entrants.anchor, *left, *(firsts[choice] for choice in left)}
-    return [choice for choice in running if choice in stay]
+    return {second: pair_costs(figures, first, second, objective) for second, first in pairs.items()}
 
 
 def _is_open(
-    entrants: FinalEntrants, objective: Objective, figures: Finals, running: Sequence[PlanChoice]
+    anchor: PlanChoice, pairs: Mapping[PlanChoice, PlanChoice], objective: Objective, figures: Finals
 ) -> bool:
     """Says whether the cheapest plan is still unclear, or whether it beats the anchor."""
-    costs = _costs(_find_firsts(entrants, objective, figures, running), objective, figures)
-    if not costs:
+    if not pairs:
         return False
-    ranking = rank(costs)
+    ranking = rank(_costs(pairs, objective, figures))
     if ranking.is_close():
         return True
-    if ranking.leader == entrants.anchor:
+    if ranking.leader == anchor:
         return False
-    anchor, own = ([objective.cost_ms(one) for one in figures[c]] for c in (entrants.anchor, ranking.leader))
-    return not is_below(own, anchor) and not is_below(anchor, own)
+    theirs, own = ([objective.cost_ms(one) for one in figures[c]] for c in (anchor, ranking.leader))
+    return not is_below(own, theirs) and not is_below(theirs, own)

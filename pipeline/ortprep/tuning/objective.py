@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 from ortprep.children.probe import ProbeResult
@@ -22,24 +22,22 @@ Finals = Mapping[PlanChoice, Sequence[ProbeResult]]
 """Figures by plan, the k-th of each from the same round; a plan that left has fewer."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Trial:
-    """One plan that was tried.
+    """One plan that was tried; a search adds its figures round by round.
 
     Attributes:
         kind: Why: `default`, `base`, `form` or `change`.
         anchors: Figures of the plan it is compared with, each from the same round as its own.
-        failure: Why it gave no figures, None if it did.
-        elapsed_s: Time of the trial, its share of the anchor's processes included.
+        failure: Why it gave no figures, or failed after it gave some; None if it works.
     """
 
     number: int
     kind: str
     choice: PlanChoice
-    figures: tuple[ProbeResult, ...]
-    anchors: tuple[ProbeResult, ...]
+    figures: list[ProbeResult] = field(default_factory=list)
+    anchors: list[ProbeResult] = field(default_factory=list)
     failure: str | None = None
-    elapsed_s: float = 0.0
 
 
 class Objective(TuneSpec):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 
 from ortprep.children.probe import ProbeResult
@@ -98,15 +98,6 @@ def search(space: Space, objective: Objective, effects: SearchEffects) -> PlanSe
         TuningError: Neither the default nor the base could be measured.
     """
     return _Search(space, objective, effects).run()
-
-
-@dataclass
-class _Entry:
-    """What one plan of a batch was measured at, each figure with the anchor's of its round."""
-
-    figures: list[ProbeResult] = field(default_factory=list)
-    anchors: list[ProbeResult] = field(default_factory=list)
-    failure: str | None = None
 
 
 class _Search:
@@ -222,49 +213,43 @@ class _Search:
     def _race(self, choices: Sequence[PlanChoice], kind: str) -> None:
         """Measures plans in rounds; one that fails, or is hopeless, leaves the batch."""
         room = max(self._objective.max_trials, len((DEFAULT, self._space.base))) - len(self._trials)
-        batch = {choice: _Entry() for choice in choices[: max(room, 0)]}
-        for choice in batch:
+        batch = [
+            Trial(len(self._trials) + index, "base" if choice == self._space.base else kind, choice)
+            for index, choice in enumerate(choices[: max(room, 0)])
+        ]
+        for trial in batch:
             with suppress(PipelineError):
-                self._effects.prepare(choice)
+                self._effects.prepare(trial.choice)
         for index in range(REPEATS):
-            running = [choice for choice, entry in batch.items() if self._has_hope(choice, entry)]
+            running = [trial for trial in batch if self._has_hope(trial)]
             if running:
-                self._measure_round(batch, running, index)
-        for choice, entry in batch.items():
-            trial = Trial(
-                number=len(self._trials),
-                kind="base" if choice == self._space.base else kind,
-                choice=choice,
-                figures=tuple(entry.figures),
-                anchors=tuple(entry.anchors),
-                failure=entry.failure,
-            )
-            self._trials[choice] = trial
+                self._measure_round(running, index, batch)
+        for trial in batch:
+            self._trials[trial.choice] = trial
             if trial.failure is not None:
                 reason = trial.failure.splitlines()[0]
                 self._effects.say(f"trial {trial.number} failed: {trial.choice}: {reason}")
 
-    def _measure_round(
-        self, batch: dict[PlanChoice, _Entry], running: Sequence[PlanChoice], index: int
-    ) -> None:
+    def _measure_round(self, running: Sequence[Trial], index: int, batch: Sequence[Trial]) -> None:
         """Measures plans and the anchor once; where that fails, its last figures of the batch count."""
         results: dict[PlanChoice, ProbeResult | str] = {}
-        for choice in order_of_round(list(dict.fromkeys([self._anchor, *running])), index):
+        choices = dict.fromkeys([self._anchor, *(trial.choice for trial in running)])
+        for choice in order_of_round(list(choices), index):
             try:
                 results[choice] = measure_with_retry(self._measure, choice)
             except PipelineError as error:
                 results[choice] = error.message
         anchor = results[self._anchor]
         if isinstance(anchor, str):
-            earlier = [figures for entry in batch.values() for figures in entry.anchors]
+            earlier = [figures for trial in batch for figures in trial.anchors]
             anchor = earlier[-1] if earlier else f"nothing to compare with: {anchor}"
-        for choice in running:
-            entry, own = batch[choice], results[choice]
+        for trial in running:
+            own = results[trial.choice]
             if isinstance(own, str) or isinstance(anchor, str):
-                entry.failure = own if isinstance(own, str) else str(anchor)
+                trial.failure = own if isinstance(own, str) else str(anchor)
             else:
-                entry.figures.append(own)
-                entry.anchors.append(anchor)
+                trial.figures.append(own)
+                trial.anchors.append(anchor)
 
     def _measure(self, choice: PlanChoice) -> ProbeResult:
         started_s = self._effects.clock()
@@ -272,12 +257,13 @@ class _Search:
         self._seconds.append(self._effects.clock() - started_s)
         return figures
 
-    def _has_hope(self, choice: PlanChoice, entry: _Entry) -> bool:
-        if entry.failure is not None:
+    def _has_hope(self, trial: Trial) -> bool:
+        """Says whether a plan is worth another process."""
+        if trial.failure is not None:
             return False
-        if not entry.figures or choice in (self._anchor, self._space.base):
+        if not trial.figures or trial.choice in (self._anchor, self._space.base):
             return True
-        return median(self._objective.ratios(entry.figures, entry.anchors)) < HOPELESS * self._best_score()
+        return self._objective.score(trial) < HOPELESS * self._best_score()
 
     def _allowed(self) -> list[Trial]:
         own = (trial for choice, trial in self._trials.items() if choice != DEFAULT)
@@ -303,16 +289,18 @@ class _Search:
         level = [trial.choice for trial in best if self._objective.score(trial) <= limit]
         plain = min(level, key=lambda choice: len(self._changes(choice)), default=self._space.base)
         choices = [trial.choice for trial in best[:FINALISTS]]
-        entrants = pick_entrants(
-            self._anchor,
+        contenders, firsts = pick_entrants(
             # The best comes first: what there is no time for is left out from the end.
             [c for c in (*choices[:1], plain, self._space.base, *choices[1:]) if self._works(c)],
             rank_firsts(self._trials.values(), plain, self._objective),
             most=self._affordable_plans(),
         )
-        self._effects.say(f"{len(self._trials)} plans tried; comparing {len(entrants.all)} of them again")
+        count = len({self._anchor, *contenders, *firsts})
+        self._effects.say(f"{len(self._trials)} plans tried; comparing {count} of them again")
         return compare_finalists(
-            entrants,
+            self._anchor,
+            contenders,
+            firsts,
             self._objective,
             most_rounds=self._objective.rounds,
             measure=self._measure,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -79,17 +78,6 @@ class Space:
     def combinations(self) -> int:
         """Number of combinations of values, equal ones counted each."""
         return math.prod(len(values) for values in self.knobs.values())
-
-    def choices(self) -> Iterator[PlanChoice]:
-        """Yields every choice that differs from the others, once."""
-        seen: set[PlanChoice] = set()
-        # Shared by all choices: there may be 100,000 of them.
-        pairs = [[(knob, value) for value in values] for knob, values in self.knobs.items()]
-        for combination in itertools.product(*pairs):
-            choice = self.canonical(PlanChoice(combination))
-            if choice not in seen:
-                seen.add(choice)
-                yield choice
 
     def neighbours(self, choice: PlanChoice) -> tuple[PlanChoice, ...]:
         """Returns every choice that differs from this one in a single knob."""
