@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from doit.exceptions import BaseFail, InvalidTask, TaskFailed, UnmetDependency
@@ -85,7 +84,7 @@ def _tasks_of_model(
         "basename": "prepare",
         "name": model,
         "actions": [functools.partial(_run, tasks, observer)],
-        "clean": [_removal_of(tasks[::-1])],
+        "clean": [functools.partial(_remove, tasks[::-1])],
         "doc": f"the bundle {model}",
     }
     yield {
@@ -111,7 +110,7 @@ def _tasks_of_model(
             "actions": [functools.partial(_run, (task,), observer)],
             "task_dep": [names[required] for required in task.requires],
             "uptodate": [functools.partial(executor.is_current, task)],
-            "clean": [_removal_of((task,))],
+            "clean": [functools.partial(_remove, (task,))],
             "doc": STAGE_DOCS[task.id.stage],
         }
 
@@ -133,33 +132,14 @@ def _report_task(builds: Sequence[Sequence[Task]], observer: Observer) -> dict[s
         "basename": "report",
         "actions": [functools.partial(_attempt, "report", write, observer)],
         "task_dep": [f"prepare:{task.model}" for task in packages],
-        "clean": [_Removal("the report", functools.partial(out.unlink, missing_ok=True))],
+        "clean": [functools.partial(out.unlink, missing_ok=True)],
         "doc": "write a report on all bundles as one HTML file",
     }
 
 
-@dataclass(frozen=True)
-class _Removal:
-    """Removes what tasks left, for `doit clean`."""
-
-    name: str
-    remove: Callable[[], None]
-
-    def __call__(self) -> None:
-        self.remove()
-
-    def __str__(self) -> str:
-        # doit shows an action's text without its first character, taking it for the < of a function's repr.
-        return f"<remove {self.name}"
-
-
-def _removal_of(tasks: Sequence[Task]) -> _Removal:
-    def remove() -> None:
-        for task in tasks:
-            remove_outcome(task)
-
-    more = " and what it was made from" if len(tasks) > 1 else ""
-    return _Removal(f"{tasks[0].folder}{more}", remove)
+def _remove(tasks: Sequence[Task]) -> None:
+    for task in tasks:
+        remove_outcome(task)
 
 
 def _run(tasks: Sequence[Task], observer: Observer) -> TaskFailed | None:

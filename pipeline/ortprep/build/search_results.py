@@ -27,17 +27,15 @@ def tune_tasks(builds: Sequence[Sequence[Task]], *, named: bool = True) -> tuple
     Raises:
         SpecError: A model's spec asks for no search.
     """
-    searches = []
-    searched = [any(task.id.stage == "tune" for task in tasks) for tasks in builds]
-    for tasks in builds:
-        own = [task for task in tasks if task.id.stage == "tune"]
-        if not own and (named or not any(searched)):
-            raise SpecError(
-                f"search is off for {tasks[0].model}\n  expected tune.max_trials above 0, got 0",
-                hint="tune: {max_trials: 100}   # in its spec",
-            )
-        searches += own
-    return tuple(searches)
+    searches = tuple(task for tasks in builds for task in tasks if task.id.stage == "tune")
+    searched = {task.model for task in searches}
+    off = [tasks[0].model for tasks in builds if tasks[0].model not in searched]
+    if off and (named or not searches):
+        raise SpecError(
+            f"search is off for {off[0]}\n  expected tune.max_trials above 0, got 0",
+            hint="tune: {max_trials: 100}   # in its spec",
+        )
+    return searches
 
 
 def read_search(task: Task) -> TuningRecord:
@@ -64,12 +62,11 @@ def read_searches(tasks: Iterable[Task]) -> dict[str, TuningRecord]:
     Raises:
         SpecError: One was not done.
     """
-    searches = {}
-    for task in tasks:
-        receipt = read_receipt(task.receipt)
-        if receipt is None or LEFT_OUT not in receipt.result:
-            searches[f"{task.model}/{task.id.variant}"] = read_search(task)
-    return searches
+    return {
+        f"{task.model}/{task.id.variant}": read_search(task)
+        for task in tasks
+        if (receipt := read_receipt(task.receipt)) is None or LEFT_OUT not in receipt.result
+    }
 
 
 def find_search(tasks: Sequence[Task], variant: str | None) -> Task:
@@ -96,7 +93,5 @@ def measure_trial_again(task: Task, number: int, *, rounds: int, say: Callable[[
         PipelineError: The plan fails.
     """
     record = read_search(task)
-    with tempfile.TemporaryDirectory(prefix=".tmp-trial~", dir=task.folder.parent) as name:
-        folder = Path(name)
-        context = open_context(task, folder, say)
-        return measure_again(context, record, number, rounds=rounds)
+    with tempfile.TemporaryDirectory(prefix=".tmp-trial~", dir=task.folder.parent) as folder:
+        return measure_again(open_context(task, Path(folder), say), record, number, rounds=rounds)
