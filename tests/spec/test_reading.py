@@ -225,13 +225,6 @@ def test_a_mistake_in_the_defaults_is_told_once_and_of_their_file(tmp_path: Path
     ]
 
 
-def test_defaults_given_as_data_lie_beneath_a_spec_too(tmp_path: Path) -> None:
-    path = write(tmp_path, "x.yaml", GOOD)
-    assert read_spec(path, defaults={"verify": {"seed": 7}}).verify.seed == 7
-    with pytest.raises(SpecError, match=r"defaults: verify\.seed: expected a valid integer"):
-        read_spec(path, defaults={"verify": {"seed": "a"}})
-
-
 def test_unknown_and_misspelt_options_of_onnxruntime_are_told_where_they_stand(tmp_path: Path) -> None:
     text = f"{GOOD}runtime:\n  session_config:\n    session.bogus_key: 1\n  cuda:\n    bogus_option: 1\n"
     lines = problems_of(tmp_path, text)

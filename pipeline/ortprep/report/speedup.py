@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ortprep.bundle.figures import PlanFigures, Samples
-from ortprep.bundle.manifest import Manifest, MeasurementRecord, VariantRecord
+from ortprep.bundle.manifest import Manifest, VariantRecord
 from ortprep.measuring.shipped import find_plan
 from ortprep.report.content import Fact
 from ortprep.tables import ABSENT, Tone, count_of, format_ratio
@@ -79,6 +79,7 @@ class Gain:
         rounds: Fresh processes per plan.
         default: Figures of the default plan, None where it could not be measured.
         plan: Figures of the shipped plan.
+        ratios: One for each of `GAINS`, None where there is none.
     """
 
     shipped: str
@@ -86,14 +87,7 @@ class Gain:
     rounds: int
     default: PlanFigures | None
     plan: PlanFigures | None
-
-    @property
-    def ratios(self) -> tuple[Ratio | None, ...]:
-        """One ratio for each of `GAINS`, None where there is none."""
-        default, plan = self.default, self.plan
-        if default is None or plan is None:
-            return (None,) * len(GAINS)
-        return tuple(read(default, plan) for _, read in GAINS)
+    ratios: tuple[Ratio | None, ...]
 
     @property
     def ready(self) -> Ratio | None:
@@ -108,21 +102,14 @@ def find_gain(variant: VariantRecord) -> Gain | None:
     if measurement is None or variant.decision is None:
         return None
     shipped = variant.decision.shipped
-    return Gain(
-        shipped,
-        _certainty(variant, measurement),
-        measurement.rounds,
-        find_plan(measurement, DEFAULT),
-        find_plan(measurement, shipped),
-    )
-
-
-def _certainty(variant: VariantRecord, measurement: MeasurementRecord) -> Certainty:
-    if variant.decision is None or find_plan(measurement, DEFAULT) is None:
-        return "not compared"
-    if variant.decision.shipped == DEFAULT:
-        return "default shipped"
-    return "beyond the noise" if variant.decision.faster else "within the noise"
+    default, plan = find_plan(measurement, DEFAULT), find_plan(measurement, shipped)
+    ratios = tuple(read(default, plan) if default and plan else None for _, read in GAINS)
+    certainty: Certainty = "beyond the noise" if variant.decision.faster else "within the noise"
+    if default is None:
+        certainty = "not compared"
+    elif shipped == DEFAULT:
+        certainty = "default shipped"
+    return Gain(shipped, certainty, measurement.rounds, default, plan, ratios)
 
 
 def headline_variant(manifest: Manifest) -> VariantRecord | None:

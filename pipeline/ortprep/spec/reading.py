@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ortprep.errors import SpecError, require_known
 from ortprep.quoting import quoted
@@ -30,17 +29,13 @@ _OWN_KEYS = ("name", "source")
 _ANY_MODEL = {"name": "defaults", "source": {"demo": "defaults"}}
 
 
-def read_spec(path: Path, *, defaults: Mapping[str, Any] | None = None) -> ModelSpec:
-    """Reads one spec; relative paths in it start from its folder.
-
-    Args:
-        path: The file.
-        defaults: Values for what it leaves out; None for the `defaults.yaml` of its folder.
+def read_spec(path: Path) -> ModelSpec:
+    """Reads one spec, over the `defaults.yaml` of its folder; relative paths in it start from there.
 
     Raises:
         SpecError: The file cannot be read or is wrong; the message lists every problem.
     """
-    beneath = _read_defaults(path.parent) if defaults is None else YamlDocument("defaults", defaults)
+    beneath = _read_defaults(path.parent)
     document, spec = _read(path, beneath)
     if spec is None or beneath.problems:
         raise build_error((*beneath.problems, *document.problems))
