@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -33,9 +33,6 @@ log = logging.getLogger(__name__)
 
 KNOWN_TARGETS: tuple[str, ...] = get_args(Target)
 """Every target; a runtime job prefers later ones."""
-
-Availability = Callable[[str], str | None]
-"""Says why this machine cannot build for a target, or None if it can."""
 
 STAGES: tuple[Stage, ...] = (
     FetchStage(),
@@ -79,12 +76,23 @@ def plan_specs(
 ) -> tuple[tuple[Task, ...], ...]:
     """Returns each spec's tasks, in build order; arguments as of `plan_builds`.
 
+    With `skip_unavailable`, a spec without an available target is left out with a warning, if another spec
+    remains.
+
     Raises:
-        SpecError: A target is not available.
+        SpecError: Specs cannot be built here, or, with `skip_unavailable`, none can; it has every problem.
     """
-    plans = build_plans(
-        specs, unavailable_reason=unavailable_reason, only=only, skip_unavailable=skip_unavailable
-    )
+    plans, problems = [], []
+    for spec in specs:
+        try:
+            plans.append(build_plan(spec, only=only, skip_unavailable=skip_unavailable))
+        except SpecError as error:
+            problems.append(error)
+    if skip_unavailable and plans:
+        for problem in problems:
+            log.warning("left out: %s", problem.message)
+    elif problems:
+        raise SpecError("\n".join(problem.message for problem in problems), hint=problems[0].hint)
     return tuple(build_tasks(plan, STAGES, artifacts.absolute()) for plan in plans)
 
 
@@ -121,13 +129,7 @@ def check_buildable(specs: Sequence[ModelSpec], artifacts: Path) -> None:
     check_destinations(specs, artifacts.absolute())
 
 
-def build_plan(
-    spec: ModelSpec,
-    *,
-    unavailable_reason: Availability,
-    only: str | None = None,
-    skip_unavailable: bool = False,
-) -> Plan:
+def build_plan(spec: ModelSpec, *, only: str | None = None, skip_unavailable: bool = False) -> Plan:
     """Decides what is built of one spec; `targets: auto` takes the available ones.
 
     Raises:
@@ -155,38 +157,6 @@ def build_plan(
     if not targets:
         raise _unavailable(spec.name, lacking, requested=requested)
     return Plan(spec=spec, targets=targets, missing=missing)
-
-
-def build_plans(
-    specs: Iterable[ModelSpec],
-    *,
-    unavailable_reason: Availability,
-    only: str | None = None,
-    skip_unavailable: bool = False,
-) -> tuple[Plan, ...]:
-    """Decides for several specs and reports every problem at once.
-
-    With `skip_unavailable`, a spec without an available target is left out with a warning, if another spec
-    remains.
-
-    Raises:
-        SpecError: A spec cannot be built here, or, with `skip_unavailable`, no spec can.
-    """
-    plans, problems = [], []
-    for spec in specs:
-        try:
-            plan = build_plan(
-                spec, unavailable_reason=unavailable_reason, only=only, skip_unavailable=skip_unavailable
-            )
-            plans.append(plan)
-        except SpecError as error:
-            problems.append(error)
-    if skip_unavailable and plans:
-        for problem in problems:
-            log.warning("left out: %s", problem.message)
-    elif problems:
-        raise SpecError("\n".join(problem.message for problem in problems), hint=problems[0].hint)
-    return tuple(plans)
 
 
 def _unavailable(name: str, lacking: dict[str, str], *, requested: tuple[str, ...]) -> SpecError:
