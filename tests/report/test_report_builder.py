@@ -271,7 +271,7 @@ def test_the_reason_of_a_knob_is_the_best_plan_with_another_value() -> None:
     record = tuning()
     chosen = record.trials[CHOSEN]
     reason = explain_knob(record, chosen, "form")
-    assert reason.startswith("changed from mapped; when last compared, cost 0.868× of default’s, ")
+    assert reason.startswith("changed from mapped; cost 0.868× of default’s, ")
     assert "trial" in reason
     untried = replace(
         record, trials=tuple(one for one in record.trials if one.choice.get("level") != "extended")

@@ -209,27 +209,20 @@ def explain_knob(record: TuningRecord, chosen: TrialRecord, knob: str) -> str:
 
 
 def _compare_with(chosen: TrialRecord, others: Sequence[TrialRecord]) -> str:
-    """Returns what the chosen plan costs beside the cheapest of others, by figures of the same kind.
-
-    Those of the last comparison, where both sides took part in it: they are of the same rounds.
-    """
+    """Returns what the chosen plan costs beside the cheapest of others, each relative to the default."""
     if not others:
         return "no other value was tried"
-    allowed = [other for other in others if not other.violations]
-    for when, mine, theirs in (
-        ("last compared", chosen.final, [(other.number, other.final) for other in allowed]),
-        ("first tried", chosen.figures, [(other.number, other.figures) for other in allowed]),
-    ):
-        costs = [(figures.cost, number) for number, figures in theirs if figures]
-        if mine is None or not costs:
-            continue
-        best, number = min(costs)
-        text = (
-            f"when {when}, cost {format_cost(mine.cost)} of default’s, and "
-            f"{format_cost(best)} with the best other value (trial {number})"
-        )
-        return text if mine.cost < best else f"{text}: no gain of its own was measured"
-    return "no plan with another value could be measured within the limits"
+    mine = figures_of(chosen)
+    allowed = [(figures_of(other), other.number) for other in others if not other.violations]
+    costs = [(figures.cost, number) for figures, number in allowed if figures]
+    if mine is None or not costs:
+        return "no plan with another value could be measured within the limits"
+    best, number = min(costs)
+    text = (
+        f"cost {format_cost(mine.cost)} of default’s, and {format_cost(best)} with the best other value "
+        f"(trial {number})"
+    )
+    return text if mine.cost < best else f"{text}: no gain of its own was measured"
 
 
 # -- charts
