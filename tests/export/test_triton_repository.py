@@ -64,40 +64,20 @@ def named(*names: str) -> ExportRequest:
     return ExportRequest(variants=names)
 
 
-def test_the_exported_model_answers_its_warm_up_as_the_golden_sample_says(
+def test_a_bundle_becomes_a_model_that_answers_as_the_golden_sample_says(
     bundle: Path, tmp_path: Path
 ) -> None:
-    export_one(bundle, tmp_path / "repository")
-    answers = warm_up(tmp_path / "repository" / "linear")
-    np.testing.assert_allclose(answers["y"], sample() @ weights_of(0), rtol=1e-4, atol=1e-5)
-
-
-def test_model_and_weights_are_the_bundle_s_to_the_byte(bundle: Path, tmp_path: Path) -> None:
     (model,) = export_one(bundle, tmp_path / "repository").models
+    folder = tmp_path / "repository" / "linear"
+    np.testing.assert_allclose(warm_up(folder)["y"], sample() @ weights_of(0), rtol=1e-4, atol=1e-5)
+    # The files are the bundle's, to the byte; several are in a folder named as the model.
     recorded = sorted(one.sha256 for one in read_loader_config(bundle).variants[0].files)
-    written = [tmp_path / "repository" / "linear" / one.path for one in model.files]
+    written = [folder / one.path for one in model.files]
     assert sorted(map(digest_file, written)) == sorted(one.sha256 for one in model.files) == recorded
-
-
-def test_several_files_are_a_folder_named_as_the_model_as_triton_documents(
-    bundle: Path, tmp_path: Path
-) -> None:
-    export_one(bundle, tmp_path / "repository")
-    folder = tmp_path / "repository" / "linear"
-    assert (folder / "1" / "model.onnx" / "model.onnx").is_file()
-    assert len(list((folder / "1" / "model.onnx").iterdir())) == 2
+    assert sorted(written) == sorted((folder / "1" / "model.onnx").iterdir())
     assert read_config(folder).default_model_filename == "model.onnx"
-
-
-def test_a_model_of_one_file_is_that_file(tmp_path: Path) -> None:
-    export_one(write_doubling(tmp_path / "double"), tmp_path / "repository")
-    assert (tmp_path / "repository" / "double" / "1" / "model.onnx").is_file()
-    assert warm_up(tmp_path / "repository" / "double")["y"].tolist() == [[2, 2], [2, 2]]
-
-
-def test_what_is_carried_and_left_out_is_recorded(bundle: Path, tmp_path: Path) -> None:
-    (model,) = export_one(bundle, tmp_path / "repository").models
-    folder = tmp_path / "repository" / "linear"
+    assert next(folder.rglob("*.data")).samefile(next((bundle / "cpu").glob("*.data")))
+    # The record says what is carried and what is left out.
     record = json.loads((folder / "ortprep-export.json").read_text())
     assert decode(tuple[ExportedModel, ...], record["models"]) == (model,)
     assert [*model.carried.values()] == [
@@ -110,26 +90,27 @@ def test_what_is_carried_and_left_out_is_recorded(bundle: Path, tmp_path: Path) 
         assert any(name in what for what in model.left_out)
 
 
-def test_a_second_model_leaves_the_first_alone(bundle: Path, tmp_path: Path) -> None:
+def test_an_export_replaces_itself_with_equal_files_and_leaves_other_models_alone(
+    bundle: Path, tmp_path: Path
+) -> None:
     repository = tmp_path / "repository"
+
+    def files() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in (repository / "linear").rglob("*") if path.is_file()}
+
     export_one(bundle, repository)
-    before = {path: path.stat().st_mtime_ns for path in (repository / "linear").rglob("*")}
-    export_one(write_doubling(tmp_path / "double"), repository)
-    assert sorted(path.name for path in repository.iterdir()) == ["double", "linear"]
-    assert before == {path: path.stat().st_mtime_ns for path in (repository / "linear").rglob("*")}
+    before = files()
+    export_one(bundle, repository)
+    export_one(write_doubling(tmp_path / "double"), repository, ExportRequest(name="other"))
+    assert sorted(path.name for path in repository.iterdir()) == ["linear", "other"]
+    assert read_config(repository / "other").name == "other"
+    assert files() == before
 
 
-def test_the_same_export_again_replaces_the_first_with_equal_files(bundle: Path, tmp_path: Path) -> None:
-    repository = tmp_path / "repository"
-    export_one(bundle, repository)
-    before = {
-        path.relative_to(repository): path.read_bytes() for path in repository.rglob("*.*") if path.is_file()
-    }
-    export_one(bundle, repository)
-    after = {
-        path.relative_to(repository): path.read_bytes() for path in repository.rglob("*.*") if path.is_file()
-    }
-    assert before == after
+def test_a_model_of_one_file_is_that_file(tmp_path: Path) -> None:
+    export_one(write_doubling(tmp_path / "double"), tmp_path / "repository")
+    assert (tmp_path / "repository" / "double" / "1" / "model.onnx").is_file()
+    assert warm_up(tmp_path / "repository" / "double")["y"].tolist() == [[2, 2], [2, 2]]
 
 
 def test_what_is_no_export_is_never_overwritten(bundle: Path, tmp_path: Path) -> None:
@@ -259,23 +240,10 @@ def test_an_output_of_a_size_that_only_the_run_tells_is_of_any_size(tmp_path: Pa
     assert warm_up(tmp_path / "repository" / "finding")["y"].tolist() == [[0, 1], [1, 0]]
 
 
-def test_a_model_can_be_given_another_name(bundle: Path, tmp_path: Path) -> None:
-    request = ExportRequest(name="other")
-    assert export_one(bundle, tmp_path / "repository", request).models[0].name == "other"
-    assert read_config(tmp_path / "repository" / "other").name == "other"
-
-
 @pytest.mark.parametrize("name", ["../up", "a/b", ".", "-x"])
 def test_a_name_that_leaves_the_repository_is_refused(bundle: Path, tmp_path: Path, name: str) -> None:
     with pytest.raises(ExportError, match="not a name"):
         export_one(bundle, tmp_path / "repository", ExportRequest(name=name))
-
-
-def test_weights_are_shared_with_the_bundle_where_the_disk_can(bundle: Path, tmp_path: Path) -> None:
-    export_one(bundle, tmp_path / "repository")
-    data = next((tmp_path / "repository").rglob("*.data"))
-    source = next((bundle / "cpu").glob("*.data"))
-    assert data.samefile(source)
 
 
 def test_weights_of_branches_are_copied_since_onnxruntime_refuses_links_to_them(tmp_path: Path) -> None:
