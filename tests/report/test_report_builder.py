@@ -31,7 +31,7 @@ from ortprep.report.trials import (
     find_legs,
 )
 from ortprep.tables import Cell, Table
-from tests.report.builders import CHOSEN, Story, around, manifest, subject, trial_figures, tuning
+from tests.report.builders import CHOSEN, around, manifest, subject, trial_figures, tuning
 
 
 def report_of(*subjects: ReportSubject) -> Report:
@@ -387,7 +387,3 @@ def test_bundles_of_older_releases_can_be_reported() -> None:
     for path in bundles:
         report = report_of(ReportSubject(read_manifest(path.parent)))
         assert report.models[0].name in words_of(report)
-
-
-def test_stories_differ() -> None:
-    assert manifest(Story(seed=1)) != manifest(Story(seed=2))

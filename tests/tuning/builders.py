@@ -83,14 +83,6 @@ def plan(space: Space, **values: str) -> PlanChoice:
     return space.canonical(choice)
 
 
-def small_space() -> Space:
-    """Two knobs, one of which means nothing where the other is off."""
-    return Space(
-        {"engine": {"on": {}, "off": {}}, "speed": {"low": {}, "mid": {}, "high": {}}},
-        (({"engine": "off"}, "speed", "low"),),
-    )
-
-
 @st.composite
 def spaces(draw: st.DrawFn) -> Space:
     """Every space that a model, a machine and a user can lead to."""
