@@ -124,7 +124,7 @@ def test_wrong_sections_are_told_before_a_spec_is_written(place: Project) -> Non
     spec = place.configs / "net.yaml"
     spec.unlink()
     with pytest.raises(SpecError, match="tunes: unknown key"):
-        prepare("models/net.onnx", tunes={})  # type: ignore[call-arg]
+        prepare("models/net.onnx", tunes={})
     assert not spec.exists()
 
 

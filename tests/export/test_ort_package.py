@@ -169,7 +169,7 @@ def test_what_onnxruntime_refuses_is_an_error_and_leaves_nothing(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = ort_package.plan_options
-    broken = {"session_options": 3}
+    broken: Any = {"session_options": 3}
     monkeypatch.setattr(ort_package, "plan_options", lambda variant: replace(plan(variant), sections=broken))
     with pytest.raises(ExportError, match="refuses the model package"):
         export_package([bundle], tmp_path / "package")

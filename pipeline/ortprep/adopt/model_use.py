@@ -91,7 +91,7 @@ def _merge_feeds(feeds: Iterable[FeedRecord]) -> list[FeedRecord]:
             for name in earlier.values
             if name in feed.values
         }
-        limits = {name: _merge_limits((earlier, feed), name) or () for name in feed.limits}
+        limits = {name: ends for name in feed.limits if (ends := _merge_limits((earlier, feed), name))}
         merged[key] = FeedRecord(earlier.runs + feed.runs, feed.shapes, values, limits)
     return sorted(merged.values(), key=lambda feed: -feed.runs)
 

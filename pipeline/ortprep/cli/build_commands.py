@@ -140,7 +140,7 @@ def prepare(
             node_timeout_s=NODE_TIMEOUT_S if node_timeout is None else node_timeout,
             collect=collect is not False,
         ).prepare
-    order = BuildRequest(
+    request = BuildRequest(
         configs=configs,
         artifacts=artifacts,
         names=names_of_specs(names or (), configs),
@@ -148,7 +148,7 @@ def prepare(
         skip_unavailable=skip_unavailable,
         jobs=jobs,
     )
-    if errors := build(order, BuildObserver()):
+    if errors := build(request, BuildObserver()):
         raise typer.Exit(exit_code_of(errors))
 
 

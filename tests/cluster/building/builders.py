@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from ortprep.build.engine import BuildRequest, Engine
+from ortprep.build.engine import BuildRequest
 from ortprep.cluster.building.engine import RayEngine
 from tests.builders import conv_net, write_model
 from tests.prepare.builders import AS_PREPARED
@@ -131,5 +131,5 @@ class Workshop:
     def order(self, *names: str, artifacts: str = "artifacts", **wanted: Any) -> BuildRequest:
         return BuildRequest(configs=self.configs, artifacts=self.root / artifacts, names=names, **wanted)
 
-    def engine(self, **wanted: Any) -> Engine:
+    def engine(self, **wanted: Any) -> RayEngine:
         return RayEngine(store=str(self.store), **wanted)

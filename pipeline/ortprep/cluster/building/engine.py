@@ -50,7 +50,7 @@ class RayEngine:
     node_timeout_s: float = NODE_TIMEOUT_S
     collect: bool = True
 
-    def prepare(self, order: BuildRequest, observer: Observer) -> tuple[PipelineError, ...]:
+    def prepare(self, request: BuildRequest, observer: Observer) -> tuple[PipelineError, ...]:
         """Builds on the cluster what is not up to date, fetches the merged bundles, and returns what failed.
 
         Raises:
@@ -58,20 +58,20 @@ class RayEngine:
             MissingExtraError: Ray is not installed.
             ClusterError: There is no cluster.
         """
-        specs = read_build_specs(order.configs, order.artifacts, names=order.names)
-        fleet = read_fleet(self.fleet, configs=order.configs)
+        specs = read_build_specs(request.configs, request.artifacts, names=request.names)
+        fleet = read_fleet(self.fleet, configs=request.configs)
         self._check_urls(specs)
         with connect(self.address, retries=self.retries) as cluster:
             plan = plan_fleet(
                 specs,
                 fleet,
                 cluster.list_nodes(),
-                only=order.only,
-                skip_unavailable=order.skip_unavailable,
+                only=request.only,
+                skip_unavailable=request.skip_unavailable,
             )
             for what, why in plan.left_out.items():
                 log.warning("left out: %s: %s", what, why)
-            return BuildRun(cluster, fleet, plan, self, order.artifacts.absolute(), observer).run()
+            return BuildRun(cluster, fleet, plan, self, request.artifacts.absolute(), observer).run()
 
     def _check_urls(self, specs: Sequence[ModelSpec]) -> None:
         """Finds out now what would otherwise fail when hours of work are to be kept."""
