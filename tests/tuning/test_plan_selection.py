@@ -286,4 +286,4 @@ def test_a_pair_never_costs_more_than_the_best_plan_alone(
         assert first.ready_ms < 0.951 * second.ready_ms
         assert first.steady_ms > second.steady_ms
     elif runs == 10**6:
-        assert second.ready_ms * 0.9 < min(of_plan[0].ready_ms for of_plan in finals.values())
+        assert second.ready_ms / 1.6 < min(of_plan[0].ready_ms for of_plan in finals.values())

@@ -163,20 +163,22 @@ def find_legs(record: TuningRecord) -> tuple[Leg, ...]:
     """Returns which plan costs least at how many runs per load, fewest runs first."""
     places = {trial.number: _place(trial) for trial in find_front(record)}
     legs: list[Leg] = []
-    first = 1
-    cheapest: int | None = next(iter(places), None)
-    while cheapest is not None:
+    runs: int | None = 1 if places else None
+    while runs is not None:
+        later = runs - 1
+        cheapest = min(places, key=lambda number: places[number][0] + later * places[number][1])
         ready_ms, steady_ms = places[cheapest]
-        # From how many runs on each plan with shorter runs makes up for its later first result.
-        starts: dict[int | None, int] = {
-            number: 2 + int((later_ms - ready_ms) / (steady_ms - shorter_ms))
-            for number, (later_ms, shorter_ms) in places.items()
-            if shorter_ms < steady_ms
-        }
-        # Of several at once, the one with the shortest runs, which comes last.
-        following = min(reversed(starts), key=lambda number: starts[number], default=None)
-        legs.append(Leg(cheapest, first, None if following is None else starts[following] - 1))
-        first, cheapest = starts.get(following, first), following
+        # From how many runs on a plan with shorter runs has made up for its later first result.
+        following = min(
+            (
+                max(runs + 1, 2 + int((later_ms - ready_ms) / (steady_ms - shorter_ms)))
+                for later_ms, shorter_ms in places.values()
+                if shorter_ms < steady_ms
+            ),
+            default=None,
+        )
+        legs.append(Leg(cheapest, runs, None if following is None else following - 1))
+        runs = following
     return tuple(legs)
 
 
