@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortprep.doctor.conclusion import conclude
-from ortprep.doctor.diagnosis import SEVERITIES, Finding, Severity, diagnose, exit_code_of
+from ortprep.doctor.diagnosis import SEVERITIES, Finding, Severity, conclude, diagnose, exit_code_of
 
 
 def test_findings_are_in_order_of_severity() -> None:

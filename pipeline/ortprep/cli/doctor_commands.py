@@ -18,8 +18,7 @@ from ortprep.children.scratch_folder import scratch_folder
 from ortprep.cli.command import ARTIFACTS, CONFIGS, Artifacts, AsJson, Configs, Devices, command
 from ortprep.cli.console import echo, write_json, write_line, write_table
 from ortprep.cli.model_resolution import Locations, examine_all
-from ortprep.doctor.conclusion import conclude
-from ortprep.doctor.diagnosis import Diagnosis, Finding, exit_code_of
+from ortprep.doctor.diagnosis import Diagnosis, Finding, conclude, exit_code_of
 from ortprep.doctor.doctor_model import DoctorModel, plan_of
 from ortprep.doctor.sampling import parse_shapes
 from ortprep.errors import PipelineError, PoolError, SpecError
@@ -222,7 +221,7 @@ def _diagnose(check: Check, request: DoctorRequest) -> Diagnosis:
     device = request.devices[0]
     match check:
         case Check.ENV:
-            from ortprep.doctor.environment.check import diagnose_environment
+            from ortprep.doctor.environment.topics import diagnose_environment
 
             return diagnose_environment(artifacts=request.artifacts, expect=request.expect)
         case Check.GIL:

@@ -1,10 +1,10 @@
-"""Result of a check of `ortprep doctor`: figures, tables and findings."""
+"""Result of a check of `ortprep doctor`: figures, tables and findings; and the conclusion from all checks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from ortprep.tables import Table
 
@@ -13,8 +13,11 @@ Severity: TypeAlias = Literal["ok", "note", "advice", "problem"]
 
 SEVERITIES: tuple[Severity, ...] = ("ok", "note", "advice", "problem")
 
+F = TypeVar("F")
+
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _STEP = 1000
+_MAX_STEPS = 6
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,8 @@ class Diagnosis:
     """Result of one check.
 
     Attributes:
-        check: Its name: `env`, `gil`, `init`, …
-        subject: The model or models it is of; "" for the machine.
+        check: Name of the check: `env`, `parallel`, `init`, …
+        subject: Names of the models; "" for the machine.
         findings: The most severe first.
         tables: For people.
         figures: The same and more for programs, as JSON types.
@@ -63,15 +66,110 @@ def diagnose(
     tables: Sequence[Table] = (),
     figures: Mapping[str, Any] | None = None,
 ) -> Diagnosis:
-    """Returns a diagnosis, its findings in order of severity."""
-    ordered = sorted(findings, key=lambda finding: -SEVERITIES.index(finding.severity))
-    return Diagnosis(check, subject, tuple(ordered), tuple(tables), dict(figures or {}))
+    """Returns a diagnosis, its findings in order of severity; tables without rows are left out."""
+    ordered = sorted(findings, key=_rank, reverse=True)
+    shown = tuple(table for table in tables if table.rows)
+    return Diagnosis(check, subject, tuple(ordered), shown, dict(figures or {}))
+
+
+class Found(NamedTuple):
+    """What a rule found, where that decides more than the sentence; None keeps what the rule says."""
+
+    text: str
+    hint: str | None = None
+    severity: Severity | None = None
+    saves_ms: float | None = None
+
+
+class Rules(Generic[F]):
+    """Rules about one kind of facts, in the order of their definition; an instance is their decorator.
+
+    A rule is a pure function of the facts that yields a sentence, or a `Found`, for everything it finds.
+    """
+
+    def __init__(self) -> None:
+        self._rules: list[tuple[Finding, Callable[[F], Iterator[str | Found]]]] = []
+
+    def __call__(
+        self, code: str, severity: Severity, *, hint: str | None = None
+    ) -> Callable[[Callable[[F], Iterator[str | Found]]], Callable[[F], Iterator[str | Found]]]:
+        """Makes a function a rule with a code, a severity and what to do."""
+
+        def register(rule: Callable[[F], Iterator[str | Found]]) -> Callable[[F], Iterator[str | Found]]:
+            self._rules.append((Finding(code, severity, "", hint), rule))
+            return rule
+
+        return register
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """Codes of all findings that there can be."""
+        return tuple(dict.fromkeys(finding.code for finding, _ in self._rules))
+
+    def find(self, facts: F) -> tuple[Finding, ...]:
+        """Returns what the rules find in the facts."""
+        findings = []
+        for usual, rule in self._rules:
+            for one in rule(facts):
+                found = Found(one) if isinstance(one, str) else one
+                changes = {name: value for name, value in found._asdict().items() if value is not None}
+                findings.append(replace(usual, **changes))
+        return tuple(findings)
 
 
 def exit_code_of(diagnoses: Sequence[Diagnosis]) -> int:
     """Returns 1 if any check found a problem, else 0: what can merely be gained is no failure."""
     severities = {finding.severity for diagnosis in diagnoses for finding in diagnosis.findings}
     return int("problem" in severities)
+
+
+def conclude(diagnoses: Sequence[Diagnosis], *, subject: str) -> Diagnosis:
+    """Returns what dominates, what to do first and what it would save, each with the figure behind it."""
+    start = next((one.figures for one in diagnoses if one.check == "init"), {})
+    findings = (*_dominating(start.get("default") or start.get("prepared")), *_steps(diagnoses))
+    nothing = Finding("nothing-found", "ok", "nothing to fix or gain")
+    return Diagnosis("all", subject, findings or (nothing,))
+
+
+def _dominating(start: Mapping[str, Any] | None) -> Iterator[Finding]:
+    """Yields the largest part of a start, by the figures of `init`."""
+    if not start:
+        return
+    parts = {
+        "making the session": start["init_ms"],
+        "importing numpy and ONNX Runtime": start["numpy_ms"] + start["onnxruntime_ms"],
+        "what the first run takes beyond later ones": start["first_extra_ms"],
+    }
+    name = max(parts, key=lambda part: parts[part])
+    text = f"what dominates: {name}, {parts[name]:.0f} ms of {start['total_ms']:.0f} ms to the first result"
+    saved = start["saved_by_ms"]
+    largest = max(saved, key=lambda code: saved[code], default="")
+    if name == "making the session" and largest and saved[largest] >= parts[name] / 2:
+        text += f"; most of it is {largest.replace('-', ' ')}, {saved[largest]:.0f} ms"
+    yield Finding("what-dominates", "note", text)
+
+
+def _steps(diagnoses: Sequence[Diagnosis]) -> Iterator[Finding]:
+    """Yields every problem and what can be done, the most severe first, then what saves most."""
+    steps: dict[str, list[tuple[str, Finding]]] = {}
+    for diagnosis in diagnoses:
+        for finding in diagnosis.findings:
+            if finding.severity == "problem" or (finding.severity == "advice" and finding.hint is not None):
+                steps.setdefault(finding.hint or finding.text, []).append((diagnosis.check, finding))
+    joined = []
+    for reasons in steps.values():
+        worst = max((finding for _, finding in reasons), key=_rank)
+        text = "; ".join(f"{check}: {finding.text}" for check, finding in reasons)
+        saves_ms = sum(finding.saves_ms or 0.0 for _, finding in reasons) or None
+        joined.append(replace(worst, text=text, saves_ms=saves_ms))
+    joined.sort(key=lambda step: (_rank(step), step.saves_ms or 0.0), reverse=True)
+    yield from joined[:_MAX_STEPS]
+    if (rest := len(joined) - _MAX_STEPS) > 0:
+        yield Finding("more-steps", "note", f"{rest} smaller steps are among the checks' findings")
+
+
+def _rank(finding: Finding) -> int:
+    return SEVERITIES.index(finding.severity)
 
 
 def format_bytes(count: float) -> str:

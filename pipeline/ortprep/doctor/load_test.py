@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ortprep.bundle.loader_config import Golden, LoaderConfig, Variant, golden_of, read_loader_config
+from ortprep.bundle.loader_config import Golden, LoaderConfig, golden_of, read_loader_config
 from ortprep.errors import PipelineError, PoolClosedError, PoolError
 from ortprep.runtime.loading.bucket_selection import choose_bucket
 from ortprep.runtime.loading.variant_selection import FASTEST
@@ -25,11 +25,11 @@ Tensors = Mapping[str, Array]
 
 
 @dataclass(frozen=True)
-class GoldenSample:
-    """A golden sample.
+class GoldenCase:
+    """Inputs, and what has to be answered.
 
     Attributes:
-        golden: Its tolerances.
+        golden: Tolerances.
         inputs: By name.
         expected: What was recorded of the outputs, by name.
     """
@@ -38,22 +38,9 @@ class GoldenSample:
     inputs: Tensors
     expected: Mapping[str, RecordedOutput]
 
-
-@dataclass(frozen=True)
-class GoldenCase:
-    """Inputs, and what may be answered.
-
-    Attributes:
-        inputs: By name.
-        samples: What was recorded for them, of each variant that may answer.
-    """
-
-    inputs: Tensors
-    samples: tuple[GoldenSample, ...]
-
     def find_problems(self, got: Tensors) -> list[str]:
-        """Returns what is wrong with an answer, by the sample that it is nearest to."""
-        return min((find_problems(one.golden, one.expected, got) for one in self.samples), key=len)
+        """Returns what is wrong with an answer."""
+        return find_problems(self.golden, self.expected, got)
 
 
 @dataclass
@@ -94,75 +81,53 @@ def load_test_bundle(
 
     Raises:
         PipelineError: As `SessionPool` does; or the samples cannot be read.
-        PoolError: Workers took variants that have no golden sample in common.
+        PoolError: Workers took different variants.
     """
     config = PoolConfig(
         devices=devices, workers_per_device=workers_per_device, precision=precision, observer=observer
     )
     with SessionPool(bundle, config) as pool:
-        served = _served_variants(read_loader_config(bundle), pool.stats())
-        result = run_cases(pool, read_golden_cases(served, bundle), requests=requests, clients=clients)
+        cases = read_golden_cases(_served_variants(read_loader_config(bundle), pool.stats()), bundle)
+        result = run_cases(pool, cases, requests=requests, clients=clients)
         return result, pool.stats()
 
 
-def _served_variants(config: LoaderConfig, stats: PoolStats) -> list[LoaderConfig]:
-    """Returns the bundle with the variants that workers have, once for all workers that have the same."""
+def _served_variants(config: LoaderConfig, stats: PoolStats) -> LoaderConfig:
+    """Returns the bundle with the variants that all workers have, the one for all shapes first.
+
+    Raises:
+        PoolError: Workers have different ones: which of them answers a request is not known.
+    """
     (model,) = {name for worker in stats.workers for name in worker.models}
-    named = {(worker.variants[model], *worker.buckets.get(model, ())) for worker in stats.workers}
+    taken = {(worker.variants[model], *worker.buckets.get(model, ())) for worker in stats.workers}
+    if len(taken) > 1:
+        raise PoolError(
+            f"workers took different variants: {'; '.join(', '.join(names) for names in sorted(taken))}\n"
+            "  expected the same for all, since their answers are compared with what it recorded",
+            hint="name devices of one kind, or a precision",
+        )
     by_name = {variant.name: variant for variant in config.variants}
-    return [replace(config, variants=tuple(by_name[name] for name in names)) for names in sorted(named)]
+    return replace(config, variants=tuple(by_name[name] for name in next(iter(taken))))
 
 
-def read_golden_cases(served: Sequence[LoaderConfig], root: Path) -> tuple[GoldenCase, ...]:
-    """Returns the golden samples that workers can be asked.
-
-    Which worker answers is not known. So where workers have different variants, a sample is asked only if
-    each variant that may answer has recorded what it answers to the same inputs.
+def read_golden_cases(served: LoaderConfig, root: Path) -> tuple[GoldenCase, ...]:
+    """Returns the golden samples of the variants that answer them.
 
     Args:
-        served: What workers have: the bundle with the variant for all shapes first, then their buckets.
+        served: The bundle with the variants of a worker: the one for all shapes first, then its buckets.
         root: The bundle's folder.
 
     Raises:
-        PoolError: There is no such sample.
         BundleError: A sample cannot be read.
     """
-    samples = {
-        variant.name: _read_sample(config, variant, root) for config in served for variant in config.variants
-    }
-    cases: dict[tuple[str, ...], GoldenCase] = {}
-    for sample in samples.values():
-        names = tuple(dict.fromkeys(_answering(config, sample.inputs).name for config in served))
-        answering = tuple(samples[name] for name in names)
-        if all(_are_same(one.inputs, sample.inputs) for one in answering):
-            cases.setdefault(names, GoldenCase(sample.inputs, answering))
-    if not cases:
-        variants = ", ".join(config.variants[0].name for config in served)
-        raise PoolError(
-            f"no golden sample to check answers with: {root}\n"
-            f"  expected one with the same inputs for all of {variants}, which workers took",
-            hint="name devices of one kind, or a precision",
-        )
-    return tuple(cases.values())
-
-
-def _read_sample(config: LoaderConfig, variant: Variant, root: Path) -> GoldenSample:
-    golden = golden_of(config, variant)
-    return GoldenSample(golden, *read_golden(golden, root))
-
-
-def _answering(config: LoaderConfig, inputs: Tensors) -> Variant:
-    general = config.variants[0]
-    shapes = {name: array.shape for name, array in inputs.items()}
-    return choose_bucket(config, general, shapes=shapes) or general
-
-
-def _are_same(left: Tensors, right: Tensors) -> bool:
-    return left.keys() == right.keys() and all(
-        (array.dtype, array.shape) == (right[name].dtype, right[name].shape)
-        and array.tobytes() == right[name].tobytes()
-        for name, array in left.items()
-    )
+    cases, general = [], served.variants[0]
+    for variant in served.variants:
+        golden = golden_of(served, variant)
+        inputs, expected = read_golden(golden, root)
+        shapes = {name: array.shape for name, array in inputs.items()}
+        if (choose_bucket(served, general, shapes=shapes) or general) == variant:
+            cases.append(GoldenCase(golden, inputs, expected))
+    return tuple(cases)
 
 
 def run_cases(

@@ -8,29 +8,21 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
+from ortprep.bundle.codec import encode
 from ortprep.children.child import run_child
-from ortprep.doctor.environment.facts import ort_probe
+from ortprep.doctor.environment.ort_probe import read_runtime, try_provider
 
 _SITE = "/opt/venv/lib/python3.11/site-packages"
 
 
 def record() -> str:
-    described = run_child(ort_probe.describe_runtime, {}).value
-    runtime = described["runtime"]
-    recording = {
-        **described,
-        "attempts": {name: _attempt(name) for name in runtime["available"]},
-    }
-    text = json.dumps(recording, indent=1)
-    for folder in (str(Path(runtime["folder"]).parent), *filter(None, sys.path)):
+    runtime = read_runtime()
+    attempts = {name: run_child(try_provider, name).value for name in runtime.available}
+    text = json.dumps(encode({"runtime": runtime, "attempts": attempts}), indent=1)
+    for folder in (str(Path(runtime.folder).parent), *filter(None, sys.path)):
         text = text.replace(folder, _SITE) if "site-packages" in folder or "onnxruntime" in folder else text
     return text
-
-
-def _attempt(provider: str) -> dict[str, Any]:
-    return run_child(ort_probe.try_provider, {"provider": provider}).value
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from ortprep.runtime import PoolConfig, SessionPool
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
 from ortprep.runtime.pool.process import ModelJob, WorkerJob
 from ortprep.runtime.pool.served_model import ServedModel, open_served
+from ortprep.runtime.pool.stats import PoolStats
 from ortprep.runtime.tensors.arrays import write_tensors
 from tests.runtime.builders import batch_of, weights_of, write_converted
 
@@ -59,7 +60,7 @@ def test_a_drive_asks_what_every_variant_recorded(bundle: Path) -> None:
 
 def test_the_cases_are_the_samples_of_the_variants_that_answer_them(bundle: Path) -> None:
     config = read_loader_config(bundle)
-    cases = read_golden_cases([having(config, "cpu", "cpu-batch4", "cpu-batch8")], bundle)
+    cases = read_golden_cases(having(config, "cpu", "cpu-batch4", "cpu-batch8"), bundle)
     assert [case.inputs["x"].shape[0] for case in cases] == [2, 4, 8]
     for case, seed in zip(cases, (0, 2, 3), strict=True):
         x = case.inputs["x"]
@@ -67,18 +68,27 @@ def test_the_cases_are_the_samples_of_the_variants_that_answer_them(bundle: Path
         assert case.find_problems({"y": x @ weights_of(1)}) != []
 
 
-def test_of_workers_with_different_variants_each_ones_answer_is_right(bundle: Path) -> None:
-    config = read_loader_config(bundle)
-    (case,) = read_golden_cases([having(config, "cpu"), having(config, "cpu-int8")], bundle)
-    x = case.inputs["x"]
-    for seed, is_right in {0: True, 1: True, 2: False}.items():
-        assert (case.find_problems({"y": x @ weights_of(seed)}) == []) is is_right
+def test_workers_with_different_variants_cannot_be_checked_and_that_is_said(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stats = SessionPool.stats
 
+    def differ(pool: SessionPool) -> PoolStats:
+        one, other = stats(pool).workers
+        workers = (one, dataclasses.replace(other, variants={"linear": "cpu"}, buckets={}))
+        return dataclasses.replace(stats(pool), workers=workers)
 
-def test_workers_whose_samples_differ_cannot_be_checked_and_that_is_said(bundle: Path) -> None:
-    config = read_loader_config(bundle)
-    with pytest.raises(PoolError, match="no golden sample to check answers with"):
-        read_golden_cases([having(config, "cpu-batch4"), having(config, "cpu-batch8")], bundle)
+    monkeypatch.setattr(SessionPool, "stats", differ)
+    with pytest.raises(PoolError, match="workers took different variants: cpu; cpu-int8, cpu-int8-batch4"):
+        load_test_bundle(
+            bundle,
+            devices="cpu",
+            workers_per_device=2,
+            requests=1,
+            clients=1,
+            observer=lambda _: None,
+            precision="int8",
+        )
 
 
 def opened(bundle: Path, *, buckets: bool = True) -> ServedModel:

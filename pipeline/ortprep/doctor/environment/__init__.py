@@ -1,1 +1,1 @@
-"""`ortprep doctor env`: what ONNX Runtime finds on this machine, and what it misses."""
+"""`doctor env`: is this machine set up well for ONNX Runtime?"""

@@ -1,1 +1,0 @@
-"""Facts about a machine: records, and what reads them."""
