@@ -17,9 +17,8 @@ from ortprep.cli.registry_commands import Registry
 from ortprep.cli.tables import LEGEND
 from ortprep.errors import PipelineError
 from ortprep.measuring.change import FIGURES, Change, Verdict, format_value, parse_limits
-from ortprep.measuring.regression import Comparison
+from ortprep.measuring.regression import Comparison, Difference
 from ortprep.measuring.regression import compare as compare_bundles
-from ortprep.measuring.snapshots import Difference
 from ortprep.quoting import printable
 from ortprep.tables import CellValue, Table, fill_table, number_cell
 

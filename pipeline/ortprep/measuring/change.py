@@ -35,7 +35,8 @@ FIGURES: Mapping[str, str] = {
 }
 """Every figure that is compared, as users name it, and its unit; MB are 2**20 bytes. Less is better."""
 
-_LIMIT = re.compile(r"(?:(?P<figure>[^=]*)=)?(?P<number>[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?P<percent>%?)")
+_EVERY = ""
+_LIMIT = re.compile(r"(?:(?P<figure>[^=]+)=)?(?P<number>[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?P<percent>%?)")
 
 
 @dataclass(frozen=True)
@@ -63,32 +64,21 @@ def parse_limits(texts: Sequence[str]) -> RegressionLimits:
     Raises:
         SpecError: One is none of these, or names no figure.
     """
-    share = DEFAULT_LIMIT
-    by_figure: dict[str, float] = {}
+    found: dict[str, float] = {}
     for text in texts:
-        figure, limit = _parse_limit(text)
-        if figure is None:
-            share = limit
-        else:
-            by_figure[figure] = limit
-    return RegressionLimits(share, by_figure)
-
-
-def _parse_limit(text: str) -> tuple[str | None, float]:
-    match = _LIMIT.fullmatch(text.strip())
-    # A bare 10 is refused: who writes it means 10 %, and would get 1,000 %.
-    if match is None or len(text) > 100 or (not match["percent"] and float(match["number"]) >= 1):
-        raise SpecError(
-            f"not a limit: {text[:100]!r}\n  expected a percentage or a share below 1: 10%, 0.1, init=20%",
-            hint="ortprep compare OLD NEW --fail-over 10%",
-        )
-    figure: str | None = match["figure"]
-    if figure is not None and figure not in FIGURES:
-        raise SpecError(
-            f"no such figure: {figure!r}\n  expected one of {', '.join(FIGURES)}",
-            hint="ortprep compare OLD NEW --fail-over 10% --fail-over init=20%",
-        )
-    return figure, float(match["number"]) / (100 if match["percent"] else 1)
+        match = _LIMIT.fullmatch(text.strip())
+        # A bare 10 is refused: who writes it means 10 %, and would get 1,000 %.
+        if match is None or len(text) > 100 or (not match["percent"] and float(match["number"]) >= 1):
+            raise SpecError(
+                f"not a limit: {text[:100]!r}\n"
+                "  expected a percentage or a share below 1: 10%, 0.1, init=20%",
+                hint="ortprep compare OLD NEW --fail-over 10%",
+            )
+        figure = match["figure"] or _EVERY
+        if figure not in (_EVERY, *FIGURES):
+            raise SpecError(f"no such figure: {figure!r}\n  expected one of {', '.join(FIGURES)}")
+        found[figure] = float(match["number"]) / (100 if match["percent"] else 1)
+    return RegressionLimits(found.pop(_EVERY, DEFAULT_LIMIT), found)
 
 
 Verdict: TypeAlias = Literal["regression", "improvement", "noise", "same", "missing", "new", "incomparable"]
@@ -158,7 +148,9 @@ def compare_figure(
         is_comparable: Whether both were measured under the same conditions.
     """
     limit = limits.limit_of(figure)
-    ratio = None if old is None or new is None else _ratio(old.median, new.median)
+    ratio = None
+    if old is not None and new is not None:
+        ratio = 1.0 if old.median == new.median else new.median / old.median if old.median else math.inf
     verdict: Verdict
     if new is None:
         verdict = "missing"
@@ -191,9 +183,3 @@ def judge(old: Samples, new: Samples, *, limit: float | None, is_counted: bool =
 
 def _is_beyond(error: Samples | None) -> bool:
     return error is not None and not error.median <= 1  # so is what is no number
-
-
-def _ratio(old: float, new: float) -> float:
-    if old == new:
-        return 1.0
-    return new / old if old else math.inf

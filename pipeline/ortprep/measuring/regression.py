@@ -7,33 +7,36 @@ differs in how they were made.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ortprep.bundle.figures import Samples
 from ortprep.bundle.manifest import Manifest, VariantRecord
 from ortprep.measuring.change import MEASURED, VERIFICATION, Change, RegressionLimits, compare_figure
 from ortprep.measuring.shipped import find_measurement, find_plan, shipped_plan, worst_error
-from ortprep.measuring.snapshots import (
-    Difference,
-    VariantSnapshot,
-    compare_manifests,
-    compare_snapshots,
-    list_differences,
-    list_snapshots,
-    pair_snapshots,
-    read_hardware_facts,
-)
 
 Outcome: TypeAlias = Literal["ok", "incomparable", "regression"]
 """Nothing became worse; nothing that could be compared did; something did."""
 
 _OUTCOMES: tuple[Outcome, ...] = ("ok", "incomparable", "regression")
 _CACHES = ("warm", "cold")
-_DEFAULT = "default"
+_DEFAULT, _PORTABLE = "default", "portable"
 _CONTROLS = ("ready", "init", "first-result", "steady")
 _COUNTED = ("size", VERIFICATION)
+
+_HARDWARE = {"architecture": "machine", "processor": "cpu_model", "cores": "cores"}
+_GPU = {"GPU": "gpus.0.name", "compute capability": "gpus.0.compute_capability"}
+"""What figures depend on, by its name for users, and where the record of the hardware has it."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that is not as it was; "" stands for nothing."""
+
+    what: str
+    old: str
+    new: str
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,22 @@ class Comparison:
     variants: tuple[VariantComparison, ...]
 
 
+@dataclass(frozen=True)
+class _Snapshot:
+    """A variant of a bundle; a version from several machines has several of one name, which are numbered."""
+
+    name: str
+    record: VariantRecord
+    manifest: Manifest
+
+    @property
+    def hardware(self) -> dict[str, str]:
+        """The hardware that its figures depend on; {} if it was not recorded."""
+        known = dict(_flatten(self.manifest.environment.get("hardware")))
+        facts = _HARDWARE if self.record.target == "cpu" else {**_HARDWARE, **_GPU}
+        return {name: known[key] for name, key in facts.items() if key in known}
+
+
 def compare(
     old: Sequence[Manifest],
     new: Sequence[Manifest],
@@ -96,60 +115,83 @@ def compare(
             then, as long as one is there.
     """
     rules = limits or RegressionLimits()
-    variants = []
-    pairs = tuple(pair_snapshots(list_snapshots(old), list_snapshots(new)))
+    pairs = _pair(_list_snapshots(old), _list_snapshots(new))
     partial = partial and any(was is not None and now is not None for was, now in pairs)
+    variants = []
     for was, now in pairs:
-        if was is not None and now is not None:
-            variants.append(_compare_pair(was, now, rules, across_hardware=across_hardware))
+        if now is not None:
+            variants.append(_compare_variant(was, now, rules, across_hardware=across_hardware))
         elif was is not None:
             variants.append(_miss(was, new[0], partial=partial))
-        elif now is not None:
-            variants.append(_introduce(now, rules))
     outcomes: list[Outcome] = [variant.outcome for variant in variants]
     outcome = max(outcomes, key=_OUTCOMES.index, default=_OUTCOMES[0])
-    return Comparison(new[0].name, outcome, compare_manifests(old[0], new[0]), tuple(variants))
+    differences = _list_differences(_describe_manifest(old[0]), _describe_manifest(new[0]))
+    return Comparison(new[0].name, outcome, differences, tuple(variants))
 
 
-def _miss(was: VariantSnapshot, new: Manifest, *, partial: bool) -> VariantComparison:
+def _list_snapshots(manifests: Sequence[Manifest]) -> list[_Snapshot]:
+    """Returns a version's variants; of one that equal machines prepared, that of the first bundle alone."""
+    found: dict[tuple[str, ...], _Snapshot] = {}
+    for manifest in manifests:
+        machine = tuple(str(manifest.environment.get(name)) for name in ("onnxruntime", "hardware"))
+        for record in manifest.variants:
+            number = 1 + sum(one.record.name == record.name for one in found.values())
+            name = record.name if number == 1 else f"{record.name} ({number})"
+            found.setdefault((record.name, *machine), _Snapshot(name, record, manifest))
+    return list(found.values())
+
+
+def _pair(
+    old: Sequence[_Snapshot], new: Sequence[_Snapshot]
+) -> list[tuple[_Snapshot | None, _Snapshot | None]]:
+    """Returns every variant with its counterpart, preferably from the same hardware, or None."""
+    candidates = sorted(
+        (was.hardware != now.hardware, i, k)
+        for i, was in enumerate(old)
+        for k, now in enumerate(new)
+        if (was.record.target, was.record.name) == (now.record.target, now.record.name)
+    )
+    partners: dict[int, int] = {}
+    for _, i, k in candidates:
+        if i not in partners and k not in partners.values():
+            partners[i] = k
+    matched = [(was, new[partners[i]] if i in partners else None) for i, was in enumerate(old)]
+    return [*matched, *((None, now) for k, now in enumerate(new) if k not in partners.values())]
+
+
+def _miss(was: _Snapshot, new: Manifest, *, partial: bool) -> VariantComparison:
     name, target = was.name, was.record.target
-    reasons = [missing.reason for missing in new.missing_targets if missing.target == target]
     if partial:
         return VariantComparison(name, None, target, "ok", remarks=("it is missing, and was not compared",))
+    reasons = [missing.reason for missing in new.missing_targets if missing.target == target]
     failure = ": ".join(["it no longer exists", *reasons])
     return VariantComparison(name, None, target, "regression", (failure,))
 
 
-def _introduce(now: VariantSnapshot, limits: RegressionLimits) -> VariantComparison:
-    counted = _read_counted(now)
-    changes = tuple(compare_figure(figure, None, counted.get(figure), limits) for figure in _COUNTED)
-    failures = tuple(_regressions(changes))
-    outcome: Outcome = "regression" if failures else "ok"
-    name, target = now.name, now.record.target
-    return VariantComparison(None, name, target, outcome, failures, changes, remarks=("it is new",))
-
-
-def _compare_pair(
-    was: VariantSnapshot, now: VariantSnapshot, limits: RegressionLimits, *, across_hardware: bool
+def _compare_variant(
+    was: _Snapshot | None, now: _Snapshot, limits: RegressionLimits, *, across_hardware: bool
 ) -> VariantComparison:
-    facts = read_hardware_facts(was), read_hardware_facts(now)
-    hardware = list_differences(*facts)
-    is_comparable = across_hardware or not hardware
-    measured = _measured(was.record, now.record, limits, is_comparable=is_comparable)
-    changes = (*measured, *_counted(was, now, limits))
-    regressions = (*_regressions(changes), *_losses(changes))
-    unlike = tuple(_incomparable(changes, hardware if not is_comparable else ()))
-    remarks = [] if any(facts) else ["neither says on which hardware it was measured"]
-    remarks += [] if hardware else _controls(was.record, now.record, limits)
+    """Compares a variant with its counterpart; a new one fails if it answers wrongly."""
+    hardware: tuple[Difference, ...] = ()
+    changes, remarks = list(_counted(was, now, limits)), ["it is new"]
+    if was is not None:
+        hardware = _list_differences(was.hardware, now.hardware)
+        is_comparable = across_hardware or not hardware
+        changes[:0] = _measured(was.record, now.record, limits, is_comparable=is_comparable)
+        known = was.hardware or now.hardware
+        remarks = [] if known else ["neither says on which hardware it was measured"]
+        remarks += [] if hardware else _controls(was.record, now.record, limits)
+    regressions = (*(str(one) for one in changes if one.verdict == "regression"), *_losses(changes))
+    unlike = tuple(_incomparable(changes, () if across_hardware else hardware))
     return VariantComparison(
-        old=was.name,
+        old=None if was is None else was.name,
         new=now.name,
         target=now.record.target,
         outcome="regression" if regressions else "incomparable" if unlike else "ok",
         failures=(*regressions, *unlike),
-        changes=changes,
+        changes=tuple(changes),
         hardware=hardware,
-        differences=compare_snapshots(was, now),
+        differences=() if was is None else _list_differences(_describe(was), _describe(now)),
         remarks=tuple(remarks),
     )
 
@@ -177,22 +219,21 @@ def _read(record: VariantRecord, cache: str, plan: str) -> dict[str, Samples]:
     return {name: one for name, one in found.items() if one is not None and 0 <= one.median < math.inf}
 
 
-def _counted(was: VariantSnapshot, now: VariantSnapshot, limits: RegressionLimits) -> Iterator[Change]:
-    """Yields what is the same wherever it is looked at."""
-    old, new = _read_counted(was), _read_counted(now)
-    known = [name for name in _COUNTED if name in old or name in new]
-    return (compare_figure(name, old.get(name), new.get(name), limits) for name in known)
+def _counted(was: _Snapshot | None, now: _Snapshot, limits: RegressionLimits) -> Iterator[Change]:
+    """Yields the changes of what is the same wherever it is looked at."""
+    old, new = {} if was is None else _read_counted(was), _read_counted(now)
+    for name in _COUNTED:
+        if name in old or name in new:
+            yield compare_figure(name, old.get(name), new.get(name), limits)
 
 
-def _read_counted(snapshot: VariantSnapshot) -> dict[str, Samples]:
+def _read_counted(snapshot: _Snapshot) -> dict[str, Samples]:
     """Returns the size of a variant's files in MB, and its largest error in units of the tolerance."""
-    size_mb = None if snapshot.size_bytes is None else snapshot.size_bytes / 2**20
-    found = {"size": size_mb, VERIFICATION: worst_error(snapshot.record)}
+    # Where the portable variant was faster, its files are all there is.
+    folder = _PORTABLE if shipped_plan(snapshot.record) == _PORTABLE else snapshot.record.name
+    sizes = [one.size_bytes for one in snapshot.manifest.files if one.path.startswith(f"{folder}/")]
+    found = {"size": sum(sizes) / 2**20 if sizes else None, VERIFICATION: worst_error(snapshot.record)}
     return {name: Samples.of([value]) for name, value in found.items() if value is not None}
-
-
-def _regressions(changes: Sequence[Change]) -> Iterator[str]:
-    return (str(change) for change in changes if change.verdict == "regression")
 
 
 def _losses(changes: Sequence[Change]) -> Iterator[str]:
@@ -203,32 +244,77 @@ def _losses(changes: Sequence[Change]) -> Iterator[str]:
 
 
 def _incomparable(changes: Sequence[Change], hardware: Sequence[Difference]) -> Iterator[str]:
-    if not any(change.verdict == "incomparable" for change in changes):
-        return
-    if hardware:
+    if any(change.verdict == "incomparable" for change in changes):
         what = "; ".join(f"{one.what} {one.old or '?'} → {one.new or '?'}" for one in hardware)
-        yield f"not comparable, measured on different hardware: {what}"
-    else:
-        yield "not comparable, measured with inputs of different shapes"
+        where = f"on different hardware: {what}" if what else "with inputs of different shapes"
+        yield f"not comparable, measured {where}"
 
 
 def _controls(was: VariantRecord, now: VariantRecord, limits: RegressionLimits) -> list[str]:
     """Returns what plain ONNX Runtime's own figures, from the same rounds, say about the machine."""
     if _DEFAULT in (shipped_plan(was), shipped_plan(now)):
         return []
-    remarks = []
-    for cache in _CACHES:
-        old, new = (_read(record, cache, _DEFAULT) for record in (was, now))
-        is_alike = _has_same_shapes(was, now, cache)
-        changes = [
-            compare_figure(name, old[name], new[name], limits, cache=cache, is_comparable=is_alike)
-            for name in _CONTROLS
-            if name in old and name in new
-        ]
-        moved = [f"{c.figure} {c.ratio:.2f}×" for c in changes if c.verdict in ("regression", "improvement")]
-        if moved:
-            remarks.append(
-                f"plain ONNX Runtime, measured beside it, changed too ({cache} cache: {', '.join(moved)}): "
-                "so did the machine, the source or ONNX Runtime itself"
-            )
-    return remarks
+    old, new = _read(was, "warm", _DEFAULT), _read(now, "warm", _DEFAULT)
+    is_alike = _has_same_shapes(was, now, "warm")
+    changes = [
+        compare_figure(name, old[name], new[name], limits, cache="warm", is_comparable=is_alike)
+        for name in _CONTROLS
+        if name in old and name in new
+    ]
+    moved = [f"{c.figure} {c.ratio:.2f}×" for c in changes if c.verdict in ("regression", "improvement")]
+    if not moved:
+        return []
+    what = f"plain ONNX Runtime, measured beside it, changed too ({', '.join(moved)})"
+    return [f"{what}: so did the machine, the source or ONNX Runtime itself"]
+
+
+def _list_differences(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[Difference, ...]:
+    return tuple(
+        Difference(what, old.get(what, ""), new.get(what, ""))
+        for what in dict.fromkeys((*old, *new))
+        if old.get(what, "") != new.get(what, "")
+    )
+
+
+def _describe_manifest(manifest: Manifest) -> dict[str, str]:
+    return {
+        "model": manifest.name,
+        "source": manifest.source.sha256,
+        "spec": manifest.spec_digest,
+        "git commit": manifest.spec_commit or "",
+        "ortprep": manifest.pipeline_version,
+    }
+
+
+def _describe(snapshot: _Snapshot) -> dict[str, str]:
+    """Returns how a variant was made, with the options that a search chose."""
+    record = snapshot.record
+    verification, tuning = record.verification, record.tuning
+    environment = dict(_flatten(snapshot.manifest.environment))
+    trials = tuning.trials if tuning else ()
+    choice = next((trial.choice for trial in trials if tuning and trial.number == tuning.chosen), {})
+    return {
+        "name": record.name,
+        "optimisation level": record.level,
+        "shipped plan": shipped_plan(record),
+        **{f"option {knob}": choice[knob] for knob in sorted(choice)},
+        "tolerance": f"rtol {verification.rtol:g}, atol {verification.atol:g}",
+        "verified on": f"{verification.samples} {verification.inputs} inputs",
+        **{name: text for name, text in environment.items() if not name.startswith("hardware.")},
+        **{
+            f"GPU {name}": environment.get(f"hardware.gpus.0.{name}", "")
+            for name in ("driver_version", "cuda_version")
+        },
+    }
+
+
+def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yields the leaves of nested JSON by their dotted names; a list of plain values is one leaf."""
+    if isinstance(value, Mapping):
+        for key in sorted(map(str, value)):
+            yield from _flatten(value[key], f"{name}.{key}" if name else key)
+    elif isinstance(value, list | tuple) and any(isinstance(one, Mapping) for one in value):
+        for index, one in enumerate(value):
+            yield from _flatten(one, f"{name}.{index}")
+    elif value is not None and name:
+        yield name, ".".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
