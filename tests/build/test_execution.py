@@ -214,15 +214,6 @@ def test_a_key_that_cannot_be_computed_is_told_like_work_that_fails(
     assert caught.value.message == f"shout of m: {reason.removeprefix('it would fail: ')}"
 
 
-def test_a_promise_not_kept_is_a_failure(artifacts: Path, cache: DigestCache) -> None:
-    class Liar(Shout):
-        def run(self, context: object) -> dict[str, object]:
-            return {"length": 0}
-
-    with pytest.raises(StageError, match="no word was written"):
-        run_task(tasks(artifacts, Liar(), Count())[0], cache=cache, say=lambda _: None)
-
-
 def test_a_task_before_its_requirements_says_so(artifacts: Path, cache: DigestCache) -> None:
     builds = tasks(artifacts, Shout(), Count())
     with pytest.raises(StageError, match="shout of m has to run first"):

@@ -213,8 +213,6 @@ def _run_stage(context: Context, task: Task) -> Mapping[str, Any]:
     if reason is not None:
         return {LEFT_OUT: reason}
     result: Mapping[str, Any] = encode(task.stage.run(context))
-    if LEFT_OUT not in result:
-        task.stage.ensures(context, result)
     return result
 
 

@@ -13,7 +13,6 @@ import numpy as np
 import onnx
 import pytest
 
-from ortprep.bundle.codec import encode
 from ortprep.bundle.loader_config import VersionRange
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.child import Reply, run_child
@@ -356,15 +355,6 @@ def test_strings_without_values_are_the_specs_error_and_no_reason_to_step_down(b
     with pytest.raises(SpecError, match="words"):
         build.optimize(**shapes("words", 3))
     assert build.said == []
-
-
-def test_a_missing_file_is_noticed(build: Build) -> None:
-    write(build, models.zero_inputs())
-    encoded = encode(build.optimize())
-    context = build.context("cpu", {})
-    (build.folder / "net_optimized.onnx").unlink()
-    with pytest.raises(StageError, match=r"no net_optimized.onnx was written"):
-        OptimizeStage().ensures(context, encoded)
 
 
 def key(variant: str = "cpu", *, folder: Path = Path(), **spec: Any) -> str:

@@ -10,22 +10,17 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from ortprep.bundle.codec import encode
 from ortprep.bundle.loader_config import VersionRange
-from ortprep.bundle.session_record import SessionOptionsRecord
-from ortprep.bundle.tuning_record import TrialRecord, TuningRecord
 from ortprep.errors import PipelineError, StageError
 from ortprep.runtime.loading.session import CPU, build_session, default_plan
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Context, Plan, TaskId
-from ortprep.stages.core.results import PreparedResult
 from ortprep.stages.optimize.attempt import job_of
 from ortprep.stages.optimize.graph_features import has_1d_convolutions, measure_width
 from ortprep.stages.optimize.lint import find_operators
 from ortprep.stages.tune.artefacts import Artefacts, readable_by, write_form
 from ortprep.stages.tune.stage import TuneStage
 from tests import builders as models
-from tests.stages.measure.test_measure import optimize_result
 from tests.stages.optimize.builders import Build
 
 
@@ -202,28 +197,3 @@ def test_files_that_cannot_be_read_are_no_form_and_leave_nothing(
     with pytest.raises(PipelineError):
         artefacts.get("ort", "all")
     assert [path.name for path in (context.folder / "forms").iterdir()] == []
-
-
-def outcome(prepared: PreparedResult, *, failure: str | None) -> dict[str, Any]:
-    trial = TrialRecord(
-        0, "base", {"form": "mapped"}, SessionOptionsRecord("ORT_DISABLE_ALL"), (), None, failure
-    )
-    record = TuningRecord(
-        runs_per_load=1,
-        limits={},
-        knobs={},
-        combinations=1,
-        trials=(trial,),
-        chosen=0,
-        beats_default=False,
-        reason="",
-        ended="",
-        noise=0.0,
-        elapsed_s=0.0,
-    )
-    return dict(encode(dataclasses.replace(prepared, record=record)))
-
-
-def test_a_plan_that_failed_is_never_handed_on(context: Context) -> None:
-    with pytest.raises(StageError, match="the chosen plan failed: SIGSEGV"):
-        TuneStage().ensures(context, outcome(optimize_result(), failure="SIGSEGV"))

@@ -122,16 +122,6 @@ class ConvertStage:
             return {LEFT_OUT: reason, "record": encode(record)}
         return _result(context, parent, record)
 
-    def ensures(self, context: Context, result: Mapping[str, Any]) -> None:
-        """Checks that the folder has every file of the model.
-
-        Raises:
-            StageError: One is missing.
-        """
-        for entry in decode(ConvertResult, result).converted.source.files:
-            if not (context.folder / entry.path).is_file():
-                raise StageError(f"no {entry.path} was written: {context.spec.name}/{context.variant}")
-
 
 def _variant(plan: Plan, variant: str | None) -> VariantPlan:
     assert variant is not None

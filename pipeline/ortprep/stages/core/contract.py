@@ -1,4 +1,4 @@
-"""The contract of a stage (requires → run → ensures), its plan and its variants."""
+"""The contract of a stage, its plan and its variants."""
 
 from __future__ import annotations
 
@@ -233,11 +233,4 @@ class Stage(Protocol):
 
         Raises:
             PipelineError: The work failed.
-        """
-
-    def ensures(self, context: Context, result: Mapping[str, Any]) -> None:
-        """Checks what later stages rely on.
-
-        Raises:
-            StageError: `run` returned, but did not do what it promises.
         """

@@ -9,12 +9,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.codec import encode
 from ortprep.bundle.digest import PREFIX, DigestCache
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.manifest import SourceRecord
-from ortprep.bundle.paths import resolve_inside
-from ortprep.errors import SourceError, StageError
+from ortprep.errors import SourceError
 from ortprep.quoting import quoted
 from ortprep.spec.hub_url import is_hub_url, parse_hub_url
 from ortprep.spec.models import ModelSpec, SourceSpec
@@ -114,19 +113,6 @@ class FetchStage:
         )
         config = _fetch_config(context, source) if isinstance(source, HubFile) else None
         return dict(encode(FetchResult(file, record, inspection.interface, config)))
-
-    def ensures(self, context: Context, result: Mapping[str, Any]) -> None:
-        """Checks that every file of the result is there in full.
-
-        Raises:
-            StageError: One is not.
-        """
-        for entry in decode(FetchResult, result).source.files:
-            path = resolve_inside(context.folder, entry.path)
-            if not path.is_file() or path.stat().st_size != entry.size_bytes:
-                raise StageError(
-                    f"fetch did not write all of {entry.path}\n  expected {entry.size_bytes} bytes"
-                )
 
 
 def _model_source(spec: ModelSpec, key: Mapping[str, Any]) -> Source | None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.codec import encode
 from ortprep.bundle.loader_config import Variant
 from ortprep.bundle.manifest import LadderAttempt
 from ortprep.errors import (
@@ -31,20 +31,18 @@ from ortprep.runtime.loading.session import CPU, default_plan
 from ortprep.runtime.machine.hardware import hardware_fingerprint
 from ortprep.stages.core.contract import SOURCE_PRECISION, Context, Plan, TaskId, target_of
 from ortprep.stages.core.inputs.spec_fit import inputs_key, require_fit, samples_key
-from ortprep.stages.core.ladder import TAKEN, descend, describe_failures, plain_refusal
+from ortprep.stages.core.ladder import descend, describe_failures, plain_refusal
 from ortprep.stages.core.provenance import runtime_versions
 from ortprep.stages.core.results import PreparedResult
 from ortprep.stages.core.sources import source_task
 from ortprep.stages.optimize.attempt import (
     OptimizeJob,
-    describe_findings,
     job_of,
     requirements_of,
     try_step,
 )
 from ortprep.stages.optimize.graph_writer import SaveResult
-from ortprep.stages.optimize.ladder import SOURCE, Step, plan_ladder
-from ortprep.stages.optimize.lint import errors_of
+from ortprep.stages.optimize.ladder import Step, plan_ladder
 from ortprep.stages.optimize.reload_check import run_reload
 from ortprep.stages.optimize.session_plans import loading_providers, runtime_key, step_options
 
@@ -115,21 +113,6 @@ class OptimizeStage:
                 hint=f"ORTPREP_LOG=debug ortprep prepare {quoted(job.spec.name)}   (what ONNX Runtime said)",
             )
         return dict(encode(_result_of(job, *taken[0], attempts)))
-
-    def ensures(self, context: Context, result: Mapping[str, Any]) -> None:
-        """Checks that the model is there, and that the step that was taken held.
-
-        Raises:
-            StageError: It is not, or it did not.
-        """
-        outcome = decode(PreparedResult, result)
-        last_step = outcome.ladder[-1]
-        if last_step.outcome != TAKEN or last_step.step != outcome.step:
-            raise StageError(f"no step was taken\n  expected {outcome.step!r}, got {last_step.outcome}")
-        if outcome.step != SOURCE and errors_of(last_step.findings):
-            raise StageError(f"a hazard was taken\n  {describe_findings(errors_of(last_step.findings))}")
-        if not (context.folder / outcome.variant.model).is_file():
-            raise StageError(f"no {outcome.variant.model} was written: {context.spec.name}/{context.variant}")
 
 
 def _require_usable_source(job: OptimizeJob) -> None:

@@ -59,10 +59,10 @@ class PackageStage:
         }
 
     def run(self, context: Context) -> Mapping[str, Any]:
-        """Writes the bundle.
+        """Writes the bundle, reads it back and loads it.
 
         Raises:
-            StageError: The disk is full or read-only.
+            StageError: The disk is full, or the bundle cannot be read back or loaded.
         """
         fetched, spec = read_fetched(context).description, context.spec
         prepared, left_out = collect_variants(context)
@@ -101,26 +101,22 @@ class PackageStage:
             left_out=left_out,
         )
         write_manifest(context.folder, manifest)
+        _check(context)
         on_gpu = any(needs_gpu(variant.requirements) for variant in variants)
         context.say(f"jobs need {describe_need(environment, on_gpu=on_gpu)}")
         return {"variants": [variant.name for variant in variants]}
 
-    def ensures(self, context: Context, result: Mapping[str, Any]) -> None:
-        """Checks the bundle as a reader would, and loads every variant that this machine can run.
 
-        Raises:
-            StageError: A file cannot be read back, byte for byte, or a variant cannot be used.
-        """
-        try:
-            check_bundle(context.folder, DigestCache().digest)
-        except BundleError as error:
-            raise StageError(f"the bundle cannot be read back\n  {error.message}") from error
-        if PORTABLE not in result["variants"]:
-            raise StageError("the bundle has no portable variant")
-        # From where the files lie now: what was verified lay elsewhere, which may make a difference.
-        try:
-            for checked in check_variants(context.folder, timeout_s=context.spec.optimize.timeout_s):
-                if checked.reasons:
-                    context.say(str(checked))
-        except (LoadError, ChildError) as error:
-            raise StageError(f"the bundle cannot be used\n  {error.message}", hint=error.hint) from error
+def _check(context: Context) -> None:
+    """Checks the bundle as a reader would, and loads every variant that this machine can run."""
+    try:
+        check_bundle(context.folder, DigestCache().digest)
+    except BundleError as error:
+        raise StageError(f"the bundle cannot be read back\n  {error.message}") from error
+    # From where the files lie now: what was verified lay elsewhere, which may make a difference.
+    try:
+        for checked in check_variants(context.folder, timeout_s=context.spec.optimize.timeout_s):
+            if checked.reasons:
+                context.say(str(checked))
+    except (LoadError, ChildError) as error:
+        raise StageError(f"the bundle cannot be used\n  {error.message}", hint=error.hint) from error

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.codec import encode
 from ortprep.bundle.file_links import share_model
 from ortprep.bundle.loader_config import FirstPhase, Requirements
 from ortprep.bundle.tuning_record import TuningRecord
 from ortprep.children.probe import ProbeResult
-from ortprep.errors import StageError, VerificationError
+from ortprep.errors import VerificationError
 from ortprep.measuring.device_lock import measuring, working
 from ortprep.runtime.machine.hardware import hardware_fingerprint, read_hardware
 from ortprep.stages.core.accuracy import gate_key, judge_accuracy
@@ -95,20 +95,6 @@ class TuneStage:
                 result = _hand_on(search_context, verdict, record)
         context.say(verdict.reason)
         return dict(encode(result))
-
-    def ensures(self, context: Context, result: Mapping[str, Any]) -> None:
-        """Checks that the chosen plan was tried and its files are there.
-
-        Raises:
-            StageError: It was not, or they are not.
-        """
-        outcome = decode(PreparedResult, result)
-        assert outcome.record is not None
-        chosen = outcome.record.trials[outcome.record.chosen]
-        if chosen.figures is None:
-            raise StageError(f"the chosen plan failed: {chosen.failure}")
-        if not (context.folder / outcome.variant.model).is_file():
-            raise StageError(f"tuning wrote no model: {context.spec.name}")
 
 
 def _search(search_context: SearchContext) -> PlanSearchResult:

@@ -13,11 +13,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.codec import encode
 from ortprep.bundle.conversion_record import OutputAccuracy
 from ortprep.bundle.manifest import VerificationRecord
 from ortprep.children.answers import Answers, TensorDeclaration
-from ortprep.errors import PipelineError, StageError, VerificationError
+from ortprep.errors import PipelineError, VerificationError
 from ortprep.runtime.loading.session import CUDA
 from ortprep.runtime.machine.hardware import hardware_fingerprint
 from ortprep.stages.core.accuracy import gate_key, judge_accuracy
@@ -117,20 +117,6 @@ class VerifyStage:
             noise_floor=reference.noise,
         )
         return dict(encode(VerifyResult(record, accuracy)))
-
-    def ensures(self, context: Context, result: Mapping[str, Any]) -> None:
-        """Checks that outputs were compared and, where the source was run, that there is a golden sample.
-
-        Raises:
-            StageError: None was, or there is none.
-        """
-        outcome = decode(VerifyResult, result)
-        if not outcome.record.errors and not outcome.accuracy:
-            raise StageError(f"verified without an output: {describe(context)}")
-        own = (OWN_GOLDEN_FILE,) if context.variant_plan.is_converted else ()
-        for name in (*own, *((GOLDEN_FILE,) if _makes_reference(context) else ())):
-            if not (context.folder / name).is_file():
-                raise StageError(f"no {name} was written: {describe(context)}")
 
 
 def _makes_reference(context: Context) -> bool:
