@@ -11,7 +11,7 @@ from ortprep.children.answers import Answer
 from ortprep.errors import SpecError
 from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.runtime.tensors.element_types import ELEMENT_TYPES, Array, narrow
-from ortprep.stages.core.user_metric import MetricRequest, metric_digest, run_user_metric
+from ortprep.stages.core.accuracy import metric_digest, run_user_metric
 
 LARGE = np.arange(300_000, dtype=np.float64)
 
@@ -35,7 +35,7 @@ def run(folder: Path, metric: str, source: str = "", *, timeout_s: float = 600.0
     half = narrow(np.array([1.0, 2.5]), ELEMENT_TYPES["bfloat16"])
     expected = [write(folder.parent, f"expected{i}", y=LARGE + i, z=half) for i in range(2)]
     got = [write(folder.parent, f"got{i}", y=LARGE + 2 * i, z=half) for i in range(2)]
-    request = MetricRequest(metric, folder, tuple(samples), expected=tuple(expected), got=tuple(got))
+    request = (metric, folder, tuple(samples), tuple(expected), tuple(got))
     return run_user_metric(request, timeout_s=timeout_s)
 
 

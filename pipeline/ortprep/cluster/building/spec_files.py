@@ -13,8 +13,8 @@ from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.paths import resolve_inside
 from ortprep.errors import SourceError
 from ortprep.spec.models import ModelSpec
+from ortprep.stages.core.accuracy import metric_files
 from ortprep.stages.core.inputs.sample_files import find_calibration_files, find_sample_files
-from ortprep.stages.core.user_metric import metric_files
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,49 @@
-"""Is a converted model accurate enough? The gate of the spec, and the answers of a session."""
+"""Is a converted model accurate enough? The spec's gate and the user's own metric, on the answers of a session.
+
+A user's metric is a function of theirs, run in a child process on the answers of both models.
+
+    convert: {gate: {metric: "metrics:word_error_rate"}}
+
+    def word_error_rate(inputs, expected, got) -> float: ...
+
+All three are lists with a dict of arrays by name per sample. Arrays of types that numpy lacks, such as
+bfloat16, are given as float64 or 64-bit integers.
+"""
 
 from __future__ import annotations
 
+import importlib
+import math
+import sys
+import textwrap
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ortprep.bundle.conversion_record import OutputAccuracy
-from ortprep.children.answers import Answers
-from ortprep.errors import SpecError
+from ortprep.bundle.digest import digest_file, digest_json
+from ortprep.children.answers import Answer, Answers
+from ortprep.children.child import run_child
+from ortprep.errors import ChildError, ChildKilledError, SpecError
 from ortprep.measuring.accuracy import compare_answers
 from ortprep.measuring.gate import find_gate_failures
+from ortprep.runtime.tensors.arrays import read_tensors
+from ortprep.runtime.tensors.element_types import Array, element_type_of, widen
 from ortprep.spec.conversion import ConvertSpec
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.inputs.samples import Sample
-from ortprep.stages.core.user_metric import MetricRequest, metric_digest, run_user_metric
+
+_FIELD = "convert.gate.metric"
+_HINT = "def NAME(inputs, expected, got) -> float, in a module beside the spec; each is a list of dicts"
+
+MetricRequest = tuple[
+    str, Path, tuple[Path, ...], tuple[tuple[Answer, ...], ...], tuple[tuple[Answer, ...], ...]
+]
+"""A metric as the spec has it, the spec's folder, the samples' files, and both models' answers per sample."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +86,8 @@ def judge_accuracy(
     gate = convert_section(spec).gate
     failures = list(find_gate_failures(gate.thresholds(of_all=of_all), outputs))
     if of_all and not failures and gate.metric is not None and gate.metric_at_least is not None:
-        request = MetricRequest(
-            gate.metric,
-            spec.folder.resolve(),
-            tuple(sample.path.resolve() for sample in samples),
-            expected=expected.samples,
-            got=got.samples,
-        )
+        paths = tuple(sample.path.resolve() for sample in samples)
+        request = (gate.metric, spec.folder.resolve(), paths, expected.samples, got.samples)
         value = run_user_metric(request, timeout_s=convert_section(spec).timeout_s)
         if not value >= gate.metric_at_least:
             failures.append(
@@ -81,3 +105,88 @@ def convert_section(spec: ModelSpec) -> ConvertSpec:
     if spec.convert is None:
         raise SpecError(f"spec of {spec.name} converts nothing\n  expected a convert section, got none")
     return spec.convert
+
+
+def run_user_metric(request: MetricRequest, *, timeout_s: float | None) -> float:
+    """Calls the user's function in a fresh process, and returns its finite number.
+
+    Args:
+        request: The metric, and what it is called with.
+        timeout_s: Timeout of the process, in seconds; None for none.
+
+    Raises:
+        SpecError: The function cannot be found, raised, took too long, ended its process, or returned
+            something else. Only the user can fix it, so no step of a ladder may hide it.
+        ChildKilledError: Something outside killed the process, most often the kernel for want of memory.
+        BundleError: A sample cannot be read.
+    """
+    try:
+        return run_child(call_metric, request, timeout_s=timeout_s).value
+    except ChildKilledError:
+        raise
+    except ChildError as error:
+        raise SpecError(f"{_FIELD} gave no answer: {request[0]}\n  {error.message}", hint=_HINT) from error
+
+
+def call_metric(request: MetricRequest) -> float:
+    """Calls the user's function in this process, a child of `run_user_metric`; raises as it does."""
+    metric, folder, samples, *sides = request
+    inputs = [_widen_all(read_tensors(sample)) for sample in samples]
+    expected, got = (
+        [_widen_all({one.output: np.load(one.file, allow_pickle=False) for one in sample}) for sample in side]
+        for side in sides
+    )
+    module, _, function = metric.partition(":")
+    sys.path.insert(0, str(folder))
+    sys.dont_write_bytecode = True  # the folder is the user's
+    try:
+        value = getattr(importlib.import_module(module), function)(inputs, expected, got)
+    except MemoryError:
+        raise
+    except (Exception, SystemExit) as error:
+        lines = textwrap.indent("".join(traceback.format_exception(error, limit=-2)).rstrip(), "  ")
+        raise SpecError(f"{_FIELD} failed: {metric}\n{lines}", hint=_HINT) from error
+    try:
+        number = math.nan if isinstance(value, bool | np.bool_ | str) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise SpecError(
+            f"{_FIELD} returned no finite number: {metric}\n"
+            f"  expected a float, got {type(value).__name__} {repr(value)[:80]}",
+            hint=_HINT,
+        )
+    return number
+
+
+def _widen_all(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Returns arrays by name, with types that numpy has."""
+    return {
+        name: array if element_type_of(array.dtype) is None else widen(array)
+        for name, array in arrays.items()
+    }
+
+
+def metric_digest(metric: str, folder: Path) -> str:
+    """Returns a digest of the module and those beside it; "" if it is not in the spec's folder.
+
+    The digest does not cover what the module imports from elsewhere, or reads.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    files = metric_files(metric, folder)
+    return digest_json({str(path.relative_to(folder)): digest_file(path) for path in files}) if files else ""
+
+
+def metric_files(metric: str, folder: Path) -> tuple[Path, ...]:
+    """Returns the file of the module and those beside it; none if it is not in the spec's folder.
+
+    Raises:
+        OSError: The folder cannot be read.
+    """
+    base = folder.joinpath(*metric.partition(":")[0].split("."))
+    # In the order in which Python looks.
+    if (base / "__init__.py").is_file():
+        return tuple(base.rglob("*.py"))
+    return tuple(base.parent.glob("*.py")) if base.with_name(f"{base.name}.py").is_file() else ()
