@@ -32,9 +32,8 @@ from ortprep.runtime.tensors.element_types import find_element_type
 from ortprep.runtime.verification.compare import compare_output
 from ortprep.spec.models import RuntimeSpec
 from ortprep.stages.optimize.graph_writer import SaveRequest, save_optimized
-from ortprep.stages.optimize.ladder import Step, plan_ladder
 from ortprep.stages.optimize.lint import LintContext, errors_of
-from ortprep.stages.optimize.session_plans import loading_options, saving_plan
+from ortprep.stages.optimize.session_plans import Step, loading_options, plan_ladder, saving_plan
 
 RUNTIME = RuntimeSpec()
 IR_VERSION = 10
@@ -111,7 +110,7 @@ def _write(source: Path, folder: Path, step: Step) -> SessionPlan:
         outputs=tuple(value.name for value in declared.graph.output),
     )
     plan = saving_plan(RUNTIME, "cpu", step, source=source, model=model)
-    saved = save_optimized(SaveRequest(model, f"{model.name}.data", context, plan))
+    saved = save_optimized(SaveRequest(model, context, plan))
     hazards = errors_of(saved.findings)
     if hazards:
         raise StageError(f"{hazards[0].rule}: {hazards[0].detail}")

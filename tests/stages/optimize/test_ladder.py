@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortprep.stages.optimize.ladder import HARDWARE_BOUND_OPTIMIZERS, plan_ladder
+from ortprep.stages.optimize.session_plans import HARDWARE_BOUND_OPTIMIZERS, plan_ladder
 
 VARIANTS = st.sampled_from(["cpu", "cuda", "portable"])
 LEVELS = st.sampled_from(["all", "extended", "basic"])

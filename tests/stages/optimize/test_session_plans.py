@@ -6,8 +6,8 @@ from pathlib import Path
 from ortprep.bundle.session_record import ProviderRecord, SessionPlan
 from ortprep.runtime.loading.session import CPU, CUDA
 from ortprep.spec.models import RuntimeSpec
-from ortprep.stages.optimize.ladder import Step
 from ortprep.stages.optimize.session_plans import (
+    Step,
     loading_options,
     loading_providers,
     saving_plan,

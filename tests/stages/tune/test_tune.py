@@ -16,7 +16,7 @@ from ortprep.runtime.loading.session import CPU, build_session, default_plan
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Context, Plan, TaskId
 from ortprep.stages.optimize.attempt import job_of
-from ortprep.stages.optimize.graph_features import has_1d_convolutions, measure_width
+from ortprep.stages.optimize.graph_writer import has_1d_convolutions, measure_width
 from ortprep.stages.optimize.lint import find_operators
 from ortprep.stages.tune.artefacts import Artefacts, readable_by, write_form
 from ortprep.stages.tune.stage import TuneStage

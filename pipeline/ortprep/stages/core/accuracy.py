@@ -1,4 +1,4 @@
-"""Is a converted model accurate enough? The spec's gate and the user's own metric, on the answers of a session.
+"""Is a converted model accurate enough? The spec's gate and the user's own metric, on a session's answers.
 
 A user's metric is a function of theirs, run in a child process on the answers of both models.
 

@@ -5,30 +5,41 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ortprep.bundle.conversion_record import ConversionRecord, computes_with_integers
+from ortprep.bundle.conversion_record import computes_with_integers
 from ortprep.bundle.file_links import share_model
 from ortprep.bundle.loader_config import Requirements
 from ortprep.bundle.manifest import LadderAttempt, LintFinding
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
 from ortprep.children.child import run_child
-from ortprep.errors import ChildKilledError
+from ortprep.errors import ChildKilledError, RunFailedError
+from ortprep.runtime.loading.session import build_session, onnxruntime_errors
 from ortprep.runtime.machine.hardware import read_hardware
-from ortprep.spec.models import ModelSpec
+from ortprep.runtime.tensors.arrays import fit_feeds, half_inputs, run_session
+from ortprep.runtime.tensors.element_types import Array, dtype_name
+from ortprep.spec.models import InputSpec, ModelSpec
 from ortprep.stages.core.contract import PORTABLE, Context, VariantPlan
+from ortprep.stages.core.inputs.agreement import fits_shape, shape_sets
+from ortprep.stages.core.inputs.sample_files import find_sample_files, fits_interface
+from ortprep.stages.core.inputs.samples import build_feeds, read_sample
 from ortprep.stages.core.ladder import REFUSALS, TAKEN
-from ortprep.stages.core.results import FetchResult
-from ortprep.stages.core.sources import read_source
+from ortprep.stages.core.results import ModelInterface
+from ortprep.stages.core.sources import Graph, read_source
 from ortprep.stages.optimize.graph_writer import SaveRequest, SaveResult, save_optimized
-from ortprep.stages.optimize.ladder import Step
 from ortprep.stages.optimize.lint import LintContext, errors_of
-from ortprep.stages.optimize.reload_check import run_reload
 from ortprep.stages.optimize.requirements import derive_requirements, with_options
-from ortprep.stages.optimize.session_plans import loading_providers, saving_plan, step_options
+from ortprep.stages.optimize.session_plans import Step, loading_providers, saving_plan, step_options
 
 _ATTEMPT = ".attempt"
+
+_SEED = 0
+"""Not the spec's: another seed is a reason to verify again, not to optimise again."""
+
+_SHOWN = 4
+"""How many values of an input an error shows."""
 
 
 @dataclass(frozen=True)
@@ -36,37 +47,30 @@ class OptimizeJob:
     """What every step of one variant's ladder needs.
 
     Attributes:
-        spec: The model's spec.
         variant: The variant that is made.
-        role: `portable`, or the target that it runs on.
-        fetched: What it is made of.
-        source: Its file.
+        graph: What it is made of.
         folder: Where the step's files are put if it holds.
-        conversion: How the source was converted before; None if it is the user's own model.
     """
 
     spec: ModelSpec
     variant: VariantPlan
-    role: str
-    fetched: FetchResult
-    source: Path
+    graph: Graph
     folder: Path
-    conversion: ConversionRecord | None = None
+
+    @property
+    def role(self) -> str:
+        """`portable`, or the target that the variant runs on."""
+        return PORTABLE if self.variant.name == PORTABLE else self.variant.target
+
+    @property
+    def interface(self) -> ModelInterface:
+        """Inputs and outputs of the graph."""
+        return self.graph.description.interface
 
     @property
     def model(self) -> str:
         """Name of the written model."""
         return f"{self.spec.name}_optimized.onnx"
-
-    @property
-    def data(self) -> str:
-        """Name of its external data file."""
-        return f"{self.model}.data"
-
-    @property
-    def attempt(self) -> Path:
-        """Where files are until the step holds."""
-        return self.folder / _ATTEMPT
 
 
 def job_of(context: Context) -> OptimizeJob:
@@ -75,39 +79,29 @@ def job_of(context: Context) -> OptimizeJob:
     Raises:
         StageError: The task is for no variant.
     """
-    variant = context.variant_plan
-    graph = read_source(context)
-    return OptimizeJob(
-        spec=context.spec,
-        variant=variant,
-        role=PORTABLE if variant.name == PORTABLE else variant.target,
-        fetched=graph.description,
-        source=graph.path,
-        folder=context.folder.resolve(),
-        conversion=graph.conversion,
-    )
+    return OptimizeJob(context.spec, context.variant_plan, read_source(context), context.folder.resolve())
 
 
 def try_step(job: OptimizeJob, step: Step) -> tuple[LadderAttempt, SaveResult | None]:
     """Makes the file as the step says; puts it in place if it holds, and leaves nothing of it if not."""
-    started = time.perf_counter()
+    started, folder = time.perf_counter(), job.folder / _ATTEMPT
     saved: SaveResult | None = None
     peak_rss_bytes = 0
     try:
-        job.attempt.mkdir()
-        model, runtime = job.attempt / job.model, job.spec.runtime
+        folder.mkdir()
+        model, runtime = folder / job.model, job.spec.runtime
         if step.level is None:
-            share_model(job.source, model)  # external data keeps the names that the model gives it
-        writer = saving_plan(runtime, job.role, step, source=job.source, model=model)
-        saved, peak_rss_bytes = save_and_describe(job, job.attempt, writer)
+            share_model(job.graph.path, model)  # external data keeps the names that the model gives it
+        writer = saving_plan(runtime, job.role, step, source=job.graph.path, model=model)
+        saved, peak_rss_bytes = save_and_describe(job, folder, writer)
         # The source is the last step, so its findings do not matter.
         outcome = describe_findings(errors_of(saved.findings)) if step.level is not None else ""
         if not outcome:
             reader = SessionPlan(
                 str(model), step_options(runtime, step), loading_providers(runtime, job.role)
             )
-            run_reload(reader, job.spec, job.fetched.interface)
-            for path in sorted(job.attempt.iterdir()):
+            run_reload(reader, job.spec, job.interface)
+            for path in sorted(folder.iterdir()):
                 path.rename(job.folder / path.name)
             outcome = TAKEN
     except ChildKilledError:
@@ -116,7 +110,7 @@ def try_step(job: OptimizeJob, step: Step) -> tuple[LadderAttempt, SaveResult | 
     except REFUSALS as error:
         outcome = error.message
     finally:
-        shutil.rmtree(job.attempt, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
     attempt = LadderAttempt(
         step=step.name,
         outcome=outcome,
@@ -125,6 +119,61 @@ def try_step(job: OptimizeJob, step: Step) -> tuple[LadderAttempt, SaveResult | 
         peak_rss_bytes=peak_rss_bytes,
     )
     return attempt, saved if outcome == TAKEN else None
+
+
+def run_reload(plan: SessionPlan, spec: ModelSpec, interface: ModelInterface) -> None:
+    """Loads a model as a job would and runs it once; whether its answers are right is for `verify` to say.
+
+    The run is needed: a graph that is laid out for another processor loads well and fails in its first run
+    (microsoft/onnxruntime #26174).
+
+    Raises:
+        LoadError: It does not load.
+        RunFailedError: It does not run; the message has what it was fed.
+        SpecError: There is nothing to feed it with.
+        ChildError: The process died, or took longer than the spec's deadline.
+    """
+    run_child(reload, (plan, spec, spec.folder.resolve(), interface), timeout_s=spec.optimize.timeout_s)
+
+
+def reload(request: tuple[SessionPlan, ModelSpec, Path, ModelInterface]) -> None:
+    """Child function of `run_reload`, which has its errors: the plan, the spec, its folder, the interface."""
+    plan, spec, location, interface = request
+    spec = spec.located_in(location)
+    session = build_session(plan)
+    chosen, origin = _choose_feeds(spec, interface)
+    try:
+        run_session(session, fit_feeds(chosen, half_inputs(session)))
+    except onnxruntime_errors() as error:
+        fed = "\n  ".join(_describe_feeds(spec, chosen, origin))
+        raise RunFailedError(
+            f"loads, but does not run: {plan.model}\n  {type(error).__name__}: {error}\n  {fed}"
+        ) from error
+
+
+def _choose_feeds(spec: ModelSpec, interface: ModelInterface) -> tuple[dict[str, Array], Path | None]:
+    """Returns the user's first sample that fits and its file, or an input of the first declared shapes."""
+    for sample in find_sample_files(spec):
+        if fits_interface(sample, interface):
+            return read_sample(sample, interface), sample
+    sets = shape_sets(spec, interface)
+    # A model that is bound to some shapes takes no others; where none is declared, the run says so.
+    fitting = [
+        shapes for shapes in sets if all(fits_shape(item, shapes[item.name]) for item in interface.inputs)
+    ]
+    return build_feeds(interface, (fitting or sets)[0], spec, seed=_SEED), None
+
+
+def _describe_feeds(spec: ModelSpec, feeds: Mapping[str, Array], origin: Path | None) -> Iterator[str]:
+    """Yields type, shape, origin and first values of each input, for an error."""
+    for name, array in feeds.items():
+        declared = spec.inputs.get(name, InputSpec())
+        kinds = (("values as declared", declared.values), ("range as declared", declared.range))
+        made = next((kind for kind, given in kinds if given is not None), "values made up")
+        source = made if origin is None else f"from {origin}"
+        numbers = ", ".join(str(value) for value in array.reshape(-1)[:_SHOWN])
+        more = ", …" if array.size > _SHOWN else ""
+        yield f"{name}: {dtype_name(array.dtype)} {list(array.shape)}, {source}: {numbers}{more}"
 
 
 def save_and_describe(job: OptimizeJob, folder: Path, plan: SessionPlan | None) -> tuple[SaveResult, int]:
@@ -137,14 +186,13 @@ def save_and_describe(job: OptimizeJob, folder: Path, plan: SessionPlan | None) 
         LoadError: ONNX Runtime refuses the model, or cannot write.
         ChildError: The child died.
     """
-    interface = job.fetched.interface
     context = LintContext(
         variant=job.role,
-        source_operators=tuple(job.fetched.source.operators),
-        inputs=tuple(tensor.name for tensor in interface.inputs),
-        outputs=tuple(tensor.name for tensor in interface.outputs),
+        source_operators=tuple(job.graph.description.source.operators),
+        inputs=tuple(tensor.name for tensor in job.interface.inputs),
+        outputs=tuple(tensor.name for tensor in job.interface.outputs),
     )
-    request = SaveRequest(folder / job.model, job.data, context, plan)
+    request = SaveRequest(folder / job.model, context, plan)
     reply = run_child(save_optimized, request, timeout_s=job.spec.optimize.timeout_s)
     return reply.value, reply.peak_rss_bytes
 
@@ -159,7 +207,7 @@ def requirements_of(
         portable=job.role == PORTABLE,
         opsets=saved.opsets,
         ir_version=saved.ir_version,
-        integers=job.role != "cuda" and computes_with_integers(job.conversion),
+        integers=job.role != "cuda" and computes_with_integers(job.graph.conversion),
         providers=tuple(provider.name for provider in providers),
         installed=saved.onnxruntime,
         hardware=read_hardware(gpus=on_gpu),

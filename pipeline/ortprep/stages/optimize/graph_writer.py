@@ -11,7 +11,6 @@ from ortprep.bundle.manifest import LintFinding
 from ortprep.bundle.onnx_wire import read_skeleton
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.runtime.loading.session import build_session
-from ortprep.stages.optimize.graph_features import has_1d_convolutions, measure_width
 from ortprep.stages.optimize.lint import LintContext, find_operators, lint_model, location_of
 
 if TYPE_CHECKING:
@@ -19,20 +18,27 @@ if TYPE_CHECKING:
 
 REPAIRED = "repaired"
 
+_CHEAP = frozenset(
+    {
+        "Cast", "Concat", "Constant", "ConstantOfShape", "Expand", "Flatten", "Gather", "Identity", "Reshape",
+        "Shape", "Size", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
+        "ReorderInput", "ReorderOutput",
+    }
+)  # fmt: skip
+"""Operators that move or describe data: two of them side by side are no reason for two threads."""
+
 
 @dataclass(frozen=True)
 class SaveRequest:
     """What to write, or, without a plan, what to look at.
 
     Attributes:
-        model: Absolute path of the model file, in a folder of its own.
-        data: Name of its external data file.
+        model: Absolute path of the model file, in a folder of its own; its data comes to lie beside it.
         context: What the lint judges it against.
         plan: The session that writes it; None if the files are already there.
     """
 
     model: Path
-    data: str
     context: LintContext
     plan: SessionPlan | None
 
@@ -81,12 +87,13 @@ def save_optimized(request: SaveRequest) -> SaveResult:
     else:
         # The session is dropped at once, so its memory is free before the file is read.
         build_session(request.plan)
-        data_files = {request.data}
+        data = request.model.with_name(f"{request.model.name}.data")
+        data_files = {data.name}
         model = onnx.load(request.model, load_external_data=False)
         repairs = _repair(model, request)
         if all(location_of(tensor) is None for tensor in walk_tensors(model)):
             # ONNX Runtime makes the file whether or not a weight is large enough for it.
-            request.model.with_name(request.data).unlink(missing_ok=True)
+            data.unlink(missing_ok=True)
     return SaveResult(
         findings=(*repairs, *lint_model(model, request.context, data_files=data_files)),
         domains=tuple(sorted({_domain(node.domain) for node in find_operators(model)})),
@@ -122,3 +129,26 @@ def _repair(model: onnx.ModelProto, request: SaveRequest) -> tuple[LintFinding, 
 
 def _domain(domain: str) -> str:
     return "" if domain == "ai.onnx" else domain
+
+
+def measure_width(graph: onnx.GraphProto) -> int:
+    """Returns the maximum number of nodes with real work at one depth."""
+    depth_of: dict[str, int] = {}
+    counts: dict[int, int] = {}
+    for node in graph.node:  # in topological order
+        depth = max((depth_of.get(name, 0) for name in node.input), default=0)
+        if node.op_type not in _CHEAP:
+            depth += 1
+            counts[depth] = counts.get(depth, 0) + 1
+        for name in node.output:
+            depth_of[name] = depth
+    return max(counts.values(), default=0)
+
+
+def has_1d_convolutions(graph: onnx.GraphProto) -> bool:
+    """Returns whether a convolution of the main graph has a kernel of one axis."""
+    ranks = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
+    return any(
+        node.op_type.endswith("Conv") and len(node.input) > 1 and ranks.get(node.input[1]) == 3
+        for node in graph.node
+    )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ortprep.bundle.codec import encode
@@ -39,12 +38,17 @@ from ortprep.stages.optimize.attempt import (
     OptimizeJob,
     job_of,
     requirements_of,
+    run_reload,
     try_step,
 )
 from ortprep.stages.optimize.graph_writer import SaveResult
-from ortprep.stages.optimize.ladder import Step, plan_ladder
-from ortprep.stages.optimize.reload_check import run_reload
-from ortprep.stages.optimize.session_plans import loading_providers, runtime_key, step_options
+from ortprep.stages.optimize.session_plans import (
+    Step,
+    loading_providers,
+    plan_ladder,
+    runtime_key,
+    step_options,
+)
 
 
 class OptimizeStage:
@@ -86,8 +90,8 @@ class OptimizeStage:
             SpecError: The spec does not fit the model.
         """
         job = job_of(context)
-        if job.conversion is None:
-            require_fit(job.spec, job.fetched.interface)
+        if job.graph.conversion is None:
+            require_fit(job.spec, job.interface)
         optimize = job.spec.optimize
         steps = plan_ladder(job.role, level=optimize.level, disabled_optimizers=optimize.disabled_optimizers)
         taken: list[tuple[Step, SaveResult]] = []
@@ -97,10 +101,12 @@ class OptimizeStage:
             if saved is not None:
                 taken.append((step, saved))
                 return tried
-            if step == steps[0] and job.conversion is None:
+            if step == steps[0] and job.graph.conversion is None:
                 _require_usable_source(job)
             # A full disk passes; a model that was optimised less because of it would stay so.
-            _require_disk_space(job.folder, sum(entry.size_bytes for entry in job.fetched.source.files))
+            _require_disk_space(
+                job.folder, sum(entry.size_bytes for entry in job.graph.description.source.files)
+            )
             context.say(f"step {step.name!r} failed: {tried.outcome.splitlines()[0]}")
             return tried
 
@@ -123,9 +129,9 @@ def _require_usable_source(job: OptimizeJob) -> None:
         StageError: It does not run on the CPU, as `verify` would run it.
     """
     name = job.spec.name
-    plan = default_plan(str(job.source), CPU, level="ORT_DISABLE_ALL")
+    plan = default_plan(str(job.graph.path), CPU, level="ORT_DISABLE_ALL")
     try:
-        run_reload(plan, job.spec, job.fetched.interface)
+        run_reload(plan, job.spec, job.interface)
     except RunFailedError as error:
         _, _, reason = error.message.partition("\n")
         raise StageError(
@@ -142,12 +148,13 @@ def _require_usable_source(job: OptimizeJob) -> None:
         raise SourceError(f"ONNX Runtime crashed on the model: {name}\n  {error.message}") from error
 
 
-def _require_disk_space(folder: Path, size_bytes: int) -> None:
-    """Reserves a file of that size for a moment: quotas and limits count, which no free figure shows.
+def _require_disk_space(job: OptimizeJob) -> None:
+    """Reserves a file of the source's size for a moment: quotas and limits count, which no free figure shows.
 
     Raises:
         StageError: It does not fit.
     """
+    folder, size_bytes = job.folder, sum(entry.size_bytes for entry in job.graph.description.source.files)
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             os.posix_fallocate(file.fileno(), 0, size_bytes)
@@ -164,7 +171,7 @@ def _result_of(
 ) -> PreparedResult:
     options = step_options(job.spec.runtime, step)
     providers = loading_providers(job.spec.runtime, job.role)
-    precision = SOURCE_PRECISION if job.conversion is None else job.conversion.precision
+    precision = SOURCE_PRECISION if job.graph.conversion is None else job.graph.conversion.precision
     keeps_io = job.spec.convert is None or job.spec.convert.half.keep_io
     variant = Variant(
         name=job.variant.name,

@@ -16,9 +16,8 @@ from ortprep.options import with_external_data
 from ortprep.runtime.loading.session import CPU, build_session
 from ortprep.stages.optimize.attempt import OptimizeJob, describe_findings, save_and_describe, try_step
 from ortprep.stages.optimize.graph_writer import SaveResult
-from ortprep.stages.optimize.ladder import plan_ladder
 from ortprep.stages.optimize.lint import errors_of
-from ortprep.stages.optimize.session_plans import loading_providers
+from ortprep.stages.optimize.session_plans import loading_providers, plan_ladder
 from ortprep.tuning.knobs import MAPPED, ORT, PREPACKED
 
 _PREPACKED_ENTRY = "session.save_external_prepacked_constant_initializers"

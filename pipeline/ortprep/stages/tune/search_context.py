@@ -26,9 +26,15 @@ from ortprep.stages.core.results import PreparedResult
 from ortprep.stages.core.sources import read_optimized, read_source
 from ortprep.stages.measure.contenders import Contender, device_of, source_contender
 from ortprep.stages.optimize.attempt import job_of, requirements_of
-from ortprep.stages.optimize.ladder import ALL, ALL_REDUCED, EXTENDED, SOURCE
 from ortprep.stages.optimize.lint import NCHWC_DOMAIN
-from ortprep.stages.optimize.session_plans import loading_options, loading_providers
+from ortprep.stages.optimize.session_plans import (
+    ALL,
+    ALL_REDUCED,
+    EXTENDED,
+    SOURCE,
+    loading_options,
+    loading_providers,
+)
 from ortprep.stages.tune.artefacts import Artefacts, readable_by
 from ortprep.stages.verify.reference import ReferenceAnswers, fitting, read_reference, reference_variant
 from ortprep.tuning.knobs import (
