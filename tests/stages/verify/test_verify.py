@@ -40,7 +40,7 @@ from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Context, Plan, TaskId, Upstream
 from ortprep.stages.core.inputs import samples
 from ortprep.stages.core.results import FetchResult, ModelInterface, PreparedResult, VerifyResult
-from ortprep.stages.verify import golden, stage
+from ortprep.stages.verify import golden
 from ortprep.stages.verify.stage import VerifyStage
 from tests import builders as models
 
@@ -369,7 +369,6 @@ def test_golden_records_a_part_of_every_large_output_and_says_where_its_inputs_a
 ) -> None:
     monkeypatch.setattr(golden, "MAX_GOLDEN_BYTES", 0)
     monkeypatch.setattr(golden, "MIN_OUTPUT_BYTES", 16)
-    monkeypatch.setattr(stage, "MAX_GOLDEN_BYTES", 0)
     build.verify(two_outputs(), **LEFT)
     names = ["input:left", "part:first", "layout:first", "part:second", "layout:second"]
     assert list(read_tensors(build.folder / "golden.npz")) == names

@@ -104,9 +104,7 @@ class OptimizeStage:
             if step == steps[0] and job.graph.conversion is None:
                 _require_usable_source(job)
             # A full disk passes; a model that was optimised less because of it would stay so.
-            _require_disk_space(
-                job.folder, sum(entry.size_bytes for entry in job.graph.description.source.files)
-            )
+            _require_disk_space(job)
             context.say(f"step {step.name!r} failed: {tried.outcome.splitlines()[0]}")
             return tried
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,22 +78,22 @@ def build_errors(judged: Iterable[SampleComparison]) -> tuple[OutputError, ...]:
     by_output: dict[str, list[SampleComparison]] = {}
     for item in judged:
         by_output.setdefault(item.comparison.name, []).append(item)
-    return tuple(map(_build_error, by_output.values()))
-
-
-def _build_error(judged: Sequence[SampleComparison]) -> OutputError:
-    worst = find_worst(judged)
-    comparison = worst.comparison
-    return OutputError(
-        output=comparison.name,
-        shapes=worst.shapes,
-        max_abs=_finite(max(item.comparison.max_abs for item in judged)),
-        max_rel=_finite(max(item.comparison.max_rel for item in judged)),
-        worst_index=comparison.worst_index,
-        worst_expected=_finite(comparison.expected),
-        worst_got=_finite(comparison.got),
-        ratio=_finite(comparison.ratio),
-    )
+    errors = []
+    for output, items in by_output.items():
+        worst = find_worst(items)
+        errors.append(
+            OutputError(
+                output=output,
+                shapes=worst.shapes,
+                max_abs=_finite(max(item.comparison.max_abs for item in items)),
+                max_rel=_finite(max(item.comparison.max_rel for item in items)),
+                worst_index=worst.comparison.worst_index,
+                worst_expected=_finite(worst.comparison.expected),
+                worst_got=_finite(worst.comparison.got),
+                ratio=_finite(worst.comparison.ratio),
+            )
+        )
+    return tuple(errors)
 
 
 def _finite(value: Element | None) -> float:
@@ -104,8 +104,13 @@ def _finite(value: Element | None) -> float:
     return 0.0 if math.isnan(number) else max(min(number, sys.float_info.max), -sys.float_info.max)
 
 
-def describe_failure(judged: Sequence[SampleComparison], noise: Mapping[str, OutputError]) -> str:
-    """Returns the indented lines of an error: the worst element, how many outputs fail, the noise floor."""
+def describe_failure(judged: Sequence[SampleComparison], noise: OutputError | None) -> str:
+    """Returns the indented lines of an error: the worst element, which outputs fail, the noise floor.
+
+    Args:
+        judged: Every output of every sample; one failed.
+        noise: Change of the worst output by optimising the source alone; None where it is unknown.
+    """
     worst = find_worst(judged)
     comparison, tolerance = worst.comparison, worst.tolerance
     what = comparison.reason
@@ -114,20 +119,15 @@ def describe_failure(judged: Sequence[SampleComparison], noise: Mapping[str, Out
             f"\n  expected {_show(comparison.expected)} at {list(comparison.worst_index)}, "
             f"got {_show(comparison.got)} (rtol {tolerance.rtol:g}, atol {tolerance.atol:g})"
         )
-    failed = [item for item in judged if not item.comparison.ok]
-    names = list(dict.fromkeys(item.comparison.name for item in failed))
-    floor = noise.get(comparison.name)
+    names = list(dict.fromkeys(item.comparison.name for item in judged if not item.comparison.ok))
+    floor = "unknown" if noise is None else f"{noise.max_abs:.3g}, {noise.ratio:.2g} of the tolerance"
     lines = [
         f"output {comparison.name!r} of sample {worst.shapes}: {what}",
         f"{comparison.wrong or comparison.count} of its {comparison.count} elements are wrong; "
         f"largest difference {comparison.max_abs:.3g}, relative {comparison.max_rel:.3g}",
         f"outside tolerance: {len(names)} of {len({item.comparison.name for item in judged})} outputs "
-        f"({', '.join(names[:4])}{', …' if len(names) > 4 else ''}), "
-        f"{len({item.shapes for item in failed})} of {len({item.shapes for item in judged})} sample shapes",
-        "noise floor: unknown, the source does not run with full optimisation"
-        if floor is None
-        else "noise floor (the source with full optimisation on CPU): "
-        f"largest difference {floor.max_abs:.3g}, {floor.ratio:.2g} of the tolerance",
+        f"({', '.join(names[:4])}{', …' if len(names) > 4 else ''})",
+        f"noise floor (the source with full optimisation on CPU): {floor}",
     ]
     return "\n".join(f"  {line}" for line in lines)
 
@@ -140,13 +140,12 @@ _NOISE_MARGIN = 2.0
 """How far above the noise floor a difference may be and still be called noise."""
 
 
-def suggest(worst: SampleComparison, noise: OutputError | None, *, step: str, in_tf32: bool) -> str:
+def suggest(worst: SampleComparison, noise: OutputError | None, *, in_tf32: bool) -> str:
     """Returns what a user can do about a failure.
 
     Args:
         worst: The output that failed, on the sample where it is furthest out.
         noise: Change of that output by optimising the source alone; None where it is unknown.
-        step: Ladder step of the graph.
         in_tf32: Whether CUDA may have multiplied in TF32.
     """
     ratio = worst.comparison.ratio
@@ -162,7 +161,4 @@ def suggest(worst: SampleComparison, noise: OutputError | None, *, step: str, in
         return (
             "CUDA multiplies float32 in TF32; for exact float32: runtime: {cuda: {use_tf32: 0}} in the spec"
         )
-    lower = {"all": "extended", "all-reduced": "extended", "extended": "basic"}.get(step)
-    if lower is not None:
-        return f"optimise less: optimize: {{level: {lower}}} in the spec"
-    return "compare the written model with its source by hand; no optimisation is left to turn off"
+    return "optimise less: optimize: {level: extended} in the spec, or basic"

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ortprep.children.answers import Answer, read_answer
+from ortprep.children.answers import Answer, Answers, read_answer
 from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
 from ortprep.runtime.verification.golden import INPUT, LAYOUT, OUTPUT, PART
+from ortprep.stages.core.contract import Context
+from ortprep.stages.core.inputs.samples import Sample
 
 GOLDEN_FILE = "golden.npz"
 
@@ -22,6 +24,24 @@ every load that checks answers reads it."""
 
 MIN_OUTPUT_BYTES = 2**18
 """What outputs may take in any case."""
+
+
+def keep_golden(context: Context, name: str, samples: Sequence[Sample], answers: Answers) -> None:
+    """Writes the smallest sample and its answers into the task's folder.
+
+    Raises:
+        StageError: An output cannot be read.
+        BundleError: The sample cannot be read.
+        OSError: The file cannot be written.
+    """
+    smallest = min(range(len(samples)), key=lambda index: samples[index].elements)
+    sample = samples[smallest].path
+    write_golden(context.folder / name, sample=sample, answers=answers.samples[smallest])
+    if sample.stat().st_size > MAX_GOLDEN_BYTES:
+        context.say(
+            f"golden sample with inputs of {sample.stat().st_size // 2**20} MB, since no declared shape is "
+            "smaller; every load that checks answers reads it"
+        )
 
 
 def write_golden(path: Path, *, sample: Path, answers: Sequence[Answer]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 
 from ortprep.bundle.atomic import write_json_atomic
@@ -59,15 +60,8 @@ def fitting(reference: ReferenceAnswers, interface: ModelInterface, subject: str
             f"no sample to run it with: {subject}\n  expected a sample with {expected}, got {shapes}",
             hint="declare the bound shapes too: inputs: {NAME: {shapes: [[…]]}} in the spec",
         )
-    samples, answers = reference.samples, reference.answers.samples
-    return replace(
-        reference,
-        samples=tuple(sample for sample, fit in zip(samples, fits, strict=True) if fit),
-        answers=replace(
-            reference.answers,
-            samples=tuple(answer for answer, fit in zip(answers, fits, strict=True) if fit),
-        ),
-    )
+    answers = replace(reference.answers, samples=tuple(compress(reference.answers.samples, fits)))
+    return replace(reference, samples=tuple(compress(reference.samples, fits)), answers=answers)
 
 
 def reference_variant(plan: Plan) -> str:

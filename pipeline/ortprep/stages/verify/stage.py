@@ -21,8 +21,7 @@ from ortprep.errors import PipelineError, VerificationError
 from ortprep.runtime.loading.session import CUDA
 from ortprep.runtime.machine.hardware import hardware_fingerprint
 from ortprep.stages.core.accuracy import gate_key, judge_accuracy
-from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId, target_of
-from ortprep.stages.core.inputs.samples import Sample
+from ortprep.stages.core.contract import Context, Plan, TaskId, target_of
 from ortprep.stages.core.inputs.spec_fit import inputs_key, samples_key
 from ortprep.stages.core.provenance import runtime_versions
 from ortprep.stages.core.results import VerifyResult
@@ -37,7 +36,7 @@ from ortprep.stages.verify.comparison import (
     run_samples,
     suggest,
 )
-from ortprep.stages.verify.golden import GOLDEN_FILE, MAX_GOLDEN_BYTES, OWN_GOLDEN_FILE, write_golden
+from ortprep.stages.verify.golden import GOLDEN_FILE, OWN_GOLDEN_FILE, keep_golden
 from ortprep.stages.verify.reference import (
     ReferenceAnswers,
     fitting,
@@ -104,9 +103,9 @@ class VerifyStage:
             if context.variant_plan.is_converted:
                 # Answers in another precision are further from the source's than a tolerance allows.
                 answers = candidate if own_precision else reference.answers
-                _keep_golden(context, OWN_GOLDEN_FILE, reference.samples, answers)
+                keep_golden(context, OWN_GOLDEN_FILE, reference.samples, answers)
             if _makes_reference(context):
-                _keep_golden(context, GOLDEN_FILE, every.samples, every.answers)
+                keep_golden(context, GOLDEN_FILE, every.samples, every.answers)
         record = VerificationRecord(
             rtol=context.spec.verify.rtol,
             atol=context.spec.verify.atol,
@@ -196,8 +195,9 @@ def _explain(
     context: Context, reference: ReferenceAnswers, judged: Sequence[SampleComparison], scratch: Path
 ) -> VerificationError:
     """Returns the error for answers outside their tolerance: the source's fault if it answers at random."""
-    subject, floor = describe(context), {error.output: error for error in reference.noise}
-    failure = describe_failure(judged, floor)
+    subject, worst = describe(context), find_worst(judged)
+    noise = next((error for error in reference.noise if error.output == worst.comparison.name), None)
+    failure = describe_failure(judged, noise)
     again = run_samples(context, source_plan(context), reference.samples, scratch / "again")
     repeated = judge(context.spec, reference.samples, expected=reference.answers, got=again)
     if not all(item.comparison.ok for item in repeated):
@@ -205,31 +205,9 @@ def _explain(
             f"the source gives different answers each time it runs: {subject}\n{failure}",
             hint="give its random operators a seed attribute; random answers cannot be verified",
         )
-    optimized, _ = read_optimized(context, context.variant)
-    worst = find_worst(judged)
-    hint = suggest(
-        worst,
-        floor.get(worst.comparison.name),
-        # Loads of the portable variant optimise it up to the user's level.
-        step=context.spec.optimize.level if context.variant == PORTABLE else optimized.step,
-        in_tf32=any(
-            provider.name == CUDA and provider.options.get("use_tf32") != "0"
-            for provider in optimized.variant.providers
-        ),
-    )
+    providers = read_optimized(context, context.variant)[0].variant.providers
+    in_tf32 = any(one.name == CUDA and one.options.get("use_tf32") != "0" for one in providers)
+    hint = suggest(worst, noise, in_tf32=in_tf32)
     return VerificationError(
         f"the prepared model's answers differ from its source's: {subject}\n{failure}", hint=hint
     )
-
-
-def _keep_golden(context: Context, name: str, samples: Sequence[Sample], answers: Answers) -> None:
-    sizes = [sample.elements for sample in samples]
-    smallest = sizes.index(min(sizes))
-    sample = samples[smallest].path
-    write_golden(context.folder / name, sample=sample, answers=answers.samples[smallest])
-    size_bytes = sample.stat().st_size
-    if size_bytes > MAX_GOLDEN_BYTES:
-        context.say(
-            f"golden sample with inputs of {size_bytes // 2**20} MB, since no declared shape is smaller; "
-            "every load that checks answers reads it"
-        )
