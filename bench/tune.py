@@ -23,7 +23,7 @@ from bench.models import SPECS, source_of
 from bench.result_file import describe_machine, format_results
 from ortprep.build.build_plan import plan_builds
 from ortprep.build.execution import Task, open_context
-from ortprep.build.search_results import read_search, tune_tasks
+from ortprep.build.search_results import read_searches, tune_tasks
 from ortprep.bundle.codec import encode
 from ortprep.bundle.figures import PlanFigures, Samples
 from ortprep.bundle.tuning_record import TuningRecord
@@ -136,7 +136,8 @@ class Bench:
         command = [sys.executable, "-m", "ortprep", "tune", self.model, *folders]
         if subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode:
             raise StageError(f"cannot tune {self.model}", hint=" ".join(command))
-        return read_search(self.task())
+        (record,) = read_searches([self.task()]).values()
+        return record
 
 
 def measure_model(bench: Bench, runs_per_load: Sequence[int]) -> ModelReport:

@@ -14,7 +14,7 @@ class TrialRecord:
     """One plan that was tried.
 
     Attributes:
-        number: In the order they were tried; `ortprep trial NAME NUMBER` measures it again.
+        number: In the order they were tried.
         kind: Why it was tried: `default`, `base`, `form`, `change`.
         choice: Value by knob; `plan: default` for default ONNX Runtime.
         session_options: How the session is made; None where it could not come to that.

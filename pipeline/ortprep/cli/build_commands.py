@@ -23,7 +23,7 @@ from ortprep.cli.command import (
     command,
     exit_code_of,
 )
-from ortprep.cli.console import BuildObserver, echo, write_json, write_line, write_table, write_text
+from ortprep.cli.console import BuildObserver, write_json, write_line, write_table, write_text
 from ortprep.cli.init_command import names_of_specs
 from ortprep.errors import SpecError
 from ortprep.tables import count_of
@@ -247,32 +247,6 @@ def tune(
         )
         for line in describe_search(record):
             write_text(line)
-
-
-@command
-def trial(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a model.")],
-    number: Annotated[int, typer.Argument(metavar="N", help="Number of the trial in `ortprep tune`.")],
-    configs: Configs = CONFIGS,
-    artifacts: Artifacts = ARTIFACTS,
-    target: Target = None,
-    variant: Annotated[str | None, typer.Option(metavar="V", help="Variant, such as cpu-int8.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, max=99, help="Fresh processes per plan.")] = 3,
-    json: AsJson = False,
-) -> None:
-    """Measure one trial of a model's search again, beside default ONNX Runtime."""
-    from ortprep.build.build_plan import plan_builds
-    from ortprep.build.search_results import find_search, measure_trial_again, read_search, tune_tasks
-    from ortprep.cli.tables import LEGEND, build_again_table
-
-    task = find_search(tune_tasks(plan_builds(configs, artifacts, names=(name,), only=target)), variant)
-    again = measure_trial_again(task, number, rounds=rounds, say=echo)
-    if json:
-        write_json(encode(again))
-        return
-    record = read_search(task)
-    write_table(build_again_table(record.trials[number], again, title=f"{name}/{task.id.variant}"))
-    write_line(LEGEND)
 
 
 @command

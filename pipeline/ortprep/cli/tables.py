@@ -10,9 +10,9 @@ from ortprep.bundle.figures import PlanFigures
 from ortprep.bundle.loader_config import LoaderConfig
 from ortprep.bundle.manifest import Manifest, VariantRecord, VerificationRecord
 from ortprep.bundle.requirements_file import pin_onnxruntime
-from ortprep.bundle.tuning_record import FirstPhaseRecord, TrialRecord, TuningRecord
+from ortprep.bundle.tuning_record import FirstPhaseRecord, TuningRecord
 from ortprep.measuring.shipped import shipped_figures
-from ortprep.report.trials import FIGURES, describe_choice, figures_of, find_legs
+from ortprep.report.trials import describe_choice, find_legs
 from ortprep.report.variant_sections import MEANINGS
 from ortprep.tables import Cell, CellValue, Table, count_of, fill_table, number_cell
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ortprep.doctor.load_test import LoadTestResult
     from ortprep.runtime.placement.assignment import ModelLoad, Placement
     from ortprep.runtime.pool.stats import PoolStats, WorkerStats
-    from ortprep.stages.tune.remeasurement import Remeasurement
 
 
 LEGEND = "a ± b: the median, and half the distance between the quartiles; a [b–c]: the quartiles themselves"
@@ -193,20 +192,6 @@ def describe_search(record: TuningRecord) -> list[str]:
         lines.append(describe_first_phase(record.first_phase))
     later = find_legs(record)[1:]
     return lines + [f"trial {leg.trial} costs least from {leg.first} runs per load on" for leg in later]
-
-
-def build_again_table(trial: TrialRecord, again: Remeasurement, *, title: str) -> Table:
-    """Returns a trial's figures then and now, and default ONNX Runtime's now."""
-
-    def column(read: Callable[[PlanFigures], CellValue]) -> Callable[[_Again], CellValue]:
-        return lambda row: None if row[1] is None else read(row[1])
-
-    rows = (("recorded", figures_of(trial)), ("now", again.figures), ("default, now", again.default))
-    figures = [(heading, column(read)) for heading, read in FIGURES]
-    return fill_table(f"{title}, trial {trial.number}", rows, (("", lambda row: row[0]), *figures))
-
-
-_Again = tuple[str, PlanFigures | None]
 
 
 def build_placement_table(loads: Sequence[ModelLoad], placement: Placement) -> Table:
