@@ -11,8 +11,7 @@ from ortprep.bundle.onnx_inputs import dimension_name, read_inputs
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.convert.requests import PassRequest
 from ortprep.stages.convert.shapes import bind_shapes
-from ortprep.stages.core.inputs.agreement import shape_sets
-from ortprep.stages.core.inputs.spec_fit import require_fit
+from ortprep.stages.core.inputs.agreement import require_fit, shape_sets
 from ortprep.stages.fetch.inspection import inspect_model
 from tests import builders as models
 from tests.init.builders import copies

@@ -10,7 +10,7 @@ import numpy as np
 from ortprep.cluster.building.spec_files import describe_spec, place_spec
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.accuracy import gate_key
-from ortprep.stages.core.inputs.spec_fit import calibration_key, samples_key
+from ortprep.stages.core.inputs.sample_files import calibration_key, samples_key
 
 
 def build(root: Path) -> ModelSpec:

@@ -35,8 +35,13 @@ from ortprep.stages.core.contract import (
     VariantPlan,
     target_of,
 )
-from ortprep.stages.core.inputs.sample_files import check_calibration, find_calibration_files
-from ortprep.stages.core.inputs.spec_fit import calibration_key, inputs_key, samples_key
+from ortprep.stages.core.inputs.sample_files import (
+    calibration_key,
+    check_calibration,
+    find_calibration_files,
+    inputs_key,
+    samples_key,
+)
 from ortprep.stages.core.ladder import TAKEN, descend, describe_failures
 from ortprep.stages.core.provenance import installed_versions, runtime_versions
 from ortprep.stages.core.results import ConvertResult, FetchResult

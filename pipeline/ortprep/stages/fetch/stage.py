@@ -19,7 +19,8 @@ from ortprep.spec.hub_url import is_hub_url, parse_hub_url
 from ortprep.spec.models import ModelSpec, SourceSpec
 from ortprep.spec.redaction import redact_url
 from ortprep.stages.core.contract import Context, Plan, TaskId
-from ortprep.stages.core.inputs.spec_fit import calibration_key, inputs_key, require_fit, samples_key
+from ortprep.stages.core.inputs.agreement import require_fit
+from ortprep.stages.core.inputs.sample_files import calibration_key, inputs_key, samples_key
 from ortprep.stages.core.provenance import ONNXRUNTIME, installed_version, installed_versions
 from ortprep.stages.core.results import FetchResult
 from ortprep.stages.core.sources import CONFIG_FILE

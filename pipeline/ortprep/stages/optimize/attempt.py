@@ -22,8 +22,8 @@ from ortprep.runtime.tensors.arrays import fit_feeds, half_inputs, run_session
 from ortprep.runtime.tensors.element_types import Array, dtype_name
 from ortprep.spec.models import InputSpec, ModelSpec
 from ortprep.stages.core.contract import PORTABLE, Context, VariantPlan
-from ortprep.stages.core.inputs.agreement import fits_shape, shape_sets
-from ortprep.stages.core.inputs.sample_files import find_sample_files, fits_interface
+from ortprep.stages.core.inputs.agreement import shape_sets
+from ortprep.stages.core.inputs.sample_files import find_sample_files, fits_interface, fits_shape
 from ortprep.stages.core.inputs.samples import build_feeds, read_sample
 from ortprep.stages.core.ladder import REFUSALS, TAKEN
 from ortprep.stages.core.results import ModelInterface

@@ -29,7 +29,8 @@ from ortprep.quoting import quoted
 from ortprep.runtime.loading.session import CPU, default_plan
 from ortprep.runtime.machine.hardware import hardware_fingerprint
 from ortprep.stages.core.contract import SOURCE_PRECISION, Context, Plan, TaskId, target_of
-from ortprep.stages.core.inputs.spec_fit import inputs_key, require_fit, samples_key
+from ortprep.stages.core.inputs.agreement import require_fit
+from ortprep.stages.core.inputs.sample_files import inputs_key, samples_key
 from ortprep.stages.core.ladder import descend, describe_failures, plain_refusal
 from ortprep.stages.core.provenance import runtime_versions
 from ortprep.stages.core.results import PreparedResult

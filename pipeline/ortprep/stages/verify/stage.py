@@ -22,7 +22,7 @@ from ortprep.runtime.loading.session import CUDA
 from ortprep.runtime.machine.hardware import hardware_fingerprint
 from ortprep.stages.core.accuracy import gate_key, judge_accuracy
 from ortprep.stages.core.contract import Context, Plan, TaskId, target_of
-from ortprep.stages.core.inputs.spec_fit import inputs_key, samples_key
+from ortprep.stages.core.inputs.sample_files import inputs_key, samples_key
 from ortprep.stages.core.provenance import runtime_versions
 from ortprep.stages.core.results import VerifyResult
 from ortprep.stages.core.sources import FETCH, read_optimized, read_source, source_task

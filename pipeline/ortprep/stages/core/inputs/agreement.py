@@ -1,14 +1,21 @@
-"""Does a spec fit its model? Answered before any long work, with every problem at once. Pure."""
+"""Does a spec fit its model? Answered before any long work, with every problem at once."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping
 
 from ortprep.bundle.loader_config import TensorSpec
-from ortprep.errors import StageError, propose
+from ortprep.errors import SpecError, StageError, propose
 from ortprep.quoting import quoted
 from ortprep.spec.models import InputSpec, ModelSpec
+from ortprep.stages.core.inputs.sample_files import (
+    check_calibration,
+    check_sample_files,
+    find_calibration_files,
+    fits_shape,
+)
 from ortprep.stages.core.results import ModelInterface
 
 Shape = tuple[int, ...]
@@ -27,6 +34,37 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 
 _MAX_PROPOSALS = 20
 """Number of unknown names that are each compared with all known ones: that takes a while."""
+
+
+def require_fit(spec: ModelSpec, interface: ModelInterface) -> None:
+    """Checks that a spec and its samples fit a model, by the headers of all samples but calibration files.
+
+    `fetch` does so before it fetches weights. Later stages do so again: a changed spec does not download a
+    model again.
+
+    Raises:
+        SpecError: They do not fit; the message lists every problem.
+    """
+    problems = (*check_agreement(spec, interface), *check_sample_files(spec, interface))
+    problems = problems or (*_binding_problems(spec, interface), *_calibration_problems(spec, interface))
+    if problems:
+        lines = "\n".join(f"  {problem}" for problem in problems)
+        raise SpecError(
+            f"spec does not fit its model: {spec.name}, {spec.place}\n{lines}",
+            hint=f"correct the entries named above in {quoted(spec.place)}, "
+            f"then ortprep prepare {quoted(spec.name)}",
+        )
+
+
+def _calibration_problems(spec: ModelSpec, interface: ModelInterface) -> Iterator[str]:
+    files = find_calibration_files(spec)
+    if spec.convert is None or files is None:
+        return
+    try:
+        check_calibration(files, interface)
+    except StageError as error:
+        where = f"{spec.convert.quantize.calibration.samples!r} in {spec.folder}"
+        yield f"convert.quantize.calibration.samples ({where}): {error.message}"
 
 
 def check_agreement(spec: ModelSpec, interface: ModelInterface) -> tuple[str, ...]:
@@ -151,16 +189,6 @@ def _input_problems(spec: ModelSpec, interface: ModelInterface) -> Iterator[str]
             yield f"inputs.{item.name}.{problem}"
 
 
-def fits_shape(item: TensorSpec, shape: Shape) -> bool:
-    """Returns whether an input takes an array of a shape."""
-    if item.shape is None:
-        return True
-    fixed = zip(item.shape, shape, strict=False)
-    return len(item.shape) == len(shape) and all(
-        not isinstance(axis, int) or axis == size for axis, size in fixed
-    )
-
-
 def _show_shape(shape: tuple[int | str | None, ...]) -> str:
     return f"[{', '.join('?' if axis is None else str(axis) for axis in shape)}]"
 
@@ -212,3 +240,32 @@ def _set_problems(spec: ModelSpec, interface: ModelInterface) -> Iterator[str]:
                 known = "no rank for it" if item.shape is None else _show_shape(item.shape)
                 what = f"missing, expected at least one, since the model has {known}"
                 yield f"inputs.{item.name}.shapes: {what}"
+
+
+def _binding_problems(spec: ModelSpec, interface: ModelInterface) -> Iterator[str]:
+    """Yields what is wrong with `convert.shapes`, of a spec that agrees with its model otherwise."""
+    if spec.convert is None:
+        return
+    for binding in filter(None, (spec.convert.binding, *spec.convert.buckets)):
+        try:
+            sizes = resolve_dimensions(interface.inputs, binding)
+        except StageError as error:
+            yield f"convert.shapes: {error.message}"
+            continue
+        inputs = [_bind(item, sizes) for item in interface.inputs]
+        declared = (
+            all(fits_shape(item, shapes[item.name]) for item in inputs)
+            for shapes in shape_sets(spec, interface)
+        )
+        # Real samples have shapes of their own, which are read with them.
+        if spec.samples is None and not any(declared):
+            shapes = ", ".join(f"{item.name} {list(item.shape or ())}" for item in inputs)
+            yield f"convert.shapes: expected declared input shapes that fit {shapes}, got none"
+
+
+def _bind(item: TensorSpec, sizes: Mapping[str, int]) -> TensorSpec:
+    shape = tuple(
+        axis if isinstance(axis, int) else sizes.get(axis or f"{item.name}[{position}]", axis)
+        for position, axis in enumerate(item.shape or ())
+    )
+    return item if item.shape is None else dataclasses.replace(item, shape=shape)

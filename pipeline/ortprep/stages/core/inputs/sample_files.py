@@ -1,4 +1,4 @@
-"""A spec's real inputs: which files they are, and whether their arrays fit the model."""
+"""A spec's real inputs: which files they are, whether their arrays fit the model, and their part of keys."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from ortprep.errors import BundleError, StageError
+from ortprep.bundle.digest import DigestCache
+from ortprep.bundle.loader_config import TensorSpec
+from ortprep.errors import BundleError, SourceError, StageError
+from ortprep.quoting import quoted
 from ortprep.spec.models import ModelSpec
-from ortprep.stages.core.inputs.agreement import fits_shape
 from ortprep.stages.core.results import ModelInterface
 
 # Finding the files is part of every no-op build, reading them is not: what reads arrays is imported where it
@@ -58,6 +61,52 @@ def _stat_folder(path: Path) -> os.stat_result | None:
     return status if stat.S_ISDIR(status.st_mode) else None
 
 
+def fits_shape(item: TensorSpec, shape: tuple[int, ...]) -> bool:
+    """Returns whether an input takes an array of a shape."""
+    if item.shape is None:
+        return True
+    fixed = zip(item.shape, shape, strict=False)
+    return len(item.shape) == len(shape) and all(
+        not isinstance(axis, int) or axis == size for axis, size in fixed
+    )
+
+
+def calibration_key(spec: ModelSpec) -> list[list[str]] | None:
+    """Returns name and digest of every calibration file that a spec names, None if it names none."""
+    files = find_calibration_files(spec)
+    return None if files is None else _digests(spec, files)
+
+
+def _digests(spec: ModelSpec, files: tuple[Path, ...]) -> list[list[str]]:
+    digest = DigestCache().digest
+    return [[path.relative_to(spec.folder).as_posix(), digest(path)] for path in files]
+
+
+def inputs_key(spec: ModelSpec) -> Mapping[str, Any]:
+    """Returns what a spec declares of inputs, as JSON types."""
+    return {name: declared.model_dump(mode="json") for name, declared in spec.inputs.items()}
+
+
+def samples_key(spec: ModelSpec) -> list[list[str]] | None:
+    """Returns name and digest of every sample, in order, None for a spec that asks for none.
+
+    Names are relative to the spec's folder, so that they are the same from wherever the build is started.
+
+    Raises:
+        SourceError: One cannot be read, or the glob names what no file can be called.
+    """
+    if spec.samples is None:
+        return None
+    try:
+        return _digests(spec, find_sample_files(spec))
+    except OSError as error:
+        raise SourceError(
+            f"cannot read the samples of {spec.name}: {error.filename or spec.samples}\n  {error.strerror}",
+            hint=f"set samples in the spec of {quoted(spec.name)}; "
+            f"it is relative to {quoted(spec.folder.resolve())}",
+        ) from error
+
+
 def check_sample_files(spec: ModelSpec, interface: ModelInterface) -> tuple[str, ...]:
     """Returns every way in which the sample files contradict the model, going by their headers alone."""
     if spec.samples is None:
@@ -74,7 +123,9 @@ def fits_interface(path: Path, interface: ModelInterface) -> bool:
     Raises:
         BundleError: It cannot be read, or is not an `.npz` file.
     """
-    headers = _read_headers(path)
+    from ortprep.runtime.tensors.arrays import read_headers
+
+    headers = read_headers(path)
     return all(fits_shape(item, headers[item.name][1]) for item in interface.inputs if item.name in headers)
 
 
@@ -101,18 +152,13 @@ def check_calibration(samples: Sequence[Path], interface: ModelInterface) -> Non
             raise StageError(f"bad calibration sample: {problem}")
 
 
-def _read_headers(path: Path) -> Mapping[str, tuple[str, tuple[int, ...]]]:
-    """Reads names, types and shapes of the arrays in an `.npz` file; raises `BundleError`."""
+def _header_problems(path: Path, interface: ModelInterface) -> Iterator[str]:
+    """Yields every way in which a sample contradicts the model, going by its headers alone."""
     from ortprep.runtime.tensors.arrays import read_headers
     from ortprep.runtime.tensors.element_types import dtype_name
 
-    return {name: (dtype_name(dtype), shape) for name, (dtype, shape) in read_headers(path).items()}
-
-
-def _header_problems(path: Path, interface: ModelInterface) -> Iterator[str]:
-    """Yields every way in which a sample contradicts the model, going by its headers alone."""
     try:
-        headers = _read_headers(path)
+        headers = read_headers(path)
     except BundleError as error:
         yield " ".join(error.message.split())
         return
@@ -120,7 +166,7 @@ def _header_problems(path: Path, interface: ModelInterface) -> Iterator[str]:
         if item.name not in headers:
             yield f"{path}: expected an array {item.name!r}, got {', '.join(headers) or 'none'}"
             continue
-        dtype, shape = headers[item.name]
+        dtype, shape = dtype_name(headers[item.name][0]), headers[item.name][1]
         if dtype != item.dtype or not fits_shape(item, shape):
             expected = item.dtype if item.shape is None else f"{item.dtype} {list(item.shape)}"
             yield f"{path}: array {item.name!r}: expected {expected}, got {dtype} {list(shape)}"
