@@ -17,7 +17,7 @@ from ortprep.measuring.device_lock import measuring
 from ortprep.measuring.rounds import InterleavedRuns, run_interleaved
 from ortprep.measuring.staged_bundles import StagedBundles
 from ortprep.runtime.machine.hardware import hardware_fingerprint, read_hardware
-from ortprep.stages.core.contract import PORTABLE, Context, Plan, Progress, TaskId, target_of
+from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId, target_of
 from ortprep.stages.core.inputs.samples import Sample
 from ortprep.stages.core.provenance import runtime_versions
 from ortprep.stages.core.results import MeasureResult
@@ -31,7 +31,6 @@ from ortprep.stages.measure.contenders import (
     is_shipped_as_asked,
 )
 from ortprep.stages.measure.decision import (
-    PlanRounds,
     decide,
     decide_converted,
     decide_fallback,
@@ -92,60 +91,78 @@ class MeasureStage:
             ),
             TemporaryDirectory(prefix="staged-", dir=context.folder) as folder,
         ):
-            result = _compare(_set_up(context, Path(folder)), contenders)
+            result = _compare(_Measurement.of(context, Path(folder)), contenders)
         if result.decision.shipped != PREPARED:
             context.say(result.decision.reason)
         return dict(encode(result))
 
 
-@dataclass(frozen=True)
-class _Setup:
-    """What every round is measured with."""
+@dataclass
+class _Measurement:
+    """What every round is measured with, and how many of its processes are done."""
 
     context: Context
     sample: Sample
     staged: StagedBundles
-    steps: _Steps
-
-
-@dataclass
-class _Steps:
-    """Processes of a measurement: how many there will be, and how many are done."""
-
-    planned: int
-    progress: Progress
+    planned: int = 0
     done: int = 0
 
-    def count(self) -> None:
-        """Reports one more that is done."""
-        self.done += 1
-        self.progress(self.done / max(self.planned, self.done))
+    @classmethod
+    def of(cls, context: Context, folder: Path) -> _Measurement:
+        """Returns the measurement of a task, with staged bundles in a folder."""
+        verified = context.upstream[TaskId("verify", reference_variant(context.plan))]
+        interface = read_source(context).description.interface
+        subject = f"{context.spec.name}/{context.variant}"
+        sample = fitting(read_reference(verified.folder), interface, subject).samples[0]
+        return cls(context, sample, StagedBundles(folder, interface.inputs, interface.outputs))
+
+    def measure(self, contender: Contender, *, cold: bool) -> ProbeResult:
+        """Measures a plan once, in a process of its own."""
+        spec, bundle = self.context.spec.measure, None
+        if contender.requirements is not None:
+            bundle = self.staged.stage(
+                contender.plan,
+                contender.requirements,
+                io_binding=contender.io_binding,
+                timeout_s=spec.timeout_s,
+            )
+        read = sorted((bundle or contender.folder).rglob("*")) if cold else ()
+        request = ProbeRequest(
+            contender.plan,
+            self.sample.file,
+            steady_s=spec.steady_s,
+            drop_cache=tuple(str(path) for path in read if path.is_file()),
+            bundle=None if bundle is None else str(bundle),
+            io_binding=contender.io_binding,
+        )
+        try:
+            return measure_plan(request, timeout_s=spec.timeout_s)
+        finally:
+            self.done += 1
+            self.context.progress(self.done / max(self.planned, self.done))
 
 
-def _set_up(context: Context, folder: Path) -> _Setup:
-    verified = context.upstream[TaskId("verify", reference_variant(context.plan))]
-    interface = read_source(context).description.interface
-    subject = f"{context.spec.name}/{context.variant}"
-    sample = fitting(read_reference(verified.folder), interface, subject).samples[0]
-    staged = StagedBundles(folder, interface.inputs, interface.outputs)
-    return _Setup(context, sample, staged, _Steps(0, context.progress))
-
-
-def _compare(setup: _Setup, contenders: Sequence[Contender]) -> MeasureResult:
-    spec = setup.context.spec.measure
-    setup.steps.planned = len(contenders) * (1 + spec.rounds + spec.cold_rounds)
+def _compare(run: _Measurement, contenders: Sequence[Contender]) -> MeasureResult:
+    spec = run.context.spec.measure
+    run.planned = len(contenders) * (1 + spec.rounds + spec.cold_rounds)
     # Fills the page cache and is not counted. What fails in it is not tried again.
-    first = _measure_rounds(setup, contenders, rounds=1)
+    first = _measure_rounds(run, contenders, rounds=1)
     contenders = tuple(contender for contender in contenders if contender.name in first.rounds)
-    warm, decision = _measure_until_sure(setup, contenders)
+    warm, decision = _measure_until_sure(run, contenders)
     outcomes = {"warm": warm}
     if rounds := spec.cold_rounds:
-        outcomes["cold"] = _measure_rounds(setup, contenders, rounds=rounds, cold=True)
+        outcomes["cold"] = _measure_rounds(run, contenders, rounds=rounds, cold=True)
     records = tuple(
-        _record(cache, setup.sample.shapes, outcome=outcome, skipped=first.failures)
+        MeasurementRecord(
+            cache=cache,
+            rounds=len(outcome.rounds[PREPARED]),
+            shapes=run.sample.shapes,
+            plans=tuple(join_results(plan, results) for plan, results in outcome.rounds.items()),
+            skipped={**first.failures, **outcome.failures},
+        )
         for cache, outcome in outcomes.items()
     )
-    return MeasureResult(records, decision, _choose_fallback(setup.context, warm, decision))
+    return MeasureResult(records, decision, _choose_fallback(run.context, warm, decision))
 
 
 def _choose_fallback(context: Context, warm: Runs, decision: Decision) -> Decision | None:
@@ -153,91 +170,48 @@ def _choose_fallback(context: Context, warm: Runs, decision: Decision) -> Decisi
         return decision
     if context.target != "cpu":
         return None
-    return decide_fallback(_samples(warm), objective=Objective.of(context.spec.tune))
+    return decide_fallback(with_common_start(warm.rounds), objective=Objective.of(context.spec.tune))
 
 
-def _measure_until_sure(setup: _Setup, contenders: Sequence[Contender]) -> tuple[Runs, Decision]:
+def _measure_until_sure(run: _Measurement, contenders: Sequence[Contender]) -> tuple[Runs, Decision]:
     """Measures once more as long when the prepared plan loses.
 
     Another program that runs for a moment can only hide a gain. Of two equal plans this calls one faster
     about 1 % more often.
     """
-    context = setup.context
+    context = run.context
     rounds = context.spec.measure.rounds
     # Only the primary shape is measured here; the limit on runs is of all of them.
     objective = Objective.of(context.spec.tune, max_steady_ratio=None)
-    outcome = _measure_rounds(setup, contenders, rounds=rounds)
+    outcome = _measure_rounds(run, contenders, rounds=rounds)
     if is_shipped_as_asked(context.variant_plan):
         # It was asked for, and which of several a job is given is decided by what they cost.
-        return outcome, decide_converted(_samples(outcome), objective=objective)
-    candidates = _candidates(context.target)
-    decision = decide(_samples(outcome), candidates=candidates, objective=objective)
+        return outcome, decide_converted(with_common_start(outcome.rounds), objective=objective)
+    # The portable variant runs on the CPU: faster or not, it is no answer to who asked for a GPU.
+    candidates = (PREPARED, PORTABLE) if context.target == "cpu" else (PREPARED,)
+    decision = decide(with_common_start(outcome.rounds), candidates=candidates, objective=objective)
     if decision.shipped == PREPARED:
         return outcome, decision
     context.say(f"not faster beyond the noise after {rounds} rounds; measuring as many again")
-    setup.steps.planned += len(contenders) * rounds
-    more = _measure_rounds(setup, contenders, rounds=rounds, first=rounds)
+    run.planned += len(contenders) * rounds
+    more = _measure_rounds(run, contenders, rounds=rounds, first=rounds)
     outcome = outcome.followed_by(more)
-    return outcome, decide(_samples(outcome), candidates=candidates, objective=objective)
-
-
-def _samples(outcome: Runs) -> PlanRounds:
-    return with_common_start(outcome.rounds)
-
-
-def _candidates(target: str) -> tuple[str, ...]:
-    # The portable variant runs on the CPU: faster or not, it is no answer to who asked for a GPU.
-    return (PREPARED, PORTABLE) if target == "cpu" else (PREPARED,)
+    return outcome, decide(with_common_start(outcome.rounds), candidates=candidates, objective=objective)
 
 
 def _measure_rounds(
-    setup: _Setup, contenders: Sequence[Contender], *, rounds: int, first: int = 0, cold: bool = False
+    run: _Measurement, contenders: Sequence[Contender], *, rounds: int, first: int = 0, cold: bool = False
 ) -> Runs:
-    context, spec = setup.context, setup.context.spec.measure
+    """Measures interleaved rounds; raises StageError if the prepared plan fails."""
     by_name = {contender.name: contender for contender in contenders}
-
-    def measure(name: str) -> ProbeResult:
-        contender, bundle = by_name[name], None
-        if contender.requirements is not None:
-            bundle = setup.staged.stage(
-                contender.plan,
-                contender.requirements,
-                io_binding=contender.io_binding,
-                timeout_s=spec.timeout_s,
-            )
-        request = ProbeRequest(
-            contender.plan,
-            setup.sample.file,
-            steady_s=spec.steady_s,
-            drop_cache=_files_below(bundle or contender.folder) if cold else (),
-            bundle=None if bundle is None else str(bundle),
-            io_binding=contender.io_binding,
-        )
-        try:
-            return measure_plan(request, timeout_s=spec.timeout_s)
-        finally:
-            setup.steps.count()
-
-    outcome = run_interleaved(tuple(by_name), measure, max_rounds=rounds, first=first)
+    outcome = run_interleaved(
+        tuple(by_name), lambda name: run.measure(by_name[name], cold=cold), max_rounds=rounds, first=first
+    )
     for name, reason in outcome.failures.items():
-        context.say(f"{name} failed: {reason}")
+        run.context.say(f"{name} failed: {reason}")
     if PREPARED in outcome.failures:
         raise StageError(
             f"the prepared model failed while it was measured\n  {outcome.failures[PREPARED]}",
             hint="raise measure.timeout_s in the spec, if it ran out",
         )
     return outcome
-
-
-def _record(cache: str, shapes: str, *, outcome: Runs, skipped: Mapping[str, str]) -> MeasurementRecord:
-    return MeasurementRecord(
-        cache=cache,
-        rounds=len(outcome.rounds[PREPARED]),
-        shapes=shapes,
-        plans=tuple(join_results(plan, results) for plan, results in outcome.rounds.items()),
-        skipped={**skipped, **outcome.failures},
-    )
-
-
-def _files_below(folder: Path) -> tuple[str, ...]:
-    return tuple(sorted(str(path) for path in folder.rglob("*") if path.is_file()))
