@@ -23,7 +23,6 @@ from ortprep import time_limit
 from ortprep.bundle.digest import PREFIX, digest_json
 from ortprep.bundle.file_memory import cache_folder, read_entry, write_entry
 from ortprep.errors import (
-    AccessDeniedError,
     MissingExtraError,
     NotPublishedError,
     RegistryError,
@@ -47,43 +46,22 @@ _COMMIT_BYTES = 40
 _SHA256 = re.compile("[0-9a-f]{64}")
 _LOGIN = "hf auth login   # or set HF_TOKEN"
 
-_REFUSALS: tuple[tuple[str, type[RegistryError], str, str | None], ...] = (
+_REFUSALS = (
     (
         "GatedRepoError",
-        AccessDeniedError,
-        "no access to a gated repository: {repository}\n  expected a token whose owner accepted its terms",
+        "no access to a gated repository: {0.repository}",
         f"accept the terms on the repository's page, then: {_LOGIN}",
     ),
-    (
-        "RevisionNotFoundError",
-        RegistryError,
-        "no such revision: {revision} of {repository}\n  expected a branch, tag or commit",
-        "list them on the repository's page, below “Files”",
-    ),
-    (
-        "RepositoryNotFoundError",
-        AccessDeniedError,
-        "no such repository, or no access to it: {repository}\n"
-        "  expected a public one, or one that the token may read",
-        _LOGIN,
-    ),
-    (
-        "EntryNotFoundError",
-        NotPublishedError,
-        "no such file on the Hub: {address}\n  expected a file, got none",
-        None,
-    ),
+    ("RevisionNotFoundError", "no such revision: {0.revision} of {0.repository}", None),
+    ("RepositoryNotFoundError", "no such repository, or no access to it: {0.repository}", _LOGIN),
+    ("EntryNotFoundError", "no such file on the Hub: {0}", None),
 )
-"""Errors of the client, those of a kind before the kind, and what they mean."""
+"""Errors of the client, those of a kind before the kind, what they mean, and advice."""
 
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file of one commit.
-
-    Attributes:
-        address: Repository, commit and path.
-    """
+    """A file of one commit, which its address has."""
 
     address: HubAddress
 
@@ -206,10 +184,10 @@ def _ask(address: HubAddress) -> tuple[Any, str, str | None]:
 
 def _explain(error: BaseException, address: HubAddress, errors: Any) -> RegistryError:
     """Returns what to raise for an error of the Hub's client."""
-    for name, kind, message, hint in _REFUSALS:
+    for name, message, hint in _REFUSALS:
         if isinstance(error, getattr(errors, name)):
-            names = {"repository": address.repository, "revision": address.revision, "address": address}
-            return kind(message.format(**names), hint=hint)
+            kind = NotPublishedError if name == "EntryNotFoundError" else RegistryError
+            return kind(message.format(address), hint=hint)
     first_line = (str(error) or type(error).__name__).splitlines()[0][:300]
     passes = not isinstance(error, ValueError)
     if isinstance(error, errors.HfHubHTTPError):

@@ -40,10 +40,11 @@ from ortprep.stages.fetch.sources import (
 MAX_CONFIG_BYTES = 8 << 20
 """Largest `config.json` that comes along with a model, in bytes."""
 
+_DOWNLOAD = "open the URL in a browser, and download the file itself"
 _NOT_A_MODEL = (
     (b"version https://git-lfs", "a Git LFS pointer", "git lfs pull"),
-    (b"<", "a web page or XML", "open the URL in a browser, and download the file itself"),
-    (b"{", "JSON", "open the URL in a browser, and download the file itself"),
+    (b"<", "a web page or XML", _DOWNLOAD),
+    (b"{", "JSON", _DOWNLOAD),
 )
 """Common contents of a file that is not a model. No ONNX file begins with these bytes."""
 
