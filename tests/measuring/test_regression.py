@@ -43,10 +43,6 @@ def exactly(value: float, *, count: int = 5) -> Samples:
     return Samples((value,) * count)
 
 
-def ranging(low: float, middle: float, high: float, *, count: int = 5) -> Samples:
-    return Samples((low, middle, high) if count == 3 else (low, high))
-
-
 def plan(name: str = "prepared", **changed: Samples | None) -> PlanFigures:
     figures: dict[str, Any] = {field: exactly(10.0, count=9) for field in FIELDS.values()}
     return PlanFigures(plan=name, import_ms=exactly(1.0), **{**figures, **changed})
@@ -194,11 +190,6 @@ def test_of_a_partial_bundle_what_is_there_is_compared_and_nothing_is_not_enough
     assert comparison.outcome == ("ok" if left else "regression")
 
 
-def test_what_is_there_of_a_partial_bundle_may_not_be_worse() -> None:
-    new = manifest(variant(error=2.0))
-    assert compare(manifest(), new, partial=True).outcome == "regression"
-
-
 @given(manifests, variants)
 def test_a_new_variant_fails_only_if_it_answers_wrongly(old: Manifest, added: VariantRecord) -> None:
     added = dataclasses.replace(added, name="added")
@@ -264,14 +255,6 @@ def test_every_byte_of_the_size_counts_and_none_of_the_noise() -> None:
     assert compare(*pair, limits=RegressionLimits(by_figure={"size": 0.2})).outcome == "ok"
 
 
-def test_the_size_is_that_of_the_files_that_are_shipped() -> None:
-    shipped = variant(decision=Decision("portable", True, ""), measurements=measured(plan("portable")))
-    both = manifest(shipped, variant("portable"), sizes={"portable": 5 * 2**20})
-    (size,) = (c for c in compare(both, both).variants[0].changes if c.figure == "size")
-    assert size.new is not None
-    assert size.new.median == 5
-
-
 def test_what_is_shipped_is_what_is_compared() -> None:
     plans = plan("default", init_ms=exactly(90.0)), plan("prepared")
     prepared = variant(measurements=measured(*plans))
@@ -285,8 +268,8 @@ def test_what_is_shipped_is_what_is_compared() -> None:
 
 
 def test_two_processes_are_apart_if_their_ranges_are_and_one_says_nothing() -> None:
-    assert judge(ranging(9, 10, 11, count=2), ranging(12, 13, 14, count=2), limit=0.1) == "regression"
-    assert judge(ranging(9, 10, 12.5, count=2), ranging(12, 13, 14, count=2), limit=0.1) == "noise"
+    assert judge(Samples((9, 11)), Samples((12, 14)), limit=0.1) == "regression"
+    assert judge(Samples((9, 12.5)), Samples((12, 14)), limit=0.1) == "noise"
     assert judge(exactly(10, count=5), exactly(90, count=1), limit=0.1) == "noise"
 
 
@@ -305,17 +288,9 @@ def test_of_equal_bundles_one_is_seldom_called_worse(rounds: int, scatter: float
 
 # Hardware, inputs, and what else changed
 
-ELSEWHERE = [
-    {"cpu_model": "other"},
-    {"cores": 8},
-    {"machine": "aarch64"},
-]
 
-
-@pytest.mark.parametrize("changed", ELSEWHERE, ids=str)
-def test_figures_of_different_hardware_are_not_compared_unless_that_is_wanted(
-    changed: dict[str, Any],
-) -> None:
+@pytest.mark.parametrize("changed", [{"cpu_model": "other"}, {"cores": 8}, {"machine": "aarch64"}], ids=str)
+def test_figures_of_different_hardware_are_not_compared_unless_that_is_wanted(changed: Any) -> None:
     slow = variant(measurements=measured(plan(init_ms=exactly(90.0))))
     pair = manifest(variant()), manifest(slow, hardware=HERE | changed)
     comparison = compare(*pair)
@@ -326,7 +301,6 @@ def test_figures_of_different_hardware_are_not_compared_unless_that_is_wanted(
         "verification": "same",
     }
     assert compare(*pair, across_hardware=True).outcome == "regression"
-    assert compare(manifest(variant()), manifest(variant(), hardware=HERE | changed), across_hardware=True)
 
 
 def test_what_hardware_does_not_matter_for_fails_on_any() -> None:
@@ -347,12 +321,6 @@ def test_hardware_that_was_not_recorded_is_not_the_same_hardware(unknown: Any) -
     assert compare(recorded, manifest(variant("cuda", target="cuda"), hardware=unknown)).outcome == (
         "incomparable"
     )
-
-
-def test_where_no_hardware_was_recorded_that_is_said() -> None:
-    nowhere = manifest(variant(), environment={})
-    (remark,) = compare(nowhere, nowhere).variants[0].remarks
-    assert remark == "neither says on which hardware it was measured"
 
 
 def test_figures_of_different_inputs_are_not_compared() -> None:
@@ -416,7 +384,7 @@ def test_where_plain_onnx_runtime_changed_alike_that_is_said_and_fails_all_the_s
     comparison = compare(*pair)
     assert comparison.outcome == "regression"
     (remark,) = comparison.variants[0].remarks
-    assert "plain ONNX Runtime, measured beside it, changed too (warm cache: init 1.30×" in remark
+    assert "plain ONNX Runtime, measured beside it, changed too (init 1.30×" in remark
 
 
 # Limits

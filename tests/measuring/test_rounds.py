@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from ortprep.children.probe import ProbeResult, join_results
 from ortprep.doctor.interleaved_runs import MAX_COMPARISON_S
 from ortprep.errors import ChildError
-from ortprep.measuring.comparison import MIN_ROUNDS
 from ortprep.measuring.rounds import (
     InterleavedRuns,
     is_affordable,
@@ -142,31 +141,10 @@ def took(
     return runs, now_s[0] - 100
 
 
-def test_what_is_quick_is_measured_often() -> None:
-    runs, _ = took(lambda name: 0.01, estimate_s=1)
-    assert runs.rounds == {name: (name.upper(),) * 7 for name in NAMES}
-    assert runs.round_s == pytest.approx(0.03)
-
-
-def test_what_takes_a_while_is_measured_as_often_as_shows_a_spread() -> None:
-    runs, _ = took(lambda name: 10.0, estimate_s=60)
-    assert {len(of_each) for of_each in runs.rounds.values()} == {MIN_ROUNDS}
-
-
 def test_what_takes_hours_is_not_begun() -> None:
     runs, took_s = took(lambda name: 3600.0, estimate_s=3 * 3600.0)
     assert (runs.rounds, runs.failures, took_s) == ({}, {}, 0)
     assert runs.round_s == 3 * 3600.0
-
-
-def test_what_takes_longer_than_was_thought_is_not_gone_on_with() -> None:
-    runs, _ = took(lambda name: 600.0, estimate_s=60)
-    assert {len(of_each) for of_each in runs.rounds.values()} == {1}
-
-
-def test_what_takes_less_than_was_feared_is_gone_on_with() -> None:
-    runs, _ = took(lambda name: 60.0, estimate_s=MAX_COMPARISON_S)
-    assert {len(of_each) for of_each in runs.rounds.values()} == {MIN_ROUNDS}
 
 
 @given(st.integers(0, 6), st.floats(0, 1e5), st.floats(0, 1e5))

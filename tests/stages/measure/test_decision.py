@@ -41,11 +41,6 @@ def test_summary_of_five_processes_is_their_order_statistics() -> None:
     assert summary.count == 5
 
 
-def test_summary_of_one_process_is_its_figure() -> None:
-    summary = Samples.of((7.5,))
-    assert {summary.minimum, summary.p25, summary.median, summary.p75, summary.maximum} == {7.5}
-
-
 @given(rounds)
 def test_order_statistics_are_in_order(values: list[float]) -> None:
     s = Samples.of(values)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from ortprep.children.answers import Answers
 from ortprep.errors import StageError
 from ortprep.runtime.loading.session import CPU, CUDA, build_session, default_plan
 from ortprep.runtime.tensors.arrays import write_tensors
-from ortprep.spec.models import MeasureSpec, ModelSpec, RuntimeSpec, SourceSpec, TuneSpec
+from ortprep.spec.models import MeasureSpec, ModelSpec, SourceSpec, TuneSpec
 from ortprep.stages.core.contract import Context, Plan, TaskId, Upstream
 from ortprep.stages.core.inputs.samples import Sample
 from ortprep.stages.core.results import FetchResult, MeasureResult, ModelInterface, PreparedResult
@@ -142,27 +141,6 @@ def test_a_prepared_model_that_cannot_be_loaded_fails_the_build(tmp_path: Path) 
     (tmp_path / "cpu" / "net_optimized.onnx").write_bytes(b"")
     with pytest.raises(StageError, match="prepared model failed"):
         MeasureStage().run(context)
-
-
-def test_figures_are_taken_again_when_the_rounds_or_the_users_options_change() -> None:
-    plan = Plan(SPEC, ("cpu",), {})
-    longer = SPEC.model_copy(update={"measure": MeasureSpec(rounds=7)})
-    threads = SPEC.model_copy(update={"runtime": RuntimeSpec(intra_op_num_threads=1)})
-    keys = [
-        MeasureStage().key(dataclasses.replace(plan, spec=spec), "cpu") for spec in (SPEC, longer, threads)
-    ]
-    assert keys[0] == MeasureStage().key(plan, "cpu")
-    assert all(keys[0] != key for key in keys[1:])
-
-
-def test_a_longer_deadline_and_options_for_another_target_measure_nothing_again() -> None:
-    plan = Plan(SPEC, ("cpu",), {})
-    patient = SPEC.model_copy(update={"measure": SPEC.measure.model_copy(update={"timeout_s": 9.0})})
-    exact = SPEC.model_copy(update={"runtime": RuntimeSpec.model_validate({"cuda": {"use_tf32": 0}})})
-    for spec in (patient, exact):
-        assert MeasureStage().key(dataclasses.replace(plan, spec=spec), "cpu") == MeasureStage().key(
-            plan, "cpu"
-        )
 
 
 def test_the_sample_is_that_of_the_task_that_asked_the_source() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import signal
 from collections.abc import Callable
@@ -17,13 +16,9 @@ from ortprep.bundle.loader_config import VersionRange
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.child import Reply, run_child
 from ortprep.errors import ChildError, ChildKilledError, LoadError, SourceError, SpecError, StageError
-from ortprep.runtime.loading.session import CPU, build_session, default_plan
-from ortprep.spec.models import ModelSpec
-from ortprep.stages.core import provenance as tool_versions
-from ortprep.stages.core.contract import Plan
+from ortprep.runtime.loading.session import build_session, default_plan
 from ortprep.stages.optimize import attempt as optimize
 from ortprep.stages.optimize.graph_writer import SaveRequest
-from ortprep.stages.optimize.stage import OptimizeStage
 from tests import builders as models
 from tests.children import fakes
 from tests.stages.optimize.builders import Build
@@ -174,20 +169,6 @@ def test_an_old_models_merged_constants_do_not_become_inputs(build: Build) -> No
 
 
 @pytest.mark.slow
-def test_the_users_options_go_with_the_result(build: Build) -> None:
-    write(build, models.two_inputs())
-    result = build.optimize(
-        inputs={name: {"shapes": [[2, 4]]} for name in ("left", "right")},
-        runtime={"intra_op_num_threads": 1, "session_config": {"session.intra_op.allow_spinning": 0}},
-        optimize={"level": "extended"},
-    )
-    assert result.step == "extended"
-    assert result.variant.session_options.attributes == {"intra_op_num_threads": 1}
-    assert result.variant.session_options.config_entries == {"session.intra_op.allow_spinning": "0"}
-    assert [provider.name for provider in result.variant.providers] == [CPU]
-
-
-@pytest.mark.slow
 def test_an_optimizer_the_user_leaves_out_does_not_run(build: Build) -> None:
     write(build, models.conv_net(channels=32))
     result = build.optimize(**IMAGE, optimize={"disabled_optimizers": ["NchwcTransformer"]})
@@ -333,22 +314,6 @@ def test_a_source_that_onnxruntime_does_not_accept_is_told_at_the_first_step(
     assert build.files() == set()
 
 
-@pytest.mark.slow
-def test_a_child_that_takes_too_long_is_a_reason_too(
-    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(build, models.zero_inputs())
-
-    def run(function: Any, request: SaveRequest, **options: Any) -> Reply[Any]:
-        # Its own work may be done in time if the deadline is noticed late.
-        return run_child(fakes.hang, {"pid_file": str(tmp_path / "pid")}, **options)
-
-    monkeypatch.setattr(optimize, "run_child", run)
-    with pytest.raises(StageError, match=r"took too long"):
-        build.optimize(optimize={"level": "basic", "timeout_s": 0.01})
-    assert build.files() == set()
-
-
 def test_strings_without_values_are_the_specs_error_and_no_reason_to_step_down(build: Build) -> None:
     write(build, models.string_input())
     with pytest.raises(SpecError, match="words"):
@@ -356,59 +321,8 @@ def test_strings_without_values_are_the_specs_error_and_no_reason_to_step_down(b
     assert build.said == []
 
 
-def key(variant: str = "cpu", *, folder: Path = Path(), **spec: Any) -> str:
-    model = ModelSpec.model_validate({"name": "net", "source": {"path": "m"}, **spec}).located_in(folder)
-    return json.dumps(OptimizeStage().key(Plan(model, ("cpu",), {}), variant), sort_keys=True)
-
-
-@pytest.mark.parametrize(
-    ("variant", "spec"),
-    [
-        ("cpu", {"optimize": {"timeout_s": 5}}),
-        ("cpu", {"runtime": {"cuda": {"use_tf32": 0}}}),
-        ("cpu", {"verify": {"seed": 3, "rtol": 0.5}}),
-        ("cpu", {"measure": {"rounds": 9}}),
-    ],
-)
-def test_nothing_is_optimised_again_for_what_does_not_decide_the_graph(
-    variant: str, spec: dict[str, Any]
-) -> None:
-    assert key(variant, **spec) == key(variant)
-
-
-def test_the_sample_that_the_reload_is_fed_is_part_of_the_key(tmp_path: Path) -> None:
-    keys = []
-    for value in (0.0, 1.0):
-        np.savez(tmp_path / "0.npz", x=np.full(3, value))
-        keys.append(key(folder=tmp_path, samples="*.npz"))
-    assert len({key(), *keys}) == 3
-
-
-def test_one_version_of_two_distributions_is_not_one_tool(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = []
-    for installed in (
-        {"onnxruntime": "1.31.1"},
-        {"onnxruntime-gpu": "1.31.1"},
-        {"onnxruntime-gpu": "1.31.2"},
-    ):
-        monkeypatch.setattr(tool_versions, "installed_version", installed.get)
-        keys.append(key())
-    assert len(set(keys)) == 3
-
-
 def test_a_spec_that_does_not_fit_is_refused_before_anything_is_written(build: Build) -> None:
     write(build, models.conv_net())
     with pytest.raises(SpecError, match=r"inputs\.image\.shapes"):
         build.optimize(**shapes("image", 2, 3, 16))
     assert build.files() == set()
-
-
-def test_the_key_tells_variants_options_and_versions_apart(build: Build) -> None:
-    assert key() == key()
-    different = [
-        key(optimize={"level": "basic"}),
-        key(optimize={"disabled_optimizers": ["ConvAddFusion"]}),
-        key(runtime={"intra_op_num_threads": 2}),
-        key(inputs={"x": {"shapes": [[1]]}}),
-    ]
-    assert len({key(), *different}) == 5

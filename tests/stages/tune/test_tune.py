@@ -50,28 +50,6 @@ def test_a_target_is_searched_once_it_is_verified() -> None:
     assert len(set(TuneStage().requires(plan(), "cpu"))) == 3
 
 
-@pytest.mark.parametrize(
-    "sections",
-    [
-        {"tune": {"runs_per_load": 1}},
-        {"tune": {"space": {"form": ["ort"]}}},
-        {"tune": {"rounds": 9}},
-        {"verify": {"rtol": 0.5}},
-        {"optimize": {"disabled_optimizers": ["NchwcTransformer"]}},
-        {"runtime": {"intra_op_num_threads": 1}},
-    ],
-)
-def test_whatever_decides_a_search_makes_it_anew(sections: dict[str, Any]) -> None:
-    assert TuneStage().key(plan(**sections), "cpu") != TuneStage().key(plan(), "cpu")
-
-
-@pytest.mark.parametrize(
-    "sections", [{"tune": {"timeout_s": 9}}, {"verify": {"seed": 3}}, {"measure": {"rounds": 9}}]
-)
-def test_what_decides_nothing_of_a_search_leaves_it(sections: dict[str, Any]) -> None:
-    assert TuneStage().key(plan(**sections), "cpu") == TuneStage().key(plan(), "cpu")
-
-
 def test_features_of_a_graph_are_those_of_its_bodies_too() -> None:
     kernel = models.tensor("w", np.ones((2, 3, 5), np.float32))
     wave = models.build_model(
