@@ -14,7 +14,7 @@ from ortprep.bundle.digest import digest_bytes
 from ortprep.errors import IntegrityError
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import open_catalogue
-from ortprep.registry.documents import BOM, CARD, PROVENANCE, parse_part
+from ortprep.registry.documents import CARD, PROVENANCE, parse_part
 from ortprep.registry.part_bundle import read_part_bundle
 from ortprep.registry.provenance import check_provenance
 from ortprep.registry.publish import publish
@@ -69,31 +69,6 @@ def test_the_provenance_is_of_the_published_form(pulled: Path) -> None:
     assert predicate["buildDefinition"]["internalParameters"]["environment"] == {"onnxruntime": "1.31.1"}
 
 
-def test_the_bill_of_materials_is_valid_cyclonedx(pulled: Path) -> None:
-    from cyclonedx.schema import SchemaVersion
-    from cyclonedx.validation.json import JsonStrictValidator
-
-    text = (pulled / BOM).read_text()
-    problem = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
-    assert problem is None, problem
-    bom = json.loads(text)
-    component = bom["metadata"]["component"]
-    assert (component["type"], component["name"]) == ("machine-learning-model", "net")
-    metrics = component["modelCard"]["quantitativeAnalysis"]["performanceMetrics"]
-    assert {"type": "init (ms)", "value": "10", "slice": "cpu"} in metrics
-    assert {"onnxruntime"} == {one["name"] for one in bom["components"] if one["type"] == "library"}
-
-
-def test_a_bill_of_materials_that_is_none_is_noticed(pulled: Path) -> None:
-    """The validator does look: one wrong field fails."""
-    from cyclonedx.schema import SchemaVersion
-    from cyclonedx.validation.json import JsonStrictValidator
-
-    bom = json.loads((pulled / BOM).read_bytes())
-    bom["metadata"]["component"]["type"] = "no-such-type"
-    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(bom)) is not None
-
-
 CARD_SCHEMA = {
     "type": "object",
     "required": ["library_name", "tags"],
@@ -133,7 +108,7 @@ def test_a_statement_with_names_of_mixed_types_is_of_something_else(pulled: Path
 
 def test_one_changed_byte_of_a_document_is_noticed(pulled: Path, tmp_path: Path) -> None:
     public = tmp_path / "keys/key.pub"
-    for name in (PROVENANCE, BOM, CARD):
+    for name in (PROVENANCE, CARD):
         data = (pulled / name).read_bytes()
         (pulled / name).unlink()
         (pulled / name).write_bytes(data.replace(b"net", b"nit", 1))

@@ -33,8 +33,8 @@ MAX_DOCUMENT_BYTES = 4 * 1024 * 1024
 MAX_FILE_BYTES = 2**44
 """Largest file, in bytes, that a document may name."""
 
-PROVENANCE, BOM, CARD = (f"{RECEIPT_FOLDER}/{name}" for name in ("provenance.json", "bom.json", "README.md"))
-OWN_FILES = frozenset({PROVENANCE, BOM, CARD})
+PROVENANCE, CARD = f"{RECEIPT_FOLDER}/provenance.json", f"{RECEIPT_FOLDER}/README.md"
+OWN_FILES = frozenset({PROVENANCE, CARD})
 """Files that a part adds to its bundle; it may have no others in that folder."""
 
 OCI = "org.opencontainers.image."

@@ -1,12 +1,11 @@
-"""What tools read of where a bundle is from: SLSA provenance, a CycloneDX BOM and a model card.
+"""What tools read of where a bundle is from: SLSA provenance and a model card.
 
-All three are functions of the bundle's two records, so publishing a bundle again publishes the same bytes.
+Both are functions of the bundle's two records, so publishing a bundle again publishes the same bytes.
 """
 
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,12 @@ from ortprep.bundle.manifest import Manifest, VariantRecord
 from ortprep.bundle.paths import resolve_inside
 from ortprep.errors import BundleError, IntegrityError
 from ortprep.measuring.shipped import shipped_figures, worst_error
-from ortprep.registry.documents import BOM, CARD, OWN_FILES, PROVENANCE, Part, as_mapping
+from ortprep.registry.documents import CARD, OWN_FILES, PROVENANCE, Part
 
 _BUILDER = "urn:ortprep:prepare"
 """Says what built it, and not who: a statement is as trustworthy as the signature of its part."""
 
 _MAX_STATEMENT_BYTES = 64 * 1024 * 1024
-_NAMESPACE = uuid.UUID("6f0c2f0e-52b1-5d0e-9f6f-0b4b3a1d7c55")
-_MODEL = "machine-learning-model"
 
 
 def describe_provenance(
@@ -35,7 +32,6 @@ def describe_provenance(
     ordered = sorted(files, key=lambda entry: entry.path)
     return {
         PROVENANCE: format_json(_build_statement(manifest, ordered)),
-        BOM: format_json(_build_bom(manifest, config, ordered)),
         CARD: _build_card(manifest, config).encode(),
     }
 
@@ -95,57 +91,6 @@ def _build_statement(manifest: Manifest, files: Sequence[FileEntry]) -> dict[str
             },
         },
     }
-
-
-def _build_bom(manifest: Manifest, config: LoaderConfig, files: Sequence[FileEntry]) -> dict[str, Any]:
-    """Returns a CycloneDX 1.6 bill of materials with the model as its subject."""
-    metrics = [
-        {"type": f"{name} ({unit})", "value": f"{value:.6g}", "slice": record.name}
-        for record in manifest.variants
-        for name, value, unit in _list_figures(record)
-    ]
-    model = {
-        "type": _MODEL,
-        "bom-ref": f"model:{manifest.name}",
-        "name": manifest.name,
-        "version": _hex(manifest.spec_digest)[:12],
-        "modelCard": {
-            "modelParameters": {
-                "inputs": [{"format": _describe_tensor(tensor)} for tensor in config.inputs],
-                "outputs": [{"format": _describe_tensor(tensor)} for tensor in config.outputs],
-            },
-            "quantitativeAnalysis": {"performanceMetrics": metrics},
-        },
-        "pedigree": {"ancestors": [_component(_MODEL, f"source of {manifest.name}", manifest.source.sha256)]},
-    }
-    contents = [
-        {"bom-ref": f"file:{entry.path}", **_component("file", entry.path, entry.sha256)} for entry in files
-    ]
-    tool = {"type": "application", "name": "ortprep", "version": manifest.pipeline_version}
-    return {
-        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
-        "bomFormat": "CycloneDX",
-        "specVersion": "1.6",
-        "serialNumber": f"urn:uuid:{uuid.uuid5(_NAMESPACE, digest_json(encode(manifest)))}",
-        "version": 1,
-        "metadata": {
-            "timestamp": _utc(manifest.created_at),
-            "tools": {"components": [tool]},
-            "component": model,
-        },
-        "components": [*_list_packages(manifest.environment), *contents],
-    }
-
-
-def _component(kind: str, name: str, digest: str) -> dict[str, Any]:
-    return {"type": kind, "name": name, "hashes": [{"alg": "SHA-256", "content": _hex(digest)}]}
-
-
-def _list_packages(environment: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    runtime = {"onnxruntime": environment["onnxruntime"]} if environment.get("onnxruntime") else {}
-    for name, version in sorted({**runtime, **as_mapping(environment.get("packages"))}.items()):
-        purl = f"pkg:pypi/{name}@{version}"
-        yield {"type": "library", "bom-ref": purl, "name": name, "version": str(version), "purl": purl}
 
 
 def _list_figures(record: VariantRecord) -> Iterator[tuple[str, float, str]]:
