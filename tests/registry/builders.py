@@ -48,6 +48,8 @@ from ortprep.bundle.manifest import (
     write_manifest,
 )
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from ortprep.registry.backend import VERSION, ref_name
+from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import (
     FILE_TYPE,
     OCI,
@@ -276,6 +278,24 @@ def make_part(
         for path, data in files.items()
     ]
     return parse_part(build_manifest(PART_TYPE, layers, annotations=annotations | changes))
+
+
+def name_of(version: Version) -> str:
+    """Returns the name of a version's ref."""
+    return ref_name(version.digest, version.label)
+
+
+def put_version(catalogue: Catalogue, version: Version) -> None:
+    """Adds a version without asking whether its label is free."""
+    catalogue.backend.put_ref(version.model, VERSION, name_of(version), version.data)
+
+
+def write_ref(registry: str, model: str, kind: str, data: bytes, rest: str = "") -> Path:
+    """Writes a document into a folder as somebody with a tool of his own would."""
+    path = Path(registry, model, kind, ref_name(digest_bytes(data), rest))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
 
 
 def make_version(part: Part, label: str | None = "1.0", *, published_at: str = PUBLISHED_AT) -> Version:

@@ -23,15 +23,13 @@ from ortprep.registry.references import VersionRef, open_registry
 
 _COUNTED = frozenset(
     {
-        "add_version",
-        "attach",
-        "delete_version",
-        "open_file",
-        "put_part",
-        "read_aliases",
-        "set_alias",
+        "delete_ref",
+        "get_blob",
+        "has_blob",
+        "list_refs",
+        "put_blob",
+        "put_ref",
         "sweep",
-        "upload_file",
     }
 )
 

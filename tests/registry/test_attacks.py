@@ -27,9 +27,17 @@ from ortprep.errors import (
     NotPublishedError,
     RegistryError,
 )
-from ortprep.registry.alias_moves import Move, encode_move, parse_move
-from ortprep.registry.backend import MAX_LISTING_BYTES, MOVE
-from ortprep.registry.backends.oci.repository import Repository
+from ortprep.registry.backend import (
+    ALIAS,
+    MAX_LISTING_BYTES,
+    MOVE,
+    PART,
+    VERSION,
+    file_blob,
+    ref_name,
+    subject_digits,
+)
+from ortprep.registry.backends.oci_client import OciClient
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue, open_catalogue
 from ortprep.registry.documents import (
@@ -51,12 +59,15 @@ from ortprep.registry.pull import MAX_BYTES_VARIABLE, TIMEOUT_VARIABLE, PullRequ
 from ortprep.registry.references import VersionRef, open_registry, parse_reference, split_location
 from ortprep.registry.retries import with_retries
 from ortprep.registry.transfer import map_parallel, run_parallel
+from ortprep.registry.versions import Move, encode_move, parse_move
 from ortprep.time_limit import OutOfTimeError, call_in_time, limit_time
 from tests.registry.builders import (
     BARE,
     Made,
+    put_version,
     read_tree,
     write_bundle,
+    write_ref,
 )
 from tests.registry.fakes import Fault, fault_proxy
 
@@ -88,15 +99,11 @@ def tampered(part: Part, change: Callable[[dict[str, Any]], object]) -> bytes:
 
 def put_document(catalogue: Catalogue, registry: str, part: Part, data: bytes) -> str:
     """Puts another document of a part in the registry, and a version of it; returns the version's digest."""
-    folder = Path(registry, "net")
-    digest = digest_bytes(data)
-    (folder / "parts").mkdir(parents=True, exist_ok=True)
-    (folder / f"parts/{digest.removeprefix('sha256:')}.json").write_bytes(data)
+    write_ref(registry, "net", PART, data)
     version = build_version("net", [part], label="evil", published_at="2030-01-01T00:00:00+00:00")
     document = json.loads(version.data)
-    document["manifests"][0] |= {"digest": digest, "size": len(data)}
-    (folder / "versions").mkdir(exist_ok=True)
-    (folder / "versions/evil.json").write_bytes(canonical_json(document))
+    document["manifests"][0] |= {"digest": digest_bytes(data), "size": len(data)}
+    write_ref(registry, "net", VERSION, canonical_json(document), "evil")
     return digest_bytes(canonical_json(document))
 
 
@@ -207,13 +214,14 @@ def test_a_part_that_says_other_things_than_its_bundle_is_refused(
 
 def test_a_document_of_a_gigabyte_is_not_read(registry: str, catalogue: Catalogue, tmp_path: Path) -> None:
     published = publish(write_bundle(tmp_path / "bundle"), catalogue)
-    for path in (Path(registry, "net/versions/large.json"), Path(registry, "net/aliases/large")):
+    for path in (Path(registry, "net/versions", "a" * 64), Path(registry, "net/aliases/large")):
         path.parent.mkdir(exist_ok=True)
         with path.open("wb") as file:
             file.truncate(2**30)
-    found = catalogue.backend.read_versions("net", lambda _: None)
-    assert max(map(len, found)) == MAX_DOCUMENT_BYTES + 1
+    tracemalloc.start()
     state = catalogue.read_state("net")
+    assert tracemalloc.get_traced_memory()[1] < 8 * MAX_DOCUMENT_BYTES
+    tracemalloc.stop()
     assert (list(state.versions), state.aliases) == ([published.version.digest], {})
 
 
@@ -280,7 +288,6 @@ def test_a_publisher_writes_nothing_where_a_link_leads(
     "attack",
     [
         lambda folder, _: folder.write("net/keys/id", b"x"),
-        lambda folder, _: folder.create("net/keys/new", b"x"),
         lambda folder, source: folder.upload(
             "net/keys/id", FileEntry("x", 1, digest_bytes(b"x")), source, print
         ),
@@ -391,7 +398,7 @@ def test_an_alias_cannot_shadow_a_label_or_a_digest(
     for name in ("1.4", new.digest.removeprefix("sha256:")):
         with pytest.raises((ConflictError, RegistryError)):
             promote(VersionRef("net", "1.3"), name, catalogue)
-    catalogue.backend.set_alias("net", "1.4", old)
+    catalogue.backend.put_ref("net", ALIAS, "1.4", old.data)
     with pytest.raises(ConflictError, match=r"more than one version is called net@1\.4"):
         pull_it(catalogue, tmp_path / "out", version="1.4")
     short = new.digest.removeprefix("sha256:")[:12]
@@ -416,8 +423,8 @@ def test_a_label_or_an_alias_that_reads_like_a_digest_is_refused(
     # A writer with a tool of his own.
     document = json.loads(old.data)
     document["annotations"]["org.opencontainers.image.version"] = short
-    Path(registry, f"net/versions/{short}.json").write_bytes(canonical_json(document))
-    catalogue.backend.set_alias("net", short, old)
+    write_ref(registry, "net", VERSION, canonical_json(document), short)
+    catalogue.backend.put_ref("net", ALIAS, short, old.data)
     with pytest.raises(NotPublishedError, match="a whole digest"):
         pull_it(catalogue, tmp_path / "out", version=short)
 
@@ -429,19 +436,12 @@ def test_a_date_and_a_number_are_labels(catalogue: Catalogue, tmp_path: Path) ->
         assert pull_it(catalogue, tmp_path / f"out{number}", version=label) == version.digest
 
 
-def claim_label(catalogue: Catalogue, registry: str, version: Version, label: str, at: str) -> Version:
-    """A version of the same parts with a label of somebody's choice, under a file name that is free."""
-    parts = [catalogue.read_part("net", part.digest) for part in version.parts]
-    claim = build_version("net", parts, label=label, published_at=at)
-    Path(registry, "net/versions", f"claim{len(at)}.json").write_bytes(claim.data)
-    return claim
-
-
 @pytest.mark.parametrize("at", ["2020-01-01T00:00:00+00:00", "2036-01-01T00:00:00+00:00"])
 def test_a_second_claim_of_a_label_is_an_error_however_it_is_dated(
     registry: str, catalogue: Catalogue, two: list[Version], tmp_path: Path, at: str
 ) -> None:
-    claim_label(catalogue, registry, two[0], "1.4", at)
+    parts = [catalogue.read_part("net", part.digest) for part in two[0].parts]
+    put_version(catalogue, build_version("net", parts, label="1.4", published_at=at))
     with pytest.raises(ConflictError, match=r"more than one version is called net@1\.4"):
         pull_it(catalogue, tmp_path / "out", "1.4")
 
@@ -451,7 +451,7 @@ def test_a_forged_move_that_leaves_no_number_is_an_error(
 ) -> None:
     old, new = two
     last = Move("production", new.digest, 2**31 - 1, "promote", "2036")
-    catalogue.backend.attach("net", new, MOVE, encode_move(last))
+    catalogue.attach(MOVE, new, encode_move(last))
     with pytest.raises(RegistryError, match="too many moves: net@production"):
         promote(VersionRef("net", old.digest), "production", catalogue)
     assert catalogue.read_state("net").aliases == {"production": new.digest}
@@ -524,11 +524,11 @@ def test_what_decides_which_part_is_pulled_is_limited_too(
     records_bytes = sum(entry.size_bytes for entry in small_files(part).values())
     copies = [canonical_json(json.loads(part.data) | {"number": number}) for number in range(40)]
     for data in copies:
-        Path(registry, f"net/parts/{digest_bytes(data).removeprefix('sha256:')}.json").write_bytes(data)
+        write_ref(registry, "net", PART, data)
     version = json.loads(build_version("net", [part], label="1", published_at="2030-01-01T00:00:00Z").data)
     summaries = [{"digest": digest_bytes(data), "size": len(data)} for data in copies]
     version["manifests"] = [version["manifests"][0] | summary for summary in summaries]
-    catalogue.backend.add_version("net", parse_version(canonical_json(version)))
+    put_version(catalogue, parse_version(canonical_json(version)))
     monkeypatch.setattr(Catalogue, "read_records", lambda *_: pytest.fail("records were read"))
     for limit in (part.summary.size_bytes - 1, part.summary.size_bytes, 40 * records_bytes - 1):
         monkeypatch.setenv(MAX_BYTES_VARIABLE, str(limit))
@@ -546,7 +546,7 @@ def test_pages_of_a_list_that_never_ends_are_limited_in_time(
         link = f'</v2/m/net/tags/list?last={next(numbers)}>; rel="next"'
         return SimpleNamespace(headers={"Link": link}), b'{"tags": []}'
 
-    monkeypatch.setattr(Repository, "ask", answer)
+    monkeypatch.setattr(OciClient, "ask", answer)
     monkeypatch.setenv(TIMEOUT_VARIABLE, "1")
     with (
         open_catalogue("oci+http://localhost:9/m", cache=Cache(tmp_path / "cache")) as catalogue,
@@ -633,11 +633,13 @@ def test_documents_that_are_none_do_not_hide_the_others(
     nested = b'{"artifactType":"application/vnd.ortprep.version.v1","a":' + b"[" * 900 + b"]" * 900 + b"}"
     lone = version.data.replace(b'"good"', b'"\\ud800"')
     for number, data in enumerate((b"junk", b"{}", nested, lone, b"\xff")):
-        Path(registry, "net/versions", f"bad{number}.json").write_bytes(data)
+        write_ref(registry, "net", VERSION, data, f"bad{number}")
+    Path(registry, "net/versions/junk").write_bytes(b"no digest in its name")
+    Path(registry, "net/versions", "0" * 64).write_bytes(version.data)
     Path(registry, "net/aliases/bad").write_bytes(b"\xff")
     Path(registry, "net/aliases/dangling").write_text(DIGEST)
     for data in (b"junk", b'{"alias":1}', encode_move(Move("production", DIGEST, 9, "promote", "t"))):
-        catalogue.backend.attach("net", version, MOVE, data)
+        catalogue.attach(MOVE, version, data)
     assert pull_it(catalogue, tmp_path / "out", version="production") == version.digest
     assert caplog.text.count("skipping a version") >= 4
     with pytest.raises(NotPublishedError, match="which does not exist"):
@@ -655,8 +657,8 @@ def test_a_version_of_parts_of_another_model_is_refused(catalogue: Catalogue, tm
     document = json.loads(build_version("other", [part], label="x", published_at="2036").data)
     document["annotations"]["org.opencontainers.image.title"] = "net"
     evil = parse_version(canonical_json(document))
-    catalogue.backend.put_part("net", part)
-    catalogue.backend.add_version("net", evil)
+    catalogue.backend.put_ref("net", PART, ref_name(part.digest), part.data)
+    put_version(catalogue, evil)
     with pytest.raises(IntegrityError, match="a part of another model"):
         pull_it(catalogue, tmp_path / "out", version="x")
 
@@ -689,7 +691,7 @@ def test_provenance_of_something_else_is_refused(
     data = canonical_json(statement)
     forged = FileEntry(PROVENANCE, len(data), digest_bytes(data))
     (tmp_path / "forged").write_bytes(data)
-    catalogue.backend.upload_file("net", part_bundle.part, forged, tmp_path / "forged", lambda _: None)
+    catalogue.backend.put_blob(file_blob(part_bundle.part, forged), tmp_path / "forged", lambda _: None)
 
     def replace_layer(document: dict[str, Any]) -> None:
         (layer,) = (one for one in document["layers"] if PROVENANCE in one["annotations"].values())
@@ -701,22 +703,22 @@ def test_provenance_of_something_else_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("folder", ["versions", "aliases", "attached"])
+@pytest.mark.parametrize("folder", ["versions", "aliases", "moves"])
 def test_many_large_documents_are_not_read_into_memory(
     registry: str, catalogue: Catalogue, tmp_path: Path, folder: str
 ) -> None:
     """300 sparse files take no place in the registry, and 1.2 GB of who lists them."""
     version = publish(write_bundle(tmp_path / "bundle"), catalogue).version
-    digits, name = version.digest.removeprefix("sha256:"), "move-{}.json"
-    place = Path(registry, "net", f"attached/{digits}" if folder == "attached" else folder)
+    place = Path(registry, "net", folder)
     place.mkdir(parents=True, exist_ok=True)
     for number in range(300):
-        path = place / name.format(number)
+        path = place / f"{number:064x}.{subject_digits(version.digest)}"
         path.touch()
         os.truncate(path, MAX_DOCUMENT_BYTES)
     tracemalloc.start()
     try:
-        with pytest.raises(RegistryError, match="too many bytes"):
+        # Of an alias no more is read than a digest has.
+        with nullcontext() if folder == "aliases" else pytest.raises(RegistryError, match="too many bytes"):
             catalogue.read_moves("net", catalogue.read_state("net").versions.values())
         assert tracemalloc.get_traced_memory()[1] < 2 * MAX_LISTING_BYTES
     finally:
@@ -731,15 +733,13 @@ def test_the_parts_of_a_version_are_read_up_to_a_bound(
     summaries = []
     for number in range(40):
         data = canonical_json(json.loads(part.data) | {"number": number}).ljust(MAX_DOCUMENT_BYTES)
-        file = Path(registry, "net/parts", f"{digest_bytes(data).removeprefix('sha256:')}.json")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(data)
+        write_ref(registry, "net", PART, data)
         summaries.append({"digest": digest_bytes(data), "size": len(data)})
     version = json.loads(
         build_version("net", [part], label="1", published_at="2030-01-01T00:00:00+00:00").data
     )
     version["manifests"] = [version["manifests"][0] | summary for summary in summaries]
-    catalogue.backend.add_version("net", parse_version(canonical_json(version)))
+    put_version(catalogue, parse_version(canonical_json(version)))
     with pytest.raises(RegistryError, match="too many bytes in the parts"):
         pull_it(catalogue, tmp_path / "out")
     kept = sum(file.stat().st_size for file in catalogue.cache.root.rglob("*"))
@@ -757,6 +757,6 @@ def test_a_pipe_in_the_place_of_a_document_is_not_waited_for(
     registry: str, catalogue: Catalogue, tmp_path: Path
 ) -> None:
     publish(write_bundle(tmp_path / "bundle"), catalogue)
-    os.mkfifo(Path(registry, "net/versions/pipe.json"))
+    os.mkfifo(Path(registry, "net/versions", "0" * 64))
     with pytest.raises(RegistryError, match="not a regular file"):
         catalogue.read_state("net")

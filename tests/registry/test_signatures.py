@@ -7,7 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from ortprep.errors import (
     RegistryUnavailableError,
     SignatureError,
 )
-from ortprep.registry.backend import SIGNATURE
+from ortprep.registry.backend import SIGNATURE, VERSION, Blob
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import Part
 from ortprep.registry.promotion import PromotionGate, promote
@@ -49,6 +49,7 @@ from tests.registry.builders import (
     read_tree,
     write_bundle,
     write_keys,
+    write_ref,
 )
 
 pytestmark = pytest.mark.attack
@@ -153,8 +154,9 @@ def test_a_signature_under_another_models_name_is_refused(
 ) -> None:
     shutil.copytree(Path(registry, "net"), Path(registry, "other"))
     (version,) = Path(registry, "other/versions").iterdir()
-    version.write_bytes(version.read_bytes().replace(b'"title":"net"', b'"title":"other"'))
-    version.write_bytes(version.read_bytes().replace(b'image.title":"net"', b'image.title":"other"'))
+    forged = version.read_bytes().replace(b'image.title":"net"', b'image.title":"other"')
+    version.unlink()
+    write_ref(registry, "other", VERSION, forged, "1")
     with pytest.raises(IntegrityError, match=r"part of another model: .*\n.*expected other, got net"):
         pull_it(catalogue, tmp_path / "out", keys[1], model="other")
 
@@ -182,7 +184,7 @@ def test_the_signature_of_another_part_does_not_count(
     (good,) = catalogue.read_signatures(part_of(catalogue))
     evil = write_bundle(tmp_path / "evil", Build((Made("portable", weights=b"evil"),), spec=b"x"))
     published = publish(evil, catalogue)
-    catalogue.backend.attach("net", catalogue.read_part("net", published.part), SIGNATURE, good)
+    catalogue.attach(SIGNATURE, catalogue.read_part("net", published.part), good)
     with pytest.raises(SignatureError, match=f"expected {published.part}, got"):
         pull_it(catalogue, tmp_path / "out", keys[1])
 
@@ -304,11 +306,11 @@ def test_a_forged_signature_with_the_name_of_the_key_does_not_keep_the_real_one_
 ) -> None:
     part = part_of(catalogue)
     (good,) = catalogue.read_signatures(part)
-    for path in Path(registry, "net/attached", part.digest.removeprefix("sha256:")).iterdir():
+    for path in Path(registry, "net/signatures").iterdir():
         path.unlink()
     forged = json.loads(good)
     forged["dsseEnvelope"]["signatures"][0]["sig"] = base64.b64encode(b"0" * 64).decode()
-    catalogue.backend.attach("net", part, SIGNATURE, canonical_json(forged))
+    catalogue.attach(SIGNATURE, part, canonical_json(forged))
     with pytest.raises(SignatureError):
         pull_it(catalogue, tmp_path / "before", keys[1])
     publish(tmp_path / "bundle", catalogue, private_key=keys[0], public_key=keys[1])
@@ -351,12 +353,12 @@ def test_a_publisher_who_demands_signatures_takes_over_no_unsigned_part(
 
 def test_nothing_of_an_unsigned_part_is_read(catalogue: Catalogue, keys: Keys, tmp_path: Path) -> None:
     publish(write_bundle(tmp_path / "foreign"), catalogue)
-    opened: list[object] = []
-    original = catalogue.backend.open_file
-    catalogue.backend.open_file = lambda *args: opened.append(args) or original(*args)  # type: ignore[method-assign,func-returns-value]
+    opened: list[Blob] = []
+    original = catalogue.backend.get_blob
+    catalogue.backend.get_blob = lambda *args: opened.append(args[0]) or original(*args)  # type: ignore[method-assign,func-returns-value]
     with pytest.raises(SignatureError):
         pull_it(catalogue, tmp_path / "out", keys[1])
-    assert opened == []
+    assert [blob for blob in opened if blob.entry is not None] == []
 
 
 # Keys, and the tool
@@ -387,10 +389,6 @@ def test_a_key_with_a_password_needs_it(tmp_path: Path, monkeypatch: pytest.Monk
     verify_part(part, [sign_part(part, private)], public)
 
 
-def be_unavailable(*_: object) -> tuple[bytes, ...]:
-    raise RegistryUnavailableError("status 503")
-
-
 @pytest.mark.parametrize("attack", ["another key under the same path", "no signature any more"])
 def test_a_registry_that_cannot_be_reached_for_a_moment_gets_round_no_signature(
     signed: Path,
@@ -402,11 +400,18 @@ def test_a_registry_that_cannot_be_reached_for_a_moment_gets_round_no_signature(
 ) -> None:
     pull_it(catalogue, tmp_path / "before", keys[1])
     if attack == "no signature any more":
-        for file in Path(catalogue.backend.url, "net/attached").rglob("signature-*"):
+        for file in Path(catalogue.backend.url, "net/signatures").iterdir():
             file.unlink()
     else:
         shutil.copy(write_keys(tmp_path / "new")[1], keys[1])
-    monkeypatch.setattr(catalogue.backend, "read_versions", be_unavailable)
+    list_refs = catalogue.backend.list_refs
+
+    def list_all_but_versions(model: str, kind: str) -> Mapping[str, str]:
+        if kind == VERSION:
+            raise RegistryUnavailableError("status 503")
+        return list_refs(model, kind)
+
+    monkeypatch.setattr(catalogue.backend, "list_refs", list_all_but_versions)
     with pytest.raises((SignatureError, RegistryUnavailableError)):
         pull_it(catalogue, tmp_path / "out", keys[1])
     assert not (tmp_path / "out").exists()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ortprep.registry.alias_moves import Move
 from ortprep.registry.documents import PartVariant, Version
 from ortprep.registry.garbage_collection import CollectResult
-from ortprep.registry.versions import ModelState
+from ortprep.registry.versions import ModelState, Move
 from ortprep.tables import Table, count_of, fill_table
 
 

@@ -1,15 +1,16 @@
-"""What every kind of registry offers; the rest of the package is the same for all of them."""
+"""What every kind of registry offers: files by digest, and refs, which are names of small documents."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from ortprep.bundle.digest import PREFIX, is_digest
 from ortprep.bundle.loader_config import FileEntry
-from ortprep.registry.documents import Part, Version
+from ortprep.registry.documents import Part
 
 Report = Callable[[int], None]
 """Takes a number of transferred bytes; a negative one for bytes that have to be sent again."""
@@ -19,6 +20,19 @@ Block = bytes | memoryview
 
 BLOCK_BYTES = 256 * 1024
 """Size of the blocks that are read, hashed and written."""
+
+MAX_REFS = 10_000
+"""Largest number of refs of one kind and model that is read."""
+
+MAX_LISTING_BYTES = 64 * 1024 * 1024
+"""Largest sum of all documents, in bytes, that one listing reads: 10,000 versions of 6 KB, say."""
+
+VERSION, PART, SIGNATURE, MOVE, ALIAS = KINDS = ("versions", "parts", "signatures", "moves", "aliases")
+"""Kinds of refs. All but aliases are named `HEX.REST` after the digest of their document and never change.
+
+REST is the label of a version, and of a signature or a move the `subject_digits` of the part or version that
+it is about. An alias is a pointer that moves: its document is that of a version.
+"""
 
 
 @dataclass(frozen=True)
@@ -40,19 +54,51 @@ class Download:
     sha256: str | None = None
 
 
-MAX_VERSIONS = 10_000
-"""Largest number of versions of one model that is read."""
+@dataclass(frozen=True)
+class Blob:
+    """Bytes in a registry: a file of a part, or the document of a ref.
 
-MAX_LISTING_BYTES = 64 * 1024 * 1024
-"""Largest sum of all documents, in bytes, that one listing reads: 10,000 versions of 6 KB, say."""
+    Attributes:
+        model: The model whose they are.
+        digest: Their SHA-256.
+        kind: Kind of the ref whose document they are, "" for a file.
+        ref: Name of that ref.
+        entry: The file; None for a document.
+        part: The part that a file belongs to; None for a document.
+    """
 
-SIGNATURE = "application/vnd.dev.sigstore.bundle.v0.3+json"
-MOVE = "application/vnd.ortprep.move.v1+json"
-KIND_NAMES = {SIGNATURE: "signature", MOVE: "move"}
-"""Kinds of documents that are attached to parts and versions, with their names in files and tags."""
+    model: str
+    digest: str
+    kind: str = ""
+    ref: str = ""
+    entry: FileEntry | None = None
+    part: Part | None = None
 
-Known = Callable[[str], bytes | None]
-"""Returns the document of that digest if this machine has it already."""
+    @property
+    def name(self) -> str:
+        """How messages call it."""
+        return f"{self.kind}/{self.ref}" if self.entry is None else self.entry.path
+
+
+def file_blob(part: Part, entry: FileEntry) -> Blob:
+    """Returns a file of a part."""
+    return Blob(part.model, entry.sha256, entry=entry, part=part)
+
+
+def ref_name(digest: str, rest: str = "") -> str:
+    """Returns the name of a ref: digits of its document's digest, and a label or digits of a subject."""
+    return digest.removeprefix(PREFIX) + (f".{rest}" if rest else "")
+
+
+def subject_digits(digest: str) -> str:
+    """Returns the digits that stand for a subject: tags of OCI registries have no place for all."""
+    return digest.removeprefix(PREFIX)[:32]
+
+
+def digests_of(names: Iterable[str]) -> dict[str, str]:
+    """Returns the names of refs with the digests in them, without those that have none."""
+    digests = {name: PREFIX + name.partition(".")[0] for name in names}
+    return {name: digest for name, digest in digests.items() if is_digest(digest)}
 
 
 @dataclass(frozen=True)
@@ -65,11 +111,10 @@ class SweepResult:
 
 
 class Backend(Protocol):
-    """A registry. It keeps versions, labels and aliases as that kind of registry does natively.
+    """A registry: three methods for blobs, three for refs, and three that are the registry's own affair.
 
-    Documents are returned as bytes, unchecked, and at most one byte more than `MAX_DOCUMENT_BYTES`. Methods
-    may be called from several threads at once and repeated. No error and no log line has a credential in it.
-    All methods raise:
+    Bytes are returned unchecked. Methods may be called from several threads at once and repeated. No error
+    and no log line has a credential in it. All methods raise:
 
         RegistryUnavailableError: The registry cannot be reached, is overloaded, or breaks off, several times.
         AccessDeniedError: It needs other credentials.
@@ -80,63 +125,34 @@ class Backend(Protocol):
     url: str
     """Where it is, as the user wrote it; never with credentials."""
 
-    def list_models(self) -> tuple[str, ...]:
-        """Returns the names of all models, sorted."""
+    def has_blob(self, blob: Blob) -> bool:
+        """Says whether a file is there, with its size; its grace period begins again then."""
 
-    def read_versions(self, model: str, known: Known) -> tuple[bytes, ...]:
-        """Returns the documents of all versions; none for a model that is not there.
+    def get_blob(self, blob: Blob, offset: int = 0) -> AbstractContextManager[Download]:
+        """Opens a file, or the document of a ref, at `offset` or at 0. Tries once: `download` goes on."""
 
-        They include every version whose `add_version` returned before this call: publishers rely on it.
-        """
-
-    def read_aliases(self, model: str) -> Mapping[str, str]:
-        """Returns the digest of the version that each alias names now, also if another tool moved it."""
-
-    def add_version(self, model: str, version: Version) -> bool:
-        """Adds a version whose parts are there, unless another has its label; says whether it is there now.
-
-        If several publishers claim one label at the same time, exactly one version is added.
-        """
-
-    def delete_version(self, model: str, version: Version) -> None:
-        """Removes a version with its label, then what is attached to it; one that is not there is fine."""
-
-    def set_alias(self, model: str, alias: str, version: Version) -> None:
-        """Makes an alias name a version."""
-
-    def find_missing(self, model: str, part: Part) -> tuple[FileEntry, ...]:
-        """Returns the files of a part that have to be uploaded, each digest once.
-
-        The others are refreshed: their grace period begins again.
-        """
-
-    def upload_file(self, model: str, part: Part, entry: FileEntry, source: Path, report: Report) -> None:
-        """Uploads a file; the registry keeps exactly the bytes that `entry` describes.
-
-        An upload that broke off continues where it stopped if the registry supports that.
+    def put_blob(self, blob: Blob, source: Path, report: Report) -> None:
+        """Uploads a file; the registry keeps exactly the bytes that its entry describes.
 
         Raises:
             IntegrityError: The file at `source` has other bytes.
         """
 
-    def put_part(self, model: str, part: Part) -> None:
-        """Writes the document of a part whose files are there; again, to refresh it."""
+    def list_refs(self, model: str, kind: str) -> Mapping[str, str]:
+        """Returns the names of all refs of a kind, with the digests of their documents.
 
-    def read_part(self, model: str, digest: str) -> bytes:
-        """Returns the document of a part."""
+        They include every ref whose `put_ref` returned before this call: publishers rely on it. Refs to parts
+        need not be listed.
+        """
 
-    def open_file(
-        self, model: str, part: Part, entry: FileEntry, offset: int
-    ) -> AbstractContextManager[Download]:
-        """Opens a file at `offset`, or at 0; its bytes are unchecked. Tries once: `download` goes on."""
+    def put_ref(self, model: str, kind: str, name: str, data: bytes) -> None:
+        """Stores a document under a name; a document that is there already is refreshed."""
 
-    def attach(self, model: str, subject: Part | Version, kind: str, data: bytes) -> None:
-        """Attaches a small document to a part or a version; attaching it again does nothing."""
+    def delete_ref(self, model: str, kind: str, name: str) -> None:
+        """Removes a ref and its document; one that is not there is fine."""
 
-    def read_attached(
-        self, model: str, subjects: Sequence[Part | Version], kind: str
-    ) -> Mapping[str, tuple[bytes, ...]]:
-        """Returns what of a kind is attached to parts or versions, by their digests."""
+    def list_models(self) -> tuple[str, ...]:
+        """Returns the names of all models, sorted."""
 
     def sweep(self, model: str, live: Collection[Part], *, grace_s: float, dry_run: bool) -> SweepResult:
         """Removes parts and files that no part of `live` has and that are older than a grace period.

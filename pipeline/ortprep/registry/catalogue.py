@@ -6,31 +6,48 @@ import contextlib
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from ortprep.bundle.digest import digest_bytes
 from ortprep.bundle.loader_config import FileEntry, LoaderConfig, read_loader_config
 from ortprep.bundle.manifest import Manifest, read_manifest
-from ortprep.errors import BundleError, IntegrityError, RegistryError, SignatureError
-from ortprep.registry.alias_moves import Move, parse_move
+from ortprep.errors import BundleError, IntegrityError, NotPublishedError, RegistryError, SignatureError
 from ortprep.registry.backend import (
+    ALIAS,
     MAX_LISTING_BYTES,
-    MAX_VERSIONS,
+    MAX_REFS,
     MOVE,
+    PART,
     SIGNATURE,
+    VERSION,
     Backend,
+    Blob,
     Download,
     Report,
+    file_blob,
+    ref_name,
+    subject_digits,
 )
 from ortprep.registry.cache import Cache
-from ortprep.registry.documents import Part, Version, is_alias_name, parse_part, parse_version
+from ortprep.registry.documents import (
+    MAX_DOCUMENT_BYTES,
+    Part,
+    Version,
+    build_attached,
+    is_alias_name,
+    parse_attached,
+    parse_part,
+    parse_version,
+)
 from ortprep.registry.part_bundle import check_part_bundle, small_files
 from ortprep.registry.progress import ignore
 from ortprep.registry.references import open_registry
+from ortprep.registry.retries import with_retries
 from ortprep.registry.signatures import verify_part
-from ortprep.registry.versions import ModelState, build_state
+from ortprep.registry.transfer import read_documents
+from ortprep.registry.versions import ModelState, Move, build_state, parse_move
 
 log = logging.getLogger(__name__)
 
@@ -47,47 +64,104 @@ class Catalogue:
 
     def read_state(self, model: str) -> ModelState:
         """Reads which versions a model has now and what names them."""
-        documents = self.backend.read_versions(model, self.cache.read_document)
-        if len(documents) > MAX_VERSIONS:
-            raise RegistryError(f"too many versions: {model}\n  expected at most {MAX_VERSIONS}")
-        versions = [version for data in documents for version in self._parse_version(model, data)]
+        versions = []
+        for data in self._read_documents(model, VERSION, self.list_refs(model, VERSION)):
+            with _skipped(f"a version of {model}"):
+                version = parse_version(data)
+                if version.model == model:
+                    versions.append(version)
         labels = {version.digest: version.label for version in versions}
-        listed = self.backend.read_aliases(model)
         aliases = {
             alias: digest
-            for alias, digest in listed.items()
+            for alias, digest in self.list_refs(model, ALIAS).items()
             if labels.get(digest) != alias and is_alias_name(alias)
         }
         return build_state(model, versions, aliases)
 
-    def _parse_version(self, model: str, data: bytes) -> Iterator[Version]:
-        try:
-            version = parse_version(data)
-        except BundleError as error:
-            # No version, or one of a newer ortprep: others must still be read.
-            log.warning("%s: skipping a version: %s", model, error)
-            return
-        if version.model == model:
-            self.cache.write_document(data)
-            yield version
+    def list_refs(self, model: str, kind: str) -> Mapping[str, str]:
+        """Returns the names of all refs of a kind, with the digests of their documents."""
+        refs = self.backend.list_refs(model, kind)
+        if len(refs) > MAX_REFS:
+            raise RegistryError(f"too many {kind}: {model}\n  expected at most {MAX_REFS}")
+        return refs
+
+    def _read_documents(self, model: str, kind: str, refs: Mapping[str, str]) -> Iterator[bytes]:
+        """Yields the documents of refs, without those that are gone or that are not what the ref says."""
+
+        def fetch(ref: str) -> bytes | None:
+            with contextlib.suppress(NotPublishedError):  # removed since it was listed
+                return self._fetch_document(Blob(model, refs[ref], kind, ref))
+            return None
+
+        for ref, data in read_documents(fetch, list(refs)).items():
+            checked = b""
+            with _skipped(f"one of the {kind} of {model}"):
+                checked = self._keep_document(Blob(model, refs[ref], kind, ref), data)
+            if checked:
+                yield checked
+
+    def _fetch_document(self, blob: Blob) -> bytes:
+        """Returns the document of a ref, unchecked and of at most one byte more than it may have."""
+        cached = self.cache.read_document(blob.digest)
+        if cached is not None:
+            return cached
+
+        def fetch() -> bytes:
+            data = bytearray()
+            with self.backend.get_blob(blob) as opened:
+                for block in opened.blocks:
+                    data += block
+                    if len(data) > MAX_DOCUMENT_BYTES:
+                        break
+            return bytes(data[: MAX_DOCUMENT_BYTES + 1])
+
+        return with_retries(fetch)
+
+    def _keep_document(self, blob: Blob, data: bytes) -> bytes:
+        """Returns a document, and keeps it; raises IntegrityError if it has another digest."""
+        if len(data) > MAX_DOCUMENT_BYTES or digest_bytes(data) != blob.digest:
+            raise IntegrityError(
+                f"a document does not match its digest: {blob.name} of {blob.model}\n"
+                f"  expected {blob.digest}, got other bytes"
+            )
+        self.cache.write_document(data)
+        return data
 
     def read_moves(self, model: str, versions: Iterable[Version]) -> dict[str, tuple[Move, ...]]:
         """Reads every recorded move of every alias to one of some versions, by alias, in order."""
         moves: list[Move] = []
-        for digest, documents in self.backend.read_attached(model, list(versions), MOVE).items():
+        for digest, documents in self.read_attached(model, MOVE, list(versions)).items():
             for data in documents:
-                try:
+                with _skipped(f"a move of an alias of {model}"):
                     move = parse_move(data)
-                except BundleError as error:
-                    log.warning("%s: skipping a move of an alias: %s", model, error)
-                    continue
-                if move.version == digest:
-                    moves.append(move)
+                    if move.version == digest:
+                        moves.append(move)
         moves.sort(key=lambda move: (move.sequence, move.at, move.version))
         return {
             alias: tuple(move for move in moves if move.alias == alias)
             for alias in sorted({move.alias for move in moves})
         }
+
+    def attach(self, kind: str, subject: Part | Version, data: bytes) -> None:
+        """Attaches a signature or a move to a part or a version; attaching it again does nothing."""
+        document = build_attached(kind, subject, data)
+        name = ref_name(digest_bytes(document), subject_digits(subject.digest))
+        self.backend.put_ref(subject.model, kind, name, document)
+
+    def read_attached(
+        self, model: str, kind: str, subjects: Sequence[Part | Version]
+    ) -> dict[str, tuple[bytes, ...]]:
+        """Returns what of a kind is attached to parts or versions, by their digests, unchecked."""
+        digits = {subject_digits(subject.digest) for subject in subjects}
+        listed = self.list_refs(model, kind) if subjects else {}
+        refs = {name: digest for name, digest in listed.items() if name.partition(".")[2] in digits}
+        found: dict[str, tuple[bytes, ...]] = {subject.digest: () for subject in subjects}
+        for data in self._read_documents(model, kind, refs):
+            with _skipped(f"one of the {kind} of {model}"):
+                subject, content = parse_attached(data, kind)
+                if subject in found:
+                    found[subject] += (content,)
+        return found
 
     def read_part(self, model: str, digest: str) -> Part:
         """Reads the document of a part.
@@ -96,16 +170,8 @@ class Catalogue:
             IntegrityError: It is not what its digest says, or not of this model.
             NotPublishedError: It is not there.
         """
-        data = self.cache.read_document(digest)
-        if data is None:
-            data = self.backend.read_part(model, digest)
-            if digest_bytes(data) != digest:
-                raise IntegrityError(
-                    f"a part does not match its digest: {model}\n"
-                    f"  expected {digest}, got {digest_bytes(data)}"
-                )
-            self.cache.write_document(data)
-        part = parse_part(data)
+        blob = Blob(model, digest, PART, ref_name(digest))
+        part = parse_part(self._keep_document(blob, self._fetch_document(blob)))
         if part.model != model:
             raise IntegrityError(f"a part of another model: {digest}\n  expected {model}, got {part.model}")
         return part
@@ -133,11 +199,11 @@ class Catalogue:
             parts.append(part)
         if public_key is None:
             return tuple(parts)
-        signatures = self.backend.read_attached(version.model, parts, SIGNATURE)
+        signatures = self.read_attached(version.model, SIGNATURE, parts)
         verified, problems = [], []
         for part in parts:
             try:
-                verify_part(part, signatures.get(part.digest, ()), public_key)
+                verify_part(part, signatures[part.digest], public_key)
                 verified.append(part)
             except SignatureError as error:
                 problems.append(error)
@@ -148,7 +214,7 @@ class Catalogue:
 
     def read_signatures(self, part: Part) -> tuple[bytes, ...]:
         """Reads the signatures of a part, unverified."""
-        return self.backend.read_attached(part.model, [part], SIGNATURE).get(part.digest, ())
+        return self.read_attached(part.model, SIGNATURE, [part])[part.digest]
 
     def read_records(self, part: Part) -> tuple[LoaderConfig, Manifest]:
         """Reads a part's `loader.json` and `manifest.json`.
@@ -180,9 +246,18 @@ class Catalogue:
         """
 
         def open_at(offset: int, _: str | None) -> AbstractContextManager[Download]:
-            return self.backend.open_file(part.model, part, entry, offset)
+            return self.backend.get_blob(file_blob(part, entry), offset)
 
         return self.cache.fetch_file(entry, open_at, report)
+
+
+@contextlib.contextmanager
+def _skipped(what: str) -> Iterator[None]:
+    """Logs what is no document, or one of a newer ortprep: others must still be read."""
+    try:
+        yield
+    except BundleError as error:
+        log.warning("skipping %s: %s", what, error)
 
 
 @contextlib.contextmanager

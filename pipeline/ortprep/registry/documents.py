@@ -228,9 +228,33 @@ def build_manifest(kind: str, layers: Iterable[Mapping[str, Any]], **fields: obj
     return canonical_json({**manifest, "layers": list(layers), **fields})
 
 
+def build_attached(kind: str, subject: Part | Version, data: bytes) -> bytes:
+    """Returns the document that says something, in JSON, about a part or a version, in OCI 1.1's terms."""
+    subject_type = INDEX if isinstance(subject, Version) else MANIFEST
+    return build_manifest(
+        _attached_type(kind),
+        [describe_content(EMPTY_TYPE, digest_bytes(EMPTY), len(EMPTY))],
+        subject=describe_content(subject_type, subject.digest, len(subject.data)),
+        annotations={f"{OWN}content": data.decode()},
+    )
+
+
+def parse_attached(data: bytes, kind: str) -> tuple[str, bytes]:
+    """Returns the digest of what an untrusted document is about, and what it says; raises as `parse_part`."""
+    document = parse_document(data, _attached_type(kind))
+    content = document.annotations.get(f"{OWN}content")
+    if document.subject is None or content is None:
+        raise BundleError(f"bad document\n  expected {kind} of something")
+    return document.subject.digest, content.encode()
+
+
+def _attached_type(kind: str) -> str:
+    return f"application/vnd.ortprep.{kind}.v1"
+
+
 def is_alias_name(name: str) -> bool:
-    """Says whether something can be a label or an alias: up to 100 characters, and not like a digest."""
-    return is_safe_name(name) and len(name) <= 100 and not _LIKE_DIGEST.fullmatch(name)
+    """Says whether something can be a label or an alias: up to 60 characters, and not like a digest."""
+    return is_safe_name(name) and len(name) <= 60 and not _LIKE_DIGEST.fullmatch(name)
 
 
 def check_alias_name(name: str, *, called: str = "alias name") -> None:
@@ -238,7 +262,7 @@ def check_alias_name(name: str, *, called: str = "alias name") -> None:
     if not is_alias_name(name):
         raise RegistryError(
             f"invalid {called}: {name[:200]!r}\n"
-            "  expected up to 100 letters, digits, '.', '_' and '-', starting with a letter or digit, "
+            "  expected up to 60 letters, digits, '.', '_' and '-', starting with a letter or digit, "
             "and with another character if it has 7 or more hexadecimal digits, as digests do"
         )
 

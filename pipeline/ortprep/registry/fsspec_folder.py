@@ -104,15 +104,12 @@ class FsspecFolder:
         """Returns all files below a folder, by their paths."""
         files = self._ask(lambda: self._filesystem.find(self._locate(folder), detail=True), folder, {})
         start = len(self._locate("")) + 1
-        return {
-            path[start:]: StoredFile(int(info.get("size") or 0), _modified_at(info))
-            for path, info in files.items()
-        }
+        return {path[start:]: _stored_file(info) for path, info in files.items()}
 
-    def size_of(self, path: str) -> int | None:
-        """Returns the size of a file in bytes, None if it is not there."""
+    def describe_file(self, path: str) -> StoredFile | None:
+        """Returns what the store says of a file, None if it is not there."""
         info = self._ask(lambda: self._filesystem.info(self._locate(path)), path, None)
-        return None if info is None else int(info["size"] or 0)
+        return None if info is None else _stored_file(info)
 
     def _ask(self, action: Callable[[], Any], what: str, default: object) -> Any:
         try:
@@ -141,23 +138,6 @@ class FsspecFolder:
                     self._put(place, lambda target: self._filesystem.pipe_file(target, data))
 
         self._try(write, path)
-
-    def create(self, path: str, data: bytes) -> bool:
-        """Writes a file unless there is one, in one step where the store can; says whether it did."""
-
-        def create() -> bool:
-            with self._inside(path, make_folder=True) as place:
-                if self._is_local:
-                    return _put_local(Path(place), lambda file: file.write(data), replace=False)
-                if self._filesystem.exists(place):
-                    return False
-                try:
-                    self._filesystem.pipe_file(place, data, mode="create")
-                except FileExistsError:
-                    return False
-                return True
-
-        return self._try(create, path)
 
     def refresh(self, path: str) -> bool:
         """Makes a file count as written just now, where the store can do that; says whether it did."""
@@ -322,27 +302,18 @@ class FsspecFolder:
             raise kind(f"the {self._called} failed: {reason}") from error
 
 
-def _put_local(path: Path, write: Callable[[IO[bytes]], object], *, replace: bool = True) -> bool:
-    """Writes a file by way of a temporary one, and says whether it is there now: not if it was before.
-
-    A killed publisher leaves the temporary file to the next collection.
-    """
+def _put_local(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Writes a file by way of a temporary one, which a killed publisher leaves to the next collection."""
     temporary = path.with_name(f"{TEMP_PREFIX}{path.name}~{os.urandom(8).hex()}")
     try:
         with temporary.open("xb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        if replace:
-            temporary.replace(path)
-        else:
-            os.link(temporary, path)
-    except FileExistsError:
-        return False
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     sync_file(path.parent)
-    return True
 
 
 def _resolve(url: str, called: str) -> tuple[Any, str]:
@@ -371,14 +342,10 @@ def _resolve(url: str, called: str) -> tuple[Any, str]:
     return filesystem, root.rstrip("/")
 
 
-def _modified_at(info: Mapping[str, Any]) -> float:
-    for name in ("mtime", "LastModified", "last_modified", "updated", "created"):
-        value = info.get(name)
-        if isinstance(value, datetime):
-            return value.timestamp()
-        if isinstance(value, int | float):
-            return float(value)
-    return math.inf
+def _stored_file(info: Mapping[str, Any]) -> StoredFile:
+    times = (info.get(name) for name in ("mtime", "LastModified", "last_modified", "updated", "created"))
+    at = next((time for time in times if isinstance(time, datetime | int | float)), math.inf)
+    return StoredFile(int(info.get("size") or 0), at.timestamp() if isinstance(at, datetime) else float(at))
 
 
 def _plugin_failures() -> tuple[type[Exception], ...]:

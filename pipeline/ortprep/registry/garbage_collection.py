@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from ortprep.registry.alias_moves import Move, find_earlier_versions
-from ortprep.registry.backend import SweepResult
+from ortprep.registry.backend import ALIAS, MOVE, VERSION, SweepResult, subject_digits
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import Version
-from ortprep.registry.versions import ModelState
+from ortprep.registry.versions import ModelState, Move, find_earlier_versions
 
 
 @dataclass(frozen=True)
@@ -81,12 +80,17 @@ def collect(
     kept = choose_kept(state, moves, policy, now=datetime.now(UTC))
     unused = [version for digest, version in state.versions.items() if digest not in kept]
     removed = tuple(version for version in unused if dry_run or _delete_unnamed(version, catalogue))
+    listed_moves = catalogue.list_refs(model, MOVE)
     # Read again before anything is swept: publishers go on meanwhile, and refresh what they rely on.
     remaining = [
         version
         for digest, version in catalogue.read_state(model).versions.items()
         if not dry_run or digest in kept
     ]
+    subjects = {subject_digits(version.digest) for version in remaining}
+    for name in () if dry_run else listed_moves:
+        if name.partition(".")[2] not in subjects:
+            catalogue.backend.delete_ref(model, MOVE, name)
     digests = sorted({part.digest for version in remaining for part in version.parts})
     live = [catalogue.read_part(model, digest) for digest in digests]
     swept = catalogue.backend.sweep(model, live, grace_s=policy.grace_hours * 3600, dry_run=dry_run)
@@ -95,8 +99,10 @@ def collect(
 
 def _delete_unnamed(version: Version, catalogue: Catalogue) -> bool:
     """Deletes a version unless an alias names it by now; says whether it did."""
-    aliases = catalogue.backend.read_aliases(version.model)
+    aliases = catalogue.list_refs(version.model, ALIAS)
     if any(named == version.digest and alias != version.label for alias, named in aliases.items()):
         return False
-    catalogue.backend.delete_version(version.model, version)
+    for name, digest in catalogue.list_refs(version.model, VERSION).items():
+        if digest == version.digest:
+            catalogue.backend.delete_ref(version.model, VERSION, name)
     return True

@@ -19,12 +19,18 @@ from ortprep.measuring.change import VERIFICATION, RegressionLimits
 from ortprep.measuring.regression import compare
 from ortprep.measuring.shipped import worst_error
 from ortprep.quoting import quoted
-from ortprep.registry.alias_moves import MAX_HISTORY, MAX_SEQUENCE, Move, encode_move, find_earlier_versions
-from ortprep.registry.backend import MOVE
+from ortprep.registry.backend import ALIAS, MOVE
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import Part, Version, check_alias_name
 from ortprep.registry.references import VersionRef
-from ortprep.registry.versions import resolve
+from ortprep.registry.versions import (
+    MAX_HISTORY,
+    MAX_SEQUENCE,
+    Move,
+    encode_move,
+    find_earlier_versions,
+    resolve,
+)
 from ortprep.spec.redaction import redact_url
 
 MAX_REGRESSION = 1.10
@@ -86,7 +92,7 @@ def promote(
         )
     state = catalogue.read_state(reference.name)
     version = resolve(state, reference.version, registry=redact_url(catalogue.backend.url))
-    now = catalogue.backend.read_aliases(reference.name).get(alias)
+    now = catalogue.list_refs(reference.name, ALIAS).get(alias)
     serving = None if now is None or now == version.digest else state.versions.get(now)
     forced = _pass_gate(catalogue, version, serving, gate)
     move = Move(alias, version.digest, 1, "promote", "", reason=reason, forced=forced, by=by)
@@ -198,12 +204,12 @@ def _record_and_move(catalogue: Catalogue, version: Version, move: Move) -> Prom
         raise RegistryError(f"too many moves: {model}@{alias}\n  expected a number below {MAX_SEQUENCE}")
     at = datetime.now(UTC).isoformat(timespec="microseconds")
     move = replace(move, sequence=number, at=at, before=history)
-    backend.attach(model, version, MOVE, encode_move(move))
-    backend.set_alias(model, alias, version)
+    catalogue.attach(MOVE, version, encode_move(move))
+    backend.put_ref(model, ALIAS, alias, version.data)
     after = catalogue.read_state(model)
     if version.digest not in after.versions:
         if before in after.versions:
-            backend.set_alias(model, alias, after.versions[before])
+            backend.put_ref(model, ALIAS, alias, after.versions[before].data)
         raise NotPublishedError(f"version does not exist any more: {model}@{version.digest}")
     if after.aliases.get(alias) != version.digest:
         raise ConflictError(

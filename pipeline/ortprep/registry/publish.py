@@ -7,6 +7,7 @@ incomplete, and the next one uploads only what is missing.
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,17 +16,19 @@ from pathlib import Path
 from ortprep.bundle.atomic import write_bytes_atomic
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import ConflictError, SignatureError
-from ortprep.registry.backend import SIGNATURE
+from ortprep.registry.backend import PART, SIGNATURE, VERSION, file_blob, ref_name
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import Part, Version, build_version, check_alias_name
 from ortprep.registry.part_bundle import PartBundle, read_part_bundle
 from ortprep.registry.progress import Observer, Progress, ignore
 from ortprep.registry.signatures import is_signed_by, sign_part, verify_part
-from ortprep.registry.transfer import run_parallel
+from ortprep.registry.transfer import map_parallel, run_parallel
 from ortprep.registry.versions import ModelState, merge_parts
 
 _MAX_ROUNDS = 20
 _MAX_LABEL_NUMBER = 100
+_CLAIM_TIMEOUT_S = 5.0
+_POLL_INTERVAL_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -91,10 +94,10 @@ def publish(
         verify_part(part, (*catalogue.read_signatures(part), *signatures), public_key)
     uploaded = _upload(part_bundle, bundle, catalogue, observer, repair=repair)
     for signature in signatures:
-        catalogue.backend.attach(model, part, SIGNATURE, signature)
+        catalogue.attach(SIGNATURE, part, signature)
     version = _merge(_Publication(part, catalogue, label, by, host, public_key))
     # A collection that began before may have removed what was there: look again, now that it is named.
-    if catalogue.backend.find_missing(model, part):
+    if find_missing(part, catalogue):
         uploaded += _upload(part_bundle, bundle, catalogue, observer, repair=False)
     return PublishResult(
         part=part.digest,
@@ -132,13 +135,20 @@ def _check_holders(state: ModelState, label: str, family: tuple[str, str]) -> No
             )
 
 
+def find_missing(part: Part, catalogue: Catalogue) -> tuple[FileEntry, ...]:
+    """Returns the files of a part that have to be uploaded, each digest once; the others are refreshed."""
+    entries = {entry.sha256: entry for entry in part.files}
+    there = map_parallel(lambda digest: catalogue.backend.has_blob(file_blob(part, entries[digest])), entries)
+    return tuple(entry for digest, entry in entries.items() if not there[digest])
+
+
 def _upload(
     part_bundle: PartBundle, bundle: Path, catalogue: Catalogue, observer: Observer, *, repair: bool
 ) -> int:
     """Uploads what is missing and writes the part; returns the number of bytes sent."""
     backend, part = catalogue.backend, part_bundle.part
-    missing = backend.find_missing(part.model, part)
-    entries = {entry.sha256: entry for entry in part.files}.values() if repair else missing
+    missing = find_missing(part, catalogue)
+    entries = tuple({entry.sha256: entry for entry in part.files}.values()) if repair else missing
     progress = Progress("upload", sum(entry.size_bytes for entry in entries), observer)
     with tempfile.TemporaryDirectory(prefix="ortprep-") as folder:
         for path, data in part_bundle.provenance.items():
@@ -146,11 +156,11 @@ def _upload(
 
         def upload(entry: FileEntry) -> None:
             source = Path(folder if entry.path in part_bundle.provenance else bundle, entry.path)
-            backend.upload_file(part.model, part, entry, source, progress.add)
+            backend.put_blob(file_blob(part, entry), source, progress.add)
 
         # The largest first, so that none is left over when the others are done.
         run_parallel(upload, sorted(entries, key=lambda entry: -entry.size_bytes))
-    backend.put_part(part.model, part)
+    backend.put_ref(part.model, PART, ref_name(part.digest), part.data)
     return progress.total_bytes
 
 
@@ -220,10 +230,35 @@ def _add_version(new: _Publication, parts: Sequence[Part], state: ModelState) ->
         if label in used:
             continue
         version = build_version(state.model, parts, label=label, published_at=now, by=new.by, host=new.host)
-        if new.catalogue.backend.add_version(state.model, version):
+        if claim_label(version, new.catalogue):
             return version
         _check_holders(new.catalogue.read_state(state.model), version.label, version.family)
     raise ConflictError(
         f"no free label for {state.model}: {new.label}\n  got {_MAX_LABEL_NUMBER - 1} taken",
         hint="choose another",
     )
+
+
+def claim_label(version: Version, catalogue: Catalogue) -> bool:
+    """Adds a version, and removes it again if another one has its label; says whether it stays.
+
+    A publisher that sees no other claim after it added its own has the label, since later ones see its claim.
+    Of those that see each other, all but the one with the lowest digest withdraw at once. That one looks
+    again until they have, or until they evidently looked before it came.
+    """
+    backend, name = catalogue.backend, ref_name(version.digest, version.label)
+    deadline_s = time.monotonic() + _CLAIM_TIMEOUT_S
+    backend.put_ref(version.model, VERSION, name, version.data)
+    is_contended = False
+    while True:
+        claims = catalogue.read_state(version.model).labels().get(version.label, ())
+        rivals = [claim.digest for claim in claims if claim.digest != version.digest]
+        if not rivals:
+            if is_contended:  # a registry's own tag of the label may have gone with a rival
+                backend.put_ref(version.model, VERSION, name, version.data)
+            return True
+        is_contended = True
+        if min(rivals) < version.digest or time.monotonic() > deadline_s:
+            backend.delete_ref(version.model, VERSION, name)
+            return False
+        time.sleep(_POLL_INTERVAL_S)

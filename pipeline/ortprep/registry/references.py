@@ -95,11 +95,11 @@ def open_registry(url: str) -> Backend:
     kind = name.partition("+")[0]
     try:
         if kind == "oci":
-            from ortprep.registry.backends.oci.backend import OciBackend
+            from ortprep.registry.backends.oci import OciBackend
 
             return OciBackend(url)
         if kind == "mlflow":
-            from ortprep.registry.backends.mlflow.backend import MlflowBackend
+            from ortprep.registry.backends.mlflow import MlflowBackend
 
             return MlflowBackend(url)
         from ortprep.registry.backends.directory import DirectoryBackend

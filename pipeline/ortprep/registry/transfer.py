@@ -97,10 +97,11 @@ def run_parallel(action: Callable[[T], None], items: Sequence[T]) -> None:
             pool.shutdown(cancel_futures=True)
 
 
-def map_parallel(action: Callable[[T], R], items: Sequence[T]) -> dict[T, R]:
+def map_parallel(action: Callable[[T], R], items: Iterable[T]) -> dict[T, R]:
     """Returns what `action` returns for every item; it is called for several at a time."""
     with ThreadPoolExecutor(PARALLEL_REQUESTS, thread_name_prefix="ortprep-request") as pool:
         context = copy_context()  # of the time limit that the caller has
+        items = list(items)
         results = pool.map(lambda item: context.copy().run(action, item), items)
         return dict(zip(items, results, strict=True))
 

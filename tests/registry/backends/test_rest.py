@@ -16,7 +16,7 @@ import requests
 
 from ortprep.errors import PipelineError, RegistryError, RegistryUnavailableError
 from ortprep.registry.backends import rest
-from ortprep.registry.backends.oci.client import OciClient
+from ortprep.registry.backends.oci_client import OciClient
 from ortprep.stages.fetch.sources import WebFile, fetch_file
 from tests.fakes import FileServer, Handler, send_status, serve, trickling_server
 
@@ -46,7 +46,7 @@ def end_of(call: Callable[[], object]) -> BaseException | None:
 def ask(url: str) -> requests.Response:
     host = url.split("/")[2]
     client = OciClient(host, secure=False, timeout_s=(10, 60))
-    return client.send(requests.Request("GET", client.base), "ask", ("net", "pull"))
+    return client.open("GET", client.base, "ask", expected=(200, 503))
 
 
 @pytest.mark.parametrize("before", [HEAD + b"A: ", FIXED, CHUNKED])
@@ -117,7 +117,7 @@ def test_an_address_that_two_parsers_read_as_two_hosts_is_refused(
 
 
 def ask_mlflow(url: str, folder: Path) -> None:
-    from ortprep.registry.backends.mlflow.server import MlflowServer
+    from ortprep.registry.backends.mlflow_server import MlflowServer
 
     MlflowServer(f"mlflow+{url}").call("GET", "experiments/get-by-name")
 
@@ -133,7 +133,7 @@ def ask_web(url: str, folder: Path) -> None:
 @pytest.mark.parametrize("fetch", [ask_oci, ask_mlflow, ask_web])
 def test_the_body_of_a_redirect_is_not_unpacked(fetch: Callable[[str, Path], None], tmp_path: Path) -> None:
     if fetch is ask_mlflow:  # before its import would be measured
-        pytest.importorskip("ortprep.registry.backends.mlflow.server", reason="needs mlflow")
+        pytest.importorskip("ortprep.registry.backends.mlflow_server", reason="needs mlflow")
     bomb = gzip.compress(bytes(2**22)) * 64
 
     def redirect(handler: Handler, server: FileServer, content: bytes) -> None:

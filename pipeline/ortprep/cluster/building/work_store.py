@@ -91,10 +91,11 @@ class WorkStore:
         """
         sent: list[int] = []
 
-        def send(file: tuple[FileEntry, Path]) -> None:
-            entry, source = file
+        def send(pair: tuple[FileEntry, Path]) -> None:
+            entry, source = pair
             path = self._file_path(entry)
-            if self._folder.size_of(path) != entry.size_bytes:
+            file = self._folder.describe_file(path)
+            if file is None or file.size_bytes != entry.size_bytes:
                 self._folder.upload(path, entry, source, ignore)
                 sent.append(entry.size_bytes)
 

@@ -5,11 +5,13 @@ No message has a URL in it: those of uploads and of object storage carry signatu
 
 from __future__ import annotations
 
+import io
 import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urljoin
 
@@ -24,7 +26,7 @@ from ortprep.errors import (
     RegistryError,
     RegistryUnavailableError,
 )
-from ortprep.registry.backend import BLOCK_BYTES, Download
+from ortprep.registry.backend import BLOCK_BYTES, Download, Report
 from ortprep.time_limit import OutOfTimeError, call_in_time
 
 T = TypeVar("T")
@@ -188,6 +190,20 @@ def read_refusal(response: requests.Response, doing: str) -> dict[str, Any]:
         return parse_json(read_body(response, doing, MAX_ERROR_BYTES), name="an answer")
     except (BundleError, RegistryError):
         return {}
+
+
+class CountedFile(io.FileIO):
+    """A file as the body of a request, which tells how much of it was read."""
+
+    def __init__(self, path: Path, report: Report) -> None:
+        super().__init__(path)
+        self._report = report
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Returns the next block, of `BLOCK_BYTES` or more."""
+        block = super().read(-1 if size is None else max(size, BLOCK_BYTES))
+        self._report(len(block))
+        return block
 
 
 @contextmanager

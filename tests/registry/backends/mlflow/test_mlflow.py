@@ -15,8 +15,10 @@ import pytest
 
 pytest.importorskip("mlflow", reason="needs mlflow")
 
+
 from ortprep.bundle.codec import decode
 from ortprep.bundle.figures import PlanFigures
+from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import (
     AccessDeniedError,
     IntegrityError,
@@ -24,16 +26,25 @@ from ortprep.errors import (
     RegistryError,
     RegistryUnavailableError,
 )
-from ortprep.registry.backend import SIGNATURE
-from ortprep.registry.backends.mlflow.artifacts import ProxiedArtifacts, open_artifacts
-from ortprep.registry.backends.mlflow.backend import MlflowBackend
-from ortprep.registry.backends.mlflow.server import MlflowServer as Server
+from ortprep.registry.backend import (
+    ALIAS,
+    PART,
+    SIGNATURE,
+    VERSION,
+    Blob,
+    file_blob,
+    ref_name,
+)
+from ortprep.registry.backends.mlflow import MlflowBackend
+from ortprep.registry.backends.mlflow_server import MlflowServer as Server
+from ortprep.registry.backends.mlflow_server import ProxiedArtifacts, open_artifacts
 from ortprep.registry.cache import Cache
+from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import MAX_DOCUMENT_BYTES, Part, Version
 from ortprep.registry.retries import with_retries
 from tests.registry import builders
 from tests.registry.backends.mlflow.fakes import MlflowServer
-from tests.registry.builders import SOURCE, make_version
+from tests.registry.builders import SOURCE, make_version, name_of
 from tests.registry.fakes import BUCKET, Fault, FaultProxy, fault_proxy
 
 pytestmark = pytest.mark.slow
@@ -94,20 +105,30 @@ def make_part(
 
 def upload(backend: MlflowBackend, part: Part, folder: Path) -> list[int]:
     reports: list[int] = []
-    for entry in backend.find_missing(part.model, part):
-        backend.upload_file(part.model, part, entry, folder / entry.path, reports.append)
-    backend.put_part(part.model, part)
+    for entry in missing(backend, part):
+        backend.put_blob(file_blob(part, entry), folder / entry.path, reports.append)
+    backend.put_ref(part.model, PART, ref_name(part.digest), part.data)
     return reports
+
+
+def missing(backend: MlflowBackend, part: Part) -> tuple[FileEntry, ...]:
+    entries = {entry.sha256: entry for entry in part.files}.values()
+    return tuple(entry for entry in entries if not backend.has_blob(file_blob(part, entry)))
+
+
+def read_part(backend: MlflowBackend, part: Part) -> bytes:
+    with backend.get_blob(Blob(part.model, part.digest, PART, ref_name(part.digest))) as opened:
+        return b"".join(bytes(block) for block in opened.blocks)
+
+
+def list_versions(backend: MlflowBackend, model: str) -> list[str]:
+    return list(backend.list_refs(model, VERSION).values())
 
 
 def download(backend: MlflowBackend, part: Part, path: str, offset: int = 0) -> bytes:
     entry = next(entry for entry in part.files if entry.path == path)
-    with backend.open_file(part.model, part, entry, offset) as opened:
+    with backend.get_blob(file_blob(part, entry), offset) as opened:
         return b"".join(bytes(block) for block in opened.blocks)[offset - opened.start :]
-
-
-def nothing(_: str) -> None:
-    """What a machine knows that has never asked."""
 
 
 def publish(
@@ -122,35 +143,11 @@ def publish(
     part = make_part(model, folder, contents, created_at=created_at)
     upload(backend, part, folder)
     version = make_version(part, label)
-    backend.add_version(model, version)
+    backend.put_ref(model, VERSION, name_of(version), version.data)
     return version
 
 
 # Documents
-
-
-def test_versions_parts_and_signatures_come_back_as_they_were_written(
-    backend: MlflowBackend, model: str, tmp_path: Path
-) -> None:
-    assert backend.read_versions(model, nothing) == ()
-    version = publish(backend, model, tmp_path)
-    backend.add_version(model, version)
-    assert backend.read_versions(model, nothing) == (version.data,)
-    part = make_part(
-        model,
-        tmp_path,
-        {"manifest.json": MANIFEST.read_bytes(), "t": b"2026-01-01T00:00:00Z"},
-        created_at="2026-01-01T00:00:00Z",
-    )
-    assert backend.read_part(model, version.parts[0].digest) == part.data
-    for subject in (part, version):
-        for data in (b'{"a":1}', b'{"b":2}', b'{"a":1}'):
-            backend.attach(model, subject, SIGNATURE, data)
-    found = backend.read_attached(model, [part, version], SIGNATURE)
-    assert {digest: set(data) for digest, data in found.items()} == {
-        subject.digest: {b'{"a":1}', b'{"b":2}'} for subject in (part, version)
-    }
-    assert model in backend.list_models()
 
 
 def test_publishers_of_one_part_at_once_are_all_served(
@@ -169,7 +166,7 @@ def test_publishers_of_one_part_at_once_are_all_served(
     for thread in threads:
         thread.join(600)
     reader = MlflowBackend(f"mlflow+{server.url}")
-    assert reader.read_part(model, part.digest) == part.data
+    assert read_part(reader, part) == part.data
     assert download(reader, part, "m.onnx") == b"small"
 
 
@@ -179,8 +176,9 @@ def test_no_more_is_read_than_a_document_may_have(
     part = make_part(model, tmp_path, {"m.onnx": b"small"})
     upload(behind, part, tmp_path)
     proxy.faults.append(Fault("endless", method="GET", path="part.json", at_bytes=10**9))
-    with pytest.raises(RegistryError, match=f"expected at most {MAX_DOCUMENT_BYTES} bytes"):
-        behind.read_part(model, part.digest)
+    with pytest.raises(IntegrityError, match="got other bytes"):
+        Catalogue(behind, Cache()).read_part(model, part.digest)
+    assert proxy.sent_bytes < 10 * MAX_DOCUMENT_BYTES
 
 
 # Files
@@ -196,9 +194,9 @@ def test_files_come_back_byte_for_byte(backend: MlflowBackend, model: str, tmp_p
         "copy.onnx": BIG,
     }
     part = make_part(model, tmp_path, contents)
-    assert len(backend.find_missing(model, part)) == 4
+    assert len(missing(backend, part)) == 4
     upload(backend, part, tmp_path)
-    assert backend.find_missing(model, part) == ()
+    assert missing(backend, part) == ()
     assert {path: download(backend, part, path) for path in contents} == contents
 
 
@@ -236,7 +234,7 @@ def test_a_cut_upload_leaves_no_file(
     with pytest.raises(RegistryUnavailableError):
         upload(behind, part, tmp_path)
     proxy.clear()
-    assert behind.find_missing(model, part) == part.files
+    assert missing(behind, part) == part.files
     upload(behind, part, tmp_path)
     assert download(behind, part, "m.onnx") == BIG
 
@@ -249,7 +247,7 @@ def test_a_short_file_on_the_server_counts_as_missing(
     upload(backend, part, tmp_path)
     (stored,) = set(server.folder.rglob("m.onnx")) - others
     stored.write_bytes(BIG[:-1])
-    assert backend.find_missing(model, part) == part.files
+    assert missing(backend, part) == part.files
 
 
 @pytest.mark.parametrize("other", [BIG[:-1] + b"X", BIG[:-1], BIG + b"X", b""])
@@ -260,7 +258,7 @@ def test_a_file_with_other_bytes_is_not_uploaded(
     (tmp_path / "m.onnx").write_bytes(other)
     with pytest.raises(IntegrityError, match=r"m\.onnx"):
         upload(backend, part, tmp_path)
-    assert backend.find_missing(model, part) == part.files
+    assert missing(backend, part) == part.files
 
 
 def test_a_file_that_is_to_be_empty_is_checked(backend: MlflowBackend, model: str, tmp_path: Path) -> None:
@@ -277,7 +275,7 @@ def test_a_download_that_breaks_off_says_so_and_goes_on(
     upload(behind, part, tmp_path)
     proxy.faults.append(Fault("cut_answer", method="GET", path="m.onnx", at_bytes=1_500_000))
     got: list[bytes] = []
-    with pytest.raises(RegistryUnavailableError), behind.open_file(model, part, part.files[0], 0) as opened:
+    with pytest.raises(RegistryUnavailableError), behind.get_blob(file_blob(part, part.files[0])) as opened:
         got.extend(bytes(block) for block in opened.blocks)
     have = b"".join(got)
     assert 0 < len(have) < len(BIG)
@@ -293,7 +291,7 @@ def test_no_more_is_read_than_a_file_has(
     with pytest.raises(IntegrityError, match="too many bytes"):
         Cache().fetch_file(
             part.files[0],
-            lambda offset, _: behind.open_file(model, part, part.files[0], offset),
+            lambda offset, _: behind.get_blob(file_blob(part, part.files[0]), offset),
             lambda _: None,
         )
     assert proxy.sent_bytes < 10**8
@@ -356,18 +354,19 @@ def test_artifacts_in_an_object_store_are_reached_without_the_server(
     contents = {"m.onnx": BIG, "empty.bin": b"", "cpu/copy.onnx": BIG}
     part = make_part(model, tmp_path, contents)
     assert sum(upload(backend, part, tmp_path)) == len(BIG)
-    assert backend.find_missing(model, part) == ()
+    assert missing(backend, part) == ()
     assert {path: download(backend, part, path) for path in contents} == contents
     assert download(backend, part, "m.onnx", 1000) == BIG[1000:]
-    backend.attach(model, part, SIGNATURE, b"{}")
-    assert backend.read_attached(model, [part], SIGNATURE) == {part.digest: (b"{}",)}
+    catalogue = Catalogue(backend, Cache())
+    catalogue.attach(SIGNATURE, part, b"{}")
+    assert catalogue.read_attached(model, SIGNATURE, [part]) == {part.digest: (b"{}",)}
     version = make_version(part)
-    assert backend.add_version(model, version)
-    backend.set_alias(model, "production", version)
-    assert backend.read_aliases(model) == {"production": version.digest}
+    backend.put_ref(model, VERSION, name_of(version), version.data)
+    backend.put_ref(model, ALIAS, "production", version.data)
+    assert backend.list_refs(model, ALIAS) == {"production": version.digest}
     (tmp_path / "m.onnx").write_bytes(b"others")
     with pytest.raises(IntegrityError):
-        backend.upload_file(model, part, part.files[0], tmp_path / "m.onnx", lambda _: None)
+        backend.put_blob(file_blob(part, part.files[0]), tmp_path / "m.onnx", lambda _: None)
 
 
 @pytest.mark.attack
@@ -402,7 +401,7 @@ def test_artifacts_elsewhere_are_refused(location: str) -> None:
 def test_a_version_of_thousands_of_digits_is_none_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = [{"version": "9" * 5000, "tags": [{"key": "ortprep.document", "value": "{}"}]}]
     monkeypatch.setattr(Server, "list_all", lambda *_, **__: listed)
-    assert MlflowBackend("mlflow+https://host").read_versions("net", lambda _: None) == ()
+    assert list_versions(MlflowBackend("mlflow+https://host"), "net") == []
 
 
 def test_an_experiment_that_leads_to_local_files_is_not_followed(
@@ -472,7 +471,7 @@ def test_every_status_has_its_error(
     if "artifacts" not in path and status == 404:
         kind = RegistryError  # a server that lacks the API says nothing of what is published
     with pytest.raises(kind) as caught:
-        behind.find_missing(model, part)
+        missing(behind, part)
     assert type(caught.value) is kind
 
 
@@ -511,7 +510,7 @@ def test_a_listing_that_is_none_is_no_empty_one(
     for body in (b"<html>", b'{"files": [{}]}', b'{"files": 1}', b"[]"):
         proxy.faults = [Fault("replace", path=r"artifacts\?path", body=body, times=99)]
         with pytest.raises(RegistryError, match="list of files"):
-            behind.find_missing(model, part)
+            missing(behind, part)
 
 
 def test_another_kind_of_server_is_told_apart(behind: MlflowBackend, proxy: FaultProxy) -> None:
@@ -539,7 +538,7 @@ def test_credentials_are_sent_and_never_shown(
     for status in (401, 500):
         proxy.faults = [Fault("status", status=status, times=99)]
         with pytest.raises(RegistryError) as caught:
-            behind.read_versions(model, nothing)
+            behind.list_refs(model, VERSION)
         shown.append(str(caught.value))
     text = caplog.text + "".join(shown)
     sent = {headers.get("Authorization", "Basic -")[6:] for headers in proxy.headers}
@@ -563,7 +562,7 @@ def test_the_environment_names_the_server(server: MlflowServer, monkeypatch: pyt
     with pytest.raises(RegistryError, match="MLFLOW_TRACKING_URI"):
         MlflowBackend("mlflow://")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
-    assert MlflowBackend("mlflow://").read_versions("nothing-there", nothing) == ()
+    assert list_versions(MlflowBackend("mlflow://"), "nothing-there") == []
 
 
 # What MLflow's users see
@@ -606,7 +605,7 @@ def test_versions_labels_and_aliases_are_the_registered_models_own(
 ) -> None:
     old = publish(backend, model, tmp_path, "2026.1")
     new = publish(backend, model, tmp_path, "2026.2", created_at="2026-02-01T00:00:00Z")
-    backend.set_alias(model, "production", old)
+    backend.put_ref(model, ALIAS, "production", old.data)
     shown = client.get_model_version_by_alias(model, "production")
     assert shown.tags["ortprep.version"] == old.digest
     assert (shown.tags["ortprep.label"], shown.tags["ortprep.targets"]) == ("2026.1", "cpu")
@@ -619,7 +618,7 @@ def test_versions_labels_and_aliases_are_the_registered_models_own(
         if one.tags["ortprep.version"] == new.digest
     )
     client.set_registered_model_alias(model, "production", number)
-    assert backend.read_aliases(model) == {"production": new.digest}
+    assert backend.list_refs(model, ALIAS) == {"production": new.digest}
 
 
 def test_mlflows_own_download_of_an_alias_is_the_bundle(
@@ -628,7 +627,7 @@ def test_mlflows_own_download_of_an_alias_is_the_bundle(
     import mlflow
 
     version = publish(backend, model, tmp_path / "a")
-    backend.set_alias(model, "production", version)
+    backend.put_ref(model, ALIAS, "production", version.data)
     monkeypatch.setattr(mlflow.tracking._tracking_service.utils, "_tracking_uri", server.url)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", server.url)
@@ -645,8 +644,8 @@ def test_an_alias_that_mlflow_refuses_is_an_error(
 ) -> None:
     one = publish(backend, model, tmp_path)
     with pytest.raises(RegistryError):
-        backend.set_alias(model, name, one)
-    assert backend.read_aliases(model) == {}
+        backend.put_ref(model, ALIAS, name, one.data)
+    assert backend.list_refs(model, ALIAS) == {}
 
 
 def test_publishers_of_one_version_at_once_leave_one(
@@ -661,7 +660,7 @@ def test_publishers_of_one_version_at_once_leave_one(
     def add(backend: MlflowBackend) -> None:
         barrier.wait()
         try:
-            backend.add_version(model, version)
+            backend.put_ref(model, VERSION, name_of(version), version.data)
         except RegistryError as error:
             failures.append(error)
 
@@ -680,9 +679,9 @@ def test_versions_that_somebody_else_registered_are_left_alone(
     old = publish(backend, model, tmp_path)
     foreign = client.create_model_version(model, "s3://bucket/somewhere", await_creation_for=0)
     client.set_registered_model_alias(model, "theirs", foreign.version)
-    assert backend.read_versions(model, nothing) == (old.data,)
-    assert backend.read_aliases(model) == {}
-    backend.delete_version(model, old)
+    assert list_versions(backend, model) == [old.digest]
+    assert backend.list_refs(model, ALIAS) == {}
+    backend.delete_ref(model, VERSION, name_of(old))
     left = client.search_model_versions(f"name='{model}'")
     assert [version.version for version in left] == [foreign.version]
 
@@ -695,7 +694,7 @@ def test_an_experiment_that_was_deleted_says_how_to_get_it_back(
     experiment = client.get_experiment_by_name(f"ortprep/{model}").experiment_id
     client.delete_experiment(experiment)
     with pytest.raises(RegistryError, match="was deleted") as caught:
-        backend.find_missing(model, part)
+        missing(backend, part)
     assert "restore" in str(caught.value)
     client.restore_experiment(experiment)
-    assert backend.find_missing(model, part) == ()
+    assert missing(backend, part) == ()

@@ -22,23 +22,34 @@ from ortprep.errors import (
     AccessDeniedError,
     IntegrityError,
     NotPublishedError,
+    PipelineError,
     RegistryError,
     RegistryUnavailableError,
 )
-from ortprep.registry.backend import SIGNATURE
-from ortprep.registry.backends.oci.backend import OciBackend
-from ortprep.registry.backends.oci.client import OciClient
-from ortprep.registry.backends.oci.credentials import read_credentials
+from ortprep.registry.backend import (
+    ALIAS,
+    MOVE,
+    PART,
+    SIGNATURE,
+    VERSION,
+    Blob,
+    file_blob,
+    ref_name,
+    subject_digits,
+)
+from ortprep.registry.backends.oci import OciBackend
+from ortprep.registry.backends.oci_client import OciClient, read_credentials
 from ortprep.registry.cache import Cache
+from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import INDEX, MANIFEST, Part, Version, parse_version
+from ortprep.registry.garbage_collection import RetentionPolicy, collect
 from ortprep.registry.references import open_registry
 from tests.fakes import free_port
 from tests.registry.backends.oci.fakes import PASSWORD, USER, OciServer, oci_server
-from tests.registry.builders import make_part, make_version
+from tests.registry.builders import make_part, make_version, name_of
 from tests.registry.fakes import Fault, FaultProxy, fault_proxy
 
 MODEL = "tiny"
-CHUNK_BYTES = 256 * 1024
 BIG = bytes(range(256)) * 5000
 
 
@@ -65,7 +76,7 @@ _counts = iter(range(1000))
 
 @pytest.fixture
 def backend(proxy: FaultProxy) -> Iterator[OciBackend]:
-    one = OciBackend(oci_url(proxy.url), timeout_s=(120, 120), chunk_bytes=CHUNK_BYTES)
+    one = OciBackend(oci_url(proxy.url), timeout_s=(120, 120))
     yield one
     one.close()
 
@@ -101,26 +112,40 @@ def part_of(files: dict[str, bytes], created_at: str = "2026-01-02T03:04:05Z") -
     return make_part(MODEL, files, created_at=created_at)
 
 
-def nothing(_: str) -> None:
-    """What a machine knows that has never asked."""
+def list_versions(backend: OciBackend, model: str = MODEL) -> set[str]:
+    return set(backend.list_refs(model, VERSION).values())
 
 
-def list_versions(backend: OciBackend, model: str = MODEL) -> tuple[bytes, ...]:
-    return backend.read_versions(model, nothing)
+def aliases(backend: OciBackend) -> dict[str, str]:
+    """The tags that are no labels."""
+    return {name: digest for name, digest in backend.list_refs(MODEL, ALIAS).items() if name[0].isalpha()}
+
+
+def read_part(backend: OciBackend, digest: str, model: str = MODEL) -> bytes:
+    with backend.get_blob(Blob(model, digest, PART, ref_name(digest))) as opened:
+        return b"".join(bytes(block) for block in opened.blocks)
+
+
+def missing(backend: OciBackend, part: Part) -> list[str]:
+    return [entry.sha256 for entry in part.files if not backend.has_blob(file_blob(part, entry))]
+
+
+def delete(backend: OciBackend, version: Version) -> None:
+    backend.delete_ref(MODEL, VERSION, name_of(version))
 
 
 def upload(backend: OciBackend, tmp_path: Path, data: bytes, path: str = "gpu/big.bin") -> list[int]:
     source = tmp_path / "source"
     source.write_bytes(data)
     reports: list[int] = []
-    entry = entry_of(path, data)
-    backend.upload_file(MODEL, part_of({path: data}), entry, source, reports.append)
+    part = part_of({path: data})
+    backend.put_blob(file_blob(part, part.files[0]), source, reports.append)
     return reports
 
 
 def download(backend: OciBackend, data: bytes, offset: int = 0, path: str = "gpu/big.bin") -> bytes:
     part = part_of({path: data})
-    with backend.open_file(MODEL, part, part.files[0], offset) as opened:
+    with backend.get_blob(file_blob(part, part.files[0]), offset) as opened:
         return b"".join(bytes(block) for block in opened.blocks)[offset - opened.start :]
 
 
@@ -131,89 +156,60 @@ def publish(
     part, source = part_of(FILES, created_at), tmp_path / "source"
     for path, data in FILES.items():
         source.write_bytes(data)
-        backend.upload_file(MODEL, part, entry_of(path, data), source, lambda _: None)
-    backend.put_part(MODEL, part)
+        backend.put_blob(file_blob(part, entry_of(path, data)), source, lambda _: None)
+    backend.put_ref(MODEL, PART, ref_name(part.digest), part.data)
     version = make_version(part, label)
-    backend.add_version(MODEL, version)
+    backend.put_ref(MODEL, VERSION, name_of(version), version.data)
     return version
 
 
 # Documents
 
 
-def test_versions_parts_and_signatures_come_back_as_they_were_written(
-    backend: OciBackend, tmp_path: Path
-) -> None:
-    assert list_versions(backend) == ()
-    version = publish(backend, tmp_path)
-    backend.add_version(MODEL, version)
-    assert list_versions(backend) == (version.data,)
-    part = part_of(FILES)
-    assert backend.read_part(MODEL, part.digest) == part.data
-    for subject in (part, version):
-        for data in (b'{"a":1}', b'{"b":2}', b'{"a":1}'):
-            backend.attach(MODEL, subject, SIGNATURE, data)
-    found = backend.read_attached(MODEL, [part, version], SIGNATURE)
-    assert {digest: set(data) for digest, data in found.items()} == {
-        subject.digest: {b'{"a":1}', b'{"b":2}'} for subject in (part, version)
-    }
-
-
-def test_what_is_known_is_not_fetched_again(backend: OciBackend, proxy: FaultProxy, tmp_path: Path) -> None:
-    version = publish(backend, tmp_path)
-    proxy.clear()
-    assert backend.read_versions(MODEL, {version.digest: version.data}.get) == (version.data,)
-    assert [path.rpartition("/")[2].partition("?")[0] for _, path in proxy.requests] == ["list"]
-
-
 def test_a_deleted_version_leaves_no_tag(backend: OciBackend, tmp_path: Path) -> None:
     version = publish(backend, tmp_path)
-    backend.attach(MODEL, version, SIGNATURE, b"{}")
-    backend.set_alias(MODEL, "prod", version)
+    backend.put_ref(MODEL, ALIAS, "prod", version.data)
     other = publish(backend, tmp_path, "2.0", "2026-05-05T00:00:00Z")
     for _ in range(2):
-        backend.delete_version(MODEL, version)
+        delete(backend, version)
     tags = requests.get(api(backend, "tags/list"), timeout=300).json()["tags"]
     assert {tag for tag in tags if not tag.startswith("_")} == {"2.0"}
     assert len(tags) == 2
-    assert list_versions(backend) == (other.data,)
-
-
-def test_a_collection_removes_what_a_killed_one_left_attached(backend: OciBackend, tmp_path: Path) -> None:
-    gone = publish(backend, tmp_path)
-    kept = publish(backend, tmp_path, "2.0", "2026-05-05T00:00:00Z")
-    for version in (gone, kept):
-        backend.attach(MODEL, version, SIGNATURE, b"{}")
-    requests.delete(api(backend, f"manifests/{gone.digest}"), timeout=5).raise_for_status()
-    live = [part_of(FILES, "2026-05-05T00:00:00Z")]
-    for dry_run, left in ((True, {gone.digest, kept.digest}), (False, {kept.digest})):
-        backend.sweep(MODEL, live, grace_s=0, dry_run=dry_run)
-        tags = requests.get(api(backend, "tags/list"), timeout=5).json()["tags"]
-        subjects = {f"sha256:{tag.split('.')[2]}" for tag in tags if tag.startswith("_a.")}
-        assert subjects == left
+    assert list_versions(backend) == {other.digest}
 
 
 @pytest.mark.attack
 def test_a_tag_cannot_have_a_live_version_or_part_removed(backend: OciBackend, tmp_path: Path) -> None:
     """As somebody who may push but not delete would try."""
-    live = publish(backend, tmp_path, "2.0", "2026-05-05T00:00:00Z")
+    live, catalogue = publish(backend, tmp_path, "2.0", "2026-05-05T00:00:00Z"), Catalogue(backend, Cache())
     gone, (part,) = publish(backend, tmp_path), live.parts
-    backend.attach(MODEL, live, SIGNATURE, b"{}")
-    tags = requests.get(api(backend, "tags/list"), timeout=300).json()["tags"]
-    attached = next(tag for tag in tags if tag.startswith("_a."))
-    for number, name in enumerate((live.digest, part.digest, attached)):
-        kind = {"Accept": f"{INDEX}, {MANIFEST}"}
-        found = requests.get(api(backend, f"manifests/{name}"), headers=kind, timeout=300)
+    catalogue.attach(MOVE, live, b"{}")
+    (attached,) = backend.list_refs(MODEL, MOVE).values()
+    for digest in (live.digest, part.digest, attached):
+        accept = {"Accept": f"{INDEX}, {MANIFEST}"}
+        found = requests.get(api(backend, f"manifests/{digest}"), headers=accept, timeout=300)
         for subject in (gone.digest, digest_bytes(b"none")):
-            tag = f"_a.signature.{subject.removeprefix('sha256:')}.{number:016x}"
-            pushed = {"Content-Type": found.headers["Content-Type"]}
-            url = api(backend, f"manifests/{tag}")
+            for prefix in ("_m.", "_s."):
+                tag = prefix + ref_name(digest, subject_digits(subject))
+                pushed = {"Content-Type": found.headers["Content-Type"]}
+                url = api(backend, f"manifests/{tag}")
+                requests.put(url, found.content, headers=pushed, timeout=300).raise_for_status()
+        # A version's tag that names a part or a move.
+        if digest != live.digest:
+            url = api(backend, f"manifests/_v.{ref_name(digest, 'x')}")
             requests.put(url, found.content, headers=pushed, timeout=300).raise_for_status()
-    backend.delete_version(MODEL, gone)
-    backend.sweep(MODEL, [part_of(FILES, "2026-05-05T00:00:00Z")], grace_s=0, dry_run=False)
-    assert list_versions(backend) == (live.data,)
-    assert backend.read_part(MODEL, part.digest)
-    assert backend.read_attached(MODEL, [live], SIGNATURE)[live.digest] == (b"{}",)
+    backend.put_ref(MODEL, ALIAS, "production", live.data)
+    collect(MODEL, catalogue, policy=RetentionPolicy(0, 0, 0), dry_run=False)
+    for kind in (MOVE, SIGNATURE):
+        for name in list(backend.list_refs(MODEL, kind)):
+            if not name.startswith(attached[7:]) or not name.endswith(subject_digits(live.digest)):
+                backend.delete_ref(MODEL, kind, name)
+    assert gone.digest not in list_versions(backend)
+    assert list(catalogue.read_state(MODEL).versions) == [live.digest]
+    assert read_part(backend, part.digest)
+    assert Catalogue(backend, Cache(tmp_path / "c")).read_attached(MODEL, MOVE, [live]) == {
+        live.digest: (b"{}",)
+    }
 
 
 def test_pages_of_tags_are_followed(backend: OciBackend, proxy: FaultProxy, tmp_path: Path) -> None:
@@ -221,7 +217,7 @@ def test_pages_of_tags_are_followed(backend: OciBackend, proxy: FaultProxy, tmp_
     page = json.dumps({"tags": ["_v.unknown", "_x", "1.0"]}).encode()
     following = f'</v2/{repository(backend)}/tags/list?n=1&last=x>; rel="next"'
     proxy.faults.append(Fault("replace", path="tags/list", body=page, headers={"Link": following}))
-    assert list_versions(backend) == (version.data,)
+    assert list_versions(backend) == {version.digest}
     assert ("GET", f"/v2/{repository(backend)}/tags/list?n=1&last=x") in proxy.requests
 
 
@@ -280,20 +276,10 @@ def test_credentials_in_the_url_are_refused_and_not_repeated() -> None:
 
 
 def test_files_come_back_as_they_were_uploaded(backend: OciBackend, tmp_path: Path) -> None:
-    for data in (b"", b"x", b"small" * 1000, BIG, BIG[: 2 * CHUNK_BYTES]):
+    for data in (b"", b"x", b"small" * 1000, BIG, BIG[: 2**19]):
         assert sum(upload(backend, tmp_path, data)) == len(data)
         assert download(backend, data) == data
         assert download(backend, data, len(data) // 2) == data[len(data) // 2 :]
-
-
-def test_only_what_is_missing_has_to_be_uploaded(backend: OciBackend, tmp_path: Path) -> None:
-    part = part_of({"a": b"one", "b": b"two", "gpu/c": b"one", "gpu/d": b"two"})
-    assert {entry.sha256 for entry in backend.find_missing(MODEL, part)} == {
-        digest_bytes(b"one"),
-        digest_bytes(b"two"),
-    }
-    upload(backend, tmp_path, b"one")
-    assert [entry.sha256 for entry in backend.find_missing(MODEL, part)] == [digest_bytes(b"two")]
 
 
 @pytest.mark.parametrize("data", [b"small", BIG])
@@ -303,51 +289,29 @@ def test_a_file_with_other_bytes_is_not_kept(backend: OciBackend, tmp_path: Path
         source.write_bytes(wrong)
         part = part_of({"a": data})
         with pytest.raises(IntegrityError):
-            backend.upload_file(MODEL, part, part.files[0], source, lambda _: None)
-        assert backend.find_missing(MODEL, part) == part.files
+            backend.put_blob(file_blob(part, part.files[0]), source, lambda _: None)
+        assert missing(backend, part) == [one.sha256 for one in part.files]
     assert requests.head(api(backend, f"blobs/{digest_bytes(data + b'x')}"), timeout=300).status_code == 404
 
 
-def test_a_cut_upload_goes_on_where_it_stopped(
-    backend: OciBackend, proxy: FaultProxy, tmp_path: Path
-) -> None:
+def test_a_cut_upload_begins_again(backend: OciBackend, proxy: FaultProxy, tmp_path: Path) -> None:
     proxy.faults += [
-        Fault("slow", method="PATCH", times=2),
-        Fault("cut_request", method="PATCH", at_bytes=1000, forward=False),
-        Fault("status", method="PATCH", status=503),
+        Fault("cut_request", method="PUT", at_bytes=1000),
+        Fault("cut_request", method="PUT", at_bytes=300_000, forward=False),
         Fault("cut_answer", method="PUT", path="uploads/"),
     ]
-    reports = upload(backend, tmp_path, BIG)
-    assert sum(reports) == len(BIG)
-    assert min(reports) > 0
-    assert proxy.received_bytes < len(BIG) + 2 * CHUNK_BYTES
-    assert proxy.count("POST") == 1
+    assert sum(upload(backend, tmp_path, BIG)) == len(BIG)
     # The proxy may still be closing the connection it cut, and a backend asks once.
     backend.close()
     assert download(backend, BIG) == BIG
 
 
-def test_an_upload_that_the_registry_lost_begins_again(
-    backend: OciBackend, proxy: FaultProxy, tmp_path: Path
-) -> None:
-    proxy.faults += [
-        Fault("slow", method="PATCH", times=2),
-        # What this registry has of a chunk when the connection breaks costs it the whole upload.
-        Fault("cut_request", method="PATCH", at_bytes=1000),
-    ]
-    reports = upload(backend, tmp_path, BIG)
-    assert min(reports) == -2 * CHUNK_BYTES
-    assert sum(reports) == len(BIG)
-    assert proxy.count("POST") == 2
-    assert download(backend, BIG) == BIG
-
-
 def test_an_upload_that_is_always_lost_fails(backend: OciBackend, proxy: FaultProxy, tmp_path: Path) -> None:
-    proxy.faults.append(Fault("cut_request", method="PATCH", at_bytes=1000, times=1000))
+    proxy.faults.append(Fault("cut_request", method="PUT", at_bytes=1000, times=1000))
     with pytest.raises(RegistryUnavailableError):
         upload(backend, tmp_path, BIG)
     part = part_of({"a": BIG})
-    assert backend.find_missing(MODEL, part) == part.files
+    assert missing(backend, part) == [one.sha256 for one in part.files]
 
 
 def test_bytes_changed_on_their_way_up_are_not_kept(
@@ -365,7 +329,7 @@ def test_a_cut_download_can_go_on(backend: OciBackend, proxy: FaultProxy, tmp_pa
     proxy.faults.append(Fault("cut_answer", path="blobs/", at_bytes=1_100_000))
     part = part_of({"gpu/big.bin": BIG})
     got: list[bytes] = []
-    with backend.open_file(MODEL, part, part.files[0], 0) as opened, pytest.raises(RegistryUnavailableError):
+    with backend.get_blob(file_blob(part, part.files[0])) as opened, pytest.raises(RegistryUnavailableError):
         got.extend(bytes(block) for block in opened.blocks)
     first = b"".join(got)
     assert 0 < len(first) <= 1_100_000
@@ -391,7 +355,7 @@ def test_a_file_that_does_not_end_is_given_up(backend: OciBackend, proxy: FaultP
     with pytest.raises(IntegrityError, match="too many bytes"):
         Cache().fetch_file(
             part.files[0],
-            lambda offset, _: backend.open_file(MODEL, part, part.files[0], offset),
+            lambda offset, _: backend.get_blob(file_blob(part, part.files[0]), offset),
             lambda _: None,
         )
     assert proxy.sent_bytes < 100_000_000
@@ -443,7 +407,7 @@ def test_refusals_are_told_apart(
     body = b'{"errors":[{"code":"SOME_CODE","message":"with secrets in it"}]}'
     proxy.faults.append(Fault("status", path="manifests", status=status, times=9, body=body))
     with pytest.raises(kind, match="SOME_CODE") as caught:
-        backend.read_part(MODEL, digest_bytes(b""))
+        read_part(backend, digest_bytes(b""))
     assert type(caught.value) is kind
     assert f"status {status}" in str(caught.value)
     assert "secrets" not in str(caught.value)
@@ -454,9 +418,9 @@ def test_an_overloaded_registry_is_asked_again_when_it_says(
     backend: OciBackend, proxy: FaultProxy, tmp_path: Path
 ) -> None:
     version = publish(backend, tmp_path)
-    proxy.faults.append(Fault("status", path="manifests", status=429, headers={"Retry-After": "1"}))
+    proxy.faults.append(Fault("status", path="tags/list", status=429, headers={"Retry-After": "1"}))
     began = time.monotonic()
-    assert list_versions(backend) == (version.data,)
+    assert list_versions(backend) == {version.digest}
     assert time.monotonic() - began >= 1
 
 
@@ -467,8 +431,8 @@ def test_a_registry_that_reads_its_own_half_written_link_is_asked_again(
     proxy.clear()
     spoilt = b'{"errors": [{"code": "DIGEST_INVALID", "message": "provided digest did not match"}]}'
     proxy.faults.append(Fault("status", "PUT", "/manifests/", times=2, status=400, body=spoilt))
-    backend.set_alias(MODEL, "prod", version)
-    assert backend.read_aliases(MODEL) == {"prod": version.digest}
+    backend.put_ref(MODEL, ALIAS, "prod", version.data)
+    assert aliases(backend) == {"prod": version.digest}
     assert proxy.count("PUT", "/manifests/") == 3
 
 
@@ -496,12 +460,16 @@ def test_a_registry_without_tls_is_not_spoken_to_in_plain(proxy: FaultProxy) -> 
 
 
 def test_an_endless_manifest_is_given_up(backend: OciBackend, proxy: FaultProxy, tmp_path: Path) -> None:
+    part = part_of(FILES)
     publish(backend, tmp_path)
-    for path in ("manifests", "tags/list"):
+    for path, read in (
+        ("manifests", lambda: Catalogue(backend, Cache()).read_part(MODEL, part.digest)),
+        ("tags/list", lambda: list_versions(backend)),
+    ):
         proxy.clear()
         proxy.faults.append(Fault("endless", method="GET", path=path, at_bytes=2**30))
-        with pytest.raises(RegistryError, match="expected at most"):
-            list_versions(backend)
+        with pytest.raises(PipelineError, match=r"expected at most|got other bytes"):
+            read()
         assert proxy.sent_bytes < 100_000_000
 
 
@@ -519,7 +487,7 @@ def test_an_answer_that_is_no_list_is_an_error(backend: OciBackend, proxy: Fault
 
 def test_an_index_stands_under_its_label_and_aliases(backend: OciBackend, tmp_path: Path) -> None:
     version, part = publish(backend, tmp_path), part_of(FILES)
-    backend.set_alias(MODEL, "prod", version)
+    backend.put_ref(MODEL, ALIAS, "prod", version.data)
     for name in ("1.0", "prod", version.digest):
         answer = requests.get(api(backend, f"manifests/{name}"), headers={"Accept": INDEX}, timeout=300)
         assert answer.content == version.data
@@ -575,19 +543,19 @@ def test_a_version_that_was_copied_by_the_api_is_the_same(backend: OciBackend, t
     copy_version(backend, source, "1.0", target)
     found = requests.get(api(backend, "manifests/1.0"), headers={"Accept": INDEX}, timeout=300)
     assert parse_version(found.content) == version
-    assert backend.read_part("copied", version.parts[0].digest) == part_of(FILES).data
-    assert list_versions(backend, "copied") == (version.data,)
+    assert read_part(backend, version.parts[0].digest, "copied") == part_of(FILES).data
+    assert list_versions(backend, "copied") == {version.digest}
 
 
 def test_a_tag_that_another_tool_moved_is_where_it_is(backend: OciBackend, tmp_path: Path) -> None:
     first = publish(backend, tmp_path)
     second = publish(backend, tmp_path, "2.0", "2026-02-02T03:04:05Z")
-    backend.set_alias(MODEL, "prod", first)
+    backend.put_ref(MODEL, ALIAS, "prod", first.data)
     kind = {"Content-Type": INDEX}
     requests.put(
         api(backend, "manifests/prod"), data=second.data, headers=kind, timeout=300
     ).raise_for_status()
-    assert backend.read_aliases(MODEL) == {"prod": second.digest}
+    assert aliases(backend) == {"prod": second.digest}
 
 
 def test_a_registry_that_deletes_nothing_says_so(tmp_path: Path) -> None:
@@ -595,7 +563,7 @@ def test_a_registry_that_deletes_nothing_says_so(tmp_path: Path) -> None:
         backend = OciBackend(oci_url(server.url))
         version = publish(backend, tmp_path)
         with pytest.raises(RegistryError, match="deletion is switched off"):
-            backend.delete_version(MODEL, version)
+            delete(backend, version)
         backend.close()
 
 
@@ -647,7 +615,7 @@ def test_a_registry_that_wants_credentials_gets_those_of_docker_login(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     with oci_login(tmp_path, locked.url):
-        backend = OciBackend(oci_url(locked.url), chunk_bytes=CHUNK_BYTES)
+        backend = OciBackend(oci_url(locked.url))
         publish(backend, tmp_path)
         upload(backend, tmp_path, BIG)
         assert download(backend, BIG) == BIG
@@ -675,7 +643,7 @@ def test_credentials_are_found_wherever_docker_keeps_them(
     }
     (tmp_path / "config.json").write_text(json.dumps(configs[config]))
     backend = OciBackend(oci_url(locked.url))
-    assert list_versions(backend) == ()
+    assert list_versions(backend) == set()
     helper.write_text("#!/bin/sh\necho hunter2-of-the-tests >&2; exit 1\n")
     with pytest.raises(AccessDeniedError, match="docker login"):
         list_versions(OciBackend(oci_url(locked.url)))
@@ -767,12 +735,12 @@ def test_a_token_server_that_fails_is_an_error(
 @pytest.mark.attack
 def test_a_token_server_without_tls_gets_no_credentials(tmp_path: Path, proxy: FaultProxy) -> None:
     client = OciClient("registry.example", secure=True, timeout_s=(1, 1))
-    request = requests.Request("GET", f"{client.base}team/tags/list")
+    url = f"{client.base}team/tags/list"
     challenge = f'Bearer realm="{proxy.url}/token",service="tests"'
     with oci_login(tmp_path, "https://registry.example"), responses.RequestsMock() as answers:
-        answers.get(request.url, status=401, headers={"WWW-Authenticate": challenge})
+        answers.get(url, status=401, headers={"WWW-Authenticate": challenge})
         with pytest.raises(RegistryError, match="expected an https URL"):
-            client.send(request, "list versions", ("team", "pull"))
+            client.open("GET", url, "list versions")
     assert proxy.requests == []
     client.close()
 
@@ -780,14 +748,14 @@ def test_a_token_server_without_tls_gets_no_credentials(tmp_path: Path, proxy: F
 def ask_for_token(host: str, realm: str, folder: Path, *, login: str, token: object = "one") -> list[object]:
     """Asks a registry that sends for a token to `realm`; returns the credentials that `realm` got."""
     client = OciClient(host, secure=True, timeout_s=(1, 1))
-    request = requests.Request("GET", f"{client.base}team/tags/list")
+    url = f"{client.base}team/tags/list"
     challenge = {"WWW-Authenticate": f'Bearer realm="{realm}",service="tests"'}
     with oci_login(folder, f"https://{login}"), responses.RequestsMock(False) as answers:
-        answers.get(request.url, status=401, headers=challenge)
+        answers.get(url, status=401, headers=challenge)
         answers.get(realm, json={"token": token})
-        answers.get(request.url, json={"tags": []})
+        answers.get(url, json={"tags": []})
         try:
-            client.send(request, "list versions", ("team", "pull")).close()
+            client.open("GET", url, "list versions").close()
         finally:
             asked = [call.request for call in answers.calls if str(call.request.url).startswith(realm)]
             client.close()

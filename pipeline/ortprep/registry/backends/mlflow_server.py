@@ -1,12 +1,19 @@
-"""Requests to an MLflow server with the credentials of its client, bounded in time and size."""
+"""Requests to an MLflow server with the credentials of its client, bounded in time and size; files of runs.
+
+MLflow's own client would do this in fewer lines, but it reads and unpacks answers of any length, follows an
+experiment's location with the token, and has neither progress nor ranges.
+"""
 
 from __future__ import annotations
 
+import math
+import posixpath
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import mlflow
 import requests
@@ -16,25 +23,33 @@ from mlflow.utils.credentials import get_default_host_creds
 from mlflow.utils.rest_utils import http_request
 
 from ortprep.bundle.codec import parse_json
+from ortprep.bundle.digest import digest_file
+from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import (
     AccessDeniedError,
     BundleError,
+    NotPublishedError,
     PipelineError,
     RegistryError,
     RegistryUnavailableError,
 )
-from ortprep.registry.backend import MAX_LISTING_BYTES
+from ortprep.registry.backend import MAX_LISTING_BYTES, Download, Report
 from ortprep.registry.backends import rest
 from ortprep.registry.backends.rest import (
     UNENCODED,
     UNREAD,
+    CountedFile,
     connection_error,
+    open_file,
     read_body,
     read_refusal,
     status_error,
 )
+from ortprep.registry.fsspec_folder import FsspecFolder, StoredFile
 from ortprep.registry.retries import with_retries
+from ortprep.registry.transfer import check_copied, counted
 from ortprep.spec.redaction import redact_url
+from ortprep.spec.url_schemes import OBJECT_STORES
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Longest answer that is read; a list of 100,000 files takes about 15 MB."""
@@ -43,6 +58,7 @@ MISSING, EXISTS = "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS"
 """Error codes of MLflow."""
 
 _CONNECT_TIMEOUT_S = 20.0
+_API = "/api/2.0/mlflow-artifacts/artifacts"
 _PAGE = 50
 """Objects asked for at once: versions carry their documents of up to 100,000 characters."""
 
@@ -213,3 +229,113 @@ def _urls_of_environment() -> tuple[str, str]:
             hint="export MLFLOW_TRACKING_URI=http://HOST:PORT",
         )
     return str(mlflow.get_tracking_uri()), str(mlflow.get_registry_uri())
+
+
+def open_artifacts(artifact_uri: str, server: MlflowServer) -> FsspecFolder | ProxiedArtifacts:
+    """Returns the files below the address that a run has for them.
+
+    The creator of the experiment wrote that address. The server's credentials go to the server alone, and a
+    server cannot make its clients read or write their own disks.
+
+    Raises:
+        AccessDeniedError: It leads elsewhere.
+        MissingExtraError: The object store's filesystem is not installed.
+    """
+    address, server_address = urlsplit(artifact_uri), urlsplit(server.tracking_url)
+    if ".." in unquote(address.path).split("/"):
+        raise AccessDeniedError(
+            f"artifacts at a bad address: {redact_url(artifact_uri)[:200]}\n  expected no .."
+        )
+    if address.scheme == "mlflow-artifacts" and address.netloc in ("", server_address.netloc):
+        return ProxiedArtifacts(server, address.path)
+    if (address.scheme, address.netloc) == (server_address.scheme, server_address.netloc):
+        return ProxiedArtifacts(server, address.path.partition(_API)[2])
+    if address.scheme not in OBJECT_STORES or "::" in artifact_uri:  # fsspec's mark of one URL in another
+        raise AccessDeniedError(
+            f"artifacts are stored elsewhere: {redact_url(artifact_uri)[:200]}\n"
+            f"  expected {redact_url(server.tracking_url)} itself or an object store",
+            hint="give the experiment another artifact location: mlflow-artifacts:/…, s3://…, gs://…",
+        )
+    return FsspecFolder(artifact_uri, called="MLflow store")
+
+
+class ProxiedArtifacts:
+    """Files of a run that the tracking server proxies; `root` is the run's folder in its API."""
+
+    def __init__(self, server: MlflowServer, root: str) -> None:
+        self._server = server
+        self._root = root.strip("/")
+
+    def _open(
+        self, method: str, path: str, doing: str, **options: Any
+    ) -> AbstractContextManager[requests.Response]:
+        where = f"/{quote(posixpath.join(self._root, path))}" if path else ""
+        return self._server.open(method, f"{self._server.tracking_url}{_API}{where}", doing, **options)
+
+    def find(self, folder: str) -> Mapping[str, StoredFile]:
+        """Returns the files right in a folder by path; none for one that is not there."""
+        return with_retries(lambda: self._find(folder))
+
+    def _find(self, folder: str) -> Mapping[str, StoredFile]:
+        doing = f"list artifacts: {folder}"
+        where = {"path": posixpath.join(self._root, folder)}
+        with self._open("GET", "", doing, params=where) as response:
+            if response.status_code != 200:
+                raise refuse(response, read_refusal(response, doing), doing)
+            body = read_body(response, doing, MAX_ANSWER_BYTES)
+        try:
+            return {
+                posixpath.join(folder, posixpath.basename(file["path"])): StoredFile(
+                    int(file.get("file_size") or 0), math.inf
+                )
+                for file in parse_json(body, name="a listing").get("files", [])
+                if not file["is_dir"]
+            }
+        except (BundleError, TypeError, ValueError, KeyError, AttributeError) as error:
+            raise RegistryError(f"cannot {doing}\n  expected a list of files, got something else") from error
+
+    def read(self, path: str, *, limit_bytes: int) -> bytes:
+        """Returns a small file; raises RegistryError if it is larger than `limit_bytes`."""
+
+        def read() -> bytes:
+            with self._get(path, {}) as response:
+                return read_body(response, f"read artifact: {path}", limit_bytes)
+
+        return with_retries(read)
+
+    def open(self, path: str, offset: int, *, name: str) -> AbstractContextManager[Download]:
+        """Opens a file at an offset, or at 0; messages call it `name`. Raises as `rest.open_file`."""
+        return open_file(lambda headers: self._get(path, headers), f"read artifact: {name}", offset)
+
+    @contextmanager
+    def _get(self, path: str, headers: Mapping[str, str]) -> Iterator[requests.Response]:
+        doing = f"read artifact: {path}"
+        with self._open("GET", path, doing, extra_headers=headers) as response:
+            if response.status_code not in (200, 206):
+                # Servers before an object store say 500 of what is not there.
+                if response.status_code == 500 and path not in self._find(posixpath.dirname(path)):
+                    raise NotPublishedError(f"not in MLflow: {path}\n  expected to find it, got none")
+                raise refuse(response, read_refusal(response, doing), doing)
+            yield response
+
+    def write(self, path: str, data: bytes) -> None:
+        """Writes a small file."""
+        with_retries(lambda: self._put(path, data))
+
+    def upload(self, path: str, entry: FileEntry, source: Path, report: Report) -> None:
+        """Uploads a file; raises IntegrityError if `source` has other bytes than `entry` describes."""
+
+        def put() -> None:
+            check_copied(entry, source.stat().st_size, digest_file(source))
+            with counted(report) as count, CountedFile(source, count) as file:
+                # Of an empty file requests would not send the length.
+                self._put(path, file if entry.size_bytes else b"")
+
+        with_retries(put)
+
+    def _put(self, path: str, body: Any) -> None:
+        doing = f"write artifact: {path}"
+        headers = {"Content-Type": "application/octet-stream"}
+        with self._open("PUT", path, doing, extra_headers=headers, data=body) as response:
+            if not 200 <= response.status_code < 300:
+                raise refuse(response, read_refusal(response, doing), doing)

@@ -1,0 +1,450 @@
+"""An MLflow server as a registry: bundles are artifacts of runs, versions are registered model versions.
+
+Experiment `ortprep/NAME`     a run per part: bundle/…, part.json, its figures as metrics, signatures as tags
+Registered model NAME         versions with their documents, labels and moves as tags; MLflow's own aliases
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import posixpath
+import re
+import threading
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ortprep.bundle.codec import decode, parse_json
+from ortprep.bundle.digest import PREFIX, digest_bytes
+from ortprep.bundle.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest
+from ortprep.bundle.paths import is_safe_name
+from ortprep.errors import BundleError, NotPublishedError, RegistryError, RegistryUnavailableError
+from ortprep.quoting import quoted
+from ortprep.registry.backend import (
+    ALIAS,
+    MOVE,
+    PART,
+    SIGNATURE,
+    VERSION,
+    Backend,
+    Blob,
+    Download,
+    Report,
+    SweepResult,
+    digests_of,
+    ref_name,
+)
+from ortprep.registry.backends.mlflow_server import (
+    EXISTS,
+    MISSING,
+    MlflowServer,
+    ProxiedArtifacts,
+    as_pairs,
+    objects_in,
+    open_artifacts,
+    tags_of,
+)
+from ortprep.registry.documents import (
+    Part,
+    as_mapping,
+    check_model_name,
+    parse_attached,
+    parse_part,
+    parse_version,
+)
+from ortprep.registry.fsspec_folder import FsspecFolder
+from ortprep.registry.progress import ignore
+
+log = logging.getLogger(__name__)
+
+_EXPERIMENT = "ortprep/"
+_TAG_DOCUMENT, _TAG_LABEL = "ortprep.document", "ortprep.label"
+_TAG_KIND, _TAG_PART, _TAG_REFRESHED = "ortprep.kind", "ortprep.part", "ortprep.refreshed_ms"
+_BUNDLE, _PART_FILE, _FINISHED = "bundle", "part.json", "FINISHED"
+_FRESH_MS = 3_600_000
+"""Age up to which a run need not be refreshed, in milliseconds."""
+
+_NUMBER = re.compile("[0-9]{1,15}")
+_DEFAULT_PLAN = "default"
+_FIGURES = ("ready_ms", "init_ms", "first_ms", "first_result_ms", "steady_ms", "private_mb")
+_MAX_METRICS = 1000
+_MAX_TEXT = 5000
+
+
+@dataclass(frozen=True)
+class Run:
+    """The run of a part.
+
+    Attributes:
+        is_finished: Whether all that it is to hold is there.
+        part: Digest of the part.
+        used_ms: When it was begun or refreshed, in milliseconds since 1970.
+        artifacts: Its files; `artifact_uri` says where they are in MLflow's terms.
+    """
+
+    run_id: str
+    artifact_uri: str
+    is_finished: bool
+    part: str
+    used_ms: int
+    tags: Mapping[str, str]
+    artifacts: FsspecFolder | ProxiedArtifacts
+
+
+class MlflowBackend(Backend):
+    """A registry in MLflow, by the URL of a `MlflowServer`.
+
+    Credentials and the timeout are those of MLflow's client: `MLFLOW_TRACKING_USERNAME` and
+    `MLFLOW_TRACKING_PASSWORD`, or `MLFLOW_TRACKING_TOKEN`; `MLFLOW_HTTP_REQUEST_TIMEOUT`.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._server = MlflowServer(url)
+        self._documents: dict[str, bytes] = {}
+        """Documents in the tags that were listed, by their digests."""
+        self._known: dict[tuple[str, str], Run] = {}
+        self._making = threading.Lock()
+
+    # Files
+
+    def has_blob(self, blob: Blob) -> bool:
+        run = self._find_run(check_model_name(blob.model), blob.part.digest) if blob.part else None
+        if run is None or blob.entry is None:
+            return False
+        for path in _paths_of(blob):
+            file = run.artifacts.find(posixpath.dirname(path)).get(path)
+            if file is None or file.size_bytes != blob.entry.size_bytes:
+                return False
+        if _now_ms() - run.used_ms > _FRESH_MS:
+            self._set_run_tag(run, _TAG_REFRESHED, str(_now_ms()))
+        return True
+
+    def get_blob(self, blob: Blob, offset: int = 0) -> AbstractContextManager[Download]:
+        if blob.kind not in ("", PART):
+            if blob.digest not in self._documents:
+                self.list_refs(blob.model, blob.kind)
+            if blob.digest not in self._documents:
+                raise NotPublishedError(f"not in MLflow: {blob.name} of {blob.model}")
+            return nullcontext(Download(iter([self._documents[blob.digest]]), 0))
+        run = self._get_run(blob.model, blob.part.digest if blob.part else blob.digest)
+        path = _PART_FILE if blob.entry is None else f"{_BUNDLE}/{blob.entry.path}"
+        return run.artifacts.open(path, offset, name=blob.name)
+
+    def put_blob(self, blob: Blob, source: Path, report: Report) -> None:
+        if blob.part is None or blob.entry is None:
+            return
+        paths = _paths_of(blob)
+        for path in paths:
+            # Its server decodes names twice, so one with a percent sign could become another's.
+            if "%" in path or "#" in path:
+                raise RegistryError(
+                    f"MLflow cannot store a file of this name: {path}\n  expected one without '%' and '#'"
+                )
+        run = self._make_run(blob.part)
+        for path in paths:
+            run.artifacts.upload(path, blob.entry, source, report if path == paths[0] else ignore)
+
+    # Refs
+
+    def list_refs(self, model: str, kind: str) -> Mapping[str, str]:
+        if kind == VERSION:
+            tags_of_versions = self._list_versions(model).values()
+            return {
+                ref_name(_digest_of(tags), tags.get(_TAG_LABEL, "")): _digest_of(tags)
+                for tags in tags_of_versions
+            }
+        if kind == MOVE:
+            return self._read_tags(kind, self._list_versions(model).values())
+        if kind == SIGNATURE:
+            return self._read_tags(kind, (run.tags for run in self._list_runs(model)))
+        return self._list_aliases(model) if kind == ALIAS else {}
+
+    def _read_tags(self, kind: str, tagged: Iterable[Mapping[str, str]]) -> dict[str, str]:
+        """Returns the refs of a kind that are tags, and remembers their documents."""
+        start = f"ortprep.{kind}."
+        found = {
+            name.removeprefix(start): text.encode()
+            for tags in tagged
+            for name, text in tags.items()
+            if name.startswith(start)
+        }
+        refs = digests_of(found)
+        self._documents |= {digest: found[name] for name, digest in refs.items()}
+        return refs
+
+    def _list_aliases(self, model: str) -> dict[str, str]:
+        answer = self._server.call(
+            "GET", "registered-models/get", tolerated=MISSING, name=check_model_name(model)
+        )
+        aliases = objects_in(as_mapping(answer.get("registered_model")), "aliases")
+        if not aliases:
+            return {}
+        digests = {str(number): _digest_of(tags) for number, tags in self._list_versions(model).items()}
+        named = {str(alias.get("alias")): str(alias.get("version")) for alias in aliases}
+        return {alias: digests[number] for alias, number in named.items() if number in digests}
+
+    def _list_versions(self, model: str) -> dict[int, dict[str, str]]:
+        """Returns the tags of all versions that are ours, by MLflow's numbers of them, in order."""
+        query = f"name='{check_model_name(model)}'"
+        listed = self._server.list_all("GET", "model-versions/search", "model_versions", filter=query)
+        numbered = {str(version.get("version")): tags_of(version) for version in listed}
+        versions = {int(number): tags for number, tags in numbered.items() if _NUMBER.fullmatch(number)}
+        ours = {number: tags for number, tags in sorted(versions.items()) if _TAG_DOCUMENT in tags}
+        self._documents |= {_digest_of(tags): tags[_TAG_DOCUMENT].encode() for tags in ours.values()}
+        return ours
+
+    def put_ref(self, model: str, kind: str, name: str, data: bytes) -> None:
+        """Stores a document; MLflow keeps `latest` and `v1` for itself, and takes no dots in aliases."""
+        if kind == PART:
+            self._put_part(parse_part(data))
+        elif kind == VERSION:
+            self._put_version(model, data)
+        elif kind == ALIAS:
+            which = {"name": model, "alias": name, "version": self._number_of(model, digest_bytes(data))}
+            self._server.call("POST", "registered-models/alias", **which)
+        else:
+            subject, key = parse_attached(data, kind)[0], f"ortprep.{kind}.{name}"
+            if kind == SIGNATURE:
+                self._set_run_tag(self._get_run(model, subject), key, data.decode())
+                return
+            which = {"name": model, "version": self._number_of(model, subject)}
+            self._server.call("POST", "model-versions/set-tag", **which, key=key, value=data.decode())
+
+    def _number_of(self, model: str, digest: str) -> str:
+        for number, tags in self._list_versions(model).items():
+            if _digest_of(tags) == digest:
+                return str(number)
+        raise NotPublishedError(f"no such version in MLflow: {model}@{digest}")
+
+    def _put_version(self, model: str, data: bytes) -> None:
+        """Registers a version; its files are those of the part prepared last."""
+        version = parse_version(data)
+        newest = max(version.parts, key=lambda part: (part.created_at, part.digest))
+        run = self._get_run(model, newest.digest)
+        if version.digest in map(_digest_of, self._list_versions(model).values()):
+            return
+        marks = {"tags": as_pairs({"ortprep": "1"}), "description": "ONNX Runtime bundles"}
+        self._server.call("POST", "registered-models/create", tolerated=EXISTS, name=model, **marks)
+        files = {"source": f"{run.artifact_uri}/{_BUNDLE}", "run_id": run.run_id}
+        tags = {
+            _TAG_DOCUMENT: data.decode(),
+            "ortprep.version": version.digest,
+            _TAG_LABEL: version.label,
+            "ortprep.targets": _join(sorted(one.target for part in version.parts for one in part.variants)),
+        }
+        self._server.call("POST", "model-versions/create", name=model, tags=as_pairs(tags), **files)
+        listed = self._list_versions(model).items()
+        # Another publisher may have registered the same at the same moment: the first of them stays.
+        for number in [number for number, tags in listed if _digest_of(tags) == version.digest][1:]:
+            self._delete_version(model, number)
+
+    def delete_ref(self, model: str, kind: str, name: str) -> None:
+        """Removes a version, with its moves; what is a tag goes with what has it."""
+        for number, tags in self._list_versions(model).items() if kind == VERSION else ():
+            if _digest_of(tags) == PREFIX + name.partition(".")[0]:
+                self._delete_version(model, number)
+
+    def _delete_version(self, model: str, number: int) -> None:
+        which = {"name": model, "version": str(number)}
+        self._server.call("DELETE", "model-versions/delete", tolerated=MISSING, **which)
+
+    # Models and runs
+
+    def list_models(self) -> tuple[str, ...]:
+        """Returns the names of all models that parts were published of, sorted."""
+        query = f"name LIKE '{_EXPERIMENT}%'"
+        experiments = self._server.list_all("POST", "experiments/search", "experiments", filter=query)
+        names = {str(experiment.get("name")).removeprefix(_EXPERIMENT) for experiment in experiments}
+        return tuple(sorted(filter(is_safe_name, names)))
+
+    def sweep(self, model: str, live: Collection[Part], *, grace_s: float, dry_run: bool) -> SweepResult:
+        """Deletes runs of parts that no version has; their files go when the owner runs `mlflow gc`."""
+        live_digests = {part.digest for part in live}
+        oldest_ms = (time.time() - grace_s) * 1000
+        runs = self._list_runs(check_model_name(model))
+        unused = [run for run in runs if run.part not in live_digests and run.used_ms <= oldest_ms]
+        for run in () if dry_run else unused:
+            self._server.call("POST", "runs/delete", tolerated=MISSING, run_id=run.run_id)
+            self._known.pop((model, run.part), None)
+        return SweepResult(tuple(run.part for run in unused))
+
+    def _list_runs(self, model: str, part: str = "") -> tuple[Run, ...]:
+        """Returns the runs of a model's parts, or of one part; those that were finished come first."""
+        experiment = self._find_experiment(model)
+        if not experiment:
+            return ()
+        query = f"tags.`{_TAG_PART}` = '{part}'" if part else f"tags.`{_TAG_KIND}` = 'part'"
+        where: dict[str, Any] = {"experiment_ids": [experiment], "order_by": ["start_time ASC"]}
+        runs = self._server.list_all("POST", "runs/search", "runs", filter=query, **where)
+        return tuple(sorted(map(self._parse_run, runs), key=lambda run: not run.is_finished))
+
+    def _parse_run(self, fields: Mapping[str, Any]) -> Run:
+        info, tags = as_mapping(fields.get("info")), tags_of(as_mapping(fields.get("data")))
+        uri = str(info.get("artifact_uri", ""))
+        times = (str(info.get("start_time", "")), tags.get(_TAG_REFRESHED, ""))
+        return Run(
+            run_id=str(info.get("run_id", "")),
+            artifact_uri=uri,
+            is_finished=info.get("status") == _FINISHED,
+            part=tags.get(_TAG_PART, ""),
+            used_ms=max((int(time_ms) for time_ms in times if _NUMBER.fullmatch(time_ms)), default=0),
+            tags=tags,
+            artifacts=open_artifacts(uri, self._server),
+        )
+
+    def _find_experiment(self, model: str) -> str:
+        """Returns the identifier of a model's experiment, "" if there is none."""
+        name = _EXPERIMENT + model
+        answer = self._server.call("GET", "experiments/get-by-name", tolerated=MISSING, experiment_name=name)
+        experiment = as_mapping(answer.get("experiment"))
+        identifier = str(experiment.get("experiment_id", ""))
+        if identifier and experiment.get("lifecycle_stage") != "active":
+            raise RegistryError(
+                f"experiment was deleted in MLflow: {name}\n  expected it to be active",
+                hint=f"mlflow experiments restore --experiment-id {quoted(identifier)}",
+            )
+        return identifier
+
+    def _find_run(self, model: str, part: str) -> Run | None:
+        """Returns the run of a part, None if there is none; of several the first that was finished."""
+        runs = self._list_runs(model, part)
+        self._known.pop((model, part), None)
+        if runs:
+            self._known[model, part] = runs[0]
+        return runs[0] if runs else None
+
+    def _get_run(self, model: str, part: str) -> Run:
+        """Returns what `_find_run` returned last, or asks again; raises NotPublishedError."""
+        run = self._known.get((model, part)) or self._find_run(model, part)
+        if run is None:
+            raise NotPublishedError(f"no such part: {part} of {model} in {self._server.tracking_url}")
+        return run
+
+    def _make_run(self, part: Part) -> Run:
+        """Returns the run of a part, made now if there is none; two publishers may each make one."""
+        with self._making:
+            run = self._known.get((part.model, part.digest)) or self._find_run(part.model, part.digest)
+            if run is None:
+                tags = _describe_part(part)
+                self._server.call(
+                    "POST",
+                    "runs/create",
+                    experiment_id=self._make_experiment(part.model),
+                    run_name=f"{tags['ortprep.targets']} {part.digest.removeprefix(PREFIX)[:12]}",
+                    start_time=_now_ms(),
+                    tags=as_pairs(tags),
+                )
+                run = self._find_run(part.model, part.digest)
+            if run is None:
+                raise RegistryUnavailableError(f"run is missing after it was created: {part.digest}")
+            return run
+
+    def _make_experiment(self, model: str) -> str:
+        known = self._find_experiment(model)
+        if known:
+            return known
+        # Another publisher may be the first.
+        mark: dict[str, Any] = {"name": _EXPERIMENT + model, "tags": as_pairs({"ortprep": "1"})}
+        self._server.call("POST", "experiments/create", tolerated=EXISTS, **mark)
+        return self._find_experiment(model)
+
+    def _put_part(self, part: Part) -> None:
+        """Writes the document of a part, and the figures in its bundle as metrics of its run."""
+        run = self._make_run(part)
+        run.artifacts.write(_PART_FILE, part.data)
+        if run.is_finished:
+            return
+        manifest = None
+        if any(entry.path == MANIFEST_FILE for entry in part.files):
+            data = run.artifacts.read(f"{_BUNDLE}/{MANIFEST_FILE}", limit_bytes=MAX_MANIFEST_BYTES)
+            manifest = _parse_manifest(data, part.model)
+        self._server.call("POST", "runs/log-batch", run_id=run.run_id, **_build_batch(part, manifest))
+        done: dict[str, Any] = {"status": _FINISHED, "end_time": _now_ms()}
+        self._server.call("POST", "runs/update", run_id=run.run_id, **done)
+
+    def _set_run_tag(self, run: Run, key: str, value: str) -> None:
+        self._server.call("POST", "runs/set-tag", run_id=run.run_id, key=key, value=value)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _digest_of(tags: Mapping[str, str]) -> str:
+    """Returns the digest of a version's document, whatever its other tags say."""
+    return digest_bytes(tags[_TAG_DOCUMENT].encode())
+
+
+def _paths_of(blob: Blob) -> list[str]:
+    """Returns where a file goes among a run's artifacts: MLflow keeps it once for each of its names."""
+    files = blob.part.files if blob.part else ()
+    return sorted({f"{_BUNDLE}/{entry.path}" for entry in files if entry.sha256 == blob.digest})
+
+
+def _describe_part(part: Part) -> dict[str, str]:
+    """Returns the tags of a part's run."""
+    variants = part.summary.variants
+    return {
+        _TAG_PART: part.digest,
+        _TAG_KIND: "part",
+        "ortprep.model": part.model,
+        "ortprep.source": part.source,
+        "ortprep.spec": part.spec,
+        "ortprep.created_at": part.summary.created_at,
+        "ortprep.targets": _join(variant.target for variant in variants),
+        "ortprep.onnxruntime": _join(variant.onnxruntime for variant in variants),
+        "ortprep.hardware": _join(variant.hardware for variant in variants),
+    }
+
+
+def _join(texts: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(filter(None, texts)))[:_MAX_TEXT]
+
+
+def _parse_manifest(manifest: bytes, model: str) -> Manifest | None:
+    try:
+        return decode(Manifest, parse_json(manifest, name="manifest.json"))
+    except BundleError as error:
+        log.warning("no metrics in MLflow for a part of %s: %s", model, error.message)
+        return None
+
+
+def _build_batch(part: Part, manifest: Manifest | None) -> dict[str, Any]:
+    """Returns what `runs/log-batch` takes: what a part's manifest says, in MLflow's terms."""
+    params = {"targets": _join(variant.target for variant in part.summary.variants)}
+    if manifest is None:
+        return {"params": as_pairs(params)}
+    params["pipeline_version"] = manifest.pipeline_version[:_MAX_TEXT]
+    params |= {
+        f"{variant.name}.plan": variant.decision.shipped
+        for variant in manifest.variants[:50]
+        if variant.decision
+    }
+    # Always the same, so that logging a figure again does not make it a second one.
+    try:
+        at_ms = int(datetime.fromisoformat(part.summary.created_at).timestamp() * 1000)
+    except ValueError:
+        at_ms = 0
+    figures = tuple(_list_figures(manifest))[:_MAX_METRICS]
+    return {
+        "metrics": [{"key": key, "value": value, "timestamp": at_ms, "step": 0} for key, value in figures],
+        "params": as_pairs(params),
+        "tags": as_pairs({"ortprep.git_commit": manifest.spec_commit} if manifest.spec_commit else {}),
+    }
+
+
+def _list_figures(manifest: Manifest) -> Iterator[tuple[str, float]]:
+    for variant in manifest.variants:
+        plans = (_DEFAULT_PLAN, variant.decision.shipped if variant.decision else _DEFAULT_PLAN)
+        warm = (measurement for measurement in variant.measurements if measurement.cache == "warm")
+        for plan in (plan for measurement in warm for plan in measurement.plans if plan.plan in plans):
+            for figure in _FIGURES:
+                summary = getattr(plan, figure)
+                if math.isfinite(summary.median):
+                    yield f"{variant.name}.{plan.plan}.{figure}", summary.median

@@ -1,1 +1,0 @@
-"""An MLflow tracking server with its model registry."""

@@ -1,0 +1,310 @@
+"""Bundles in OCI registries: Harbor, GHCR, ECR, Artifactory, GitLab, CNCF Distribution and all the others.
+
+A model is a repository. A part is an image manifest, a version is an image index with its label as a tag, an
+alias is any other tag of an index. Tags that begin with `_` are ours: `_v.`, `_s.` and `_m.`, and the names
+of refs to versions, signatures and moves, which have what they are about as their subject.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import requests
+
+from ortprep.bundle.codec import parse_json
+from ortprep.bundle.digest import digest_bytes, digest_file, is_digest
+from ortprep.bundle.loader_config import FileEntry
+from ortprep.errors import BundleError, NotPublishedError, RegistryError, RegistryUnavailableError
+from ortprep.quoting import quoted
+from ortprep.registry.backend import (
+    ALIAS,
+    BLOCK_BYTES,
+    MOVE,
+    PART,
+    SIGNATURE,
+    VERSION,
+    Backend,
+    Blob,
+    Download,
+    Report,
+    SweepResult,
+    digests_of,
+    ref_name,
+    subject_digits,
+)
+from ortprep.registry.backends import rest
+from ortprep.registry.backends.oci_client import OciClient
+from ortprep.registry.documents import EMPTY, INDEX, MANIFEST, MAX_DOCUMENT_BYTES, Part, parse_attached
+from ortprep.registry.progress import ignore
+from ortprep.registry.retries import with_retries
+from ortprep.registry.transfer import check_copied, counted, map_parallel
+from ortprep.spec.redaction import redact_url
+
+_OWN, _PREFIXES = "_", {VERSION: "_v.", SIGNATURE: "_s.", MOVE: "_m."}
+_ACCEPT = {"Accept": f"{MANIFEST}, {INDEX}"}
+_MAX_PAGE_BYTES = 32 * 1024 * 1024
+_MAX_PAGES, _MAX_NAMES = 10_000, 80_000
+_MAX_REPOSITORY_LENGTH = 255
+_COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_MODEL = re.compile(_COMPONENT)
+_URL = re.compile(
+    r"(?i:oci(?P<plain>\+http)?)://"
+    r"(?P<host>(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\])(?::[0-9]{1,5})?)"
+    rf"(?:/(?P<prefix>{_COMPONENT}(?:/{_COMPONENT})*))?/*"
+)
+_HUB = {"docker.io": "registry-1.docker.io", "index.docker.io": "registry-1.docker.io"}
+
+
+class OciBackend(Backend):
+    """Models in the repositories of an OCI registry; see `Backend`. Credentials are those of `docker login`.
+
+    Args:
+        url: `oci://HOST[:PORT]/PREFIX`, or `oci+http://…` for a registry without TLS.
+        timeout_s: Longest wait for a connection, and for the next bytes of an answer.
+
+    Raises:
+        RegistryError: The URL is not of that form.
+    """
+
+    def __init__(self, url: str, *, timeout_s: tuple[float, float] = (10, 60)) -> None:
+        place = _URL.fullmatch(url)
+        if place is None:
+            raise RegistryError(
+                f"not an OCI registry's URL: {redact_url(url)[:200]}\n"
+                "  expected oci://HOST[:PORT]/PREFIX, or oci+http://… without TLS, PREFIX in lower case"
+            )
+        self.url = url
+        self._prefix = f"{place['prefix']}/" if place["prefix"] else ""
+        host = _HUB.get(place["host"], place["host"])
+        self._client = OciClient(host, secure=not place["plain"], timeout_s=timeout_s)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def has_blob(self, blob: Blob) -> bool:
+        return self._has_blob(blob.model, blob.digest)
+
+    def _has_blob(self, model: str, digest: str) -> bool:
+        path, expected = f"blobs/{digest}", (200, 404)
+        return self._fetch("HEAD", model, path, "look for a file", expected=expected)[0].status_code == 200
+
+    def get_blob(self, blob: Blob, offset: int = 0) -> AbstractContextManager[Download]:
+        url, place = self._locate(blob.model, f"{'manifests' if blob.kind else 'blobs'}/{blob.digest}")
+        doing = f"read {blob.name}: {place}"
+
+        def ask(headers: Mapping[str, str]) -> requests.Response:
+            return self._client.open("GET", url, doing, headers=_ACCEPT | dict(headers), expected=(200, 206))
+
+        return rest.open_file(ask, doing, offset)
+
+    def put_blob(self, blob: Blob, source: Path, report: Report) -> None:
+        """Uploads a file in one request; one that breaks off begins again."""
+        if blob.entry is not None:
+            self._upload(blob.model, blob.entry, source, report)
+
+    def _upload(self, model: str, entry: FileEntry, source: Path, report: Report) -> None:
+        url, place = self._locate(model, "blobs/uploads/")
+        doing = f"upload {entry.path}: {place}"
+        if source.stat().st_size != entry.size_bytes:
+            check_copied(entry, source.stat().st_size, digest_file(source))
+        # The time to send one piece is limited, and a file may take hours.
+        limit_s = rest.ANSWER_TIMEOUT_S + rest.BLOCK_TIMEOUT_S * entry.size_bytes / BLOCK_BYTES
+
+        def send() -> None:
+            begun, _ = self._client.ask("POST", url, doing, expected=(202,))
+            location = self._client.resolve(begun.headers.get("Location"), doing)
+            mark = "&" if "?" in location else "?"
+            target = f"{location}{mark}digest={quote(entry.sha256, safe='')}"
+            headers = {"Content-Type": "application/octet-stream"}
+            with counted(report) as count, rest.CountedFile(source, count) as file:
+                # Of an empty file requests would not send the length.
+                options: dict[str, Any] = {"headers": headers, "data": file if entry.size_bytes else b""}
+                answer, _ = self._client.ask(
+                    "PUT", target, doing, expected=(201, 204, 400, 404, 416), limit_s=limit_s, **options
+                )
+                if answer.status_code not in (201, 204):
+                    # Other bytes arrived, or the registry lost the upload.
+                    check_copied(entry, source.stat().st_size, digest_file(source))
+                    raise RegistryUnavailableError(
+                        f"cannot {doing}\n  expected success, got status {answer.status_code}"
+                    )
+
+        with_retries(send)
+
+    def list_refs(self, model: str, kind: str) -> Mapping[str, str]:
+        """Returns the refs of a kind, but to parts; versions that another tool copied here are among them."""
+        if kind == PART:
+            return {}
+        tags = self._list_tags(model)
+        plain = [tag for tag in tags if not tag.startswith(_OWN)]
+        if kind == ALIAS:
+            return self._read_tags(model, plain)
+        start = _PREFIXES[kind]
+        refs = digests_of(tag.removeprefix(start) for tag in tags if tag.startswith(start))
+        if kind == VERSION:
+            labels = {name.partition(".")[2] for name in refs}
+            others = self._read_tags(model, [tag for tag in plain if tag not in labels])
+            refs |= {ref_name(digest): digest for digest in {*others.values()} - {*refs.values()}}
+        return refs
+
+    def _list_tags(self, model: str) -> list[str]:
+        try:
+            return self._list_names(self._locate(model, "tags/list?n=1000")[0], "tags")
+        except NotPublishedError:
+            return []
+
+    def _read_tags(self, model: str, tags: Collection[str]) -> dict[str, str]:
+        digests = map_parallel(lambda tag: self._digest_of(model, tag), tags)
+        return {tag: digest for tag, digest in digests.items() if digest}
+
+    def put_ref(self, model: str, kind: str, name: str, data: bytes) -> None:
+        """Pushes a document under its tag; a part under none, since versions list it.
+
+        A version also gets its label as a tag, unless something has that tag.
+        """
+        if kind in (VERSION, ALIAS):
+            self._put_manifest(model, _PREFIXES.get(kind, "") + name, data, INDEX)
+            label = name.partition(".")[2]
+            if kind == VERSION and label and not self._digest_of(model, label):
+                self._put_manifest(model, label, data, INDEX)
+            return
+        self._put_empty(model)
+        self._put_manifest(
+            model, f"{_PREFIXES[kind]}{name}" if kind != PART else digest_bytes(data), data, MANIFEST
+        )
+
+    def _put_empty(self, model: str) -> None:
+        """Uploads the configuration of a manifest without one."""
+        entry = FileEntry("an empty document", len(EMPTY), digest_bytes(EMPTY))
+        if not self._has_blob(model, entry.sha256):
+            with tempfile.NamedTemporaryFile(prefix="ortprep-") as file:
+                file.write(EMPTY)
+                file.flush()
+                self._upload(model, entry, Path(file.name), ignore)
+
+    def _put_manifest(self, model: str, tag: str, data: bytes, media_type: str) -> None:
+        """Pushes a manifest under a tag or its digest, unless that names it already."""
+        digest = digest_bytes(data)
+        if self._digest_of(model, tag) == digest:
+            return
+        doing, headers = "push a manifest", {"Content-Type": media_type}
+        path = f"manifests/{tag}"
+        answer, _ = self._fetch("PUT", model, path, doing, headers=headers, data=data, expected=(201,))
+        got = answer.headers.get("Docker-Content-Digest", digest)
+        if got != digest:
+            raise self._unexpected(f"push {tag}", f"it to be stored as {digest}", repr(got[:80]))
+
+    def _digest_of(self, model: str, tag: str) -> str:
+        """Returns the digest that a tag or a digest names now, "" if there is none."""
+        path, doing = f"manifests/{tag}", "look up a tag"
+        answer, _ = self._fetch("HEAD", model, path, doing, headers=_ACCEPT, expected=(200, 404))
+        if answer.status_code == 404:
+            return ""
+        digest = answer.headers.get("Docker-Content-Digest", "")
+        return digest if is_digest(digest) else digest_bytes(self._read_manifest(model, tag))
+
+    def _read_manifest(self, model: str, name: str) -> bytes:
+        path, limit = f"manifests/{name}", MAX_DOCUMENT_BYTES
+        return self._fetch("GET", model, path, "read a manifest", headers=_ACCEPT, limit_bytes=limit)[1]
+
+    def delete_ref(self, model: str, kind: str, name: str) -> None:
+        """Removes a document with all of its tags; of signatures and moves, none that is not what it says."""
+        for digest in digests_of([name]).values():
+            with suppress(NotPublishedError, BundleError):
+                # Registries delete by digest: a tag of somebody's could name what is in use.
+                if kind in (SIGNATURE, MOVE):
+                    subject, _ = parse_attached(self._read_manifest(model, digest), kind)
+                    if subject_digits(subject) != name.partition(".")[2]:
+                        continue
+                self._delete_manifest(model, digest)
+
+    def _delete_manifest(self, model: str, digest: str) -> None:
+        path, expected = f"manifests/{digest}", (200, 202, 204, 404, 405)
+        answer, body = self._fetch("DELETE", model, path, "delete a manifest", expected=expected)
+        if answer.status_code == 405 or b'"UNSUPPORTED"' in body:
+            raise RegistryError(
+                f"deletion is switched off: {self._locate(model, '')[1]}\n"
+                f"  expected success, got status {answer.status_code}",
+                hint="ask the registry's operator; for CNCF Distribution, "
+                "REGISTRY_STORAGE_DELETE_ENABLED=true",
+            )
+
+    def list_models(self) -> tuple[str, ...]:
+        """Returns the names of all models with at least one version, sorted."""
+        try:
+            repositories = self._list_names("_catalog?n=1000", "repositories")
+        except RegistryUnavailableError:
+            raise
+        except RegistryError as error:
+            raise type(error)(
+                f"registry does not list its models: {self._client.host}\n{error.message}",
+                hint=f"ortprep versions NAME --registry {quoted(self.url)}",
+            ) from None
+        names = [name.removeprefix(self._prefix) for name in repositories if name.startswith(self._prefix)]
+        models = sorted({name for name in names if _MODEL.fullmatch(name)})
+        listed = map_parallel(self._list_tags, models)
+        return tuple(
+            model for model, tags in listed.items() if any(tag.startswith(_PREFIXES[VERSION]) for tag in tags)
+        )
+
+    def sweep(self, model: str, live: Collection[Part], *, grace_s: float, dry_run: bool) -> SweepResult:
+        """Does nothing: what no tag leads to is left to the registry itself."""
+        return SweepResult()
+
+    def _locate(self, model: str, path: str) -> tuple[str, str]:
+        """Returns the URL of something in a model's repository, and what messages call the repository."""
+        repository = f"{self._prefix}{model}"
+        if not _MODEL.fullmatch(model) or len(repository) > _MAX_REPOSITORY_LENGTH:
+            raise RegistryError(
+                f"not a name for an OCI registry: {model[:200]!r}\n"
+                "  expected lower-case letters and digits with single '.', '_' or '-' between them"
+            )
+        return f"{self._client.base}{repository}/{path}", f"{self._client.host}/{repository}"
+
+    def _fetch(
+        self, method: str, model: str, path: str, doing: str, **options: Any
+    ) -> tuple[requests.Response, bytes]:
+        """Asks as `OciClient.ask` does, again while the registry is unavailable."""
+        url, place = self._locate(model, path)
+        return with_retries(lambda: self._client.ask(method, url, f"{doing}: {place}", **options))
+
+    def _list_names(self, url: str, field: str) -> list[str]:
+        """Returns the names that a list has in a field, from all of its pages."""
+        names: list[str] = []
+        doing = f"list {field}"
+        where = f"{doing}: {self._client.host}"
+        for _ in range(_MAX_PAGES):
+            page = url
+            answer, body = with_retries(
+                partial(self._client.ask, "GET", page, where, limit_bytes=_MAX_PAGE_BYTES)
+            )
+            names += self._names_in(body, field)
+            links = requests.utils.parse_header_links(answer.headers.get("Link", ""))
+            following = next((link["url"] for link in links if link.get("rel") == "next"), "")
+            if not following:
+                return list(dict.fromkeys(names))
+            url = self._client.resolve(following, where)
+            if not self._client.is_own(url) or url == page:
+                raise self._unexpected(doing, "its own pages", "a bad next page")
+            if len(names) > _MAX_NAMES:
+                break
+        raise self._unexpected(doing, f"at most {_MAX_NAMES} names", "more")
+
+    def _names_in(self, body: bytes, field: str) -> list[str]:
+        try:
+            names = parse_json(body, name="the answer").get(field) or []
+        except BundleError:
+            names = None
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise self._unexpected(f"list {field}", "a list of names", "something else")
+        return names
+
+    def _unexpected(self, doing: str, expected: str, got: str) -> RegistryError:
+        return RegistryError(f"cannot {doing}: {self._client.host}\n  expected {expected}, got {got}")

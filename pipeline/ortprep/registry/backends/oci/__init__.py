@@ -1,1 +1,0 @@
-"""Any registry that speaks the OCI distribution API."""
