@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,7 +21,6 @@ from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue, open_catalogue
 from ortprep.registry.documents import build_version
 from ortprep.registry.garbage_collection import RetentionPolicy, collect
-from ortprep.registry.part_bundle import read_part_bundle
 from ortprep.registry.promotion import promote
 from ortprep.registry.publish import publish
 from ortprep.registry.pull import PullRequest, pull, pull_cached
@@ -33,10 +30,8 @@ from tests.fakes import wait_for
 from tests.registry.backends.oci.fakes import oci_server
 from tests.registry.builders import (
     BARE,
-    HERE,
     Build,
     Made,
-    on_gpu,
     put_version,
     read_tree,
     write_bundle,
@@ -274,11 +269,6 @@ def test_pullers_at_the_same_time_fetch_each_file_once(
     check_bundle(paths[0])
 
 
-def test_the_part_of_one_bundle_is_the_same_wherever_it_is_published(tmp_path: Path) -> None:
-    bundle = write_bundle(tmp_path / "bundle")
-    assert read_part_bundle(bundle).part == read_part_bundle(bundle).part
-
-
 @pytest.mark.parametrize(
     "method", ["list_refs signatures", "has_blob", "put_ref parts", "put_ref signatures", "put_ref versions"]
 )
@@ -320,23 +310,6 @@ def test_a_collection_where_nothing_can_be_removed_says_so(tmp_path: Path) -> No
             collect("net", own, policy=NOTHING, dry_run=False)
         publish(write_bundle(tmp_path / "other", spec=b"other"), own)
         assert len(own.read_state("net").versions) == 2
-
-
-def test_a_collected_version_is_no_longer_shown_by_an_oci_registry(tmp_path: Path) -> None:
-    with (
-        oci_server(tmp_path / "server") as server,
-        open_catalogue(f"oci+{server.url}/team", cache=Cache(tmp_path / "c")) as own,
-    ):
-        cpu = write_bundle(tmp_path / "cpu", made=(Made("cpu", HERE),))
-        cuda = write_bundle(tmp_path / "cuda", made=(Made("cuda", on_gpu(9, 0)),))
-        publish(cpu, own, label="v1")
-        publish(cuda, own, label="v2")
-        promote(VersionRef("net", "v2"), "production", own)
-        collect("net", own, policy=NOTHING, dry_run=False)
-        with urllib.request.urlopen(f"{server.url}/v2/team/net/tags/list", timeout=300) as answer:
-            tags = set(json.loads(answer.read())["tags"])
-        assert {tag for tag in tags if not tag.startswith("_")} == {"v2", "production"}
-        pull(PullRequest(VersionRef("net", "production")), own, tmp_path / "out", hardware=BARE)
 
 
 def test_publishers_of_one_file_at_the_same_time_all_succeed(registry: str, tmp_path: Path) -> None:

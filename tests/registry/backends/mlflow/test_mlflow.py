@@ -40,8 +40,7 @@ from ortprep.registry.backends.mlflow_server import MlflowServer as Server
 from ortprep.registry.backends.mlflow_server import ProxiedArtifacts, open_artifacts
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue
-from ortprep.registry.documents import MAX_DOCUMENT_BYTES, Part, Version
-from ortprep.registry.retries import with_retries
+from ortprep.registry.documents import Part, Version
 from tests.registry import builders
 from tests.registry.backends.mlflow.fakes import MlflowServer
 from tests.registry.builders import SOURCE, make_version, name_of
@@ -170,17 +169,6 @@ def test_publishers_of_one_part_at_once_are_all_served(
     assert download(reader, part, "m.onnx") == b"small"
 
 
-def test_no_more_is_read_than_a_document_may_have(
-    behind: MlflowBackend, proxy: FaultProxy, model: str, tmp_path: Path
-) -> None:
-    part = make_part(model, tmp_path, {"m.onnx": b"small"})
-    upload(behind, part, tmp_path)
-    proxy.faults.append(Fault("endless", method="GET", path="part.json", at_bytes=10**9))
-    with pytest.raises(IntegrityError, match="got other bytes"):
-        Catalogue(behind, Cache()).read_part(model, part.digest)
-    assert proxy.sent_bytes < 10 * MAX_DOCUMENT_BYTES
-
-
 # Files
 
 
@@ -198,32 +186,6 @@ def test_files_come_back_byte_for_byte(backend: MlflowBackend, model: str, tmp_p
     upload(backend, part, tmp_path)
     assert missing(backend, part) == ()
     assert {path: download(backend, part, path) for path in contents} == contents
-
-
-@pytest.mark.parametrize("offset", [1, 1024 * 1024, len(BIG) - 1])
-def test_a_download_goes_on_anywhere(backend: MlflowBackend, model: str, tmp_path: Path, offset: int) -> None:
-    part = make_part(model, tmp_path, {"m.onnx": BIG})
-    upload(backend, part, tmp_path)
-    assert download(backend, part, "m.onnx", offset) == BIG[offset:]
-
-
-def test_a_server_without_ranges_is_read_from_the_start(
-    behind: MlflowBackend, proxy: FaultProxy, model: str, tmp_path: Path
-) -> None:
-    part = make_part(model, tmp_path, {"m.onnx": BIG})
-    upload(behind, part, tmp_path)
-    proxy.faults.append(Fault("replace", method="GET", path="m.onnx", status=200, body=BIG))
-    assert download(behind, part, "m.onnx", 100) == BIG[100:]
-
-
-def test_progress_adds_up_whatever_had_to_go_again(
-    behind: MlflowBackend, proxy: FaultProxy, model: str, tmp_path: Path
-) -> None:
-    part = make_part(model, tmp_path, {"m.onnx": BIG})
-    proxy.faults.append(Fault("cut_request", method="PUT", at_bytes=2_000_000))
-    reports = upload(behind, part, tmp_path)
-    assert sum(reports) == len(BIG)
-    assert download(behind, part, "m.onnx") == BIG
 
 
 def test_a_cut_upload_leaves_no_file(
@@ -259,53 +221,6 @@ def test_a_file_with_other_bytes_is_not_uploaded(
     with pytest.raises(IntegrityError, match=r"m\.onnx"):
         upload(backend, part, tmp_path)
     assert missing(backend, part) == part.files
-
-
-def test_a_file_that_is_to_be_empty_is_checked(backend: MlflowBackend, model: str, tmp_path: Path) -> None:
-    part = make_part(model, tmp_path, {"empty.bin": b""})
-    (tmp_path / "empty.bin").write_bytes(b"no")
-    with pytest.raises(IntegrityError, match=r"empty\.bin"):
-        upload(backend, part, tmp_path)
-
-
-def test_a_download_that_breaks_off_says_so_and_goes_on(
-    behind: MlflowBackend, proxy: FaultProxy, model: str, tmp_path: Path
-) -> None:
-    part = make_part(model, tmp_path, {"m.onnx": BIG})
-    upload(behind, part, tmp_path)
-    proxy.faults.append(Fault("cut_answer", method="GET", path="m.onnx", at_bytes=1_500_000))
-    got: list[bytes] = []
-    with pytest.raises(RegistryUnavailableError), behind.get_blob(file_blob(part, part.files[0])) as opened:
-        got.extend(bytes(block) for block in opened.blocks)
-    have = b"".join(got)
-    assert 0 < len(have) < len(BIG)
-    assert have + download(behind, part, "m.onnx", len(have)) == BIG
-
-
-def test_no_more_is_read_than_a_file_has(
-    behind: MlflowBackend, proxy: FaultProxy, model: str, tmp_path: Path
-) -> None:
-    part = make_part(model, tmp_path, {"m.onnx": BIG})
-    upload(behind, part, tmp_path)
-    proxy.faults.append(Fault("endless", method="GET", path="m.onnx", at_bytes=10**9))
-    with pytest.raises(IntegrityError, match="too many bytes"):
-        Cache().fetch_file(
-            part.files[0],
-            lambda offset, _: behind.get_blob(file_blob(part, part.files[0]), offset),
-            lambda _: None,
-        )
-    assert proxy.sent_bytes < 10**8
-
-
-def test_other_bytes_come_through_unchecked(
-    behind: MlflowBackend, proxy: FaultProxy, model: str, tmp_path: Path
-) -> None:
-    part = make_part(model, tmp_path, {"m.onnx": BIG})
-    upload(behind, part, tmp_path)
-    proxy.faults.append(Fault("corrupt", method="GET", path="m.onnx", at_bytes=7))
-    got = download(behind, part, "m.onnx")
-    assert len(got) == len(BIG)
-    assert got != BIG
 
 
 def test_the_run_of_a_swept_part_is_gone_and_can_be_made_again(
@@ -437,12 +352,6 @@ def test_a_server_that_sends_elsewhere_is_not_followed(
 # Faults
 
 
-def test_a_server_that_is_down_is_unavailable() -> None:
-    backend = MlflowBackend("mlflow+http://127.0.0.1:9")
-    with pytest.raises(RegistryUnavailableError, match="expected an answer"):
-        backend.list_models()
-
-
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
@@ -473,19 +382,6 @@ def test_every_status_has_its_error(
     with pytest.raises(kind) as caught:
         missing(behind, part)
     assert type(caught.value) is kind
-
-
-def test_a_server_that_is_overloaded_for_a_moment_is_asked_again(
-    behind: MlflowBackend, proxy: FaultProxy, model: str, tmp_path: Path
-) -> None:
-    part = make_part(model, tmp_path, {"m.onnx": BIG})
-    for method in ("GET", "PUT"):
-        proxy.faults.append(Fault("status", method=method, path="mlflow-artifacts", status=503))
-    proxy.faults.append(Fault("status", path="/mlflow/", status=429))
-    upload(behind, part, tmp_path)
-    proxy.faults.append(Fault("status", method="GET", path="m.onnx", status=503))
-    assert with_retries(lambda: download(behind, part, "m.onnx")) == BIG
-    assert all(fault.times == 0 for fault in proxy.faults)
 
 
 def test_a_store_that_says_500_of_what_is_missing_is_understood(

@@ -44,7 +44,6 @@ from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import INDEX, MANIFEST, Part, Version, parse_version
 from ortprep.registry.garbage_collection import RetentionPolicy, collect
 from ortprep.registry.references import open_registry
-from tests.fakes import free_port
 from tests.registry.backends.oci.fakes import PASSWORD, USER, OciServer, oci_server
 from tests.registry.builders import make_part, make_version, name_of
 from tests.registry.fakes import Fault, FaultProxy, fault_proxy
@@ -232,14 +231,6 @@ def test_pages_that_never_end_and_pages_elsewhere_are_refused(backend: OciBacken
             list_versions(backend)
 
 
-def test_models_are_repositories_with_versions(backend: OciBackend, tmp_path: Path) -> None:
-    assert backend.list_models() == ()
-    upload(backend, tmp_path, b"only a file")
-    assert backend.list_models() == ()
-    publish(backend, tmp_path)
-    assert backend.list_models() == (MODEL,)
-
-
 def test_a_registry_without_catalogue_says_so(backend: OciBackend, proxy: FaultProxy) -> None:
     for status in (404, 403, 405):
         proxy.faults[:] = [Fault("status", path="_catalog", status=status)]
@@ -348,24 +339,6 @@ def test_a_registry_that_knows_no_ranges_is_read_from_the_start(
         download(backend, BIG, 70_000)
 
 
-def test_a_file_that_does_not_end_is_given_up(backend: OciBackend, proxy: FaultProxy, tmp_path: Path) -> None:
-    upload(backend, tmp_path, b"small")
-    proxy.faults.append(Fault("endless", path="blobs/", at_bytes=2**30))
-    part = part_of({"gpu/big.bin": b"small"})
-    with pytest.raises(IntegrityError, match="too many bytes"):
-        Cache().fetch_file(
-            part.files[0],
-            lambda offset, _: backend.get_blob(file_blob(part, part.files[0]), offset),
-            lambda _: None,
-        )
-    assert proxy.sent_bytes < 100_000_000
-
-
-def test_a_file_that_is_not_there_is_not_published(backend: OciBackend) -> None:
-    with pytest.raises(NotPublishedError):
-        download(backend, b"never uploaded")
-
-
 @pytest.mark.attack
 def test_redirects_are_followed_without_credentials(
     backend: OciBackend, proxy: FaultProxy, server: OciServer, tmp_path: Path
@@ -434,13 +407,6 @@ def test_a_registry_that_reads_its_own_half_written_link_is_asked_again(
     backend.put_ref(MODEL, ALIAS, "prod", version.data)
     assert aliases(backend) == {"prod": version.digest}
     assert proxy.count("PUT", "/manifests/") == 3
-
-
-def test_a_registry_that_is_down_is_unavailable() -> None:
-    backend = OciBackend(f"oci+http://127.0.0.1:{free_port()}/models")
-    with pytest.raises(RegistryUnavailableError, match="refused"):
-        list_versions(backend)
-    backend.close()
 
 
 def test_a_registry_that_does_not_answer_is_unavailable(proxy: FaultProxy) -> None:
@@ -556,15 +522,6 @@ def test_a_tag_that_another_tool_moved_is_where_it_is(backend: OciBackend, tmp_p
         api(backend, "manifests/prod"), data=second.data, headers=kind, timeout=300
     ).raise_for_status()
     assert aliases(backend) == {"prod": second.digest}
-
-
-def test_a_registry_that_deletes_nothing_says_so(tmp_path: Path) -> None:
-    with oci_server(tmp_path / "oci", delete=False) as server:
-        backend = OciBackend(oci_url(server.url))
-        version = publish(backend, tmp_path)
-        with pytest.raises(RegistryError, match="deletion is switched off"):
-            delete(backend, version)
-        backend.close()
 
 
 # Credentials
