@@ -686,7 +686,7 @@ def test_provenance_of_something_else_is_refused(
 ) -> None:
     part_bundle = read_part_bundle(write_bundle(tmp_path / "bundle"))
     publish(tmp_path / "bundle", catalogue)
-    statement = json.loads(part_bundle.provenance[PROVENANCE])
+    statement = json.loads(part_bundle.provenance)
     change(statement)
     data = canonical_json(statement)
     forged = FileEntry(PROVENANCE, len(data), digest_bytes(data))

@@ -15,7 +15,7 @@ RECEIPT_FOLDER = ".registry"
 """Where a bundle that was pulled keeps where it is from; no session reads what is in it."""
 
 RECEIPT_FILES = frozenset(
-    f"{RECEIPT_FOLDER}/{name}" for name in ("pulled.json", "part.json", "provenance.json", "README.md")
+    f"{RECEIPT_FOLDER}/{name}" for name in ("pulled.json", "part.json", "provenance.json")
 )
 """All that may be in that folder."""
 

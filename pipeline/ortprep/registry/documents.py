@@ -33,9 +33,8 @@ MAX_DOCUMENT_BYTES = 4 * 1024 * 1024
 MAX_FILE_BYTES = 2**44
 """Largest file, in bytes, that a document may name."""
 
-PROVENANCE, CARD = f"{RECEIPT_FOLDER}/provenance.json", f"{RECEIPT_FOLDER}/README.md"
-OWN_FILES = frozenset({PROVENANCE, CARD})
-"""Files that a part adds to its bundle; it may have no others in that folder."""
+PROVENANCE = f"{RECEIPT_FOLDER}/provenance.json"
+"""The file that a part adds to its bundle; it may have no other in that folder."""
 
 OCI = "org.opencontainers.image."
 OWN = "dev.ortprep."
@@ -407,7 +406,7 @@ def _check_paths(paths: list[PurePosixPath]) -> None:
     if len(files) != len(paths):
         raise IntegrityError("a path is listed twice in a part")
     for path in paths:
-        is_reserved = path.parts[0] == RECEIPT_FOLDER and str(path) not in OWN_FILES
+        is_reserved = path.parts[0] == RECEIPT_FOLDER and str(path) != PROVENANCE
         if is_reserved or not files.isdisjoint(path.parents):
             raise IntegrityError(
                 f"conflicting path: {str(path)!r} in a part\n"

@@ -27,8 +27,8 @@ from ortprep.registry.documents import (
     FILE_TYPE,
     OCI,
     OWN,
-    OWN_FILES,
     PART_TYPE,
+    PROVENANCE,
     Part,
     PartVariant,
     as_mapping,
@@ -37,7 +37,7 @@ from ortprep.registry.documents import (
     encode_variants,
     parse_part,
 )
-from ortprep.registry.provenance import describe_provenance
+from ortprep.registry.provenance import build_provenance
 from ortprep.runtime.loading.variant_selection import needs_gpu
 
 PORTABLE = "portable"
@@ -48,10 +48,10 @@ _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 @dataclass(frozen=True)
 class PartBundle:
-    """A bundle as a part, with the content of the files that the part adds, by path."""
+    """A bundle as a part, with the content of the file that the part adds."""
 
     part: Part
-    provenance: Mapping[str, bytes]
+    provenance: bytes
 
 
 def read_part_bundle(bundle: Path) -> PartBundle:
@@ -74,9 +74,9 @@ def read_part_bundle(bundle: Path) -> PartBundle:
         *manifest.files,
         FileEntry(MANIFEST_FILE, manifest_file.stat().st_size, cache.digest(manifest_file)),
     )
-    provenance = describe_provenance(manifest, config, files)
-    added = [FileEntry(path, len(data), digest_bytes(data)) for path, data in provenance.items()]
-    return PartBundle(build_part(manifest, config, (*files, *added)), provenance)
+    provenance = build_provenance(manifest, files)
+    added = FileEntry(PROVENANCE, len(provenance), digest_bytes(provenance))
+    return PartBundle(build_part(manifest, config, (*files, added)), provenance)
 
 
 def _runs_anywhere(variant: Variant) -> bool:
@@ -86,7 +86,7 @@ def _runs_anywhere(variant: Variant) -> bool:
 def check_part_bundle(part: Part, config: LoaderConfig, manifest: Manifest) -> None:
     """Raises IntegrityError if the two records of a pulled part contradict its document."""
     expected = build_part(manifest, config, part.files)
-    bundled = {entry for entry in part.files if entry.path not in OWN_FILES | {MANIFEST_FILE}}
+    bundled = {entry for entry in part.files if entry.path not in (PROVENANCE, MANIFEST_FILE)}
     problems = [
         *(
             f"{name}: expected what is in its manifest.json and loader.json"

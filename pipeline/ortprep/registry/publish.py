@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ortprep.bundle.atomic import write_bytes_atomic
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import ConflictError, SignatureError
 from ortprep.registry.backend import PART, SIGNATURE, VERSION, file_blob, ref_name
 from ortprep.registry.catalogue import Catalogue
-from ortprep.registry.documents import Part, Version, build_version, check_alias_name
+from ortprep.registry.documents import PROVENANCE, Part, Version, build_version, check_alias_name
 from ortprep.registry.part_bundle import PartBundle, read_part_bundle
 from ortprep.registry.progress import Observer, Progress, ignore
 from ortprep.registry.signatures import is_signed_by, sign_part, verify_part
@@ -151,11 +150,11 @@ def _upload(
     entries = tuple({entry.sha256: entry for entry in part.files}.values()) if repair else missing
     progress = Progress("upload", sum(entry.size_bytes for entry in entries), observer)
     with tempfile.TemporaryDirectory(prefix="ortprep-") as folder:
-        for path, data in part_bundle.provenance.items():
-            write_bytes_atomic(Path(folder, path), data, durable=False)
+        provenance = Path(folder, "provenance.json")
+        provenance.write_bytes(part_bundle.provenance)
 
         def upload(entry: FileEntry) -> None:
-            source = Path(folder if entry.path in part_bundle.provenance else bundle, entry.path)
+            source = provenance if entry.path == PROVENANCE else bundle / entry.path
             backend.put_blob(file_blob(part, entry), source, progress.add)
 
         # The largest first, so that none is left over when the others are done.

@@ -26,7 +26,7 @@ from ortprep.bundle.verification import (
 )
 from ortprep.errors import BundleError
 from ortprep.quoting import quoted
-from ortprep.registry.documents import MAX_DOCUMENT_BYTES, OWN_FILES, Part, parse_part
+from ortprep.registry.documents import MAX_DOCUMENT_BYTES, PROVENANCE, Part, parse_part
 from ortprep.registry.provenance import check_provenance
 from ortprep.registry.signatures import MAX_SIGNATURE_BYTES, PART_FILE, verify_part
 
@@ -119,7 +119,7 @@ def read_signed_part(bundle: Path, public_key: Path) -> tuple[PullReceipt, Part]
 
 def find_differences(bundle: Path, part: Part, digest: Digester) -> tuple[FileDifference, ...]:
     """Returns the differences of a bundle from a part; raises BundleError if it cannot be read."""
-    unsigned = {path for path in OWN_FILES if os.path.lexists(bundle / path)}
+    unsigned = {PROVENANCE} if os.path.lexists(bundle / PROVENANCE) else set()
     paths = sorted(find_added(bundle) | unsigned - {entry.path for entry in part.files})
     added = (FileDifference(path, "added", "no such file", "a file") for path in paths)
     return (*compare_files(bundle, part.files, digest), *added)
