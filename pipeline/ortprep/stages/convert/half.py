@@ -1,46 +1,58 @@
 """Half precision: float16 or bfloat16 instead of float32, node by node, weights streamed.
 
 `onnxruntime.transformers.float16` lists the operators and inputs that stay float32. Its converter is not used
-here: it needs all weights in memory, knows no bfloat16 and no values whose types onnx cannot infer, and its
-casts break graphs (see `half_casts`). Whether a provider has kernels for the result is another question: ONNX
-Runtime's CPU provider casts where it has none for float16, and has hardly any for bfloat16. For child
-processes.
+here. It needs all weights in memory and knows no bfloat16. It overlooks values whose types onnx cannot infer,
+such as those behind ONNX Runtime's own operators. And two nodes that stay float32 break its graphs if they
+read the same value, and pass float16 to each other, which loses the range that they were kept for (1.31.1).
+
+A node's operator says, by its schema, which of its float32 inputs and outputs may be of another type. A value
+has the type that its node gives it, and is cast once for all who want the other one. Nodes with subgraphs
+(If, Loop, Scan) stay float32, and so does everything in them. Whether a provider has kernels for the result
+is another question: ONNX Runtime's CPU provider casts where it has none for float16, and has hardly any for
+bfloat16. For child processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx.inliner
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
-from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.transformers.float16 import ALWAYS_FLOAT_INPUTS, DEFAULT_OP_BLOCK_LIST
 
-from ortprep.errors import SpecError, StageError, require_known
+from ortprep.errors import StageError, require_known
 from ortprep.quoting import quoted
-from ortprep.stages.convert.half_casts import insert_casts
-from ortprep.stages.convert.half_graph import is_operator, make_plain
-from ortprep.stages.convert.half_plan import HalfPlan
+from ortprep.spec.conversion import HalfSpec
 from ortprep.stages.convert.requests import PassRequest, PrecisionReply
-from ortprep.stages.convert.weights import (
-    WeightWriter,
-    keep_inside,
-    keep_others_inside,
-    read_graph,
-    read_pieces,
+from ortprep.stages.convert.value_types import FLOAT, Schemas, infer_value_types
+from ortprep.stages.convert.weights import move_weights, read_graph, read_pieces, write_tensor
+from ortprep.stages.core.graphs.graph_walk import (
+    defined_names,
+    name_nodes,
+    new_name,
+    subgraphs,
+    value_names,
+    walk_graphs,
 )
-from ortprep.stages.core.graphs.graph_walk import name_nodes, walk_graphs
 
 FLOAT16, BFLOAT16 = TensorProto.FLOAT16, TensorProto.BFLOAT16
 
-_TYPE_ATTRIBUTES = ("to", "dtype")
 _FLOAT_EXTREME = float(np.finfo(np.float32).max)
 _LARGEST = {FLOAT16: 65504.0, BFLOAT16: (2 - 2**-7) * 2.0**127}
 _SMALLEST_FLOAT16 = np.float32(5.96e-08)
+
+_BY_ATTRIBUTE = ("Cast", "ConstantOfShape")
+"""Operators whose output's type is an attribute that the conversion changes."""
+
+_CONTAINERS = ("Sequence", "Optional")
+"""What operators on containers of tensors have in their names."""
+
+_BY_INPUT = ("BitCast", "Bernoulli", "EyeLike", "RandomNormalLike", "RandomUniformLike")
+"""Operators whose output's type, or number of bits, follows from their input's although no schema says so."""
 
 
 def convert_half(request: PassRequest) -> PrecisionReply:
@@ -52,113 +64,227 @@ def convert_half(request: PassRequest) -> PrecisionReply:
         SpecError: A node or an operator that is to be kept does not exist.
         OSError: A file cannot be read, or the disk is full.
     """
-    source, written, half = request.source, request.written, request.half
-    code, kind = (BFLOAT16, "tensor(bfloat16)") if request.name == "bf16" else (FLOAT16, "tensor(float16)")
-    model = read_graph(source)
+    folder, written, half = request.source.parent, request.written, request.half
+    model = read_graph(request.source)
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
     name_nodes(model)
     names = [node.name for graph in walk_graphs(model) for node in graph.node]
     for name in half.keep_nodes:
         require_known("node to keep", name, names)
+    schemas = Schemas(model)
     for operator in half.block_operators:
-        if not is_operator(operator):
-            raise SpecError(f"no such operator: {operator!r}\n  expected an operator of ONNX Runtime")
+        require_known("operator to keep", operator, sorted(schemas.operators))
 
-    make_plain(model)
-    blocked, nodes = {*DEFAULT_OP_BLOCK_LIST, *half.block_operators}, set(half.keep_nodes)
-    plan = HalfPlan(
-        model,
-        kind,
-        keep_io=half.keep_io,
-        must_stay=lambda node: node.op_type in blocked or node.name in nodes,
-    )
-    rounding = _Rounding(code, source.parent)
-    users = _users(model, plan)
-    _convert_attributes(model, plan, rounding)
-    # Listed before some are renamed.
-    listed = [(graph, tensor, tensor.name) for graph in walk_graphs(model) for tensor in graph.initializer]
-    copies = {weight: copy for copy, weight in insert_casts(model, plan).items()}
-    with WeightWriter(written) as writer:
-        for graph, tensor, name in listed:
-            if tensor.data_type == TensorProto.STRING:
-                continue
-            original = TensorProto()
-            original.CopyFrom(tensor)
-            pieces: Iterator[bytes | memoryview] = read_pieces(original, source.parent)
-            if plan.types[name] != plan.source_types[name]:
-                tensor.data_type = code
-                pieces = rounding.rounded(original, name, users.get(name, ()))
-            writer.write(tensor, pieces)
-            if name in copies:
-                copied = graph.initializer.add()
-                copied.CopyFrom(original)
-                copied.name = copies[name]
-                writer.write(copied, read_pieces(original, source.parent))
-        keep_others_inside(model, source.parent)
-    if rounding.out_of_range and not half.clip:
-        raise _out_of_range_error(rounding.out_of_range)
+    _make_constants_weights(model)
+    weights = list(model.graph.initializer)
+    conversion = _Conversion(model, schemas, half, BFLOAT16 if request.name == "bf16" else FLOAT16)
+    conversion.connect()
+    del model.graph.initializer[:]
+    move_weights(model, folder, written)  # those of subgraphs
+    for tensor in weights:
+        for is_half in conversion.wanted_types(tensor.name):
+            stored = model.graph.initializer.add()
+            stored.CopyFrom(tensor)
+            stored.name = conversion.name_of(tensor.name, is_half=is_half)
+            pieces: Iterator[bytes | memoryview] = read_pieces(tensor, folder)
+            if is_half:
+                stored.data_type = conversion.code
+                users = conversion.half_users.get(tensor.name, ())
+                pieces = conversion.round(read_pieces(tensor, folder), tensor.name, users)
+            if tensor.data_type != TensorProto.STRING:
+                write_tensor(stored, pieces, written)
+    if conversion.out_of_range and not half.clip:
+        raise _out_of_range_error(conversion.out_of_range)
     written.write_bytes(model.SerializeToString())
-    too_large = dict.fromkeys(node for _, nodes, _ in rounding.out_of_range for node in nodes)
-    return PrecisionReply(len(names), tuple(plan.converted), tuple(plan.kept), tuple(too_large))
+    too_large = dict.fromkeys(node for _, nodes, _ in conversion.out_of_range for node in nodes)
+    return PrecisionReply(
+        len(names), tuple(conversion.converted), tuple(conversion.kept), too_large=tuple(too_large)
+    )
 
 
-class _Rounding:
-    """Rounds tensors of a model to half precision.
+def _make_constants_weights(model: onnx.ModelProto) -> None:
+    """Makes float32 constants of the main graph initializers, as ONNX Runtime does when it loads a model."""
+    graph = model.graph
+    for position in range(len(graph.node) - 1, -1, -1):
+        node = graph.node[position]
+        for attribute in node.attribute if node.op_type == "Constant" else ():
+            tensor = attribute.t
+            if attribute.name in ("value_float", "value_floats"):
+                value = helper.get_attribute_value(attribute)
+                tensor = numpy_helper.from_array(np.asarray(value, np.float32))
+            if tensor.data_type == TensorProto.FLOAT:
+                tensor.name = node.output[0]
+                graph.initializer.append(tensor)
+                del graph.node[position]
+
+
+class _Conversion:
+    """What a conversion does with the main graph of a model.
 
     Attributes:
+        code: `FLOAT16` or `BFLOAT16`.
+        converted: Names of the nodes that compute with floats and are converted, in order.
+        kept: Names of the nodes that compute with floats and stay float32, in order.
+        half_users: By value, the names of the nodes that take it in half precision.
         out_of_range: Tensors with finite numbers beyond float16's largest, 65504: their names, the nodes that
             take them in half precision, and the largest magnitude. A tensor of a node is `NODE.ATTRIBUTE`.
     """
 
-    def __init__(self, code: int, folder: Path) -> None:
-        self.code, self._folder = code, folder
+    def __init__(self, model: onnx.ModelProto, schemas: Schemas, half: HalfSpec, code: int) -> None:
+        """Decides which nodes are converted; changes nothing yet."""
+        self.code, self._graph = code, model.graph
+        self._suffix = TensorProto.DataType.Name(code).lower()
+        self._kind = f"tensor({self._suffix})"
+        self._types = infer_value_types(model, schemas)
+        self._used_names = value_names(model)
+        self._other_names: dict[str, str] = {}
+        self.converted: list[str] = []
+        self.kept: list[str] = []
+        self.half_users: dict[str, list[str]] = {}
         self.out_of_range: list[tuple[str, tuple[str, ...], float]] = []
+        # Inputs and outputs of the model that are to be in half precision.
+        ends = [] if half.keep_io else [value.name for value in (*self._graph.input, *self._graph.output)]
+        self._half_ends = {name for name in ends if self._types[name] == FLOAT}
+        # Values that are made in half precision; and which types, half or not, are taken of each value.
+        self._made_half = self._half_ends & {value.name for value in self._graph.input}
+        self._wanted: dict[str, set[bool]] = {}
+        self._half_inputs: dict[str, frozenset[int]] = {}
 
-    def rounded(self, tensor: TensorProto, name: str, users: tuple[str, ...]) -> Iterator[memoryview]:
-        """Yields a tensor's numbers, a piece at a time, and records whether some are out of range."""
+        blocked = {*DEFAULT_OP_BLOCK_LIST, *half.block_operators, *_BY_INPUT}
+        for node in self._graph.node:
+            inputs, outputs = self._convertible(node, schemas)
+            is_blocked = node.op_type in blocked or node.name in half.keep_nodes
+            if (
+                is_blocked
+                or any(word in node.op_type for word in _CONTAINERS)
+                or next(subgraphs(node), None) is not None
+            ):
+                inputs = outputs = frozenset()
+            if inputs or outputs:
+                self.converted.append(node.name)
+            elif any(self._types.get(name) == FLOAT for name in (*node.input, *node.output)):
+                self.kept.append(node.name)
+            self._half_inputs[node.name] = inputs
+            self._made_half |= {node.output[index] for index in outputs}
+
+    def _convertible(self, node: onnx.NodeProto, schemas: Schemas) -> tuple[frozenset[int], frozenset[int]]:
+        """Returns which inputs and outputs of a node may be in half precision, by its operator."""
+
+        def may_change(value: str, formal: Any) -> bool:
+            return self._types.get(value) == FLOAT and self._kind in formal.types
+
+        floats = ALWAYS_FLOAT_INPUTS.get(node.op_type, ())
+        inputs = {
+            index: formal
+            for index, value, formal in schemas.inputs(node)
+            if may_change(value, formal) and index not in floats
+        }
+        variables = {formal.typeStr for formal in inputs.values()}
+        outputs = (
+            index
+            for index, value, formal in schemas.outputs(node)
+            if may_change(value, formal) and (node.op_type in _BY_ATTRIBUTE or formal.typeStr in variables)
+        )
+        return frozenset(inputs), frozenset(outputs)
+
+    def name_of(self, value: str, *, is_half: bool) -> str:
+        """Returns what a value is called in a type: an end keeps its name in its own, others in float32."""
+        if self._types.get(value) != FLOAT or is_half == (value in self._half_ends):
+            return value
+        if value not in self._other_names:
+            suffix = self._suffix if is_half else "float32"
+            self._other_names[value] = new_name(f"{value}_{suffix}", self._used_names)
+        return self._other_names[value]
+
+    def wanted_types(self, weight: str) -> list[bool]:
+        """Returns in which types a weight is stored: whether it is half precision."""
+        return sorted(self._wanted.get(weight, {False}))
+
+    def _take(self, value: str, *, is_half: bool) -> str:
+        """Returns the name of a value in the type that a user takes, which is recorded."""
+        self._wanted.setdefault(value, set()).add(is_half)
+        return self.name_of(value, is_half=is_half)
+
+    def connect(self) -> None:
+        """Connects the nodes by values of the types they take, with casts, and gives values their types."""
+        graph, made_half = self._graph, self._made_half
+        for node in graph.node:
+            in_half = self._half_inputs[node.name]
+            self._retype(node)
+            for index in in_half:
+                self.half_users.setdefault(node.input[index], []).append(node.name)
+            node.input[:] = [self._take(name, is_half=i in in_half) for i, name in enumerate(node.input)]
+            for body in subgraphs(node):
+                self._connect_body(body, self._types.keys())
+        for output in graph.output:
+            self._take(output.name, is_half=output.name in self._half_ends)
+
+        # Put each cast behind the node that makes its value.
+        node_names = {node.name for node in graph.node}
+        values = [value.name for value in graph.input]
+        nodes = list(
+            self._casts([*values, *(each.values.name for each in graph.sparse_initializer)], node_names)
+        )
+        for node in graph.node:
+            outputs = list(node.output)
+            node.output[:] = [name and self.name_of(name, is_half=name in made_half) for name in outputs]
+            nodes += [node, *self._casts(outputs, node_names)]
+        del graph.node[:]
+        graph.node.extend(nodes)
+
+        inner = made_half - {value.name for value in graph.output}
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            if value.name in self._half_ends or value.name in inner:
+                value.type.tensor_type.elem_type = self.code
+                value.name = self.name_of(value.name, is_half=True)
+
+    def _connect_body(self, body: onnx.GraphProto, outer: Collection[str]) -> None:
+        """Makes a subgraph take float32 of the values around it."""
+        visible = set(outer) - set(defined_names(body))
+        for node in body.node:
+            for i, name in enumerate(node.input):
+                node.input[i] = self._take(name, is_half=False) if name in visible else name
+            for inner in subgraphs(node):
+                self._connect_body(inner, visible)
+
+    def _retype(self, node: onnx.NodeProto) -> None:
+        """Changes the attribute that decides the type of a converted node's output."""
+        if node.op_type == "Cast":
+            to = next(attribute for attribute in node.attribute if attribute.name == "to")
+            if node.output[0] in self._made_half:
+                to.i = self.code
+            takes_half = 0 in self._half_inputs[node.name] or self._types[node.input[0]] == self._kind
+            if to.i == self.code and takes_half:
+                # ONNX Runtime 1.27 refuses some casts to the same type (#29235).
+                node.op_type = "Identity"
+                del node.attribute[:]
+        elif node.op_type == "ConstantOfShape" and node.output[0] in self._made_half:
+            raw = numpy_helper.to_array(node.attribute[0].t).tobytes() if node.attribute else bytes(4)
+            rounded = b"".join(self.round([raw], f"{node.name}.value", [node.name]))
+            del node.attribute[:]
+            tensor = TensorProto(dims=[1], data_type=self.code, raw_data=rounded)
+            node.attribute.append(helper.make_attribute("value", tensor))
+
+    def _casts(self, values: Iterable[str], node_names: set[str]) -> Iterator[onnx.NodeProto]:
+        """Yields the casts of values that are taken in another type than they are made in."""
+        for value in values:
+            is_half = value in self._made_half
+            if self._types.get(value) == FLOAT and (not is_half) in self._wanted.get(value, ()):
+                made, cast = (self.name_of(value, is_half=each) for each in (is_half, not is_half))
+                name = new_name(f"{cast}_cast", node_names)
+                code = TensorProto.FLOAT if is_half else self.code
+                yield helper.make_node("Cast", [made], [cast], name=name, to=code)
+
+    def round(self, pieces: Iterable[bytes], name: str, users: Sequence[str]) -> Iterator[memoryview]:
+        """Yields a tensor's float32 numbers in half precision, and records whether some are out of range."""
         max_abs = 0.0
-        for piece in read_pieces(tensor, self._folder):
+        for piece in pieces:
             values = np.frombuffer(piece, np.float32)
             max_abs = max(max_abs, largest_beyond(values, self.code))
             yield round_to_half(values, self.code).view(np.uint8).data
         if max_abs:
-            self.out_of_range.append((name, users, max_abs))
-
-
-def _users(model: onnx.ModelProto, plan: HalfPlan) -> dict[str, tuple[str, ...]]:
-    """Returns the nodes that take each value in half precision."""
-    users: dict[str, tuple[str, ...]] = {}
-    for graph in walk_graphs(model):
-        for node in graph.node:
-            for index in sorted(plan.half_inputs.get(node.name, ())):
-                users[node.input[index]] = (*users.get(node.input[index], ()), node.name)
-    return users
-
-
-def _convert_attributes(model: onnx.ModelProto, plan: HalfPlan, rounding: _Rounding) -> None:
-    """Changes the attributes that set the type of a converted node's output, tensors included."""
-    nodes = [
-        node
-        for graph in walk_graphs(model)
-        for node in graph.node
-        if any(plan.types[name] != plan.source_types[name] for name in node.output if name)
-    ]
-    for node in nodes:
-        for attribute in node.attribute:
-            tensor = attribute.t
-            if attribute.name in _TYPE_ATTRIBUTES and attribute.i == TensorProto.FLOAT:
-                attribute.i = rounding.code
-            elif attribute.type == onnx.AttributeProto.TENSOR and tensor.data_type == TensorProto.FLOAT:
-                pieces = rounding.rounded(tensor, f"{node.name}.{attribute.name}", (node.name,))
-                keep_inside(tensor, b"".join(pieces))
-                tensor.data_type = rounding.code
-        names = {attribute.name for attribute in node.attribute}
-        if node.op_type in ("RandomNormal", "RandomUniform") and "dtype" not in names:
-            node.attribute.append(helper.make_attribute("dtype", rounding.code))
-        elif node.op_type == "ConstantOfShape" and "value" not in names:
-            zero = helper.make_tensor("value", rounding.code, [1], [0])
-            node.attribute.append(helper.make_attribute("value", zero))
+            self.out_of_range.append((name, tuple(users), max_abs))
 
 
 def round_to_half(values: NDArray[np.float32], code: int) -> NDArray[Any]:
@@ -169,7 +295,7 @@ def round_to_half(values: NDArray[np.float32], code: int) -> NDArray[Any]:
 
     Args:
         values: The numbers.
-        code: `TensorProto.FLOAT16` or `TensorProto.BFLOAT16`.
+        code: `FLOAT16` or `BFLOAT16`.
     """
     limit = np.float32(_LARGEST[code])
     values = np.where(np.isfinite(values), np.clip(values, -limit, limit), values)

@@ -2,7 +2,7 @@
 
 `read_graph` gives a model in which every large tensor refers to a file: those with external data to theirs,
 those with values inside to the place in the model file itself where their bytes are. `read_pieces` follows
-such references, `WeightWriter` makes new ones. Bytes are as in ONNX's `raw_data`: little-endian, row-major.
+such references, `write_tensor` makes new ones. Bytes are as in ONNX's `raw_data`: little-endian, row-major.
 
 For child processes: what is read and written are `onnx` messages.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import onnx
@@ -32,6 +31,8 @@ EXTERNAL_BYTES = 1024
 
 _LINE_BYTES = 64
 
+_LISTED_INITIALIZERS_BEFORE_IR = 4
+
 # Fields of a TensorProto whose bytes are laid out as `raw_data` is: float_data, raw_data and double_data.
 _RAW_LAYOUT = frozenset({4, 9, 10})
 _VALUE_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "raw_data")
@@ -41,8 +42,8 @@ def read_graph(path: Path) -> onnx.ModelProto:
     """Reads a model of any size; its large tensors refer to where their bytes are.
 
     Returns:
-        The model; what it refers to is relative to the model's folder, and is the model file itself for
-        values that were inside.
+        The model, whose inputs are real ones only. What it refers to is relative to its folder, and is the
+        model file itself for values that were inside.
 
     Raises:
         StageError: The file is not an ONNX model.
@@ -55,16 +56,18 @@ def read_graph(path: Path) -> onnx.ModelProto:
         return tensor.SerializeToString() if number in _RAW_LAYOUT else None
 
     try:
-        return onnx.ModelProto.FromString(read_skeleton(path, refer))
+        model = onnx.ModelProto.FromString(read_skeleton(path, refer))
     except WireError as error:
         raise StageError(f"not an ONNX model: {path}\n  {error}") from error
+    keep_real_inputs(model)
+    return model
 
 
 def _point(tensor: TensorProto, location: str, offset: int, length: int) -> None:
     """Makes a tensor refer to bytes of a file."""
     tensor.data_location = TensorProto.EXTERNAL
-    for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
-        tensor.external_data.add(key=key, value=value)
+    for key, value in (("location", location), ("offset", offset), ("length", length)):
+        tensor.external_data.add(key=key, value=str(value))
 
 
 def read_pieces(tensor: TensorProto, folder: Path) -> Iterator[bytes]:
@@ -82,128 +85,95 @@ def read_pieces(tensor: TensorProto, folder: Path) -> Iterator[bytes]:
         return
     info, left = ExternalDataInfo(tensor), values_bytes(tensor)
     path = folder / info.location
-    if not path.is_file() or info.length not in (None, left):
-        got = f"a length of {info.length}" if path.is_file() else f"no file {path}"
+    offset = info.offset or 0
+    size = path.stat().st_size if path.is_file() else 0
+    if info.length not in (None, left) or size < offset + left:
         raise StageError(
-            f"bad external data: tensor {tensor.name!r}\n  expected {left} bytes for its dims, got {got}"
+            f"bad external data: tensor {tensor.name!r}\n  expected {left} bytes for its dims, "
+            f"got {max(size - offset, 0)} in {path} and a length of {info.length}"
         )
     with path.open("rb") as file:
-        file.seek(info.offset or 0)
+        file.seek(offset)
         while left:
-            piece = file.read(min(left, PIECE_BYTES))
-            if not piece:
-                raise StageError(
-                    f"external data ends early: tensor {tensor.name!r}\n"
-                    f"  expected {left} more bytes in {path}"
-                )
-            left -= len(piece)
-            yield piece
-
-
-def read_bytes(tensor: TensorProto, folder: Path) -> bytes:
-    """Returns all bytes of a tensor; raises as `read_pieces` does."""
-    return b"".join(read_pieces(tensor, folder))
+            yield file.read(min(left, PIECE_BYTES))
+            left -= min(left, PIECE_BYTES)
 
 
 def read_array(tensor: TensorProto, folder: Path) -> NDArray[np.generic]:
     """Returns the values of a tensor whose type numpy has; raises as `read_pieces` does."""
     dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    return np.frombuffer(read_bytes(tensor, folder), dtype).reshape(tuple(tensor.dims))
+    return np.frombuffer(b"".join(read_pieces(tensor, folder)), dtype).reshape(tuple(tensor.dims))
 
 
-class WeightWriter:
-    """Writes tensors into one external data file beside a model.
+def write_tensor(tensor: TensorProto, pieces: Iterable[bytes | memoryview], written: Path) -> None:
+    """Writes a tensor's bytes to the data file of a model or, below `EXTERNAL_BYTES`, into the message.
 
     Offsets are multiples of 64 bytes, and of `PAGE_BYTES` for the tensors that a prepared graph has outside,
-    too. Without a tensor that is large enough there is no file. To be used in a `with` statement.
+    too. Without a tensor that is large enough there is no file.
 
     Args:
-        model: The model file to be; the data file has its name and `.data`.
+        tensor: Name, dims and element type are as they are to be; what it had for values is dropped.
+        pieces: Its bytes.
+        written: The model file to be; the data file has its name and `.data`, and grows by every call.
+
+    Raises:
+        StageError: The bytes are more or fewer than dims and element type make.
+        OSError: The disk is full.
     """
-
-    def __init__(self, model: Path) -> None:
-        self._path = model.with_name(f"{model.name}.data")
-        self._file = self._path.open("xb")
-
-    def write(self, tensor: TensorProto, pieces: Iterable[bytes | memoryview]) -> None:
-        """Writes a tensor's bytes to the file or, below `EXTERNAL_BYTES`, into the message.
-
-        Args:
-            tensor: Name, dims and element type are as they are to be; what it had for values is dropped.
-            pieces: Its bytes.
-
-        Raises:
-            StageError: They are more or fewer than dims and element type make.
-            OSError: The disk is full.
-        """
-        expected = values_bytes(tensor)
-        # `pieces` may read from the tensor itself, so the tensor is changed last.
-        if expected < EXTERNAL_BYTES:
-            raw = b"".join(pieces)
-            keep_inside(tensor, raw)
-            length = len(raw)
-        else:
+    expected, data = values_bytes(tensor), written.with_name(f"{written.name}.data")
+    # `pieces` may read from the tensor itself, so the tensor is changed last.
+    if expected < EXTERNAL_BYTES:
+        raw = b"".join(pieces)
+        keep_inside(tensor, raw)
+        length = len(raw)
+    else:
+        with data.open("ab") as file:
             boundary = PAGE_BYTES if expected >= MIN_EXTERNAL_BYTES else _LINE_BYTES
-            self._file.write(bytes(-self._file.tell() % boundary))
-            offset = self._file.tell()
-            length = sum(self._file.write(piece) for piece in pieces)
-            _clear(tensor)
-            _point(tensor, self._path.name, offset, length)
-        if length != expected:
-            raise StageError(
-                f"tensor size does not match its dims: {tensor.name!r}\n"
-                f"  expected {expected} bytes, got {length}"
-            )
-
-    def __enter__(self) -> WeightWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        empty = self._file.tell() == 0
-        self._file.close()
-        if empty:
-            self._path.unlink()
+            file.write(bytes(-file.tell() % boundary))
+            offset = file.tell()
+            length = sum(file.write(piece) for piece in pieces)
+        _clear(tensor)
+        _point(tensor, data.name, offset, length)
+    if length != expected:
+        raise StageError(
+            f"tensor size does not match its dims: {tensor.name!r}\n  expected {expected} bytes, got {length}"
+        )
 
 
-def write_array(name: str, array: NDArray[np.generic], weights: WeightWriter) -> TensorProto:
-    """Returns a tensor of these values, external if they are large enough."""
-    tensor = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(array.dtype), dims=array.shape)
-    weights.write(tensor, (array.tobytes(),))
-    return tensor
-
-
-def move_weights(model: onnx.ModelProto, folder: Path, weights: WeightWriter) -> None:
+def move_weights(model: onnx.ModelProto, folder: Path, written: Path) -> None:
     """Copies every large initializer into a data file, and every other external tensor into the model.
 
     `onnx.save` wants the whole model in memory before it writes the first byte.
+
+    Args:
+        model: The model; its external tensors are in files of `folder`.
+        folder: The folder of the model that it was made of.
+        written: The model file to be.
 
     Raises:
         StageError: Data is missing, or of another size than its tensor.
         OSError: The disk is full.
     """
+    others = [
+        tensor for node in walk_nodes(model) for each in node.attribute for tensor in (each.t, *each.tensors)
+    ]
     for graph in walk_graphs(model):
+        for sparse in graph.sparse_initializer:
+            others += (sparse.values, sparse.indices)
         for tensor in graph.initializer:
             if values_bytes(tensor) >= EXTERNAL_BYTES or tensor.data_location == TensorProto.EXTERNAL:
-                weights.write(tensor, read_pieces(tensor, folder))
-    keep_others_inside(model, folder)
-
-
-def keep_others_inside(model: onnx.ModelProto, folder: Path) -> None:
-    """Moves external tensors of sparse initializers and attributes into the model."""
-    tensors = [
-        part
-        for graph in walk_graphs(model)
-        for sparse in graph.sparse_initializer
-        for part in (sparse.values, sparse.indices)
-    ]
-    for node in walk_nodes(model):
-        for attribute in node.attribute:
-            tensors += (attribute.t, *attribute.tensors)
-    for tensor in tensors:
+                write_tensor(tensor, read_pieces(tensor, folder), written)
+    for tensor in others:
         if tensor.data_location == TensorProto.EXTERNAL:
-            keep_inside(tensor, read_bytes(tensor, folder))
+            keep_inside(tensor, b"".join(read_pieces(tensor, folder)))
+
+
+def keep_real_inputs(model: onnx.ModelProto) -> None:
+    """Removes inputs that initializers fill, so that the interface lists real inputs only."""
+    model.ir_version = max(model.ir_version, _LISTED_INITIALIZERS_BEFORE_IR)
+    filled = {tensor.name for tensor in model.graph.initializer}
+    for value in [value for value in model.graph.input if value.name in filled]:
+        model.graph.input.remove(value)
 
 
 def keep_inside(tensor: TensorProto, raw: bytes) -> None:

@@ -1,0 +1,107 @@
+"""The type of every value of a model's main graph, by ONNX Runtime's schemas of operators.
+
+`onnx.shape_inference` stops at the first of ONNX Runtime's own operators; the schemas know them too. Types
+are spelled as ONNX Runtime does: `tensor(float)`. For child processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import onnx
+from onnx import TensorProto
+from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+
+from ortprep.stages.core.graphs.graph_walk import subgraphs
+
+FLOAT = "tensor(float)"
+
+_TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype", "stash_type")
+
+Formals = list[tuple[int, str, Any]]
+"""Index, value and formal parameter of every input or output that a node has.
+
+A formal parameter has `typeStr` (a type, or the name of a type variable), `types` (those allowed), and
+`isHomogeneous`.
+"""
+
+
+class Schemas:
+    """Schemas of a model's operators, at the versions that it imports.
+
+    Attributes:
+        operators: Names of all operators of ONNX Runtime, of any domain.
+    """
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        """Takes the opsets of a model."""
+        imported = {_domain(opset.domain): opset.version for opset in model.opset_import}
+        self._schemas: dict[tuple[str, str], Any] = {}
+        schemas = get_all_operator_schema()
+        for schema in sorted(schemas, key=lambda schema: schema.since_version):
+            if schema.since_version <= imported.get(schema.domain, 1):
+                self._schemas[schema.domain, schema.name] = schema
+        self.operators: Collection[str] = {schema.name for schema in schemas}
+
+    def inputs(self, node: onnx.NodeProto) -> Formals:
+        """Returns the formals of a node's inputs; none for an operator that ONNX Runtime does not have."""
+        schema = self._schemas.get((_domain(node.domain), node.op_type))
+        return _pair(node.input, schema.inputs if schema else [])
+
+    def outputs(self, node: onnx.NodeProto) -> Formals:
+        """Returns the formals of a node's outputs; none for an operator that ONNX Runtime does not have."""
+        schema = self._schemas.get((_domain(node.domain), node.op_type))
+        return _pair(node.output, schema.outputs if schema else [])
+
+
+def _pair(values: Sequence[str], formals: list[Any]) -> Formals:
+    # The last formal may stand for any number of values.
+    return [(i, name, formals[min(i, len(formals) - 1)]) for i, name in enumerate(values) if name and formals]
+
+
+def _domain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
+
+
+def infer_value_types(model: onnx.ModelProto, schemas: Schemas) -> dict[str, str]:
+    """Infers the types of the main graph's values; "" for one that is no tensor, or cannot be inferred."""
+    known = model
+    with contextlib.suppress(onnx.shape_inference.InferenceError):  # declared types have to do then
+        known = onnx.shape_inference.infer_shapes(model)
+    values = (*known.graph.input, *known.graph.value_info, *known.graph.output)
+    declared = {value.name: _spell(value.type.tensor_type.elem_type) for value in values}
+    types = {value.name: declared[value.name] for value in model.graph.input}
+    for tensor in (*model.graph.initializer, *(each.values for each in model.graph.sparse_initializer)):
+        types[tensor.name] = _spell(tensor.data_type)
+    for node in model.graph.node:
+        formals = schemas.inputs(node)
+        bound = {formal.typeStr: types.get(name, "") for _, name, formal in formals if formal.isHomogeneous}
+        types.update((name, declared.get(name, "")) for name in node.output if name)
+        for index, name, formal in schemas.outputs(node):
+            types[name] = _output_type(node, index, formal, bound) or types[name]
+    return types
+
+
+def _output_type(node: onnx.NodeProto, index: int, formal: Any, bound: Mapping[str, str]) -> str:
+    """Returns the type of an output by its operator's schema, the node's body or its attributes."""
+    body = next(subgraphs(node), None)
+    if len(formal.types) == 1:
+        return str(next(iter(formal.types)))
+    if body is not None:
+        # A loop's body also returns whether to go on.
+        return _spell(body.output[index + (node.op_type == "Loop")].type.tensor_type.elem_type)
+    if formal.isHomogeneous and formal.typeStr in bound:
+        return bound[formal.typeStr]
+    for attribute in node.attribute:
+        code = attribute.i if attribute.name in _TYPE_ATTRIBUTES else 0
+        if attribute.name == "value" and attribute.HasField("t"):
+            code = attribute.t.data_type
+        if code:
+            return _spell(code)
+    return ""
+
+
+def _spell(code: int) -> str:
+    return f"tensor({TensorProto.DataType.Name(code).lower()})" if code else ""
