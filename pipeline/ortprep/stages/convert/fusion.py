@@ -21,10 +21,9 @@ import onnxruntime
 
 from ortprep.errors import MissingExtraError, StageError, require_known
 from ortprep.quoting import quoted
-from ortprep.stages.convert.fusion_forms import write_as_patterns_expect
-from ortprep.stages.convert.fusion_heads import Heads, choose_heads, find_heads
+from ortprep.stages.convert.fusion_graph import Heads, choose_heads, find_heads, rewrite_as_patterns_expect
 from ortprep.stages.convert.requests import FusionReply, PassRequest
-from ortprep.stages.convert.weights import WeightWriter, move_weights
+from ortprep.stages.convert.weights import keep_real_inputs, move_weights
 from ortprep.stages.core.graphs.graph_walk import name_nodes, values_bytes, walk_nodes
 from ortprep.stages.core.graphs.inlining import load_with_weights
 from ortprep.versions import install_command
@@ -62,9 +61,8 @@ def fuse(request: PassRequest) -> FusionReply:
 
     Raises:
         SpecError: The model type or a fusion is unknown.
-        StageError: Heads cannot be found, the optimizer fails or
-            changes the interface, or nothing is fused.
-        MissingExtraError: The package, or SymPy, which both need, is not installed.
+        StageError: Heads cannot be found, the optimizer fails or changes the interface, or nothing is fused.
+        MissingExtraError: The package is not installed.
         OSError: Data is missing, or the disk is full.
     """
     fusion = request.fusion
@@ -77,19 +75,19 @@ def fuse(request: PassRequest) -> FusionReply:
         hint=lambda near: f"fusion: {{model_type: {quoted(near)}}}",
     )
     model = load_with_weights(request.source, request.source.parent)
+    keep_real_inputs(model)
     name_nodes(model)
-    disabled = list(fusion.disable)
+    inputs, outputs = list(model.graph.input), list(model.graph.output)
+    operators, read = _count_operators(model), _names_read(model)
+    given, disabled = Heads(fusion.num_heads, fusion.hidden_size), set(fusion.disable)
     if fusion.optional and not fusion.num_heads and not find_heads(model.graph):
-        disabled.append("attention")
+        disabled.add("attention")
     options = _options_without(disabled, library.options(fusion.model_type))
 
     # Fuse.
-    before, operators = onnx.GraphProto(output=model.graph.output), _count_operators(model)
-    before.input.extend(_real_inputs(model.graph))
-    read = _names_read(model)
-    write_as_patterns_expect(model.graph)
-    needed = fusion.model_type not in _FINDS_HEADS and "attention" not in disabled
-    heads = choose_heads(model.graph, Heads(fusion.num_heads, fusion.hidden_size), needed=needed)
+    rewrite_as_patterns_expect(model.graph)
+    finds_heads = fusion.model_type in _FINDS_HEADS or "attention" in disabled
+    heads = given if finds_heads else choose_heads(model.graph, given)
     try:
         optimizer = library.optimize(model, fusion.model_type, heads, options)
     except _MISFITS as error:
@@ -99,7 +97,14 @@ def fuse(request: PassRequest) -> FusionReply:
             hint="fusion: {disable: [attention]}  (or the fusion whose pattern does not match)",
         ) from error
     model = optimizer.model
-    _keep_interface(model.graph, before, read)
+    unread = {value.name for value in inputs if value.name in read} - _names_read(model)
+    if unread or list(model.graph.output) != outputs:
+        raise StageError(
+            f"fusion changed {'inputs' if unread else 'outputs'} of the model: {', '.join(sorted(unread))}",
+            hint="another fusion: {model_type: …}, or fusion: {disable: [attention]}",
+        )
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
 
     # Count, with ONNX Runtime's operators that the library's statistics leave out, and write.
     listed = optimizer.get_fused_operator_statistics()
@@ -108,7 +113,10 @@ def fuse(request: PassRequest) -> FusionReply:
         if operator in listed or domain == _MICROSOFT:
             fused[operator] += count
     if fused:
-        _write(model, request.written)
+        if all(opset.domain != _MICROSOFT for opset in model.opset_import):
+            model.opset_import.add(domain=_MICROSOFT, version=1)
+        move_weights(model, request.source.parent, request.written)
+        onnx.save(model, request.written)
     elif not fusion.optional:
         raise StageError(
             f"fusion found nothing to fuse: model_type {fusion.model_type}\n"
@@ -132,7 +140,6 @@ def _options_without(disabled: Iterable[str], options: Any) -> Any:
 
 def _own() -> _Library:
     """Returns ONNX Runtime's optimizer."""
-    _require_sympy()
     from onnxruntime.transformers.fusion_options import FusionOptions
     from onnxruntime.transformers.optimizer import MODEL_TYPES, optimize_model
 
@@ -153,17 +160,16 @@ def _own() -> _Library:
 
 
 def _tools() -> _Library:
-    """Returns the optimizer of onnxruntime-tools."""
-    _require_sympy()
+    """Returns the optimizer of onnxruntime-tools, with the shape inference of ONNX Runtime."""
     path = Path(onnxruntime.__file__).parent / "transformers" / f"{_SHAPE_INFERENCE}.py"
     # Its other modules have to be its own, even if ONNX Runtime's folder of the same names is on the path.
     sys.path[:] = [entry for entry in sys.path if Path(entry) != path.parent]
     spec = importlib.util.spec_from_file_location(_SHAPE_INFERENCE, path)
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules[_SHAPE_INFERENCE] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    _infer_without_copies(module.SymbolicShapeInferenceHelper)
+    sys.modules[_SHAPE_INFERENCE] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[_SHAPE_INFERENCE])
+    _infer_without_copies(sys.modules[_SHAPE_INFERENCE].SymbolicShapeInferenceHelper)
     try:
         from onnxruntime_tools.transformers.optimizer import (  # type: ignore[import-not-found,unused-ignore]
             MODEL_CLASSES,
@@ -184,66 +190,25 @@ def _tools() -> _Library:
     return _Library(name, tuple(MODEL_CLASSES), BertOptimizationOptions, optimize)
 
 
-def _require_sympy() -> None:
-    """Raises `MissingExtraError` without SymPy: the optimizer would end in the middle of its work."""
-    try:
-        import sympy  # type: ignore[import-untyped]  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError(f"fusion needs sympy\n  {error}", hint=install_command("build")) from error
-
-
 def _infer_without_copies(inference: Any) -> None:
     """Patches a shape inference class, which copies a model again and again, to leave out large weights."""
     prepare = inference._preprocess
 
     def prepare_sharing(self: Any, model: onnx.ModelProto) -> None:
-        graph = onnx.GraphProto(name=model.graph.name)
+        skeleton = onnx.ModelProto(ir_version=model.ir_version, functions=model.functions)
+        skeleton.opset_import.extend(model.opset_import)
         for field in ("node", "input", "output", "value_info", "sparse_initializer"):
-            getattr(graph, field).extend(getattr(model.graph, field))
+            getattr(skeleton.graph, field).extend(getattr(model.graph, field))
         for weight in model.graph.initializer:
-            copied = graph.initializer.add(name=weight.name, data_type=weight.data_type, dims=weight.dims)
+            copied = skeleton.graph.initializer.add(
+                name=weight.name, data_type=weight.data_type, dims=weight.dims
+            )
             if values_bytes(weight) < _COPIED_BYTES:
                 copied.CopyFrom(weight)
-        skeleton = onnx.ModelProto(ir_version=model.ir_version, graph=graph, functions=model.functions)
-        skeleton.opset_import.extend(model.opset_import)
         prepare(self, skeleton)
         self.initializers_ = {weight.name: weight for weight in model.graph.initializer}
 
     inference._preprocess = prepare_sharing
-
-
-def _keep_interface(graph: onnx.GraphProto, before: onnx.GraphProto, read: set[str]) -> None:
-    """Checks that inputs and outputs are as before; puts back dropped inputs that nothing reads.
-
-    Args:
-        graph: The fused graph.
-        before: The inputs and outputs of the source.
-        read: Names that the source's nodes read.
-
-    Raises:
-        StageError: An input or output was dropped, added, changed or moved.
-    """
-    real = _real_inputs(graph)
-    inputs = [[value for value in values if value.name in read] for values in (before.input, real)]
-    for what, (expected, got) in (("inputs", inputs), ("outputs", [list(before.output), list(graph.output)])):
-        if expected != got:
-            lost = [value.name for value in expected if value not in got]
-            raise StageError(
-                f"pass changed {what} of the model: {', '.join(lost)}\n"
-                f"  expected {', '.join(value.name for value in expected)} as they were, "
-                f"got {', '.join(value.name for value in got)}",
-                hint="another fusion: {model_type: …}, or fusion: {disable: [attention]}",
-            )
-    filled = [value for value in graph.input if value not in real]
-    whole = onnx.GraphProto(input=[*before.input, *filled])
-    del graph.input[:]
-    graph.input.extend(whole.input)
-
-
-def _real_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
-    """Returns the inputs that no initializer fills."""
-    filled = {weight.name for weight in graph.initializer}
-    return [value for value in graph.input if value.name not in filled]
 
 
 def _names_read(model: onnx.ModelProto) -> set[str]:
@@ -252,12 +217,3 @@ def _names_read(model: onnx.ModelProto) -> set[str]:
 
 def _count_operators(model: onnx.ModelProto) -> Counter[tuple[str, str]]:
     return Counter((node.domain, node.op_type) for node in model.graph.node)
-
-
-def _write(model: onnx.ModelProto, written: Path) -> None:
-    declared = any(opset.domain == _MICROSOFT for opset in model.opset_import)
-    if not declared and any(node.domain == _MICROSOFT for node in walk_nodes(model)):
-        model.opset_import.add(domain=_MICROSOFT, version=1)
-    with WeightWriter(written) as weights:
-        move_weights(model, written.parent, weights)
-    written.write_bytes(model.SerializeToString(deterministic=True))
