@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import tempfile
 from collections.abc import Callable
@@ -16,7 +15,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
-from ortprep.children.child import run_child
 from ortprep.errors import SpecError, StageError
 from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.runtime.tensors.element_types import Array
@@ -36,7 +34,6 @@ from tests.builders import (
     two_inputs,
     value,
     write_external_model,
-    write_model,
 )
 
 PASSES = {"dynamic": "int8-dynamic", "static": "int8-static", "weights": "int4-weights"}
@@ -211,16 +208,6 @@ def test_an_excluded_node_keeps_its_weight_as_it_was(tmp_path: Path, name: str) 
 
 
 @EVERY_PASS
-def test_a_node_without_name_is_excluded_by_the_name_it_is_given(tmp_path: Path, name: str) -> None:
-    reply = _quantize(name, _attend(), tmp_path, operators=("MatMul",), exclude=("MatMul_1",))
-    both_activations = ("MatMul_2",)
-    if name == "static":
-        assert (reply.converted, reply.kept) == (("MatMul_0", "MatMul_2"), ("MatMul_1",))
-    else:
-        assert (reply.converted, reply.kept) == (("MatMul_0",), ("MatMul_1", *both_activations))
-
-
-@EVERY_PASS
 def test_excluding_one_reader_of_a_shared_weight_leaves_it_float32(tmp_path: Path, name: str) -> None:
     model = _tied()
     reply = _quantize(name, model, tmp_path, operators=("Gemm",), exclude=("second",))
@@ -254,27 +241,6 @@ def test_data_that_is_a_hard_link_is_read(tmp_path: Path, name: str) -> None:
     _assert_near(matmul_net(), tmp_path, share=0.2)
 
 
-@EVERY_PASS
-def test_a_model_with_its_weights_inside_gives_the_same_as_one_with_them_outside(
-    tmp_path: Path, name: str
-) -> None:
-    write_model(matmul_net(), tmp_path / "inside" / "source" / "m.onnx")
-    written = []
-    for place in ("inside", "outside"):
-        _quantize(name, matmul_net(), tmp_path / place)
-        written.append((tmp_path / place / "written" / "m.onnx.data").read_bytes())
-    assert written[0] == written[1]
-
-
-@pytest.mark.parametrize("name", ["dynamic", "static"])
-def test_an_old_opset_is_raised_and_its_nodes_keep_their_names(tmp_path: Path, name: str) -> None:
-    model = conv_net()
-    model.opset_import[0].version = 9
-    reply = _quantize(name, model, tmp_path, operators=("Conv", "Gemm"))
-    assert reply.converted == ("conv", "fc")
-    _assert_near(model, tmp_path, share=0.15)
-
-
 @pytest.mark.parametrize("name", ["dynamic", "static"])
 def test_what_comes_from_a_contrib_operator_is_quantised(tmp_path: Path, name: str) -> None:
     model = matmul_net()
@@ -287,38 +253,11 @@ def test_what_comes_from_a_contrib_operator_is_quantised(tmp_path: Path, name: s
     _assert_near(model, tmp_path, share=0.2)
 
 
-@pytest.mark.parametrize("name", ["dynamic", "static"])
-def test_half_precision_is_left_alone(tmp_path: Path, name: str) -> None:
-    with pytest.raises(StageError, match="no node can be quantised"):
-        _quantize(name, half_net(), tmp_path)
-
-
-def test_a_child_process_does_the_same(tmp_path: Path) -> None:
-    model, name = matmul_net(), "static"
-    here = _quantize(name, model, tmp_path)
-    (tmp_path / "there").mkdir()
-    request = dataclasses.replace(_request(name, model, tmp_path), written=tmp_path / "there" / "m.onnx")
-    assert run_child(convert_precision, request).value == here
-    data = [folder / "m.onnx.data" for folder in (tmp_path / "written", tmp_path / "there")]
-    assert data[0].read_bytes() == data[1].read_bytes()
-
-
 def test_dynamic_quantises_lookups_and_convolutions_when_told_to(tmp_path: Path) -> None:
     assert _quantize("dynamic", embedding(), tmp_path / "a", operators=("Gather",)).converted == ("Gather_0",)
     assert _quantize("dynamic", conv_net(), tmp_path / "b", operators=("Conv",)).converted == ("conv",)
     _assert_near(embedding(), tmp_path / "a", share=0.05)
     _assert_near(conv_net(), tmp_path / "b", share=0.05)
-
-
-def test_dynamic_stores_a_table_once_that_is_not_quantised(tmp_path: Path) -> None:
-    model = _tied()
-    model.graph.node.append(helper.make_node("Transpose", ["table"], ["rows"], name="turn"))
-    model.graph.output.append(value("rows", TensorProto.FLOAT, [32, 50]))
-    del model.graph.node[2]
-    del model.graph.output[1]
-    _quantize("dynamic", model, tmp_path)
-    written = onnx.load(tmp_path / "written" / "m.onnx", load_external_data=False)
-    assert [item.name for item in written.graph.initializer if list(item.dims) == [50, 32]] == ["table"]
 
 
 def test_dynamic_leaves_weights_of_three_axes_alone_per_channel(tmp_path: Path) -> None:
@@ -406,13 +345,6 @@ def test_a_weight_of_two_products_is_stored_once(tmp_path: Path) -> None:
     _quantize("weights", model, tmp_path)
     written = onnx.load(tmp_path / "written" / "m.onnx", load_external_data=False)
     assert [item.name for item in written.graph.initializer] == ["w1", "w0_Q4", "w0_scales"]
-    _assert_near(model, tmp_path, share=0.2)
-
-
-def test_a_new_weight_takes_no_name_in_use(tmp_path: Path) -> None:
-    model = matmul_net()
-    model.graph.initializer[1].name = model.graph.node[1].input[1] = "w0_scales"
-    _quantize("weights", model, tmp_path)
     _assert_near(model, tmp_path, share=0.2)
 
 

@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx.version_converter
@@ -34,15 +35,15 @@ from ortprep.stages.convert.quantizable import (
     PLAIN_DOMAINS,
     describe_result,
     is_plain_gemm,
-    list_nodes,
     quantizer_refusals,
     read_attribute,
     read_checked_graph,
     require_nodes,
 )
 from ortprep.stages.convert.requests import PassRequest, PrecisionReply
-from ortprep.stages.convert.weights import WeightWriter, move_weights
-from ortprep.stages.core.graphs.graph_walk import name_nodes, subgraphs
+from ortprep.stages.convert.value_types import FLOAT, Schemas, infer_value_types
+from ortprep.stages.convert.weights import move_weights
+from ortprep.stages.core.graphs.graph_walk import name_nodes, walk_graphs
 
 DYNAMIC_OPERATORS = ("MatMul", "Gemm", "Attention", "LSTM")
 """What is quantised dynamically unless told otherwise: where int8 arithmetic is faster than float32.
@@ -51,16 +52,8 @@ Not `Conv`: SqueezeNet took 65 ms instead of 19 with `ConvInteger`, and 7 ms qua
 Nor `Gather` and `EmbedLayerNormalization`: rows are looked up, not multiplied, and a table has one scale.
 """
 
-_WEIGHTS = {
-    "MatMul": (1,),
-    "Gemm": (1,),
-    "Attention": (1,),
-    "LSTM": (1, 2),
-    "Gather": (0,),
-    "Conv": (1,),
-    "EmbedLayerNormalization": (2, 3, 5, 6),
-}
-"""Operators that can be quantised, and which of their inputs have to be weights."""
+_WEIGHTS = {"MatMul": (1,), "Gemm": (1,), "Attention": (1,), "LSTM": (1, 2), "Gather": (0,), "Conv": (1,)}
+"""Operators that can be quantised dynamically, and which of their inputs have to be weights."""
 
 _STATIC_OPERATORS = frozenset(QDQRegistry) | frozenset(QLinearOpsRegistry)
 _METHODS = {
@@ -73,8 +66,7 @@ _ACTIVATIONS = {"uint8": quantization.QuantType.QUInt8, "int8": quantization.Qua
 _OPSETS = {"int8-dynamic": 11, "int8-static": 13}
 """The least that the written operators need: `DynamicQuantizeLinear`, and scales per channel."""
 
-_CONTRIB_OPERATORS = ("Attention", "EmbedLayerNormalization")
-_OTHER_FLOATS = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
+_OTHER_FLOATS = ("tensor(float16)", "tensor(bfloat16)", "tensor(double)")
 _LOWERED = "_MatMul"  # what the quantiser appends to the name of a Gemm that it makes a MatMul and an Add
 
 
@@ -90,27 +82,26 @@ def quantize_int8(request: PassRequest) -> PrecisionReply:
     source, quantize, is_static = request.source, request.quantize, request.name == "int8-static"
     supported = _STATIC_OPERATORS if is_static else _WEIGHTS
     operators = quantize.operators or (tuple(sorted(supported)) if is_static else DYNAMIC_OPERATORS)
-    model = read_checked_graph(source, quantize, supported)
-    nodes = list_nodes(model)
+    model, nodes = read_checked_graph(source, quantize, supported)
     _unshare_weights(model, quantize.exclude, is_static=is_static)
     with _scratch_folder(request.written) as folder, quantizer_refusals(source):
-        path = folder / "staged.onnx"
-        staged, types = _stage(model, source, path, opset=_OPSETS[request.name])
+        staged = folder / "staged.onnx"
+        graph, types = _stage(model, source.parent, staged, opset=_OPSETS[request.name])
+        floats = [tensor for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT]
+        ranks = {tensor.name: len(tensor.dims) for tensor in floats}
         # The quantiser knows the main graph only.
-        candidates = [
-            node
-            for node in staged.graph.node
+        before = {
+            node.name: list(node.input[:2])
+            for node in graph.node
             if node.op_type in operators
             # From opset 23 on ONNX has an Attention too, which the quantiser would take for the contrib one.
-            and node.domain in ((CONTRIB,) if node.op_type in _CONTRIB_OPERATORS else PLAIN_DOMAINS)
+            and node.domain in ((CONTRIB,) if node.op_type == "Attention" else PLAIN_DOMAINS)
             and node.name not in quantize.exclude
             and _is_float32_only(node, types)
-        ]
-        if not is_static:
-            candidates = _with_weights(candidates, staged, per_channel=quantize.per_channel)
-        before = {node.name: list(node.input[:2]) for node in candidates}
+            and (is_static or _has_weights(node, ranks, per_channel=quantize.per_channel))
+        }
         require_nodes(before, operators, source)
-        (_write_static if is_static else _write_dynamic)(path, request, operators, list(before))
+        _call_quantiser(staged, request, operators, list(before))
 
     # Quantised are the nodes that are gone, or read other values than before.
     written = onnx.load(request.written, load_external_data=False).graph
@@ -121,39 +112,37 @@ def quantize_int8(request: PassRequest) -> PrecisionReply:
     return describe_result(nodes, operators=operators, quantized=quantized)
 
 
-def _write_dynamic(staged: Path, request: PassRequest, operators: Sequence[str], names: list[str]) -> None:
-    quantization.quantize_dynamic(
-        staged,
-        request.written,
-        op_types_to_quantize=[*operators, "MatMul"],
-        per_channel=request.quantize.per_channel,
-        weight_type=quantization.QuantType.QInt8,
-        nodes_to_quantize=[*names, *(f"{name}{_LOWERED}" for name in names)],
-        use_external_data_format=True,
-    )
-
-
-def _write_static(staged: Path, request: PassRequest, operators: Sequence[str], names: list[str]) -> None:
+def _call_quantiser(staged: Path, request: PassRequest, operators: Sequence[str], names: list[str]) -> None:
+    """Has ONNX Runtime quantise some nodes of a staged model, and write it."""
     quantize = request.quantize
-    quantization.quantize_static(
-        staged,
-        request.written,
-        SampleReader(request.samples),
-        quant_format=quantization.QuantFormat.QDQ,
-        op_types_to_quantize=list(operators),
-        per_channel=quantize.per_channel,
-        activation_type=_ACTIVATIONS[quantize.activation],
-        weight_type=quantization.QuantType.QInt8,
-        nodes_to_quantize=names,
-        use_external_data_format=True,
-        calibrate_method=_METHODS[quantize.calibration.method],
-        extra_options={
-            # One sample at a time. The quantiser else keeps what every layer gave for all of them, and cannot
-            # make histograms of samples of different shapes.
-            "CalibStridedMinMax": 1,
-            "ActivationSymmetric": quantize.activation == "int8",
-        },
-    )
+    options: dict[str, Any] = {
+        "model_input": staged,
+        "model_output": request.written,
+        "per_channel": quantize.per_channel,
+        "weight_type": quantization.QuantType.QInt8,
+        "use_external_data_format": True,
+    }
+    if request.name == "int8-static":
+        quantization.quantize_static(
+            **options,
+            calibration_data_reader=SampleReader(request.samples),
+            op_types_to_quantize=list(operators),
+            nodes_to_quantize=names,
+            activation_type=_ACTIVATIONS[quantize.activation],
+            calibrate_method=_METHODS[quantize.calibration.method],
+            extra_options={
+                # One sample at a time. The quantiser else keeps what every layer gave for all of them,
+                # and cannot make histograms of samples of different shapes.
+                "CalibStridedMinMax": 1,
+                "ActivationSymmetric": quantize.activation == "int8",
+            },
+        )
+    else:
+        quantization.quantize_dynamic(
+            **options,
+            op_types_to_quantize=[*operators, "MatMul"],
+            nodes_to_quantize=[*names, *(f"{name}{_LOWERED}" for name in names)],
+        )
 
 
 @contextmanager
@@ -175,8 +164,10 @@ def _unshare_weights(model: onnx.ModelProto, excluded: Collection[str], *, is_st
     and an excluded node keeps its float32.
     """
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    _, *bodies = walk_graphs(model)
     # What a subgraph reads has to keep its name.
-    claimed = _names_read_below(model.graph) | {value.name for value in model.graph.output}
+    claimed = {name for body in bodies for node in body.node for name in node.input}
+    claimed |= {value.name for graph in (model.graph, *bodies) for value in graph.output}
     owned: dict[tuple[object, ...], str] = {}
     for node in model.graph.node:
         for index, name in enumerate(node.input):
@@ -193,110 +184,65 @@ def _unshare_weights(model: onnx.ModelProto, excluded: Collection[str], *, is_st
             node.input[index] = owned.setdefault(key, name)
 
 
-def _names_read_below(graph: onnx.GraphProto) -> set[str]:
-    below = [inner for node in graph.node for inner in subgraphs(node)]
-    read = {name for inner in below for node in inner.node for name in node.input}
-    read |= {value.name for inner in below for value in inner.output}
-    return read.union(*map(_names_read_below, below))
-
-
 def _stage(
-    model: onnx.ModelProto, source: Path, path: Path, *, opset: int
-) -> tuple[onnx.ModelProto, Mapping[str, int]]:
+    model: onnx.ModelProto, folder: Path, staged: Path, *, opset: int
+) -> tuple[onnx.GraphProto, Mapping[str, str]]:
     """Writes the copy that the quantiser gets, with types, a recent opset and all large tensors external.
 
     Given a path, the quantiser holds one copy less than given a message, and nothing it serialises comes near
     protobuf's 2 GiB.
 
     Returns:
-        The copy without the values of large tensors, and the element type of tensors of the main graph.
+        The copy's graph, and the types of its values.
     """
-    with WeightWriter(path) as weights:
-        move_weights(model, source.parent, weights)
     if any(item.domain in PLAIN_DOMAINS and item.version < opset for item in model.opset_import):
         model = onnx.version_converter.convert_version(model, opset)
         name_nodes(model)
-    onnx.save(model, path)
-    onnx.shape_inference.infer_shapes_path(str(path), str(path))
-    staged = onnx.load(path, load_external_data=False)
-    types = _add_types(staged.graph)
-    onnx.save(staged, path)
-    return staged, types
+    graph, types = model.graph, infer_value_types(model, Schemas(model))
+    known = {value.name for value in (*graph.value_info, *graph.output)}
+    for name in [name for node in graph.node for name in node.output if name not in known]:
+        # The quantiser passes over a tensor whose type onnx cannot infer.
+        if types.get(name) == FLOAT:
+            graph.value_info.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
+    move_weights(model, folder, staged)
+    onnx.save(model, staged)
+    return graph, types
 
 
-def _add_types(graph: onnx.GraphProto) -> dict[str, int]:
-    """Adds types that onnx cannot infer: those of contrib operators' outputs.
-
-    The quantiser passes over a tensor whose type it does not find; but the operators worth quantising take
-    and give the type of their weights.
-    """
-    types = {
-        value.name: value.type.tensor_type.elem_type
-        for value in (*graph.value_info, *graph.input, *graph.output)
-        if value.type.HasField("tensor_type")
-    }
-    types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type not in ("MatMul", "Gemm", "Conv", "Attention") or len(node.input) < 2:
-            continue
-        kind = types.get(node.input[1], TensorProto.UNDEFINED)
-        for name in (node.input[0], node.output[0]):
-            if kind and not types.get(name):
-                graph.value_info.append(helper.make_tensor_value_info(name, kind, None))
-                types[name] = kind
-    return types
-
-
-def _is_float32_only(node: onnx.NodeProto, types: Mapping[str, int]) -> bool:
+def _is_float32_only(node: onnx.NodeProto, types: Mapping[str, str]) -> bool:
     """Whether a node reads float32, and neither reads nor gives another floating type, as far as is known.
 
     `DynamicQuantizeLinear` takes nothing else, and `QuantizeLinear` did not before opset 19.
     """
-    read = {types[name] for name in node.input if name in types}
-    written = {types[name] for name in node.output if name in types}
-    return TensorProto.FLOAT in read and not (read | written) & _OTHER_FLOATS
+    kinds = {types.get(name) for name in (*node.input, *node.output)}
+    return FLOAT in {types.get(name) for name in node.input} and kinds.isdisjoint(_OTHER_FLOATS)
 
 
-def _with_weights(
-    candidates: Sequence[onnx.NodeProto], staged: onnx.ModelProto, *, per_channel: bool
-) -> list[onnx.NodeProto]:
-    """Returns the nodes whose weights dynamic quantisation can convert."""
-    dims = {
-        tensor.name: len(tensor.dims)
-        for tensor in staged.graph.initializer
-        if tensor.data_type == TensorProto.FLOAT
-    }
-    names = {node.name for node in staged.graph.node}
-
-    def fits(node: onnx.NodeProto) -> bool:
-        weights = [node.input[i] for i in _WEIGHTS[node.op_type] if i < len(node.input)]
-        if not weights or any(name not in dims for name in weights):
-            return False
-        # Per channel, ONNX Runtime writes scales for weights of more axes that its own kernel refuses.
-        if node.op_type == "MatMul" and per_channel:
-            return dims[node.input[1]] == 2
-        return node.op_type != "Gemm" or (is_plain_gemm(node) and f"{node.name}{_LOWERED}" not in names)
-
-    return [node for node in candidates if fits(node)]
+def _has_weights(node: onnx.NodeProto, ranks: Mapping[str, int], *, per_channel: bool) -> bool:
+    """Whether dynamic quantisation can convert the weights of a node, given the rank of float32 ones."""
+    weights = [node.input[index] for index in _WEIGHTS[node.op_type] if index < len(node.input)]
+    if not all(name in ranks for name in weights):
+        return False
+    # Per channel, ONNX Runtime writes scales for weights of more axes that its own kernel refuses.
+    if node.op_type == "MatMul" and per_channel:
+        return ranks[weights[0]] == 2
+    return node.op_type != "Gemm" or is_plain_gemm(node)
 
 
 class SampleReader(quantization.CalibrationDataReader):  # type: ignore[misc]
     """Reads samples from disk when they are asked for."""
 
     def __init__(self, samples: Sequence[Path]) -> None:
-        self._samples = samples
-        self._next, self._end = 0, len(samples)
+        self._samples, self._next = samples, iter(samples)
 
     def __len__(self) -> int:
         return len(self._samples)
 
     def set_range(self, start_index: int, end_index: int) -> None:
         """Makes the samples from one index to another (exclusive) the next ones."""
-        self._next, self._end = start_index, min(end_index, len(self._samples))
+        self._next = iter(self._samples[start_index:end_index])
 
     def get_next(self) -> dict[str, Array] | None:
         """Returns the next sample's arrays by input name; None after the last."""
-        if self._next >= self._end:
-            return None
-        self._next += 1
-        return read_tensors(self._samples[self._next - 1])
+        path = next(self._next, None)
+        return None if path is None else read_tensors(path)

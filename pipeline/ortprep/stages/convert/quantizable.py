@@ -22,13 +22,18 @@ PLAIN_DOMAINS = ("", "ai.onnx")
 """How models spell the domain of ONNX's own operators."""
 
 
-def read_checked_graph(source: Path, quantize: QuantizeSpec, supported: Collection[str]) -> onnx.ModelProto:
+def read_checked_graph(
+    source: Path, quantize: QuantizeSpec, supported: Collection[str]
+) -> tuple[onnx.ModelProto, list[tuple[str, str]]]:
     """Reads a model whose nodes then have names, and whose large tensors refer to files.
 
     Args:
         source: The model.
         quantize: The spec's section: operators and nodes that it names must exist.
         supported: Operator types that the pass can quantise.
+
+    Returns:
+        The model, and name and operator of every node, subgraphs included, in topological order.
 
     Raises:
         SpecError: A node or an operator type is unknown; the nearest name is suggested.
@@ -37,23 +42,17 @@ def read_checked_graph(source: Path, quantize: QuantizeSpec, supported: Collecti
     for operator in quantize.operators:
         require_known("operator to quantise", operator, sorted(supported))
     model = read_graph(source)
+    name_nodes(model)
     for graph in walk_graphs(model):
         # PyTorch writes shapes of weights. The quantiser transposes the weight of a Gemm under its name and
         # leaves the old shape standing, which shape inference then refuses.
         held = {tensor.name for tensor in graph.initializer}
-        described = onnx.GraphProto(value_info=[v for v in graph.value_info if v.name not in held])
-        del graph.value_info[:]
-        graph.value_info.extend(described.value_info)
-    name_nodes(model)
-    names = [name for name, _ in list_nodes(model)]
+        for value in [value for value in graph.value_info if value.name in held]:
+            graph.value_info.remove(value)
+    nodes = [(node.name, node.op_type) for graph in walk_graphs(model) for node in graph.node]
     for name in quantize.exclude:
-        require_known("node to exclude", name, names)
-    return model
-
-
-def list_nodes(model: onnx.ModelProto) -> tuple[tuple[str, str], ...]:
-    """Returns name and operator of every node, subgraphs included, in topological order."""
-    return tuple((node.name, node.op_type) for graph in walk_graphs(model) for node in graph.node)
+        require_known("node to exclude", name, [name for name, _ in nodes])
+    return model, nodes
 
 
 def require_nodes(names: Collection[str], operators: Sequence[str], source: Path) -> None:

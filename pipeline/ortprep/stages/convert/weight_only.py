@@ -15,11 +15,13 @@ nodes are quantised once (given the whole model, the quantiser writes them again
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from onnxruntime.quantization.matmul_nbits_quantizer import (
     DefaultWeightOnlyQuantConfig,
@@ -31,17 +33,16 @@ from ortprep.stages.convert.quantizable import (
     PLAIN_DOMAINS,
     describe_result,
     is_plain_gemm,
-    list_nodes,
     quantizer_refusals,
     read_attribute,
     read_checked_graph,
     require_nodes,
 )
 from ortprep.stages.convert.requests import PassRequest, PrecisionReply
-from ortprep.stages.convert.weights import WeightWriter, move_weights, read_array, write_array
+from ortprep.stages.convert.weights import move_weights, read_array, write_tensor
 from ortprep.stages.core.graphs.graph_walk import (
+    defined_names,
     new_name,
-    subgraphs,
     value_names,
     walk_graphs,
     walk_nodes,
@@ -56,24 +57,6 @@ _ACCURACY_LEVEL = 4
 _TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16)
 
 
-@dataclass(frozen=True, eq=False)
-class _Weight:
-    """An initializer of two axes, and the graph it belongs to."""
-
-    graph: onnx.GraphProto
-    tensor: TensorProto
-
-
-@dataclass(frozen=True)
-class _Product:
-    """A node of a graph that multiplies by a weight, or by its transpose."""
-
-    graph: onnx.GraphProto
-    node: onnx.NodeProto
-    weight: _Weight
-    transposed: bool
-
-
 def quantize_weights(request: PassRequest) -> PrecisionReply:
     """Stores the weights of every product in few bits, in a child process.
 
@@ -84,66 +67,75 @@ def quantize_weights(request: PassRequest) -> PrecisionReply:
     """
     source, quantize = request.source, request.quantize
     operators = quantize.operators or OPERATORS
-    model = read_checked_graph(source, quantize, OPERATORS)
-    nodes = list_nodes(model)
-    found = _find_products(model.graph, {}, operators)
-    products = [product for product in found if product.node.name not in quantize.exclude]
-    names = [product.node.name for product in products]
+    model, nodes = read_checked_graph(source, quantize, OPERATORS)
+    holders = _weight_holders(model)
+    products = [
+        (graph, node)
+        for graph in walk_graphs(model)
+        for node in graph.node
+        if node.op_type in operators
+        and node.domain in PLAIN_DOMAINS
+        and node.name not in quantize.exclude
+        and node.input[1] in holders
+        and (node.op_type == "MatMul" or is_plain_gemm(node))
+    ]
+    names = {node.name for _, node in products}
     require_nodes(names, operators, source)
-
     used_names = value_names(model)
     # What `MatMulNBits` reads of a weight, and tensors with the graphs that they will belong to.
-    stored: dict[tuple[_Weight, bool], tuple[onnx.NodeProto, list[str]]] = {}
+    stored: dict[tuple[str, bool], tuple[onnx.NodeProto, list[str]]] = {}
     new: list[tuple[onnx.GraphProto, TensorProto]] = []
-    with WeightWriter(request.written) as weights:
-        for product in products:
-            key = (product.weight, product.transposed)
-            if key not in stored:
-                template, tensors = _store(product, request, used_names, weights)
-                stored[key] = (template, [tensor.name for tensor in tensors])
-                new += [(product.weight.graph, tensor) for tensor in tensors]
-            _replace(product, *stored[key], used_names)
-        _remove_unread(model, {weight for weight, _ in stored})
-        move_weights(model, source.parent, weights)
+    for graph, node in products:
+        weight = node.input[1]
+        key = (weight, bool(read_attribute(node, "transB", 0)))
+        if key not in stored:
+            template, arrays = _quantize(holders[weight][1], request, transposed=key[1])
+            stored[key] = (template, [])
+            for suffix, array in arrays.items():
+                kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+                name = new_name(f"{weight}_{suffix}", used_names)
+                tensor = TensorProto(name=name, data_type=kind, dims=array.shape)
+                write_tensor(tensor, [array.tobytes()], request.written)
+                stored[key][1].append(name)
+                new.append((holders[weight][0], tensor))
+        _replace(graph, node, *stored[key], used_names)
+    _remove_unread(model, {weight: holders[weight][0] for weight, _ in stored})
+    move_weights(model, source.parent, request.written)
     # Only now: these are where they belong already.
     for graph, tensor in new:
         graph.initializer.append(tensor)
     if all(item.domain != CONTRIB for item in model.opset_import):
         model.opset_import.append(helper.make_opsetid(CONTRIB, 1))
     onnx.save(model, request.written)
-    return describe_result(nodes, operators=operators, quantized=set(names))
+    return describe_result(nodes, operators=operators, quantized=names)
 
 
-def _find_products(
-    graph: onnx.GraphProto, outer: Mapping[str, _Weight], operators: Collection[str]
-) -> Iterator[_Product]:
-    """Yields what can be quantised in a graph and its subgraphs, which see the weights around them."""
-    scope = {**outer, **{tensor.name: _Weight(graph, tensor) for tensor in graph.initializer}}
-    for node in graph.node:
-        for inner in subgraphs(node):
-            yield from _find_products(inner, scope, operators)
-        if node.op_type not in operators or node.domain not in PLAIN_DOMAINS:
-            continue
-        weight = scope.get(node.input[1])
-        if weight is None or weight.tensor.data_type not in _TYPES or len(weight.tensor.dims) != 2:
-            continue
-        if node.op_type == "MatMul" or is_plain_gemm(node):
-            yield _Product(graph, node, weight, bool(read_attribute(node, "transB", 0)))
+def _weight_holders(model: onnx.ModelProto) -> dict[str, tuple[onnx.GraphProto, TensorProto]]:
+    """Returns the matrices of floats that products may read, by name, and the graph that holds each.
+
+    Names that several subgraphs give to values of their own are left out.
+    """
+    counts = Counter(name for graph in walk_graphs(model) for name in set(defined_names(graph)))
+    return {
+        tensor.name: (graph, tensor)
+        for graph in walk_graphs(model)
+        for tensor in graph.initializer
+        if tensor.data_type in _TYPES and len(tensor.dims) == 2 and counts[tensor.name] == 1
+    }
 
 
-def _store(
-    product: _Product, request: PassRequest, used_names: set[str], weights: WeightWriter
-) -> tuple[onnx.NodeProto, list[TensorProto]]:
-    """Quantises a weight; returns a `MatMulNBits` without inputs and outputs, and what it reads."""
-    bits, tensor = 4 if request.name == "int4-weights" else 8, product.weight.tensor
-    quantize, values = request.quantize, read_array(tensor, request.source.parent)
-    values = np.ascontiguousarray(values.T) if product.transposed else values
+def _quantize(
+    tensor: TensorProto, request: PassRequest, *, transposed: bool
+) -> tuple[onnx.NodeProto, dict[str, NDArray[Any]]]:
+    """Quantises a weight; returns a `MatMulNBits` without inputs and outputs, and what it reads by suffix."""
+    bits, quantize = 4 if request.name == "int4-weights" else 8, request.quantize
+    values = read_array(tensor, request.source.parent)
+    values = np.ascontiguousarray(values.T) if transposed else values
     config = DefaultWeightOnlyQuantConfig(quantize.block_size, is_symmetric=quantize.symmetric, bits=bits)
-    with quantizer_refusals(f"{tensor.name!r} of node {product.node.name!r}"):
+    with quantizer_refusals(repr(tensor.name)):
         arrays = DefaultWeightOnlyQuantizer(config).qbits_block_quant(values)
-    suffixes = (f"_Q{bits}", "_scales") if quantize.symmetric else (f"_Q{bits}", "_scales", "_zero_points")
     rows, columns = values.shape
-    node = helper.make_node(
+    template = helper.make_node(
         "MatMulNBits",
         [],
         [],
@@ -154,15 +146,18 @@ def _store(
         block_size=quantize.block_size,
         accuracy_level=_ACCURACY_LEVEL,
     )
-    return node, [
-        write_array(new_name(f"{tensor.name}{suffix}", used_names), array, weights)
-        for suffix, array in zip(suffixes, arrays, strict=False)
-    ]
+    suffixes = (f"Q{bits}", "scales") if quantize.symmetric else (f"Q{bits}", "scales", "zero_points")
+    return template, dict(zip(suffixes, arrays, strict=False))
 
 
-def _replace(product: _Product, template: onnx.NodeProto, stored: list[str], used_names: set[str]) -> None:
+def _replace(
+    graph: onnx.GraphProto,
+    node: onnx.NodeProto,
+    template: onnx.NodeProto,
+    stored: list[str],
+    used_names: set[str],
+) -> None:
     """Replaces a product by `MatMulNBits`, and an `Add` for the bias of a Gemm."""
-    node = product.node
     name, multiplied, output, bias = node.name, node.input[0], node.output[0], list(node.input[2:])
     node.CopyFrom(template)
     node.name = f"{name}_Q{read_attribute(template, 'bits', 0)}"
@@ -170,18 +165,16 @@ def _replace(product: _Product, template: onnx.NodeProto, stored: list[str], use
     if bias and bias[0]:
         node.output.append(new_name(f"{output}_product", used_names))
         total = helper.make_node("Add", [node.output[0], bias[0]], [output], name=f"{name}_bias")
-        position = next(i for i, item in enumerate(product.graph.node) if item.name == node.name)
-        product.graph.node.insert(position + 1, total)
+        position = next(i for i, item in enumerate(graph.node) if item.name == node.name)
+        graph.node.insert(position + 1, total)
     else:
         node.output.append(output)
 
 
-def _remove_unread(model: onnx.ModelProto, weights: Collection[_Weight]) -> None:
-    """Removes weights that no node reads any more, and inputs of the same name."""
+def _remove_unread(model: onnx.ModelProto, holders: Mapping[str, onnx.GraphProto]) -> None:
+    """Removes weights that no node reads any more, given the graph that holds each."""
     read = {name for node in walk_nodes(model) for name in node.input}
     read |= {value.name for graph in walk_graphs(model) for value in graph.output}
-    for weight in weights:
-        if weight.tensor.name not in read:
-            for values in (weight.graph.input, weight.graph.initializer):
-                for position in [i for i, item in enumerate(values) if item.name == weight.tensor.name]:
-                    del values[position]
+    for name, graph in holders.items():
+        if name not in read:
+            graph.initializer.remove(next(tensor for tensor in graph.initializer if tensor.name == name))
