@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -95,27 +94,6 @@ def test_scattered_culprits_take_a_logarithm_of_trials_each(count: int, places: 
     (kept, trials), many = find(nodes, Gate(needs(culprits))), len(culprits)
     assert kept == culprits
     assert trials <= 2 * many * math.log2(count / many) + 4 * many
-
-
-@pytest.mark.parametrize(("begin", "length"), [(0, 8), (100, 8), (251, 3), (244, 12), (492, 8)])
-def test_a_spot_of_neighbours_takes_two_trials_for_each_and_few_to_get_there(begin: int, length: int) -> None:
-    nodes = name_nodes(500)
-    kept, trials = find(nodes, Gate(needs(nodes[begin : begin + length])))
-    assert kept == frozenset(nodes[begin : begin + length])
-    assert trials <= 2 * length + 4 * math.log2(500 / length) + 4
-
-
-def test_errors_that_accumulate_are_met_well_before_the_search_is_over() -> None:
-    # Three fifths must stay, no matter which; to prove that none can be given up takes hundreds of trials.
-    kept, _ = find(name_nodes(500), Gate(lambda kept: len(kept) >= 300), max_trials=40)
-    assert len(kept) <= 320
-
-
-@given(monotone())
-def test_more_trials_never_keep_more(case: tuple[tuple[str, ...], Holds]) -> None:
-    nodes, holds = case
-    sizes = [len(find(nodes, Gate(holds), max_trials=max_trials)[0]) for max_trials in range(12)]
-    assert sizes == sorted(sizes, reverse=True)
 
 
 def test_a_search_ends_when_its_time_is_up() -> None:

@@ -20,17 +20,6 @@ def plan(*targets: str, **convert: Any) -> Plan:
     return Plan(parse_spec(spec), targets or ("cpu",), {})
 
 
-def test_without_a_conversion_there_is_one_variant_per_target_and_the_portable_one() -> None:
-    assert plan("cuda", "cpu").variants == ("cuda", "cpu", "portable")
-    assert not any(variant.is_converted for variant in plan("cuda", "cpu").variant_plans.values())
-
-
-def test_every_precision_is_a_variant_beside_fp32() -> None:
-    made = plan("cuda", "cpu", precision={"cuda": ["fp16", "mixed"], "cpu": "int8"})
-    assert made.variants == ("cuda", "cuda-fp16", "cuda-mixed", "cpu", "cpu-int8", "portable")
-    assert {v.target for v in made.variant_plans.values() if v.name.startswith("cuda")} == {"cuda"}
-
-
 def test_one_binding_binds_every_variant_but_the_portable_one() -> None:
     made = plan(shapes={"batch": 4}, precision="fp16").variant_plans
     assert [dict(variant.binding) for variant in made.values()] == [{"batch": 4}, {"batch": 4}, {}]

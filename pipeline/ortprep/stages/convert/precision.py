@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import shutil
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ortprep.bundle.conversion_record import PrecisionStep
@@ -19,11 +18,11 @@ from ortprep.errors import (
     ChildTimeoutError,
     LoadError,
     PipelineError,
-    ResourceError,
     StageError,
 )
-from ortprep.stages.convert.passes import convert_precision, precision_request, run_pass
-from ortprep.stages.convert.requests import PrecisionReply
+from ortprep.spec.conversion import ConvertSpec
+from ortprep.stages.convert.passes import convert_precision, run_pass
+from ortprep.stages.convert.requests import PassRequest, PrecisionReply
 from ortprep.stages.convert.search import Kept, search
 from ortprep.stages.core.accuracy import convert_section, judge_accuracy
 from ortprep.stages.core.contract import SOURCE_PRECISION, Context
@@ -35,9 +34,10 @@ from ortprep.stages.verify.reference import ReferenceAnswers
 SEARCHED = ("mixed", "int8", "int4")
 """Precisions that may leave nodes in fp32, as few as possible, to pass the gate."""
 
+_PRODUCTS = ("MatMul", "Gemm", "LSTM", "GRU", "com.microsoft.Attention")
 _NARROWEST_FIRST = ("int4", "int8", "bf16", "fp16", "mixed", SOURCE_PRECISION)
 _LEVELS = {"all": "ORT_ENABLE_ALL", "extended": "ORT_ENABLE_EXTENDED", "basic": "ORT_ENABLE_BASIC"}
-_NO_VERDICTS = (ChildKilledError, ChildMemoryError, ChildTimeoutError, ResourceError)
+_NO_VERDICTS = (ChildKilledError, ChildMemoryError, ChildTimeoutError)
 """Errors that say nothing about a precision: with more memory or time it may work."""
 
 _NO_MEMORY = re.compile("bad_alloc|bad allocation|Failed to allocate memory|out of memory", re.IGNORECASE)
@@ -66,58 +66,76 @@ def why_not_needed(step: str, requested: Sequence[str]) -> str | None:
     return None
 
 
+def choose_mode(convert: ConvertSpec, target: str, operators: Mapping[str, int]) -> str:
+    """Returns how int8 is made if the spec leaves it open: `dynamic`, `static` or `weight_only`.
+
+    ONNX Runtime 1.31's CUDA provider has no kernel for what dynamic quantisation writes, and none for
+    calibrated integers that would be faster than floats; it has `MatMulNBits`. On the CPU a convolution whose
+    activations are quantised as they come is slower than in fp32 (SqueezeNet: 65 ms against 19), with
+    calibrated ranges it is faster (7 ms).
+    """
+    if convert.quantize.mode != "auto":
+        return convert.quantize.mode
+    if target == "cuda":
+        return "weight_only"
+    products = sum(operators.get(name, 0) for name in _PRODUCTS)
+    return "static" if operators.get("Conv", 0) > products else "dynamic"
+
+
 Trial = tuple[PrecisionStep, PrecisionReply]
 """A conversion that was tried: the gate's judgement, and which nodes were converted."""
 
 
 class PrecisionAttempts:
-    """Converts one variant's parent, again and again, into one folder."""
+    """Converts one variant's parent, again and again, into one folder.
+
+    Attributes:
+        written: The model, if the last step was accurate enough.
+        hint: What the first step that failed advises, if anything.
+    """
 
     def __init__(
         self,
         context: Context,
+        scratch: Path,
         *,
         parent: Graph,
         reference: ReferenceAnswers,
         mode: str,
         calibration: Sequence[Path],
     ) -> None:
-        """Takes what every attempt needs."""
+        """Takes what every attempt needs, and a folder for files that the caller removes."""
         self._context, self._convert, self._parent = context, convert_section(context.spec), parent
         self._reference, self._mode, self._calibration = reference, mode, calibration
         self._levels: tuple[str, ...] = ()
         self.hint: str | None = None
-        self._scratch = context.folder / ".attempt"
-        self.written = self._scratch / "model" / f"{context.spec.name}.onnx"
+        self._scratch = scratch
+        self.written = scratch / "model" / f"{context.spec.name}.onnx"
 
     def try_step(self, precision: str) -> PrecisionStep:
-        """Converts to a precision; if it is accurate enough, the model is at `written`.
-
-        A precision in `SEARCHED` may leave nodes in fp32, as few as possible.
+        """Converts to a precision; one in `SEARCHED` may leave nodes in fp32, as few as possible.
 
         Raises:
             ChildError: The process was killed, or passed the deadline, which says nothing of the precision.
-            ResourceError: There is not enough memory.
             SpecError: The spec names what the model does not have.
             OSError: The disk is full.
         """
         self._context.say(f"converting to {precision}")
         self._levels = tuple(_LEVELS.values())[list(_LEVELS).index(self._context.spec.optimize.level) :]
         try:
-            step = self._try_step(precision)
+            step = self._convert_or_search(precision)
         except REFUSALS as error:
             _require_verdict(error)
             self.hint = self.hint or error.hint
-            step = PrecisionStep(precision, self._clean(error.message))
+            # Without temporary folders and process ids.
+            message = error.message.replace(f"{self.written.parent}/", "")
+            message = re.sub(r" \(pid \d+\)", "", message.replace(f"{self._parent.folder}/", ""))
+            step = PrecisionStep(precision, message)
         if step.outcome != TAKEN:
             self._context.say(f"{precision} failed: {step.outcome.splitlines()[0]}")
         return step
 
-    def close(self) -> None:
-        """Removes what the attempts left."""
-        shutil.rmtree(self._scratch, ignore_errors=True)
-
-    def _try_step(self, precision: str) -> PrecisionStep:
+    def _convert_or_search(self, precision: str) -> PrecisionStep:
         """Converts every node, then searches if that fails and a search may help."""
         (step, reply), always = self._try_first(precision), Kept()
         if precision == "mixed" and reply.too_large and not self._convert.half.clip:
@@ -125,16 +143,12 @@ class PrecisionAttempts:
             step, reply = self._try(precision, always)
         if step.outcome != TAKEN and precision in SEARCHED and self._convert.search.max_trials:
             return self._search(step, reply.converted, always)
-        is_half = precision == "mixed" and step.outcome == TAKEN and not always
-        if is_half and not self._is_requested_alone(precision):
+        requested = self._convert.precisions(self._context.target)
+        is_alone = self._context.variant_plan.precision == precision and "fp16" not in requested
+        if precision == "mixed" and step.outcome == TAKEN and not always and not is_alone:
             # Mixed precision that keeps no node is fp16, which may be a variant already.
             return dataclasses.replace(step, precision="fp16")
         return step
-
-    def _is_requested_alone(self, precision: str) -> bool:
-        """Returns whether the spec asks for mixed precision here, and not for fp16 too."""
-        requested = self._convert.precisions(self._context.target)
-        return self._context.variant_plan.precision == precision and "fp16" not in requested
 
     def _search(self, first: PrecisionStep, nodes: Sequence[str], always: Kept) -> PrecisionStep:
         """Leaves as few nodes unconverted as the gate needs.
@@ -180,43 +194,34 @@ class PrecisionAttempts:
         """
         while True:
             try:
-                return self._try(precision, ())
+                return self._try(precision, Kept())
             except (LoadError, ChildError) as error:
                 _require_verdict(error)
                 if len(self._levels) == 1 or not self.written.exists():
                     raise
                 self._levels = self._levels[1:]
 
-    def _try(self, precision: str, kept: Collection[str]) -> Trial:
+    def _try(self, precision: str, kept: Kept) -> Trial:
         """Converts, runs every sample on the target, and asks the gate; raises what either raises."""
-        request = precision_request(
-            self._convert,
-            precision,
-            mode=self._mode,
-            source=self._parent.path,
-            written=self.written,
-            kept=kept,
-            # Nodes whose weights do not fit are kept in mixed precision, once they are known.
-            clip=precision == "mixed",
-            samples=self._calibration,
-        )
-        reply, made_by = run_pass(
-            self._context, request.name, convert_precision, request, parent=self._parent
-        )
+        spec, samples = self._context.spec, self._reference.samples
+        request = self._request(precision, kept)
+        reply, made_by = run_pass(self._context, request.name, convert_precision, request)
         if not reply.converted:
             raise StageError(
                 f"nothing was converted to {precision}: {self._parent.path.name}\n"
                 "  expected at least one convertible node that is not kept, got none"
             )
+        # The session optimises as `optimize` will, so that the gate judges nearly what jobs load.
+        options = loading_options(spec.runtime, level=self._levels[0])
+        options = without_optimizers(options, spec.optimize.disabled_optimizers)
+        providers = loading_providers(spec.runtime, self._context.target)
         answers = write_answers(
-            self._plan(),
-            [sample.path for sample in self._reference.samples],
+            SessionPlan(str(self.written), options, providers),
+            [sample.path for sample in samples],
             self._scratch / "answers",
-            timeout_s=self._context.spec.optimize.timeout_s,
+            timeout_s=spec.optimize.timeout_s,
         )
-        judgement = judge_accuracy(
-            self._context.spec, self._reference.samples, expected=self._reference.answers, got=answers
-        )
+        judgement = judge_accuracy(spec, samples, expected=self._reference.answers, got=answers)
         step = PrecisionStep(
             precision=precision,
             outcome="\n".join(judgement.failures) or TAKEN,
@@ -227,18 +232,27 @@ class PrecisionAttempts:
         )
         return step, reply
 
-    def _plan(self) -> SessionPlan:
-        """Returns a session that optimises as `optimize` will, so the gate judges nearly what jobs load."""
-        spec = self._context.spec
-        options = loading_options(spec.runtime, level=self._levels[0])
-        options = without_optimizers(options, spec.optimize.disabled_optimizers)
-        return SessionPlan(str(self.written), options, loading_providers(spec.runtime, self._context.target))
-
-    def _clean(self, message: str) -> str:
-        """Removes temporary folders and process ids from a message."""
-        for folder in (self.written.parent, self._parent.folder):
-            message = message.replace(f"{folder}/", "")
-        return re.sub(r" \(pid \d+\)", "", message)
+    def _request(self, precision: str, kept: Kept) -> PassRequest:
+        """Returns the request that makes a precision, with nodes kept besides those of the spec."""
+        half, quantize = self._convert.half, self._convert.quantize
+        names = {"fp16": "fp16", "mixed": "fp16", "bf16": "bf16", "int4": "int4-weights"}
+        int8 = f"int8-{'weights' if self._mode == 'weight_only' else self._mode}"
+        return PassRequest(
+            source=self._parent.path,
+            written=self.written,
+            name=names.get(precision, int8),
+            half=half.model_copy(
+                update={
+                    # Neither numpy nor a job has bf16 to feed.
+                    "keep_io": half.keep_io or precision == "bf16",
+                    "keep_nodes": tuple(sorted({*half.keep_nodes, *kept})),
+                    # Nodes whose weights do not fit are kept in mixed precision, once they are known.
+                    "clip": half.clip or precision == "mixed",
+                }
+            ),
+            quantize=quantize.model_copy(update={"exclude": tuple(sorted({*quantize.exclude, *kept}))}),
+            samples=tuple(self._calibration),
+        )
 
 
 def _require_verdict(error: PipelineError) -> None:

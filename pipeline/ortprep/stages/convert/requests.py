@@ -8,9 +8,6 @@ from pathlib import Path
 
 from ortprep.spec.conversion import FusionSpec, HalfSpec, QuantizeSpec
 
-HALVES = ("fp16", "bf16")
-"""Passes that convert to half precision; the others quantise."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class PassRequest:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,8 @@ from ortprep.bundle.file_links import share_model
 from ortprep.bundle.verification import describe_files
 from ortprep.errors import SpecError, StageError
 from ortprep.runtime.machine.hardware import hardware_fingerprint
-from ortprep.spec.conversion import ConvertSpec
-from ortprep.stages.convert.passes import choose_mode, fuse_transformers, fusion_name, run_pass
-from ortprep.stages.convert.precision import SEARCHED, PrecisionAttempts, plan_steps, why_not_needed
+from ortprep.stages.convert.passes import fuse_transformers, run_pass
+from ortprep.stages.convert.precision import PrecisionAttempts, choose_mode, plan_steps, why_not_needed
 from ortprep.stages.convert.requests import PassRequest
 from ortprep.stages.convert.shapes import bind_shapes
 from ortprep.stages.core.accuracy import convert_section, gate_key
@@ -45,14 +43,10 @@ from ortprep.stages.core.inputs.sample_files import (
 from ortprep.stages.core.ladder import TAKEN, descend, describe_failures
 from ortprep.stages.core.provenance import installed_versions, runtime_versions
 from ortprep.stages.core.results import ConvertResult, FetchResult
-from ortprep.stages.core.sources import FETCH, Graph, read_graph, source_task
+from ortprep.stages.core.sources import Graph, read_graph, source_task
 from ortprep.stages.fetch.inspection import inspect_file
 from ortprep.stages.optimize.session_plans import runtime_key
 from ortprep.stages.verify.reference import fitting, read_reference, reference_variant
-
-_FUSED, _BOUND = ".fused", ".bound"
-_SECTIONS = {"half": {"fp16", "bf16", "mixed"}, "quantize": {"int8", "int4"}, "search": {*SEARCHED}}
-"""The sections of `convert` that decide a precision."""
 
 _LIBRARIES = ("onnx", "numpy", "sympy", "onnx-ir", "onnxruntime-tools")
 
@@ -85,15 +79,14 @@ class ConvertStage:
             options = convert.model_dump(mode="json", include=used)
             return {**options, "binding": dict(variant_plan.binding), "tools": libraries}
         steps = plan_steps(variant_plan.precision, convert.ladder)
-        used = {section for section, precisions in _SECTIONS.items() if precisions & {*steps}}
         return {
             **gate_key(plan.spec),
-            **convert.model_dump(mode="json", include=used),
+            **convert.model_dump(mode="json", include={"half", "quantize", "search"}),
             "steps": list(steps),
             "others": [name for name in convert.precisions(target) if name in steps[1:]],
             "inputs": inputs_key(plan.spec),
             "samples": samples_key(plan.spec),
-            "calibration": calibration_key(plan.spec) if "quantize" in used else None,
+            "calibration": calibration_key(plan.spec),
             "runtime": runtime_key(plan.spec.runtime, target),
             "optimize": plan.spec.optimize.model_dump(mode="json", exclude={"timeout_s"}),
             "tools": libraries,
@@ -107,25 +100,31 @@ class ConvertStage:
             StageError: A pass refuses the model, or no step of the ladder is accurate enough.
             SpecError: The calibration set does not fit the model.
         """
-        variant, convert = context.variant_plan, convert_section(context.spec)
+        variant = context.variant_plan
         parent = read_graph(context, source_task(context.plan, variant.parent))
-        record = _record_of_parent(context)
-        if not _changes_precision(variant):
-            return _bind_and_fuse(context, convert, parent, record)
-        steps = _descend(context, convert, parent)
-        last_step = steps[-1]
-        record = dataclasses.replace(
-            record,
-            asked=variant.precision,
-            precision=last_step.precision,
-            steps=steps,
-            gate=convert.gate.thresholds(),
-        )
-        reason = why_not_needed(last_step.precision, _other_precisions(context, convert))
-        if reason is not None:
+        # A variant's record lists all passes of its graph.
+        record = parent.conversion or ConversionRecord(variant.precision, SOURCE_PRECISION)
+        scratch = context.folder / ".scratch"
+        try:
+            if not _changes_precision(variant):
+                made, record = _bind_and_fuse(context, scratch, parent, record)
+                return _result(context, parent, made, record)
+            attempts = _attempts(context, scratch, parent)
+            steps = _descend(context, attempts)
+            record = dataclasses.replace(
+                record,
+                asked=variant.precision,
+                precision=steps[-1].precision,
+                steps=steps,
+                gate=convert_section(context.spec).gate.thresholds(),
+            )
+            reason = why_not_needed(steps[-1].precision, _other_precisions(context))
+            if reason is None:
+                return _result(context, parent, attempts.written, record)
             context.say(f"left out: {reason}")
             return {LEFT_OUT: reason, "record": encode(record)}
-        return _result(context, parent, record)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _variant(plan: Plan, variant: str | None) -> VariantPlan:
@@ -137,42 +136,32 @@ def _changes_precision(variant: VariantPlan) -> bool:
     return variant.has_own_precision and not variant.is_bucket
 
 
-def _other_precisions(context: Context, convert: ConvertSpec) -> tuple[str, ...]:
-    own = context.variant_plan.precision
-    return tuple(name for name in convert.precisions(context.target) if name != own)
-
-
-def _record_of_parent(context: Context) -> ConversionRecord:
-    """Returns the record of the passes before: a variant's record lists all passes of its graph."""
-    variant = context.variant_plan
-    task = source_task(context.plan, variant.parent)
-    if task == FETCH:
-        return ConversionRecord(variant.precision, SOURCE_PRECISION)
-    return decode(ConvertResult, context.upstream[task].result).record
+def _other_precisions(context: Context) -> tuple[str, ...]:
+    requested = convert_section(context.spec).precisions(context.target)
+    return tuple(name for name in requested if name != context.variant_plan.precision)
 
 
 def _bind_and_fuse(
-    context: Context, convert: ConvertSpec, parent: Graph, record: ConversionRecord
-) -> Mapping[str, Any]:
-    variant, name = context.variant_plan, f"{context.spec.name}.onnx"
-    current = parent.path
+    context: Context, scratch: Path, parent: Graph, record: ConversionRecord
+) -> tuple[Path, ConversionRecord]:
+    """Returns the model with fused subgraphs and bound dimensions, as the spec requests, and its record."""
+    variant, convert, made = context.variant_plan, convert_section(context.spec), parent.path
+    name = f"{context.spec.name}.onnx"
     if convert.fusion is not None and not variant.is_bucket:
-        written, pass_name = context.folder / _FUSED / name, fusion_name(convert.fusion)
-        context.say(f"running {pass_name}")
-        fusion = PassRequest(source=current, written=written, fusion=convert.fusion)
-        reply, fused_by = run_pass(context, pass_name, fuse_transformers, fusion, parent=parent)
-        record = dataclasses.replace(
-            record, fused=reply.fused, fused_by=reply.library, passes=(*record.passes, fused_by)
-        )
+        context.say("running fusion")
+        fusion = PassRequest(source=made, written=scratch / "fused" / name, fusion=convert.fusion)
+        reply, fused_by = run_pass(context, "fusion", fuse_transformers, fusion)
+        passes = (*record.passes, fused_by)
+        record = dataclasses.replace(record, fused=reply.fused, fused_by=reply.library, passes=passes)
         if record.fused:
-            current = written
+            made = fusion.written
         else:
             context.say("fused nothing, which the spec allows")
     if variant.binding:
-        written = context.folder / _BOUND / name
         context.say("running shapes")
-        binding = PassRequest(source=current, written=written, dimensions=dict(variant.binding))
-        _, bound_by = run_pass(context, "shapes", bind_shapes, binding, parent=parent)
+        binding = PassRequest(source=made, written=scratch / "bound" / name, dimensions=dict(variant.binding))
+        _, bound_by = run_pass(context, "shapes", bind_shapes, binding)
+        made = binding.written
         record = dataclasses.replace(
             record,
             binding=dict(variant.binding),
@@ -180,27 +169,22 @@ def _bind_and_fuse(
             # Thresholds over all samples do not apply to the few that fit a bucket.
             gate=convert.gate.thresholds(of_all=False) if record.gate else {},
         )
-        current = written
-    return _result(context, parent, record, made=current)
+    return made, record
 
 
-def _descend(context: Context, convert: ConvertSpec, parent: Graph) -> tuple[PrecisionStep, ...]:
+def _descend(context: Context, attempts: PrecisionAttempts) -> tuple[PrecisionStep, ...]:
     """Tries precisions down the ladder, from the requested one; the last step returned is the taken one."""
-    variant = context.variant_plan
-    others = _other_precisions(context, convert)
-    with closing(_attempts(context, convert, parent)) as attempts:
+    ladder, others = convert_section(context.spec).ladder, _other_precisions(context)
 
-        def attempt(step: str) -> PrecisionStep:
-            is_needed = why_not_needed(step, others) is None
-            return attempts.try_step(step) if is_needed else PrecisionStep(step, TAKEN)
+    def attempt(step: str) -> PrecisionStep:
+        is_needed = why_not_needed(step, others) is None
+        return attempts.try_step(step) if is_needed else PrecisionStep(step, TAKEN)
 
-        tried = descend(plan_steps(variant.precision, convert.ladder), attempt)
-        if tried[-1].outcome == TAKEN:
-            if why_not_needed(tried[-1].precision, others) is None:
-                _put_in_place(attempts.written, context.folder)
-            return tried
+    tried = descend(plan_steps(context.variant_plan.precision, ladder), attempt)
+    if tried[-1].outcome == TAKEN:
+        return tried
     hint = "add to the spec: convert: {ladder: [int8, mixed, fp16, fp32]}; or widen the gate"
-    if convert.ladder:
+    if ladder:
         hint = "end convert.ladder with fp32 to leave the variant out; or widen the gate in the spec"
     raise StageError(
         f"no precision of the ladder works: {context.spec.name}/{context.variant}\n"
@@ -209,7 +193,7 @@ def _descend(context: Context, convert: ConvertSpec, parent: Graph) -> tuple[Pre
     )
 
 
-def _attempts(context: Context, convert: ConvertSpec, parent: Graph) -> PrecisionAttempts:
+def _attempts(context: Context, scratch: Path, parent: Graph) -> PrecisionAttempts:
     """Returns what makes the attempts.
 
     Raises:
@@ -220,7 +204,8 @@ def _attempts(context: Context, convert: ConvertSpec, parent: Graph) -> Precisio
     subject = f"{context.spec.name}/{context.variant}"
     reference = fitting(read_reference(upstream.folder), interface, subject)
     calibration: Sequence[Path] = ()
-    mode = choose_mode(convert, context.target, parent.description.source.operators)
+    operators = parent.description.source.operators
+    mode = choose_mode(convert_section(context.spec), context.target, operators)
     if mode == "static":
         own = find_calibration_files(context.spec)
         calibration = own if own is not None else [sample.path for sample in reference.samples]
@@ -228,25 +213,20 @@ def _attempts(context: Context, convert: ConvertSpec, parent: Graph) -> Precisio
             check_calibration(calibration, interface)
         except StageError as error:
             raise SpecError(error.message, hint=error.hint) from error
-    return PrecisionAttempts(context, parent=parent, reference=reference, mode=mode, calibration=calibration)
+    return PrecisionAttempts(
+        context, scratch, parent=parent, reference=reference, mode=mode, calibration=calibration
+    )
 
 
-def _put_in_place(written: Path, folder: Path) -> None:
-    for path in sorted(written.parent.iterdir()):
-        path.rename(folder / path.name)
-
-
-def _result(
-    context: Context, parent: Graph, record: ConversionRecord, *, made: Path | None = None
-) -> Mapping[str, Any]:
-    """Puts the last pass's files in place, if they are not, and describes them."""
+def _result(context: Context, parent: Graph, made: Path, record: ConversionRecord) -> Mapping[str, Any]:
+    """Puts the last pass's files in place, and describes them."""
     model = context.folder / f"{context.spec.name}.onnx"
-    if made is not None and made == parent.path:
+    if made == parent.path:
         share_model(made, model)
-    elif made is not None:
-        _put_in_place(made, context.folder)
-    for scratch in (_FUSED, _BOUND):
-        shutil.rmtree(context.folder / scratch, ignore_errors=True)
+    else:
+        for path in sorted(made.parent.iterdir()):
+            path.rename(context.folder / path.name)
+    shutil.rmtree(context.folder / ".scratch", ignore_errors=True)
     converted = _describe(model, parent, name=f"{context.spec.name}/{context.variant}")
     return dict(encode(ConvertResult(converted, record)))
 
