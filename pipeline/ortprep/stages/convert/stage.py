@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.codec import encode
 from ortprep.bundle.conversion_record import ConversionRecord, PrecisionStep
 from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.file_links import share_model
