@@ -63,10 +63,14 @@ def run_engine(folder: Path, address: str | None) -> dict[str, float]:
     if done.returncode:
         raise SystemExit(done.stderr)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    receipts = folder / "store" / "work" if address else folder / "artifacts" / ".work"
-    files = [path for path in receipts.rglob("*.json") if "receipts" in path.parts]
-    found["stages_s"] = sum(json.loads(path.read_text())["elapsed_s"] for path in files)
-    found["stages"] = len(files)
+    # Fetching is the driver's, with both engines.
+    receipts = [
+        json.loads(path.read_text()) for path in (folder / "artifacts" / ".work").rglob("receipts/*.json")
+    ]
+    for path in (folder / "store" / "work").glob("*/outcomes/*/*.json"):
+        receipts += json.loads(path.read_text())["receipts"]
+    found["stages_s"] = sum(receipt["elapsed_s"] for receipt in receipts)
+    found["stages"] = len(receipts)
     return found
 
 

@@ -27,15 +27,26 @@ LONG_MEASURE = {"rounds": 3, "cold_rounds": 0, "steady_s": 0.5}
 """Takes long enough for a test to see that it has begun, and to end a process before it is done."""
 
 
-def read_reproducible(bundle: Path, receipts: Path) -> dict[str, Any]:
+def local_receipts(folder: Path) -> list[dict[str, Any]]:
+    """Returns the receipts of a build on this machine."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+
+
+def stored_receipts(store: Path, name: str, kind: str = "farm") -> list[dict[str, Any]]:
+    """Returns the receipts that the only job of a model on a kind of hardware left."""
+    (path,) = (store / "work" / name / "outcomes" / kind).iterdir()
+    receipts: list[dict[str, Any]] = json.loads(path.read_text())["receipts"]
+    return receipts
+
+
+def read_reproducible(bundle: Path, receipts: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns what two builds of the same have to agree on: all that is not measured.
 
     Which of the files that were made are shipped, as which variants, and which of these comes first, is
     measured; only the portable variant is always there.
     """
     made = {}
-    for path in sorted(receipts.glob("*.json")):
-        receipt = json.loads(path.read_text())
+    for receipt in receipts:
         if receipt["task"].split("/")[0] in ("convert", "optimize"):
             made[receipt["task"]] = {entry["path"]: entry["sha256"] for entry in receipt["files"]}
     config = json.loads((bundle / "loader.json").read_text())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.builders import SmallCluster
-from tests.cluster.building.builders import Recorder, Workshop, read_reproducible
+from tests.cluster.building.builders import Recorder, Workshop, local_receipts, read_reproducible
 from tests.prepare.builders import Project
 
 FARM = {"ortprep.io/farm": "true"}
@@ -39,4 +39,5 @@ def recorder() -> Recorder:
 @pytest.fixture(scope="package")
 def squeezenet_here(squeezenet: Project) -> dict[str, Any]:
     """What a shipped model's build by the engine of one machine has that is reproducible."""
-    return read_reproducible(squeezenet.bundle("squeezenet"), squeezenet.work("squeezenet") / "receipts")
+    receipts = local_receipts(squeezenet.work("squeezenet") / "receipts")
+    return read_reproducible(squeezenet.bundle("squeezenet"), receipts)

@@ -1,4 +1,4 @@
-"""Laws of preparing where nodes and drivers die: what was done stays done, and the rest is done elsewhere."""
+"""Laws of preparing where nodes and drivers die: finished models stay, the others start again elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ import ray
 from ortprep.bundle.verification import check_bundle
 from ortprep.errors import PipelineError
 from tests.cluster.builders import SmallCluster
-from tests.cluster.building.builders import LONG_MEASURE, Recorder, Workshop, read_reproducible
+from tests.cluster.building.builders import (
+    LONG_MEASURE,
+    Recorder,
+    Workshop,
+    read_reproducible,
+    stored_receipts,
+)
 from tests.cluster.building.conftest import FARM
 from tests.fakes import wait_for
 
@@ -43,17 +49,11 @@ class Running:
         return self.errors
 
 
-def cells(farm: SmallCluster) -> dict[Any, set[Path]]:
-    """Returns the folders that builds have, or left, on each node."""
-    found = {node: (Path(node.cache) / "cluster").glob("*") for node in farm.nodes}
-    return {node: {path for path in paths if path.is_dir()} for node, paths in found.items()}
-
-
 def made(workshop: Workshop) -> dict[str, Any]:
     """Returns what a build on the cluster made that is reproducible; the bundle is checked."""
     bundle = workshop.root / "artifacts" / "squeezenet"
     check_bundle(bundle)
-    return read_reproducible(bundle, workshop.store / "work/squeezenet/receipts/farm")
+    return read_reproducible(bundle, stored_receipts(workshop.store, "squeezenet"))
 
 
 def built_alike(workshop: Workshop, here: dict[str, Any]) -> bool:
@@ -61,27 +61,30 @@ def built_alike(workshop: Workshop, here: dict[str, Any]) -> bool:
     return {**made(workshop), "spec": ""} == {**here, "spec": ""}
 
 
-def test_what_a_node_had_done_is_not_done_again_when_it_dies(
+def is_measuring(node: Any, model: str) -> bool:
+    """Says whether a node has come as far as measuring a model."""
+    return any((Path(node.cache) / "cluster").glob(f"*/artifacts/.work/{model}/receipts/verify-cpu.json"))
+
+
+def wait_for_measuring(farm: SmallCluster, model: str) -> Any:
+    """Returns the node that measures a model."""
+    wait_for(lambda: any(is_measuring(node, model) for node in farm.nodes), what="a node measures")
+    return next(node for node in farm.nodes if is_measuring(node, model))
+
+
+def test_a_model_starts_again_on_another_node_when_its_node_dies(
     farm: SmallCluster, workshop: Workshop, recorder: Recorder, squeezenet_here: dict[str, Any]
 ) -> None:
     workshop.write_shipped(measure=LONG_MEASURE)
-    before = cells(farm)
     running = Running(workshop, recorder)
-    wait_for(lambda: "measure:squeezenet/cpu@farm" in recorder.tasks("started"), what="it measures")
-    at_work = [node for node in farm.nodes if cells(farm)[node] - before[node]]
-    assert len(at_work) == 1
-    farm.kill_node(at_work[0])
+    farm.kill_node(wait_for_measuring(farm, "squeezenet"))
     try:
         errors = running.join()
     finally:
         farm.add_node(cpus=2, labels=FARM)
     assert errors == ()
-    assert recorder.tasks("started").count("measure:squeezenet/cpu@farm") == 2
-    assert recorder.tasks("finished").count("measure:squeezenet/cpu@farm") == 1
-    # Of another node, whose disk has nothing: by its receipt in the store.
-    assert "optimize:squeezenet/cpu@farm" in recorder.tasks("current")
-    assert recorder.tasks("finished").count("optimize:squeezenet/cpu@farm") == 1
-    assert any("restarted on node" in text for what, _, text in recorder.events if what == "said")
+    assert recorder.tasks("finished").count("squeezenet@farm") == 1
+    assert any("started again: " in text for what, _, text in recorder.events if what == "said")
     assert built_alike(workshop, squeezenet_here)
 
 
@@ -89,6 +92,7 @@ def test_what_a_node_had_done_is_not_done_again_when_it_dies(
 def test_a_second_driver_goes_on_where_the_first_was_killed(
     farm: SmallCluster, workshop: Workshop, recorder: Recorder, squeezenet_here: dict[str, Any]
 ) -> None:
+    workshop.write_spec("first")
     workshop.write_shipped(measure=LONG_MEASURE)
     address = ray.get_runtime_context().gcs_address
     command = [sys.executable, "-m", "ortprep", "prepare", "--engine", "ray", "--address", address]
@@ -99,19 +103,14 @@ def test_a_second_driver_goes_on_where_the_first_was_killed(
     ) as driver:
         assert driver.stderr is not None
         for line in driver.stderr:
-            if line.startswith("done verify:squeezenet/portable@farm"):
+            if line.startswith("done first@farm"):
                 break
         os.killpg(driver.pid, signal.SIGKILL)
     assert driver.returncode == -signal.SIGKILL
     errors = workshop.engine().prepare(workshop.order(), recorder)
     assert errors == ()
-    done_before = [
-        "optimize:squeezenet/cpu@farm",
-        "optimize:squeezenet/portable@farm",
-        "verify:squeezenet/portable@farm",
-    ]
-    assert set(done_before) <= set(recorder.tasks("current"))
-    assert "measure:squeezenet/cpu@farm" in recorder.tasks("finished")
+    assert "first@farm" in recorder.tasks("current")
+    assert "squeezenet@farm" in recorder.tasks("finished")
     assert built_alike(workshop, squeezenet_here)
 
 
@@ -123,14 +122,12 @@ def test_when_no_node_of_a_kind_is_left_the_build_says_so_and_can_go_on_later(
     workshop.write_fleet({"last": {"target": "cpu", "labels": {"ortprep.io/last": "true"}}})
     workshop.write_spec("net", measure=LONG_MEASURE)
     running = Running(workshop, recorder, node_timeout_s=1.0)
-    wait_for(lambda: "measure:net/cpu@last" in recorder.tasks("started"), what="it measures")
+    assert wait_for_measuring(farm, "net") is last
     farm.kill_node(last)
     errors = running.join()
     assert "net@last: no node of kind last is left" in str(errors[0])
     farm.add_node(cpus=2, labels={"ortprep.io/last": "true"})
-    again = Recorder()
-    assert workshop.engine().prepare(workshop.order(), again) == ()
-    assert "optimize:net/cpu@last" in again.tasks("current")
+    assert workshop.engine().prepare(workshop.order(), Recorder()) == ()
 
 
 @pytest.mark.manual
@@ -147,7 +144,7 @@ def test_a_worker_that_is_killed_again_and_again_is_told_as_such(
             os.kill(pid, signal.SIGKILL)
         wait_for(partial(has_none_of, killed), what="the workers end")
     errors = running.join()
-    assert "net@farm (last on node" in str(errors[0])
+    assert "net@farm: interrupted 2 times" in str(errors[0])
 
 
 def has_none_of(pids: set[int]) -> bool:
@@ -155,7 +152,7 @@ def has_none_of(pids: set[int]) -> bool:
 
 
 def workers() -> list[int]:
-    """Returns the processes that run a cell."""
+    """Returns the processes that run a job."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:

@@ -10,12 +10,11 @@ import pytest
 from ortprep.build.receipts import RECEIPT_VERSION, TaskReceipt
 from ortprep.bundle.digest import digest_file
 from ortprep.bundle.verification import describe_files
-from ortprep.cluster.building.work_store import WorkStore
+from ortprep.cluster.building.work_store import JobOutcome, WorkStore
 from ortprep.errors import IntegrityError, NotPublishedError, RegistryError
-from ortprep.stages.core.contract import TaskId
 from tests.registry.fakes import BUCKET, s3_server
 
-TASK = TaskId("optimize", "cpu")
+SOURCE = f"sha256:{0:064x}"
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +36,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 def receipt(folder: Path | None = None) -> TaskReceipt:
     files = () if folder is None else describe_files(folder, digest_file)
     return TaskReceipt(
-        RECEIPT_VERSION, str(TASK), {"a": 1}, files, {"b": [1, 2]}, "2026-01-01T00:00:00+00:00", 1.5
+        RECEIPT_VERSION, "optimize/cpu", {"a": 1}, files, {"b": [1, 2]}, "2026-01-01T00:00:00+00:00", 1.5
     )
 
 
@@ -59,13 +58,17 @@ def test_files_come_back_as_they_were_and_are_sent_once(store: WorkStore, tmp_pa
     assert describe_files(tmp_path / "right", digest_file) == entries
 
 
-def test_a_receipt_is_read_as_it_was_written(store: WorkStore, tmp_path: Path) -> None:
-    assert store.read_receipt("cpu", TASK) is None
+def test_a_record_is_read_as_it_was_written(store: WorkStore, tmp_path: Path) -> None:
+    assert store.read_outcome("cpu", SOURCE) is None
+    assert store.read_source(SOURCE) is None
     written = receipt(fill(tmp_path / "left"))
-    store.write_receipt("cpu", TASK, written)
-    assert store.read_receipt("cpu", TASK) == written
-    assert store.read_receipt("h100", TASK) is None
-    assert store.read_receipt("cpu", TaskId("optimize", "portable")) is None
+    outcome = JobOutcome(RECEIPT_VERSION, "file:///registry", "sha256:1", (written,))
+    store.write_source(SOURCE, written)
+    store.write_outcome("cpu", SOURCE, outcome)
+    assert store.read_source(SOURCE) == written
+    assert store.read_outcome("cpu", SOURCE) == outcome
+    assert store.read_outcome("h100", SOURCE) is None
+    assert store.read_outcome("cpu", f"sha256:{1:064x}") is None
 
 
 def test_what_is_lost_is_said_and_leaves_nothing_half_done(store: WorkStore, tmp_path: Path) -> None:
@@ -101,11 +104,11 @@ def test_other_bytes_in_the_store_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"schema_version": "9.0"}', "[]", '"x"'])
-def test_a_receipt_that_cannot_be_read_means_that_the_work_is_done_again(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "store" / "net" / "receipts" / "cpu" / "optimize-cpu.json"
+def test_an_outcome_that_cannot_be_read_means_that_the_work_is_done_again(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "store" / "net" / "outcomes" / "cpu" / f"{0:064x}.json"
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    assert WorkStore(str(tmp_path / "store"), "net").read_receipt("cpu", TASK) is None
+    assert WorkStore(str(tmp_path / "store"), "net").read_outcome("cpu", SOURCE) is None
 
 
 @pytest.mark.attack
@@ -113,9 +116,9 @@ def test_a_receipt_that_cannot_be_read_means_that_the_work_is_done_again(tmp_pat
 def test_no_name_leaves_the_store(tmp_path: Path, name: str) -> None:
     store = WorkStore(str(tmp_path / "store"), name)
     with pytest.raises(RegistryError, match="bad name in a store"):
-        store.read_receipt("cpu", TASK)
+        store.read_outcome("cpu", SOURCE)
     with pytest.raises(RegistryError, match="bad name in a store"):
-        WorkStore(str(tmp_path / "store"), "net").write_receipt(name, TASK, receipt())
+        WorkStore(str(tmp_path / "store"), "net").read_outcome(name, SOURCE)
 
 
 @pytest.mark.attack

@@ -1,22 +1,25 @@
-"""One build on a cluster: submits jobs once their model is fetched, collects results, and reports."""
+"""One build on a cluster: submits jobs once their model is fetched, and collects results."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortprep.build.build_plan import STAGES
-from ortprep.build.execution import build_tasks
+from ortprep.build.execution import build_tasks, run_task
+from ortprep.build.receipts import outcome_key, read_receipt
 from ortprep.build.runner import Observer
+from ortprep.bundle.digest import DigestCache, digest_json
 from ortprep.cluster.building.bundle_pull import pull_merged_bundle
 from ortprep.cluster.building.connection import Connection, ObjectRef
 from ortprep.cluster.building.fleet_plan import FleetAssignment, FleetPlan
-from ortprep.cluster.building.job import BuildJob, Event, reported
-from ortprep.cluster.building.source_fetch import fetch_model
+from ortprep.cluster.building.job import BuildJob
 from ortprep.cluster.building.spec_files import ShippedSpec, describe_spec
 from ortprep.cluster.building.work_store import WorkStore
 from ortprep.cluster.nodes import ClusterNode
@@ -33,8 +36,32 @@ _POLL_INTERVAL_S = 0.1
 _NODE_POLL_INTERVAL_S = 2.0
 
 
-FetchedSource = tuple[ShippedSpec, str]
-"""A model that nodes can start with, and the digest of its source."""
+@dataclass(frozen=True)
+class FetchedSource:
+    """A model that nodes can start with, and the digest of its source."""
+
+    spec: ShippedSpec
+    source: str
+    is_current: bool
+
+
+def fetch_source(spec: ModelSpec, store_url: str, artifacts: Path, observer: Observer) -> FetchedSource:
+    """Brings what the nodes need of a model into the store, by way of the driver's folder of bundles.
+
+    Raises:
+        PipelineError: The source, a file of the spec or the store fails.
+    """
+    store = WorkStore(store_url, spec.name)
+    shipped, paths = describe_spec(spec)
+    store.upload(list(zip(shipped.files, paths, strict=True)))
+    task = build_tasks(Plan(spec=spec, targets=("cpu",), missing={}), STAGES, artifacts)[0]
+    is_new = run_task(task, cache=DigestCache(), say=partial(observer.said, task.name))
+    receipt = read_receipt(task.receipt)
+    assert receipt is not None
+    store.upload_files(task.folder, receipt.files)
+    source = digest_json(outcome_key(receipt))
+    store.write_source(source, receipt)
+    return FetchedSource(shipped, source, not is_new)
 
 
 class BuildRun:
@@ -52,8 +79,7 @@ class BuildRun:
         self._cluster, self._fleet, self._plan = cluster, fleet, plan
         self._engine, self._artifacts, self._observer = engine, artifacts, observer
         self._waiting: dict[ObjectRef, BuildJob] = {}
-        self._nodes: dict[str, str] = {}
-        self._starts: Counter[str] = Counter()
+        self._deaths: Counter[str] = Counter()
         self._gone_since: dict[str, float] = {}
         self._parts: dict[str, list[str]] = {}
         self._errors: list[PipelineError] = []
@@ -63,86 +89,86 @@ class BuildRun:
             self._assignments.setdefault(assignment.spec.name, []).append(assignment)
 
     def run(self) -> tuple[PipelineError, ...]:
-        """Builds everything; an interrupt ends what runs on the nodes."""
+        """Builds everything, and returns what failed; an interrupt ends what runs on the nodes."""
         pool = ThreadPoolExecutor(_FETCH_THREADS, thread_name_prefix="ortprep-fetch")
         try:
-            self._event_loop(
-                {pool.submit(self._fetch, own[0].spec): name for name, own in self._assignments.items()}
-            )
+            fetching = {}
+            for name, own in self._assignments.items():
+                self._observer.started(f"fetch:{name}")
+                arguments = own[0].spec, self._engine.store_url, self._artifacts, self._observer
+                fetching[pool.submit(fetch_source, *arguments)] = name
+            self._event_loop(fetching)
         except BaseException:  # an interrupt too ends what runs on the nodes
             self._cluster.cancel(list(self._waiting))
             pool.shutdown(wait=False, cancel_futures=True)
             raise
         pool.shutdown()
-        self._forward_events()
         if self._engine.collect:
             self._pull_bundles()
         self._observer.ended()
         return tuple(self._errors)
 
-    def _fetch(self, spec: ModelSpec) -> FetchedSource | PipelineError:
-        """Has what the nodes need of a model come into the store; runs in a thread."""
-        try:
-            store = WorkStore(self._engine.store_url, spec.name)
-            with reported(f"fetch:{spec.name}", self._forward):
-                shipped, paths = describe_spec(spec)
-                store.upload(list(zip(shipped.files, paths, strict=True)))
-                plan = Plan(spec=spec, targets=("cpu",), missing={})
-                task = build_tasks(plan, STAGES, self._artifacts)[0]
-                return shipped, fetch_model(task, store, self._forward)
-        except PipelineError as error:
-            return error
-
-    def _event_loop(self, fetching: dict[Future[FetchedSource | PipelineError], str]) -> None:
+    def _event_loop(self, fetching: dict[Future[FetchedSource], str]) -> None:
         """Submits a model's jobs once it is fetched, until all are done."""
         checked = time.monotonic()
         while fetching or self._waiting:
             if fetching and not self._waiting:
                 wait(fetching, timeout=_POLL_INTERVAL_S, return_when=FIRST_COMPLETED)
             for future in [future for future in fetching if future.done()]:
-                name, fetched = fetching.pop(future), future.result()
-                if isinstance(fetched, PipelineError):
-                    self._fail(name, f"fetch:{name}", fetched, is_reported=True)
-                else:
-                    self._submit_assignments(*fetched)
+                self._start_jobs(fetching.pop(future), future)
             for done in self._cluster.wait(list(self._waiting), _POLL_INTERVAL_S) if self._waiting else ():
-                self._settle(done)
-            self._forward_events()
+                self._settle(self._waiting.pop(done), done)
             if time.monotonic() - checked >= _NODE_POLL_INTERVAL_S:
                 checked = time.monotonic()
                 self._give_up_without_node(self._cluster.list_nodes(), checked)
-                self._give_up_on_repeated()
 
-    def _submit_assignments(self, shipped: ShippedSpec, source: str) -> None:
+    def _start_jobs(self, model: str, future: Future[FetchedSource]) -> None:
+        """Submits the jobs of a model that was fetched, one for each kind of hardware."""
+        task = f"fetch:{model}"
+        try:
+            fetched = future.result()
+        except PipelineError as error:
+            self._fail(model, task, error)
+            return
+        (self._observer.current if fetched.is_current else self._observer.finished)(task)
         engine = self._engine
-        for assignment in self._assignments[str(shipped.data["name"])]:
-            kind, target = assignment.kind, assignment.target
-            job = BuildJob(shipped, source, kind, target, engine.store_url, engine.registry_url)
-            self._waiting[self._cluster.submit(job, self._plan.reservations[kind])] = job
+        for own in self._assignments[model]:
+            job = BuildJob(
+                fetched.spec, fetched.source, own.kind, own.target, engine.store_url, engine.registry_url
+            )
+            self._observer.started(job.name)
+            self._submit(job)
 
-    def _settle(self, done: ObjectRef) -> None:
-        job = self._waiting.pop(done)
+    def _submit(self, job: BuildJob) -> None:
+        self._waiting[self._cluster.submit(job, self._plan.reservations[job.kind])] = job
+
+    def _settle(self, job: BuildJob, done: ObjectRef) -> None:
+        """Takes a job's result, or starts it again where its node or process died."""
         try:
             result = self._cluster.collect(done)
         except ClusterError as error:
-            node = self._nodes.get(job.name)
-            last = f" (last on node {node[:12]})" if node else ""
-            self._fail(
-                job.model, job.name, ClusterError(f"{job.name}{last}: {error.message}", hint=error.hint)
-            )
+            self._deaths[job.name] += 1
+            if self._deaths[job.name] <= self._engine.retries:
+                self._observer.said(job.name, f"started again: {error.message}")
+                self._submit(job)
+            else:
+                tries = f"{self._deaths[job.name]} times, the last time"
+                self._fail(
+                    job.model,
+                    job.name,
+                    ClusterError(f"{job.name}: interrupted {tries} by {error.message}", hint=error.hint),
+                )
             return
-        if result.failures:
-            self._failed.add(job.model)
-            self._errors += map(from_dict, result.failures)
-        else:
-            assert result.part is not None
+        for failure in map(from_dict, result.failures):
+            self._fail(job.model, job.name, failure)
+        if result.part is not None:
             self._parts.setdefault(job.model, []).append(result.part)
+            (self._observer.current if result.is_current else self._observer.finished)(job.name)
 
-    def _fail(self, model: str, task: str, error: PipelineError, *, is_reported: bool = False) -> None:
+    def _fail(self, model: str, task: str, error: PipelineError) -> None:
         self._failed.add(model)
         self._errors.append(error)
-        if not is_reported:
-            self._observer.failed(task, str(error))
+        self._observer.failed(task, str(error))
 
     def _give_up_without_node(self, nodes: Sequence[ClusterNode], now_s: float) -> None:
         """Ends the jobs of kinds that no node could serve for too long."""
@@ -150,55 +176,15 @@ class BuildRun:
             if any(reservation.fits(self._fleet.hardware[name], node) for node in nodes):
                 self._gone_since.pop(name, None)
             elif now_s - self._gone_since.setdefault(name, now_s) >= self._engine.node_timeout_s:
-                self._give_up(
-                    [ref for ref, job in self._waiting.items() if job.kind == name],
-                    f"no node of kind {name} is left\n"
-                    f"  expected one within {self._engine.node_timeout_s:g} s",
-                )
-
-    def _give_up_on_repeated(self) -> None:
-        """Ends the jobs that start again and again: Ray does not count those it kills for want of memory."""
-        for ref, job in list(self._waiting.items()):
-            if self._starts[job.name] > self._engine.retries + 1:
-                self._give_up(
-                    [ref],
-                    f"started {self._starts[job.name]} times, and never finished\n"
-                    f"  expected {self._engine.retries + 1} times at most; a node may be short of memory",
-                )
-
-    def _give_up(self, refs: Iterable[ObjectRef], why: str) -> None:
-        for ref in refs:
-            job = self._waiting.pop(ref)
-            self._cluster.cancel([ref])
-            hint = "fix that and run it again: it continues where it stopped"
-            self._fail(job.model, job.name, ClusterError(f"{job.name}: {why}", hint=hint))
-
-    def _forward_events(self) -> None:
-        for event in self._cluster.take_events():
-            self._forward(event)
-
-    def _forward(self, event: Event) -> None:
-        """Passes an event on to the observer."""
-        task, text = event.task, event.text
-        match event.what:
-            case "placed":
-                before = self._nodes.get(task)
-                self._nodes[task] = text
-                self._starts[task] += 1
-                if before is not None:
-                    self._observer.said(task, f"restarted on node {text[:12]}, was on {before[:12]}")
-            case "said" | "logged":
-                self._observer.said(task, text)
-            case "failed":
-                self._observer.failed(task, text)
-            case "skipped":
-                self._observer.skipped(task, text)
-            case "started":
-                self._observer.started(task)
-            case "finished":
-                self._observer.finished(task)
-            case "current":
-                self._observer.current(task)
+                for ref in [ref for ref, job in self._waiting.items() if job.kind == name]:
+                    job = self._waiting.pop(ref)
+                    self._cluster.cancel([ref])
+                    error = ClusterError(
+                        f"{job.name}: no node of kind {name} is left\n"
+                        f"  expected one within {self._engine.node_timeout_s:g} s",
+                        hint="add one and run it again: finished models are not built again",
+                    )
+                    self._fail(job.model, job.name, error)
 
     def _pull_bundles(self) -> None:
         """Pulls the merged bundles of the models that did not fail."""

@@ -1,4 +1,4 @@
-"""A driver's connection to Ray: its nodes, the submission of jobs, and their events."""
+"""A driver's connection to Ray: its nodes, and the submission of jobs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 import ortprep
 from ortprep.bundle.codec import decode, encode
 from ortprep.cluster.building.fleet_plan import Reservation
-from ortprep.cluster.building.job import BuildJob, Event, JobResult
-from ortprep.cluster.building.remote import Mailbox, run_job
+from ortprep.cluster.building.job import BuildJob, JobResult
+from ortprep.cluster.building.node import run_job
 from ortprep.cluster.nodes import ClusterNode, parse_nodes
 from ortprep.errors import ClusterError, MissingExtraError, SpecError
 from ortprep.versions import install_command
@@ -31,7 +31,6 @@ class Connection:
     """Ray, as a build sees it; `on_gpu` runs each job in a process of its own."""
 
     ray: Any
-    mailbox: Any
     on_cpu: Any
     on_gpu: Any
 
@@ -54,7 +53,7 @@ class Connection:
                 f"Ray refuses the resources of kind {job.kind} of the fleet\n  {str(error).splitlines()[0]}"
             ) from error
         level = logging.getLogger("ortprep").getEffectiveLevel()
-        return remote.remote(json.dumps(encode(job)), job.name, ortprep.__version__, self.mailbox, level)
+        return remote.remote(json.dumps(encode(job)), ortprep.__version__, level)
 
     def wait(self, refs: Sequence[ObjectRef], timeout_s: float) -> list[ObjectRef]:
         """Returns those that are done, after some seconds at the latest."""
@@ -67,17 +66,8 @@ class Connection:
             return decode(JobResult, json.loads(self.ray.get(ref)))
         except self.ray.exceptions.RayError as error:
             raise ClusterError(
-                f"a build was interrupted: {_describe(error)}",
-                hint="run it again: it continues where it stopped",
+                _describe(error), hint="run it again: finished models are not built again"
             ) from error
-
-    def take_events(self) -> tuple[Event, ...]:
-        """Returns what nodes have reported since the last call."""
-        try:
-            texts = self.ray.get(self.mailbox.take.remote(), timeout=30)
-        except self.ray.exceptions.RayError:
-            return ()
-        return tuple(decode(Event, json.loads(text)) for text in texts)
 
     def cancel(self, refs: Sequence[ObjectRef]) -> None:
         """Ends jobs that are not done."""
@@ -87,13 +77,12 @@ class Connection:
 
 
 @contextmanager
-def connect(address: str | None, *, retries: int) -> Iterator[Connection]:
+def connect(address: str | None) -> Iterator[Connection]:
     """Yields a connection to a cluster; one that stood before is used and left standing.
 
     Args:
         address: As `ray.init` takes it; None for `$RAY_ADDRESS`, else the cluster that this machine is in,
             else a Ray of its own on this machine.
-        retries: How often a job is started again where its node or process died.
     """
     try:
         import ray
@@ -103,7 +92,7 @@ def connect(address: str | None, *, retries: int) -> Iterator[Connection]:
     if is_ours:
         _check_reachable(address)
         try:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+            ray.init(address=address, logging_level=logging.WARNING)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             where, why = address or "on this machine", str(error).splitlines()[0]
             raise ClusterError(
@@ -111,25 +100,17 @@ def connect(address: str | None, *, retries: int) -> Iterator[Connection]:
                 hint="ray start --head   # and --address HOST:6379",
             ) from error
     try:
-        here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
-            ray.get_runtime_context().get_node_id(), soft=False
-        )
-        # Of one function, whose calls Ray serves in order.
-        on_cpu = ray.remote(max_retries=retries)(run_job)
+        # The driver starts jobs again: Ray itself counts no death for want of memory.
+        on_cpu = ray.remote(max_retries=0)(run_job)
         # CUDA_VISIBLE_DEVICES is another's next time, and CUDA has looked at it once.
-        on_gpu = ray.remote(max_retries=retries, max_calls=1)(run_job)
-        # The events of a build must not wait for room beside its work.
-        mailbox: Any = ray.remote(Mailbox).options(num_cpus=0, scheduling_strategy=here).remote()
+        on_gpu = ray.remote(max_retries=0, max_calls=1)(run_job)
         try:
-            yield Connection(ray, mailbox, on_cpu, on_gpu)
+            yield Connection(ray, on_cpu, on_gpu)
         except ray.exceptions.RayError as error:
             raise ClusterError(
                 f"the cluster stopped answering: {_describe(error)}",
-                hint="ray status   # then run it again: it continues where it stopped",
+                hint="ray status   # then run it again: finished models are not built again",
             ) from error
-        finally:
-            with suppress(ray.exceptions.RayError):
-                ray.kill(mailbox)
     finally:
         if is_ours:
             ray.shutdown()

@@ -61,7 +61,7 @@ class RayEngine:
         specs = read_build_specs(request.configs, request.artifacts, names=request.names)
         fleet = read_fleet(self.fleet, configs=request.configs)
         self._check_urls(specs)
-        with connect(self.address, retries=self.retries) as cluster:
+        with connect(self.address) as cluster:
             plan = plan_fleet(
                 specs,
                 fleet,

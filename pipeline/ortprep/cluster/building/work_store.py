@@ -1,8 +1,8 @@
-"""Where the nodes of a build meet: receipts and files of every stage, in a folder or an object store.
+"""Where driver and nodes meet: sources, and what came of finished jobs, in a folder or an object store.
 
-STORE/NAME/receipts/KIND/TASK.json     what was done, written last
 STORE/NAME/sources/HEX.json            what was fetched: builds of two sources do not meet
-STORE/NAME/files/HE/HEX                files by digest: what stages and kinds share is there once
+STORE/NAME/outcomes/KIND/HEX.json      what a finished job made of a source
+STORE/NAME/files/HE/HEX                files of sources and specs by digest
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from ortprep.build.receipts import RECEIPT_VERSION, TaskReceipt
 from ortprep.bundle.atomic import new_folder
@@ -24,10 +26,26 @@ from ortprep.registry.fsspec_folder import FsspecFolder
 from ortprep.registry.progress import ignore
 from ortprep.registry.transfer import run_parallel
 from ortprep.spec.redaction import has_credentials, redact_url
-from ortprep.stages.core.contract import TaskId
 
-MAX_RECEIPT_BYTES = 32 * 2**20
-"""Largest receipt that is read; those of long searches take a few hundred KB."""
+MAX_RECORD_BYTES = 32 * 2**20
+"""Largest record that is read; those of long searches take a few hundred KB."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class JobOutcome:
+    """What a finished job left.
+
+    Attributes:
+        part: Digest of the part that it published.
+        receipts: Of all tasks but the fetching: their keys say on what machine it holds.
+    """
+
+    schema_version: str
+    registry: str
+    part: str
+    receipts: tuple[TaskReceipt, ...]
 
 
 class WorkStore:
@@ -52,21 +70,17 @@ class WorkStore:
         self._folder = FsspecFolder(url, called="work store")
         self._model = model
 
-    def read_receipt(self, kind: str, task: TaskId) -> TaskReceipt | None:
-        """Returns what is known of a task, None if it was never done, or by another version of receipts."""
-        return self._read(self._receipt_path(kind, task))
+    def read_outcome(self, kind: str, source: str) -> JobOutcome | None:
+        """Returns what a job made of a source; None if there was none, or another version of receipts."""
+        return self._read(JobOutcome, self._outcome_path(kind, source))
 
-    def write_receipt(self, kind: str, task: TaskId, receipt: TaskReceipt) -> None:
-        """Writes what is known of a task; its files have to be there before."""
-        self._folder.write(self._receipt_path(kind, task), canonical_json(encode(receipt)))
-
-    def delete_receipt(self, kind: str, task: TaskId) -> None:
-        """Forgets a task."""
-        self._folder.delete(self._receipt_path(kind, task))
+    def write_outcome(self, kind: str, source: str, outcome: JobOutcome) -> None:
+        """Writes what a job made of a source; its part has to be in the registry before."""
+        self._folder.write(self._outcome_path(kind, source), canonical_json(encode(outcome)))
 
     def read_source(self, digest: str) -> TaskReceipt | None:
         """Returns the receipt of a source by the digest of its outcome, None if it is not there."""
-        return self._read(self._source_path(digest))
+        return self._read(TaskReceipt, self._source_path(digest))
 
     def write_source(self, digest: str, receipt: TaskReceipt) -> None:
         """Writes what was fetched; its files have to be there before."""
@@ -74,7 +88,7 @@ class WorkStore:
 
     def check_writable(self) -> None:
         """Writes something and removes it."""
-        path = self._path("receipts", f"probe-{os.urandom(8).hex()}")
+        path = self._path("sources", f"probe-{os.urandom(8).hex()}")
         self._folder.write(path, b"")
         self._folder.delete(path)
 
@@ -123,22 +137,22 @@ class WorkStore:
             self._folder.delete(place)
             raise
 
-    def _read(self, path: str) -> TaskReceipt | None:
+    def _read(self, kind: type[T], path: str) -> T | None:
         try:
-            data = self._folder.read(path, limit_bytes=MAX_RECEIPT_BYTES)
+            data = self._folder.read(path, limit_bytes=MAX_RECORD_BYTES)
         except NotPublishedError:
             return None
         try:
-            receipt = decode(TaskReceipt, json.loads(data[:MAX_RECEIPT_BYTES]))
-        except (BundleError, ValueError, RecursionError):
+            fields = json.loads(data[:MAX_RECORD_BYTES])
+            return decode(kind, fields) if fields["schema_version"] == RECEIPT_VERSION else None
+        except (BundleError, ValueError, TypeError, KeyError, RecursionError):
             return None
-        return receipt if receipt.schema_version == RECEIPT_VERSION else None
 
     def _source_path(self, digest: str) -> str:
         return self._path("sources", f"{digest.removeprefix(PREFIX)}.json")
 
-    def _receipt_path(self, kind: str, task: TaskId) -> str:
-        return self._path("receipts", kind, f"{str(task).replace('/', '-')}.json")
+    def _outcome_path(self, kind: str, source: str) -> str:
+        return self._path("outcomes", kind, f"{source.removeprefix(PREFIX)}.json")
 
     def _file_path(self, entry: FileEntry) -> str:
         text = entry.sha256.removeprefix(PREFIX)

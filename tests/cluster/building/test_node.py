@@ -1,4 +1,4 @@
-"""What a node's process does beside its cell."""
+"""What a node's process does beside its job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 CHILD = """
 import logging, os
 logging.basicConfig(format="%(message)s")
-from ortprep.cluster.building.remote import reset_niceness
+from ortprep.cluster.building.node import reset_niceness
 os.nice(5)
 if {drop}:
     os.setuid(65534)

@@ -1,0 +1,211 @@
+"""A job on the node that has its hardware: every stage, then publishing.
+
+Arguments and results are JSON, as everywhere in ortprep; how Ray itself carries them is Ray's affair. What
+happens meanwhile goes to stderr, which Ray forwards to the driver.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import ortprep
+from ortprep.build.build_plan import STAGES
+from ortprep.build.execution import Task, build_tasks, why_other
+from ortprep.build.receipts import RECEIPT_VERSION, read_receipt, write_receipt
+from ortprep.build.runner import Observer, run_tasks
+from ortprep.bundle.codec import decode, encode
+from ortprep.children.availability import unavailable_reason
+from ortprep.cluster.building.job import BuildJob, JobResult
+from ortprep.cluster.building.node_folder import working_folder
+from ortprep.cluster.building.spec_files import place_spec
+from ortprep.cluster.building.work_store import JobOutcome, WorkStore
+from ortprep.errors import ClusterError, NotPublishedError, PipelineError, SpecError, StageError, to_dict
+from ortprep.quoting import printable, terminal_handler
+from ortprep.registry.catalogue import open_catalogue
+from ortprep.registry.publish import publish
+from ortprep.registry.retries import with_retries
+from ortprep.stages.core.contract import Plan
+from ortprep.versions import install_command
+
+log = logging.getLogger(__name__)
+
+MAX_PUBLISH_ATTEMPTS = 8
+"""How often a job publishes where the registry refuses it for its load: for three quarters of a minute."""
+
+
+def run_job(text: str, version: str, log_level: int) -> str:
+    """Runs a job on this node, and returns what came of it.
+
+    Args:
+        text: A `BuildJob`, as JSON.
+        version: Version of ortprep that asks; another one may write jobs otherwise.
+        log_level: Lowest level of the package's log records that the driver shows.
+
+    Returns:
+        A `JobResult`, as JSON; whatever fails is in it.
+    """
+    package_log = logging.getLogger("ortprep")
+    package_log.setLevel(log_level)
+    if not package_log.handlers:
+        package_log.addHandler(terminal_handler("%(levelname)s %(name)s: %(message)s"))
+    try:
+        with _as_pipeline_error():
+            result = _run(text, version)
+    except PipelineError as error:
+        result = JobResult(failures=(to_dict(error),))
+    return json.dumps(encode(result))
+
+
+def _run(text: str, version: str) -> JobResult:
+    if version != ortprep.__version__:
+        raise ClusterError(
+            f"a node has another version of ortprep\n  expected {version}, got {ortprep.__version__}",
+            hint=f"install the same checkout or wheel on every node; here: {install_command('build', 'ray')}",
+        )
+    job = decode(BuildJob, json.loads(text))
+    reason = unavailable_reason(job.target)
+    if reason is not None:
+        raise SpecError(
+            f"a node of kind {job.kind} lacks what target {job.target} needs\n  {reason}",
+            hint="ortprep doctor env   # on that node",
+        )
+    reset_niceness()
+    with working_folder(job) as folder:
+        return build_job(job, folder, _LineObserver(job.kind))
+
+
+def build_job(job: BuildJob, folder: Path, observer: Observer) -> JobResult:
+    """Runs every stage of a model that the driver has fetched, and publishes the bundle.
+
+    Nothing runs if an earlier job left an outcome whose keys are those of this machine. Of a job that was
+    killed on this node, the finished tasks count.
+
+    Raises:
+        PipelineError: The store or the registry fails; what fails in a stage is in the result.
+    """
+    store = WorkStore(job.store, job.model)
+    files = folder / "spec"
+    shutil.rmtree(files, ignore_errors=True)
+    store.fetch_files(files, job.spec.files)
+    plan = Plan(spec=place_spec(job.spec, files), targets=(job.target,), missing={})
+    part = _published_part(job, store, build_tasks(plan, STAGES, folder / "stored"))
+    if part is not None:
+        return JobResult(part, is_current=True)
+
+    fetched, *tasks = build_tasks(plan, STAGES, folder / "artifacts")
+    _place_source(job, store, fetched)
+    failures = run_tasks((tasks,), observer)
+    if failures:
+        return JobResult(failures=tuple(map(to_dict, failures)))
+    with open_catalogue(job.registry) as catalogue:
+        # Registries limit a fleet that publishes at once; hours of work are worth a minute's wait.
+        part = with_retries(lambda: publish(tasks[-1].folder, catalogue), attempts=MAX_PUBLISH_ATTEMPTS).part
+    receipts = [receipt for task in tasks if (receipt := read_receipt(task.receipt)) is not None]
+    store.write_outcome(
+        job.kind, job.source, JobOutcome(RECEIPT_VERSION, job.registry, part, tuple(receipts))
+    )
+    return JobResult(part)
+
+
+def _published_part(job: BuildJob, store: WorkStore, tasks: tuple[Task, ...]) -> str | None:
+    """Returns the part that an equal job left in the registry; None if any key differs, or it is gone."""
+    outcome, source = store.read_outcome(job.kind, job.source), store.read_source(job.source)
+    if outcome is None or source is None or outcome.registry != job.registry:
+        return None
+    recorded = {receipt.task: receipt for receipt in (source, *outcome.receipts)}
+    for task in tasks:
+        if (receipt := recorded.get(str(task.id))) is not None:
+            write_receipt(task.receipt, receipt)
+    if any(why_other(task) for task in tasks[1:]):
+        return None
+    with open_catalogue(job.registry) as catalogue:
+        versions = catalogue.read_state(job.model).versions.values()
+    return outcome.part if any(outcome.part in version.part_digests for version in versions) else None
+
+
+def _place_source(job: BuildJob, store: WorkStore, task: Task) -> None:
+    """Puts what the driver fetched where the stages look for it."""
+    source = store.read_source(job.source)
+    try:
+        if source is None:
+            raise NotPublishedError("no receipt")
+        store.fetch_files(task.folder, source.files)
+    except NotPublishedError as error:
+        raise ClusterError(
+            f"the work store has lost the source of {job.model}",
+            hint="run it again to store it again; if that does not help, check that this node sees the store",
+        ) from error
+    write_receipt(task.receipt, source)
+
+
+class _LineObserver:
+    """Writes a line for each event to stderr, with the kind of hardware in each task's name."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._started_s: dict[str, float] = {}
+
+    def _write(self, text: str) -> None:
+        sys.stderr.write(printable(text) + "\n")
+        sys.stderr.flush()
+
+    def started(self, task: str) -> None:
+        self._started_s[task] = time.monotonic()
+
+    def finished(self, task: str) -> None:
+        self._write(f"done {task}@{self._kind} ({time.monotonic() - self._started_s[task]:.1f} s)")
+
+    def said(self, task: str, line: str) -> None:
+        self._write(f"  {task}@{self._kind}: {line}")
+
+    def failed(self, task: str, message: str) -> None:
+        self._write(f"FAILED {task}@{self._kind}\nerror: {message}")
+
+    def current(self, task: str) -> None:
+        """Writes nothing."""
+
+    def skipped(self, task: str, message: str) -> None:
+        """Writes nothing: what failed before was written."""
+
+    def progressed(self, task: str, fraction: float) -> None:
+        """Writes nothing: what is shown of a cluster is whole tasks."""
+
+    def ended(self) -> None:
+        """Writes nothing: the driver says so."""
+
+
+def reset_niceness() -> None:
+    """Takes back the niceness that Ray gives its workers: what is measured has to run as jobs will."""
+    niceness = os.getpriority(os.PRIO_PROCESS, 0)
+    if niceness <= 0:
+        return
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+    except PermissionError:
+        log.warning(
+            "measuring at niceness %d, so other processes on this node "
+            "disturb it; start Ray with RAY_worker_niceness=0",
+            niceness,
+        )
+
+
+@contextmanager
+def _as_pipeline_error() -> Iterator[None]:
+    """Turns whatever is raised on a node into a PipelineError."""
+    try:
+        yield
+    except PipelineError:
+        raise
+    except OSError as error:
+        place = f": {error.filename}" if error.filename else ""
+        raise StageError(f"{error.strerror or error}{place}", hint="df -h   # on that node") from error
+    except Exception as error:  # a mistake of this program is reported like any failure, with its type
+        raise StageError(f"{type(error).__name__}: {error}", hint="ORTPREP_LOG=debug shows more") from error
