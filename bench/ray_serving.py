@@ -245,7 +245,7 @@ def classify_dataset(request: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         request: `bundle`, `rows`; `bundle` is None for a class that does nothing.
     """
-    from ortprep.cluster import OnnxPredictor, PredictorConfig
+    from ortprep.cluster import OnnxPredictor
     from ortprep.runtime.loading.model_load_options import ModelLoadOptions
 
     with ray_of_one_node() as ray:
@@ -259,8 +259,9 @@ def classify_dataset(request: Mapping[str, Any]) -> dict[str, Any]:
             make_images, batch_size=BATCH
         )
         model: Any = Nothing if request["bundle"] is None else OnnxPredictor
-        config = PredictorConfig(load=ModelLoadOptions(threads=1))
-        arguments = None if request["bundle"] is None else {"bundle": request["bundle"], "config": config}
+        arguments = None
+        if request["bundle"] is not None:
+            arguments = {"bundle": request["bundle"], "load": ModelLoadOptions(threads=1)}
         answers = images.map_batches(
             model, fn_constructor_kwargs=arguments, batch_size=BATCH, concurrency=1, num_cpus=1
         )

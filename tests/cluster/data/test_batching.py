@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 from ortprep.bundle.loader_config import TensorSpec
 from ortprep.cluster.data.batching import (
     Piece,
-    check_row_outputs,
     cut,
     find_fixed_size,
-    have_named_rows,
     join,
     plan_pieces,
 )
@@ -62,42 +60,6 @@ def test_an_answer_without_a_row_for_every_row_is_refused() -> None:
     for wrong in (np.float32(1), np.ones((2, 4))):
         with pytest.raises(PoolError, match="output 'y' of net does not have one row per input row"):
             join([(Piece(0, 3, 3), np.asarray(wrong))], output="y", model="net")
-
-
-@pytest.mark.parametrize(
-    ("shape", "fixed", "has_rows"),
-    [
-        (("n", 4), None, True),
-        ((None, 4), None, True),
-        (None, None, True),
-        ((2, "k"), None, False),
-        ((), None, False),
-        ((4, 2), 4, True),
-        (("k", 2), 4, True),
-        ((2, 4), 4, False),
-        ((), 4, False),
-    ],
-)
-def test_an_output_without_rows_is_known_by_its_declared_shape(
-    shape: tuple[int | str | None, ...] | None, fixed: int | None, *, has_rows: bool
-) -> None:
-    output = TensorSpec("y", "float32", shape)
-    if has_rows:
-        check_row_outputs([output], fixed=fixed, model="net")
-        return
-    with pytest.raises(
-        PoolError, match=r"output 'y' of net does not have one row per input row[\s\S]*got shape"
-    ) as caught:
-        check_row_outputs([output], fixed=fixed, model="net")
-    assert caught.value.hint == "PredictorConfig(outputs=…) without 'y'"
-
-
-def test_rows_of_inputs_and_outputs_are_the_same_where_their_axes_are_called_so() -> None:
-    image = TensorSpec("image", "float32", ("n", 3))
-    assert have_named_rows([TensorSpec("y", "float32", ("n",))], [image])
-    for shape in (("m",), (None,), (), None):
-        assert not have_named_rows([TensorSpec("y", "float32", shape)], [image])
-    assert not have_named_rows([image], [TensorSpec("image", "float32", (None, 3))])
 
 
 def test_the_length_that_a_model_fixes_is_found() -> None:

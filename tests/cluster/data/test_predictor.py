@@ -14,16 +14,14 @@ import pytest
 
 from ortprep.bundle.loader_config import read_loader_config, write_loader_config
 from ortprep.bundle.session_record import ProviderRecord
-from ortprep.cluster import OnnxPredictor, PredictorConfig
+from ortprep.cluster import OnnxPredictor
 from ortprep.errors import InvalidRequestError, LoadError, PipelineError, PoolError, RunError
 from ortprep.runtime import load
-from ortprep.runtime.loading.binding import BoundRuns
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
 from ortprep.runtime.session.opened_model import choose_target
 from tests.cluster.builders import SmallCluster
 from tests.runtime.builders import CUDA_NEEDED
 from tests.runtime.pool.builders import (
-    write_doubling,
     write_finding,
     write_model_bundle,
     write_passing_on,
@@ -64,17 +62,13 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
 BIAS = {"bias": np.ones(4, np.float32)}
 
 
-def predictor(bundle: Path, *, load: ModelLoadOptions | None = None, **settings: Any) -> OnnxPredictor:
-    return OnnxPredictor(bundle, PredictorConfig(load=load or ModelLoadOptions(), **settings))
-
-
 def rows(count: int) -> dict[str, Any]:
     rng = np.random.default_rng(count)
     return {"x": rng.standard_normal((count, 4), np.float32), "id": np.arange(count)}
 
 
 def test_a_model_of_any_length_gets_batches_as_they_come(tmp_path: Path) -> None:
-    predict, session = predictor(write_net(tmp_path / "net"), constants=BIAS), load(tmp_path / "net")
+    predict, session = OnnxPredictor(write_net(tmp_path / "net"), constants=BIAS), load(tmp_path / "net")
     assert predict.batch_sizes == ()
     given = rows(7)
     y, z = session.run(None, {"x": given["x"], **BIAS})
@@ -86,7 +80,7 @@ def test_a_model_of_any_length_gets_batches_as_they_come(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 9])
 def test_a_model_of_one_length_gets_batches_of_it_and_padding_is_dropped(tmp_path: Path, count: int) -> None:
-    predict, session = predictor(write_net(tmp_path / "net", 4), constants=BIAS), load(tmp_path / "net")
+    predict, session = OnnxPredictor(write_net(tmp_path / "net", 4), constants=BIAS), load(tmp_path / "net")
     assert predict.batch_sizes == (4,)
     given = rows(count)
     padded = np.concatenate([given["x"], np.repeat(given["x"][-1:], -count % 4, axis=0)])
@@ -103,10 +97,10 @@ def test_batches_are_cut_into_the_lengths_of_the_buckets(tmp_path: Path) -> None
     bucket = dataclasses.replace(config.variants[0], name="cpu-n8", binding={"n": 8}, bucket=True)
     with_bucket = dataclasses.replace(config, schema_version="1.2", variants=(*config.variants, bucket))
     write_loader_config(folder, with_bucket)
-    predict = predictor(folder, constants=BIAS, load=ModelLoadOptions(digests="off"))
+    predict = OnnxPredictor(folder, constants=BIAS, load=ModelLoadOptions(digests="off"))
     assert predict.batch_sizes == (8,)
     assert (
-        predictor(folder, constants=BIAS, load=ModelLoadOptions(digests="off", buckets=False)).batch_sizes
+        OnnxPredictor(folder, constants=BIAS, load=ModelLoadOptions(digests="off", buckets=False)).batch_sizes
         == ()
     )
     given = rows(19)
@@ -116,9 +110,11 @@ def test_batches_are_cut_into_the_lengths_of_the_buckets(tmp_path: Path) -> None
 def test_columns_are_taken_named_and_kept_as_asked(tmp_path: Path) -> None:
     folder = write_net(tmp_path / "net")
     given = {"image": rows(3)["x"], "id": np.arange(3), "y": np.zeros(3)}
-    predict = predictor(folder, columns={"x": "image"}, outputs={"y": "squared"}, constants=BIAS, keep=["id"])
+    predict = OnnxPredictor(
+        folder, columns={"x": "image"}, outputs={"y": "squared"}, constants=BIAS, keep=["id"]
+    )
     assert list(predict(given)) == ["id", "squared"]
-    everything = predictor(folder, columns={"x": "image"}, outputs=["y"], constants=BIAS, keep=True)
+    everything = OnnxPredictor(folder, columns={"x": "image"}, outputs=["y"], constants=BIAS, keep=True)
     answer = everything(given)
     assert sorted(answer) == ["id", "image", "y"]
     assert (answer["y"] == given["image"] ** 2).all()
@@ -126,7 +122,7 @@ def test_columns_are_taken_named_and_kept_as_asked(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     folder = write_net(tmp_path / "net")
-    predict = predictor(folder, constants=BIAS, keep=["id"])
+    predict = OnnxPredictor(folder, constants=BIAS, keep=["id"])
     with pytest.raises(InvalidRequestError, match=r"no column 'x' for net[\s\S]*among a, b"):
         predict({"a": np.ones(1), "b": np.ones(1)})
     with pytest.raises(InvalidRequestError, match=r"input 'x'[\s\S]*expected float32, got float64"):
@@ -136,13 +132,13 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="no column 'id'"):
         predict({"x": np.ones((1, 4), np.float32)})
     with pytest.raises(PoolError, match="bad columns: net has no 'w'"):
-        predictor(folder, columns={"w": "x"})
+        OnnxPredictor(folder, columns={"w": "x"})
     with pytest.raises(PoolError, match="bad outputs: net has no 'q'"):
-        predictor(folder, constants=BIAS, outputs=["q"])
+        OnnxPredictor(folder, constants=BIAS, outputs=["q"])
     with pytest.raises(PoolError, match="expected a column for each"):
-        predictor(folder, constants=BIAS, outputs={"y": "a", "z": "a"})
+        OnnxPredictor(folder, constants=BIAS, outputs={"y": "a", "z": "a"})
     with pytest.raises(LoadError, match="device"):
-        predictor(folder, device="tpu")
+        OnnxPredictor(folder, device="tpu")
 
 
 @pytest.mark.parametrize(
@@ -155,11 +151,11 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
 )
 def test_a_constant_of_another_type_or_shape_is_refused(net: Path, bias: object, said: str) -> None:
     with pytest.raises(PipelineError, match=said):
-        predictor(net, constants={"bias": bias})
+        OnnxPredictor(net, constants={"bias": bias})(rows(2))
 
 
 def test_a_batch_without_rows_has_columns_without_rows(net: Path) -> None:
-    predict = predictor(net, constants=BIAS, keep=["id"])
+    predict = OnnxPredictor(net, constants=BIAS, keep=["id"])
     columns: list[Any] = [[], np.array([], object), np.empty((0, 4), np.float32)]
     for x in columns:
         answer = predict({"x": x, "id": np.array([], np.int64)})
@@ -173,7 +169,7 @@ def test_a_batch_without_rows_has_columns_without_rows(net: Path) -> None:
 
 def test_a_constant_is_what_it_was_when_it_was_given(net: Path) -> None:
     bias = np.ones(4, ">f4")
-    predict = predictor(net, constants={"bias": bias}, outputs=["z"])
+    predict = OnnxPredictor(net, constants={"bias": bias}, outputs=["z"])
     bias[...] = 5
     assert (predict(rows(3))["z"] == rows(3)["x"] + 1).all()
 
@@ -187,49 +183,35 @@ def test_a_constant_without_axes_keeps_having_none(tmp_path: Path) -> None:
         {"y": ("int64", ("n", 2))},
         {"input:x": x, "input:rate": np.array(16000), "output:y": x},
     )
-    predict = predictor(folder, constants={"rate": np.array(16000)})
+    predict = OnnxPredictor(folder, constants={"rate": np.array(16000)})
     assert (predict({"x": x})["y"] == x).all()
 
 
 def test_constants_for_every_input_leave_no_rows_to_run(net: Path) -> None:
     with pytest.raises(PoolError, match="bad constants: net has no input left"):
-        predictor(net, constants={**BIAS, "x": np.ones((2, 4), np.float32)})
+        OnnxPredictor(net, constants={**BIAS, "x": np.ones((2, 4), np.float32)})
 
 
 def test_an_output_that_has_no_rows_is_refused_however_long_it_is(tmp_path: Path) -> None:
     folder = write_finding(tmp_path / "finding")
     for outputs in (None, ["y"], {"z": "a", "y": "b"}):
         with pytest.raises(PoolError, match="output 'y' of finding does not have one row per input row"):
-            predictor(folder, outputs=outputs)
-    x = np.ones((2, 2), np.float32)  # NonZero finds two axes, as many as there are rows
-    assert (predictor(folder, outputs=["z"])({"x": x})["z"] == -x).all()
-
-
-def test_an_output_that_is_as_long_as_one_batch_by_accident_is_refused(tmp_path: Path) -> None:
-    x = np.ones((2, 3), np.float32)
-    folder = write_model_bundle(
-        tmp_path / "columns",
-        {"y": ("Transpose", ("x",))},
-        {"x": ("float32", ("n", "m"))},
-        {"y": ("float32", ("a", "b"))},
-        {"input:x": x, "output:y": x.T},
-    )
-    for batch_size in (None, 2, 3):
-        with pytest.raises(PoolError, match="output 'y' of columns does not have one row per input row"):
-            predictor(folder, batch_size=batch_size)
+            OnnxPredictor(folder, outputs=outputs)({"x": np.ones((3, 2), np.float32)})
+    x = np.ones((3, 2), np.float32)
+    assert (OnnxPredictor(folder, outputs=["z"])({"x": x})["z"] == -x).all()
 
 
 def test_a_model_of_texts_is_refused_by_name(tmp_path: Path) -> None:
     folder = write_passing_on(tmp_path / "texts", "string", np.array([["a"]]))
     with pytest.raises(PoolError, match=r"texts cannot be served[\s\S]*got x: string, y: string") as caught:
-        predictor(folder)
+        OnnxPredictor(folder)
     assert "load()" in str(caught.value.hint)
 
 
 def test_the_environment_of_a_process_that_is_no_actor_is_left_alone(net: Path) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
     before = dict(os.environ)
-    assert predictor(net, constants=BIAS).variant == "cpu"
+    assert OnnxPredictor(net, constants=BIAS).variant == "cpu"
     assert dict(os.environ) == before
 
 
@@ -250,27 +232,7 @@ def test_a_process_that_may_see_gpus_takes_the_first_variant_for_the_cpu(net: Pa
     assert choose_target(net, ModelLoadOptions(), on_gpu=False) is None
     assert choose_target(folder, ModelLoadOptions(), on_gpu=True) is None
     assert choose_target(folder, ModelLoadOptions(target="cuda"), on_gpu=False) == "cuda"
-    assert predictor(folder, constants=BIAS, load=ModelLoadOptions(digests="off")).variant == "cpu"
-
-
-def bound_shapes(predict: OnnxPredictor) -> tuple[int, ...]:
-    """Shapes of the input that the predictor's session is bound to."""
-    (runner,) = predict._model._runners.all
-    bound = runner.bound
-    assert isinstance(bound, BoundRuns)
-    assert bound.shapes is not None
-    return bound.shapes[0]
-
-
-def test_a_bound_session_is_bound_to_the_batches_that_come(tmp_path: Path) -> None:
-    folder = write_doubling(tmp_path / "bound", "float32", ("a", 4), io_binding=True)
-    assert bound_shapes(predictor(folder)) == (2, 4)
-    predict = predictor(folder, batch_size=8)
-    assert bound_shapes(predict) == (8, 4)
-    for count, expected in [(8, 8), (3, 8), (5, 8), (5, 8), (3, 8), (5, 8), (5, 8), (5, 5), (5, 5), (8, 5)]:
-        x = rows(count)["x"]
-        assert (predict({"x": x})["y"] == x + x).all()
-        assert bound_shapes(predict) == (expected, 4)
+    assert OnnxPredictor(folder, constants=BIAS, load=ModelLoadOptions(digests="off")).variant == "cpu"
 
 
 def test_a_bundle_that_answers_wrongly_is_never_used(tmp_path: Path) -> None:
@@ -285,7 +247,7 @@ def test_a_bundle_that_answers_wrongly_is_never_used(tmp_path: Path) -> None:
     model = "cpu/model_optimized.onnx"
     (folder / model).write_bytes((other / model).read_bytes())
     with pytest.raises(LoadError, match="does not answer as recorded"):
-        predictor(folder, constants=BIAS, load=ModelLoadOptions(digests="off"))
+        OnnxPredictor(folder, constants=BIAS, load=ModelLoadOptions(digests="off"))
 
 
 @pytest.mark.slow
@@ -296,7 +258,7 @@ def test_in_a_task_the_environment_is_left_alone_and_in_an_actor_gpus_are_hidden
 
     def open_here(*_: object) -> tuple[str, int]:
         os.environ["CUDA_VISIBLE_DEVICES"] = "7"
-        predict = predictor(net, constants=BIAS)
+        predict = OnnxPredictor(net, constants=BIAS)
         options = predict._model.session.get_session_options()
         return os.environ["CUDA_VISIBLE_DEVICES"], options.intra_op_num_threads
 
@@ -320,7 +282,10 @@ def test_a_dataset_is_answered_row_by_row_on_all_nodes(nodes: SmallCluster, tmp_
         OnnxPredictor,
         fn_constructor_kwargs={
             "bundle": str(folder),
-            "config": PredictorConfig(columns={"x": "data"}, constants=BIAS, outputs=["y"], keep=True),
+            "columns": {"x": "data"},
+            "constants": BIAS,
+            "outputs": ["y"],
+            "keep": True,
         },
         batch_size=50,
         compute=ray.data.ActorPoolStrategy(size=2),

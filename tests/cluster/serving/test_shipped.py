@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ortprep.bundle.session_record import SessionOptionsRecord
-from ortprep.cluster import OnnxPredictor, PredictorConfig, ServeConfig, pin_bundle
+from ortprep.cluster import OnnxPredictor, ServeConfig, pin_bundle
 from ortprep.errors import NotPublishedError
 from ortprep.runtime import load
 from tests.cluster.builders import SmallCluster
@@ -111,7 +111,8 @@ def test_a_dataset_of_images_is_classified_as_by_hand(
             OnnxPredictor,
             fn_constructor_kwargs={
                 "bundle": pin_bundle(f"{registry}/squeezenet@production"),
-                "config": PredictorConfig(columns={"data_0": "data"}, keep=True),
+                "columns": {"data_0": "data"},
+                "keep": True,
             },
             batch_size=16,
             concurrency=1,

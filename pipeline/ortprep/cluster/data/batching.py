@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,7 +63,7 @@ def find_fixed_size(inputs: Sequence[TensorSpec], *, constant: Iterable[str] = (
         if not tensor.shape:
             raise PoolError(
                 f"input {tensor.name!r} has no axis for rows\n  expected one, got a scalar",
-                hint=f"PredictorConfig(constants={{{tensor.name!r}: value}})",
+                hint=f"OnnxPredictor(constants={{{tensor.name!r}: value}})",
             )
         first = tensor.shape[0]
         if isinstance(first, int):
@@ -71,37 +71,9 @@ def find_fixed_size(inputs: Sequence[TensorSpec], *, constant: Iterable[str] = (
     if len(set(sizes.values())) > 1:
         raise PoolError(
             f"inputs have different fixed batch sizes\n  expected one, got {sizes}",
-            hint="PredictorConfig(constants={INPUT: value}) for an input that is the same for every row",
+            hint="OnnxPredictor(constants={INPUT: value}) for an input that is the same for every row",
         )
     return next(iter(sizes.values()), None)
-
-
-def check_row_outputs(outputs: Iterable[TensorSpec], *, fixed: int | None, model: str) -> None:
-    """Refuses outputs that have no rows by their declared shapes, however long they turn out to be.
-
-    Raises:
-        PoolError: The first axis of one is fixed at another length than the batch's, or it has none.
-    """
-    for tensor in outputs:
-        if tensor.shape is None:
-            continue
-        if not tensor.shape or (isinstance(tensor.shape[0], int) and tensor.shape[0] != fixed):
-            expected = "the batch's length" if fixed is None else str(fixed)
-            raise _without_rows(tensor.name, model, expected, tensor.shape)
-
-
-def have_named_rows(outputs: Iterable[TensorSpec], inputs: Iterable[TensorSpec]) -> bool:
-    """Says whether the first axis of every output bears the name that the inputs' rows have."""
-    rows = {tensor.shape[0] for tensor in inputs if tensor.shape and isinstance(tensor.shape[0], str)}
-    return all(tensor.shape and tensor.shape[0] in rows for tensor in outputs)
-
-
-def _without_rows(output: str, model: str, expected: str, shape: Sequence[int | str | None]) -> PoolError:
-    return PoolError(
-        f"output {output!r} of {model} does not have one row per input row\n"
-        f"  expected {expected} along the first axis, got shape {list(shape)}",
-        hint=f"PredictorConfig(outputs=…) without {output!r}",
-    )
 
 
 def find_bucket_sizes(config: LoaderConfig) -> tuple[int, ...]:
@@ -130,11 +102,10 @@ def join(parts: Sequence[tuple[Piece, Array]], *, output: str, model: str) -> Ar
     """
     for piece, part in parts:
         if part.ndim == 0 or part.shape[0] != piece.size:
-            raise _without_rows(output, model, str(piece.size), part.shape)
+            raise PoolError(
+                f"output {output!r} of {model} does not have one row per input row\n"
+                f"  expected {piece.size} along the first axis, got shape {list(part.shape)}",
+                hint=f"OnnxPredictor(outputs=…) without {output!r}",
+            )
     trimmed = [part[: piece.stop - piece.start] for piece, part in parts]
     return trimmed[0] if len(trimmed) == 1 else np.concatenate(trimmed)
-
-
-def tile(sample: Mapping[str, Array], size: int) -> dict[str, Array]:
-    """Returns a batch of that length, of a sample's rows in turn."""
-    return {name: np.resize(array, (size, *array.shape[1:])) for name, array in sample.items()}
