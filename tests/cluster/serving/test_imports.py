@@ -19,7 +19,7 @@ def test_the_package_itself_brings_in_next_to_nothing() -> None:
 
 
 def test_a_name_needs_ray_only_where_ray_made_it() -> None:
-    names = "OnnxPredictor, PredictorConfig, ServeConfig, pin_bundle"
+    names = "OnnxPredictor, ServeConfig, pin_bundle"
     assert not {"ray", *BUILD} & brought_in(f"from ortprep.cluster import {names}")
 
 
