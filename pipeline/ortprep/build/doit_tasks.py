@@ -17,7 +17,7 @@ from doit.reporter import ZeroReporter
 from ortprep.build.execution import Task, remove_outcome
 from ortprep.build.explanation import explain_tasks, format_explanations
 from ortprep.build.receipts import REPORT_FILE
-from ortprep.build.runner import LocalExecutor, Observer, run_tasks
+from ortprep.build.runner import Observer, is_current, run_tasks
 from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.manifest import MANIFEST_FILE
 from ortprep.errors import PipelineError
@@ -79,7 +79,7 @@ def build_doit_tasks(
 def _tasks_of_model(
     tasks: Sequence[Task], observer: Observer, write: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
-    executor, model = LocalExecutor(), tasks[0].model
+    cache, model = DigestCache(), tasks[0].model
     yield {
         "basename": "prepare",
         "name": model,
@@ -109,7 +109,7 @@ def _tasks_of_model(
             "name": task.name.partition(":")[2],
             "actions": [functools.partial(_run, (task,), observer)],
             "task_dep": [names[required] for required in task.requires],
-            "uptodate": [functools.partial(executor.is_current, task)],
+            "uptodate": [functools.partial(is_current, task, cache)],
             "clean": [functools.partial(_remove, (task,))],
             "doc": STAGE_DOCS[task.id.stage],
         }

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from ortprep.build.execution import Task, run_task, why_stale
 from ortprep.bundle.digest import DigestCache
 from ortprep.errors import PipelineError
-from ortprep.stages.core.contract import Progress, TaskId
+from ortprep.stages.core.contract import TaskId
 
 
 class Observer(Protocol):
@@ -44,32 +44,12 @@ class Observer(Protocol):
         """Nothing more comes."""
 
 
-class Executor(Protocol):
-    """Does single tasks. Both methods may raise `PipelineError`, which is the task's failure."""
-
-    def is_current(self, task: Task) -> bool:
-        """Returns whether there is nothing to do."""
-
-    def execute(self, task: Task, say: Callable[[str], None], progress: Progress) -> None:
-        """Does a task whose requirements are done."""
-
-
-class LocalExecutor:
-    """Does tasks on this machine."""
-
-    def __init__(self) -> None:
-        self._cache = DigestCache()
-
-    def is_current(self, task: Task) -> bool:
-        """Returns whether a task's receipt and files are those of its present key."""
-        try:
-            return not why_stale(task, self._cache)
-        except PipelineError:
-            return False  # executing it raises the error, with the task's name
-
-    def execute(self, task: Task, say: Callable[[str], None], progress: Progress) -> None:
-        """Runs a task's stage; raises `PipelineError`."""
-        run_task(task, cache=self._cache, say=say, progress=progress)
+def is_current(task: Task, cache: DigestCache) -> bool:
+    """Returns whether a task's receipt and files are those of its present key."""
+    try:
+        return not why_stale(task, cache)
+    except PipelineError:
+        return False  # running it raises the error, with the task's name
 
 
 def run_builds(
@@ -91,7 +71,6 @@ def run_tasks(
     *,
     jobs: int = 1,
     keep_going: bool = True,
-    executor: Executor | None = None,
 ) -> tuple[PipelineError, ...]:
     """Runs what is not up to date; a free thread takes the first task that has all it requires.
 
@@ -102,12 +81,11 @@ def run_tasks(
         observer: Told how it goes.
         jobs: How many tasks may run at once. With 1, all is done in the calling thread.
         keep_going: Whether tasks that do not need the failed one are tried.
-        executor: Does the tasks; by default on this machine.
 
     Returns:
         What failed, in the order of the failures.
     """
-    run = _Run(builds, observer, executor or LocalExecutor(), keep_going)
+    run = _Run(builds, observer, keep_going)
     if jobs == 1:
         run.work()
         return tuple(run.errors)
@@ -134,13 +112,11 @@ def with_requirements(tasks: Sequence[Task], wanted: Sequence[Task]) -> tuple[Ta
 class _Run:
     """The state of one run, which its threads share."""
 
-    def __init__(
-        self, builds: Sequence[Sequence[Task]], observer: Observer, executor: Executor, keep_going: bool
-    ) -> None:
+    def __init__(self, builds: Sequence[Sequence[Task]], observer: Observer, keep_going: bool) -> None:
         self._todo = [task for tasks in builds for task in tasks]
         self._unsettled = {(task.model, task.id) for task in self._todo}
         self._failed: dict[tuple[str, TaskId], str] = {}
-        self._observer, self._executor, self._keep_going = observer, executor, keep_going
+        self._observer, self._keep_going, self._cache = observer, keep_going, DigestCache()
         self._changed = threading.Condition()
         self.errors: list[PipelineError] = []
         self.crash: BaseException | None = None
@@ -181,12 +157,13 @@ class _Run:
             self._tell("skipped", task, f"{cause} failed")
             return
         try:
-            if self._executor.is_current(task):
+            if is_current(task, self._cache):
                 self._tell("current", task)
                 return
             self._tell("started", task)
             say = functools.partial(self._observer.said, task.name)
-            self._executor.execute(task, say, functools.partial(self._observer.progressed, task.name))
+            progress = functools.partial(self._observer.progressed, task.name)
+            run_task(task, cache=self._cache, say=say, progress=progress)
         except PipelineError as error:
             self._fail(task, error)
         else:
