@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ortprep.runtime.loading.buckets import session_for as session_for
     from ortprep.runtime.loading.bundle_loader import load as load
     from ortprep.runtime.loading.bundle_loader import open_bundle as open_bundle
+    from ortprep.runtime.loading.forking import load_before_fork as load_before_fork
     from ortprep.runtime.loading.opened_bundle import OpenedBundle as OpenedBundle
     from ortprep.runtime.loading.phases import wait_steady as wait_steady
     from ortprep.runtime.loading.sources import locate as locate
@@ -30,6 +31,7 @@ _HOMES = {
     "WorkerStats": "pool.stats",
     "install": "dropin.installation",
     "load": "loading.bundle_loader",
+    "load_before_fork": "loading.forking",
     "locate": "loading.sources",
     "open_bundle": "loading.bundle_loader",
     "place_models": "placement.assignment",

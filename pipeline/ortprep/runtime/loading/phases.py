@@ -97,8 +97,7 @@ def serve_in_phases(opened: OpenedBundle) -> None:
     """Has the steady session of an opened bundle take over inside the first one, between two runs.
 
     A thread builds it, at the lowest priority, once a first run is done; that of the golden sample is one.
-    If it cannot be built, the first one stays in service, and the reason is logged at WARNING. The session
-    becomes an instance of a subclass of its class.
+    If it cannot be built, the first one stays in service, and the reason is logged at WARNING.
     """
     # Not `opened` itself, which holds the first session.
     session, resolved, options = opened.session, opened.resolved, opened.later_options()
@@ -109,12 +108,17 @@ def serve_in_phases(opened: OpenedBundle) -> None:
         return made
 
     steady = SteadyBuild(session, build, f"variant {resolved.name} of {resolved.root}")
+    serve_steady(session, steady)
+    if options.check == "golden":
+        steady.start()
+
+
+def serve_steady(session: Any, steady: SteadyBuild) -> None:
+    """Has a session start a build after its first run; it becomes one of a subclass of its class."""
     setattr(session, _STEADY, steady)
     plain: Any = type(session)
     session.__class__ = _phased_class(plain)
     weakref.finalize(session, steady.stop).atexit = False
-    if options.check == "golden":
-        steady.start()
 
 
 def _beside_runs(adapt: Callable[[SessionPlan], SessionPlan] | None) -> Callable[[SessionPlan], SessionPlan]:

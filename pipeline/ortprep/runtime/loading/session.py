@@ -9,6 +9,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import functools
+import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -254,6 +255,9 @@ _IN_BACKGROUND: set[Cancellation] = set()
 
 _CREATING: dict[str, _thread.RLock] = {}
 """A lock for every device a session was made on; what makes a session may make another, as wrappers do."""
+
+# Who had one at a fork stayed in the parent.
+os.register_at_fork(after_in_child=_CREATING.clear)
 
 
 @contextlib.contextmanager

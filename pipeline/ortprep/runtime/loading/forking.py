@@ -1,0 +1,226 @@
+"""Sessions that a fork inherits: loaded once in a parent, they run in every child at once.
+
+ONNX Runtime itself promises nothing about forks. A session on one thread has none but the caller's, so a
+child has all of it: it runs, and is freed, as in the parent (tried on 1.23.2, 1.31.1 and 1.32.0). With more
+threads a child hangs or crashes (https://github.com/microsoft/onnxruntime/issues/9800). Pages stay shared
+until one of them is written to.
+"""
+
+from __future__ import annotations
+
+import _thread
+import ctypes
+import functools
+import os
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ortprep.runtime.loading.bundle_loader import find_folder, open_folder
+from ortprep.runtime.loading.load_options import Deadline, LoadOptions, check_choice, check_number
+from ortprep.runtime.loading.opened_bundle import OpenedBundle, log_line, make_session
+from ortprep.runtime.loading.phases import SteadyBuild, may_swap, serve_steady
+from ortprep.runtime.loading.session import described_as
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import onnxruntime
+
+    from ortprep.bundle.session_record import SessionPlan
+    from ortprep.runtime.loading.load_options import Cancellation, CheckPolicy, DigestPolicy
+
+_THREADS = ("intra_op_num_threads", "inter_op_num_threads", "execution_mode")
+
+_RUNS = ("run", "run_with_ort_values", "run_with_ortvaluevector", "run_with_iobinding")
+
+
+def load_before_fork(
+    bundle: str | os.PathLike[str],
+    *,
+    threads_after: int | None = None,
+    digests: DigestPolicy = "changed",
+    check: CheckPolicy = "none",
+    timeout_s: float | None = None,
+    require_signature: str | os.PathLike[str] | None = None,
+    precision: str = "fastest-within-gate",
+    session_options: Mapping[str, str | int | bool] | None = None,
+) -> onnxruntime.InferenceSession:
+    """Opens a bundle in a process that forks its workers: `gunicorn --preload`, a Celery or RQ master.
+
+    The session has one thread, runs in this process and in every child, and takes no time to load there. A
+    child that was forked while another thread ran it creates its own at its first run, and logs that. Other
+    sessions of this process, which have threads, are of no use in a child.
+
+    Args:
+        bundle: As for `load`; only variants for CPUs are taken.
+        threads_after: Threads of a session that each child creates for itself in the background after its
+            first run, and then runs on (ONNX Runtime 1.31, two cores); None to stay on the inherited one.
+        digests: As for `load`.
+        check: As for `load`.
+        timeout_s: As for `load`.
+        require_signature: As for `load`.
+        precision: As for `load`.
+        session_options: As for `load`, as values and without numbers of threads.
+
+    Raises:
+        LoadError: The options ask for threads; else as `load`.
+        PipelineError: As `load`.
+    """
+    check_choice("digests", digests, ("changed", "full", "off"))
+    check_choice("check", check, ("none", "golden"))
+    check_number("timeout_s", timeout_s, example=30)
+    check_number("threads_after", threads_after, example=2, whole=True)
+    own = None if session_options is None else dict(session_options.items())
+    asked = next((name for name in _THREADS if name in (own or ())), None)
+    if asked is not None:
+        from ortprep.errors import LoadError
+
+        raise LoadError(
+            f"a fork cannot inherit a session with threads\n  expected no {asked} in session_options",
+            hint="load_before_fork(…, threads_after=2)",
+        )
+    folder = find_folder(bundle, require_signature)
+    options = LoadOptions(
+        "cpu",
+        None,
+        digests,
+        check,
+        precision,
+        deadline=Deadline(timeout_s, subject=folder),
+        session_options=own,
+        adapt=functools.partial(_with_threads, threads=1),
+        require_signature=require_signature,
+        buckets=True,
+        may_spin=False,
+    )
+    opened = open_folder(folder, options)
+    _Inherited(opened, threads_after).serve()
+    return opened.session
+
+
+def _with_threads(plan: SessionPlan, *, threads: int) -> SessionPlan:
+    """Returns a plan with so many threads within operators, and none between them."""
+    attributes = {
+        name: value for name, value in plan.session_options.attributes.items() if name not in _THREADS
+    }
+    attributes["intra_op_num_threads"] = threads
+    return plan._replace(session_options=plan.session_options._replace(attributes=attributes))
+
+
+class _Inherited:
+    """What a forkable session knows of itself, in the parent and in its children.
+
+    Args:
+        opened: The bundle with its session, which is not kept alive.
+        threads_after: As for `load_before_fork`.
+    """
+
+    def __init__(self, opened: OpenedBundle, threads_after: int | None) -> None:
+        self.running: set[int] = set()
+        self.is_lost = False
+        """Whether the native session is of no use here: it was running, or has threads, in the parent."""
+        self._session = weakref.ref(opened.session)
+        self._resolved, self._options = opened.resolved, opened.later_options()
+        self._adapt_after = None
+        if threads_after is not None:
+            self._adapt_after = functools.partial(_with_threads, threads=int(threads_after))
+        self._has_threads = False
+        self._parent = os.getpid()
+        self._renewing = _thread.allocate_lock()
+        self._name = f"variant {opened.resolved.name} of {opened.resolved.root}"
+
+    def serve(self) -> None:
+        """Makes the session one of a subclass, whose runs are followed."""
+        session: Any = self._session()
+        session._ortprep_inherited = self
+        plain: Any = type(session)
+        session.__class__ = _forkable_class(plain)
+        if self._adapt_after is not None and may_swap():
+            serve_steady(session, self._new_build(session))
+        elif self._adapt_after is not None:
+            log_line("warning", "%s: threads_after needs ONNX Runtime 1.31 and two cores", self._name)
+        _SESSIONS.add(session)
+
+    def _new_build(self, session: Any) -> _ChildBuild:
+        options = self._options.replace(adapt=self._adapt_after)
+
+        def build(cancellation: Cancellation) -> onnxruntime.InferenceSession:
+            _, made = make_session(self._resolved, options, cancellation=cancellation)
+            self._has_threads = True
+            return made
+
+        return _ChildBuild(session, build, self._name, parent=self._parent)
+
+    def forked(self, session: Any) -> None:
+        """Takes note, in a child, of what the parent was doing."""
+        self._renewing = _thread.allocate_lock()
+        is_lost = self._has_threads or bool(self.running - {_thread.get_ident()})
+        self.running.clear()
+        if is_lost and not self.is_lost:
+            # Never freed: ONNX Runtime would wait for threads that stayed in the parent.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(session._sess))
+        self.is_lost = self.is_lost or is_lost
+
+    def renew(self, session: Any) -> None:
+        """Creates the session anew where the inherited one is lost."""
+        with self._renewing:
+            if not self.is_lost:
+                return
+            log_line("warning", "%s: forked during a run, or from a child; creating a session", self._name)
+            _, made = make_session(self._resolved, self._options)
+            vars(session).update(vars(made))
+            self.is_lost = self._has_threads = False
+            if self._adapt_after is not None and may_swap():
+                session._ortprep_steady = self._new_build(session)
+
+
+class _ChildBuild(SteadyBuild):
+    """The build of a child's own session: nothing in the process that made it, which is to have no thread."""
+
+    def __init__(self, session: Any, build: Callable[[Cancellation], Any], name: str, *, parent: int) -> None:
+        super().__init__(session, build, name)
+        self._parent = parent
+
+    def start(self) -> None:
+        """Does as `SteadyBuild.start`, in a child."""
+        if os.getpid() != self._parent:
+            super().start()
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Does as `SteadyBuild.wait`, in a child; the parent has nothing to wait for."""
+        return os.getpid() == self._parent or super().wait(timeout_s)
+
+
+_SESSIONS: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for session in tuple(_SESSIONS):
+        session._ortprep_inherited.forked(session)
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+@functools.cache
+def _forkable_class(plain: Any) -> type:
+    """Returns the subclass of a session's class whose instances know who runs them."""
+    methods = {name: _followed(getattr(plain, name)) for name in _RUNS if hasattr(plain, name)}
+    return described_as(plain, type(plain)(plain.__name__, (plain,), methods))
+
+
+def _followed(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        inherited: _Inherited = self._ortprep_inherited
+        if inherited.is_lost:
+            inherited.renew(self)
+        thread = _thread.get_ident()
+        inherited.running.add(thread)
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            inherited.running.discard(thread)
+
+    return run

@@ -1,0 +1,181 @@
+"""What a fork inherits: laws of the session of a parent and of its children, each in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ortprep.errors import LoadError
+from ortprep.runtime import load_before_fork
+from ortprep.runtime.loading import phases
+from tests.runtime.builders import write_bundle
+
+pytestmark = pytest.mark.runtime
+
+PRELUDE = """
+import os, sys, threading, warnings
+import numpy as np
+from ortprep.runtime import load, load_before_fork, wait_steady
+warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, of forks beside threads
+x = {"x": np.arange(8, dtype=np.float32).reshape(1, 8)}
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+def in_child(check):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            check()
+        except Exception:
+            import traceback
+            traceback.print_exc()
+            os._exit(1)
+        sys.exit(0)  # as an application ends, sessions freed
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+def same(session):
+    return np.array_equal(session.run(None, x)[0], expected)
+
+"""
+
+
+def run(bundle: Path, script: str) -> str:
+    """Runs a script in a fresh process, `bundle` being its argument; returns its log."""
+    code = PRELUDE + script
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(bundle)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return write_bundle(tmp_path / "linear")
+
+
+def test_a_child_runs_on_what_its_parent_loaded(bundle: Path) -> None:
+    run(
+        bundle,
+        """
+before = threads()
+session = load_before_fork(sys.argv[1])
+assert threads() == before
+expected = session.run(None, x)[0]
+assert np.array_equal(expected, load(sys.argv[1]).run(None, x)[0])
+native = id(session._sess)
+
+def check():
+    assert same(session) and id(session._sess) == native
+    assert session.get_session_options().intra_op_num_threads == 1
+
+for _ in range(3):
+    in_child(check)
+assert same(session)
+""",
+    )
+
+
+@pytest.mark.skipif(not phases.may_swap(), reason="ONNX Runtime before 1.31, or a single core")
+def test_children_change_to_threads_of_their_own_and_the_parent_never_does(bundle: Path) -> None:
+    log = run(
+        bundle,
+        """
+session = load_before_fork(sys.argv[1], threads_after=2)
+before = threads()
+expected = session.run(None, x)[0]
+wait_steady(session)
+assert threads() == before
+
+def grandchild():
+    assert threads() == 1 and same(session)
+    assert session.get_session_options().intra_op_num_threads == 1
+    wait_steady(session)
+    assert same(session) and session.get_session_options().intra_op_num_threads == 2
+
+def child():
+    assert same(session)
+    wait_steady(session)
+    assert same(session) and session.get_session_options().intra_op_num_threads == 2
+    in_child(grandchild)
+    assert same(session)
+
+for _ in range(3):
+    in_child(child)
+assert session.get_session_options().intra_op_num_threads == 1
+""",
+    )
+    assert log.count("forked during a run, or from a child") == 3
+
+
+def test_a_child_of_a_parent_that_is_running_makes_its_own(bundle: Path) -> None:
+    run(
+        bundle,
+        """
+session = load_before_fork(sys.argv[1])
+expected = session.run(None, x)[0]
+native, over = id(session._sess), threading.Event()
+
+def keep_running():
+    while not over.is_set():
+        session.run(None, x)
+
+others = [threading.Thread(target=keep_running) for _ in range(3)]
+for other in others:
+    other.start()
+for _ in range(30):
+    in_child(lambda: sys.exit("wrong") if not same(session) else None)
+over.set()
+for other in others:
+    other.join()
+
+def in_a_run():
+    assert same(session)
+    assert id(session._sess) != native
+
+session._ortprep_inherited.running.add(-1)  # as if a thread were in a run
+in_child(in_a_run)
+session._ortprep_inherited.running.discard(-1)
+in_child(lambda: sys.exit("wrong") if not same(session) or id(session._sess) != native else None)
+""",
+    )
+
+
+def test_a_child_of_a_parent_that_is_loading_can_load(bundle: Path) -> None:
+    run(
+        bundle,
+        """
+from ortprep.runtime.loading import session as session_module
+from ortprep.runtime.loading.load_options import NO_DEADLINE
+expected = load(sys.argv[1]).run(None, x)[0]
+held, over = threading.Event(), threading.Event()
+
+def hold():
+    plan = session_module.default_plan("m.onnx")
+    with session_module.device_guard(plan, NO_DEADLINE):
+        held.set()
+        over.wait()
+
+other = threading.Thread(target=hold)
+other.start()
+held.wait()
+in_child(lambda: sys.exit("wrong") if not same(load(sys.argv[1])) else None)
+over.set()
+other.join()
+""",
+    )
+
+
+@pytest.mark.parametrize("name", ["intra_op_num_threads", "inter_op_num_threads", "execution_mode"])
+def test_options_that_ask_for_threads_are_refused_at_the_call(bundle: Path, name: str) -> None:
+    with pytest.raises(LoadError, match=f"cannot inherit a session with threads\n  expected no {name}"):
+        load_before_fork(bundle, session_options={name: 2})
+
+
+def test_other_options_of_the_application_hold_in_every_session(bundle: Path) -> None:
+    session = load_before_fork(bundle, session_options={"enable_mem_pattern": False})
+    assert session.get_session_options().enable_mem_pattern is False
