@@ -1,0 +1,121 @@
+"""What does a worker pay whose parent loaded before the fork? `python -m bench.fork [NAME …] [--rounds 9]`.
+
+Trained models from PyPI wheels, prepared without a search. *plain* is a fresh process of plain ONNX Runtime,
+from its start to its first result; *fork* is a child of a process that called `load_before_fork`, from the
+fork to its first result on the inherited session. Interleaved, the page cache warm. Private memory is that
+which a child has written to (`Private_Dirty`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import geometric_mean, median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from bench.models import ARTIFACTS, PreparedModel
+from bench.result_file import describe_machine, format_results
+from bench.small_models import SMALL_MODELS, prepare_small_models
+from bench.start import ROOT, plain, run_script, write_script
+from ortprep.measuring.comparison import paired_ratio
+from ortprep.measuring.device_lock import measuring
+from ortprep.measuring.rounds import order_of_round
+from ortprep.runtime.tensors.arrays import read_tensors
+
+_PARENT = """\
+import json, os, sys, time
+from ortprep.runtime import load_before_fork
+session = load_before_fork(sys.argv[1])
+import numpy
+feeds = {name: numpy.load(path) for name, path in json.loads(sys.argv[2]).items()}
+for line in sys.stdin:
+    reader, writer = os.pipe()
+    forked = time.monotonic()
+    if os.fork() == 0:
+        session.run(None, feeds)
+        times = [time.monotonic()]
+        for _ in range(9):
+            session.run(None, feeds)
+            times.append(time.monotonic())
+        with open("/proc/self/smaps_rollup") as rollup:
+            dirty = next(int(line.split()[1]) for line in rollup if line.startswith("Private_Dirty:"))
+        steady = sorted(after - before for before, after in zip(times, times[1:]))[4]
+        os.write(writer, json.dumps([times[0] - forked, steady, dirty]).encode())
+        os._exit(0)
+    os.close(writer)
+    print(os.read(reader, 1000).decode(), flush=True)
+    os.close(reader)
+    os.wait()
+"""
+
+
+def measure(model: PreparedModel, *, rounds: int) -> dict[str, Any]:
+    """Returns medians of a model, in ms and MB, and how many times sooner a fork answers."""
+    with TemporaryDirectory(prefix="fork-") as folder, measuring("cpu"):
+        script = Path(folder) / "plain.py"
+        write_script(plain(model.source), model.sample, script, steady_s=0.2)
+        with _start_parent(model, Path(folder)) as parent:
+            assert parent.stdin is not None
+            assert parent.stdout is not None
+            starts, forks = [], []
+            for index in range(-1, rounds):  # the first fills the page cache
+                for arm in order_of_round(("plain", "fork"), index):
+                    if arm == "plain":
+                        starts.append(run_script(script))
+                        continue
+                    parent.stdin.write("\n")
+                    parent.stdin.flush()
+                    forks.append(json.loads(parent.stdout.readline()))
+            parent.stdin.close()
+    ready = [start.ready_ms for start in starts[1:]]
+    firsts = [first * 1e3 for first, _, _ in forks[1:]]
+    return {
+        "plain_ready_ms": round(median(ready), 1),
+        "plain_steady_ms": round(median(start.steady_ms or 0 for start in starts[1:]), 2),
+        "fork_first_ms": round(median(firsts), 2),
+        "fork_steady_ms": round(median(steady * 1e3 for _, steady, _ in forks[1:]), 2),
+        "fork_private_mb": round(median(dirty / 1024 for _, _, dirty in forks[1:]), 1),
+        "sooner": round(paired_ratio(ready, firsts), 2),
+    }
+
+
+def _start_parent(model: PreparedModel, folder: Path) -> subprocess.Popen[str]:
+    import numpy as np
+
+    arrays = {}
+    for index, (name, array) in enumerate(read_tensors(model.sample).items()):
+        arrays[name] = str(folder / f"{index}.npy")
+        np.save(arrays[name], array)
+    command = [sys.executable, "-c", _PARENT, str(model.bundle), json.dumps(arrays)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures, prints and writes; returns an exit code."""
+    parser = argparse.ArgumentParser(prog="python -m bench.fork", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(SMALL_MODELS)}")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--artifacts", type=Path, default=ARTIFACTS / "small")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args(arguments)
+    names = options.names or list(SMALL_MODELS)
+    models = prepare_small_models(names, options.artifacts.absolute(), reuse=True)
+    results = {}
+    for model in models:
+        results[model.name] = found = measure(model, rounds=options.rounds)
+        print(f"{model.name:<18} {found}", flush=True)
+    mean = round(geometric_mean(found["sooner"] for found in results.values()), 2)
+    print(f"{mean}× sooner in geometric mean, least {min(found['sooner'] for found in results.values())}×")
+    if options.out is not None:
+        report = {"machine": describe_machine(), "rounds": options.rounds, "sooner": mean, "models": results}
+        options.out.write_text(format_results(report) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
