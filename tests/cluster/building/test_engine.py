@@ -64,7 +64,7 @@ def test_a_cluster_makes_the_bundle_that_this_machine_makes(
     bundles = [workshop.root / where / "net" for where in ("here", "there")]
     one, other = (load(bundle, precision="fp32").run(None, x) for bundle in bundles)
     np.testing.assert_allclose(one[0], other[0], rtol=1e-4)
-    assert recorder.tasks("finished") == ["net@farm", "pull:net"]
+    assert recorder.tasks("finished") == ["fetch:net", "net@farm", "pull:net"]
 
     again = Recorder()
     assert workshop.engine().prepare(workshop.order("net", artifacts="there"), again) == ()
