@@ -27,15 +27,13 @@ from onnxruntime.transformers.float16 import ALWAYS_FLOAT_INPUTS, DEFAULT_OP_BLO
 from ortprep.errors import StageError, require_known
 from ortprep.quoting import quoted
 from ortprep.spec.conversion import HalfSpec
-from ortprep.stages.convert.requests import PassRequest, PrecisionReply
+from ortprep.stages.convert.pass_records import PassReply, PassRequest
 from ortprep.stages.convert.value_types import FLOAT, Schemas, infer_value_types
 from ortprep.stages.convert.weights import move_weights, read_graph, read_pieces, write_tensor
 from ortprep.stages.core.graphs.graph_walk import (
     defined_names,
     name_nodes,
-    new_name,
     subgraphs,
-    value_names,
     walk_graphs,
 )
 
@@ -55,7 +53,7 @@ _BY_INPUT = ("BitCast", "Bernoulli", "EyeLike", "RandomNormalLike", "RandomUnifo
 """Operators whose output's type, or number of bits, follows from their input's although no schema says so."""
 
 
-def convert_half(request: PassRequest) -> PrecisionReply:
+def convert_half(request: PassRequest) -> PassReply:
     """Converts a model to half precision, in a child process.
 
     Raises:
@@ -98,8 +96,11 @@ def convert_half(request: PassRequest) -> PrecisionReply:
         raise _out_of_range_error(conversion.out_of_range)
     written.write_bytes(model.SerializeToString())
     too_large = dict.fromkeys(node for _, nodes, _ in conversion.out_of_range for node in nodes)
-    return PrecisionReply(
-        len(names), tuple(conversion.converted), tuple(conversion.kept), too_large=tuple(too_large)
+    return PassReply(
+        nodes=len(names),
+        converted=tuple(conversion.converted),
+        kept=tuple(conversion.kept),
+        too_large=tuple(too_large),
     )
 
 
@@ -137,8 +138,6 @@ class _Conversion:
         self._suffix = TensorProto.DataType.Name(code).lower()
         self._kind = f"tensor({self._suffix})"
         self._types = infer_value_types(model, schemas)
-        self._used_names = value_names(model)
-        self._other_names: dict[str, str] = {}
         self.converted: list[str] = []
         self.kept: list[str] = []
         self.half_users: dict[str, list[str]] = {}
@@ -192,10 +191,7 @@ class _Conversion:
         """Returns what a value is called in a type: an end keeps its name in its own, others in float32."""
         if self._types.get(value) != FLOAT or is_half == (value in self._half_ends):
             return value
-        if value not in self._other_names:
-            suffix = self._suffix if is_half else "float32"
-            self._other_names[value] = new_name(f"{value}_{suffix}", self._used_names)
-        return self._other_names[value]
+        return f"{value}:{self._suffix if is_half else 'float32'}"
 
     def wanted_types(self, weight: str) -> list[bool]:
         """Returns in which types a weight is stored: whether it is half precision."""
@@ -221,15 +217,12 @@ class _Conversion:
             self._take(output.name, is_half=output.name in self._half_ends)
 
         # Put each cast behind the node that makes its value.
-        node_names = {node.name for node in graph.node}
         values = [value.name for value in graph.input]
-        nodes = list(
-            self._casts([*values, *(each.values.name for each in graph.sparse_initializer)], node_names)
-        )
+        nodes = list(self._casts([*values, *(each.values.name for each in graph.sparse_initializer)]))
         for node in graph.node:
             outputs = list(node.output)
             node.output[:] = [name and self.name_of(name, is_half=name in made_half) for name in outputs]
-            nodes += [node, *self._casts(outputs, node_names)]
+            nodes += [node, *self._casts(outputs)]
         del graph.node[:]
         graph.node.extend(nodes)
 
@@ -266,15 +259,14 @@ class _Conversion:
             tensor = TensorProto(dims=[1], data_type=self.code, raw_data=rounded)
             node.attribute.append(helper.make_attribute("value", tensor))
 
-    def _casts(self, values: Iterable[str], node_names: set[str]) -> Iterator[onnx.NodeProto]:
+    def _casts(self, values: Iterable[str]) -> Iterator[onnx.NodeProto]:
         """Yields the casts of values that are taken in another type than they are made in."""
         for value in values:
             is_half = value in self._made_half
             if self._types.get(value) == FLOAT and (not is_half) in self._wanted.get(value, ()):
                 made, cast = (self.name_of(value, is_half=each) for each in (is_half, not is_half))
-                name = new_name(f"{cast}_cast", node_names)
                 code = TensorProto.FLOAT if is_half else self.code
-                yield helper.make_node("Cast", [made], [cast], name=name, to=code)
+                yield helper.make_node("Cast", [made], [cast], name=f"{made}:cast", to=code)
 
     def round(self, pieces: Iterable[bytes], name: str, users: Sequence[str]) -> Iterator[memoryview]:
         """Yields a tensor's float32 numbers in half precision, and records whether some are out of range."""
