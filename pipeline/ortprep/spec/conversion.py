@@ -49,7 +49,6 @@ class FusionSpec(SpecSection):
         default="onnxruntime", description="Package whose optimizer fuses; the second is the older one."
     )
     disable: tuple[Text, ...] = Field(default=(), description="Fusions to skip: attention, gelu, ….")
-    optional: bool = Field(default=False, description="Whether it is allowed that nothing is fused.")
 
 
 class HalfSpec(SpecSection):

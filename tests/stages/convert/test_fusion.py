@@ -19,8 +19,8 @@ from ortprep.children.child import run_child
 from ortprep.errors import MissingExtraError, PipelineError, StageError
 from ortprep.spec.conversion import FusionSpec
 from ortprep.stages.convert.fusion_graph import Heads, choose_heads, find_heads, rewrite_as_patterns_expect
-from ortprep.stages.convert.passes import fuse_transformers
-from ortprep.stages.convert.requests import FusionReply, PassRequest
+from ortprep.stages.convert.pass_records import PassReply, PassRequest
+from ortprep.stages.convert.passes import change_graph
 from ortprep.versions import install_command
 from tests import builders as models
 
@@ -47,22 +47,22 @@ def transformers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def fused_bert(
     transformers: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[FusionReply, Path]:
+) -> tuple[PassReply, Path]:
     written = tmp_path_factory.mktemp("fused") / "model.onnx"
     return fuse_as_the_build_does(transformers["bert"], written), written
 
 
-def fuse_as_the_build_does(source: Path, written: Path) -> FusionReply:
-    request = PassRequest(source=source, written=written, fusion=FusionSpec(model_type="bert"))
-    return run_child(fuse_transformers, request, timeout_s=600).value
+def fuse_as_the_build_does(source: Path, written: Path) -> PassReply:
+    request = PassRequest(name="fusion", source=source, written=written, fusion=FusionSpec(model_type="bert"))
+    return run_child(change_graph, request, timeout_s=600).value
 
 
-def fuse(source: Path, written: Path, model_type: str, **fields: Any) -> FusionReply:
+def fuse(source: Path, written: Path, model_type: str, **fields: Any) -> PassReply:
     fusion = FusionSpec(model_type=model_type, **fields)
-    request = PassRequest(source=source, written=written, fusion=fusion)
+    request = PassRequest(name="fusion", source=source, written=written, fusion=fusion)
     # One process has one library, and it takes as long to import as all that is done with it here.
     here = fusion.library == "onnxruntime"
-    return fuse_transformers(request) if here else run_child(fuse_transformers, request, timeout_s=600).value
+    return change_graph(request) if here else run_child(change_graph, request, timeout_s=600).value
 
 
 def answer(path: Path) -> list[NDArray[np.float32]]:
@@ -77,14 +77,14 @@ def answer(path: Path) -> list[NDArray[np.float32]]:
 
 
 def test_a_fused_bert_answers_as_its_source(
-    transformers: dict[str, Path], fused_bert: tuple[FusionReply, Path]
+    transformers: dict[str, Path], fused_bert: tuple[PassReply, Path]
 ) -> None:
     for got, expected in zip(answer(fused_bert[1]), answer(transformers["bert"]), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-5)
 
 
 def test_the_interface_of_a_fused_model_is_its_sources(
-    transformers: dict[str, Path], fused_bert: tuple[FusionReply, Path]
+    transformers: dict[str, Path], fused_bert: tuple[PassReply, Path]
 ) -> None:
     before, after = (
         onnx.load(path, load_external_data=False).graph for path in (transformers["bert"], fused_bert[1])
@@ -120,13 +120,11 @@ def test_what_would_be_wrong_is_refused_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_fusing_nothing_is_an_error_unless_it_is_optional(tmp_path: Path) -> None:
+def test_fusing_nothing_is_an_error(tmp_path: Path) -> None:
     source = models.write_model(models.conv_net(), tmp_path / "source" / "model.onnx")
-    written = tmp_path / "model.onnx"
     with pytest.raises(StageError, match="found nothing to fuse: model_type swin"):
-        fuse(source, written, "swin")
-    assert fuse(source, written, "bert", optional=True).fused == {}
-    assert not written.exists()
+        fuse(source, tmp_path / "model.onnx", "swin")
+    assert not (tmp_path / "model.onnx").exists()
 
 
 @pytest.mark.skipif(WITH_TOOLS, reason="onnxruntime-tools is installed")

@@ -21,8 +21,8 @@ import onnxruntime
 
 from ortprep.errors import MissingExtraError, StageError, require_known
 from ortprep.quoting import quoted
-from ortprep.stages.convert.fusion_graph import Heads, choose_heads, find_heads, rewrite_as_patterns_expect
-from ortprep.stages.convert.requests import FusionReply, PassRequest
+from ortprep.stages.convert.fusion_graph import Heads, choose_heads, rewrite_as_patterns_expect
+from ortprep.stages.convert.pass_records import PassReply, PassRequest
 from ortprep.stages.convert.weights import keep_real_inputs, move_weights
 from ortprep.stages.core.graphs.graph_walk import name_nodes, values_bytes, walk_nodes
 from ortprep.stages.core.graphs.inlining import load_with_weights
@@ -56,7 +56,7 @@ class _Library(NamedTuple):
     optimize: Callable[[onnx.ModelProto, str, Heads, Any], Any]
 
 
-def fuse(request: PassRequest) -> FusionReply:
+def fuse(request: PassRequest) -> PassReply:
     """Fuses a model and writes it.
 
     Raises:
@@ -79,15 +79,13 @@ def fuse(request: PassRequest) -> FusionReply:
     name_nodes(model)
     inputs, outputs = list(model.graph.input), list(model.graph.output)
     operators, read = _count_operators(model), _names_read(model)
-    given, disabled = Heads(fusion.num_heads, fusion.hidden_size), set(fusion.disable)
-    if fusion.optional and not fusion.num_heads and not find_heads(model.graph):
-        disabled.add("attention")
-    options = _options_without(disabled, library.options(fusion.model_type))
+    options = _options_without(fusion.disable, library.options(fusion.model_type))
 
     # Fuse.
     rewrite_as_patterns_expect(model.graph)
-    finds_heads = fusion.model_type in _FINDS_HEADS or "attention" in disabled
-    heads = given if finds_heads else choose_heads(model.graph, given)
+    heads = Heads(fusion.num_heads, fusion.hidden_size)
+    if fusion.model_type not in _FINDS_HEADS and "attention" not in fusion.disable:
+        heads = choose_heads(model.graph, heads)
     try:
         optimizer = library.optimize(model, fusion.model_type, heads, options)
     except _MISFITS as error:
@@ -112,19 +110,17 @@ def fuse(request: PassRequest) -> FusionReply:
     for (domain, operator), count in sorted((_count_operators(model) - operators).items()):
         if operator in listed or domain == _MICROSOFT:
             fused[operator] += count
-    if fused:
-        if all(opset.domain != _MICROSOFT for opset in model.opset_import):
-            model.opset_import.add(domain=_MICROSOFT, version=1)
-        move_weights(model, request.source.parent, request.written)
-        onnx.save(model, request.written)
-    elif not fusion.optional:
+    if not fused:
         raise StageError(
             f"fusion found nothing to fuse: model_type {fusion.model_type}\n"
             f"  expected a graph that the patterns of {library.name} match",
-            hint=f"fusion: {{model_type: {quoted(fusion.model_type)}, optional: true}}  "
-            f"(or another of {', '.join(map(quoted, library.model_types))})",
+            hint=f"fusion: {{model_type: …}}  (one of {', '.join(map(quoted, library.model_types))})",
         )
-    return FusionReply(dict(fused), library.name)
+    if all(opset.domain != _MICROSOFT for opset in model.opset_import):
+        model.opset_import.add(domain=_MICROSOFT, version=1)
+    move_weights(model, request.source.parent, request.written)
+    onnx.save(model, request.written)
+    return PassReply(fused=dict(fused), library=library.name)
 
 
 def _options_without(disabled: Iterable[str], options: Any) -> Any:
