@@ -16,8 +16,8 @@ from typing import Any
 from bench.big_model import write_big_model
 from bench.result_file import describe_machine, format_results
 from ortprep.children.child import run_child
-from ortprep.stages.convert.passes import convert_precision
-from ortprep.stages.convert.requests import PassRequest
+from ortprep.stages.convert.pass_records import PassRequest
+from ortprep.stages.convert.passes import change_graph
 
 _ROOT = Path(__file__).parent.parent
 _TIMEOUT_S = 3600.0
@@ -31,7 +31,7 @@ def measure(name: str, source: Path, folder: Path, *, weights_bytes: int) -> dic
     folder.mkdir()
     try:
         request = PassRequest(source=source, written=folder / source.name, name=name)
-        reply = run_child(convert_precision, request, timeout_s=_TIMEOUT_S)
+        reply = run_child(change_graph, request, timeout_s=_TIMEOUT_S)
         written_bytes = sum(path.stat().st_size for path in folder.iterdir())
     finally:
         shutil.rmtree(folder)

@@ -9,7 +9,7 @@ import pytest
 
 from ortprep.bundle.onnx_inputs import dimension_name, read_inputs
 from ortprep.spec.models import ModelSpec
-from ortprep.stages.convert.requests import PassRequest
+from ortprep.stages.convert.pass_records import PassRequest
 from ortprep.stages.convert.shapes import bind_shapes
 from ortprep.stages.core.inputs.agreement import require_fit, shape_sets
 from ortprep.stages.fetch.inspection import inspect_model
@@ -44,5 +44,5 @@ def test_what_says_nothing_is_no_name_and_gets_sizes_of_its_own(tmp_path: Path, 
 
     bound = tmp_path / "bound" / "m.onnx"
     bound.parent.mkdir()
-    bind_shapes(PassRequest(source=path, written=bound, dimensions={"left[0]": 3}))
+    bind_shapes(PassRequest(name="shapes", source=path, written=bound, dimensions={"left[0]": 3}))
     assert [item.shape for item in read_inputs(bound)] == [(3, 4), (None, 4)]

@@ -19,15 +19,13 @@ from ortprep.errors import SpecError, StageError
 from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.runtime.tensors.element_types import Array
 from ortprep.spec.conversion import QuantizeSpec
-from ortprep.stages.convert.passes import convert_precision
-from ortprep.stages.convert.requests import PassRequest, PrecisionReply
+from ortprep.stages.convert.pass_records import PassReply, PassRequest
+from ortprep.stages.convert.passes import change_graph
 from ortprep.stages.core.graphs.graph_walk import values_bytes, walk_initializers
 from ortprep.stages.fetch.demo import write_demo_model
 from tests.builders import (
     build_model,
     conv_net,
-    embedding,
-    half_net,
     loop_net,
     matmul_net,
     tensor,
@@ -57,13 +55,13 @@ def _feeds(model: onnx.ModelProto, seed: int, *, rows: int = 3) -> dict[str, Arr
     return feeds
 
 
-def _quantize(name: str, model: onnx.ModelProto, folder: Path, **wanted: Any) -> PrecisionReply:
+def _quantize(name: str, model: onnx.ModelProto, folder: Path, **wanted: Any) -> PassReply:
     """Writes `source/m.onnx` and, with a pass, `written/m.onnx`."""
     source = folder / "source" / "m.onnx"
     if not source.exists():
         write_external_model(model, source)
     (folder / "written").mkdir(exist_ok=True)
-    return convert_precision(_request(name, model, folder, **wanted))
+    return change_graph(_request(name, model, folder, **wanted))
 
 
 def _request(
@@ -253,13 +251,6 @@ def test_what_comes_from_a_contrib_operator_is_quantised(tmp_path: Path, name: s
     _assert_near(model, tmp_path, share=0.2)
 
 
-def test_dynamic_quantises_lookups_and_convolutions_when_told_to(tmp_path: Path) -> None:
-    assert _quantize("dynamic", embedding(), tmp_path / "a", operators=("Gather",)).converted == ("Gather_0",)
-    assert _quantize("dynamic", conv_net(), tmp_path / "b", operators=("Conv",)).converted == ("conv",)
-    _assert_near(embedding(), tmp_path / "a", share=0.05)
-    _assert_near(conv_net(), tmp_path / "b", share=0.05)
-
-
 def test_dynamic_leaves_weights_of_three_axes_alone_per_channel(tmp_path: Path) -> None:
     model = matmul_net()
     weight = np.random.default_rng(0).normal(0, 0.1, (1, 64, 64)).astype(np.float32)
@@ -309,16 +300,6 @@ def test_every_way_to_calibrate_stays_near_the_source(tmp_path: Path, method: st
         assert not any(numpy_helper.to_array(item).any() for item in zeros.values())
 
 
-def test_static_ranges_cover_every_sample(tmp_path: Path) -> None:
-    model = matmul_net()
-    paths = _write_samples(model, tmp_path)
-    write_tensors(paths[3], {"x": np.full((2, 64), 100, np.float32)})
-    _quantize("static", model, tmp_path, samples=paths)
-    written = onnx.load(tmp_path / "written" / "m.onnx")
-    scale = next(item for item in written.graph.initializer if item.name == "x_scale")
-    assert float(numpy_helper.to_array(scale)) * 255 >= 100
-
-
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_one_weight_at_a_time_gives_what_the_whole_model_gives(
@@ -339,22 +320,17 @@ def test_one_weight_at_a_time_gives_what_the_whole_model_gives(
     _assert_near(model, tmp_path, share=0.2)
 
 
-def test_a_weight_of_two_products_is_stored_once(tmp_path: Path) -> None:
-    model = matmul_net()
-    model.graph.node[1].input[1] = "w0"
-    _quantize("weights", model, tmp_path)
-    written = onnx.load(tmp_path / "written" / "m.onnx", load_external_data=False)
-    assert [item.name for item in written.graph.initializer] == ["w1", "w0_Q4", "w0_scales"]
-    _assert_near(model, tmp_path, share=0.2)
-
-
 def test_weights_of_subgraphs_are_quantised(tmp_path: Path) -> None:
     model = loop_net()
     assert _quantize("weights", model, tmp_path).converted == ("MatMul_0",)
     _assert_near(model, tmp_path, share=0.2)
 
 
-def test_weights_of_half_precision_are_quantised(tmp_path: Path) -> None:
-    model = half_net()
-    assert _quantize("int8-weights", model, tmp_path).converted == ("MatMul_0",)
-    _assert_near(model, tmp_path, share=0.05)
+def test_static_ranges_cover_every_sample(tmp_path: Path) -> None:
+    model = matmul_net()
+    paths = _write_samples(model, tmp_path)
+    write_tensors(paths[3], {"x": np.full((2, 64), 100, np.float32)})
+    _quantize("static", model, tmp_path, samples=paths)
+    written = onnx.load(tmp_path / "written" / "m.onnx")
+    scale = next(item for item in written.graph.initializer if item.name == "x_scale")
+    assert float(numpy_helper.to_array(scale)) * 255 >= 100

@@ -30,6 +30,7 @@ from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
 
 from ortprep.runtime.tensors.arrays import read_tensors
 from ortprep.runtime.tensors.element_types import Array
+from ortprep.stages.convert.pass_records import PassReply, PassRequest
 from ortprep.stages.convert.quantizable import (
     CONTRIB,
     PLAIN_DOMAINS,
@@ -40,7 +41,6 @@ from ortprep.stages.convert.quantizable import (
     read_checked_graph,
     require_nodes,
 )
-from ortprep.stages.convert.requests import PassRequest, PrecisionReply
 from ortprep.stages.convert.value_types import FLOAT, Schemas, infer_value_types
 from ortprep.stages.convert.weights import move_weights
 from ortprep.stages.core.graphs.graph_walk import name_nodes, walk_graphs
@@ -70,7 +70,7 @@ _OTHER_FLOATS = ("tensor(float16)", "tensor(bfloat16)", "tensor(double)")
 _LOWERED = "_MatMul"  # what the quantiser appends to the name of a Gemm that it makes a MatMul and an Add
 
 
-def quantize_int8(request: PassRequest) -> PrecisionReply:
+def quantize_int8(request: PassRequest) -> PassReply:
     """Quantises weights to 8 bits, and activations at run time or by calibrated ranges, in a child process.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What the children of `convert` take and answer; importable without onnx."""
+"""What the child process of a graph pass takes and answers; importable without onnx."""
 
 from __future__ import annotations
 
@@ -14,54 +14,45 @@ class PassRequest:
     """The files of a pass, and what it reads of the spec.
 
     Attributes:
+        name: `fusion`, `shapes`, `fp16`, `bf16`, `int8-dynamic`, `int8-static`, `int8-weights` or
+            `int4-weights`.
         source: Absolute path of the model; its external data is in the same folder.
         written: Absolute path of the model to write, in an empty folder.
-        dimensions: To bind shapes: sizes of 1 and more, by the name of a symbolic dimension, or by
+        dimensions: For `shapes`: sizes of 1 and more, by the name of a symbolic dimension, or by
             `INPUT[AXIS]` for one without a name.
-        fusion: To fuse the subgraphs of transformers.
-        name: To change the precision: `fp16`, `bf16`, `int8-dynamic`, `int8-static`, `int8-weights` or
-            `int4-weights`.
+        fusion: For `fusion`.
         half: For half precision; `keep_nodes` includes what a search keeps.
         quantize: For quantisation; `exclude` includes what a search keeps.
         samples: For `int8-static`: `.npz` files that `check_calibration` accepts.
     """
 
+    name: str
     source: Path
     written: Path
     dimensions: Mapping[str, int] = field(default_factory=dict)
     fusion: FusionSpec | None = None
-    name: str = ""
     half: HalfSpec = field(default_factory=HalfSpec)
     quantize: QuantizeSpec = field(default_factory=QuantizeSpec)
     samples: tuple[Path, ...] = ()
 
 
-@dataclass(frozen=True)
-class FusionReply:
-    """What was fused.
+@dataclass(frozen=True, kw_only=True)
+class PassReply:
+    """What a pass did.
 
     Attributes:
-        fused: How many nodes of an operator were added; if empty, nothing was written.
-        library: Package and version.
-    """
-
-    fused: Mapping[str, int]
-    library: str
-
-
-@dataclass(frozen=True)
-class PrecisionReply:
-    """Which nodes were converted.
-
-    Attributes:
-        nodes: Number of nodes the pass looked at: of the whole model for half precision, of the requested
-            operator types for quantisation.
+        fused: How many nodes of an operator fusion added.
+        library: Package and version that fused.
+        nodes: Number of nodes that a precision looked at: of the whole model for half precision, of the
+            requested operator types for quantisation.
         converted: Names of the nodes that were converted, in topological order.
         kept: Names of those that could not be or were not to be, in topological order.
         too_large: Nodes that use weights beyond the largest half-precision number.
     """
 
-    nodes: int
-    converted: tuple[str, ...]
-    kept: tuple[str, ...]
+    fused: Mapping[str, int] = field(default_factory=dict)
+    library: str = ""
+    nodes: int = 0
+    converted: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
     too_large: tuple[str, ...] = ()

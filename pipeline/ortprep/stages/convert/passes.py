@@ -1,70 +1,52 @@
-"""The graph passes, and how one runs in a process of its own."""
+"""The graph passes, each in a process of its own."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from typing import TypeVar
 
 from ortprep.bundle.conversion_record import PassRecord
 from ortprep.children.child import run_child
-from ortprep.stages.convert.requests import FusionReply, PassRequest, PrecisionReply
+from ortprep.stages.convert.pass_records import PassReply, PassRequest
 from ortprep.stages.core.accuracy import convert_section
 from ortprep.stages.core.contract import Context
 
-R = TypeVar("R")
 
-
-def fuse_transformers(request: PassRequest) -> FusionReply:
-    """Child function: see `fusion.fuse`."""
-    from ortprep.stages.convert.fusion import fuse
-
-    return fuse(request)
-
-
-def convert_precision(request: PassRequest) -> PrecisionReply:
-    """Child function: writes a model in another precision.
+def change_graph(request: PassRequest) -> PassReply:
+    """Child function: writes the model that a pass makes.
 
     Raises:
-        StageError: The model cannot be converted.
-        SpecError: The spec names a node or an operator that does not exist.
+        StageError: The pass refuses the model.
+        SpecError: The spec names what the model, or a library, does not have.
+        MissingExtraError: A library is not installed.
         OSError: A file cannot be read, or the disk is full.
     """
-    if request.name in ("fp16", "bf16"):
-        from ortprep.stages.convert.half import convert_half
+    if request.name == "shapes":
+        from ortprep.stages.convert.shapes import bind_shapes as change
+    elif request.name == "fusion":
+        from ortprep.stages.convert.fusion import fuse as change
+    elif request.name in ("fp16", "bf16"):
+        from ortprep.stages.convert.half import convert_half as change
+    elif request.name.endswith("weights"):
+        from ortprep.stages.convert.weight_only import quantize_weights as change
+    else:
+        from ortprep.stages.convert.int8 import quantize_int8 as change
+    return change(request)
 
-        return convert_half(request)
-    if request.name.endswith("weights"):
-        from ortprep.stages.convert.weight_only import quantize_weights
 
-        return quantize_weights(request)
-    from ortprep.stages.convert.int8 import quantize_int8
-
-    return quantize_int8(request)
-
-
-def run_pass(
-    context: Context, name: str, function: Callable[[PassRequest], R], request: PassRequest
-) -> tuple[R, PassRecord]:
-    """Runs a pass in a child process; removes what it wrote if it fails.
-
-    Args:
-        context: The task; its spec has the deadline.
-        name: The pass, as `PassRecord.name` has it.
-        function: The child function.
-        request: Its request.
+def run_pass(context: Context, request: PassRequest) -> tuple[PassReply, PassRecord]:
+    """Runs a pass in a child process, with the spec's deadline; removes what it wrote if it fails.
 
     Raises:
         StageError: The pass refuses the model.
         SpecError: The spec names what the model does not have.
-        ChildError: Its process died, or passed the spec's deadline.
+        ChildError: Its process died, or passed the deadline.
     """
     folder = request.written.parent
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:
-        reply = run_child(function, request, timeout_s=convert_section(context.spec).timeout_s)
+        reply = run_child(change_graph, request, timeout_s=convert_section(context.spec).timeout_s)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    return reply.value, PassRecord(name, round(reply.elapsed_s * 1e3, 3), reply.peak_rss_bytes)
+    return reply.value, PassRecord(request.name, round(reply.elapsed_s * 1e3, 3), reply.peak_rss_bytes)

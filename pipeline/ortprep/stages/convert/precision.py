@@ -18,18 +18,20 @@ from ortprep.errors import (
     ChildTimeoutError,
     LoadError,
     PipelineError,
+    SpecError,
     StageError,
 )
 from ortprep.spec.conversion import ConvertSpec
-from ortprep.stages.convert.passes import convert_precision, run_pass
-from ortprep.stages.convert.requests import PassRequest, PrecisionReply
+from ortprep.stages.convert.pass_records import PassReply, PassRequest
+from ortprep.stages.convert.passes import run_pass
 from ortprep.stages.convert.search import Kept, search
 from ortprep.stages.core.accuracy import convert_section, judge_accuracy
-from ortprep.stages.core.contract import SOURCE_PRECISION, Context
+from ortprep.stages.core.contract import SOURCE_PRECISION, Context, TaskId
+from ortprep.stages.core.inputs.sample_files import check_calibration, find_calibration_files
 from ortprep.stages.core.ladder import REFUSALS, TAKEN
 from ortprep.stages.core.sources import Graph
 from ortprep.stages.optimize.session_plans import loading_options, loading_providers, without_optimizers
-from ortprep.stages.verify.reference import ReferenceAnswers
+from ortprep.stages.verify.reference import fitting, read_reference, reference_variant
 
 SEARCHED = ("mixed", "int8", "int4")
 """Precisions that may leave nodes in fp32, as few as possible, to pass the gate."""
@@ -82,7 +84,7 @@ def choose_mode(convert: ConvertSpec, target: str, operators: Mapping[str, int])
     return "static" if operators.get("Conv", 0) > products else "dynamic"
 
 
-Trial = tuple[PrecisionStep, PrecisionReply]
+Trial = tuple[PrecisionStep, PassReply]
 """A conversion that was tried: the gate's judgement, and which nodes were converted."""
 
 
@@ -94,23 +96,36 @@ class PrecisionAttempts:
         hint: What the first step that failed advises, if anything.
     """
 
-    def __init__(
-        self,
-        context: Context,
-        scratch: Path,
-        *,
-        parent: Graph,
-        reference: ReferenceAnswers,
-        mode: str,
-        calibration: Sequence[Path],
-    ) -> None:
-        """Takes what every attempt needs, and a folder for files that the caller removes."""
+    def __init__(self, context: Context, scratch: Path, parent: Graph) -> None:
+        """Reads what every attempt needs.
+
+        Args:
+            context: The variant's task.
+            scratch: A folder for files, which the caller removes.
+            parent: The model to convert.
+
+        Raises:
+            SpecError: The calibration set does not fit the model; no step of the ladder may hide it.
+        """
         self._context, self._convert, self._parent = context, convert_section(context.spec), parent
-        self._reference, self._mode, self._calibration = reference, mode, calibration
-        self._levels: tuple[str, ...] = ()
         self.hint: str | None = None
+        self._levels: tuple[str, ...] = ()
         self._scratch = scratch
         self.written = scratch / "model" / f"{context.spec.name}.onnx"
+        upstream = context.upstream[TaskId("verify", reference_variant(context.plan))]
+        description, subject = parent.description, f"{context.spec.name}/{context.variant}"
+        self._reference = fitting(read_reference(upstream.folder), description.interface, subject)
+        self._mode = choose_mode(self._convert, context.target, description.source.operators)
+        self._calibration: Sequence[Path] = ()
+        if self._mode == "static":
+            own = find_calibration_files(context.spec)
+            self._calibration = (
+                own if own is not None else [sample.path for sample in self._reference.samples]
+            )
+            try:
+                check_calibration(self._calibration, description.interface)
+            except StageError as error:
+                raise SpecError(error.message, hint=error.hint) from error
 
     def try_step(self, precision: str) -> PrecisionStep:
         """Converts to a precision; one in `SEARCHED` may leave nodes in fp32, as few as possible.
@@ -205,7 +220,7 @@ class PrecisionAttempts:
         """Converts, runs every sample on the target, and asks the gate; raises what either raises."""
         spec, samples = self._context.spec, self._reference.samples
         request = self._request(precision, kept)
-        reply, made_by = run_pass(self._context, request.name, convert_precision, request)
+        reply, made_by = run_pass(self._context, request)
         if not reply.converted:
             raise StageError(
                 f"nothing was converted to {precision}: {self._parent.path.name}\n"

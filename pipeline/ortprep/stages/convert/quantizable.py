@@ -13,7 +13,7 @@ from onnx import helper
 from ortprep.errors import StageError, require_known
 from ortprep.runtime.loading.session import onnxruntime_errors
 from ortprep.spec.conversion import QuantizeSpec
-from ortprep.stages.convert.requests import PrecisionReply
+from ortprep.stages.convert.pass_records import PassReply
 from ortprep.stages.convert.weights import read_graph
 from ortprep.stages.core.graphs.graph_walk import name_nodes, walk_graphs
 
@@ -91,8 +91,8 @@ def quantizer_refusals(what: Path | str) -> Iterator[None]:
 
 def describe_result(
     nodes: Sequence[tuple[str, str]], *, operators: Collection[str], quantized: Collection[str]
-) -> PrecisionReply:
+) -> PassReply:
     """Returns the reply of a pass, given the name and operator of every node of the source."""
     converted = tuple(name for name, _ in nodes if name in quantized)
     kept = tuple(name for name, operator in nodes if operator in operators and name not in quantized)
-    return PrecisionReply(len(converted) + len(kept), converted, kept)
+    return PassReply(nodes=len(converted) + len(kept), converted=converted, kept=kept)

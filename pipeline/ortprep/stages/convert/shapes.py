@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ortprep.bundle.file_links import copy_file, link_or_copy, unlinkable_files
 from ortprep.bundle.onnx_inputs import dimension_name, read_inputs
 from ortprep.bundle.onnx_wire import external_locations, read_skeleton
-from ortprep.stages.convert.requests import PassRequest
+from ortprep.stages.convert.pass_records import PassReply, PassRequest
 from ortprep.stages.core.inputs.agreement import resolve_dimensions
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _AXIS = re.compile(r"(?P<input>.+)\[(?P<axis>\d+)\]")
 
 
-def bind_shapes(request: PassRequest) -> None:
-    """Child function: writes a model whose inputs have fewer symbolic dimensions, or none.
+def bind_shapes(request: PassRequest) -> PassReply:
+    """Writes a model whose inputs have fewer symbolic dimensions, or none.
 
     Outputs that have one of those dimensions get the size too, or whatever shape inference then finds.
 
@@ -56,6 +56,7 @@ def bind_shapes(request: PassRequest) -> None:
                 dim.dim_value = size.dim_value
     _share_weights(source, written, light)
     written.write_bytes(model.SerializeToString(deterministic=True))
+    return PassReply()
 
 
 def _fix_unnamed(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> None:

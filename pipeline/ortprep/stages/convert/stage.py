@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ortprep.bundle.codec import encode
 from ortprep.bundle.conversion_record import ConversionRecord, PrecisionStep
 from ortprep.bundle.digest import DigestCache
-from ortprep.bundle.file_links import share_model
 from ortprep.bundle.verification import describe_files
-from ortprep.errors import SpecError, StageError
+from ortprep.errors import StageError
 from ortprep.runtime.machine.hardware import hardware_fingerprint
-from ortprep.stages.convert.passes import fuse_transformers, run_pass
-from ortprep.stages.convert.precision import PrecisionAttempts, choose_mode, plan_steps, why_not_needed
-from ortprep.stages.convert.requests import PassRequest
-from ortprep.stages.convert.shapes import bind_shapes
+from ortprep.stages.convert.pass_records import PassRequest
+from ortprep.stages.convert.passes import run_pass
+from ortprep.stages.convert.precision import PrecisionAttempts, plan_steps, why_not_needed
 from ortprep.stages.core.accuracy import convert_section, gate_key
 from ortprep.stages.core.contract import (
     LEFT_OUT,
@@ -35,8 +33,6 @@ from ortprep.stages.core.contract import (
 )
 from ortprep.stages.core.inputs.sample_files import (
     calibration_key,
-    check_calibration,
-    find_calibration_files,
     inputs_key,
     samples_key,
 )
@@ -46,7 +42,7 @@ from ortprep.stages.core.results import ConvertResult, FetchResult
 from ortprep.stages.core.sources import Graph, read_graph, source_task
 from ortprep.stages.fetch.inspection import inspect_file
 from ortprep.stages.optimize.session_plans import runtime_key
-from ortprep.stages.verify.reference import fitting, read_reference, reference_variant
+from ortprep.stages.verify.reference import reference_variant
 
 _LIBRARIES = ("onnx", "numpy", "sympy", "onnx-ir", "onnxruntime-tools")
 
@@ -109,7 +105,7 @@ class ConvertStage:
             if not _changes_precision(variant):
                 made, record = _bind_and_fuse(context, scratch, parent, record)
                 return _result(context, parent, made, record)
-            attempts = _attempts(context, scratch, parent)
+            attempts = PrecisionAttempts(context, scratch, parent)
             steps = _descend(context, attempts)
             record = dataclasses.replace(
                 record,
@@ -146,29 +142,30 @@ def _bind_and_fuse(
 ) -> tuple[Path, ConversionRecord]:
     """Returns the model with fused subgraphs and bound dimensions, as the spec requests, and its record."""
     variant, convert, made = context.variant_plan, convert_section(context.spec), parent.path
-    name = f"{context.spec.name}.onnx"
+
+    def request(name: str) -> PassRequest:
+        return PassRequest(
+            name=name,
+            source=made,
+            written=scratch / name / f"{context.spec.name}.onnx",
+            fusion=convert.fusion,
+            dimensions=variant.binding,
+        )
+
     if convert.fusion is not None and not variant.is_bucket:
         context.say("running fusion")
-        fusion = PassRequest(source=made, written=scratch / "fused" / name, fusion=convert.fusion)
-        reply, fused_by = run_pass(context, "fusion", fuse_transformers, fusion)
+        reply, fused_by = run_pass(context, fusion := request("fusion"))
         passes = (*record.passes, fused_by)
         record = dataclasses.replace(record, fused=reply.fused, fused_by=reply.library, passes=passes)
-        if record.fused:
-            made = fusion.written
-        else:
-            context.say("fused nothing, which the spec allows")
+        made = fusion.written
     if variant.binding:
         context.say("running shapes")
-        binding = PassRequest(source=made, written=scratch / "bound" / name, dimensions=dict(variant.binding))
-        _, bound_by = run_pass(context, "shapes", bind_shapes, binding)
-        made = binding.written
-        record = dataclasses.replace(
-            record,
-            binding=dict(variant.binding),
-            passes=(*record.passes, bound_by),
-            # Thresholds over all samples do not apply to the few that fit a bucket.
-            gate=convert.gate.thresholds(of_all=False) if record.gate else {},
-        )
+        _, bound_by = run_pass(context, shapes := request("shapes"))
+        # Thresholds over all samples do not apply to the few that fit a bucket.
+        gate = convert.gate.thresholds(of_all=False) if record.gate else {}
+        passes = (*record.passes, bound_by)
+        record = dataclasses.replace(record, binding=dict(variant.binding), passes=passes, gate=gate)
+        made = shapes.written
     return made, record
 
 
@@ -193,39 +190,11 @@ def _descend(context: Context, attempts: PrecisionAttempts) -> tuple[PrecisionSt
     )
 
 
-def _attempts(context: Context, scratch: Path, parent: Graph) -> PrecisionAttempts:
-    """Returns what makes the attempts.
-
-    Raises:
-        SpecError: The calibration set does not fit the model; no step of the ladder may hide it.
-    """
-    upstream = context.upstream[TaskId("verify", reference_variant(context.plan))]
-    interface = parent.description.interface
-    subject = f"{context.spec.name}/{context.variant}"
-    reference = fitting(read_reference(upstream.folder), interface, subject)
-    calibration: Sequence[Path] = ()
-    operators = parent.description.source.operators
-    mode = choose_mode(convert_section(context.spec), context.target, operators)
-    if mode == "static":
-        own = find_calibration_files(context.spec)
-        calibration = own if own is not None else [sample.path for sample in reference.samples]
-        try:
-            check_calibration(calibration, interface)
-        except StageError as error:
-            raise SpecError(error.message, hint=error.hint) from error
-    return PrecisionAttempts(
-        context, scratch, parent=parent, reference=reference, mode=mode, calibration=calibration
-    )
-
-
 def _result(context: Context, parent: Graph, made: Path, record: ConversionRecord) -> Mapping[str, Any]:
     """Puts the last pass's files in place, and describes them."""
     model = context.folder / f"{context.spec.name}.onnx"
-    if made == parent.path:
-        share_model(made, model)
-    else:
-        for path in sorted(made.parent.iterdir()):
-            path.rename(context.folder / path.name)
+    for path in sorted(made.parent.iterdir()):
+        path.rename(context.folder / path.name)
     shutil.rmtree(context.folder / ".scratch", ignore_errors=True)
     converted = _describe(model, parent, name=f"{context.spec.name}/{context.variant}")
     return dict(encode(ConvertResult(converted, record)))

@@ -28,6 +28,7 @@ from onnxruntime.quantization.matmul_nbits_quantizer import (
     DefaultWeightOnlyQuantizer,
 )
 
+from ortprep.stages.convert.pass_records import PassReply, PassRequest
 from ortprep.stages.convert.quantizable import (
     CONTRIB,
     PLAIN_DOMAINS,
@@ -38,7 +39,6 @@ from ortprep.stages.convert.quantizable import (
     read_checked_graph,
     require_nodes,
 )
-from ortprep.stages.convert.requests import PassRequest, PrecisionReply
 from ortprep.stages.convert.weights import move_weights, read_array, write_tensor
 from ortprep.stages.core.graphs.graph_walk import (
     defined_names,
@@ -57,7 +57,7 @@ _ACCURACY_LEVEL = 4
 _TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16)
 
 
-def quantize_weights(request: PassRequest) -> PrecisionReply:
+def quantize_weights(request: PassRequest) -> PassReply:
     """Stores the weights of every product in few bits, in a child process.
 
     Raises:
