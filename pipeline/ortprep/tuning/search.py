@@ -140,22 +140,11 @@ class _Search:
             return reason
         while True:
             best, score = self._find_start()
-            around = self._space.neighbours(best)
-            reason = self._try(around, "change") or self._try([self._combine(best, around)], "change")
-            if reason is not None:
+            if reason := self._try(self._space.neighbours(best), "change"):
                 return reason
             # Half the noise is about the standard error of a plan's two rounds.
             if not self._find_start()[1] < score / (1 + self._noise() / 2):
                 return "no single change gains more than the noise"
-
-    def _combine(self, start: PlanChoice, around: Iterable[PlanChoice]) -> PlanChoice:
-        """Returns a plan with all its single changes that gain, of each knob the best one."""
-        choice, scores = start, self._scores()
-        gains = [other for other in around if scores.get(other, math.inf) < scores.get(start, 0.0)]
-        for other in sorted(gains, key=lambda other: scores[other], reverse=True):
-            for knob, value in set(other.values) - set(start.values):
-                choice = choice.but(knob, value)
-        return self._space.canonical(choice)
 
     def _find_start(self) -> tuple[PlanChoice, float]:
         """Returns the plan to change next, and its cost."""
