@@ -26,7 +26,6 @@ from ortprep.report.speedup import compare, describe_gain, find_gain
 from ortprep.report.trials import (
     build_front_charts,
     build_trials_table,
-    explain_knob,
     find_front,
     find_legs,
 )
@@ -198,13 +197,6 @@ def test_plans_that_were_not_measured_are_named_with_the_reason() -> None:
     assert any("first phase: not measured, the child died" in note for note in section(ALL, "Measured").notes)
 
 
-def test_gpu_memory_is_drawn_where_it_was_measured() -> None:
-    assert "GPU memory, warm page cache" not in {chart.title for chart in charts_of(ALL)}
-    plans = tuple(replace(plan, gpu_mb=around(900.0)) for plan in WARM.plans)
-    report = report_of(ReportSubject(with_cpu(measurements=(replace(WARM, plans=plans),))))
-    assert "GPU memory, warm page cache" in {chart.title for chart in charts_of(report)}
-
-
 # -- the search
 
 
@@ -265,19 +257,6 @@ def test_a_plan_beyond_a_limit_is_not_in_the_front() -> None:
     record = search_of([(1, 1), (2, 2)])
     beyond = replace(record.trials[0], violations=("private memory 900 MB, allowed 500",))
     assert find_front(replace(record, trials=(beyond, record.trials[1]))) == record.trials[1:]
-
-
-def test_the_reason_of_a_knob_is_the_best_plan_with_another_value() -> None:
-    record = tuning()
-    chosen = record.trials[CHOSEN]
-    reason = explain_knob(record, chosen, "form")
-    assert reason.startswith("changed from mapped; cost 0.868× of default’s, ")
-    assert "trial" in reason
-    untried = replace(
-        record, trials=tuple(one for one in record.trials if one.choice.get("level") != "extended")
-    )
-    assert explain_knob(untried, chosen, "level") == "base plan’s value; no other value was tried"
-    assert explain_knob(record, chosen, "level").startswith("base plan’s value; ")
 
 
 def test_options_have_value_default_and_effect_from_onnx_runtimes_own_tables() -> None:

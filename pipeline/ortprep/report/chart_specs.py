@@ -44,17 +44,6 @@ _WATERFALL: dict[str, Any] = {
     ),
 }
 
-_SPREAD: dict[str, Any] = {
-    "step": _BAR_STEP,
-    "encoding": {"y": _ROWS},
-    "layer": [
-        _layer("bar", {"style": "faint", "height": {"band": 0.5}}, x=_quantity("median", "$unit")),
-        _layer("rule", {"style": "whisker"}, x=_quantity("low", "$unit"), x2=_field("high")),
-        _layer("rule", {"style": "box"}, x=_quantity("p25", "$unit"), x2=_field("p75")),
-        _layer("tick", {"style": "median"}, x=_quantity("median", "$unit")),
-    ],
-}
-
 _KINDS = ["trial", "front", "chosen", "default", "serves first"]
 _KIND_COLOURS = {"domain": _KINDS, "range": ["@mark", "@c1", "@c2", "@c5", "@c3"]}
 _KIND_SHAPES = {"domain": _KINDS, "range": ["circle", "circle", "diamond", "square", "triangle-up"]}
@@ -107,7 +96,6 @@ _FRONT: dict[str, Any] = {
 
 SPECS: dict[str, dict[str, Any]] = {
     "waterfall": _WATERFALL,
-    "spread": _SPREAD,
     "front": _FRONT,
 }
 """Specification by kind of chart."""

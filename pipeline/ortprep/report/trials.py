@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ortprep.bundle.figures import PlanFigures
@@ -183,7 +183,7 @@ def find_legs(record: TuningRecord) -> tuple[Leg, ...]:
 
 
 def build_knobs_table(record: TuningRecord) -> Table | None:
-    """Returns what every knob was set to, and why; None where plain ONNX Runtime was chosen."""
+    """Returns what every knob was set to; None where plain ONNX Runtime was chosen."""
     chosen = find_chosen(record)
     if chosen is None or "plan" in chosen.choice:
         return None
@@ -194,37 +194,8 @@ def build_knobs_table(record: TuningRecord) -> Table | None:
             ("knob", lambda choice: choice[0]),
             ("chosen", lambda choice: choice[1]),
             ("values", lambda choice: ", ".join(record.knobs.get(choice[0], choice[1:]))),
-            ("reason", lambda choice: explain_knob(record, chosen, choice[0])),
         ),
     )
-
-
-def explain_knob(record: TuningRecord, chosen: TrialRecord, knob: str) -> str:
-    """Returns why a knob has the value it has: the best plan with another value, beside the chosen one."""
-    value = chosen.choice[knob]
-    values = record.knobs.get(knob, (value,))
-    if len(values) < 2:
-        return "there is no other value here"
-    origin = "base plan’s value" if value == values[0] else f"changed from {values[0]}"
-    others = [trial for trial in record.trials if trial.choice.get(knob, value) != value]
-    return f"{origin}; {_compare_with(chosen, others)}"
-
-
-def _compare_with(chosen: TrialRecord, others: Sequence[TrialRecord]) -> str:
-    """Returns what the chosen plan costs beside the cheapest of others, each relative to the default."""
-    if not others:
-        return "no other value was tried"
-    mine = figures_of(chosen)
-    allowed = [(figures_of(other), other.number) for other in others if not other.violations]
-    costs = [(figures.cost, number) for figures, number in allowed if figures]
-    if mine is None or not costs:
-        return "no plan with another value could be measured within the limits"
-    best, number = min(costs)
-    text = (
-        f"cost {format_cost(mine.cost)} of default’s, and {format_cost(best)} with the best other value "
-        f"(trial {number})"
-    )
-    return text if mine.cost < best else f"{text}: no gain of its own was measured"
 
 
 # -- charts

@@ -43,13 +43,6 @@ _FIGURES: tuple[_Figure, ...] = (
     ("GPU MB", lambda plan: plan.gpu_mb),
 )
 
-_SPREADS: tuple[tuple[str, str, Callable[[PlanFigures], Samples | None]], ...] = (
-    ("Ready", "ms", lambda plan: plan.ready_ms),
-    ("Steady run", "ms", lambda plan: plan.steady_ms),
-    ("Private memory", "MB", lambda plan: plan.private_mb),
-    ("GPU memory", "MB", lambda plan: plan.gpu_mb),
-)
-
 MEANINGS = {
     DEFAULT: "the source model in plain ONNX Runtime, optimised at every load",
     "first phase": "what serves until the prepared plan is ready",
@@ -138,14 +131,14 @@ def build_measurement_sections(variant: VariantRecord) -> Iterator[ReportSection
         )
         title = f"All figures, {cache}: median ± half the distance between quartiles"
         tables = (build_plans_table(measurement, title, shipped=shipped),) if measurement.plans else ()
-        charts = tuple(_charts(measurement, cache)) if measurement.plans else ()
+        charts = (_build_waterfall(measurement, cache),) if measurement.plans else ()
         yield ReportSection(
             f"Measured, {cache}", notes, charts, tables, quiet=measurement.cache != "warm" and bool(charts)
         )
 
 
-def _charts(measurement: MeasurementRecord, cache: str) -> Iterator[Chart]:
-    """Yields the phases of a load, and the spread of every figure that was measured."""
+def _build_waterfall(measurement: MeasurementRecord, cache: str) -> Chart:
+    """Returns the chart of the phases of each plan's load."""
     phases = fill_table(
         f"Phases of a load, {cache}",
         measurement.plans,
@@ -156,27 +149,7 @@ def _charts(measurement: MeasurementRecord, cache: str) -> Iterator[Chart]:
         ),
     )
     title = f"From start to first result, {cache}"
-    yield Chart("waterfall", title, tuple(_waterfall(measurement)), phases, {})
-    for name, unit, read in _SPREADS:
-        found = [(plan.plan, one) for plan in measurement.plans if (one := read(plan)) is not None]
-        if not found:
-            continue
-        title = f"{name}, {cache}"
-        table = fill_table(
-            f"{title}, {unit}",
-            found,
-            (
-                ("plan", lambda row: row[0]),
-                ("median", lambda row: row[1].median),
-                ("lower quartile", lambda row: row[1].p25),
-                ("upper quartile", lambda row: row[1].p75),
-                ("least", lambda row: row[1].minimum),
-                ("most", lambda row: row[1].maximum),
-                ("processes", lambda row: row[1].count),
-            ),
-        )
-        values = tuple(_spread_row(plan, summary) for plan, summary in found)
-        yield Chart("spread", title, values, table, {"unit": unit})
+    return Chart("waterfall", title, tuple(_waterfall(measurement)), phases, {})
 
 
 def _waterfall(measurement: MeasurementRecord) -> Iterator[Mapping[str, Any]]:
@@ -187,17 +160,6 @@ def _waterfall(measurement: MeasurementRecord) -> Iterator[Mapping[str, Any]]:
             end = start + read(plan).median
             yield {"row": plan.plan, "phase": phase, "from": rounded(start), "to": rounded(end)}
             start = end
-
-
-def _spread_row(name: str, summary: Samples) -> Mapping[str, Any]:
-    return {
-        "row": name,
-        "median": rounded(summary.median),
-        "p25": rounded(summary.p25),
-        "p75": rounded(summary.p75),
-        "low": rounded(summary.minimum),
-        "high": rounded(summary.maximum),
-    }
 
 
 def build_plans_table(measurement: MeasurementRecord, title: str, *, shipped: str = "") -> Table:

@@ -21,7 +21,7 @@
     rows.map((row) => Object.fromEntries(fields.map((field, i) => [field, row[i]]).filter(([, item]) => item !== null)));
 
   const config = (width) => {
-    const text = colour("text"), muted = colour("muted"), line = colour("line"), mark = colour("mark");
+    const text = colour("text"), muted = colour("muted"), line = colour("line");
     return {
       aria: false,
       background: "transparent",
@@ -42,10 +42,6 @@
       text: { color: text, fontSize: 11 },
       line: { strokeWidth: 2 },
       style: {
-        faint: { color: colour("c1"), opacity: 0.2 },
-        whisker: { color: mark, strokeWidth: 1.5 },
-        box: { color: colour("c1"), strokeWidth: 7, opacity: 0.65 },
-        median: { color: text, thickness: 2, bandSize: 15, height: 15 },
         front: { color: colour("c1"), strokeWidth: 1.5, opacity: 0.6 },
       },
     };
