@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 
 from ortprep.adopt.observation import MAX_FEEDS, ModelObserver, ModelRecord, ProcessRecord
-from ortprep.adopt.recorder import RECORDS_VARIABLE, Recorder, binding_class, recording_class
+from ortprep.adopt.recorder import RECORDS_VARIABLE, Recorder, recording_class
 from ortprep.bundle.codec import decode, read_json
 from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.runtime.dropin.import_hook import startup_environment
@@ -76,14 +76,14 @@ def test_every_way_to_run_is_recorded(recorder: Recorder, records: Path, model: 
     session.run(None, {"x": sample()})
     session.run(["y"], {"x": np.full((3, rows), 7, np.float32)})
     session.run_with_ort_values(None, {"x": onnxruntime.OrtValue.ortvalue_from_numpy(sample()[:1])})
-    binding = binding_class(onnxruntime.IOBinding)(session)
+    binding = session.io_binding()
     binding.bind_cpu_input("x", np.full((4, rows), -2, np.float32))
     binding.bind_output("y")
     session.run_with_iobinding(binding)
     found = read_model(recorder, records)
     assert (found.loads, found.runs, found.inputs) == (1, 4, {"x": "tensor(float)"})
-    assert [feed.shapes["x"] for feed in found.feeds] == [(2, rows), (3, rows), (1, rows), (4, rows)]
-    assert [feed.limits.get("x") for feed in found.feeds[1:]] == [(7.0, 7.0), None, (-2.0, -2.0)]
+    assert [feed.shapes.get("x") for feed in found.feeds] == [(2, rows), (3, rows), (1, rows), None]
+    assert [feed.limits.get("x") for feed in found.feeds[1:]] == [(7.0, 7.0), None, None]
 
 
 def test_options_and_providers_are_those_that_differ_from_defaults(
@@ -215,11 +215,8 @@ import numpy as np, onnxruntime
 
 def work(runs):
     session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
-    binding = session.io_binding()
-    binding.bind_cpu_input("x", np.ones((1, 8), np.float32))
-    binding.bind_output("y")
     for _ in range(runs):
-        session.run_with_iobinding(binding)
+        session.run(None, {"x": np.ones((1, 8), np.float32)})
     assert type(session) is onnxruntime.capi.onnxruntime_inference_collection.InferenceSession
 
 """

@@ -156,10 +156,6 @@ def record_in(onnxruntime: Any) -> None:
         recorder.start()
         watch_options(onnxruntime)
         put_in_place(onnxruntime, recording_class(onnxruntime.InferenceSession, recorder))
-        binding = binding_class(onnxruntime.IOBinding)
-        modules: tuple[Any, ...] = (onnxruntime, sys.modules[binding.__module__])
-        for module in modules:
-            module.IOBinding = binding
 
 
 def recording_class(base: type[Any], recorder: Recorder) -> type[Any]:
@@ -198,7 +194,7 @@ def recording_class(base: type[Any], recorder: Recorder) -> type[Any]:
 
         def run_with_iobinding(self, iobinding: Any, run_options: Any = None) -> None:
             super().run_with_iobinding(iobinding, run_options)
-            self._ortprep_ran(getattr(iobinding, "_ortprep_bound", {}))
+            self._ortprep_ran({})  # what inputs are bound to may lie on a device
 
         def _ortprep_ran(self, feed: Any, outputs: Any = None) -> Any:
             if self._ortprep_observer is not None:
@@ -209,36 +205,6 @@ def recording_class(base: type[Any], recorder: Recorder) -> type[Any]:
     # What this package makes itself, as for an application that loads bundles, is not the application's.
     setattr(InferenceSession, PLAIN_CLASS, base)
     return described_as(base, InferenceSession)
-
-
-def binding_class(base: type[Any]) -> type[Any]:
-    """Returns a subclass of `onnxruntime.IOBinding` that remembers what the inputs are bound to."""
-
-    class IOBinding(base):  # type: ignore[misc]
-        def __init__(self, session: Any) -> None:
-            super().__init__(session)
-            self._ortprep_bound: dict[str, Any] = {}
-
-        def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:
-            super().bind_cpu_input(name, arr_on_cpu)
-            # ONNX Runtime's own class holds the array as well, as long as it is bound.
-            self._ortprep_bound[name] = arr_on_cpu
-
-        def bind_input(
-            self, name: str, device_type: Any, device_id: Any, element_type: Any, shape: Any, buffer_ptr: Any
-        ) -> None:
-            super().bind_input(name, device_type, device_id, element_type, shape, buffer_ptr)
-            self._ortprep_bound[name] = _Shape(shape)
-
-        def bind_ortvalue_input(self, name: str, ortvalue: Any) -> None:
-            super().bind_ortvalue_input(name, ortvalue)
-            self._ortprep_bound[name] = _Shape(ortvalue.shape())
-
-        def clear_binding_inputs(self) -> None:
-            super().clear_binding_inputs()
-            self._ortprep_bound.clear()
-
-    return described_as(base, IOBinding)
 
 
 class _Shape(tuple[int, ...]):
