@@ -16,7 +16,7 @@ class Chart:
     """A picture of figures, with what it shows in words and in a table.
 
     Attributes:
-        kind: Which of `chart_specs.SPECS` draws it.
+        kind: `waterfall` or `front`: which specification draws it.
         title: What it shows.
         values: Rows of data.
         table: The same figures, exactly.

@@ -13,7 +13,6 @@ from ortprep.bundle.manifest import Manifest
 from ortprep.children.child import run_child
 from ortprep.errors import MissingExtraError
 from ortprep.quoting import printable
-from ortprep.report.chart_specs import SPECS
 from ortprep.report.content import Chart, Report
 from ortprep.report.speedup import build_gain_facts, describe_gain, find_gain, headline_variant
 from ortprep.report.variant_sections import build_measurement_sections
@@ -138,6 +137,17 @@ def make_environment() -> jinja2.Environment:
     return environment
 
 
+def read_specification(kind: str) -> dict[str, Any]:
+    """Returns how a kind of chart is drawn: a Vega-Lite specification without data, colours and texts.
+
+    `$NAME` stands for a parameter of the chart, `@NAME` for a colour of the page's style, so that charts
+    follow its dark and light theme; `templates/report.js` puts both in, and makes a chart with a `step` that
+    many pixels high per row.
+    """
+    specification: dict[str, Any] = json.loads(_read(f"{kind}.vl.json"))
+    return specification
+
+
 def _read(name: str) -> str:
     return (TEMPLATES / name).read_text(encoding="utf-8")
 
@@ -163,7 +173,7 @@ def format_script_json(data: Any) -> str:
 
 def _encode(charts: Sequence[Chart]) -> Mapping[str, Any]:
     return {
-        "specs": {chart.kind: SPECS[chart.kind] for chart in charts},
+        "specs": {chart.kind: read_specification(chart.kind) for chart in charts},
         "charts": [
             {"kind": chart.kind, "parameters": chart.parameters, "values": _columns(chart.values)}
             for chart in charts
