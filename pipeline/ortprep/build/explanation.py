@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from ortprep.build.execution import Task, why_stale
-from ortprep.build.receipts import NEVER_DONE, read_receipt, receipt_path
+from ortprep.build.receipts import NEVER_DONE, find_receipt
 from ortprep.bundle.digest import DigestCache
 from ortprep.errors import PipelineError
 from ortprep.stages.core.contract import TaskId
@@ -21,7 +21,7 @@ class Explanation:
     Attributes:
         model: Name of its model.
         reasons: Why it would run; none means that it would not.
-        is_new: Whether it was never done, and nothing else is known of it yet.
+        is_new: Whether it was never done.
     """
 
     model: str
@@ -36,17 +36,13 @@ def explain_tasks(tasks: Iterable[Task], *, cache: DigestCache) -> tuple[Explana
     stale: set[TaskId] = set()
     for task in tasks:
         waiting = tuple(f"{required} runs before it" for required in task.requires if required in stale)
-        reasons = waiting if _is_new(task) else (*waiting, *_reasons(task, cache))
+        # What else would change is known once those have run.
+        reasons = waiting or _reasons(task, cache)
         if reasons:
             stale.add(task.id)
-        is_new = set(reasons) - set(waiting) <= {NEVER_DONE} and read_receipt(task.receipt) is None
+        is_new = find_receipt(task.receipt) == NEVER_DONE
         explanations.append(Explanation(task.model, task.id, reasons, is_new))
     return tuple(explanations)
-
-
-def _is_new(task: Task) -> bool:
-    """Returns whether something before the task was never done, so that its own key is not known yet."""
-    return any(read_receipt(receipt_path(task.artifacts, task.model, id_)) is None for id_ in task.requires)
 
 
 def _reasons(task: Task, cache: DigestCache) -> tuple[str, ...]:
