@@ -177,7 +177,6 @@ def tuning(*, trials: int = 12, seed: int = 0) -> TuningRecord:
         runs_per_load=100,
         limits={"max_steady_ratio": 1.2},
         knobs=KNOBS,
-        combinations=96,
         trials=tuple(found),
         chosen=CHOSEN,
         beats_default=True,

@@ -58,7 +58,6 @@ class TuningRecord:
         runs_per_load: Runs of a session before it is gone: what the costs are of.
         limits: What a plan must not exceed, by name.
         knobs: What was searched: values by knob, the base plan's first.
-        combinations: How many plans that makes, equal ones counted each.
         trials: Every plan that was tried.
         chosen: Number of the plan that was prepared.
         beats_default: Whether it is better than default ONNX Runtime beyond the noise.
@@ -72,7 +71,6 @@ class TuningRecord:
     runs_per_load: int
     limits: Mapping[str, float]
     knobs: Mapping[str, tuple[str, ...]]
-    combinations: int
     trials: tuple[TrialRecord, ...]
     chosen: int
     beats_default: bool

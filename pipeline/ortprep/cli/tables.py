@@ -184,7 +184,7 @@ def describe_search(record: TuningRecord) -> list[str]:
     """Returns the lines that say what a search came to."""
     lines = [
         LEGEND,
-        f"{count_of(len(record.trials), 'plan')} of {record.combinations} combinations tried in "
+        f"{count_of(len(record.trials), 'plan')} tried in "
         f"{record.elapsed_s:.0f} s, until {record.ended}; noise {record.noise:.1%}",
         f"chosen: trial {record.chosen}: {record.reason}",
     ]

@@ -48,7 +48,7 @@ def rounded(value: float) -> float | None:
 def build_search_section(record: TuningRecord) -> ReportSection:
     """Returns how a search went, its charts, and every trial."""
     notes = [
-        f"{count_of(len(record.trials), 'plan')} of {count_of(record.combinations, 'combination')} tried in "
+        f"{count_of(len(record.trials), 'plan')} tried in "
         f"{format_duration(record.elapsed_s)}, until {record.ended}; noise {record.noise:.1%}.",
         f"Chosen: trial {record.chosen}: {record.reason}.",
     ]

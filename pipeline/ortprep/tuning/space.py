@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -73,11 +72,6 @@ class Space:
             if value in self.knobs.get(knob, {}) and when.items() <= choice.as_dict().items():
                 choice = choice.but(knob, value)
         return choice
-
-    @property
-    def combinations(self) -> int:
-        """Number of combinations of values, equal ones counted each."""
-        return math.prod(len(values) for values in self.knobs.values())
 
     def neighbours(self, choice: PlanChoice) -> tuple[PlanChoice, ...]:
         """Returns every choice that differs from this one in a single knob."""

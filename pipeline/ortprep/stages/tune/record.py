@@ -27,7 +27,6 @@ def build_record(
         runs_per_load=objective.runs_per_load,
         limits={name: value for name, value in limits.items() if value is not None},
         knobs={knob: tuple(values) for knob, values in search_context.space.knobs.items()},
-        combinations=search_context.space.combinations,
         trials=tuple(_record_trial(search_context, result, trial) for trial in result.trials),
         chosen=numbers[verdict.choice],
         beats_default=verdict.beats_default,
