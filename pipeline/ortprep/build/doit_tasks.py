@@ -84,7 +84,7 @@ def _tasks_of_model(
         "basename": "prepare",
         "name": model,
         "actions": [functools.partial(_run, tasks, observer)],
-        "clean": [functools.partial(_remove, tasks[::-1])],
+        "clean": [(remove_outcomes, (tasks[::-1],))],
         "doc": f"the bundle {model}",
     }
     yield {
@@ -110,7 +110,7 @@ def _tasks_of_model(
             "actions": [functools.partial(_run, (task,), observer)],
             "task_dep": [names[required] for required in task.requires],
             "uptodate": [functools.partial(is_current, task, cache)],
-            "clean": [functools.partial(_remove, (task,))],
+            "clean": [(remove_outcomes, ((task,),))],
             "doc": STAGE_DOCS[task.id.stage],
         }
 
@@ -132,12 +132,13 @@ def _report_task(builds: Sequence[Sequence[Task]], observer: Observer) -> dict[s
         "basename": "report",
         "actions": [functools.partial(_attempt, "report", write, observer)],
         "task_dep": [f"prepare:{task.model}" for task in packages],
-        "clean": [functools.partial(out.unlink, missing_ok=True)],
+        "clean": [(out.unlink, (True,))],
         "doc": "write a report on all bundles as one HTML file",
     }
 
 
-def _remove(tasks: Sequence[Task]) -> None:
+def remove_outcomes(tasks: Sequence[Task]) -> None:
+    """Removes what tasks left; doit shows the function's name."""
     for task in tasks:
         remove_outcome(task)
 
