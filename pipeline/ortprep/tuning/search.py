@@ -314,5 +314,4 @@ class _Search:
 
     def _affordable_plans(self) -> int:
         """Returns how many plans there is time to compare."""
-        most, left_s = len(self._trials), max(self._left_s(), 0.0)
-        return most if left_s >= most * self._comparison_s() else int(left_s / self._comparison_s())
+        return int(min(len(self._trials), max(self._left_s(), 0.0) / max(self._comparison_s(), 1e-9)))
