@@ -147,18 +147,14 @@ class _Search:
                 return "no single change gains more than the noise"
 
     def _find_start(self) -> tuple[PlanChoice, float]:
-        """Returns the plan to change next, and its cost."""
-        scores = self._scores()
-        best = min(scores, key=lambda choice: scores[choice], default=self._space.base)
-        return best, scores.get(best, math.inf)
-
-    def _scores(self) -> dict[PlanChoice, float]:
-        """Returns the costs of the plans that work; one beyond a limit is dearer in proportion."""
-        return {
+        """Returns the plan to change next, and its cost; one beyond a limit is dearer in proportion."""
+        scores = {
             choice: self._objective.score(trial) * self._objective.excess(trial.figures, trial.anchors)
             for choice, trial in self._trials.items()
             if choice != DEFAULT and self._works(choice)
         }
+        best = min(scores, key=lambda choice: scores[choice], default=self._space.base)
+        return best, scores.get(best, math.inf)
 
     def _forms(self) -> list[PlanChoice]:
         """Returns every form of the base with every kind of prepacking, those with one change first."""
