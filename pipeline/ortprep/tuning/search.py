@@ -140,21 +140,36 @@ class _Search:
             return reason
         while True:
             best, score = self._find_start()
-            if reason := self._try(self._space.neighbours(best), "change"):
+            around = self._space.neighbours(best)
+            reason = self._try(around, "change") or self._try([self._combine(best, around)], "change")
+            if reason is not None:
                 return reason
             # Half the noise is about the standard error of a plan's two rounds.
             if not self._find_start()[1] < score / (1 + self._noise() / 2):
                 return "no single change gains more than the noise"
 
+    def _combine(self, start: PlanChoice, around: Iterable[PlanChoice]) -> PlanChoice:
+        """Returns a plan with all its single changes that gain, of each knob the best one."""
+        choice, scores = start, self._scores()
+        gains = [other for other in around if scores.get(other, math.inf) < scores.get(start, 0.0)]
+        for other in sorted(gains, key=lambda other: scores[other], reverse=True):
+            for knob, value in set(other.values) - set(start.values):
+                choice = choice.but(knob, value)
+        return self._space.canonical(choice)
+
     def _find_start(self) -> tuple[PlanChoice, float]:
-        """Returns the plan to change next, and its cost; one beyond a limit is dearer in proportion."""
-        scores = {
+        """Returns the plan to change next, and its cost."""
+        scores = self._scores()
+        best = min(scores, key=lambda choice: scores[choice], default=self._space.base)
+        return best, scores.get(best, math.inf)
+
+    def _scores(self) -> dict[PlanChoice, float]:
+        """Returns the costs of the plans that work; one beyond a limit is dearer in proportion."""
+        return {
             choice: self._objective.score(trial) * self._objective.excess(trial.figures, trial.anchors)
             for choice, trial in self._trials.items()
             if choice != DEFAULT and self._works(choice)
         }
-        best = min(scores, key=lambda choice: scores[choice], default=self._space.base)
-        return best, scores.get(best, math.inf)
 
     def _forms(self) -> list[PlanChoice]:
         """Returns every form of the base with every kind of prepacking, those with one change first."""
