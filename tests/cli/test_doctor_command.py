@@ -32,7 +32,7 @@ def ask(project: Project, *arguments: str) -> dict[str, dict[str, Any]]:
 @pytest.mark.slow
 def test_without_arguments_the_machine_is_examined(project: Project) -> None:
     found = ask(project)
-    assert set(found) == {"env", "gil"}
+    assert set(found) == {"env", "parallel"}
     assert all(one["findings"] for one in found.values())
 
 
@@ -82,10 +82,10 @@ def test_models_of_one_file_name_have_inputs_and_shapes_of_their_own(project: Pr
         write_model(model, project.root / folder / "model.onnx")
     models = ("one/model.onnx", "two/model.onnx")
     name = embedding().graph.input[0].name
-    wrong = project.run("doctor", "concurrent", *models, "--shape", "nothing=1")
+    wrong = project.run("doctor", "parallel", *models, "--shape", "nothing=1")
     assert wrong.code == 2
     assert name in wrong.err
-    right = project.run("doctor", "concurrent", *models, "--shape", f"{name}=2,3")
+    right = project.run("doctor", "parallel", *models, "--shape", f"{name}=2,3")
     assert right.code == 0, right.err
     assert f"{name}: shape" not in right.err
 
@@ -125,9 +125,9 @@ def test_every_check_is_made_and_one_that_cannot_be_keeps_no_other_s_answer_back
     write_model(conv_net(), project.root / "net.onnx")
     (project.root / ".tmp-net.json").mkdir()  # where the profile writes its trace before it is whole
     found = ask(project, "all", "net.onnx", "--rounds", "1", "--trace", "net.json")
-    assert list(found) == ["env", "gil", "init", "options", "parallel", "concurrent", "profile", "all"]
+    assert list(found) == ["env", "init", "options", "parallel", "profile", "all"]
     assert {one["code"] for one in found["profile"]["findings"]} == {"check-failed"}
-    assert all(found[check]["figures"] for check in ("gil", "init", "options", "parallel", "concurrent"))
+    assert all(found[check]["figures"] for check in ("init", "options", "parallel"))
     conclusion = found["all"]["findings"]
     assert conclusion[0]["code"] == "what-dominates"
     assert "check-failed" in {one["code"] for one in conclusion}
@@ -142,9 +142,9 @@ def test_every_check_is_made_and_one_that_cannot_be_keeps_no_other_s_answer_back
         ("init", "a", "b"),
         ("init", "a", "--rounds", "0"),
         ("env", "a"),
-        ("gil", "--devices", "tpu"),
+        ("parallel", "--devices", "tpu"),
         ("env", "--rounds", "3"),
-        ("gil", "--trace", "x.json"),
+        ("parallel", "--trace", "x.json"),
         ("init", "a", "--expect", "cuda"),
         ("env", "--shape", "x=1"),
         ("profile", "a", "--trace", "nowhere/x.json"),

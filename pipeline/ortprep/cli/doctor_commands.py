@@ -19,7 +19,7 @@ from ortprep.cli.command import ARTIFACTS, CONFIGS, Artifacts, AsJson, Configs, 
 from ortprep.cli.console import echo, write_json, write_line, write_table
 from ortprep.cli.model_resolution import Locations, examine_all
 from ortprep.doctor.diagnosis import Diagnosis, Finding, conclude, exit_code_of
-from ortprep.doctor.doctor_model import DoctorModel, plan_of
+from ortprep.doctor.doctor_model import DoctorModel
 from ortprep.doctor.sampling import parse_shapes
 from ortprep.errors import PipelineError, PoolError, SpecError
 
@@ -28,21 +28,19 @@ class Check(StrEnum):
     """What the doctor examines."""
 
     ENV = "env"
-    GIL = "gil"
     INIT = "init"
     OPTIONS = "options"
     PARALLEL = "parallel"
-    CONCURRENT = "concurrent"
     PROFILE = "profile"
     ALL = "all"
 
 
-_WITHOUT_MODEL = (Check.ENV, Check.GIL)
+_WITHOUT_MODEL = (Check.ENV, Check.PARALLEL)
 _USERS: dict[str, tuple[Check, ...]] = {
     "--rounds": (Check.INIT, Check.OPTIONS),
     "--trace": (Check.PROFILE,),
     "--expect": (Check.ENV,),
-    "--shape": tuple(check for check in Check if check not in (*_WITHOUT_MODEL, Check.ALL)),
+    "--shape": (Check.INIT, Check.OPTIONS, Check.PARALLEL, Check.PROFILE),
 }
 """Options, and the checks that use them."""
 
@@ -75,7 +73,7 @@ class DoctorRequest:
 def doctor(
     check: Annotated[
         Check | None,
-        typer.Argument(metavar="CHECK", help=f"One of {', '.join(Check)}; by default env and gil."),
+        typer.Argument(metavar="CHECK", help=f"One of {', '.join(Check)}; by default env and parallel."),
     ] = None,
     models: Annotated[
         list[str] | None,
@@ -154,7 +152,7 @@ def _choose_checks(check: Check | None, models: Sequence[str]) -> tuple[Check, .
         )
     if not models and check not in _WITHOUT_MODEL:
         raise typer.BadParameter(f"{check} needs a model", param_hint="MODEL")
-    if len(models) > 1 and check is not Check.CONCURRENT:
+    if len(models) > 1 and check is not Check.PARALLEL:
         raise typer.BadParameter(f"{check} takes one model, got {len(models)}", param_hint="MODEL")
     return tuple(one for one in Check if one is not Check.ALL) if check is Check.ALL else (check,)
 
@@ -224,14 +222,6 @@ def _diagnose(check: Check, request: DoctorRequest) -> Diagnosis:
             from ortprep.doctor.environment.topics import diagnose_environment
 
             return diagnose_environment(artifacts=request.artifacts, expect=request.expect)
-        case Check.GIL:
-            from ortprep.doctor.gil.check import diagnose_gil
-
-            # Among other checks it watches a model of its own, which is large enough for a clear answer.
-            if not request.subjects or request.is_suite:
-                return diagnose_gil(device=device)
-            subject = request.subjects[0]
-            return diagnose_gil(model=plan_of(subject, device).model, sample=subject.sample, device=device)
         case Check.INIT:
             from ortprep.doctor.initialisation.check import ROUNDS, diagnose_initialisation
 
@@ -243,13 +233,9 @@ def _diagnose(check: Check, request: DoctorRequest) -> Diagnosis:
 
             return diagnose_options(request.subjects[0], device=device, rounds=request.choose_rounds(ROUNDS))
         case Check.PARALLEL:
-            from ortprep.doctor.parallel.check import diagnose_parallel
+            from ortprep.doctor.parallel.experiment import diagnose_parallel
 
-            return diagnose_parallel(request.subjects[0], devices=request.devices)
-        case Check.CONCURRENT:
-            from ortprep.doctor.concurrent_models.check import diagnose_concurrent
-
-            return diagnose_concurrent(request.subjects, devices=request.devices)
+            return diagnose_parallel(request.subjects, devices=request.devices)
     from ortprep.doctor.profiling.check import diagnose_profile
 
     return diagnose_profile(request.subjects[0], device=device, trace=_choose_trace(request))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 
 from ortprep.bundle.codec import encode
@@ -32,7 +33,6 @@ ChildFunction: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 _POLL_INTERVAL_S = 0.0005
 _BROKEN = "broken"
-_RELEASED = "another process or thread of this measurement failed"
 _PID = "pid-"
 """Prefix of the files in a barrier's folder by which processes register."""
 
@@ -41,8 +41,7 @@ _PID = "pid-"
 class Barrier:
     """Named meeting points for threads of several processes: one file each, a byte longer per arrival.
 
-    A wait has no timeout: the parent process limits the time, and ends the others when one fails.
-    As a context manager, it breaks itself if the block fails, so that nobody waits for this participant.
+    A wait has no timeout: the parent process limits the time, and kills the others when one fails.
 
     Attributes:
         folder: Empty at first; shared by all participants.
@@ -52,54 +51,27 @@ class Barrier:
     folder: Path
     participants: int
 
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self.abort()
-
     def arrive(self, point: str) -> None:
         """Counts this participant as arrived, without waiting."""
         with (self.folder / point).open("ab", buffering=0) as file:
             file.write(b".")
 
     def is_complete(self, point: str) -> bool:
-        """Says whether all participants have arrived.
-
-        Raises:
-            ChildError: A participant failed.
-        """
-        self.check()
+        """Says whether all participants have arrived."""
         try:
             return (self.folder / point).stat().st_size >= self.participants
         except FileNotFoundError:
             return False
 
     def wait(self, point: str) -> None:
-        """Arrives and waits for the others, to about a millisecond.
-
-        Raises:
-            ChildError: A participant failed.
-        """
+        """Arrives and waits for the others, to about a millisecond."""
         self.arrive(point)
+        self.wait_for(point)
+
+    def wait_for(self, point: str) -> None:
+        """Waits until all participants have arrived."""
         while not self.is_complete(point):
             time.sleep(_POLL_INTERVAL_S)
-
-    def check(self) -> None:
-        """Raises if the barrier is broken.
-
-        Raises:
-            ChildError: A participant failed.
-        """
-        if (self.folder / _BROKEN).exists():
-            raise ChildError(_RELEASED)
-
-    def abort(self) -> None:
-        """Breaks the barrier: every wait, now and later, raises."""
-        (self.folder / _BROKEN).touch()
 
 
 @dataclass(frozen=True)
@@ -142,12 +114,13 @@ def run_together(
         started_s = time.monotonic()
         # BaseException: on Ctrl-C the pool would otherwise wait for the threads, and they for the processes.
         try:
-            values = [threads.submit(_run, function, {**request, **at_barrier}) for request in requests]
-            return GroupResult(started_s, tuple(results_of(values)))
+            replies = [threads.submit(_run, function, {**request, **at_barrier}) for request in requests]
+            for reply in as_completed(replies):
+                reply.result()
         except BaseException:
-            Barrier(folder, participants).abort()
-            _kill_registered(folder)
+            kill_all(folder)
             raise
+        return GroupResult(started_s, tuple(reply.result() for reply in replies))
 
 
 def join(request: Mapping[str, Any]) -> Barrier:
@@ -156,36 +129,47 @@ def join(request: Mapping[str, Any]) -> Barrier:
     Raises:
         ChildError: Another participant has failed already.
     """
-    barrier = Barrier(Path(request["barrier"]), request["participants"])
-    # In this order: an abort after the file is there kills this process, an abort before it is seen here.
-    (barrier.folder / f"{_PID}{os.getpid()}").touch()
-    barrier.check()
-    return barrier
+    folder = Path(request["barrier"])
+    # In this order: a kill after the file is there ends this process, a kill before it is seen here.
+    (folder / f"{_PID}{os.getpid()}").touch()
+    if (folder / _BROKEN).exists():
+        raise ChildError("another process of this measurement failed")
+    return Barrier(folder, request["participants"])
 
 
-def results_of(futures: Iterable[Future[T]]) -> list[T]:
-    """Returns the results of participants at one barrier, as soon as all are there or one failed by itself.
+def kill_all(folder: Path) -> None:
+    """Kills all processes that joined the barrier in a folder, and keeps others from joining it."""
+    (folder / _BROKEN).touch()
+    for file in folder.glob(f"{_PID}*"):
+        pid = int(file.name.removeprefix(_PID))
+        with suppress(ChildProcessError, ProcessLookupError):
+            # Raises where the child has been reaped: its number may belong to another process by now.
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+            os.killpg(pid, signal.SIGKILL)
 
-    Raises:
-        BaseException: Error of the first participant that failed by itself.
+
+def run_in_threads(functions: Sequence[Callable[[], T]]) -> list[T]:
+    """Calls every function in a thread of its own; returns their results, or raises the first error at once.
+
+    The threads are daemons, so that those that wait for one that failed do not keep the process.
     """
-    submitted = list(futures)
-    released: list[BaseException] = []
-    for future in as_completed(submitted):
-        error = future.exception()
-        if error is None:
-            continue
-        if not was_released(error):
-            raise error
-        released.append(error)
-    if released:
-        raise released[0]
-    return [future.result() for future in submitted]
+    answers: queue.SimpleQueue[tuple[int, T | BaseException]] = queue.SimpleQueue()
 
+    def call(index: int, function: Callable[[], T]) -> None:
+        try:
+            answers.put((index, function()))
+        except BaseException as error:  # noqa: BLE001 - raised by the caller
+            answers.put((index, error))
 
-def was_released(error: BaseException) -> bool:
-    """Says whether a participant failed only because another one had failed."""
-    return isinstance(error, ChildError) and _RELEASED in error.message
+    for index, function in enumerate(functions):
+        threading.Thread(target=call, args=(index, function), daemon=True).start()
+    results: dict[int, T] = {}
+    while len(results) < len(functions):
+        index, answer = answers.get()
+        if isinstance(answer, BaseException):
+            raise answer
+        results[index] = answer
+    return [results[index] for index in range(len(functions))]
 
 
 def isolate(plan: SessionPlan) -> tuple[SessionPlan, Mapping[str, str]]:
@@ -208,15 +192,5 @@ def _run(function: ChildFunction, request: Mapping[str, Any]) -> dict[str, Any]:
     variables: Mapping[str, str] = {}
     if len(plans) == 1:
         plans[0], variables = isolate(plans[0])
-    return run_child(
-        function, encode({**request, "plans": plans}), timeout_s=CHILD_TIMEOUT_S, environment=variables
-    ).value
-
-
-def _kill_registered(folder: Path) -> None:
-    for file in folder.glob(f"{_PID}*"):
-        pid = int(file.name.removeprefix(_PID))
-        with suppress(ChildProcessError, ProcessLookupError):
-            # Raises where the child has been reaped: its number may belong to another process by now.
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-            os.killpg(pid, signal.SIGKILL)
+    whole = encode({**request, "plans": plans})
+    return run_child(function, whole, timeout_s=CHILD_TIMEOUT_S, environment=variables).value

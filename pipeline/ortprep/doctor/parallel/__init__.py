@@ -1,1 +1,1 @@
-"""How are many sessions ready soonest: one after another, in threads, or in processes? (`check.py`)."""
+"""`doctor parallel`: sessions in threads against processes, what the GIL does to them, workers' threads."""

@@ -1,1 +1,0 @@
-"""Does ONNX Runtime keep the interpreter to itself while it loads, initialises and runs? (`check.py`)."""

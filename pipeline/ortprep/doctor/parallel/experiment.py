@@ -1,0 +1,170 @@
+"""`doctor parallel`: makes and runs sessions at once, in three ways, and several workers of one model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from ortprep.bundle.codec import encode
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.doctor.diagnosis import Diagnosis, diagnose
+from ortprep.doctor.doctor_model import DoctorModel, guard_device, plan_of, with_threads
+from ortprep.doctor.parallel.findings import find_in
+from ortprep.doctor.parallel.gil import judge_creation, judge_run, observe_gil
+from ortprep.doctor.parallel.results import (
+    WAYS,
+    ParallelRun,
+    PlacedModel,
+    Way,
+    WorkerSetup,
+    build_tables,
+)
+from ortprep.doctor.parallel.session_process import GroupFigures, Load, measure_group
+from ortprep.measuring.comparison import MIN_ROUNDS
+from ortprep.measuring.device_lock import CPU_DEVICE
+from ortprep.measuring.rounds import InterleavedRuns, run_interleaved
+from ortprep.runtime.machine.cores import find_thread_limit, usable_cores
+
+MAX_COMPARISON_S = 1800.0
+"""Seconds that the first `MIN_ROUNDS` rounds may take together; a longer comparison is cut."""
+
+WORKERS = (1, 2, 4)
+_MAX_ON_CPU = 4
+_MAX_ROUNDS = 7
+_BUDGET_S = 7.0
+
+
+def diagnose_parallel(
+    subjects: Sequence[DoctorModel] = (),
+    *,
+    devices: Sequence[str],
+    sessions: int | None = None,
+    seconds: float = 1.5,
+) -> Diagnosis:
+    """Makes and runs several sessions in three ways, in fresh processes, in interleaved rounds.
+
+    A single model on the CPU is also served by 1, 2 and 4 workers, with ONNX Runtime's default number of
+    threads and with the number that `load` sets. Without a model only the interpreter's lock is watched.
+
+    Args:
+        subjects: Models; a source goes before its bundle. Of a single one several sessions are made.
+        devices: `cpu`, `cuda:0`, …: sessions are put on them in turn.
+        sessions: Sessions of a single model; None for one per GPU, or on the CPU one per core, two to four.
+        seconds: How long each way is run, all rounds together.
+
+    Returns:
+        Also where a way fails: that is a finding.
+
+    Raises:
+        LoadError: Not even one session can be made and run, or no variant of a bundle runs on its device.
+        ChildError: The process that makes one died.
+        BundleError: A bundle cannot be read.
+        StageError: The folder of the device's lock cannot be trusted, or this thread measures already.
+        OSError: There is no room on the disk for what processes are asked and answer.
+    """
+    cores, window_s = usable_cores(), seconds / MIN_ROUNDS
+    chosen = list(subjects)
+    if len(chosen) == 1:
+        chosen *= sessions or count_sessions(devices, cores)
+    models = place_models([one.name for one in chosen], devices, cores=cores)
+    loads = [
+        (_plan(one, model.device, model.threads), one.sample)
+        for one, model in zip(chosen, models, strict=True)
+    ]
+    # A measurement holds the CPU whatever its device: one device's lock keeps all others out.
+    with guard_device(devices[0]):
+        ways = _measure_ways(loads, window_s) if loads else InterleavedRuns[Way, GroupFigures]({}, {}, 0.0)
+        setups: tuple[WorkerSetup, ...] = ()
+        if len(subjects) == 1 and devices[0] == CPU_DEVICE:
+            setups = plan_workers(WORKERS)
+        workers = _measure_workers(subjects[0], setups, window_s) if setups else None
+        gil = observe_gil(devices[0])
+    lanes = cores if set(devices) == {CPU_DEVICE} else len(set(devices))
+    run = ParallelRun(models, lanes, ways, setups, workers, gil)
+    verdicts = {"create": judge_creation(gil), "run": judge_run(gil)}
+    return diagnose(
+        "parallel",
+        find_in(run),
+        subject=", ".join(dict.fromkeys(subject.name for subject in subjects)),
+        tables=build_tables(run),
+        figures={**encode(run), "verdicts": verdicts},
+    )
+
+
+def count_sessions(devices: Sequence[str], cores: int) -> int:
+    """Returns how many sessions to try: one per GPU, or on the CPU one per core; two to four there. Pure."""
+    if set(devices) == {CPU_DEVICE}:
+        return min(_MAX_ON_CPU, max(2, cores))
+    return max(2, len(devices))
+
+
+def place_models(names: Sequence[str], devices: Sequence[str], *, cores: int) -> tuple[PlacedModel, ...]:
+    """Puts models on devices in turn, and divides the cores between those on the CPU. Pure.
+
+    Args:
+        names: Of the models; what occurs twice is numbered.
+        devices: At least one.
+        cores: Usable cores of the CPU.
+    """
+    placed = [devices[index % len(devices)] for index in range(len(names))]
+    threads = max(1, cores // max(1, placed.count(CPU_DEVICE)))
+    numbered = [
+        name if names.count(name) == 1 else f"{name} #{names[: index + 1].count(name)}"
+        for index, name in enumerate(names)
+    ]
+    return tuple(
+        PlacedModel(name, device, threads if device == CPU_DEVICE else None)
+        for name, device in zip(numbered, placed, strict=True)
+    )
+
+
+def plan_workers(counts: Sequence[int]) -> tuple[WorkerSetup, ...]:
+    """Returns workers with ONNX Runtime's default threads, and with as many threads as `load` sets."""
+    setups = []
+    for count in counts:
+        setups.append(WorkerSetup(count, None))
+        limit = find_thread_limit({"ORTPREP_WORKERS": str(count)})
+        if limit is not None:
+            setups.append(WorkerSetup(count, limit[0]))
+    return tuple(setups)
+
+
+def _plan(subject: DoctorModel, device: str, threads: int | None) -> SessionPlan:
+    plan = plan_of(subject, device)
+    return plan if threads is None else with_threads(plan, threads)
+
+
+def _measure_ways(loads: Sequence[Load], window_s: float) -> InterleavedRuns[Way, GroupFigures]:
+    # These do not count: they bring the files into memory, say soon whether the models can be loaded and run
+    # at all, and show how long it takes to load them so many times.
+    begun_s = time.monotonic()
+    for load in {str(load): load for load in loads}.values():
+        measure_group([[load]], at_once=False, window_s=0.0)
+    once_s = time.monotonic() - begun_s
+
+    def measure(way: Way) -> GroupFigures:
+        shares = [[load] for load in loads] if way == "processes" else [loads]
+        return measure_group(shares, at_once=way != "sequential", window_s=window_s)
+
+    return run_interleaved(
+        WAYS,
+        measure,
+        estimate_s=len(WAYS) * len(loads) * once_s,
+        max_rounds=_MAX_ROUNDS,
+        max_comparison_s=MAX_COMPARISON_S,
+        budget_s=_BUDGET_S,
+    )
+
+
+def _measure_workers(
+    subject: DoctorModel, setups: Sequence[WorkerSetup], window_s: float
+) -> InterleavedRuns[str, GroupFigures]:
+    by_name = {str(setup): setup for setup in setups}
+
+    def measure(name: str) -> GroupFigures:
+        setup = by_name[name]
+        # 0 is ONNX Runtime's own choice, whatever a bundle records.
+        load = (_plan(subject, CPU_DEVICE, setup.threads or 0), subject.sample)
+        return measure_group([[load]] * setup.workers, at_once=True, window_s=window_s)
+
+    return run_interleaved(tuple(by_name), measure, max_comparison_s=MAX_COMPARISON_S)

@@ -1,0 +1,102 @@
+"""The experiment on real sessions of small models: its structure, and what cannot vary."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ortprep.bundle.codec import encode
+from ortprep.doctor.doctor_model import DoctorModel
+from ortprep.doctor.parallel.experiment import WORKERS, diagnose_parallel
+from ortprep.doctor.parallel.results import WAYS
+from ortprep.doctor.parallel.session_process import use_sessions
+from ortprep.errors import LoadError, LoadTimeoutError
+from ortprep.runtime.loading.load_options import Deadline
+from ortprep.runtime.loading.session import build_session, default_plan, device_guard
+from ortprep.runtime.tensors.arrays import write_tensors
+from tests.runtime.builders import add_model, sample, weights_of, write_bundle, write_linear
+
+pytestmark = pytest.mark.slow
+
+SECONDS = 0.06
+
+
+@pytest.fixture
+def add(tmp_path: Path) -> DoctorModel:
+    (tmp_path / "add.onnx").write_bytes(add_model())
+    write_tensors(tmp_path / "add.npz", {"x": np.ones(2, np.float32)})
+    return DoctorModel("add", str(tmp_path / "add.npz"), str(tmp_path / "add.onnx"))
+
+
+@pytest.fixture
+def linear(tmp_path: Path) -> DoctorModel:
+    model, _ = write_linear(tmp_path / "linear.onnx", weights_of(0))
+    write_tensors(tmp_path / "linear.npz", {"x": sample()})
+    return DoctorModel("linear", str(tmp_path / "linear.npz"), str(model))
+
+
+def test_a_model_is_made_and_run_in_every_way_and_served_by_every_number_of_workers(add: DoctorModel) -> None:
+    found = diagnose_parallel([add], devices=["cpu"], sessions=3, seconds=SECONDS)
+    assert (found.check, found.subject) == ("parallel", "add")
+    assert json.loads(json.dumps(found.figures)) == found.figures
+    assert [model["name"] for model in found.figures["models"]] == ["add #1", "add #2", "add #3"]
+    ways, workers = found.figures["ways"], found.figures["workers"]
+    assert (ways["failures"], workers["failures"]) == ({}, {})
+    assert set(ways["rounds"]) == set(WAYS)
+    assert {setup["workers"] for setup in found.figures["setups"]} == set(WORKERS)
+    assert len(workers["rounds"]) == len(found.figures["setups"])
+    for rounds in ways["rounds"].values():
+        assert len(rounds) >= 3
+        for measured in rounds:
+            assert len(measured["run_ms"]) == 3
+            assert min(*measured["run_ms"], measured["runs_per_s"]) > 0
+            assert 0 < measured["creating_ms"] < measured["ready_ms"]
+            assert 0 < measured["start_ms"] < measured["ready_ms"]
+    assert len(found.tables) == 4
+    assert set(found.figures["verdicts"]) == {"create", "run"}
+
+
+def test_several_models_and_a_bundle_alone_are_run_at_once(
+    add: DoctorModel, linear: DoctorModel, tmp_path: Path
+) -> None:
+    bundle = DoctorModel("bundle", linear.sample, bundle=str(write_bundle(tmp_path / "bundle")))
+    found = diagnose_parallel([add, linear, bundle], devices=["cpu"], seconds=SECONDS)
+    assert found.subject == "add, linear, bundle"
+    assert found.figures["ways"]["failures"] == {}
+    assert found.figures["workers"] is None
+    assert [len(table.rows) for table in found.tables] == [3, 3, 3]
+
+
+def test_what_is_measured_is_not_this_packages_own_lock(add: DoctorModel, tmp_path: Path) -> None:
+    """`build_session` has threads take turns on a device; a check of ONNX Runtime's threads must not."""
+    plan = default_plan(add.require_source())
+    request = {
+        "plans": [encode(plan)] * 2,
+        "samples": [add.sample] * 2,
+        "at_once": True,
+        "window_s": 0.0,
+        "barrier": str(tmp_path),
+        "participants": 2,
+    }
+    with device_guard(plan, Deadline(None, subject="a model")):
+        with ThreadPoolExecutor() as threads, pytest.raises(LoadTimeoutError):
+            threads.submit(build_session, plan, timeout_s=0.05).result()
+        assert len(use_sessions(request)["ready_s"]) == 2
+
+
+def test_a_model_that_cannot_be_loaded_or_run_is_an_error_that_names_it(
+    add: DoctorModel, linear: DoctorModel
+) -> None:
+    with pytest.raises(LoadError, match="cannot run"):
+        diagnose_parallel([DoctorModel("wrong", linear.sample, add.source), add], devices=["cpu"])
+    with pytest.raises(LoadError, match="no source model"):
+        diagnose_parallel([add, DoctorModel("b", add.sample)], devices=["cpu"])
+    Path(linear.require_source()).write_bytes(b"no model")
+    with pytest.raises(LoadError, match=r"linear\.onnx"):
+        diagnose_parallel([add, linear], devices=["cpu"], seconds=SECONDS)
+    assert threading.active_count() < 20
