@@ -223,7 +223,7 @@ def _diagnose(check: Check, request: DoctorRequest) -> Diagnosis:
 
             return diagnose_environment(artifacts=request.artifacts, expect=request.expect)
         case Check.INIT:
-            from ortprep.doctor.initialisation.check import ROUNDS, diagnose_initialisation
+            from ortprep.doctor.initialisation.start import ROUNDS, diagnose_initialisation
 
             return diagnose_initialisation(
                 request.subjects[0], device=device, rounds=request.choose_rounds(ROUNDS)
@@ -236,7 +236,7 @@ def _diagnose(check: Check, request: DoctorRequest) -> Diagnosis:
             from ortprep.doctor.parallel.experiment import diagnose_parallel
 
             return diagnose_parallel(request.subjects, devices=request.devices)
-    from ortprep.doctor.profiling.check import diagnose_profile
+    from ortprep.doctor.profiling.recording import diagnose_profile
 
     return diagnose_profile(request.subjects[0], device=device, trace=_choose_trace(request))
 

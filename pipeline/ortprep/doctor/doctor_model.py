@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 DEFAULT, PREPARED = "default", "prepared"
 """The source in plain ONNX Runtime, and its bundle."""
 
+PREPARE = "ortprep prepare   (with a spec of the model in configs/: ortprep schema, docs/spec.md)"
+"""The first step for a model without a bundle."""
+
 
 @dataclass(frozen=True)
 class DoctorModel:

@@ -12,25 +12,11 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal, TypeAlias, get_args
+from typing import TypeAlias
 
 from ortprep.versions import parse_version
 
-PhaseName: TypeAlias = Literal[
-    "enter",
-    "parse",
-    "provider",
-    "register",
-    "inline",
-    "weights_out",
-    "optimise",
-    "assign",
-    "plan",
-    "weights_in",
-    "kernels",
-    "prepack",
-    "finish",
-]
+PhaseName: TypeAlias = str
 
 TITLES: dict[PhaseName, str] = {
     "enter": "options, thread pools, libraries loaded ahead",
@@ -47,6 +33,7 @@ TITLES: dict[PhaseName, str] = {
     "prepack": "prepack weights",
     "finish": "finish",
 }
+"""Every phase in order, and how it is shown."""
 
 _TRANSFORMED = re.compile(r"GraphTransformer (\S+) modified: (\d)")
 _ANNOUNCED = re.compile(r"Applying graph transformer (\S+) on step")
@@ -186,10 +173,7 @@ def _read_time(line: re.Match[str]) -> int:
 def split_phases(lines: Sequence[LogLine], timeline: Timeline) -> Initialisation:
     """Returns the phases of an initialisation; they add up to its whole time."""
     intervals = tuple(_intervals(lines, timeline))
-    totals = {
-        name: sum(interval.ns for interval in intervals if interval.name == name)
-        for name in get_args(PhaseName)
-    }
+    totals = {name: sum(interval.ns for interval in intervals if interval.name == name) for name in TITLES}
     phases = tuple(Phase(name, ns / 1e6) for name, ns in totals.items() if ns > 0)
     return Initialisation(phases, _transformers(intervals))
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
+import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.child import run_child
-from ortprep.children.scratch_folder import scratch_folder
 from ortprep.doctor.initialisation.phases import Initialisation, Timeline, parse_log, split_phases
-from ortprep.doctor.profiling.trace_events import read_events
+from ortprep.doctor.output_capture import output_to, read_start
+from ortprep.doctor.profiling.trace_events import profiled, read_events
 
 _TIMEOUT_S = 6 * 3600.0
 _MAX_LOG_BYTES = 256 * 2**20
@@ -52,17 +48,11 @@ def trace_plan(plan: SessionPlan) -> Trace:
         ChildError: The process died.
         OSError: There is no room for the log.
     """
-    with scratch_folder("ortprep-trace-") as folder:
-        request = {"plan": encode(plan), "folder": str(folder)}
-        notes = run_child(trace, request, timeout_s=_TIMEOUT_S).value
-        text = _read_start(folder / "log")
-        timeline = decode(Timeline, notes.pop("timeline"))
-    lines = parse_log(text, begin_ns=timeline.begin_ns)
-    return Trace(initialisation=split_phases(lines, timeline), onnxruntime=timeline.onnxruntime, **notes)
+    return run_child(trace, plan, timeout_s=_TIMEOUT_S).value
 
 
-def trace(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Makes the session, and logs what it does to `log` in `folder`; runs in a child.
+def trace(plan: SessionPlan) -> Trace:
+    """Makes the session, and reads from its log what it did; runs in a child.
 
     Raises:
         LoadError: The session could not be made.
@@ -76,47 +66,23 @@ def trace(request: Mapping[str, Any]) -> dict[str, Any]:
     times.append(time.perf_counter())
     from ortprep.runtime.loading.session import build_session
 
-    folder = Path(request["folder"])
-    plan = _logged(decode(SessionPlan, request["plan"]), folder)
-    with _errors_to(folder / "log"):
+    # The child's folder for temporary files goes with it.
+    folder = Path(tempfile.gettempdir())
+    logged = profiled(plan, folder / "profile", log_severity_level=0)
+    with output_to(folder / "log"):
         begin_ns = time.time_ns()
-        session = build_session(plan)
+        session = build_session(logged)
         end_ns = time.time_ns()
         profile = session.end_profiling()
     events = read_events(Path(profile))
     start_ns = session.get_profiling_start_time_ns()
-    loaded = next((e for e in events.session if e.name.startswith(_LOADED)), None)
+    loaded = next((event for event in events.session if event.name.startswith(_LOADED)), None)
     loaded_ns = None if loaded is None else start_ns + int((loaded.start_us + loaded.us) * 1000)
-    return {
-        "numpy_ms": (times[1] - times[0]) * 1e3,
-        "onnxruntime_ms": (times[2] - times[1]) * 1e3,
-        "timeline": encode(Timeline(begin_ns, loaded_ns, end_ns, onnxruntime.__version__)),
-    }
-
-
-def _logged(plan: SessionPlan, folder: Path) -> SessionPlan:
-    attributes = {
-        **plan.session_options.attributes,
-        "log_severity_level": 0,
-        "enable_profiling": True,
-        "profile_file_prefix": str(folder / "profile"),
-    }
-    return plan._replace(session_options=plan.session_options._replace(attributes=attributes))
-
-
-@contextmanager
-def _errors_to(path: Path) -> Iterator[None]:
-    """Sends what is written to stderr, by ONNX Runtime too, to a file."""
-    stderr = os.dup(2)
-    with path.open("wb") as file:
-        os.dup2(file.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
-
-
-def _read_start(path: Path) -> str:
-    with path.open("rb") as file:
-        return file.read(_MAX_LOG_BYTES).decode("utf-8", "replace")
+    timeline = Timeline(begin_ns, loaded_ns, end_ns, onnxruntime.__version__)
+    lines = parse_log(read_start(folder / "log", _MAX_LOG_BYTES), begin_ns=begin_ns)
+    return Trace(
+        numpy_ms=(times[1] - times[0]) * 1e3,
+        onnxruntime_ms=(times[2] - times[1]) * 1e3,
+        initialisation=split_phases(lines, timeline),
+        onnxruntime=onnxruntime.__version__,
+    )

@@ -8,10 +8,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ortprep.bundle.session_record import SessionPlan
 from ortprep.errors import LoadError
 
 _KERNEL = "_kernel_time"
 _RUN = "model_run"
+
+
+def profiled(plan: SessionPlan, prefix: Path, **attributes: int) -> SessionPlan:
+    """Returns a plan whose session writes a profile to a file with that prefix.
+
+    Args:
+        plan: How the session is made.
+        prefix: First part of the file's path.
+        attributes: Further attributes of the session options.
+    """
+    options = plan.session_options
+    added: dict[str, int | bool | str] = {
+        "enable_profiling": True,
+        "profile_file_prefix": str(prefix),
+        **attributes,
+    }
+    return plan._replace(
+        session_options=options._replace(attributes={**options.attributes, **added, **attributes})
+    )
 
 
 @dataclass(frozen=True)
@@ -42,18 +62,17 @@ class ProfileEvents:
     Attributes:
         session: Loading, initialising, runs.
         nodes: Runs of nodes, each without those of its subgraphs, which have events of their own.
-        kernels: Runs of GPU kernels, where the build of ONNX Runtime records them.
     """
 
     session: tuple[TraceEvent, ...]
     nodes: tuple[TraceEvent, ...]
-    kernels: tuple[TraceEvent, ...]
 
-    def runs(self) -> tuple[tuple[TraceEvent, ...], ...]:
-        """Returns the events of nodes, run by run."""
-        spans = sorted((e.start_us, e.start_us + e.us) for e in self.session if e.name == _RUN)
+    def runs(self) -> tuple[tuple[float, tuple[TraceEvent, ...]], ...]:
+        """Returns the duration of every run in µs, and the events of its nodes."""
+        spans = sorted((event.start_us, event.us) for event in self.session if event.name == _RUN)
         return tuple(
-            tuple(node for node in self.nodes if begin <= node.start_us <= end) for begin, end in spans
+            (us, tuple(node for node in self.nodes if begin <= node.start_us <= begin + us))
+            for begin, us in spans
         )
 
 
@@ -69,7 +88,6 @@ def parse_events(document: object) -> ProfileEvents:
     return ProfileEvents(
         session=tuple(event for category, event in events if category == "Session"),
         nodes=own_times([event for category, event in events if category == "Node" and event.operator]),
-        kernels=tuple(event for category, event in events if category == "Kernel"),
     )
 
 
@@ -114,7 +132,7 @@ def _event(row: Mapping[str, Any]) -> TraceEvent:
         start_us=float(row["ts"]),
         us=float(row["dur"]),
         # ONNX Runtime also notes fences and the like of a node; its run is what counts.
-        operator=str(arguments.get("op_name", "")) if is_kernel_time or row["cat"] == "Kernel" else "",
+        operator=str(arguments.get("op_name", "")) if is_kernel_time else "",
         provider=str(arguments.get("provider", "")),
         thread=int(row.get("tid", 0)),
     )

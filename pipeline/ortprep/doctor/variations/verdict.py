@@ -8,8 +8,7 @@ from typing import Literal, TypeAlias
 
 from ortprep.children.probe import ProbeResult
 from ortprep.doctor.diagnosis import Finding
-from ortprep.doctor.doctor_model import DEFAULT, PREPARED
-from ortprep.doctor.initialisation.verdict import PREPARE
+from ortprep.doctor.doctor_model import DEFAULT, PREPARE, PREPARED
 from ortprep.measuring.comparison import MIN_ROUNDS, is_below, paired_ratio
 
 Verdict: TypeAlias = Literal["less", "more", "within the noise", "too few rounds"]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortprep.doctor.initialisation.phases import Initialisation, Phase, PhaseName
-from ortprep.doctor.initialisation.verdict import ACCOUNTED, Start, find_in_start, saved_by
+from ortprep.doctor.initialisation.start import ACCOUNTED, Start, find_in_start, saved_by
 
 
 def start_of(*phases: tuple[PhaseName, float], **changes: float | bool) -> Start:

@@ -8,6 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ortprep.doctor.profiling.operator_times import (
+    Profile,
+    family_of,
+    find_in_profile,
+    summarise_profile,
+)
 from ortprep.doctor.profiling.trace_events import (
     ProfileEvents,
     TraceEvent,
@@ -15,7 +21,6 @@ from ortprep.doctor.profiling.trace_events import (
     parse_events,
     read_events,
 )
-from ortprep.doctor.profiling.verdict import Profile, family_of, find_in_profile, summarise_profile
 from ortprep.errors import LoadError
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -23,9 +28,7 @@ CUDA = "CUDAExecutionProvider"
 CPU = "CPUExecutionProvider"
 
 
-def events_of(
-    *runs: tuple[tuple[str, str, str, float], ...], gap_us: float = 0.0, kernels: tuple[TraceEvent, ...] = ()
-) -> ProfileEvents:
+def events_of(*runs: tuple[tuple[str, str, str, float], ...], gap_us: float = 0.0) -> ProfileEvents:
     """Returns events of runs, each of nodes (name, operator, provider, µs) with a gap before every node."""
     session, nodes, at = [], [], 0.0
     for run in runs:
@@ -36,14 +39,14 @@ def events_of(
             at += us
         session.append(TraceEvent("model_run", begin, at - begin))
         at += 1
-    return ProfileEvents(tuple(session), tuple(nodes), kernels)
+    return ProfileEvents(tuple(session), tuple(nodes))
 
 
 @pytest.mark.parametrize("version", ["1.23.2", "1.31.1"])
 def test_a_recorded_profile_is_understood(version: str) -> None:
     events = parse_events(json.loads((RECORDED / f"profile-{version}.json").read_text(encoding="utf-8")))
     assert any(event.name.startswith("model_loading") for event in events.session)
-    profile = summarise_profile(events, assigned={})
+    profile = summarise_profile(events)
     assert profile.runs == 2
     assert next(iter(profile.families())) == "convolution"
     assert set(profile.ran) == {CPU}
@@ -54,13 +57,13 @@ def test_a_recorded_profile_is_understood(version: str) -> None:
 
 def test_the_first_run_does_not_count() -> None:
     slow, fast = (("n", "Conv", CPU, 9000.0),), (("n", "Conv", CPU, 10.0),)
-    profile = summarise_profile(events_of(slow, fast, fast), assigned={})
+    profile = summarise_profile(events_of(slow, fast, fast))
     assert profile.operators[0].ms == pytest.approx(0.01)
 
 
 def test_one_run_is_too_few() -> None:
     with pytest.raises(LoadError, match="two runs"):
-        summarise_profile(events_of((("n", "Conv", CPU, 1.0),)), assigned={})
+        summarise_profile(events_of((("n", "Conv", CPU, 1.0),)))
 
 
 def codes(profile: Profile, *, on_gpu: bool, steady_ms: float = 0.001) -> set[str]:
@@ -69,7 +72,7 @@ def codes(profile: Profile, *, on_gpu: bool, steady_ms: float = 0.001) -> set[st
 
 def test_nodes_that_fell_back_to_the_cpu_are_named() -> None:
     run = (("a", "Conv", CUDA, 5.0), ("b", "NonZero", CPU, 50.0), ("m", "MemcpyToHost", CUDA, 1.0))
-    profile = summarise_profile(events_of(run, run), assigned={})
+    profile = summarise_profile(events_of(run, run))
     found = find_in_profile(profile, on_gpu=True, steady_ms=1.0)
     text = next(one.text for one in found if one.code == "nodes-on-the-cpu")
     assert "1 of 3 nodes" in text
@@ -82,7 +85,7 @@ def test_nodes_that_fell_back_to_the_cpu_are_named() -> None:
 
 def test_a_run_all_on_the_device_is_said_to_be() -> None:
     run = (("a", "Conv", CUDA, 5.0),)
-    assert "all-on-the-device" in codes(summarise_profile(events_of(run, run), assigned={}), on_gpu=True)
+    assert "all-on-the-device" in codes(summarise_profile(events_of(run, run)), on_gpu=True)
 
 
 def test_a_loop_takes_what_its_body_does_not() -> None:
@@ -95,7 +98,7 @@ def test_a_loop_takes_what_its_body_does_not() -> None:
     assert next(one.us for one in own if one.name == "loop") == 20
     session = (TraceEvent("model_run", 0.0, 101.0), TraceEvent("model_run", 200.0, 101.0))
     later = [replace(one, start_us=one.start_us + 200) for one in nodes]
-    profile = summarise_profile(ProfileEvents(session, own_times([*nodes, *later]), ()), assigned={})
+    profile = summarise_profile(ProfileEvents(session, own_times([*nodes, *later])))
     assert [(one.operator, one.nodes) for one in profile.operators] == [("MatMul", 1), ("Loop", 1)]
     assert next(iter(profile.families())) == "matrix product"
 
@@ -121,7 +124,7 @@ def test_names_of_nodes_need_not_be_text(tmp_path: Path) -> None:
 
 def test_time_between_nodes_is_found_by_runs_without_the_profiler() -> None:
     run = tuple((f"n{i}", "Add", CPU, 1.0) for i in range(30))
-    profile = summarise_profile(events_of(run, run, gap_us=5), assigned={})
+    profile = summarise_profile(events_of(run, run, gap_us=5))
     assert "time-between-nodes" in codes(profile, on_gpu=False, steady_ms=0.060)
     # The profiler's own work lies between nodes too; a run as long as its nodes has nothing there.
     assert "time-between-nodes" not in codes(profile, on_gpu=False, steady_ms=0.030)
@@ -129,30 +132,24 @@ def test_time_between_nodes_is_found_by_runs_without_the_profiler() -> None:
 
 def test_arithmetic_on_shapes_may_be_on_the_cpu() -> None:
     run = (("a", "Conv", CUDA, 5.0), ("s", "Shape", CPU, 1.0), ("g", "Gather", CPU, 1.0))
-    found = codes(summarise_profile(events_of(run, run), assigned={}), on_gpu=True)
+    found = codes(summarise_profile(events_of(run, run)), on_gpu=True)
     assert "shapes-on-the-cpu" in found
     assert "nodes-on-the-cpu" not in found
     copied = (*run, ("m", "MemcpyFromHost", CUDA, 1.0))
-    assert "nodes-on-the-cpu" in codes(summarise_profile(events_of(copied, copied), assigned={}), on_gpu=True)
+    assert "nodes-on-the-cpu" in codes(summarise_profile(events_of(copied, copied)), on_gpu=True)
 
 
 def test_times_of_launches_are_not_taken_for_times_of_operators() -> None:
     run = (("a", "Conv", CUDA, 5.0),)
-    found = codes(summarise_profile(events_of(run, run), assigned={}), on_gpu=True)
+    found = codes(summarise_profile(events_of(run, run)), on_gpu=True)
     assert "times-are-of-launches" in found
     assert "one-family-dominates" not in found
-    kernels = (TraceEvent("sgemm", 0.0, 900.0, "Gemm", CUDA), TraceEvent("sgemm", 7.0, 3.0, "Gemm", CUDA))
-    profile = summarise_profile(events_of(run, run, kernels=kernels), assigned={})
-    assert "times-are-of-launches" not in codes(profile, on_gpu=True)
-    # The first run's kernels do not count.
-    (kernel,) = profile.kernels
-    assert kernel.ms == pytest.approx(0.003)
 
 
 def test_whether_one_family_dominates_is_said() -> None:
     conv, mixed = (("a", "Conv", CPU, 5.0),), (("a", "Conv", CPU, 5.0), ("b", "Relu", CPU, 5.1))
     for run, code in ((conv, "one-family-dominates"), (mixed, "no-family-dominates")):
-        assert code in codes(summarise_profile(events_of(run, run), assigned={}), on_gpu=False)
+        assert code in codes(summarise_profile(events_of(run, run)), on_gpu=False)
 
 
 @pytest.mark.parametrize(

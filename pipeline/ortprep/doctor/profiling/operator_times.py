@@ -1,9 +1,9 @@
-"""Summary of a profile: operators, execution providers, copies. Pure."""
+"""Summary of a profile: operators, execution providers, copies; and what it shows. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from statistics import median
 
 from ortprep.doctor.diagnosis import Finding
@@ -58,35 +58,21 @@ class OperatorTime:
 
 
 @dataclass(frozen=True)
-class KernelTime:
-    """A GPU kernel."""
-
-    name: str
-    operator: str
-    provider: str
-    ms: float
-
-
-@dataclass(frozen=True)
 class Profile:
     """Where a run spends its time; the first run is left out.
 
     Attributes:
         runs: How many were looked at.
-        run_ms: A run, median; longer than without the profiler. On a GPU whose kernels are not recorded,
-            times of nodes are those of launching them.
+        run_ms: A run, median; longer than without the profiler. On a GPU, times of nodes are those of
+            launching their kernels.
         operators: The slowest first.
-        kernels: GPU kernels, mean by name and run, where this build of ONNX Runtime records them.
         ran: Nodes by execution provider that ran them.
-        assigned: Nodes of the model by the provider they were given to; empty before ONNX Runtime 1.25.
     """
 
     runs: int
     run_ms: float
     operators: tuple[OperatorTime, ...]
-    kernels: tuple[KernelTime, ...]
     ran: Mapping[str, int]
-    assigned: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def nodes_ms(self) -> float:
@@ -112,85 +98,60 @@ def family_of(operator: str) -> str:
     return next((name for name, parts in _FAMILIES if any(part in lower for part in parts)), _OTHER)
 
 
-def summarise_profile(events: ProfileEvents, *, assigned: Mapping[str, int]) -> Profile:
-    """Returns the summary of the events of several runs.
-
-    Args:
-        events: Of at least two runs; the first is left out.
-        assigned: As `Profile` has it.
+def summarise_profile(events: ProfileEvents) -> Profile:
+    """Returns the summary of the events of several runs, the first left out.
 
     Raises:
-        LoadError: There are fewer.
+        LoadError: There are fewer than two.
     """
     runs = events.runs()[1:]
     if not runs:
         raise LoadError("nothing to summarise\n  expected the profile of at least two runs, got fewer")
-    spans = sorted((e.start_us, e.us) for e in events.session if e.name == "model_run")[1:]
+    by_kind: dict[tuple[str, str], list[list[TraceEvent]]] = {}
+    for index, (_, nodes) in enumerate(runs):
+        for node in nodes:
+            kind = by_kind.setdefault((node.operator, node.provider), [[] for _ in runs])
+            kind[index].append(node)
+    rows = [
+        OperatorTime(
+            *kind,
+            ms=median(sum(node.us for node in run) for run in of_runs) / 1e3,
+            nodes=max(len({node.name for node in run}) for run in of_runs),
+        )
+        for kind, of_runs in by_kind.items()
+    ]
     ran: dict[str, int] = {}
-    for _, provider in {(node.name, node.provider) for node in runs[-1]}:
+    for _, provider in {(node.name, node.provider) for node in runs[-1][1]}:
         ran[provider] = ran.get(provider, 0) + 1
-    return Profile(
-        runs=len(runs),
-        run_ms=median(us for _, us in spans) / 1e3,
-        operators=_operators(runs),
-        kernels=_kernels(events.kernels, after_us=spans[0][0], runs=len(runs)),
-        ran=ran,
-        assigned=dict(assigned),
-    )
-
-
-def _operators(runs: Sequence[Sequence[TraceEvent]]) -> tuple[OperatorTime, ...]:
-    rows = []
-    for kind in dict.fromkeys(_kind(node) for run in runs for node in run):
-        of_runs = [[node for node in run if _kind(node) == kind] for run in runs]
-        nodes = max(len({node.name for node in run}) for run in of_runs)
-        ms = median(sum(node.us for node in run) for run in of_runs) / 1e3
-        rows.append(OperatorTime(*kind, ms, nodes))
-    return tuple(sorted(rows, key=lambda row: -row.ms)[:_MAX_ROWS])
-
-
-def _kind(node: TraceEvent) -> tuple[str, str]:
-    return node.operator, node.provider
-
-
-def _kernels(events: Sequence[TraceEvent], *, after_us: float, runs: int) -> tuple[KernelTime, ...]:
-    times: dict[tuple[str, str, str], float] = {}
-    for event in events:
-        if event.start_us >= after_us:
-            key = (event.name, event.operator, event.provider)
-            times[key] = times.get(key, 0.0) + event.us
-    rows = [KernelTime(*key, us / runs / 1e3) for key, us in times.items()]
-    return tuple(sorted(rows, key=lambda row: -row.ms)[:_MAX_ROWS])
+    slowest = sorted(rows, key=lambda row: -row.ms)[:_MAX_ROWS]
+    return Profile(len(runs), median(us for us, _ in runs) / 1e3, tuple(slowest), ran)
 
 
 def find_in_profile(profile: Profile, *, on_gpu: bool, steady_ms: float) -> tuple[Finding, ...]:
-    """Returns what a profile shows."""
-    if not on_gpu:
-        return (*_family(profile), *_overhead(profile, steady_ms))
-    findings = _family(profile) if profile.kernels else _launches()
-    return (*findings, *_placement(profile))
+    """Returns what a profile shows.
 
-
-def _launches() -> Iterator[Finding]:
-    text = (
-        "times of nodes are those of launching their kernels, not of running them, since this build of ONNX "
-        "Runtime does not record kernels (microsoft/onnxruntime #20398)"
-    )
-    yield Finding("times-are-of-launches", "note", text, "nsys profile --trace=cuda,nvtx python your_job.py")
+    Args:
+        profile: Summary of the runs.
+        on_gpu: Whether the session is for a GPU.
+        steady_ms: A run without the profiler.
+    """
+    if on_gpu:
+        return tuple(_placement(profile))
+    return (*_family(profile), *_overhead(profile, steady_ms))
 
 
 def _family(profile: Profile) -> Iterator[Finding]:
     name, share = next(iter(profile.families().items()), (_OTHER, 0.0))
-    slowest = profile.operators[0] if profile.operators else None
     if share >= _DOMINANT and name != _OTHER:
         yield Finding("one-family-dominates", "note", f"{name}: {share:.0%} of the time of a run's nodes")
-    elif slowest is not None:
+    elif profile.operators:
+        slowest = profile.operators[0]
         text = f"no family of operators dominates; slowest: {slowest.operator}, {slowest.ms:.2f} ms a run"
         yield Finding("no-family-dominates", "note", text)
 
 
 def _overhead(profile: Profile, steady_ms: float) -> Iterator[Finding]:
-    """Yields what is between nodes, by a run without the profiler, which itself works between them."""
+    # The profiler's own work lies between nodes too, so a run without it counts.
     between = 1 - profile.nodes_ms / steady_ms if steady_ms else 0.0
     if between >= _OVERHEAD and sum(profile.ran.values()) >= _MANY_NODES:
         text = f"at least {between:.0%} of a run ({steady_ms:.2f} ms) lies between its nodes: they are small"
@@ -199,13 +160,24 @@ def _overhead(profile: Profile, steady_ms: float) -> Iterator[Finding]:
 
 
 def _placement(profile: Profile) -> Iterator[Finding]:
+    text = (
+        "times of nodes are those of launching their kernels, not of running them, since ONNX Runtime does "
+        "not record kernels (microsoft/onnxruntime #20398)"
+    )
+    yield Finding("times-are-of-launches", "note", text, "nsys profile --trace=cuda,nvtx python your_job.py")
     total, fallen, copies = sum(profile.ran.values()), profile.ran.get(CPU, 0), profile.copies()
-    on_cpu = [row for row in profile.operators if row.provider == CPU]
     if fallen:
+        on_cpu = [row for row in profile.operators if row.provider == CPU]
         kinds = tuple(dict.fromkeys(row.operator for row in on_cpu))
         ms = sum(row.ms for row in on_cpu)
         text = f"{fallen} of {total} nodes run on the CPU, {ms:.2f} ms a run: {', '.join(kinds)[:300]}"
-        yield _fallen(text, only_shapes=_SHAPES.issuperset(kinds), copies=copies)
+        if _SHAPES.issuperset(kinds) and not copies:
+            # ONNX Runtime moves arithmetic on shapes there itself, since copying them would take longer.
+            text = f"{text}; arithmetic on shapes, which belongs on the CPU"
+            yield Finding("shapes-on-the-cpu", "note", text)
+        else:
+            hint = "export with another opset or element type, if the provider has no kernel for these"
+            yield Finding("nodes-on-the-cpu", "advice", text, hint)
     if copies:
         text = f"{copies} copies between devices in every run"
         hint = "keep neighbouring nodes on one device; tune: {allow: [io_binding]} spares copies of inputs"
@@ -213,11 +185,3 @@ def _placement(profile: Profile) -> Iterator[Finding]:
     if not fallen and not copies:
         text = f"all {total} nodes run on the device, without copies between"
         yield Finding("all-on-the-device", "ok", text)
-
-
-def _fallen(text: str, *, only_shapes: bool, copies: int) -> Finding:
-    if only_shapes and not copies:
-        # ONNX Runtime moves arithmetic on shapes there itself, since copying them would take longer.
-        return Finding("shapes-on-the-cpu", "note", f"{text}; arithmetic on shapes, which belongs on the CPU")
-    hint = "export with another opset or element type, if the provider has no kernel for these"
-    return Finding("nodes-on-the-cpu", "advice", text, hint)

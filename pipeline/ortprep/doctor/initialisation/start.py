@@ -1,0 +1,348 @@
+"""`doctor init MODEL`: takes a start apart, and says which measure would remove which part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from ortprep.bundle.codec import encode
+from ortprep.bundle.onnx_wire import WireError, external_locations, read_skeleton
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.children.probe import ProbeRequest, ProbeResult, measure_plan
+from ortprep.doctor.diagnosis import Diagnosis, Finding, diagnose
+from ortprep.doctor.doctor_model import (
+    DEFAULT,
+    PREPARE,
+    PREPARED,
+    DoctorModel,
+    guard_device,
+    plan_of_bundle,
+    plan_on,
+)
+from ortprep.doctor.initialisation.phases import TITLES, Initialisation, PhaseName, split_prepacking
+from ortprep.doctor.initialisation.tracing import Trace, trace_plan
+from ortprep.measuring.comparison import is_below
+from ortprep.measuring.device_lock import CPU_DEVICE
+from ortprep.measuring.rounds import order_of_round
+from ortprep.tables import Table, fill_table
+
+ROUNDS = 5
+
+WORTH_TELLING = 0.1
+"""Share of the time to the first result from which on a phase is a finding."""
+
+ACCOUNTED = 0.1
+"""Largest relative difference between the sum of the phases and an initialisation without logging."""
+
+_STEADY_S = 0.2
+_TIMEOUT_S = 6 * 3600.0
+_MAX_TRANSFORMERS = 12
+_PREPACKING = "session.disable_prepacking"
+_MIN_DIFFERENCE = 0.05
+_TUNE = "ortprep tune   (with the model's spec; docs/tuning.md)"
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a job gets to its first result; in ms.
+
+    Attributes:
+        numpy_ms: Importing numpy.
+        onnxruntime_ms: Importing ONNX Runtime.
+        initialisation: Making the session, taken apart.
+        first_extra_ms: How much longer the first run takes than later ones.
+        steady_ms: A later run.
+        measured_init_ms: Making the session, in processes without logging.
+        on_gpu: Whether it is for a GPU.
+        is_prepared: Whether it is of a bundle.
+        weights_outside: Whether the weights are in a file of their own.
+        is_apart: Whether processes with and without logging differ beyond the noise.
+    """
+
+    numpy_ms: float
+    onnxruntime_ms: float
+    initialisation: Initialisation
+    first_extra_ms: float
+    steady_ms: float
+    measured_init_ms: float
+    on_gpu: bool
+    is_prepared: bool = False
+    weights_outside: bool = False
+    is_apart: bool = True
+
+    @property
+    def total_ms(self) -> float:
+        """From the first import to the first result."""
+        imports_ms = self.numpy_ms + self.onnxruntime_ms
+        return imports_ms + self.initialisation.total_ms + self.first_extra_ms + self.steady_ms
+
+
+class Saving(NamedTuple):
+    """Something that removes phases, or most of them.
+
+    Attributes:
+        code: Code of the finding.
+        phases: What it removes.
+        does: What it is, continuing "… most of that is saved by".
+        hint: How to get it.
+        applies: Whether it is to be had for a start.
+    """
+
+    code: str
+    phases: tuple[PhaseName, ...]
+    does: str
+    hint: str
+    applies: Callable[[Start], bool]
+
+
+SAVINGS = (
+    Saving(
+        "optimised-at-every-load",
+        ("inline", "optimise"),
+        "optimising the graph once, before deployment, and loading it with optimisation off",
+        PREPARE,
+        lambda start: not start.is_prepared,
+    ),
+    Saving(
+        "weights-inside-the-model-file",
+        ("parse", "weights_out"),
+        "keeping the weights in a file of their own, which is mapped instead of parsed and copied",
+        PREPARE,
+        lambda start: not start.is_prepared and not start.weights_outside,
+    ),
+    Saving(
+        "prepacked-at-every-load",
+        ("prepack",),
+        "storing the weights packed, or leaving them unpacked where runs are no slower for it",
+        _TUNE,
+        lambda _: True,
+    ),
+    Saving(
+        "device-made-ready-at-every-load",
+        ("provider",),
+        "making the devices of a node ready at once, each in a process of its own",
+        "SessionPool(bundle)   (docs/serving.md)",
+        lambda start: start.on_gpu,
+    ),
+    Saving(
+        "weights-copied-to-the-device",
+        ("weights_in",),
+        "reading weights in several threads and giving them one block of memory",
+        _TUNE,
+        lambda start: start.on_gpu,
+    ),
+)
+
+
+def saved_by(start: Start) -> dict[str, float]:
+    """Returns by measure how much of the start, in ms, its phases are: the most that it can save."""
+    return {one.code: start.initialisation.ms(*one.phases) for one in SAVINGS if one.applies(start)}
+
+
+def find_in_start(start: Start) -> tuple[Finding, ...]:
+    """Returns what a start shows, and which measure would remove which part of it. Pure."""
+    return (*_accounts(start), *_savings(start), *_first_run(start))
+
+
+def _accounts(start: Start) -> Iterator[Finding]:
+    traced_ms, measured_ms = start.initialisation.total_ms, start.measured_init_ms
+    share = traced_ms / measured_ms if measured_ms else 1.0
+    text = (
+        f"the phases add up to {traced_ms:.0f} ms, {share:.0%} of the {measured_ms:.0f} ms "
+        "that processes without logging took"
+    )
+    if abs(share - 1) <= ACCOUNTED:
+        yield Finding("phases-add-up", "ok", text)
+    elif start.is_apart:
+        hint = "run it again while the machine is idle, or with more --rounds"
+        yield Finding("phases-do-not-add-up", "note", text, hint)
+    else:
+        yield Finding("phases-add-up", "ok", f"{text}, within the noise of these processes")
+
+
+def _savings(start: Start) -> Iterator[Finding]:
+    for saving in (one for one in SAVINGS if one.applies(start)):
+        ms = start.initialisation.ms(*saving.phases)
+        if ms >= WORTH_TELLING * start.total_ms:
+            what = " and ".join(TITLES[name] for name in saving.phases if start.initialisation.ms(name))
+            share = f"{ms:.0f} ms of {start.total_ms:.0f} ms to the first result"
+            text = f"{what}: {share}; most of that is saved by {saving.does}"
+            yield Finding(saving.code, "advice", text, saving.hint, saves_ms=ms)
+
+
+def _first_run(start: Start) -> Iterator[Finding]:
+    ms = start.first_extra_ms
+    if ms < WORTH_TELLING * start.total_ms:
+        return
+    text = f"the first run takes {ms:.0f} ms longer than later ones ({start.steady_ms:.1f} ms)"
+    if start.on_gpu:
+        text = f"{text}: kernels are loaded, convolutions planned, memory pools grown"
+        yield Finding("first-run-takes-long", "advice", text, _TUNE, saves_ms=ms)
+    else:
+        text = f"{text}: memory is touched for the first time"
+        hint = "answer requests only after a warm-up run: load(bundle, check='golden')   (docs/loading.md)"
+        yield Finding("first-run-takes-long", "advice", text, hint)
+
+
+@dataclass
+class _Measured:
+    """Results of one plan, one a round: without logging, with it, and with it but without prepacking."""
+
+    plain: list[ProbeResult] = field(default_factory=list)
+    traced: list[Trace] = field(default_factory=list)
+    unpacked: list[Trace] = field(default_factory=list)
+
+
+def diagnose_initialisation(
+    subject: DoctorModel, *, device: str = CPU_DEVICE, rounds: int = ROUNDS
+) -> Diagnosis:
+    """Takes the start of a model apart: imports, every phase of making its session, first run.
+
+    Processes with and without logging, and without prepacking, take turns, of the source and of the bundle;
+    one of each kind goes before them and does not count. The process that took the median time is the one
+    that is shown, so that its phases add up.
+
+    Args:
+        subject: The model; where there is a bundle of it, that is taken apart beside it.
+        device: `cpu` or `cuda:<ordinal>`.
+        rounds: Fresh processes of each kind.
+
+    Raises:
+        LoadError: The model cannot be loaded or run, or the bundle has no variant for the device.
+        BundleError: The bundle cannot be read.
+        ChildError: A process died.
+        StageError: The folder of the device's lock cannot be trusted.
+        OSError: There is no room for the log.
+    """
+    plans = {}
+    if subject.source is not None:
+        plans[DEFAULT] = plan_on(subject.source, device)
+    if subject.bundle is not None:
+        plans[PREPARED] = plan_of_bundle(Path(subject.bundle), device)
+    with guard_device(device):
+        measured = _measure(plans, subject.sample, rounds)
+    starts = {name: _build_start(plans[name], measured[name], name, device) for name in plans}
+    first = next(iter(starts))
+    return diagnose(
+        "init",
+        find_in_start(starts[first]),
+        subject=subject.name,
+        tables=[*map(_phases_table, starts, starts.values()), _transformers(_middle(measured[first].traced))],
+        figures={"device": device, **{name: _figures(starts[name], measured[name]) for name in starts}},
+    )
+
+
+def _measure(plans: Mapping[str, SessionPlan], sample: str, rounds: int) -> dict[str, _Measured]:
+    """Returns the results of interleaved processes of every plan."""
+    measured = {name: _Measured() for name in plans}
+    steps = [step for name, plan in plans.items() for step in _steps(plan, sample, measured[name])]
+    for plan in plans.values():
+        _probe(plan, sample)  # brings the files into the page cache
+    for index in range(rounds):
+        for step in order_of_round(steps, index):
+            step()
+    return measured
+
+
+def _steps(plan: SessionPlan, sample: str, into: _Measured) -> list[Callable[[], None]]:
+    steps: list[Callable[[], None]] = [
+        lambda: into.plain.append(_probe(plan, sample)),
+        lambda: into.traced.append(trace_plan(plan)),
+    ]
+    options = plan.session_options
+    if options.config_entries.get(_PREPACKING) != "1":
+        entries = {**options.config_entries, _PREPACKING: "1"}
+        unpacked = plan._replace(session_options=options._replace(config_entries=entries))
+        steps.append(lambda: into.unpacked.append(trace_plan(unpacked)))
+    return steps
+
+
+def _probe(plan: SessionPlan, sample: str) -> ProbeResult:
+    return measure_plan(ProbeRequest(plan, sample, _STEADY_S), timeout_s=_TIMEOUT_S)
+
+
+def _build_start(plan: SessionPlan, measured: _Measured, name: str, device: str) -> Start:
+    """Returns the start that the processes of one plan show."""
+    traced, plain = measured.traced, measured.plain
+    steady_ms = median(result.steady_ms for result in plain)
+    logged_ms, measured_ms = [one.init_ms for one in traced], [one.init_ms for one in plain]
+    try:
+        weights_outside = bool(external_locations(read_skeleton(Path(plan.model))))
+    except WireError:
+        weights_outside = False  # ONNX Runtime's own format, which is no protobuf
+    return Start(
+        numpy_ms=median(trace.numpy_ms for trace in traced),
+        onnxruntime_ms=median(trace.onnxruntime_ms for trace in traced),
+        initialisation=split_prepacking(_middle(traced).initialisation, _prepacking_ms(measured)),
+        first_extra_ms=max(median(result.first_ms for result in plain) - steady_ms, 0.0),
+        steady_ms=steady_ms,
+        measured_init_ms=median(measured_ms),
+        on_gpu=device != CPU_DEVICE,
+        is_prepared=name == PREPARED,
+        weights_outside=weights_outside,
+        is_apart=is_below(logged_ms, measured_ms, min_gain=_MIN_DIFFERENCE)
+        or is_below(measured_ms, logged_ms, min_gain=_MIN_DIFFERENCE),
+    )
+
+
+def _prepacking_ms(measured: _Measured) -> float:
+    """Returns how much less making kernels takes without prepacking, 0 if not beyond the noise."""
+    whole = [trace.initialisation.ms("kernels") for trace in measured.traced]
+    without = [trace.initialisation.ms("kernels") for trace in measured.unpacked]
+    if not without or (len(whole) > 2 and not is_below(without, whole, min_gain=_MIN_DIFFERENCE)):
+        return 0.0
+    return median(with_it - without_it for with_it, without_it in zip(whole, without, strict=True))
+
+
+def _middle(traces: Sequence[Trace]) -> Trace:
+    ordered = sorted(traces, key=lambda trace: trace.init_ms)
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def _phases_table(name: str, start: Start) -> Table:
+    rows: list[tuple[str, float]] = [
+        ("import numpy", start.numpy_ms),
+        ("import ONNX Runtime", start.onnxruntime_ms),
+        *((TITLES[phase.name], phase.ms) for phase in start.initialisation.phases),
+        ("first run: what later ones do not take", start.first_extra_ms),
+        ("first run: what every run takes", start.steady_ms),
+    ]
+    cells = tuple((title, ms, ms / start.total_ms * 100) for title, ms in rows)
+    return Table(
+        f"{name}: {start.total_ms:.0f} ms to the first result", ("phase", "ms", "%"), cells, bars="ms"
+    )
+
+
+def _transformers(trace: Trace) -> Table:
+    rows = trace.initialisation.transformers
+    shown, rest = rows[:_MAX_TRANSFORMERS], rows[_MAX_TRANSFORMERS:]
+    table = fill_table(
+        "graph transformers",
+        shown,
+        (
+            ("transformer", lambda row: row.name),
+            ("ms", lambda row: row.ms),
+            ("passes", lambda row: row.passes),
+            ("changed the graph", lambda row: "yes" if row.modified else "no"),
+        ),
+    )
+    others = (f"{len(rest)} others", sum(row.ms for row in rest), sum(row.passes for row in rest), "")
+    return Table(table.title, table.columns, (*table.rows, others)) if rest else table
+
+
+def _figures(start: Start, measured: _Measured) -> dict[str, Any]:
+    return {
+        **encode(start),
+        "init_ms": start.initialisation.total_ms,
+        "total_ms": start.total_ms,
+        "saved_by_ms": saved_by(start),
+        "onnxruntime": measured.traced[0].onnxruntime,
+        "processes": {
+            "plain": encode(tuple(measured.plain)),
+            "traced_init_ms": [trace.init_ms for trace in measured.traced],
+            "unpacked_init_ms": [trace.init_ms for trace in measured.unpacked],
+        },
+    }
