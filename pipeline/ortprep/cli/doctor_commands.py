@@ -229,7 +229,7 @@ def _diagnose(check: Check, request: DoctorRequest) -> Diagnosis:
                 request.subjects[0], device=device, rounds=request.choose_rounds(ROUNDS)
             )
         case Check.OPTIONS:
-            from ortprep.doctor.variations.check import ROUNDS, diagnose_options
+            from ortprep.doctor.variations import ROUNDS, diagnose_options
 
             return diagnose_options(request.subjects[0], device=device, rounds=request.choose_rounds(ROUNDS))
         case Check.PARALLEL:

@@ -13,9 +13,15 @@ from ortprep.children.scratch_folder import scratch_folder
 from ortprep.cli.command import ARTIFACTS, CONFIGS, Artifacts, AsJson, Configs, command
 from ortprep.cli.console import echo, write_json, write_table
 from ortprep.cli.model_resolution import Locations, examine_prepared
-from ortprep.doctor.upgrade.check import ROUNDS, check_upgrade
+from ortprep.doctor.upgrade.comparison import (
+    FIGURES,
+    ROUNDS,
+    UpgradeCheck,
+    UpgradeRun,
+    check_upgrade,
+    describe_verdict,
+)
 from ortprep.doctor.upgrade.environments import parse_versions
-from ortprep.doctor.upgrade.verdict import FIGURES, UpgradeCheck, UpgradeRun, describe_verdict
 from ortprep.errors import PipelineError
 from ortprep.measuring.change import FIGURES as UNITS
 from ortprep.measuring.change import parse_limits

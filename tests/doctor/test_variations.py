@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from ortprep.children.probe import ProbeResult
 from ortprep.doctor.doctor_model import DoctorModel
 from ortprep.doctor.sampling import examine_bundle, examine_source
-from ortprep.doctor.variations.check import diagnose_options
-from ortprep.doctor.variations.verdict import MEASURES, compare, find_in_comparison
+from ortprep.doctor.variations import MEASURES, compare, diagnose_options, find_in_comparison
 from tests.builders import conv_net, write_model
 from tests.runtime.builders import write_bundle
 

@@ -3,14 +3,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ortprep.children.probe import ProbeResult
-from ortprep.doctor.upgrade.session_check import SessionCheck
-from ortprep.doctor.upgrade.verdict import (
+from ortprep.doctor.upgrade.comparison import (
     UpgradeCase,
     describe_verdict,
     find_failures,
     find_remarks,
     judge_upgrade,
 )
+from ortprep.doctor.upgrade.session_check import SessionCheck
 from ortprep.measuring.change import RegressionLimits
 
 OLD, NEW = UpgradeCase("bundle", "1.31.1"), UpgradeCase("bundle", "1.32.0")
