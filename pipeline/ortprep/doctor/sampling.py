@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.loader_config import TensorSpec
 from ortprep.bundle.onnx_inputs import read_inputs
 from ortprep.bundle.onnx_wire import WireError
@@ -28,6 +27,15 @@ _NO_TENSORS = ("a sequence, map or optional", "an unknown element type")
 Shapes = Mapping[str, tuple[int, ...]]
 
 
+@dataclass(frozen=True)
+class SampleRequest:
+    """A model file or a bundle, the file that takes an input of it, and shapes by input."""
+
+    model: Path
+    sample: Path
+    shapes: Shapes = field(default_factory=dict)
+
+
 def examine_source(source: Path, folder: Path, *, shapes: Shapes | None = None) -> DoctorModel:
     """Returns a model file as a subject, with an input made for it.
 
@@ -41,11 +49,10 @@ def examine_source(source: Path, folder: Path, *, shapes: Shapes | None = None) 
         SpecError: A shape does not fit it, or an input holds strings.
         OSError: The input cannot be written.
     """
-    path = source.absolute()
-    sample = folder / "sample.npz"
-    request = {"source": str(path), "sample": str(sample), "shapes": encode(dict(shapes or {}))}
-    answer = run_child(write_sample, request, timeout_s=_TIMEOUT_S).value
-    return DoctorModel(source.stem, str(sample), str(path), remarks=tuple(answer["remarks"]))
+    path, sample = source.absolute(), folder / "sample.npz"
+    request = SampleRequest(path, sample, dict(shapes or {}))
+    remarks = run_child(write_sample, request, timeout_s=_TIMEOUT_S).value
+    return DoctorModel(source.stem, str(sample), str(path), remarks=remarks)
 
 
 def examine_bundle(bundle: Path, folder: Path) -> DoctorModel:
@@ -55,10 +62,9 @@ def examine_bundle(bundle: Path, folder: Path) -> DoctorModel:
         BundleError: It cannot be read.
         OSError: The input cannot be written.
     """
-    sample = folder / "sample.npz"
-    request = {"bundle": str(bundle.absolute()), "sample": str(sample)}
-    name = run_child(write_golden, request, timeout_s=_TIMEOUT_S).value["name"]
-    return DoctorModel(name, str(sample), None, str(bundle.absolute()))
+    root, sample = bundle.absolute(), folder / "sample.npz"
+    name = run_child(write_golden, SampleRequest(root, sample), timeout_s=_TIMEOUT_S).value
+    return DoctorModel(name, str(sample), None, str(root))
 
 
 def parse_shapes(texts: Sequence[str]) -> Shapes:
@@ -76,14 +82,8 @@ def parse_shapes(texts: Sequence[str]) -> Shapes:
     return shapes
 
 
-def write_sample(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes an input for a model; runs in a child.
-
-    Args:
-        request: `source`, the model; `sample`, the file to write; `shapes` by input.
-
-    Returns:
-        `remarks`: what was assumed.
+def write_sample(request: SampleRequest) -> tuple[str, ...]:
+    """Writes an input for a model file; returns what was assumed; runs in a child.
 
     Raises:
         LoadError: It is no model, or an input cannot be made up.
@@ -91,14 +91,14 @@ def write_sample(request: Mapping[str, Any]) -> dict[str, Any]:
     """
     from ortprep.runtime.tensors.arrays import write_tensors
 
-    inputs = _inputs_of(Path(request["source"]))
-    shapes, remarks = settle_shapes(inputs, decode(dict[str, tuple[int, ...]], request["shapes"]))
+    inputs = _inputs_of(request.model)
+    shapes, remarks = settle_shapes(inputs, request.shapes)
     feeds = {
         tensor.name: draw_feed(tensor, shapes[tensor.name], generator(_SEED, tensor.name))
         for tensor in inputs
     }
-    write_tensors(Path(request["sample"]), feeds)
-    return {"remarks": list(remarks)}
+    write_tensors(request.sample, feeds)
+    return remarks
 
 
 def _inputs_of(source: Path) -> tuple[TensorSpec, ...]:
@@ -114,20 +114,15 @@ def _inputs_of(source: Path) -> tuple[TensorSpec, ...]:
     return inputs
 
 
-def write_golden(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes the inputs of a bundle's golden sample; runs in a child.
-
-    Returns:
-        `name` of the model.
-    """
+def write_golden(request: SampleRequest) -> str:
+    """Writes the inputs of a bundle's golden sample; returns the model's name; runs in a child."""
     from ortprep.bundle.loader_config import read_loader_config
     from ortprep.runtime.tensors.arrays import write_tensors
     from ortprep.runtime.verification.golden import read_golden
 
-    root = Path(request["bundle"])
-    config = read_loader_config(root)
-    write_tensors(Path(request["sample"]), read_golden(config.golden, root)[0])
-    return {"name": config.name}
+    config = read_loader_config(request.model)
+    write_tensors(request.sample, read_golden(config.golden, request.model)[0])
+    return config.name
 
 
 def settle_shapes(inputs: Sequence[TensorSpec], chosen: Shapes) -> tuple[Shapes, tuple[str, ...]]:
