@@ -111,24 +111,22 @@ CASES = (
         replace(serving(10, 10), workers=InterleavedRuns({}, {str(SETUPS[0]): "no memory"}, 1.0)),
     ),
     RunCase("rounds-cut", "note", ran({})),
-    RunCase("processes-soonest", "advice", ran(making(4000, 4000, 2000))),
-    RunCase("threads-soonest", "advice", ran(making(4000, 2000, 4000), models=APART)),
-    RunCase("threads-soonest", "note", ran(making(4000, 2000, 4000))),
-    RunCase("sequential-as-soon", "note", ran(making(4000, 4000, 4000))),
+    RunCase("soonest-way", "advice", ran(making(4000, 4000, 2000))),
+    RunCase("soonest-way", "advice", ran(making(4000, 2000, 4000), models=APART)),
+    RunCase("soonest-way", "note", ran(making(4000, 2000, 4000))),
+    RunCase("soonest-way", "note", ran(making(4000, 4000, 4000))),
     RunCase("threads-gain", "ok", ran(making(4000, 2000, 4000))),
     RunCase("threads-gain-nothing", "note", ran(making(4000, 4000, 4000))),
     RunCase("threads-gain-nothing", "advice", ran(making(4000, 4000, 4000), gil=HELD)),
     RunCase("threads-contend", "advice", running((10, 10), (20, 20), (10, 10))),
-    RunCase("processes-contend", "note", running((10, 10), (10, 10), (20, 20))),
     RunCase("as-fast-as-alone", "ok", running((10, 10), (10, 10), (10, 10))),
     RunCase("slower-than-alone", "note", running((10, 10), (20, 20), (20, 20))),
     RunCase("default-threads-cost", "advice", serving(20, 10)),
     RunCase("default-threads-as-good", "ok", serving(10, 10)),
     RunCase("most-runs", "note", serving(10, 10)),
-    RunCase("gil-held-in-creation", "advice", watched(create=STUCK)),
-    RunCase("gil-released-in-creation", "ok", watched()),
-    RunCase("gil-released-in-run", "ok", watched()),
-    RunCase("gil-held-in-run", "problem", watched(run=STUCK)),
+    RunCase("gil-held", "advice", watched(create=STUCK)),
+    RunCase("gil-held", "problem", watched(run=STUCK)),
+    RunCase("gil-released", "ok", watched()),
     RunCase("gil-unclear", "note", watched(create=SHORT)),
 )
 
@@ -151,7 +149,7 @@ def test_every_case_is_found_with_its_severity_and_a_step_to_take(case: RunCase)
 def test_too_few_rounds_are_said_to_be_and_compare_nothing(done: int) -> None:
     whole = making(1000, 500, 300)
     cut = ran({way: rounds[:done] for way, rounds in whole.items() if done})
-    assert codes(cut) == ["rounds-cut", "gil-released-in-creation", "gil-released-in-run"]
+    assert codes(cut) == ["rounds-cut", "gil-released", "gil-released"]
     text = find_in(cut)[0].text
     assert "up to 240 minutes" in text
     assert f"there were {done} instead of 3" in text
@@ -160,7 +158,7 @@ def test_too_few_rounds_are_said_to_be_and_compare_nothing(done: int) -> None:
 def test_threads_on_one_device_are_told_that_nobody_promised_them() -> None:
     failed = find_in(ran({}, failures={"threads": "SIGSEGV"}))[0]
     soonest = find_in(ran(making(4000, 2000, 2010)))[0]
-    assert (failed.code, soonest.code) == ("way-failed", "threads-soonest")
+    assert (failed.code, soonest.code) == ("way-failed", "soonest-way")
     assert "#27089" in failed.text
     assert "#27089" in soonest.text
 
@@ -171,7 +169,7 @@ def test_processes_that_gain_are_advised_with_the_call_for_these_devices() -> No
         (APART, 'SessionPool({"a": "artifacts/a", "b": "artifacts/b"})'),
     ):
         found = find_in(ran(making(4000, 4000, 2000), models=models))[0]
-        assert (found.code, found.hint) == ("processes-soonest", call)
+        assert (found.code, found.hint) == ("soonest-way", call)
         assert "4200 ms one after another" in found.text
 
 
@@ -216,7 +214,7 @@ def test_contention_of_less_than_a_tenth_is_never_reported(run_ms: float, share:
     runs = dict.fromkeys(WAYS, (run_ms, run_ms))
     runs[slowest] = (run_ms * (1 + share / 10),) * 2
     found = codes(ran({way: figures(1000, each) for way, each in runs.items()}))
-    assert not {"threads-contend", "processes-contend", "slower-than-alone"} & set(found)
+    assert not {"threads-contend", "slower-than-alone"} & set(found)
 
 
 def test_what_default_threads_cost_is_said_with_the_setting_to_use() -> None:

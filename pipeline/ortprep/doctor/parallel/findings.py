@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from ortprep.doctor.diagnosis import Finding, Found
-from ortprep.doctor.parallel.gil import Call, clearest, judge_creation, judge_run, min_call_ms
+from ortprep.doctor.parallel.gil import Call, Verdict, clearest, judge_creation, judge_run, min_call_ms
 from ortprep.doctor.parallel.results import PHRASES, WAYS, ParallelRun, Way, WorkerSetup, rule
 from ortprep.measuring.change import format_value
 from ortprep.measuring.comparison import MIN_ROUNDS, is_below, paired_ratio
@@ -78,44 +78,31 @@ def find_soonest(figures: Mapping[Way, Sequence[float]]) -> Way:
     return unbeaten[0] if unbeaten else min(ways, key=lambda way: median(figures[way]))
 
 
-def _soonest(run: ParallelRun, expected: Way) -> Iterator[str]:
-    """Yields how soon sessions are ready in every way, if the expected one is the soonest."""
-    ready = run.read(lambda figures: figures.ready_ms)
-    if ready and find_soonest(ready) == expected:
-        yield (
-            f"{len(run.models)} sessions are ready soonest {PHRASES[expected]}, processes' start included: "
-            f"{describe(ready)}"
-        )
-
-
 def describe(figures: Mapping[Way, Sequence[float]]) -> str:
     """Returns the median of every way in words."""
     return ", ".join(f"{format_value(median(values))} ms {PHRASES[way]}" for way, values in figures.items())
 
 
-@rule("processes-soonest", "advice")
-def _processes_soonest(run: ParallelRun) -> Iterator[Found]:
-    for text in _soonest(run, "processes"):
-        yield Found(text, _pool(run))
-
-
-@rule("sequential-as-soon", "note")
-def _sequential_as_soon(run: ParallelRun) -> Iterator[str]:
-    for text in _soonest(run, "sequential"):
-        yield f"{text}; no other way gains beyond the noise"
-
-
-@rule(
-    "threads-soonest",
-    "advice",
-    hint="load in threads, one per device: concurrent.futures.ThreadPoolExecutor",
-)
-def _threads_soonest(run: ParallelRun) -> Iterator[Found]:
-    for text in _soonest(run, "threads"):
-        if run.has_shared_device:
-            yield Found(f"{text}; but {_NOT_PROMISED}", f"a process each is safe: {_pool(run)}", "note")
-        else:
-            yield Found(text)
+@rule("soonest-way", "note")
+def _soonest(run: ParallelRun) -> Iterator[Found]:
+    """Which way has all sessions ready soonest, the start of its processes included."""
+    ready = run.read(lambda figures: figures.ready_ms)
+    if not ready:
+        return
+    soonest = find_soonest(ready)
+    text = (
+        f"{len(run.models)} sessions are ready soonest {PHRASES[soonest]}, processes' start included: "
+        f"{describe(ready)}"
+    )
+    if soonest == "processes":
+        yield Found(text, _pool(run), "advice")
+    elif soonest == "sequential":
+        yield Found(f"{text}; no other way gains beyond the noise")
+    elif run.has_shared_device:
+        yield Found(f"{text}; but {_NOT_PROMISED}", f"a process each is safe: {_pool(run)}")
+    else:
+        hint = "load in threads, one per device: concurrent.futures.ThreadPoolExecutor"
+        yield Found(text, hint, "advice")
 
 
 def _pool(run: ParallelRun) -> str:
@@ -187,14 +174,6 @@ def _threads_contend(run: ParallelRun) -> Iterator[Found]:
     if slower := _slower(run, than="processes", way="threads"):
         text = "models run slower in threads of one process than in a process each: "
         yield Found(text + _name_runs(run, slower), _pool(run))
-
-
-@rule("processes-contend", "note", hint="run them in threads of one process")
-def _processes_contend(run: ParallelRun) -> Iterator[str]:
-    slower = _slower(run, than="threads", way="processes")
-    if slower and not _slower(run, than="processes", way="threads"):
-        text = "models run slower in a process each than in threads of one process: "
-        yield text + _name_runs(run, slower)
 
 
 @rule("as-fast-as-alone", "ok")
@@ -284,45 +263,31 @@ def _most_runs(run: ParallelRun) -> Iterator[str]:
 # The interpreter's lock.
 
 
-@rule("gil-held-in-creation", "advice")
-def _held_in_creation(run: ParallelRun) -> Iterator[Found]:
-    if judge_creation(run.gil) == "held":
-        text = (
-            f"{_version(run)} keeps the interpreter to itself while it makes a session: no other thread ran "
-            f"for {_gap(run.gil.create)}; threads that load at once take turns"
-        )
-        yield Found(text, f'{_UPGRADE}, or load in processes: SessionPool("artifacts/NAME")')
+@rule("gil-held", "advice", hint=f'{_UPGRADE}, or load in processes: SessionPool("artifacts/NAME")')
+def _held(run: ParallelRun) -> Iterator[Found]:
+    for what, calls, verdict in _phases(run):
+        if verdict == "held":
+            text = (
+                f"ONNX Runtime {run.gil.onnxruntime} keeps the interpreter to itself while it {what}: no "
+                f"other thread ran for {_gap(calls)}; threads take turns"
+            )
+            is_run = calls is run.gil.run
+            hint = 'serve from processes, which do not share an interpreter: SessionPool("artifacts/NAME")'
+            yield Found(text, hint if is_run else None, "problem" if is_run else None)
 
 
-@rule("gil-released-in-creation", "ok")
-def _released_in_creation(run: ParallelRun) -> Iterator[str]:
-    if judge_creation(run.gil) == "released":
-        gap = _gap(run.gil.create)
-        yield f"{_version(run)} lets other threads run while it makes a session: the longest gap was {gap}"
-
-
-@rule(
-    "gil-held-in-run",
-    "problem",
-    hint='serve from processes, which do not share an interpreter: SessionPool("artifacts/NAME")',
-)
-def _held_in_run(run: ParallelRun) -> Iterator[str]:
-    if judge_run(run.gil) == "held":
-        text = f"{_version(run)} keeps the interpreter to itself while a session runs"
-        yield f"{text}: no other thread ran for {_gap(run.gil.run)}"
-
-
-@rule("gil-released-in-run", "ok")
-def _released_in_run(run: ParallelRun) -> Iterator[str]:
-    if judge_run(run.gil) == "released":
-        yield f"other threads run while a session runs: the longest gap was {_gap(run.gil.run)}"
+@rule("gil-released", "ok")
+def _released(run: ParallelRun) -> Iterator[str]:
+    for what, calls, verdict in _phases(run):
+        if verdict == "released":
+            version = f"ONNX Runtime {run.gil.onnxruntime}"
+            yield f"{version} lets other threads run while it {what}: the longest gap was {_gap(calls)}"
 
 
 @rule("gil-unclear", "note", hint="ortprep doctor parallel, when the machine is less busy")
 def _unclear(run: ParallelRun) -> Iterator[str]:
     gil = run.gil
-    phases = ((gil.create, judge_creation(gil)), (gil.run, judge_run(gil)))
-    gaps = [_gap(calls) for calls, verdict in phases if verdict == "unclear"]
+    gaps = [f"{_gap(calls)} as it {what}" for what, calls, verdict in _phases(run) if verdict == "unclear"]
     if gaps:
         yield (
             f"cannot tell who holds the interpreter: gaps of {', '.join(gaps)}; on this machine a call needs "
@@ -331,8 +296,10 @@ def _unclear(run: ParallelRun) -> Iterator[str]:
         )
 
 
-def _version(run: ParallelRun) -> str:
-    return f"ONNX Runtime {run.gil.onnxruntime}"
+def _phases(run: ParallelRun) -> Iterator[tuple[str, Sequence[Call], Verdict]]:
+    """Yields what ONNX Runtime did, the calls, and who held the lock."""
+    yield "makes a session", run.gil.create, judge_creation(run.gil)
+    yield "runs one", run.gil.run, judge_run(run.gil)
 
 
 def _gap(calls: Sequence[Call]) -> str:
