@@ -44,7 +44,7 @@ _USERS: dict[str, tuple[Check, ...]] = {
 }
 """Options, and the checks that use them."""
 
-_SUITE_ROUNDS = 3
+_ROUNDS, _SUITE_ROUNDS = 5, 3
 
 Shape = Annotated[
     list[str] | None,
@@ -54,19 +54,14 @@ Shape = Annotated[
 
 @dataclass(frozen=True)
 class DoctorRequest:
-    """What to examine, and how; `rounds` of None are each check's own number of fresh processes."""
+    """What to examine, and how."""
 
     subjects: tuple[DoctorModel, ...]
     devices: tuple[str, ...]
-    rounds: int | None
+    rounds: int
     artifacts: Path
     trace: Path | None
     expect: tuple[str, ...]
-    is_suite: bool
-
-    def choose_rounds(self, usual: int) -> int:
-        """Returns the number of rounds of a check that usually makes so many."""
-        return self.rounds or (_SUITE_ROUNDS if self.is_suite else usual)
 
 
 @command
@@ -111,11 +106,10 @@ def doctor(
         request = DoctorRequest(
             subjects=subjects,
             devices=_resolve(devices),
-            rounds=rounds,
+            rounds=rounds or (_SUITE_ROUNDS if check is Check.ALL else _ROUNDS),
             artifacts=artifacts,
-            trace=trace,
+            trace=_choose_trace(trace, subjects[0]) if trace or check is Check.PROFILE else None,
             expect=tuple(expect or ()),
-            is_suite=check is Check.ALL,
         )
         diagnoses = list(_run(checks, request, show=not json))
     if check is Check.ALL:
@@ -216,35 +210,32 @@ def _resolve(devices: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _diagnose(check: Check, request: DoctorRequest) -> Diagnosis:
-    device = request.devices[0]
+    subjects, device = request.subjects, request.devices[0]
     match check:
         case Check.ENV:
             from ortprep.doctor.environment.topics import diagnose_environment
 
             return diagnose_environment(artifacts=request.artifacts, expect=request.expect)
         case Check.INIT:
-            from ortprep.doctor.initialisation.start import ROUNDS, diagnose_initialisation
+            from ortprep.doctor.initialisation.start import diagnose_initialisation
 
-            return diagnose_initialisation(
-                request.subjects[0], device=device, rounds=request.choose_rounds(ROUNDS)
-            )
+            return diagnose_initialisation(subjects[0], device=device, rounds=request.rounds)
         case Check.OPTIONS:
-            from ortprep.doctor.variations import ROUNDS, diagnose_options
+            from ortprep.doctor.variations import diagnose_options
 
-            return diagnose_options(request.subjects[0], device=device, rounds=request.choose_rounds(ROUNDS))
+            return diagnose_options(subjects[0], device=device, rounds=request.rounds)
         case Check.PARALLEL:
             from ortprep.doctor.parallel.experiment import diagnose_parallel
 
-            return diagnose_parallel(request.subjects, devices=request.devices)
+            return diagnose_parallel(subjects, devices=request.devices)
     from ortprep.doctor.profiling.recording import diagnose_profile
 
-    return diagnose_profile(request.subjects[0], device=device, trace=_choose_trace(request))
+    return diagnose_profile(subjects[0], device=device, trace=request.trace)
 
 
-def _choose_trace(request: DoctorRequest) -> Path | None:
-    subject, trace = request.subjects[0], request.trace
-    if trace is None and not request.is_suite:
-        trace = Path(f"{Path(subject.name).name}.trace.json")
-    if trace is not None and subject.source is not None and trace.exists() and trace.samefile(subject.source):
-        raise SpecError(f"--trace would replace the model\n  expected another file, got {trace}")
-    return trace
+def _choose_trace(trace: Path | None, subject: DoctorModel) -> Path:
+    """Returns the file for a profile's trace, which must not be the model."""
+    chosen = trace or Path(f"{Path(subject.name).name}.trace.json")
+    if subject.source is not None and chosen.exists() and chosen.samefile(subject.source):
+        raise SpecError(f"--trace would replace the model\n  expected another file, got {chosen}")
+    return chosen
