@@ -16,10 +16,10 @@ from ortprep.registry.backend import Backend
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.garbage_collection import RetentionPolicy, collect
-from ortprep.registry.progress import Progress
 from ortprep.registry.publish import publish
 from ortprep.registry.pull import PullRequest, pull
 from ortprep.registry.references import VersionRef, open_registry
+from ortprep.registry.transfer import Progress
 
 _COUNTED = frozenset(
     {

@@ -37,7 +37,7 @@ from rich.text import Text
 
 from ortprep.errors import PipelineError
 from ortprep.quoting import printable, terminal_handler
-from ortprep.registry.progress import Progress
+from ortprep.registry.transfer import Progress
 from ortprep.tables import Table
 
 _STDOUT, _STDERR = 1, 2

@@ -19,9 +19,8 @@ from ortprep.registry.backend import PART, SIGNATURE, VERSION, file_blob, ref_na
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import PROVENANCE, Part, Version, build_version, check_alias_name
 from ortprep.registry.part_bundle import PartBundle, read_part_bundle
-from ortprep.registry.progress import Observer, Progress, ignore
 from ortprep.registry.signatures import is_signed_by, sign_part, verify_part
-from ortprep.registry.transfer import map_parallel, run_parallel
+from ortprep.registry.transfer import Observer, Progress, ignore, map_parallel, run_parallel
 from ortprep.registry.versions import ModelState, merge_parts
 
 _MAX_ROUNDS = 20

@@ -27,14 +27,12 @@ from ortprep.quoting import quoted
 from ortprep.registry.backend import Report
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import Part, Version, parse_part, parse_version
-from ortprep.registry.part_bundle import small_files
-from ortprep.registry.part_selection import choose_part
-from ortprep.registry.progress import Observer, Progress, ignore
+from ortprep.registry.part_bundle import choose_part, small_files
 from ortprep.registry.provenance import check_provenance
 from ortprep.registry.receipt import PullReceipt, find_differences, verify_bundle, write_receipt
 from ortprep.registry.references import VersionRef
 from ortprep.registry.signatures import verify_part
-from ortprep.registry.transfer import read_limit, run_parallel
+from ortprep.registry.transfer import Observer, Progress, ignore, read_limit, run_parallel
 from ortprep.registry.versions import resolve
 from ortprep.runtime.machine.hardware import Hardware, read_hardware
 from ortprep.spec.redaction import redact_url

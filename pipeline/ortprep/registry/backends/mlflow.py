@@ -58,7 +58,7 @@ from ortprep.registry.documents import (
     parse_version,
 )
 from ortprep.registry.fsspec_folder import FsspecFolder
-from ortprep.registry.progress import ignore
+from ortprep.registry.transfer import ignore
 
 log = logging.getLogger(__name__)
 
