@@ -162,7 +162,7 @@ def verify(
 
     receipt = verify_bundle(find_bundle(bundle, artifacts), key)
     if json:
-        write_json(encode(receipt))
+        write_json({name: value for name, value in encode(receipt).items() if name != "signatures"})
         return
     write_line(f"{bundle}: {receipt.version}, signed with {key}")
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import datetime
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ortprep.bundle.atomic import new_folder, remove_stale_temporaries
-from ortprep.bundle.digest import PREFIX, DigestCache, digest_file, is_digest
+from ortprep.bundle.digest import DigestCache, digest_file, is_digest
 from ortprep.bundle.file_links import copy_file, link_or_copy, unlinkable_files
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.verification import check_bundle, find_added
@@ -24,7 +24,7 @@ from ortprep.errors import (
     hint_of_os_error,
 )
 from ortprep.quoting import quoted
-from ortprep.registry.backend import Report
+from ortprep.registry.backend import ref_name
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import Part, Version, parse_part, parse_version
 from ortprep.registry.part_bundle import choose_part, small_files
@@ -113,7 +113,8 @@ def pull(
             large, takes too long, or the registry failed.
     """
     check_replaceable(out)
-    return _choose(request, catalogue, hardware).write(out, observer)
+    version, part = _choose(request, catalogue, hardware)
+    return _write(request, catalogue, version, part, out, observer, is_there=lambda: False)
 
 
 @_in_time()
@@ -128,20 +129,19 @@ def pull_cached(
 
     The bundle stays there until this process ends.
     """
-    chosen = _choose(request, catalogue, hardware)
-    names = [digest.removeprefix(PREFIX) for digest in (chosen.version.digest, chosen.part.digest)]
-    path = catalogue.cache.bundle_path(f"{names[0]}-{names[1][:16]}")
+    version, part = _choose(request, catalogue, hardware)
+    path = catalogue.cache.bundle_path(f"{ref_name(version.digest)}-{ref_name(part.digest)[:16]}")
 
     def is_there() -> bool:
         catalogue.cache.keep(path)
         try:
             if request.public_key is not None:
                 verify_bundle(path, request.public_key, digest_cache=DigestCache())
-            return not find_differences(path, chosen.part, DigestCache().digest)
+            return not find_differences(path, part, DigestCache().digest)
         except BundleError:
             return False
 
-    return chosen.write(path, observer, is_there=is_there)
+    return _write(request, catalogue, version, part, path, observer, is_there=is_there)
 
 
 @_in_time()
@@ -209,7 +209,7 @@ def _recall(
         return None  # of another release of ortprep; the registry has it
 
 
-def _choose(request: PullRequest, catalogue: Catalogue, hardware: Hardware | None) -> _PartPull:
+def _choose(request: PullRequest, catalogue: Catalogue, hardware: Hardware | None) -> tuple[Version, Part]:
     """Decides all that can be decided before the first weight is fetched."""
     reference = request.reference
     version, candidates = resolve_version(request, catalogue)
@@ -233,83 +233,78 @@ def _choose(request: PullRequest, catalogue: Catalogue, hardware: Hardware | Non
         onnxruntime=installed_onnxruntime(),
         digest=request.part,
     )
-    return _PartPull(reference, catalogue, version, part, request.public_key)
+    return version, part
 
 
-@dataclass(frozen=True)
-class _PartPull:
-    """One part on its way into a folder."""
-
-    reference: VersionRef
-    catalogue: Catalogue
-    version: Version
-    part: Part
-    public_key: Path | None
-
-    def write(
-        self, out: Path, observer: Observer, *, is_there: Callable[[], bool] = lambda: False
-    ) -> PullResult:
-        """Puts the bundle into its place, unless it is there already; see `pull`."""
-        fetched = 0
-        with self._translated(out), self.catalogue.cache.lock_folder(out):
+def _write(
+    request: PullRequest,
+    catalogue: Catalogue,
+    version: Version,
+    part: Part,
+    out: Path,
+    observer: Observer,
+    *,
+    is_there: Callable[[], bool],
+) -> PullResult:
+    """Puts a part into its place, unless it is there already; see `pull`."""
+    cache, fetched_bytes = catalogue.cache, 0
+    receipt = PullReceipt(
+        redact_url(catalogue.backend.url), str(request.reference), version.digest, part.digest
+    )
+    try:
+        with cache.lock_folder(out):
             if not is_there():
-                remove_stale_temporaries(out.absolute().parent, out.name)
-                fetched = self._fetch(out, observer)
-        self.catalogue.cache.trim()
-        summary = self.part.summary
-        variants = tuple(variant.name for variant in summary.variants)
-        digest = self.version.digest
-        return PullResult(out, digest, self.part.digest, variants, fetched, summary.size_bytes)
+                unique = {entry.sha256: entry for entry in part.files}.values()
+                fetched_bytes = sum(entry.size_bytes for entry in unique if not cache.has_file(entry))
+                progress = Progress("download", sum(entry.size_bytes for entry in unique), observer)
+                _fetch(receipt, part, catalogue, out, progress, request.public_key)
+    except OSError as error:
+        parent = next(folder for folder in out.absolute().parents if folder.exists())
+        raise RegistryError(
+            f"cannot write {out}, or the cache in {cache.root}\n  {error.strerror or error}",
+            hint=hint_of_os_error(error, str(parent), str(cache.root)),
+        ) from error
+    cache.trim()
+    variants = tuple(variant.name for variant in part.summary.variants)
+    size_bytes = part.summary.size_bytes
+    return PullResult(out, version.digest, part.digest, variants, fetched_bytes, size_bytes)
 
-    @contextmanager
-    def _translated(self, out: Path) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            parent = next(folder for folder in out.absolute().parents if folder.exists())
-            root = self.catalogue.cache.root
-            raise RegistryError(
-                f"cannot write {out}, or the cache in {root}\n  {error.strerror or error}",
-                hint=hint_of_os_error(error, str(parent), str(root)),
-            ) from error
 
-    def _fetch(self, out: Path, observer: Observer) -> int:
-        """Fetches what is missing and puts the bundle together; returns the number of bytes fetched."""
-        catalogue, files = self.catalogue, self.part.files
-        unique = {entry.sha256: entry for entry in files}.values()
-        absent = sum(entry.size_bytes for entry in unique if not catalogue.cache.has_file(entry))
-        progress = Progress("download", sum(entry.size_bytes for entry in unique), observer)
-        registry = redact_url(catalogue.backend.url)
-        receipt = PullReceipt(registry, str(self.reference), self.version.digest, self.part.digest)
-        signatures = catalogue.read_signatures(self.part)
-        if self.public_key is not None:
-            # Also where the parts are remembered ones: what is kept with the bundle must be valid by itself.
-            verify_part(self.part, signatures, self.public_key)
-        # After a power cut `load` notices by its digests what did not reach the disk; it can be pulled again.
-        with new_folder(out.absolute(), durable=False) as folder:
-            write_receipt(folder, receipt, self.part, signatures)
-            graphs = [entry for entry in files if entry.path.endswith(".onnx")]
-            others = [entry for entry in files if not entry.path.endswith(".onnx")]
-            # The graphs say which of the other files must be copies.
-            self._place_files(graphs, folder, progress.add, alone=frozenset())
-            self._place_files(others, folder, progress.add, alone=_find_alone(graphs, folder))
-            check_bundle(folder, DigestCache().digest)
-            check_provenance(folder, self.part)
-            check_replaceable(out)
-        return absent
+def _fetch(
+    receipt: PullReceipt,
+    part: Part,
+    catalogue: Catalogue,
+    out: Path,
+    progress: Progress,
+    public_key: Path | None,
+) -> None:
+    """Fetches what is missing, and puts the bundle together."""
+    remove_stale_temporaries(out.absolute().parent, out.name)
+    signatures = catalogue.read_signatures(part)
+    if public_key is not None:
+        # Also where the parts are remembered ones: what is kept with the bundle must be valid by itself.
+        verify_part(part, signatures, public_key)
+    first_paths = {entry.sha256: entry.path for entry in reversed(part.files)}
+    # After a power cut `load` notices by its digests what did not reach the disk; it can be pulled again.
+    with new_folder(out.absolute(), durable=False) as folder:
 
-    def _place_files(
-        self, files: Sequence[FileEntry], folder: Path, report: Report, *, alone: frozenset[str]
-    ) -> None:
-        """Fetches files and puts each into the bundle at once, so that the cache may forget it again."""
-        once = {entry.sha256: entry.path for entry in self.part.files}
-
-        def place(entry: FileEntry) -> None:
-            report_once = report if once[entry.sha256] == entry.path else ignore
-            source = self.catalogue.fetch_file(self.part, entry, report_once)
+        def place(entry: FileEntry, alone: Collection[str] = ()) -> None:
+            """Puts a file into the bundle at once, so that the cache may forget it again."""
+            report = progress.add if first_paths[entry.sha256] == entry.path else ignore
+            source = catalogue.fetch_file(part, entry, report)
             (copy_file if entry.path in alone else link_or_copy)(source, folder / entry.path)
 
-        run_parallel(place, sorted(files, key=lambda entry: -entry.size_bytes))
+        write_receipt(folder, receipt, part, signatures)
+        largest_first = sorted(part.files, key=lambda entry: -entry.size_bytes)
+        graphs = [entry for entry in largest_first if entry.path.endswith(".onnx")]
+        run_parallel(place, graphs)
+        # The graphs say which of the other files must be copies.
+        alone = _find_alone(graphs, folder)
+        others = [entry for entry in largest_first if entry not in graphs]
+        run_parallel(lambda entry: place(entry, alone), others)
+        check_bundle(folder, DigestCache().digest)
+        check_provenance(folder, part)
+        check_replaceable(out)
 
 
 def _find_alone(graphs: Sequence[FileEntry], folder: Path) -> frozenset[str]:

@@ -6,12 +6,10 @@
 
 from __future__ import annotations
 
-import base64
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ortprep.bundle.codec import decode, encode, format_json, read_json
 from ortprep.bundle.digest import DigestCache, digest_file
@@ -37,28 +35,29 @@ _MAX_RECEIPT_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True)
 class PullReceipt:
-    """Where a bundle is from: URL without credentials, requested reference, digests of version and part."""
+    """Where a bundle is from.
+
+    Attributes:
+        registry: Its URL without credentials.
+        reference: What was asked for.
+        version: Digest of the version.
+        part: Digest of the part.
+        signatures: What was attached to the part, as text; unverified.
+    """
 
     registry: str
     reference: str
     version: str
     part: str
-
-
-@dataclass(frozen=True)
-class _Evidence:
-    """What else `pulled.json` has: signatures of the part, in base64."""
-
-    signatures: tuple[str, ...]
+    signatures: tuple[str, ...] = ()
 
 
 def write_receipt(folder: Path, receipt: PullReceipt, part: Part, signatures: Sequence[bytes]) -> None:
     """Writes the receipt of a bundle into its new, empty folder, with what is signed."""
     stored = [data for data in signatures if len(data) <= MAX_SIGNATURE_BYTES][:_MAX_SIGNATURES]
-    texts = tuple(base64.b64encode(data).decode() for data in stored)
-    fields = encode(receipt) | encode(_Evidence(texts))
+    texts = tuple(data.decode(errors="replace") for data in stored)
     (folder / RECEIPT_FOLDER).mkdir()
-    (folder / _RECEIPT_FILE).write_bytes(format_json(fields))
+    (folder / _RECEIPT_FILE).write_bytes(format_json(encode(replace(receipt, signatures=texts))))
     (folder / PART_FILE).write_bytes(part.data)
 
 
@@ -69,17 +68,13 @@ def read_receipt(bundle: Path) -> PullReceipt:
         BundleError: It was not pulled from a registry, or the receipt is not of this form.
         IntegrityError: It leads out of the bundle.
     """
-    return decode(PullReceipt, _read_fields(bundle))
-
-
-def _read_fields(bundle: Path) -> dict[str, Any]:
     path = resolve_inside(bundle, _RECEIPT_FILE)
     if not path.is_file():
         raise BundleError(
             f"not from a registry: {bundle}\n  expected {_RECEIPT_FILE} in it, got no such file",
             hint="ortprep pull NAME --out DIR",
         )
-    return read_json(path, max_bytes=_MAX_RECEIPT_BYTES)
+    return decode(PullReceipt, read_json(path, max_bytes=_MAX_RECEIPT_BYTES))
 
 
 def verify_bundle(bundle: Path, public_key: Path, *, digest_cache: DigestCache | None = None) -> PullReceipt:
@@ -109,11 +104,13 @@ def read_signed_part(bundle: Path, public_key: Path) -> tuple[PullReceipt, Part]
         BundleError: The bundle was not pulled from a registry, or cannot be read.
         MissingExtraError: model-signing is not installed.
     """
-    fields = _read_fields(bundle)
-    receipt, evidence = decode(PullReceipt, fields), decode(_Evidence, fields)
-    part = _read_part(bundle)
-    signatures = [_from_base64(text) for text in evidence.signatures]
-    verify_part(part, signatures, public_key)
+    receipt, path = read_receipt(bundle), resolve_inside(bundle, PART_FILE)
+    try:
+        with open_regular(path) as file:
+            part = parse_part(file.read(MAX_DOCUMENT_BYTES + 1))
+    except OSError as error:
+        raise BundleError(f"cannot read {path}\n  {error.strerror or error}") from error
+    verify_part(part, [text.encode(errors="replace") for text in receipt.signatures], public_key)
     return replace(receipt, part=part.digest), part
 
 
@@ -123,19 +120,3 @@ def find_differences(bundle: Path, part: Part, digest: Digester) -> tuple[FileDi
     paths = sorted(find_added(bundle) | unsigned - {entry.path for entry in part.files})
     added = (FileDifference(path, "added", "no such file", "a file") for path in paths)
     return (*compare_files(bundle, part.files, digest), *added)
-
-
-def _read_part(bundle: Path) -> Part:
-    path = resolve_inside(bundle, PART_FILE)
-    try:
-        with open_regular(path) as file:
-            return parse_part(file.read(MAX_DOCUMENT_BYTES + 1))
-    except OSError as error:
-        raise BundleError(f"cannot read {path}\n  {error.strerror or error}") from error
-
-
-def _from_base64(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except ValueError as error:
-        raise BundleError(f"not the receipt of a pull\n  expected base64 in {_RECEIPT_FILE}") from error
