@@ -14,7 +14,7 @@ import pytest
 
 from ortprep.cli.registry_commands import describe_transfer
 from ortprep.errors import MissingExtraError, NotPublishedError, RegistryError, SignatureError
-from ortprep.registry import retries
+from ortprep.registry import transfer
 from ortprep.runtime import PoolConfig, SessionPool, load, locate
 from ortprep.versions import install_command
 from tests.prepare.builders import SHAPES, Project, is_intact
@@ -176,7 +176,7 @@ def test_what_cannot_be_done_is_a_message_and_an_exit_code(
     message: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(retries, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(transfer, "FIRST_PAUSE_S", 0.001)
     write_bundle(project.artifacts / "net")
     (project.root / "mine").mkdir()
     (project.root / "mine/file").write_text("mine")

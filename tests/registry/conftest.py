@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ortprep.registry import retries
+from ortprep.registry import transfer
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue, open_catalogue
 from tests.registry.backends.mlflow.fakes import MlflowServer, mlflow_server
@@ -33,7 +33,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is unavailable is asked again at once."""
-    monkeypatch.setattr(retries, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(transfer, "FIRST_PAUSE_S", 0.001)
 
 
 @pytest.fixture(scope="package")

@@ -57,8 +57,7 @@ from ortprep.registry.promotion import promote
 from ortprep.registry.publish import PublishResult, publish
 from ortprep.registry.pull import MAX_BYTES_VARIABLE, TIMEOUT_VARIABLE, PullRequest, pull, pull_cached
 from ortprep.registry.references import VersionRef, open_registry, parse_reference, split_location
-from ortprep.registry.retries import with_retries
-from ortprep.registry.transfer import map_parallel, run_parallel
+from ortprep.registry.transfer import map_parallel, run_parallel, with_retries
 from ortprep.registry.versions import Move, encode_move, parse_move
 from ortprep.time_limit import OutOfTimeError, call_in_time, limit_time
 from tests.registry.builders import (

@@ -28,7 +28,7 @@ from ortprep.registry.publish import publish
 from ortprep.registry.pull import PullRequest, pull, pull_cached
 from ortprep.registry.receipt import verify_bundle
 from ortprep.registry.references import VersionRef
-from ortprep.registry.retries import with_retries
+from ortprep.registry.transfer import with_retries
 from tests.registry.builders import BARE, Made, read_tree, write_bundle, write_keys
 from tests.registry.fakes import fault_proxy
 

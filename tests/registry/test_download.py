@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ortprep.bundle.digest import digest_bytes
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import RegistryError, RegistryUnavailableError
-from ortprep.registry import retries
+from ortprep.registry import transfer
 from ortprep.registry.backend import BLOCK_BYTES, Download
 from ortprep.registry.download import DownloadLimits, download
 
@@ -25,7 +25,7 @@ SIZE = 5000
 @pytest.fixture(autouse=True, scope="module")
 def _no_pause() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(retries, "FIRST_PAUSE_S", 0.0)
+        patch.setattr(transfer, "FIRST_PAUSE_S", 0.0)
         yield
 
 

@@ -43,9 +43,8 @@ from ortprep.registry.documents import (
 )
 from ortprep.registry.part_bundle import check_part_bundle, small_files
 from ortprep.registry.references import open_registry
-from ortprep.registry.retries import with_retries
 from ortprep.registry.signatures import verify_part
-from ortprep.registry.transfer import ignore, read_documents
+from ortprep.registry.transfer import ignore, read_documents, with_retries
 from ortprep.registry.versions import ModelState, Move, build_state, parse_move
 
 log = logging.getLogger(__name__)

@@ -20,8 +20,7 @@ from ortprep.bundle.digest import PREFIX, DigestCache
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import IntegrityError, RegistryError, RegistryUnavailableError
 from ortprep.registry.backend import BLOCK_BYTES, Download
-from ortprep.registry.retries import ATTEMPTS, wait_to_retry
-from ortprep.registry.transfer import check_copied, read_blocks
+from ortprep.registry.transfer import ATTEMPTS, check_copied, read_blocks, wait_to_retry
 from ortprep.time_limit import check_time
 
 log = logging.getLogger(__name__)

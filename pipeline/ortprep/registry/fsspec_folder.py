@@ -29,8 +29,7 @@ from ortprep.errors import (
     hint_of_os_error,
 )
 from ortprep.registry.backend import BLOCK_BYTES, Block, Download, Report
-from ortprep.registry.retries import with_retries
-from ortprep.registry.transfer import check_copied, copy_blocks, counted, read_blocks
+from ortprep.registry.transfer import check_copied, copy_blocks, counted, read_blocks, with_retries
 from ortprep.spec.redaction import redact_url
 from ortprep.spec.url_schemes import OBJECT_STORES, STORES, check_url
 from ortprep.versions import install_command

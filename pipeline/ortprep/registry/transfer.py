@@ -1,10 +1,13 @@
-"""Transfers of files: hashed while they are written, several at once."""
+"""Transfers of files: hashed while they are written, several at once, and tried again."""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
+import random
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -15,14 +18,20 @@ from typing import IO, TypeVar
 from ortprep.bundle.digest import PREFIX
 from ortprep.bundle.file_memory import open_regular
 from ortprep.bundle.loader_config import FileEntry
-from ortprep.errors import IntegrityError, RegistryError
+from ortprep.errors import IntegrityError, RegistryError, RegistryUnavailableError
 from ortprep.registry.backend import BLOCK_BYTES, MAX_LISTING_BYTES, Report
+from ortprep.time_limit import check_time, remaining_s
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 PARALLEL_TRANSFERS = 4
 PARALLEL_REQUESTS = 8
+ATTEMPTS = 4
+FIRST_PAUSE_S = 0.25
+MAX_PAUSE_S = 30.0
 
 
 def read_blocks(path: Path, offset: int = 0) -> Iterator[memoryview]:
@@ -165,3 +174,37 @@ class Progress:
 
 Observer = Callable[[Progress], None]
 """Looks at how far a transfer is."""
+
+
+def with_retries(
+    action: Callable[[], T], *, attempts: int = ATTEMPTS, pause: Callable[[float], object] = time.sleep
+) -> T:
+    """Returns what `action` returns, and repeats it while it raises RegistryUnavailableError.
+
+    Raises:
+        Exception: What `check_time` raises, once the time of all requests together is over.
+    """
+    for failures in range(1, attempts + 1):
+        check_time()
+        try:
+            return action()
+        except RegistryUnavailableError as error:
+            if failures == attempts:
+                raise
+            wait_to_retry(error, failures, pause=pause)
+    raise AssertionError("unreachable")
+
+
+def wait_to_retry(
+    error: RegistryUnavailableError, failures: int, *, pause: Callable[[float], object] = time.sleep
+) -> None:
+    """Waits after so many failures in a row.
+
+    Pauses double, with jitter, so that a thousand jobs that were refused at once do not come back at once. If
+    the registry says how long to wait, that counts, up to `MAX_PAUSE_S`. Raises what `check_time` does.
+    """
+    check_time()
+    wait_s = FIRST_PAUSE_S * 2 ** (failures - 1) * random.uniform(0.5, 1.5)
+    wait_s = min(max(wait_s, error.retry_after_s), MAX_PAUSE_S)
+    log.info("trying again in %.1f s: %s", wait_s, error.message)
+    pause(min(wait_s, remaining_s()))

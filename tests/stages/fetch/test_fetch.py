@@ -17,7 +17,7 @@ import pytest
 from ortprep.bundle.codec import decode
 from ortprep.bundle.digest import DigestCache, digest_file
 from ortprep.errors import SourceError, SpecError
-from ortprep.registry import retries
+from ortprep.registry import transfer
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Context, Plan
 from ortprep.stages.core.results import FetchResult
@@ -34,7 +34,7 @@ X = {"x": {"shapes": [[2, 4]]}}
 @pytest.fixture(autouse=True)
 def _own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(retries, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(transfer, "FIRST_PAUSE_S", 0.001)
 
 
 def plan_of(folder: Path, source: Mapping[str, Any], **fields: Any) -> Plan:

@@ -15,7 +15,7 @@ from ortprep.build.receipts import read_receipt
 from ortprep.bundle.codec import decode
 from ortprep.bundle.digest import DigestCache, digest_bytes
 from ortprep.errors import MissingExtraError, PipelineError, SourceError
-from ortprep.registry import retries
+from ortprep.registry import transfer
 from ortprep.spec.hub_url import HubAddress, parse_hub_url
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Plan
@@ -50,7 +50,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stack: ExitStack) -> Hu
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr(retries, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(transfer, "FIRST_PAUSE_S", 0.001)
     return hub
 
 

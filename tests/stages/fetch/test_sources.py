@@ -16,7 +16,7 @@ import pytest
 from ortprep.bundle.digest import digest_bytes
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import RegistryError, SourceError
-from ortprep.registry import retries
+from ortprep.registry import transfer
 from ortprep.registry.backend import BLOCK_BYTES
 from ortprep.registry.backends import rest
 from ortprep.stages.fetch import sources
@@ -47,7 +47,7 @@ CUT = 2 * BLOCK_BYTES
 def _own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(retries, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(transfer, "FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr(sources, "ATTEMPTS", 3)
 
 

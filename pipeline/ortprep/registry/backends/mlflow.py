@@ -7,23 +7,20 @@ Registered model NAME         versions with their documents, labels and moves as
 from __future__ import annotations
 
 import logging
-import math
 import posixpath
 import re
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ortprep.bundle.codec import decode, parse_json
 from ortprep.bundle.digest import PREFIX, digest_bytes
-from ortprep.bundle.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest
+from ortprep.bundle.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES
 from ortprep.bundle.paths import is_safe_name
-from ortprep.errors import BundleError, NotPublishedError, RegistryError, RegistryUnavailableError
+from ortprep.errors import NotPublishedError, RegistryError, RegistryUnavailableError
 from ortprep.quoting import quoted
 from ortprep.registry.backend import (
     ALIAS,
@@ -39,6 +36,7 @@ from ortprep.registry.backend import (
     digests_of,
     ref_name,
 )
+from ortprep.registry.backends.mlflow_run import TAG_KIND, TAG_PART, build_batch, describe_part, join_texts
 from ortprep.registry.backends.mlflow_server import (
     EXISTS,
     MISSING,
@@ -64,16 +62,12 @@ log = logging.getLogger(__name__)
 
 _EXPERIMENT = "ortprep/"
 _TAG_DOCUMENT, _TAG_LABEL = "ortprep.document", "ortprep.label"
-_TAG_KIND, _TAG_PART, _TAG_REFRESHED = "ortprep.kind", "ortprep.part", "ortprep.refreshed_ms"
+_TAG_REFRESHED = "ortprep.refreshed_ms"
 _BUNDLE, _PART_FILE, _FINISHED = "bundle", "part.json", "FINISHED"
 _FRESH_MS = 3_600_000
 """Age up to which a run need not be refreshed, in milliseconds."""
 
 _NUMBER = re.compile("[0-9]{1,15}")
-_DEFAULT_PLAN = "default"
-_FIGURES = ("ready_ms", "init_ms", "first_ms", "first_result_ms", "steady_ms", "private_mb")
-_MAX_METRICS = 1000
-_MAX_TEXT = 5000
 
 
 @dataclass(frozen=True)
@@ -232,11 +226,12 @@ class MlflowBackend(Backend):
         marks = {"tags": as_pairs({"ortprep": "1"}), "description": "ONNX Runtime bundles"}
         self._server.call("POST", "registered-models/create", tolerated=EXISTS, name=model, **marks)
         files = {"source": f"{run.artifact_uri}/{_BUNDLE}", "run_id": run.run_id}
+        targets = sorted(variant.target for part in version.parts for variant in part.variants)
         tags = {
             _TAG_DOCUMENT: data.decode(),
             "ortprep.version": version.digest,
             _TAG_LABEL: version.label,
-            "ortprep.targets": _join(sorted(one.target for part in version.parts for one in part.variants)),
+            "ortprep.targets": join_texts(targets),
         }
         self._server.call("POST", "model-versions/create", name=model, tags=as_pairs(tags), **files)
         listed = self._list_versions(model).items()
@@ -279,7 +274,7 @@ class MlflowBackend(Backend):
         experiment = self._find_experiment(model)
         if not experiment:
             return ()
-        query = f"tags.`{_TAG_PART}` = '{part}'" if part else f"tags.`{_TAG_KIND}` = 'part'"
+        query = f"tags.`{TAG_PART}` = '{part}'" if part else f"tags.`{TAG_KIND}` = 'part'"
         where: dict[str, Any] = {"experiment_ids": [experiment], "order_by": ["start_time ASC"]}
         runs = self._server.list_all("POST", "runs/search", "runs", filter=query, **where)
         return tuple(sorted(map(self._parse_run, runs), key=lambda run: not run.is_finished))
@@ -292,7 +287,7 @@ class MlflowBackend(Backend):
             run_id=str(info.get("run_id", "")),
             artifact_uri=uri,
             is_finished=info.get("status") == _FINISHED,
-            part=tags.get(_TAG_PART, ""),
+            part=tags.get(TAG_PART, ""),
             used_ms=max((int(time_ms) for time_ms in times if _NUMBER.fullmatch(time_ms)), default=0),
             tags=tags,
             artifacts=open_artifacts(uri, self._server),
@@ -331,7 +326,7 @@ class MlflowBackend(Backend):
         with self._making:
             run = self._known.get((part.model, part.digest)) or self._find_run(part.model, part.digest)
             if run is None:
-                tags = _describe_part(part)
+                tags = describe_part(part)
                 self._server.call(
                     "POST",
                     "runs/create",
@@ -360,11 +355,9 @@ class MlflowBackend(Backend):
         run.artifacts.write(_PART_FILE, part.data)
         if run.is_finished:
             return
-        manifest = None
         if any(entry.path == MANIFEST_FILE for entry in part.files):
-            data = run.artifacts.read(f"{_BUNDLE}/{MANIFEST_FILE}", limit_bytes=MAX_MANIFEST_BYTES)
-            manifest = _parse_manifest(data, part.model)
-        self._server.call("POST", "runs/log-batch", run_id=run.run_id, **_build_batch(part, manifest))
+            manifest = run.artifacts.read(f"{_BUNDLE}/{MANIFEST_FILE}", limit_bytes=MAX_MANIFEST_BYTES)
+            self._server.call("POST", "runs/log-batch", run_id=run.run_id, **build_batch(part, manifest))
         done: dict[str, Any] = {"status": _FINISHED, "end_time": _now_ms()}
         self._server.call("POST", "runs/update", run_id=run.run_id, **done)
 
@@ -385,66 +378,3 @@ def _paths_of(blob: Blob) -> list[str]:
     """Returns where a file goes among a run's artifacts: MLflow keeps it once for each of its names."""
     files = blob.part.files if blob.part else ()
     return sorted({f"{_BUNDLE}/{entry.path}" for entry in files if entry.sha256 == blob.digest})
-
-
-def _describe_part(part: Part) -> dict[str, str]:
-    """Returns the tags of a part's run."""
-    variants = part.summary.variants
-    return {
-        _TAG_PART: part.digest,
-        _TAG_KIND: "part",
-        "ortprep.model": part.model,
-        "ortprep.source": part.source,
-        "ortprep.spec": part.spec,
-        "ortprep.created_at": part.summary.created_at,
-        "ortprep.targets": _join(variant.target for variant in variants),
-        "ortprep.onnxruntime": _join(variant.onnxruntime for variant in variants),
-        "ortprep.hardware": _join(variant.hardware for variant in variants),
-    }
-
-
-def _join(texts: Iterable[str]) -> str:
-    return ", ".join(dict.fromkeys(filter(None, texts)))[:_MAX_TEXT]
-
-
-def _parse_manifest(manifest: bytes, model: str) -> Manifest | None:
-    try:
-        return decode(Manifest, parse_json(manifest, name="manifest.json"))
-    except BundleError as error:
-        log.warning("no metrics in MLflow for a part of %s: %s", model, error.message)
-        return None
-
-
-def _build_batch(part: Part, manifest: Manifest | None) -> dict[str, Any]:
-    """Returns what `runs/log-batch` takes: what a part's manifest says, in MLflow's terms."""
-    params = {"targets": _join(variant.target for variant in part.summary.variants)}
-    if manifest is None:
-        return {"params": as_pairs(params)}
-    params["pipeline_version"] = manifest.pipeline_version[:_MAX_TEXT]
-    params |= {
-        f"{variant.name}.plan": variant.decision.shipped
-        for variant in manifest.variants[:50]
-        if variant.decision
-    }
-    # Always the same, so that logging a figure again does not make it a second one.
-    try:
-        at_ms = int(datetime.fromisoformat(part.summary.created_at).timestamp() * 1000)
-    except ValueError:
-        at_ms = 0
-    figures = tuple(_list_figures(manifest))[:_MAX_METRICS]
-    return {
-        "metrics": [{"key": key, "value": value, "timestamp": at_ms, "step": 0} for key, value in figures],
-        "params": as_pairs(params),
-        "tags": as_pairs({"ortprep.git_commit": manifest.spec_commit} if manifest.spec_commit else {}),
-    }
-
-
-def _list_figures(manifest: Manifest) -> Iterator[tuple[str, float]]:
-    for variant in manifest.variants:
-        plans = (_DEFAULT_PLAN, variant.decision.shipped if variant.decision else _DEFAULT_PLAN)
-        warm = (measurement for measurement in variant.measurements if measurement.cache == "warm")
-        for plan in (plan for measurement in warm for plan in measurement.plans if plan.plan in plans):
-            for figure in _FIGURES:
-                summary = getattr(plan, figure)
-                if math.isfinite(summary.median):
-                    yield f"{variant.name}.{plan.plan}.{figure}", summary.median

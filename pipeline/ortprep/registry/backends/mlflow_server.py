@@ -46,8 +46,7 @@ from ortprep.registry.backends.rest import (
     status_error,
 )
 from ortprep.registry.fsspec_folder import FsspecFolder, StoredFile
-from ortprep.registry.retries import with_retries
-from ortprep.registry.transfer import check_copied, counted
+from ortprep.registry.transfer import check_copied, counted, with_retries
 from ortprep.spec.redaction import redact_url
 from ortprep.spec.url_schemes import OBJECT_STORES
 

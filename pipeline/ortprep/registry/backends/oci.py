@@ -42,8 +42,7 @@ from ortprep.registry.backend import (
 from ortprep.registry.backends import rest
 from ortprep.registry.backends.oci_client import OciClient
 from ortprep.registry.documents import EMPTY, INDEX, MANIFEST, MAX_DOCUMENT_BYTES, Part, parse_attached
-from ortprep.registry.retries import with_retries
-from ortprep.registry.transfer import check_copied, counted, ignore, map_parallel
+from ortprep.registry.transfer import check_copied, counted, ignore, map_parallel, with_retries
 from ortprep.spec.redaction import redact_url
 
 _OWN, _PREFIXES = "_", {VERSION: "_v.", SIGNATURE: "_s.", MOVE: "_m."}

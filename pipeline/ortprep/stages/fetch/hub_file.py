@@ -29,7 +29,7 @@ from ortprep.errors import (
     RegistryUnavailableError,
 )
 from ortprep.registry.backend import Download
-from ortprep.registry.retries import with_retries
+from ortprep.registry.transfer import with_retries
 from ortprep.spec.hub_url import HubAddress, is_commit
 from ortprep.spec.redaction import hide_queries_in_logs
 from ortprep.stages.core.sources import CONFIG_FILE

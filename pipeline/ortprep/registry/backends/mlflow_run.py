@@ -1,0 +1,84 @@
+"""The run of a part as MLflow's users see it: its tags, parameters and metrics. Pure."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import Any
+
+from ortprep.bundle.codec import decode, parse_json
+from ortprep.bundle.manifest import Manifest
+from ortprep.errors import BundleError
+from ortprep.registry.backends.mlflow_server import as_pairs
+from ortprep.registry.documents import Part
+
+log = logging.getLogger(__name__)
+
+TAG_KIND, TAG_PART = "ortprep.kind", "ortprep.part"
+"""Tags by which the runs of all parts, and that of one, are found."""
+
+_DEFAULT_PLAN = "default"
+_FIGURES = ("ready_ms", "init_ms", "first_ms", "first_result_ms", "steady_ms", "private_mb")
+_MAX_METRICS = 1000
+_MAX_TEXT = 5000
+
+
+def describe_part(part: Part) -> dict[str, str]:
+    """Returns the tags of a part's run."""
+    variants = part.summary.variants
+    return {
+        TAG_PART: part.digest,
+        TAG_KIND: "part",
+        "ortprep.model": part.model,
+        "ortprep.source": part.source,
+        "ortprep.spec": part.spec,
+        "ortprep.created_at": part.summary.created_at,
+        "ortprep.targets": join_texts(variant.target for variant in variants),
+        "ortprep.onnxruntime": join_texts(variant.onnxruntime for variant in variants),
+        "ortprep.hardware": join_texts(variant.hardware for variant in variants),
+    }
+
+
+def join_texts(texts: Iterable[str]) -> str:
+    """Returns different texts as one tag, cut to what MLflow takes."""
+    return ", ".join(dict.fromkeys(filter(None, texts)))[:_MAX_TEXT]
+
+
+def build_batch(part: Part, manifest_data: bytes) -> dict[str, Any]:
+    """Returns what `runs/log-batch` takes: what a part's `manifest.json` says, in MLflow's terms."""
+    params = {"targets": join_texts(variant.target for variant in part.summary.variants)}
+    try:
+        manifest = decode(Manifest, parse_json(manifest_data, name="manifest.json"))
+    except BundleError as error:
+        log.warning("no metrics in MLflow for a part of %s: %s", part.model, error.message)
+        return {"params": as_pairs(params)}
+    params["pipeline_version"] = manifest.pipeline_version[:_MAX_TEXT]
+    params |= {
+        f"{variant.name}.plan": variant.decision.shipped
+        for variant in manifest.variants[:50]
+        if variant.decision
+    }
+    # Always the same, so that logging a figure again does not make it a second one.
+    try:
+        at_ms = int(datetime.fromisoformat(part.summary.created_at).timestamp() * 1000)
+    except ValueError:
+        at_ms = 0
+    figures = tuple(_list_figures(manifest))[:_MAX_METRICS]
+    return {
+        "metrics": [{"key": key, "value": value, "timestamp": at_ms, "step": 0} for key, value in figures],
+        "params": as_pairs(params),
+        "tags": as_pairs({"ortprep.git_commit": manifest.spec_commit} if manifest.spec_commit else {}),
+    }
+
+
+def _list_figures(manifest: Manifest) -> Iterator[tuple[str, float]]:
+    for variant in manifest.variants:
+        plans = (_DEFAULT_PLAN, variant.decision.shipped if variant.decision else _DEFAULT_PLAN)
+        warm = (measurement for measurement in variant.measurements if measurement.cache == "warm")
+        for plan in (plan for measurement in warm for plan in measurement.plans if plan.plan in plans):
+            for figure in _FIGURES:
+                summary = getattr(plan, figure)
+                if math.isfinite(summary.median):
+                    yield f"{variant.name}.{plan.plan}.{figure}", summary.median
