@@ -30,8 +30,8 @@ from ortprep.registry.catalogue import open_catalogue
 from ortprep.registry.publish import publish
 from ortprep.registry.pull import PullRequest, pull
 from ortprep.registry.references import VersionRef
-from tests.registry.backends.oci.fakes import oci_server
 from tests.registry.builders import BARE, HERE, Build, Made, write_bundle
+from tests.registry.servers import oci_server
 
 GOAL_SPEED, GOAL_MOVED = 0.6, 0.01
 NAME = "large"

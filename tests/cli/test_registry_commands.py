@@ -18,8 +18,8 @@ from ortprep.registry import transfer
 from ortprep.runtime import PoolConfig, SessionPool, load, locate
 from ortprep.versions import install_command
 from tests.prepare.builders import SHAPES, Project, is_intact
-from tests.registry.backends.oci.fakes import oci_server
 from tests.registry.builders import Build, Made, read_tree, write_bundle, write_keys
+from tests.registry.servers import oci_server
 from tests.runtime.builders import CPU_ONLY, CUDA_NEEDED, sample, weights_of
 from tests.runtime.builders import write_bundle as write_linear_bundle
 
@@ -239,7 +239,7 @@ def test_credentials_are_in_no_log_no_error_and_no_argument(project: Project, tm
     with oci_server(tmp_path / "server", auth=True) as server:
         docker = tmp_path / "docker"
         docker.mkdir()
-        auth = {"auths": {server.host: {"auth": "dXNlcjpodW50ZXIyLXdyb25n"}}}
+        auth = {"auths": {server.url.removeprefix("http://"): {"auth": "dXNlcjpodW50ZXIyLXdyb25n"}}}
         (docker / "config.json").write_text(json.dumps(auth))
         write_bundle(project.artifacts / "net")
         environment = {**project.environment(), "DOCKER_CONFIG": str(docker)}

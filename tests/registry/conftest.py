@@ -11,9 +11,7 @@ import pytest
 from ortprep.registry import transfer
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue, open_catalogue
-from tests.registry.backends.mlflow.fakes import MlflowServer, mlflow_server
-from tests.registry.backends.oci.fakes import oci_server
-from tests.registry.fakes import BUCKET, s3_server
+from tests.registry.servers import BUCKET, Server, mlflow_server, oci_server, s3_server
 
 SLOW_KINDS = tuple(pytest.param(kind, marks=pytest.mark.slow) for kind in ("s3", "mlflow"))
 KINDS = ("directory", "oci", *SLOW_KINDS)
@@ -43,13 +41,13 @@ def oci_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="package")
-def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
+def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with mlflow_server(tmp_path_factory.mktemp("mlflow")) as server:
         yield server
 
 
 @pytest.fixture(scope="package")
-def mlflow_url(mlflow: MlflowServer) -> str:
+def mlflow_url(mlflow: Server) -> str:
     return mlflow.url
 
 

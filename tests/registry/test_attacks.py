@@ -68,7 +68,7 @@ from tests.registry.builders import (
     write_bundle,
     write_ref,
 )
-from tests.registry.fakes import Fault, fault_proxy
+from tests.registry.fault_proxy import Fault, fault_proxy
 
 pytestmark = pytest.mark.attack
 

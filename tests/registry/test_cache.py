@@ -30,7 +30,7 @@ from ortprep.registry.receipt import verify_bundle
 from ortprep.registry.references import VersionRef
 from ortprep.registry.transfer import with_retries
 from tests.registry.builders import BARE, Made, read_tree, write_bundle, write_keys
-from tests.registry.fakes import fault_proxy
+from tests.registry.fault_proxy import fault_proxy
 
 DATA = os.urandom(3_000_000)
 ENTRY = FileEntry("weights", len(DATA), digest_bytes(DATA))

@@ -27,7 +27,6 @@ from ortprep.registry.pull import PullRequest, pull, pull_cached
 from ortprep.registry.receipt import verify_bundle
 from ortprep.registry.references import VersionRef, open_registry
 from tests.fakes import wait_for
-from tests.registry.backends.oci.fakes import oci_server
 from tests.registry.builders import (
     BARE,
     Build,
@@ -37,7 +36,8 @@ from tests.registry.builders import (
     write_bundle,
     write_keys,
 )
-from tests.registry.fakes import Fault, fault_proxy
+from tests.registry.fault_proxy import Fault, fault_proxy
+from tests.registry.servers import oci_server
 
 NOTHING = RetentionPolicy(keep_latest=0, keep_days=0, grace_hours=0)
 PATIENT = RetentionPolicy(keep_latest=0, keep_days=0)

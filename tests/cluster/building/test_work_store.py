@@ -12,7 +12,7 @@ from ortprep.bundle.digest import digest_file
 from ortprep.bundle.verification import describe_files
 from ortprep.cluster.building.work_store import JobOutcome, WorkStore
 from ortprep.errors import IntegrityError, NotPublishedError, RegistryError
-from tests.registry.fakes import BUCKET, s3_server
+from tests.registry.servers import BUCKET, s3_server
 
 SOURCE = f"sha256:{0:064x}"
 

@@ -44,22 +44,22 @@ from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import INDEX, MANIFEST, Part, Version, parse_version
 from ortprep.registry.garbage_collection import RetentionPolicy, collect
 from ortprep.registry.references import open_registry
-from tests.registry.backends.oci.fakes import PASSWORD, USER, OciServer, oci_server
 from tests.registry.builders import make_part, make_version, name_of
-from tests.registry.fakes import Fault, FaultProxy, fault_proxy
+from tests.registry.fault_proxy import Fault, FaultProxy, fault_proxy
+from tests.registry.servers import PASSWORD, USER, Server, oci_server
 
 MODEL = "tiny"
 BIG = bytes(range(256)) * 5000
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OciServer]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with oci_server(tmp_path_factory.mktemp("oci")) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def shared_proxy(server: OciServer) -> Iterator[FaultProxy]:
+def shared_proxy(server: Server) -> Iterator[FaultProxy]:
     with fault_proxy(server.url) as proxy:
         yield proxy
 
@@ -341,7 +341,7 @@ def test_a_registry_that_knows_no_ranges_is_read_from_the_start(
 
 @pytest.mark.attack
 def test_redirects_are_followed_without_credentials(
-    backend: OciBackend, proxy: FaultProxy, server: OciServer, tmp_path: Path
+    backend: OciBackend, proxy: FaultProxy, server: Server, tmp_path: Path
 ) -> None:
     data = b"kept elsewhere"
     upload(backend, tmp_path, data)
@@ -767,7 +767,7 @@ def test_a_token_server_elsewhere_is_asked_without_credentials_where_there_are_n
 
 
 @pytest.mark.attack
-def test_uploads_elsewhere_get_no_credentials(locked: FaultProxy, server: OciServer, tmp_path: Path) -> None:
+def test_uploads_elsewhere_get_no_credentials(locked: FaultProxy, server: Server, tmp_path: Path) -> None:
     with fault_proxy(server.url) as elsewhere, oci_login(tmp_path, locked.url):
         backend = OciBackend(oci_url(locked.url))
         begun = requests.post(

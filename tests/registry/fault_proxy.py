@@ -1,25 +1,17 @@
-"""An S3 server, and a proxy that breaks connections to any server."""
+"""A proxy that breaks connections to any server."""
 
 from __future__ import annotations
 
 import http.client
-import os
 import re
 import socket
-import subprocess
-import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from urllib.parse import urlsplit
-
-from tests.fakes import free_port
 
 _HOP_BY_HOP = frozenset(
     {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "expect", "content-length"}
@@ -317,42 +309,3 @@ def fault_proxy(upstream_url: str) -> Iterator[FaultProxy]:
         server.shutdown()
         server.server_close()
         thread.join(10)
-
-
-_READY_S = 300.0
-BUCKET = "bucket"
-
-
-@contextmanager
-def s3_server(folder: Path) -> Iterator[str]:
-    """Runs a server with one empty bucket; yields its URL."""
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    environment = {**os.environ, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
-    with (folder / "moto.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-            stdout=log,
-            stderr=log,
-            env=environment,
-        )
-    try:
-        _make_bucket(url, process)
-        yield url
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _make_bucket(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + _READY_S
-    request = urllib.request.Request(f"{url}/{BUCKET}", method="PUT")
-    while True:
-        try:
-            urllib.request.urlopen(request, timeout=60).close()
-        except (urllib.error.URLError, OSError):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        else:
-            return

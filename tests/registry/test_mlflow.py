@@ -36,29 +36,29 @@ from ortprep.registry.backend import (
     ref_name,
 )
 from ortprep.registry.backends.mlflow import MlflowBackend
-from ortprep.registry.backends.mlflow_server import MlflowServer as Server
+from ortprep.registry.backends.mlflow_server import MlflowServer as TrackingServer
 from ortprep.registry.backends.mlflow_server import ProxiedArtifacts, open_artifacts
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import Part, Version
 from tests.registry import builders
-from tests.registry.backends.mlflow.fakes import MlflowServer
 from tests.registry.builders import SOURCE, make_version, name_of
-from tests.registry.fakes import BUCKET, Fault, FaultProxy, fault_proxy
+from tests.registry.fault_proxy import Fault, FaultProxy, fault_proxy
+from tests.registry.servers import BUCKET, Server
 
 pytestmark = pytest.mark.slow
 
-MANIFEST = Path(__file__).parents[3] / "compat" / "0.1.0" / "conv" / "manifest.json"
+MANIFEST = Path(__file__).parents[1] / "compat" / "0.1.0" / "conv" / "manifest.json"
 BIG = bytes(range(256)) * 4096 * 3 + b"end"
 
 
 @pytest.fixture(scope="module")
-def server(mlflow: MlflowServer) -> MlflowServer:
+def server(mlflow: Server) -> Server:
     return mlflow
 
 
 @pytest.fixture(scope="module")
-def running_proxy(server: MlflowServer) -> Iterator[FaultProxy]:
+def running_proxy(server: Server) -> Iterator[FaultProxy]:
     with fault_proxy(server.url) as proxy:
         yield proxy
 
@@ -72,7 +72,7 @@ def proxy(running_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> FaultPr
 
 
 @pytest.fixture
-def backend(server: MlflowServer) -> MlflowBackend:
+def backend(server: Server) -> MlflowBackend:
     return MlflowBackend(f"mlflow+{server.url}")
 
 
@@ -87,7 +87,7 @@ def model() -> str:
 
 
 @pytest.fixture
-def client(server: MlflowServer) -> Any:
+def client(server: Server) -> Any:
     from mlflow import MlflowClient
 
     return MlflowClient(tracking_uri=server.url, registry_uri=server.url)
@@ -149,9 +149,7 @@ def publish(
 # Documents
 
 
-def test_publishers_of_one_part_at_once_are_all_served(
-    server: MlflowServer, model: str, tmp_path: Path
-) -> None:
+def test_publishers_of_one_part_at_once_are_all_served(server: Server, model: str, tmp_path: Path) -> None:
     barrier, part = Barrier(4), make_part(model, tmp_path, {"m.onnx": b"small"})
 
     def run() -> None:
@@ -202,7 +200,7 @@ def test_a_cut_upload_leaves_no_file(
 
 
 def test_a_short_file_on_the_server_counts_as_missing(
-    backend: MlflowBackend, server: MlflowServer, model: str, tmp_path: Path
+    backend: MlflowBackend, server: Server, model: str, tmp_path: Path
 ) -> None:
     part = make_part(model, tmp_path, {"m.onnx": BIG})
     others = set(server.folder.rglob("m.onnx"))
@@ -302,7 +300,7 @@ def test_artifacts_in_an_object_store_are_reached_without_the_server(
 )
 def test_artifacts_elsewhere_are_refused(location: str) -> None:
     """Whoever made the experiment wrote its location: the token would go there, or a local file be read."""
-    server = Server("mlflow+https://host")
+    server = TrackingServer("mlflow+https://host")
     with pytest.raises(AccessDeniedError, match="artifacts are stored elsewhere"):
         open_artifacts(location, server)
     for climbing in ("mlflow-artifacts:/1/../2", "https://host/api/%2e%2e/2", "s3://bucket/a/../b"):
@@ -315,7 +313,7 @@ def test_artifacts_elsewhere_are_refused(location: str) -> None:
 @pytest.mark.attack
 def test_a_version_of_thousands_of_digits_is_none_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = [{"version": "9" * 5000, "tags": [{"key": "ortprep.document", "value": "{}"}]}]
-    monkeypatch.setattr(Server, "list_all", lambda *_, **__: listed)
+    monkeypatch.setattr(TrackingServer, "list_all", lambda *_, **__: listed)
     assert list_versions(MlflowBackend("mlflow+https://host"), "net") == []
 
 
@@ -333,7 +331,7 @@ def test_an_experiment_that_leads_to_local_files_is_not_followed(
 def test_a_server_that_sends_elsewhere_is_not_followed(
     behind: MlflowBackend,
     proxy: FaultProxy,
-    server: MlflowServer,
+    server: Server,
     model: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -453,7 +451,7 @@ def test_a_bad_url_is_refused_without_repeating_it(url: str) -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_the_environment_names_the_server(server: MlflowServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_names_the_server(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(RegistryError, match="MLFLOW_TRACKING_URI"):
         MlflowBackend("mlflow://")
@@ -518,7 +516,7 @@ def test_versions_labels_and_aliases_are_the_registered_models_own(
 
 
 def test_mlflows_own_download_of_an_alias_is_the_bundle(
-    backend: MlflowBackend, server: MlflowServer, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    backend: MlflowBackend, server: Server, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import mlflow
 
@@ -545,7 +543,7 @@ def test_an_alias_that_mlflow_refuses_is_an_error(
 
 
 def test_publishers_of_one_version_at_once_leave_one(
-    server: MlflowServer, client: Any, model: str, tmp_path: Path
+    server: Server, client: Any, model: str, tmp_path: Path
 ) -> None:
     backends = [MlflowBackend(f"mlflow+{server.url}") for _ in range(3)]
     part = make_part(model, tmp_path, {"m.onnx": b"small"})
