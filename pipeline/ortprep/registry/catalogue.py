@@ -36,7 +36,6 @@ from ortprep.registry.documents import (
     Part,
     Version,
     build_attached,
-    is_alias_name,
     parse_attached,
     parse_part,
     parse_version,
@@ -45,7 +44,7 @@ from ortprep.registry.part_bundle import check_part_bundle, small_files
 from ortprep.registry.references import open_registry
 from ortprep.registry.signatures import verify_part
 from ortprep.registry.transfer import ignore, read_documents, with_retries
-from ortprep.registry.versions import ModelState, Move, build_state, parse_move
+from ortprep.registry.versions import ModelState, Move, build_state, is_alias_name, parse_move
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from ortprep.bundle.codec import canonical_json, decode, encode, parse_json
 from ortprep.bundle.digest import PREFIX, digest_bytes, digest_json, is_digest
 from ortprep.bundle.loader_config import FileEntry, check_file_entries
 from ortprep.bundle.paths import RECEIPT_FOLDER, is_safe_name
-from ortprep.errors import BundleError, IntegrityError, RegistryError
+from ortprep.errors import BundleError, IntegrityError
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"
@@ -25,7 +25,7 @@ VERSION_TYPE = "application/vnd.ortprep.version.v1"
 FILE_TYPE = "application/octet-stream"
 EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
 EMPTY = b"{}"
-"""The configuration of a manifest without one, by OCI 1.1."""
+"""What stands for the configuration, or the layers, of a manifest without them, by OCI 1.1."""
 
 MAX_DOCUMENT_BYTES = 4 * 1024 * 1024
 """Largest document, in bytes: OCI registries need not take larger manifests."""
@@ -39,7 +39,7 @@ PROVENANCE = f"{RECEIPT_FOLDER}/provenance.json"
 OCI = "org.opencontainers.image."
 OWN = "dev.ortprep."
 FULL_DIGEST = re.compile(r"(sha256:)?[0-9a-f]{64}")
-_LIKE_DIGEST = re.compile(r"(?![0-9]{7,63}$)[0-9a-fA-F]{7,}")
+LIKE_DIGEST = re.compile(r"(?![0-9]{7,63}$)[0-9a-fA-F]{7,}")
 """What people take for a shortened digest; a date or a number is none."""
 
 _LABEL = f"{OCI}version"
@@ -54,6 +54,10 @@ class Descriptor:
     digest: str
     size: Any
     annotations: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_digest(self.digest)
+        _check_size(self.size)
 
 
 @dataclass(frozen=True)
@@ -222,9 +226,9 @@ def describe_content(media_type: str, digest: str, size_bytes: int) -> dict[str,
 
 def build_manifest(kind: str, layers: Iterable[Mapping[str, Any]], **fields: object) -> bytes:
     """Returns an OCI image manifest with an empty configuration; `kind` is its artifact type."""
-    config = describe_content(EMPTY_TYPE, digest_bytes(EMPTY), len(EMPTY))
-    manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "artifactType": kind, "config": config}
-    return canonical_json({**manifest, "layers": list(layers), **fields})
+    empty = describe_content(EMPTY_TYPE, digest_bytes(EMPTY), len(EMPTY))
+    manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "artifactType": kind, "config": empty}
+    return canonical_json({**manifest, "layers": list(layers) or [empty], **fields})
 
 
 def build_attached(kind: str, subject: Part | Version, data: bytes) -> bytes:
@@ -232,7 +236,7 @@ def build_attached(kind: str, subject: Part | Version, data: bytes) -> bytes:
     subject_type = INDEX if isinstance(subject, Version) else MANIFEST
     return build_manifest(
         _attached_type(kind),
-        [describe_content(EMPTY_TYPE, digest_bytes(EMPTY), len(EMPTY))],
+        [],
         subject=describe_content(subject_type, subject.digest, len(subject.data)),
         annotations={f"{OWN}content": data.decode()},
     )
@@ -251,28 +255,6 @@ def _attached_type(kind: str) -> str:
     return f"application/vnd.ortprep.{kind}.v1"
 
 
-def is_alias_name(name: str) -> bool:
-    """Says whether something can be a label or an alias: up to 60 characters, and not like a digest."""
-    return is_safe_name(name) and len(name) <= 60 and not _LIKE_DIGEST.fullmatch(name)
-
-
-def check_alias_name(name: str, *, called: str = "alias name") -> None:
-    """Raises RegistryError unless a name can be a label or an alias."""
-    if not is_alias_name(name):
-        raise RegistryError(
-            f"invalid {called}: {name[:200]!r}\n"
-            "  expected up to 60 letters, digits, '.', '_' and '-', starting with a letter or digit, "
-            "and with another character if it has 7 or more hexadecimal digits, as digests do"
-        )
-
-
-def check_model_name(name: str) -> str:
-    """Returns a model's name; raises RegistryError if it is invalid."""
-    if not is_safe_name(name):
-        raise RegistryError(f"invalid model name: {name[:80]!r}\n  expected letters, digits, '.', '_', '-'")
-    return name
-
-
 def parse_document(data: bytes, kind: str) -> OciDocument:
     """Parses an untrusted OCI manifest or index, and checks the digests and sizes in it.
 
@@ -283,9 +265,6 @@ def parse_document(data: bytes, kind: str) -> OciDocument:
     document = decode(OciDocument, parse_object(data), where="a document")
     if document.artifactType != kind:
         raise BundleError(f"wrong kind of document\n  expected {kind}, got another")
-    for descriptor in (*document.layers, *document.manifests):
-        _check_digest(descriptor.digest)
-        _check_size(descriptor.size)
     return document
 
 
@@ -327,7 +306,7 @@ def _text(annotations: Mapping[str, str], name: str, *, default: str | None = No
 
 def _name(annotations: Mapping[str, str], name: str) -> str:
     value = _text(annotations, name)
-    pattern = _LIKE_DIGEST if name == _LABEL else FULL_DIGEST
+    pattern = LIKE_DIGEST if name == _LABEL else FULL_DIGEST
     if not is_safe_name(value) or pattern.fullmatch(value):
         raise IntegrityError(f"bad name: {name} of a document\n  got {value[:80]!r}")
     return value

@@ -21,12 +21,13 @@ from ortprep.measuring.shipped import worst_error
 from ortprep.quoting import quoted
 from ortprep.registry.backend import ALIAS, MOVE
 from ortprep.registry.catalogue import Catalogue
-from ortprep.registry.documents import Part, Version, check_alias_name
+from ortprep.registry.documents import Part, Version
 from ortprep.registry.references import VersionRef
 from ortprep.registry.versions import (
     MAX_HISTORY,
     MAX_SEQUENCE,
     Move,
+    check_alias_name,
     encode_move,
     find_earlier_versions,
     resolve,

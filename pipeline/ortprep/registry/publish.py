@@ -17,11 +17,11 @@ from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import ConflictError, SignatureError
 from ortprep.registry.backend import PART, SIGNATURE, VERSION, file_blob, ref_name
 from ortprep.registry.catalogue import Catalogue
-from ortprep.registry.documents import PROVENANCE, Part, Version, build_version, check_alias_name
+from ortprep.registry.documents import PROVENANCE, Part, Version, build_version
 from ortprep.registry.part_bundle import PartBundle, read_part_bundle
 from ortprep.registry.signatures import is_signed_by, sign_part, verify_part
 from ortprep.registry.transfer import Observer, Progress, ignore, map_parallel, run_parallel
-from ortprep.registry.versions import ModelState, merge_parts
+from ortprep.registry.versions import ModelState, check_alias_name, merge_parts
 
 _MAX_ROUNDS = 20
 _MAX_LABEL_NUMBER = 100

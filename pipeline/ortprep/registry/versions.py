@@ -7,13 +7,36 @@ from dataclasses import dataclass
 
 from ortprep.bundle.codec import canonical_json, decode, encode
 from ortprep.bundle.digest import PREFIX, is_digest
-from ortprep.errors import ConflictError, IntegrityError, NotPublishedError
+from ortprep.bundle.paths import is_safe_name
+from ortprep.errors import ConflictError, IntegrityError, NotPublishedError, RegistryError
 from ortprep.quoting import quoted
-from ortprep.registry.documents import FULL_DIGEST, PartSummary, Version, is_alias_name, parse_object
+from ortprep.registry.documents import FULL_DIGEST, LIKE_DIGEST, PartSummary, Version, parse_object
 
 MAX_SEQUENCE = 2**31
 MAX_HISTORY = 50
 """Largest number of earlier versions in a move."""
+
+
+def is_alias_name(name: str) -> bool:
+    """Says whether something can be a label or an alias: up to 60 characters, and not like a digest."""
+    return is_safe_name(name) and len(name) <= 60 and not LIKE_DIGEST.fullmatch(name)
+
+
+def check_alias_name(name: str, *, called: str = "alias name") -> None:
+    """Raises RegistryError unless a name can be a label or an alias."""
+    if not is_alias_name(name):
+        raise RegistryError(
+            f"invalid {called}: {name[:200]!r}\n"
+            "  expected up to 60 letters, digits, '.', '_' and '-', starting with a letter or digit, "
+            "and with another character if it has 7 or more hexadecimal digits, as digests do"
+        )
+
+
+def check_model_name(name: str) -> str:
+    """Returns a model's name; raises RegistryError if it is invalid."""
+    if not is_safe_name(name):
+        raise RegistryError(f"invalid model name: {name[:80]!r}\n  expected letters, digits, '.', '_', '-'")
+    return name
 
 
 @dataclass(frozen=True)

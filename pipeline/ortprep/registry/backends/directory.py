@@ -32,9 +32,10 @@ from ortprep.registry.backend import (
     digests_of,
     ref_name,
 )
-from ortprep.registry.documents import Part, check_model_name
+from ortprep.registry.documents import Part
 from ortprep.registry.fsspec_folder import FsspecFolder
 from ortprep.registry.transfer import map_parallel
+from ortprep.registry.versions import check_model_name
 
 _LEFTOVER_S = 24 * 3600.0
 _FRESH_S = 3600.0

@@ -47,16 +47,10 @@ from ortprep.registry.backends.mlflow_server import (
     open_artifacts,
     tags_of,
 )
-from ortprep.registry.documents import (
-    Part,
-    as_mapping,
-    check_model_name,
-    parse_attached,
-    parse_part,
-    parse_version,
-)
+from ortprep.registry.documents import Part, as_mapping, parse_attached, parse_part, parse_version
 from ortprep.registry.fsspec_folder import FsspecFolder
 from ortprep.registry.transfer import ignore
+from ortprep.registry.versions import check_model_name
 
 log = logging.getLogger(__name__)
 
