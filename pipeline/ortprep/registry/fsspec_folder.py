@@ -1,7 +1,4 @@
-"""A folder on a disk or an object store; files appear whole or not at all.
-
-Beyond disks and object stores that rests on the filesystem: fsspec's own `mv` is a copy and a removal.
-"""
+"""A folder on a disk or an object store; files appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ from ortprep.errors import (
 from ortprep.registry.backend import BLOCK_BYTES, Block, Download, Report
 from ortprep.registry.transfer import check_copied, copy_blocks, counted, read_blocks, with_retries
 from ortprep.spec.redaction import redact_url
-from ortprep.spec.url_schemes import OBJECT_STORES, STORES, check_url
+from ortprep.spec.url_schemes import STORES, check_url
 from ortprep.versions import install_command
 
 T = TypeVar("T")
@@ -128,15 +125,9 @@ class FsspecFolder:
 
     def write(self, path: str, data: bytes) -> None:
         """Writes a file; readers see what was there before or all of this."""
-
-        def write() -> None:
-            with self._inside(path, make_folder=True) as place:
-                if self._is_local:
-                    _put_local(Path(place), lambda file: file.write(data))
-                else:
-                    self._put(place, lambda target: self._filesystem.pipe_file(target, data))
-
-        self._try(write, path)
+        self._put(
+            path, path, lambda file: file.write(data), lambda place: self._filesystem.pipe_file(place, data)
+        )
 
     def refresh(self, path: str) -> bool:
         """Makes a file count as written just now, where the store can do that; says whether it did."""
@@ -160,20 +151,31 @@ class FsspecFolder:
             with counted(report) as count:
                 copy_blocks(read_blocks(source), file, entry, count)
 
-        def put(target: str) -> None:
+        def put(place: str) -> None:
             # Hashed before, since what a store has taken cannot be looked at while it is written.
             check_copied(entry, source.stat().st_size, digest_file(source))
-            self._filesystem.put_file(str(source), target)
+            self._filesystem.put_file(str(source), place)
+            report(entry.size_bytes)
 
-        def upload() -> None:
+        self._put(path, entry.path, copy, put)
+
+    def _put(
+        self,
+        path: str,
+        what: str,
+        write: Callable[[IO[bytes]], object],
+        put: Callable[[str], object],
+    ) -> None:
+        """Writes a file whole or not at all: on a disk by way of another, elsewhere in one step."""
+
+        def act() -> None:
             with self._inside(path, make_folder=True) as place:
                 if self._is_local:
-                    _put_local(Path(place), copy)
+                    _put_local(Path(place), write)
                 else:
-                    self._put(place, put)
-                    report(entry.size_bytes)
+                    put(place)
 
-        self._try(upload, entry.path)
+        self._try(act, what)
 
     def describe(self, path: str) -> tuple[int | None, str | None]:
         """Returns a file's size in bytes and its version, None for what the store does not say; tries once.
@@ -260,16 +262,6 @@ class FsspecFolder:
             if block is None:
                 return
             yield block
-
-    def _put(self, path: str, put: Callable[[str], object]) -> None:
-        if self._protocols & (OBJECT_STORES | {"memory"}):
-            put(path)
-            return
-        folder, _, name = path.rpartition("/")
-        temporary = f"{folder}/{TEMP_PREFIX}{name}~{os.urandom(8).hex()}"
-        self._filesystem.makedirs(folder, exist_ok=True)
-        put(temporary)
-        self._filesystem.mv(temporary, path)
 
     def _try(self, action: Callable[[], T], what: str) -> T:
         def translated() -> T:
