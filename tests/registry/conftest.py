@@ -35,9 +35,14 @@ def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="package")
-def oci_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def oci(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with oci_server(tmp_path_factory.mktemp("oci")) as server:
-        yield server.url
+        yield server
+
+
+@pytest.fixture(scope="package")
+def oci_url(oci: Server) -> str:
+    return oci.url
 
 
 @pytest.fixture(scope="package")

@@ -53,9 +53,8 @@ BIG = bytes(range(256)) * 5000
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with oci_server(tmp_path_factory.mktemp("oci")) as running:
-        yield running
+def server(oci: Server) -> Server:
+    return oci
 
 
 @pytest.fixture(scope="module")
