@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,11 +15,13 @@ from ortprep.cli.command import ARTIFACTS, Artifacts, AsJson, Bundle, command, f
 from ortprep.cli.console import TransferBar, echo, write_json, write_line, write_table
 from ortprep.errors import RegistryError
 from ortprep.spec.redaction import redact_url
+from ortprep.tables import Table, count_of, fill_table
 
 if TYPE_CHECKING:
     from ortprep.registry.catalogue import Catalogue
+    from ortprep.registry.documents import PartVariant, Version
     from ortprep.registry.promotion import PromoteResult
-    from ortprep.registry.versions import ModelState
+    from ortprep.registry.versions import ModelState, Move
 
 Registry = Annotated[
     str | None,
@@ -229,14 +231,12 @@ def _write_moved(moved: PromoteResult, *, json: bool) -> None:
 @command
 def list_(registry: Registry = None, json: AsJson = False) -> None:
     """List the models of a registry."""
-    from ortprep.cli.registry_tables import build_models_table
-
     with _open(registry) as catalogue:
         states = [catalogue.read_state(name) for name in catalogue.backend.list_models()]
     if json:
         write_json([_summary(state) for state in states])
     else:
-        write_table(build_models_table(states))
+        write_table(_build_models_table(states))
 
 
 def _summary(state: ModelState) -> dict[str, Any]:
@@ -248,6 +248,25 @@ def _summary(state: ModelState) -> dict[str, Any]:
     }
 
 
+def _build_models_table(states: Iterable[ModelState]) -> Table:
+    """Returns one row per model."""
+
+    def aliases(state: ModelState) -> str:
+        known = ((name, state.versions.get(digest)) for name, digest in state.aliases.items())
+        return ", ".join(f"{name} → {version.label}" for name, version in known if version is not None)
+
+    return fill_table(
+        "models",
+        states,
+        (
+            ("model", lambda state: state.model),
+            ("latest", lambda state: state.latest().label if state.versions else None),
+            ("aliases", aliases),
+            ("versions", lambda state: len(state.versions)),
+        ),
+    )
+
+
 @command
 def versions(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a model.")],
@@ -255,7 +274,6 @@ def versions(
     json: AsJson = False,
 ) -> None:
     """List the versions of a model and the history of its aliases."""
-    from ortprep.cli.registry_tables import build_moves_table, build_versions_table
     from ortprep.registry.versions import resolve
 
     with _open(registry) as catalogue:
@@ -268,11 +286,52 @@ def versions(
         data = _summary(state) | {"versions": listed, "superseded_by": dict(state.superseded_by)}
         write_json(data | {"latest": state.latest().digest, "moves": [encode(move) for move in moves]})
         return
-    write_table(build_versions_table(state))
+    write_table(_build_versions_table(state))
     for version in state.versions.values():
         write_line(f"{name}@{version.digest}  {version.label}")
     if moves:
-        write_table(build_moves_table(state, moves))
+        write_table(_build_moves_table(state, moves))
+
+
+def _build_versions_table(state: ModelState) -> Table:
+    """Returns one row per version, the latest last."""
+
+    def variant(one: PartVariant) -> str:
+        hardware = one.hardware.rpartition(" (")[0]
+        return f"{one.name} on {hardware}" if hardware else one.name
+
+    def aliases(version: Version) -> str:
+        return ", ".join(name for name, digest in state.aliases.items() if digest == version.digest)
+
+    return fill_table(
+        state.model,
+        state.versions.values(),
+        (
+            ("label", lambda one: f"{one.label}{' (superseded)' * (one.digest in state.superseded_by)}"),
+            ("aliases", aliases),
+            ("parts", lambda one: "; ".join(", ".join(map(variant, part.variants)) for part in one.parts)),
+            ("published", lambda one: one.published_at[:16]),
+            ("by", lambda one: one.by),
+            ("MB", lambda one: sum(part.size_bytes for part in one.parts) / 2**20),
+        ),
+    )
+
+
+def _build_moves_table(state: ModelState, moves: Iterable[Move]) -> Table:
+    """Returns one row per move of an alias, oldest first."""
+    return fill_table(
+        "aliases",
+        moves,
+        (
+            ("alias", lambda move: move.alias),
+            ("when", lambda move: move.at[:16]),
+            ("what", lambda move: move.action),
+            ("version", lambda move: state.versions[move.version].label),
+            ("by", lambda move: move.by),
+            ("reason", lambda move: move.reason),
+            ("overridden", lambda move: "; ".join(move.forced)),
+        ),
+    )
 
 
 @command
@@ -291,7 +350,6 @@ def gc(
     json: AsJson = False,
 ) -> None:
     """List the versions that neither an alias nor the policy keeps; --delete removes them."""
-    from ortprep.cli.registry_tables import describe_collected
     from ortprep.registry.garbage_collection import RetentionPolicy, collect
 
     policy = RetentionPolicy(keep_latest, keep_days, grace_hours)
@@ -309,7 +367,11 @@ def gc(
         )
         return
     for result in collected:
-        for line in describe_collected(result, done=delete):
-            write_line(line)
+        what, swept = "removed" if delete else "would remove", result.swept
+        files = f"{count_of(swept.files, 'file')} of {swept.size_bytes / 2**20:.1f} MB"
+        counts = f"{count_of(len(result.versions), 'version')}, {count_of(len(swept.parts), 'part')}, {files}"
+        write_line(f"{result.model}: {what} {counts}; keeps {result.kept}")
+        for version in result.versions:
+            write_line(f"  {version.label} {version.digest}")
     if not delete:
         echo("nothing was removed; --delete removes these")
