@@ -8,11 +8,9 @@ import json
 import os
 import time
 import tracemalloc
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -44,8 +42,6 @@ from ortprep.registry.documents import (
     MAX_DOCUMENT_BYTES,
     MAX_FILE_BYTES,
     PROVENANCE,
-    Part,
-    Version,
     build_version,
     parse_part,
     parse_version,
@@ -76,27 +72,27 @@ DIGEST = digest_bytes(b"")
 
 
 @pytest.fixture
-def kind() -> str:
+def kind():
     return "directory"
 
 
-def pull_it(catalogue: Catalogue, out: Path, version: str | None = None) -> str:
+def pull_it(catalogue, out, version=None):
     return pull(PullRequest(VersionRef("net", version)), catalogue, out, hardware=BARE).version
 
 
-def files_of(registry: str) -> dict[str, Path]:
+def files_of(registry):
     """Files of the registry by name."""
     return {path.name: path for path in Path(registry, "net/blobs").rglob("*") if path.is_file()}
 
 
-def tampered(part: Part, change: Callable[[dict[str, Any]], object]) -> bytes:
+def tampered(part, change):
     """The document of a part as somebody with a tool of his own would write it."""
     document = json.loads(part.data)
     change(document)
     return canonical_json(document)
 
 
-def put_document(catalogue: Catalogue, registry: str, part: Part, data: bytes) -> str:
+def put_document(catalogue, registry, part, data):
     """Puts another document of a part in the registry, and a version of it; returns the version's digest."""
     write_ref(registry, "net", PART, data)
     version = build_version("net", [part], label="evil", published_at="2030-01-01T00:00:00+00:00")
@@ -106,14 +102,12 @@ def put_document(catalogue: Catalogue, registry: str, part: Part, data: bytes) -
     return digest_bytes(canonical_json(document))
 
 
-def add_layer(path: str, digest: str = DIGEST, size: object = 0) -> Callable[[dict[str, Any]], object]:
+def add_layer(path, digest=DIGEST, size=0):
     layer = {"digest": digest, "size": size, "annotations": {"org.opencontainers.image.title": path}}
     return lambda document: document["layers"].append(layer)
 
 
-def test_one_changed_byte_in_any_file_is_always_noticed(
-    registry: str, catalogue: Catalogue, tmp_path: Path
-) -> None:
+def test_one_changed_byte_in_any_file_is_always_noticed(registry, catalogue, tmp_path):
     publish(write_bundle(tmp_path / "bundle"), catalogue)
     for number, path in enumerate(files_of(registry).values()):
         data = path.read_bytes()
@@ -128,9 +122,7 @@ def test_one_changed_byte_in_any_file_is_always_noticed(
 
 
 @pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data + b"x", lambda data: b""])
-def test_a_file_of_another_size_is_refused(
-    registry: str, catalogue: Catalogue, tmp_path: Path, change: Callable[[bytes], bytes]
-) -> None:
+def test_a_file_of_another_size_is_refused(registry, catalogue, tmp_path, change):
     publish(write_bundle(tmp_path / "bundle"), catalogue)
     path = files_of(registry)[digest_bytes(b"weights").removeprefix("sha256:")]
     path.write_bytes(change(path.read_bytes()))
@@ -143,9 +135,7 @@ def test_a_file_of_another_size_is_refused(
     "path",
     ["../evil", "/etc/passwd", "a/../../evil", "a\\b", "", ".", "a//b", "a/./b", "a\0b", "x" * 2000],
 )
-def test_a_path_that_leaves_the_bundle_is_refused(
-    registry: str, catalogue: Catalogue, tmp_path: Path, path: str
-) -> None:
+def test_a_path_that_leaves_the_bundle_is_refused(registry, catalogue, tmp_path, path):
     part = read_part_bundle(write_bundle(tmp_path / "bundle")).part
     put_document(catalogue, registry, part, tampered(part, add_layer(path)))
     with pytest.raises(BundleError):
@@ -168,16 +158,14 @@ def test_a_path_that_leaves_the_bundle_is_refused(
         (DIGEST, None),
     ],
 )
-def test_a_bad_digest_or_size_is_refused(
-    registry: str, catalogue: Catalogue, tmp_path: Path, digest: str, size: object
-) -> None:
+def test_a_bad_digest_or_size_is_refused(registry, catalogue, tmp_path, digest, size):
     part = read_part_bundle(write_bundle(tmp_path / "bundle")).part
     put_document(catalogue, registry, part, tampered(part, add_layer("a", digest, size)))
     with pytest.raises(IntegrityError, match=r"bad digest|bad size"):
         pull_it(catalogue, tmp_path / "out")
 
 
-def test_numbers_of_thousands_of_digits_are_refused(tmp_path: Path) -> None:
+def test_numbers_of_thousands_of_digits_are_refused(tmp_path):
     part = read_part_bundle(write_bundle(tmp_path / "bundle")).part
     huge = part.data.replace(b'"schemaVersion":2', b'"schemaVersion":' + b"9" * 5000)
     with pytest.raises(BundleError):
@@ -200,9 +188,7 @@ def test_numbers_of_thousands_of_digits_are_refused(tmp_path: Path) -> None:
         lambda document: document["annotations"].update({"dev.ortprep.variants": '{"variants":[]}'}),
     ],
 )
-def test_a_part_that_says_other_things_than_its_bundle_is_refused(
-    registry: str, catalogue: Catalogue, tmp_path: Path, change: Callable[[dict[str, Any]], object]
-) -> None:
+def test_a_part_that_says_other_things_than_its_bundle_is_refused(registry, catalogue, tmp_path, change):
     bundle = write_bundle(tmp_path / "bundle")
     publish(bundle, catalogue)
     part = read_part_bundle(bundle).part
@@ -211,7 +197,7 @@ def test_a_part_that_says_other_things_than_its_bundle_is_refused(
         pull_it(catalogue, tmp_path / "out", version=version)
 
 
-def test_a_document_of_a_gigabyte_is_not_read(registry: str, catalogue: Catalogue, tmp_path: Path) -> None:
+def test_a_document_of_a_gigabyte_is_not_read(registry, catalogue, tmp_path):
     published = publish(write_bundle(tmp_path / "bundle"), catalogue)
     for path in (Path(registry, "net/versions", "a" * 64), Path(registry, "net/aliases/large")):
         path.parent.mkdir(exist_ok=True)
@@ -224,9 +210,7 @@ def test_a_document_of_a_gigabyte_is_not_read(registry: str, catalogue: Catalogu
     assert (list(state.versions), state.aliases) == ([published.version.digest], {})
 
 
-def test_a_link_in_the_place_of_a_file_is_not_followed_out(
-    registry: str, catalogue: Catalogue, tmp_path: Path
-) -> None:
+def test_a_link_in_the_place_of_a_file_is_not_followed_out(registry, catalogue, tmp_path):
     secret = tmp_path / "secret"
     secret.write_bytes(b"secret!")
     publish(write_bundle(tmp_path / "bundle"), catalogue)
@@ -238,9 +222,7 @@ def test_a_link_in_the_place_of_a_file_is_not_followed_out(
 
 
 @pytest.mark.parametrize("folder", ["blobs", "parts", "blobs/ab", "."])
-def test_a_collection_removes_nothing_that_a_link_leads_to(
-    registry: str, catalogue: Catalogue, tmp_path: Path, folder: str
-) -> None:
+def test_a_collection_removes_nothing_that_a_link_leads_to(registry, catalogue, tmp_path, folder):
     publish(write_bundle(tmp_path / "bundle"), catalogue)
     victim = tmp_path / "victim"
     place = Path(registry, "net", folder)
@@ -260,9 +242,7 @@ def test_a_collection_removes_nothing_that_a_link_leads_to(
     assert all(file.exists() for file in own)
 
 
-def test_a_collection_removes_only_files_of_its_own_form(
-    registry: str, catalogue: Catalogue, tmp_path: Path
-) -> None:
+def test_a_collection_removes_only_files_of_its_own_form(registry, catalogue, tmp_path):
     publish(write_bundle(tmp_path / "bundle"), catalogue)
     own = Path(registry, "net/blobs/thesis.tex")
     own.write_text("years of work")
@@ -271,9 +251,7 @@ def test_a_collection_removes_only_files_of_its_own_form(
     assert own.exists()
 
 
-def test_a_publisher_writes_nothing_where_a_link_leads(
-    registry: str, catalogue: Catalogue, tmp_path: Path
-) -> None:
+def test_a_publisher_writes_nothing_where_a_link_leads(registry, catalogue, tmp_path):
     victim = tmp_path / "victim"
     victim.mkdir()
     Path(registry, "net").mkdir(parents=True)
@@ -297,18 +275,15 @@ def test_a_publisher_writes_nothing_where_a_link_leads(
     ],
 )
 def test_a_folder_that_becomes_a_link_after_it_was_checked_leads_nowhere(
-    registry: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    attack: Callable[[FsspecFolder, Path], Any],
-) -> None:
+    registry, tmp_path, monkeypatch, attack
+):
     keys, victim, check = Path(registry, "net/keys"), tmp_path / "victim", FsspecFolder._locate
     for place in (keys, victim):
         place.mkdir(parents=True)
         (place / "id").write_bytes(b"secret")
         os.utime(place / "id", (1, 1))
 
-    def check_then_exchange(folder: FsspecFolder, path: str) -> str:
+    def check_then_exchange(folder, path):
         place = check(folder, path)
         if not keys.is_symlink():
             keys.rename(keys.with_name("before"))
@@ -324,9 +299,7 @@ def test_a_folder_that_becomes_a_link_after_it_was_checked_leads_nowhere(
 
 
 @pytest.mark.parametrize("kind", ["oci", pytest.param("mlflow", marks=pytest.mark.slow)])
-def test_a_compressed_answer_is_neither_asked_for_nor_unfolded(
-    registry: str, kind: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_a_compressed_answer_is_neither_asked_for_nor_unfolded(registry, kind, request, tmp_path):
     upstream = request.getfixturevalue(f"{kind}_url")
     bomb = Fault(
         "status",
@@ -345,7 +318,7 @@ def test_a_compressed_answer_is_neither_asked_for_nor_unfolded(
             assert all(headers["Accept-Encoding"] == "identity" for headers in proxy.headers)
 
 
-def test_the_root_of_a_registry_may_be_a_link(tmp_path: Path) -> None:
+def test_the_root_of_a_registry_may_be_a_link(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "root").symlink_to(tmp_path / "real")
     with open_catalogue(str(tmp_path / "root")) as catalogue:
@@ -353,9 +326,7 @@ def test_the_root_of_a_registry_may_be_a_link(tmp_path: Path) -> None:
         assert pull_it(catalogue, tmp_path / "out") == published.version.digest
 
 
-def test_a_bundle_with_files_of_somebodys_own_or_a_link_is_not_replaced(
-    catalogue: Catalogue, tmp_path: Path
-) -> None:
+def test_a_bundle_with_files_of_somebodys_own_or_a_link_is_not_replaced(catalogue, tmp_path):
     publish(write_bundle(tmp_path / "bundle"), catalogue)
     own = write_bundle(tmp_path / "own")
     (own / "notes.txt").write_text("precious")
@@ -367,7 +338,7 @@ def test_a_bundle_with_files_of_somebodys_own_or_a_link_is_not_replaced(
     assert (tmp_path / "link").is_symlink()
 
 
-def test_what_is_no_bundle_is_never_replaced(catalogue: Catalogue, tmp_path: Path) -> None:
+def test_what_is_no_bundle_is_never_replaced(catalogue, tmp_path):
     publish(write_bundle(tmp_path / "bundle"), catalogue)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.tex").write_text("years of work")
@@ -380,7 +351,7 @@ def test_what_is_no_bundle_is_never_replaced(catalogue: Catalogue, tmp_path: Pat
 
 
 @pytest.fixture
-def two(catalogue: Catalogue, tmp_path: Path) -> list[Version]:
+def two(catalogue, tmp_path):
     """Two versions, old and new, of which the new one is in production."""
     found = []
     for number, name in enumerate(("1.3", "1.4")):
@@ -390,9 +361,7 @@ def two(catalogue: Catalogue, tmp_path: Path) -> list[Version]:
     return found
 
 
-def test_an_alias_cannot_shadow_a_label_or_a_digest(
-    catalogue: Catalogue, two: list[Version], tmp_path: Path
-) -> None:
+def test_an_alias_cannot_shadow_a_label_or_a_digest(catalogue, two, tmp_path):
     old, new = two
     for name in ("1.4", new.digest.removeprefix("sha256:")):
         with pytest.raises((ConflictError, RegistryError)):
@@ -408,9 +377,7 @@ def test_an_alias_cannot_shadow_a_label_or_a_digest(
 
 
 @pytest.mark.parametrize("digits", [7, 12, 63])
-def test_a_label_or_an_alias_that_reads_like_a_digest_is_refused(
-    registry: str, catalogue: Catalogue, two: list[Version], tmp_path: Path, digits: int
-) -> None:
+def test_a_label_or_an_alias_that_reads_like_a_digest_is_refused(registry, catalogue, two, tmp_path, digits):
     old, new = two
     short = f"a{new.digest[8:]}"[:digits]  # at least one letter: numbers are allowed
     bundle = write_bundle(tmp_path / "other", spec=b"9")
@@ -428,7 +395,7 @@ def test_a_label_or_an_alias_that_reads_like_a_digest_is_refused(
         pull_it(catalogue, tmp_path / "out", version=short)
 
 
-def test_a_date_and_a_number_are_labels(catalogue: Catalogue, tmp_path: Path) -> None:
+def test_a_date_and_a_number_are_labels(catalogue, tmp_path):
     for number, label in enumerate(("20261121", "202611210830", "1.4", "v7", "facade", "g1f2e3d4c")):
         bundle = write_bundle(tmp_path / label, spec=bytes([number]))
         version = publish(bundle, catalogue, label=label).version
@@ -436,18 +403,14 @@ def test_a_date_and_a_number_are_labels(catalogue: Catalogue, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("at", ["2020-01-01T00:00:00+00:00", "2036-01-01T00:00:00+00:00"])
-def test_a_second_claim_of_a_label_is_an_error_however_it_is_dated(
-    registry: str, catalogue: Catalogue, two: list[Version], tmp_path: Path, at: str
-) -> None:
+def test_a_second_claim_of_a_label_is_an_error_however_it_is_dated(registry, catalogue, two, tmp_path, at):
     parts = [catalogue.read_part("net", part.digest) for part in two[0].parts]
     put_version(catalogue, build_version("net", parts, label="1.4", published_at=at))
     with pytest.raises(ConflictError, match=r"more than one version is called net@1\.4"):
         pull_it(catalogue, tmp_path / "out", "1.4")
 
 
-def test_a_forged_move_that_leaves_no_number_is_an_error(
-    catalogue: Catalogue, two: list[Version], tmp_path: Path
-) -> None:
+def test_a_forged_move_that_leaves_no_number_is_an_error(catalogue, two, tmp_path):
     old, new = two
     last = Move("production", new.digest, 2**31 - 1, "promote", "2036")
     catalogue.attach(MOVE, new, encode_move(last))
@@ -459,7 +422,7 @@ def test_a_forged_move_that_leaves_no_number_is_an_error(
 # What lies on this machine
 
 
-def test_a_cached_bundle_that_was_rewritten_is_not_opened(catalogue: Catalogue, tmp_path: Path) -> None:
+def test_a_cached_bundle_that_was_rewritten_is_not_opened(catalogue, tmp_path):
     version = publish(write_bundle(tmp_path / "bundle"), catalogue).version
     request = PullRequest(VersionRef("net", version.digest))
     cached = pull_cached(request, catalogue, hardware=BARE).path
@@ -472,7 +435,7 @@ def test_a_cached_bundle_that_was_rewritten_is_not_opened(catalogue: Catalogue, 
     assert read_tree(cached) == good
 
 
-def test_a_cache_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
+def test_a_cache_that_others_can_write_to_is_refused(tmp_path):
     for mode in (0o777, 0o770, 0o702):
         folder = tmp_path / oct(mode)
         folder.mkdir()
@@ -490,7 +453,7 @@ def test_a_cache_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a folder away")
-def test_a_cache_of_another_user_is_refused(tmp_path: Path) -> None:
+def test_a_cache_of_another_user_is_refused(tmp_path):
     folder = tmp_path / "theirs"
     folder.mkdir(mode=0o700)
     os.chown(folder, 65534, 65534)
@@ -498,9 +461,7 @@ def test_a_cache_of_another_user_is_refused(tmp_path: Path) -> None:
         Cache(folder)
 
 
-def test_a_download_is_limited_in_size_and_time(
-    catalogue: Catalogue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_download_is_limited_in_size_and_time(catalogue, tmp_path, monkeypatch):
     publish(write_bundle(tmp_path / "bundle"), catalogue)
     monkeypatch.setenv(MAX_BYTES_VARIABLE, "100")
     with pytest.raises(RegistryError, match="too large: net"):
@@ -516,9 +477,7 @@ def test_a_download_is_limited_in_size_and_time(
     pull_it(catalogue, tmp_path / "out")
 
 
-def test_what_decides_which_part_is_pulled_is_limited_too(
-    catalogue: Catalogue, registry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_decides_which_part_is_pulled_is_limited_too(catalogue, registry, tmp_path, monkeypatch):
     part = catalogue.read_part("net", publish(write_bundle(tmp_path / "bundle"), catalogue).part)
     records_bytes = sum(entry.size_bytes for entry in small_files(part).values())
     copies = [canonical_json(json.loads(part.data) | {"number": number}) for number in range(40)]
@@ -535,12 +494,10 @@ def test_what_decides_which_part_is_pulled_is_limited_too(
             pull_it(catalogue, tmp_path / "out", version="1")
 
 
-def test_pages_of_a_list_that_never_ends_are_limited_in_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pages_of_a_list_that_never_ends_are_limited_in_time(tmp_path, monkeypatch):
     numbers = itertools.count()
 
-    def answer(*_: Any, **__: Any) -> tuple[Any, bytes]:
+    def answer(*_, **__):
         time.sleep(0.05)
         link = f'</v2/m/net/tags/list?last={next(numbers)}>; rel="next"'
         return SimpleNamespace(headers={"Link": link}), b'{"tags": []}'
@@ -554,10 +511,10 @@ def test_pages_of_a_list_that_never_ends_are_limited_in_time(
         pull_it(catalogue, tmp_path / "out")
 
 
-def test_a_registry_that_does_not_answer_has_no_more_time_than_the_pull() -> None:
+def test_a_registry_that_does_not_answer_has_no_more_time_than_the_pull():
     begun_s = time.monotonic()
 
-    def ask() -> None:
+    def ask():
         call_in_time(lambda: time.sleep(10), 60)
 
     with limit_time(0.2, lambda: RegistryError("late")), pytest.raises(OutOfTimeError):
@@ -568,7 +525,7 @@ def test_a_registry_that_does_not_answer_has_no_more_time_than_the_pull() -> Non
 
 
 @pytest.mark.parametrize("text", ["", "../up", "a@", "a@b@c", "a/b", "a@" + "x" * 300, "-x", "a@../b"])
-def test_a_reference_is_a_name_or_refused(text: str) -> None:
+def test_a_reference_is_a_name_or_refused(text):
     with pytest.raises(RegistryError, match="not a reference"):
         parse_reference(text)
 
@@ -582,14 +539,14 @@ def test_a_reference_is_a_name_or_refused(text: str) -> None:
         "s3://k:secret@b/x",
     ],
 )
-def test_credentials_in_a_url_are_refused_and_not_shown(url: str) -> None:
+def test_credentials_in_a_url_are_refused_and_not_shown(url):
     with pytest.raises(RegistryError) as raised:
         open_registry(url)
     assert "secret" not in str(raised.value)
     assert "token@" not in str(raised.value)
 
 
-def test_locations_name_a_registry_and_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locations_name_a_registry_and_a_reference(monkeypatch):
     digest = "sha256:" + "0" * 64
     for location, expected in (
         ("oci://host:5000/team/net@1.4", ("oci://host:5000/team", VersionRef("net", "1.4"))),
@@ -615,18 +572,14 @@ def test_locations_name_a_registry_and_a_reference(monkeypatch: pytest.MonkeyPat
         "portable/net_optimized.onnx/x",
     ],
 )
-def test_a_part_cannot_put_a_file_where_a_puller_writes(
-    registry: str, catalogue: Catalogue, tmp_path: Path, path: str
-) -> None:
+def test_a_part_cannot_put_a_file_where_a_puller_writes(registry, catalogue, tmp_path, path):
     part = read_part_bundle(write_bundle(tmp_path / "bundle")).part
     put_document(catalogue, registry, part, tampered(part, add_layer(path)))
     with pytest.raises(IntegrityError, match="conflicting path"):
         pull_it(catalogue, tmp_path / "out")
 
 
-def test_documents_that_are_none_do_not_hide_the_others(
-    registry: str, catalogue: Catalogue, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_documents_that_are_none_do_not_hide_the_others(registry, catalogue, tmp_path, caplog):
     version = publish(write_bundle(tmp_path / "bundle"), catalogue, label="good").version
     promote(VersionRef("net", "good"), "production", catalogue)
     nested = b'{"artifactType":"application/vnd.ortprep.version.v1","a":' + b"[" * 900 + b"]" * 900 + b"}"
@@ -649,7 +602,7 @@ def test_documents_that_are_none_do_not_hide_the_others(
     ]
 
 
-def test_a_version_of_parts_of_another_model_is_refused(catalogue: Catalogue, tmp_path: Path) -> None:
+def test_a_version_of_parts_of_another_model_is_refused(catalogue, tmp_path):
     other: PublishResult = publish(write_bundle(tmp_path / "other", name="other"), catalogue)
     part = catalogue.read_part("other", other.part)
     publish(write_bundle(tmp_path / "bundle"), catalogue)
@@ -662,27 +615,25 @@ def test_a_version_of_parts_of_another_model_is_refused(catalogue: Catalogue, tm
         pull_it(catalogue, tmp_path / "out", version="x")
 
 
-def of_another_file(statement: dict[str, Any]) -> None:
+def of_another_file(statement):
     statement["subject"][0]["digest"]["sha256"] = "0" * 64
 
 
-def of_fewer_files(statement: dict[str, Any]) -> None:
+def of_fewer_files(statement):
     statement["subject"].pop()
 
 
-def of_another_source(statement: dict[str, Any]) -> None:
+def of_another_source(statement):
     (source,) = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
     source["digest"]["sha256"] = "0" * 64
 
 
-def of_no_form(statement: dict[str, Any]) -> None:
+def of_no_form(statement):
     statement["subject"] = {"a": "b"}
 
 
 @pytest.mark.parametrize("change", [of_another_file, of_fewer_files, of_another_source, of_no_form])
-def test_provenance_of_something_else_is_refused(
-    registry: str, catalogue: Catalogue, tmp_path: Path, change: Callable[[dict[str, Any]], None]
-) -> None:
+def test_provenance_of_something_else_is_refused(registry, catalogue, tmp_path, change):
     part_bundle = read_part_bundle(write_bundle(tmp_path / "bundle"))
     publish(tmp_path / "bundle", catalogue)
     statement = json.loads(part_bundle.provenance)
@@ -692,7 +643,7 @@ def test_provenance_of_something_else_is_refused(
     (tmp_path / "forged").write_bytes(data)
     catalogue.backend.put_blob(file_blob(part_bundle.part, forged), tmp_path / "forged", lambda _: None)
 
-    def replace_layer(document: dict[str, Any]) -> None:
+    def replace_layer(document):
         (layer,) = (one for one in document["layers"] if PROVENANCE in one["annotations"].values())
         layer |= {"digest": forged.sha256, "size": forged.size_bytes}
 
@@ -703,9 +654,7 @@ def test_provenance_of_something_else_is_refused(
 
 
 @pytest.mark.parametrize("folder", ["versions", "aliases", "moves"])
-def test_many_large_documents_are_not_read_into_memory(
-    registry: str, catalogue: Catalogue, tmp_path: Path, folder: str
-) -> None:
+def test_many_large_documents_are_not_read_into_memory(registry, catalogue, tmp_path, folder):
     """300 sparse files take no place in the registry, and 1.2 GB of who lists them."""
     version = publish(write_bundle(tmp_path / "bundle"), catalogue).version
     place = Path(registry, "net", folder)
@@ -724,9 +673,7 @@ def test_many_large_documents_are_not_read_into_memory(
         tracemalloc.stop()
 
 
-def test_the_parts_of_a_version_are_read_up_to_a_bound(
-    registry: str, catalogue: Catalogue, tmp_path: Path, own_cache: Path
-) -> None:
+def test_the_parts_of_a_version_are_read_up_to_a_bound(registry, catalogue, tmp_path, own_cache):
     """Padded documents are valid, and cost a registry little: 40 of them are 160 MB of who reads them all."""
     part = read_part_bundle(write_bundle(tmp_path / "bundle")).part
     summaries = []
@@ -745,16 +692,14 @@ def test_the_parts_of_a_version_are_read_up_to_a_bound(
     assert kept < MAX_LISTING_BYTES + 2 * MAX_DOCUMENT_BYTES
 
 
-def test_a_path_of_many_folders_is_refused(registry: str, catalogue: Catalogue, tmp_path: Path) -> None:
+def test_a_path_of_many_folders_is_refused(registry, catalogue, tmp_path):
     part = read_part_bundle(write_bundle(tmp_path / "bundle")).part
     parse_part(tampered(part, add_layer("a/" * 31 + "b")))
     with pytest.raises(IntegrityError, match="path"):
         parse_part(tampered(part, add_layer("a/" * 32 + "b")))
 
 
-def test_a_pipe_in_the_place_of_a_document_is_not_waited_for(
-    registry: str, catalogue: Catalogue, tmp_path: Path
-) -> None:
+def test_a_pipe_in_the_place_of_a_document_is_not_waited_for(registry, catalogue, tmp_path):
     publish(write_bundle(tmp_path / "bundle"), catalogue)
     os.mkfifo(Path(registry, "net/versions", "0" * 64))
     with pytest.raises(RegistryError, match="not a regular file"):

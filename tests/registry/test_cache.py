@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -39,21 +38,16 @@ ENTRY = FileEntry("weights", len(DATA), digest_bytes(DATA))
 class Source:
     """A file in a registry that may break off."""
 
-    def __init__(
-        self,
-        data: bytes = DATA,
-        cut_at: int | None = None,
-        error: type[BaseException] = RegistryUnavailableError,
-    ) -> None:
+    def __init__(self, data=DATA, cut_at=None, error=RegistryUnavailableError):
         self.data, self.cut_at, self.error = data, cut_at, error
         self.offsets: list[int] = []
 
     @contextmanager
-    def open(self, offset: int, _: str | None) -> Iterator[Download]:
+    def open(self, offset, _):
         self.offsets.append(offset)
         yield Download(self._blocks(offset), offset)
 
-    def _blocks(self, offset: int) -> Iterator[bytes]:
+    def _blocks(self, offset):
         for start in range(offset, len(self.data), 100_000):
             if self.cut_at is not None and start >= self.cut_at:
                 self.cut_at = None
@@ -61,11 +55,11 @@ class Source:
             yield self.data[start : start + 100_000]
 
 
-def ignore(_: int) -> None:
+def ignore(_):
     pass
 
 
-def test_a_download_of_a_killed_process_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_a_download_of_a_killed_process_goes_on_where_it_stopped(tmp_path):
     cache, source = Cache(tmp_path), Source(cut_at=1_000_000, error=KeyboardInterrupt)
     seen: list[int] = []
     with pytest.raises(KeyboardInterrupt):
@@ -78,7 +72,7 @@ def test_a_download_of_a_killed_process_goes_on_where_it_stopped(tmp_path: Path)
     assert sum(seen) == ENTRY.size_bytes
 
 
-def test_a_rest_that_does_not_fit_is_thrown_away_and_fetched_anew(tmp_path: Path) -> None:
+def test_a_rest_that_does_not_fit_is_thrown_away_and_fetched_anew(tmp_path):
     cache = Cache(tmp_path)
     other = Source(os.urandom(len(DATA)), cut_at=1_000_000, error=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
@@ -94,7 +88,7 @@ def test_a_rest_that_does_not_fit_is_thrown_away_and_fetched_anew(tmp_path: Path
     [DATA[:-1], DATA + b"x", DATA * 2, b"", DATA[:-1] + b"?"],
     ids=["short", "long", "twice", "empty", "changed"],
 )
-def test_other_bytes_are_never_kept(tmp_path: Path, data: bytes) -> None:
+def test_other_bytes_are_never_kept(tmp_path, data):
     if data == DATA:
         pytest.skip("the last byte is the same by chance")
     with pytest.raises(IntegrityError):
@@ -102,7 +96,7 @@ def test_other_bytes_are_never_kept(tmp_path: Path, data: bytes) -> None:
     assert not [path for path in (tmp_path / "files").rglob("*") if path.is_file()]
 
 
-def test_a_file_that_was_damaged_in_the_cache_is_fetched_again(tmp_path: Path) -> None:
+def test_a_file_that_was_damaged_in_the_cache_is_fetched_again(tmp_path):
     cache = Cache(tmp_path)
     path = cache.fetch_file(ENTRY, Source().open, ignore)
     path.write_bytes(b"?" + DATA[1:])
@@ -110,7 +104,7 @@ def test_a_file_that_was_damaged_in_the_cache_is_fetched_again(tmp_path: Path) -
     assert cache.fetch_file(ENTRY, Source().open, ignore).read_bytes() == DATA
 
 
-def test_the_cache_is_bounded_and_removes_what_was_not_used_longest(tmp_path: Path) -> None:
+def test_the_cache_is_bounded_and_removes_what_was_not_used_longest(tmp_path):
     cache = Cache(tmp_path, limit_bytes=2_500_000)
     entries = []
     for i in range(4):
@@ -124,7 +118,7 @@ def test_the_cache_is_bounded_and_removes_what_was_not_used_longest(tmp_path: Pa
 
 
 @pytest.mark.attack
-def test_documents_count_for_the_bound_of_the_cache(tmp_path: Path) -> None:
+def test_documents_count_for_the_bound_of_the_cache(tmp_path):
     cache = Cache(tmp_path, limit_bytes=2_500_000)
     documents = [bytes([i]) * 1_000_000 for i in range(5)]
     for i, data in enumerate(documents):
@@ -137,11 +131,11 @@ def test_documents_count_for_the_bound_of_the_cache(tmp_path: Path) -> None:
     assert kept == [True, False, False, False, True]
 
 
-def test_what_others_remove_while_a_cache_is_trimmed_is_no_error(tmp_path: Path) -> None:
+def test_what_others_remove_while_a_cache_is_trimmed_is_no_error(tmp_path):
     cache = Cache(tmp_path, limit_bytes=0)
     done = threading.Event()
 
-    def pull_and_remove() -> None:
+    def pull_and_remove():
         while not done.is_set():
             for number in range(20):
                 folder = tmp_path / f"bundles/{number}/cpu"
@@ -162,14 +156,14 @@ def test_what_others_remove_while_a_cache_is_trimmed_is_no_error(tmp_path: Path)
     assert list((tmp_path / "bundles").iterdir()) == []
 
 
-def test_a_cache_that_cannot_be_written_says_how_to_move_it(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_says_how_to_move_it(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(CacheError, match="cannot use the cache") as raised:
         Cache(tmp_path / "file" / "cache")
     assert "ORTPREP_CACHE_DIR" in str(raised.value.hint)
 
 
-def test_a_full_disk_leaves_nothing_and_says_so(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_nothing_and_says_so(tmp_path):
     """In a child whose files may not grow past a megabyte: what a full disk does to a write."""
     code = (
         "import resource, signal, sys\n"
@@ -200,9 +194,7 @@ def test_a_full_disk_leaves_nothing_and_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["oci"])
-def test_without_the_registry_a_reference_names_what_it_named_last(
-    registry: str, oci_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_the_registry_a_reference_names_what_it_named_last(registry, oci_url, tmp_path, caplog):
     cache = Cache(tmp_path / "cache")
     bundle = write_bundle(tmp_path / "bundle")
     with fault_proxy(oci_url) as proxy:
@@ -220,9 +212,7 @@ def test_without_the_registry_a_reference_names_what_it_named_last(
 
 
 @pytest.mark.parametrize("kind", ["directory"])
-def test_a_version_named_by_its_digest_needs_no_registry(
-    registry: str, catalogue: Catalogue, tmp_path: Path
-) -> None:
+def test_a_version_named_by_its_digest_needs_no_registry(registry, catalogue, tmp_path):
     published = publish(write_bundle(tmp_path / "bundle"), catalogue)
     wanted = PullRequest(VersionRef("net", published.version.digest))
     first = pull_cached(wanted, catalogue, hardware=BARE)
@@ -230,12 +220,12 @@ def test_a_version_named_by_its_digest_needs_no_registry(
     assert pull_cached(wanted, catalogue, hardware=BARE).path == first.path
 
 
-def test_what_is_unavailable_is_asked_again_and_told_in_the_end() -> None:
+def test_what_is_unavailable_is_asked_again_and_told_in_the_end():
     pauses: list[float] = []
     errors = [RegistryUnavailableError("1"), RegistryUnavailableError("2"), None]
     errors[1].retry_after_s = 7.0  # type: ignore[union-attr]
 
-    def action() -> str:
+    def action():
         error = errors.pop(0)
         if error is not None:
             raise error
@@ -250,9 +240,7 @@ def test_what_is_unavailable_is_asked_again_and_told_in_the_end() -> None:
 
 
 @pytest.mark.parametrize("kind", ["directory"])
-def test_the_cache_is_bounded_with_its_bundles_and_keeps_what_a_process_uses(
-    catalogue: Catalogue, tmp_path: Path
-) -> None:
+def test_the_cache_is_bounded_with_its_bundles_and_keeps_what_a_process_uses(catalogue, tmp_path):
     cache = Cache(tmp_path / "small", limit_bytes=1_500_000)
     own = Catalogue(catalogue.backend, cache)
     paths = []
@@ -287,7 +275,7 @@ def test_the_cache_is_bounded_with_its_bundles_and_keeps_what_a_process_uses(
 
 
 @pytest.mark.parametrize("kind", ["directory"])
-def test_a_cached_bundle_that_is_signed_later_counts_as_signed(catalogue: Catalogue, tmp_path: Path) -> None:
+def test_a_cached_bundle_that_is_signed_later_counts_as_signed(catalogue, tmp_path):
     private, public = write_keys(tmp_path / "keys")
     bundle = write_bundle(tmp_path / "bundle")
     publish(bundle, catalogue)
@@ -298,7 +286,7 @@ def test_a_cached_bundle_that_is_signed_later_counts_as_signed(catalogue: Catalo
 
 
 @pytest.mark.parametrize("kind", ["directory"])
-def test_a_damaged_document_in_the_cache_is_read_again(catalogue: Catalogue, tmp_path: Path) -> None:
+def test_a_damaged_document_in_the_cache_is_read_again(catalogue, tmp_path):
     published = publish(write_bundle(tmp_path / "bundle"), catalogue)
     wanted = PullRequest(VersionRef("net", published.version.digest))
     pull_cached(wanted, catalogue, hardware=BARE)
@@ -312,12 +300,12 @@ def test_a_damaged_document_in_the_cache_is_read_again(catalogue: Catalogue, tmp
 
 
 @pytest.mark.parametrize("kind", ["directory"])
-def test_pulls_to_one_folder_at_the_same_time_take_turns(catalogue: Catalogue, tmp_path: Path) -> None:
+def test_pulls_to_one_folder_at_the_same_time_take_turns(catalogue, tmp_path):
     made = (Made("portable", weights=os.urandom(500_000)),)
     publish(write_bundle(tmp_path / "bundle", made=made), catalogue)
     out = tmp_path / "out"
 
-    def run(_: int) -> Path:
+    def run(_):
         own = Catalogue(catalogue.backend, Cache(tmp_path / "shared"))
         return pull(PullRequest(VersionRef("net", None)), own, out, hardware=BARE).path
 
@@ -326,7 +314,7 @@ def test_pulls_to_one_folder_at_the_same_time_take_turns(catalogue: Catalogue, t
     check_bundle(out)
 
 
-def test_a_kept_bundle_is_locked_by_the_file_that_others_see(tmp_path: Path) -> None:
+def test_a_kept_bundle_is_locked_by_the_file_that_others_see(tmp_path):
     """Another process that was at removing it goes first; then it is kept."""
     cache = Cache(tmp_path)
     (tmp_path / "bundles/one").mkdir(parents=True)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
-from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
@@ -24,14 +21,13 @@ from ortprep.errors import (
 )
 from ortprep.registry.backend import ALIAS, MOVE, VERSION, file_blob
 from ortprep.registry.cache import Cache
-from ortprep.registry.catalogue import Catalogue, open_catalogue
-from ortprep.registry.documents import Part, Version, build_version
+from ortprep.registry.catalogue import open_catalogue
+from ortprep.registry.documents import build_version
 from ortprep.registry.garbage_collection import RetentionPolicy, collect
 from ortprep.registry.promotion import PromotionGate, promote, rollback
-from ortprep.registry.publish import PublishResult, claim_label, find_missing, publish
-from ortprep.registry.pull import PullRequest, PullResult, pull, pull_cached
+from ortprep.registry.publish import claim_label, find_missing, publish
+from ortprep.registry.pull import PullRequest, pull, pull_cached
 from ortprep.registry.references import VersionRef
-from ortprep.runtime.machine.hardware import Hardware
 from tests.registry.builders import (
     BARE,
     ELSEWHERE,
@@ -51,23 +47,19 @@ LATER, LATEST = "2026-11-21T00:00:00+00:00", "2026-11-22T00:00:00+00:00"
 NOTHING = RetentionPolicy(keep_latest=0, keep_days=0, grace_hours=0)
 
 
-def pull_it(
-    catalogue: Catalogue, out: Path, model: str, version: str | None = None, hardware: Hardware = BARE
-) -> PullResult:
+def pull_it(catalogue, out, model, version=None, hardware=BARE):
     return pull(PullRequest(VersionRef(model, version)), catalogue, out, hardware=hardware)
 
 
-def publish_build(
-    catalogue: Catalogue, folder: Path, build: Build, label: str | None = None
-) -> PublishResult:
+def publish_build(catalogue, folder, build, label=None):
     return publish(write_bundle(folder, build), catalogue, label=label)
 
 
-def part_of(catalogue: Catalogue, published: PublishResult) -> Part:
+def part_of(catalogue, published):
     return catalogue.read_part(published.version.model, published.part)
 
 
-def test_what_is_pulled_is_what_was_published(catalogue: Catalogue, model: str, tmp_path: Path) -> None:
+def test_what_is_pulled_is_what_was_published(catalogue, model, tmp_path):
     bundle = write_bundle(tmp_path / "bundle", name=model, made=(Made("cpu", HERE), Made("portable")))
     published = publish(bundle, catalogue)
     pulled = pull_it(catalogue, tmp_path / "out", model)
@@ -76,9 +68,7 @@ def test_what_is_pulled_is_what_was_published(catalogue: Catalogue, model: str, 
     check_bundle(tmp_path / "out")
 
 
-def test_publishing_the_same_bundle_twice_changes_nothing(
-    catalogue: Catalogue, model: str, tmp_path: Path
-) -> None:
+def test_publishing_the_same_bundle_twice_changes_nothing(catalogue, model, tmp_path):
     bundle = write_bundle(tmp_path / "bundle", name=model)
     first = publish(bundle, catalogue)
     before = catalogue.read_state(model)
@@ -88,9 +78,7 @@ def test_publishing_the_same_bundle_twice_changes_nothing(
     assert first.is_new
 
 
-def test_versions_that_share_weights_upload_them_once(
-    catalogue: Catalogue, kind: str, model: str, tmp_path: Path
-) -> None:
+def test_versions_that_share_weights_upload_them_once(catalogue, kind, model, tmp_path):
     if kind == "mlflow":
         pytest.skip("MLflow keeps the files of each version apart, so that they can be looked at")
     weights = os.urandom(400_000)
@@ -102,9 +90,7 @@ def test_versions_that_share_weights_upload_them_once(
     assert second.uploaded_bytes < 20_000
 
 
-def test_parts_of_one_source_and_spec_become_one_version(
-    catalogue: Catalogue, model: str, tmp_path: Path
-) -> None:
+def test_parts_of_one_source_and_spec_become_one_version(catalogue, model, tmp_path):
     builds = (
         Build((Made("cpu", HERE, b"one"),), name=model),
         Build((Made("cuda", on_gpu(9, 0), b"two"),), name=model, created_at=LATER),
@@ -124,15 +110,13 @@ def test_parts_of_one_source_and_spec_become_one_version(
 
 
 @pytest.mark.parametrize("kind", ["directory"])
-def test_a_bundle_without_a_portable_variant_is_not_published(
-    catalogue: Catalogue, model: str, tmp_path: Path
-) -> None:
+def test_a_bundle_without_a_portable_variant_is_not_published(catalogue, model, tmp_path):
     bundle = write_bundle(tmp_path / "a", name=model, made=(Made("cpu", HERE),), portable=False)
     with pytest.raises(BundleError, match="not a complete bundle"):
         publish(bundle, catalogue)
 
 
-def test_a_version_never_changes(catalogue: Catalogue, model: str, tmp_path: Path) -> None:
+def test_a_version_never_changes(catalogue, model, tmp_path):
     first = publish_build(catalogue, tmp_path / "a", Build((Made("cpu", HERE),), name=model), "one")
     before = pull_it(catalogue, tmp_path / "before", model, "one")
     cuda = Build((Made("cuda", on_gpu(9, 0)),), name=model, created_at=LATER)
@@ -142,7 +126,7 @@ def test_a_version_never_changes(catalogue: Catalogue, model: str, tmp_path: Pat
     assert read_tree(tmp_path / "before") == read_tree(tmp_path / "after")
 
 
-def test_a_label_never_comes_to_mean_other_bytes(catalogue: Catalogue, model: str, tmp_path: Path) -> None:
+def test_a_label_never_comes_to_mean_other_bytes(catalogue, model, tmp_path):
     first = publish_build(catalogue, tmp_path / "a", Build(name=model), "1.4")
     other = Build((Made("portable", weights=b"other"),), name=model, spec=b"other")
     with pytest.raises(ConflictError, match=r"label taken: net\d+@1.4"):
@@ -150,7 +134,7 @@ def test_a_label_never_comes_to_mean_other_bytes(catalogue: Catalogue, model: st
     assert [one.digest for one in catalogue.read_state(model).labels()["1.4"]] == [first.version.digest]
 
 
-def claim_labels(registry: str, claims: Sequence[Version], start: Barrier, outcomes: Connection) -> None:
+def claim_labels(registry, claims, start, outcomes):
     """Adds versions in a process of its own, each at the same moment as its rival."""
     with open_catalogue(registry) as catalogue:
         catalogue.read_state(claims[0].model)
@@ -160,8 +144,8 @@ def claim_labels(registry: str, claims: Sequence[Version], start: Barrier, outco
 
 
 def test_of_two_processes_that_claim_one_label_at_once_exactly_one_gets_it(
-    registry: str, catalogue: Catalogue, model: str, tmp_path: Path
-) -> None:
+    registry, catalogue, model, tmp_path
+):
     rounds = 6
     parts = [
         part_of(catalogue, publish_build(catalogue, tmp_path / str(i), Build(name=model, spec=bytes([i]))))
@@ -188,18 +172,14 @@ def test_of_two_processes_that_claim_one_label_at_once_exactly_one_gets_it(
         assert labels[f"1.{number}"] == (claims[0 if first else 1][number],)
 
 
-def test_a_merged_version_gets_a_number_where_the_label_is_taken(
-    catalogue: Catalogue, model: str, tmp_path: Path
-) -> None:
+def test_a_merged_version_gets_a_number_where_the_label_is_taken(catalogue, model, tmp_path):
     cpu = write_bundle(tmp_path / "cpu", name=model, made=(Made("cpu", HERE),))
     cuda = write_bundle(tmp_path / "cuda", name=model, made=(Made("cuda", on_gpu(9, 0)),))
     found = [publish(one, catalogue, label="1.4").version for one in (cpu, cuda, cuda)]
     assert [version.label for version in found] == ["1.4", "1.4-2", "1.4-2"]
 
 
-def test_versions_without_a_given_label_are_called_after_the_day(
-    catalogue: Catalogue, model: str, tmp_path: Path
-) -> None:
+def test_versions_without_a_given_label_are_called_after_the_day(catalogue, model, tmp_path):
     days = {datetime.now(UTC).date().isoformat()}
     labels = {
         publish_build(catalogue, tmp_path / str(i), Build(name=model, spec=bytes([i]))).version.label
@@ -210,9 +190,7 @@ def test_versions_without_a_given_label_are_called_after_the_day(
     assert all(label and label[:10] in days and label[10] == "." and len(label) == 19 for label in labels)
 
 
-def test_publishers_at_the_same_time_lose_nothing(
-    registry: str, catalogue: Catalogue, kind: str, model: str, tmp_path: Path
-) -> None:
+def test_publishers_at_the_same_time_lose_nothing(registry, catalogue, kind, model, tmp_path):
     nodes = 3 if kind == "mlflow" else 5
     builds = [
         Build(
@@ -224,7 +202,7 @@ def test_publishers_at_the_same_time_lose_nothing(
     ]
     bundles = [write_bundle(tmp_path / f"b{i}", build) for i, build in enumerate(builds)]
 
-    def run(i: int) -> PublishResult:
+    def run(i):
         with open_catalogue(registry, cache=Cache(tmp_path / f"cache{i}")) as own:
             return publish(bundles[i], own)
 
@@ -237,7 +215,7 @@ def test_publishers_at_the_same_time_lose_nothing(
     check_bundle(tmp_path / "out")
 
 
-def test_aliases_move_with_history_and_roll_back(catalogue: Catalogue, model: str, tmp_path: Path) -> None:
+def test_aliases_move_with_history_and_roll_back(catalogue, model, tmp_path):
     versions = [
         publish_build(
             catalogue, tmp_path / str(i), Build(name=model, spec=bytes([i])), f"v{i}"
@@ -257,9 +235,7 @@ def test_aliases_move_with_history_and_roll_back(catalogue: Catalogue, model: st
     assert pulled.version == versions[0]
 
 
-def test_an_alias_that_was_moved_by_other_means_counts(
-    catalogue: Catalogue, model: str, tmp_path: Path
-) -> None:
+def test_an_alias_that_was_moved_by_other_means_counts(catalogue, model, tmp_path):
     versions = [
         publish_build(catalogue, tmp_path / str(i), Build(name=model, spec=bytes([i])), f"v{i}").version
         for i in range(4)
@@ -275,7 +251,7 @@ def test_an_alias_that_was_moved_by_other_means_counts(
     assert rollback(model, "production", catalogue).version == versions[2]
 
 
-def test_promoting_twice_is_recorded_once(catalogue: Catalogue, model: str, tmp_path: Path) -> None:
+def test_promoting_twice_is_recorded_once(catalogue, model, tmp_path):
     publish_build(catalogue, tmp_path / "a", Build(name=model), "a")
     promote(VersionRef(model, "a"), "production", catalogue)
     promote(VersionRef(model, "a"), "production", catalogue)
@@ -293,9 +269,7 @@ def test_promoting_twice_is_recorded_once(catalogue: Catalogue, model: str, tmp_
     ],
 )
 @pytest.mark.parametrize("kind", ["directory"])
-def test_the_gate_refuses_what_is_worse(
-    catalogue: Catalogue, model: str, tmp_path: Path, made: Made, objection: str
-) -> None:
+def test_the_gate_refuses_what_is_worse(catalogue, model, tmp_path, made, objection):
     publish_build(catalogue, tmp_path / "a", Build(name=model), "old")
     promote(VersionRef(model, "old"), "production", catalogue)
     publish_build(catalogue, tmp_path / "b", Build((made,), name=model, spec=b"new"), "new")
@@ -311,7 +285,7 @@ def test_the_gate_refuses_what_is_worse(
 
 
 @pytest.mark.parametrize("kind", ["directory"])
-def test_the_gate_refuses_to_lose_a_variant(catalogue: Catalogue, model: str, tmp_path: Path) -> None:
+def test_the_gate_refuses_to_lose_a_variant(catalogue, model, tmp_path):
     publish_build(catalogue, tmp_path / "a", Build((Made("cpu", HERE),), name=model), "old")
     promote(VersionRef(model, "old"), "production", catalogue)
     publish_build(catalogue, tmp_path / "b", Build(name=model, spec=b"new"), "new")
@@ -320,9 +294,7 @@ def test_the_gate_refuses_to_lose_a_variant(catalogue: Catalogue, model: str, tm
 
 
 @pytest.mark.parametrize("kind", ["directory"])
-def test_the_gate_lets_pass_what_is_within_the_noise(
-    catalogue: Catalogue, model: str, tmp_path: Path
-) -> None:
+def test_the_gate_lets_pass_what_is_within_the_noise(catalogue, model, tmp_path):
     publish_build(catalogue, tmp_path / "a", Build((Made("portable", spread=0.2),), name=model), "old")
     promote(VersionRef(model, "old"), "production", catalogue)
     slower = Made("portable", init_ms=12.0, spread=0.2)
@@ -331,7 +303,7 @@ def test_the_gate_lets_pass_what_is_within_the_noise(
     assert moved.forced == ()
 
 
-def test_what_an_alias_names_is_never_collected(catalogue: Catalogue, model: str, tmp_path: Path) -> None:
+def test_what_an_alias_names_is_never_collected(catalogue, model, tmp_path):
     builds = [
         Build((Made("portable", weights=bytes([i]) * 50),), name=model, spec=bytes([i])) for i in range(3)
     ]
@@ -355,9 +327,7 @@ def test_what_an_alias_names_is_never_collected(catalogue: Catalogue, model: str
     assert pull_it(catalogue, tmp_path / "v0b", model, "v0b").version == again.version.digest
 
 
-def test_what_was_pulled_once_is_there_without_the_registry(
-    catalogue: Catalogue, model: str, tmp_path: Path, own_cache: Path
-) -> None:
+def test_what_was_pulled_once_is_there_without_the_registry(catalogue, model, tmp_path, own_cache):
     bundle = write_bundle(tmp_path / "bundle", name=model)
     publish(bundle, catalogue)
     first = pull_cached(PullRequest(VersionRef(model, None)), catalogue, hardware=BARE)
@@ -367,9 +337,7 @@ def test_what_was_pulled_once_is_there_without_the_registry(
     assert read_tree(first.path) == read_tree(bundle)
 
 
-def test_a_signature_is_verified_when_it_is_required(
-    catalogue: Catalogue, model: str, tmp_path: Path
-) -> None:
+def test_a_signature_is_verified_when_it_is_required(catalogue, model, tmp_path):
     private, public = write_keys(tmp_path / "right")
     _, wrong = write_keys(tmp_path / "wrong")
     bundle = write_bundle(tmp_path / "bundle", name=model, made=(Made("cpu", ELSEWHERE), Made("portable")))
@@ -389,24 +357,22 @@ def test_a_signature_is_verified_when_it_is_required(
     assert not (tmp_path / "wrong-key").exists()
 
 
-def test_a_model_that_is_not_there_is_said_to_be_missing(catalogue: Catalogue, tmp_path: Path) -> None:
+def test_a_model_that_is_not_there_is_said_to_be_missing(catalogue, tmp_path):
     with pytest.raises(NotPublishedError, match="no such model: nothing-here"):
         pull_it(catalogue, tmp_path / "out", "nothing-here")
     assert catalogue.read_state("nothing-here").versions == {}
 
 
-def test_models_are_listed(catalogue: Catalogue, model: str, tmp_path: Path) -> None:
+def test_models_are_listed(catalogue, model, tmp_path):
     publish_build(catalogue, tmp_path / "a", Build(name=model))
     assert model in catalogue.backend.list_models()
 
 
-def test_what_goes_wrong_with_the_reader_is_not_blamed_on_the_registry(
-    catalogue: Catalogue, model: str, tmp_path: Path
-) -> None:
+def test_what_goes_wrong_with_the_reader_is_not_blamed_on_the_registry(catalogue, model, tmp_path):
     published = publish_build(catalogue, tmp_path / "a", Build(name=model))
     part = part_of(catalogue, published)
 
-    def read() -> None:
+    def read():
         with catalogue.backend.get_blob(file_blob(part, part.files[0]), 0) as opened:
             next(opened.blocks)
             raise OSError(28, "disk full")
@@ -415,7 +381,7 @@ def test_what_goes_wrong_with_the_reader_is_not_blamed_on_the_registry(
         read()
 
 
-def test_a_file_is_read_from_any_offset(catalogue: Catalogue, model: str, tmp_path: Path) -> None:
+def test_a_file_is_read_from_any_offset(catalogue, model, tmp_path):
     weights = os.urandom(300_000)
     published = publish_build(
         catalogue, tmp_path / "a", Build((Made("portable", weights=weights),), name=model)
@@ -428,9 +394,7 @@ def test_a_file_is_read_from_any_offset(catalogue: Catalogue, model: str, tmp_pa
 
 
 @pytest.mark.parametrize("kind", ["directory", "oci"])
-def test_an_older_bundle_that_is_published_is_what_its_label_names(
-    catalogue: Catalogue, model: str, tmp_path: Path
-) -> None:
+def test_an_older_bundle_that_is_published_is_what_its_label_names(catalogue, model, tmp_path):
     new = Build((Made("portable", weights=b"new"),), name=model, created_at=LATER)
     old = Build((Made("portable", weights=b"old"),), name=model)
     latest = publish_build(catalogue, tmp_path / "new", new, "new").version
@@ -444,9 +408,7 @@ def test_an_older_bundle_that_is_published_is_what_its_label_names(
 
 
 @pytest.mark.parametrize("kind", ["directory"])
-def test_the_latest_versions_are_those_published_last_and_not_superseded(
-    catalogue: Catalogue, model: str, tmp_path: Path
-) -> None:
+def test_the_latest_versions_are_those_published_last_and_not_superseded(catalogue, model, tmp_path):
     versions = [
         publish_build(catalogue, tmp_path / str(i), Build(name=model, spec=bytes([i])), f"v{i}").version
         for i in range(3)
@@ -461,9 +423,7 @@ def test_the_latest_versions_are_those_published_last_and_not_superseded(
     assert set(state.versions) - gone == {versions[2].digest, merged.version.digest}
 
 
-def test_the_same_bundle_gets_its_label_back_after_it_was_collected(
-    catalogue: Catalogue, model: str, tmp_path: Path
-) -> None:
+def test_the_same_bundle_gets_its_label_back_after_it_was_collected(catalogue, model, tmp_path):
     for _ in range(2):
         assert publish_build(catalogue, tmp_path / "a", Build(name=model), "1.0").version.label == "1.0"
         collect(model, catalogue, policy=NOTHING, dry_run=False)
@@ -472,8 +432,8 @@ def test_the_same_bundle_gets_its_label_back_after_it_was_collected(
 
 @pytest.mark.parametrize("kind", ["directory", *SLOW_KINDS])
 def test_what_nobody_names_goes_after_the_grace_period_and_what_is_refreshed_stays(
-    catalogue: Catalogue, model: str, tmp_path: Path
-) -> None:
+    catalogue, model, tmp_path
+):
     published = publish_build(catalogue, tmp_path / "a", Build(name=model), "1.0")
     part = part_of(catalogue, published)
     catalogue.backend.delete_ref(model, VERSION, name_of(published.version))
@@ -485,9 +445,7 @@ def test_what_nobody_names_goes_after_the_grace_period_and_what_is_refreshed_sta
 
 
 @pytest.mark.parametrize("kind", ["directory"])
-def test_what_a_publisher_relies_on_is_young_again(
-    registry: str, catalogue: Catalogue, model: str, tmp_path: Path
-) -> None:
+def test_what_a_publisher_relies_on_is_young_again(registry, catalogue, model, tmp_path):
     published = publish_build(catalogue, tmp_path / "a", Build(name=model), "1.0")
     blobs = [path for path in Path(registry, model, "blobs").rglob("*") if path.is_file()]
     for path in blobs:
@@ -500,9 +458,7 @@ def test_what_a_publisher_relies_on_is_young_again(
 
 
 @pytest.mark.parametrize("kind", ["directory"])
-def test_what_a_killed_first_publisher_left_is_collected(
-    registry: str, catalogue: Catalogue, model: str, tmp_path: Path
-) -> None:
+def test_what_a_killed_first_publisher_left_is_collected(registry, catalogue, model, tmp_path):
     publish_build(catalogue, tmp_path / "a", Build(name=model))
     for path in Path(registry, model, "versions").iterdir():
         path.unlink()

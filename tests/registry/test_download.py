@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,7 @@ SIZE = 5000
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _no_pause() -> Iterator[None]:
+def _no_pause():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transfer, "FIRST_PAUSE_S", 0.0)
         yield
@@ -57,11 +56,11 @@ class Source:
     offsets: list[int] = field(default_factory=list)
 
     @property
-    def content(self) -> bytes:
+    def content(self):
         return bytes([self.version]) * self.unit * SIZE
 
     @contextmanager
-    def open(self, offset: int, version: str | None) -> Iterator[Download]:
+    def open(self, offset, version):
         self.offsets.append(offset)
         answer = self.answers.pop(0) if self.answers else Answer()
         self.version += answer.changed
@@ -71,7 +70,7 @@ class Source:
             self._blocks(start // self.unit, answer.cut_at), start, len(self.content), current, answer.sha256
         )
 
-    def _blocks(self, start: int, cut_at: int | None) -> Iterator[bytes]:
+    def _blocks(self, start, cut_at):
         end = SIZE if cut_at is None else max(start, cut_at)
         for at in range(start, end, 1000):
             yield self.content[at * self.unit : min(at + 1000, end) * self.unit]
@@ -85,7 +84,7 @@ ANSWERS = st.builds(
 
 
 @given(st.lists(ANSWERS, max_size=8), st.booleans())
-def test_what_arrives_is_the_file_as_it_is(answers: list[Answer], has_versions: bool) -> None:
+def test_what_arrives_is_the_file_as_it_is(answers, has_versions):
     source = Source(answers, has_versions)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "got"
@@ -95,9 +94,7 @@ def test_what_arrives_is_the_file_as_it_is(answers: list[Answer], has_versions: 
 
 
 @given(st.lists(ANSWERS, max_size=5), st.integers(0, SIZE + 1))
-def test_what_an_earlier_process_left_counts_where_the_digest_is_known(
-    answers: list[Answer], left: int
-) -> None:
+def test_what_an_earlier_process_left_counts_where_the_digest_is_known(answers, left):
     for answer in answers:
         answer.changed = False
     source = Source(answers)
@@ -114,7 +111,7 @@ def test_what_an_earlier_process_left_counts_where_the_digest_is_known(
     assert source.offsets[:1] == ([] if left == SIZE else [left if left < SIZE else 0])
 
 
-def test_a_download_ends_after_tries_that_bring_nothing_and_only_then(tmp_path: Path) -> None:
+def test_a_download_ends_after_tries_that_bring_nothing_and_only_then(tmp_path):
     limits = DownloadLimits(attempts=2)
     nothing = Source([Answer(0)] * 9)
     with pytest.raises(RegistryUnavailableError, match="cut"):
@@ -125,7 +122,7 @@ def test_a_download_ends_after_tries_that_bring_nothing_and_only_then(tmp_path: 
     assert len(block.offsets) == 5
 
 
-def test_bytes_that_the_source_did_not_mean_are_fetched_again(tmp_path: Path) -> None:
+def test_bytes_that_the_source_did_not_mean_are_fetched_again(tmp_path):
     source = Source([Answer(sha256=digest_bytes(b"other"))])
     download(source.open, tmp_path / "got", name="m.onnx")
     assert source.offsets == [0, 0]
@@ -139,14 +136,14 @@ def test_bytes_that_the_source_did_not_mean_are_fetched_again(tmp_path: Path) ->
         (DownloadLimits(timeout_s=-1.0, timeout_hint="wait"), "took too long"),
     ],
 )
-def test_a_download_is_limited_in_size_and_time(tmp_path: Path, limits: DownloadLimits, message: str) -> None:
+def test_a_download_is_limited_in_size_and_time(tmp_path, limits, message):
     with pytest.raises(RegistryError, match=message) as caught:
         download(Source([]).open, tmp_path / "got", name="m.onnx", limits=limits)
     assert caught.value.hint == limits.timeout_hint
     assert not isinstance(caught.value, RegistryUnavailableError)
 
 
-def test_progress_is_told_after_every_block(tmp_path: Path) -> None:
+def test_progress_is_told_after_every_block(tmp_path):
     told: list[tuple[int, int | None]] = []
     download(
         Source([Answer(2000)]).open,
@@ -157,7 +154,7 @@ def test_progress_is_told_after_every_block(tmp_path: Path) -> None:
     assert told == [(done, SIZE) for done in (0, 1000, 2000, 2000, 3000, 4000, 5000)]
 
 
-def test_a_full_disk_is_not_taken_for_a_bad_connection() -> None:
+def test_a_full_disk_is_not_taken_for_a_bad_connection():
     source = Source([])
     with pytest.raises(OSError, match="No space left"):
         download(source.open, Path("/dev/full"), name="m.onnx")

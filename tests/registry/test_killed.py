@@ -12,7 +12,6 @@ import pytest
 
 from ortprep.bundle.verification import check_bundle
 from ortprep.errors import NotPublishedError
-from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.promotion import promote
 from ortprep.registry.publish import publish
 from ortprep.registry.pull import PullRequest, pull
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.slow
 MEGABYTE = 2**20
 
 
-def run_dying(action: str, registry: str, path: Path, name: str, step: int) -> bool:
+def run_dying(action, registry, path, name, step):
     """Says whether it was killed before it was done."""
     command = [sys.executable, "-m", "tests.registry.dying", action, registry, str(path), name, str(step)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
@@ -32,7 +31,7 @@ def run_dying(action: str, registry: str, path: Path, name: str, step: int) -> b
     return done.returncode != 0
 
 
-def check_whole(catalogue: Catalogue, model: str, folder: Path) -> None:
+def check_whole(catalogue, model, folder):
     for digest in catalogue.read_state(model).versions:
         out = folder / digest[-8:]
         pull(PullRequest(VersionRef(model, digest)), catalogue, out, hardware=BARE)
@@ -40,9 +39,7 @@ def check_whole(catalogue: Catalogue, model: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["directory", "oci"])
-def test_a_publisher_killed_at_any_step_leaves_nothing_half_visible(
-    registry: str, catalogue: Catalogue, model: str, tmp_path: Path
-) -> None:
+def test_a_publisher_killed_at_any_step_leaves_nothing_half_visible(registry, catalogue, model, tmp_path):
     old = write_bundle(tmp_path / "old", name=model, spec=b"old")
     publish(old, catalogue, label="old")
     made = (Made("cpu", HERE, os.urandom(2 * MEGABYTE)), Made("portable", weights=os.urandom(2 * MEGABYTE)))
@@ -63,9 +60,7 @@ def test_a_publisher_killed_at_any_step_leaves_nothing_half_visible(
 
 
 @pytest.mark.parametrize("kind", ["directory"])
-def test_what_was_uploaded_before_a_kill_is_not_uploaded_again(
-    registry: str, catalogue: Catalogue, model: str, tmp_path: Path
-) -> None:
+def test_what_was_uploaded_before_a_kill_is_not_uploaded_again(registry, catalogue, model, tmp_path):
     made = tuple(Made(f"v{i}", HERE, os.urandom(MEGABYTE)) for i in range(6))
     bundle = write_bundle(tmp_path / "new", Build(made, name=model))
     assert run_dying("publish", registry, bundle, model, 14)
@@ -75,8 +70,8 @@ def test_what_was_uploaded_before_a_kill_is_not_uploaded_again(
 
 @pytest.mark.parametrize("kind", ["directory"])
 def test_a_puller_killed_at_any_step_leaves_the_old_bundle_or_the_new_one(
-    registry: str, catalogue: Catalogue, model: str, tmp_path: Path
-) -> None:
+    registry, catalogue, model, tmp_path
+):
     publish(write_bundle(tmp_path / "old", name=model, spec=b"old"), catalogue, label="old")
     out = tmp_path / "out"
     pull(PullRequest(VersionRef(model, "old")), catalogue, out, hardware=BARE)
@@ -97,9 +92,7 @@ def test_a_puller_killed_at_any_step_leaves_the_old_bundle_or_the_new_one(
 
 
 @pytest.mark.parametrize("kind", ["directory"])
-def test_a_collection_killed_at_any_step_leaves_every_version_whole(
-    registry: str, catalogue: Catalogue, model: str, tmp_path: Path
-) -> None:
+def test_a_collection_killed_at_any_step_leaves_every_version_whole(registry, catalogue, model, tmp_path):
     for i in range(4):
         build = Build((Made("portable", weights=bytes([i]) * 1000),), name=model, spec=bytes([i]))
         publish(write_bundle(tmp_path / str(i), build), catalogue, label=f"v{i}")

@@ -6,10 +6,8 @@ import dataclasses
 import json
 import logging
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from threading import Barrier, Thread
-from typing import Any
 
 import pytest
 
@@ -18,7 +16,6 @@ pytest.importorskip("mlflow", reason="needs mlflow")
 
 from ortprep.bundle.codec import decode
 from ortprep.bundle.figures import PlanFigures
-from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import (
     AccessDeniedError,
     IntegrityError,
@@ -40,11 +37,10 @@ from ortprep.registry.backends.mlflow_server import MlflowServer as TrackingServ
 from ortprep.registry.backends.mlflow_server import ProxiedArtifacts, open_artifacts
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue
-from ortprep.registry.documents import Part, Version
 from tests.registry import builders
 from tests.registry.builders import SOURCE, make_version, name_of
-from tests.registry.fault_proxy import Fault, FaultProxy, fault_proxy
-from tests.registry.servers import BUCKET, Server
+from tests.registry.fault_proxy import Fault, fault_proxy
+from tests.registry.servers import BUCKET
 
 pytestmark = pytest.mark.slow
 
@@ -53,18 +49,18 @@ BIG = bytes(range(256)) * 4096 * 3 + b"end"
 
 
 @pytest.fixture(scope="module")
-def server(mlflow: Server) -> Server:
+def server(mlflow):
     return mlflow
 
 
 @pytest.fixture(scope="module")
-def running_proxy(server: Server) -> Iterator[FaultProxy]:
+def running_proxy(server):
     with fault_proxy(server.url) as proxy:
         yield proxy
 
 
 @pytest.fixture
-def proxy(running_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> FaultProxy:
+def proxy(running_proxy, monkeypatch):
     # As its users tell MLflow's client not to go on asking for minutes.
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     running_proxy.clear()
@@ -72,37 +68,35 @@ def proxy(running_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> FaultPr
 
 
 @pytest.fixture
-def backend(server: Server) -> MlflowBackend:
+def backend(server):
     return MlflowBackend(f"mlflow+{server.url}")
 
 
 @pytest.fixture
-def behind(proxy: FaultProxy) -> MlflowBackend:
+def behind(proxy):
     return MlflowBackend(f"mlflow+{proxy.url}")
 
 
 @pytest.fixture
-def model() -> str:
+def model():
     return f"m-{uuid.uuid4().hex[:12]}"
 
 
 @pytest.fixture
-def client(server: Server) -> Any:
+def client(server):
     from mlflow import MlflowClient
 
     return MlflowClient(tracking_uri=server.url, registry_uri=server.url)
 
 
-def make_part(
-    model: str, folder: Path, contents: dict[str, bytes], *, created_at: str = "2026-01-02T03:04:05Z"
-) -> Part:
+def make_part(model, folder, contents, *, created_at="2026-01-02T03:04:05Z"):
     for path, data in contents.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(data)
     return builders.make_part(model, contents, created_at=created_at)
 
 
-def upload(backend: MlflowBackend, part: Part, folder: Path) -> list[int]:
+def upload(backend, part, folder):
     reports: list[int] = []
     for entry in missing(backend, part):
         backend.put_blob(file_blob(part, entry), folder / entry.path, reports.append)
@@ -110,34 +104,27 @@ def upload(backend: MlflowBackend, part: Part, folder: Path) -> list[int]:
     return reports
 
 
-def missing(backend: MlflowBackend, part: Part) -> tuple[FileEntry, ...]:
+def missing(backend, part):
     entries = {entry.sha256: entry for entry in part.files}.values()
     return tuple(entry for entry in entries if not backend.has_blob(file_blob(part, entry)))
 
 
-def read_part(backend: MlflowBackend, part: Part) -> bytes:
+def read_part(backend, part):
     with backend.get_blob(Blob(part.model, part.digest, PART, ref_name(part.digest))) as opened:
         return b"".join(bytes(block) for block in opened.blocks)
 
 
-def list_versions(backend: MlflowBackend, model: str) -> list[str]:
+def list_versions(backend, model):
     return list(backend.list_refs(model, VERSION).values())
 
 
-def download(backend: MlflowBackend, part: Part, path: str, offset: int = 0) -> bytes:
+def download(backend, part, path, offset=0):
     entry = next(entry for entry in part.files if entry.path == path)
     with backend.get_blob(file_blob(part, entry), offset) as opened:
         return b"".join(bytes(block) for block in opened.blocks)[offset - opened.start :]
 
 
-def publish(
-    backend: MlflowBackend,
-    model: str,
-    folder: Path,
-    label: str = "one",
-    *,
-    created_at: str = "2026-01-01T00:00:00Z",
-) -> Version:
+def publish(backend, model, folder, label="one", *, created_at="2026-01-01T00:00:00Z"):
     contents = {"manifest.json": MANIFEST.read_bytes(), "t": created_at.encode()}
     part = make_part(model, folder, contents, created_at=created_at)
     upload(backend, part, folder)
@@ -149,10 +136,10 @@ def publish(
 # Documents
 
 
-def test_publishers_of_one_part_at_once_are_all_served(server: Server, model: str, tmp_path: Path) -> None:
+def test_publishers_of_one_part_at_once_are_all_served(server, model, tmp_path):
     barrier, part = Barrier(4), make_part(model, tmp_path, {"m.onnx": b"small"})
 
-    def run() -> None:
+    def run():
         backend = MlflowBackend(f"mlflow+{server.url}")
         barrier.wait()
         upload(backend, part, tmp_path)
@@ -170,7 +157,7 @@ def test_publishers_of_one_part_at_once_are_all_served(server: Server, model: st
 # Files
 
 
-def test_files_come_back_byte_for_byte(backend: MlflowBackend, model: str, tmp_path: Path) -> None:
+def test_files_come_back_byte_for_byte(backend, model, tmp_path):
     loader = b'{"graph_optimization_level": "ORT_DISABLE_ALL",\r\n "nan": "\\u0000"}\n'
     contents = {
         "loader.json": loader,
@@ -186,9 +173,7 @@ def test_files_come_back_byte_for_byte(backend: MlflowBackend, model: str, tmp_p
     assert {path: download(backend, part, path) for path in contents} == contents
 
 
-def test_a_cut_upload_leaves_no_file(
-    behind: MlflowBackend, proxy: FaultProxy, model: str, tmp_path: Path
-) -> None:
+def test_a_cut_upload_leaves_no_file(behind, proxy, model, tmp_path):
     part = make_part(model, tmp_path, {"m.onnx": BIG})
     proxy.faults.append(Fault("cut_request", method="PUT", at_bytes=2_000_000, times=99))
     with pytest.raises(RegistryUnavailableError):
@@ -199,9 +184,7 @@ def test_a_cut_upload_leaves_no_file(
     assert download(behind, part, "m.onnx") == BIG
 
 
-def test_a_short_file_on_the_server_counts_as_missing(
-    backend: MlflowBackend, server: Server, model: str, tmp_path: Path
-) -> None:
+def test_a_short_file_on_the_server_counts_as_missing(backend, server, model, tmp_path):
     part = make_part(model, tmp_path, {"m.onnx": BIG})
     others = set(server.folder.rglob("m.onnx"))
     upload(backend, part, tmp_path)
@@ -211,9 +194,7 @@ def test_a_short_file_on_the_server_counts_as_missing(
 
 
 @pytest.mark.parametrize("other", [BIG[:-1] + b"X", BIG[:-1], BIG + b"X", b""])
-def test_a_file_with_other_bytes_is_not_uploaded(
-    backend: MlflowBackend, model: str, tmp_path: Path, other: bytes
-) -> None:
+def test_a_file_with_other_bytes_is_not_uploaded(backend, model, tmp_path, other):
     part = make_part(model, tmp_path, {"m.onnx": BIG})
     (tmp_path / "m.onnx").write_bytes(other)
     with pytest.raises(IntegrityError, match=r"m\.onnx"):
@@ -221,9 +202,7 @@ def test_a_file_with_other_bytes_is_not_uploaded(
     assert missing(backend, part) == part.files
 
 
-def test_the_run_of_a_swept_part_is_gone_and_can_be_made_again(
-    backend: MlflowBackend, model: str, tmp_path: Path
-) -> None:
+def test_the_run_of_a_swept_part_is_gone_and_can_be_made_again(backend, model, tmp_path):
     part = make_part(model, tmp_path, {"m.onnx": BIG})
     upload(backend, part, tmp_path)
     assert backend.sweep(model, [part], grace_s=0, dry_run=False).parts == ()
@@ -238,28 +217,21 @@ def test_the_run_of_a_swept_part_is_gone_and_can_be_made_again(
 
 
 @pytest.mark.parametrize("path", ["a#b.bin", "a%2Fb.bin"])
-def test_a_name_that_mlflow_refuses_is_an_error(
-    backend: MlflowBackend, model: str, tmp_path: Path, path: str
-) -> None:
+def test_a_name_that_mlflow_refuses_is_an_error(backend, model, tmp_path, path):
     part = make_part(model, tmp_path, {path: b"odd"})
     with pytest.raises(RegistryError, match="cannot store a file of this name"):
         upload(backend, part, tmp_path)
 
 
-def test_a_store_without_a_server_is_refused(tmp_path: Path) -> None:
+def test_a_store_without_a_server_is_refused(tmp_path):
     with pytest.raises(RegistryError, match="not the URL of an MLflow server") as caught:
         MlflowBackend(f"mlflow+sqlite:///{tmp_path}/mlflow.db")
     assert "a folder as the registry" in str(caught.value)
 
 
 def test_artifacts_in_an_object_store_are_reached_without_the_server(
-    backend: MlflowBackend,
-    client: Any,
-    model: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    s3_url: str,
-) -> None:
+    backend, client, model, tmp_path, monkeypatch, s3_url
+):
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_url)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
@@ -298,7 +270,7 @@ def test_artifacts_in_an_object_store_are_reached_without_the_server(
         "simplecache::s3://bucket/x",
     ],
 )
-def test_artifacts_elsewhere_are_refused(location: str) -> None:
+def test_artifacts_elsewhere_are_refused(location):
     """Whoever made the experiment wrote its location: the token would go there, or a local file be read."""
     server = TrackingServer("mlflow+https://host")
     with pytest.raises(AccessDeniedError, match="artifacts are stored elsewhere"):
@@ -311,15 +283,13 @@ def test_artifacts_elsewhere_are_refused(location: str) -> None:
 
 
 @pytest.mark.attack
-def test_a_version_of_thousands_of_digits_is_none_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_of_thousands_of_digits_is_none_of_ours(monkeypatch):
     listed = [{"version": "9" * 5000, "tags": [{"key": "ortprep.document", "value": "{}"}]}]
     monkeypatch.setattr(TrackingServer, "list_all", lambda *_, **__: listed)
     assert list_versions(MlflowBackend("mlflow+https://host"), "net") == []
 
 
-def test_an_experiment_that_leads_to_local_files_is_not_followed(
-    backend: MlflowBackend, client: Any, model: str, tmp_path: Path
-) -> None:
+def test_an_experiment_that_leads_to_local_files_is_not_followed(backend, client, model, tmp_path):
     client.create_experiment(f"ortprep/{model}", artifact_location=(tmp_path / "store").as_uri())
     part = make_part(model, tmp_path, {"m.onnx": b"small"})
     with pytest.raises(AccessDeniedError, match="artifacts are stored elsewhere"):
@@ -328,14 +298,7 @@ def test_an_experiment_that_leads_to_local_files_is_not_followed(
 
 
 @pytest.mark.attack
-def test_a_server_that_sends_elsewhere_is_not_followed(
-    behind: MlflowBackend,
-    proxy: FaultProxy,
-    server: Server,
-    model: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_server_that_sends_elsewhere_is_not_followed(behind, proxy, server, model, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "hunter2")
     part = make_part(model, tmp_path, {"m.onnx": b"small"})
     upload(behind, part, tmp_path)
@@ -363,15 +326,7 @@ def test_a_server_that_sends_elsewhere_is_not_followed(
     ],
 )
 @pytest.mark.parametrize("path", ["/api/2.0/mlflow-artifacts/", "/api/2.0/mlflow/"])
-def test_every_status_has_its_error(
-    behind: MlflowBackend,
-    proxy: FaultProxy,
-    model: str,
-    tmp_path: Path,
-    path: str,
-    status: int,
-    kind: type[RegistryError],
-) -> None:
+def test_every_status_has_its_error(behind, proxy, model, tmp_path, path, status, kind):
     part = make_part(model, tmp_path, {"m.onnx": b"small"})
     upload(behind, part, tmp_path)
     proxy.faults.append(Fault("status", path=path, status=status, times=99))
@@ -382,9 +337,7 @@ def test_every_status_has_its_error(
     assert type(caught.value) is kind
 
 
-def test_a_store_that_says_500_of_what_is_missing_is_understood(
-    behind: MlflowBackend, proxy: FaultProxy, model: str, tmp_path: Path
-) -> None:
+def test_a_store_that_says_500_of_what_is_missing_is_understood(behind, proxy, model, tmp_path):
     part = make_part(model, tmp_path, {"m.onnx": b"small"})
     upload(behind, part, tmp_path)
     other = builders.make_part(model, {"n.onnx": b"small"})
@@ -396,9 +349,7 @@ def test_a_store_that_says_500_of_what_is_missing_is_understood(
         download(behind, part, "m.onnx")
 
 
-def test_a_listing_that_is_none_is_no_empty_one(
-    behind: MlflowBackend, proxy: FaultProxy, model: str, tmp_path: Path
-) -> None:
+def test_a_listing_that_is_none_is_no_empty_one(behind, proxy, model, tmp_path):
     part = make_part(model, tmp_path, {"m.onnx": b"small"})
     upload(behind, part, tmp_path)
     for body in (b"<html>", b'{"files": [{}]}', b'{"files": 1}', b"[]"):
@@ -407,21 +358,14 @@ def test_a_listing_that_is_none_is_no_empty_one(
             missing(behind, part)
 
 
-def test_another_kind_of_server_is_told_apart(behind: MlflowBackend, proxy: FaultProxy) -> None:
+def test_another_kind_of_server_is_told_apart(behind, proxy):
     proxy.faults.append(Fault("replace", path="/api/", body=b"<html>login</html>", times=99))
     with pytest.raises(RegistryError, match="no MLflow server there"):
         behind.list_models()
 
 
 @pytest.mark.attack
-def test_credentials_are_sent_and_never_shown(
-    behind: MlflowBackend,
-    proxy: FaultProxy,
-    model: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_credentials_are_sent_and_never_shown(behind, proxy, model, tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "someone")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "hunter2")
     caplog.set_level(logging.DEBUG)
@@ -445,13 +389,13 @@ def test_credentials_are_sent_and_never_shown(
     "url",
     ["mlflow+https://someone:hunter2@host", "mlflow+http://", "mlflow+", "mlflow+http://h?token=hunter2"],
 )
-def test_a_bad_url_is_refused_without_repeating_it(url: str) -> None:
+def test_a_bad_url_is_refused_without_repeating_it(url):
     with pytest.raises(RegistryError) as caught:
         MlflowBackend(url)
     assert "hunter2" not in str(caught.value)
 
 
-def test_the_environment_names_the_server(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_names_the_server(server, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(RegistryError, match="MLFLOW_TRACKING_URI"):
         MlflowBackend("mlflow://")
@@ -462,9 +406,7 @@ def test_the_environment_names_the_server(server: Server, monkeypatch: pytest.Mo
 # What MLflow's users see
 
 
-def test_figures_are_metrics_of_the_parts_run(
-    backend: MlflowBackend, client: Any, model: str, tmp_path: Path
-) -> None:
+def test_figures_are_metrics_of_the_parts_run(backend, client, model, tmp_path):
     one = publish(backend, model, tmp_path)
     digest = one.parts[0].digest
     experiment = client.get_experiment_by_name(f"ortprep/{model}").experiment_id
@@ -484,9 +426,7 @@ def test_figures_are_metrics_of_the_parts_run(
     assert len(client.get_metric_history(run.info.run_id, f"{name}.default.init_ms")) == 1
 
 
-def test_a_manifest_that_cannot_be_read_costs_only_the_metrics(
-    backend: MlflowBackend, client: Any, model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_manifest_that_cannot_be_read_costs_only_the_metrics(backend, client, model, tmp_path, caplog):
     part = make_part(model, tmp_path, {"manifest.json": b"{}"})
     upload(backend, part, tmp_path)
     assert "no metrics" in caplog.text
@@ -494,9 +434,7 @@ def test_a_manifest_that_cannot_be_read_costs_only_the_metrics(
     assert client.search_runs([experiment])[0].info.status == "FINISHED"
 
 
-def test_versions_labels_and_aliases_are_the_registered_models_own(
-    backend: MlflowBackend, client: Any, model: str, tmp_path: Path
-) -> None:
+def test_versions_labels_and_aliases_are_the_registered_models_own(backend, client, model, tmp_path):
     old = publish(backend, model, tmp_path, "2026.1")
     new = publish(backend, model, tmp_path, "2026.2", created_at="2026-02-01T00:00:00Z")
     backend.put_ref(model, ALIAS, "production", old.data)
@@ -515,9 +453,7 @@ def test_versions_labels_and_aliases_are_the_registered_models_own(
     assert backend.list_refs(model, ALIAS) == {"production": new.digest}
 
 
-def test_mlflows_own_download_of_an_alias_is_the_bundle(
-    backend: MlflowBackend, server: Server, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mlflows_own_download_of_an_alias_is_the_bundle(backend, server, model, tmp_path, monkeypatch):
     import mlflow
 
     version = publish(backend, model, tmp_path / "a")
@@ -533,25 +469,21 @@ def test_mlflows_own_download_of_an_alias_is_the_bundle(
 
 
 @pytest.mark.parametrize("name", ["latest", "v1", "a.b"])
-def test_an_alias_that_mlflow_refuses_is_an_error(
-    backend: MlflowBackend, model: str, tmp_path: Path, name: str
-) -> None:
+def test_an_alias_that_mlflow_refuses_is_an_error(backend, model, tmp_path, name):
     one = publish(backend, model, tmp_path)
     with pytest.raises(RegistryError):
         backend.put_ref(model, ALIAS, name, one.data)
     assert backend.list_refs(model, ALIAS) == {}
 
 
-def test_publishers_of_one_version_at_once_leave_one(
-    server: Server, client: Any, model: str, tmp_path: Path
-) -> None:
+def test_publishers_of_one_version_at_once_leave_one(server, client, model, tmp_path):
     backends = [MlflowBackend(f"mlflow+{server.url}") for _ in range(3)]
     part = make_part(model, tmp_path, {"m.onnx": b"small"})
     upload(backends[0], part, tmp_path)
     version, barrier = make_version(part), Barrier(3)
     failures: list[RegistryError] = []
 
-    def add(backend: MlflowBackend) -> None:
+    def add(backend):
         barrier.wait()
         try:
             backend.put_ref(model, VERSION, name_of(version), version.data)
@@ -567,9 +499,7 @@ def test_publishers_of_one_version_at_once_leave_one(
     assert len(client.search_model_versions(f"name='{model}'")) == 1
 
 
-def test_versions_that_somebody_else_registered_are_left_alone(
-    backend: MlflowBackend, client: Any, model: str, tmp_path: Path
-) -> None:
+def test_versions_that_somebody_else_registered_are_left_alone(backend, client, model, tmp_path):
     old = publish(backend, model, tmp_path)
     foreign = client.create_model_version(model, "s3://bucket/somewhere", await_creation_for=0)
     client.set_registered_model_alias(model, "theirs", foreign.version)
@@ -580,9 +510,7 @@ def test_versions_that_somebody_else_registered_are_left_alone(
     assert [version.version for version in left] == [foreign.version]
 
 
-def test_an_experiment_that_was_deleted_says_how_to_get_it_back(
-    backend: MlflowBackend, client: Any, model: str, tmp_path: Path
-) -> None:
+def test_an_experiment_that_was_deleted_says_how_to_get_it_back(backend, client, model, tmp_path):
     part = make_part(model, tmp_path, {"m.onnx": b"small"})
     upload(backend, part, tmp_path)
     experiment = client.get_experiment_by_name(f"ortprep/{model}").experiment_id

@@ -9,8 +9,6 @@ import logging
 import os
 import time
 import traceback
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import requests
@@ -41,30 +39,30 @@ from ortprep.registry.backends.oci import OciBackend
 from ortprep.registry.backends.oci_client import OciClient, read_credentials
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue
-from ortprep.registry.documents import INDEX, MANIFEST, Part, Version, parse_version
+from ortprep.registry.documents import INDEX, MANIFEST, parse_version
 from ortprep.registry.garbage_collection import RetentionPolicy, collect
 from ortprep.registry.references import open_registry
 from tests.registry.builders import make_part, make_version, name_of
-from tests.registry.fault_proxy import Fault, FaultProxy, fault_proxy
-from tests.registry.servers import PASSWORD, USER, Server, oci_server
+from tests.registry.fault_proxy import Fault, fault_proxy
+from tests.registry.servers import PASSWORD, USER, oci_server
 
 MODEL = "tiny"
 BIG = bytes(range(256)) * 5000
 
 
 @pytest.fixture(scope="module")
-def server(oci: Server) -> Server:
+def server(oci):
     return oci
 
 
 @pytest.fixture(scope="module")
-def shared_proxy(server: Server) -> Iterator[FaultProxy]:
+def shared_proxy(server):
     with fault_proxy(server.url) as proxy:
         yield proxy
 
 
 @pytest.fixture
-def proxy(shared_proxy: FaultProxy) -> FaultProxy:
+def proxy(shared_proxy):
     shared_proxy.clear()
     return shared_proxy
 
@@ -73,26 +71,26 @@ _counts = iter(range(1000))
 
 
 @pytest.fixture
-def backend(proxy: FaultProxy) -> Iterator[OciBackend]:
+def backend(proxy):
     one = OciBackend(oci_url(proxy.url), timeout_s=(120, 120))
     yield one
     one.close()
 
 
-def oci_url(url: str) -> str:
+def oci_url(url):
     """Returns a prefix that no other test uses."""
     return f"oci+{url}/team-{next(_counts)}/models"
 
 
-def repository(backend: OciBackend) -> str:
+def repository(backend):
     return backend.url.partition("://")[2].partition("/")[2] + f"/{MODEL}"
 
 
-def api(backend: OciBackend, path: str) -> str:
+def api(backend, path):
     return f"http://{backend.url.partition('://')[2].partition('/')[0]}/v2/{repository(backend)}/{path}"
 
 
-def entry_of(path: str, data: bytes) -> FileEntry:
+def entry_of(path, data):
     return FileEntry(path, len(data), digest_bytes(data))
 
 
@@ -106,33 +104,33 @@ FILES = {
 }
 
 
-def part_of(files: dict[str, bytes], created_at: str = "2026-01-02T03:04:05Z") -> Part:
+def part_of(files, created_at="2026-01-02T03:04:05Z"):
     return make_part(MODEL, files, created_at=created_at)
 
 
-def list_versions(backend: OciBackend, model: str = MODEL) -> set[str]:
+def list_versions(backend, model=MODEL):
     return set(backend.list_refs(model, VERSION).values())
 
 
-def aliases(backend: OciBackend) -> dict[str, str]:
+def aliases(backend):
     """The tags that are no labels."""
     return {name: digest for name, digest in backend.list_refs(MODEL, ALIAS).items() if name[0].isalpha()}
 
 
-def read_part(backend: OciBackend, digest: str, model: str = MODEL) -> bytes:
+def read_part(backend, digest, model=MODEL):
     with backend.get_blob(Blob(model, digest, PART, ref_name(digest))) as opened:
         return b"".join(bytes(block) for block in opened.blocks)
 
 
-def missing(backend: OciBackend, part: Part) -> list[str]:
+def missing(backend, part):
     return [entry.sha256 for entry in part.files if not backend.has_blob(file_blob(part, entry))]
 
 
-def delete(backend: OciBackend, version: Version) -> None:
+def delete(backend, version):
     backend.delete_ref(MODEL, VERSION, name_of(version))
 
 
-def upload(backend: OciBackend, tmp_path: Path, data: bytes, path: str = "gpu/big.bin") -> list[int]:
+def upload(backend, tmp_path, data, path="gpu/big.bin"):
     source = tmp_path / "source"
     source.write_bytes(data)
     reports: list[int] = []
@@ -141,15 +139,13 @@ def upload(backend: OciBackend, tmp_path: Path, data: bytes, path: str = "gpu/bi
     return reports
 
 
-def download(backend: OciBackend, data: bytes, offset: int = 0, path: str = "gpu/big.bin") -> bytes:
+def download(backend, data, offset=0, path="gpu/big.bin"):
     part = part_of({path: data})
     with backend.get_blob(file_blob(part, part.files[0]), offset) as opened:
         return b"".join(bytes(block) for block in opened.blocks)[offset - opened.start :]
 
 
-def publish(
-    backend: OciBackend, tmp_path: Path, label: str | None = "1.0", created_at: str = "2026-01-02T03:04:05Z"
-) -> Version:
+def publish(backend, tmp_path, label="1.0", created_at="2026-01-02T03:04:05Z"):
     """Publishes the files under a label."""
     part, source = part_of(FILES, created_at), tmp_path / "source"
     for path, data in FILES.items():
@@ -164,7 +160,7 @@ def publish(
 # Documents
 
 
-def test_a_deleted_version_leaves_no_tag(backend: OciBackend, tmp_path: Path) -> None:
+def test_a_deleted_version_leaves_no_tag(backend, tmp_path):
     version = publish(backend, tmp_path)
     backend.put_ref(MODEL, ALIAS, "prod", version.data)
     other = publish(backend, tmp_path, "2.0", "2026-05-05T00:00:00Z")
@@ -177,7 +173,7 @@ def test_a_deleted_version_leaves_no_tag(backend: OciBackend, tmp_path: Path) ->
 
 
 @pytest.mark.attack
-def test_a_tag_cannot_have_a_live_version_or_part_removed(backend: OciBackend, tmp_path: Path) -> None:
+def test_a_tag_cannot_have_a_live_version_or_part_removed(backend, tmp_path):
     """As somebody who may push but not delete would try."""
     live, catalogue = publish(backend, tmp_path, "2.0", "2026-05-05T00:00:00Z"), Catalogue(backend, Cache())
     gone, (part,) = publish(backend, tmp_path), live.parts
@@ -210,7 +206,7 @@ def test_a_tag_cannot_have_a_live_version_or_part_removed(backend: OciBackend, t
     }
 
 
-def test_pages_of_tags_are_followed(backend: OciBackend, proxy: FaultProxy, tmp_path: Path) -> None:
+def test_pages_of_tags_are_followed(backend, proxy, tmp_path):
     version = publish(backend, tmp_path)
     page = json.dumps({"tags": ["_v.unknown", "_x", "1.0"]}).encode()
     following = f'</v2/{repository(backend)}/tags/list?n=1&last=x>; rel="next"'
@@ -220,7 +216,7 @@ def test_pages_of_tags_are_followed(backend: OciBackend, proxy: FaultProxy, tmp_
 
 
 @pytest.mark.attack
-def test_pages_that_never_end_and_pages_elsewhere_are_refused(backend: OciBackend, proxy: FaultProxy) -> None:
+def test_pages_that_never_end_and_pages_elsewhere_are_refused(backend, proxy):
     for following in (f"</v2/{repository(backend)}/tags/list?n=1>", "<http://192.0.2.1/v2/x>"):
         headers = {"Link": f'{following}; rel="next"'}
         proxy.faults[:] = [
@@ -230,7 +226,7 @@ def test_pages_that_never_end_and_pages_elsewhere_are_refused(backend: OciBacken
             list_versions(backend)
 
 
-def test_a_registry_without_catalogue_says_so(backend: OciBackend, proxy: FaultProxy) -> None:
+def test_a_registry_without_catalogue_says_so(backend, proxy):
     for status in (404, 403, 405):
         proxy.faults[:] = [Fault("status", path="_catalog", status=status)]
         with pytest.raises(RegistryError, match="does not list its models"):
@@ -238,7 +234,7 @@ def test_a_registry_without_catalogue_says_so(backend: OciBackend, proxy: FaultP
 
 
 @pytest.mark.parametrize("model", ["Upper", "a/b", "a..b", "-a", "x" * 250, "ä"])
-def test_names_that_are_no_repositories_are_refused(backend: OciBackend, model: str) -> None:
+def test_names_that_are_no_repositories_are_refused(backend, model):
     with pytest.raises(RegistryError, match="not a name for an OCI registry"):
         list_versions(backend, model)
 
@@ -247,13 +243,13 @@ def test_names_that_are_no_repositories_are_refused(backend: OciBackend, model: 
     "url",
     ["oci://", "oci://host name/x", "oci://host/Upper", "oci://host/a?b=c", "s3://host/x", "oci://h:x/y"],
 )
-def test_other_urls_are_refused(url: str) -> None:
+def test_other_urls_are_refused(url):
     with pytest.raises(RegistryError):
         OciBackend(url)
 
 
 @pytest.mark.attack
-def test_credentials_in_the_url_are_refused_and_not_repeated() -> None:
+def test_credentials_in_the_url_are_refused_and_not_repeated():
     for password in ("hunter2", "hunter2/x", "x@hunter2", "hunter2?x"):
         url = f"oci://user:{password}@registry.example/models"
         for refuse in (open_registry, OciBackend):
@@ -265,7 +261,7 @@ def test_credentials_in_the_url_are_refused_and_not_repeated() -> None:
 # Files
 
 
-def test_files_come_back_as_they_were_uploaded(backend: OciBackend, tmp_path: Path) -> None:
+def test_files_come_back_as_they_were_uploaded(backend, tmp_path):
     for data in (b"", b"x", b"small" * 1000, BIG, BIG[: 2**19]):
         assert sum(upload(backend, tmp_path, data)) == len(data)
         assert download(backend, data) == data
@@ -273,7 +269,7 @@ def test_files_come_back_as_they_were_uploaded(backend: OciBackend, tmp_path: Pa
 
 
 @pytest.mark.parametrize("data", [b"small", BIG])
-def test_a_file_with_other_bytes_is_not_kept(backend: OciBackend, tmp_path: Path, data: bytes) -> None:
+def test_a_file_with_other_bytes_is_not_kept(backend, tmp_path, data):
     source = tmp_path / "source"
     for wrong in (data[:-1], data + b"x", data[:-1] + b"#"):
         source.write_bytes(wrong)
@@ -284,7 +280,7 @@ def test_a_file_with_other_bytes_is_not_kept(backend: OciBackend, tmp_path: Path
     assert requests.head(api(backend, f"blobs/{digest_bytes(data + b'x')}"), timeout=300).status_code == 404
 
 
-def test_a_cut_upload_begins_again(backend: OciBackend, proxy: FaultProxy, tmp_path: Path) -> None:
+def test_a_cut_upload_begins_again(backend, proxy, tmp_path):
     proxy.faults += [
         Fault("cut_request", method="PUT", at_bytes=1000),
         Fault("cut_request", method="PUT", at_bytes=300_000, forward=False),
@@ -296,7 +292,7 @@ def test_a_cut_upload_begins_again(backend: OciBackend, proxy: FaultProxy, tmp_p
     assert download(backend, BIG) == BIG
 
 
-def test_an_upload_that_is_always_lost_fails(backend: OciBackend, proxy: FaultProxy, tmp_path: Path) -> None:
+def test_an_upload_that_is_always_lost_fails(backend, proxy, tmp_path):
     proxy.faults.append(Fault("cut_request", method="PUT", at_bytes=1000, times=1000))
     with pytest.raises(RegistryUnavailableError):
         upload(backend, tmp_path, BIG)
@@ -304,16 +300,14 @@ def test_an_upload_that_is_always_lost_fails(backend: OciBackend, proxy: FaultPr
     assert missing(backend, part) == [one.sha256 for one in part.files]
 
 
-def test_bytes_changed_on_their_way_up_are_not_kept(
-    backend: OciBackend, proxy: FaultProxy, tmp_path: Path
-) -> None:
+def test_bytes_changed_on_their_way_up_are_not_kept(backend, proxy, tmp_path):
     data = b"one" * 100
     proxy.faults.append(Fault("status", method="PUT", path="uploads/", status=400))
     assert sum(upload(backend, tmp_path, data)) == len(data)
     assert download(backend, data) == data
 
 
-def test_a_cut_download_can_go_on(backend: OciBackend, proxy: FaultProxy, tmp_path: Path) -> None:
+def test_a_cut_download_can_go_on(backend, proxy, tmp_path):
     upload(backend, tmp_path, BIG)
     proxy.clear()
     proxy.faults.append(Fault("cut_answer", path="blobs/", at_bytes=1_100_000))
@@ -327,9 +321,7 @@ def test_a_cut_download_can_go_on(backend: OciBackend, proxy: FaultProxy, tmp_pa
     assert proxy.sent_bytes < len(BIG) + 200_000
 
 
-def test_a_registry_that_knows_no_ranges_is_read_from_the_start(
-    backend: OciBackend, proxy: FaultProxy, tmp_path: Path
-) -> None:
+def test_a_registry_that_knows_no_ranges_is_read_from_the_start(backend, proxy, tmp_path):
     upload(backend, tmp_path, BIG)
     proxy.faults.append(Fault("replace", path="blobs/", status=200, body=BIG))
     assert download(backend, BIG, 70_000) == BIG[70_000:]
@@ -339,9 +331,7 @@ def test_a_registry_that_knows_no_ranges_is_read_from_the_start(
 
 
 @pytest.mark.attack
-def test_redirects_are_followed_without_credentials(
-    backend: OciBackend, proxy: FaultProxy, server: Server, tmp_path: Path
-) -> None:
+def test_redirects_are_followed_without_credentials(backend, proxy, server, tmp_path):
     data = b"kept elsewhere"
     upload(backend, tmp_path, data)
     with fault_proxy(server.url) as elsewhere, oci_login(tmp_path, proxy.url):
@@ -373,9 +363,7 @@ def test_redirects_are_followed_without_credentials(
         (503, RegistryUnavailableError),
     ],
 )
-def test_refusals_are_told_apart(
-    backend: OciBackend, proxy: FaultProxy, status: int, kind: type[RegistryError]
-) -> None:
+def test_refusals_are_told_apart(backend, proxy, status, kind):
     body = b'{"errors":[{"code":"SOME_CODE","message":"with secrets in it"}]}'
     proxy.faults.append(Fault("status", path="manifests", status=status, times=9, body=body))
     with pytest.raises(kind, match="SOME_CODE") as caught:
@@ -386,9 +374,7 @@ def test_refusals_are_told_apart(
     assert ("docker login" in str(caught.value)) == (kind is AccessDeniedError)
 
 
-def test_an_overloaded_registry_is_asked_again_when_it_says(
-    backend: OciBackend, proxy: FaultProxy, tmp_path: Path
-) -> None:
+def test_an_overloaded_registry_is_asked_again_when_it_says(backend, proxy, tmp_path):
     version = publish(backend, tmp_path)
     proxy.faults.append(Fault("status", path="tags/list", status=429, headers={"Retry-After": "1"}))
     began = time.monotonic()
@@ -396,9 +382,7 @@ def test_an_overloaded_registry_is_asked_again_when_it_says(
     assert time.monotonic() - began >= 1
 
 
-def test_a_registry_that_reads_its_own_half_written_link_is_asked_again(
-    backend: OciBackend, proxy: FaultProxy, tmp_path: Path
-) -> None:
+def test_a_registry_that_reads_its_own_half_written_link_is_asked_again(backend, proxy, tmp_path):
     version = publish(backend, tmp_path)
     proxy.clear()
     spoilt = b'{"errors": [{"code": "DIGEST_INVALID", "message": "provided digest did not match"}]}'
@@ -408,7 +392,7 @@ def test_a_registry_that_reads_its_own_half_written_link_is_asked_again(
     assert proxy.count("PUT", "/manifests/") == 3
 
 
-def test_a_registry_that_does_not_answer_is_unavailable(proxy: FaultProxy) -> None:
+def test_a_registry_that_does_not_answer_is_unavailable(proxy):
     backend = OciBackend(oci_url(proxy.url), timeout_s=(10, 0.3))
     proxy.faults.append(Fault("slow", delay_s=60, times=4))
     with pytest.raises(RegistryUnavailableError, match="in time"):
@@ -416,7 +400,7 @@ def test_a_registry_that_does_not_answer_is_unavailable(proxy: FaultProxy) -> No
     backend.close()
 
 
-def test_a_registry_without_tls_is_not_spoken_to_in_plain(proxy: FaultProxy) -> None:
+def test_a_registry_without_tls_is_not_spoken_to_in_plain(proxy):
     backend = OciBackend(oci_url(proxy.url).replace("oci+http", "oci"), timeout_s=(10, 2))
     with pytest.raises(RegistryError):
         list_versions(backend)
@@ -424,7 +408,7 @@ def test_a_registry_without_tls_is_not_spoken_to_in_plain(proxy: FaultProxy) -> 
     backend.close()
 
 
-def test_an_endless_manifest_is_given_up(backend: OciBackend, proxy: FaultProxy, tmp_path: Path) -> None:
+def test_an_endless_manifest_is_given_up(backend, proxy, tmp_path):
     part = part_of(FILES)
     publish(backend, tmp_path)
     for path, read in (
@@ -441,7 +425,7 @@ def test_an_endless_manifest_is_given_up(backend: OciBackend, proxy: FaultProxy,
 @pytest.mark.parametrize(
     "body", [b"<html>", b"[]", b'{"tags": 1}', b'{"tags": [1]}', b"\xff", b"[" * 100_000]
 )
-def test_an_answer_that_is_no_list_is_an_error(backend: OciBackend, proxy: FaultProxy, body: bytes) -> None:
+def test_an_answer_that_is_no_list_is_an_error(backend, proxy, body):
     proxy.faults.append(Fault("replace", path="tags/list", status=200, body=body))
     with pytest.raises(RegistryError):
         list_versions(backend)
@@ -450,7 +434,7 @@ def test_an_answer_that_is_no_list_is_an_error(backend: OciBackend, proxy: Fault
 # What other tools see
 
 
-def test_an_index_stands_under_its_label_and_aliases(backend: OciBackend, tmp_path: Path) -> None:
+def test_an_index_stands_under_its_label_and_aliases(backend, tmp_path):
     version, part = publish(backend, tmp_path), part_of(FILES)
     backend.put_ref(MODEL, ALIAS, "prod", version.data)
     for name in ("1.0", "prod", version.digest):
@@ -473,7 +457,7 @@ def test_an_index_stands_under_its_label_and_aliases(backend: OciBackend, tmp_pa
         assert blob == FILES[layer["annotations"]["org.opencontainers.image.title"]]
 
 
-def test_oras_pulls_a_part_byte_for_byte(backend: OciBackend, tmp_path: Path) -> None:
+def test_oras_pulls_a_part_byte_for_byte(backend, tmp_path):
     import oras.client
 
     publish(backend, tmp_path)
@@ -485,7 +469,7 @@ def test_oras_pulls_a_part_byte_for_byte(backend: OciBackend, tmp_path: Path) ->
     assert pulled == FILES
 
 
-def copy_version(backend: OciBackend, source: str, name: str, target: str) -> None:
+def copy_version(backend, source, name, target):
     """Copies what a tag or digest names as crane and skopeo do: by the API, knowing nothing of us."""
     accept = {"Accept": f"{INDEX}, {MANIFEST}"}
     old, new = (api(backend, "").replace(repository(backend), one) for one in (source, target))
@@ -502,7 +486,7 @@ def copy_version(backend: OciBackend, source: str, name: str, target: str) -> No
     ).raise_for_status()
 
 
-def test_a_version_that_was_copied_by_the_api_is_the_same(backend: OciBackend, tmp_path: Path) -> None:
+def test_a_version_that_was_copied_by_the_api_is_the_same(backend, tmp_path):
     version = publish(backend, tmp_path)
     source, target = repository(backend), repository(backend).replace(MODEL, "copied")
     copy_version(backend, source, "1.0", target)
@@ -512,7 +496,7 @@ def test_a_version_that_was_copied_by_the_api_is_the_same(backend: OciBackend, t
     assert list_versions(backend, "copied") == {version.digest}
 
 
-def test_a_tag_that_another_tool_moved_is_where_it_is(backend: OciBackend, tmp_path: Path) -> None:
+def test_a_tag_that_another_tool_moved_is_where_it_is(backend, tmp_path):
     first = publish(backend, tmp_path)
     second = publish(backend, tmp_path, "2.0", "2026-02-02T03:04:05Z")
     backend.put_ref(MODEL, ALIAS, "prod", first.data)
@@ -529,18 +513,18 @@ def test_a_tag_that_another_tool_moved_is_where_it_is(backend: OciBackend, tmp_p
 class oci_login:  # noqa: N801
     """Makes a Docker configuration hold credentials for a registry, as `docker login` does."""
 
-    def __init__(self, folder: Path, url: str, password: str = PASSWORD) -> None:
+    def __init__(self, folder, url, password=PASSWORD):
         self._folder = folder / "docker"
         auth = base64.b64encode(f"{USER}:{password}".encode()).decode()
         self._config = {"auths": {url.partition("://")[2]: {"auth": auth}}}
         self._before = os.environ.get("DOCKER_CONFIG")
 
-    def __enter__(self) -> None:
+    def __enter__(self):
         self._folder.mkdir(exist_ok=True)
         (self._folder / "config.json").write_text(json.dumps(self._config))
         os.environ["DOCKER_CONFIG"] = str(self._folder)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         if self._before is None:
             del os.environ["DOCKER_CONFIG"]
         else:
@@ -548,7 +532,7 @@ class oci_login:  # noqa: N801
 
 
 @pytest.fixture(scope="module")
-def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultProxy]:
+def locked(tmp_path_factory):
     with (
         oci_server(tmp_path_factory.mktemp("locked"), auth=True) as running,
         fault_proxy(running.url) as proxy,
@@ -556,19 +540,17 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultProxy]:
         yield proxy
 
 
-def secrets_of(password: str) -> list[str]:
+def secrets_of(password):
     return [password, base64.b64encode(f"{USER}:{password}".encode()).decode()]
 
 
-def test_credentials_may_be_kept_by_a_url_as_pull_secrets_of_kubernetes_are(tmp_path: Path) -> None:
+def test_credentials_may_be_kept_by_a_url_as_pull_secrets_of_kubernetes_are(tmp_path):
     with oci_login(tmp_path, "docker://https://ghcr.io/v2/"):
         assert read_credentials("ghcr.io") == secrets_of(PASSWORD)[1]
         assert read_credentials("other.example") == ""
 
 
-def test_a_registry_that_wants_credentials_gets_those_of_docker_login(
-    locked: FaultProxy, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_registry_that_wants_credentials_gets_those_of_docker_login(locked, tmp_path, caplog):
     caplog.set_level(logging.DEBUG)
     with oci_login(tmp_path, locked.url):
         backend = OciBackend(oci_url(locked.url))
@@ -583,9 +565,7 @@ def test_a_registry_that_wants_credentials_gets_those_of_docker_login(
 
 
 @pytest.mark.parametrize("config", ["helper", "store"])
-def test_credentials_are_found_wherever_docker_keeps_them(
-    locked: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str
-) -> None:
+def test_credentials_are_found_wherever_docker_keeps_them(locked, tmp_path, monkeypatch, config):
     host = locked.url.partition("://")[2]
     helper = tmp_path / "docker-credential-tests"
     answer = json.dumps({"ServerURL": host, "Username": USER, "Secret": PASSWORD})
@@ -608,9 +588,7 @@ def test_credentials_are_found_wherever_docker_keeps_them(
 
 @pytest.mark.attack
 @pytest.mark.parametrize("password", ["", "wrong-but-secret"])
-def test_wrong_credentials_are_named_nowhere(
-    locked: FaultProxy, tmp_path: Path, caplog: pytest.LogCaptureFixture, password: str
-) -> None:
+def test_wrong_credentials_are_named_nowhere(locked, tmp_path, caplog, password):
     caplog.set_level(logging.DEBUG)
     url = locked.url if password else "http://another.example"
     with oci_login(tmp_path, url, password):
@@ -622,7 +600,7 @@ def test_wrong_credentials_are_named_nowhere(
     assert not any(secret in shown for secret in secrets_of(password) if password)
 
 
-def test_the_first_request_in_vain_is_the_last(locked: FaultProxy, tmp_path: Path) -> None:
+def test_the_first_request_in_vain_is_the_last(locked, tmp_path):
     with oci_login(tmp_path, locked.url):
         backend = OciBackend(oci_url(locked.url))
         list_versions(backend)
@@ -632,9 +610,7 @@ def test_the_first_request_in_vain_is_the_last(locked: FaultProxy, tmp_path: Pat
     assert len(locked.requests) == 1
 
 
-def test_a_token_is_asked_for_and_renewed_when_it_expires(
-    backend: OciBackend, proxy: FaultProxy, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_token_is_asked_for_and_renewed_when_it_expires(backend, proxy, tmp_path, caplog):
     caplog.set_level(logging.DEBUG)
     realm = f'Bearer realm="{proxy.url}/token",service="tests",scope="repository:x:pull"'
     refusals = [
@@ -675,9 +651,7 @@ def test_a_token_is_asked_for_and_renewed_when_it_expires(
         (Fault("status", path="^/token", status=200, body=bytes(2**21)), RegistryError),
     ],
 )
-def test_a_token_server_that_fails_is_an_error(
-    backend: OciBackend, proxy: FaultProxy, tmp_path: Path, fault: Fault, kind: type[RegistryError]
-) -> None:
+def test_a_token_server_that_fails_is_an_error(backend, proxy, tmp_path, fault, kind):
     realm = f'Bearer realm="{proxy.url}/token",service="tests"'
     proxy.faults += [
         Fault("status", path="tags/list", status=401, headers={"WWW-Authenticate": realm}, times=9),
@@ -689,7 +663,7 @@ def test_a_token_server_that_fails_is_an_error(
 
 
 @pytest.mark.attack
-def test_a_token_server_without_tls_gets_no_credentials(tmp_path: Path, proxy: FaultProxy) -> None:
+def test_a_token_server_without_tls_gets_no_credentials(tmp_path, proxy):
     client = OciClient("registry.example", secure=True, timeout_s=(1, 1))
     url = f"{client.base}team/tags/list"
     challenge = f'Bearer realm="{proxy.url}/token",service="tests"'
@@ -701,7 +675,7 @@ def test_a_token_server_without_tls_gets_no_credentials(tmp_path: Path, proxy: F
     client.close()
 
 
-def ask_for_token(host: str, realm: str, folder: Path, *, login: str, token: object = "one") -> list[object]:
+def ask_for_token(host, realm, folder, *, login, token="one"):
     """Asks a registry that sends for a token to `realm`; returns the credentials that `realm` got."""
     client = OciClient(host, secure=True, timeout_s=(1, 1))
     url = f"{client.base}team/tags/list"
@@ -720,7 +694,7 @@ def ask_for_token(host: str, realm: str, folder: Path, *, login: str, token: obj
 
 @pytest.mark.attack
 @pytest.mark.parametrize("token", ["\u20ac", "a b", "a\r\nX-Own: 1", 7, ["a"]])
-def test_a_token_that_no_header_carries_is_none(tmp_path: Path, token: object) -> None:
+def test_a_token_that_no_header_carries_is_none(tmp_path, token):
     with pytest.raises(AccessDeniedError):
         ask_for_token("host.test", "https://host.test/token", tmp_path, login="host.test", token=token)
 
@@ -739,7 +713,7 @@ def test_a_token_that_no_header_carries_is_none(tmp_path: Path, token: object) -
         ("localhost", "https://evil.localhost/token"),
     ],
 )
-def test_a_token_server_elsewhere_gets_no_credentials(tmp_path: Path, host: str, realm: str) -> None:
+def test_a_token_server_elsewhere_gets_no_credentials(tmp_path, host, realm):
     with pytest.raises(AccessDeniedError, match="expected a token server that may have its credentials"):
         ask_for_token(host, realm, tmp_path, login=host)
 
@@ -753,20 +727,18 @@ def test_a_token_server_elsewhere_gets_no_credentials(tmp_path: Path, host: str,
         ("quay.io", "https://quay.io/v2/auth"),
     ],
 )
-def test_a_token_server_of_the_same_domain_gets_the_credentials(
-    tmp_path: Path, host: str, realm: str
-) -> None:
+def test_a_token_server_of_the_same_domain_gets_the_credentials(tmp_path, host, realm):
     assert ask_for_token(host, realm, tmp_path, login=host) == ["Basic " + secrets_of(PASSWORD)[1]]
 
 
-def test_a_token_server_elsewhere_is_asked_without_credentials_where_there_are_none(tmp_path: Path) -> None:
+def test_a_token_server_elsewhere_is_asked_without_credentials_where_there_are_none(tmp_path):
     """Anonymous pulls from public registries work so."""
     realm = "https://auth.test/token"
     assert ask_for_token("registry.example.org", realm, tmp_path, login="other.example.org") == [None]
 
 
 @pytest.mark.attack
-def test_uploads_elsewhere_get_no_credentials(locked: FaultProxy, server: Server, tmp_path: Path) -> None:
+def test_uploads_elsewhere_get_no_credentials(locked, server, tmp_path):
     with fault_proxy(server.url) as elsewhere, oci_login(tmp_path, locked.url):
         backend = OciBackend(oci_url(locked.url))
         begun = requests.post(

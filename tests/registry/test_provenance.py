@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +22,7 @@ from tests.registry.builders import BARE, HERE, Build, Made, write_bundle, write
 
 
 @pytest.fixture
-def pulled(tmp_path: Path) -> Path:
+def pulled(tmp_path):
     """A bundle that was published with a signature and pulled."""
     private, public = write_keys(tmp_path / "keys")
     bundle = write_bundle(tmp_path / "bundle", Build((Made("cpu", HERE), Made("portable"))))
@@ -34,7 +33,7 @@ def pulled(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def test_the_statement_is_slsa_provenance_of_every_file(pulled: Path) -> None:
+def test_the_statement_is_slsa_provenance_of_every_file(pulled):
     from google.protobuf.json_format import Parse  # type: ignore[import-untyped]
     from in_toto_attestation.v1.statement import Statement
     from in_toto_attestation.v1.statement_pb2 import Statement as Message
@@ -50,7 +49,7 @@ def test_the_statement_is_slsa_provenance_of_every_file(pulled: Path) -> None:
     }
 
 
-def test_the_provenance_is_of_the_published_form(pulled: Path) -> None:
+def test_the_provenance_is_of_the_published_form(pulled):
     """The fields that SLSA 1.0 requires, by its protobuf definition."""
     from google.protobuf.json_format import ParseDict
     from in_toto_attestation.predicates.provenance.v1.provenance_pb2 import Provenance as Message
@@ -66,13 +65,13 @@ def test_the_provenance_is_of_the_published_form(pulled: Path) -> None:
     assert predicate["buildDefinition"]["internalParameters"]["environment"] == {"onnxruntime": "1.31.1"}
 
 
-def test_the_same_bundle_has_the_same_documents(tmp_path: Path) -> None:
+def test_the_same_bundle_has_the_same_documents(tmp_path):
     bundle = write_bundle(tmp_path / "bundle")
     assert read_part_bundle(bundle).provenance == read_part_bundle(bundle).provenance
 
 
 @pytest.mark.attack
-def test_a_statement_with_names_of_mixed_types_is_of_something_else(pulled: Path) -> None:
+def test_a_statement_with_names_of_mixed_types_is_of_something_else(pulled):
     part = parse_part((pulled / PART_FILE).read_bytes())
     statement = json.loads((pulled / PROVENANCE).read_bytes())
     statement["subject"] += [{"name": name, "digest": {"sha256": "0"}} for name in (7, None, "x")]
@@ -82,7 +81,7 @@ def test_a_statement_with_names_of_mixed_types_is_of_something_else(pulled: Path
         check_provenance(pulled, part)
 
 
-def test_one_changed_byte_of_the_statement_is_noticed(pulled: Path, tmp_path: Path) -> None:
+def test_one_changed_byte_of_the_statement_is_noticed(pulled, tmp_path):
     data = (pulled / PROVENANCE).read_bytes()
     (pulled / PROVENANCE).unlink()
     (pulled / PROVENANCE).write_bytes(data.replace(b"net", b"nit", 1))

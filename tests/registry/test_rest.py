@@ -7,18 +7,15 @@ import gzip
 import json
 import threading
 import tracemalloc
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
-import requests
 
 from ortprep.errors import PipelineError, RegistryError, RegistryUnavailableError
 from ortprep.registry.backends import rest
 from ortprep.registry.backends.oci_client import OciClient
 from ortprep.stages.fetch.sources import WebFile, fetch_file
-from tests.fakes import FileServer, Handler, send_status, serve, trickling_server
+from tests.fakes import send_status, serve, trickling_server
 
 pytestmark = pytest.mark.attack
 
@@ -27,11 +24,11 @@ FIXED = HEAD + b"Content-Length: 9999999\r\n\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n1;"
 
 
-def end_of(call: Callable[[], object]) -> BaseException | None:
+def end_of(call):
     """What a call raises within half a minute, None if nothing."""
     raised: list[BaseException] = []
 
-    def run() -> None:
+    def run():
         try:
             call()
         except RegistryUnavailableError as error:
@@ -43,19 +40,17 @@ def end_of(call: Callable[[], object]) -> BaseException | None:
     return raised[0] if raised else None
 
 
-def ask(url: str) -> requests.Response:
+def ask(url):
     host = url.split("/")[2]
     client = OciClient(host, secure=False, timeout_s=(10, 60))
     return client.open("GET", client.base, "ask", expected=(200, 503))
 
 
 @pytest.mark.parametrize("before", [HEAD + b"A: ", FIXED, CHUNKED])
-def test_a_document_that_comes_a_byte_at_a_time_is_given_up(
-    monkeypatch: pytest.MonkeyPatch, before: bytes
-) -> None:
+def test_a_document_that_comes_a_byte_at_a_time_is_given_up(monkeypatch, before):
     monkeypatch.setattr(rest, "ANSWER_TIMEOUT_S", 0.3)
 
-    def read() -> None:
+    def read():
         with ask(url) as response:
             rest.read_body(response, "ask", 10**8)
 
@@ -66,12 +61,10 @@ def test_a_document_that_comes_a_byte_at_a_time_is_given_up(
 
 
 @pytest.mark.parametrize("before", [FIXED, CHUNKED])
-def test_a_file_that_comes_a_byte_at_a_time_is_given_up(
-    monkeypatch: pytest.MonkeyPatch, before: bytes
-) -> None:
+def test_a_file_that_comes_a_byte_at_a_time_is_given_up(monkeypatch, before):
     monkeypatch.setattr(rest, "BLOCK_TIMEOUT_S", 0.3)
 
-    def read() -> None:
+    def read():
         with rest.open_file(lambda _: ask(url), "ask", 0) as opened:
             list(opened.blocks)
 
@@ -99,9 +92,7 @@ LOCATIONS = [
 
 @pytest.mark.parametrize("location", LOCATIONS)
 @pytest.mark.parametrize("header", ["Location", "WWW-Authenticate"])
-def test_an_address_that_two_parsers_read_as_two_hosts_is_refused(
-    location: str, header: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_address_that_two_parsers_read_as_two_hosts_is_refused(location, header, tmp_path, monkeypatch):
     with serve() as own, serve() as evil:
         hosts = {"own": own.url[7:], "evil": evil.url[7:]}
         login = {"auths": {hosts["own"]: {"auth": base64.b64encode(b"me:secret").decode()}}}
@@ -116,27 +107,27 @@ def test_an_address_that_two_parsers_read_as_two_hosts_is_refused(
         assert evil.requests == [], "with or without credentials"
 
 
-def ask_mlflow(url: str, folder: Path) -> None:
+def ask_mlflow(url, folder):
     from ortprep.registry.backends.mlflow_server import MlflowServer
 
     MlflowServer(f"mlflow+{url}").call("GET", "experiments/get-by-name")
 
 
-def ask_oci(url: str, folder: Path) -> None:
+def ask_oci(url, folder):
     ask(url).close()
 
 
-def ask_web(url: str, folder: Path) -> None:
+def ask_web(url, folder):
     fetch_file(WebFile(f"{url}/v2/"), folder / "got")
 
 
 @pytest.mark.parametrize("fetch", [ask_oci, ask_mlflow, ask_web])
-def test_the_body_of_a_redirect_is_not_unpacked(fetch: Callable[[str, Path], None], tmp_path: Path) -> None:
+def test_the_body_of_a_redirect_is_not_unpacked(fetch, tmp_path):
     if fetch is ask_mlflow:  # before its import would be measured
         pytest.importorskip("ortprep.registry.backends.mlflow_server", reason="needs mlflow")
     bomb = gzip.compress(bytes(2**22)) * 64
 
-    def redirect(handler: Handler, server: FileServer, content: bytes) -> None:
+    def redirect(handler, server, content):
         handler.send_response(307)
         for name, value in {"Location": handler.path, "Content-Encoding": "gzip"}.items():
             handler.send_header(name, value)
@@ -160,7 +151,7 @@ def test_the_body_of_a_redirect_is_not_unpacked(fetch: Callable[[str, Path], Non
 @pytest.mark.parametrize(
     "wait", ["9" * 5000, "Fri, 31 Dec 99999 23:59:59 GMT", "Fri, 31 Dec 999999999999999999 23:59:59 GMT", "?"]
 )
-def test_a_time_to_wait_that_is_none_counts_as_none(wait: str) -> None:
+def test_a_time_to_wait_that_is_none_counts_as_none(wait):
     with serve() as server:
         server.files["/v2/"] = b""
         server.script = [send_status(503, **{"Retry-After": wait})]

@@ -7,7 +7,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,6 @@ from ortprep.errors import (
     SignatureError,
 )
 from ortprep.registry.backend import SIGNATURE, VERSION, Blob
-from ortprep.registry.catalogue import Catalogue
-from ortprep.registry.documents import Part
 from ortprep.registry.promotion import PromotionGate, promote
 from ortprep.registry.publish import publish
 from ortprep.registry.pull import PullRequest, pull
@@ -58,17 +55,17 @@ Keys = tuple[Path, Path]
 
 
 @pytest.fixture
-def kind() -> str:
+def kind():
     return "directory"
 
 
 @pytest.fixture
-def keys(tmp_path: Path) -> Keys:
+def keys(tmp_path):
     return write_keys(tmp_path / "keys")
 
 
 @pytest.fixture
-def signed(catalogue: Catalogue, tmp_path: Path, keys: Keys) -> Path:
+def signed(catalogue, tmp_path, keys):
     """A bundle of two variants, published, signed and pulled."""
     bundle = write_bundle(
         tmp_path / "bundle", made=(Made("cpu", ELSEWHERE, b"c"), Made("portable", weights=b"p"))
@@ -78,12 +75,12 @@ def signed(catalogue: Catalogue, tmp_path: Path, keys: Keys) -> Path:
     return tmp_path / "pulled"
 
 
-def pull_it(catalogue: Catalogue, out: Path, public_key: Path | None = None, *, model: str = "net") -> str:
+def pull_it(catalogue, out, public_key=None, *, model="net"):
     request = PullRequest(VersionRef(model, None), public_key=public_key)
     return pull(request, catalogue, out, hardware=BARE).version
 
 
-def part_of(catalogue: Catalogue) -> Part:
+def part_of(catalogue):
     (version,) = catalogue.read_state("net").versions.values()
     return catalogue.read_part("net", version.parts[0].digest)
 
@@ -91,14 +88,12 @@ def part_of(catalogue: Catalogue) -> Part:
 # A pulled bundle
 
 
-def test_a_pulled_bundle_can_be_verified_again_without_the_registry(signed: Path, keys: Keys) -> None:
+def test_a_pulled_bundle_can_be_verified_again_without_the_registry(signed, keys):
     assert verify_bundle(signed, keys[1]).reference == "net"
     assert locate(signed, require_signature=keys[1]) == signed
 
 
-def test_f21_one_changed_byte_of_a_signed_bundle_or_its_receipt_is_always_reported(
-    signed: Path, keys: Keys
-) -> None:
+def test_f21_one_changed_byte_of_a_signed_bundle_or_its_receipt_is_always_reported(signed, keys):
     paths = [path for path in sorted(signed.rglob("*")) if path.is_file()]
     assert len(paths) > 8
     for path in paths:
@@ -114,7 +109,7 @@ def test_f21_one_changed_byte_of_a_signed_bundle_or_its_receipt_is_always_report
 
 
 @pytest.mark.attack
-def test_a_file_that_was_added_or_removed_is_reported(signed: Path, keys: Keys) -> None:
+def test_a_file_that_was_added_or_removed_is_reported(signed, keys):
     (signed / "added.bin").write_bytes(b"x")
     with pytest.raises(IntegrityError, match=r"added\.bin: added"):
         verify_bundle(signed, keys[1])
@@ -132,7 +127,7 @@ def test_a_file_that_was_added_or_removed_is_reported(signed: Path, keys: Keys) 
         verify_bundle(signed, keys[1])
 
 
-def test_a_bundle_that_someone_else_wrote_anew_is_refused(signed: Path, keys: Keys, tmp_path: Path) -> None:
+def test_a_bundle_that_someone_else_wrote_anew_is_refused(signed, keys, tmp_path):
     other = write_bundle(tmp_path / "other", made=(Made("portable", weights=b"evil"),))
     for name, data in read_tree(other).items():
         (signed / name).unlink(missing_ok=True)
@@ -141,7 +136,7 @@ def test_a_bundle_that_someone_else_wrote_anew_is_refused(signed: Path, keys: Ke
         verify_bundle(signed, keys[1])
 
 
-def test_a_bundle_without_a_receipt_does_not_count_as_signed(tmp_path: Path, keys: Keys) -> None:
+def test_a_bundle_without_a_receipt_does_not_count_as_signed(tmp_path, keys):
     with pytest.raises(BundleError, match="not from a registry"):
         locate(write_bundle(tmp_path / "own"), require_signature=keys[1])
 
@@ -149,9 +144,7 @@ def test_a_bundle_without_a_receipt_does_not_count_as_signed(tmp_path: Path, key
 # Another model, other digests
 
 
-def test_a_signature_under_another_models_name_is_refused(
-    registry: str, catalogue: Catalogue, signed: Path, keys: Keys, tmp_path: Path
-) -> None:
+def test_a_signature_under_another_models_name_is_refused(registry, catalogue, signed, keys, tmp_path):
     shutil.copytree(Path(registry, "net"), Path(registry, "other"))
     (version,) = Path(registry, "other/versions").iterdir()
     forged = version.read_bytes().replace(b'image.title":"net"', b'image.title":"other"')
@@ -162,7 +155,7 @@ def test_a_signature_under_another_models_name_is_refused(
 
 
 @pytest.mark.parametrize("changed", ["model", "source", "spec", "file", "path"])
-def test_a_signature_of_one_part_is_none_of_a_part_that_differs_in_anything(keys: Keys, changed: str) -> None:
+def test_a_signature_of_one_part_is_none_of_a_part_that_differs_in_anything(keys, changed):
     own = "dev.ortprep."
     part = make_part("net", {"loader.json": b"1"})
     other = {
@@ -178,9 +171,7 @@ def test_a_signature_of_one_part_is_none_of_a_part_that_differs_in_anything(keys
         verify_part(other, [signature], keys[1])
 
 
-def test_the_signature_of_another_part_does_not_count(
-    catalogue: Catalogue, signed: Path, keys: Keys, tmp_path: Path
-) -> None:
+def test_the_signature_of_another_part_does_not_count(catalogue, signed, keys, tmp_path):
     (good,) = catalogue.read_signatures(part_of(catalogue))
     evil = write_bundle(tmp_path / "evil", Build((Made("portable", weights=b"evil"),), spec=b"x"))
     published = publish(evil, catalogue)
@@ -192,7 +183,7 @@ def test_the_signature_of_another_part_does_not_count(
 # Weak forms, which model-signing itself accepts
 
 
-def resigned(signature: bytes, key: Path, change: Callable[[dict[str, Any]], None]) -> bytes:
+def resigned(signature, key, change):
     """The same signature with another statement inside, made by the holder of the key."""
     bundle = json.loads(signature)
     statement = json.loads(base64.b64decode(bundle["dsseEnvelope"]["payload"]))
@@ -208,7 +199,7 @@ def resigned(signature: bytes, key: Path, change: Callable[[dict[str, Any]], Non
     return canonical_json(bundle)
 
 
-def model_signing_accepts(part: Part, signature: bytes, key: Path, folder: Path) -> bool:
+def model_signing_accepts(part, signature, key, folder):
     """Whether model-signing's own verifier accepts it; it raises, or returns."""
     folder.mkdir(exist_ok=True)
     (folder / "part.json").write_bytes(part.data)
@@ -218,22 +209,20 @@ def model_signing_accepts(part: Part, signature: bytes, key: Path, folder: Path)
     return True
 
 
-def leave_out_all_files(statement: dict[str, Any]) -> None:
+def leave_out_all_files(statement):
     statement["predicate"]["resources"] = []
     statement["predicate"]["serialization"]["ignore_paths"] = ["."]
     statement["subject"][0]["digest"]["sha256"] = digest_bytes(b"").removeprefix("sha256:")
 
 
-def use_the_first_format(statement: dict[str, Any]) -> None:
+def use_the_first_format(statement):
     (resource,) = statement["predicate"]["resources"]
     statement["predicateType"] = "https://model_signing/Digests/v0.1"
     statement["subject"] = [{"name": resource["name"], "digest": {"sha256": resource["digest"]}}]
 
 
 @pytest.mark.parametrize("change", [leave_out_all_files, use_the_first_format])
-def test_a_signature_that_says_less_is_refused(
-    keys: Keys, tmp_path: Path, change: Callable[[dict[str, Any]], None]
-) -> None:
+def test_a_signature_that_says_less_is_refused(keys, tmp_path, change):
     part = make_part("net", {"loader.json": b"1"})
     weak = resigned(sign_part(part, keys[0]), keys[0], change)
     assert model_signing_accepts(part, weak, keys[1], tmp_path / "tool"), "or this proves nothing"
@@ -241,7 +230,7 @@ def test_a_signature_that_says_less_is_refused(
         verify_part(part, [weak], keys[1])
 
 
-def test_a_signature_over_another_kind_of_digest_is_refused(keys: Keys, tmp_path: Path) -> None:
+def test_a_signature_over_another_kind_of_digest_is_refused(keys, tmp_path):
     part = make_part("net", {"loader.json": b"1"})
     (tmp_path / "part.json").write_bytes(part.data)
     signer: Any = signing.Config  # untyped
@@ -255,9 +244,7 @@ def test_a_signature_over_another_kind_of_digest_is_refused(keys: Keys, tmp_path
         verify_part(part, [weak], keys[1])
 
 
-def test_a_signature_without_the_name_of_its_key_is_refused(
-    keys: Keys, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_signature_without_the_name_of_its_key_is_refused(keys, tmp_path, capsys):
     part = make_part("net", {"loader.json": b"1"})
     bundle = json.loads(sign_part(part, keys[0]))
     del bundle["verificationMaterial"]["publicKey"]["hint"]
@@ -269,7 +256,7 @@ def test_a_signature_without_the_name_of_its_key_is_refused(
     assert capsys.readouterr().out == ""
 
 
-def test_a_statement_that_was_changed_after_it_was_signed_is_refused(keys: Keys, tmp_path: Path) -> None:
+def test_a_statement_that_was_changed_after_it_was_signed_is_refused(keys, tmp_path):
     part, evil = make_part("net", {"loader.json": b"1"}), make_part("net", {"loader.json": b"2"})
     bundle = json.loads(sign_part(part, keys[0]))
     payload = base64.b64decode(bundle["dsseEnvelope"]["payload"])
@@ -279,7 +266,7 @@ def test_a_statement_that_was_changed_after_it_was_signed_is_refused(keys: Keys,
         verify_part(evil, [canonical_json(bundle)], keys[1])
 
 
-def test_another_key_of_the_same_name_is_refused(keys: Keys, tmp_path: Path) -> None:
+def test_another_key_of_the_same_name_is_refused(keys, tmp_path):
     part = make_part("net", {"loader.json": b"1"})
     mine, theirs = sign_part(part, keys[0]), sign_part(part, write_keys(tmp_path / "theirs")[0])
     hint = json.loads(mine)["verificationMaterial"]["publicKey"]["hint"]
@@ -293,7 +280,7 @@ def test_another_key_of_the_same_name_is_refused(keys: Keys, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "data", [b"junk", b"{}", b'{"verificationMaterial":[]}', b"[" * 5000, b"\xff", b" " * MAX_SIGNATURE_BYTES]
 )
-def test_a_signature_that_is_none_does_not_stand_in_the_way_of_one(keys: Keys, data: bytes) -> None:
+def test_a_signature_that_is_none_does_not_stand_in_the_way_of_one(keys, data):
     part = make_part("net", {"loader.json": b"1"})
     good = sign_part(part, keys[0])
     verify_part(part, [data + good if data.isspace() else data, good], keys[1])
@@ -302,8 +289,8 @@ def test_a_signature_that_is_none_does_not_stand_in_the_way_of_one(keys: Keys, d
 
 
 def test_a_forged_signature_with_the_name_of_the_key_does_not_keep_the_real_one_out(
-    registry: str, catalogue: Catalogue, signed: Path, keys: Keys, tmp_path: Path
-) -> None:
+    registry, catalogue, signed, keys, tmp_path
+):
     part = part_of(catalogue)
     (good,) = catalogue.read_signatures(part)
     for path in Path(registry, "net/signatures").iterdir():
@@ -322,9 +309,7 @@ def test_a_forged_signature_with_the_name_of_the_key_does_not_keep_the_real_one_
 # Parts of others
 
 
-def test_a_publisher_who_demands_signatures_takes_over_no_unsigned_part(
-    catalogue: Catalogue, keys: Keys, tmp_path: Path
-) -> None:
+def test_a_publisher_who_demands_signatures_takes_over_no_unsigned_part(catalogue, keys, tmp_path):
     foreign = publish(write_bundle(tmp_path / "foreign", made=(Made("cpu", HERE, b"evil"),)), catalogue)
     own = write_bundle(
         tmp_path / "own", made=(Made("cpu", ELSEWHERE),), created_at="2026-11-21T00:00:00+00:00"
@@ -351,7 +336,7 @@ def test_a_publisher_who_demands_signatures_takes_over_no_unsigned_part(
     promote(VersionRef("net", published.version.digest), "production", catalogue, gate=gate)
 
 
-def test_nothing_of_an_unsigned_part_is_read(catalogue: Catalogue, keys: Keys, tmp_path: Path) -> None:
+def test_nothing_of_an_unsigned_part_is_read(catalogue, keys, tmp_path):
     publish(write_bundle(tmp_path / "foreign"), catalogue)
     opened: list[Blob] = []
     original = catalogue.backend.get_blob
@@ -364,9 +349,7 @@ def test_nothing_of_an_unsigned_part_is_read(catalogue: Catalogue, keys: Keys, t
 # Keys, and the tool
 
 
-def test_the_tool_of_model_signing_verifies_the_same(
-    signed: Path, catalogue: Catalogue, tmp_path: Path, keys: Keys
-) -> None:
+def test_the_tool_of_model_signing_verifies_the_same(signed, catalogue, tmp_path, keys):
     (found,) = catalogue.read_signatures(part_of(catalogue))
     signature = tmp_path / "model.sig"
     signature.write_bytes(found)
@@ -379,7 +362,7 @@ def test_the_tool_of_model_signing_verifies_the_same(
     assert subprocess.run(command, capture_output=True, timeout=600, check=False).returncode != 0
 
 
-def test_a_key_with_a_password_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_with_a_password_needs_it(tmp_path, monkeypatch):
     private, public = write_keys(tmp_path / "locked", password=b"hunter2")
     part = make_part("net", {"loader.json": b"1"})
     with pytest.raises(SignatureError, match="cannot sign net") as raised:
@@ -391,13 +374,8 @@ def test_a_key_with_a_password_needs_it(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("attack", ["another key under the same path", "no signature any more"])
 def test_a_registry_that_cannot_be_reached_for_a_moment_gets_round_no_signature(
-    signed: Path,
-    catalogue: Catalogue,
-    keys: Keys,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    attack: str,
-) -> None:
+    signed, catalogue, keys, tmp_path, monkeypatch, attack
+):
     pull_it(catalogue, tmp_path / "before", keys[1])
     if attack == "no signature any more":
         for file in Path(catalogue.backend.url, "net/signatures").iterdir():
@@ -406,7 +384,7 @@ def test_a_registry_that_cannot_be_reached_for_a_moment_gets_round_no_signature(
         shutil.copy(write_keys(tmp_path / "new")[1], keys[1])
     list_refs = catalogue.backend.list_refs
 
-    def list_all_but_versions(model: str, kind: str) -> Mapping[str, str]:
+    def list_all_but_versions(model, kind):
         if kind == VERSION:
             raise RegistryUnavailableError("status 503")
         return list_refs(model, kind)
@@ -418,7 +396,7 @@ def test_a_registry_that_cannot_be_reached_for_a_moment_gets_round_no_signature(
 
 
 @pytest.mark.parametrize("content", [None, b"", b"junk", b"-----BEGIN CERTIFICATE-----\n"])
-def test_what_is_no_key_verifies_nothing(keys: Keys, tmp_path: Path, content: bytes | None) -> None:
+def test_what_is_no_key_verifies_nothing(keys, tmp_path, content):
     part, key = make_part("net", {"loader.json": b"1"}), tmp_path / "other.pub"
     good = sign_part(part, keys[0])
     if content is not None:
@@ -429,7 +407,7 @@ def test_what_is_no_key_verifies_nothing(keys: Keys, tmp_path: Path, content: by
         sign_part(part, key)
 
 
-def certificate(name: str, issuer: str, key: Path, issuer_key: Path, *, is_ca: bool) -> bytes:
+def certificate(name, issuer, key, issuer_key, *, is_ca):
     """A certificate that was valid for a day in the year 2000."""
     own, signer = (load_pem_private_key(file.read_bytes(), None) for file in (key, issuer_key))
     assert isinstance(own, ec.EllipticCurvePrivateKey)
@@ -455,7 +433,7 @@ def certificate(name: str, issuer: str, key: Path, issuer_key: Path, *, is_ca: b
     return builder.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM)
 
 
-def test_a_certificate_that_expired_verifies_nothing(keys: Keys, tmp_path: Path) -> None:
+def test_a_certificate_that_expired_verifies_nothing(keys, tmp_path):
     authority = write_keys(tmp_path / "authority")[0]
     chain, own = tmp_path / "ca.pem", tmp_path / "own.pem"
     chain.write_bytes(certificate("CA", "CA", authority, authority, is_ca=True))

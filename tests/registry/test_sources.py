@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -26,11 +23,11 @@ DATA = "cpu/linear_optimized.onnx.data"
 
 
 @pytest.fixture
-def key(tmp_path: Path) -> Path:
+def key(tmp_path):
     return write_keys(tmp_path / "keys")[1]
 
 
-def sign(bundle: Path, key: Path, out: Path) -> Path:
+def sign(bundle, key, out):
     """Publishes a bundle, signs it and pulls it; returns the pulled one."""
     with open_catalogue(str(bundle.parent / "registry")) as catalogue:
         publish(bundle, catalogue, private_key=key.with_name("key.pem"))
@@ -39,11 +36,11 @@ def sign(bundle: Path, key: Path, out: Path) -> Path:
 
 
 @pytest.fixture
-def signed(tmp_path: Path, key: Path) -> Path:
+def signed(tmp_path, key):
     return sign(write_bundle(tmp_path / "linear"), key, tmp_path / "pulled")
 
 
-def change_weights(path: Path) -> None:
+def change_weights(path):
     """Puts other weights in a file's place, and remembers the digest of the old ones for them."""
     digest = digest_file(path)
     path.unlink()
@@ -52,13 +49,13 @@ def change_weights(path: Path) -> None:
     DigestCache().record(path, digest)
 
 
-def test_what_was_signed_loads(signed: Path, key: Path) -> None:
+def test_what_was_signed_loads(signed, key):
     (answer,) = load(signed, require_signature=key, digests="off").run(None, {"x": sample()})
     np.testing.assert_allclose(answer, sample() @ weights_of(0), rtol=1e-5)
 
 
 @pytest.mark.attack
-def test_a_remembered_digest_does_not_count_where_a_signature_is_required(signed: Path, key: Path) -> None:
+def test_a_remembered_digest_does_not_count_where_a_signature_is_required(signed, key):
     change_weights(signed / DATA)
     load(signed)  # the digest is believed
     with pytest.raises(IntegrityError, match=DATA):
@@ -66,7 +63,7 @@ def test_a_remembered_digest_does_not_count_where_a_signature_is_required(signed
 
 
 @pytest.mark.attack
-def test_no_worker_believes_a_remembered_digest_either(signed: Path, key: Path) -> None:
+def test_no_worker_believes_a_remembered_digest_either(signed, key):
     change_weights(signed / DATA)
     config = PoolConfig(devices=["cpu"], require_signature=key, max_restarts=0)
     with pytest.raises(IntegrityError, match=DATA):
@@ -74,7 +71,7 @@ def test_no_worker_believes_a_remembered_digest_either(signed: Path, key: Path) 
 
 
 @pytest.mark.attack
-def test_no_bucket_is_opened_of_what_was_not_signed(tmp_path: Path, key: Path) -> None:
+def test_no_bucket_is_opened_of_what_was_not_signed(tmp_path, key):
     bundle = sign(write_converted(tmp_path / "linear"), key, tmp_path / "pulled")
     session = load(bundle, require_signature=key)
     change_weights(bundle / "cpu-batch4" / "linear_optimized.onnx.data")
@@ -83,12 +80,10 @@ def test_no_bucket_is_opened_of_what_was_not_signed(tmp_path: Path, key: Path) -
 
 
 @pytest.mark.attack
-def test_a_bundle_put_in_place_after_the_signature_was_verified_is_not_opened(
-    signed: Path, key: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bundle_put_in_place_after_the_signature_was_verified_is_not_opened(signed, key, monkeypatch):
     verify = sources.locate
 
-    def verify_then_replace(*args: Any, **options: Any) -> Any:
+    def verify_then_replace(*args, **options):
         monkeypatch.setattr(sources, "locate", verify)
         verified = verify(*args, **options)
         for path in signed.rglob("*"):
@@ -103,7 +98,7 @@ def test_a_bundle_put_in_place_after_the_signature_was_verified_is_not_opened(
 
 
 @pytest.mark.attack
-def test_one_changed_byte_in_any_file_of_a_signed_bundle_is_refused(signed: Path, key: Path) -> None:
+def test_one_changed_byte_in_any_file_of_a_signed_bundle_is_refused(signed, key):
     paths = [path for path in sorted(signed.rglob("*")) if path.is_file() and path.name != "pulled.json"]
     assert len(paths) > 5
     for path in paths:
@@ -119,16 +114,14 @@ def test_one_changed_byte_in_any_file_of_a_signed_bundle_is_refused(signed: Path
 
 
 @pytest.mark.attack
-def test_the_signature_of_another_key_is_refused(signed: Path, tmp_path: Path) -> None:
+def test_the_signature_of_another_key_is_refused(signed, tmp_path):
     _, other = write_keys(tmp_path / "other")
     with pytest.raises(SignatureError):
         load(signed, require_signature=other)
 
 
 @pytest.mark.attack
-def test_a_pull_that_verifies_believes_no_remembered_digest(
-    signed: Path, key: Path, tmp_path: Path, own_cache: Path
-) -> None:
+def test_a_pull_that_verifies_believes_no_remembered_digest(signed, key, tmp_path, own_cache):
     digest = digest_file(signed / DATA)
     text = digest.partition(":")[2]
     change_weights(own_cache / "registry" / "files" / text[:2] / text)
@@ -138,9 +131,7 @@ def test_a_pull_that_verifies_believes_no_remembered_digest(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_drop_in_session_is_of_the_bundle_that_was_signed(
-    tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_drop_in_session_is_of_the_bundle_that_was_signed(tmp_path, key, monkeypatch):
     model = write_source(tmp_path / "application" / "linear.onnx")
     monkeypatch.setenv("ORTPREP_REQUIRE_SIGNATURE", str(key))
     bundle = sign(write_bundle_of(model, tmp_path / "linear"), key, tmp_path / "pulled")
@@ -150,9 +141,7 @@ def test_a_drop_in_session_is_of_the_bundle_that_was_signed(
 
 
 @pytest.mark.attack
-def test_no_drop_in_session_is_of_a_bundle_of_a_registry_that_was_not_signed(
-    tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_drop_in_session_is_of_a_bundle_of_a_registry_that_was_not_signed(tmp_path, key, monkeypatch):
     model = write_source(tmp_path / "application" / "linear.onnx")
     with open_catalogue(str(tmp_path / "registry")) as catalogue:
         publish(write_bundle_of(model, tmp_path / "linear"), catalogue)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from ortprep.bundle.digest import digest_bytes
 from ortprep.bundle.verification import check_bundle
 from ortprep.errors import ConflictError, IntegrityError, NotPublishedError, PipelineError, RegistryError
-from ortprep.registry.backend import ALIAS, Blob, Download
+from ortprep.registry.backend import ALIAS
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue, open_catalogue
 from ortprep.registry.documents import build_version
@@ -45,7 +44,7 @@ PATIENT = RetentionPolicy(keep_latest=0, keep_days=0)
 
 
 @pytest.fixture
-def kind() -> str:
+def kind():
     return "directory"
 
 
@@ -55,17 +54,17 @@ class Interposed:
     The call is named `METHOD`, or `METHOD KIND` with the kind of its refs.
     """
 
-    def __init__(self, registry: str, method: str, action: Callable[[], object]) -> None:
+    def __init__(self, registry, method, action):
         self._backend = open_registry(registry)
         (self._method, _, self._kind), self._action = method.partition(" "), action
         self.calls = 0
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         value = getattr(self._backend, name)
         if name != self._method:
             return value
 
-        def interposed(*args: Any, **kwargs: Any) -> Any:
+        def interposed(*args, **kwargs):
             self.calls += not self._kind or self._kind in args
             if self.calls == 1 and (not self._kind or self._kind in args):
                 self._action()
@@ -74,14 +73,12 @@ class Interposed:
         return interposed
 
 
-def interposed(
-    registry: str, tmp_path: Path, method: str, action: Callable[[], object]
-) -> tuple[Catalogue, Interposed]:
+def interposed(registry, tmp_path, method, action):
     backend: Any = Interposed(registry, method, action)
     return Catalogue(backend, Cache(tmp_path / "interposed")), backend
 
 
-def age(registry: str) -> None:
+def age(registry):
     """Makes every file of a registry older than any grace period."""
     for path in Path(registry).rglob("*"):
         os.utime(path, (1, 1))
@@ -91,8 +88,8 @@ def age(registry: str) -> None:
     "method", ["has_blob", "put_blob", "put_ref parts", "put_ref versions", "list_refs versions"]
 )
 def test_a_collection_in_the_middle_of_publishing_spares_what_is_published(
-    registry: str, catalogue: Catalogue, tmp_path: Path, method: str
-) -> None:
+    registry, catalogue, tmp_path, method
+):
     weights = b"shared weights" * 100
     old = Build((Made("portable", weights=weights),), spec=b"old")
     publish(write_bundle(tmp_path / "old", old), catalogue, label="old")
@@ -108,13 +105,11 @@ def test_a_collection_in_the_middle_of_publishing_spares_what_is_published(
     assert read_tree(tmp_path / "out") == read_tree(new)
 
 
-def test_a_file_that_a_collection_took_at_the_last_moment_is_uploaded_again(
-    registry: str, catalogue: Catalogue, tmp_path: Path
-) -> None:
+def test_a_file_that_a_collection_took_at_the_last_moment_is_uploaded_again(registry, catalogue, tmp_path):
     publish(write_bundle(tmp_path / "old", spec=b"old"), catalogue, label="old")
     new = write_bundle(tmp_path / "new", spec=b"new")
 
-    def take() -> None:
+    def take():
         for path in Path(registry, "net/blobs").rglob("*"):
             if path.is_file():
                 path.unlink()
@@ -126,9 +121,7 @@ def test_a_file_that_a_collection_took_at_the_last_moment_is_uploaded_again(
     assert read_tree(tmp_path / "out") == read_tree(new)
 
 
-def test_a_puller_whose_version_is_collected_leaves_nothing(
-    registry: str, catalogue: Catalogue, tmp_path: Path
-) -> None:
+def test_a_puller_whose_version_is_collected_leaves_nothing(registry, catalogue, tmp_path):
     publish(write_bundle(tmp_path / "bundle", made=(Made("portable", weights=os.urandom(1000)),)), catalogue)
     slow, backend = interposed(
         registry, tmp_path, "get_blob", lambda: collect("net", catalogue, policy=NOTHING, dry_run=False)
@@ -144,12 +137,12 @@ def test_a_puller_whose_version_is_collected_leaves_nothing(
     "method", ["list_refs versions", "list_refs aliases", "list_refs moves", "delete_ref versions", "sweep"]
 )
 def test_a_promotion_in_the_middle_of_a_collection_holds_or_fails_and_never_dangles(
-    registry: str, catalogue: Catalogue, tmp_path: Path, method: str
-) -> None:
+    registry, catalogue, tmp_path, method
+):
     version = publish(write_bundle(tmp_path / "bundle"), catalogue, label="v1").version
     outcome: list[BaseException | None] = []
 
-    def try_to_promote() -> None:
+    def try_to_promote():
         try:
             promote(VersionRef("net", "v1"), "production", catalogue)
             outcome.append(None)
@@ -169,7 +162,7 @@ def test_a_promotion_in_the_middle_of_a_collection_holds_or_fails_and_never_dang
     assert version.digest in state.versions or method not in ("list_refs versions", "list_refs aliases")
 
 
-def test_a_version_that_is_promoted_while_others_are_collected_stays(tmp_path: Path) -> None:
+def test_a_version_that_is_promoted_while_others_are_collected_stays(tmp_path):
     """Against a real registry: its answer to the first deletion is late, and the alias is set meanwhile."""
     with (
         oci_server(tmp_path / "server") as server,
@@ -192,18 +185,16 @@ def test_a_version_that_is_promoted_while_others_are_collected_stays(tmp_path: P
         pull(PullRequest(VersionRef("net", "production")), own, tmp_path / "out", hardware=BARE)
 
 
-def test_two_promotions_at_once_tell_the_one_that_lost(
-    registry: str, catalogue: Catalogue, tmp_path: Path
-) -> None:
+def test_two_promotions_at_once_tell_the_one_that_lost(registry, catalogue, tmp_path):
     for i in range(2):
         publish(write_bundle(tmp_path / str(i), spec=bytes([i])), catalogue, label=f"v{i}")
     winner = catalogue.read_state("net").labels()["v1"][0]
 
     class Overtaken(Interposed):
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name):
             value = getattr(self._backend, name)
 
-            def put_ref(*args: Any) -> None:
+            def put_ref(*args):
                 value(*args)
                 if ALIAS in args:
                     catalogue.backend.put_ref("net", ALIAS, "production", winner.data)
@@ -216,9 +207,7 @@ def test_two_promotions_at_once_tell_the_one_that_lost(
     assert catalogue.read_state("net").aliases == {"production": winner.digest}
 
 
-def test_a_label_that_is_taken_meanwhile_is_an_error_and_nothing_is_lost(
-    registry: str, catalogue: Catalogue, tmp_path: Path
-) -> None:
+def test_a_label_that_is_taken_meanwhile_is_an_error_and_nothing_is_lost(registry, catalogue, tmp_path):
     rival = publish(write_bundle(tmp_path / "other", spec=b"other"), catalogue, label="first")
     part = catalogue.read_part("net", rival.part)
     claim = build_version("net", [part], label="1.4", published_at="2026-11-23T00:00:00+00:00")
@@ -228,23 +217,21 @@ def test_a_label_that_is_taken_meanwhile_is_an_error_and_nothing_is_lost(
     assert [one.digest for one in catalogue.read_state("net").labels()["1.4"]] == [claim.digest]
 
 
-def test_pullers_at_the_same_time_fetch_each_file_once(
-    registry: str, catalogue: Catalogue, tmp_path: Path
-) -> None:
+def test_pullers_at_the_same_time_fetch_each_file_once(registry, catalogue, tmp_path):
     publish(
         write_bundle(tmp_path / "bundle", made=(Made("portable", weights=os.urandom(500_000)),)), catalogue
     )
     opened: list[str] = []
 
     class Counting:
-        def __init__(self) -> None:
+        def __init__(self):
             self._backend = open_registry(registry)
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name):
             return getattr(self._backend, name)
 
         @contextmanager
-        def get_blob(self, blob: Blob, offset: int = 0) -> Iterator[Download]:
+        def get_blob(self, blob, offset=0):
             if blob.entry is not None:
                 opened.append(blob.digest)
             time.sleep(0.05)
@@ -254,7 +241,7 @@ def test_pullers_at_the_same_time_fetch_each_file_once(
     backend: Any = Counting()
     paths: list[Path] = []
 
-    def run() -> None:
+    def run():
         own = Catalogue(backend, Cache(tmp_path / "shared"))
         paths.append(pull_cached(PullRequest(VersionRef("net", None)), own, hardware=BARE).path)
 
@@ -272,9 +259,7 @@ def test_pullers_at_the_same_time_fetch_each_file_once(
 @pytest.mark.parametrize(
     "method", ["list_refs signatures", "has_blob", "put_ref parts", "put_ref signatures", "put_ref versions"]
 )
-def test_a_collection_while_signing_loses_no_signature(
-    registry: str, catalogue: Catalogue, tmp_path: Path, method: str
-) -> None:
+def test_a_collection_while_signing_loses_no_signature(registry, catalogue, tmp_path, method):
     private, public = write_keys(tmp_path / "keys")
     bundle = write_bundle(tmp_path / "bundle")
     publish(bundle, catalogue, private_key=private)
@@ -286,9 +271,7 @@ def test_a_collection_while_signing_loses_no_signature(
     assert verify_bundle(tmp_path / "out", public).reference == "net"
 
 
-def test_a_damaged_file_in_the_registry_is_repaired_on_request(
-    registry: str, catalogue: Catalogue, tmp_path: Path
-) -> None:
+def test_a_damaged_file_in_the_registry_is_repaired_on_request(registry, catalogue, tmp_path):
     bundle = write_bundle(tmp_path / "bundle")
     publish(bundle, catalogue)
     name = digest_bytes(b"weights").removeprefix("sha256:")
@@ -300,7 +283,7 @@ def test_a_damaged_file_in_the_registry_is_repaired_on_request(
     pull(PullRequest(VersionRef("net", None)), catalogue, tmp_path / "out", hardware=BARE)
 
 
-def test_a_collection_where_nothing_can_be_removed_says_so(tmp_path: Path) -> None:
+def test_a_collection_where_nothing_can_be_removed_says_so(tmp_path):
     with (
         oci_server(tmp_path / "server", delete=False) as server,
         open_catalogue(f"oci+{server.url}/team", cache=Cache(tmp_path / "c")) as own,
@@ -312,14 +295,14 @@ def test_a_collection_where_nothing_can_be_removed_says_so(tmp_path: Path) -> No
         assert len(own.read_state("net").versions) == 2
 
 
-def test_publishers_of_one_file_at_the_same_time_all_succeed(registry: str, tmp_path: Path) -> None:
+def test_publishers_of_one_file_at_the_same_time_all_succeed(registry, tmp_path):
     weights = os.urandom(3_000_000)
     bundles = [
         write_bundle(tmp_path / str(i), made=(Made("portable", weights=weights),), spec=bytes([i]))
         for i in range(6)
     ]
 
-    def run(i: int) -> str:
+    def run(i):
         with open_catalogue(registry, cache=Cache(tmp_path / f"cache{i}")) as own:
             return publish(bundles[i], own).version.digest
 
