@@ -31,7 +31,7 @@ from ortprep.errors import ClusterError, NotPublishedError, PipelineError, SpecE
 from ortprep.quoting import printable, terminal_handler
 from ortprep.registry.catalogue import open_catalogue
 from ortprep.registry.publish import publish
-from ortprep.registry.retries import with_retries
+from ortprep.registry.transfer import with_retries
 from ortprep.stages.core.contract import Plan
 from ortprep.versions import install_command
 
