@@ -33,9 +33,6 @@ _MICROSOFT = "com.microsoft"
 _FINDS_HEADS = frozenset({"t5", "swin", "unet", "vae", "clip", "sam2", "mmdit"})
 """Model types whose fusions find heads node by node, and whose layers may differ; as the library says."""
 
-_MISFITS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What a pattern that half fits a graph makes the optimizer raise; it has no error of its own."""
-
 _SHAPE_INFERENCE = "shape_infer_helper"
 _COPIED_BYTES = 1024
 
@@ -86,14 +83,7 @@ def fuse(request: PassRequest) -> PassReply:
     heads = Heads(fusion.num_heads, fusion.hidden_size)
     if fusion.model_type not in _FINDS_HEADS and "attention" not in fusion.disable:
         heads = choose_heads(model.graph, heads)
-    try:
-        optimizer = library.optimize(model, fusion.model_type, heads, options)
-    except _MISFITS as error:
-        raise StageError(
-            f"fusion failed: model_type {fusion.model_type} of {library.name}\n"
-            f"  expected a graph that its patterns match, got {type(error).__name__}: {error}",
-            hint="fusion: {disable: [attention]}  (or the fusion whose pattern does not match)",
-        ) from error
+    optimizer = library.optimize(model, fusion.model_type, heads, options)
     model = optimizer.model
     unread = {value.name for value in inputs if value.name in read} - _names_read(model)
     if unread or list(model.graph.output) != outputs:

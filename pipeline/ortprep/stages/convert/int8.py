@@ -36,10 +36,8 @@ from ortprep.stages.convert.quantizable import (
     PLAIN_DOMAINS,
     describe_result,
     is_plain_gemm,
-    quantizer_refusals,
     read_attribute,
     read_checked_graph,
-    require_nodes,
 )
 from ortprep.stages.convert.value_types import FLOAT, Schemas, infer_value_types
 from ortprep.stages.convert.weights import move_weights
@@ -74,8 +72,7 @@ def quantize_int8(request: PassRequest) -> PassReply:
     """Quantises weights to 8 bits, and activations at run time or by calibrated ranges, in a child process.
 
     Raises:
-        StageError: Nothing can be quantised, a sample is unusable, or ONNX Runtime's quantiser refused the
-            model.
+        StageError: The source is not an ONNX model.
         SpecError: A node or an operator is unknown.
         OSError: The source cannot be read, or the disk is full.
     """
@@ -84,7 +81,7 @@ def quantize_int8(request: PassRequest) -> PassReply:
     operators = quantize.operators or (tuple(sorted(supported)) if is_static else DYNAMIC_OPERATORS)
     model, nodes = read_checked_graph(source, quantize, supported)
     _unshare_weights(model, quantize.exclude, is_static=is_static)
-    with _scratch_folder(request.written) as folder, quantizer_refusals(source):
+    with _scratch_folder(request.written) as folder:
         staged = folder / "staged.onnx"
         graph, types = _stage(model, source.parent, staged, opset=_OPSETS[request.name])
         floats = [tensor for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT]
@@ -100,7 +97,8 @@ def quantize_int8(request: PassRequest) -> PassReply:
             and _is_float32_only(node, types)
             and (is_static or _has_weights(node, ranks, per_channel=quantize.per_channel))
         }
-        require_nodes(before, operators, source)
+        if not before:  # the quantiser would take an empty list for every node
+            return describe_result(nodes, operators=operators, quantized=())
         _call_quantiser(staged, request, operators, list(before))
 
     # Quantised are the nodes that are gone, or read other values than before.

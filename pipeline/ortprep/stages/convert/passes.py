@@ -6,9 +6,14 @@ import shutil
 
 from ortprep.bundle.conversion_record import PassRecord
 from ortprep.children.child import run_child
+from ortprep.errors import StageError
+from ortprep.runtime.loading.session import onnxruntime_errors
 from ortprep.stages.convert.pass_records import PassReply, PassRequest
 from ortprep.stages.core.accuracy import convert_section
 from ortprep.stages.core.contract import Context
+
+_BUGS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What a model that a library half knows makes it raise; the libraries have no errors of their own."""
 
 
 def change_graph(request: PassRequest) -> PassReply:
@@ -30,7 +35,19 @@ def change_graph(request: PassRequest) -> PassReply:
         from ortprep.stages.convert.weight_only import quantize_weights as change
     else:
         from ortprep.stages.convert.int8 import quantize_int8 as change
-    return change(request)
+    from onnx.shape_inference import InferenceError
+    from onnx.version_converter import ConvertError
+
+    try:
+        return change(request)
+    except (*_BUGS, *onnxruntime_errors(), InferenceError, ConvertError) as error:
+        raise StageError(
+            f"{request.name} failed: {request.source.name}\n"
+            f"  expected a model that its library knows, got {type(error).__name__}: {error}",
+            hint="fusion: {disable: [attention]}  (or the fusion whose pattern does not match)"
+            if request.name == "fusion"
+            else None,
+        ) from error
 
 
 def run_pass(context: Context, request: PassRequest) -> tuple[PassReply, PassRecord]:

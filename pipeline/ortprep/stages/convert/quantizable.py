@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import onnx
 import onnx.version_converter
 from onnx import helper
 
-from ortprep.errors import StageError, require_known
-from ortprep.runtime.loading.session import onnxruntime_errors
+from ortprep.errors import require_known
 from ortprep.spec.conversion import QuantizeSpec
 from ortprep.stages.convert.pass_records import PassReply
 from ortprep.stages.convert.weights import read_graph
@@ -55,15 +53,6 @@ def read_checked_graph(
     return model, nodes
 
 
-def require_nodes(names: Collection[str], operators: Sequence[str], source: Path) -> None:
-    """Raises `StageError` if no node is left to quantise."""
-    if not names:
-        raise StageError(
-            f"no node can be quantised: {source}\n"
-            f"  expected at least one {', '.join(operators)} on floats that is not excluded, got none"
-        )
-
-
 def is_plain_gemm(node: onnx.NodeProto) -> bool:
     """Whether a Gemm equals a MatMul, by a weight that may be transposed, and an Add."""
     factors = (read_attribute(node, name, 1.0) for name in ("alpha", "beta"))
@@ -74,19 +63,6 @@ def read_attribute(node: onnx.NodeProto, name: str, default: float) -> float:
     """Returns a number that a node has as attribute, or the default."""
     values = [helper.get_attribute_value(item) for item in node.attribute if item.name == name]
     return values[0] if values else default
-
-
-@contextmanager
-def quantizer_refusals(what: Path | str) -> Iterator[None]:
-    """Turns what ONNX Runtime's quantiser and onnx raise into a `StageError`."""
-    refusals = (ValueError, TypeError, KeyError, IndexError, AttributeError, AssertionError, RuntimeError)
-    inference, conversion = onnx.shape_inference.InferenceError, onnx.version_converter.ConvertError
-    try:
-        yield
-    except (*refusals, *onnxruntime_errors(), inference, conversion) as error:
-        raise StageError(
-            f"ONNX Runtime's quantiser refused {what}\n  {type(error).__name__}: {error}"
-        ) from error
 
 
 def describe_result(

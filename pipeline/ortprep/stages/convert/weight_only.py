@@ -34,10 +34,8 @@ from ortprep.stages.convert.quantizable import (
     PLAIN_DOMAINS,
     describe_result,
     is_plain_gemm,
-    quantizer_refusals,
     read_attribute,
     read_checked_graph,
-    require_nodes,
 )
 from ortprep.stages.convert.weights import move_weights, read_array, write_tensor
 from ortprep.stages.core.graphs.graph_walk import (
@@ -61,7 +59,7 @@ def quantize_weights(request: PassRequest) -> PassReply:
     """Stores the weights of every product in few bits, in a child process.
 
     Raises:
-        StageError: Nothing can be quantised.
+        StageError: The source is not an ONNX model.
         SpecError: A node or an operator is unknown.
         OSError: The source cannot be read, or the disk is full.
     """
@@ -80,7 +78,6 @@ def quantize_weights(request: PassRequest) -> PassReply:
         and (node.op_type == "MatMul" or is_plain_gemm(node))
     ]
     names = {node.name for _, node in products}
-    require_nodes(names, operators, source)
     used_names = value_names(model)
     # What `MatMulNBits` reads of a weight, and tensors with the graphs that they will belong to.
     stored: dict[tuple[str, bool], tuple[onnx.NodeProto, list[str]]] = {}
@@ -132,8 +129,7 @@ def _quantize(
     values = read_array(tensor, request.source.parent)
     values = np.ascontiguousarray(values.T) if transposed else values
     config = DefaultWeightOnlyQuantConfig(quantize.block_size, is_symmetric=quantize.symmetric, bits=bits)
-    with quantizer_refusals(repr(tensor.name)):
-        arrays = DefaultWeightOnlyQuantizer(config).qbits_block_quant(values)
+    arrays = DefaultWeightOnlyQuantizer(config).qbits_block_quant(values)
     rows, columns = values.shape
     template = helper.make_node(
         "MatMulNBits",
