@@ -35,21 +35,6 @@ class OutputAccuracy:
 
 
 @dataclass(frozen=True)
-class PassRecord:
-    """One graph pass that was run in a process of its own.
-
-    Attributes:
-        name: `fusion`, `shapes`, `fp16`, `bf16`, `int8-dynamic`, `int8-static`, `int8-weights`, ….
-        elapsed_ms: From start to exit of its process.
-        peak_rss_bytes: Largest resident set of that process.
-    """
-
-    name: str
-    elapsed_ms: float
-    peak_rss_bytes: int
-
-
-@dataclass(frozen=True)
 class PrecisionStep:
     """One step of the ladder of precisions that was tried.
 
@@ -60,7 +45,8 @@ class PrecisionStep:
         nodes: Nodes of the graph before it was converted.
         trials: Sets of nodes that the search asked about; 0 without a search.
         accuracy: Per output, against the unconverted source; empty if it could not be run.
-        passes: The passes of the attempt that counts.
+        made_by: The pass that converted: `fp16`, `bf16`, `int8-dynamic`, `int8-static`, `int8-weights` or
+            `int4-weights`; "" if it refused the model.
     """
 
     precision: str
@@ -69,7 +55,7 @@ class PrecisionStep:
     nodes: int = 0
     trials: int = 0
     accuracy: tuple[OutputAccuracy, ...] = ()
-    passes: tuple[PassRecord, ...] = ()
+    made_by: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,7 +69,6 @@ class ConversionRecord:
         fused: Operators that replaced subgraphs, with their number.
         fused_by: Package and version that fused; "" for none.
         steps: Every step of the ladder that was tried, the taken one last.
-        passes: Passes besides those of the steps.
         gate: Thresholds that are set, by output, "" for those without any of their own.
     """
 
@@ -93,18 +78,13 @@ class ConversionRecord:
     fused: Mapping[str, int] = field(default_factory=dict)
     fused_by: str = ""
     steps: tuple[PrecisionStep, ...] = ()
-    passes: tuple[PassRecord, ...] = ()
     gate: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
-INTEGER_PASSES = ("int8-dynamic", "int8-static")
-"""Passes after which products are computed with 8-bit integers, whose instructions differ between CPUs."""
-
-
 def computes_with_integers(record: ConversionRecord | None) -> bool:
-    """Returns whether a conversion's products are computed with 8-bit integers."""
+    """Returns whether products are computed with 8-bit integers, whose instructions differ between CPUs."""
     last_step = record.steps[-1] if record is not None and record.steps else None
-    return last_step is not None and any(graph_pass.name in INTEGER_PASSES for graph_pass in last_step.passes)
+    return last_step is not None and last_step.made_by in ("int8-dynamic", "int8-static")
 
 
 @dataclass(frozen=True)

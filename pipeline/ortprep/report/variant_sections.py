@@ -23,7 +23,7 @@ from ortprep.report.content import Chart, ReportSection
 from ortprep.report.report_subjects import ReportSubject
 from ortprep.report.speedup import DEFAULT, compare
 from ortprep.report.trials import build_knobs_table, find_chosen, rounded
-from ortprep.tables import Cell, CellValue, Table, count_of, fill_table, format_mb, number_cell
+from ortprep.tables import Cell, CellValue, Table, count_of, fill_table, number_cell
 
 PHASES: tuple[tuple[str, Callable[[PlanFigures], Samples]], ...] = (
     ("import", lambda plan: plan.import_ms),
@@ -109,9 +109,6 @@ def _conversion_notes(record: ConversionRecord) -> Iterator[str]:
     if record.binding:
         bound = ", ".join(f"{name} = {size}" for name, size in record.binding.items())
         yield f"Dimensions bound: {bound}."
-    for done in (*record.passes, *(one for step in record.steps[-1:] for one in step.passes)):
-        seconds, peak = done.elapsed_ms / 1e3, format_mb(done.peak_rss_bytes)
-        yield f"{done.name} took {seconds:.1f} s and {peak} at its peak."
 
 
 # -- measured

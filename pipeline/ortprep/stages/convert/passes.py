@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 
-from ortprep.bundle.conversion_record import PassRecord
 from ortprep.children.child import run_child
 from ortprep.errors import StageError
 from ortprep.runtime.loading.session import onnxruntime_errors
@@ -50,7 +49,7 @@ def change_graph(request: PassRequest) -> PassReply:
         ) from error
 
 
-def run_pass(context: Context, request: PassRequest) -> tuple[PassReply, PassRecord]:
+def run_pass(context: Context, request: PassRequest) -> PassReply:
     """Runs a pass in a child process, with the spec's deadline; removes what it wrote if it fails.
 
     Raises:
@@ -62,8 +61,7 @@ def run_pass(context: Context, request: PassRequest) -> tuple[PassReply, PassRec
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:
-        reply = run_child(change_graph, request, timeout_s=convert_section(context.spec).timeout_s)
+        return run_child(change_graph, request, timeout_s=convert_section(context.spec).timeout_s).value
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    return reply.value, PassRecord(request.name, round(reply.elapsed_s * 1e3, 3), reply.peak_rss_bytes)

@@ -220,7 +220,7 @@ class PrecisionAttempts:
         """Converts, runs every sample on the target, and asks the gate; raises what either raises."""
         spec, samples = self._context.spec, self._reference.samples
         request = self._request(precision, kept)
-        reply, made_by = run_pass(self._context, request)
+        reply = run_pass(self._context, request)
         if not reply.converted:
             raise StageError(
                 f"nothing was converted to {precision}: {self._parent.path.name}\n"
@@ -243,7 +243,7 @@ class PrecisionAttempts:
             kept=reply.kept,
             nodes=reply.nodes,
             accuracy=judgement.outputs,
-            passes=(made_by,),
+            made_by=request.name,
         )
         return step, reply
 

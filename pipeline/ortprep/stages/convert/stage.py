@@ -51,7 +51,7 @@ class ConvertStage:
     """Writes the graph that one variant is optimised from."""
 
     name = "convert"
-    version = 2
+    version = 3
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
         """Returns the variants whose graph differs from their parent's."""
@@ -154,17 +154,15 @@ def _bind_and_fuse(
 
     if convert.fusion is not None and not variant.is_bucket:
         context.say("running fusion")
-        reply, fused_by = run_pass(context, fusion := request("fusion"))
-        passes = (*record.passes, fused_by)
-        record = dataclasses.replace(record, fused=reply.fused, fused_by=reply.library, passes=passes)
+        reply = run_pass(context, fusion := request("fusion"))
+        record = dataclasses.replace(record, fused=reply.fused, fused_by=reply.library)
         made = fusion.written
     if variant.binding:
         context.say("running shapes")
-        _, bound_by = run_pass(context, shapes := request("shapes"))
+        run_pass(context, shapes := request("shapes"))
         # Thresholds over all samples do not apply to the few that fit a bucket.
         gate = convert.gate.thresholds(of_all=False) if record.gate else {}
-        passes = (*record.passes, bound_by)
-        record = dataclasses.replace(record, binding=dict(variant.binding), passes=passes, gate=gate)
+        record = dataclasses.replace(record, binding=dict(variant.binding), gate=gate)
         made = shapes.written
     return made, record
 
