@@ -10,38 +10,26 @@ from tests.builders import build_model, tensor, value
 
 WIDTH = 32
 
-GAIN, LOSS = 1000.0, 0.001
-"""What goes up by `GAIN` twice comes down by `LOSS` twice; both are within float16's range."""
+_SCALES = {"gain": 1000.0, "more_gain": 1000.0, "loss": 0.001, "more_loss": 0.001}
 
 
-def overflowing_names(*, excursions: int = 1) -> tuple[str, ...]:
-    """Names of the nodes that write or read a value beyond 65504, in the order they run in."""
-    parts = ("surge", "halve", "swap", "lower")
-    return tuple(f"{part}{index}" for index in range(excursions) for part in parts)
+def overflowing_net() -> onnx.ModelProto:
+    """`x` [batch, 32] through 32 MatMul, Add and Relu, and an excursion beyond 65504, to `y`, of about 1.
 
-
-def overflowing_net(*, layers: int = 32, excursions: int = 1, seed: int = 0) -> onnx.ModelProto:
-    """`x` [batch, 32] through `layers` of MatMul, Add, Relu, and excursions beyond 65504, to `y`, of about 1.
-
-    Of some 100 nodes an excursion has four that float16 breaks (`overflowing_names`): it takes its input to
-    about 1e6, swaps the halves of each row, and comes back. What it needs the swap for: the CPU provider
-    computes Mul in float32 whatever the model says, and so does a lone float16 kernel between two such nodes;
-    only what passes between two float16 kernels, here Split and Concat, is really float16.
-
-    Args:
-        layers: Three nodes each.
-        excursions: How many, evenly spread; fewer than layers.
-        seed: Of the weights.
+    Of some 100 nodes, float16 breaks four of the excursion: it takes its input to about 1e6, swaps the halves
+    of each row, and comes back. What it needs the swap for: the CPU provider computes Mul in float32 whatever
+    the model says, and so does a lone float16 kernel between two such nodes; only what passes between two
+    float16 kernels, here Split and Concat, is really float16.
     """
-    rng = np.random.default_rng(seed)
-    nodes, weights, x = [], [], "x"
-    after = {(index + 1) * layers // (excursions + 1): index for index in range(excursions)}
-    for layer in range(layers):
+    rng = np.random.default_rng(0)
+    nodes, x = [], "x"
+    weights = [tensor(name, np.float32(scale)) for name, scale in _SCALES.items()]
+    weights.append(tensor("halves", np.array([WIDTH // 2, WIDTH // 2], np.int64)))
+    for layer in range(32):
         nodes += _layer(layer, x)
         weights += _layer_weights(layer, rng)
-        if layer + 1 in after:
-            nodes += _excursion(after[layer + 1], nodes[-1].output[0])
-            weights += _excursion_weights(after[layer + 1])
+        if layer == 15:
+            nodes += _excursion(nodes[-1].output[0])
         x = nodes[-1].output[0]
     nodes.append(helper.make_node("Identity", [x], ["y"], name="last"))
     return build_model(
@@ -66,28 +54,12 @@ def _layer_weights(layer: int, rng: np.random.Generator) -> list[onnx.TensorProt
     return [tensor(f"w{layer}", weight.astype(np.float32)), tensor(f"b{layer}", bias.astype(np.float32))]
 
 
-def _excursion(index: int, x: str) -> list[onnx.NodeProto]:
-    def node(kind: str, name: str, reads: list[str], *writes: str, **attributes: int) -> onnx.NodeProto:
-        return helper.make_node(kind, reads, list(writes), name=f"{name}{index}", **attributes)
-
-    high, left, right, swapped, low = (
-        f"{name}{index}" for name in ("high", "left", "right", "swapped", "low")
-    )
+def _excursion(x: str) -> list[onnx.NodeProto]:
     return [
-        node("Mul", "raise", [x, f"gain{index}"], f"raised{index}"),
-        node("Mul", "surge", [f"raised{index}", f"more_gain{index}"], high),
-        node("Split", "halve", [high, f"halves{index}"], left, right, axis=1),
-        node("Concat", "swap", [right, left], swapped, axis=1),
-        node("Mul", "lower", [swapped, f"loss{index}"], low),
-        node("Mul", "settle", [low, f"more_loss{index}"], f"settled{index}"),
-    ]
-
-
-def _excursion_weights(index: int) -> list[onnx.TensorProto]:
-    # One constant per node: the converter casts a constant that kept nodes share once for each, by one name.
-    scales = {"gain": GAIN, "more_gain": GAIN, "loss": LOSS, "more_loss": LOSS}
-    halves = np.array([WIDTH // 2, WIDTH // 2], np.int64)
-    return [
-        *(tensor(f"{name}{index}", np.float32(scale)) for name, scale in scales.items()),
-        tensor(f"halves{index}", halves),
+        helper.make_node("Mul", [x, "gain"], ["raised"], name="raise"),
+        helper.make_node("Mul", ["raised", "more_gain"], ["high"], name="surge"),
+        helper.make_node("Split", ["high", "halves"], ["left", "right"], name="halve", axis=1),
+        helper.make_node("Concat", ["right", "left"], ["swapped"], name="swap", axis=1),
+        helper.make_node("Mul", ["swapped", "loss"], ["low"], name="lower"),
+        helper.make_node("Mul", ["low", "more_loss"], ["settled"], name="settle"),
     ]
