@@ -81,12 +81,6 @@ def test_a_metric_may_be_in_a_package_and_be_any_callable(folder: Path) -> None:
     [
         ("missing:score", "", ["failed", "No module named 'missing'"]),
         ("metrics:score", "x = 1", ["failed", "module 'metrics' has no attribute 'score'"]),
-        ("metrics:score", "score = 1", ["failed", "'int' object is not callable"]),
-        (
-            "metrics:score",
-            "import absent_package",
-            ["failed", "'absent_package'", 'metrics.py", line 1'],
-        ),
         ("metrics:score", "def score(:", ["failed", "SyntaxError", 'metrics.py", line 1']),
         ("metrics:score", "raise SystemExit('enough')", ["failed", "SystemExit: enough"]),
         (
@@ -94,10 +88,8 @@ def test_a_metric_may_be_in_a_package_and_be_any_callable(folder: Path) -> None:
             "def score(*_):\n    return inner()\ndef inner():\n    raise KeyError('logits')",
             ["failed", "KeyError: 'logits'", "line 4, in inner", "raise KeyError('logits')"],
         ),
-        ("metrics:score", "def score(one): return 1", ["failed", "TypeError: score() takes 1 positional"]),
         ("metrics:score", "import os\ndef score(*_): os._exit(3)", ["gave no answer", "exit code 3"]),
         ("metrics:score", "def score(*_): return float('nan')", ["no finite number", "got float nan"]),
-        ("metrics:score", "def score(*_): return '0.5'", ["no finite number", "got str '0.5'"]),
         ("metrics:score", "def score(*_): return True", ["no finite number", "got bool True"]),
         ("metrics:score", "def score(*_): pass", ["no finite number", "got NoneType None"]),
     ],

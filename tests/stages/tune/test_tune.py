@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from ortprep.bundle.loader_config import VersionRange
-from ortprep.errors import PipelineError, StageError
+from ortprep.errors import PipelineError
 from ortprep.runtime.loading.session import CPU, build_session, default_plan
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Context, Plan, TaskId
@@ -150,17 +150,6 @@ def test_the_inline_form_is_one_file_wherever_the_source_has_its_weights(
     sessions = [build_session(default_plan(str(path), level="ORT_DISABLE_ALL")) for path in (source, inline)]
     expected, got = (session.run(None, feeds) for session in sessions)
     np.testing.assert_allclose(got[0], expected[0], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_a_level_that_is_not_there_fails_each_time_with_its_reason(
-    optimized: Build, context: Context
-) -> None:
-    artefacts = artefacts_of(optimized, context)
-    for _ in range(2):
-        with pytest.raises(StageError, match="no such level: 'utmost'"):
-            artefacts.get("inline", "utmost")
-    assert len(optimized.said) <= 2
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -30,7 +29,7 @@ from ortprep.stages.core.results import ModelInterface
 from ortprep.stages.core.sources import Graph, read_source
 from ortprep.stages.optimize.graph_writer import SaveRequest, SaveResult, save_optimized
 from ortprep.stages.optimize.lint import LintContext, errors_of
-from ortprep.stages.optimize.requirements import derive_requirements, with_options
+from ortprep.stages.optimize.requirements import derive_requirements
 from ortprep.stages.optimize.session_plans import Step, loading_providers, saving_plan, step_options
 
 _ATTEMPT = ".attempt"
@@ -202,19 +201,14 @@ def requirements_of(
 ) -> Requirements:
     """Returns what a machine needs for a written file that is loaded with those options."""
     on_gpu = job.role == "cuda"
-    needs = derive_requirements(
-        domains=saved.domains,
+    return derive_requirements(
+        saved,
+        options,
+        providers,
         portable=job.role == PORTABLE,
-        opsets=saved.opsets,
-        ir_version=saved.ir_version,
-        integers=job.role != "cuda" and computes_with_integers(job.graph.conversion),
-        providers=tuple(provider.name for provider in providers),
-        installed=saved.onnxruntime,
         hardware=read_hardware(gpus=on_gpu),
-        device_id=int(providers[0].options.get("device_id", "0")) if on_gpu else None,
+        integers=not on_gpu and computes_with_integers(job.graph.conversion),
     )
-    versions = with_options(needs.onnxruntime, options, providers, installed=saved.onnxruntime)
-    return dataclasses.replace(needs, onnxruntime=versions)
 
 
 def describe_findings(findings: tuple[LintFinding, ...]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from ortprep.bundle.loader_config import ComputeCapabilityRange, Requirements, VersionRange
@@ -15,7 +15,9 @@ from ortprep.options import (
     known_session_config,
     version_parts,
 )
+from ortprep.runtime.loading.session import CUDA
 from ortprep.runtime.machine.hardware import Hardware, nchwc_block_size
+from ortprep.stages.optimize.graph_writer import SaveResult
 from ortprep.stages.optimize.lint import NCHWC_DOMAIN, ONNX_DOMAINS
 
 _READS = (
@@ -41,58 +43,43 @@ U8U8 and reduce_range".
 
 
 def derive_requirements(
+    saved: SaveResult,
+    options: SessionOptionsRecord,
+    providers: tuple[ProviderRecord, ...],
     *,
-    domains: Collection[str],
     portable: bool,
-    opsets: Mapping[str, int],
-    ir_version: int,
-    providers: tuple[str, ...],
-    installed: str,
     hardware: Hardware,
-    device_id: int | None,
     integers: bool = False,
 ) -> Requirements:
     """Returns what a machine needs to load a graph and answer correctly with it.
 
     Args:
-        domains: Operator domains the graph uses.
+        saved: What is in the graph.
+        options: How a session of it is made.
+        providers: Execution providers it is loaded on, in order.
         portable: Whether it has no operators beyond ONNX's own that its source does not have, as the lint
             requires of the portable variant.
-        opsets: Opset version by domain that it imports.
-        ir_version: Its IR version.
-        providers: Execution providers it is loaded on, in order.
-        installed: ONNX Runtime version that wrote it.
         hardware: The machine it was written on.
-        device_id: GPU it was written on, by CUDA's order; None for a variant without GPU.
         integers: Whether the CPU computes its products with 8-bit integers.
     """
-    laid_out = NCHWC_DOMAIN in domains
+    laid_out = NCHWC_DOMAIN in saved.domains
     present, absent = _BLOCK_FEATURES.get(nchwc_block_size(hardware), ((), ())) if laid_out else ((), ())
     # The same block size comes from other flags on other machines: aarch64 has 16 without any of x86's.
     listed = set(hardware.cpu_features)
     # Without these instructions sums of 8-bit products saturate, and what was accurate here is not there.
     exact = next((flag for flag in _EXACT_INTEGERS if integers and flag in listed), None)
-    bound = laid_out or exact is not None
+    versions = readable_versions(saved, portable=portable)
     return Requirements(
-        onnxruntime=readable_versions(
-            domains, opsets, portable=portable, ir_version=ir_version, installed=installed
-        ),
-        providers=providers,
-        machine=hardware.machine if bound else None,
+        onnxruntime=with_options(versions, options, providers, installed=saved.onnxruntime),
+        providers=tuple(provider.name for provider in providers),
+        machine=hardware.machine if laid_out or exact is not None else None,
         cpu_features=(*(flag for flag in present if flag in listed), *((exact,) if exact else ())),
         cpu_features_absent=absent,
-        compute_capability=None if device_id is None else _compute_capabilities(hardware, device_id),
+        compute_capability=_compute_capabilities(hardware, providers),
     )
 
 
-def readable_versions(
-    domains: Collection[str],
-    opsets: Mapping[str, int],
-    *,
-    portable: bool,
-    ir_version: int,
-    installed: str,
-) -> VersionRange:
+def readable_versions(saved: SaveResult, *, portable: bool) -> VersionRange:
     """Returns the ONNX Runtime versions that read a graph; `derive_requirements` has the arguments.
 
     Operators of ONNX keep their meaning, so any version that knows opset and IR version will do. Operators of
@@ -100,13 +87,14 @@ def readable_versions(
     version wrote it. Where only the source brought them, a newer version reads the graph if it reads the
     source, which is for the source's author to know; an older one may not have them yet.
     """
-    major, minor = _minor_version(installed)
+    major, minor = map(int, saved.onnxruntime.split(".")[:2])
     own = VersionRange(f"{major}.{minor}", f"{major}.{minor + 1}")
-    if not ONNX_DOMAINS.issuperset(domains):
+    if not ONNX_DOMAINS.issuperset(saved.domains):
         return VersionRange(own.minimum) if portable else own
     for version, newest, newest_ir in _READS:
-        if ir_version <= newest_ir and all(opsets.get(domain, 0) <= newest[domain] for domain in newest):
-            return VersionRange(version if _minor_version(version) < (major, minor) else own.minimum)
+        reads = all(saved.opsets.get(domain, 0) <= newest[domain] for domain in newest)
+        if saved.ir_version <= newest_ir and reads and version_parts(version)[:2] < (major, minor):
+            return VersionRange(version)
     return VersionRange(own.minimum)
 
 
@@ -152,14 +140,12 @@ def _used(options: Iterable[Option], chosen: Collection[str]) -> list[str]:
     return [option.since for option in options if option.name in chosen]
 
 
-def _minor_version(version: str) -> tuple[int, int]:
-    major, minor, *_ = version.split(".")
-    return int(major), int(minor)
-
-
-def _compute_capabilities(hardware: Hardware, device_id: int) -> ComputeCapabilityRange | None:
+def _compute_capabilities(
+    hardware: Hardware, providers: tuple[ProviderRecord, ...]
+) -> ComputeCapabilityRange | None:
     """CUDA's binary compatibility: code for one compute capability runs up to the next major one."""
-    if device_id >= len(hardware.gpus):
+    ordinals = [int(one.options.get("device_id", "0")) for one in providers if one.name == CUDA]
+    if not ordinals or ordinals[0] >= len(hardware.gpus):
         return None
-    major, minor = hardware.gpus[device_id].compute_capability
+    major, minor = hardware.gpus[ordinals[0]].compute_capability
     return ComputeCapabilityRange(minimum=(major, minor), below=(major + 1, 0))
