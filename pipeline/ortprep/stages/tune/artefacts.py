@@ -45,8 +45,7 @@ class Artefacts:
         self, job: OptimizeJob, prepared: Path, level: str, scratch: Path, say: Callable[[str], None]
     ) -> None:
         self._job, self._prepared, self._level, self._scratch, self._say = job, prepared, level, scratch, say
-        self._made: dict[tuple[str, str], Artefact] = {}
-        self._failed: dict[tuple[str, str], PipelineError] = {}
+        self._made: dict[tuple[str, str], Artefact | PipelineError] = {}
 
     def get(self, form: str, level: str) -> Artefact:
         """Returns the files of a form and level.
@@ -56,15 +55,15 @@ class Artefacts:
             PipelineError: Anything else that keeps ONNX Runtime from writing them.
         """
         key = (form, level)
-        if key in self._failed:
-            raise self._failed[key]
         if key not in self._made:
             try:
                 self._made[key] = self._find(form, level)
             except PipelineError as error:
-                self._failed[key] = error
-                raise
-        return self._made[key]
+                self._made[key] = error
+        made = self._made[key]
+        if isinstance(made, PipelineError):
+            raise made
+        return made
 
     def _find(self, form: str, level: str) -> Artefact:
         if form == MAPPED and level == self._level:
