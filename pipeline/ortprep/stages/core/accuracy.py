@@ -18,9 +18,8 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,17 +45,11 @@ MetricRequest = tuple[
 """A metric as the spec has it, the spec's folder, the samples' files, and both models' answers per sample."""
 
 
-@dataclass(frozen=True)
-class AccuracyResult:
+class AccuracyResult(NamedTuple):
     """Accuracy of every output, and the gate's failures, a line each."""
 
     outputs: tuple[OutputAccuracy, ...]
     failures: tuple[str, ...]
-
-    @property
-    def ok(self) -> bool:
-        """Whether the gate is passed."""
-        return not self.failures
 
 
 def gate_key(spec: ModelSpec) -> Mapping[str, Any]:

@@ -7,32 +7,34 @@ import functools
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ortprep.bundle.codec import encode
+from ortprep.bundle.figures import PlanFigures
 from ortprep.bundle.file_links import share_model
 from ortprep.bundle.loader_config import FirstPhase, Requirements
-from ortprep.bundle.tuning_record import TuningRecord
-from ortprep.children.probe import ProbeResult
-from ortprep.errors import VerificationError
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.bundle.tuning_record import FirstPhaseRecord, TrialRecord, TuningRecord
+from ortprep.children.probe import ProbeResult, join_results
+from ortprep.errors import PipelineError
 from ortprep.measuring.device_lock import measuring, working
 from ortprep.runtime.machine.hardware import hardware_fingerprint, read_hardware
-from ortprep.stages.core.accuracy import gate_key, judge_accuracy
+from ortprep.stages.core.accuracy import gate_key
 from ortprep.stages.core.contract import Context, Plan, TaskId, target_of
 from ortprep.stages.core.provenance import runtime_versions
 from ortprep.stages.core.results import PreparedResult
 from ortprep.stages.core.sources import FETCH, source_task
 from ortprep.stages.optimize.requirements import needs_of_both
 from ortprep.stages.optimize.session_plans import runtime_key
-from ortprep.stages.tune.record import build_record
 from ortprep.stages.tune.search_context import SearchContext, open_search
-from ortprep.stages.verify.comparison import describe, run_samples
-from ortprep.stages.verify.reference import reference_variant
+from ortprep.stages.verify.comparison import run_samples
+from ortprep.stages.verify.reference import reference_variant, require_gate
 from ortprep.tuning.knobs import FORM, LEVEL, needs_binding, shares_files
+from ortprep.tuning.objective import Objective, Trial
 from ortprep.tuning.plan_selection import PlanSelection, choose
 from ortprep.tuning.search import PlanSearchResult, SearchEffects, search
 from ortprep.tuning.space import PlanChoice
@@ -90,7 +92,7 @@ class TuneStage:
             verdict = choose(search_context.space, search_context.objective, search_result)
             with working():
                 _require_gate(search_context, verdict)
-                record = build_record(search_context, search_result, verdict)
+                record = _build_record(search_context, search_result, verdict)
                 # The files of plans go with the search, so the chosen ones are taken before it ends.
                 result = _hand_on(search_context, verdict, record)
         context.say(verdict.reason)
@@ -130,23 +132,11 @@ def _require_gate(search_context: SearchContext, verdict: PlanSelection) -> None
     context = search_context.context
     if not context.variant_plan.has_own_precision:
         return
-    reference = search_context.reference
-    plan = search_context.plan_of(verdict.choice)
+    plan, reference = search_context.plan_of(verdict.choice), search_context.reference
     with tempfile.TemporaryDirectory(prefix=".answers-", dir=context.folder) as scratch:
         answers = run_samples(context, plan, reference.samples, Path(scratch))
-        judgement = judge_accuracy(
-            context.spec,
-            reference.samples,
-            expected=reference.answers,
-            got=answers,
-            of_all=not context.variant_plan.is_bucket,
-        )
-    if not judgement.ok:
-        lines = "\n".join(f"  {failure}" for failure in judgement.failures)
-        raise VerificationError(
-            f"the chosen plan misses its accuracy gate: {describe(context)}\n{lines}",
-            hint="tune: {max_trials: 0}   # in the spec; the prepared model passed the gate",
-        )
+        hint = "tune: {max_trials: 0}   # in the spec; the prepared model passed the gate"
+        require_gate(context, reference, answers, subject="the chosen plan", hint=hint)
 
 
 @dataclass
@@ -200,3 +190,63 @@ def _place_first(
         share_model(artefact.path, search_context.context.folder / model)
     needs = search_context.requirements_of(owner, plan)
     return FirstPhase(plan.session_options, plan.providers, model), needs
+
+
+def _build_record(
+    search_context: SearchContext, result: PlanSearchResult, verdict: PlanSelection
+) -> TuningRecord:
+    """Returns the record of a search for the manifest."""
+    objective = search_context.objective
+    numbers = {trial.choice: trial.number for trial in result.trials}
+    limits = objective.model_dump(include={"max_private_mb", "max_gpu_mb", "max_steady_ratio"})
+    first = verdict.first_phase
+    return TuningRecord(
+        runs_per_load=objective.runs_per_load,
+        limits={name: value for name, value in limits.items() if value is not None},
+        knobs={knob: tuple(values) for knob, values in search_context.space.knobs.items()},
+        trials=tuple(_record_trial(search_context, result, trial) for trial in result.trials),
+        chosen=numbers[verdict.choice],
+        beats_default=verdict.beats_default,
+        reason=verdict.reason,
+        ended=result.ended,
+        noise=result.noise,
+        elapsed_s=round(result.elapsed_s, 3),
+        first_phase=None
+        if first is None or verdict.overlap_mb is None
+        else FirstPhaseRecord(numbers[first], verdict.overlap_mb),
+    )
+
+
+def _record_trial(search_context: SearchContext, result: PlanSearchResult, trial: Trial) -> TrialRecord:
+    plan = _plan_of(search_context, trial)
+    objective = search_context.objective
+    finals, anchors = result.finals.get(trial.choice, ()), result.finals.get(result.anchor, ())
+    decisive = (finals, anchors) if finals and anchors else (trial.figures, trial.anchors)
+    return TrialRecord(
+        number=trial.number,
+        kind=trial.kind,
+        choice=trial.choice.as_dict(),
+        session_options=plan.session_options if plan else None,
+        providers=plan.providers if plan else (),
+        figures=_join(trial, trial.figures, trial.anchors, objective) if trial.failure is None else None,
+        failure=trial.failure,
+        violations=objective.violations(*decisive) if trial.figures else (),
+        final=_join(trial, finals, anchors, objective),
+    )
+
+
+def _plan_of(search_context: SearchContext, trial: Trial) -> SessionPlan | None:
+    try:
+        return search_context.plan_of(trial.choice)
+    except PipelineError:
+        return None  # its files could not be made, which is the trial's failure
+
+
+def _join(
+    trial: Trial, figures: Sequence[ProbeResult], anchors: Sequence[ProbeResult], objective: Objective
+) -> PlanFigures | None:
+    rounds = min(len(figures), len(anchors))  # a plan that left a comparison has fewer
+    if not rounds:
+        return None
+    ratios = objective.ratios(figures[:rounds], anchors[:rounds])
+    return join_results(f"trial {trial.number}", figures[:rounds], cost_ratios=ratios)

@@ -13,11 +13,13 @@ from pathlib import Path
 
 from ortprep.bundle.atomic import write_json_atomic
 from ortprep.bundle.codec import decode, encode, read_json
+from ortprep.bundle.conversion_record import OutputAccuracy
 from ortprep.bundle.manifest import OutputError
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.answers import Answers
-from ortprep.errors import PipelineError, StageError
+from ortprep.errors import PipelineError, StageError, VerificationError
 from ortprep.runtime.loading.session import CPU, default_plan
+from ortprep.stages.core.accuracy import judge_accuracy
 from ortprep.stages.core.contract import PORTABLE, Context, Plan
 from ortprep.stages.core.inputs.sample_files import fits_interface
 from ortprep.stages.core.inputs.samples import Sample, make_samples
@@ -62,6 +64,30 @@ def fitting(reference: ReferenceAnswers, interface: ModelInterface, subject: str
         )
     answers = replace(reference.answers, samples=tuple(compress(reference.answers.samples, fits)))
     return replace(reference, samples=tuple(compress(reference.samples, fits)), answers=answers)
+
+
+def require_gate(
+    context: Context, reference: ReferenceAnswers, answers: Answers, *, subject: str, hint: str
+) -> tuple[OutputAccuracy, ...]:
+    """Returns the accuracy of answers in another precision.
+
+    Raises:
+        VerificationError: They miss the spec's gate; the message begins with `subject` and ends in `hint`.
+        SpecError: The user's metric does not work.
+    """
+    judgement = judge_accuracy(
+        context.spec,
+        reference.samples,
+        expected=reference.answers,
+        got=answers,
+        # A bucket computes what its parent does, which was judged on all samples.
+        of_all=not context.variant_plan.is_bucket,
+    )
+    if judgement.failures:
+        lines = "\n".join(f"  {failure}" for failure in judgement.failures)
+        what = f"{subject} misses its accuracy gate: {describe(context)}"
+        raise VerificationError(f"{what}\n{lines}", hint=hint)
+    return judgement.outputs
 
 
 def reference_variant(plan: Plan) -> str:

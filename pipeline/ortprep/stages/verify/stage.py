@@ -20,7 +20,7 @@ from ortprep.children.answers import Answers, TensorDeclaration
 from ortprep.errors import PipelineError, VerificationError
 from ortprep.runtime.loading.session import CUDA
 from ortprep.runtime.machine.hardware import hardware_fingerprint
-from ortprep.stages.core.accuracy import gate_key, judge_accuracy
+from ortprep.stages.core.accuracy import gate_key
 from ortprep.stages.core.contract import Context, Plan, TaskId, target_of
 from ortprep.stages.core.inputs.sample_files import inputs_key, samples_key
 from ortprep.stages.core.provenance import runtime_versions
@@ -43,6 +43,7 @@ from ortprep.stages.verify.reference import (
     make_reference,
     read_reference,
     reference_variant,
+    require_gate,
     source_plan,
 )
 
@@ -97,7 +98,13 @@ class VerifyStage:
             judged = tuple(judge(context.spec, reference.samples, expected=reference.answers, got=candidate))
             accuracy: tuple[OutputAccuracy, ...] = ()
             if own_precision:
-                accuracy = _require_gate(context, reference, candidate)
+                accuracy = require_gate(
+                    context,
+                    reference,
+                    candidate,
+                    subject="the prepared model",
+                    hint="optimize: {level: extended} in the spec; what convert wrote passed the gate",
+                )
             elif not all(item.comparison.ok for item in judged):
                 raise _explain(context, reference, judged, scratch)
             if context.variant_plan.is_converted:
@@ -141,26 +148,6 @@ def _run_candidate(context: Context, reference: ReferenceAnswers, scratch: Path)
         ) from error
     _require_signature(context, reference.answers, candidate)
     return candidate
-
-
-def _require_gate(
-    context: Context, reference: ReferenceAnswers, candidate: Answers
-) -> tuple[OutputAccuracy, ...]:
-    judgement = judge_accuracy(
-        context.spec,
-        reference.samples,
-        expected=reference.answers,
-        got=candidate,
-        # A bucket computes what its parent does, which was judged on all samples.
-        of_all=not context.variant_plan.is_bucket,
-    )
-    if not judgement.ok:
-        lines = "\n".join(f"  {failure}" for failure in judgement.failures)
-        raise VerificationError(
-            f"the prepared model misses its accuracy gate: {describe(context)}\n{lines}",
-            hint="optimize less: optimize: {level: extended} in the spec; what convert wrote passed the gate",
-        )
-    return judgement.outputs
 
 
 def _require_signature(context: Context, expected: Answers, got: Answers) -> None:
