@@ -19,7 +19,7 @@ from typing import Any
 
 import onnx
 
-from ortprep.stages.core.graphs.graph_walk import subgraphs, walk_nodes
+from ortprep.stages.core.graphs.graph_walk import walk_graphs, walk_nodes
 from ortprep.stages.optimize.lint import COPY_OPERATORS, PROVIDER_SUFFIX
 
 
@@ -29,7 +29,20 @@ def remove_copies(model: onnx.ModelProto) -> int:
     Returns:
         How many nodes and doubled weights were removed, subgraphs included.
     """
-    return _remove_from_graph(model.graph, {})
+    graphs = list(walk_graphs(model))
+    fixed = {value.name for graph in graphs for value in (*graph.input, *graph.output)}
+    pairs = [pair for graph in graphs for pair in (*_copied_values(graph), *_doubled_weights(graph))]
+    # A name on a device is made of the value's own, so it means the same in every graph.
+    aliases = {alias: name for alias, name in pairs if PROVIDER_SUFFIX.search(alias) and alias not in fixed}
+    removed = 0
+    for graph in reversed(graphs):  # inner ones first: a list that loses a node is made of copies
+        removed += _keep(graph.node, [node for node in graph.node if not _is_copy(node, aliases)])
+        removed += _keep(graph.initializer, [one for one in graph.initializer if one.name not in aliases])
+        _keep(graph.value_info, [value for value in graph.value_info if value.name not in aliases])
+        for node in graph.node:
+            node.input[:] = [_resolve(name, aliases) for name in node.input]
+            node.output[:] = [_resolve(name, aliases) for name in node.output]
+    return removed
 
 
 def remove_phantom_inputs(model: onnx.ModelProto, inputs: Collection[str]) -> int:
@@ -44,21 +57,6 @@ def remove_phantom_inputs(model: onnx.ModelProto, inputs: Collection[str]) -> in
     used_names |= {name for node in walk_nodes(model) for name in node.input}
     used_names |= {value.name for value in graph.output}
     return _keep(graph.input, [value for value in graph.input if value.name in used_names])
-
-
-def _remove_from_graph(graph: onnx.GraphProto, outer: Mapping[str, str]) -> int:
-    fixed = {value.name for value in (*graph.input, *graph.output)}
-    pairs = (*_copied_values(graph), *_doubled_weights(graph))
-    own = {alias: name for alias, name in pairs if PROVIDER_SUFFIX.search(alias) and alias not in fixed}
-    aliases = {**outer, **own}
-    removed = _keep(graph.node, [node for node in graph.node if not _is_copy(node, own)])
-    removed += _keep(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in own])
-    _keep(graph.value_info, [value for value in graph.value_info if value.name not in own])
-    for node in graph.node:
-        node.input[:] = [_resolve(name, aliases) for name in node.input]
-        node.output[:] = [_resolve(name, aliases) for name in node.output]
-        removed += sum(_remove_from_graph(subgraph, aliases) for subgraph in subgraphs(node))
-    return removed
 
 
 def _copied_values(graph: onnx.GraphProto) -> Iterator[tuple[str, str]]:
