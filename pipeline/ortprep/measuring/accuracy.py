@@ -122,7 +122,7 @@ def _compare(expected: Array, got: Array, block_elements: int) -> _Tally:
         elif left.dtype.kind not in "fc":
             tally.agreed += int(np.count_nonzero(left == right))
             tally.judged += len(left)
-        _add_block(tally, left, right)
+        tally.add(left, right)
     return tally
 
 
@@ -131,45 +131,44 @@ class _Tally:
 
     def __init__(self) -> None:
         self.elements = self.nonfinite = self.agreed = self.judged = 0
-        self.max_abs = self.sum_abs = self.energy = self.got_energy = self.product = self.noise = 0.0
+        self.max_abs = self.sum_abs = 0.0
+        self._energy = self._got_energy = self._product = self._noise = 0.0
+
+    def add(self, expected: Array, got: Array) -> None:
+        """Adds widened elements, at least one."""
+        left, right, distance = _to_floats(expected, got)
+        is_finite = np.isfinite(left) & np.isfinite(right)
+        if not is_finite.all():
+            same = (left == right) | (np.isnan(left) & np.isnan(right))
+            self.nonfinite += int(np.count_nonzero(~is_finite & ~same))
+            left, right, distance = (np.where(is_finite, values, 0.0) for values in (left, right, distance))
+        self.elements += len(left)
+        self.max_abs = max(self.max_abs, float(np.nan_to_num(distance.max())))
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.sum_abs += distance.sum()
+            self._energy += np.dot(left, left)
+            self._got_energy += np.dot(right, right)
+            self._product += np.dot(left, right)
+            self._noise += np.dot(distance, distance)
 
     def cosine(self) -> float:
-        if self.noise == 0:
+        if self._noise == 0:
             return 1.0
-        if self.energy == 0 or self.got_energy == 0 or self._overflows():
+        if self._energy == 0 or self._got_energy == 0 or self._overflows():
             return 0.0
-        cosine = self.product / (np.sqrt(self.energy) * np.sqrt(self.got_energy))
-        return float(np.clip(cosine, -1, 1))
+        return float(np.clip(self._product / np.sqrt(self._energy) / np.sqrt(self._got_energy), -1, 1))
 
     def snr_db(self) -> float:
-        if self.noise == 0:
+        if self._noise == 0:
             return SNR_CAP_DB
-        if self.energy == 0 or self._overflows():
+        if self._energy == 0 or self._overflows():
             return -SNR_CAP_DB
-        ratio = 10 * (np.log10(self.energy) - np.log10(self.noise))
+        ratio = 10 * (np.log10(self._energy) - np.log10(self._noise))
         return float(np.clip(ratio, -SNR_CAP_DB, SNR_CAP_DB))
 
     def _overflows(self) -> bool:
         """Returns whether a sum of squares is beyond float64, as of numbers above 1e154."""
-        return not np.isfinite([self.energy, self.got_energy, self.product, self.noise]).all()
-
-
-def _add_block(tally: _Tally, expected: Array, got: Array) -> None:
-    """Adds widened elements, at least one, to a sample's sums."""
-    left, right, distance = _to_floats(expected, got)
-    is_finite = np.isfinite(left) & np.isfinite(right)
-    if not is_finite.all():
-        same = (left == right) | (np.isnan(left) & np.isnan(right))
-        tally.nonfinite += int(np.count_nonzero(~is_finite & ~same))
-        left, right, distance = (np.where(is_finite, values, 0.0) for values in (left, right, distance))
-    tally.elements += len(left)
-    tally.max_abs = max(tally.max_abs, float(np.nan_to_num(distance.max())))
-    with np.errstate(over="ignore", invalid="ignore"):
-        tally.sum_abs += distance.sum()
-        tally.energy += np.dot(left, left)
-        tally.got_energy += np.dot(right, right)
-        tally.product += np.dot(left, right)
-        tally.noise += np.dot(distance, distance)
+        return not np.isfinite([self._energy, self._got_energy, self._product, self._noise]).all()
 
 
 def _to_floats(expected: Array, got: Array) -> tuple[_Floats, _Floats, _Floats]:

@@ -43,16 +43,7 @@ def private_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fetch_result() -> FetchResult:
-    source = SourceRecord(
-        kind="path",
-        location="net.onnx",
-        sha256="sha256:" + "0" * 64,
-        files=(),
-        opsets={"": 21},
-        ir_version=10,
-        operators={},
-        initializer_bytes=1000,
-    )
+    source = SourceRecord("path", "net.onnx", "", (), {}, 8, {}, 0)
     return FetchResult("net.onnx", source, ModelInterface((), (), {}, external=False))
 
 
@@ -60,10 +51,6 @@ def optimize_result() -> PreparedResult:
     options, needs = SessionOptionsRecord("ORT_DISABLE_ALL"), Requirements(VersionRange("1.23"), (CPU,))
     variant = Variant("cpu", "cpu", "net_optimized.onnx", (), options, PROVIDERS, needs)
     return PreparedResult(variant, "all", (), "1.31.1")
-
-
-def upstream(folder: Path, result: object) -> Upstream:
-    return Upstream(folder, encode(result))
 
 
 def build_context(tmp_path: Path, *, spec: ModelSpec = SPEC) -> Context:
@@ -85,9 +72,9 @@ def build_context(tmp_path: Path, *, spec: ModelSpec = SPEC) -> Context:
         plan=Plan(spec, ("cpu",), {}),
         variant="cpu",
         upstream={
-            TaskId("fetch"): upstream(folders["fetch"], fetch_result()),
-            TaskId("optimize", "cpu"): upstream(folders["cpu"], optimize_result()),
-            TaskId("optimize", "portable"): upstream(folders["portable"], optimize_result()),
+            TaskId("fetch"): Upstream(folders["fetch"], encode(fetch_result())),
+            TaskId("optimize", "cpu"): Upstream(folders["cpu"], encode(optimize_result())),
+            TaskId("optimize", "portable"): Upstream(folders["portable"], encode(optimize_result())),
             TaskId("verify", "cpu"): Upstream(folders["verify"], {}),
             TaskId("verify", "portable"): Upstream(folders["verify"], {}),
         },
