@@ -9,6 +9,7 @@ the device, later arrivals wait at the gate.
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import stat
 import tempfile
@@ -101,14 +102,7 @@ def lock_folder() -> Path:
 @contextmanager
 def _held(devices: list[str], mode: int, *, on_wait: Callable[[], None] | None) -> Iterator[None]:
     folder = lock_folder()
-    is_reported = False
-
-    def report_wait() -> None:
-        nonlocal is_reported
-        if on_wait is not None and not is_reported:
-            on_wait()
-        is_reported = True
-
+    report_wait = functools.cache(on_wait or (lambda: None))  # once for all locks
     with ExitStack() as stack:
         for device in devices:
             with _lock_file(folder / f"{device}.gate", fcntl.LOCK_EX, report_wait):

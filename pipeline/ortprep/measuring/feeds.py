@@ -75,7 +75,7 @@ def _integer_range(
     dtype: np.dtype[Any], kind: ElementType | None, *, span: Span | None, bound: int | None
 ) -> tuple[int, int]:
     """Returns the lowest and highest value, both included."""
-    lowest, highest = _limits(dtype, kind)
+    lowest, highest = (np.iinfo(dtype).min, np.iinfo(dtype).max) if kind is None else kind.limits
     if span is not None:
         low, high = math.ceil(span[0]), math.floor(span[1])
     elif bound is not None:
@@ -88,13 +88,6 @@ def _integer_range(
         high = min(high, bound - 1)
     high = max(min(high, highest), lowest)
     return min(max(low, lowest), high), high
-
-
-def _limits(dtype: np.dtype[Any], kind: ElementType | None) -> tuple[int, int]:
-    if kind is not None:
-        return kind.limits
-    info = np.iinfo(dtype)
-    return int(info.min), int(info.max)
 
 
 def _draw_numbers(
