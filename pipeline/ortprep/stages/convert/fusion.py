@@ -24,8 +24,7 @@ from ortprep.quoting import quoted
 from ortprep.stages.convert.fusion_graph import Heads, choose_heads, rewrite_as_patterns_expect
 from ortprep.stages.convert.pass_records import PassReply, PassRequest
 from ortprep.stages.convert.weights import keep_real_inputs, move_weights
-from ortprep.stages.core.graphs.graph_walk import name_nodes, values_bytes, walk_nodes
-from ortprep.stages.core.graphs.inlining import load_with_weights
+from ortprep.stages.core.graphs.graph_walk import load_with_weights, name_nodes, values_bytes, walk_nodes
 from ortprep.versions import install_command
 
 _PREFIX = "enable_"
@@ -71,7 +70,7 @@ def fuse(request: PassRequest) -> PassReply:
         library.model_types,
         hint=lambda near: f"fusion: {{model_type: {quoted(near)}}}",
     )
-    model = load_with_weights(request.source, request.source.parent)
+    model = load_with_weights(request.source)
     keep_real_inputs(model)
     name_nodes(model)
     inputs, outputs = list(model.graph.input), list(model.graph.output)

@@ -132,9 +132,12 @@ def write_form(request: tuple[Path, Path, str]) -> None:
         options = SessionOptionsRecord("ORT_DISABLE_ALL", attributes=attributes, config_entries=entries)
         build_session(SessionPlan(str(source), options, (ProviderRecord(CPU),)))
         return
-    from ortprep.stages.core.graphs.inlining import write_inline
+    import onnx
 
-    write_inline(source, written, data_folder=source.parent)
+    from ortprep.stages.core.graphs.graph_walk import load_with_weights
+
+    # ONNX Runtime would leave weights in the source's file, under the name that they have beside it.
+    onnx.save(load_with_weights(source), written)
 
 
 def readable_by(artefact: Artefact, versions: VersionRange) -> VersionRange:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import onnx
 from onnx import AttributeProto, TensorProto, helper
+from onnx.external_data_helper import ExternalDataInfo
 
 MAX_RANK = 64
 """Maximum number of axes of a tensor; numpy takes no more."""
@@ -100,6 +102,25 @@ def values_bytes(tensor: TensorProto) -> int:
     bits = 2 if name.endswith("INT2") else 4 if "INT4" in name or name.startswith("FLOAT4") else bits
     count: int = math.prod(tensor.dims)
     return -(-count * bits // 8)
+
+
+def load_with_weights(path: Path) -> onnx.ModelProto:
+    """Reads a model with its weights; hard links, which onnx refuses, are what a build shares files by.
+
+    Raises:
+        OSError: Data is missing.
+    """
+    model = onnx.load(path, load_external_data=False)
+    for tensor in walk_tensors(model):
+        if tensor.data_location != TensorProto.EXTERNAL:
+            continue
+        info = ExternalDataInfo(tensor)
+        with (path.parent / info.location).open("rb") as file:
+            file.seek(info.offset or 0)
+            tensor.raw_data = file.read(info.length or values_bytes(tensor))
+        del tensor.external_data[:]
+        tensor.data_location = TensorProto.DEFAULT
+    return model
 
 
 def external_extents(model: onnx.ModelProto) -> dict[str, int]:
