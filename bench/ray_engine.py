@@ -28,7 +28,7 @@ import json, sys, time
 started = time.perf_counter()
 from pathlib import Path
 from ortprep.cli.console import BuildObserver
-from ortprep.build.engine import BuildRequest, build_here
+from ortprep.build.runner import BuildRequest, build_here
 wanted = json.loads(sys.argv[1])
 order = BuildRequest(configs=Path(wanted["configs"]), artifacts=Path(wanted["artifacts"]))
 joined_s = 0.0

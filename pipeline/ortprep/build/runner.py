@@ -8,8 +8,11 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
+from ortprep.build.build_plan import plan_builds
 from ortprep.build.execution import Task, run_task, why_stale
 from ortprep.bundle.digest import DigestCache
 from ortprep.errors import PipelineError
@@ -44,12 +47,49 @@ class Observer(Protocol):
         """Nothing more comes."""
 
 
+@dataclass(frozen=True)
+class BuildRequest:
+    """What to prepare.
+
+    Attributes:
+        configs: Folder of `NAME.yaml` files and `defaults.yaml`.
+        artifacts: Folder of the bundles.
+        names: Models; all of them if empty.
+        jobs: Maximum number of concurrent tasks, on this machine.
+    """
+
+    configs: Path
+    artifacts: Path
+    names: tuple[str, ...] = ()
+    only: str | None = None
+    skip_unavailable: bool = False
+    jobs: int = 1
+
+
 def is_current(task: Task, cache: DigestCache) -> bool:
     """Returns whether a task's receipt and files are those of its present key."""
     try:
         return not why_stale(task, cache)
     except PipelineError:
         return False  # running it raises the error, with the task's name
+
+
+def build_here(request: BuildRequest, observer: Observer) -> tuple[PipelineError, ...]:
+    """Builds what is not up to date, one bundle after the other, and returns the errors of failed tasks.
+
+    With several jobs, as many bundles are under way as keep them busy. A failed model holds up no other.
+
+    Raises:
+        SpecError: A spec is wrong, or a target is not available; nothing was started.
+    """
+    builds = plan_builds(
+        request.configs,
+        request.artifacts,
+        names=request.names,
+        only=request.only,
+        skip_unavailable=request.skip_unavailable,
+    )
+    return run_builds(builds, observer, jobs=request.jobs)
 
 
 def run_builds(

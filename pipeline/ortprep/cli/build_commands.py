@@ -115,7 +115,7 @@ def prepare(
     node_timeout: NodeTimeout = None,
 ) -> None:
     """Build the bundles that are not up to date, as `doit prepare` does; ONNX files get a spec first."""
-    from ortprep.build.engine import BuildRequest, build_here
+    from ortprep.build.runner import BuildRequest, build_here
 
     of_ray = {
         "--address": address,

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from ortprep.build.engine import BuildRequest
+from ortprep.build.runner import BuildRequest
 from ortprep.cluster.building.engine import RayEngine
 from tests.builders import conv_net, write_model
 from tests.prepare.builders import AS_PREPARED

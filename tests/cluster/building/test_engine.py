@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import ray
 
-from ortprep.build.engine import build_here
+from ortprep.build.runner import build_here
 from ortprep.bundle.manifest import read_manifest
 from ortprep.bundle.verification import check_bundle
 from ortprep.cluster.building.engine import RayEngine

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ortprep.build.build_plan import read_build_specs
-from ortprep.build.engine import BuildRequest
-from ortprep.build.runner import Observer
+from ortprep.build.runner import BuildRequest, Observer
 from ortprep.cluster.building.build_run import BuildRun
 from ortprep.cluster.building.connection import connect
 from ortprep.cluster.building.fleet_plan import plan_fleet
