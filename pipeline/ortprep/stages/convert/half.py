@@ -173,16 +173,17 @@ class _Conversion:
         def may_change(value: str, formal: Any) -> bool:
             return self._types.get(value) == FLOAT and self._kind in formal.types
 
+        taken, given = schemas.formals(node)
         floats = ALWAYS_FLOAT_INPUTS.get(node.op_type, ())
         inputs = {
             index: formal
-            for index, value, formal in schemas.inputs(node)
+            for index, value, formal in taken
             if may_change(value, formal) and index not in floats
         }
         variables = {formal.typeStr for formal in inputs.values()}
         outputs = (
             index
-            for index, value, formal in schemas.outputs(node)
+            for index, value, formal in given
             if may_change(value, formal) and (node.op_type in _BY_ATTRIBUTE or formal.typeStr in variables)
         )
         return frozenset(inputs), frozenset(outputs)

@@ -45,20 +45,17 @@ class Schemas:
                 self._schemas[schema.domain, schema.name] = schema
         self.operators: Collection[str] = {schema.name for schema in schemas}
 
-    def inputs(self, node: onnx.NodeProto) -> Formals:
-        """Returns the formals of a node's inputs; none for an operator that ONNX Runtime does not have."""
+    def formals(self, node: onnx.NodeProto) -> tuple[Formals, Formals]:
+        """Returns those of a node's inputs and outputs; none for an operator that ONNX Runtime lacks."""
         schema = self._schemas.get((_domain(node.domain), node.op_type))
-        return _pair(node.input, schema.inputs if schema else [])
-
-    def outputs(self, node: onnx.NodeProto) -> Formals:
-        """Returns the formals of a node's outputs; none for an operator that ONNX Runtime does not have."""
-        schema = self._schemas.get((_domain(node.domain), node.op_type))
-        return _pair(node.output, schema.outputs if schema else [])
+        if schema is None:
+            return [], []
+        return _pair(node.input, schema.inputs), _pair(node.output, schema.outputs)
 
 
 def _pair(values: Sequence[str], formals: list[Any]) -> Formals:
     # The last formal may stand for any number of values.
-    return [(i, name, formals[min(i, len(formals) - 1)]) for i, name in enumerate(values) if name and formals]
+    return [(i, name, formals[min(i, len(formals) - 1)]) for i, name in enumerate(values) if name]
 
 
 def _domain(domain: str) -> str:
@@ -76,10 +73,10 @@ def infer_value_types(model: onnx.ModelProto, schemas: Schemas) -> dict[str, str
     for tensor in (*model.graph.initializer, *(each.values for each in model.graph.sparse_initializer)):
         types[tensor.name] = _spell(tensor.data_type)
     for node in model.graph.node:
-        formals = schemas.inputs(node)
-        bound = {formal.typeStr: types.get(name, "") for _, name, formal in formals if formal.isHomogeneous}
+        inputs, outputs = schemas.formals(node)
+        bound = {formal.typeStr: types.get(name, "") for _, name, formal in inputs if formal.isHomogeneous}
         types.update((name, declared.get(name, "")) for name in node.output if name)
-        for index, name, formal in schemas.outputs(node):
+        for index, name, formal in outputs:
             types[name] = _output_type(node, index, formal, bound) or types[name]
     return types
 

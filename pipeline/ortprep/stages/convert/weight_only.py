@@ -37,7 +37,7 @@ from ortprep.stages.convert.quantizable import (
     read_attribute,
     read_checked_graph,
 )
-from ortprep.stages.convert.weights import move_weights, read_array, write_tensor
+from ortprep.stages.convert.weights import move_weights, read_pieces, write_tensor
 from ortprep.stages.core.graphs.graph_walk import (
     defined_names,
     new_name,
@@ -126,7 +126,9 @@ def _quantize(
 ) -> tuple[onnx.NodeProto, dict[str, NDArray[Any]]]:
     """Quantises a weight; returns a `MatMulNBits` without inputs and outputs, and what it reads by suffix."""
     bits, quantize = 4 if request.name == "int4-weights" else 8, request.quantize
-    values = read_array(tensor, request.source.parent)
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    raw = b"".join(read_pieces(tensor, request.source.parent))
+    values = np.frombuffer(raw, dtype).reshape(tuple(tensor.dims))
     values = np.ascontiguousarray(values.T) if transposed else values
     config = DefaultWeightOnlyQuantConfig(quantize.block_size, is_symmetric=quantize.symmetric, bits=bits)
     arrays = DefaultWeightOnlyQuantizer(config).qbits_block_quant(values)

@@ -12,10 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import numpy as np
 import onnx
-from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 from onnx.external_data_helper import ExternalDataInfo
 
 from ortprep.bundle.onnx_wire import WireError, read_skeleton
@@ -35,7 +33,6 @@ _LISTED_INITIALIZERS_BEFORE_IR = 4
 
 # Fields of a TensorProto whose bytes are laid out as `raw_data` is: float_data, raw_data and double_data.
 _RAW_LAYOUT = frozenset({4, 9, 10})
-_VALUE_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "raw_data")
 
 
 def read_graph(path: Path) -> onnx.ModelProto:
@@ -99,12 +96,6 @@ def read_pieces(tensor: TensorProto, folder: Path) -> Iterator[bytes]:
             left -= min(left, PIECE_BYTES)
 
 
-def read_array(tensor: TensorProto, folder: Path) -> NDArray[np.generic]:
-    """Returns the values of a tensor whose type numpy has; raises as `read_pieces` does."""
-    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    return np.frombuffer(b"".join(read_pieces(tensor, folder)), dtype).reshape(tuple(tensor.dims))
-
-
 def write_tensor(tensor: TensorProto, pieces: Iterable[bytes | memoryview], written: Path) -> None:
     """Writes a tensor's bytes to the data file of a model or, below `EXTERNAL_BYTES`, into the message.
 
@@ -124,15 +115,15 @@ def write_tensor(tensor: TensorProto, pieces: Iterable[bytes | memoryview], writ
     # `pieces` may read from the tensor itself, so the tensor is changed last.
     if expected < EXTERNAL_BYTES:
         raw = b"".join(pieces)
-        keep_inside(tensor, raw)
         length = len(raw)
+        _store(tensor, raw)
     else:
         with data.open("ab") as file:
             boundary = PAGE_BYTES if expected >= MIN_EXTERNAL_BYTES else _LINE_BYTES
             file.write(bytes(-file.tell() % boundary))
             offset = file.tell()
             length = sum(file.write(piece) for piece in pieces)
-        _clear(tensor)
+        _store(tensor)
         _point(tensor, data.name, offset, length)
     if length != expected:
         raise StageError(
@@ -165,7 +156,7 @@ def move_weights(model: onnx.ModelProto, folder: Path, written: Path) -> None:
                 write_tensor(tensor, read_pieces(tensor, folder), written)
     for tensor in others:
         if tensor.data_location == TensorProto.EXTERNAL:
-            keep_inside(tensor, b"".join(read_pieces(tensor, folder)))
+            _store(tensor, b"".join(read_pieces(tensor, folder)))
 
 
 def keep_real_inputs(model: onnx.ModelProto) -> None:
@@ -176,12 +167,6 @@ def keep_real_inputs(model: onnx.ModelProto) -> None:
         model.graph.input.remove(value)
 
 
-def keep_inside(tensor: TensorProto, raw: bytes) -> None:
-    """Gives a tensor its bytes in the message, whatever its size."""
-    _clear(tensor)
-    tensor.raw_data = raw
-
-
-def _clear(tensor: TensorProto) -> None:
-    for field in (*_VALUE_FIELDS, "external_data", "data_location"):
-        tensor.ClearField(field)
+def _store(tensor: TensorProto, raw: bytes | None = None) -> None:
+    """Removes the values or the reference of a tensor, and gives it bytes in the message, if any."""
+    tensor.CopyFrom(TensorProto(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type, raw_data=raw))
