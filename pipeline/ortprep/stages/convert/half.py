@@ -14,7 +14,7 @@ bfloat16. For child processes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,6 @@ from ortprep.stages.convert.pass_records import PassReply, PassRequest
 from ortprep.stages.convert.value_types import FLOAT, Schemas, infer_value_types
 from ortprep.stages.convert.weights import move_weights, read_graph, read_pieces, write_tensor
 from ortprep.stages.core.graphs.graph_walk import (
-    defined_names,
     name_nodes,
     subgraphs,
     walk_graphs,
@@ -135,6 +134,7 @@ class _Conversion:
     def __init__(self, model: onnx.ModelProto, schemas: Schemas, half: HalfSpec, code: int) -> None:
         """Decides which nodes are converted; changes nothing yet."""
         self.code, self._graph = code, model.graph
+        _, *self._bodies = walk_graphs(model)
         self._suffix = TensorProto.DataType.Name(code).lower()
         self._kind = f"tensor({self._suffix})"
         self._types = infer_value_types(model, schemas)
@@ -212,8 +212,10 @@ class _Conversion:
             for index in in_half:
                 self.half_users.setdefault(node.input[index], []).append(node.name)
             node.input[:] = [self._take(name, is_half=i in in_half) for i, name in enumerate(node.input)]
-            for body in subgraphs(node):
-                self._connect_body(body, self._types.keys())
+        for body in self._bodies:
+            for node in body.node:
+                # Float32 of the values around it; `_take` leaves its own as they are.
+                node.input[:] = [self._take(name, is_half=False) for name in node.input]
         for output in graph.output:
             self._take(output.name, is_half=output.name in self._half_ends)
 
@@ -232,15 +234,6 @@ class _Conversion:
             if value.name in self._half_ends or value.name in inner:
                 value.type.tensor_type.elem_type = self.code
                 value.name = self.name_of(value.name, is_half=True)
-
-    def _connect_body(self, body: onnx.GraphProto, outer: Collection[str]) -> None:
-        """Makes a subgraph take float32 of the values around it."""
-        visible = set(outer) - set(defined_names(body))
-        for node in body.node:
-            for i, name in enumerate(node.input):
-                node.input[i] = self._take(name, is_half=False) if name in visible else name
-            for inner in subgraphs(node):
-                self._connect_body(inner, visible)
 
     def _retype(self, node: onnx.NodeProto) -> None:
         """Changes the attribute that decides the type of a converted node's output."""
