@@ -74,22 +74,9 @@ class Barrier:
             time.sleep(_POLL_INTERVAL_S)
 
 
-@dataclass(frozen=True)
-class GroupResult:
-    """Replies of processes that ran at once.
-
-    Attributes:
-        started_s: `time.monotonic()` before the first process started; all processes read the same clock.
-        values: Return value of each process, in the order of the requests.
-    """
-
-    started_s: float
-    values: tuple[dict[str, Any], ...]
-
-
 def run_together(
     function: ChildFunction, requests: Sequence[Mapping[str, Any]], *, participants: int
-) -> GroupResult:
+) -> tuple[float, list[dict[str, Any]]]:
     """Runs a function in a fresh process for every request, all at once.
 
     If one fails, or this call is interrupted, all are killed: none may keep the others waiting for an hour.
@@ -100,6 +87,10 @@ def run_together(
             `participants`. A request whose `plans` hold a single `SessionPlan` runs in a process that sees
             only the GPU of that plan, as a pool's worker does.
         participants: Number of participants at that barrier, in all processes together.
+
+    Returns:
+        `time.monotonic()` before the first process started, a clock that all processes read; and what each
+        returned, in the order of the requests.
 
     Raises:
         PipelineError: Error of the first process that failed.
@@ -120,7 +111,7 @@ def run_together(
         except BaseException:
             kill_all(folder)
             raise
-        return GroupResult(started_s, tuple(reply.result() for reply in replies))
+        return started_s, [reply.result() for reply in replies]
 
 
 def join(request: Mapping[str, Any]) -> Barrier:

@@ -83,15 +83,15 @@ def measure_group(shares: Sequence[Sequence[Load]], *, at_once: bool, window_s: 
         }
         for share in shares
     ]
-    replies = run_together(use_sessions, requests, participants=sum(map(len, shares)))
-    processes = [decode(_ProcessFigures, value) for value in replies.values]
+    started_s, values = run_together(use_sessions, requests, participants=sum(map(len, shares)))
+    processes = [decode(_ProcessFigures, value) for value in values]
     ready_s = max(time for each in processes for time in each.ready_s)
     begun_s = min(time for each in processes for time in each.begun_s)
     runs_ms = [runs for each in processes for runs in each.runs_ms]
     return GroupFigures(
         onnxruntime=processes[0].onnxruntime,
-        ready_ms=(ready_s - replies.started_s) * 1e3,
-        start_ms=(max(each.imported_s for each in processes) - replies.started_s) * 1e3,
+        ready_ms=(ready_s - started_s) * 1e3,
+        start_ms=(max(each.imported_s for each in processes) - started_s) * 1e3,
         creating_ms=(ready_s - begun_s) * 1e3,
         private_mb=sum(each.private_mb for each in processes),
         run_ms=tuple(median(runs) for runs in runs_ms),
