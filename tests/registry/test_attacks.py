@@ -59,6 +59,7 @@ from ortprep.time_limit import OutOfTimeError, call_in_time, limit_time
 from tests.registry.builders import (
     BARE,
     Made,
+    name_of,
     put_version,
     read_tree,
     write_bundle,
@@ -195,6 +196,21 @@ def test_a_part_that_says_other_things_than_its_bundle_is_refused(registry, cata
     version = put_document(catalogue, registry, part, tampered(part, change))
     with pytest.raises(IntegrityError, match=r"contradicts its document|of another source or spec"):
         pull_it(catalogue, tmp_path / "out", version=version)
+
+
+def test_a_document_that_is_not_what_its_name_says_is_refused(registry, catalogue, tmp_path):
+    published = publish(write_bundle(tmp_path / "bundle"), catalogue, label="good")
+    other = publish(write_bundle(tmp_path / "other", spec=b"other"), catalogue, label="other")
+    part, version = (Path(registry, "net", kind) for kind in (PART, VERSION))
+    (part / ref_name(published.part)).write_bytes((part / ref_name(other.part)).read_bytes())
+    with open_catalogue(registry, cache=Cache(tmp_path / "fresh")) as fresh:
+        with pytest.raises(IntegrityError, match="does not match its digest: parts/"):
+            pull_it(fresh, tmp_path / "out", "good")
+        (version / name_of(published.version)).write_bytes(other.version.data)
+    with open_catalogue(registry, cache=Cache(tmp_path / "fresher")) as fresh:
+        assert list(fresh.read_state("net").labels()) == ["other"]
+        with pytest.raises(NotPublishedError):
+            pull_it(fresh, tmp_path / "out", "good")
 
 
 def test_a_document_of_a_gigabyte_is_not_read(registry, catalogue, tmp_path):
