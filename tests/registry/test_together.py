@@ -15,7 +15,7 @@ import pytest
 from ortprep.bundle.digest import digest_bytes
 from ortprep.bundle.verification import check_bundle
 from ortprep.errors import ConflictError, IntegrityError, NotPublishedError, PipelineError, RegistryError
-from ortprep.registry.backend import ALIAS
+from ortprep.registry.backend import ALIAS, VERSION
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue, open_catalogue
 from ortprep.registry.documents import build_version
@@ -30,6 +30,7 @@ from tests.registry.builders import (
     BARE,
     Build,
     Made,
+    name_of,
     put_version,
     read_tree,
     write_bundle,
@@ -215,6 +216,22 @@ def test_a_label_that_is_taken_meanwhile_is_an_error_and_nothing_is_lost(registr
     with pytest.raises(ConflictError, match=r"label taken: net@1\.4"):
         publish(write_bundle(tmp_path / "bundle"), slow, label="1.4")
     assert [one.digest for one in catalogue.read_state("net").labels()["1.4"]] == [claim.digest]
+
+
+def test_a_version_whose_label_is_contested_is_not_relied_on(registry, catalogue, tmp_path):
+    """Its publisher may be about to withdraw it."""
+    bundle = write_bundle(tmp_path / "bundle")
+    publish(write_bundle(tmp_path / "other", spec=b"other"), catalogue, label="1.4")
+    first = publish(bundle, catalogue, label="first").version
+    part = catalogue.read_part("net", first.parts[0].digest)
+    contested = build_version("net", [part], label="1.4", published_at="2020-11-23T00:00:00+00:00")
+    put_version(catalogue, contested)
+    catalogue.backend.delete_ref("net", VERSION, name_of(first))
+    again = publish(bundle, catalogue)
+    assert again.is_new
+    assert again.version != contested
+    catalogue.backend.delete_ref("net", VERSION, name_of(contested))
+    assert publish(bundle, catalogue).version == again.version
 
 
 def test_pullers_at_the_same_time_fetch_each_file_once(registry, catalogue, tmp_path):

@@ -191,9 +191,13 @@ def _merge(new: _Publication) -> Version:
         parts = _choose_parts(new, family)
         digests = frozenset(part.digest for part in parts)
         same = [version for version in family if version.part_digests == digests]
-        if same:
+        if added in same and new.label is not None:
+            return added
+        # One whose label is contested may be withdrawn at any moment.
+        settled = [version for version in same if len(state.labels()[version.label]) == 1]
+        if settled:
             # Two that come to the same at once may each add one: the first counts, and both say so.
-            return added if added in same and new.label is not None else same[0]
+            return settled[0]
         added = _add_version(new, parts, state)
     raise ConflictError(
         f"others keep publishing {new.part.model}\n"
