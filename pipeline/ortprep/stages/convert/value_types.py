@@ -7,18 +7,14 @@ are spelled as ONNX Runtime does: `tensor(float)`. For child processes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import onnx
 from onnx import TensorProto
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
-from ortprep.stages.core.graphs.graph_walk import subgraphs
-
 FLOAT = "tensor(float)"
-
-_TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype", "stash_type")
 
 Formals = list[tuple[int, str, Any]]
 """Index, value and formal parameter of every input or output that a node has.
@@ -76,28 +72,13 @@ def infer_value_types(model: onnx.ModelProto, schemas: Schemas) -> dict[str, str
         inputs, outputs = schemas.formals(node)
         bound = {formal.typeStr: types.get(name, "") for _, name, formal in inputs if formal.isHomogeneous}
         types.update((name, declared.get(name, "")) for name in node.output if name)
-        for index, name, formal in outputs:
-            types[name] = _output_type(node, index, formal, bound) or types[name]
+        for _, name, formal in outputs:
+            # Else the type of a body or an attribute, which onnx infers.
+            if len(formal.types) == 1:
+                types[name] = str(next(iter(formal.types)))
+            elif formal.isHomogeneous and formal.typeStr in bound:
+                types[name] = bound[formal.typeStr] or types[name]
     return types
-
-
-def _output_type(node: onnx.NodeProto, index: int, formal: Any, bound: Mapping[str, str]) -> str:
-    """Returns the type of an output by its operator's schema, the node's body or its attributes."""
-    body = next(subgraphs(node), None)
-    if len(formal.types) == 1:
-        return str(next(iter(formal.types)))
-    if body is not None:
-        # A loop's body also returns whether to go on.
-        return _spell(body.output[index + (node.op_type == "Loop")].type.tensor_type.elem_type)
-    if formal.isHomogeneous and formal.typeStr in bound:
-        return bound[formal.typeStr]
-    for attribute in node.attribute:
-        code = attribute.i if attribute.name in _TYPE_ATTRIBUTES else 0
-        if attribute.name == "value" and attribute.HasField("t"):
-            code = attribute.t.data_type
-        if code:
-            return _spell(code)
-    return ""
 
 
 def _spell(code: int) -> str:
