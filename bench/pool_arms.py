@@ -57,7 +57,7 @@ def run_arm(tree: Path, bundle: Path, requests: int) -> dict[str, float]:
     command = [sys.executable, str(HERE / "bench" / "pool_arms.py"), "--arm", str(bundle), str(requests)]
     done = subprocess.run(
         command,
-        env={**os.environ, "PYTHONPATH": str(tree)},
+        env={**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{tree / 'pipeline'}"},
         cwd=tree,
         stdout=subprocess.PIPE,
         check=True,

@@ -9,7 +9,7 @@ import pickle
 import pytest
 
 from ortprep import errors
-from ortprep.runtime.pool.worker_state import OutputTail
+from ortprep.runtime.pool.workers import OutputTail
 
 ALL = [
     kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.PipelineError)

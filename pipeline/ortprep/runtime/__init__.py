@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from ortprep.runtime.placement.assignment import place_models as place_models
     from ortprep.runtime.pool.config import PoolConfig as PoolConfig
     from ortprep.runtime.pool.session_pool import SessionPool as SessionPool
-    from ortprep.runtime.pool.stats import PoolStats as PoolStats
-    from ortprep.runtime.pool.stats import WorkerEvent as WorkerEvent
-    from ortprep.runtime.pool.stats import WorkerStats as WorkerStats
+    from ortprep.runtime.pool.workers import PoolStats as PoolStats
+    from ortprep.runtime.pool.workers import WorkerEvent as WorkerEvent
+    from ortprep.runtime.pool.workers import WorkerStats as WorkerStats
 
 _HOMES = {
     "OpenedBundle": "loading.opened_bundle",
     "PoolConfig": "pool.config",
-    "PoolStats": "pool.stats",
+    "PoolStats": "pool.workers",
     "SessionPool": "pool.session_pool",
-    "WorkerEvent": "pool.stats",
-    "WorkerStats": "pool.stats",
+    "WorkerEvent": "pool.workers",
+    "WorkerStats": "pool.workers",
     "install": "dropin.installation",
     "load": "loading.bundle_loader",
     "load_before_fork": "loading.forking",

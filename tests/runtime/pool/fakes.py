@@ -21,20 +21,22 @@ from ortprep.errors import LoadError
 from ortprep.runtime.pool import served_model, worker
 from ortprep.runtime.pool.memory import pack_inline
 from ortprep.runtime.pool.messages import (
+    IN_FILE,
     Head,
     Layout,
     MessageKind,
-    Span,
     StartPhase,
     encode,
+    encode_head,
     encode_tensors,
+    fit_into,
     lay_out,
 )
 from ortprep.runtime.pool.process import WorkerJob
-from ortprep.runtime.pool.served_model import AnswerMemory
+from ortprep.runtime.pool.served_model import SlotMemory
 
 EXIT, SEGFAULT, HANG, GARBAGE, WRONG_TURN, OUTSIDE, GREEDY = range(-107, -100)
-SLOW, RAISE, FEW, LONG, TWICE, EMPTY, BLOCK = range(-114, -107)
+INSATIABLE, SLOW, RAISE, FEW, LONG, TWICE, EMPTY, BLOCK = range(-115, -107)
 Packet = bytes
 _FLOATS = lay_out(((10_000,),), (40_000,))
 
@@ -65,7 +67,7 @@ def floods(job: WorkerJob) -> None:
     with socket.socket(fileno=job.descriptors[0]) as own:
         for number in range(200):
             phase = StartPhase("import" if number == 0 else f"{number}" * 1000, 0.0)
-            own.send(encode(MessageKind.PHASE, content=encode_record(phase)))
+            own.send(encode(MessageKind.PHASE, 0, encode_record(phase)))
         time.sleep(3600)
 
 
@@ -82,8 +84,8 @@ def goes_wrong_when_asked(job: WorkerJob) -> None:
     """Serves, and does what a request's first element says if that is one of the numbers above."""
     serve = served_model.ServedModel.run
 
-    def run(self: served_model.ServedModel, head: Head, packet: memoryview, memory: AnswerMemory) -> Packet:
-        places = self._reader.read(packet, head)
+    def run(self: served_model.ServedModel, head: Head, packet: memoryview, memory: SlotMemory) -> Packet:
+        places = self._reader.read(packet, head, head.size)
         array = memory.read(places[0], self._inputs[0][1], packet, head)
         wish = int(array.flat[0]) if array.size else 0
         if wish in _DEEDS:
@@ -136,51 +138,58 @@ def _segfault(*_: Any) -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
-def _hang(head: Head, memory: AnswerMemory, job: WorkerJob) -> None:
+def _hang(head: Head, memory: SlotMemory, job: WorkerJob) -> None:
     hangs(job)
 
 
-def _babble(head: Head, memory: AnswerMemory, job: WorkerJob) -> None:
+def _babble(head: Head, memory: SlotMemory, job: WorkerJob) -> None:
     os.write(job.descriptors[0], b"garbage" * 20)
     time.sleep(3600)
 
 
-def _send_nothing(head: Head, memory: AnswerMemory, job: WorkerJob) -> None:
+def _send_nothing(head: Head, memory: SlotMemory, job: WorkerJob) -> None:
     with socket.socket(fileno=os.dup(job.descriptors[0])) as own:
         own.send(b"")
     time.sleep(3600)
 
 
-def _answer_another(head: Head, memory: AnswerMemory, job: WorkerJob) -> None:
-    os.write(job.descriptors[0], encode_tensors(MessageKind.DONE, 0, head.number + 1, _FLOATS, Span(), 1, 0))
+def _answer_another(head: Head, memory: SlotMemory, job: WorkerJob) -> None:
+    os.write(job.descriptors[0], encode_tensors(MessageKind.DONE, head.number + 1, _FLOATS, figure=1))
     time.sleep(3600)
 
 
-def _answer_twice(head: Head, memory: AnswerMemory, job: WorkerJob) -> Packet:
+def _answer_twice(head: Head, memory: SlotMemory, job: WorkerJob) -> Packet:
     layout = lay_out(((0, 1),), (0,))
-    begin = encode_tensors(MessageKind.DONE, 0, head.number, layout, Span(), 1, 0)
+    begin = encode_tensors(MessageKind.DONE, head.number, layout, figure=1)
     packet = pack_inline(begin, layout, [np.empty((0, 1), np.float32)])
     os.write(job.descriptors[0], packet)
     return packet
 
 
-def _answer_outside(head: Head, memory: AnswerMemory, job: WorkerJob) -> Packet:
-    assert job.memory is not None
-    end = job.memory.region.offset + job.memory.region.size
-    return encode_tensors(MessageKind.DONE, 0, head.number, _FLOATS, Span(end, _FLOATS.block_bytes), 1, 0)
+def _answer_outside(head: Head, memory: SlotMemory, job: WorkerJob) -> Packet:
+    place = _FLOATS.places[0]._replace(base=IN_FILE)
+    lying = fit_into(_FLOATS._replace(places=(place,)), 0, 2**40)
+    assert lying is not None
+    return encode_tensors(MessageKind.DONE, head.number, lying)
 
 
-def _answer_beyond(head: Head, memory: AnswerMemory, job: WorkerJob) -> Packet:
-    block = memory.allocate(_FLOATS.block_bytes)
-    return encode_tensors(MessageKind.DONE, 0, head.number, _FLOATS, Span(block.offset, 64), 1, 0)
+def _answer_beyond(head: Head, memory: SlotMemory, job: WorkerJob) -> Packet:
+    return encode_tensors(MessageKind.DONE, head.number, _FLOATS)
 
 
-def _answer_little(head: Head, memory: AnswerMemory, job: WorkerJob) -> Packet:
-    return encode_tensors(MessageKind.DONE, 0, head.number, Layout(b"", (), (), 0), Span(), 1, 0)
+def _answer_little(head: Head, memory: SlotMemory, job: WorkerJob) -> Packet:
+    return encode_tensors(MessageKind.DONE, head.number, Layout(b"", (), (), 0))
 
 
-def _be_greedy(head: Head, memory: AnswerMemory, job: WorkerJob) -> None:
-    memory.allocate(2**50)
+def _be_greedy(head: Head, memory: SlotMemory, job: WorkerJob) -> Packet:
+    layout = _FLOATS._replace(slot_bytes=2**50)
+    return memory.answer(head, layout, [np.zeros(10_000, np.float32)], 1)
+
+
+def _be_insatiable(head: Head, memory: SlotMemory, job: WorkerJob) -> Packet:
+    packet = encode_head(MessageKind.NEED, head.number, figure=2**20)
+    os.write(job.descriptors[0], packet)
+    return packet
 
 
 def _be_slow(*_: Any) -> None:
@@ -192,7 +201,7 @@ def unblock(bundle: Path) -> None:
     bundle.with_name("unblocked").touch()
 
 
-def _block(head: Head, memory: AnswerMemory, job: WorkerJob) -> None:
+def _block(head: Head, memory: SlotMemory, job: WorkerJob) -> None:
     while not Path(job.models[0].bundle).with_name("unblocked").exists():
         time.sleep(0.005)
 
@@ -201,7 +210,7 @@ def _raise(*_: Any) -> None:
     raise AssertionError("a bug in the worker")
 
 
-_DEEDS: dict[int, Callable[[Head, AnswerMemory, WorkerJob], Packet | None]] = {
+_DEEDS: dict[int, Callable[[Head, SlotMemory, WorkerJob], Packet | None]] = {
     EXIT: _exit,
     SEGFAULT: _segfault,
     HANG: _hang,
@@ -215,5 +224,6 @@ _DEEDS: dict[int, Callable[[Head, AnswerMemory, WorkerJob], Packet | None]] = {
     LONG: _answer_beyond,
     TWICE: _answer_twice,
     EMPTY: _send_nothing,
+    INSATIABLE: _be_insatiable,
     BLOCK: _block,
 }

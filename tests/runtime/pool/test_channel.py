@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from ortprep.errors import PoolError
-from ortprep.runtime.pool.channel import PacketChannel
 from ortprep.runtime.pool.memory import create_memory
+from ortprep.runtime.pool.process import PacketChannel
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ _CHUNK_BYTES = 32 * 1024 * 1024 - 64 * 1024
 
 
 @functools.cache
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Has glibc reuse freed memory for arrays of up to 32 MiB, as it does after most plain loads.
 
     At first glibc maps each allocation above 128 KiB afresh and unmaps it when it is freed, so new
@@ -202,7 +202,7 @@ def build_session(
             _IN_BACKGROUND.discard(cancellation)
     deadline.remaining_s()
     _check_obtained(plan, session.get_providers())
-    _keep_freed_memory()
+    keep_freed_memory()
     return session
 
 

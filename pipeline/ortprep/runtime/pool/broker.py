@@ -1,158 +1,85 @@
-"""How callers submit requests: checked, written to a packet or to shared memory, and sent to a worker.
-
-Callers send their own requests, and the supervisor's thread takes the answers.
-"""
+"""How requests come in: a caller acquires a slot, copies its inputs in and sends it to a worker."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
 
-from ortprep.errors import NoRoomError, PipelineError, PoolError
-from ortprep.runtime.pool.admission import (
-    RequestOptions,
-    WouldBlock,
+from ortprep.errors import NoRoomError, RequestTimeoutError
+from ortprep.runtime.pool.memory import RegionTable, pack_inline
+from ortprep.runtime.pool.messages import (
+    HEAD_BYTES,
+    INLINE_BYTES,
+    lay_out,
 )
-from ortprep.runtime.pool.futures import Answer, PoolFuture, Waiter
-from ortprep.runtime.pool.ledger import Request
-from ortprep.runtime.pool.memory import pack_inline
-from ortprep.runtime.pool.messages import INLINE_BYTES, Layout, MessageKind, Span, encode_tensors, lay_out
 from ortprep.runtime.pool.request_table import RequestTable
+from ortprep.runtime.pool.slots import Answer, PoolFuture, Slot, Waiter
 from ortprep.runtime.tensors.element_types import Array
-from ortprep.runtime.tensors.signatures import check_inputs
+from ortprep.runtime.tensors.signatures import Signature, check_inputs
 
 RELEASE_TIMEOUT_S = 1.0
 """Seconds to wait for arrays to be let go of, where nothing else can make room."""
 
 
+class CallOptions(TypedDict, total=False):
+    """How a request is served.
+
+    Attributes:
+        timeout_s: Seconds after which to give up; without it, the call waits as long as it takes.
+        retries: How often the request may be tried on another worker after one died of it.
+    """
+
+    timeout_s: float | None
+    retries: int
+
+
+@dataclass(slots=True)
+class RequestOptions:
+    """How a request is to be served; `timeout_s` and `deadline` count from its caller's call."""
+
+    timeout_s: float | None = None
+    retries: int = 0
+    may_wait: bool = True
+    begun: float = field(default_factory=time.monotonic)
+
+    @property
+    def deadline(self) -> float:
+        """When its caller stops waiting; infinite for never."""
+        return math.inf if self.timeout_s is None else self.begun + self.timeout_s
+
+
 class RequestBroker(RequestTable):
     """The requests of a pool, and how they come in."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._numbers = itertools.count(1)
-        self._models = {name: number for number, name in enumerate(self.signatures)}
-
-    def submit(self, model: str, inputs: Mapping[str, Any], options: RequestOptions) -> PoolFuture:
-        """Takes a request, sends it if a worker has room, and returns its future; raises as `_send`."""
-        number = next(self._numbers)
-        future = PoolFuture(lambda: self._withdraw(number))
-        self._send(number, future, model, inputs, options)
-        return future
-
-    def run(self, model: str, inputs: Mapping[str, Any], options: RequestOptions) -> Answer:
-        """Takes a request and waits for its answer; raises as `SessionPool.run`."""
-        self.admission.refuse_in_callback("run()")
-        waiter = Waiter()
-        self._send(next(self._numbers), waiter, model, inputs, options)
-        return waiter.result()
-
-    def _send(
-        self,
-        number: int,
-        future: PoolFuture | Waiter,
-        model: str,
-        inputs: Mapping[str, Any],
-        options: RequestOptions,
+    def __init__(
+        self, signatures: Mapping[str, Signature], memory: RegionTable, max_pending: int = 1024
     ) -> None:
-        """Takes a request, and sends it to a worker if one has room.
+        super().__init__(signatures, memory, max_pending)
+        self._numbers = itertools.count(1)
+
+    def submit(self, model: str, inputs: Mapping[str, Any], options: RequestOptions) -> PoolFuture | None:
+        """Takes a request, and returns its future; None if it would have to wait for room, and may not.
 
         Raises:
             InvalidRequestError: The inputs are not the model's.
             PoolError: The pool is closed, has no worker left for the model, or no shared memory.
             RequestTimeoutError: The deadline passed before there was room for the request.
-            WouldBlock: It would have to wait, and may not.
         """
-        arrays = check_inputs(self.signatures[model], inputs)
-        offsets = tuple([self._find(array) for array in arrays])
-        shapes, sizes = tuple([array.shape for array in arrays]), tuple([array.nbytes for array in arrays])
-        layout = lay_out(shapes, sizes, None if offsets.count(None) == len(offsets) else offsets)
-        packet = b""
-        if not layout.block_bytes:
-            packet = pack_inline(self._encode(number, model, layout, Span()), layout, arrays)
-        pending = Request(
-            number,
-            model,
-            options.deadline,
-            options.retries,
-            future=future,
-            packet=packet,
-            arrays=arrays,
-            copy=options.copy,
-            begun=options.begun,
-        )
-        copied_bytes = sum(sizes[position] for position in layout.copied)
-        with self.changed:
-            has_turn = partial(self.admission.wait_turn, model, options)
-            pending.block = self._allocate(layout.block_bytes, options, has_turn)
-            if not layout.block_bytes:
-                with self._abort_if_interrupted():
-                    self._admit(pending, copied_bytes)
-            else:
-                self._copying += 1
-        if layout.block_bytes:
-            self._write_block(pending, layout)
-            with self.changed, self._abort_if_interrupted():
-                self._copying -= 1
-                self._admit(pending, copied_bytes)
-        self._flush()
+        number = next(self._numbers)
+        future = PoolFuture(lambda: self._withdraw(number))
+        return future if self._send(number, future, model, inputs, options) else None
 
-    def _find(self, array: Array) -> int | None:
-        """Returns where in shared memory an array lies; small ones are copied, which costs no more."""
-        flags = array.flags
-        if array.nbytes < INLINE_BYTES or not (flags.c_contiguous and flags.aligned and array.dtype.isnative):
-            return None
-        return self.memory.find(array)
-
-    def _encode(self, number: int, model: str, layout: Layout, block: Span) -> bytes:
-        return encode_tensors(MessageKind.RUN, self._models[model], number, layout, block)
-
-    def _write_block(self, pending: Request, layout: Layout) -> None:
-        try:
-            self.memory.file.write(pending.block, layout, pending.arrays)
-            pending.packet = self._encode(pending.number, pending.model, layout, pending.block)
-        except BaseException:  # a signal's handler may raise here, too
-            with self.changed:
-                self._copying -= 1
-                self._free(pending)
-                self.changed.notify_all()
-            raise
-
-    @contextmanager
-    def _abort_if_interrupted(self) -> Iterator[None]:
-        """Closes the pool if what is inside is broken off: the books could contradict each other.
-
-        A signal's handler may raise anywhere in the main thread. That is rare here, a few microseconds for a
-        request; then every request fails with this as its reason, and none is left unanswered.
-        """
-        try:
-            yield
-        except (PipelineError, WouldBlock, MemoryError):
-            raise
-        except BaseException as error:  # whatever a signal's handler raised
-            kind = type(error).__name__
-            self.admission.close(PoolError(f"request interrupted by a signal; pool closed\n  got {kind}"))
-            self.wakeup.stop_soon()
-            raise
-
-    def _admit(self, pending: Request, copied_bytes: int) -> None:
-        try:
-            self.admission.require_open(pending.model)
-        except PipelineError:
-            self._free(pending)
-            self.changed.notify_all()
-            raise
-        self.copied_in_bytes += copied_bytes
-        is_next = pending.deadline < self.ledger.next_deadline()
-        self.ledger.admit(pending)
-        self._assign(pending.model)
-        if is_next:
-            self.wakeup.watch(pending.deadline)
+    def run(self, model: str, inputs: Mapping[str, Any], options: RequestOptions) -> Answer:
+        """Takes a request and waits for its answer; raises as `SessionPool.run`."""
+        self.refuse_in_callback("run()")
+        waiter = Waiter()
+        self._send(next(self._numbers), waiter, model, inputs, options)
+        return waiter.result()
 
     def empty(self, model: str, name: str, shape: tuple[int, ...], options: RequestOptions) -> Array:
         """Returns an array in shared memory, for a producer to fill.
@@ -162,50 +89,138 @@ class RequestBroker(RequestTable):
             RequestTimeoutError: There was none before the deadline.
         """
         dtype = self.signatures[model].inputs[name]
-        size = math.prod(shape) * dtype.itemsize
+        size = max(1, math.prod(shape) * dtype.itemsize)
+        self.memory.require_room(size)
         with self.changed:
-            is_open = partial(self.admission.require_open, model)
-            block = self.memory.queue.refer(self._allocate(max(size, 1), options, is_open))
-        return block.view(0, dtype, shape)
+            self._wait_for_room(model, size, options, is_request=False)
+            return self.memory.lend(self.memory.take(size)).view(dtype, shape)
 
-    def _allocate(self, size: int, options: RequestOptions, admit: Callable[[], None]) -> Span:
-        """Returns memory as soon as there is some; `admit` waits, or raises, before each look."""
-        admit()
-        while (span := self.memory.allocate(size)) is None:
-            self._wait_for_memory(size, options)
-            admit()
-        if size:
-            self._trim()
-        return span
+    def share(self, model: str, name: str, array: Array, options: RequestOptions) -> Array:
+        """Returns an input as it lies in shared memory, copied there unless it does; raises as `empty`."""
+        if self.memory.find(array) is not None:
+            return array
+        shared = self.empty(model, name, array.shape, options)
+        shared[...] = array
+        with self.changed:
+            self.copied_in_bytes += array.nbytes
+        return shared
 
-    def _wait_for_memory(self, size: int, options: RequestOptions) -> None:
-        """Waits until there may be more; where no answer is to come, a moment for arrays that are let go."""
-        self.memory.queue.awaited_by = self.wakeup.set
-        if self.memory.collect():
-            return  # some was left just before
-        if len(self.ledger) or self._copying:
-            options.gives_up_at = math.inf
-            self.admission.wait(options, "no shared memory free")
-            return
-        now = time.monotonic()
-        if options.gives_up_at == math.inf:
-            options.gives_up_at = now + RELEASE_TIMEOUT_S
-        if now >= options.gives_up_at or not options.may_wait:
-            raise NoRoomError(
-                f"shared memory is full\n"
-                f"  expected {size} bytes free of {self.memory.max_bytes}, got the rest in use by arrays",
-                hint="release answers, or ask for copies: run(…, copy=True)",
-            )
-        self.admission.refuse_in_callback("no shared memory free")
-        self.changed.wait(max(0.0, min(options.gives_up_at, options.deadline) - now))
-        if time.monotonic() >= options.deadline:
-            self.admission.wait(options, "no shared memory free")
+    def _send(
+        self,
+        number: int,
+        future: PoolFuture | Waiter,
+        model: str,
+        inputs: Mapping[str, Any],
+        options: RequestOptions,
+    ) -> bool:
+        """Takes a request, and sends it if a worker has room; returns whether it did, as `submit`."""
+        arrays = check_inputs(self.signatures[model], inputs)
+        offsets = tuple([self._find(array) for array in arrays])
+        shapes, sizes = tuple([array.shape for array in arrays]), tuple([array.nbytes for array in arrays])
+        layout = lay_out(shapes, sizes, None if offsets.count(None) == len(offsets) else offsets)
+        copied_bytes = sum([sizes[position] for position in layout.copied])
+        slot = Slot(number, model, options.deadline, options.retries, future, options.begun, layout)
+        if len(layout.copied) < len(arrays):
+            slot.arrays = arrays
+        # Its memory: inputs that are copied, then what the answer to such inputs took before.
+        self.memory.require_room(layout.slot_bytes)
+        answer_bytes = self._answer_bytes.get((model, shapes), 0)
+        size = min(layout.slot_bytes + answer_bytes, self.memory.largest)
+        body = layout.text
+        if not layout.slot_bytes:
+            body = pack_inline(bytes(HEAD_BYTES) + body, layout, arrays)[HEAD_BYTES:]
+        try:
+            with self.changed:
+                if not self._wait_for_room(model, size, options):
+                    return False
+                self.slots.acquire(slot)
+                slot.region = self.memory.take(size) if size else None
+                slot.packet = self._encode(slot) + body
+                if slot.region is None or not layout.slot_bytes:
+                    self._admit(slot, copied_bytes)
+            if not slot.is_filled and slot.region is not None:
+                self.memory.file.write(slot.region.begin, layout, arrays)
+                with self.changed:
+                    self._admit(slot, copied_bytes)
+        except BaseException:  # a signal's handler may raise here, too
+            if not slot.is_filled:
+                with self.changed:
+                    self._give_up(slot)
+            raise
+        self._flush()
+        return True
+
+    def _find(self, array: Array) -> int | None:
+        """Returns where in shared memory an array lies; small ones are copied, which costs no more."""
+        flags = array.flags
+        if array.nbytes < INLINE_BYTES or not (flags.c_contiguous and flags.aligned and array.dtype.isnative):
+            return None
+        return self.memory.find(array)
+
+    def _admit(self, slot: Slot, copied_bytes: int) -> None:
+        """Hands a filled slot in, with the lock held."""
+        self._require_open(slot.model)
+        self.copied_in_bytes += copied_bytes
+        is_next = slot.deadline < self.slots.next_deadline()
+        self.slots.admit(slot)
+        self._assign(slot.model)
+        if is_next:
+            self.wakeup.watch(slot.deadline)
+
+    def _give_up(self, slot: Slot) -> None:
+        self.slots.give_up(slot)
+        self._free(slot)
+        self.changed.notify_all()
 
     def _withdraw(self, number: int) -> bool:
         with self.changed:
-            request = self.ledger.withdraw(number)
-            if request is None:
+            slot = self.slots.withdraw(number)
+            if slot is None:
                 return False
-            self._free(request)
+            self._free(slot)
             self.changed.notify_all()
         return True
+
+    # Whether there is room.
+
+    def _wait_for_room(
+        self, model: str, size: int, options: RequestOptions, *, is_request: bool = True
+    ) -> bool:
+        """Waits until there is room for so many bytes, and for one more request if it is for one.
+
+        Returns whether there is, which is always so for a caller that may wait.
+
+        Raises:
+            PoolError: The pool is closed or has no worker left, or this is the thread that would make room.
+            NoRoomError: Arrays hold the memory, and no answer is to come.
+            RequestTimeoutError: The deadline passed.
+        """
+        gives_up_at, has_waited = math.inf, False
+        while True:
+            self._require_open(model)
+            is_full = is_request and len(self.slots) >= self._max_pending
+            has_room = not is_full and self.memory.has_room(size)
+            if not options.may_wait and (has_waited or not has_room):
+                return False  # also where its caller gave up meanwhile
+            if has_room:
+                return True
+            reason = f"{self._max_pending} requests before it" if is_full else "no shared memory free"
+            self.refuse_in_callback(reason)
+            now = time.monotonic()
+            # Where no answer is to come, arrays hold the memory: they get a moment to be let go of.
+            gives_up_at = math.inf if len(self.slots) else min(gives_up_at, now + RELEASE_TIMEOUT_S)
+            if now >= options.deadline:
+                raise RequestTimeoutError(
+                    f"request did not get its turn within {options.timeout_s:g} s\n  got {reason}"
+                )
+            if now >= gives_up_at:
+                raise NoRoomError(
+                    f"shared memory is full\n  expected {size} bytes free of {self.memory.max_bytes}, "
+                    "got the rest in use by arrays of empty()",
+                    hint="release arrays of pool.empty(…)",
+                )
+            self.memory.awaited_by = self.wakeup.set
+            if self.memory.collect():
+                continue  # an array went just before
+            self.changed.wait(min(options.deadline - now, gives_up_at - now, threading.TIMEOUT_MAX))
+            has_waited = True

@@ -1,19 +1,33 @@
-"""How a pool is set up."""
+"""How a pool is set up: its settings, and the workers that follow from them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ortprep.bundle.loader_config import LoaderConfig, read_loader_config
+from ortprep.errors import PoolError
 from ortprep.runtime.loading.load_options import DigestPolicy
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions, require_counts, require_positive
+from ortprep.runtime.loading.sources import locate
 from ortprep.runtime.loading.variant_selection import FASTEST
-from ortprep.runtime.pool.stats import WorkerEvent
+from ortprep.runtime.machine.hardware import read_hardware
+from ortprep.runtime.placement.assignment import Placement
+from ortprep.runtime.placement.devices import resolve_devices
+from ortprep.runtime.placement.environment import plan_environments, read_numa_nodes
+from ortprep.runtime.placement.model_load import place_bundles
+from ortprep.runtime.pool.process import ModelJob, WorkerJob
+from ortprep.runtime.pool.workers import WorkerEvent, WorkerState, WorkerStats
 
 if TYPE_CHECKING:
     from ortprep.runtime.loading.load_options import SessionOptions
+
+
+Bundle = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +50,8 @@ class PoolConfig:
         start_timeout_s: Seconds within which a worker must be ready.
         run_timeout_s: Seconds that one run may take; a worker that takes longer is killed and replaced.
         max_pending: Maximum number of unanswered requests; further calls block.
-        max_shared_bytes: Maximum shared memory of requests and answers in use; None for half of what this
-            machine and the control group of this process have free.
+        max_shared_bytes: Maximum shared memory of requests, their answers and arrays from `empty`; None for
+            half of what this machine and the control group of this process have free.
         max_restarts: Restarts of a worker in a row, before it is given up; an answer, or 30 s of uptime,
             resets the count.
         observer: Called with every `WorkerEvent`, on a thread of the pool.
@@ -103,3 +117,64 @@ def _collect_options(session_options: SessionOptions | None) -> dict[str, str | 
 
     attributes, entries = split_options(session_options)
     return {**attributes, **entries}
+
+
+def name_bundles(
+    bundles: Bundle | Mapping[str, Bundle], signature: str | os.PathLike[str] | None
+) -> dict[str, Path]:
+    """Returns the folders of bundles by the names that requests use.
+
+    Raises:
+        PipelineError: There is none, or one cannot be found or is not signed as required.
+    """
+    if isinstance(bundles, Mapping):
+        if not bundles:
+            raise PoolError("no bundle for the pool\n  expected at least one")
+        return {
+            str(name): Path(os.path.realpath(locate(path, require_signature=signature)))
+            for name, path in bundles.items()
+        }
+    path = Path(os.path.realpath(locate(bundles, require_signature=signature)))
+    return {read_loader_config(path).name: path}
+
+
+def plan_workers(
+    paths: Mapping[str, Path], loader_configs: Mapping[str, LoaderConfig], config: PoolConfig
+) -> tuple[list[WorkerState], Placement]:
+    """Returns the workers of a pool, and which device serves what.
+
+    Raises:
+        PoolError: There are no such devices, or they have no room for the models.
+    """
+    count, devices = config.workers_per_device, resolve_devices(config.devices, read_hardware())
+    _, placement = place_bundles(
+        paths, devices, copies=count, precision=config.precision, buckets=config.buckets
+    )
+    models = {
+        name: ModelJob(number, name, str(paths[name]), loader_config)
+        for number, (name, loader_config) in enumerate(loader_configs.items())
+    }
+    environments = plan_environments(
+        devices,
+        workers_per_device=count,
+        processors=sorted(os.sched_getaffinity(0)),
+        nodes=read_numa_nodes(),
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        threads=config.threads,
+    )
+    workers: list[WorkerState] = []
+    for index, environment in enumerate(environments):
+        names = placement.assignments[index // count].models
+        if names:
+            device = environment.device.name
+            figures = WorkerStats(len(workers), f"{device}/{index % count}", device, names)
+            job = WorkerJob(
+                entry=config.worker,
+                path=tuple(str(entry) or str(Path.cwd()) for entry in sys.path),
+                models=tuple(models[name] for name in names),
+                device_id=environment.device_id,
+                processors=environment.processors,
+                load=config.load_options(threads=environment.threads, may_spin=environment.may_spin),
+            )
+            workers.append(WorkerState(environment.variables, job, figures))
+    return workers, placement

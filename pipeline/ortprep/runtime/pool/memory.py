@@ -1,31 +1,33 @@
-"""The shared memory of a pool: a file without a name (`memfd_create`), which the kernel frees.
+"""The shared memory of a pool: a file without a name (`memfd_create`), divided into regions.
 
-The pool's process makes it and seals its size, so that no worker can make a mapping of it invalid. It has a
-region for requests, which that process divides into blocks, and one per worker for its answers, which that
-worker divides. Regions are larger than what may be in use, since pages that nobody touched cost nothing.
+The pool's process makes it and seals its size, so that no worker can make a mapping of it invalid. A region
+is the memory of a slot, for its inputs and its outputs, or of an array from `empty`. Regions are as large as
+the largest request may be, and never move: pages that nobody touched cost nothing, and those of a free region
+are kept for the next slot as long as all together take no more than the pool may.
 """
 
 from __future__ import annotations
 
-import bisect
 import fcntl
-import functools
 import mmap
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ortprep.errors import NoRoomError, PoolError
-from ortprep.runtime.pool.messages import Layout, Span
+from ortprep.runtime.pool.messages import Layout
 from ortprep.runtime.tensors.element_types import Array
 
 PAGE_BYTES = mmap.PAGESIZE
+MAX_REGION_BYTES = 2**36
+"""Largest request with its answer: 64 GiB, which bounds the address space that a pool reserves."""
+
 _SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-_STEPS = 8  # size classes per doubling: at most an eighth of a large block is wasted
 
 
 class MemoryFile:
@@ -51,16 +53,16 @@ class MemoryFile:
         """Returns a tensor, which is read and written where it lies."""
         return np.ndarray(shape, dtype, self.bytes, offset)
 
-    def write(self, block: Span, layout: Layout, arrays: Sequence[Array]) -> None:
-        """Copies the tensors of a message to its block."""
+    def write(self, begin: int, layout: Layout, arrays: Sequence[Array]) -> None:
+        """Copies the tensors of a message to where its places count from."""
         for position in layout.copied:
             array, place = arrays[position], layout.places[position]
-            self.view(block.offset + place.offset, array.dtype.newbyteorder("="), array.shape)[...] = array
+            self.view(begin + place.offset, array.dtype.newbyteorder("="), array.shape)[...] = array
 
-    def discard(self, span: Span) -> None:
+    def discard(self, begin: int, size: int) -> None:
         """Gives pages back to the system; they read as zeros afterwards, in every process."""
-        if span.size > 0:
-            self._map.madvise(mmap.MADV_REMOVE, *span)
+        if size:
+            self._map.madvise(mmap.MADV_REMOVE, begin, size)
 
 
 def create_memory(size: int) -> int:
@@ -79,161 +81,172 @@ def create_memory(size: int) -> int:
     return descriptor
 
 
-@functools.lru_cache(1024)
-def size_class(size: int) -> int:
-    """Returns the size of the blocks for some bytes: whole pages, at most an eighth more for large ones."""
-    step = max(1 << (max(size, 1) - 1).bit_length(), PAGE_BYTES) // (2 * _STEPS)
-    step = -(-step // PAGE_BYTES) * PAGE_BYTES
-    return -(-max(size, 1) // step) * step
+@dataclass(slots=True, eq=False)
+class Region:
+    """A part of the file.
 
-
-class Arena:
-    """Divides a region of the file into blocks.
-
-    Blocks in use, some of which may be `taken` already, and idle ones, which keep their pages for the next
-    use, take `max_bytes` at most: idle ones give way.
+    Attributes:
+        begin: Where it begins.
+        size: Bytes in use, whole pages; 0 while it is free.
+        kept: Bytes at its beginning that may take memory.
     """
 
-    def __init__(self, memory: MemoryFile, region: Span, max_bytes: int, taken: Iterable[Span] = ()) -> None:
-        self._memory, self._max_bytes = memory, max_bytes
-        self.used_bytes = self.idle_bytes = 0
-        self._used: dict[int, int] = {}
-        self._idle: dict[int, list[int]] = {}
-        self._gaps = []  # begin and end, in order, no two next to each other
-        begin, end = region.offset, region.offset + region.size
-        for block in sorted(taken):
-            self._take(block)
-            if begin < block.offset:
-                self._gaps.append((begin, block.offset))
-            begin = block.offset + block.size
-        self._gaps.append((begin, end))
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of all blocks, in use or idle."""
-        return self.used_bytes + self.idle_bytes
-
-    def allocate(self, size: int) -> Span:
-        """Returns a block of at least that size; raises `NoRoomError` if there is no room."""
-        block_bytes = size_class(size)
-        if idle := self._idle.get(block_bytes):
-            self.idle_bytes -= block_bytes
-            return self._take(Span(idle.pop(), block_bytes))
-        self.trim(self._max_bytes - block_bytes)
-        offset = self._cut(block_bytes)
-        if offset is None:
-            self.trim(0)
-            offset = self._cut(block_bytes)
-        if offset is None:
-            raise NoRoomError(
-                f"no shared memory for {block_bytes} bytes\n  got {self.used_bytes} in use",
-                hint=f"PoolConfig(max_shared_bytes={self._max_bytes + 2 * block_bytes:d})",
-            )
-        return self._take(Span(offset, block_bytes))
-
-    def _take(self, block: Span) -> Span:
-        self._used[block.offset] = block.size
-        self.used_bytes += block.size
-        return block
-
-    def release(self, offset: int) -> None:
-        """Takes a block back, by where it begins."""
-        block_bytes = self._used.pop(offset)
-        self.used_bytes -= block_bytes
-        self.idle_bytes += block_bytes
-        self._idle.setdefault(block_bytes, []).append(offset)
-        self.trim(self._max_bytes)  # blocks in use may have taken more
-
-    def trim(self, keep_bytes: int) -> None:
-        """Gives pages of idle blocks back until blocks take no more than so many bytes, or none is idle."""
-        while self.idle_bytes and self.held_bytes > keep_bytes:
-            block_bytes, blocks = next(iter(self._idle.items()))
-            if blocks:
-                block = Span(blocks.pop(), block_bytes)
-                self.idle_bytes -= block_bytes
-                self._memory.discard(block)
-                self._return(*block)
-            else:
-                del self._idle[block_bytes]
-
-    def _cut(self, size: int) -> int | None:
-        for index, (begin, end) in enumerate(self._gaps):
-            if end - begin >= size:
-                self._gaps[index : index + 1] = [(begin + size, end)] if end - begin > size else []
-                return begin
-        return None
-
-    def _return(self, begin: int, size: int) -> None:
-        end, index = begin + size, bisect.bisect(self._gaps, (begin, 0))
-        if index < len(self._gaps) and self._gaps[index][0] == end:
-            end = self._gaps.pop(index)[1]
-        if index and self._gaps[index - 1][1] == begin:
-            index -= 1
-            begin = self._gaps.pop(index)[0]
-        self._gaps.insert(index, (begin, end))
+    begin: int
+    size: int = 0
+    kept: int = 0
 
 
-class ReleaseQueue:
-    """Where the garbage collector leaves blocks whose arrays are gone; that takes no lock.
+class RegionTable:
+    """Which regions are in use; everything but `find` and references is called with the pool's lock held.
 
-    `awaited_by`, which takes no lock either, is called once, when the next block is left. Once the queue is
-    closed, pages of blocks go back to the system.
+    Args:
+        count: How many regions there are.
+        reserved: How many of them only `grow` takes, so that it always finds one.
+        max_bytes: Maximum bytes in use before `take` refuses more.
+
+    Attributes:
+        largest: Maximum bytes of a request or an array.
+        used_bytes: Bytes of regions in use.
+        held_bytes: Bytes that may take memory, kept ones included.
+        awaited_by: Called once when the next array from `empty` is gone; it must take no lock.
     """
 
-    def __init__(self, memory: MemoryFile) -> None:
-        self._memory = memory
-        self._blocks: deque[Span] = deque()
-        self._is_open = self._discards = True
+    def __init__(self, count: int, reserved: int, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.largest = min(max_bytes, MAX_REGION_BYTES)
+        self.region_bytes = _whole_pages(self.largest)
+        self.descriptor = create_memory(count * self.region_bytes)
+        try:
+            self.file = MemoryFile(self.descriptor, count * self.region_bytes)
+        except PoolError:
+            os.close(self.descriptor)
+            raise
+        self.used_bytes = self.held_bytes = 0
         self.awaited_by: Callable[[], None] | None = None
+        self._reserved = reserved
+        self._free = [Region(number * self.region_bytes) for number in reversed(range(count))]
+        self._dropped: deque[Region] = deque()
+        self._is_open = self._discards = True
 
-    def put(self, block: Span) -> None:
-        """Leaves a block."""
+    def require_room(self, size: int) -> None:
+        """Raises `NoRoomError` if there never will be room for so many bytes."""
+        if size > self.largest:
+            raise NoRoomError(
+                f"batch does not fit the pool's shared memory\n"
+                f"  expected at most {self.largest} bytes, got {size}",
+                hint=f"PoolConfig(max_shared_bytes={2 * size:d})",
+            )
+
+    def has_room(self, size: int) -> bool:
+        """Returns whether `take` can return a region now; for 0 bytes, whether less than all is in use."""
+        self.collect()
+        if not size:
+            return self.used_bytes <= self.max_bytes
+        return (
+            self.used_bytes + _whole_pages(size) <= max(self.max_bytes, self.region_bytes)
+            and len(self._free) > self._reserved
+        )
+
+    def take(self, size: int) -> Region:
+        """Returns a free region for so many bytes, the one that was in use last."""
+        region = self._free.pop()
+        self._use(region, size)
+        return region
+
+    def grow(self, region: Region | None, size: int) -> Region:
+        """Returns a slot's region with more bytes, whatever else is in use; a new one if it had none."""
+        grown = region or self._free.pop()
+        self.used_bytes -= grown.size
+        self._use(grown, size)
+        return grown
+
+    def _use(self, region: Region, size: int) -> None:
+        region.size = _whole_pages(size)
+        self.used_bytes += region.size
+        self.held_bytes += max(0, region.size - region.kept)
+        region.kept = max(region.kept, region.size)
+        self._trim()
+
+    def release(self, region: Region) -> None:
+        """Takes a region back."""
         if self._is_open:
-            self._blocks.append(block)
+            self.used_bytes -= region.size
+            region.size = 0
+            self._free.append(region)
+            self._trim()
+
+    def _trim(self) -> None:
+        """Gives pages of free regions back, of the longest idle first, while they take too much."""
+        for region in self._free if self.held_bytes > self.max_bytes else ():
+            self.file.discard(region.begin, region.kept)
+            self.held_bytes -= region.kept
+            region.kept = 0
+            if self.held_bytes <= self.max_bytes:
+                return
+
+    def collect(self) -> bool:
+        """Takes back the regions whose arrays are gone, and returns whether there were any."""
+        has_any = bool(self._dropped)
+        while self._dropped:
+            self.release(self._dropped.popleft())
+        return has_any
+
+    def lend(self, region: Region) -> RegionRef:
+        """Returns a right to a region, which ends with the last array on it."""
+        return RegionRef(self, region)
+
+    def drop(self, region: Region) -> None:
+        """Leaves a region for `collect`; the garbage collector calls this, so it takes no lock."""
+        if self._is_open:
+            self._dropped.append(region)
             awaited_by, self.awaited_by = self.awaited_by, None
             if awaited_by is not None:
                 awaited_by()
         elif self._discards:
-            self._memory.discard(block)
+            self.file.discard(region.begin, region.kept)
 
-    def take(self) -> Span | None:
-        """Returns a block that was left, None if there is none."""
-        return self._blocks.popleft() if self._blocks else None
+    def find(self, array: Array) -> int | None:
+        """Returns where in the file an array lies, None if it lies elsewhere."""
+        offset: int = array.__array_interface__["data"][0] - self.file.address
+        return offset if 0 <= offset <= self.file.size - array.nbytes and self._is_open else None
 
-    def close(self, *, discards: bool) -> None:
-        """Keeps no more blocks, whose pages only the pool's process may discard, and no fork of it."""
+    def close(self, *, discards: bool = True) -> None:
+        """Gives back what no array is on; a fork of the process, which shares the pages, discards none.
+
+        Arrays that are still held stay readable.
+        """
+        if not self._is_open:
+            return
         self._is_open, self._discards = False, discards
+        for region in (*self._free, *self._dropped) if discards else ():
+            self.file.discard(region.begin, region.kept)
+        os.close(self.descriptor)
 
-    def refer(self, block: Span) -> BlockRef:
-        """Returns a right to a block."""
-        return BlockRef(self._memory, block, self)
 
-
-class BlockRef:
-    """Somebody's right to a block, which ends when this is collected.
+class RegionRef:
+    """Somebody's right to a region, which ends when this is collected.
 
     The garbage collector may come at any moment, even to a thread that holds the pool's lock, so all it does
-    is leave the block in a queue.
+    is leave the region in a queue.
     """
 
-    __slots__ = ("__array_interface__", "_block", "_queue")
+    __slots__ = ("__array_interface__", "_region", "_table")
 
-    def __init__(self, memory: MemoryFile, block: Span, queue: ReleaseQueue) -> None:
-        self._block, self._queue = block, queue
-        address = memory.address + block.offset
+    def __init__(self, table: RegionTable, region: Region) -> None:
+        self._table, self._region = table, region
         self.__array_interface__ = {
-            "data": (address, False),
-            "shape": (block.size,),
+            "data": (table.file.address + region.begin, False),
+            "shape": (region.size,),
             "typestr": "|u1",
             "version": 3,
         }
 
     def __del__(self) -> None:
-        self._queue.put(self._block)
+        self._table.drop(self._region)
 
-    def view(self, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-        """Returns a tensor in the block; all that is cut from it keeps the block in use."""
-        return np.ndarray(shape, dtype, np.asarray(self), offset)
+    def view(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+        """Returns a tensor at the region's beginning; all that is cut from it keeps the region in use."""
+        return np.ndarray(shape, dtype, np.asarray(self))
 
 
 def pack_inline(begin: bytes, layout: Layout, arrays: Sequence[Array]) -> bytes:
@@ -246,3 +259,7 @@ def pack_inline(begin: bytes, layout: Layout, arrays: Sequence[Array]) -> bytes:
         parts += (bytes(offset - end), array.tobytes())
         end = offset + array.nbytes
     return b"".join(parts)
+
+
+def _whole_pages(size: int) -> int:
+    return -(-size // PAGE_BYTES) * PAGE_BYTES

@@ -21,15 +21,15 @@ from ortprep.bundle.loader_config import MAX_RANK
 from ortprep.errors import PoolError
 
 INLINE_BYTES = 16 * 1024
-"""Most data of tensors that travels in a packet; more lies in shared memory."""
+"""Maximum data of tensors that travels in a packet; more lies in the slot's region of shared memory."""
 
 MAX_PACKET_BYTES = 96 * 1024
 """Largest packet, under half of what a socket of Linux holds by default (`net.core.wmem_default`)."""
 
-IN_PACKET, IN_BLOCK, IN_FILE = 0, 1, 2
-"""What a tensor's offset counts from: its packet, the block of its message, or the memory file."""
+IN_PACKET, IN_SLOT, IN_FILE = 0, 1, 2
+"""What a tensor's offset counts from: its packet, the region of its slot, or the memory file."""
 
-_HEAD = struct.Struct("<BxHHxxI4xQQQQQ")
+_HEAD = struct.Struct("<BxHHxxI4xQQQQ")
 _PLACE = struct.Struct("<IIQ")
 _ALIGNMENT = 64
 _MAX_CACHED = 1024
@@ -40,22 +40,23 @@ HEAD_BYTES = _HEAD.size
 class MessageKind(enum.IntEnum):
     """What a message is about.
 
-    To a worker: `RUN` a request; `RELEASE` blocks of its answers; `TRIM`, give idle memory back; `CHECK` the
-    golden samples; `STOP`. From a worker: `DONE`, a request, and as JSON `PHASE` of its start, `READY`,
-    `BROKEN` where it cannot start, `FAILED`, a request, and `CHECKED`.
+    To a worker: `RUN` a request; `GROW`, its slot has as much room as its answer needs, or never will have
+    (size 0); `CHECK` the golden samples; `STOP`. From a worker: `DONE`, a request; `NEED`, its answer does
+    not fit its slot; and as JSON `PHASE` of its start, `READY`, `BROKEN` where it cannot start, `FAILED`, a
+    request, and `CHECKED`.
     """
 
     RUN = 1
-    RELEASE = 2
-    TRIM = 3
-    CHECK = 4
-    STOP = 5
+    GROW = 2
+    CHECK = 3
+    STOP = 4
     DONE = 16
-    PHASE = 17
-    READY = 18
-    BROKEN = 19
-    FAILED = 20
-    CHECKED = 21
+    NEED = 17
+    PHASE = 18
+    READY = 19
+    BROKEN = 20
+    FAILED = 21
+    CHECKED = 22
 
 
 _KINDS = {int(kind): kind for kind in MessageKind}
@@ -83,10 +84,11 @@ class Head(NamedTuple):
 
     Attributes:
         model: Number of the model in the pool, of `RUN`.
-        block: Where the message's block begins in the file.
-        block_bytes: Size of the block, 0 without one.
-        elapsed_ns: What the run took, of `DONE`.
-        copied_bytes: How many bytes the worker copied, of `DONE`.
+        number: The slot's number, which no other slot of the pool ever had.
+        begin: Where the slot's region begins in the file, to a worker.
+        size: Bytes of the region, to a worker; 0 without one.
+        figure: Bytes of the region that inputs take (`RUN`) or the answer needs (`NEED`); nanoseconds that
+            the run took (`DONE`).
     """
 
     kind: MessageKind
@@ -94,20 +96,9 @@ class Head(NamedTuple):
     tensors: int = 0
     text_bytes: int = 0
     number: int = 0
-    block: int = 0
-    block_bytes: int = 0
-    elapsed_ns: int = 0
-    copied_bytes: int = 0
-
-
-class Span(NamedTuple):
-    """Bytes of the memory file: where they begin, and how many."""
-
-    offset: int = 0
+    begin: int = 0
     size: int = 0
-
-
-NOWHERE = Span()
+    figure: int = 0
 
 
 class TensorPlace(NamedTuple):
@@ -122,14 +113,14 @@ class Layout(NamedTuple):
     """Where the tensors of a message go: `text` is the places as bytes.
 
     Attributes:
-        copied: Positions of those that are copied into the packet or the block.
-        block_bytes: Size of the block; 0 if none is needed.
+        copied: Positions of those that are copied into the packet or the slot's region.
+        slot_bytes: Where they end in the region; 0 if none is needed.
     """
 
     text: bytes
     places: tuple[TensorPlace, ...]
     copied: tuple[int, ...]
-    block_bytes: int
+    slot_bytes: int
 
 
 @functools.lru_cache(_MAX_CACHED)
@@ -138,7 +129,7 @@ def lay_out(
     sizes: tuple[int, ...],
     offsets: tuple[int | None, ...] | None = None,
 ) -> Layout:
-    """Returns where the tensors of a message go: to the packet if they are small together, else to a block.
+    """Returns where tensors go: to the packet if they are small together, else to the slot's region.
 
     Those that have an offset are in the file already, and are not copied.
 
@@ -156,34 +147,51 @@ def lay_out(
         if offset is not None:
             places.append(TensorPlace(IN_FILE, offset, shape))
             continue
-        places.append(TensorPlace(IN_PACKET if is_inline else IN_BLOCK, end, shape))
+        places.append(TensorPlace(IN_PACKET if is_inline else IN_SLOT, end, shape))
         end += _align(size)
-    text = b"".join(
+    return Layout(_encode_places(places), tuple(places), copied, 0 if is_inline else end)
+
+
+@functools.lru_cache(_MAX_CACHED)
+def fit_into(layout: Layout, begin: int, size: int) -> Layout | None:
+    """Returns where tensors lie in a region of some bytes, from `begin`; None if they do not fit."""
+    if begin + layout.slot_bytes > size:
+        return None
+    places = tuple(
+        [
+            place._replace(offset=place.offset + begin) if place.base == IN_SLOT else place
+            for place in layout.places
+        ]
+    )
+    return layout._replace(text=_encode_places(places), places=places)
+
+
+def _encode_places(places: Sequence[TensorPlace]) -> bytes:
+    return b"".join(
         _PLACE.pack(base, len(shape), offset) + struct.pack(f"<{len(shape)}Q", *shape)
         for base, offset, shape in places
     )
-    return Layout(text, tuple(places), copied, 0 if is_inline else end)
 
 
-def encode_tensors(
-    kind: MessageKind, model: int, number: int, layout: Layout, block: Span, *figures: int
-) -> bytes:
-    """Returns head and places of a message with tensors; `figures` are `elapsed_ns` and `copied_bytes`."""
-    elapsed_ns, copied_bytes = figures or (0, 0)
-    sizes = (len(layout.places), len(layout.text))
-    return _HEAD.pack(kind, model, *sizes, number, *block, elapsed_ns, copied_bytes) + layout.text
+def encode_tensors(kind: MessageKind, number: int, layout: Layout, **fields: int) -> bytes:
+    """Returns head and places of a message with tensors; `fields` are others of `Head`."""
+    return encode_head(kind, number, tensors=len(layout.places), text_bytes=len(layout.text), **fields) + (
+        layout.text
+    )
 
 
-def encode(kind: MessageKind, number: int = 0, *, content: Any = None, offsets: Sequence[int] = ()) -> bytes:
-    """Returns a packet without tensors: with JSON, its long texts cut, with offsets, or with nothing."""
-    head = _HEAD.pack(*Head(kind, number=number))
-    if content is None:
-        return head + struct.pack(f"<{len(offsets)}Q", *offsets)
+def encode_head(kind: MessageKind, number: int = 0, **fields: int) -> bytes:
+    """Returns the head of a message, with fields of `Head`; by itself a message without content."""
+    return _HEAD.pack(*Head(kind, number=number, **fields))
+
+
+def encode(kind: MessageKind, number: int, content: Mapping[str, Any]) -> bytes:
+    """Returns a packet with JSON, its long texts cut."""
     text = json.dumps(content).encode()
     if HEAD_BYTES + len(text) > MAX_PACKET_BYTES:
         short = {key: value[:_MAX_TEXT] if isinstance(value, str) else None for key, value in content.items()}
         text = json.dumps(short).encode()
-    return head + text
+    return encode_head(kind, number) + text
 
 
 def decode_head(packet: memoryview, sender: str) -> Head:
@@ -207,11 +215,6 @@ def decode_json(packet: memoryview, sender: str) -> dict[str, Any]:
     return dict(content)
 
 
-def decode_offsets(packet: memoryview) -> tuple[int, ...]:
-    """Returns the offsets that follow a packet's head."""
-    return struct.unpack(f"<{(len(packet) - HEAD_BYTES) // 8}Q", packet[HEAD_BYTES:])
-
-
 class PlaceReader:
     """Reads where the tensors of a model's messages lie; batch after batch it is the same."""
 
@@ -219,8 +222,8 @@ class PlaceReader:
         self._itemsizes, self._subject = tuple(itemsizes), subject
         self._known: dict[bytes, tuple[tuple[TensorPlace, ...], tuple[int, ...]]] = {}
 
-    def read(self, packet: memoryview, head: Head) -> tuple[TensorPlace, ...]:
-        """Returns the places; those in the packet or in the block lie inside of it.
+    def read(self, packet: memoryview, head: Head, region_bytes: int) -> tuple[TensorPlace, ...]:
+        """Returns the places; those in the packet or in a slot's region of some bytes lie inside of it.
 
         Raises:
             PoolError: They are cut short, contradict themselves, or lie outside.
@@ -231,9 +234,9 @@ class PlaceReader:
             if len(self._known) >= _MAX_CACHED:
                 self._known.clear()
             decoded = self._known[text] = self._decode(text, head.tensors)
-        limits = (len(packet), head.block_bytes)
+        limits = (len(packet), region_bytes)
         for place, size in zip(*decoded, strict=True):
-            if place.base <= IN_BLOCK and place.offset + size > limits[place.base]:
+            if place.base <= IN_SLOT and place.offset + size > limits[place.base]:
                 raise PoolError(f"{self._subject} lies outside of its memory\n  got {size} bytes at {place}")
         return decoded[0]
 

@@ -1,7 +1,4 @@
-"""A worker's process: its job, and how it is started and ended.
-
-It is a fresh Python, never a fork of this process with its threads.
-"""
+"""A worker's process: its job, how it is started and ended, and the packets and events that lead to it."""
 
 from __future__ import annotations
 
@@ -13,15 +10,19 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.loader_config import LoaderConfig
+from ortprep.errors import PoolError
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
-from ortprep.runtime.pool.channel import PacketChannel
-from ortprep.runtime.pool.messages import Span
+from ortprep.runtime.pool.messages import MAX_PACKET_BYTES
 
 _READ_BYTES = 64 * 1024
 _BOOTSTRAP = """\
@@ -44,24 +45,6 @@ class ModelJob:
 
 
 @dataclass(frozen=True)
-class MemoryJob:
-    """Which part of the shared memory a worker uses.
-
-    Attributes:
-        size: Size of the file, in bytes.
-        status: Where the worker's page begins.
-        taken: Blocks of its region that are in use.
-        max_bytes: Most that its answers are to take, in use or idle.
-    """
-
-    size: int
-    status: int
-    region: Span
-    taken: tuple[Span, ...]
-    max_bytes: int
-
-
-@dataclass(frozen=True)
 class WorkerJob:
     """What a worker is to do.
 
@@ -70,7 +53,7 @@ class WorkerJob:
         path: Where modules are found.
         device_id: CUDA ordinal inside the worker; None on the CPU.
         processors: Processors it is kept to; None for all.
-        memory: Its shared memory; None until the process is started.
+        memory_bytes: Size of the memory file.
         descriptors: File descriptors: socket, parent-death pipe, output and memory file.
     """
 
@@ -80,19 +63,43 @@ class WorkerJob:
     device_id: int | None
     processors: tuple[int, ...] | None
     load: ModelLoadOptions
-    memory: MemoryJob | None = None
+    memory_bytes: int = 0
     descriptors: tuple[int, int, int, int] = (-1, -1, -1, -1)
+
+
+class ChildProcess(Protocol):
+    """A process that was started, as `subprocess.Popen` is one."""
+
+    pid: int
+
+    def kill(self) -> None:
+        """Ends it at once."""
+
+    def wait(self) -> int:
+        """Waits until it has ended, and returns its exit code, negative for a signal."""
+
+
+StartProcess = Callable[["WorkerJob", Mapping[str, str]], ChildProcess]
+"""How a worker's process comes to be, given its job and variables of its environment; raises `OSError`."""
 
 
 class WorkerProcess:
     """A worker's process; raises `OSError` if there is none, or no descriptor, to be had.
+
+    Args:
+        job: What it is to do.
+        environment: Variables of its environment, beside those of this process.
+        memory: Descriptor of the memory file.
+        start: How it is started.
 
     Attributes:
         sentinel: A descriptor that becomes readable when it has ended.
         output: Descriptor from which its standard output and error are read.
     """
 
-    def __init__(self, job: WorkerJob, environment: Mapping[str, str], memory: int) -> None:
+    def __init__(
+        self, job: WorkerJob, environment: Mapping[str, str], memory: int, start: StartProcess
+    ) -> None:
         with ExitStack() as worker_ends, ExitStack() as pool_ends:
             pool_end, worker_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             pool_ends.callback(pool_end.close)
@@ -104,7 +111,7 @@ class WorkerProcess:
             pool_ends.callback(os.close, self._death_pipe)
             worker_ends.callback(os.close, death_pipe)
             job = replace(job, descriptors=(worker_end.fileno(), death_pipe, output, memory))
-            self._process = _spawn(job, environment)
+            self._process = start(job, environment)
             pool_ends.callback(self.reap)
             pool_ends.callback(self.kill)
             self.pid = self._process.pid
@@ -135,7 +142,130 @@ class WorkerProcess:
             os.close(descriptor)
 
 
-def _spawn(job: WorkerJob, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+class PacketChannel:
+    """The pool's end of a worker's socket: packets on their way out, in order, and packets that came.
+
+    They are put down with the pool's lock held and sent without it: sending lets other threads run, and one
+    that then wanted the lock would be put to sleep, and woken, for every request.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._socket, self.descriptor = connection, connection.fileno()
+        self._packets: deque[bytes] = deque()
+        self._sending = threading.Lock()
+        self._buffer = memoryview(bytearray(MAX_PACKET_BYTES))
+        self._is_closed = False
+
+    def put(self, packet: bytes) -> None:
+        """Puts a packet down; the caller holds the pool's lock, which makes the order."""
+        self._packets.append(packet)
+
+    def flush(self) -> bool:
+        """Sends what there is room for, unless another thread does, and returns whether that was all.
+
+        What is put down while another thread sends, that thread sends.
+        """
+        while self._packets:
+            if not self._sending.acquire(blocking=False):
+                return True
+            try:
+                if not self._send():
+                    return False
+            finally:
+                self._sending.release()
+        return True
+
+    def _send(self) -> bool:
+        while self._packets:
+            # Taken out before it is sent: broken off by a signal, a packet is lost, for which its worker is
+            # ended in time, and never sent twice.
+            packet = self._packets.popleft()
+            try:
+                if not self._is_closed:
+                    self._socket.send(packet)
+            except BlockingIOError:
+                self._packets.appendleft(packet)
+                return False
+            except OSError:
+                pass  # nobody reads any more, which is noticed elsewhere
+        return True
+
+    def receive(self) -> memoryview | None:
+        """Returns the next packet, valid until the next call; None if there is none now, empty at the end.
+
+        Descriptors that came with it are closed by the kernel.
+
+        Raises:
+            PoolError: The packet is empty, and the worker has not closed its end.
+        """
+        while True:
+            try:
+                packet = self._buffer[: self._socket.recv_into(self._buffer)]
+            except BlockingIOError:
+                return None
+            except ConnectionResetError:
+                continue  # the worker ended with packets unread; those that it sent are still there
+            if not packet and not self._is_at_end():
+                raise PoolError("unreadable message\n  expected a head, got an empty packet")
+            return packet
+
+    def _is_at_end(self) -> bool:
+        poll = select.poll()
+        poll.register(self.descriptor, 0)
+        return bool(poll.poll(0))
+
+    def close(self, *, waits: bool = True) -> None:
+        """Closes the socket, once no thread sends; a fork of the process must not wait for one."""
+        if waits:
+            with self._sending:
+                self._is_closed = True
+        self._socket.close()
+
+
+class WakeupEvent:
+    """Wakes the supervisor, which waits in the kernel; it takes no lock, so it may be set at any time.
+
+    Attributes:
+        planned: When the supervisor looks at the clock next, by `time.monotonic()`.
+        stop_at: When workers that were told to end are killed; None while the pool goes on.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor = -1
+        self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.planned = 0.0
+        self.stop_at: float | None = None
+
+    def set(self) -> None:
+        """Wakes the supervisor now."""
+        with suppress(BlockingIOError):
+            os.eventfd_write(self.descriptor, 1)
+
+    def watch(self, deadline: float) -> None:
+        """Wakes the supervisor if it would otherwise sleep beyond a deadline."""
+        if deadline < self.planned:
+            self.set()
+
+    def stop_soon(self, grace_s: float = 0.0) -> None:
+        """Has the supervisor end the workers, after `grace_s` seconds for what they are at."""
+        until = time.monotonic() + grace_s
+        self.stop_at = until if self.stop_at is None else min(self.stop_at, until)
+        self.set()
+
+    def clear(self) -> None:
+        """Makes the descriptor unreadable again."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.descriptor)
+
+    def __del__(self) -> None:
+        # Only now: a late caller of `set` must not write to what has the number since.
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+
+def spawn(job: WorkerJob, environment: Mapping[str, str]) -> ChildProcess:
+    """Starts a fresh Python, never a fork of this process with its threads."""
     process = subprocess.Popen(
         # -P, so that a file of the working folder is never taken for a module.
         [sys.executable, "-P", "-c", _BOOTSTRAP],

@@ -1,7 +1,8 @@
 """The requests of a pool that are not answered yet, and what becomes of them; all under one lock.
 
-When a request leaves the ledger, its outcome joins a queue before anything else is done that could fail.
-`resolve_ended` then resolves the futures, without the lock.
+The supervisor's thread takes the answers, copies them out and frees their slots. When a slot leaves the
+books, its outcome joins a queue before anything else is done that could fail. `resolve_ended` then resolves
+the futures, without the lock.
 """
 
 from __future__ import annotations
@@ -10,175 +11,243 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from ortprep.errors import PipelineError, PoolClosedError, PoolError, RequestTimeoutError
-from ortprep.runtime.pool.admission import AdmissionControl
-from ortprep.runtime.pool.answers import ReplyReader, WorkerReply
-from ortprep.runtime.pool.channel import PacketChannel
-from ortprep.runtime.pool.futures import clone_error
-from ortprep.runtime.pool.ledger import Ledger, Request
-from ortprep.runtime.pool.messages import Head, MessageKind, Span, encode
-from ortprep.runtime.pool.pool_memory import PoolMemory
-from ortprep.runtime.pool.wakeup import WakeupEvent
+import numpy as np
+
+from ortprep.errors import NoRoomError, PipelineError, PoolClosedError, PoolError, RequestTimeoutError
+from ortprep.runtime.pool.memory import Region, RegionTable
+from ortprep.runtime.pool.messages import (
+    HEAD_BYTES,
+    IN_FILE,
+    IN_SLOT,
+    Head,
+    MessageKind,
+    PlaceReader,
+    encode_head,
+)
+from ortprep.runtime.pool.process import PacketChannel, WakeupEvent
+from ortprep.runtime.pool.slots import Answer, Slot, SlotTable
+from ortprep.runtime.tensors.element_types import Array
 from ortprep.runtime.tensors.signatures import Signature
 
-_OFFSETS_PER_PACKET = 4096
-_MIN_RELEASED_BYTES = 2**20
+_MAX_KNOWN = 1024
+_MAX_KEPT_BYTES = 2**20
+_NO_REGION = Region(0)
 
 
-@dataclass
+@dataclass(slots=True)
+class WorkerReply:
+    """A worker's answer, copied out of its packet or its slot; `error` if there was no memory for that."""
+
+    number: int
+    elapsed_ns: int
+    answer: Answer
+    copied_bytes: int = 0
+    error: PipelineError | None = None
+
+
 class RequestTable:
-    """The requests that are not answered yet, at most `max_pending`; further calls block.
+    """The slots of a pool, at most `max_pending`; further calls block.
 
     Attributes:
-        copied_in_bytes, copied_out_bytes: Bytes of inputs and outputs that were copied, here and in workers.
-        changed: The pool's lock, notified of every request that ends.
+        changed: The pool's lock, notified of every slot that is freed.
+        copied_in_bytes, copied_out_bytes: Bytes of inputs and outputs that were copied.
+        answering: The thread that resolves futures, and must not wait for itself.
     """
 
-    signatures: Mapping[str, Signature]
-    memory: PoolMemory
-    max_pending: int
-    copied_in_bytes: int = 0
-    copied_out_bytes: int = 0
-    wakeup: WakeupEvent = field(default_factory=WakeupEvent)
-    ledger: Ledger = field(default_factory=Ledger)
-    changed: threading.Condition = field(default_factory=threading.Condition)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, signatures: Mapping[str, Signature], memory: RegionTable, max_pending: int = 1024
+    ) -> None:
+        self.signatures, self.memory = signatures, memory
+        self.wakeup, self.slots, self.changed = WakeupEvent(), SlotTable(), threading.Condition()
+        self.copied_in_bytes = self.copied_out_bytes = 0
+        self.answering: threading.Thread | None = None
+        self._max_pending = max_pending
+        self._closed_by: PipelineError | None = None
+        self._unavailable: dict[str, PipelineError] = {}
         self._channels: dict[int, PacketChannel] = {}
-        self._ended: deque[Request] = deque()
-        self._copying = 0  # requests that are being written, and answers that are being copied
-        self._readers = {name: ReplyReader(signature) for name, signature in self.signatures.items()}
-        self.admission = AdmissionControl(self.changed, self.max_pending, self._count_pending)
+        self._ended: deque[Slot] = deque()
+        self._models = {name: number for number, name in enumerate(signatures)}
+        self._answer_bytes: dict[tuple[str, tuple[tuple[int, ...], ...]], int] = {}
+        self._readers = {
+            name: PlaceReader([dtype.itemsize for dtype in one.outputs.values()], f"answer of {name}")
+            for name, one in signatures.items()
+        }
+
+    def _require_open(self, model: str) -> None:
+        error = self._closed_by or self._unavailable.get(model)
+        if error is not None:
+            raise clone_error(error)
+
+    def refuse_in_callback(self, reason: str) -> None:
+        """Raises `PoolError` if this is the thread that answers, which would wait for itself."""
+        if threading.current_thread() is self.answering:
+            raise PoolError(
+                f"a future's callback would have to wait for its own pool\n  got {reason}",
+                hint="call it from another thread",
+            )
+
+    def close(self, error: PipelineError) -> None:
+        """Takes no more requests, for the first reason given; those that were taken go on."""
+        with self.changed:
+            self._closed_by = self._closed_by or error
+            self.changed.notify_all()
 
     # With the lock held.
 
-    def _count_pending(self) -> int:
-        return len(self.ledger) + self._copying
+    def _encode(self, slot: Slot) -> bytes:
+        """Returns the head of the packet that sends a slot."""
+        layout, region = slot.layout, slot.region or _NO_REGION
+        return encode_head(
+            MessageKind.RUN,
+            slot.number,
+            model=self._models[slot.model],
+            tensors=len(layout.places),
+            text_bytes=len(layout.text),
+            begin=region.begin,
+            size=region.size,
+            figure=layout.slot_bytes,
+        )
 
     def _assign(self, model: str | None = None) -> None:
-        for request, worker in self.ledger.assign(time.monotonic(), model):
-            # The request first, so that the worker does not wake up twice.
-            self._channels[worker].put(request.packet)
-            self._put_releases(worker, min_bytes=_MIN_RELEASED_BYTES)
+        for slot, worker in self.slots.assign(time.monotonic(), model):
+            self._channels[worker].put(slot.packet)
 
-    def _put_releases(self, worker: int, *, min_bytes: int = 0) -> None:
-        released = self.memory.take_released(worker, min_bytes=min_bytes)
-        for begin in range(0, len(released), _OFFSETS_PER_PACKET):
-            part = released[begin : begin + _OFFSETS_PER_PACKET]
-            self._channels[worker].put(encode(MessageKind.RELEASE, offsets=part))
+    def _free(self, slot: Slot) -> None:
+        region, slot.region, slot.arrays = slot.region, None, ()
+        if region is not None:
+            self.memory.release(region)
 
-    def _trim(self) -> None:
-        for worker in self.memory.trim():
-            if worker in self._channels:
-                self._put_releases(worker)
-                self._channels[worker].put(encode(MessageKind.TRIM))
-
-    def _free(self, request: Request) -> None:
-        self.memory.release(request.block)
-        request.block, request.arrays = Span(), ()
-
-    def _end(self, *requests: Request, error: PipelineError | None = None) -> None:
-        for request in requests:
-            if not request.is_abandoned:
-                request.error = None if error is None else clone_error(error)
-                self._ended.append(request)
-        for request in requests:
-            self._free(request)
+    def _end(self, *slots: Slot, error: PipelineError | None = None) -> None:
+        for slot in slots:
+            if not slot.is_abandoned:
+                slot.error = slot.error if error is None else clone_error(error)
+                self._ended.append(slot)
+        for slot in slots:
+            self._free(slot)
 
     def _flush(self) -> None:
         """Sends what was put down for workers; called without the lock."""
         is_done = False
         try:
-            flushed = [channel.flush() for channel in tuple(self._channels.values())]
-            is_done = all(flushed)
+            is_done = _flush_all(tuple(self._channels.values()))
         finally:
             if not is_done:
-                self.wakeup.set()  # the thread then waits for room, or sees what was broken off
+                self.wakeup.set()  # the thread then waits for room
 
     # What the supervisor does.
 
     def add_worker(self, worker: int, models: tuple[str, ...]) -> None:
         """Makes a worker known; it has no requests until `open_worker`."""
         with self.changed:
-            self.ledger.add_worker(worker, frozenset(models))
+            self.slots.add_worker(worker, frozenset(models))
 
     def open_worker(self, worker: int, channel: PacketChannel) -> None:
         """Lets a worker have requests."""
         with self.changed:
             self._channels[worker] = channel
-            self.ledger.open_worker(worker)
+            self.slots.open_worker(worker)
             self._assign()
             self.changed.notify_all()
         self._flush()
 
     def read(self, worker: int, head: Head, packet: memoryview, *, position: int) -> WorkerReply:
-        """Reads what a worker answered, as far as it travelled in the packet, which is used again then.
+        """Copies out what a worker answered; the packet may be used again then.
 
         `position` counts the answers that were read before it and are not taken yet.
 
         Raises:
             PoolError: It is no answer to the request whose turn it is.
-            ValueError: As `ReplyReader.read`.
+            ValueError: A shape is none that an array can have.
         """
-        request = self.ledger.expect(worker, head.number, position=position)
-        return self._readers[request.model].read(head, packet)
+        slot = self.slots.expect(worker, head.number, position=position)
+        region, outputs = slot.region, self.signatures[slot.model].outputs
+        places = self._readers[slot.model].read(packet, head, 0 if region is None else region.size)
+        reply, end = WorkerReply(head.number, head.figure, {}), 0
+        try:
+            for (name, dtype), place in zip(outputs.items(), places, strict=True):
+                base, offset, shape = place
+                if base == IN_FILE:
+                    raise PoolError("answer lies outside of its memory")
+                if base == IN_SLOT and region is not None:
+                    view = self.memory.file.view(region.begin + offset, dtype, shape)
+                    reply.copied_bytes += view.nbytes
+                    end = max(end, offset + view.nbytes)
+                else:
+                    view = np.ndarray(shape, dtype, packet, offset)
+                reply.answer[name] = _copy(view)
+        except MemoryError:
+            text = f"no memory for the copy of an answer\n  expected {end} bytes"
+            reply.answer, reply.error = {}, PoolError(text)
+        return reply
 
-    def done(self, worker: int, replies: Sequence[WorkerReply]) -> tuple[list[float], Exception | None]:
-        """Takes the answers of a worker, up to the first that lies in memory that it does not have.
-
-        Returns how long each request took, in seconds, from its caller's call; and what was wrong.
-        """
+    def done(self, worker: int, replies: Sequence[WorkerReply]) -> list[float]:
+        """Takes the answers of a worker; returns how long each took, in seconds, from its caller's call."""
         waited_s: list[float] = []
-        wrong: Exception | None = None
         with self.changed:
             now = time.monotonic()
-            try:
-                for reply in replies:
-                    waited_s.append(now - self._accept(worker, reply, now).begun)
-            except (PoolError, ValueError) as error:
-                wrong = error
-            if self.memory.has_grown:
-                self._trim()
+            for reply in replies:
+                slot = self.slots.answer(worker, reply.number, now, service_s=reply.elapsed_ns / 1e9)
+                waited_s.append(now - slot.begun)
+                slot.answer, slot.error = reply.answer, reply.error
+                self.copied_out_bytes += reply.copied_bytes
+                self._end(slot)
             self._assign()
             self.changed.notify_all()
         self._flush()
-        return waited_s, wrong
+        return waited_s
 
-    def _accept(self, worker: int, reply: WorkerReply, now: float) -> Request:
-        head, answer = reply.head, reply.answer
-        if answer is None:
-            block = Span(head.block, head.block_bytes)
-            self.memory.claim(worker, block)
-            answer = reply.view(self.memory.queue.refer(block))
-        request = self.ledger.answer(worker, head.number, now, service_s=head.elapsed_ns / 1e9)
-        request.answer, request.copy = answer, request.copy and reply.answer is None
-        self._copying += request.copy and not request.is_abandoned
-        self._end(request)
-        self.copied_out_bytes += head.copied_bytes
-        return request
+    def grow(self, worker: int, number: int, size: int) -> None:
+        """Gives a worker's slot as much memory for its answer as the worker says that it needs.
+
+        That may be more than the pool is to use: it then accepts no request until some is free.
+
+        Raises:
+            PoolError: It has grown already, or is none whose turn it is.
+        """
+        with self.changed:
+            slot, now = self.slots.expect(worker, number), time.monotonic()
+            if slot.layout.slot_bytes + size > self.memory.region_bytes:
+                self.slots.answer(worker, number, now)
+                self._end(slot, error=NoRoomError(f"no shared memory for an answer of {size} bytes"))
+                self._channels[worker].put(encode_head(MessageKind.GROW, number))
+            else:
+                self.slots.grow(worker, number, now)
+                slot.region = self.memory.grow(slot.region, slot.layout.slot_bytes + size)
+                slot.packet = self._encode(slot) + slot.packet[HEAD_BYTES:]
+                self._remember(slot, size)
+                region = slot.region
+                self._channels[worker].put(
+                    encode_head(MessageKind.GROW, number, begin=region.begin, size=region.size)
+                )
+            self._assign()
+            self.changed.notify_all()
+        self._flush()
+
+    def _remember(self, slot: Slot, size: int) -> None:
+        """Remembers what the answer to inputs of some shapes takes, so that the next slot is large enough."""
+        if len(self._answer_bytes) >= _MAX_KNOWN:
+            self._answer_bytes.clear()
+        shapes = tuple([place.shape for place in slot.layout.places])
+        self._answer_bytes[slot.model, shapes] = size
 
     def failed(self, worker: int, number: int, error: PipelineError) -> None:
         """Takes a worker's word that a request failed; raises `PoolError` if it was none of its requests."""
         with self.changed:
-            request = self.ledger.answer(worker, number, time.monotonic())
-            self._end(request, error=error)
+            self._end(self.slots.answer(worker, number, time.monotonic()), error=error)
             self._assign()
             self.changed.notify_all()
         self._flush()
 
-    def lose(self, worker: int, error: PipelineError, *, blamed: int | None) -> None:
+    def lose(self, worker: int, error: PipelineError, *, blames_oldest: bool) -> None:
         """Takes back what a worker had whose process has ended.
 
-        Its oldest request fails with `error`, unless that may be tried again, if it is to be `blamed`.
+        Its oldest request, if it is to blame, fails with `error`, unless that may be tried again.
         """
         with self.changed:
             self._channels.pop(worker, None)
-            # It may have gone on after an answer to its oldest request that was refused.
-            blames_oldest = blamed in self.ledger.queue_of(worker).sent
-            self._end(*self.ledger.lose(worker, blames_oldest=blames_oldest), error=error)
-            self.memory.end_worker(worker)
+            self._end(*self.slots.lose(worker, blames_oldest=blames_oldest), error=error)
             self._assign()
             self.changed.notify_all()
         self._flush()
@@ -186,49 +255,27 @@ class RequestTable:
     def mark_unavailable(self, model: str, error: PipelineError) -> None:
         """Fails what waits for a model that no worker serves any more, and all later requests for it."""
         with self.changed:
-            self.admission.mark_unavailable(model, error)
-            self._end(*self.ledger.withdraw_all(model), error=error)
+            self._unavailable[model] = error
+            self._end(*self.slots.withdraw_all(model), error=error)
             self.changed.notify_all()
 
     def resolve_ended(self) -> None:
         """Tells callers what became of their requests; called without the lock."""
         while self._ended:
-            request = self._ended.popleft()
-            try:
-                if request.copy and request.answer is not None:
-                    self._copy(request)  # which takes long, and does not keep others from the lock
-            finally:
-                request.resolve()
-
-    def _copy(self, request: Request) -> None:
-        views, request.answer = request.answer or {}, None
-        size_bytes = sum(array.nbytes for array in views.values())
-        try:
-            request.answer = {name: array.copy() for name, array in views.items()}
-        except MemoryError:
-            request.error = PoolError(f"no memory for the copy of an answer\n  expected {size_bytes} bytes")
-        views.clear()
-        with self.changed:
-            self._copying -= 1
-            self.copied_out_bytes += size_bytes
-            self.memory.collect()
-            self.changed.notify_all()
+            self._ended.popleft().resolve()
 
     def expire(self) -> None:
         """Fails the requests whose deadline has passed, and takes back memory that was let go."""
         with self.changed:
             is_changed = self.memory.collect()
-            for request in self.ledger.expire(time.monotonic()):
-                is_changed, where = True, f"worker {request.worker} has it"
-                if request.worker is None:
+            for slot in self.slots.expire(time.monotonic()):
+                is_changed, where = True, f"worker {slot.worker} has it"
+                if slot.worker is None:
                     where = "waiting for a worker"
-                text = (
-                    f"expected an answer within {request.deadline - request.begun:.3g} s, got none; {where}"
-                )
-                request.error = RequestTimeoutError(f"request to {request.model} took too long\n  {text}")
-                self._ended.append(request)
-                if request.worker is None:
-                    self._free(request)
+                    self._free(slot)
+                text = f"expected an answer within {slot.deadline - slot.begun:.3g} s, got none; {where}"
+                slot.error = RequestTimeoutError(f"request to {slot.model} took too long\n  {text}")
+                self._ended.append(slot)
             if is_changed:
                 self.changed.notify_all()
 
@@ -237,23 +284,20 @@ class RequestTable:
 
         The old one may be held by a thread that was not forked.
         """
-        self.changed = threading.Condition()
-        self.ledger, self._copying = Ledger(), 0
+        self.changed, self.slots, self._closed_by = threading.Condition(), SlotTable(), error
         self._channels.clear()
-        self.admission = AdmissionControl(self.changed, self.max_pending, self._count_pending)
-        self.admission.closed_by = error
         self.memory.close(discards=False)
         return self.changed
 
     @property
     def closed_error(self) -> PipelineError:
         """What requests of a closed pool fail with; a new one each time."""
-        return clone_error(self.admission.closed_by or PoolClosedError("pool was closed"))
+        return clone_error(self._closed_by or PoolClosedError("pool was closed"))
 
     def abort(self) -> None:
         """Fails every request that is not answered; workers must be gone."""
         with self.changed:
-            self._end(*self.ledger.clear(), error=self.closed_error)
+            self._end(*self.slots.clear(), error=self.closed_error)
             self._channels.clear()
             self.memory.close()
             self.changed.notify_all()
@@ -261,4 +305,22 @@ class RequestTable:
     def wait_idle(self, timeout_s: float | None) -> bool:
         """Waits until every request that somebody waits for is answered, and returns whether all are."""
         with self.changed:
-            return self.changed.wait_for(lambda: not self._copying and self.ledger.is_idle(), timeout_s)
+            return self.changed.wait_for(self.slots.is_idle, timeout_s)
+
+
+def _copy(view: Array) -> Array:
+    """Returns a copy; a short one keeps the interpreter, since others would keep it for longer."""
+    if view.nbytes > _MAX_KEPT_BYTES or not view.nbytes:
+        return view.copy()
+    return np.frombuffer(bytearray(view.data), view.dtype).reshape(view.shape)
+
+
+def _flush_all(channels: Sequence[PacketChannel]) -> bool:
+    return all([channel.flush() for channel in channels])  # noqa: C419 - each of them, whatever one returns
+
+
+def clone_error(error: PipelineError) -> PipelineError:
+    """Returns an equal error; one that is raised again and again drags all its tracebacks along."""
+    clone = type(error)(error.message, hint=error.hint)
+    clone.__dict__.update(error.__dict__)
+    return clone

@@ -1,8 +1,8 @@
 """A model in a worker: from the tensors of a request to an answer, with a session for every bucket.
 
-Inputs are read where they lie. Outputs are written where they are wanted as soon as their shapes are known
-from an earlier run with inputs of the same shapes; the first time, and where shapes depend on values, they
-are copied.
+Inputs are read where they lie. Outputs are written to the slot as soon as their shapes are known from an
+earlier run with inputs of the same shapes; the first time, and where shapes depend on values, they are
+copied. Where they do not fit, the worker keeps them until the pool has made the slot larger.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ import numpy as np
 from ortprep.bundle.codec import encode
 from ortprep.errors import LoadError, PoolError
 from ortprep.runtime.loading.opened_bundle import OpenedBundle
-from ortprep.runtime.pool.memory import Arena, MemoryFile, pack_inline
+from ortprep.runtime.pool.memory import MemoryFile, pack_inline
 from ortprep.runtime.pool.messages import (
-    IN_BLOCK,
     IN_PACKET,
+    IN_SLOT,
     Head,
     Layout,
     MessageKind,
     PlaceReader,
-    Span,
     TensorPlace,
+    encode_head,
     encode_tensors,
+    fit_into,
     lay_out,
 )
 from ortprep.runtime.session.opened_model import open_variants
@@ -77,20 +78,20 @@ class ServedModel:
         for session in self._sessions.all:
             session.runner.check()
 
-    def run(self, head: Head, packet: memoryview, memory: AnswerMemory) -> bytes:
+    def run(self, head: Head, packet: memoryview, memory: SlotMemory) -> bytes:
         """Runs on a request and returns the packet that answers it.
 
         Raises:
             RunError: ONNX Runtime refused the request.
-            PoolError: The request is unreadable, or there is no memory for the answer.
+            PoolError: The request is unreadable, or an output has the wrong type.
         """
-        places = self._reader.read(packet, head)
+        places = self._reader.read(packet, head, head.size)
         feeds = {
             name: memory.read(place, dtype, packet, head)
             for (name, dtype), place in zip(self._inputs, places, strict=True)
         }
         shapes = tuple([place.shape for place in places])
-        return self._sessions.find(shapes).run(feeds, shapes, head.number, memory)
+        return self._sessions.find(shapes).run(feeds, shapes, head, memory)
 
 
 class ServedSession:
@@ -102,15 +103,16 @@ class ServedSession:
         self._outputs = tuple(signature.outputs.items())
         self._layouts: OrderedDict[Shapes, Layout | None] = OrderedDict()
 
-    def run(self, feeds: Mapping[str, Array], shapes: Shapes, number: int, memory: AnswerMemory) -> bytes:
+    def run(self, feeds: Mapping[str, Array], shapes: Shapes, head: Head, memory: SlotMemory) -> bytes:
         """Runs on inputs whose shapes are in the model's order; raises as `ServedModel.run`."""
         feeds = self.runner.fit(feeds)
         started = time.perf_counter_ns()
-        layout = self._layouts.get(shapes)
+        known = self._layouts.get(shapes)
         try:
-            span = None if layout is None else self._run_in_place(feeds, layout, memory)
-            if layout is not None and span is not None:
-                return self._encode(number, layout, span, time.perf_counter_ns() - started, 0)
+            layout = None if known is None else fit_into(known, head.figure, head.size)
+            if layout is not None and self._run_in_place(feeds, layout, head, memory):
+                elapsed_ns = time.perf_counter_ns() - started
+                return encode_tensors(MessageKind.DONE, head.number, layout, figure=elapsed_ns)
             outputs = self.runner.attempt(feeds)
         except self.runner.errors as error:  # also of binding, which copies to a GPU
             raise self.runner.refusal(error) from None
@@ -121,7 +123,7 @@ class ServedSession:
             tuple([output.shape for output in outputs]), tuple([output.nbytes for output in outputs])
         )
         self._learn(shapes, layout, was_refused=was_refused)
-        return self._copy(number, layout, outputs, elapsed_ns, memory)
+        return memory.answer(head, layout, outputs, elapsed_ns)
 
     def _check_types(self, outputs: Sequence[Array]) -> None:
         for (name, dtype), output in zip(self._outputs, outputs, strict=True):
@@ -137,86 +139,71 @@ class ServedSession:
         is_bindable = (
             self.runner.is_native
             and self.runner.bound is None
-            and layout.block_bytes >= _MIN_BOUND_BYTES
+            and layout.slot_bytes >= _MIN_BOUND_BYTES
             and all(math.prod(place.shape) for place in layout.places)
         )
         self._layouts[shapes] = layout if previous == layout and is_bindable and not was_refused else None
         if len(self._layouts) > _MAX_CACHED:
             self._layouts.popitem(last=False)
 
-    def _run_in_place(self, feeds: Mapping[str, Array], layout: Layout, memory: AnswerMemory) -> Span | None:
-        """Runs with the outputs where they are wanted; None if they turn out to be of other shapes."""
+    def _run_in_place(
+        self, feeds: Mapping[str, Array], layout: Layout, head: Head, memory: SlotMemory
+    ) -> bool:
+        """Runs with the outputs in the slot; returns False if they turn out to be of other shapes."""
         session = self.runner.session
         binding = self.runner.bind()
         for name, array in feeds.items():
             binding.bind_cpu_input(name, array)
-        span = memory.allocate(layout.block_bytes)
         views = [
-            memory.file.view(span.offset + place.offset, dtype, place.shape)
+            memory.file.view(head.begin + place.offset, dtype, place.shape)
             for (_, dtype), place in zip(self._outputs, layout.places, strict=True)
         ]
-        is_written = False
         try:
             for (name, dtype), view in zip(self._outputs, views, strict=True):
                 binding.bind_output(name, "cpu", 0, dtype, list(view.shape), view.ctypes.data)
             session.run_with_iobinding(binding)
-            # An output that is an input as well, or an initializer, is handed back and not written.
-            outputs = zip(binding.get_outputs(), views, strict=True)
-            is_written = all(value.data_ptr() == view.ctypes.data for value, view in outputs)
         except self.runner.errors:
-            pass  # the run that follows says whether it was the shapes or the inputs
-        finally:
-            if not is_written:
-                memory.release(span.offset)
-        return span if is_written else None
-
-    def _copy(
-        self, number: int, layout: Layout, outputs: Sequence[Array], elapsed_ns: int, memory: AnswerMemory
-    ) -> bytes:
-        copied_bytes = sum(output.nbytes for output in outputs)
-        if layout.block_bytes:
-            span = memory.allocate(layout.block_bytes)
-            memory.file.write(span, layout, outputs)
-            return self._encode(number, layout, span, elapsed_ns, copied_bytes)
-        return pack_inline(self._encode(number, layout, Span(), elapsed_ns, copied_bytes), layout, outputs)
-
-    def _encode(self, number: int, layout: Layout, span: Span, elapsed_ns: int, copied_bytes: int) -> bytes:
-        return encode_tensors(MessageKind.DONE, 0, number, layout, span, elapsed_ns, copied_bytes)
+            return False  # the run that follows says whether it was the shapes or the inputs
+        # An output that is an input as well, or an initializer, is handed back and not written.
+        outputs = zip(binding.get_outputs(), views, strict=True)
+        return all(value.data_ptr() == view.ctypes.data for value, view in outputs)
 
 
-class AnswerMemory:
-    """Shared memory as a worker sees it: it allocates the blocks of its answers itself."""
+class SlotMemory:
+    """The slots' memory as a worker sees it.
 
-    def __init__(self, job: WorkerJob) -> None:
-        assert job.memory is not None
-        self.file = MemoryFile(job.descriptors[3], job.memory.size)
-        self._arena = Arena(self.file, job.memory.region, job.memory.max_bytes, job.memory.taken)
-        self._status = self.file.bytes[job.memory.status :][:16].view(np.uint64)
+    Args:
+        descriptor: Descriptor of the memory file.
+        size: Its size, in bytes.
+    """
 
-    def begin(self, number: int) -> None:
-        """Says which request this worker is at."""
-        self._status[0] = number
+    def __init__(self, descriptor: int, size: int) -> None:
+        self.file = MemoryFile(descriptor, size)
+        self._kept: dict[int, tuple[Head, Layout, Sequence[Array], int]] = {}
 
     def read(self, place: TensorPlace, dtype: np.dtype[Any], packet: memoryview, head: Head) -> Array:
         """Returns a tensor of a request, where it lies."""
         base, offset, shape = place
         if base == IN_PACKET:
             return np.ndarray(shape, dtype, packet, offset)
-        return self.file.view(offset + head.block if base == IN_BLOCK else offset, dtype, shape)
+        return self.file.view(offset + head.begin if base == IN_SLOT else offset, dtype, shape)
 
-    def allocate(self, size: int) -> Span:
-        """Returns a block for an answer; raises `NoRoomError` if answers in use take too much."""
-        block = self._arena.allocate(size)
-        self._status[1] = self._arena.held_bytes
-        return block
+    def answer(self, head: Head, layout: Layout, outputs: Sequence[Array], elapsed_ns: int) -> bytes:
+        """Returns the packet that answers a request, with its outputs or with the memory that they need."""
+        if not layout.slot_bytes:
+            begin = encode_tensors(MessageKind.DONE, head.number, layout, figure=elapsed_ns)
+            return pack_inline(begin, layout, outputs)
+        moved = fit_into(layout, head.figure, head.size)
+        if moved is None:
+            # Copies, since an output that is an input lies in a buffer that the next packet overwrites.
+            self._kept[head.number] = head, layout, [output.copy() for output in outputs], elapsed_ns
+            return encode_head(MessageKind.NEED, head.number, figure=layout.slot_bytes)
+        self.file.write(head.begin, moved, outputs)
+        return encode_tensors(MessageKind.DONE, head.number, moved, figure=elapsed_ns)
 
-    def release(self, *offsets: int) -> None:
-        """Takes blocks back, by where they begin."""
-        for offset in offsets:
-            self._arena.release(offset)
-        self._status[1] = self._arena.held_bytes
-
-    def trim(self) -> None:
-        """Gives the memory of blocks that are not in use back to the system."""
-        self._arena.trim(0)
-        self._status[1] = self._arena.held_bytes
+    def grown(self, head: Head) -> bytes | None:
+        """Returns the answer whose slot has grown; None if the pool has no memory for it, which drops it."""
+        request, layout, outputs, elapsed_ns = self._kept.pop(head.number)
+        if not head.size:
+            return None
+        return self.answer(request._replace(begin=head.begin, size=head.size), layout, outputs, elapsed_ns)

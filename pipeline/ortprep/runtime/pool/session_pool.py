@@ -2,52 +2,41 @@
 
 from __future__ import annotations
 
-import os
-import sys
+import asyncio
 import weakref
-from collections.abc import Mapping, Sequence
-from concurrent.futures import wait
-from pathlib import Path
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from ortprep.bundle.loader_config import read_loader_config
-from ortprep.errors import PoolClosedError, PoolError, RequestTimeoutError
+from ortprep.errors import InvalidRequestError, PoolClosedError, PoolError, RequestTimeoutError
 from ortprep.runtime.loading.model_load_options import require_counts
-from ortprep.runtime.loading.sources import locate
-from ortprep.runtime.machine.hardware import read_hardware
+from ortprep.runtime.loading.session import keep_freed_memory
 from ortprep.runtime.machine.process_memory import free_bytes
-from ortprep.runtime.placement.assignment import Placement
-from ortprep.runtime.placement.devices import Device, resolve_devices
-from ortprep.runtime.placement.environment import plan_environments, read_numa_nodes
-from ortprep.runtime.placement.model_load import place_bundles
-from ortprep.runtime.pool.base_pool import BasePool
-from ortprep.runtime.pool.broker import RequestBroker
-from ortprep.runtime.pool.config import PoolConfig
+from ortprep.runtime.pool.broker import CallOptions, RequestBroker, RequestOptions
+from ortprep.runtime.pool.config import Bundle, PoolConfig, name_bundles, plan_workers
+from ortprep.runtime.pool.memory import RegionTable
 from ortprep.runtime.pool.messages import INLINE_BYTES
-from ortprep.runtime.pool.pool_memory import PoolMemory
-from ortprep.runtime.pool.process import ModelJob, WorkerJob
-from ortprep.runtime.pool.stats import PoolStats, WorkerStats
+from ortprep.runtime.pool.slots import MAX_DEPTH, Answer, PoolFuture
 from ortprep.runtime.pool.supervisor import Supervisor
-from ortprep.runtime.pool.worker_state import WorkerState
-from ortprep.runtime.tensors.signatures import read_signature
-
-Bundle = str | os.PathLike[str]
+from ortprep.runtime.pool.workers import PoolStats
+from ortprep.runtime.tensors.element_types import Array
+from ortprep.runtime.tensors.signatures import check_inputs, read_signature
 
 _SHARE_OF_MEMORY = 0.5
 _STOP_GRACE_S = 10.0
+_LONG_COPY_BYTES = 2**20
 
 
-class SessionPool(BasePool):
+class SessionPool:
     """Sessions of one or several bundles, in one process per device; all processes start at once.
 
-    It may be used from many threads. Large arrays travel through shared memory; arrays from `empty`, and
-    answers that are passed on to another model, are not copied at all. It needs Linux.
-
-    Answers are views of shared memory, which stays allocated until the last of them is gone. Answers under
-    16 KiB, and those requested with `copy=True`, are ordinary arrays.
+    It may be used from many threads. Large arrays travel through shared memory; arrays from `empty` are not
+    copied on their way in. Answers are ordinary arrays. It needs Linux.
 
     Args:
         bundles: A bundle's folder or registry reference, as `load` takes it, or several by the names that
@@ -63,34 +52,25 @@ class SessionPool(BasePool):
 
     def __init__(self, bundles: Bundle | Mapping[str, Bundle], config: PoolConfig | None = None) -> None:
         config = config or PoolConfig()
-        paths = _name_bundles(bundles, config.require_signature)
+        paths = name_bundles(bundles, config.require_signature)
         configs = {name: read_loader_config(path) for name, path in paths.items()}
         signatures = {name: read_signature(name, loader_config) for name, loader_config in configs.items()}
-        devices = resolve_devices(config.devices, read_hardware())
-        _, self.placement = place_bundles(
-            paths,
-            devices,
-            copies=config.workers_per_device,
-            precision=config.precision,
-            buckets=config.buckets,
-        )
-        models = {
-            name: ModelJob(number, name, str(paths[name]), loader_config)
-            for number, (name, loader_config) in enumerate(configs.items())
-        }
-        workers = _make_workers(devices, config, self.placement, models)
+        workers, self.placement = plan_workers(paths, configs, config)
         min_ready = len(workers) if config.min_ready is None else config.min_ready
         if min_ready > len(workers):
             raise PoolError(f"bad min_ready\n  expected 0 to {len(workers)}, got {min_ready}")
         shared_bytes = config.max_shared_bytes or max(2**20, int(free_bytes() * _SHARE_OF_MEMORY))
-        memory = PoolMemory(len(workers), shared_bytes)
+        # A worker may need a region for each request that it has; as many more are for callers.
+        reserved = MAX_DEPTH * len(workers)
+        memory = RegionTable(2 * reserved, reserved, shared_bytes)
         try:
             self._broker = RequestBroker(signatures, memory, config.max_pending)
             self._supervisor = Supervisor(workers, config, self._broker)
         except OSError as error:
             memory.close()
             raise PoolError(f"cannot make a pool\n  {error}", hint="ulimit -n") from error
-        super().__init__(signatures, self._broker)
+        self._signatures = signatures
+        keep_freed_memory()  # for the arrays of answers
         # The thread holds the supervisor and not this, so that a pool that is forgotten ends its workers.
         self._finalizer = weakref.finalize(self, self._broker.wakeup.stop_soon)
         self._finalizer.atexit = False  # the supervisors' own, which waits
@@ -101,23 +81,216 @@ class SessionPool(BasePool):
             self.close(drain=False)
             raise
 
-    def _count_workers(self, model: str | None = None) -> int:
-        return sum(model is None or model in member.models for member in self._supervisor.workers)
+    def run(
+        self, inputs: Mapping[str, Any], *, model: str | None = None, **options: Unpack[CallOptions]
+    ) -> Answer:
+        """Runs a model and returns its outputs by name, in the model's order.
 
-    def _share(self, model: str, name: str, value: Any, timeout_s: float | None) -> Any:
-        array = np.asarray(value)
-        is_small = array.nbytes < INLINE_BYTES
-        if (
-            is_small
-            or array.dtype != self._signatures[model].inputs[name]
-            or self._broker.memory.find(array) is not None
-        ):
-            return array
-        shared = self.empty(name, array.shape, model=model, timeout_s=timeout_s)
-        shared[...] = array
-        with self._broker.changed:
-            self._broker.copied_in_bytes += array.nbytes
-        return shared
+        Args:
+            inputs: Arrays by input name, of the model's types.
+            model: Which one, if the pool has several.
+            options: See `CallOptions`.
+
+        Raises:
+            InvalidRequestError: The inputs do not fit the model.
+            RunError: ONNX Runtime refused the request.
+            RequestTimeoutError: The deadline passed.
+            WorkerDiedError: The worker died while it ran the request.
+            PoolClosedError: The pool was closed.
+            PoolError: There is no worker left for the model, or no memory.
+        """
+        name = self._model(model)
+        return self._broker.run(name, inputs, RequestOptions(**options))
+
+    def submit(
+        self, inputs: Mapping[str, Any], *, model: str | None = None, **options: Unpack[CallOptions]
+    ) -> PoolFuture:
+        """Does what `run` does, and returns a future at once, or as soon as there is room.
+
+        Callbacks of the future are run on a thread of the pool and must not wait for it.
+
+        Raises:
+            InvalidRequestError: The inputs are not the model's.
+            RequestTimeoutError: There was no room before the deadline.
+            PoolClosedError: The pool is closed.
+            PoolError: There is no worker left for the model, or no memory.
+        """
+        name = self._model(model)
+        future = self._broker.submit(name, inputs, RequestOptions(**options))
+        assert future is not None  # it may wait
+        return future
+
+    async def arun(
+        self, inputs: Mapping[str, Any], *, model: str | None = None, **options: Unpack[CallOptions]
+    ) -> Answer:
+        """Does what `run` does, for asyncio; cancelling it cancels the request if no worker has it yet.
+
+        A request that is cancelled while it waits for room is withdrawn as soon as it gets some.
+
+        Raises:
+            PoolError: As `run`.
+        """
+        name = self._model(model)
+        request = RequestOptions(**options, may_wait=False)
+        is_small = sum(getattr(value, "nbytes", 0) for value in inputs.values()) <= _LONG_COPY_BYTES
+        future = self._broker.submit(name, inputs, request) if is_small else None
+        if future is None:  # the loop must not wait, be it for room or for a long copy
+            request.may_wait = True
+            submitting = asyncio.ensure_future(asyncio.to_thread(self._broker.submit, name, inputs, request))
+            try:
+                future = await asyncio.shield(submitting)
+            except asyncio.CancelledError:
+                request.may_wait = False
+                submitting.add_done_callback(_take_back)
+                raise
+        assert future is not None  # it may wait
+        return await asyncio.wrap_future(future)
+
+    def map(
+        self,
+        batches: Iterable[Mapping[str, Any]],
+        *,
+        model: str | None = None,
+        ordered: bool = True,
+        in_flight: int | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Iterator[Answer]:
+        """Runs many requests, a bounded number at a time, and yields their answers.
+
+        Args:
+            batches: Inputs of each request; read as answers are consumed, so it may be endless.
+            model: Which one, if the pool has several.
+            ordered: Whether answers come in the order of their requests, or as they are ready.
+            in_flight: Maximum number of requests at a time; None for four per worker.
+            options: Options of each request, see `CallOptions`.
+
+        Raises:
+            PoolError: As `run`, for the first request that fails; later ones are withdrawn.
+        """
+        name = self._model(model)
+        futures: deque[PoolFuture] = deque()
+        try:
+            for batch in batches:
+                futures.append(self.submit(batch, model=name, **options))
+                if len(futures) >= (in_flight or max(8, 4 * self._count_workers())):
+                    yield _take(futures, ordered=ordered)
+            while futures:
+                yield _take(futures, ordered=ordered)
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def run_split(
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        model: str | None = None,
+        parts: int | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Answer:
+        """Cuts a batch along the first axis, runs the parts on all workers at once, and joins the answers.
+
+        Args:
+            inputs: Arrays by input name, all of one length along the first axis.
+            model: Which model.
+            parts: How many; None for one per worker that serves the model.
+            options: Options of each part, see `CallOptions`.
+
+        Returns:
+            Outputs by name, the parts one after the other along the first axis, as new arrays.
+
+        Raises:
+            InvalidRequestError: The inputs cannot be cut.
+            PoolError: An output has no axis that grows with the batch, or as `run`.
+        """
+        name = self._model(model)
+        signature = self._signatures[name]
+        arrays = dict(zip(signature.inputs, check_inputs(signature, inputs), strict=True))
+        sizes = {array.shape[0] if array.ndim else 0 for array in arrays.values()}
+        count = sizes.pop() if len(sizes) == 1 else 0
+        if not count:
+            shapes = {key: array.shape for key, array in arrays.items()}
+            raise InvalidRequestError(
+                f"cannot split a batch of {name}\n  expected equal lengths, got {shapes}"
+            )
+        parts = max(1, min(count, parts or self._count_workers(name)))
+        cut = zip(*(np.array_split(array, parts) for array in arrays.values()), strict=True)
+        pieces = [dict(zip(arrays, piece, strict=True)) for piece in cut]
+        lengths = [len(next(iter(piece.values()))) for piece in pieces]
+        answers = list(self.map(pieces, model=name, in_flight=len(pieces), **options))
+        return {
+            output: _join(name, output, [answer[output] for answer in answers], lengths)
+            for output in answers[0]
+        }
+
+    def run_all(
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        models: Sequence[str] | None = None,
+        **options: Unpack[CallOptions],
+    ) -> dict[str, Answer]:
+        """Runs several models on the same inputs at once; each gets the inputs that it has.
+
+        Args:
+            inputs: Arrays by input name; large ones are moved once for all.
+            models: Which; None for all of the pool.
+            options: Options of each run, see `CallOptions`.
+
+        Returns:
+            Outputs by model.
+
+        Raises:
+            InvalidRequestError: An input belongs to none of the models.
+            PoolError: As `run`.
+        """
+        names = [self._model(name) for name in (models or self._signatures)]
+        unknown = [key for key in inputs if not any(key in self._signatures[name].inputs for name in names)]
+        if unknown:
+            raise InvalidRequestError(f"wrong inputs\n  expected those of {', '.join(names)}, got {unknown}")
+        shared: dict[str, Any] = {}
+        for key, value in inputs.items():
+            takers = [name for name in names if key in self._signatures[name].inputs]
+            shared[key] = self._share(takers[0], key, value, options) if len(takers) > 1 else value
+        futures: dict[str, PoolFuture] = {}
+        try:
+            for name in names:
+                model_inputs = {key: shared[key] for key in self._signatures[name].inputs if key in shared}
+                futures[name] = self.submit(model_inputs, model=name, **options)
+            return {name: future.result() for name, future in futures.items()}
+        finally:
+            for future in futures.values():
+                future.cancel()
+
+    def empty(
+        self, name: str, shape: Sequence[int], *, model: str | None = None, timeout_s: float | None = None
+    ) -> Array:
+        """Returns an array for an input, to be filled in place, where the pool would have it.
+
+        Args:
+            name: The input.
+            shape: One size per axis. Slices of it along the first axis can be handed over too.
+            model: Which model.
+            timeout_s: Seconds to wait for memory; None as long as it takes.
+
+        Raises:
+            InvalidRequestError: The model has no such input, or a size is negative.
+            RequestTimeoutError: There was no memory before the deadline.
+            PoolError: All memory is held by arrays in use, or the pool is closed.
+        """
+        model = self._model(model)
+        if name not in self._signatures[model].inputs:
+            expected = ", ".join(self._signatures[model].inputs)
+            raise InvalidRequestError(f"{model} has no input {name!r}\n  expected one of {expected}")
+        sizes = tuple(int(size) for size in shape)
+        if any(size < 0 for size in sizes):
+            raise InvalidRequestError(f"bad shape\n  expected sizes from 0, got {list(shape)}")
+        return self._broker.empty(model, name, sizes, RequestOptions(timeout_s=timeout_s))
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the models."""
+        return tuple(self._signatures)
 
     def check(self, timeout_s: float | None = None) -> dict[str, str]:
         """Makes every ready worker run its golden samples again; a worker with a wrong answer is replaced.
@@ -131,7 +304,7 @@ class SessionPool(BasePool):
         Raises:
             RequestTimeoutError: Some workers had not answered by then.
         """
-        self._broker.admission.refuse_in_callback("check()")
+        self._broker.refuse_in_callback("check()")
         checks = self._supervisor.manager.begin_check()
         if wait(checks.values(), timeout_s).not_done:
             raise RequestTimeoutError(f"check took too long\n  expected an end within {timeout_s:g} s")
@@ -160,8 +333,8 @@ class SessionPool(BasePool):
             timeout_s: Seconds to wait for that; None as long as it takes.
         """
         if drain:
-            self._broker.admission.refuse_in_callback("close()")
-        self._broker.admission.close(PoolClosedError("pool is closed", hint="make a new one: SessionPool(…)"))
+            self._broker.refuse_in_callback("close()")
+        self._broker.close(PoolClosedError("pool is closed", hint="make a new one: SessionPool(…)"))
         grace_s = 0.0
         try:
             if drain and self._broker.wait_idle(timeout_s):
@@ -179,46 +352,49 @@ class SessionPool(BasePool):
     ) -> None:
         self.close(drain=kind is None)
 
+    def _count_workers(self, model: str | None = None) -> int:
+        return sum(model is None or model in worker.models for worker in self._supervisor.workers)
 
-def _name_bundles(
-    bundles: Bundle | Mapping[str, Bundle], signature: str | os.PathLike[str] | None
-) -> dict[str, Path]:
-    if isinstance(bundles, Mapping):
-        if not bundles:
-            raise PoolError("no bundle for the pool\n  expected at least one")
-        return {
-            str(name): Path(os.path.realpath(locate(path, require_signature=signature)))
-            for name, path in bundles.items()
-        }
-    path = Path(os.path.realpath(locate(bundles, require_signature=signature)))
-    return {read_loader_config(path).name: path}
+    def _share(self, model: str, name: str, value: Any, options: CallOptions) -> Any:
+        """Returns an input of several models as what is moved once for all of them."""
+        array = np.asarray(value)
+        if array.nbytes < INLINE_BYTES or array.dtype != self._signatures[model].inputs[name]:
+            return array
+        waits = RequestOptions(timeout_s=options.get("timeout_s"))
+        return self._broker.share(model, name, array, waits)
 
-
-def _make_workers(
-    devices: Sequence[Device], config: PoolConfig, placement: Placement, models: Mapping[str, ModelJob]
-) -> list[WorkerState]:
-    count = config.workers_per_device
-    environments = plan_environments(
-        devices,
-        workers_per_device=count,
-        processors=sorted(os.sched_getaffinity(0)),
-        nodes=read_numa_nodes(),
-        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
-        threads=config.threads,
-    )
-    workers: list[WorkerState] = []
-    for index, environment in enumerate(environments):
-        names = placement.assignments[index // count].models
-        if names:
-            device = environment.device.name
-            figures = WorkerStats(len(workers), f"{device}/{index % count}", device, names)
-            job = WorkerJob(
-                entry=config.worker,
-                path=tuple(str(entry) or str(Path.cwd()) for entry in sys.path),
-                models=tuple(models[name] for name in names),
-                device_id=environment.device_id,
-                processors=environment.processors,
-                load=config.load_options(threads=environment.threads, may_spin=environment.may_spin),
+    def _model(self, model: str | None) -> str:
+        if model is None and len(self._signatures) == 1:
+            return next(iter(self._signatures))
+        if model is None or model not in self._signatures:
+            got = "none" if model is None else repr(model)
+            raise InvalidRequestError(
+                f"which model?\n  expected one of {', '.join(self._signatures)}, got {got}"
             )
-            workers.append(WorkerState(environment.variables, job, figures))
-    return workers
+        return model
+
+
+def _take_back(submitted: asyncio.Future[PoolFuture | None]) -> None:
+    future = None if submitted.cancelled() or submitted.exception() else submitted.result()
+    if future is not None:
+        future.cancel()
+
+
+def _take(futures: deque[PoolFuture], *, ordered: bool) -> Answer:
+    if ordered:
+        return futures.popleft().result()
+    done, _ = wait(futures, return_when=FIRST_COMPLETED)
+    future = next(future for future in futures if future in done)
+    futures.remove(future)
+    return future.result()
+
+
+def _join(model: str, output: str, parts: list[Array], lengths: list[int]) -> Array:
+    for part, length in zip(parts, lengths, strict=True):
+        if part.ndim == 0 or part.shape[0] != length:
+            raise PoolError(
+                f"cannot join output {output!r} of {model}\n"
+                f"  expected {length} along the first axis, got shape {list(part.shape)}",
+                hint="run() takes the whole batch",
+            )
+    return np.concatenate(parts)

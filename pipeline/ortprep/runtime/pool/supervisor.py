@@ -18,13 +18,12 @@ from contextlib import suppress
 from functools import partial
 
 from ortprep.errors import LoadTimeoutError, PoolClosedError, PoolError
-from ortprep.runtime.pool.broker import RequestBroker
 from ortprep.runtime.pool.config import PoolConfig
-from ortprep.runtime.pool.messages import MessageKind, encode
+from ortprep.runtime.pool.messages import MessageKind, encode_head
 from ortprep.runtime.pool.process import WorkerProcess
-from ortprep.runtime.pool.stats import PoolStats
+from ortprep.runtime.pool.request_table import RequestTable
 from ortprep.runtime.pool.worker_manager import WorkerManager
-from ortprep.runtime.pool.worker_state import WorkerState
+from ortprep.runtime.pool.workers import PoolStats, WorkerState
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +35,7 @@ _EXIT_TIMEOUT_S = 30.0
 class Supervisor:
     """Keeps a pool's workers alive and takes their answers."""
 
-    def __init__(self, workers: Sequence[WorkerState], config: PoolConfig, broker: RequestBroker) -> None:
+    def __init__(self, workers: Sequence[WorkerState], config: PoolConfig, broker: RequestTable) -> None:
         self.workers = tuple(workers)
         self.manager = WorkerManager(self.workers, config, broker)
         self._config, self._broker = config, broker
@@ -51,7 +50,7 @@ class Supervisor:
 
     def start(self) -> None:
         """Starts the thread, which starts the workers."""
-        self._broker.admission.answering = self._thread
+        self._broker.answering = self._thread
         self._thread.start()
         _RUNNING.add(self)
 
@@ -90,10 +89,10 @@ class Supervisor:
             broker.memory.collect()
             return PoolStats(
                 workers=tuple(
-                    worker.stats(len(broker.ledger.queue_of(worker.number).sent)) for worker in self.workers
+                    worker.stats(len(broker.slots.queue_of(worker.number).sent)) for worker in self.workers
                 ),
-                pending=len(broker.ledger),
-                waiting=broker.ledger.waiting,
+                pending=len(broker.slots),
+                waiting=broker.slots.waiting,
                 is_degraded=any(worker.state == "failed" for worker in self.workers),
                 shared_bytes=broker.memory.held_bytes,
                 used_bytes=broker.memory.used_bytes,
@@ -109,7 +108,7 @@ class Supervisor:
                 self._turn()
         except BaseException as error:  # the last border: without this thread nothing would ever be answered
             log.exception("the pool's supervisor failed")
-            self._broker.admission.close(PoolError(f"pool failed\n  {type(error).__name__}: {error}"))
+            self._broker.close(PoolError(f"pool failed\n  {type(error).__name__}: {error}"))
             self._end()
 
     def _turn(self) -> None:
@@ -142,7 +141,7 @@ class Supervisor:
         with self._lock:
             latest = time.monotonic() + min(self._config.run_timeout_s, _MAX_WAIT_S)
             times = (due_at for due_at, _ in self._timers())
-            self._wakeup.planned = min(latest, self._broker.ledger.next_deadline(), *times)
+            self._wakeup.planned = min(latest, self._broker.slots.next_deadline(), *times)
 
     def _timers(self) -> Iterator[tuple[float, Callable[[], None]]]:
         """Yields what is to be done, and when."""
@@ -161,7 +160,7 @@ class Supervisor:
         self, worker: WorkerState, process: WorkerProcess
     ) -> Iterator[tuple[float, Callable[[], None]]]:
         config, stop_at = self._config, self._wakeup.stop_at
-        oldest_since = self._broker.ledger.queue_of(worker.number).since
+        oldest_since = self._broker.slots.queue_of(worker.number).since
         yield oldest_since + config.run_timeout_s, partial(self._kill_stuck, worker, is_blamed=True)
         if worker.checks:
             overdue_at, _ = worker.checks[0]
@@ -192,15 +191,15 @@ class Supervisor:
     # How the pool ends.
 
     def _tell_to_end(self, worker: WorkerState, process: WorkerProcess) -> None:
-        self._broker.admission.close(PoolClosedError("pool was closed"))
+        self._broker.close(PoolClosedError("pool was closed"))
         with self._lock:
             worker.is_stop_sent = True
-            self._broker.ledger.close_worker(worker.number)
-            process.channel.put(encode(MessageKind.STOP))
+            self._broker.slots.close_worker(worker.number)
+            process.channel.put(encode_head(MessageKind.STOP))
 
     def _end(self) -> None:
         """Ends what is left, whatever state it is in, and fails what is unanswered."""
-        self._broker.admission.close(PoolClosedError("pool was closed"))
+        self._broker.close(PoolClosedError("pool was closed"))
         try:
             with self._lock:
                 self._is_over = True

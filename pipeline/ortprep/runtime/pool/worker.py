@@ -23,13 +23,12 @@ from ortprep.runtime.pool.messages import (
     ReadyReport,
     StartPhase,
     decode_head,
-    decode_offsets,
     encode,
 )
 
 if TYPE_CHECKING:
     from ortprep.runtime.pool.process import WorkerJob
-    from ortprep.runtime.pool.served_model import AnswerMemory, ServedModel
+    from ortprep.runtime.pool.served_model import ServedModel, SlotMemory
 
 _SPIN_S = 0.0002
 
@@ -71,18 +70,18 @@ def main(job: WorkerJob) -> None:
     try:
         models = _open_models(job, connection)
         from ortprep.runtime.machine.process_memory import private_bytes
-        from ortprep.runtime.pool.served_model import AnswerMemory
+        from ortprep.runtime.pool.served_model import SlotMemory
 
-        memory = AnswerMemory(job)
+        memory = SlotMemory(job.descriptors[3], job.memory_bytes)
     except PipelineError as error:
-        connection.send(encode(MessageKind.BROKEN, content=to_dict(error)))
+        connection.send(encode(MessageKind.BROKEN, 0, to_dict(error)))
         return
     ready = ReadyReport(
         variants={model.name: model.variant for model in models.values()},
         buckets={model.name: model.buckets for model in models.values()},
         private_bytes=private_bytes(),
     )
-    connection.send(encode(MessageKind.READY, content=encode_record(ready)))
+    connection.send(encode(MessageKind.READY, 0, encode_record(ready)))
     serve(connection, models, memory)
 
 
@@ -92,7 +91,7 @@ def _open_models(job: WorkerJob, connection: PoolConnection) -> dict[int, Served
     def report(phase: str) -> None:
         nonlocal started
         now = time.perf_counter()
-        connection.send(encode(MessageKind.PHASE, content=encode_record(StartPhase(phase, now - started))))
+        connection.send(encode(MessageKind.PHASE, 0, encode_record(StartPhase(phase, now - started))))
         started = now
 
     import_onnxruntime()
@@ -107,28 +106,26 @@ def _open_models(job: WorkerJob, connection: PoolConnection) -> dict[int, Served
     return models
 
 
-def serve(connection: PoolConnection, models: dict[int, ServedModel], memory: AnswerMemory) -> None:
+def serve(connection: PoolConnection, models: dict[int, ServedModel], memory: SlotMemory) -> None:
     """Answers messages until there are no more."""
     while packet := connection.receive():
         head = decode_head(packet, "the pool")
         if head.kind is MessageKind.RUN:
             connection.send(_run(head, packet, models[head.model], memory))
-        elif head.kind is MessageKind.RELEASE:
-            memory.release(*decode_offsets(packet))
-        elif head.kind is MessageKind.TRIM:
-            memory.trim()
+        elif head.kind is MessageKind.GROW:
+            if (answer := memory.grown(head)) is not None:
+                connection.send(answer)
         elif head.kind is MessageKind.CHECK:
-            connection.send(encode(MessageKind.CHECKED, head.number, content=_check(models)))
+            connection.send(encode(MessageKind.CHECKED, head.number, _check(models)))
         elif head.kind is MessageKind.STOP:
             return
 
 
-def _run(head: Head, packet: memoryview, model: ServedModel, memory: AnswerMemory) -> bytes:
-    memory.begin(head.number)
+def _run(head: Head, packet: memoryview, model: ServedModel, memory: SlotMemory) -> bytes:
     try:
         return model.run(head, packet, memory)
     except (PipelineError, MemoryError) as error:
-        return encode(MessageKind.FAILED, head.number, content=to_dict(error))
+        return encode(MessageKind.FAILED, head.number, to_dict(error))
 
 
 def _check(models: dict[int, ServedModel]) -> dict[str, Any]:

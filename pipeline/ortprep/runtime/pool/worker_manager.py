@@ -15,10 +15,7 @@ from typing import Any
 
 from ortprep.bundle.codec import decode
 from ortprep.errors import PipelineError, PoolError, from_dict
-from ortprep.runtime.pool.answers import WorkerReply
-from ortprep.runtime.pool.broker import RequestBroker
 from ortprep.runtime.pool.config import PoolConfig
-from ortprep.runtime.pool.ledger import RepeatedAnswerError
 from ortprep.runtime.pool.messages import (
     Head,
     MessageKind,
@@ -26,11 +23,12 @@ from ortprep.runtime.pool.messages import (
     StartPhase,
     decode_head,
     decode_json,
-    encode,
+    encode_head,
 )
-from ortprep.runtime.pool.process import MemoryJob, WorkerProcess
-from ortprep.runtime.pool.stats import WorkerEvent
-from ortprep.runtime.pool.worker_state import WorkerState
+from ortprep.runtime.pool.process import WorkerProcess, spawn
+from ortprep.runtime.pool.request_table import RequestTable, WorkerReply
+from ortprep.runtime.pool.slots import RepeatedAnswerError
+from ortprep.runtime.pool.workers import WorkerEvent, WorkerState
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +47,7 @@ class WorkerManager:
         is_stale: Whether more has happened than answers, so that the clock has to be looked at.
     """
 
-    def __init__(self, workers: Sequence[WorkerState], config: PoolConfig, broker: RequestBroker) -> None:
+    def __init__(self, workers: Sequence[WorkerState], config: PoolConfig, broker: RequestTable) -> None:
         self._workers, self._config, self._broker = workers, config, broker
         self._lock, self._wakeup = broker.changed, broker.wakeup
         self.selector = selectors.DefaultSelector()
@@ -75,21 +73,17 @@ class WorkerManager:
             for worker in self.ready():
                 if only in (None, worker) and worker.process is not None:
                     # It has its turn behind the requests that the worker has.
-                    before = len(self._broker.ledger.queue_of(worker.number).sent) + len(worker.checks)
+                    before = len(self._broker.slots.queue_of(worker.number).sent) + len(worker.checks)
                     overdue_at = time.monotonic() + self._config.run_timeout_s * (before + 1)
                     checks[worker.name] = Future()
                     worker.checks.append((overdue_at, checks[worker.name]))
-                    worker.process.channel.put(encode(MessageKind.CHECK))
+                    worker.process.channel.put(encode_head(MessageKind.CHECK))
         self._wakeup.set()
         return checks
 
     def send_waiting(self) -> None:
         """Sends what workers had no room for, or waits for room."""
-        for worker, process in self.running():
-            if process.channel.is_broken:
-                reason = PoolError(f"a request to {worker.name} was interrupted by a signal")
-                self.kill(worker, reason, is_blamed=False)
-                continue
+        for _, process in self.running():
             is_done = process.channel.flush()
             events = selectors.EVENT_READ if is_done else selectors.EVENT_READ | selectors.EVENT_WRITE
             key = self.selector.get_map().get(process.channel.descriptor)
@@ -101,11 +95,9 @@ class WorkerManager:
     def start(self, worker: WorkerState) -> None:
         """Starts a worker's process."""
         now, memory = time.monotonic(), self._broker.memory
-        with self._lock:
-            region, taken = memory.region(worker.number), memory.begin_worker(worker.number)
-        job = MemoryJob(memory.file.size, memory.page(worker.number).offset, region, taken, memory.max_bytes)
+        job = replace(worker.job, memory_bytes=memory.file.size)
         try:
-            process = WorkerProcess(replace(worker.job, memory=job), worker.variables, memory.descriptor)
+            process = WorkerProcess(job, worker.variables, memory.descriptor, spawn)
         except OSError as error:
             text = f"cannot start {worker.name}\n  {error}"
             self._handle_exit(worker, PoolError(text, hint="ulimit -n; ulimit -u; free"), shortage=error)
@@ -138,7 +130,7 @@ class WorkerManager:
 
     def _take_packets(self, worker: WorkerState, process: WorkerProcess) -> bool:
         replies: list[WorkerReply] = []
-        sent = self._broker.ledger.queue_of(worker.number).sent
+        sent = self._broker.slots.queue_of(worker.number).sent
         try:
             for _ in range(_PACKETS_PER_TURN):
                 packet = process.channel.receive()
@@ -155,20 +147,19 @@ class WorkerManager:
                     continue
                 # Answers are taken in the order in which they were given.
                 self._take_replies(worker, replies)
-                self._handle(worker, head, decode_json(packet, worker.name))
+                if head.kind is MessageKind.NEED:
+                    self._broker.grow(worker.number, head.number, head.figure)
+                else:
+                    self._handle(worker, head, decode_json(packet, worker.name))
         finally:
             self._take_replies(worker, replies)
         return False
 
     def _take_replies(self, worker: WorkerState, replies: list[WorkerReply]) -> None:
-        """Takes answers out of a list; raises what is wrong with the first that cannot be."""
-        if not replies:
-            return
-        waited_s, wrong = self._broker.done(worker.number, replies)
-        replies.clear()
-        worker.note_answers(waited_s)
-        if wrong is not None:
-            raise wrong
+        """Takes answers out of a list."""
+        if replies:
+            worker.note_answers(self._broker.done(worker.number, replies))
+            replies.clear()
 
     def _handle(self, worker: WorkerState, head: Head, content: Mapping[str, Any]) -> None:
         self.is_stale = True
@@ -229,7 +220,7 @@ class WorkerManager:
         """Ends a worker's process at once; if `is_blamed`, the request that it is at is to blame."""
         self.is_stale = True
         with self._lock:
-            self._broker.ledger.close_worker(worker.number)
+            self._broker.slots.close_worker(worker.number)
             if worker.process is not None and not worker.is_killed:
                 worker.is_killed, worker.reason, worker.is_blamed = True, reason, is_blamed
                 worker.process.kill()
@@ -268,10 +259,8 @@ class WorkerManager:
                 worker.lack_room(now, error, timeout_s=self._config.start_timeout_s)
             else:
                 worker.die(now, error, max_restarts=self._config.max_restarts)
-            begun = self._broker.memory.status(worker.number)[0] if worker.is_blamed else None
-            self._broker.lose(
-                worker.number, self._broker.closed_error if is_stopping else error, blamed=begun
-            )
+            reason = self._broker.closed_error if is_stopping else error
+            self._broker.lose(worker.number, reason, blames_oldest=worker.is_blamed)
             while worker.checks:
                 worker.answer_check(error.message)
             self._lock.notify_all()

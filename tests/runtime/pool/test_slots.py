@@ -1,0 +1,186 @@
+"""Every slot is freed exactly once, in order, whatever happens to its worker."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ortprep.errors import PoolError
+from ortprep.runtime.pool.slots import RepeatedAnswerError, Slot, SlotTable, depth_for
+
+_STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["admit", "fail", "answer", "grow", "lose", "open", "withdraw", "expire"]),
+        st.integers(0, 9),
+    ),
+    max_size=120,
+)
+
+
+@given(_STEPS, st.integers(0, 2))
+def test_every_slot_is_freed_exactly_once(steps: list[tuple[str, int]], retries: int) -> None:
+    table, ends, acquired, now = SlotTable(), Counter[int](), 0, 0.0
+    models = {0: "a", 1: "b", 2: "ab"}
+    abandoned: set[int] = set()
+    for worker, names in models.items():
+        table.add_worker(worker, frozenset(names))
+        table.open_worker(worker)
+    for step, pick in steps:
+        now += 1.0
+        worker = pick % 3
+        sent = table.queue_of(worker).sent
+        if step in ("admit", "fail"):
+            acquired += 1
+            deadline = now + 5 if pick > 6 else math.inf
+            slot = Slot(acquired, "ab"[pick % 2], deadline, retries)
+            table.acquire(slot)
+            assert table.withdraw(acquired) is None  # while it is filled, it is its caller's
+            if step == "admit":
+                table.admit(slot)
+            else:
+                table.give_up(slot)
+                ends[acquired] += 1
+        elif step == "answer" and sent:
+            slot = table.answer(worker, sent[0].number, now, service_s=0.01)
+            ends[slot.number] += slot.number not in abandoned
+        elif step == "grow" and sent and not sent[0].has_grown:
+            slot = table.grow(worker, sent[0].number, now)
+            assert sent[-1] is slot
+        elif step == "lose":
+            before = [slot.number for slot in sent]
+            lost = {slot.number for slot in table.lose(worker, blames_oldest=pick < 5)}
+            failed = lost - abandoned
+            assert abandoned & set(before) <= lost <= set(before)
+            assert failed == set() or (pick < 5 and failed == {before[0]})
+            ends.update(failed)
+        elif step == "open":
+            table.open_worker(worker)
+        elif step == "withdraw":
+            withdrawn = table.withdraw(pick)
+            if withdrawn is not None:
+                assert withdrawn.worker is None
+                ends[withdrawn.number] += 1
+        elif step == "expire":
+            for slot in table.expire(now):
+                assert slot.deadline <= now
+                abandoned.add(slot.number)
+                ends[slot.number] += 1
+        for slot, got in table.assign(now):
+            assert slot.model in models[got]
+            assert table.queue_of(got).is_open
+        assert all(count <= 1 for count in ends.values())
+    for worker in models:
+        table.open_worker(worker)
+    while len(table):
+        list(table.assign(now))
+        for worker in models:
+            for slot in list(table.queue_of(worker).sent):
+                table.answer(worker, slot.number, now)
+                ends[slot.number] += slot.number not in abandoned
+    assert ends == Counter(range(1, acquired + 1))
+
+
+def make(workers: int = 1, models: str = "m") -> SlotTable:
+    table = SlotTable()
+    for worker in range(workers):
+        table.add_worker(worker, frozenset(models))
+        table.open_worker(worker)
+    return table
+
+
+def admit(table: SlotTable, *numbers: int, model: str = "m", retries: int = 0) -> list[tuple[int, int]]:
+    for number in numbers:
+        slot = Slot(number, model, retries=retries)
+        table.acquire(slot)
+        table.admit(slot)
+    return assign(table)
+
+
+def assign(table: SlotTable) -> list[tuple[int, int]]:
+    return [(slot.number, worker) for slot, worker in table.assign(0.0)]
+
+
+def test_slots_go_to_the_worker_with_the_fewest_up_to_its_depth() -> None:
+    assert admit(make(3), 1, 2, 3, 4) == [(1, 0), (2, 1), (3, 2), (4, 0)]
+    table = make()
+    assert admit(table, 1, 2, 3) == [(1, 0), (2, 0)]
+    table.answer(0, 1, 1.0, service_s=1e-5)
+    assert assign(table) == [(3, 0)]
+    assert depth_for(1e-5) == 16
+    assert depth_for(0.0005) == 4
+    assert depth_for(10.0) == depth_for(None) == 2
+
+
+@pytest.mark.parametrize("blames", [True, False])
+def test_the_oldest_is_blamed_once_for_each_of_its_tries_and_the_others_keep_their_turn(
+    *, blames: bool
+) -> None:
+    table = make()
+    admit(table, 1, 2, 3, retries=1)
+    assert table.lose(0, blames_oldest=blames) == []
+    table.open_worker(0)
+    assert assign(table) == [(1, 0), (2, 0)]
+    assert [slot.number for slot in table.lose(0)] == ([1] if blames else [])
+    table.open_worker(0)
+    assert assign(table)[0] == ((2, 0) if blames else (1, 0))
+
+
+def test_no_model_waits_for_the_backlog_of_another() -> None:
+    table = make(models="ab")
+    order = admit(table, *range(1, 10), model="a") + admit(table, 10, model="b")
+    order += admit(table, *range(11, 20), model="a")
+    while table.queue_of(0).sent:
+        table.answer(0, table.queue_of(0).sent[0].number, 1.0)
+        order += assign(table)
+    assert [number for number, _ in order] == list(range(1, 20))
+
+
+def test_an_answer_out_of_turn_is_an_error_that_tells_a_repeated_one() -> None:
+    table = make()
+    admit(table, 1, 2, 3)
+    with pytest.raises(PoolError, match="expected one to request 1, got one to 2"):
+        table.answer(0, 2, 1.0)
+    with pytest.raises(RepeatedAnswerError):
+        table.expect(0, 1, position=1)
+    table.answer(0, 1, 1.0)
+    assign(table)
+    with pytest.raises(RepeatedAnswerError, match="expected one to request 2, got one to 1"):
+        table.expect(0, 1)
+    with pytest.raises(PoolError) as caught:
+        table.expect(0, 3)
+    assert not isinstance(caught.value, RepeatedAnswerError)
+
+
+@pytest.mark.attack
+def test_a_worker_asks_for_memory_once_and_so_cannot_keep_a_slot_for_ever() -> None:
+    table = make()
+    admit(table, 1)
+    table.grow(0, 1, 1.0)
+    with pytest.raises(PoolError, match="needs memory again"):
+        table.grow(0, 1, 2.0)
+
+
+def test_the_time_of_a_run_begins_when_its_turn_comes() -> None:
+    table = make()
+    admit(table, 1, 2)
+    assert table.queue_of(0).since == 0.0
+    table.answer(0, 1, 9.0)
+    assert table.queue_of(0).since == 9.0
+    table.close_worker(0)
+    assert table.queue_of(0).since == math.inf
+
+
+def test_what_nobody_waits_for_is_dropped_with_its_worker() -> None:
+    table = make()
+    slot = Slot(1, "m", deadline=5.0)
+    table.acquire(slot)
+    table.admit(slot)
+    assign(table)
+    assert table.expire(5.0) == [slot]
+    assert table.next_deadline() == math.inf
+    assert table.lose(0) == [slot]
+    assert len(table) == 0
