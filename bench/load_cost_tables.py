@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import geometric_mean
 from typing import Any
 
-from bench.load_cost import FALLBACK, HAND, LOAD, PLAIN
+from bench.load_cost import FALLBACK, HAND, LOAD, NEW_CONTAINER, PLAIN
 from bench.rapidocr_app import BUNDLES
 from bench.start import ROOT
 
@@ -87,7 +87,7 @@ def performance_tables(report: Mapping[str, Section]) -> str:
         section = report[kind]
         measured = next(iter(section["models"].values()))
         arms = [arm for arm in _KEYS if arm in measured]
-        header = ["model", PLAIN, *(f"{arm}: {what}" for arm in arms for what in ("first result", "steady"))]
+        header = ["model", PLAIN, *(f"{arm}: {what}" for arm in arms for what in _figures_of(arm))]
         rows = [_performance_row(section, name, arms) for name in section["ratios"]]
         parts.append(_table([*header, "memory", "`load` adds"], rows))
         goals = [
@@ -98,8 +98,12 @@ def performance_tables(report: Mapping[str, Section]) -> str:
     return "\n\n".join(parts)
 
 
-_KEYS = {HAND: "hand", LOAD: "load", FALLBACK: "fallback"}
+_KEYS = {HAND: "hand", LOAD: "load", NEW_CONTAINER: "new_container", FALLBACK: "fallback"}
 """Arms of the tables, with what their figures begin with."""
+
+
+def _figures_of(arm: str) -> tuple[str, ...]:
+    return ("first result",) if arm == NEW_CONTAINER else ("first result", "steady")
 
 
 def _performance_row(section: Section, name: str, arms: Sequence[str]) -> list[str]:
@@ -112,7 +116,8 @@ def _performance_row(section: Section, name: str, arms: Sequence[str]) -> list[s
     cells.append(f"{milliseconds(PLAIN, 'ready_ms')}, {milliseconds(PLAIN, 'steady_ms')} ms")
     for arm in arms:
         ready, key = milliseconds(arm, "ready_ms"), _KEYS[arm]
-        cells += [f"{ready} ms ({figures[f'{key}_sooner']:.2f}×)", f"{figures[f'{key}_steady']:.2f}"]
+        cells.append(f"{ready} ms ({figures[f'{key}_sooner']:.2f}×)")
+        cells += [f"{figures[f'{key}_steady']:.2f}"] if "steady" in _figures_of(arm) else []
     adds = f"{figures['load_adds_ms']:.1f} ms" if "load_adds_ms" in figures else "not measured"
     return [*cells, f"{figures['load_private']:.2f}", adds]
 
