@@ -59,7 +59,7 @@ def readme_table(section: Section, *, is_busy: bool) -> str:
 
     def cell(figures: Mapping[str, float], key: str) -> str:
         if key.endswith("_sooner"):
-            return _sooner(figures, key) if is_busy else f"{figures[key]:.2f}×"
+            return _sooner(figures, key)
         return f"{1 / figures[key]:.2f}×"
 
     rows = []
