@@ -42,7 +42,9 @@ def key(stage: Stage, *, folder: Path = Path(), **spec: Any) -> str:
         ({"measure": {"rounds": 9}}, (MEASURE,)),
         ({"measure": {"timeout_s": 9}}, ()),
     ],
-    ids=str,
+    ids=lambda value: (
+        str(value) if isinstance(value, dict) else "+".join(stage.name for stage in value) or "none"
+    ),
 )
 def test_of_a_changed_spec_those_tasks_run_again_that_depend_on_it(
     spec: dict[str, Any], again: tuple[Stage, ...]
