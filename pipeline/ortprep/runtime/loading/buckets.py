@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
-_BUCKETS = "_ortprep_buckets"
+BUCKETS = "_ortprep_buckets"
 """Attribute of a session with buckets: its `Buckets`."""
 
 _MAX_CACHED = 1024
@@ -35,7 +35,7 @@ def serve_buckets(session: onnxruntime.InferenceSession, buckets: Buckets) -> No
         session: The session for all shapes, which becomes an instance of a subclass of its class.
         buckets: The variants for certain sizes.
     """
-    setattr(session, _BUCKETS, buckets)
+    setattr(session, BUCKETS, buckets)
     plain: Any = type(session)
     session.__class__ = _bucketed_class(plain)
 
@@ -54,7 +54,7 @@ def session_for(
     Raises:
         PipelineError: As `load`.
     """
-    buckets: Buckets | None = getattr(session, _BUCKETS, None)
+    buckets: Buckets | None = getattr(session, BUCKETS, None)
     chosen = None if buckets is None else buckets.choose(shapes)
     return session if chosen is None else chosen.session()
 
@@ -76,6 +76,10 @@ class Buckets:
         self._create = create
         self._sessions: dict[str, BucketSession] = {}
         self._known: dict[Shapes, BucketSession | None] = {}
+
+    def fresh(self) -> Buckets:
+        """Returns the same without a session."""
+        return Buckets(self._read, self._create)
 
     def choose(self, shapes: Mapping[str, Sequence[int]]) -> BucketSession | None:
         """Returns the bucket for a batch of some shapes; None where the variant for all shapes takes it."""

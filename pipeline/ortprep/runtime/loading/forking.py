@@ -16,10 +16,11 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ortprep.runtime.loading.buckets import BUCKETS
 from ortprep.runtime.loading.bundle_loader import find_folder, open_folder
 from ortprep.runtime.loading.load_options import Deadline, LoadOptions, check_choice, check_number
 from ortprep.runtime.loading.opened_bundle import OpenedBundle, log_line, make_session
-from ortprep.runtime.loading.phases import SteadyBuild, may_swap, serve_steady
+from ortprep.runtime.loading.phases import STEADY, SteadyBuild, may_swap, serve_steady
 from ortprep.runtime.loading.session import described_as
 
 if TYPE_CHECKING:
@@ -30,9 +31,10 @@ if TYPE_CHECKING:
     from ortprep.bundle.session_record import SessionPlan
     from ortprep.runtime.loading.load_options import Cancellation, CheckPolicy, DigestPolicy
 
-_THREADS = ("intra_op_num_threads", "inter_op_num_threads", "execution_mode")
+_THREADS = ("intra_op_num_threads", "inter_op_num_threads", "execution_mode", "use_per_session_threads")
 
-_RUNS = ("run", "run_with_ort_values", "run_with_ortvaluevector", "run_with_iobinding")
+_FOLLOWED = ("run", "run_with_ort_values", "run_with_ortvaluevector", "run_with_iobinding", "io_binding")
+"""Methods that need a native session that works here."""
 
 
 def load_before_fork(
@@ -50,7 +52,7 @@ def load_before_fork(
 
     The session has one thread, runs in this process and in every child, and takes no time to load there. A
     child that was forked while another thread ran it creates its own at its first run, and logs that. Other
-    sessions of this process, which have threads, are of no use in a child.
+    sessions of this process, which have threads, must not be run in a child. Buckets stay on one thread.
 
     Args:
         bundle: As for `load`; only variants for CPUs are taken.
@@ -70,16 +72,7 @@ def load_before_fork(
     check_choice("digests", digests, ("changed", "full", "off"))
     check_choice("check", check, ("none", "golden"))
     check_number("timeout_s", timeout_s, example=30)
-    check_number("threads_after", threads_after, example=2, whole=True)
-    own = None if session_options is None else dict(session_options.items())
-    asked = next((name for name in _THREADS if name in (own or ())), None)
-    if asked is not None:
-        from ortprep.errors import LoadError
-
-        raise LoadError(
-            f"a fork cannot inherit a session with threads\n  expected no {asked} in session_options",
-            hint="load_before_fork(…, threads_after=2)",
-        )
+    own = _check_options(session_options, threads_after)
     folder = find_folder(bundle, require_signature)
     options = LoadOptions(
         "cpu",
@@ -95,8 +88,27 @@ def load_before_fork(
         may_spin=False,
     )
     opened = open_folder(folder, options)
-    _Inherited(opened, threads_after).serve()
+    _Inherited(opened, threads_after).serve(opened.session)
     return opened.session
+
+
+def _check_options(own: Any, threads_after: Any) -> dict[str, str | int | bool] | None:
+    """Returns the application's options as a dictionary of this load's own."""
+    is_count = type(threads_after) is int and threads_after > 0
+    asked = next((name for name in _THREADS if name in own), None) if hasattr(own, "items") else None
+    if own is not None and not hasattr(own, "items"):
+        problem = f"session_options is a {type(own).__name__}\n  expected values by attribute or config key"
+    elif asked is not None:
+        problem = f"a fork cannot inherit threads\n  expected no {asked} in session_options"
+    elif threads_after is not None and not is_count:
+        problem = f"threads_after={threads_after!r}\n  expected None, or a number from 1"
+    else:
+        return None if own is None else dict(own.items())
+    from ortprep.errors import LoadError
+
+    raise LoadError(
+        f"bad argument of load_before_fork: {problem}", hint="load_before_fork(…, threads_after=2)"
+    )
 
 
 def _with_threads(plan: SessionPlan, *, threads: int) -> SessionPlan:
@@ -120,19 +132,17 @@ class _Inherited:
         self.running: set[int] = set()
         self.is_lost = False
         """Whether the native session is of no use here: it was running, or has threads, in the parent."""
-        self._session = weakref.ref(opened.session)
+        self.has_threads = False
+        self.renewing = _thread.allocate_lock()
+        self.parent = os.getpid()
         self._resolved, self._options = opened.resolved, opened.later_options()
         self._adapt_after = None
         if threads_after is not None:
-            self._adapt_after = functools.partial(_with_threads, threads=int(threads_after))
-        self._has_threads = False
-        self._parent = os.getpid()
-        self._renewing = _thread.allocate_lock()
+            self._adapt_after = functools.partial(_with_threads, threads=threads_after)
         self._name = f"variant {opened.resolved.name} of {opened.resolved.root}"
 
-    def serve(self) -> None:
-        """Makes the session one of a subclass, whose runs are followed."""
-        session: Any = self._session()
+    def serve(self, session: Any) -> None:
+        """Makes a session one of a subclass, whose runs are followed."""
         session._ortprep_inherited = self
         plain: Any = type(session)
         session.__class__ = _forkable_class(plain)
@@ -146,50 +156,63 @@ class _Inherited:
         options = self._options.replace(adapt=self._adapt_after)
 
         def build(cancellation: Cancellation) -> onnxruntime.InferenceSession:
-            _, made = make_session(self._resolved, options, cancellation=cancellation)
-            self._has_threads = True
-            return made
+            return make_session(self._resolved, options, cancellation=cancellation)[1]
 
-        return _ChildBuild(session, build, self._name, parent=self._parent)
+        return _ChildBuild(session, build, self._name, self)
 
     def forked(self, session: Any) -> None:
         """Takes note, in a child, of what the parent was doing."""
-        self._renewing = _thread.allocate_lock()
-        is_lost = self._has_threads or bool(self.running - {_thread.get_ident()})
+        self.renewing = _thread.allocate_lock()
+        is_lost = self.has_threads or bool(self.running - {_thread.get_ident()})
         self.running.clear()
         if is_lost and not self.is_lost:
             # Never freed: ONNX Runtime would wait for threads that stayed in the parent.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(session._sess))
+            _keep_for_ever(session._sess)
+            buckets = getattr(session, BUCKETS, None)
+            if buckets is not None:
+                _keep_for_ever(buckets)
+                setattr(session, BUCKETS, buckets.fresh())
         self.is_lost = self.is_lost or is_lost
+        steady: SteadyBuild | None = getattr(session, STEADY, None)
+        if steady is not None and steady.is_left_behind():
+            serve_steady(session, self._new_build(session))
 
     def renew(self, session: Any) -> None:
         """Creates the session anew where the inherited one is lost."""
-        with self._renewing:
-            if not self.is_lost:
-                return
-            log_line("warning", "%s: forked during a run, or from a child; creating a session", self._name)
-            _, made = make_session(self._resolved, self._options)
-            vars(session).update(vars(made))
-            self.is_lost = self._has_threads = False
-            if self._adapt_after is not None and may_swap():
-                session._ortprep_steady = self._new_build(session)
+        with self.renewing:
+            if self.is_lost:
+                log_line("warning", "%s: lost at a fork; creating a session", self._name)
+                _, made = make_session(self._resolved, self._options)
+                vars(session).update(vars(made))
+                self.is_lost = self.has_threads = False
 
 
 class _ChildBuild(SteadyBuild):
-    """The build of a child's own session: nothing in the process that made it, which is to have no thread."""
+    """The build of a child's own session: nothing in the process that loaded, which is to have no thread."""
 
-    def __init__(self, session: Any, build: Callable[[Cancellation], Any], name: str, *, parent: int) -> None:
+    def __init__(
+        self, session: Any, build: Callable[[Cancellation], Any], name: str, inherited: _Inherited
+    ) -> None:
         super().__init__(session, build, name)
-        self._parent = parent
+        self._inherited = inherited
 
     def start(self) -> None:
         """Does as `SteadyBuild.start`, in a child."""
-        if os.getpid() != self._parent:
+        if os.getpid() != self._inherited.parent:
             super().start()
 
     def wait(self, timeout_s: float | None) -> bool:
         """Does as `SteadyBuild.wait`, in a child; the parent has nothing to wait for."""
-        return os.getpid() == self._parent or super().wait(timeout_s)
+        return os.getpid() == self._inherited.parent or super().wait(timeout_s)
+
+    def _exchange(self, steady: Any) -> None:
+        with self._inherited.renewing:
+            super()._exchange(steady)
+            self._inherited.is_lost, self._inherited.has_threads = False, True
+
+
+def _keep_for_ever(value: object) -> None:
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
 
 _SESSIONS: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -206,7 +229,7 @@ os.register_at_fork(after_in_child=_after_fork)
 @functools.cache
 def _forkable_class(plain: Any) -> type:
     """Returns the subclass of a session's class whose instances know who runs them."""
-    methods = {name: _followed(getattr(plain, name)) for name in _RUNS if hasattr(plain, name)}
+    methods = {name: _followed(getattr(plain, name)) for name in _FOLLOWED if hasattr(plain, name)}
     return described_as(plain, type(plain)(plain.__name__, (plain,), methods))
 
 

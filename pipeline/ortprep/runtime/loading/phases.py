@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ortprep.errors import PipelineError
     from ortprep.runtime.loading.opened_bundle import OpenedBundle
 
-_STEADY = "_ortprep_steady"
+STEADY = "_ortprep_steady"
 """Attribute of a session in two phases: its `SteadyBuild`."""
 
 _RUNS = ("run", "run_with_ort_values", "run_with_ortvaluevector")
@@ -65,7 +65,7 @@ _OF_THE_CALLER = frozenset(
         "_model_path",
         "_read_config_from_model",
         "_sess_options_initial",
-        _STEADY,
+        STEADY,
     }
 )
 """Attributes of a session that stay at the exchange; the others describe the native session."""
@@ -115,9 +115,10 @@ def serve_in_phases(opened: OpenedBundle) -> None:
 
 def serve_steady(session: Any, steady: SteadyBuild) -> None:
     """Has a session start a build after its first run; it becomes one of a subclass of its class."""
-    setattr(session, _STEADY, steady)
-    plain: Any = type(session)
-    session.__class__ = _phased_class(plain)
+    if not hasattr(session, STEADY):
+        plain: Any = type(session)
+        session.__class__ = _phased_class(plain)
+    setattr(session, STEADY, steady)
     weakref.finalize(session, steady.stop).atexit = False
 
 
@@ -153,7 +154,7 @@ def wait_steady(session: onnxruntime.InferenceSession, timeout_s: float | None =
         raise LoadError(
             f"bad argument of wait_steady: timeout_s={timeout_s!r}\n  expected seconds, 0 or more"
         )
-    steady: SteadyBuild | None = getattr(session, _STEADY, None)
+    steady: SteadyBuild | None = getattr(session, STEADY, None)
     if steady is None:
         return
     if not steady.wait(timeout_s):
@@ -210,6 +211,10 @@ class SteadyBuild:
             self._refuse(RuntimeError("this process was forked while it was being created"))
             self._ended.set()
         return self._ended.wait(None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
+
+    def is_left_behind(self) -> bool:
+        """Returns whether it began in another process, from which this one was forked."""
+        return self._process != os.getpid() and self._started.locked() and not self._stopped
 
     def stop(self) -> None:
         """Gives the build up; the first session stays in service.
