@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,37 +125,3 @@ def test_when_no_node_of_a_kind_is_left_the_build_says_so_and_can_go_on_later(
     assert "net@last: no node of kind last is left" in str(errors[0])
     farm.add_node(cpus=2, labels={"ortprep.io/last": "true"})
     assert workshop.engine().prepare(workshop.order(), Recorder()) == ()
-
-
-@pytest.mark.manual
-def test_a_worker_that_is_killed_again_and_again_is_told_as_such(
-    farm: SmallCluster, workshop: Workshop, recorder: Recorder
-) -> None:
-    workshop.write_spec("net")
-    running = Running(workshop, recorder, retries=1)
-    for _ in range(2):
-        wait_for(workers, what="a worker is at it")
-        time.sleep(1)
-        killed = set(workers())
-        for pid in killed:
-            os.kill(pid, signal.SIGKILL)
-        wait_for(partial(has_none_of, killed), what="the workers end")
-    errors = running.join()
-    assert "net@farm: interrupted 2 times" in str(errors[0])
-
-
-def has_none_of(pids: set[int]) -> bool:
-    return not pids & set(workers())
-
-
-def workers() -> list[int]:
-    """Returns the processes that run a job."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (path / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if command.startswith((b"ray::run_job", b"ray::net@")):
-            found.append(int(path.name))
-    return found

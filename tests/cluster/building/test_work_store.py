@@ -60,7 +60,8 @@ def test_files_come_back_as_they_were_and_are_sent_once(store: WorkStore, tmp_pa
 
 def test_a_record_is_read_as_it_was_written(store: WorkStore, tmp_path: Path) -> None:
     assert store.read_outcome("cpu", SOURCE) is None
-    assert store.read_source(SOURCE) is None
+    with pytest.raises(NotPublishedError):
+        store.read_source(SOURCE)
     written = receipt(fill(tmp_path / "left"))
     outcome = JobOutcome(RECEIPT_VERSION, "file:///registry", "sha256:1", (written,))
     store.write_source(SOURCE, written)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -90,23 +93,39 @@ class BuildRun:
 
     def run(self) -> tuple[PipelineError, ...]:
         """Builds everything, and returns what failed; an interrupt ends what runs on the nodes."""
-        pool = ThreadPoolExecutor(_FETCH_THREADS, thread_name_prefix="ortprep-fetch")
         try:
-            fetching = {}
-            for name, own in self._assignments.items():
-                self._observer.started(f"fetch:{name}")
-                arguments = own[0].spec, self._engine.store_url, self._artifacts, self._observer
-                fetching[pool.submit(fetch_source, *arguments)] = name
-            self._event_loop(fetching)
+            self._event_loop(self._start_fetching())
+            if self._engine.collect:
+                self._pull_bundles()
         except BaseException:  # an interrupt too ends what runs on the nodes
             self._cluster.cancel(list(self._waiting))
-            pool.shutdown(wait=False, cancel_futures=True)
             raise
-        pool.shutdown()
-        if self._engine.collect:
-            self._pull_bundles()
-        self._observer.ended()
+        finally:
+            self._observer.ended()
         return tuple(self._errors)
+
+    def _start_fetching(self) -> dict[Future[FetchedSource], str]:
+        """Has a few threads fetch the models; an interrupted program does not wait for them to end."""
+        todo: queue.SimpleQueue[tuple[Future[FetchedSource], ModelSpec]] = queue.SimpleQueue()
+        fetching = {}
+        for name, own in self._assignments.items():
+            self._observer.started(f"fetch:{name}")
+            future: Future[FetchedSource] = Future()
+            fetching[future] = name
+            todo.put((future, own[0].spec))
+        for _ in range(_FETCH_THREADS):
+            threading.Thread(target=self._fetch_all, args=(todo,), daemon=True).start()
+        return fetching
+
+    def _fetch_all(self, todo: queue.SimpleQueue[tuple[Future[FetchedSource], ModelSpec]]) -> None:
+        with suppress(queue.Empty):
+            while True:
+                future, spec = todo.get_nowait()
+                try:
+                    url = self._engine.store_url
+                    future.set_result(fetch_source(spec, url, self._artifacts, self._observer))
+                except BaseException as error:  # noqa: BLE001 - raised again where the result is taken
+                    future.set_exception(error)
 
     def _event_loop(self, fetching: dict[Future[FetchedSource], str]) -> None:
         """Submits a model's jobs once it is fetched, until all are done."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import socket
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from ortprep.cluster.building.fleet_plan import Reservation
 from ortprep.cluster.building.job import BuildJob, JobResult
 from ortprep.cluster.building.node import run_job
 from ortprep.cluster.nodes import ClusterNode, parse_nodes
-from ortprep.errors import ClusterError, MissingExtraError, SpecError
+from ortprep.errors import BundleError, ClusterError, MissingExtraError, SpecError
 from ortprep.versions import install_command
 
 _CONNECT_S = 10.0
@@ -64,15 +65,15 @@ class Connection:
         """Returns what came of a job that is done."""
         try:
             return decode(JobResult, json.loads(self.ray.get(ref)))
-        except self.ray.exceptions.RayError as error:
+        except (self.ray.exceptions.RayError, BundleError) as error:
             raise ClusterError(
                 _describe(error), hint="run it again: finished models are not built again"
             ) from error
 
     def cancel(self, refs: Sequence[ObjectRef]) -> None:
         """Ends jobs that are not done."""
-        with suppress(self.ray.exceptions.RayError):
-            for ref in refs:
+        for ref in refs:
+            with suppress(self.ray.exceptions.RayError):
                 self.ray.cancel(ref, force=True)
 
 
@@ -84,6 +85,7 @@ def connect(address: str | None) -> Iterator[Connection]:
         address: As `ray.init` takes it; None for `$RAY_ADDRESS`, else the cluster that this machine is in,
             else a Ray of its own on this machine.
     """
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # it takes lines of different tasks for the same
     try:
         import ray
     except ImportError as error:

@@ -1,7 +1,7 @@
 """The engine that prepares on a Ray cluster.
 
-Ray places a job where its hardware is, holds its device for it, and starts it again elsewhere when its node
-dies. All that has to outlive a node or the driver is in the work store and the registry.
+Ray places a job where its hardware is and holds its device for it; the driver starts it again where its node
+died. All that has to outlive a node or the driver is in the work store and the registry.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RayEngine:
     """Ray, on a cluster or on this machine.
 
     Attributes:
-        store: Where nodes keep what they have done: a path that all of them see, or an fsspec URL.
+        store: Where sources and receipts of finished models are: a path that all nodes see, or an fsspec URL.
         registry: Where they publish; None for the folder `registry` in the store.
         address: Of the cluster, as `ray.init` takes it.
         fleet: File with the kinds of hardware; None for `fleet.yaml` beside the specs.

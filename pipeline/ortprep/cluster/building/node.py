@@ -19,7 +19,7 @@ from pathlib import Path
 import ortprep
 from ortprep.build.build_plan import STAGES
 from ortprep.build.execution import Task, build_tasks, why_other
-from ortprep.build.receipts import RECEIPT_VERSION, read_receipt, write_receipt
+from ortprep.build.receipts import RECEIPT_VERSION, TaskReceipt, read_receipt, write_receipt
 from ortprep.build.runner import Observer, run_tasks
 from ortprep.bundle.codec import decode, encode
 from ortprep.children.availability import unavailable_reason
@@ -37,8 +37,8 @@ from ortprep.versions import install_command
 
 log = logging.getLogger(__name__)
 
-MAX_PUBLISH_ATTEMPTS = 8
-"""How often a job publishes where the registry refuses it for its load: for three quarters of a minute."""
+MAX_REGISTRY_ATTEMPTS = 8
+"""How often a job asks a registry that refuses it for its load: for three quarters of a minute."""
 
 
 def run_job(text: str, version: str, log_level: int) -> str:
@@ -79,7 +79,10 @@ def _run(text: str, version: str) -> JobResult:
         )
     reset_niceness()
     with working_folder(job) as folder:
-        return build_job(job, folder, _LineObserver(job.kind))
+        result = build_job(job, folder, _LineObserver(job.kind))
+        if result.part is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        return result
 
 
 def build_job(job: BuildJob, folder: Path, observer: Observer) -> JobResult:
@@ -92,22 +95,30 @@ def build_job(job: BuildJob, folder: Path, observer: Observer) -> JobResult:
         PipelineError: The store or the registry fails; what fails in a stage is in the result.
     """
     store = WorkStore(job.store, job.model)
-    files = folder / "spec"
-    shutil.rmtree(files, ignore_errors=True)
-    store.fetch_files(files, job.spec.files)
-    plan = Plan(spec=place_spec(job.spec, files), targets=(job.target,), missing={})
-    part = _published_part(job, store, build_tasks(plan, STAGES, folder / "stored"))
-    if part is not None:
-        return JobResult(part, is_current=True)
-
-    fetched, *tasks = build_tasks(plan, STAGES, folder / "artifacts")
-    _place_source(job, store, fetched)
+    files, stored = folder / "spec", folder / "stored"
+    for left in (files, stored):
+        shutil.rmtree(left, ignore_errors=True)
+    try:
+        source = store.read_source(job.source)
+        store.fetch_files(files, job.spec.files)
+        plan = Plan(spec=place_spec(job.spec, files), targets=(job.target,), missing={})
+        part = _published_part(job, store, source, build_tasks(plan, STAGES, stored))
+        if part is not None:
+            return JobResult(part, is_current=True)
+        fetched, *tasks = build_tasks(plan, STAGES, folder / "artifacts")
+        store.fetch_files(fetched.folder, source.files)
+    except NotPublishedError as error:
+        raise ClusterError(
+            f"the work store has lost the source of {job.model}",
+            hint="run it again to store it again; if that does not help, check that this node sees the store",
+        ) from error
+    write_receipt(fetched.receipt, source)
     failures = run_tasks((tasks,), observer)
     if failures:
         return JobResult(failures=tuple(map(to_dict, failures)))
     with open_catalogue(job.registry) as catalogue:
         # Registries limit a fleet that publishes at once; hours of work are worth a minute's wait.
-        part = with_retries(lambda: publish(tasks[-1].folder, catalogue), attempts=MAX_PUBLISH_ATTEMPTS).part
+        part = with_retries(lambda: publish(tasks[-1].folder, catalogue), attempts=MAX_REGISTRY_ATTEMPTS).part
     receipts = [receipt for task in tasks if (receipt := read_receipt(task.receipt)) is not None]
     store.write_outcome(
         job.kind, job.source, JobOutcome(RECEIPT_VERSION, job.registry, part, tuple(receipts))
@@ -115,10 +126,12 @@ def build_job(job: BuildJob, folder: Path, observer: Observer) -> JobResult:
     return JobResult(part)
 
 
-def _published_part(job: BuildJob, store: WorkStore, tasks: tuple[Task, ...]) -> str | None:
+def _published_part(
+    job: BuildJob, store: WorkStore, source: TaskReceipt, tasks: tuple[Task, ...]
+) -> str | None:
     """Returns the part that an equal job left in the registry; None if any key differs, or it is gone."""
-    outcome, source = store.read_outcome(job.kind, job.source), store.read_source(job.source)
-    if outcome is None or source is None or outcome.registry != job.registry:
+    outcome = store.read_outcome(job.kind, job.source)
+    if outcome is None or outcome.registry != job.registry:
         return None
     recorded = {receipt.task: receipt for receipt in (source, *outcome.receipts)}
     for task in tasks:
@@ -127,23 +140,9 @@ def _published_part(job: BuildJob, store: WorkStore, tasks: tuple[Task, ...]) ->
     if any(why_other(task) for task in tasks[1:]):
         return None
     with open_catalogue(job.registry) as catalogue:
-        versions = catalogue.read_state(job.model).versions.values()
-    return outcome.part if any(outcome.part in version.part_digests for version in versions) else None
-
-
-def _place_source(job: BuildJob, store: WorkStore, task: Task) -> None:
-    """Puts what the driver fetched where the stages look for it."""
-    source = store.read_source(job.source)
-    try:
-        if source is None:
-            raise NotPublishedError("no receipt")
-        store.fetch_files(task.folder, source.files)
-    except NotPublishedError as error:
-        raise ClusterError(
-            f"the work store has lost the source of {job.model}",
-            hint="run it again to store it again; if that does not help, check that this node sees the store",
-        ) from error
-    write_receipt(task.receipt, source)
+        state = with_retries(lambda: catalogue.read_state(job.model), attempts=MAX_REGISTRY_ATTEMPTS)
+    is_there = any(outcome.part in version.part_digests for version in state.versions.values())
+    return outcome.part if is_there else None
 
 
 class _LineObserver:

@@ -20,10 +20,10 @@ _STALE_S = 24 * 3600.0
 
 @contextmanager
 def working_folder(job: BuildJob) -> Iterator[Path]:
-    """Yields the folder of a job, which is gone afterwards; waits while another process has it.
+    """Yields the folder of a job; waits while another process has it.
 
-    What another node needs is in the store. Only a process that is killed leaves something here: the next one
-    with an equal job goes on with its finished tasks, and what nobody took up for a day is removed.
+    Who has published removes it. What a job that failed or was killed leaves here, the next one with an equal
+    job takes up: it goes on with the finished tasks. What nobody took up for a day is removed.
 
     Raises:
         CacheError: Others could change what is in the cache folder.
@@ -34,10 +34,7 @@ def working_folder(job: BuildJob) -> Iterator[Path]:
     with FileLock(root / f"{name}.lock"):
         folder = root / name
         folder.mkdir(exist_ok=True)
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        yield folder
 
 
 def _remove_stale(root: Path, *, but: str) -> None:

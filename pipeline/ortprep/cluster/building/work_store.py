@@ -48,7 +48,7 @@ class JobOutcome:
 
 
 class WorkStore:
-    """Receipts and files of one model's build. Every method raises a `RegistryError` where the store fails.
+    """Sources of a model and outcomes of its jobs. Every method raises a `RegistryError` if the store fails.
 
     Args:
         url: An absolute path that all nodes see, or the URL of an object store.
@@ -77,9 +77,16 @@ class WorkStore:
         """Writes what a job made of a source; its part has to be in the registry before."""
         self._folder.write(self._outcome_path(kind, source), canonical_json(encode(outcome)))
 
-    def read_source(self, digest: str) -> TaskReceipt | None:
-        """Returns the receipt of a source by the digest of its outcome, None if it is not there."""
-        return self._read(TaskReceipt, self._source_path(digest))
+    def read_source(self, digest: str) -> TaskReceipt:
+        """Returns the receipt of a source by the digest of its outcome.
+
+        Raises:
+            NotPublishedError: It is not there, or of another version.
+        """
+        source = self._read(TaskReceipt, self._source_path(digest))
+        if source is None:
+            raise NotPublishedError(f"no source in the work store: {digest}")
+        return source
 
     def write_source(self, digest: str, receipt: TaskReceipt) -> None:
         """Writes what was fetched; its files have to be there before."""
