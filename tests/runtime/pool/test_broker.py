@@ -20,6 +20,7 @@ from ortprep.errors import NoRoomError, PoolClosedError, PoolError, RequestTimeo
 from ortprep.runtime.pool.broker import RequestBroker, RequestOptions
 from ortprep.runtime.pool.memory import RegionTable
 from ortprep.runtime.pool.messages import (
+    HEAD_BYTES,
     IN_FILE,
     IN_PACKET,
     IN_SLOT,
@@ -28,6 +29,7 @@ from ortprep.runtime.pool.messages import (
     MessageKind,
     PlaceReader,
     TensorPlace,
+    _encode_places,
     decode_head,
     encode_tensors,
     lay_out,
@@ -406,3 +408,46 @@ def test_every_future_ends_however_the_work_goes() -> None:
             else:
                 assert future.cancelled() or str(future.exception(0)) == str(DIED)
         assert office.used == 0
+
+
+def test_memory_for_an_answer_is_a_wish_that_no_request_waits_for() -> None:
+    office = Office(max_bytes=64 * 2**20)
+    office.submit(1, 10)
+    number = office.receive().popleft().head.number
+    office.broker.grow(0, number, 64 * 2**20 - 64)  # what its answer takes, or a lie
+    office.lose()
+    office.open()
+    futures = [office.submit(value, 10, may_wait=False) for value in (2, 3, 4)]
+    assert None not in futures
+    while office.receive():
+        office.answer()
+    assert all(future.done() for future in futures)
+
+
+@pytest.mark.attack
+def test_outputs_that_overlap_or_hide_bytes_are_refused() -> None:
+    reader = PlaceReader([4] * 50, "answer of m")
+    places = tuple([TensorPlace(IN_SLOT, 0, (2**18,))] * 50)
+    text = _encode_places(places)
+    head = Head(MessageKind.DONE, 1, tensors=50, text_bytes=len(text))
+    packet = memoryview(bytes(HEAD_BYTES) + text)
+    with pytest.raises(PoolError, match="outside of its memory"):
+        reader.read(packet, head, 2**20)
+    junk = memoryview(bytes(HEAD_BYTES) + text + bytes(1000))
+    with pytest.raises(PoolError, match="1000 bytes too many"):
+        reader.read(junk, head._replace(text_bytes=len(text) + 1000), 2**26)
+
+
+def test_a_signal_that_breaks_off_the_bookkeeping_closes_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    office = Office()
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(office.broker.slots, "admit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        office.submit(1)
+    with pytest.raises(PoolError, match=r"interrupted by a signal; pool closed\n  got KeyboardInterrupt"):
+        office.submit(2)
+    assert office.broker.wakeup.stop_at is not None
+    assert office.memory.used_bytes == 0

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar
 
-from ortprep.errors import NoRoomError, RequestTimeoutError
+from ortprep.errors import NoRoomError, PipelineError, PoolError, RequestTimeoutError
 from ortprep.runtime.pool.memory import RegionTable, pack_inline
 from ortprep.runtime.pool.messages import (
     HEAD_BYTES,
@@ -21,6 +22,9 @@ from ortprep.runtime.pool.request_table import RequestTable
 from ortprep.runtime.pool.slots import Answer, PoolFuture, Slot, Waiter
 from ortprep.runtime.tensors.element_types import Array
 from ortprep.runtime.tensors.signatures import Signature, check_inputs
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 RELEASE_TIMEOUT_S = 1.0
 """Seconds to wait for arrays to be let go of, where nothing else can make room."""
@@ -51,6 +55,30 @@ class RequestOptions:
     def deadline(self) -> float:
         """When its caller stops waiting; infinite for never."""
         return math.inf if self.timeout_s is None else self.begun + self.timeout_s
+
+
+def _whole_or_closed(
+    method: Callable[Concatenate[RequestBroker, P], T],
+) -> Callable[Concatenate[RequestBroker, P], T]:
+    """Returns a method that closes the pool if it is broken off: the books could contradict each other.
+
+    A signal's handler may raise anywhere in the main thread. That is rare here, a few microseconds for a
+    request; then every request fails with this as its reason, and none is left unanswered.
+    """
+
+    @functools.wraps(method)
+    def guarded(self: RequestBroker, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(self, *args, **kwargs)
+        except (PipelineError, MemoryError):
+            raise
+        except BaseException as error:
+            kind = type(error).__name__
+            self.close(PoolError(f"request interrupted by a signal; pool closed\n  got {kind}"))
+            self.wakeup.stop_soon()
+            raise
+
+    return guarded
 
 
 class RequestBroker(RequestTable):
@@ -91,7 +119,7 @@ class RequestBroker(RequestTable):
         dtype = self.signatures[model].inputs[name]
         size = max(1, math.prod(shape) * dtype.itemsize)
         self.memory.require_room(size)
-        with self.changed:
+        with self.lock:
             self._wait_for_room(model, size, options, is_request=False)
             return self.memory.lend(self.memory.take(size)).view(dtype, shape)
 
@@ -101,7 +129,7 @@ class RequestBroker(RequestTable):
             return array
         shared = self.empty(model, name, array.shape, options)
         shared[...] = array
-        with self.changed:
+        with self.lock:
             self.copied_in_bytes += array.nbytes
         return shared
 
@@ -130,21 +158,26 @@ class RequestBroker(RequestTable):
         if not layout.slot_bytes:
             body = pack_inline(bytes(HEAD_BYTES) + body, layout, arrays)[HEAD_BYTES:]
         try:
-            with self.changed:
+            with self.lock:
+                if not self.memory.has_room(size):
+                    size = layout.slot_bytes  # its answer then asks for memory of its own
                 if not self._wait_for_room(model, size, options):
                     return False
-                self.slots.acquire(slot)
-                slot.region = self.memory.take(size) if size else None
-                slot.packet = self._encode(slot) + body
-                if slot.region is None or not layout.slot_bytes:
+                self._acquire(slot, size, body)
+                if not layout.slot_bytes:
                     self._admit(slot, copied_bytes)
-            if not slot.is_filled and slot.region is not None:
+            if layout.slot_bytes and slot.region is not None:
                 self.memory.file.write(slot.region.begin, layout, arrays)
-                with self.changed:
+                if time.monotonic() >= slot.deadline:
+                    text = f"expected an answer within {slot.deadline - slot.begun:.3g} s, got none"
+                    raise RequestTimeoutError(
+                        f"request to {model} took too long\n  {text}; copying its inputs"
+                    )
+                with self.lock:
                     self._admit(slot, copied_bytes)
         except BaseException:  # a signal's handler may raise here, too
             if not slot.is_filled:
-                with self.changed:
+                with self.lock:
                     self._give_up(slot)
             raise
         self._flush()
@@ -157,6 +190,14 @@ class RequestBroker(RequestTable):
             return None
         return self.memory.find(array)
 
+    @_whole_or_closed
+    def _acquire(self, slot: Slot, size: int, body: bytes) -> None:
+        """Takes a slot with its memory, with the lock held."""
+        self.slots.acquire(slot)
+        slot.region = self.memory.take(size) if size else None
+        slot.packet = self._encode(slot) + body
+
+    @_whole_or_closed
     def _admit(self, slot: Slot, copied_bytes: int) -> None:
         """Hands a filled slot in, with the lock held."""
         self._require_open(slot.model)
@@ -167,18 +208,23 @@ class RequestBroker(RequestTable):
         if is_next:
             self.wakeup.watch(slot.deadline)
 
+    @_whole_or_closed
     def _give_up(self, slot: Slot) -> None:
         self.slots.give_up(slot)
         self._free(slot)
         self.changed.notify_all()
 
     def _withdraw(self, number: int) -> bool:
-        with self.changed:
-            slot = self.slots.withdraw(number)
-            if slot is None:
-                return False
-            self._free(slot)
-            self.changed.notify_all()
+        with self.lock:
+            return self._take_back(number)
+
+    @_whole_or_closed
+    def _take_back(self, number: int) -> bool:
+        slot = self.slots.withdraw(number)
+        if slot is None:
+            return False
+        self._free(slot)
+        self.changed.notify_all()
         return True
 
     # Whether there is room.

@@ -147,6 +147,11 @@ class RegionTable:
             and len(self._free) > self._reserved
         )
 
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether every region is in use, those for `grow` included."""
+        return not self._free
+
     def take(self, size: int) -> Region:
         """Returns a free region for so many bytes, the one that was in use last."""
         region = self._free.pop()
@@ -174,6 +179,8 @@ class RegionTable:
             region.size = 0
             self._free.append(region)
             self._trim()
+        elif self._discards:
+            self.file.discard(region.begin, region.kept)
 
     def _trim(self) -> None:
         """Gives pages of free regions back, of the longest idle first, while they take too much."""

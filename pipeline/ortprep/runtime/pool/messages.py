@@ -234,9 +234,10 @@ class PlaceReader:
             if len(self._known) >= _MAX_CACHED:
                 self._known.clear()
             decoded = self._known[text] = self._decode(text, head.tensors)
-        limits = (len(packet), region_bytes)
+        limits, used = (len(packet), region_bytes), [0, 0, 0]
         for place, size in zip(*decoded, strict=True):
-            if place.base <= IN_SLOT and place.offset + size > limits[place.base]:
+            used[place.base] += size  # tensors that overlap would be copied more than once
+            if place.base <= IN_SLOT and max(place.offset + size, used[place.base]) > limits[place.base]:
                 raise PoolError(f"{self._subject} lies outside of its memory\n  got {size} bytes at {place}")
         return decoded[0]
 
@@ -260,6 +261,8 @@ class PlaceReader:
                     raise PoolError(f"{self._subject} has an impossible tensor\n  got {places[-1]}")
         except struct.error as error:
             raise PoolError(f"{self._subject} is cut short\n  {error}") from error
+        if position != len(text):
+            raise PoolError(f"{self._subject} has {len(text) - position} bytes too many")
         return tuple(places), tuple(sizes)
 
 

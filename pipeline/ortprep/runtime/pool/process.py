@@ -167,13 +167,11 @@ class PacketChannel:
         What is put down while another thread sends, that thread sends.
         """
         while self._packets:
-            if not self._sending.acquire(blocking=False):
+            if self._sending.locked():
                 return True
-            try:
+            with self._sending:  # in one step, which no signal's handler breaks off; sending never waits
                 if not self._send():
                     return False
-            finally:
-                self._sending.release()
         return True
 
     def _send(self) -> bool:

@@ -38,12 +38,16 @@ _NO_REGION = Region(0)
 
 @dataclass(slots=True)
 class WorkerReply:
-    """A worker's answer, copied out of its packet or its slot; `error` if there was no memory for that."""
+    """A worker's answer, copied out of its packet or its slot; `error` if there was no memory for that.
+
+    `region_bytes`: how much of its slot's region inputs and outputs took.
+    """
 
     number: int
     elapsed_ns: int
     answer: Answer
     copied_bytes: int = 0
+    region_bytes: int = 0
     error: PipelineError | None = None
 
 
@@ -51,7 +55,8 @@ class RequestTable:
     """The slots of a pool, at most `max_pending`; further calls block.
 
     Attributes:
-        changed: The pool's lock, notified of every slot that is freed.
+        lock: The pool's lock.
+        changed: Notified, with the lock held, of every slot that is freed.
         copied_in_bytes, copied_out_bytes: Bytes of inputs and outputs that were copied.
         answering: The thread that resolves futures, and must not wait for itself.
     """
@@ -60,7 +65,10 @@ class RequestTable:
         self, signatures: Mapping[str, Signature], memory: RegionTable, max_pending: int = 1024
     ) -> None:
         self.signatures, self.memory = signatures, memory
-        self.wakeup, self.slots, self.changed = WakeupEvent(), SlotTable(), threading.Condition()
+        self.wakeup, self.slots = WakeupEvent(), SlotTable()
+        # `with` takes this lock in one step; a condition is Python code, which a signal may break off.
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
         self.copied_in_bytes = self.copied_out_bytes = 0
         self.answering: threading.Thread | None = None
         self._max_pending = max_pending
@@ -90,7 +98,7 @@ class RequestTable:
 
     def close(self, error: PipelineError) -> None:
         """Takes no more requests, for the first reason given; those that were taken go on."""
-        with self.changed:
+        with self.lock:
             self._closed_by = self._closed_by or error
             self.changed.notify_all()
 
@@ -140,12 +148,12 @@ class RequestTable:
 
     def add_worker(self, worker: int, models: tuple[str, ...]) -> None:
         """Makes a worker known; it has no requests until `open_worker`."""
-        with self.changed:
+        with self.lock:
             self.slots.add_worker(worker, frozenset(models))
 
     def open_worker(self, worker: int, channel: PacketChannel) -> None:
         """Lets a worker have requests."""
-        with self.changed:
+        with self.lock:
             self._channels[worker] = channel
             self.slots.open_worker(worker)
             self._assign()
@@ -164,7 +172,9 @@ class RequestTable:
         slot = self.slots.expect(worker, head.number, position=position)
         region, outputs = slot.region, self.signatures[slot.model].outputs
         places = self._readers[slot.model].read(packet, head, 0 if region is None else region.size)
-        reply, end = WorkerReply(head.number, head.figure, {}), 0
+        reply = WorkerReply(head.number, head.figure, {})
+        if slot.is_abandoned:
+            return reply  # nobody waits for it
         try:
             for (name, dtype), place in zip(outputs.items(), places, strict=True):
                 base, offset, shape = place
@@ -173,24 +183,24 @@ class RequestTable:
                 if base == IN_SLOT and region is not None:
                     view = self.memory.file.view(region.begin + offset, dtype, shape)
                     reply.copied_bytes += view.nbytes
-                    end = max(end, offset + view.nbytes)
+                    reply.region_bytes = max(reply.region_bytes, offset + view.nbytes)
                 else:
                     view = np.ndarray(shape, dtype, packet, offset)
                 reply.answer[name] = _copy(view)
         except MemoryError:
-            text = f"no memory for the copy of an answer\n  expected {end} bytes"
-            reply.answer, reply.error = {}, PoolError(text)
+            reply.answer, reply.error = {}, PoolError("no memory for the copy of an answer")
         return reply
 
     def done(self, worker: int, replies: Sequence[WorkerReply]) -> list[float]:
         """Takes the answers of a worker; returns how long each took, in seconds, from its caller's call."""
         waited_s: list[float] = []
-        with self.changed:
+        with self.lock:
             now = time.monotonic()
             for reply in replies:
                 slot = self.slots.answer(worker, reply.number, now, service_s=reply.elapsed_ns / 1e9)
                 waited_s.append(now - slot.begun)
                 slot.answer, slot.error = reply.answer, reply.error
+                self._adapt(slot, max(0, reply.region_bytes - slot.layout.slot_bytes))
                 self.copied_out_bytes += reply.copied_bytes
                 self._end(slot)
             self._assign()
@@ -206,9 +216,10 @@ class RequestTable:
         Raises:
             PoolError: It has grown already, or is none whose turn it is.
         """
-        with self.changed:
+        with self.lock:
             slot, now = self.slots.expect(worker, number), time.monotonic()
-            if slot.layout.slot_bytes + size > self.memory.region_bytes:
+            is_refused = slot.is_abandoned or (slot.region is None and self.memory.is_exhausted)
+            if is_refused or slot.layout.slot_bytes + size > self.memory.region_bytes:
                 self.slots.answer(worker, number, now)
                 self._end(slot, error=NoRoomError(f"no shared memory for an answer of {size} bytes"))
                 self._channels[worker].put(encode_head(MessageKind.GROW, number))
@@ -229,12 +240,16 @@ class RequestTable:
         """Remembers what the answer to inputs of some shapes takes, so that the next slot is large enough."""
         if len(self._answer_bytes) >= _MAX_KNOWN:
             self._answer_bytes.clear()
-        shapes = tuple([place.shape for place in slot.layout.places])
-        self._answer_bytes[slot.model, shapes] = size
+        self._answer_bytes[_kind_of(slot)] = size
+
+    def _adapt(self, slot: Slot, size: int) -> None:
+        """Remembers less where an answer took less than half of what was remembered."""
+        if slot.region is not None and 2 * size < self._answer_bytes.get(_kind_of(slot), 0):
+            self._answer_bytes[_kind_of(slot)] = size
 
     def failed(self, worker: int, number: int, error: PipelineError) -> None:
         """Takes a worker's word that a request failed; raises `PoolError` if it was none of its requests."""
-        with self.changed:
+        with self.lock:
             self._end(self.slots.answer(worker, number, time.monotonic()), error=error)
             self._assign()
             self.changed.notify_all()
@@ -245,7 +260,7 @@ class RequestTable:
 
         Its oldest request, if it is to blame, fails with `error`, unless that may be tried again.
         """
-        with self.changed:
+        with self.lock:
             self._channels.pop(worker, None)
             self._end(*self.slots.lose(worker, blames_oldest=blames_oldest), error=error)
             self._assign()
@@ -254,7 +269,7 @@ class RequestTable:
 
     def mark_unavailable(self, model: str, error: PipelineError) -> None:
         """Fails what waits for a model that no worker serves any more, and all later requests for it."""
-        with self.changed:
+        with self.lock:
             self._unavailable[model] = error
             self._end(*self.slots.withdraw_all(model), error=error)
             self.changed.notify_all()
@@ -266,7 +281,7 @@ class RequestTable:
 
     def expire(self) -> None:
         """Fails the requests whose deadline has passed, and takes back memory that was let go."""
-        with self.changed:
+        with self.lock:
             is_changed = self.memory.collect()
             for slot in self.slots.expire(time.monotonic()):
                 is_changed, where = True, f"worker {slot.worker} has it"
@@ -279,15 +294,12 @@ class RequestTable:
             if is_changed:
                 self.changed.notify_all()
 
-    def forget(self, error: PipelineError) -> threading.Condition:
-        """Becomes closed and empty, in a fork of its process; returns its new lock.
-
-        The old one may be held by a thread that was not forked.
-        """
-        self.changed, self.slots, self._closed_by = threading.Condition(), SlotTable(), error
+    def forget(self, error: PipelineError) -> None:
+        """Becomes closed and empty, in a fork of its process, with a lock that no other thread can hold."""
+        self.lock = threading.RLock()
+        self.changed, self.slots, self._closed_by = threading.Condition(self.lock), SlotTable(), error
         self._channels.clear()
         self.memory.close(discards=False)
-        return self.changed
 
     @property
     def closed_error(self) -> PipelineError:
@@ -296,7 +308,7 @@ class RequestTable:
 
     def abort(self) -> None:
         """Fails every request that is not answered; workers must be gone."""
-        with self.changed:
+        with self.lock:
             self._end(*self.slots.clear(), error=self.closed_error)
             self._channels.clear()
             self.memory.close()
@@ -304,8 +316,12 @@ class RequestTable:
 
     def wait_idle(self, timeout_s: float | None) -> bool:
         """Waits until every request that somebody waits for is answered, and returns whether all are."""
-        with self.changed:
+        with self.lock:
             return self.changed.wait_for(self.slots.is_idle, timeout_s)
+
+
+def _kind_of(slot: Slot) -> tuple[str, tuple[tuple[int, ...], ...]]:
+    return slot.model, tuple([place.shape for place in slot.layout.places])
 
 
 def _copy(view: Array) -> Array:

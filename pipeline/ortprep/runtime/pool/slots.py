@@ -201,6 +201,9 @@ class SlotTable:
         self._queues[slot.model][slot.number] = slot
         if slot.deadline < math.inf:
             heapq.heappush(self._deadlines, (slot.deadline, slot.number))
+            if len(self._deadlines) > 64 + 2 * len(self._slots):  # most are of slots that are free
+                self._deadlines = [entry for entry in self._deadlines if entry[1] in self._slots]
+                heapq.heapify(self._deadlines)
 
     def assign(self, now: float, model: str | None = None) -> Iterator[tuple[Slot, int]]:
         """Gives waiting slots to workers that have room, and yields which to which.

@@ -39,7 +39,7 @@ class Supervisor:
         self.workers = tuple(workers)
         self.manager = WorkerManager(self.workers, config, broker)
         self._config, self._broker = config, broker
-        self._lock, self._wakeup = broker.changed, broker.wakeup
+        self._wakeup = broker.wakeup
         self._is_over = False
         self.manager.selector.register(self._wakeup.descriptor, selectors.EVENT_READ, self._has_woken)
         for worker in self.workers:
@@ -63,7 +63,7 @@ class Supervisor:
     def forget(self) -> None:
         """Makes this a closed pool without workers, in a process that was forked from the pool's."""
         self._is_over = True
-        self._lock = self._broker.forget(PoolClosedError("a pool cannot be used in a fork of its process"))
+        self._broker.forget(PoolClosedError("a pool cannot be used in a fork of its process"))
         for worker, process in self.manager.running():
             process.close(waits=False)
             worker.process = None
@@ -72,20 +72,20 @@ class Supervisor:
         """Waits until so many workers are ready; raises the first failure if they never will be."""
         if not 0 <= count <= len(self.workers):
             raise PoolError(f"bad number of workers\n  expected 0 to {len(self.workers)}, got {count}")
-        with self._lock:
+        with self._broker.lock:
             while not self._is_over:
                 failed = [worker for worker in self.workers if worker.state == "failed"]
                 if len(self.manager.ready()) >= count:
                     return
                 if len(self.workers) - len(failed) < count:
                     raise failed[0].error or PoolError("workers failed")
-                self._lock.wait()
+                self._broker.changed.wait()
         raise self._broker.closed_error
 
     def stats(self) -> PoolStats:
         """Returns what everything is now."""
         broker = self._broker
-        with self._lock:
+        with self._broker.lock:
             broker.memory.collect()
             return PoolStats(
                 workers=tuple(
@@ -117,7 +117,9 @@ class Supervisor:
             self._look_at_clock()
             if self._is_over:
                 return
-        for key, _ in self.manager.selector.select(max(0.0, self._wakeup.planned - time.monotonic())):
+        for key, events in self.manager.selector.select(max(0.0, self._wakeup.planned - time.monotonic())):
+            if events & selectors.EVENT_WRITE:
+                self.manager.is_stale = True  # there is room for what waits to be sent
             if key.fd in self.manager.selector.get_map():  # else one before it ended the worker
                 key.data()
 
@@ -138,7 +140,7 @@ class Supervisor:
             if due_at <= now and not self._is_over:
                 act()
         self.manager.send_waiting()
-        with self._lock:
+        with self._broker.lock:
             latest = time.monotonic() + min(self._config.run_timeout_s, _MAX_WAIT_S)
             times = (due_at for due_at, _ in self._timers())
             self._wakeup.planned = min(latest, self._broker.slots.next_deadline(), *times)
@@ -161,10 +163,10 @@ class Supervisor:
     ) -> Iterator[tuple[float, Callable[[], None]]]:
         config, stop_at = self._config, self._wakeup.stop_at
         oldest_since = self._broker.slots.queue_of(worker.number).since
-        yield oldest_since + config.run_timeout_s, partial(self._kill_stuck, worker, is_blamed=True)
+        yield oldest_since + config.run_timeout_s, partial(self._kill_stuck, worker, process)
         if worker.checks:
             overdue_at, _ = worker.checks[0]
-            yield overdue_at, partial(self._kill_stuck, worker, is_blamed=False)
+            yield overdue_at, partial(self._kill_stuck, worker, process, is_check=True)
         if worker.state == "starting":
             yield worker.started_at + config.start_timeout_s, partial(self._kill_late, worker)
         if stop_at is not None:
@@ -180,19 +182,26 @@ class Supervisor:
         )
         self.manager.kill(worker, error)
 
-    def _kill_stuck(self, worker: WorkerState, *, is_blamed: bool) -> None:
+    def _kill_stuck(self, worker: WorkerState, process: WorkerProcess, *, is_check: bool = False) -> None:
+        """Ends a worker that takes too long, unless its answer is here: this thread may be late itself."""
+        self.manager.read_packets(worker, process)
+        due_at = self._broker.slots.queue_of(worker.number).since + self._config.run_timeout_s
+        if is_check:
+            due_at = worker.checks[0][0] if worker.checks else math.inf
+        if worker.is_killed or due_at > time.monotonic():
+            return
         error = PoolError(
             f"{worker.name} took too long for one request\n"
             f"  expected an answer within {self._config.run_timeout_s:g} s",
             hint="PoolConfig(run_timeout_s=…)",
         )
-        self.manager.kill(worker, error, is_blamed=is_blamed)
+        self.manager.kill(worker, error, is_blamed=not is_check)
 
     # How the pool ends.
 
     def _tell_to_end(self, worker: WorkerState, process: WorkerProcess) -> None:
         self._broker.close(PoolClosedError("pool was closed"))
-        with self._lock:
+        with self._broker.lock:
             worker.is_stop_sent = True
             self._broker.slots.close_worker(worker.number)
             process.channel.put(encode_head(MessageKind.STOP))
@@ -201,7 +210,7 @@ class Supervisor:
         """Ends what is left, whatever state it is in, and fails what is unanswered."""
         self._broker.close(PoolClosedError("pool was closed"))
         try:
-            with self._lock:
+            with self._broker.lock:
                 self._is_over = True
                 for worker, process in self.manager.running():
                     log.error("process %d does not end; leaving it behind", process.pid)
@@ -213,7 +222,7 @@ class Supervisor:
                     worker.change("failed" if worker.state == "failed" else "stopped", pid=None)
                     while worker.checks:
                         worker.answer_check("pool was closed")
-                self._lock.notify_all()
+                self._broker.changed.notify_all()
                 self._broker.abort()
         finally:
             self.manager.selector.close()

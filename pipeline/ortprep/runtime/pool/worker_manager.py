@@ -33,6 +33,9 @@ from ortprep.runtime.pool.workers import WorkerEvent, WorkerState
 log = logging.getLogger(__name__)
 
 _PACKETS_PER_TURN = 64
+_MAX_TURN_BYTES = 2**24
+"""Bytes of answers that are copied before other workers, and deadlines, have their turn."""
+
 _MAX_REFUSALS = 16
 """Requests in a row that a worker refused before it has to run its golden samples."""
 
@@ -49,7 +52,7 @@ class WorkerManager:
 
     def __init__(self, workers: Sequence[WorkerState], config: PoolConfig, broker: RequestTable) -> None:
         self._workers, self._config, self._broker = workers, config, broker
-        self._lock, self._wakeup = broker.changed, broker.wakeup
+        self._wakeup = broker.wakeup
         self.selector = selectors.DefaultSelector()
         self.is_stale = True
 
@@ -67,7 +70,7 @@ class WorkerManager:
         Returns what is wrong, by worker's name; None if nothing is. Raises if the pool is closed.
         """
         checks: dict[str, Future[str | None]] = {}
-        with self._lock:
+        with self._broker.lock:
             if self._wakeup.stop_at is not None:
                 raise self._broker.closed_error
             for worker in self.ready():
@@ -102,11 +105,11 @@ class WorkerManager:
             text = f"cannot start {worker.name}\n  {error}"
             self._handle_exit(worker, PoolError(text, hint="ulimit -n; ulimit -u; free"), shortage=error)
             return
-        with self._lock:
+        with self._broker.lock:
             worker.begin(now, process)
         self._observe(worker)
         for descriptor, call in (
-            (process.channel.descriptor, self._read_packets),
+            (process.channel.descriptor, self.read_packets),
             (process.output, self._read_output),
             (process.sentinel, self._has_ended),
         ):
@@ -114,7 +117,7 @@ class WorkerManager:
 
     # What workers send.
 
-    def _read_packets(self, worker: WorkerState, process: WorkerProcess) -> bool:
+    def read_packets(self, worker: WorkerState, process: WorkerProcess) -> bool:
         """Takes what a worker sent, and returns whether there may be more already."""
         try:
             is_over = self._take_packets(worker, process)
@@ -130,6 +133,7 @@ class WorkerManager:
 
     def _take_packets(self, worker: WorkerState, process: WorkerProcess) -> bool:
         replies: list[WorkerReply] = []
+        copied_bytes = 0
         sent = self._broker.slots.queue_of(worker.number).sent
         try:
             for _ in range(_PACKETS_PER_TURN):
@@ -142,8 +146,9 @@ class WorkerManager:
                 head = decode_head(packet, worker.name)
                 if head.kind is MessageKind.DONE:
                     replies.append(self._broker.read(worker.number, head, packet, position=len(replies)))
-                    if len(replies) >= len(sent):
-                        break  # it has no more to answer: looking costs as much as taking an answer
+                    copied_bytes += replies[-1].copied_bytes
+                    if len(replies) >= len(sent) or copied_bytes > _MAX_TURN_BYTES:
+                        break  # no more to answer, and to look costs as much as to take one; or others wait
                     continue
                 # Answers are taken in the order in which they were given.
                 self._take_replies(worker, replies)
@@ -151,6 +156,8 @@ class WorkerManager:
                     self._broker.grow(worker.number, head.number, head.figure)
                 else:
                     self._handle(worker, head, decode_json(packet, worker.name))
+                    if worker.is_killed:
+                        return True  # what it says after a wrong answer counts no more
         finally:
             self._take_replies(worker, replies)
         return False
@@ -185,7 +192,7 @@ class WorkerManager:
             raise PoolError(f"unexpected message from {worker.name}\n  got {head.kind.name}")
 
     def _has_become_ready(self, worker: WorkerState, report: ReadyReport) -> None:
-        with self._lock:
+        with self._broker.lock:
             if worker.process is not None and not worker.is_killed:
                 worker.become_ready(time.monotonic(), **vars(report))
                 self._broker.open_worker(worker.number, worker.process.channel)
@@ -202,6 +209,8 @@ class WorkerManager:
         if error is not None:
             # Before a caller gets the result: it may send requests then, and this one must not answer.
             log.error("%s gave a wrong answer: %s; replacing it", worker.name, error.message)
+            if worker.process is not None:
+                self._unregister(worker.process.channel.descriptor)
             self.kill(worker, error, is_blamed=False)
         worker.answer_check(None if error is None else str(error))
 
@@ -219,25 +228,28 @@ class WorkerManager:
     def kill(self, worker: WorkerState, reason: PipelineError, *, is_blamed: bool = True) -> None:
         """Ends a worker's process at once; if `is_blamed`, the request that it is at is to blame."""
         self.is_stale = True
-        with self._lock:
+        with self._broker.lock:
             self._broker.slots.close_worker(worker.number)
             if worker.process is not None and not worker.is_killed:
                 worker.is_killed, worker.reason, worker.is_blamed = True, reason, is_blamed
+                sent = self._broker.slots.queue_of(worker.number).sent
+                worker.blamed = sent[0].number if sent and is_blamed else None
                 worker.process.kill()
 
     def _has_ended(self, worker: WorkerState, process: WorkerProcess) -> None:
         self.is_stale = True
         # What it sent before it ended: requests that are answered are not to be blamed.
         for descriptor, read in (
-            (process.channel.descriptor, self._read_packets),
+            (process.channel.descriptor, self.read_packets),
             (process.output, self._read_output),
         ):
-            while descriptor in self.selector.get_map() and read(worker, process):
-                pass
+            for _ in range(_PACKETS_PER_TURN):  # a child of the worker may write for ever
+                if descriptor not in self.selector.get_map() or not read(worker, process):
+                    break
         for descriptor in (process.channel.descriptor, process.output, process.sentinel):
             self._unregister(descriptor)
         error = worker.describe_end(process.pid, process.reap())
-        with self._lock:
+        with self._broker.lock:
             worker.process = None
         try:
             self._handle_exit(worker, error)
@@ -252,7 +264,7 @@ class WorkerManager:
         self, worker: WorkerState, error: PipelineError, *, shortage: OSError | None = None
     ) -> None:
         is_stopping, now = self._wakeup.stop_at is not None, time.monotonic()
-        with self._lock:
+        with self._broker.lock:
             if is_stopping:
                 worker.change("stopped", pid=None)
             elif shortage is not None and shortage.errno in _SHORTAGES:
@@ -260,10 +272,15 @@ class WorkerManager:
             else:
                 worker.die(now, error, max_restarts=self._config.max_restarts)
             reason = self._broker.closed_error if is_stopping else error
-            self._broker.lose(worker.number, reason, blames_oldest=worker.is_blamed)
+            sent = self._broker.slots.queue_of(worker.number).sent
+            # If it answered what it was killed for, those behind that are not to blame.
+            is_blamed = worker.is_blamed and (
+                worker.blamed is None or bool(sent and sent[0].number == worker.blamed)
+            )
+            self._broker.lose(worker.number, reason, blames_oldest=is_blamed)
             while worker.checks:
                 worker.answer_check(error.message)
-            self._lock.notify_all()
+            self._broker.changed.notify_all()
         if not is_stopping:
             self._report_end(worker, error)
         self._broker.resolve_ended()

@@ -119,6 +119,7 @@ class WorkerState:
     Attributes:
         is_stop_sent: Whether its process was told to end.
         is_blamed: Whether, if it ends, the request is to blame that it was at.
+        blamed: That request, if it was killed for it.
         start_error: What it said when it could not start.
         short_since: Since when the system has had no room for its process; None while it has.
         phases_done: Phases of its start that are over.
@@ -133,6 +134,7 @@ class WorkerState:
     is_stop_sent: bool = False
     is_killed: bool = False
     is_blamed: bool = True
+    blamed: int | None = None
     reason: PipelineError | None = None
     start_error: PipelineError | None = None
     error: PipelineError | None = None
@@ -179,7 +181,7 @@ class WorkerState:
         self.process, self.started_at, self.ready_at = process, now, None
         self.output, self.served_now, self.phases_done = OutputTail(), 0, 0
         self.is_stop_sent, self.is_killed, self.is_blamed = False, False, True
-        self.reason = self.start_error = self.short_since = None
+        self.reason = self.start_error = self.short_since = self.blamed = None
         self.change("starting", pid=process.pid, phases_s={}, restarts=self.starts)
         self.starts += 1
 
