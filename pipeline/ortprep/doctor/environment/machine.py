@@ -93,7 +93,7 @@ def _old_driver(facts: Facts) -> Iterator[Found]:
             f"driver {device.driver_version} serves CUDA up to {device.cuda_version}, "
             f"and ONNX Runtime {runtime.version} was built with {runtime.cuda_version}"
         )
-        hint = f"update the NVIDIA driver, or install an ONNX Runtime built with CUDA {served[0]}"
+        hint = f"update the NVIDIA driver, or install an ONNX Runtime built with CUDA {served[0]:d}"
         yield Found(text, hint)
 
 

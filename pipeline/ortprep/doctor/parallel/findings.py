@@ -238,7 +238,7 @@ def _default_threads_cost(run: ParallelRun) -> Iterator[Found]:
             for gain, setup in costs
         ]
         worst = costs[0][1]
-        hint = f"SessionOptions.intra_op_num_threads = {worst.threads}; `load` sets it"
+        hint = f"SessionOptions.intra_op_num_threads = {worst.threads:d}; `load` sets it"
         if worst.workers > 1:
             hint += f" where ORTPREP_WORKERS={worst.workers} is in the environment of each worker"
         text = "ONNX Runtime's default number of threads is that of the machine's cores, and costs speed here"

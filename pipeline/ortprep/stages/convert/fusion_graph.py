@@ -50,7 +50,7 @@ def choose_heads(graph: onnx.GraphProto, given: Heads) -> Heads:
     raise StageError(
         f"cannot fuse attention: num_heads {given.num_heads}, hidden_size {given.hidden_size}\n"
         f"  expected {listed or 'both to be set, since the graph shows no heads in its Reshape nodes'}",
-        hint=f"fusion: {{num_heads: {shown.num_heads}, hidden_size: {shown.hidden_size}}}",
+        hint=f"fusion: {{num_heads: {shown.num_heads:d}, hidden_size: {shown.hidden_size:d}}}",
     )
 
 
