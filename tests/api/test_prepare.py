@@ -203,16 +203,6 @@ def test_the_command_line_finds_it_up_to_date(built: Built) -> None:
 
 
 @pytest.mark.slow
-def test_a_report_is_written_once(built: Built) -> None:
-    path = built.bundle.report()
-    assert path == built.project.artifacts / "report-net.html"
-    before = path.stat().st_mtime_ns
-    assert built.bundle.report() == path
-    assert path.stat().st_mtime_ns == before
-    assert built.bundle.report("elsewhere.html").read_bytes() == path.read_bytes()
-
-
-@pytest.mark.slow
 def test_a_notebook_shows_a_table(built: Built) -> None:
     html = built.bundle._repr_html_()
     assert html is not None
