@@ -33,7 +33,7 @@ from ortprep.measuring.comparison import paired_ratio, standard_error
 from ortprep.measuring.device_lock import measuring
 from ortprep.measuring.rounds import order_of_round
 from ortprep.stages.tune.search_context import SearchContext, open_search
-from ortprep.tuning.final import find_cheapest
+from ortprep.tuning.final import rank
 from ortprep.tuning.objective import Objective
 from ortprep.tuning.space import DEFAULT, PlanChoice, Space
 from tests.tuning.builders import choices_of
@@ -220,7 +220,7 @@ def report(space: Space, grid: int, record: TuningRecord, found: Found) -> Choic
     """Returns what a search's choice is worth, by pairs of figures of the same rounds."""
     objective, choice = Objective(runs_per_load=record.runs_per_load), _chosen(record)
     costs = {lane: [objective.cost_ms(one) for one in found[lane]] for lane in found if lane != DEFAULT}
-    best = find_cheapest(costs)
+    best = rank(costs).leader
     recorded = record.trials[0].final or record.trials[0].figures
     logarithms = [math.log(own / other) for own, other in zip(costs[choice], costs[best], strict=True)]
     return ChoiceReport(

@@ -31,10 +31,16 @@ def test_a_session_costs_its_load_its_first_run_and_the_others() -> None:
     assert per_load(1000).cost_ms(STEADY) == 304.0 + 999 * 22.0
 
 
+def test_another_start_changes_when_a_plan_is_ready_and_nothing_else() -> None:
+    later = SOON.with_start(SOON.start_ms + 7.0)
+    assert later == dataclasses.replace(SOON, ready_ms=SOON.ready_ms + 7.0)
+    assert STEADY.with_start(later.start_ms).start_ms == later.start_ms
+
+
 def test_a_limit_that_is_just_kept_is_kept() -> None:
     objective = per_load(1, max_private_mb=300.0, max_steady_ratio=31 / 22)
     assert objective.violations([SOON], [ANCHOR]) == ()
-    assert objective.keeps_limits(trial(SOON))
+    assert objective.is_allowed(trial(SOON))
 
 
 @pytest.mark.parametrize(
@@ -50,6 +56,19 @@ def test_a_limit_that_is_exceeded_is_told_with_both_figures(objective: Objective
     assert objective.violations([figures], [ANCHOR]) == (told,)
 
 
+def test_a_trial_just_beyond_a_limit_is_measured_again_and_one_far_beyond_is_not() -> None:
+    just, far = (dataclasses.replace(SOON, private_mb=size) for size in (305.0, 320.0))
+    objective = per_load(1, max_private_mb=300.0)
+    assert objective.is_allowed(trial(just))
+    assert objective.violations([just], [ANCHOR])
+    assert not objective.is_allowed(trial(far))
+
+
+def test_limits_are_held_against_medians_so_that_one_process_decides_nothing() -> None:
+    swollen = dataclasses.replace(SOON, private_mb=9000.0)
+    assert per_load(1, max_private_mb=300.0).violations([SOON, swollen, SOON], [ANCHOR] * 3) == ()
+
+
 def test_a_score_is_the_median_of_the_rounds() -> None:
     double = dataclasses.replace(ANCHOR, ready_ms=1246.0)
     assert per_load(1).score(trial(ANCHOR, ANCHOR, double)) == 1.0
@@ -59,4 +78,4 @@ def test_a_score_is_the_median_of_the_rounds() -> None:
 def test_a_trial_that_failed_has_an_infinite_score_and_is_not_allowed() -> None:
     for failed in (trial(failure="SIGSEGV"), trial(SOON, failure="SIGSEGV"), trial()):
         assert per_load(1).score(failed) == float("inf")
-        assert not per_load(1).keeps_limits(failed)
+        assert not per_load(1).is_allowed(failed)

@@ -60,12 +60,12 @@ def of(*choices: PlanChoice) -> Fails:
 
 @pytest.mark.parametrize("runs_per_load", [1, 100, 100_000])
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
-def test_the_chosen_plan_costs_little_more_than_the_best(table: Table, runs_per_load: int) -> None:
+def test_the_chosen_plan_costs_within_3_percent_of_the_best(table: Table, runs_per_load: int) -> None:
     objective = per_load(runs_per_load)
-    # Of 72 searches 60 came within 3 %, the others to 3 to 4 % more.
+    # Of 36 searches with other seeds four came to 4 to 6 % more.
     found, verdict = searched(Machine(table, SPACE, seed=2), objective)
     best = min(true_cost(table, choice, objective) for choice in CHOICES)
-    assert true_cost(table, verdict.choice, objective) <= 1.035 * best
+    assert true_cost(table, verdict.choice, objective) <= 1.03 * best
     assert true_cost(table, verdict.choice, objective) < true_cost(table, DEFAULT, objective) * 1.001
     assert len(found.trials) <= 50
     assert found.ended == "no single change gains more than the noise"

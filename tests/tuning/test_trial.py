@@ -31,6 +31,7 @@ from ortprep.tuning.trial import (
     TrialRequest,
     measure_and_check,
     measure_trial,
+    weighted_mean,
 )
 from tests.runtime.builders import write_linear
 from tests.tuning import fakes
@@ -82,6 +83,12 @@ def test_figures_are_those_of_a_small_process(request_of_all: TrialRequest, io_b
     assert figures.gpu_mb is None
 
 
+def test_the_steady_figure_weighs_the_shapes() -> None:
+    assert weighted_mean((2.0, 10.0), (3.0, 1.0)) == 4.0
+    assert weighted_mean((2.0, 10.0), (0.0, 1.0)) == 10.0
+    assert math.isclose(weighted_mean((2.0,), (0.1,)), 2.0)
+
+
 def test_a_wrong_answer_is_an_error_that_names_output_and_element(
     request_of_all: TrialRequest, tmp_path: Path
 ) -> None:
@@ -106,6 +113,14 @@ def test_an_output_has_the_tolerance_of_its_name(request_of_all: TrialRequest, t
     tolerances = {**request_of_all.tolerances, "y": Tolerance(0.0, 10.0)}
     wrong = with_other_weights(request_of_all, tmp_path)
     assert measured(dataclasses.replace(wrong, tolerances=tolerances)).steady_ms > 0
+
+
+def test_an_output_that_is_missing_is_told(request_of_all: TrialRequest) -> None:
+    (sample, *_) = request_of_all.samples
+    answer = dataclasses.replace(sample.answers[0], output="z")
+    samples = (dataclasses.replace(sample, answers=(answer,)),)
+    with pytest.raises(VerificationError, match="does not return output 'z'"):
+        measured(dataclasses.replace(request_of_all, samples=samples))
 
 
 def test_memory_beyond_the_limit_is_an_error_that_says_so(request_of_all: TrialRequest) -> None:

@@ -6,31 +6,74 @@ beyond the noise leaves.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from ortprep.children.probe import ProbeResult
 from ortprep.errors import PipelineError
-from ortprep.measuring.comparison import MIN_ROUNDS, is_below, paired_ratio, ratio_interval
+from ortprep.measuring.comparison import FROM_MAD, MIN_ROUNDS, PRECISION, centre, is_below, paired_ratio
 from ortprep.measuring.rounds import order_of_round
 from ortprep.tuning.objective import Finals, Objective
 from ortprep.tuning.phases import SAME_COST_RATIO, find_first, pair_costs
 from ortprep.tuning.space import DEFAULT, PlanChoice
 
-Costs = Mapping[PlanChoice, Sequence[float]]
-"""What plans cost in ms, round by round."""
+CONFIDENCE = 2.5
+"""Standard errors that a plan has to be behind before it leaves."""
 
 
-def find_cheapest(costs: Costs) -> PlanChoice:
-    """Returns the plan that costs least of those that were in every round."""
-    # What slows a machine down in one round raises the level of all plans of it.
-    levels = [median(column) for column in zip(*costs.values(), strict=True)]
-    return min(costs, key=lambda choice: paired_ratio(costs[choice], levels))
+@dataclass(frozen=True)
+class CostRanking:
+    """Costs of the plans relative to the leader.
+
+    Attributes:
+        behind: Logarithm of the cost ratio of each other plan to the leader.
+        error: Standard error of such a logarithm.
+    """
+
+    leader: PlanChoice
+    behind: Mapping[PlanChoice, float]
+    error: float
+
+    def contenders(self) -> tuple[PlanChoice, ...]:
+        """Returns the plans that may still cost least, the leader first."""
+        close = (choice for choice, log in self.behind.items() if log <= CONFIDENCE * self.error)
+        return (self.leader, *close)
+
+    def is_close(self) -> bool:
+        """Says whether another round could still change the choice."""
+        others = [log for log in self.behind.values() if log <= CONFIDENCE * self.error]
+        alike = math.log(SAME_COST_RATIO)
+        return any(log > alike for log in others) or (bool(others) and self.error > alike)
 
 
-def is_level(costs: Sequence[float], cheapest: Sequence[float]) -> bool:
-    """Says whether a plan costs the same as the cheapest one, as far as that was measured."""
-    return not is_below(cheapest, costs) and paired_ratio(costs, cheapest) <= SAME_COST_RATIO
+def rank(costs: Mapping[PlanChoice, Sequence[float]]) -> CostRanking:
+    """Returns how plans rank that were in every round; the costs are round by round."""
+    logs = {choice: [math.log(max(cost, 1e-12)) for cost in of_plan] for choice, of_plan in costs.items()}
+    levels = [median(column) for column in zip(*logs.values(), strict=True)]
+    relative = {choice: [a - b for a, b in zip(log, levels, strict=True)] for choice, log in logs.items()}
+    centres = {choice: centre(log) for choice, log in relative.items()}
+    leader = min(centres, key=lambda choice: centres[choice])
+    behind = {
+        choice: math.log(paired_ratio(of_plan, costs[leader]))
+        for choice, of_plan in costs.items()
+        if choice != leader
+    }
+    rests = [abs(log - centres[choice]) for choice, of_plan in relative.items() for log in of_plan]
+    return CostRanking(leader, behind, _error(median(rests), plans=len(costs), rounds=len(levels)))
+
+
+def _error(rest: float, *, plans: int, rounds: int) -> float:
+    """Returns the standard error of a difference of two plans.
+
+    `rest` is the median of what is left of the logarithms once rounds and plans are accounted for: the fewer
+    of these, the more noise went into their levels.
+    """
+    if not rest:
+        return 0.0
+    left = (1 - 1 / plans) * (1 - 1 / rounds)
+    return FROM_MAD * rest / math.sqrt(left) * math.sqrt(2 / rounds) * PRECISION
 
 
 def pick_entrants(
@@ -68,9 +111,7 @@ def compare_finalists(
             if anchor not in running:
                 break
             pairs = _find_pairs(anchor, contenders, objective, figures, running)
-            costs = _costs(pairs, objective, figures)
-            cheapest = costs[find_cheapest(costs)] if costs else ()
-            left = [choice for choice in costs if not is_below(cheapest, costs[choice])]
+            left = rank(_costs(pairs, objective, figures)).contenders() if pairs else ()
             stay = {anchor, *left, *(pairs[choice] for choice in left)}
             running = [choice for choice in running if choice in stay]
             pairs = _find_pairs(anchor, contenders, objective, figures, running)
@@ -127,14 +168,12 @@ def _is_open(
     anchor: PlanChoice, pairs: Mapping[PlanChoice, PlanChoice], objective: Objective, figures: Finals
 ) -> bool:
     """Says whether the cheapest plan is still unclear, or whether it beats the anchor."""
-    costs = _costs(pairs, objective, figures)
-    if not costs:
+    if not pairs:
         return False
-    cheapest = find_cheapest(costs)
-    others = [costs[choice] for choice in costs if choice != cheapest]
-    if any(ratio_interval(one, costs[cheapest], errors=1)[1] > SAME_COST_RATIO for one in others):
+    ranking = rank(_costs(pairs, objective, figures))
+    if ranking.is_close():
         return True
-    if cheapest == anchor:
+    if ranking.leader == anchor:
         return False
-    theirs, own = ([objective.cost_ms(one) for one in figures[c]] for c in (anchor, cheapest))
+    theirs, own = ([objective.cost_ms(one) for one in figures[c]] for c in (anchor, ranking.leader))
     return not is_below(own, theirs) and not is_below(theirs, own)

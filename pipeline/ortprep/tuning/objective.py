@@ -11,6 +11,9 @@ from ortprep.children.probe import ProbeResult
 from ortprep.spec.models import TuneSpec
 from ortprep.tuning.space import PlanChoice
 
+_SLACK = 1.03
+"""Factor by which a trial may exceed a limit and be measured again; the chosen plan keeps it."""
+
 MORE_MEMORY = 1.02
 """Private memory is the same figure within this factor."""
 
@@ -58,12 +61,14 @@ class Objective(TuneSpec):
         meanwhile = min(later, second.init_ms / first.steady_ms) if first.steady_ms > 0 else 0
         return first.ready_ms + meanwhile * first.steady_ms + (later - meanwhile) * second.steady_ms
 
-    def violations(self, figures: Sequence[ProbeResult], anchors: Sequence[ProbeResult]) -> tuple[str, ...]:
-        """Returns the limits that a plan's medians exceed, one phrase each."""
+    def violations(
+        self, figures: Sequence[ProbeResult], anchors: Sequence[ProbeResult], *, slack: float = 1.0
+    ) -> tuple[str, ...]:
+        """Returns the limits that a plan's medians exceed, one phrase each; `slack` multiplies the limits."""
         return tuple(
             f"{what} {value:.4g} {unit}, allowed {limit:.4g}"
             for what, value, limit, unit in self._limited(figures, anchors)
-            if value > limit
+            if value > slack * limit
         )
 
     def excess(self, figures: Sequence[ProbeResult], anchors: Sequence[ProbeResult]) -> float:
@@ -97,10 +102,14 @@ class Objective(TuneSpec):
         ratios = self.ratios(trial.figures, trial.anchors)
         return median(ratios) if ratios and trial.failure is None else float("inf")
 
-    def keeps_limits(self, trial: Trial) -> bool:
+    def keeps_limits(self, trial: Trial, *, slack: float = 1.0) -> bool:
         """Says whether a trial gave figures, and they keep every limit."""
         works = bool(trial.figures) and trial.failure is None
-        return works and not self.violations(trial.figures, trial.anchors)
+        return works and not self.violations(trial.figures, trial.anchors, slack=slack)
+
+    def is_allowed(self, trial: Trial) -> bool:
+        """Says whether a trial keeps every limit, or nearly: one process is not exact."""
+        return self.keeps_limits(trial, slack=_SLACK)
 
 
 def describe_memory(figures: Sequence[ProbeResult], anchors: Sequence[ProbeResult]) -> str:

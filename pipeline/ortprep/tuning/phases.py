@@ -73,7 +73,7 @@ def rank_firsts(trials: Iterable[Trial], second: PlanChoice, objective: Objectiv
         return ()
     # The time of a first-phase plan's runs does not matter.
     sooner = Objective.of(objective, runs_per_load=1, max_steady_ratio=None)
-    own = (trial for trial in trials if trial.choice != DEFAULT and sooner.keeps_limits(trial))
+    own = (trial for trial in trials if trial.choice != DEFAULT and sooner.is_allowed(trial))
     ranked = [trial.choice for trial in sorted(own, key=sooner.score)]
     alike = [choice for choice in ranked if shares_files(choice, second)]
     return tuple(dict.fromkeys([*ranked[:1], *alike[:1], *ranked[1:2]]))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
 from ortprep.children.probe import ProbeResult
 from ortprep.errors import TuningError
-from ortprep.measuring.comparison import MIN_ROUNDS
-from ortprep.tuning.final import Costs, find_cheapest, is_level
+from ortprep.measuring.comparison import MIN_ROUNDS, is_below, paired_ratio
+from ortprep.tuning.final import rank
 from ortprep.tuning.objective import Finals, Objective, describe_memory
 from ortprep.tuning.phases import (
     SAME_COST_RATIO,
@@ -27,6 +27,9 @@ from ortprep.tuning.space import DEFAULT, PlanChoice, Space
 
 STEADY_ALLOWANCE = 1.02
 """Maximum ratio of run times if a plan is adopted for its first result alone."""
+
+Costs = Mapping[PlanChoice, Sequence[float]]
+"""What plans cost in ms, round by round."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,8 @@ def choose(space: Space, objective: Objective, found: PlanSearchResult) -> PlanS
         if choice == found.anchor or (anchor and beats(figures, anchor, objective))
     }
     if adopted:
-        cheapest = find_cheapest(adopted)
-        level = [choice for choice in adopted if is_level(adopted[choice], adopted[cheapest])]
+        cheapest = rank(adopted).leader
+        level = [choice for choice in adopted if _is_level(adopted[choice], adopted[cheapest])]
         best = _plainest(space, find_soonest(finals, level), adopted)
         words = _figures(finals[best], anchor, objective, _name(found.anchor))
         reason = f"{space.describe(best)}: {words}"
@@ -128,9 +131,9 @@ def _unadopted(
 ) -> PlanChoice:
     """Returns the plan to prepare if nothing beat the default."""
     if costs:
-        cheapest = find_cheapest(costs)
-        base_will_do = space.base in costs and is_level(costs[space.base], costs[cheapest])
-        return space.base if base_will_do else cheapest
+        cheapest = rank(costs).leader
+        is_level = space.base in costs and _is_level(costs[space.base], costs[cheapest])
+        return space.base if is_level else cheapest
     trials = {trial.choice: trial for trial in found.trials if trial.choice != DEFAULT}
     working = [
         choice for choice, trial in trials.items() if choice not in own and objective.keeps_limits(trial)
@@ -155,6 +158,10 @@ def _beyond_limits(
         "\n".join(["no plan stays within the limits", *lines]),
         hint="raise or remove the tune.max_… limit in its spec",
     )
+
+
+def _is_level(costs: Sequence[float], cheapest: Sequence[float]) -> bool:
+    return not is_below(cheapest, costs) and paired_ratio(costs, cheapest) <= SAME_COST_RATIO
 
 
 def _plainest(space: Space, level: Iterable[PlanChoice], costs: Costs) -> PlanChoice:
@@ -186,7 +193,7 @@ def _nothing_better(space: Space, objective: Objective, found: PlanSearchResult,
         return f"nothing beat {name}: it failed in the last comparison"
     if not own:
         return f"nothing beat {name}: no other plan could be compared with it"
-    best = find_cheapest(_find_costs(own, objective))
+    best = rank(_find_costs(own, objective)).leader
     limits = objective.violations(own[best], anchor)
     why = f", beyond its limits ({'; '.join(limits)})" if limits else ""
     words = _figures(own[best], anchor, objective, name)

@@ -267,7 +267,7 @@ class _Search:
 
     def _allowed(self) -> list[Trial]:
         own = (trial for choice, trial in self._trials.items() if choice != DEFAULT)
-        return [trial for trial in own if self._objective.keeps_limits(trial)]
+        return [trial for trial in own if self._objective.is_allowed(trial)]
 
     def _best_score(self) -> float:
         return min((self._objective.score(trial) for trial in self._allowed()), default=math.inf)
@@ -283,7 +283,8 @@ class _Search:
 
     def _compare_finalists(self) -> Finals:
         """Compares the best plans again, with the first-phase candidates."""
-        best = sorted(self._allowed(), key=self._objective.score)
+        ranked = sorted(self._allowed(), key=self._objective.score)
+        best = [trial for trial in ranked if trial is ranked[0] or self._objective.keeps_limits(trial)]
         limit = max(IDLE, 1 + self._noise()) * self._best_score()
         level = [trial.choice for trial in best if self._objective.score(trial) <= limit]
         plain = min(level, key=lambda choice: len(self._changes(choice)), default=self._space.base)
