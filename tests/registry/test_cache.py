@@ -314,6 +314,14 @@ def test_pulls_to_one_folder_at_the_same_time_take_turns(catalogue, tmp_path):
     check_bundle(out)
 
 
+def test_a_bundle_is_kept_once_however_often_it_is_loaded(tmp_path):
+    cache = Cache(tmp_path)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(50):
+        cache.keep(tmp_path / "bundles/one")
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1
+
+
 def test_a_kept_bundle_is_locked_by_the_file_that_others_see(tmp_path):
     """Another process that was at removing it goes first; then it is kept."""
     cache = Cache(tmp_path)
