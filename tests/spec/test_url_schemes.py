@@ -97,4 +97,4 @@ def test_plain_files_and_objects_are_allowed(url: str) -> None:
 def test_a_folder_may_be_called_as_it_likes(tmp_path: Path) -> None:
     store = WorkStore(f"{tmp_path}/reference::file:/x", "net")
     store.check_writable()
-    assert (tmp_path / "reference::file:/x/net/sources").is_dir()
+    assert (tmp_path / "reference::file:/x/net/files").is_dir()

@@ -1,12 +1,22 @@
-"""What a node's process does beside its job."""
+"""What a node's process does beside its job: its niceness, and the folder that it works in."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from ortprep.build.receipts import RECEIPT_VERSION, TaskReceipt
+from ortprep.cluster.building.job import BuildJob, ShippedSpec
+from ortprep.cluster.building.node import working_folder
+from ortprep.errors import CacheError
+
+SPEC = ShippedSpec({"name": "net"}, "net.yaml", ".", ())
+SOURCE = TaskReceipt(RECEIPT_VERSION, "fetch", {}, (), {}, "2026-01-01T00:00:00+00:00", 1.0)
+JOB = BuildJob(SPEC, SOURCE, "farm", "cpu", "file:///store", "file:///registry")
 
 CHILD = """
 import logging, os
@@ -34,3 +44,18 @@ def test_who_may_not_take_the_niceness_back_is_warned() -> None:
     ended = run(drop=os.getuid() == 0)
     assert int(ended.stdout) >= 5
     assert "start Ray with RAY_worker_niceness=0" in ended.stderr
+
+
+@pytest.mark.attack
+def test_nothing_is_removed_behind_a_link_in_the_place_of_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, precious = tmp_path / "cache", tmp_path / "mine" / "precious"
+    precious.mkdir(parents=True)
+    os.utime(precious, (0, 0))
+    cache.mkdir()
+    (cache / "cluster").symlink_to(precious.parent)
+    monkeypatch.setenv("ORTPREP_CACHE_DIR", str(cache))
+    with pytest.raises(CacheError, match="not safe to use"), working_folder(JOB):
+        pass
+    assert precious.exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ortprep.cluster.building.spec_files import describe_spec, place_spec
+from ortprep.cluster.building.job import describe_spec, place_spec
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.accuracy import gate_key
 from ortprep.stages.core.inputs.sample_files import calibration_key, samples_key
@@ -34,16 +34,16 @@ def build(root: Path) -> ModelSpec:
 
 def test_every_key_is_the_same_where_it_comes_to_lie(tmp_path: Path) -> None:
     spec = build(tmp_path / "home")
-    shipped, paths = describe_spec(spec)
+    shipped, root = describe_spec(spec)
     assert {entry.path for entry in shipped.files} == {
         "samples/deep/a.npz",
         "calibration/b.npz",
         "team/configs/metrics.py",
     }
     away = tmp_path / "away"
-    for entry, path in zip(shipped.files, paths, strict=True):
+    for entry in shipped.files:
         (away / entry.path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, away / entry.path)
+        shutil.copy(root / entry.path, away / entry.path)
     placed = place_spec(shipped, away)
     assert placed.folder == away / "team" / "configs"
     assert placed.model_dump() == spec.model_dump()
@@ -59,9 +59,9 @@ def test_links_are_followed_as_the_local_build_follows_them(tmp_path: Path) -> N
     real.symlink_to(tmp_path / "elsewhere.npz")
     (tmp_path / "link").symlink_to(tmp_path / "home" / "team" / "configs")
     linked = spec.located_in(tmp_path / "link", file="net.yaml")
-    shipped, paths = describe_spec(linked)
-    assert shipped == describe_spec(spec)[0]
-    assert real in paths
+    shipped, root = describe_spec(linked)
+    assert (shipped, root) == describe_spec(spec)
+    assert real in [root / entry.path for entry in shipped.files]
 
 
 def test_a_spec_that_names_nothing_travels_alone(tmp_path: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
 import re
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -39,22 +40,31 @@ class Connection:
         """Returns the nodes that are alive."""
         return parse_nodes(self.ray.nodes())
 
-    def submit(self, job: BuildJob, reservation: Reservation) -> ObjectRef:
-        """Has Ray run a job on a node that fits, once there is room on one."""
+    def reserve(self, kind: str, reservation: Reservation) -> Callable[..., Any]:
+        """Returns a function from a job's name to Ray's remote function, which holds a device for the job.
+
+        Raises:
+            SpecError: Ray refuses such resources or labels.
+        """
+        place = functools.partial(
+            (self.on_gpu if reservation.gpus else self.on_cpu).options,
+            num_cpus=reservation.cpus,
+            num_gpus=reservation.gpus,
+            resources=dict(reservation.resources),
+            label_selector=dict(reservation.labels),
+        )
         try:
-            remote = (self.on_gpu if reservation.gpus else self.on_cpu).options(
-                name=job.name,
-                num_cpus=reservation.cpus,
-                num_gpus=reservation.gpus,
-                resources=dict(reservation.resources),
-                label_selector=dict(reservation.labels),
-            )
+            place()
         except (ValueError, TypeError) as error:
             raise SpecError(
-                f"Ray refuses the resources of kind {job.kind} of the fleet\n  {str(error).splitlines()[0]}"
+                f"Ray refuses the resources of kind {kind} of the fleet\n  {str(error).splitlines()[0]}"
             ) from error
+        return place
+
+    def submit(self, job: BuildJob, place: Callable[..., Any]) -> ObjectRef:
+        """Has Ray run a job at a place of `reserve`, once there is room on a node that fits."""
         level = logging.getLogger("ortprep").getEffectiveLevel()
-        return remote.remote(json.dumps(encode(job)), ortprep.__version__, level)
+        return place(name=job.name).remote(json.dumps(encode(job)), ortprep.__version__, level)
 
     def wait(self, refs: Sequence[ObjectRef], timeout_s: float) -> list[ObjectRef]:
         """Returns those that are done, after some seconds at the latest."""

@@ -7,24 +7,45 @@ died. All that has to outlive a node or the driver is in the work store and the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-from ortprep.build.build_plan import read_build_specs
+from ortprep.build.build_plan import STAGES, read_build_specs
+from ortprep.build.execution import build_tasks, run_task
+from ortprep.build.receipts import TaskReceipt, read_receipt
 from ortprep.build.runner import BuildRequest, Observer
-from ortprep.cluster.building.build_run import BuildRun
-from ortprep.cluster.building.connection import connect
-from ortprep.cluster.building.fleet_plan import plan_fleet
+from ortprep.bundle.digest import DigestCache
+from ortprep.bundle.verification import check_bundle
+from ortprep.cluster.building.connection import Connection, ObjectRef, connect
+from ortprep.cluster.building.fleet_plan import FleetPlan, plan_fleet
+from ortprep.cluster.building.job import BuildJob, ShippedSpec, as_pipeline_error, describe_spec
 from ortprep.cluster.building.work_store import WorkStore
-from ortprep.errors import PipelineError
-from ortprep.registry.catalogue import open_catalogue
-from ortprep.spec.fleet import read_fleet
+from ortprep.cluster.nodes import ClusterNode
+from ortprep.errors import BundleError, ClusterError, PipelineError, from_dict
+from ortprep.quoting import quoted
+from ortprep.registry.catalogue import Catalogue, open_catalogue
+from ortprep.registry.pull import PullRequest, pull
+from ortprep.registry.receipt import read_receipt as read_pull_receipt
+from ortprep.registry.references import VersionRef
+from ortprep.spec.fleet import Fleet, read_fleet
 from ortprep.spec.models import ModelSpec
+from ortprep.spec.redaction import redact_url
+from ortprep.stages.core.contract import Plan
 
 log = logging.getLogger(__name__)
 
 NODE_TIMEOUT_S = 600.0
+_FETCH_THREADS = 4
+_POLL_INTERVAL_S = 0.1
+_NODE_POLL_INTERVAL_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -32,7 +53,8 @@ class RayEngine:
     """Ray, on a cluster or on this machine.
 
     Attributes:
-        store: Where sources and receipts of finished models are: a path that all nodes see, or an fsspec URL.
+        store: Where files of sources and outcomes of finished models are: a path that all nodes see, or an
+            fsspec URL.
         registry: Where they publish; None for the folder `registry` in the store.
         address: Of the cluster, as `ray.init` takes it.
         fleet: File with the kinds of hardware; None for `fleet.yaml` beside the specs.
@@ -53,13 +75,17 @@ class RayEngine:
         """Builds on the cluster what is not up to date, fetches the merged bundles, and returns what failed.
 
         Raises:
-            SpecError: A spec or the fleet is wrong, or a target has no node; nothing was begun.
+            SpecError: A spec or the fleet is wrong, a target has no node, or Ray refuses the resources of a
+                kind; nothing was begun.
             MissingExtraError: Ray is not installed.
             ClusterError: There is no cluster.
         """
         specs = read_build_specs(request.configs, request.artifacts, names=request.names)
         fleet = read_fleet(self.fleet, configs=request.configs)
-        self._check_urls(specs)
+        # What would otherwise fail when hours of work are to be kept.
+        WorkStore(self.store_url, specs[0].name).check_writable()
+        with open_catalogue(self.registry_url):
+            pass
         with connect(self.address) as cluster:
             plan = plan_fleet(
                 specs,
@@ -71,12 +97,6 @@ class RayEngine:
             for what, why in plan.left_out.items():
                 log.warning("left out: %s: %s", what, why)
             return BuildRun(cluster, fleet, plan, self, request.artifacts.absolute(), observer).run()
-
-    def _check_urls(self, specs: Sequence[ModelSpec]) -> None:
-        """Finds out now what would otherwise fail when hours of work are to be kept."""
-        WorkStore(self.store_url, specs[0].name).check_writable()
-        with open_catalogue(self.registry_url):
-            pass
 
     @property
     def registry_url(self) -> str:
@@ -92,3 +112,220 @@ class RayEngine:
 def _absolute(url: str) -> str:
     """Nodes have other working directories than the driver."""
     return url if "://" in url else str(Path(url).expanduser().absolute())
+
+
+class FetchedModel(NamedTuple):
+    """A model that nodes can start with: its spec, the receipt of its source, and whether that was there."""
+
+    spec: ShippedSpec
+    source: TaskReceipt
+    is_current: bool
+
+
+def fetch_source(spec: ModelSpec, store_url: str, artifacts: Path, observer: Observer) -> FetchedModel:
+    """Brings what the nodes need of a model into the store, by way of the driver's folder of bundles.
+
+    Raises:
+        PipelineError: The source, a file of the spec, the disk or the store fails.
+    """
+    with as_pipeline_error():
+        store = WorkStore(store_url, spec.name)
+        shipped, folder = describe_spec(spec)
+        store.upload(folder, shipped.files)
+        task = build_tasks(Plan(spec=spec, targets=("cpu",), missing={}), STAGES, artifacts)[0]
+        is_new = run_task(task, cache=DigestCache(), say=partial(observer.said, task.name))
+        receipt = read_receipt(task.receipt)
+        assert receipt is not None
+        store.upload(task.folder, receipt.files)
+        return FetchedModel(shipped, receipt, not is_new)
+
+
+class BuildRun:
+    """One build: submits a model's jobs once it is fetched, and collects results.
+
+    Args:
+        cluster: Where jobs run.
+        fleet: The kinds of hardware.
+        plan: What is prepared where.
+        engine: Places, and how often jobs are started again.
+        artifacts: The driver's folder of bundles.
+        observer: Told how it goes.
+
+    Raises:
+        SpecError: Ray refuses the resources of a kind.
+    """
+
+    def __init__(
+        self,
+        cluster: Connection,
+        fleet: Fleet,
+        plan: FleetPlan,
+        engine: RayEngine,
+        artifacts: Path,
+        observer: Observer,
+    ) -> None:
+        self._cluster, self._fleet, self._plan = cluster, fleet, plan
+        self._engine, self._artifacts, self._observer = engine, artifacts, observer
+        self._places = {
+            kind: cluster.reserve(kind, reservation) for kind, reservation in plan.reservations.items()
+        }
+        self._specs = {one.spec.name: one.spec for one in plan.assignments}
+        self._fetching = set(self._specs)
+        self._fetched: queue.SimpleQueue[tuple[str, FetchedModel | PipelineError]] = queue.SimpleQueue()
+        self._waiting: dict[ObjectRef, BuildJob] = {}
+        self._deaths: Counter[str] = Counter()
+        self._gone_since: dict[str, float] = {}
+        self._parts: dict[str, list[str]] = {}
+        self._errors: list[PipelineError] = []
+        self._failed: set[str] = set()
+
+    def run(self) -> tuple[PipelineError, ...]:
+        """Builds everything, and returns what failed; an interrupt ends what runs on the nodes."""
+        todo = iter(self._specs.values())
+        try:
+            for _ in range(_FETCH_THREADS):  # daemons: an interrupted program does not wait for them to end
+                threading.Thread(target=self._fetch_all, args=(todo,), daemon=True).start()
+            self._event_loop()
+            if self._engine.collect:
+                self._pull_bundles()
+        except BaseException:  # an interrupt too ends what runs on the nodes
+            self._cluster.cancel(list(self._waiting))
+            raise
+        finally:
+            self._observer.ended()
+        return tuple(self._errors)
+
+    def _fetch_all(self, todo: Iterator[ModelSpec]) -> None:
+        """Fetches models until none is left; runs in several threads, which share `todo`."""
+        for spec in todo:
+            self._observer.started(f"fetch:{spec.name}")
+            try:
+                fetched = fetch_source(spec, self._engine.store_url, self._artifacts, self._observer)
+                self._fetched.put((spec.name, fetched))
+            except PipelineError as error:
+                self._fetched.put((spec.name, error))
+
+    def _event_loop(self) -> None:
+        """Submits a model's jobs once it is fetched, until all are done."""
+        checked = time.monotonic()
+        while self._fetching or self._waiting:
+            with suppress(queue.Empty):
+                while self._fetching:
+                    self._start_jobs(*self._fetched.get(timeout=0 if self._waiting else _POLL_INTERVAL_S))
+            for done in self._cluster.wait(list(self._waiting), _POLL_INTERVAL_S) if self._waiting else ():
+                self._settle(self._waiting.pop(done), done)
+            if time.monotonic() - checked >= _NODE_POLL_INTERVAL_S:
+                checked = time.monotonic()
+                self._give_up_without_node(self._cluster.list_nodes(), checked)
+
+    def _start_jobs(self, model: str, fetched: FetchedModel | PipelineError) -> None:
+        """Submits the jobs of a model that was fetched, one for each kind of hardware."""
+        task = f"fetch:{model}"
+        self._fetching.remove(model)
+        if isinstance(fetched, PipelineError):
+            self._fail(model, task, fetched)
+            return
+        (self._observer.current if fetched.is_current else self._observer.finished)(task)
+        store, registry = self._engine.store_url, self._engine.registry_url
+        for one in (one for one in self._plan.assignments if one.spec.name == model):
+            job = BuildJob(fetched.spec, fetched.source, one.kind, one.target, store, registry)
+            self._observer.started(job.name)
+            self._submit(job)
+
+    def _submit(self, job: BuildJob) -> None:
+        self._waiting[self._cluster.submit(job, self._places[job.kind])] = job
+
+    def _settle(self, job: BuildJob, done: ObjectRef) -> None:
+        """Takes a job's result, or starts it again where its node or process died."""
+        try:
+            result = self._cluster.collect(done)
+        except ClusterError as error:
+            self._deaths[job.name] += 1
+            if self._deaths[job.name] <= self._engine.retries:
+                self._observer.said(job.name, f"started again: {error.message}")
+                self._submit(job)
+            else:
+                tries = f"{self._deaths[job.name]} times, the last time"
+                text = f"{job.name}: interrupted {tries} by {error.message}"
+                self._fail(job.model, job.name, ClusterError(text, hint=error.hint))
+            return
+        for failure in map(from_dict, result.failures):
+            self._fail(job.model, job.name, failure)
+        if result.part is not None:
+            self._parts.setdefault(job.model, []).append(result.part)
+            (self._observer.current if result.is_current else self._observer.finished)(job.name)
+
+    def _fail(self, model: str, task: str, error: PipelineError) -> None:
+        self._failed.add(model)
+        self._errors.append(error)
+        self._observer.failed(task, str(error))
+
+    def _give_up_without_node(self, nodes: Sequence[ClusterNode], now_s: float) -> None:
+        """Ends the jobs of kinds that no node could serve for too long."""
+        for name, reservation in self._plan.reservations.items():
+            if any(reservation.fits(self._fleet.hardware[name], node) for node in nodes):
+                self._gone_since.pop(name, None)
+            elif now_s - self._gone_since.setdefault(name, now_s) >= self._engine.node_timeout_s:
+                for ref in [ref for ref, job in self._waiting.items() if job.kind == name]:
+                    job = self._waiting.pop(ref)
+                    self._cluster.cancel([ref])
+                    error = ClusterError(
+                        f"{job.name}: no node of kind {name} is left\n"
+                        f"  expected one within {self._engine.node_timeout_s:g} s",
+                        hint="add one and run it again: finished models are not built again",
+                    )
+                    self._fail(job.model, job.name, error)
+
+    def _pull_bundles(self) -> None:
+        """Pulls the merged bundles of the models that did not fail."""
+        registry = self._engine.registry_url
+        for name in [name for name in self._specs if name not in self._failed]:
+            task = f"pull:{name}"
+            self._observer.started(task)
+            try:
+                is_new = pull_merged_bundle(name, self._parts[name], registry, self._artifacts / name)
+            except PipelineError as error:
+                self._fail(name, task, error)
+            else:
+                (self._observer.finished if is_new else self._observer.current)(task)
+
+
+def pull_merged_bundle(name: str, parts: Sequence[str], registry: str, out: Path) -> bool:
+    """Pulls what fits this machine best of the version with all parts; returns whether that was not there.
+
+    Raises:
+        ClusterError: No version has the parts.
+        RegistryError: The registry failed.
+    """
+    with open_catalogue(registry) as catalogue:
+        version = _find_version(name, parts, catalogue)
+        with suppress(BundleError):
+            if read_pull_receipt(out).version == version:
+                check_bundle(out, DigestCache().digest)
+                return False
+        pull(PullRequest(VersionRef(name, version)), catalogue, out)
+    return True
+
+
+def _find_version(name: str, parts: Sequence[str], catalogue: Catalogue) -> str:
+    """Returns the digest of the version that parts were merged into.
+
+    It need not have all of them: of two kinds of nodes that turn out to be the same hardware, the part that
+    was prepared last takes the place of the other.
+    """
+    state = catalogue.read_state(name)
+    holders = [version for version in state.versions.values() if not version.part_digests.isdisjoint(parts)]
+    families = {version.family for version in holders}
+    current = [
+        digest
+        for digest, version in state.versions.items()
+        if version.family in families and digest not in state.superseded_by
+    ]
+    published = {part for version in holders for part in version.part_digests}
+    if len(families) != 1 or not published.issuperset(parts) or not current:
+        raise ClusterError(
+            f"no version of {name} has the parts that its nodes published\n"
+            f"  expected one of {', '.join(parts)} in {redact_url(catalogue.backend.url)}",
+            hint=f"ortprep versions {quoted(name)}   # one was published or collected meanwhile",
+        )
+    return current[-1]

@@ -13,21 +13,22 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 import ortprep
 from ortprep.build.build_plan import STAGES
 from ortprep.build.execution import Task, build_tasks, why_other
-from ortprep.build.receipts import RECEIPT_VERSION, TaskReceipt, read_receipt, write_receipt
+from ortprep.build.receipts import RECEIPT_VERSION, read_receipt, write_receipt
 from ortprep.build.runner import Observer, run_tasks
 from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.file_memory import require_cache_folder
 from ortprep.children.availability import unavailable_reason
-from ortprep.cluster.building.job import BuildJob, JobResult
-from ortprep.cluster.building.node_folder import working_folder
-from ortprep.cluster.building.spec_files import place_spec
+from ortprep.cluster.building.job import BuildJob, JobResult, as_pipeline_error, place_spec
 from ortprep.cluster.building.work_store import JobOutcome, WorkStore
-from ortprep.errors import ClusterError, NotPublishedError, PipelineError, SpecError, StageError, to_dict
+from ortprep.errors import ClusterError, NotPublishedError, PipelineError, SpecError, to_dict
 from ortprep.quoting import printable, terminal_handler
 from ortprep.registry.catalogue import open_catalogue
 from ortprep.registry.publish import publish
@@ -39,6 +40,8 @@ log = logging.getLogger(__name__)
 
 MAX_REGISTRY_ATTEMPTS = 8
 """How often a job asks a registry that refuses it for its load: for three quarters of a minute."""
+
+_STALE_S = 24 * 3600.0
 
 
 def run_job(text: str, version: str, log_level: int) -> str:
@@ -57,7 +60,7 @@ def run_job(text: str, version: str, log_level: int) -> str:
     if not package_log.handlers:
         package_log.addHandler(terminal_handler("%(levelname)s %(name)s: %(message)s"))
     try:
-        with _as_pipeline_error():
+        with as_pipeline_error():
             result = _run(text, version)
     except PipelineError as error:
         result = JobResult(failures=(to_dict(error),))
@@ -98,21 +101,16 @@ def build_job(job: BuildJob, folder: Path, observer: Observer) -> JobResult:
     files, stored = folder / "spec", folder / "stored"
     for left in (files, stored):
         shutil.rmtree(left, ignore_errors=True)
-    try:
-        source = store.read_source(job.source)
+    with _lost_as_error(job):
         store.fetch_files(files, job.spec.files)
-        plan = Plan(spec=place_spec(job.spec, files), targets=(job.target,), missing={})
-        part = _published_part(job, store, source, build_tasks(plan, STAGES, stored))
-        if part is not None:
-            return JobResult(part, is_current=True)
-        fetched, *tasks = build_tasks(plan, STAGES, folder / "artifacts")
-        store.fetch_files(fetched.folder, source.files)
-    except NotPublishedError as error:
-        raise ClusterError(
-            f"the work store has lost the source of {job.model}",
-            hint="run it again to store it again; if that does not help, check that this node sees the store",
-        ) from error
-    write_receipt(fetched.receipt, source)
+    plan = Plan(spec=place_spec(job.spec, files), targets=(job.target,), missing={})
+    part = _published_part(job, store, build_tasks(plan, STAGES, stored))
+    if part is not None:
+        return JobResult(part, is_current=True)
+    fetched, *tasks = build_tasks(plan, STAGES, folder / "artifacts")
+    with _lost_as_error(job):
+        store.fetch_files(fetched.folder, job.source.files)
+    write_receipt(fetched.receipt, job.source)
     failures = run_tasks((tasks,), observer)
     if failures:
         return JobResult(failures=tuple(map(to_dict, failures)))
@@ -120,20 +118,29 @@ def build_job(job: BuildJob, folder: Path, observer: Observer) -> JobResult:
         # Registries limit a fleet that publishes at once; hours of work are worth a minute's wait.
         part = with_retries(lambda: publish(tasks[-1].folder, catalogue), attempts=MAX_REGISTRY_ATTEMPTS).part
     receipts = [receipt for task in tasks if (receipt := read_receipt(task.receipt)) is not None]
-    store.write_outcome(
-        job.kind, job.source, JobOutcome(RECEIPT_VERSION, job.registry, part, tuple(receipts))
-    )
+    outcome = JobOutcome(RECEIPT_VERSION, job.registry, part, tuple(receipts))
+    store.write_outcome(job.kind, job.source_digest, outcome)
     return JobResult(part)
 
 
-def _published_part(
-    job: BuildJob, store: WorkStore, source: TaskReceipt, tasks: tuple[Task, ...]
-) -> str | None:
+@contextmanager
+def _lost_as_error(job: BuildJob) -> Iterator[None]:
+    """Says what to do where the store does not have a file that the driver sent."""
+    try:
+        yield
+    except NotPublishedError as error:
+        raise ClusterError(
+            f"the work store has lost the source of {job.model}",
+            hint="run it again to store it again; if that does not help, check that this node sees the store",
+        ) from error
+
+
+def _published_part(job: BuildJob, store: WorkStore, tasks: tuple[Task, ...]) -> str | None:
     """Returns the part that an equal job left in the registry; None if any key differs, or it is gone."""
-    outcome = store.read_outcome(job.kind, job.source)
+    outcome = store.read_outcome(job.kind, job.source_digest)
     if outcome is None or outcome.registry != job.registry:
         return None
-    recorded = {receipt.task: receipt for receipt in (source, *outcome.receipts)}
+    recorded = {receipt.task: receipt for receipt in (job.source, *outcome.receipts)}
     for task in tasks:
         if (receipt := recorded.get(str(task.id))) is not None:
             write_receipt(task.receipt, receipt)
@@ -143,6 +150,29 @@ def _published_part(
         state = with_retries(lambda: catalogue.read_state(job.model), attempts=MAX_REGISTRY_ATTEMPTS)
     is_there = any(outcome.part in version.part_digests for version in state.versions.values())
     return outcome.part if is_there else None
+
+
+@contextmanager
+def working_folder(job: BuildJob) -> Iterator[Path]:
+    """Yields the folder of a job; waits while another process has it.
+
+    A job that has published removes it. What a job that failed or was killed leaves here, the next one with
+    an equal job takes up: it goes on with the finished tasks. What none took up for a day is removed.
+
+    Raises:
+        CacheError: Others could change what is in the cache folder.
+    """
+    root = Path(require_cache_folder("cluster"))
+    name = job.digest.partition(":")[2][:32]
+    # Locks stay, since waiting processes have them open.
+    for folder in [folder for folder in root.iterdir() if folder.suffix != ".lock" and folder.name != name]:
+        with suppress(Timeout, OSError), FileLock(root / f"{folder.name}.lock", timeout=0):
+            if time.time() - folder.stat().st_mtime > _STALE_S:
+                shutil.rmtree(folder, ignore_errors=True)
+    with FileLock(root / f"{name}.lock"):
+        folder = root / name
+        folder.mkdir(exist_ok=True)
+        yield folder
 
 
 class _LineObserver:
@@ -194,17 +224,3 @@ def reset_niceness() -> None:
             "disturb it; start Ray with RAY_worker_niceness=0",
             niceness,
         )
-
-
-@contextmanager
-def _as_pipeline_error() -> Iterator[None]:
-    """Turns whatever is raised on a node into a PipelineError."""
-    try:
-        yield
-    except PipelineError:
-        raise
-    except OSError as error:
-        place = f": {error.filename}" if error.filename else ""
-        raise StageError(f"{error.strerror or error}{place}", hint="df -h   # on that node") from error
-    except Exception as error:  # a mistake of this program is reported like any failure, with its type
-        raise StageError(f"{type(error).__name__}: {error}", hint="ORTPREP_LOG=debug shows more") from error

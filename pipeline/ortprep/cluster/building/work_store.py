@@ -1,6 +1,5 @@
-"""Where driver and nodes meet: sources, and what came of finished jobs, in a folder or an object store.
+"""Where driver and nodes meet: files, and what came of finished jobs, in a folder or an object store.
 
-STORE/NAME/sources/HEX.json            what was fetched: builds of two sources do not meet
 STORE/NAME/outcomes/KIND/HEX.json      what a finished job made of a source
 STORE/NAME/files/HE/HEX                files of sources and specs by digest
 """
@@ -12,7 +11,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from ortprep.build.receipts import RECEIPT_VERSION, TaskReceipt
 from ortprep.bundle.atomic import new_folder
@@ -29,14 +27,14 @@ from ortprep.spec.redaction import has_credentials, redact_url
 MAX_RECORD_BYTES = 32 * 2**20
 """Largest record that is read; those of long searches take a few hundred KB."""
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True)
 class JobOutcome:
     """What a finished job left.
 
     Attributes:
+        schema_version: Version of the receipts.
+        registry: URL of the registry that the part is in.
         part: Digest of the part that it published.
         receipts: Of all tasks but the fetching: their keys say on what machine it holds.
     """
@@ -48,7 +46,7 @@ class JobOutcome:
 
 
 class WorkStore:
-    """Sources of a model and outcomes of its jobs. Every method raises a `RegistryError` if the store fails.
+    """Files of a model and outcomes of its jobs. Every method raises a `RegistryError` if the store fails.
 
     Args:
         url: An absolute path that all nodes see, or the URL of an object store.
@@ -70,64 +68,54 @@ class WorkStore:
         self._model = model
 
     def read_outcome(self, kind: str, source: str) -> JobOutcome | None:
-        """Returns what a job made of a source; None if there was none, or another version of receipts."""
-        return self._read(JobOutcome, self._outcome_path(kind, source))
+        """Returns what a job made of a source by its digest; None if there is nothing that can be read."""
+        path = self._outcome_path(kind, source)
+        try:
+            fields = json.loads(self._folder.read(path, limit_bytes=MAX_RECORD_BYTES)[:MAX_RECORD_BYTES])
+            return decode(JobOutcome, fields) if fields["schema_version"] == RECEIPT_VERSION else None
+        except NotPublishedError:
+            return None
+        except (BundleError, ValueError, TypeError, KeyError, RecursionError):
+            return None  # then the work is done again
 
     def write_outcome(self, kind: str, source: str, outcome: JobOutcome) -> None:
         """Writes what a job made of a source; its part has to be in the registry before."""
         self._folder.write(self._outcome_path(kind, source), canonical_json(encode(outcome)))
 
-    def read_source(self, digest: str) -> TaskReceipt:
-        """Returns the receipt of a source by the digest of its outcome.
-
-        Raises:
-            NotPublishedError: It is not there, or of another version.
-        """
-        source = self._read(TaskReceipt, self._source_path(digest))
-        if source is None:
-            raise NotPublishedError(f"no source in the work store: {digest}")
-        return source
-
-    def write_source(self, digest: str, receipt: TaskReceipt) -> None:
-        """Writes what was fetched; its files have to be there before."""
-        self._folder.write(self._source_path(digest), canonical_json(encode(receipt)))
-
     def check_writable(self) -> None:
         """Writes something and removes it."""
-        path = self._path("sources", f"probe-{os.urandom(8).hex()}")
+        path = self._path("files", f"probe-{os.urandom(8).hex()}")
         self._folder.write(path, b"")
         self._folder.delete(path)
 
-    def upload_files(self, folder: Path, entries: Sequence[FileEntry]) -> int:
-        """Uploads those files of a folder that are not there yet; returns and raises as `upload`."""
-        return self.upload([(entry, resolve_inside(folder, entry.path)) for entry in entries])
-
-    def upload(self, files: Sequence[tuple[FileEntry, Path]]) -> int:
-        """Uploads those files that are not there yet, each with its place, and returns the bytes sent.
+    def upload(self, folder: Path, entries: Sequence[FileEntry]) -> None:
+        """Uploads those files of a folder that the store does not have yet.
 
         Raises:
             IntegrityError: A file is not as its entry says.
             RegistryError: The store failed.
         """
-        sent: list[int] = []
 
-        def send(pair: tuple[FileEntry, Path]) -> None:
-            entry, source = pair
+        def send(entry: FileEntry) -> None:
             path = self._file_path(entry)
             file = self._folder.describe_file(path)
             if file is None or file.size_bytes != entry.size_bytes:
-                self._folder.upload(path, entry, source, ignore)
-                sent.append(entry.size_bytes)
+                self._folder.upload(path, entry, folder / entry.path, ignore)
 
-        run_parallel(send, list({entry.sha256: (entry, source) for entry, source in files}.values()))
-        return sum(sent)
+        run_parallel(send, list({entry.sha256: entry for entry in entries}.values()))
 
     def fetch_files(self, folder: Path, entries: Sequence[FileEntry]) -> None:
-        """Makes a folder of exactly these files, whole or not at all."""
+        """Makes a folder of exactly these files, whole or not at all.
+
+        Raises:
+            NotPublishedError: The store does not have a file.
+            IntegrityError: A file has other bytes than its entry says.
+        """
         with new_folder(folder, durable=False) as written:
             run_parallel(lambda entry: self._fetch(entry, written), entries)
 
     def _fetch(self, entry: FileEntry, folder: Path) -> None:
+        """Fetches a file to its place below a folder."""
         path = resolve_inside(folder, entry.path)
         path.parent.mkdir(parents=True, exist_ok=True)
         place = self._file_path(entry)
@@ -142,20 +130,6 @@ class WorkStore:
             # A file of the right size would count as uploaded.
             self._folder.delete(place)
             raise
-
-    def _read(self, kind: type[T], path: str) -> T | None:
-        try:
-            data = self._folder.read(path, limit_bytes=MAX_RECORD_BYTES)
-        except NotPublishedError:
-            return None
-        try:
-            fields = json.loads(data[:MAX_RECORD_BYTES])
-            return decode(kind, fields) if fields["schema_version"] == RECEIPT_VERSION else None
-        except (BundleError, ValueError, TypeError, KeyError, RecursionError):
-            return None
-
-    def _source_path(self, digest: str) -> str:
-        return self._path("sources", f"{digest.removeprefix(PREFIX)}.json")
 
     def _outcome_path(self, kind: str, source: str) -> str:
         return self._path("outcomes", kind, f"{source.removeprefix(PREFIX)}.json")

@@ -1,22 +1,25 @@
-"""Laws of a build whose jobs come to nothing: how often they start again, and when they are given up."""
+"""Laws of the driver, without Ray: jobs that come to nothing, models that cannot be fetched, and the pull."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from ortprep.build.build_plan import read_build_specs
-from ortprep.cluster.building import build_run
-from ortprep.cluster.building.build_run import BuildRun
+from ortprep.cluster.building import engine as engine_module
 from ortprep.cluster.building.connection import Connection
-from ortprep.cluster.building.engine import RayEngine
+from ortprep.cluster.building.engine import BuildRun, RayEngine, pull_merged_bundle
 from ortprep.cluster.building.fleet_plan import plan_fleet
 from ortprep.cluster.nodes import ClusterNode
 from ortprep.errors import ClusterError
+from ortprep.registry.catalogue import open_catalogue
+from ortprep.registry.publish import publish
 from ortprep.spec.fleet import read_fleet
 from tests.cluster.building.builders import Recorder, Workshop
+from tests.registry.builders import ELSEWHERE, HERE, Made, read_tree, write_bundle
 
 NODE = ClusterNode("1", "node", {"ortprep.io/farm": "true"}, {"CPU": 2})
 
@@ -33,8 +36,11 @@ class LostCluster:
         self.submitted: list[object] = []
         self.cancelled: list[object] = []
 
-    def submit(self, job: object, reservation: object) -> object:
-        del job, reservation
+    def reserve(self, kind: str, reservation: object) -> object:
+        return kind, reservation
+
+    def submit(self, job: object, place: object) -> object:
+        del job, place
         self.submitted.append(object())
         return self.submitted[-1]
 
@@ -80,8 +86,47 @@ def test_a_job_starts_again_as_often_as_is_allowed_and_no_more(
 def test_jobs_of_a_kind_without_a_node_are_given_up(
     workshop: Workshop, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build_run, "_NODE_POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(engine_module, "_NODE_POLL_INTERVAL_S", 0.01)
     cluster = LostCluster(loses=False)
     (error,) = build(workshop, cluster, recorder, node_timeout_s=0.0)
     assert error.startswith("net@farm: no node of kind farm is left\n  expected one within 0 s")
     assert cluster.cancelled == cluster.submitted
+
+
+def test_a_disk_that_fails_while_a_model_is_fetched_fails_that_model_alone(
+    workshop: Workshop, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> bool:
+        raise OSError(28, "No space left on device", "/disk")
+
+    monkeypatch.setattr(engine_module, "run_task", fail)
+    cluster = LostCluster(loses=False)
+    (error,) = build(workshop, cluster, recorder)
+    assert error.startswith("No space left on device: /disk")
+    assert (recorder.tasks("failed"), cluster.submitted) == (["fetch:net"], [])
+
+
+@pytest.fixture
+def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Digests of what two kinds of nodes published: one like this machine, one of another architecture."""
+    monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
+    here = write_bundle(tmp_path / "here", made=(Made("cpu", HERE, b"here"),))
+    other = write_bundle(tmp_path / "other", made=(Made("cpu", ELSEWHERE),), created_at="2026-11-21")
+    with open_catalogue(str(tmp_path / "registry")) as catalogue:
+        return [publish(bundle, catalogue).part for bundle in (here, other)]
+
+
+def test_the_driver_gets_the_part_that_fits_it_best_and_only_once(parts: list[str], tmp_path: Path) -> None:
+    registry, out = str(tmp_path / "registry"), tmp_path / "out"
+    assert pull_merged_bundle("net", parts, registry, out)
+    assert read_tree(out) == read_tree(tmp_path / "here")
+    assert not pull_merged_bundle("net", parts, registry, out)
+    (out / "golden.npz").unlink()
+    assert pull_merged_bundle("net", parts, registry, out)
+
+
+def test_parts_that_are_not_there_are_an_error(parts: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="no version of net has the parts that its nodes published"):
+        pull_merged_bundle(
+            "net", [*parts, "sha256:" + "0" * 64], str(tmp_path / "registry"), tmp_path / "out"
+        )
