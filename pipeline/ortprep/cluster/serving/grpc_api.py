@@ -22,15 +22,11 @@ from ortprep.cluster.serving.inference_protocol import (
     EXTENSIONS,
     InferRequest,
     ProtocolError,
-    check_tensor,
+    SentTensor,
+    build_request,
     datatype_of,
     describe_model,
-    find_input,
-    find_outputs,
-    order_inputs,
-    read_binary,
 )
-from ortprep.runtime.tensors.element_types import Array, numpy_dtype
 
 if TYPE_CHECKING:
     from ortprep.bundle.loader_config import LoaderConfig
@@ -46,6 +42,12 @@ MAX_QUERY_BYTES = 2**16
 """Size limit of a message without tensors: it is parsed on the event loop, beside the budget for bodies."""
 
 _RAW_INPUT_CONTENTS = 7
+
+_CONTENTS = {
+    "BOOL": "bool", "INT8": "int", "INT16": "int", "INT32": "int", "INT64": "int64",
+    "UINT8": "uint", "UINT16": "uint", "UINT32": "uint", "UINT64": "uint64", "FP32": "fp32", "FP64": "fp64",
+}  # fmt: skip
+"""First part of the name of a field with the numbers of an input, by datatype."""
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +65,35 @@ def add_servicer(servicer: Any, server: Any) -> None:
     names = [name for name in vars(GrpcMethods) if name[0].isupper()]
     handlers = {name: grpc.unary_unary_rpc_method_handler(getattr(servicer, name)) for name in names}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+
+
+def _answered(kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes a coroutine a method that takes the token and answers errors with a status and an empty message.
+
+    Args:
+        kind: Name of the message that is answered.
+    """
+
+    def wrap(method: Callable[..., Any]) -> Callable[..., Any]:
+        async def call(self: GrpcMethods, data: bytes, grpc_context: Any) -> Any:
+            try:
+                if self.token is not None:
+                    self.token.require(dict(grpc_context.invocation_metadata()).get("authorization"))
+                return await method(self, data)
+            except ProtocolError as error:
+                grpc_context.set_code(_CODES.get(error.status, grpc.StatusCode.INVALID_ARGUMENT))
+                grpc_context.set_details(error.message)
+            except Exception:  # whatever it is, the log has it, and no text of the inside goes to a client
+                log.exception("a request failed")
+                grpc_context.set_code(grpc.StatusCode.INTERNAL)
+                grpc_context.set_details("internal error; see the server's log")
+            return getattr(_messages(), kind)()
+
+        # Not `functools.wraps`: Serve gives the context to methods whose signature has one.
+        call.__name__, call.__doc__ = method.__name__, method.__doc__
+        return call
+
+    return wrap
 
 
 class GrpcMethods:
@@ -83,75 +114,51 @@ class GrpcMethods:
         """Says that the server takes requests; needs no token."""
         return _messages().ServerReadyResponse(ready=True)
 
-    async def ServerMetadata(self, _: Any, grpc_context: Any) -> Any:  # noqa: N802
+    @_answered("ServerMetadataResponse")
+    async def ServerMetadata(self, _: bytes) -> Any:  # noqa: N802
         """Describes the server."""
-        try:
-            self._require_token(grpc_context)
-        except ProtocolError as error:
-            return _refuse(grpc_context, error, _messages().ServerMetadataResponse())
         return _messages().ServerMetadataResponse(
             name="ortprep", version=ortprep.__version__, extensions=EXTENSIONS
         )
 
-    async def ModelReady(self, data: bytes, grpc_context: Any) -> Any:  # noqa: N802
+    @_answered("ModelReadyResponse")
+    async def ModelReady(self, data: bytes) -> Any:  # noqa: N802
         """Says whether there is such a model, of such a version."""
-        response = _messages().ModelReadyResponse(ready=False)
-        try:
-            self._require_token(grpc_context)
-            request = parse_bytes("ModelReadyRequest", data, self.config)
-        except ProtocolError as error:
-            return _refuse(grpc_context, error, response)
+        request, response = (
+            parse_bytes("ModelReadyRequest", data, self.config),
+            _messages().ModelReadyResponse(),
+        )
         with contextlib.suppress(ProtocolError):
             self.find_model(request.name, request.version)
             response.ready = True
         return response
 
-    async def ModelMetadata(self, data: bytes, grpc_context: Any) -> Any:  # noqa: N802
+    @_answered("ModelMetadataResponse")
+    async def ModelMetadata(self, data: bytes) -> Any:  # noqa: N802
         """Describes a model."""
-        try:
-            self._require_token(grpc_context)
-            request = parse_bytes("ModelMetadataRequest", data, self.config)
-            served = self.find_model(request.name, request.version)
-        except ProtocolError as error:
-            return _refuse(grpc_context, error, _messages().ModelMetadataResponse())
-        return _messages().ModelMetadataResponse(
-            **describe_model(served.name, served.version, served.opened.config)
-        )
+        request = parse_bytes("ModelMetadataRequest", data, self.config)
+        served = self.find_model(request.name, request.version)
+        described = describe_model(served.name, served.version, served.opened.config)
+        return _messages().ModelMetadataResponse(**described)
 
-    async def ModelInfer(self, data: bytes, grpc_context: Any) -> Any:  # noqa: N802
+    @_answered("ModelInferResponse")
+    async def ModelInfer(self, data: bytes) -> Any:  # noqa: N802
         """Runs a model."""
-        response = _messages().ModelInferResponse()
-        try:
-            self._require_token(grpc_context)
-            with self.bodies.hold() as take:
-                take(len(data))
-                return await self._infer(data)
-        except ProtocolError as error:
-            return _refuse(grpc_context, error, response)
-        except Exception:  # whatever it is, the log has it, and no text of the inside goes to a client
-            log.exception("a request failed")
-            grpc_context.set_code(grpc.StatusCode.INTERNAL)
-            grpc_context.set_details("internal error; see the server's log")
-        return response
-
-    def _require_token(self, context: Any) -> None:
-        if self.token is not None:
-            self.token.require(dict(context.invocation_metadata()).get("authorization"))
-
-    async def _infer(self, data: bytes) -> Any:
-        request = await self.convert(len(data), parse_bytes, "ModelInferRequest", data, self.config)
-        served = self.find_model(request.model_name, request.model_version)
-        config = served.opened.config
-        parsed = await self.convert(len(data), parse_message, request, config)
-        answers = await self.infer(served, parsed.arrays)
-        response = _messages().ModelInferResponse(
-            model_name=served.name, model_version=served.version, id=parsed.id
-        )
-        for output in parsed.outputs:  # copies of memory alone, on the event loop whatever their size
-            tensor, array = config.outputs[output.index], answers[output.index]
-            response.outputs.add(name=tensor.name, datatype=datatype_of(tensor), shape=array.shape)
-            response.raw_output_contents.append(np.ascontiguousarray(array).tobytes())
-        return response
+        with self.bodies.hold() as take:
+            take(len(data))
+            request = await self.convert(len(data), parse_bytes, "ModelInferRequest", data, self.config)
+            served = self.find_model(request.model_name, request.model_version)
+            config = served.opened.config
+            parsed = await self.convert(len(data), parse_message, request, config)
+            answers = await self.infer(served, parsed.arrays)
+            response = _messages().ModelInferResponse(
+                model_name=served.name, model_version=served.version, id=parsed.id
+            )
+            for output in parsed.outputs:  # copies of memory alone, on the event loop whatever their size
+                tensor, array = config.outputs[output.index], answers[output.index]
+                response.outputs.add(name=tensor.name, datatype=datatype_of(tensor), shape=array.shape)
+                response.raw_output_contents.append(np.ascontiguousarray(array).tobytes())
+            return response
 
 
 def parse_bytes(kind: str, data: bytes, config: ServeConfig) -> Any:
@@ -190,37 +197,17 @@ def parse_message(request: Any, config: LoaderConfig) -> InferRequest:
     raw = list(request.raw_input_contents)
     if raw and len(raw) != len(request.inputs):
         raise ProtocolError(f"wrong raw_input_contents\n  expected {len(request.inputs)}, got {len(raw)}")
-    entries: dict[str, Array] = {}
-    for index, entry in enumerate(request.inputs):
-        tensor = find_input(config, entry.name, entries)
-        shape = check_tensor(config, tensor, entry.datatype, list(entry.shape))
-        data = raw[index] if raw else _typed_bytes(entry, numpy_dtype(tensor.dtype))
-        entries[tensor.name] = read_binary(tensor, shape, data, len(data))
-    outputs = find_outputs(config, [output.name for output in request.outputs])
-    return InferRequest(order_inputs(config, entries), outputs, request.id)
+    tensors = (
+        SentTensor(entry.name, entry.datatype, list(entry.shape), raw[index] if raw else _values_of(entry))
+        for index, entry in enumerate(request.inputs)
+    )
+    return build_request(config, tensors, [output.name for output in request.outputs], request.id)
 
 
-_FIELDS = {"b": "bool", "i": "int", "u": "uint", "f": "fp32"}
-
-
-def _typed_bytes(entry: Any, dtype: np.dtype[Any]) -> bytes:
-    """Returns an input that came as numbers as the bytes it would have come as."""
-    field = _FIELDS.get(dtype.kind, "bytes")
-    if dtype.itemsize == 8:
-        field = {"int": "int64", "uint": "uint64", "fp32": "fp64"}.get(field, field)
-    if field == "bytes" or dtype == np.float16:
-        raise ProtocolError(f"input {entry.name!r} of {entry.datatype} needs raw_input_contents")
-    try:
-        return np.array(getattr(entry.contents, f"{field}_contents"), dtype).tobytes()
-    except (OverflowError, ValueError):
-        raise ProtocolError(f"input {entry.name!r} has values beyond {entry.datatype}") from None
-
-
-def _refuse(context: Any, error: ProtocolError, empty: Any) -> Any:
-    """Makes of an error the call's status; returns the empty response that goes with it."""
-    context.set_code(_CODES.get(error.status, grpc.StatusCode.INVALID_ARGUMENT))
-    context.set_details(error.message)
-    return empty
+def _values_of(entry: Any) -> list[Any] | None:
+    """Returns the numbers of an input that has no raw bytes; None where its type only travels as bytes."""
+    field = _CONTENTS.get(entry.datatype)
+    return None if field is None else list(getattr(entry.contents, f"{field}_contents"))
 
 
 def _messages() -> Any:

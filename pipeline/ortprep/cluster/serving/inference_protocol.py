@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -77,6 +77,22 @@ class OutputRequest:
     binary: bool
 
 
+class SentTensor(NamedTuple):
+    """An input as a client sends it: nothing of it is checked but the type of `data`.
+
+    Attributes:
+        name: Name of the input.
+        datatype: The protocol's name of its element type.
+        shape: Its sizes.
+        data: Raw little-endian bytes, or numbers in a list.
+    """
+
+    name: object
+    datatype: object
+    shape: object
+    data: object
+
+
 @dataclass(frozen=True)
 class InferRequest:
     """What a client wants run.
@@ -128,7 +144,7 @@ def describe_inputs(config: LoaderConfig) -> str:
 
 
 def parse_request(body: bytes, header_length: int | None, config: LoaderConfig) -> InferRequest:
-    """Returns what an inference request asks for.
+    """Returns what an inference request over HTTP asks for.
 
     Args:
         body: JSON, with binary tensors behind it.
@@ -145,28 +161,38 @@ def parse_request(body: bytes, header_length: int | None, config: LoaderConfig) 
         )
     header = _parse_json(body if header_length is None else body[:header_length])
     binary = memoryview(body)[len(body) if header_length is None else header_length :]
-    entries: dict[str, Array] = {}
+    outputs = _objects(header, "outputs") if header.get("outputs") else []
+    is_binary = _parameters(header).get("binary_data_output") is True
+    flags = [_parameters(entry).get("binary_data", is_binary) is True for entry in outputs]
+    request_id = header.get("id", "")
+    if not isinstance(request_id, str):
+        raise ProtocolError("bad id\n  expected a string")
+    names = [entry.get("name") for entry in outputs]
+    tensors = _split_tensors(_objects(header, "inputs"), binary)
+    request = build_request(config, tensors, names, request_id, binary=is_binary)
+    if not outputs:
+        return request
+    wanted = (OutputRequest(one.index, flag) for one, flag in zip(request.outputs, flags, strict=True))
+    return replace(request, outputs=tuple(wanted))
+
+
+def _split_tensors(entries: Sequence[Mapping[str, Any]], binary: memoryview) -> Iterator[SentTensor]:
+    """Yields the tensors that a header describes; `binary` is what follows it."""
     begin = 0
-    for entry in _objects(header, "inputs"):
-        tensor = find_input(config, entry.get("name"), entries)
-        shape = check_tensor(config, tensor, entry.get("datatype"), entry.get("shape"))
+    for entry in entries:
+        name, data = entry.get("name"), entry.get("data")
         size = _parameters(entry).get("binary_data_size")
-        if size is None:
-            entries[tensor.name] = _parse_data(config, tensor, shape, entry.get("data"))
-            continue
-        if not _is_whole(size) or "data" in entry:
-            raise ProtocolError(f"input {tensor.name!r} needs either data or a binary_data_size of 0 or more")
-        entries[tensor.name] = read_binary(tensor, shape, binary[begin : begin + size], size)
-        begin += size
+        if size is not None:
+            if not _is_whole(size) or "data" in entry:
+                wanted = "either data or a binary_data_size of 0 or more"
+                raise ProtocolError(f"input {_quote(name)} needs {wanted}")
+            data = binary[begin : begin + size]
+            begin += size
+        yield SentTensor(name, entry.get("datatype"), entry.get("shape"), data)
     if begin != len(binary):
         raise ProtocolError(
             f"wrong amount of binary data\n  expected {begin} bytes, got {len(binary)} after the JSON header"
         )
-    request_id = header.get("id", "")
-    if not isinstance(request_id, str):
-        raise ProtocolError("bad id\n  expected a string")
-    outputs = _parse_outputs(header, config)
-    return InferRequest(order_inputs(config, entries), outputs, request_id)
 
 
 def _parse_json(text: bytes) -> Mapping[str, Any]:
@@ -206,42 +232,70 @@ def _is_whole(value: object) -> bool:
     return type(value) is int and value >= 0
 
 
-def find_input(config: LoaderConfig, name: object, entries: Mapping[str, Array]) -> TensorSpec:
-    """Returns the input of a name.
+def build_request(
+    config: LoaderConfig,
+    tensors: Iterable[SentTensor],
+    outputs: Sequence[object],
+    request_id: str,
+    *,
+    binary: bool = True,
+) -> InferRequest:
+    """Returns a request, over HTTP or gRPC, if the model takes all of it.
+
+    Args:
+        config: The model's.
+        tensors: The inputs, in any order.
+        outputs: Names of the outputs that are wanted; none for all.
+        request_id: What the client calls the request.
+        binary: Whether outputs go as bytes.
 
     Raises:
-        ProtocolError: There is none, or it is there already.
+        ProtocolError: An input is missing, unknown, there twice or does not fit; or an output is unknown or
+            there twice.
     """
-    tensor = next((candidate for candidate in config.inputs if candidate.name == name), None)
-    if tensor is None or tensor.name in entries:
-        got = f"{_quote(name)} twice" if tensor else _quote(name)
-        raise ProtocolError(
-            f"wrong inputs for {config.name}\n  expected {describe_inputs(config)}, got {got}"
-        )
-    return tensor
-
-
-def order_inputs(config: LoaderConfig, entries: Mapping[str, Array]) -> tuple[Array, ...]:
-    """Returns a request's arrays in the order of the model's inputs.
-
-    Raises:
-        ProtocolError: One is missing.
-    """
-    missing = [tensor.name for tensor in config.inputs if tensor.name not in entries]
+    arrays: dict[str, Array] = {}
+    for sent in tensors:
+        tensor = next((one for one in config.inputs if one.name == sent.name), None)
+        if tensor is None or tensor.name in arrays:
+            raise _wrong_inputs(config, f"got {_quote(sent.name)}{' twice' if tensor else ''}")
+        arrays[tensor.name] = _read_tensor(config, tensor, sent)
+    missing = [tensor.name for tensor in config.inputs if tensor.name not in arrays]
     if missing:
-        got = f"missing {', '.join(missing)}"
-        raise ProtocolError(f"wrong inputs for {config.name}\n  expected {describe_inputs(config)}, {got}")
-    return tuple(entries[tensor.name] for tensor in config.inputs)
+        raise _wrong_inputs(config, f"missing {', '.join(missing)}")
+    declared = [tensor.name for tensor in config.outputs]
+    remaining = list(declared)
+    for name in outputs:
+        if name not in remaining:
+            expected = f"some of {', '.join(declared)}, each once"
+            raise ProtocolError(f"wrong outputs for {config.name}\n  expected {expected}, got {_quote(name)}")
+        remaining.remove(str(name))
+    wanted = (OutputRequest(declared.index(str(name)), binary) for name in outputs or declared)
+    ordered = (arrays[tensor.name] for tensor in config.inputs)
+    return InferRequest(tuple(ordered), tuple(wanted), request_id)
 
 
-def check_tensor(
-    config: LoaderConfig, tensor: TensorSpec, datatype: object, shape: object
-) -> tuple[int, ...]:
-    """Returns the shape of a tensor that a client sends, if the model takes it.
+def _wrong_inputs(config: LoaderConfig, got: str) -> ProtocolError:
+    return ProtocolError(f"wrong inputs for {config.name}\n  expected {describe_inputs(config)}, {got}")
 
-    Raises:
-        ProtocolError: It is of another type or shape.
-    """
+
+def _read_tensor(config: LoaderConfig, tensor: TensorSpec, sent: SentTensor) -> Array:
+    """Returns the array of an input that a client sends; that of raw bytes without copying them."""
+    shape = _check_shape(config, tensor, sent)
+    dtype = numpy_dtype(tensor.dtype)
+    if not isinstance(sent.data, bytes | memoryview):
+        return _read_values(config, tensor, shape, sent.data)
+    expected = math.prod(shape) * dtype.itemsize
+    if len(sent.data) != expected:
+        raise ProtocolError(
+            f"input {tensor.name!r} has the wrong size\n"
+            f"  expected {expected} bytes for {list(shape)}, got {len(sent.data)}"
+        )
+    return np.frombuffer(sent.data, dtype).reshape(shape)
+
+
+def _check_shape(config: LoaderConfig, tensor: TensorSpec, sent: SentTensor) -> Sequence[int]:
+    """Returns the shape of a tensor of the model's type and rank, bounded where it is empty."""
+    shape = sent.shape
     sizes = shape if isinstance(shape, list) and all(map(_is_whole, shape)) else None
     declared = tensor.shape
     fits = sizes is not None and len(sizes) <= MAX_RANK and max(sizes, default=0) < 2**63
@@ -249,43 +303,23 @@ def check_tensor(
         fits = len(declared) == len(sizes or ()) and all(
             not isinstance(size, int) or size == got for size, got in zip(declared, sizes or (), strict=True)
         )
-    if not fits or datatype != datatype_of(tensor):
+    if sizes is None or not fits or sent.datatype != datatype_of(tensor):
         raise ProtocolError(
-            f"input {tensor.name!r} of {config.name} does not fit\n"
-            f"  expected {datatype_of(tensor)} {shape_of(tensor)}, got {_quote(datatype)} {_quote(shape)}"
+            f"input {tensor.name!r} of {config.name} does not fit\n  expected {datatype_of(tensor)} "
+            f"{shape_of(tensor)}, got {_quote(sent.datatype)} {_quote(shape)}"
         )
-    if not is_bounded_shape(sizes or ()):
+    if not is_bounded_shape(sizes):
         raise ProtocolError(
             f"input {tensor.name!r} of {config.name} is empty and too large\n  expected sizes beside the 0 "
             f"of at most {MAX_EMPTY_ELEMENTS} together, got {_quote(shape)}"
         )
-    return tuple(sizes or ())
+    return sizes
 
 
-def _quote(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}…"
-
-
-def read_binary(tensor: TensorSpec, shape: Sequence[int], data: bytes | memoryview, size: int) -> Array:
-    """Returns a tensor of raw little-endian bytes, without copying them.
-
-    Raises:
-        ProtocolError: The shape takes another number of bytes.
-    """
+def _read_values(config: LoaderConfig, tensor: TensorSpec, shape: Sequence[int], data: object) -> Array:
+    """Returns the array of values that came as numbers, in a flat list or in nested ones."""
     dtype = numpy_dtype(tensor.dtype)
-    expected = math.prod(shape) * dtype.itemsize
-    if not size == len(data) == expected:
-        raise ProtocolError(
-            f"input {tensor.name!r} has the wrong size\n"
-            f"  expected {expected} bytes for {list(shape)}, got {len(data)} of {size}"
-        )
-    return np.frombuffer(data, dtype).reshape(shape)
-
-
-def _parse_data(config: LoaderConfig, tensor: TensorSpec, shape: Sequence[int], data: object) -> Array:
-    dtype = numpy_dtype(tensor.dtype)
-    expected = f"{math.prod(shape)} values of {datatype_of(tensor)}"
+    expected = f"{math.prod(shape)} values of {datatype_of(tensor)}, or bytes"
     wrong = ProtocolError(f"input {tensor.name!r} of {config.name} has wrong data\n  expected {expected}")
     if not isinstance(data, list) or element_type_of(dtype) is not None:
         raise wrong
@@ -300,32 +334,9 @@ def _parse_data(config: LoaderConfig, tensor: TensorSpec, shape: Sequence[int], 
         raise wrong from None
 
 
-def _parse_outputs(header: Mapping[str, Any], config: LoaderConfig) -> tuple[OutputRequest, ...]:
-    binary = _parameters(header).get("binary_data_output") is True
-    entries = _objects(header, "outputs") if header.get("outputs") else []
-    if not entries:
-        return find_outputs(config, (), binary=binary)
-    flags = [_parameters(entry).get("binary_data", binary) is True for entry in entries]
-    outputs = find_outputs(config, [entry.get("name") for entry in entries])
-    return tuple(OutputRequest(output.index, flag) for output, flag in zip(outputs, flags, strict=True))
-
-
-def find_outputs(
-    config: LoaderConfig, names: Sequence[Any], *, binary: bool = True
-) -> tuple[OutputRequest, ...]:
-    """Returns the outputs of some names; without any, all.
-
-    Raises:
-        ProtocolError: There is no such output, or it is named twice.
-    """
-    declared = [tensor.name for tensor in config.outputs]
-    remaining = list(declared)
-    for name in names:
-        if name not in remaining:
-            expected = f"some of {', '.join(declared)}, each once"
-            raise ProtocolError(f"wrong outputs for {config.name}\n  expected {expected}, got {_quote(name)}")
-        remaining.remove(str(name))
-    return tuple(OutputRequest(declared.index(str(name)), binary) for name in names or declared)
+def _quote(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"
 
 
 def check_json_size(outputs: Sequence[OutputRequest], answers: Sequence[Array], max_bytes: int) -> None:
