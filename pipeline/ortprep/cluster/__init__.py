@@ -15,14 +15,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ortprep.cluster.data.predictor import OnnxPredictor
+    from ortprep.cluster.data import OnnxPredictor
     from ortprep.cluster.serving.config import ServeConfig
     from ortprep.cluster.serving.pinning import pin_bundle
 
 __all__ = ["OnnxPredictor", "ServeConfig", "pin_bundle"]
 
 _HOMES = {
-    "OnnxPredictor": "data.predictor",
+    "OnnxPredictor": "data",
     "ServeConfig": "serving.config",
     "pin_bundle": "serving.pinning",
 }

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortprep.bundle.loader_config import TensorSpec
-from ortprep.cluster.data.batching import (
+from ortprep.cluster.data import (
     Piece,
     cut,
     find_fixed_size,

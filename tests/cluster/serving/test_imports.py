@@ -25,5 +25,5 @@ def test_a_name_needs_ray_only_where_ray_made_it() -> None:
 
 def test_nothing_of_the_build_is_needed() -> None:
     serving = ("deployment", "application", "pinning")
-    modules = [*(f"ortprep.cluster.serving.{name}" for name in serving), "ortprep.cluster.data.predictor"]
+    modules = [*(f"ortprep.cluster.serving.{name}" for name in serving), "ortprep.cluster.data"]
     assert not BUILD & brought_in(f"import {', '.join(modules)}")

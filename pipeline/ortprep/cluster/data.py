@@ -1,4 +1,7 @@
-"""What users of Ray Data pass to `map_batches`: `OnnxPredictor`."""
+"""Datasets of Ray Data through a bundle: `OnnxPredictor`, which users pass to `map_batches`.
+
+Nodes need nothing of the build.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,11 @@ import functools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ortprep.bundle.loader_config import golden_of
-from ortprep.cluster.data.batching import cut, find_bucket_sizes, find_fixed_size, join, plan_pieces
+from ortprep.bundle.loader_config import LoaderConfig, TensorSpec, golden_of
 from ortprep.cluster.device import prepare_device, reserved_cpus
 from ortprep.errors import InvalidRequestError, PoolError
 from ortprep.runtime.loading.load_options import check_choice
@@ -20,6 +22,96 @@ from ortprep.runtime.tensors.element_types import Array
 from ortprep.runtime.tensors.signatures import Signature, check_inputs
 
 Batch = Mapping[str, Array]
+
+
+class Piece(NamedTuple):
+    """Rows from `start` to `stop`, run as a batch of `size`; the rest of it repeats the last row."""
+
+    start: int
+    stop: int
+    size: int
+
+
+def plan_pieces(count: int, sizes: Sequence[int]) -> tuple[Piece, ...]:
+    """Returns how rows are cut into batches.
+
+    As many as fit go in batches of the largest size. The remainder goes in one of the smallest size that
+    takes all of it, unless more than half of that would be padding: then a smaller one is filled first.
+
+    Args:
+        count: How many rows.
+        sizes: Lengths of batches that the model was prepared for; none for any.
+    """
+    lengths, pieces, start = set(sizes) or {count}, [], 0
+    while start < count:
+        left = count - start
+        filled = max((size for size in lengths if size <= left), default=0)
+        padded = min((size for size in lengths if size >= left), default=0)
+        size = filled if not padded or (filled and padded > 2 * left) else padded
+        pieces.append(Piece(start, min(count, start + size), size))
+        start += size
+    return tuple(pieces)
+
+
+def find_fixed_size(inputs: Sequence[TensorSpec], *, constant: Iterable[str] = ()) -> int | None:
+    """Returns the length of a batch that a model fixes, None where it takes any.
+
+    Raises:
+        PoolError: An input has no axis for rows, or two fix different lengths.
+    """
+    sizes: dict[str, int] = {}
+    for tensor in inputs:
+        if tensor.name in constant or tensor.shape is None:
+            continue
+        if not tensor.shape:
+            raise PoolError(
+                f"input {tensor.name!r} has no axis for rows\n  expected one, got a scalar",
+                hint=f"OnnxPredictor(constants={{{tensor.name!r}: value}})",
+            )
+        first = tensor.shape[0]
+        if isinstance(first, int):
+            sizes[tensor.name] = first
+    if len(set(sizes.values())) > 1:
+        raise PoolError(
+            f"inputs have different fixed batch sizes\n  expected one, got {sizes}",
+            hint="OnnxPredictor(constants={INPUT: value}) for an input that is the same for every row",
+        )
+    return next(iter(sizes.values()), None)
+
+
+def find_bucket_sizes(config: LoaderConfig) -> tuple[int, ...]:
+    """Returns the lengths of batches that the opened buckets of a bundle are there for, in order."""
+    names = {
+        tensor.shape[0] if isinstance(tensor.shape[0], str) else f"{tensor.name}[0]"
+        for tensor in config.inputs
+        if tensor.shape
+    }
+    sizes = {size for bucket in config.variants[1:] for name, size in bucket.binding.items() if name in names}
+    return tuple(sorted(sizes))
+
+
+def cut(array: Array, piece: Piece) -> Array:
+    """Returns a piece of a column as a batch; the last row is repeated where it is too short."""
+    rows = array[piece.start : piece.stop]
+    missing = piece.size - len(rows)
+    return rows if not missing else np.concatenate([rows, np.repeat(rows[-1:], missing, axis=0)])
+
+
+def join(parts: Sequence[tuple[Piece, Array]], *, output: str, model: str) -> Array:
+    """Returns the answers to some pieces as one column, without those to padding.
+
+    Raises:
+        PoolError: An answer does not have a row for every row.
+    """
+    for piece, part in parts:
+        if part.ndim == 0 or part.shape[0] != piece.size:
+            raise PoolError(
+                f"output {output!r} of {model} does not have one row per input row\n"
+                f"  expected {piece.size} along the first axis, got shape {list(part.shape)}",
+                hint=f"OnnxPredictor(outputs=…) without {output!r}",
+            )
+    trimmed = [part[: piece.stop - piece.start] for piece, part in parts]
+    return trimmed[0] if len(trimmed) == 1 else np.concatenate(trimmed)
 
 
 class OnnxPredictor:
