@@ -14,11 +14,11 @@ from ortprep.bundle.loader_config import FileEntry, FirstPhase, TensorSpec, Vari
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.errors import ExportError
 from ortprep.export import ort_package
+from ortprep.export import triton_options as triton
 from ortprep.export.option_mapping import MappedOptions, recorded_options
 from ortprep.export.placement import plan_files
 from ortprep.export.result import ExportRequest
-from ortprep.export.triton import options as triton
-from ortprep.export.triton.model_config import build_config
+from ortprep.export.triton_config import build_config
 from tests.export.builders import CUDA, any_variant, make_variant
 from tests.export.fakes import LEVELS, cuda_options, session_options
 

@@ -23,7 +23,7 @@ from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.bundle.verification import check_bundle
 from ortprep.errors import ExportError, IntegrityError, LoadError, MissingExtraError
 from ortprep.export.result import ExportedModel, ExportRequest, ExportResult
-from ortprep.export.triton.repository import export_triton
+from ortprep.export.triton import export_triton
 from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.runtime.tensors.element_types import Array, find_element_type
 from ortprep.versions import install_command

@@ -66,7 +66,7 @@ def triton(
     json: AsJson = False,
 ) -> None:
     """Write a model repository of NVIDIA Triton, for its ONNX Runtime backend."""
-    from ortprep.export.triton.repository import export_triton
+    from ortprep.export.triton import export_triton
 
     if name is not None and len(bundles) > 1:
         raise typer.BadParameter("expected one bundle with it", param_hint="--name")

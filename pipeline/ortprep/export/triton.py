@@ -1,4 +1,8 @@
-"""A Triton model repository: a folder per model, each written whole or not at all."""
+"""NVIDIA Triton's model repository: a folder per model, each written whole or not at all.
+
+What its ONNX Runtime backend takes is read from its source: triton-inference-server/onnxruntime_backend at
+00fd3e8, after release 26.06, `src/onnxruntime.cc`. The model configuration is Triton's own protobuf message.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +24,14 @@ from ortprep.export.result import (
     resolve_destination,
     write_export_record,
 )
-from ortprep.export.triton.model_config import (
+from ortprep.export.triton_config import (
     add_warm_up,
     build_config,
     format_config,
     import_messages,
     resolve_interface,
 )
-from ortprep.export.triton.options import plan_options
+from ortprep.export.triton_options import plan_options
 from ortprep.export.variant_selection import choose_variants
 from ortprep.runtime.tensors.arrays import fit_feeds
 from ortprep.runtime.verification.golden import read_golden

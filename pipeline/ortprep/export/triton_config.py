@@ -15,7 +15,7 @@ from ortprep.errors import ExportError, MissingExtraError
 from ortprep.export.option_mapping import MappedOptions
 from ortprep.export.placement import TrialResult
 from ortprep.export.result import ExportRequest
-from ortprep.export.triton.options import ACCELERATOR, GPUS, GRAPH, PARAMETERS
+from ortprep.export.triton_options import ACCELERATOR, GPUS, GRAPH, PARAMETERS
 from ortprep.runtime.loading.session import CUDA
 from ortprep.runtime.tensors.element_types import Array, element_type_of
 from ortprep.versions import install_command
