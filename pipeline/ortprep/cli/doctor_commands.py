@@ -228,7 +228,7 @@ def _diagnose(check: Check, request: DoctorRequest) -> Diagnosis:
             from ortprep.doctor.parallel.experiment import diagnose_parallel
 
             return diagnose_parallel(subjects, devices=request.devices)
-    from ortprep.doctor.profiling.recording import diagnose_profile
+    from ortprep.doctor.profiling import diagnose_profile
 
     return diagnose_profile(subjects[0], device=device, trace=request.trace)
 

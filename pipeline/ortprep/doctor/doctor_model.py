@@ -1,4 +1,4 @@
-"""The model that a check examines, and the device it is examined on: `cpu` or `cuda:<ordinal>`."""
+"""The model that a check examines, how it is loaded on a device (`cpu` or `cuda:<ordinal>`), and measured."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from pathlib import Path
 
 from ortprep.bundle.loader_config import Variant, read_loader_config
 from ortprep.bundle.session_record import SessionPlan
+from ortprep.children.child import Interpreter
+from ortprep.children.probe import ProbeRequest, ProbeResult, measure_plan
 from ortprep.errors import LoadError
 from ortprep.measuring.device_lock import CPU_DEVICE, measuring
+from ortprep.measuring.rounds import InterleavedRuns, run_interleaved
 from ortprep.quoting import quoted
 from ortprep.runtime.loading.session import CPU, CUDA, default_plan
 from ortprep.runtime.loading.variant_resolver import build_plan
@@ -23,6 +26,9 @@ log = logging.getLogger(__name__)
 
 DEFAULT, PREPARED = "default", "prepared"
 """The source in plain ONNX Runtime, and its bundle."""
+
+CHILD_TIMEOUT_S = 6 * 3600.0
+"""Timeout of a process that loads a model, in seconds."""
 
 PREPARE = "ortprep prepare   (with a spec of the model in configs/: ortprep schema, docs/spec.md)"
 """The first step for a model without a bundle."""
@@ -133,3 +139,29 @@ def variant_for(bundle: Path, device: str) -> Variant:
 
 def _ordinal(device: str) -> int | None:
     return None if device == CPU_DEVICE else int(device.removeprefix("cuda:"))
+
+
+def measure_loads(
+    requests: Mapping[str, ProbeRequest],
+    *,
+    rounds: int,
+    interpreters: Mapping[str, Interpreter] | None = None,
+) -> InterleavedRuns[str, ProbeResult]:
+    """Measures ways to load a model in interleaved rounds of fresh processes, with a warm page cache.
+
+    The caller holds the device's lock.
+
+    Args:
+        requests: What a process of each way measures.
+        rounds: Number of processes per way. One more goes before, brings the files into the page cache, and
+            does not count.
+        interpreters: The Python of another environment, by way.
+    """
+
+    def measure(way: str) -> ProbeResult:
+        interpreter = (interpreters or {}).get(way)
+        return measure_plan(requests[way], timeout_s=CHILD_TIMEOUT_S, interpreter=interpreter)
+
+    warm = run_interleaved(tuple(requests), measure, max_rounds=1)
+    runs = run_interleaved(tuple(warm.rounds), measure, max_rounds=rounds)
+    return InterleavedRuns(runs.rounds, {**warm.failures, **runs.failures}, runs.round_s)

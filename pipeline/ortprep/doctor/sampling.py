@@ -12,13 +12,12 @@ from ortprep.bundle.loader_config import TensorSpec
 from ortprep.bundle.onnx_inputs import read_inputs
 from ortprep.bundle.onnx_wire import WireError
 from ortprep.children.child import run_child
-from ortprep.doctor.doctor_model import DoctorModel
+from ortprep.doctor.doctor_model import CHILD_TIMEOUT_S, DoctorModel
 from ortprep.errors import LoadError, SpecError
 from ortprep.measuring.feeds import draw_feed, generator
 from ortprep.quoting import quoted
 
 _SEED = 0
-_TIMEOUT_S = 6 * 3600.0
 _UNKNOWN = 1
 _MAX_ELEMENTS = 2**30
 _SIZES = re.compile(r"(\d{1,9}(,\d{1,9}){0,31})?")
@@ -51,7 +50,7 @@ def examine_source(source: Path, folder: Path, *, shapes: Shapes | None = None) 
     """
     path, sample = source.absolute(), folder / "sample.npz"
     request = SampleRequest(path, sample, dict(shapes or {}))
-    remarks = run_child(write_sample, request, timeout_s=_TIMEOUT_S).value
+    remarks = run_child(write_sample, request, timeout_s=CHILD_TIMEOUT_S).value
     return DoctorModel(source.stem, str(sample), str(path), remarks=remarks)
 
 
@@ -63,7 +62,7 @@ def examine_bundle(bundle: Path, folder: Path) -> DoctorModel:
         OSError: The input cannot be written.
     """
     root, sample = bundle.absolute(), folder / "sample.npz"
-    name = run_child(write_golden, SampleRequest(root, sample), timeout_s=_TIMEOUT_S).value
+    name = run_child(write_golden, SampleRequest(root, sample), timeout_s=CHILD_TIMEOUT_S).value
     return DoctorModel(name, str(sample), None, str(root))
 
 

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from ortprep.bundle.codec import encode
 from ortprep.bundle.figures import Samples
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.child import run_child
-from ortprep.children.probe import ProbeRequest, ProbeResult, measure_plan
+from ortprep.children.probe import ProbeRequest, ProbeResult
 from ortprep.children.scratch_folder import scratch_folder
 from ortprep.doctor.diagnosis import Diagnosis, Finding, diagnose
 from ortprep.doctor.doctor_model import (
+    CHILD_TIMEOUT_S,
     DEFAULT,
     PREPARE,
     PREPARED,
     DoctorModel,
     guard_device,
+    measure_loads,
     plan_of_bundle,
     plan_on,
     variant_for,
@@ -29,7 +30,6 @@ from ortprep.doctor.doctor_model import (
 from ortprep.errors import PipelineError
 from ortprep.measuring.comparison import MIN_ROUNDS, is_below, paired_ratio
 from ortprep.measuring.device_lock import CPU_DEVICE
-from ortprep.measuring.rounds import run_interleaved
 from ortprep.options import with_external_data
 from ortprep.runtime.loading.session import build_session
 from ortprep.tables import CellValue, Table, fill_table
@@ -37,7 +37,6 @@ from ortprep.tables import CellValue, Table, fill_table
 ROUNDS = 5
 STEADY_S = 0.2
 
-_TIMEOUT_S = 6 * 3600.0
 _FIRST_GPU = "cuda:0"
 _NO_PREPACKING = {"session.disable_prepacking": "1"}
 _HEURISTIC = {"cudnn_conv_algo_search": "HEURISTIC"}
@@ -48,17 +47,11 @@ Verdict: TypeAlias = Literal["less", "more", "within the noise", "too few rounds
 Results: TypeAlias = Mapping[str, Sequence[ProbeResult]]
 """By way, one result a round, the k-th of all from the same round."""
 
-MEASURES: dict[str, Callable[[ProbeResult], float]] = {
-    "init_ms": lambda result: result.init_ms,
-    "first_result_ms": lambda result: result.first_result_ms,
-    "steady_ms": lambda result: result.steady_ms,
-    "private_mb": lambda result: result.private_mb,
-}
-"""Figures that are compared, by name."""
+MEASURES = ("init_ms", "first_result_ms", "steady_ms", "private_mb")
+"""Figures of a `ProbeResult` that are compared."""
 
 
-@dataclass(frozen=True)
-class LoadVariation:
+class LoadVariation(NamedTuple):
     """A way to load a model.
 
     Attributes:
@@ -72,8 +65,7 @@ class LoadVariation:
     request: ProbeRequest
 
 
-@dataclass(frozen=True)
-class VariationComparison:
+class VariationComparison(NamedTuple):
     """One way against the default in one measure.
 
     Attributes:
@@ -83,6 +75,10 @@ class VariationComparison:
 
     ratio: float
     verdict: Verdict
+
+
+Comparisons: TypeAlias = Mapping[str, Mapping[str, VariationComparison]]
+"""Every way but the default, by measure."""
 
 
 def diagnose_options(subject: DoctorModel, *, device: str = CPU_DEVICE, rounds: int = ROUNDS) -> Diagnosis:
@@ -103,15 +99,8 @@ def diagnose_options(subject: DoctorModel, *, device: str = CPU_DEVICE, rounds: 
     """
     with guard_device(device), scratch_folder("ortprep-options-") as folder:
         variations, skipped = build_variations(subject, device, folder)
-        by_name = {variation.name: variation for variation in variations}
-
-        def measure(name: str) -> ProbeResult:
-            return measure_plan(by_name[name].request, timeout_s=_TIMEOUT_S)
-
-        # A first round brings every file into the page cache, and does not count.
-        warm = run_interleaved(tuple(by_name), measure, max_rounds=1)
-        runs = run_interleaved(tuple(warm.rounds), measure, max_rounds=rounds)
-    failures = {**skipped, **warm.failures, **runs.failures}
+        runs = measure_loads({one.name: one.request for one in variations}, rounds=rounds)
+    failures = {**skipped, **runs.failures}
     comparisons = compare(runs.rounds)
     measured = [variation for variation in variations if variation.name in runs.rounds]
     failed = (
@@ -149,15 +138,17 @@ def build_variations(
     variations: list[LoadVariation] = []
     skipped: dict[str, str] = {}
     if subject.source is not None:
-        ways = list(_of_source(subject.source, device))
+        plans = list(_plans_of_source(subject.source, device))
         try:
-            run_child(write_optimised, _writing_plan(subject.source, device, folder), timeout_s=_TIMEOUT_S)
-            ways += _of_optimised(folder / "mapped.onnx", device)
+            run_child(
+                write_optimised, _writing_plan(subject.source, device, folder), timeout_s=CHILD_TIMEOUT_S
+            )
+            plans += _plans_of_optimised(folder / "mapped.onnx", device)
         except PipelineError as error:
             skipped["mapped"] = error.message
         variations += [
             LoadVariation(name, what, ProbeRequest(plan, subject.sample, STEADY_S))
-            for name, what, plan in ways
+            for name, what, plan in plans
         ]
     if subject.bundle is not None:
         variations.append(_prepared(Path(subject.bundle), device, subject.sample))
@@ -165,6 +156,7 @@ def build_variations(
 
 
 def _prepared(bundle: Path, device: str, sample: str) -> LoadVariation:
+    """Returns how a bundle is loaded: by `load`, or on a further GPU by the session that it records."""
     variant = variant_for(bundle, device)
     if device in (CPU_DEVICE, _FIRST_GPU):
         request = ProbeRequest(None, sample, STEADY_S, bundle=str(bundle), target=variant.name)
@@ -172,10 +164,10 @@ def _prepared(bundle: Path, device: str, sample: str) -> LoadVariation:
     else:
         request = ProbeRequest(plan_of_bundle(bundle, device), sample, STEADY_S)
         what = f"the session that the bundle's {variant.name} records"
-    return LoadVariation(PREPARED, what, dataclasses.replace(request, io_binding=variant.io_binding))
+    return LoadVariation(PREPARED, what, replace(request, io_binding=variant.io_binding))
 
 
-def _of_source(source: str, device: str) -> Iterator[tuple[str, str, SessionPlan]]:
+def _plans_of_source(source: str, device: str) -> Iterator[tuple[str, str, SessionPlan]]:
     yield DEFAULT, "plain ONNX Runtime, everything optimised at load", plan_on(source, device)
     unoptimised = plan_on(source, device, level="ORT_DISABLE_ALL")
     yield "no optimisation", "the source as it is, ORT_DISABLE_ALL", unoptimised
@@ -184,7 +176,7 @@ def _of_source(source: str, device: str) -> Iterator[tuple[str, str, SessionPlan
         yield "heuristic", "cudnn_conv_algo_search=HEURISTIC", plan
 
 
-def _of_optimised(model: Path, device: str) -> Iterator[tuple[str, str, SessionPlan]]:
+def _plans_of_optimised(model: Path, device: str) -> Iterator[tuple[str, str, SessionPlan]]:
     plan = plan_on(str(model), device, level="ORT_DISABLE_ALL")
     yield "mapped", "optimised graph, weights in a mapped file, ORT_DISABLE_ALL", plan
     unpacked = plan_on(str(model), device, level="ORT_DISABLE_ALL", config_entries=_NO_PREPACKING)
@@ -213,31 +205,23 @@ def write_optimised(plan: SessionPlan) -> None:
 
 def compare(results: Results) -> dict[str, dict[str, VariationComparison]]:
     """Returns every way but the default against it, by measure; nothing without the default. Pure."""
-    default = results.get(DEFAULT, ())
-    return {
-        name: {
-            measure: _compare([read(one) for one in own], [read(one) for one in default])
-            for measure, read in MEASURES.items()
-        }
-        for name, own in results.items()
-        if name != DEFAULT and default
-    }
+
+    def one(name: str, measure: str) -> VariationComparison:
+        own, default = ([getattr(one, measure) for one in results[way]] for way in (name, DEFAULT))
+        verdict: Verdict = "within the noise"
+        if len(own) < MIN_ROUNDS:
+            verdict = "too few rounds"
+        elif is_below(own, default):
+            verdict = "less"
+        elif is_below(default, own):
+            verdict = "more"
+        return VariationComparison(paired_ratio(own, default), verdict)
+
+    others = [name for name in results if name != DEFAULT and results.get(DEFAULT)]
+    return {name: {measure: one(name, measure) for measure in MEASURES} for name in others}
 
 
-def _compare(own: Sequence[float], default: Sequence[float]) -> VariationComparison:
-    verdict: Verdict = "within the noise"
-    if len(own) < MIN_ROUNDS:
-        verdict = "too few rounds"
-    elif is_below(own, default):
-        verdict = "less"
-    elif is_below(default, own):
-        verdict = "more"
-    return VariationComparison(paired_ratio(own, default), verdict)
-
-
-def find_in_comparison(
-    comparisons: Mapping[str, Mapping[str, VariationComparison]], *, prepared: bool
-) -> tuple[Finding, ...]:
+def find_in_comparison(comparisons: Comparisons, *, prepared: bool) -> tuple[Finding, ...]:
     """Returns what the comparison shows. Pure."""
     found = {comparison.verdict for way in comparisons.values() for comparison in way.values()}
     if found == {"too few rounds"}:
@@ -259,12 +243,7 @@ def find_in_comparison(
     return (_soonest(comparisons, slower, prepared=prepared), *slower_runs)
 
 
-def _soonest(
-    comparisons: Mapping[str, Mapping[str, VariationComparison]],
-    slower: Mapping[str, float],
-    *,
-    prepared: bool,
-) -> Finding:
+def _soonest(comparisons: Comparisons, slower: Mapping[str, float], *, prepared: bool) -> Finding:
     """Returns which way gives its first result soonest without slower runs."""
     first = {name: way["first_result_ms"] for name, way in comparisons.items() if name not in slower}
     sooner = {name: one.ratio for name, one in first.items() if one.verdict == "less" and one.ratio < _WORTH}
@@ -286,11 +265,11 @@ def _soonest(
 def _table(
     variations: Sequence[LoadVariation],
     results: Results,
-    comparisons: Mapping[str, Mapping[str, VariationComparison]],
+    comparisons: Comparisons,
     device: str,
 ) -> Table:
     def samples(name: str) -> Callable[[LoadVariation], CellValue]:
-        return lambda variation: Samples.of(MEASURES[name](one) for one in results[variation.name])
+        return lambda variation: Samples.of(getattr(one, name) for one in results[variation.name])
 
     def first(read: Callable[[VariationComparison], str]) -> Callable[[LoadVariation], CellValue]:
         figures = {name: read(way["first_result_ms"]) for name, way in comparisons.items()}

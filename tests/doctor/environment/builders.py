@@ -9,8 +9,14 @@ from pathlib import Path
 
 from ortprep.bundle.codec import decode
 from ortprep.doctor.diagnosis import Finding
-from ortprep.doctor.environment.facts import DiskSpace, Facts, GpuState
-from ortprep.doctor.environment.ort_probe import InstalledRuntime, ProviderAttempt, parse_reason
+from ortprep.doctor.environment.facts import (
+    DiskSpace,
+    Facts,
+    GpuState,
+    InstalledRuntime,
+    ProviderAttempt,
+    parse_reason,
+)
 from ortprep.runtime.loading.session import CPU, CUDA
 from ortprep.runtime.machine.cgroups import ResourceLimits
 from ortprep.runtime.machine.hardware import Gpu, Hardware

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from ortprep.doctor.diagnosis import Finding, Severity
-from ortprep.doctor.environment.facts import DiskSpace, Facts, rule
-from ortprep.doctor.environment.ort_probe import InstalledRuntime
+from ortprep.doctor.environment.facts import DiskSpace, Facts, InstalledRuntime, rule
 from ortprep.doctor.environment.topics import describe, name_providers
 from ortprep.runtime.loading.session import CPU, CUDA
 from tests.conftest import ROOT

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ortprep.bundle.codec import decode
-from ortprep.doctor.environment.facts import Facts
-from ortprep.doctor.environment.ort_probe import (
+from ortprep.doctor.environment.facts import (
+    Facts,
     ProviderAttempt,
     parse_reason,
     read_runtime,

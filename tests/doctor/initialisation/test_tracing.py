@@ -9,7 +9,7 @@ import pytest
 from ortprep.doctor.doctor_model import DoctorModel, plan_on
 from ortprep.doctor.initialisation.start import diagnose_initialisation
 from ortprep.doctor.initialisation.tracing import trace_plan
-from ortprep.doctor.profiling.recording import diagnose_profile
+from ortprep.doctor.profiling import diagnose_profile
 from ortprep.doctor.sampling import examine_bundle, examine_source
 from tests.builders import conv_net, write_model
 from tests.runtime.builders import write_bundle

@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ortprep.bundle.codec import encode
 from ortprep.doctor.doctor_model import DoctorModel
 from ortprep.doctor.parallel.experiment import WORKERS, diagnose_parallel
-from ortprep.doctor.parallel.results import WAYS
-from ortprep.doctor.parallel.session_process import use_sessions
+from ortprep.doctor.parallel.run import WAYS
+from ortprep.doctor.parallel.sessions import SessionsRequest, use_sessions
 from ortprep.errors import LoadError, LoadTimeoutError
 from ortprep.runtime.loading.load_options import Deadline
 from ortprep.runtime.loading.session import build_session, default_plan, device_guard
@@ -72,21 +71,18 @@ def test_several_models_and_a_bundle_alone_are_run_at_once(
     assert [len(table.rows) for table in found.tables] == [3, 3, 3]
 
 
-def test_what_is_measured_is_not_this_packages_own_lock(add: DoctorModel, tmp_path: Path) -> None:
+def test_what_is_measured_is_not_this_packages_own_lock(
+    add: DoctorModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`build_session` has threads take turns on a device; a check of ONNX Runtime's threads must not."""
     plan = default_plan(add.require_source())
-    request = {
-        "plans": [encode(plan)] * 2,
-        "samples": [add.sample] * 2,
-        "at_once": True,
-        "window_s": 0.0,
-        "barrier": str(tmp_path),
-        "participants": 2,
-    }
+    monkeypatch.setenv("ORTPREP_BARRIER", str(tmp_path))
+    monkeypatch.setenv("ORTPREP_BARRIER_PARTICIPANTS", "2")
     with device_guard(plan, Deadline(None, subject="a model")):
         with ThreadPoolExecutor() as threads, pytest.raises(LoadTimeoutError):
             threads.submit(build_session, plan, timeout_s=0.05).result()
-        assert len(use_sessions(request)["ready_s"]) == 2
+        request = SessionsRequest(((plan, add.sample),) * 2, at_once=True, window_s=0.0)
+        assert len(use_sessions(request).ready_s) == 2
 
 
 def test_a_model_that_cannot_be_loaded_or_run_is_an_error_that_names_it(

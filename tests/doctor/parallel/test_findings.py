@@ -13,19 +13,11 @@ from hypothesis import strategies as st
 
 from ortprep.bundle.codec import encode
 from ortprep.doctor.diagnosis import Severity
-from ortprep.doctor.parallel.experiment import count_sessions, place_models, plan_workers
-from ortprep.doctor.parallel.findings import MIN_GAIN, find_in, find_soonest, slow_down
+from ortprep.doctor.parallel.experiment import build_tables, count_sessions, place_models, plan_workers
+from ortprep.doctor.parallel.findings import MIN_GAIN, find_in, find_soonest, rule, slow_down
 from ortprep.doctor.parallel.gil import Call, GilObservations
-from ortprep.doctor.parallel.results import (
-    WAYS,
-    ParallelRun,
-    PlacedModel,
-    Way,
-    WorkerSetup,
-    build_tables,
-    rule,
-)
-from ortprep.doctor.parallel.session_process import GroupFigures
+from ortprep.doctor.parallel.run import WAYS, ParallelRun, PlacedModel, Way, WorkerSetup
+from ortprep.doctor.parallel.sessions import GroupFigures
 from ortprep.measuring.comparison import is_below
 from ortprep.measuring.rounds import InterleavedRuns
 
@@ -115,15 +107,11 @@ CASES = (
     RunCase("soonest-way", "advice", ran(making(4000, 2000, 4000), models=APART)),
     RunCase("soonest-way", "note", ran(making(4000, 2000, 4000))),
     RunCase("soonest-way", "note", ran(making(4000, 4000, 4000))),
-    RunCase("threads-gain", "ok", ran(making(4000, 2000, 4000))),
-    RunCase("threads-gain-nothing", "note", ran(making(4000, 4000, 4000))),
-    RunCase("threads-gain-nothing", "advice", ran(making(4000, 4000, 4000), gil=HELD)),
     RunCase("threads-contend", "advice", running((10, 10), (20, 20), (10, 10))),
     RunCase("as-fast-as-alone", "ok", running((10, 10), (10, 10), (10, 10))),
     RunCase("slower-than-alone", "note", running((10, 10), (20, 20), (20, 20))),
     RunCase("default-threads-cost", "advice", serving(20, 10)),
     RunCase("default-threads-as-good", "ok", serving(10, 10)),
-    RunCase("most-runs", "note", serving(10, 10)),
     RunCase("gil-held", "advice", watched(create=STUCK)),
     RunCase("gil-held", "problem", watched(run=STUCK)),
     RunCase("gil-released", "ok", watched()),
@@ -171,14 +159,6 @@ def test_processes_that_gain_are_advised_with_the_call_for_these_devices() -> No
         found = find_in(ran(making(4000, 4000, 2000), models=models))[0]
         assert (found.code, found.hint) == ("soonest-way", call)
         assert "4200 ms one after another" in found.text
-
-
-def test_threads_that_gain_nothing_are_explained_by_the_interpreter_where_it_is_held() -> None:
-    slow = making(400, 410)
-    found = {one.code: one for one in find_in(ran(slow, gil=HELD))}["threads-gain-nothing"]
-    assert "1.30.0 keeps the interpreter" in found.text
-    assert found.hint == "install ONNX Runtime 1.31 or later"
-    assert not [code for code in codes(ran(slow, lanes=1)) if code.startswith("threads-")]
 
 
 @pytest.mark.parametrize("failed", WAYS)

@@ -18,16 +18,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortprep.doctor.parallel.gil import (
+    LAYERS,
     MIN_CALL_MS,
     RELEASED_SHARE,
+    WEIGHTS_BYTES,
     Call,
     Heartbeat,
     Verdict,
     call_between,
     hold_core_only,
     judge,
+    write_heavy_model,
 )
-from ortprep.doctor.parallel.heavy_model import LAYERS, WEIGHTS_BYTES, write_heavy_model
 
 WORK_US = 50_000
 ATTEMPTS = 20

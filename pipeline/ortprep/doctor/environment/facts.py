@@ -1,20 +1,31 @@
-"""Everything that is read of a machine; the rules judge it."""
+"""Everything that is read of a machine and its ONNX Runtime; the rules judge it.
+
+ONNX Runtime is tried in child processes: imported, and a session made on every provider.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import io
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TypeAlias
 
+from ortprep.children.availability import run_tiny_model
+from ortprep.children.child import run_child
 from ortprep.doctor.diagnosis import Rules
-from ortprep.doctor.environment.ort_probe import InstalledRuntime, read_runtime, try_providers
+from ortprep.doctor.output_capture import output_to, read_start
+from ortprep.errors import ChildError, PipelineError
+from ortprep.runtime.loading.session import CUDA
 from ortprep.runtime.machine.cgroups import ResourceLimits, read_limits
 from ortprep.runtime.machine.cores import read_text
 from ortprep.runtime.machine.hardware import Gpu, Hardware, read_hardware
@@ -34,6 +45,59 @@ _NVIDIA = "0x10de"
 _DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers; the same card's sound device is neither
 _SMI = ("nvidia-smi", "--query-gpu=uuid,memory.free,persistence_mode", "--format=csv,noheader,nounits")
 _SMI_TIMEOUT_S = 60.0
+_TIMEOUT_S = 120.0
+_MAX_TEXT_BYTES = 16_384
+_MAPS = Path("/proc/self/maps")
+_WITHOUT_KERNELS = frozenset({"AzureExecutionProvider"})
+"""Providers that compute nothing on this machine; the CPU wheel lists one that sends inputs elsewhere."""
+
+_CAUSES = (
+    re.compile(r"Failed to load library \S+ with error: (?P<cause>[^\n]+)"),
+    re.compile(r"(?P<cause>(?:CUDA|CUDNN|CUBLAS) failure \d+: [^;\n]+)"),
+    re.compile(r"(?P<cause>Please install [^\n]+)"),
+    re.compile(r"(?P<cause>Failed to create \w+ExecutionProvider[^\n]*)"),
+)
+"""Messages in which ONNX Runtime says why a provider is missing, the most specific first."""
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True)
+class InstalledRuntime:
+    """The ONNX Runtime that is imported, or the error of the import.
+
+    Attributes:
+        version: `onnxruntime.__version__`, "" if the import failed.
+        package: The wheel it says it was built as, "" where it does not say.
+        cuda_version: CUDA it was built with (`13.0`), "" for none.
+        build_info: `onnxruntime.get_build_info()`.
+        folder: Folder of the import package.
+        available: Execution providers the wheel has code for; nothing says that they work.
+        libraries: Files of the CUDA libraries that it loads ahead, by name; "" for one that is not found.
+        error: Why the import failed, None if it did not.
+    """
+
+    version: str = ""
+    package: str = ""
+    cuda_version: str = ""
+    build_info: str = ""
+    folder: str = ""
+    available: tuple[str, ...] = ()
+    libraries: Mapping[str, str] = field(default_factory=dict)
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class ProviderAttempt:
+    """An attempt to make and run a session on a provider.
+
+    Attributes:
+        failure: Message of the error; None if there was none.
+        output: Text that ONNX Runtime and the libraries printed.
+    """
+
+    failure: str | None
+    output: str
 
 
 @dataclass(frozen=True)
@@ -42,8 +106,8 @@ class GpuState:
 
     Attributes:
         device: As the CUDA driver describes it.
-        free_bytes: Memory nobody uses, None where it is not told.
-        persistence: Whether the driver keeps it initialised while nobody uses it, None where it is not told.
+        free_bytes: Memory nobody uses, None where it is unknown.
+        persistence: Whether the driver keeps it initialised while nobody uses it, None where it is unknown.
     """
 
     device: Gpu
@@ -188,12 +252,14 @@ def read_gpu_states(gpus: Sequence[Gpu]) -> tuple[GpuState, ...]:
             text = done.stdout
     except (OSError, subprocess.SubprocessError):
         pass
-    rows = {uuid: told for uuid, *told in (re.split(r"\s*,\s*", line.strip()) for line in text.splitlines())}
+    rows = {
+        uuid: state for uuid, *state in (re.split(r"\s*,\s*", line.strip()) for line in text.splitlines())
+    }
     return tuple(_parse_state(gpu, rows.get(gpu.uuid, [])) for gpu in gpus)
 
 
-def _parse_state(gpu: Gpu, told: Sequence[str]) -> GpuState:
-    free_mib, mode = told if len(told) == 2 else ("", "")
+def _parse_state(gpu: Gpu, state: Sequence[str]) -> GpuState:
+    free_mib, mode = state if len(state) == 2 else ("", "")
     free_bytes = int(free_mib) * 2**20 if free_mib.isdigit() else None
     return GpuState(gpu, free_bytes, {"Enabled": True, "Disabled": False}.get(mode))
 
@@ -206,3 +272,94 @@ def count_bus_gpus(sys: Path = Path("/sys")) -> int:
         read_text(f"{folder}/vendor") == _NVIDIA and read_text(f"{folder}/class").startswith(_DISPLAY_CLASSES)
         for folder in folders
     )
+
+
+def read_runtime() -> InstalledRuntime:
+    """Imports ONNX Runtime in a child, and has it load the libraries that CUDA computes with."""
+    try:
+        return run_child(describe_runtime, None, timeout_s=_TIMEOUT_S).value
+    except ChildError as error:
+        return InstalledRuntime(error=_one_line(error.message))
+
+
+def try_providers(names: Sequence[str]) -> dict[str, str | None]:
+    """Makes a session on each provider in a fresh process; returns why it cannot be used, None if it can."""
+    return {name: _try(name) for name in names if name not in _WITHOUT_KERNELS}
+
+
+def _try(name: str) -> str | None:
+    try:
+        attempt = run_child(try_provider, name, timeout_s=_TIMEOUT_S).value
+    except ChildError as error:
+        return _one_line(error.message)
+    return parse_reason(attempt)
+
+
+def describe_runtime(_: None) -> InstalledRuntime:
+    """Imports ONNX Runtime and loads CUDA's libraries as it does; runs in a child."""
+    try:
+        import onnxruntime
+
+        with contextlib.redirect_stdout(io.StringIO()):
+            # It prints the libraries that it does not find; each of them is tried below.
+            getattr(onnxruntime, "preload_dlls", lambda: None)()  # since 1.21
+        return InstalledRuntime(
+            version=onnxruntime.__version__,
+            package=str(getattr(onnxruntime, "package_name", "")),
+            cuda_version=str(getattr(onnxruntime, "cuda_version", "") or ""),
+            build_info=onnxruntime.get_build_info(),
+            folder=str(Path(onnxruntime.__file__).parent),
+            available=tuple(onnxruntime.get_available_providers()),
+            libraries=_try_libraries(),
+        )
+    except (ImportError, OSError, AttributeError, RuntimeError) as error:
+        return InstalledRuntime(error=f"{type(error).__name__}: {error}")
+
+
+def try_provider(name: str) -> ProviderAttempt:
+    """Makes and runs a session on a provider; runs in a child."""
+    # The child's folder for temporary files goes with it.
+    failure, output = None, Path(tempfile.gettempdir(), "provider-output")
+    with output_to(output):
+        try:
+            run_tiny_model({"provider": name})
+        except PipelineError as error:
+            failure = error.message
+    return ProviderAttempt(failure, read_start(output, _MAX_TEXT_BYTES))
+
+
+def _try_libraries() -> dict[str, str]:
+    """Returns the files of the libraries that CUDA loads ahead, or from 1.31 on at their first use."""
+    import onnxruntime
+
+    # The list is no part of ONNX Runtime's interface: a version may lack it.
+    list_paths = getattr(onnxruntime, "_get_nvidia_dll_paths", None)
+    if list_paths is None or CUDA not in onnxruntime.get_available_providers():
+        return {}
+    names = [path[-1] for path in list_paths(False)]
+    for name in names:
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(name)
+    lines = _MAPS.read_text(encoding="utf-8", errors="replace").splitlines()
+    mapped = [line.split(maxsplit=5)[5] for line in lines if "/" in line]
+    stems = {Path(file).name.partition(".so")[0]: file for file in mapped}
+    return {name: stems.get(name.partition(".so")[0], "") for name in names}
+
+
+def parse_reason(attempt: ProviderAttempt) -> str | None:
+    """Returns why a provider was not obtained, in one line; None if it was.
+
+    ONNX Runtime prints the cause, and raises only that there is one.
+    """
+    if attempt.failure is None:
+        return None
+    for source in (_COLOURS.sub("", attempt.output), attempt.failure):
+        for cause in _CAUSES:
+            if match := cause.search(source):
+                return _one_line(match["cause"])
+    # The first line names a model that the user does not know of.
+    return _one_line(attempt.failure.partition("\n")[2] or attempt.failure)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.child import run_child
+from ortprep.doctor.doctor_model import CHILD_TIMEOUT_S
 from ortprep.doctor.initialisation.phases import Initialisation, Timeline, parse_log, split_phases
 from ortprep.doctor.output_capture import output_to, read_start
-from ortprep.doctor.profiling.trace_events import profiled, read_events
+from ortprep.doctor.profiling import profiled, read_events
 
-_TIMEOUT_S = 6 * 3600.0
 _MAX_LOG_BYTES = 256 * 2**20
 _LOADED = "model_loading"
 
@@ -48,7 +48,7 @@ def trace_plan(plan: SessionPlan) -> Trace:
         ChildError: The process died.
         OSError: There is no room for the log.
     """
-    return run_child(trace, plan, timeout_s=_TIMEOUT_S).value
+    return run_child(trace, plan, timeout_s=CHILD_TIMEOUT_S).value
 
 
 def trace(plan: SessionPlan) -> Trace:

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from statistics import median
 
 from ortprep.bundle.codec import encode
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.doctor.diagnosis import Diagnosis, diagnose
 from ortprep.doctor.doctor_model import DoctorModel, guard_device, plan_of, with_threads
 from ortprep.doctor.parallel.findings import find_in
-from ortprep.doctor.parallel.gil import judge_creation, judge_run, observe_gil
-from ortprep.doctor.parallel.results import (
-    WAYS,
-    ParallelRun,
-    PlacedModel,
-    Way,
-    WorkerSetup,
-    build_tables,
+from ortprep.doctor.parallel.gil import (
+    Call,
+    GilObservations,
+    Verdict,
+    clearest,
+    judge_creation,
+    judge_run,
+    observe_gil,
 )
-from ortprep.doctor.parallel.session_process import GroupFigures, Load, measure_group
-from ortprep.measuring.comparison import MIN_ROUNDS
+from ortprep.doctor.parallel.run import PHRASES, WAYS, ParallelRun, PlacedModel, Way, WorkerSetup
+from ortprep.doctor.parallel.sessions import GroupFigures, Load, measure_group
+from ortprep.measuring.comparison import MIN_ROUNDS, paired_ratio
 from ortprep.measuring.device_lock import CPU_DEVICE
 from ortprep.measuring.rounds import InterleavedRuns, run_interleaved
 from ortprep.runtime.machine.cores import find_thread_limit, usable_cores
+from ortprep.tables import Table, fill_table
 
 MAX_COMPARISON_S = 1800.0
 """Seconds that the first `MIN_ROUNDS` rounds may take together; a longer comparison is cut."""
@@ -168,3 +171,79 @@ def _measure_workers(
         return measure_group([[load]] * setup.workers, at_once=True, window_s=window_s)
 
     return run_interleaved(tuple(by_name), measure, max_comparison_s=MAX_COMPARISON_S)
+
+
+def build_tables(run: ParallelRun) -> tuple[Table, ...]:
+    """Returns the ways, their runs, the workers, and the interpreter's lock, as medians of all rounds."""
+
+    def mid(way: Way, figure: Callable[[GroupFigures], float]) -> float:
+        return median(map(figure, run.ways.rounds[way]))
+
+    def speed_up(way: Way) -> float | None:
+        ready = run.read(lambda figures: figures.ready_ms)
+        return paired_ratio(ready["sequential"], ready[way]) if {way, "sequential"} <= ready.keys() else None
+
+    ways = [way for way in WAYS if way in run.ways.rounds]
+    count, devices = len(run.models), ", ".join(dict.fromkeys(model.device for model in run.models))
+    creation = fill_table(
+        f"{count} sessions on {devices}: medians, start of the processes included",
+        ways,
+        (
+            ("sessions made", lambda way: PHRASES[way]),
+            ("all ready ms", lambda way: mid(way, lambda figures: figures.ready_ms)),
+            ("start, import ms", lambda way: mid(way, lambda figures: figures.start_ms)),
+            ("creating ms", lambda way: mid(way, lambda figures: figures.creating_ms)),
+            ("private MB", lambda way: mid(way, lambda figures: figures.private_mb)),
+            ("speed-up", speed_up),
+            ("efficiency", lambda way: (gain := speed_up(way)) and gain / max(1, min(count, run.lanes))),
+        ),
+    )
+    runs = fill_table(
+        "median run of each, ms",
+        enumerate(run.models) if ways else (),
+        (
+            ("model", lambda one: one[1].name),
+            ("device", lambda one: one[1].device),
+            ("threads", lambda one: one[1].threads),
+            *((PHRASES[way], _reader(run, way)) for way in ways),
+        ),
+    )
+    return (creation, runs, _workers_table(run), _gil_table(run.gil))
+
+
+def _reader(run: ParallelRun, way: Way) -> Callable[[tuple[int, PlacedModel]], float]:
+    return lambda one: median(figures.run_ms[one[0]] for figures in run.ways.rounds[way])
+
+
+def _workers_table(run: ParallelRun) -> Table:
+    rounds = {} if run.workers is None else run.workers.rounds
+    return fill_table(
+        "processes that serve the first model at once",
+        [setup for setup in run.setups if str(setup) in rounds],
+        (
+            ("workers", lambda setup: setup.workers),
+            ("threads each", lambda setup: setup.threads or "default"),
+            ("runs per s", lambda setup: median(one.runs_per_s for one in rounds[str(setup)])),
+            ("run ms", lambda setup: median(median(one.run_ms) for one in rounds[str(setup)])),
+            ("private MB", lambda setup: median(one.private_mb for one in rounds[str(setup)])),
+        ),
+    )
+
+
+def _gil_table(gil: GilObservations) -> Table:
+    phases: tuple[tuple[str, tuple[Call, ...], Verdict | None], ...] = (
+        ("make a session", gil.create, judge_creation(gil)),
+        ("run it", gil.run, judge_run(gil)),
+        ("known to release it", gil.released, None),
+    )
+    return fill_table(
+        f"Do other Python threads run meanwhile? (ONNX Runtime {gil.onnxruntime})",
+        phases,
+        (
+            ("phase", lambda phase: phase[0]),
+            ("takes ms", lambda phase: clearest(phase[1]).elapsed_ms),
+            ("longest gap ms", lambda phase: clearest(phase[1]).longest_gap_ms),
+            ("ticks", lambda phase: clearest(phase[1]).ticks),
+            ("lock", lambda phase: phase[2]),
+        ),
+    )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
-from ortprep.doctor.diagnosis import Finding, Found
+from ortprep.doctor.diagnosis import Finding, Found, Rules
 from ortprep.doctor.parallel.gil import Call, Verdict, clearest, judge_creation, judge_run, min_call_ms
-from ortprep.doctor.parallel.results import PHRASES, WAYS, ParallelRun, Way, WorkerSetup, rule
+from ortprep.doctor.parallel.run import PHRASES, WAYS, ParallelRun, Way, WorkerSetup
 from ortprep.measuring.change import format_value
 from ortprep.measuring.comparison import MIN_ROUNDS, is_below, paired_ratio
 
@@ -25,6 +25,10 @@ _NOT_PROMISED = (
     "ONNX Runtime does not promise that sessions on one device can be made at once "
     "(microsoft/onnxruntime #27089), so this package's load has threads take turns there"
 )
+
+
+rule: Rules[ParallelRun] = Rules()
+"""Makes a function a rule about the measurements."""
 
 
 def find_in(run: ParallelRun) -> tuple[Finding, ...]:
@@ -115,35 +119,6 @@ def _pool(run: ParallelRun) -> str:
         return f"SessionPool({what})"
     config = f'PoolConfig(devices=["{devices.pop()}"], workers_per_device={len(run.models)})'
     return f"SessionPool({what}, {config})"
-
-
-@rule("threads-gain", "ok")
-def _threads_gain(run: ParallelRun) -> Iterator[str]:
-    gain, is_sure = _gain_of_threads(run)
-    if gain and is_sure:
-        share = gain / min(len(run.models), run.lanes)
-        yield f"threads make sessions {gain:.2f}× sooner than one after another: {share:.0%} efficient"
-
-
-@rule("threads-gain-nothing", "note")
-def _threads_gain_nothing(run: ParallelRun) -> Iterator[Found]:
-    gain, is_sure = _gain_of_threads(run)
-    if gain and not is_sure:
-        text = f"threads make sessions no sooner than one after another, beyond the noise: {gain:.2f}×"
-        if judge_creation(run.gil) == "held":
-            text += f"; ONNX Runtime {run.gil.onnxruntime} keeps the interpreter to itself while it makes one"
-            yield Found(text, _UPGRADE, "advice")
-        else:
-            yield Found(f"{text}; they wait for memory, the allocator or the driver")
-
-
-def _gain_of_threads(run: ParallelRun) -> tuple[float, bool]:
-    """Returns how many times sooner threads make sessions, 0 if not known, and if that is beyond noise."""
-    creating = run.read(lambda figures: figures.creating_ms)
-    if not {"threads", "sequential"} <= creating.keys() or min(len(run.models), run.lanes) < 2:
-        return 0.0, False
-    gain = paired_ratio(creating["sequential"], creating["threads"])
-    return gain, is_below(creating["threads"], creating["sequential"], min_gain=MIN_GAIN)
 
 
 # Running them.
@@ -249,15 +224,6 @@ def _default_threads_cost(run: ParallelRun) -> Iterator[Found]:
 def _default_threads_as_good(run: ParallelRun) -> Iterator[str]:
     if _per_second(run) and not _costs(run):
         yield "ONNX Runtime's default number of threads costs no speed here, beyond the noise"
-
-
-@rule("most-runs", "note")
-def _most_runs(run: ParallelRun) -> Iterator[str]:
-    speeds = _per_second(run)
-    if speeds and run.workers is not None:
-        best = max(speeds, key=lambda setup: median(speeds[setup]))
-        run_ms = median(median(one.run_ms) for one in run.workers.rounds[str(best)])
-        yield f"most runs per second: {best}: {median(speeds[best]):.3g} per s, {run_ms:.3g} ms each"
 
 
 # The interpreter's lock.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,16 +12,15 @@ from ortprep.bundle.loader_config import LoaderConfig, read_loader_config
 from ortprep.bundle.manifest import read_manifest
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.child import Interpreter, run_child
-from ortprep.children.probe import ProbeRequest, ProbeResult, measure_plan
+from ortprep.children.probe import ProbeRequest, ProbeResult
 from ortprep.children.scratch_folder import scratch_folder
-from ortprep.doctor.doctor_model import DoctorModel, guard_device, plan_on
+from ortprep.doctor.doctor_model import CHILD_TIMEOUT_S, DoctorModel, guard_device, measure_loads, plan_on
 from ortprep.doctor.upgrade.environments import list_requirements, open_environment
 from ortprep.doctor.upgrade.session_check import SessionCheck, SessionRequest, check_session
 from ortprep.errors import BundleError, PipelineError
 from ortprep.measuring.change import Change, RegressionLimits, compare_figure
 from ortprep.measuring.comparison import is_below
 from ortprep.measuring.device_lock import CPU_DEVICE
-from ortprep.measuring.rounds import run_interleaved
 from ortprep.quoting import quoted
 from ortprep.runtime.loading.variant_selection import needs_gpu, serves
 from ortprep.runtime.machine.hardware import read_hardware
@@ -35,7 +33,6 @@ FIGURES = {"ready": "ready_ms", "steady": "steady_ms", "private": "private_mb", 
 
 ROUNDS = 5
 _STEADY_S = 0.5
-_TIMEOUT_S = 6 * 3600.0
 _FIRST_GPU = "cuda:0"
 
 _Values: TypeAlias = Mapping[str, Sequence[float]]
@@ -158,7 +155,7 @@ def _choose_device(config: LoaderConfig, target: str | None) -> str:
 def _check(request: SessionRequest, interpreter: Interpreter) -> SessionCheck | str:
     """Returns what loads and answers as recorded, or why nothing does."""
     try:
-        return run_child(check_session, request, timeout_s=_TIMEOUT_S, interpreter=interpreter).value
+        return run_child(check_session, request, timeout_s=CHILD_TIMEOUT_S, interpreter=interpreter).value
     except PipelineError as error:
         return error.message
 
@@ -170,22 +167,19 @@ def _measure(
     rounds: int,
 ) -> dict[UpgradeCase, Sequence[ProbeResult] | str]:
     """Measures the cases that answer as recorded, interleaved; returns results, or why a case failed."""
-    measures = {}
+    requests: dict[str, ProbeRequest] = {}
     for case, check in checks.items():
         if isinstance(check, SessionCheck):
-            asked, interpreter = cases[case]
+            asked, _ = cases[case]
             request = ProbeRequest(asked.plan, sample, _STEADY_S)
             if asked.plan is None:
                 request = replace(
                     request, bundle=asked.bundle, target=asked.target, io_binding=check.io_binding
                 )
-            measures[str(case)] = functools.partial(
-                measure_plan, request, timeout_s=_TIMEOUT_S, interpreter=interpreter
-            )
-    # A first round brings every file into the page cache, and does not count.
-    warm = run_interleaved(tuple(measures), lambda name: measures[name](), max_rounds=1)
-    runs = run_interleaved(tuple(warm.rounds), lambda name: measures[name](), max_rounds=rounds)
-    results: dict[str, Sequence[ProbeResult] | str] = {**warm.failures, **runs.failures, **runs.rounds}
+            requests[str(case)] = request
+    interpreters = {str(case): interpreter for case, (_, interpreter) in cases.items()}
+    runs = measure_loads(requests, rounds=rounds, interpreters=interpreters)
+    results: dict[str, Sequence[ProbeResult] | str] = {**runs.failures, **runs.rounds}
     return {case: results[str(case)] for case in checks if str(case) in results}
 
 

@@ -9,59 +9,59 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 
 from ortprep.doctor.doctor_model import plan_on
-from ortprep.doctor.process_group import (
-    Barrier,
-    isolate,
-    join,
-    kill_all,
-    run_in_threads,
-    run_together,
-)
+from ortprep.doctor.parallel.sessions import Barrier, isolate, join, run_in_threads, run_together
 from ortprep.errors import ChildError, LoadError
 from tests.conftest import ROOT
 from tests.fakes import wait_for
 
 HANG_S = 3600
+GOOD, BAD = "good", "bad"
 
 
-def meet(request: Mapping[str, Any]) -> dict[str, Any]:
+class Meeting(NamedTuple):
+    """When a participant arrived and when it went on, by the clock of all processes."""
+
+    name: str
+    arrived_s: float
+    left_s: float
+
+
+def meet(name: str) -> Meeting:
     """Runs in a child."""
     arrived_s = time.monotonic()
-    join(request).wait("here")
-    return {"arrived_s": arrived_s, "left_s": time.monotonic(), "name": request["name"]}
+    join().wait("here")
+    return Meeting(name, arrived_s, time.monotonic())
 
 
-def meet_or_fail(request: Mapping[str, Any]) -> dict[str, Any]:
+def meet_or_fail(name: str) -> Meeting:
     """Runs in a child; one of them fails before the others can go on."""
-    if request["name"] == "bad":
+    if name == BAD:
         raise LoadError("this one is bad", hint="replace it")
-    return meet(request)
+    return meet(name)
 
 
-def meet_or_hang(request: Mapping[str, Any]) -> dict[str, Any]:
+def meet_or_hang(name: str) -> None:
     """Runs in a child; one of them fails while the others keep the interpreter, as a creation may."""
-    join(request)
-    (Path(request["folder"]) / f"{os.getpid()}").touch()
-    if request["name"] == "bad":
-        while len(list(Path(request["folder"]).iterdir())) < request["participants"]:
+    barrier, folder = join(), Path(os.environ["MEETING"])
+    (folder / f"{os.getpid()}").touch()
+    if name == BAD:
+        while len(list(folder.iterdir())) < barrier.participants:
             time.sleep(0.01)
         raise LoadError("this one is bad")
     ctypes.PyDLL(None).sleep(HANG_S)
-    return {}
 
 
-def meet_or_die(request: Mapping[str, Any]) -> dict[str, Any]:
+def meet_or_die(name: str) -> Meeting:
     """Runs in a child; one of them ends without a word."""
-    if request["name"] == "bad":
+    if name == BAD:
         raise SystemExit(9)
-    return meet(request)
+    return meet(name)
 
 
 def is_running(pid: int) -> bool:
@@ -77,48 +77,46 @@ def wait_until_none_runs(folder: Path) -> None:
     wait_for(lambda: not any(map(is_running, pids)), what="every participant ends")
 
 
-def requests(*names: str) -> list[dict[str, Any]]:
-    return [{"name": name} for name in names]
+def jobs(*names: str, **variables: str) -> list[tuple[str, dict[str, str]]]:
+    return [(name, variables) for name in names]
 
 
 @pytest.mark.slow
 def test_nobody_goes_on_before_all_are_there() -> None:
-    started_s, answers = run_together(meet, requests("a", "b", "c"), participants=3)
-    assert [value["name"] for value in answers] == ["a", "b", "c"]
-    last_s = max(value["arrived_s"] for value in answers)
-    assert all(value["left_s"] >= last_s for value in answers)
-    assert all(value["arrived_s"] > started_s for value in answers)
+    started_s, answers = run_together(meet, jobs("a", "b", "c"), participants=3)
+    assert [one.name for one in answers] == ["a", "b", "c"]
+    last_s = max(one.arrived_s for one in answers)
+    assert all(one.left_s >= last_s for one in answers)
+    assert all(one.arrived_s > started_s for one in answers)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("position", range(3))
 def test_the_failure_of_one_is_the_failure_of_all_and_it_is_that_ones_error(position: int) -> None:
-    names = ["good"] * 3
-    names[position] = "bad"
+    names = [GOOD] * 3
+    names[position] = BAD
     with pytest.raises(LoadError, match="this one is bad") as caught:
-        run_together(meet_or_fail, requests(*names), participants=3)
+        run_together(meet_or_fail, jobs(*names), participants=3)
     assert caught.value.hint == "replace it"
 
 
 @pytest.mark.slow
 def test_the_death_of_one_releases_the_others() -> None:
     with pytest.raises(ChildError, match="exit code 9"):
-        run_together(meet_or_die, requests("good", "bad"), participants=2)
+        run_together(meet_or_die, jobs(GOOD, BAD), participants=2)
 
 
 @pytest.mark.slow
 def test_who_is_busy_is_not_waited_for_when_another_fails(tmp_path: Path) -> None:
-    busy = [{"name": name, "folder": str(tmp_path)} for name in ("good", "bad", "good")]
     with pytest.raises(LoadError, match="this one is bad"):
-        run_together(meet_or_hang, busy, participants=3)
+        run_together(meet_or_hang, jobs(GOOD, BAD, GOOD, MEETING=str(tmp_path)), participants=3)
     wait_until_none_runs(tmp_path)
 
 
 def run_together_until_interrupted(folder: str) -> None:
     """Runs in a process of its own."""
-    busy = [{"name": "good", "folder": folder}] * 2
     try:
-        run_together(meet_or_hang, busy, participants=2)
+        run_together(meet_or_hang, jobs(GOOD, GOOD, MEETING=folder), participants=2)
     except KeyboardInterrupt:
         left = [thread.name for thread in threading.enumerate() if thread.name.startswith("ortprep-process")]
         raise SystemExit(f"interrupted, {len(left)} threads left") from None
@@ -139,9 +137,9 @@ def test_ctrl_c_ends_at_once_what_is_busy_and_leaves_nothing(tmp_path: Path) -> 
 
 
 def test_who_comes_after_another_gave_up_goes_no_further(tmp_path: Path) -> None:
-    kill_all(tmp_path)
+    Barrier(tmp_path, 2).kill_all()
     with pytest.raises(ChildError, match="another process of this measurement failed"):
-        join({"barrier": str(tmp_path), "participants": 2})
+        Barrier(tmp_path, 2).join()
 
 
 def test_places_are_apart(tmp_path: Path) -> None:
@@ -187,23 +185,3 @@ def test_what_is_hidden_stays_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     _, environment = isolate(plan_on("m.onnx", "cuda:1"))
     assert environment["CUDA_VISIBLE_DEVICES"] == "7"
-
-
-def say_which_gpus(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Runs in a child."""
-    ordinals = [plan["providers"][0]["options"]["device_id"] for plan in request["plans"]]
-    return {"visible": os.environ.get("CUDA_VISIBLE_DEVICES"), "ordinals": ordinals}
-
-
-@pytest.mark.slow
-def test_a_process_with_one_plan_sees_its_gpu_alone_one_with_several_all(
-    no_gpu_hidden: None,
-) -> None:
-    plans = [plan_on("m.onnx", "cuda:1"), plan_on("m.onnx", "cuda:2")]
-    shares = [{"plans": share} for share in ([plans[0]], [plans[1]], plans)]
-    _, answers = run_together(say_which_gpus, shares, participants=3)
-    assert answers == [
-        {"visible": "1", "ordinals": ["0"]},
-        {"visible": "2", "ordinals": ["0"]},
-        {"visible": None, "ordinals": ["1", "2"]},
-    ]

@@ -1,1 +1,0 @@
-"""`doctor profile`: which operators, on which execution provider, a run spends its time in."""
