@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from ortprep.doctor.parallel.experiment import WORKERS
+from ortprep.doctor.parallel.run import WAYS
 from tests.builders import conv_net, embedding, two_inputs, write_model
 from tests.fakes import wait_for
 from tests.prepare.builders import SHAPES, Project, finish, folding_net
@@ -52,42 +54,49 @@ def test_an_onnx_file_is_examined_and_what_is_assumed_is_said(project: Project) 
 
 
 @pytest.mark.slow
-def test_a_shape_can_be_given(project: Project) -> None:
+def test_a_trace_for_perfetto_is_kept(project: Project) -> None:
     write_model(conv_net(), project.root / "net.onnx")
     assert project.run("doctor", "profile", "net.onnx", "--shape", "nonsense").code == 2
-    ended = project.run("doctor", "profile", "net.onnx", "--trace", "here.json")
-    assert ended.code == 0, ended.err
-    assert (project.root / "here.json").is_file()
+    found = ask(project, "profile", "net.onnx", "--trace", "here.json")["profile"]
+    assert "trace-written" in {one["code"] for one in found["findings"]}
+    assert set(found["figures"]["ran"]) == {"CPUExecutionProvider"}
+    events = json.loads((project.root / "here.json").read_text())
+    complete = [event for event in events if event["ph"] == "X"]
+    assert {"name", "ts", "dur", "pid", "tid"} <= set.intersection(*(set(event) for event in complete))
 
 
 @pytest.mark.slow
-def test_a_spec_s_source_is_fetched_and_a_bundle_examined_beside_it(project: Project, built: Project) -> None:
+def test_a_spec_s_source_is_fetched_and_a_bundle_examined_beside_it_or_alone(
+    project: Project, built: Project
+) -> None:
     project.add(folding_net(), inputs=SHAPES)
-    found = ask(project, "init", "net", "--rounds", "1")
-    assert set(found["init"]["figures"]) == {"device", "default"}
-    found = ask(built, "init", "net", "--rounds", "1")
-    assert set(found["init"]["figures"]) == {"device", "default", "prepared"}
-
-
-@pytest.mark.slow
-def test_a_bundle_is_examined_without_its_source(project: Project) -> None:
     write_bundle(project.artifacts / "linear")
-    for name in ("linear", "artifacts/linear"):
-        assert "prepared" in ask(project, "init", name, "--rounds", "1")["init"]["figures"]
+    for where, name, expected in (
+        (project, "net", {"default"}),
+        (built, "net", {"default", "prepared"}),
+        (project, "linear", {"prepared"}),
+        (project, "artifacts/linear", {"prepared"}),
+    ):
+        assert set(ask(where, "init", name, "--rounds", "1")["init"]["figures"]) == {"device", *expected}
 
 
 @pytest.mark.slow
-def test_models_of_one_file_name_have_inputs_and_shapes_of_their_own(project: Project) -> None:
+def test_models_of_one_file_name_and_a_bundle_run_at_once_with_inputs_of_their_own(project: Project) -> None:
     for folder, model in (("one", embedding()), ("two", two_inputs())):
         write_model(model, project.root / folder / "model.onnx")
-    models = ("one/model.onnx", "two/model.onnx")
+    write_bundle(project.artifacts / "linear")
+    models = ("one/model.onnx", "two/model.onnx", "linear")
     name = embedding().graph.input[0].name
     wrong = project.run("doctor", "parallel", *models, "--shape", "nothing=1")
     assert wrong.code == 2
     assert name in wrong.err
-    right = project.run("doctor", "parallel", *models, "--shape", f"{name}=2,3")
-    assert right.code == 0, right.err
+    right = project.run("doctor", "parallel", *models, "--shape", f"{name}=2,3", "--json")
     assert f"{name}: shape" not in right.err
+    (found,) = json.loads(right.out)
+    assert found["subject"] == "model, linear"
+    assert found["figures"]["ways"]["failures"] == {}
+    assert found["figures"]["workers"] is None
+    assert [len(table["rows"]) for table in found["tables"]] == [3, 3, 3]
 
 
 def test_a_trace_never_replaces_the_model(project: Project) -> None:
@@ -127,10 +136,50 @@ def test_every_check_is_made_and_one_that_cannot_be_keeps_no_other_s_answer_back
     found = ask(project, "all", "net.onnx", "--rounds", "1", "--trace", "net.json")
     assert list(found) == ["env", "init", "options", "parallel", "profile", "all"]
     assert {one["code"] for one in found["profile"]["findings"]} == {"check-failed"}
-    assert all(found[check]["figures"] for check in ("init", "options", "parallel"))
+    check_start(found["init"])
+    check_ways_to_load(found["options"])
+    check_sessions(found["parallel"]["figures"])
     conclusion = found["all"]["findings"]
     assert conclusion[0]["code"] == "what-dominates"
     assert "check-failed" in {one["code"] for one in conclusion}
+
+
+def check_start(found: dict[str, Any]) -> None:
+    """Checks that the start is a waterfall whose phases add up."""
+    waterfall, transformers = found["tables"][:2]
+    assert waterfall["bars"] == "ms"
+    index = waterfall["columns"].index("ms")
+    total = sum(row[index] for row in waterfall["rows"])
+    assert total == pytest.approx(found["figures"]["default"]["total_ms"])
+    assert transformers["rows"]
+    assert len([one for one in found["findings"] if one["code"].startswith("phases-")]) == 1
+
+
+def check_ways_to_load(found: dict[str, Any]) -> None:
+    """Checks that every way to load the model was measured."""
+    ways = {"default", "no optimisation", "mapped", "mapped, no prepacking"}
+    assert set(found["figures"]["results"]) == ways
+    assert not found["figures"]["failures"]
+    assert [len(table["rows"]) for table in found["tables"]] == [4]
+
+
+def check_sessions(figures: dict[str, Any]) -> None:
+    """Checks that sessions were made in every way, and served by every number of workers."""
+    ways, workers = figures["ways"], figures["workers"]
+    assert (ways["failures"], workers["failures"]) == ({}, {})
+    assert set(ways["rounds"]) == set(WAYS)
+    assert {setup["workers"] for setup in figures["setups"]} == set(WORKERS)
+    assert len(workers["rounds"]) == len(figures["setups"])
+    count = len(figures["models"])
+    assert [model["name"] for model in figures["models"]] == [f"net #{n + 1}" for n in range(count)]
+    for rounds in ways["rounds"].values():
+        assert len(rounds) >= 3
+        for measured in rounds:
+            assert len(measured["run_ms"]) == count
+            assert min(*measured["run_ms"], measured["runs_per_s"]) > 0
+            assert 0 < measured["creating_ms"] < measured["ready_ms"]
+            assert 0 < measured["start_ms"] < measured["ready_ms"]
+    assert set(figures["verdicts"]) == {"create", "run"}
 
 
 @pytest.mark.parametrize(

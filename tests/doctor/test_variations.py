@@ -88,21 +88,6 @@ def subject(tmp_path: Path) -> DoctorModel:
 
 
 @pytest.mark.slow
-def test_every_way_is_measured_on_a_real_model(subject: DoctorModel) -> None:
-    found = diagnose_options(subject, rounds=1)
-    assert set(found.figures["results"]) == {
-        "default",
-        "no optimisation",
-        "mapped",
-        "mapped, no prepacking",
-    }
-    (table,) = found.tables
-    assert len(table.rows) == 4
-    assert not found.figures["failures"]
-    assert not any(one.severity == "problem" for one in found.findings)
-
-
-@pytest.mark.slow
 def test_a_bundle_alone_is_compared_with_nothing(tmp_path: Path) -> None:
     found = diagnose_options(examine_bundle(write_bundle(tmp_path / "linear"), tmp_path), rounds=1)
     assert set(found.figures["results"]) == {"prepared"}
