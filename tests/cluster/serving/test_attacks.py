@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from ray.serve._private.grpc_util import gRPCGenericServer
 from starlette.requests import Request
@@ -20,8 +21,10 @@ from ortprep.cluster.serving.config import ServeConfig
 from ortprep.cluster.serving.deployment import BundleDeployment
 from ortprep.cluster.serving.grpc_api import add_servicer
 from ortprep.cluster.serving.pinning import pin_version
-from ortprep.errors import PoolError
+from ortprep.errors import PipelineError, PoolError
+from ortprep.runtime.tensors.arrays import write_tensors
 from tests.cluster.serving.builders import write_sizing
+from tests.runtime.pool.builders import write_doubling
 
 pytestmark = [
     pytest.mark.attack,
@@ -158,6 +161,13 @@ def test_a_replica_without_the_token_that_it_needs_does_not_start(tmp_path: Path
     for config in (ServeConfig(token_env="NO_SUCH_TOKEN"), ServeConfig(token_file=str(tmp_path / "none"))):
         with pytest.raises(PoolError, match="token"):
             BundleDeployment(encode(config))
+
+
+def test_a_replica_of_a_bundle_that_answers_wrongly_does_not_start(tmp_path: Path) -> None:
+    one, wrong = np.ones((1, 1), np.float32), write_doubling(tmp_path / "wrong")
+    write_tensors(wrong / "golden.npz", {"input:x": one, "output:y": one})
+    with pytest.raises(PipelineError):
+        asyncio.run(open_replica(wrong))
 
 
 def test_a_token_given_as_a_name_is_not_repeated() -> None:

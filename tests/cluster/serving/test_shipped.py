@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +13,12 @@ import pytest
 from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.cluster import OnnxPredictor, ServeConfig, pin_bundle
 from ortprep.errors import NotPublishedError
+from ortprep.registry.catalogue import open_catalogue
+from ortprep.registry.publish import publish
 from ortprep.runtime import load
 from tests.cluster.builders import SmallCluster
 from tests.cluster.serving.builders import deployed
+from tests.cluster.test_data import BIAS, rows, write_net
 from tests.fakes import wait_for
 from tests.prepare.builders import Project
 from tests.runtime.builders import write_bundle
@@ -51,38 +56,32 @@ def pulled_weights(nodes: SmallCluster) -> set[str]:
     return {str(path) for node in nodes.nodes for path in node.cache.glob(weights)}
 
 
-def test_each_node_pulls_a_bundle_once_and_its_replicas_map_it_from_the_cache(
-    nodes: SmallCluster, squeezenet: Project, tmp_path: Path
+def test_each_node_pulls_a_bundle_once_and_its_replicas_map_it_and_answer_as_here(
+    nodes: SmallCluster, registry: str, squeezenet: Project, tmp_path: Path
 ) -> None:
     unpacked = SessionOptionsRecord("ORT_DISABLE_ALL", {}, {"session.disable_prepacking": "1"})
     folder, url = write_bundle(tmp_path / "linear", options=unpacked), (tmp_path / "registry").as_uri()
     published = squeezenet.run("publish", str(folder), "--registry", url)
     assert published.code == 0, published.err
+    session = load(squeezenet.bundle("squeezenet"))
+    name = session.get_outputs()[0].name
+    bundles = (f"{url}/linear", f"{registry}/squeezenet@production")
     before = pulled_weights(nodes)
-    with deployed(f"{url}/linear", config=ServeConfig(cpus=0.5), replicas=4):
+    with deployed(*bundles, config=ServeConfig(cpus=0.5), replicas=4) as handle:
         there = pulled_weights(nodes) - before
         assert 1 <= len(there) <= len(nodes.nodes)
         wait_for(lambda: len(nodes.replicas()) == 4, what="four replicas run")
         for pid in nodes.replicas():
-            mapped = re.findall(r"\S+\.onnx\.data", Path(f"/proc/{pid}/maps").read_text())
+            mapped = re.findall(r"\S+/linear_optimized\.onnx\.data", Path(f"/proc/{pid}/maps").read_text())
             assert len(set(mapped)) == 1
             assert set(mapped) <= there
-    # The driver has read what the reference names, and no weights.
-    assert list(tmp_path.glob("driver/registry/documents/*"))
-    assert not list(tmp_path.glob("driver/registry/bundles/*"))
-
-
-def test_a_shipped_model_answers_on_every_node_as_it_does_here(
-    nodes: SmallCluster, registry: str, squeezenet: Project
-) -> None:
-    session = load(squeezenet.bundle("squeezenet"))
-    name = session.get_outputs()[0].name
-    bundle = f"{registry}/squeezenet@production"
-    with deployed(bundle, config=ServeConfig(), replicas=2) as handle:
         for image in images(8):
-            answer = handle.run.remote({"data_0": image[None]}).result(timeout_s=300)
+            answer = handle.run.remote({"data_0": image[None]}, "squeezenet").result(timeout_s=300)
             (expected,) = session.run([name], {"data_0": image[None]})
             assert answer[name].tobytes() == expected.tobytes()
+    # The driver has read what the references name, and no weights.
+    assert list(tmp_path.glob("driver/registry/documents/*"))
+    assert not list(tmp_path.glob("driver/registry/bundles/*"))
 
 
 def test_an_alias_is_pinned_to_the_version_that_it_names(registry: str) -> None:
@@ -98,32 +97,54 @@ def test_a_folder_registry_is_named_in_full(registry: str, monkeypatch: pytest.M
     assert pin_bundle("registry://squeezenet@production") == pin_bundle(f"{registry}/squeezenet@production")
 
 
-def test_a_dataset_of_images_is_classified_as_by_hand(
-    nodes: SmallCluster, registry: str, squeezenet: Project
+def test_in_a_task_the_environment_is_left_alone_and_in_an_actor_gpus_are_hidden(
+    nodes: SmallCluster, tmp_path: Path
 ) -> None:
+    import ray
+
+    net = write_net(tmp_path / "net")
+
+    def open_here(*_: object) -> tuple[str, int]:
+        os.environ["CUDA_VISIBLE_DEVICES"] = "7"
+        predict = OnnxPredictor(net, constants=BIAS)
+        options = predict._model.session.get_session_options()
+        return os.environ["CUDA_VISIBLE_DEVICES"], options.intra_op_num_threads
+
+    remote: Any = ray.remote(num_cpus=1, max_retries=0)
+    assert ray.get(remote(open_here).remote(), timeout=600) == ("7", 1)
+    actor = ray.remote(num_cpus=1)(type("Opener", (), {"open": open_here})).remote()
+    assert ray.get(actor.open.remote(), timeout=600) == ("", 1)
+    ray.kill(actor)
+
+
+def test_a_dataset_is_answered_row_by_row_on_all_nodes(nodes: SmallCluster, tmp_path: Path) -> None:
     import ray.data
 
+    folder, url = write_net(tmp_path / "net", 4), (tmp_path / "registry").as_uri()
+    with open_catalogue(url) as catalogue:
+        publish(folder, catalogue)
     ray.data.DataContext.get_current().enable_progress_bars = False
-    given = images(40)
-    answers = (
-        ray.data.from_numpy(given)
-        .map_batches(
-            OnnxPredictor,
-            fn_constructor_kwargs={
-                "bundle": pin_bundle(f"{registry}/squeezenet@production"),
-                "columns": {"data_0": "data"},
-                "keep": True,
-            },
-            batch_size=16,
-            concurrency=1,
-            num_cpus=1,
-        )
-        .take_all()
-    )
-    session = load(squeezenet.bundle("squeezenet"))
-    name = session.get_outputs()[0].name
-    by_image = {row["data"].tobytes(): row[name] for row in answers}
-    assert len(by_image) == 40
-    for image in given:
-        (expected,) = session.run([name], {"data_0": image[None]})
-        assert by_image[image.tobytes()].tobytes() == expected[0].tobytes()
+    given = rows(1000)
+    # Blocks that are there already: beside the actors there is no processor for tasks that would make some.
+    dataset = ray.data.from_numpy(np.split(given["x"], [100, 330, 331, 800]))
+    answers = dataset.map_batches(
+        OnnxPredictor,
+        fn_constructor_kwargs={
+            "bundle": pin_bundle(f"{url}/net"),
+            "columns": {"x": "data"},
+            "constants": BIAS,
+            "outputs": ["y"],
+            "keep": True,
+        },
+        batch_size=50,
+        compute=ray.data.ActorPoolStrategy(size=2),
+        num_cpus=1,
+    ).take_all()
+    assert len(answers) == 1000
+    by_image = {row["data"].tobytes(): row["y"] for row in answers}
+    session = load(folder)
+    for at in range(0, 1000, 4):
+        batch = given["x"][at : at + 4]
+        (y,) = session.run(["y"], {"x": batch, **BIAS})
+        for row, expected in zip(batch, y, strict=True):
+            assert by_image[row.tobytes()].tobytes() == expected.tobytes()

@@ -1,4 +1,7 @@
-"""`OnnxPredictor` gives Ray Data what a session gives whoever runs it by hand, bit by bit."""
+"""`OnnxPredictor` gives what a session gives that is run by hand, bit by bit.
+
+What it does in tasks and actors of a cluster is in `serving/test_shipped.py`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,6 @@ from ortprep.errors import InvalidRequestError, LoadError, PipelineError, PoolEr
 from ortprep.runtime import load
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
 from ortprep.runtime.session.opened_model import choose_target
-from tests.cluster.builders import SmallCluster
 from tests.runtime.builders import CUDA_NEEDED
 from tests.runtime.pool.builders import (
     write_finding,
@@ -248,54 +250,3 @@ def test_a_bundle_that_answers_wrongly_is_never_used(tmp_path: Path) -> None:
     (folder / model).write_bytes((other / model).read_bytes())
     with pytest.raises(LoadError, match="does not answer as recorded"):
         OnnxPredictor(folder, constants=BIAS, load=ModelLoadOptions(digests="off"))
-
-
-@pytest.mark.slow
-def test_in_a_task_the_environment_is_left_alone_and_in_an_actor_gpus_are_hidden(
-    nodes: SmallCluster, net: Path
-) -> None:
-    import ray
-
-    def open_here(*_: object) -> tuple[str, int]:
-        os.environ["CUDA_VISIBLE_DEVICES"] = "7"
-        predict = OnnxPredictor(net, constants=BIAS)
-        options = predict._model.session.get_session_options()
-        return os.environ["CUDA_VISIBLE_DEVICES"], options.intra_op_num_threads
-
-    remote: Any = ray.remote(num_cpus=1, max_retries=0)
-    assert ray.get(remote(open_here).remote(), timeout=600) == ("7", 1)
-    actor = ray.remote(num_cpus=1)(type("Opener", (), {"open": open_here})).remote()
-    assert ray.get(actor.open.remote(), timeout=600) == ("", 1)
-    ray.kill(actor)
-
-
-@pytest.mark.slow
-def test_a_dataset_is_answered_row_by_row_on_all_nodes(nodes: SmallCluster, tmp_path: Path) -> None:
-    import ray.data
-
-    folder = write_net(tmp_path / "net", 4)
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    given = rows(1000)
-    # Blocks that are there already: beside the actors there is no processor for tasks that would make some.
-    dataset = ray.data.from_numpy(np.split(given["x"], [100, 330, 331, 800]))
-    answers = dataset.map_batches(
-        OnnxPredictor,
-        fn_constructor_kwargs={
-            "bundle": str(folder),
-            "columns": {"x": "data"},
-            "constants": BIAS,
-            "outputs": ["y"],
-            "keep": True,
-        },
-        batch_size=50,
-        compute=ray.data.ActorPoolStrategy(size=2),
-        num_cpus=1,
-    ).take_all()
-    assert len(answers) == 1000
-    by_image = {row["data"].tobytes(): row["y"] for row in answers}
-    session = load(folder)
-    for at in range(0, 1000, 4):
-        batch = given["x"][at : at + 4]
-        (y,) = session.run(["y"], {"x": batch, **BIAS})
-        for row, expected in zip(batch, y, strict=True):
-            assert by_image[row.tobytes()].tobytes() == expected.tobytes()
