@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
 from ortprep.tables import Table
 
@@ -12,8 +12,6 @@ Severity: TypeAlias = Literal["ok", "note", "advice", "problem"]
 """As it should be; worth knowing; something to gain; something to mend."""
 
 SEVERITIES: tuple[Severity, ...] = ("ok", "note", "advice", "problem")
-
-F = TypeVar("F")
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _STEP = 1000
@@ -70,51 +68,6 @@ def diagnose(
     ordered = sorted(findings, key=_rank, reverse=True)
     shown = tuple(table for table in tables if table.rows)
     return Diagnosis(check, subject, tuple(ordered), shown, dict(figures or {}))
-
-
-class Found(NamedTuple):
-    """What a rule found, where that decides more than the sentence; None keeps what the rule says."""
-
-    text: str
-    hint: str | None = None
-    severity: Severity | None = None
-    saves_ms: float | None = None
-
-
-class Rules(Generic[F]):
-    """Rules about one kind of facts, in the order of their definition; an instance is their decorator.
-
-    A rule is a pure function of the facts that yields a sentence, or a `Found`, for everything it finds.
-    """
-
-    def __init__(self) -> None:
-        self._rules: list[tuple[Finding, Callable[[F], Iterator[str | Found]]]] = []
-
-    def __call__(
-        self, code: str, severity: Severity, *, hint: str | None = None
-    ) -> Callable[[Callable[[F], Iterator[str | Found]]], Callable[[F], Iterator[str | Found]]]:
-        """Makes a function a rule with a code, a severity and what to do."""
-
-        def register(rule: Callable[[F], Iterator[str | Found]]) -> Callable[[F], Iterator[str | Found]]:
-            self._rules.append((Finding(code, severity, "", hint), rule))
-            return rule
-
-        return register
-
-    @property
-    def codes(self) -> tuple[str, ...]:
-        """Codes of all findings that there can be."""
-        return tuple(dict.fromkeys(finding.code for finding, _ in self._rules))
-
-    def find(self, facts: F) -> tuple[Finding, ...]:
-        """Returns what the rules find in the facts."""
-        findings = []
-        for usual, rule in self._rules:
-            for one in rule(facts):
-                found = Found(one) if isinstance(one, str) else one
-                changes = {name: value for name, value in found._asdict().items() if value is not None}
-                findings.append(replace(usual, **changes))
-        return tuple(findings)
 
 
 def exit_code_of(diagnoses: Sequence[Diagnosis]) -> int:

@@ -1,4 +1,4 @@
-"""Everything that is read of a machine and its ONNX Runtime; the rules judge it.
+"""Everything that is read of a machine and its ONNX Runtime.
 
 ONNX Runtime is tried in child processes: imported, and a session made on every provider.
 """
@@ -22,7 +22,6 @@ from typing import TypeAlias
 
 from ortprep.children.availability import run_tiny_model
 from ortprep.children.child import run_child
-from ortprep.doctor.diagnosis import Rules
 from ortprep.doctor.output_capture import output_to, read_start
 from ortprep.errors import ChildError, PipelineError
 from ortprep.runtime.loading.session import CUDA
@@ -171,9 +170,6 @@ class Facts:
 Row: TypeAlias = tuple[CellValue, ...]
 """A row of a topic's table."""
 
-rule: Rules[Facts] = Rules()
-"""Makes a function a rule about a machine."""
-
 
 def read_facts(
     *,
@@ -182,7 +178,7 @@ def read_facts(
     root: Path = _ROOT,
     shared_memory: Path = _SHARED_MEMORY,
 ) -> Facts:
-    """Reads everything the rules judge; makes a session on every provider.
+    """Reads everything that findings are based on; makes a session on every provider.
 
     Args:
         artifacts: Folder of the bundles, there or not.

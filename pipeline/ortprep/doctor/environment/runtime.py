@@ -1,11 +1,11 @@
-"""ONNX Runtime and its execution providers: the rows that show them, and the rules that judge them."""
+"""ONNX Runtime and its execution providers: the rows that show them, and what is found of them. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ortprep.doctor.diagnosis import Found
-from ortprep.doctor.environment.facts import Facts, Row, rule
+from ortprep.doctor.diagnosis import Finding
+from ortprep.doctor.environment.facts import Facts, Row
 from ortprep.quoting import quoted
 from ortprep.runtime.loading.session import CPU, CUDA
 from ortprep.telemetry import TELEMETRY_OFF, TELEMETRY_SINCE, TELEMETRY_VARIABLE, is_telemetry_off
@@ -15,8 +15,6 @@ OLDEST = (1, 23)
 """First version of ONNX Runtime that bundles are loaded with."""
 
 GPU_WHEEL, _CPU_WHEEL = "onnxruntime-gpu", "onnxruntime"
-
-# ONNX Runtime: its wheels and what they import.
 
 
 def runtime_rows(facts: Facts) -> Iterator[Row]:
@@ -39,84 +37,53 @@ def runtime_rows(facts: Facts) -> Iterator[Row]:
     yield from facts.variables.items()
 
 
-@rule("both-wheels-installed", "problem")
-def _both_wheels(facts: Facts) -> Iterator[Found]:
-    if len(facts.wheels) > 1:
-        named = ", ".join(f"{name} {version}" for name, version in facts.wheels.items())
+def find_in_installation(facts: Facts) -> Iterator[Finding]:
+    """Yields what is wrong with the wheels and what they import."""
+    wheels, runtime = facts.wheels, facts.runtime
+    # The one wheel to have: that which is there, or the one with CUDA where there are several.
+    wheel = GPU_WHEEL if GPU_WHEEL in wheels else max(wheels, default=_CPU_WHEEL)
+    reinstall = f"pip uninstall -y {' '.join(sorted(wheels))} && pip install {wheel}"
+    if len(wheels) > 1:
+        named = ", ".join(f"{name} {version}" for name, version in wheels.items())
         text = (
             f"{named} are installed at once and own the same files: whichever was installed last is "
             "imported, and removing either breaks the other"
         )
-        yield Found(text, _reinstall(facts))
-
-
-@rule("no-onnxruntime", "problem")
-def _no_runtime(facts: Facts) -> Iterator[Found]:
-    if facts.runtime.error is not None and not facts.wheels:
-        wheel = GPU_WHEEL if facts.has_gpu else _CPU_WHEEL
-        yield Found(f"no ONNX Runtime is installed: {facts.runtime.error}", f"pip install {wheel}")
-
-
-@rule("onnxruntime-broken", "problem")
-def _broken_import(facts: Facts) -> Iterator[Found]:
-    if facts.runtime.error is not None and facts.wheels:
-        yield Found(f"ONNX Runtime cannot be imported: {facts.runtime.error}", _reinstall(facts))
-
-
-@rule("onnxruntime-version-differs", "problem")
-def _other_version(facts: Facts) -> Iterator[Found]:
-    version = facts.runtime.version
-    installed = {parse_version(one) for one in facts.wheels.values()}
-    if version and installed and parse_version(version) not in installed:
-        name, wheel_version = next(iter(facts.wheels.items()))
-        text = f"{name} {wheel_version} is installed, but {version} is imported from {facts.runtime.folder}"
-        yield Found(text, _reinstall(facts))
-
-
-@rule("onnxruntime-too-old", "problem")
-def _old_version(facts: Facts) -> Iterator[Found]:
-    version = facts.runtime.version
-    if version and (parse_version(version) or ()) < OLDEST:
+        yield Finding("both-wheels-installed", "problem", text, reinstall)
+    if runtime.error is not None and not wheels:
+        text = f"no ONNX Runtime is installed: {runtime.error}"
+        best = GPU_WHEEL if facts.has_gpu else _CPU_WHEEL
+        yield Finding("no-onnxruntime", "problem", text, f"pip install {best}")
+    elif runtime.error is not None:
+        text = f"ONNX Runtime cannot be imported: {runtime.error}"
+        yield Finding("onnxruntime-broken", "problem", text, reinstall)
+    version = parse_version(runtime.version)
+    if runtime.version and wheels and version not in map(parse_version, wheels.values()):
+        name, wheel_version = next(iter(wheels.items()))
+        imported = f"{runtime.version} is imported from {runtime.folder}"
+        text = f"{name} {wheel_version} is installed, but {imported}"
+        yield Finding("onnxruntime-version-differs", "problem", text, reinstall)
+    if runtime.version and (version or ()) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        text = f"ONNX Runtime {version} is older than {oldest}, the oldest supported"
-        yield Found(text, f"pip install --upgrade {_wheel(facts)}")
+        text = f"ONNX Runtime {runtime.version} is older than {oldest}, the oldest supported"
+        yield Finding("onnxruntime-too-old", "problem", text, f"pip install --upgrade {wheel}")
 
 
-def _wheel(facts: Facts) -> str:
-    """Returns the one wheel to have: that which is there, or the one with CUDA where there are several."""
-    return GPU_WHEEL if GPU_WHEEL in facts.wheels else max(facts.wheels, default=_CPU_WHEEL)
-
-
-def _reinstall(facts: Facts) -> str:
-    return f"pip uninstall -y {' '.join(sorted(facts.wheels))} && pip install {_wheel(facts)}"
-
-
-@rule("usage-data-off", "ok")
-def _no_telemetry(facts: Facts) -> Iterator[str]:
-    if (value := _telemetry(facts)) is not None and is_telemetry_off(value):
-        yield f"ONNX Runtime sends no usage data: {TELEMETRY_VARIABLE}={value} in every process of ortprep"
-
-
-@rule(
-    "usage-data-sent",
-    "advice",
-    hint=f"export {TELEMETRY_VARIABLE}={TELEMETRY_OFF}   (or unset it: ortprep sets it then)",
-)
-def _telemetry_on(facts: Facts) -> Iterator[str]:
-    if (value := _telemetry(facts)) is not None and not is_telemetry_off(value):
-        yield (
+def find_usage_data(facts: Facts) -> Iterator[Finding]:
+    """Yields whether processes of ortprep send usage data, for versions of ONNX Runtime that can."""
+    if (parse_version(facts.runtime.version) or ()) < TELEMETRY_SINCE:
+        return
+    value = facts.variables.get(TELEMETRY_VARIABLE, TELEMETRY_OFF)
+    if is_telemetry_off(value):
+        text = f"ONNX Runtime sends no usage data: {TELEMETRY_VARIABLE}={value} in every process of ortprep"
+        yield Finding("usage-data-off", "ok", text)
+    else:
+        text = (
             f"ONNX Runtime {facts.runtime.version} sends usage data to its maker, with names of model files "
             f"and hashes of weights, since {TELEMETRY_VARIABLE} is {value!r}"
         )
-
-
-def _telemetry(facts: Facts) -> str | None:
-    """Returns the variable's value in processes of ortprep; None for a version that sends nothing."""
-    sends = (parse_version(facts.runtime.version) or ()) >= TELEMETRY_SINCE
-    return facts.variables.get(TELEMETRY_VARIABLE, TELEMETRY_OFF) if sends else None
-
-
-# Execution providers, and the libraries they compute with.
+        hint = f"export {TELEMETRY_VARIABLE}={TELEMETRY_OFF}   (or unset it: ortprep sets it then)"
+        yield Finding("usage-data-sent", "advice", text, hint)
 
 
 def provider_rows(facts: Facts) -> Iterator[Row]:
@@ -131,51 +98,42 @@ def library_rows(facts: Facts) -> Iterator[Row]:
         yield name, file or "missing"
 
 
-@rule("provider-usable", "ok")
-def _usable(facts: Facts) -> Iterator[str]:
+def find_in_providers(facts: Facts) -> Iterator[Finding]:
+    """Yields which execution providers work.
+
+    A wheel has code for more than a machine can use: that is a problem only where it was to be used.
+    """
+    runtime = facts.runtime
+    needed = (*facts.expected, CPU, *([CUDA] if facts.has_gpu else []))
+    missing = [name for name, file in runtime.libraries.items() if not file]
     for name, reason in facts.providers.items():
         if reason is None:
-            yield f"{_short(name)}: a session was made and run"
-
-
-@rule("provider-unusable", "problem")
-def _unusable(facts: Facts) -> Iterator[Found]:
-    """A wheel has code for more than a machine can use: that is a problem only where it was to be used."""
-    for name, reason in facts.providers.items():
-        if reason is None:
+            yield Finding("provider-usable", "ok", f"{_short(name)}: a session was made and run")
             continue
         text = f"{_short(name)}: the wheel lists it, but no session can be made on it: {reason}"
-        needed = (*facts.expected, CPU, *([CUDA] if facts.has_gpu else []))
         if name not in needed:
             beside = "there is no GPU here, and " if name == CUDA else ""
-            yield Found(f"{text} ({beside}it was not asked for)", severity="note")
+            yield Finding("provider-unusable", "note", f"{text} ({beside}it was not asked for)")
         elif name == CUDA:
-            is_incomplete = "" in facts.runtime.libraries.values()
-            yield Found(text, install_cuda(facts) if is_incomplete else "nvidia-smi  (does it list the GPU?)")
+            hint = install_cuda(facts) if missing else "nvidia-smi  (does it list the GPU?)"
+            yield Finding("provider-unusable", "problem", text, hint)
         else:
             what = f"(what {quoted(name)} is built with)"
-            yield Found(text, f"python -c 'import onnxruntime; onnxruntime.print_debug_info()'  {what}")
-
-
-@rule("provider-not-in-wheel", "problem")
-def _not_in_wheel(facts: Facts) -> Iterator[Found]:
-    runtime = facts.runtime
-    available = ", ".join(map(_short, runtime.available))
+            hint = f"python -c 'import onnxruntime; onnxruntime.print_debug_info()'  {what}"
+            yield Finding("provider-unusable", "problem", text, hint)
+    package = f"{runtime.package or max(facts.wheels, default=_CPU_WHEEL)} {runtime.version}"
     for name in facts.expected:
         if runtime.error is None and name not in runtime.available:
             text = (
-                f"{_short(name)} was asked for, and {runtime.package or _wheel(facts)} {runtime.version} has "
-                f"{available} only: its sessions would run on the CPU"
+                f"{_short(name)} was asked for, and {package} has "
+                f"{', '.join(map(_short, runtime.available))} only: its sessions would run on the CPU"
             )
-            yield Found(text, install_cuda(facts) if name == CUDA else None)
-
-
-@rule("missing-library", "problem")
-def _missing_libraries(facts: Facts) -> Iterator[Found]:
-    missing = [name for name, file in facts.runtime.libraries.items() if not file]
+            way_out = install_cuda(facts) if name == CUDA else None
+            yield Finding("provider-not-in-wheel", "problem", text, way_out)
     # Libraries of CUDA are nothing to install on a machine that has no GPU to use them.
-    if missing and (CUDA in facts.expected or facts.has_gpu):
-        yield Found(f"not found, needed by CUDA: {', '.join(sorted(missing))}", install_cuda(facts))
+    if missing and CUDA in needed:
+        text = f"not found, needed by CUDA: {', '.join(sorted(missing))}"
+        yield Finding("missing-library", "problem", text, install_cuda(facts))
 
 
 def install_cuda(facts: Facts) -> str:

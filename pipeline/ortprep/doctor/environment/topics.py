@@ -1,4 +1,4 @@
-"""`doctor env`: reads the machine, shows every topic as a table, and judges all by the rules."""
+"""`doctor env`: reads the machine, and shows every topic as a table with what is found of it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,19 @@ from pathlib import Path
 from ortprep.bundle.codec import encode
 from ortprep.doctor.diagnosis import Diagnosis, diagnose
 from ortprep.doctor.environment import machine, runtime
-from ortprep.doctor.environment.facts import Facts, read_facts, rule
+from ortprep.doctor.environment.facts import Facts, read_facts
 from ortprep.measuring.device_lock import working
 from ortprep.tables import Table
+
+_TOPICS = (
+    runtime.find_in_installation,
+    runtime.find_usage_data,
+    runtime.find_in_providers,
+    machine.find_missing_gpus,
+    machine.find_in_gpus,
+    machine.find_in_processor,
+    machine.find_in_memory,
+)
 
 _SPELLINGS = {
     spelling.lower(): spelling
@@ -48,7 +58,8 @@ def describe(facts: Facts) -> Diagnosis:
         Table("GPUs", gpu_columns, tuple(machine.gpu_rows(facts))),
         Table("Machine", ("what", "is"), tuple(machine.machine_rows(facts))),
     )
-    return diagnose("env", rule.find(facts), tables=tables, figures=encode(facts))
+    findings = [finding for topic in _TOPICS for finding in topic(facts)]
+    return diagnose("env", findings, tables=tables, figures=encode(facts))
 
 
 def name_providers(names: Sequence[str]) -> tuple[str, ...]:
