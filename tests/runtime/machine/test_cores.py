@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ortprep.runtime import load
+from ortprep.bundle.loader_config import read_loader_config
+from ortprep.errors import LoadError
+from ortprep.runtime import PoolConfig, load
+from ortprep.runtime.loading import opened_bundle
 from ortprep.runtime.machine import cores
 from ortprep.runtime.machine.cores import find_thread_limit, usable_cores
+from ortprep.runtime.pool.config import plan_workers
 from tests.runtime.builders import write_bundle
 
 pytestmark = pytest.mark.runtime
@@ -85,11 +90,18 @@ def test_usable_cores_are_those_of_the_strictest_limit(
         ({"WEB_CONCURRENCY": "4"}, 2),
         ({"WEB_CONCURRENCY": "100"}, 1),
         ({"WEB_CONCURRENCY": "4", "ORTPREP_WORKERS": "2"}, 4),
+        ({"WEB_CONCURRENCY": "4", "ORTPREP_WORKERS": "1"}, None),
         *(({"ORTPREP_WORKERS": text}, None) for text in ("", "0", "-2", "two", "9" * 99)),
     ],
 )
 def test_workers_share_the_cores(tmp_path: Path, environment: dict[str, str], expected: int | None) -> None:
     limit = find_thread_limit(environment, str(tmp_path))
+    assert (None if limit is None else limit[0]) == expected
+
+
+@pytest.mark.parametrize(("workers", "expected"), [(1, None), (2, 4), (3, 2), (8, 1), (100, 1)])
+def test_a_number_of_workers_that_is_passed_wins(tmp_path: Path, workers: int, expected: int | None) -> None:
+    limit = find_thread_limit({"ORTPREP_WORKERS": "5"}, str(tmp_path), workers=workers)
     assert (None if limit is None else limit[0]) == expected
 
 
@@ -105,10 +117,40 @@ def test_a_session_takes_its_share_unless_the_application_says_otherwise(
 ) -> None:
     bundle = write_bundle(tmp_path / "b")
 
-    def threads(**own: int) -> int:
-        return int(load(bundle, session_options=own or None).get_session_options().intra_op_num_threads)
+    def threads(workers: int | None = None, **own: int) -> int:
+        session = load(bundle, session_options=own or None, workers=workers)
+        return int(session.get_session_options().intra_op_num_threads)
 
     before = threads()
     monkeypatch.setenv("WEB_CONCURRENCY", "4")
-    assert (before, threads(), threads(intra_op_num_threads=3)) == (0, 2, 3)
+    assert (before, threads(), threads(8), threads(1)) == (0, 2, 1, 0)
+    assert (threads(intra_op_num_threads=3), threads(8, intra_op_num_threads=3)) == (3, 3)
     assert os.environ["WEB_CONCURRENCY"] == "4"
+
+
+@pytest.mark.parametrize("workers", [0, -1, 2.5, True, "2"])
+def test_what_is_no_number_of_workers_is_refused(tmp_path: Path, workers: Any) -> None:
+    with pytest.raises(LoadError, match="bad argument of load: workers="):
+        load(tmp_path, workers=workers)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(1, None), (2, 4), (16, 1)])
+def test_workers_of_a_pool_share_the_cores(tmp_path: Path, count: int, expected: int | None) -> None:
+    bundle = write_bundle(tmp_path / "b")
+    config = PoolConfig(devices="cpu", workers_per_device=count)
+    workers, _ = plan_workers({"b": bundle}, {"b": read_loader_config(bundle)}, config)
+    assert [worker.job.load.threads for worker in workers] == [expected] * count
+
+
+def test_the_number_and_the_reason_are_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bundle = write_bundle(tmp_path / "b")
+    monkeypatch.setattr(opened_bundle, "_LOGGED", set())
+    with caplog.at_level("INFO", logger="ortprep"):
+        for _ in range(2):
+            load(bundle, workers=2)
+    said = [record.message for record in caplog.records if "threads per session" in record.message]
+    assert said == [
+        f"at most {usable_cores() // 2} threads per session: 8 usable cores for 2 workers (workers)"
+    ]

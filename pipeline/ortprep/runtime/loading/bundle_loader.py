@@ -46,6 +46,7 @@ def load(
     precision: str = "fastest-within-gate",
     session_options: SessionOptions | None = None,
     phases: Phases = "auto",
+    workers: int | None = None,
 ) -> onnxruntime.InferenceSession:
     """Opens a bundle as a session on the first variant whose requirements this machine meets.
 
@@ -69,6 +70,8 @@ def load(
             their defaults; the optimisation level is always the bundle's. Conflicts are logged once.
         phases: `auto` starts on the variant's first phase, if there is one, and changes to the steady one
             after the first run (`wait_steady`; ONNX Runtime 1.31, two cores); `steady` and `first` do not.
+        workers: Number of processes like this one that share its cores: a session has at most the cores that
+            this process may use, divided by it. None for `ORTPREP_WORKERS`, else `WEB_CONCURRENCY`, else 1.
 
     Raises:
         SignatureError: The bundle is not signed as required.
@@ -93,6 +96,7 @@ def load(
         precision=precision,
         session_options=session_options,
         phases=phases,
+        workers=workers,
     ).session
 
 
@@ -108,6 +112,7 @@ def open_bundle(
     precision: str = "fastest-within-gate",
     session_options: SessionOptions | None = None,
     phases: Phases = "auto",
+    workers: int | None = None,
 ) -> OpenedBundle:
     """Does what `load` does, with its arguments and errors, and also returns the decisions."""
     check_choice("digests", digests, ("changed", "full", "off"))
@@ -115,6 +120,7 @@ def open_bundle(
     check_choice("phases", phases, ("auto", "first", "steady"))
     check_number("device_id", device_id, example=0, whole=True)
     check_number("timeout_s", timeout_s, example=30)
+    check_number("workers", workers, example=4, whole=True, minimum=1)
     if session_options is not None and hasattr(session_options, "items"):
         session_options = dict(session_options.items())  # of two phases, the second is made later
     folder = find_folder(bundle, require_signature)
@@ -131,7 +137,7 @@ def open_bundle(
         session_options,
         require_signature=require_signature,
         buckets=True,
-        threads=find_threads(),
+        threads=find_threads(None if workers is None else int(workers)),
     )
     return open_folder(folder, options)
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         precision: str
         session_options: SessionOptions | None
         phases: Phases
+        workers: int | None
 
 
 DigestPolicy = Literal["changed", "full", "off"]
@@ -174,14 +175,17 @@ class Cancellation:
             options.set_load_cancellation_flag(True)
 
 
-def check_number(name: str, value: Any, *, example: int, whole: bool = False) -> None:
-    """Raises `LoadError` unless an argument is a number, a whole one if `whole`, or None."""
+def check_number(
+    name: str, value: Any, *, example: int, whole: bool = False, minimum: float = -math.inf
+) -> None:
+    """Raises `LoadError` unless an argument is None or a number from `minimum`, a whole one if `whole`."""
     if value is None:
         return
     import numbers
 
     kind, expected = (numbers.Integral, "an integer") if whole else (numbers.Real, "a number")  # numpy's too
-    if isinstance(value, bool) or not isinstance(value, kind):
+    if isinstance(value, bool) or not isinstance(value, kind) or value < minimum:
+        expected += f" from {minimum}" if minimum > -math.inf else ""
         raise _bad_argument(name, value, f"{expected} or None", f"load(…, {name}={example})")
 
 

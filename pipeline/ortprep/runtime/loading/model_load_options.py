@@ -19,7 +19,7 @@ class ModelLoadOptions:
     Attributes:
         target: As `load` takes it; so are `precision`, `digests` and `require_signature`.
         buckets: Whether the bundle's shape buckets are opened too.
-        threads: Most threads of a session; None for as many as processors are reserved.
+        threads: Most threads of a session; None for what Ray reserved, else for the process's share.
         may_spin: Whether idle threads may spin.
         session_options: The caller's, of every session; they win over the bundle's and over `threads`.
 

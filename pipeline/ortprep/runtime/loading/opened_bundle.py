@@ -157,16 +157,19 @@ def _sets_threads(own: SessionOptions | None) -> bool:
     return bool(own.get(name) if isinstance(own, dict) else getattr(own, name, 0))
 
 
-def find_threads() -> int | None:
+def find_threads(workers: int | None = None) -> int | None:
     """Returns the most threads that a session of this process should have; None for as many as its plan says.
 
     The reason is logged once at INFO.
+
+    Args:
+        workers: Number of processes that share the cores; None for that of the environment.
     """
     import os
 
     from ortprep.runtime.machine.cores import find_thread_limit
 
-    limit = find_thread_limit(os.environ)
+    limit = find_thread_limit(os.environ, workers=workers)
     if limit is None:
         return None
     threads, reason = limit

@@ -19,7 +19,9 @@ gunicorn, uvicorn and most platforms."""
 _MAX_WORKERS = 10_000
 
 
-def find_thread_limit(environment: Mapping[str, str], root: str = "/") -> tuple[int, str] | None:
+def find_thread_limit(
+    environment: Mapping[str, str], root: str = "/", *, workers: int | None = None
+) -> tuple[int, str] | None:
     """Returns the most threads that a session of this process should have, and why.
 
     ONNX Runtime starts a thread per core of the machine and lets it spin, also where the process may use
@@ -28,15 +30,24 @@ def find_thread_limit(environment: Mapping[str, str], root: str = "/") -> tuple[
     Args:
         environment: The environment of the process.
         root: Where the kernel's file systems are mounted.
+        workers: Number of processes like this one that share its cores; None reads it from `environment`.
     """
     cores = usable_cores(root)
-    for name in WORKER_VARIABLES:
-        value = environment.get(name, "")
-        if value.isdecimal() and len(value) < 6 and 1 < int(value) <= _MAX_WORKERS:
-            return max(1, cores // int(value)), f"{cores} usable cores for {int(value)} workers ({name})"
+    name, count = _workers_of(environment) if workers is None else ("workers", workers)
+    if count > 1:
+        return max(1, cores // count), f"{cores} usable cores for {count} workers ({name})"
     if cores < (os.cpu_count() or 1):
         return cores, f"{cores} usable cores of {os.cpu_count()}"
     return None
+
+
+def _workers_of(environment: Mapping[str, str]) -> tuple[str, int]:
+    """Returns the first variable that holds a number of workers, and the number; 1 without one."""
+    for name in WORKER_VARIABLES:
+        value = environment.get(name, "")
+        if value.isdecimal() and len(value) < 6 and 0 < int(value) <= _MAX_WORKERS:
+            return name, int(value)
+    return "", 1
 
 
 def usable_cores(root: str = "/") -> int:

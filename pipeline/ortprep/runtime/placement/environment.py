@@ -40,11 +40,10 @@ def plan_environments(
     visible: str | None,
     threads: int | None = None,
 ) -> tuple[WorkerEnvironment, ...]:
-    """Divides a machine among workers, device by device."""
+    """Divides a machine among workers, device by device; `threads` is the most that a session of each has."""
     count = len(devices) * workers_per_device
     usable = [tuple(sorted(set(node) & set(processors))) for node in nodes]
     usable = [node for node in usable if node]
-    share = max(1, len(processors) // count)
     environments = []
     for index in range(count):
         device = devices[index // workers_per_device]
@@ -55,7 +54,7 @@ def plan_environments(
                 device=device,
                 device_id=None if device.kind == "cpu" else 0,
                 variables=_variables(device, visible),
-                threads=threads if threads is not None else share if count > 1 else None,
+                threads=threads,
                 may_spin=count == 1,
                 processors=node,
             )

@@ -13,6 +13,7 @@ from ortprep.bundle.loader_config import LoaderConfig, read_loader_config
 from ortprep.errors import PoolError
 from ortprep.runtime.loading.load_options import DigestPolicy
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions, require_counts, require_positive
+from ortprep.runtime.loading.opened_bundle import find_threads
 from ortprep.runtime.loading.sources import locate
 from ortprep.runtime.loading.variant_selection import FASTEST
 from ortprep.runtime.machine.hardware import read_hardware
@@ -154,13 +155,16 @@ def plan_workers(
         name: ModelJob(number, name, str(paths[name]), loader_config)
         for number, (name, loader_config) in enumerate(loader_configs.items())
     }
+    threads, total = config.threads, len(devices) * count
+    if threads is None and total > 1:
+        threads = find_threads(total)
     environments = plan_environments(
         devices,
         workers_per_device=count,
         processors=sorted(os.sched_getaffinity(0)),
         nodes=read_numa_nodes(),
         visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
-        threads=config.threads,
+        threads=threads,
     )
     workers: list[WorkerState] = []
     for index, environment in enumerate(environments):

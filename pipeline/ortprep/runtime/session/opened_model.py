@@ -13,7 +13,7 @@ from ortprep.quoting import quoted
 from ortprep.runtime.loading.bundle_loader import open_folder
 from ortprep.runtime.loading.load_options import DigestPolicy, LoadOptions
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
-from ortprep.runtime.loading.opened_bundle import OpenedBundle
+from ortprep.runtime.loading.opened_bundle import OpenedBundle, find_threads
 from ortprep.runtime.loading.sources import locate
 from ortprep.runtime.loading.variant_selection import needs_gpu, read_machine, select_variant
 from ortprep.runtime.session.session_runner import SessionRunner, ShapeDispatcher, open_buckets
@@ -59,7 +59,7 @@ def open_variants(
         digests=cast(DigestPolicy, options.digests),
         check="golden",
         phases="auto",
-        threads=options.threads,
+        threads=find_threads() if options.threads is None else options.threads,
         may_spin=options.may_spin,
         precision=options.precision,
         session_options=options.session_options,
