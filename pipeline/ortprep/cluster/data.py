@@ -39,7 +39,7 @@ def plan_pieces(count: int, sizes: Sequence[int]) -> tuple[Piece, ...]:
     takes all of it, unless more than half of that would be padding: then a smaller one is filled first.
 
     Args:
-        count: How many rows.
+        count: Number of rows.
         sizes: Lengths of batches that the model was prepared for; none for any.
     """
     lengths, pieces, start = set(sizes) or {count}, [], 0
@@ -131,17 +131,17 @@ class OnnxPredictor:
     those are dropped. So rows must not depend on each other.
 
     Args:
-        bundle: As `ortprep.runtime.load` takes it, from every node. `pin_bundle` turns an alias into what it
+        bundle: A bundle for `ortprep.runtime.load`, on every node. `pin_bundle` turns an alias into what it
             names now, for all actors to have the same.
         columns: The column that each input is taken from; inputs that are not named, from those of their
             name.
-        outputs: What each output's column is called; None for all, by their names. Outputs that are not named
-            are left out, as those without a row for every row must be.
+        outputs: Names of the outputs' columns; None for all, by their names. Outputs that are not named are
+            left out, as those without a row for every row must be.
         constants: Inputs that are the same for every row, whole, as arrays of the model's types.
         keep: Columns of the batch to be returned too; True for all but those that answers have the names of.
         device: `auto` (the GPU that Ray gave the actor or task, or the CPU), `cpu` or `cuda`. In an actor
             other GPUs are hidden from the process; elsewhere its environment is left alone.
-        load: How the bundle is opened; without `threads`, with as many as processors are reserved.
+        load: Options for the bundle; without `threads`, with as many as processors are reserved.
 
     Raises:
         PipelineError: The bundle cannot be loaded here, as `load` raises it.
@@ -248,6 +248,7 @@ class OnnxPredictor:
         return {**{name: batch[name] for name in kept if name not in answers}, **answers}
 
     def _run(self, arrays: Mapping[str, Array], count: int) -> dict[str, Array]:
+        """Returns the answers to some rows, by column."""
         parts = []
         for piece in plan_pieces(count, self.batch_sizes):
             feeds = {name: cut(array, piece) for name, array in arrays.items()} | self._constants

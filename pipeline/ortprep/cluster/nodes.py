@@ -29,7 +29,7 @@ _INSTRUCTION_SETS = (
     "bf16",
     "sve",
 )
-"""Instruction sets that ONNX Runtime's kernels differ by, and that a fleet may be told apart by."""
+"""Instruction sets that ONNX Runtime's kernels differ by, and that may distinguish the kinds of a fleet."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class ClusterNode:
     """A node that is alive.
 
     Attributes:
-        id: As the cluster names it.
+        id: The cluster's name of it.
         address: Host name or IP address, for people.
-        labels: By key.
+        labels: Values of labels, by key.
         resources: All that it has, taken or not: `CPU`, `GPU` and its own.
     """
 

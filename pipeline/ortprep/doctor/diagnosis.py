@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from ortprep.tables import Table
 
 Severity: TypeAlias = Literal["ok", "note", "advice", "problem"]
-"""As it should be; worth knowing; something to gain; something to mend."""
+"""As it should be; worth knowing; something to gain; something to repair."""
 
 SEVERITIES: tuple[Severity, ...] = ("ok", "note", "advice", "problem")
 
@@ -24,8 +24,8 @@ class Finding:
 
     Attributes:
         code: Stable name, for scripts: `both-wheels-installed`.
-        severity: How much it matters.
-        text: What was found, in a sentence that has the figure behind it.
+        severity: Its severity.
+        text: The finding as a sentence, with its figure.
         hint: A command to run, or what to do; None where there is nothing to be done.
         saves_ms: At most so much of the time to a first result goes if it is done; None if that is not known.
     """
@@ -45,7 +45,7 @@ class Diagnosis:
         check: Name of the check: `env`, `parallel`, `init`, …
         subject: Names of the models; "" for the machine.
         findings: The most severe first.
-        tables: For people.
+        tables: Tables of the figures, for people.
         figures: The same and more for programs, as JSON types.
     """
 

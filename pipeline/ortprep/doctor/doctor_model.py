@@ -39,11 +39,11 @@ class DoctorModel:
     """A model under examination: a source, a bundle, or both.
 
     Attributes:
-        name: For people.
+        name: Name of the model, for people.
         sample: `.npz` file with one array per input, by its name.
         source: Path of the ONNX model; None if there is only a bundle.
         bundle: Folder of what was prepared of it; None if it was not prepared.
-        remarks: What was assumed, as sizes that the model leaves open.
+        remarks: Assumptions, such as sizes that the model leaves open.
     """
 
     name: str
@@ -152,7 +152,7 @@ def measure_loads(
     The caller holds the device's lock.
 
     Args:
-        requests: What a process of each way measures.
+        requests: Request of a process of each way, by the way's name.
         rounds: Number of processes per way. One more goes before, brings the files into the page cache, and
             does not count.
         interpreters: The Python of another environment, by way.

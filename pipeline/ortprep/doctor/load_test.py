@@ -26,12 +26,12 @@ Tensors = Mapping[str, Array]
 
 @dataclass(frozen=True)
 class GoldenCase:
-    """Inputs, and what has to be answered.
+    """Inputs, and the expected answer.
 
     Attributes:
-        golden: Tolerances.
-        inputs: By name.
-        expected: What was recorded of the outputs, by name.
+        golden: Sample with the tolerances.
+        inputs: Arrays by input name.
+        expected: Recorded outputs, by name.
     """
 
     golden: Golden
@@ -48,11 +48,11 @@ class LoadTestResult:
     """Result of many requests.
 
     Attributes:
-        requests: How many were made.
-        elapsed_s: From the first call to the last answer.
-        wrong: How many answers were wrong.
-        failed: How many requests failed.
-        problems: What was wrong with the first of either.
+        requests: Number of requests.
+        elapsed_s: Time from the first call to the last answer, in seconds.
+        wrong: Number of wrong answers.
+        failed: Number of failed requests.
+        problems: Problems of the first wrong answers and failed requests.
     """
 
     requests: int
@@ -80,7 +80,7 @@ def load_test_bundle(
     """Makes a pool of a bundle, sends it the golden samples, and returns the result.
 
     Raises:
-        PipelineError: As `SessionPool` does; or the samples cannot be read.
+        PipelineError: A `SessionPool` cannot be made, or the samples cannot be read.
         PoolError: Workers took different variants.
     """
     config = PoolConfig(

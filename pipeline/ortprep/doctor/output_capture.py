@@ -1,4 +1,4 @@
-"""What this process prints, in a file: ONNX Runtime says some things there and nowhere else."""
+"""The output of this process in a file: ONNX Runtime says some things there and nowhere else."""
 
 from __future__ import annotations
 

@@ -92,10 +92,10 @@ class OperatorTime:
     """An operator type on an execution provider, per run.
 
     Attributes:
-        operator: Operator type.
-        provider: Execution provider.
-        ms: All its nodes together, median of the runs after the first.
-        nodes: How many of them ran, each once however often it did.
+        operator: Name of the operator type.
+        provider: Name of the execution provider.
+        ms: Time of all its nodes, in ms: median of the runs after the first.
+        nodes: Number of its nodes that ran.
     """
 
     operator: str
@@ -106,10 +106,10 @@ class OperatorTime:
 
 @dataclass(frozen=True)
 class Profile:
-    """Where a run spends its time; the first run is left out.
+    """Times of the runs after the first.
 
     Attributes:
-        runs: How many were looked at.
+        runs: Number of those runs.
         run_ms: A run, median; longer than without the profiler. On a GPU, times of nodes are those of
             launching their kernels.
         operators: The slowest first.
@@ -139,7 +139,7 @@ def diagnose_profile(
     Args:
         subject: The model; its source where there is one, else the bundle.
         device: `cpu` or `cuda:<ordinal>`.
-        trace: Where the trace is kept, None for nowhere.
+        trace: File that keeps the trace; None for none.
 
     Raises:
         LoadError: The model cannot be loaded or run, or has no variant for the device.
@@ -173,6 +173,7 @@ def diagnose_profile(
 
 
 def _tables(profile: Profile, device: str, steady_ms: float) -> tuple[Table, ...]:
+    """Returns the slowest operators, and the nodes by execution provider."""
     total = profile.nodes_ms or 1.0
     run = f"a run on {device}: {steady_ms:.2f} ms; {profile.run_ms:.2f} ms profiled, {total:.2f} ms in nodes"
     operators = fill_table(
@@ -194,9 +195,9 @@ def profile_plan(plan: SessionPlan, sample: str, *, trace: Path | None = None) -
     """Profiles one plan in one fresh process; the caller holds the device's lock.
 
     Args:
-        plan: How the session is made.
+        plan: Plan of the session.
         sample: `.npz` file with one array per input.
-        trace: Where the trace is kept, in the format of Chrome's tracing, which Perfetto opens.
+        trace: File that keeps the trace, in the format of Chrome's tracing, which Perfetto opens.
 
     Raises:
         LoadError: The session could not be made or run.
@@ -217,7 +218,7 @@ def record(request: tuple[SessionPlan, Path, Path]) -> Profile:
     """Runs a model with the profiler on; runs in a child.
 
     Args:
-        request: How the session is made, its sample, and the folder that takes the trace.
+        request: Plan of the session, its sample, and the folder for the trace.
 
     Raises:
         LoadError: The session could not be made or run.
@@ -239,19 +240,14 @@ def profiled(plan: SessionPlan, prefix: Path, **attributes: int) -> SessionPlan:
     """Returns a plan whose session writes a profile to a file with that prefix.
 
     Args:
-        plan: How the session is made.
+        plan: Plan of the session.
         prefix: First part of the file's path.
         attributes: Further attributes of the session options.
     """
     options = plan.session_options
-    added: dict[str, int | bool | str] = {
-        "enable_profiling": True,
-        "profile_file_prefix": str(prefix),
-        **attributes,
-    }
-    return plan._replace(
-        session_options=options._replace(attributes={**options.attributes, **added, **attributes})
-    )
+    profiling: dict[str, int | bool | str] = {"enable_profiling": True, "profile_file_prefix": str(prefix)}
+    recorded = {**options.attributes, **profiling, **attributes}
+    return plan._replace(session_options=options._replace(attributes=recorded))
 
 
 def parse_events(document: object) -> ProfileEvents:
@@ -302,6 +298,7 @@ def own_times(events: Sequence[TraceEvent]) -> tuple[TraceEvent, ...]:
 
 
 def _event(row: Mapping[str, Any]) -> TraceEvent:
+    """Returns an event of the trace."""
     arguments = row.get("args", {})
     name = str(row["name"])
     is_kernel_time = name.endswith(_KERNEL)
@@ -373,6 +370,7 @@ def _times(profile: Profile, steady_ms: float) -> Iterator[Finding]:
 
 
 def _placement(profile: Profile) -> Iterator[Finding]:
+    """Yields which nodes of a session for a GPU run elsewhere."""
     text = (
         "times of nodes are those of launching their kernels, not of running them, since ONNX Runtime does "
         "not record kernels (microsoft/onnxruntime #20398)"

@@ -40,7 +40,7 @@ def examine_source(source: Path, folder: Path, *, shapes: Shapes | None = None) 
 
     Args:
         source: The ONNX file.
-        folder: Where the input is written.
+        folder: Folder for the input.
         shapes: Shapes by input, for those that the model leaves open; sizes still open are 1.
 
     Raises:

@@ -56,8 +56,8 @@ class LoadVariation(NamedTuple):
 
     Attributes:
         name: In a word or two.
-        what: What it does otherwise than the default.
-        request: What a process of it measures.
+        what: Its difference from the default.
+        request: Request of its processes.
     """
 
     name: str
@@ -69,7 +69,7 @@ class VariationComparison(NamedTuple):
     """One way against the default in one measure.
 
     Attributes:
-        ratio: How many times the default's figure it is, paired by rounds.
+        ratio: Its figure relative to the default's, paired by rounds.
         verdict: Whether that is larger than noise.
     """
 

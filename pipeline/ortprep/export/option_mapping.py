@@ -1,4 +1,4 @@
-"""Which recorded options of a variant another layout has, and where: one loop for every layout."""
+"""Places of a variant's recorded options in another layout: one loop for every layout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RecordedOption(NamedTuple):
 
     Attributes:
         kind: `session option`, `session entry`, or the name of an execution provider.
-        name: As ONNX Runtime spells it.
+        name: ONNX Runtime's name of it.
         value: The recorded value.
     """
 
@@ -84,9 +84,9 @@ def map_options(
     """Returns a variant's options in another layout; ONNX Runtime's defaults hold for those left out.
 
     Args:
-        variant: The variant.
+        variant: Variant with the options.
         find_place: Returns the place of an option, or the reason why there is none.
-        properties: Why the layout lacks other properties of a variant: `first phase`, `io_binding`.
+        properties: Reasons why the layout lacks other properties: `first phase`, `io_binding`.
     """
     sections: dict[str, dict[str, str]] = {}
     carried: dict[str, str] = {}

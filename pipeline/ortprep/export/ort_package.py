@@ -69,7 +69,7 @@ def export_package(
     Args:
         bundles: Folders, at least one.
         package: The package's folder; an earlier export there is replaced.
-        request: What it is to hold.
+        request: Variants of the bundles, and name of the package.
 
     Raises:
         ExportError: ONNX Runtime is older than 1.32, no variant fits, two bundles have one name, or something

@@ -47,10 +47,10 @@ class SourceBundle:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What a session of an exported model says of itself.
+    """Description of an exported model by its session.
 
     Attributes:
-        missing: What this machine lacks for it; there was no session then, and no tensors.
+        missing: Requirements that this machine lacks; there was no session then, and no tensors.
         inputs: Inputs as the session lists them; symbolic sizes by name or None.
         outputs: Outputs as the session lists them.
     """
@@ -85,8 +85,8 @@ def place_variant(
     """Places a variant's files in an export, and runs the model there.
 
     Args:
-        source: The bundle.
-        variant: The variant.
+        source: Bundle of the variant.
+        variant: Variant to place.
         export: The export's folder.
         folder: Relative POSIX path of the variant's folder in it.
         model: File name of the model in that folder.

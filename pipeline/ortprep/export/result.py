@@ -1,4 +1,4 @@
-"""What is exported, what came of it, and the record of it that lies in the export."""
+"""Request and result of an export, and the record of it that lies in the export."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXPORT_SCHEMA_VERSION = "1.0"
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """Which variants to export, for which server, and how it serves them.
+    """Variants to export, their server, and its settings.
 
     Attributes:
         variants: Names of variants; empty for a choice.
@@ -76,10 +76,10 @@ class ExportedModel:
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What an export wrote.
+    """Models that an export wrote.
 
     Attributes:
-        path: The folder.
+        path: Folder of the export.
         models: The new models in it.
         passed_over: Variants that were not taken, and why.
     """

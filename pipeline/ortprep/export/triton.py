@@ -49,7 +49,7 @@ def export_triton(
     Args:
         bundles: The bundles' folders.
         repository: The repository's folder; it is made.
-        request: How they are to be served.
+        request: Variants, and settings of the server.
 
     Returns:
         What was written of each bundle.

@@ -194,8 +194,8 @@ def resolve_interface(
 
     Args:
         config: The bundle's loader config, which lists those of the source.
-        variant: The variant.
-        trial: What its session said, if there was one.
+        variant: The exported variant.
+        trial: Description by its session, if there was one.
         golden: The golden sample's shapes by input and output name. ONNX Runtime's Python lists a tensor of
             unknown rank as it lists a scalar; the sample tells them apart.
     """

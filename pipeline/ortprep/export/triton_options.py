@@ -1,4 +1,4 @@
-"""Which of a variant's options Triton's ONNX Runtime backend takes, and where.
+"""Options of a variant that Triton's ONNX Runtime backend takes, and their places.
 
 The backend reads a fixed set of keys of `parameters`, a graph level, and any option of the CUDA provider as a
 parameter of the accelerator `cuda`, which it passes to ONNX Runtime unchanged. Whenever the configuration has

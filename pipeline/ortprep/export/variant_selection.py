@@ -1,4 +1,4 @@
-"""Which variants of a bundle are exported: a function of values, with reasons.
+"""Selection of a bundle's variants for an export, with reasons. Pure.
 
 `load` compares a variant's requirements with the machine it is on. A server that reads an export does not, so
 what is not known to fit is not exported unless it is named.
@@ -27,7 +27,7 @@ def choose_variants(config: LoaderConfig, request: ExportRequest, *, per_provide
 
     Args:
         config: The bundle's loader config.
-        request: Which variants to export, and what is known of the server.
+        request: Names of variants, and known facts of the server.
         per_provider: Whether to take the first of every execution provider. A GPU is then taken to be there:
             the reader of the export looks for a variant of the provider it has.
 

@@ -92,7 +92,7 @@ def connect(address: str | None) -> Iterator[Connection]:
     """Yields a connection to a cluster; one that stood before is used and left standing.
 
     Args:
-        address: As `ray.init` takes it; None for `$RAY_ADDRESS`, else the cluster that this machine is in,
+        address: Address for `ray.init`; None for `$RAY_ADDRESS`, else the cluster that this machine is in,
             else a Ray of its own on this machine.
     """
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # it takes lines of different tasks for the same

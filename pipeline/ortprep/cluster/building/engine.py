@@ -53,12 +53,12 @@ class RayEngine:
     """Ray, on a cluster or on this machine.
 
     Attributes:
-        store: Where files of sources and outcomes of finished models are: a path that all nodes see, or an
+        store: Place of the sources' files and finished models' outcomes: a path that all nodes see, or an
             fsspec URL.
-        registry: Where they publish; None for the folder `registry` in the store.
-        address: Of the cluster, as `ray.init` takes it.
+        registry: Registry of the parts; None for the folder `registry` in the store.
+        address: Address of the cluster, for `ray.init`.
         fleet: File with the kinds of hardware; None for `fleet.yaml` beside the specs.
-        retries: How often a model is started again where its node or process died.
+        retries: Number of times that a model is started again where its node or process died.
         node_timeout_s: Seconds that what is left of a kind may wait for a node of it once the last is gone.
         collect: Whether to fetch the merged bundles in the end; else they are in the registry only.
     """
@@ -144,12 +144,12 @@ class BuildRun:
     """One build: submits a model's jobs once it is fetched, and collects results.
 
     Args:
-        cluster: Where jobs run.
+        cluster: Connection that runs the jobs.
         fleet: The kinds of hardware.
-        plan: What is prepared where.
-        engine: Places, and how often jobs are started again.
+        plan: Models by kind of hardware.
+        engine: Its settings.
         artifacts: The driver's folder of bundles.
-        observer: Told how it goes.
+        observer: Takes the events.
 
     Raises:
         SpecError: Ray refuses the resources of a kind.

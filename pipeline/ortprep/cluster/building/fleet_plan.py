@@ -1,4 +1,4 @@
-"""Which model is prepared on which kind of hardware: a pure decision over specs, kinds and nodes."""
+"""The plan of a fleet: models by kind of hardware, from specs, kinds and nodes. Pure."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class FleetAssignment:
 
 @dataclass(frozen=True)
 class Reservation:
-    """What a build takes of a node, so that it has its device for itself.
+    """The share of a node that a build takes, so that it has its device for itself.
 
     Attributes:
         cpus: Logical processors; all of them where they are the device.
-        gpus: GPUs.
+        gpus: Number of GPUs.
         labels: Selectors of the node's labels, by key.
-        resources: Custom resources.
+        resources: Amounts of custom resources, by name.
     """
 
     cpus: float
@@ -45,12 +45,12 @@ class Reservation:
 
 @dataclass(frozen=True)
 class FleetPlan:
-    """What is prepared where.
+    """The models that are prepared on each kind of hardware.
 
     Attributes:
         assignments: Every model on every kind of hardware that it is prepared for.
-        reservations: What a build takes of a node, by kind.
-        left_out: What nodes lack and the user agreed to leave out, with the reason, by `MODEL on KIND`.
+        reservations: Share of a node that a build takes, by kind.
+        left_out: Reasons of assignments that the user agreed to leave out, by `MODEL on KIND`.
     """
 
     assignments: tuple[FleetAssignment, ...]
@@ -114,6 +114,7 @@ def reserve(kind: HardwareKind, nodes: Sequence[ClusterNode]) -> Reservation:
 
 
 def _choose_kinds(fleet: Fleet, only: str | None) -> dict[str, HardwareKind]:
+    """Returns all kinds, or those of a name or a target; raises if there is none."""
     kinds = {
         name: kind for name, kind in fleet.hardware.items() if only is None or only in (name, kind.target)
     }

@@ -30,7 +30,7 @@ class ShippedSpec:
     Attributes:
         data: The spec, as JSON types.
         file: Name of its file, for messages.
-        place: Where its folder lies among `files`: a relative path, `.` for the top.
+        place: Path of its folder relative to that of `files`, `.` for the same.
         files: Samples, calibration and metric.
     """
 
@@ -42,13 +42,13 @@ class ShippedSpec:
 
 @dataclass(frozen=True)
 class BuildJob:
-    """What a node is to do.
+    """A model that a node has to build.
 
     Attributes:
-        spec: The model.
-        source: What `fetch` left, which is built from.
+        spec: Spec of the model.
+        source: Receipt of the fetched source.
         kind: Kind of hardware.
-        target: What is prepared for: `cpu` or `cuda`.
+        target: Target of the bundle: `cpu` or `cuda`.
         store: URL of the work store.
         registry: URL of the registry.
     """
@@ -67,7 +67,7 @@ class BuildJob:
 
     @property
     def name(self) -> str:
-        """As people see it."""
+        """Name of the job, for people."""
         return f"{self.model}@{self.kind}"
 
     @property
@@ -84,12 +84,12 @@ class BuildJob:
 
 @dataclass(frozen=True)
 class JobResult:
-    """What came of a job.
+    """Result of a job.
 
     Attributes:
         part: Digest of the part that is in the registry; None if something failed.
         is_current: Whether an earlier job had done all of it.
-        failures: What failed, as `ortprep.errors.to_dict` gives it.
+        failures: Errors by `ortprep.errors.to_dict`.
     """
 
     part: str | None = None

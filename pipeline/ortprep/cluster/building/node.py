@@ -68,6 +68,7 @@ def run_job(text: str, version: str, log_level: int) -> str:
 
 
 def _run(text: str, version: str) -> JobResult:
+    """Checks that this node can do a job, and does it in its folder."""
     if version != ortprep.__version__:
         raise ClusterError(
             f"a node has another version of ortprep\n  expected {version}, got {ortprep.__version__}",

@@ -1,4 +1,4 @@
-"""Where driver and nodes meet: files, and what came of finished jobs, in a folder or an object store.
+"""The store that driver and nodes share: files, and outcomes of finished jobs.
 
 STORE/NAME/outcomes/KIND/HEX.json      what a finished job made of a source
 STORE/NAME/files/HE/HEX                files of sources and specs by digest
@@ -30,13 +30,13 @@ MAX_RECORD_BYTES = 32 * 2**20
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """What a finished job left.
+    """Outcome of a finished job.
 
     Attributes:
         schema_version: Version of the receipts.
         registry: URL of the registry that the part is in.
         part: Digest of the part that it published.
-        receipts: Of all tasks but the fetching: their keys say on what machine it holds.
+        receipts: Receipts of all tasks but the fetching: their keys say on what machine it holds.
     """
 
     schema_version: str

@@ -1,6 +1,6 @@
 """Bundles served on a Ray cluster by Ray Serve; nodes need nothing of the build.
 
-config              `ServeConfig`, and what Serve is told of it
+config              `ServeConfig`, and the options of Serve that follow from it
 application         bundles as a Serve application
 serve_file          the Serve config file that `ortprep serve-config` writes
 deployment          what runs in a replica

@@ -1,4 +1,4 @@
-"""What a deployment of bundles is told: one dataclass for every way to deploy it."""
+"""Settings of a deployment of bundles: one dataclass for every way to deploy it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ DEPLOYMENT = "BundleDeployment"
 """Name of the deployment in its application."""
 
 RETRY_AFTER_S = 1
-"""What a client that was turned away is told to wait, in seconds."""
+"""Time after which a refused client may try again, in seconds."""
 
 
 @dataclass(frozen=True)
 class ServeConfig:
-    """How bundles are served on a cluster.
+    """Settings of bundles that are served on a cluster.
 
     Attributes:
         device: `all` (whatever the bundles were prepared for), `cpu` or `cuda`.
-        replicas: How many; None for one.
+        replicas: Number of replicas; None for one.
         max_replicas: Most that autoscaling may start; None without autoscaling.
         cpus: Processors that Ray reserves for a replica, which are its threads too; None for one, or, in
             `ortprep serve-config`, as many as the bundles were tuned with.
@@ -45,7 +45,7 @@ class ServeConfig:
         health_check_period_s: Time between two runs of the golden samples, in seconds.
         watch_s: Time between two looks at the aliases of bundles, in seconds: a replica opens what one names
             now beside what it named, and swaps. 0 to serve what they named when this was deployed.
-        load: How replicas open their bundles.
+        load: Options for the bundles of a replica.
     """
 
     device: str = "all"

@@ -1,4 +1,4 @@
-"""What runs in a replica of Ray Serve: the sessions of its models, behind a handle, HTTP and gRPC."""
+"""The replica of Ray Serve: the sessions of its models, behind a handle, HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class ServedBundle:
 
     @functools.cached_property
     def signature(self) -> Signature:
-        """What the model takes and gives."""
+        """Inputs and outputs of the model."""
         return read_signature(self.name, self.opened.config)
 
 
@@ -136,7 +136,7 @@ class BundleDeployment(GrpcMethods):
         self._checked_at = time.monotonic()
 
     async def _watch(self) -> None:
-        """Follows the aliases. What cannot be opened is told once, and the version before answers on."""
+        """Follows the aliases; a version that cannot be opened is logged once, and the one before answers."""
         refused: Mapping[str, PinnedBundle] = {}
         while True:
             # Not all replicas at the same time: each has two versions in memory meanwhile.
@@ -152,6 +152,7 @@ class BundleDeployment(GrpcMethods):
                 refused = current
 
     def _open(self, bundles: Mapping[str, PinnedBundle]) -> dict[str, ServedBundle]:
+        """Opens the bundles that are not open yet; runs in a thread."""
         from ortprep.runtime.session.opened_model import open_model  # imports ONNX Runtime
 
         load = self.config.load
@@ -204,7 +205,7 @@ class BundleDeployment(GrpcMethods):
 
         Args:
             inputs: Arrays by input name, of the model's types.
-            model: Which one, if the replica has several.
+            model: Name of the model, if the replica has several.
 
         Raises:
             InvalidRequestError: There is no such model, or the inputs do not fit it.

@@ -58,6 +58,7 @@ class HttpApi:
             return _answer({"error": "internal error; see the server's log"}, 500)
 
     async def _route(self, request: Request) -> Response:
+        """Answers a request after its token was checked."""
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
         parts = [part for part in path.split("/") if part]
         if self._replica.token is not None and parts[:2] != ["v2", "health"]:
@@ -76,6 +77,7 @@ class HttpApi:
         raise ProtocolError.of(404, "no such path\n  expected /v2, /v2/health/ready, /v2/models/NAME, …")
 
     async def _route_model(self, request: Request, served: ServedBundle, rest: list[str]) -> Response:
+        """Answers a request for a model; `rest` is the path behind it."""
         match rest:
             case []:
                 return _read(request, describe_model(served.name, served.version, served.opened.config))
@@ -87,6 +89,7 @@ class HttpApi:
         raise ProtocolError.of(404, "no such path\n  expected /v2/models/NAME, …/ready or …/infer")
 
     async def _infer(self, request: Request, served: ServedBundle) -> Response:
+        """Checks the headers, and answers an inference request."""
         encoding = request.headers.get("content-encoding", "identity")
         if encoding != "identity":
             raise ProtocolError.of(415, f"bad Content-Encoding: {encoding[:40]!r}\n  expected none")
@@ -99,6 +102,7 @@ class HttpApi:
     async def _answer_body(
         self, request: Request, served: ServedBundle, json_bytes: int | None, take: Callable[[int], None]
     ) -> Response:
+        """Reads the body, and answers it as JSON or as bytes behind JSON."""
         body = await self._read_body(request, take, is_json=json_bytes is None)
         config = served.opened.config
         size = len(body) if json_bytes is None else json_bytes
@@ -115,6 +119,7 @@ class HttpApi:
         return Response(content, media_type="application/octet-stream", headers=headers)
 
     async def _read_body(self, request: Request, take: Callable[[int], None], *, is_json: bool) -> bytes:
+        """Returns the body, which is bounded in size and time while it is read."""
         limit, expected = self._max_body_bytes, f"at most {self._max_body_bytes} bytes"
         if is_json and self._max_json_bytes < limit:
             limit = self._max_json_bytes

@@ -83,7 +83,7 @@ class SentTensor(NamedTuple):
     Attributes:
         name: Name of the input.
         datatype: The protocol's name of its element type.
-        shape: Its sizes.
+        shape: Sizes of its axes.
         data: Raw little-endian bytes, or numbers in a list.
     """
 
@@ -95,12 +95,12 @@ class SentTensor(NamedTuple):
 
 @dataclass(frozen=True)
 class InferRequest:
-    """What a client wants run.
+    """A request that the model takes.
 
     Attributes:
         arrays: In the order of the model's inputs.
         outputs: In the order they were asked for.
-        id: What the client calls the request; "" for nothing.
+        id: The client's name of the request; "" for none.
     """
 
     arrays: tuple[Array, ...]
@@ -149,7 +149,7 @@ def parse_request(body: bytes, header_length: int | None, config: LoaderConfig) 
     Args:
         body: JSON, with binary tensors behind it.
         header_length: Bytes of the JSON; None for all of them.
-        config: The model's.
+        config: The bundle's loader config.
 
     Raises:
         ProtocolError: It is not a request, or not one for this model.
@@ -196,6 +196,7 @@ def _split_tensors(entries: Sequence[Mapping[str, Any]], binary: memoryview) -> 
 
 
 def _parse_json(text: bytes) -> Mapping[str, Any]:
+    """Returns a JSON object, after its lists and objects were counted."""
     if text.count(b"[") + text.count(b"{") > MAX_BRACKETS:
         raise ProtocolError.of(
             413,
@@ -243,10 +244,10 @@ def build_request(
     """Returns a request, over HTTP or gRPC, if the model takes all of it.
 
     Args:
-        config: The model's.
+        config: The bundle's loader config.
         tensors: The inputs, in any order.
         outputs: Names of the outputs that are wanted; none for all.
-        request_id: What the client calls the request.
+        request_id: The client's name of the request.
         binary: Whether outputs go as bytes.
 
     Raises:

@@ -26,7 +26,7 @@ class PinnedBundle:
 
     Attributes:
         bundle: A folder that every node can reach, or a reference to a registry that names a digest.
-        version: That digest; of a folder, the digest of its `loader.json`.
+        version: Digest of the version; of a folder, that of its `loader.json`.
         alias: Reference with an alias, whose version replicas may follow; "" if none was named.
     """
 
@@ -96,8 +96,8 @@ def pin_bundle(
     nodes need not have `$ORTPREP_REGISTRY`. Documents alone are read for that, no weights.
 
     Args:
-        bundle: As `ortprep.runtime.load` takes it.
-        require_signature: As `load` takes it.
+        bundle: A bundle for `ortprep.runtime.load`.
+        require_signature: Key for `load`.
 
     Raises:
         LoadError: `bundle` names no path.

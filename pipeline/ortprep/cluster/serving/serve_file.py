@@ -37,11 +37,11 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class BundleFigures:
-    """A bundle, and what its manifest measured.
+    """A bundle, and the figures of its manifest.
 
     Attributes:
         pinned: The bundle, pinned to a version.
-        load: What a run takes, and the memory of a copy.
+        load: Time of a run, and memory of a copy.
         ready_s: From the start of a process to its first answer, in seconds.
         threads: Threads that it was tuned with.
         on_gpu: Whether it was prepared for a GPU.
@@ -124,8 +124,8 @@ def plan_serve_file(
     """Returns a Serve config file as JSON types: an application per group of models that share a device.
 
     Args:
-        bundles: What is served.
-        config: What was asked for; how many requests, and how often checks, follow from the figures.
+        bundles: Bundles that are served.
+        config: Settings; numbers of requests and the period of checks follow from the figures.
         host: Address that Serve's HTTP proxies listen at.
         http_port: Port of the HTTP proxies.
         grpc_port: Port of its gRPC proxies, which listen at every address; None for none.
@@ -176,6 +176,7 @@ def _group(bundles: Sequence[BundleFigures]) -> list[list[BundleFigures]]:
 
 
 def _application(group: Sequence[BundleFigures], config: ServeConfig, *, alone: bool) -> dict[str, Any]:
+    """Returns the application of models that share replicas."""
     name = "-".join(bundle.load.name for bundle in group)
     tuned = tune_config(group, config)
     on_gpu = group[0].on_gpu

@@ -69,11 +69,11 @@ class InstalledRuntime:
         version: `onnxruntime.__version__`, "" if the import failed.
         package: The wheel it says it was built as, "" where it does not say.
         cuda_version: CUDA it was built with (`13.0`), "" for none.
-        build_info: `onnxruntime.get_build_info()`.
+        build_info: Text of `onnxruntime.get_build_info()`.
         folder: Folder of the import package.
         available: Execution providers the wheel has code for; nothing says that they work.
         libraries: Files of the CUDA libraries that it loads ahead, by name; "" for one that is not found.
-        error: Why the import failed, None if it did not.
+        error: Message of the failed import; None if it succeeded.
     """
 
     version: str = ""
@@ -104,7 +104,7 @@ class GpuState:
     """A CUDA device and what NVIDIA's management library says of it.
 
     Attributes:
-        device: As the CUDA driver describes it.
+        device: The device by the CUDA driver.
         free_bytes: Memory nobody uses, None where it is unknown.
         persistence: Whether the driver keeps it initialised while nobody uses it, None where it is unknown.
     """
@@ -120,8 +120,8 @@ class DiskSpace:
 
     Attributes:
         path: A folder on it.
-        total_bytes: Its size.
-        free_bytes: What this user may still write.
+        total_bytes: Size of the file system.
+        free_bytes: Space that this user may still write.
     """
 
     path: str
@@ -136,12 +136,12 @@ class Facts:
     Attributes:
         wheels: Versions of the distributions that bring the import package `onnxruntime`, by normalised name.
         runtime: The ONNX Runtime that is imported.
-        providers: Why each of its providers cannot be used, None for one that can.
+        providers: Reason why a provider cannot be used, None for one that can, by name.
         gpus: CUDA devices this process can use.
         bus_gpus: NVIDIA GPUs on the PCI bus, usable or not.
         driver: Version of NVIDIA's kernel driver, "" if none is loaded.
         hardware: Processor, cores and memory.
-        limits: What this process may use of them.
+        limits: Limits of this process's control group.
         shared_memory: `/dev/shm`; its size is 0 if there is none.
         artifacts: The file system bundles are on.
         variables: Environment variables that change what is loaded.
@@ -184,7 +184,7 @@ def read_facts(
         artifacts: Folder of the bundles, there or not.
         expected: Full names of the execution providers that were asked for.
         root: Folder in which `proc` and `sys` are.
-        shared_memory: Where shared memory is kept.
+        shared_memory: Folder of shared memory.
 
     Raises:
         OSError: There is no room on the disk for what processes are asked and answer.

@@ -67,8 +67,8 @@ class LogLine:
     """A line of the log.
 
     Attributes:
-        at_ns: When it was written, nanoseconds since 1970 by the clock that the log shows.
-        message: What it says, its first line.
+        at_ns: Time at which it was written, in ns since 1970, by the clock that the log shows.
+        message: First line of its message.
     """
 
     at_ns: int
@@ -80,10 +80,10 @@ class Timeline:
     """Notes of the process that made the session; nanoseconds since 1970.
 
     Attributes:
-        begin_ns: Before the session was asked for.
-        loaded_ns: When the model was parsed, by ONNX Runtime's profile; None if that is not known.
-        end_ns: When the session was there.
-        onnxruntime: Version.
+        begin_ns: Time just before the session was requested.
+        loaded_ns: Time at which the model was parsed, by ONNX Runtime's profile; None if unknown.
+        end_ns: Time at which the session was ready.
+        onnxruntime: Version of ONNX Runtime.
     """
 
     begin_ns: int
@@ -105,9 +105,9 @@ class Transformer:
     """A graph transformer.
 
     Attributes:
-        name: As ONNX Runtime calls it.
-        ms: All its passes together.
-        passes: How often it ran.
+        name: ONNX Runtime's name of it.
+        ms: Time of all its passes, in ms.
+        passes: Number of its passes.
         modified: Whether a pass changed the graph.
     """
 
@@ -154,8 +154,8 @@ def parse_log(text: str, *, begin_ns: int) -> tuple[LogLine, ...]:
     first line, which is written within minutes of `begin_ns`, shows the zone.
 
     Args:
-        text: As ONNX Runtime writes it to stderr, colours and all.
-        begin_ns: When the session was asked for, nanoseconds since 1970, UTC.
+        text: ONNX Runtime's output to stderr, with colours.
+        begin_ns: Time at which the session was requested, in ns since 1970, UTC.
     """
     matches = [match for match in map(_LINE.match, text.splitlines()) if match is not None]
     times_ns = [_read_time(match) for match in matches]
@@ -194,6 +194,7 @@ def split_prepacking(whole: Initialisation, prepack_ms: float) -> Initialisation
 
 
 def _intervals(lines: Sequence[LogLine], timeline: Timeline) -> Iterator[_Interval]:
+    """Yields the intervals of an initialisation in order; without a usable log, one."""
     inner = [line for line in lines if timeline.begin_ns <= line.at_ns <= timeline.end_ns]
     start = next((i for i, line in enumerate(inner) if line.message.startswith(_BEGINS)), None)
     at_ns = timeline.begin_ns
@@ -247,6 +248,7 @@ def _takes_weights_early(version: str) -> bool:
 
 
 def _transformers(intervals: Sequence[_Interval]) -> tuple[Transformer, ...]:
+    """Returns the graph transformers, the slowest first."""
     optimising = [interval for interval in intervals if interval.name == "optimise"]
     names = dict.fromkeys(interval.transformer for interval in optimising)
     rows = []

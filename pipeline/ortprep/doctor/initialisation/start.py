@@ -47,15 +47,15 @@ _TUNE = "ortprep tune   (with the model's spec; docs/tuning.md)"
 
 @dataclass(frozen=True)
 class Start:
-    """How a job gets to its first result; in ms.
+    """Parts of the time to a job's first result, in ms.
 
     Attributes:
-        numpy_ms: Importing numpy.
-        onnxruntime_ms: Importing ONNX Runtime.
-        initialisation: Making the session, taken apart.
-        first_extra_ms: How much longer the first run takes than later ones.
-        steady_ms: A later run.
-        measured_init_ms: Making the session, in processes without logging.
+        numpy_ms: Time to import numpy.
+        onnxruntime_ms: Time to import ONNX Runtime.
+        initialisation: Phases of making the session.
+        first_extra_ms: Extra time of the first run over later ones.
+        steady_ms: Time of a later run.
+        measured_init_ms: Time to make the session, in processes without logging.
         on_gpu: Whether it is for a GPU.
         is_prepared: Whether it is of a bundle.
         weights_outside: Whether the weights are in a file of their own.
@@ -85,9 +85,9 @@ class Saving(NamedTuple):
 
     Attributes:
         code: Code of the finding.
-        phases: What it removes.
-        does: What it is, continuing "… most of that is saved by".
-        hint: How to get it.
+        phases: Phases that it removes.
+        does: Description, continuing "… most of that is saved by".
+        hint: Command or setting that gets it.
         applies: Whether it is to be had for a start.
     """
 
@@ -148,6 +148,7 @@ def find_in_start(start: Start) -> tuple[Finding, ...]:
 
 
 def _accounts(start: Start) -> Iterator[Finding]:
+    """Yields whether the phases add up to the time of processes without logging."""
     traced_ms, measured_ms = start.initialisation.total_ms, start.measured_init_ms
     share = traced_ms / measured_ms if measured_ms else 1.0
     text = (
@@ -174,6 +175,7 @@ def _savings(start: Start) -> Iterator[Finding]:
 
 
 def _first_run(start: Start) -> Iterator[Finding]:
+    """Yields that the first run takes long, and why."""
     ms = start.first_extra_ms
     if ms < WORTH_TELLING * start.total_ms:
         return
@@ -248,6 +250,7 @@ def _measure(plans: Mapping[str, SessionPlan], sample: str, rounds: int) -> dict
 
 
 def _steps(plan: SessionPlan, sample: str, into: _Measured) -> list[Callable[[], None]]:
+    """Returns a function for each kind of process of a plan, which adds its result."""
     steps: list[Callable[[], None]] = [
         lambda: into.plain.append(_probe(plan, sample)),
         lambda: into.traced.append(trace_plan(plan)),
@@ -303,6 +306,7 @@ def _middle(traces: Sequence[Trace]) -> Trace:
 
 
 def _phases_table(name: str, start: Start) -> Table:
+    """Returns the waterfall of a start."""
     rows: list[tuple[str, float]] = [
         ("import numpy", start.numpy_ms),
         ("import ONNX Runtime", start.onnxruntime_ms),
@@ -317,6 +321,7 @@ def _phases_table(name: str, start: Start) -> Table:
 
 
 def _transformers(trace: Trace) -> Table:
+    """Returns the slowest graph transformers, and the others as one row."""
     rows = trace.initialisation.transformers
     shown, rest = rows[:_MAX_TRANSFORMERS], rows[_MAX_TRANSFORMERS:]
     table = fill_table(
@@ -334,6 +339,7 @@ def _transformers(trace: Trace) -> Table:
 
 
 def _figures(start: Start, measured: _Measured) -> dict[str, Any]:
+    """Returns a start and the figures of its processes, as JSON types."""
     return {
         **encode(start),
         "init_ms": start.initialisation.total_ms,

@@ -23,10 +23,10 @@ class Trace:
     """Times of one process, in milliseconds.
 
     Attributes:
-        numpy_ms: Importing numpy.
-        onnxruntime_ms: Importing ONNX Runtime.
-        initialisation: Making the session.
-        onnxruntime: Version.
+        numpy_ms: Time to import numpy.
+        onnxruntime_ms: Time to import ONNX Runtime.
+        initialisation: Phases of making the session.
+        onnxruntime: Version of ONNX Runtime.
     """
 
     numpy_ms: float

@@ -53,7 +53,7 @@ def diagnose_parallel(
         subjects: Models; a source goes before its bundle. Of a single one several sessions are made.
         devices: `cpu`, `cuda:0`, …: sessions are put on them in turn.
         sessions: Sessions of a single model; None for one per GPU, or on the CPU one per core, two to four.
-        seconds: How long each way is run, all rounds together.
+        seconds: Time that each way is run, all rounds together.
 
     Returns:
         Also where a way fails: that is a finding.
@@ -105,7 +105,7 @@ def place_models(names: Sequence[str], devices: Sequence[str], *, cores: int) ->
     """Puts models on devices in turn, and divides the cores between those on the CPU. Pure.
 
     Args:
-        names: Of the models; what occurs twice is numbered.
+        names: Names of the models; one that occurs twice is numbered.
         devices: At least one.
         cores: Usable cores of the CPU.
     """
@@ -138,6 +138,7 @@ def _plan(subject: DoctorModel, device: str, threads: int | None) -> SessionPlan
 
 
 def _measure_ways(loads: Sequence[Load], window_s: float) -> InterleavedRuns[Way, GroupFigures]:
+    """Measures every way to make and run the sessions."""
     # These do not count: they bring the files into memory, say soon whether the models can be loaded and run
     # at all, and show how long it takes to load them so many times.
     begun_s = time.monotonic()
@@ -162,6 +163,7 @@ def _measure_ways(loads: Sequence[Load], window_s: float) -> InterleavedRuns[Way
 def _measure_workers(
     subject: DoctorModel, setups: Sequence[WorkerSetup], window_s: float
 ) -> InterleavedRuns[str, GroupFigures]:
+    """Measures every setup of workers, by its text."""
     by_name = {str(setup): setup for setup in setups}
 
     def measure(name: str) -> GroupFigures:
@@ -216,6 +218,7 @@ def _reader(run: ParallelRun, way: Way) -> Callable[[tuple[int, PlacedModel]], f
 
 
 def _workers_table(run: ParallelRun) -> Table:
+    """Returns the setups of workers, as medians of all rounds."""
     rounds = {} if run.workers is None else run.workers.rounds
     return fill_table(
         "processes that serve the first model at once",
@@ -231,6 +234,7 @@ def _workers_table(run: ParallelRun) -> Table:
 
 
 def _gil_table(gil: GilObservations) -> Table:
+    """Returns the clearest call of each phase."""
     phases: tuple[tuple[str, tuple[Call, ...], Verdict | None], ...] = (
         ("make a session", gil.create, judge_creation(gil)),
         ("run it", gil.run, judge_run(gil)),

@@ -1,4 +1,4 @@
-"""What sessions at once show about threads and processes, and workers about their threads. Pure."""
+"""Findings about sessions at once, in threads and processes, and about workers' threads. Pure."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _find_contention(run: ParallelRun) -> Iterator[Finding]:
     at_once = [way for way in WAYS[1:] if {way, "sequential"} <= measured]
     if not at_once:
         return
-    # The way in which the model that suffers most suffers least: no choice between them mends the rest.
+    # The way in which the model that suffers most suffers least: no choice between them removes the rest.
     better = min(at_once, key=lambda way: max(slow_down(run, index, way) for index in models))
     if slower := name_slower("sequential", better):
         text = f"at once models run slower than alone, {PHRASES[better]} too: {slower}"

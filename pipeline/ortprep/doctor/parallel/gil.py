@@ -91,9 +91,9 @@ class GilObservations:
     """Calls that a process observed.
 
     Attributes:
-        onnxruntime: Version.
-        create: Making a session.
-        run: Running it.
+        onnxruntime: Version of ONNX Runtime.
+        create: Calls that made a session.
+        run: Calls that ran it.
         released: Calls that are known to let other threads run while they keep a core busy.
     """
 
@@ -168,7 +168,7 @@ def watch(request: tuple[SessionPlan, str]) -> GilObservations:
     """Watches a session, and a call that is known to let other threads run; runs in a child.
 
     Args:
-        request: How the session is made, and a file of arrays by input name.
+        request: Plan of the session, and a file of arrays by input name.
 
     Raises:
         LoadError: The session cannot be made.

@@ -1,4 +1,4 @@
-"""What sessions at once took in each way, and workers with their threads. Pure."""
+"""Records of the measurements: sessions at once in each way, and workers with their threads. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PlacedModel:
     """One of the sessions at once.
 
     Attributes:
-        name: Display name.
+        name: Name of the model, for people.
         device: `cpu`, `cuda:0`, …
         threads: Threads of its operators, the same in every way; None on a GPU.
     """
@@ -43,7 +43,7 @@ class WorkerSetup:
     """Processes that serve one model.
 
     Attributes:
-        workers: How many.
+        workers: Number of processes.
         threads: Threads of each for its operators, None for ONNX Runtime's default.
     """
 
@@ -65,7 +65,7 @@ class ParallelRun:
         ways: Figures of each way.
         setups: The setups of workers that were compared.
         workers: Figures of each setup by its text; None where none was compared.
-        gil: What a ticking thread saw.
+        gil: Observations of a ticking thread.
     """
 
     models: tuple[PlacedModel, ...]

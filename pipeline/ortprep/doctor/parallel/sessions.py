@@ -124,7 +124,7 @@ def run_together(
     If one fails, or this call is interrupted, all are killed: none may keep the others waiting for an hour.
 
     Args:
-        function: As `run_child` takes it; it must first `join` the barrier.
+        function: A function for `run_child`; it must first `join` the barrier.
         jobs: The argument and further environment variables of each process.
         participants: Number of participants at the barrier, in all processes together.
 
@@ -199,12 +199,12 @@ def isolate(plan: SessionPlan) -> tuple[SessionPlan, Mapping[str, str]]:
 
 @dataclass(frozen=True)
 class SessionsRequest:
-    """What one process makes and runs.
+    """Sessions that one process makes and runs.
 
     Attributes:
         loads: Plans of its sessions and their samples.
         at_once: Whether its sessions are made and run in a thread each, or one after another.
-        window_s: How long each session is run, in seconds.
+        window_s: Time that each session is run, in seconds.
     """
 
     loads: tuple[Load, ...]
@@ -214,7 +214,7 @@ class SessionsRequest:
 
 @dataclass(frozen=True)
 class ProcessFigures:
-    """What one process took; times are `time.monotonic()`, one clock for all processes."""
+    """Figures of one process; times are `time.monotonic()`, one clock for all processes."""
 
     onnxruntime: str
     imported_s: float
@@ -226,10 +226,10 @@ class ProcessFigures:
 
 @dataclass(frozen=True)
 class GroupFigures:
-    """What several sessions took, in all their processes together.
+    """Figures of several sessions, in all their processes together.
 
     Attributes:
-        onnxruntime: Version.
+        onnxruntime: Version of ONNX Runtime.
         ready_ms: Time from before the first process starts until the last session is ready.
         start_ms: Part of it until the last process has imported ONNX Runtime.
         creating_ms: Time from the first session begun to the last ready.
@@ -253,9 +253,9 @@ def measure_group(shares: Sequence[Sequence[Load]], *, at_once: bool, window_s: 
     A process with a single session sees only the GPU of its plan, as a pool's worker does.
 
     Args:
-        shares: What each process loads.
+        shares: Sessions of each process.
         at_once: Whether sessions of one process are made and run in a thread each, or one after another.
-        window_s: How long each session is run, in seconds.
+        window_s: Time that each session is run, in seconds.
 
     Raises:
         PipelineError: A session could not be made or did not run, or a process died.

@@ -1,1 +1,1 @@
-"""What another version of ONNX Runtime does to a bundle and its source."""
+"""`upgrade-check`: a bundle and its source on other versions of ONNX Runtime."""

@@ -52,11 +52,11 @@ class UpgradeCase:
 
 @dataclass(frozen=True)
 class UpgradeRun:
-    """What became of a case.
+    """Result of a case.
 
     Attributes:
         variant: The bundle's variant that `load` took; None for the source, or if it did not load.
-        failure: Why it does not load, or how it answers wrongly; None if it answers as recorded.
+        failure: Reason why it does not load or answers wrongly; None if it answers as recorded.
         figures: Ready and steady time in ms, private and GPU memory in MB of 2**20 bytes, as in `FIGURES`.
         changes: Against the same way on the first version; none for the first version itself.
     """
@@ -74,10 +74,10 @@ class UpgradeCheck:
 
     Attributes:
         name: Name of the model.
-        device: What it was measured on: `cpu` or `cuda:0`.
+        device: Device of the measurement: `cpu` or `cuda:0`.
         versions: Versions of ONNX Runtime; the others are compared with the first.
         runs: Every case, the bundle first.
-        failures: What became worse or is wrong, a sentence each; none if the upgrade is safe.
+        failures: A sentence for each regression or error; none if the upgrade is safe.
         remarks: Further facts for the reader, a sentence each.
     """
 
@@ -107,9 +107,9 @@ def check_upgrade(
     Args:
         subject: The model; its sample is the bundle's golden one.
         versions: Versions of ONNX Runtime; the others are compared with the first.
-        target: As `load` takes it.
+        target: Target for `load`.
         rounds: Fresh processes per version and way, at least 3.
-        limits: How much worse a figure may become; 10 % by default.
+        limits: Limits of a regression; 10 % by default.
 
     Raises:
         InstallationError: A version cannot be installed.
@@ -193,7 +193,7 @@ def judge_upgrade(
     Args:
         checks: Every case in order, the first version's before the others', or why its answers do not count.
         results: Per case that was measured, a result per round, or why it failed.
-        limits: How much worse a figure may become.
+        limits: Limits of a regression.
     """
     runs: list[UpgradeRun] = []
     baselines: dict[Way, _Values] = {}
@@ -217,7 +217,7 @@ def describe_verdict(run: UpgradeRun, baseline: str) -> str:
     """Returns what became of a case in a few words.
 
     Args:
-        run: The case.
+        run: Result of the case.
         baseline: The version that the others are compared with.
     """
     worse = [change.figure for change in run.changes if change.verdict == "regression"]

@@ -71,7 +71,7 @@ def open_environment(requirements: Sequence[str], folder: Path) -> Interpreter:
     has an own memory of what was loaded, since that holds one version of ONNX Runtime per bundle.
 
     Args:
-        requirements: As `list_requirements` returns them.
+        requirements: Result of `list_requirements`.
         folder: An empty folder that has to last as long as the interpreter is used.
 
     Raises:
@@ -87,6 +87,7 @@ def open_environment(requirements: Sequence[str], folder: Path) -> Interpreter:
 
 
 def _find_environment(requirements: Sequence[str]) -> Interpreter:
+    """Returns the environment of the cache folder, which is made if it is not there."""
     key = _environment_key(requirements)
     folder = Path(require_cache_folder("environments"), key)
     python = folder / _VENV / "bin" / "python"
@@ -114,6 +115,7 @@ def _list_path(python: Path) -> list[str] | None:
 
 
 def _make(folder: Path, requirements: Sequence[str]) -> None:
+    """Makes an environment, whole or not at all."""
     names = " ".join(requirements)
     log.info("making an environment with %s", names)
     # ONNX Runtime imports none of its dependencies; the libraries that an extra brings are some.

@@ -11,12 +11,12 @@ from ortprep.errors import LoadError
 
 @dataclass(frozen=True)
 class SessionRequest:
-    """What is to answer a bundle's golden sample.
+    """A session that has to answer a bundle's golden sample.
 
     Attributes:
         bundle: Folder of the bundle, which records the answers.
-        target: As `load` takes it.
-        plan: How plain ONNX Runtime loads the source; None for the bundle by `load`.
+        target: Target for `load`.
+        plan: Plan of the source in plain ONNX Runtime; None for the bundle by `load`.
     """
 
     bundle: str
@@ -44,7 +44,7 @@ def check_session(request: SessionRequest) -> SessionCheck:
 
     Raises:
         LoadError: The session cannot be made, or an answer is outside its tolerance.
-        PipelineError: As `load` does.
+        PipelineError: The bundle cannot be loaded.
     """
     if request.plan is not None:
         _check_source(request.plan, Path(request.bundle))
