@@ -87,7 +87,7 @@ class Run:
 class MlflowBackend(Backend):
     """A registry in MLflow, by the URL of a `MlflowServer`.
 
-    Credentials and the timeout are those of MLflow's client: `MLFLOW_TRACKING_USERNAME` and
+    Credentials and the timeout come from the variables of MLflow's client: `MLFLOW_TRACKING_USERNAME` and
     `MLFLOW_TRACKING_PASSWORD`, or `MLFLOW_TRACKING_TOKEN`; `MLFLOW_HTTP_REQUEST_TIMEOUT`.
     """
 
@@ -98,6 +98,9 @@ class MlflowBackend(Backend):
         """Documents in the tags that were listed, by their digests."""
         self._known: dict[tuple[str, str], Run] = {}
         self._making = threading.Lock()
+
+    def close(self) -> None:
+        self._server.close()
 
     # Files
 

@@ -1,26 +1,23 @@
-"""Requests to an MLflow server with the credentials of its client, bounded in time and size; files of runs.
+"""The REST API of an MLflow server, with the credentials that MLflow's own client takes; files of runs.
 
-MLflow's own client would do this in fewer lines, but it reads and unpacks answers of any length, follows an
-experiment's location with the token, and has neither progress nor ranges.
+MLflow's client is not used: it reads and unpacks answers of any length, follows an experiment's location with
+the token, and has neither progress nor ranges.
 """
 
 from __future__ import annotations
 
+import base64
 import math
+import os
 import posixpath
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-import mlflow
 import requests
-from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_TIMEOUT
-from mlflow.exceptions import MlflowException
-from mlflow.utils.credentials import get_default_host_creds
-from mlflow.utils.rest_utils import http_request
+from requests.auth import AuthBase
 
 from ortprep.bundle.codec import parse_json
 from ortprep.bundle.digest import digest_file
@@ -29,24 +26,21 @@ from ortprep.errors import (
     AccessDeniedError,
     BundleError,
     NotPublishedError,
-    PipelineError,
     RegistryError,
     RegistryUnavailableError,
 )
 from ortprep.registry.backend import MAX_LISTING_BYTES, Download, Report
-from ortprep.registry.backends import rest
+from ortprep.registry.backends.http_client import ANY_STATUS, HttpClient
 from ortprep.registry.backends.rest import (
-    UNENCODED,
-    UNREAD,
-    CountedFile,
-    connection_error,
+    ANSWER_TIMEOUT_S,
     open_file,
+    open_upload,
     read_body,
     read_refusal,
-    status_error,
+    upload_timeout_s,
 )
 from ortprep.registry.fsspec_folder import FsspecFolder, StoredFile
-from ortprep.registry.transfer import check_copied, counted, with_retries
+from ortprep.registry.transfer import check_copied, read_limit, with_retries
 from ortprep.spec.redaction import redact_url
 from ortprep.spec.url_schemes import OBJECT_STORES
 
@@ -56,7 +50,7 @@ MAX_ANSWER_BYTES = 64 * 1024 * 1024
 MISSING, EXISTS = "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS"
 """Error codes of MLflow."""
 
-_CONNECT_TIMEOUT_S = 20.0
+_CONNECT_TIMEOUT_S, _ANSWER_TIMEOUT_S = 20, 120
 _API = "/api/2.0/mlflow-artifacts/artifacts"
 _PAGE = 50
 """Objects asked for at once: versions carry their documents of up to 100,000 characters."""
@@ -71,69 +65,55 @@ _CREDENTIALS_HINT = (
 )
 
 
+class _MlflowAuth(AuthBase):
+    """Adds what MLflow's environment variables have to requests to the server's own origin."""
+
+    client: HttpClient
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        user, password, token = (
+            os.environ.get(f"MLFLOW_TRACKING_{name}", "") for name in ("USERNAME", "PASSWORD", "TOKEN")
+        )
+        if user and password:
+            login = base64.b64encode(f"{user}:{password}".encode()).decode()
+            header = f"Basic {login}"
+        else:
+            header = f"Bearer {token}" if token else ""
+        if header and self.client.is_own(str(request.url)):
+            request.headers["Authorization"] = header
+        return request
+
+
 class MlflowServer:
     """A tracking server and its model registry, by `mlflow+` and a URL.
 
-    `mlflow://` stands for those that MLflow takes from its environment.
+    `mlflow://` stands for those in `$MLFLOW_TRACKING_URI` and `$MLFLOW_REGISTRY_URI`.
 
     Raises:
         RegistryError: The URL is malformed, has credentials in it, or names no server.
     """
 
     def __init__(self, url: str) -> None:
+        registry_url = tracking_url = url.partition("+")[2]
         if url in ("mlflow:", "mlflow://"):
-            self.tracking_url, registry_url = _urls_of_environment()
-        else:
-            self.tracking_url = registry_url = url.partition("+")[2]
-            if "@" in urlsplit(self.tracking_url).netloc:
-                raise AccessDeniedError(
-                    "credentials in the URL of an MLflow server\n  expected mlflow+https://HOST",
-                    hint=_CREDENTIALS_HINT,
-                )
-        for address in (self.tracking_url, registry_url):
-            parts = urlsplit(address)
-            if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
+            tracking_url = os.environ.get("MLFLOW_TRACKING_URI", "")
+            registry_url = os.environ.get("MLFLOW_REGISTRY_URI") or tracking_url
+            if not tracking_url:
                 raise RegistryError(
-                    "not the URL of an MLflow server\n  expected mlflow+https://HOST:PORT, or mlflow://",
-                    hint="mlflow server   (for a store without one), or use a folder as the registry",
+                    "no tracking URI for mlflow://\n  expected one in MLFLOW_TRACKING_URI, got none",
+                    hint="export MLFLOW_TRACKING_URI=http://HOST:PORT",
                 )
-        self.tracking_url = self.tracking_url.rstrip("/")
-        self._registry_url = registry_url.rstrip("/")
+        self.tracking_url = tracking_url.rstrip("/")
+        self._tracking, self._registry = _open_client(tracking_url), _open_client(registry_url)
 
-    @contextmanager
-    def open(self, method: str, url: str, doing: str, **options: Any) -> Iterator[requests.Response]:
-        """Yields the answer to one request, its body not read yet, whatever its status.
+    def close(self) -> None:
+        """Closes all connections."""
+        self._tracking.close()
+        self._registry.close()
 
-        `doing` says what it is for, and where; options are those of MLflow's `http_request`.
-        """
-        parts, timeout_s = urlsplit(url), MLFLOW_HTTP_REQUEST_TIMEOUT.get()
-        try:
-            ask = partial(
-                http_request,
-                get_default_host_creds(f"{parts.scheme}://{parts.netloc}"),
-                parts.path,
-                method,
-                timeout=(_CONNECT_TIMEOUT_S, timeout_s),
-                max_retries=0,
-                retry_codes=(),
-                raise_on_status=False,
-                # Redirects are not followed: to another host it would be without what made it safe.
-                **UNREAD,
-                **options | {"extra_headers": {**UNENCODED, **options.get("extra_headers", {})}},
-            )
-            # A file that is sent takes as long as it takes.
-            limit_s = max(rest.ANSWER_TIMEOUT_S, timeout_s)
-            response = ask() if "data" in options else rest.ask_in_time(ask, doing, limit_s)
-        except MlflowException as error:
-            # Not chained: the client's own text quotes whole URLs.
-            cause = error.__cause__ or error.__context__
-            if isinstance(cause, PipelineError):
-                raise cause from None
-            if not isinstance(cause, requests.RequestException):
-                cause = requests.ConnectionError()
-            raise connection_error(cause, doing) from None
-        with response:
-            yield response
+    def open(self, method: str, url: str, doing: str, **options: Any) -> requests.Response:
+        """Asks the tracking server, as `HttpClient.open` does; any status is returned."""
+        return self._tracking.open(method, url, doing, expected=ANY_STATUS, **options)
 
     def call(self, method: str, endpoint: str, *, tolerated: str = "", **fields: Any) -> dict[str, Any]:
         """Returns the answer of the REST API; an empty one if it refuses with the error code `tolerated`.
@@ -144,28 +124,28 @@ class MlflowServer:
             RegistryError: It refuses, or is no MLflow server; by kind.
         """
         is_registry = endpoint.startswith(("registered-models/", "model-versions/"))
-        url = self._registry_url if is_registry else self.tracking_url
+        client = self._registry if is_registry else self._tracking
         which = next((fields[name] for name in _NAMES if name in fields), "")
-        doing = f"call {endpoint} for {which} at {redact_url(url)}"
-        sent = {"params" if method == "GET" else "json": fields}
+        doing = f"call {endpoint} for {which} at {redact_url(client.base.rstrip('/'))}"
+        options: dict[str, Any] = {"params" if method == "GET" else "json": fields, "expected": ANY_STATUS}
 
         def ask() -> dict[str, Any]:
-            with self.open(method, f"{url}/api/2.0/mlflow/{endpoint}", doing, **sent) as response:
+            with client.open(method, f"api/2.0/mlflow/{endpoint}", doing, **options) as response:
                 if response.status_code == 200:
                     return _parse(read_body(response, doing, MAX_ANSWER_BYTES), doing)
                 refusal = read_refusal(response, doing)
-                code = str(refusal.get("error_code", ""))
-                if response.status_code == 404 and code != MISSING:
-                    raise _no_server(doing, "status 404")
-                if tolerated and code == tolerated:
-                    return {}
-                if "IntegrityError" in str(refusal.get("message", "")):
-                    # Another publisher wrote the same row between MLflow's look and its write; asked again,
-                    # MLflow finds the row.
-                    raise RegistryUnavailableError(
-                        f"cannot {doing}: another publisher wrote the same at that moment"
-                    )
-                raise refuse(response, refusal, doing)
+            code = str(refusal.get("error_code", ""))
+            if response.status_code == 404 and code != MISSING:
+                raise _no_server(doing, "status 404")
+            if tolerated and code == tolerated:
+                return {}
+            if "IntegrityError" in str(refusal.get("message", "")):
+                # Another publisher wrote the same row between MLflow's look and its write; asked again,
+                # MLflow finds the row.
+                raise RegistryUnavailableError(
+                    f"cannot {doing}: another publisher wrote the same at that moment"
+                )
+            raise client.refuse(response, refusal, doing)
 
         return with_retries(ask)
 
@@ -187,11 +167,39 @@ class MlflowServer:
                 return objects
         raise RegistryError(f"too many {field} in MLflow\n  expected at most {_MAX_PAGES * _PAGE}")
 
+    def refuse(self, response: requests.Response, doing: str) -> RegistryError:
+        """Returns the error that an answer of the tracking server stands for, with its words."""
+        return self._tracking.refuse(response, read_refusal(response, doing), doing)
 
-def refuse(response: requests.Response, refusal: dict[str, Any], doing: str) -> RegistryError:
-    """Returns the error that a server's answer stands for, with its words."""
+
+def _open_client(url: str) -> HttpClient:
+    """Returns a client of a server; raises RegistryError if its URL is no server's, or has credentials."""
+    parts = urlsplit(url)
+    if "@" in parts.netloc:
+        raise AccessDeniedError(
+            "credentials in the URL of an MLflow server\n  expected mlflow+https://HOST",
+            hint=_CREDENTIALS_HINT,
+        )
+    if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
+        raise RegistryError(
+            "not the URL of an MLflow server\n  expected mlflow+https://HOST:PORT, or mlflow://",
+            hint="mlflow server   (for a store without one), or use a folder as the registry",
+        )
+    auth = _MlflowAuth()
+    timeout_s = read_limit("MLFLOW_HTTP_REQUEST_TIMEOUT", _ANSWER_TIMEOUT_S)
+    auth.client = HttpClient(
+        f"{url.rstrip('/')}/",
+        auth,
+        timeout_s=(_CONNECT_TIMEOUT_S, timeout_s),
+        login_hint=_CREDENTIALS_HINT,
+        read_reason=_read_message,
+    )
+    return auth.client
+
+
+def _read_message(refusal: Mapping[str, Any]) -> str:
     message = str(refusal.get("message") or refusal.get("detail") or "").strip().partition("\n")[0]
-    return status_error(response, doing, said=redact_url(message)[:200], hint=_CREDENTIALS_HINT)
+    return redact_url(message)[:200]
 
 
 def tags_of(fields: Mapping[str, Any]) -> dict[str, str]:
@@ -219,15 +227,6 @@ def _parse(body: bytes, doing: str) -> dict[str, Any]:
 
 def _no_server(doing: str, got: str) -> RegistryError:
     return RegistryError(f"no MLflow server there: cannot {doing}\n  expected its REST API, got {got}")
-
-
-def _urls_of_environment() -> tuple[str, str]:
-    if not mlflow.is_tracking_uri_set():
-        raise RegistryError(
-            "no tracking URI for mlflow://\n  expected one in MLFLOW_TRACKING_URI, got none",
-            hint="export MLFLOW_TRACKING_URI=http://HOST:PORT",
-        )
-    return str(mlflow.get_tracking_uri()), str(mlflow.get_registry_uri())
 
 
 def open_artifacts(artifact_uri: str, server: MlflowServer) -> FsspecFolder | ProxiedArtifacts:
@@ -265,9 +264,7 @@ class ProxiedArtifacts:
         self._server = server
         self._root = root.strip("/")
 
-    def _open(
-        self, method: str, path: str, doing: str, **options: Any
-    ) -> AbstractContextManager[requests.Response]:
+    def _open(self, method: str, path: str, doing: str, **options: Any) -> requests.Response:
         where = f"/{quote(posixpath.join(self._root, path))}" if path else ""
         return self._server.open(method, f"{self._server.tracking_url}{_API}{where}", doing, **options)
 
@@ -280,7 +277,7 @@ class ProxiedArtifacts:
         where = {"path": posixpath.join(self._root, folder)}
         with self._open("GET", "", doing, params=where) as response:
             if response.status_code != 200:
-                raise refuse(response, read_refusal(response, doing), doing)
+                raise self._server.refuse(response, doing)
             body = read_body(response, doing, MAX_ANSWER_BYTES)
         try:
             return {
@@ -309,32 +306,31 @@ class ProxiedArtifacts:
     @contextmanager
     def _get(self, path: str, headers: Mapping[str, str]) -> Iterator[requests.Response]:
         doing = f"read artifact: {path}"
-        with self._open("GET", path, doing, extra_headers=headers) as response:
+        with self._open("GET", path, doing, headers=headers) as response:
             if response.status_code not in (200, 206):
                 # Servers before an object store say 500 of what is not there.
                 if response.status_code == 500 and path not in self._find(posixpath.dirname(path)):
                     raise NotPublishedError(f"not in MLflow: {path}\n  expected to find it, got none")
-                raise refuse(response, read_refusal(response, doing), doing)
+                raise self._server.refuse(response, doing)
             yield response
 
     def write(self, path: str, data: bytes) -> None:
         """Writes a small file."""
-        with_retries(lambda: self._put(path, data))
+        with_retries(lambda: self._put(path, data, ANSWER_TIMEOUT_S))
 
     def upload(self, path: str, entry: FileEntry, source: Path, report: Report) -> None:
         """Uploads a file; raises IntegrityError if `source` has other bytes than `entry` describes."""
 
         def put() -> None:
             check_copied(entry, source.stat().st_size, digest_file(source))
-            with counted(report) as count, CountedFile(source, count) as file:
-                # Of an empty file requests would not send the length.
-                self._put(path, file if entry.size_bytes else b"")
+            with open_upload(source, report) as body:
+                self._put(path, body, upload_timeout_s(entry.size_bytes))
 
         with_retries(put)
 
-    def _put(self, path: str, body: Any) -> None:
+    def _put(self, path: str, body: Any, limit_s: float) -> None:
         doing = f"write artifact: {path}"
         headers = {"Content-Type": "application/octet-stream"}
-        with self._open("PUT", path, doing, extra_headers=headers, data=body) as response:
+        with self._open("PUT", path, doing, headers=headers, data=body, limit_s=limit_s) as response:
             if not 200 <= response.status_code < 300:
-                raise refuse(response, read_refusal(response, doing), doing)
+                raise self._server.refuse(response, doing)

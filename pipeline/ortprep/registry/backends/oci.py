@@ -25,7 +25,6 @@ from ortprep.errors import BundleError, NotPublishedError, RegistryError, Regist
 from ortprep.quoting import quoted
 from ortprep.registry.backend import (
     ALIAS,
-    BLOCK_BYTES,
     MOVE,
     PART,
     SIGNATURE,
@@ -40,10 +39,14 @@ from ortprep.registry.backend import (
     subject_digits,
 )
 from ortprep.registry.backends import rest
-from ortprep.registry.backends.oci_client import OciClient
+from ortprep.registry.backends.oci_auth import open_client, read_code
 from ortprep.registry.documents import EMPTY, INDEX, MANIFEST, MAX_DOCUMENT_BYTES, Part, parse_attached
-from ortprep.registry.transfer import check_copied, counted, ignore, map_parallel, with_retries
+from ortprep.registry.transfer import check_copied, ignore, map_parallel, with_retries
 from ortprep.spec.redaction import redact_url
+
+_HALF_WRITTEN = "DIGEST_INVALID"
+"""What a registry says of a manifest put by tag, which has no digest to be wrong: it read one of its own
+links while another push wrote it (CNCF Distribution 2.8 on a file system does not replace them at once)."""
 
 _OWN, _PREFIXES = "_", {VERSION: "_v.", SIGNATURE: "_s.", MOVE: "_m."}
 _ACCEPT = {"Accept": f"{MANIFEST}, {INDEX}"}
@@ -80,8 +83,8 @@ class OciBackend(Backend):
             )
         self.url = url
         self._prefix = f"{place['prefix']}/" if place["prefix"] else ""
-        host = _HUB.get(place["host"], place["host"])
-        self._client = OciClient(host, secure=not place["plain"], timeout_s=timeout_s)
+        self._host = _HUB.get(place["host"], place["host"])
+        self._client = open_client(self._host, secure=not place["plain"], timeout_s=timeout_s)
 
     def close(self) -> None:
         self._client.close()
@@ -98,7 +101,8 @@ class OciBackend(Backend):
         doing = f"read {blob.name}: {place}"
 
         def ask(headers: Mapping[str, str]) -> requests.Response:
-            return self._client.open("GET", url, doing, headers=_ACCEPT | dict(headers), expected=(200, 206))
+            options: dict[str, Any] = {"expected": (200, 206), "follows": True}
+            return self._client.open("GET", url, doing, headers=_ACCEPT | dict(headers), **options)
 
         return rest.open_file(ask, doing, offset)
 
@@ -112,8 +116,7 @@ class OciBackend(Backend):
         doing = f"upload {entry.path}: {place}"
         if source.stat().st_size != entry.size_bytes:
             check_copied(entry, source.stat().st_size, digest_file(source))
-        # The time to send one piece is limited, and a file may take hours.
-        limit_s = rest.ANSWER_TIMEOUT_S + rest.BLOCK_TIMEOUT_S * entry.size_bytes / BLOCK_BYTES
+        limit_s = rest.upload_timeout_s(entry.size_bytes)
 
         def send() -> None:
             begun, _ = self._client.ask("POST", url, doing, expected=(202,))
@@ -121,12 +124,10 @@ class OciBackend(Backend):
             mark = "&" if "?" in location else "?"
             target = f"{location}{mark}digest={quote(entry.sha256, safe='')}"
             headers = {"Content-Type": "application/octet-stream"}
-            with counted(report) as count, rest.CountedFile(source, count) as file:
-                # Of an empty file requests would not send the length.
-                options: dict[str, Any] = {"headers": headers, "data": file if entry.size_bytes else b""}
-                answer, _ = self._client.ask(
-                    "PUT", target, doing, expected=(201, 204, 400, 404, 416), limit_s=limit_s, **options
-                )
+            with rest.open_upload(source, report) as body:
+                options: dict[str, Any] = {"headers": headers, "data": body, "limit_s": limit_s}
+                expected = (201, 204, 400, 404, 416)
+                answer, _ = self._client.ask("PUT", target, doing, expected=expected, **options)
                 if answer.status_code not in (201, 204):
                     # Other bytes arrived, or the registry lost the upload.
                     check_copied(entry, source.stat().st_size, digest_file(source))
@@ -192,9 +193,21 @@ class OciBackend(Backend):
         digest = digest_bytes(data)
         if self._digest_of(model, tag) == digest:
             return
-        doing, headers = "push a manifest", {"Content-Type": media_type}
-        path = f"manifests/{tag}"
-        answer, _ = self._fetch("PUT", model, path, doing, headers=headers, data=data, expected=(201,))
+        url, place = self._locate(model, f"manifests/{tag}")
+        doing, headers = f"push a manifest: {place}", {"Content-Type": media_type}
+
+        def push() -> requests.Response:
+            options: dict[str, Any] = {"headers": headers, "data": data, "expected": (201, 400)}
+            answer, body = self._client.ask("PUT", url, doing, **options)
+            if answer.status_code == 400:
+                refusal = rest.parse_refusal(body)
+                error = self._client.refuse(answer, refusal, doing)
+                raise (
+                    RegistryUnavailableError(error.message) if read_code(refusal) == _HALF_WRITTEN else error
+                )
+            return answer
+
+        answer = with_retries(push)
         got = answer.headers.get("Docker-Content-Digest", digest)
         if got != digest:
             raise self._unexpected(f"push {tag}", f"it to be stored as {digest}", repr(got[:80]))
@@ -242,7 +255,7 @@ class OciBackend(Backend):
             raise
         except RegistryError as error:
             raise type(error)(
-                f"registry does not list its models: {self._client.host}\n{error.message}",
+                f"registry does not list its models: {self._host}\n{error.message}",
                 hint=f"ortprep versions NAME --registry {quoted(self.url)}",
             ) from None
         names = [name.removeprefix(self._prefix) for name in repositories if name.startswith(self._prefix)]
@@ -264,24 +277,25 @@ class OciBackend(Backend):
                 f"not a name for an OCI registry: {model[:200]!r}\n"
                 "  expected lower-case letters and digits with single '.', '_' or '-' between them"
             )
-        return f"{self._client.base}{repository}/{path}", f"{self._client.host}/{repository}"
+        return f"{self._client.base}{repository}/{path}", f"{self._host}/{repository}"
 
     def _fetch(
         self, method: str, model: str, path: str, doing: str, **options: Any
     ) -> tuple[requests.Response, bytes]:
-        """Asks as `OciClient.ask` does, again while the registry is unavailable."""
+        """Asks as `HttpClient.ask` does, again while the registry is unavailable."""
         url, place = self._locate(model, path)
+        options["follows"] = method in ("GET", "HEAD")
         return with_retries(lambda: self._client.ask(method, url, f"{doing}: {place}", **options))
 
     def _list_names(self, url: str, field: str) -> list[str]:
         """Returns the names that a list has in a field, from all of its pages."""
         names: list[str] = []
         doing = f"list {field}"
-        where = f"{doing}: {self._client.host}"
+        where = f"{doing}: {self._host}"
         for _ in range(_MAX_PAGES):
             page = url
             answer, body = with_retries(
-                partial(self._client.ask, "GET", page, where, limit_bytes=_MAX_PAGE_BYTES)
+                partial(self._client.ask, "GET", page, where, limit_bytes=_MAX_PAGE_BYTES, follows=True)
             )
             names += self._names_in(body, field)
             links = requests.utils.parse_header_links(answer.headers.get("Link", ""))
@@ -305,4 +319,4 @@ class OciBackend(Backend):
         return names
 
     def _unexpected(self, doing: str, expected: str, got: str) -> RegistryError:
-        return RegistryError(f"cannot {doing}: {self._client.host}\n  expected {expected}, got {got}")
+        return RegistryError(f"cannot {doing}: {self._host}\n  expected {expected}, got {got}")

@@ -1,4 +1,4 @@
-"""Answers of registries over HTTP: read with a limit, and translated to errors.
+"""Answers over HTTP: read with limits in time and size, and translated to errors.
 
 No message has a URL in it: those of uploads and of object storage carry signatures.
 """
@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urljoin
@@ -27,6 +28,7 @@ from ortprep.errors import (
     RegistryUnavailableError,
 )
 from ortprep.registry.backend import BLOCK_BYTES, Download, Report
+from ortprep.registry.transfer import counted
 from ortprep.time_limit import OutOfTimeError, call_in_time
 
 T = TypeVar("T")
@@ -70,7 +72,9 @@ _ODD = re.compile(r"[\x00-\x20\x7f-\x9f\\]")
 _SYSTEM_ERROR = re.compile(r"\[Errno -?[0-9]+\] ([A-Za-z ,]+)")
 
 
-def connection_error(error: requests.RequestException | ValueError, doing: str) -> RegistryError:
+def connection_error(
+    error: requests.RequestException | urllib3.exceptions.HTTPError | ValueError, doing: str
+) -> RegistryError:
     """Returns what to raise for a request that got no answer, or only a part of one.
 
     `doing` says what was tried, and where, as in "list the tags: HOST/REPOSITORY". The HTTP library's error
@@ -148,7 +152,7 @@ def ask_in_time(
         return call_in_time(ask, limit_s, abort)
     except OutOfTimeError:
         raise connection_error(requests.Timeout(), doing) from None
-    except requests.RequestException as error:
+    except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
         raise connection_error(error, doing) from None
 
 
@@ -187,8 +191,16 @@ def read_body(response: requests.Response, doing: str, limit_bytes: int) -> byte
 def read_refusal(response: requests.Response, doing: str) -> dict[str, Any]:
     """Returns the JSON object with which a registry says no, an empty one if it said something else."""
     try:
-        return parse_json(read_body(response, doing, MAX_ERROR_BYTES), name="an answer")
-    except (BundleError, RegistryError):
+        return parse_refusal(read_body(response, doing, MAX_ERROR_BYTES))
+    except RegistryError:
+        return {}
+
+
+def parse_refusal(body: bytes) -> dict[str, Any]:
+    """Returns the JSON object in the body of a refusal, an empty one if it is something else."""
+    try:
+        return parse_json(body, name="an answer")
+    except BundleError:
         return {}
 
 
@@ -204,6 +216,19 @@ class CountedFile(io.FileIO):
         block = super().read(-1 if size is None else max(size, BLOCK_BYTES))
         self._report(len(block))
         return block
+
+
+@contextmanager
+def open_upload(source: Path, report: Report) -> Iterator[CountedFile | bytes]:
+    """Yields a file as the body of a request; what a failed request sent is reported back."""
+    with counted(report) as count, CountedFile(source, count) as file:
+        # Of an empty file requests would not send the length.
+        yield file if source.stat().st_size else b""
+
+
+def upload_timeout_s(size_bytes: int) -> float:
+    """Returns the longest time of a request that uploads so much: one piece is limited, not the whole."""
+    return ANSWER_TIMEOUT_S + BLOCK_TIMEOUT_S * size_bytes / BLOCK_BYTES
 
 
 @contextmanager
@@ -265,12 +290,18 @@ def _read_all(
 
 
 def _read_blocks(response: requests.Response, doing: str, deadline_s: float = math.inf) -> Iterator[bytes]:
+    """Yields an answer's bytes as they come, never decoded; raises as `ask_in_time`.
+
+    `iter_content` is not used: of a chunked answer it reads the line with a chunk's size, however long it is.
+    """
     if response.headers.get("Content-Encoding", "identity") != "identity":
         raise RegistryError(f"cannot {doing}\n  expected the bytes themselves, got a compressed answer")
-    blocks = response.iter_content(BLOCK_BYTES)
+    raw = response.raw
+    read_block = partial(raw.read, BLOCK_BYTES, decode_content=False)
 
     def read() -> bytes:
         limit_s = max(0.0, min(BLOCK_TIMEOUT_S, deadline_s - time.monotonic()))
-        return ask_in_time(lambda: next(blocks, b""), doing, limit_s, abort=lambda: response.raw.shutdown())
+        block: bytes = ask_in_time(read_block, doing, limit_s, abort=lambda: raw.shutdown())
+        return block
 
     yield from iter(read, b"")

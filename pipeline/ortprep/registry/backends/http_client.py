@@ -1,0 +1,158 @@
+"""The client of a registry's API: bounded in time, with credentials for the server's own origin alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any
+from urllib.parse import urljoin
+
+import requests
+from requests.adapters import HTTPAdapter
+from requests.auth import AuthBase
+from urllib3.util import parse_url
+
+from ortprep.errors import RegistryError
+from ortprep.registry.backend import BLOCK_BYTES
+from ortprep.registry.backends import rest
+from ortprep.registry.backends.rest import (
+    MAX_ERROR_BYTES,
+    UNENCODED,
+    UNREAD,
+    check_http_url,
+    connection_error,
+    follow_redirects,
+    read_body,
+    read_refusal,
+    status_error,
+)
+from ortprep.spec.redaction import hide_queries_in_logs
+
+ANY_STATUS = range(100, 600)
+"""Statuses for a caller that tells them apart itself."""
+
+_CONNECTIONS = 16
+_PORTS = {"http": 80, "https": 443}
+
+
+class HttpClient:
+    """A client of one server.
+
+    Args:
+        base: URL of its API, which relative locations are relative to.
+        auth: Adds credentials to a request; it is called for every request, to whatever host.
+        timeout_s: Timeouts of a connection, and of the next bytes of an answer, in seconds.
+        login_hint: How to give other credentials.
+        read_reason: Returns, of the JSON object of a refusal, what may be shown.
+    """
+
+    def __init__(
+        self,
+        base: str,
+        auth: AuthBase,
+        *,
+        timeout_s: tuple[float, float],
+        login_hint: str,
+        read_reason: Callable[[Mapping[str, Any]], str],
+    ) -> None:
+        self.base = base
+        self._timeout_s = timeout_s
+        self._login_hint = login_hint
+        self._read_reason = read_reason
+        self._session = requests.Session()
+        self._session.headers.update(UNENCODED)
+        # A callable: requests would otherwise send what `~/.netrc` has for a host.
+        self._session.auth = auth
+        adapter = HTTPAdapter()
+        adapter.init_poolmanager(_CONNECTIONS, _CONNECTIONS, blocksize=BLOCK_BYTES)
+        self._session.mount("https://", adapter)
+        self._session.mount("http://", adapter)
+        hide_queries_in_logs()
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self._session.close()
+
+    def ask(
+        self, method: str, url: str, doing: str, *, limit_bytes: int = MAX_ERROR_BYTES, **options: Any
+    ) -> tuple[requests.Response, bytes]:
+        """Asks once, as `open` does; returns the answer and its body."""
+        with self.open(method, url, doing, **options) as response:
+            return response, read_body(response, doing, limit_bytes)
+
+    def open(
+        self,
+        method: str,
+        url: str,
+        doing: str,
+        *,
+        expected: Collection[int] = (200,),
+        follows: bool = False,
+        limit_s: float | None = None,
+        **options: Any,
+    ) -> requests.Response:
+        """Asks once, and returns the answer with its body unread; the caller closes it.
+
+        Args:
+            method: HTTP's method.
+            url: Relative to the base, or a whole URL that the server gave.
+            doing: What it is for, and where, as in "list the tags: HOST/REPOSITORY".
+            expected: The statuses that are no error.
+            follows: Whether to follow redirects, which get no credentials; else one is an unexpected answer.
+            limit_s: Longest time until the answer begins; None for that of a request without a large body.
+            options: Those of `requests`, as `headers` and `data`.
+
+        Raises:
+            AccessDeniedError: There are no credentials, or they are not accepted.
+            RegistryError: There is no answer, or an unexpected one; by kind.
+        """
+
+        def ask(url: str) -> requests.Response:
+            request = partial(self._session.request, method, url, **settings)
+            return rest.ask_in_time(request, doing, limit_s or rest.ANSWER_TIMEOUT_S)
+
+        settings = {"timeout": self._timeout_s, **UNREAD, **options}
+        url = urljoin(self.base, url)
+        try:
+            if follows:
+                response = follow_redirects(ask, url, lambda _, target: self.resolve(target, doing))
+            else:
+                response = ask(url)
+        except requests.RequestException as error:
+            raise connection_error(error, doing) from None
+        if response.status_code in expected:
+            return response
+        with response:
+            raise self.refuse(response, read_refusal(response, doing), doing)
+
+    def refuse(self, response: requests.Response, refusal: Mapping[str, Any], doing: str) -> RegistryError:
+        """Returns the error that an unexpected answer and its JSON object stand for."""
+        return status_error(response, doing, said=self._read_reason(refusal), hint=self._login_hint)
+
+    def resolve(self, location: str | None, doing: str) -> str:
+        """Returns the URL in a header; raises RegistryError without one, or if it leaves https for http.
+
+        It is what `check_http_url` returns.
+        """
+        if not location:
+            raise RegistryError(f"cannot {doing}\n  expected a location, got none")
+        try:
+            url = check_http_url(urljoin(self.base, location))
+        except ValueError as error:
+            raise connection_error(error, doing) from None
+        if url.startswith("http:") and self.is_own("https" + url[4:]):
+            # Servers behind a proxy that ends TLS do not know that they are asked over it.
+            return "https" + url[4:]
+        if self.base.startswith("https:") and not url.startswith("https:"):
+            raise RegistryError(f"cannot {doing}\n  expected an https URL, got another")
+        return url
+
+    def is_own(self, url: str) -> bool:
+        """Says whether a URL leads to the server itself: its scheme, host and port."""
+        return origin_of(url) == origin_of(self.base)
+
+
+def origin_of(url: str) -> tuple[str | None, str | None, int | None]:
+    """Returns scheme, host and port of a URL; raises as `check_http_url`."""
+    parts = parse_url(check_http_url(url))
+    return parts.scheme, parts.host, parts.port or _PORTS.get(parts.scheme or "")
