@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import itertools
 import json
 import os
 import time
 import tracemalloc
+import weakref
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +18,7 @@ import pytest
 
 from ortprep.bundle.codec import canonical_json
 from ortprep.bundle.digest import digest_bytes
-from ortprep.bundle.loader_config import FileEntry
+from ortprep.bundle.loader_config import FileEntry, read_loader_config
 from ortprep.errors import (
     BundleError,
     CacheError,
@@ -35,7 +37,7 @@ from ortprep.registry.backend import (
     ref_name,
     subject_digits,
 )
-from ortprep.registry.backends.oci_client import OciClient
+from ortprep.registry.backends.http_client import HttpClient
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue, open_catalogue
 from ortprep.registry.documents import (
@@ -48,7 +50,7 @@ from ortprep.registry.documents import (
 )
 from ortprep.registry.fsspec_folder import FsspecFolder
 from ortprep.registry.garbage_collection import RetentionPolicy, collect
-from ortprep.registry.part_bundle import read_part_bundle, small_files
+from ortprep.registry.part_bundle import choose_part, read_part_bundle, small_files
 from ortprep.registry.promotion import promote
 from ortprep.registry.publish import PublishResult, publish
 from ortprep.registry.pull import MAX_BYTES_VARIABLE, TIMEOUT_VARIABLE, PullRequest, pull, pull_cached
@@ -518,11 +520,11 @@ def test_pages_of_a_list_that_never_ends_are_limited_in_time(tmp_path, monkeypat
         link = f'</v2/m/net/tags/list?last={next(numbers)}>; rel="next"'
         return SimpleNamespace(headers={"Link": link}), b'{"tags": []}'
 
-    monkeypatch.setattr(OciClient, "ask", answer)
+    monkeypatch.setattr(HttpClient, "ask", answer)
     monkeypatch.setenv(TIMEOUT_VARIABLE, "1")
     with (
         open_catalogue("oci+http://localhost:9/m", cache=Cache(tmp_path / "cache")) as catalogue,
-        pytest.raises(RegistryError, match="pull took too long"),
+        pytest.raises(RegistryError, match="pull took too long: net"),
     ):
         pull_it(catalogue, tmp_path / "out")
 
@@ -706,6 +708,25 @@ def test_the_parts_of_a_version_are_read_up_to_a_bound(registry, catalogue, tmp_
         pull_it(catalogue, tmp_path / "out")
     kept = sum(file.stat().st_size for file in catalogue.cache.root.rglob("*"))
     assert kept < MAX_LISTING_BYTES + 2 * MAX_DOCUMENT_BYTES
+
+
+def test_the_records_of_a_version_are_read_one_at_a_time_and_up_to_a_bound(catalogue, tmp_path):
+    part = read_part_bundle(write_bundle(tmp_path / "bundle")).part
+    size = max(entry.size_bytes for entry in small_files(part).values())
+    with pytest.raises(RegistryError, match="too many bytes in the records"):
+        catalogue.read_manifests([part] * (MAX_LISTING_BYTES // size + 1))
+    configs = []
+
+    def read_config(part):
+        gc.collect()
+        assert not [one for one in configs if one() is not None], "the one before is still there"
+        config = read_loader_config(tmp_path / "bundle")
+        configs.append(weakref.ref(config))
+        return config
+
+    names = VersionRef("net", None)
+    assert choose_part([part] * 3, read_config, names, BARE, onnxruntime=None) == part
+    assert len(configs) == 3
 
 
 def test_a_path_of_many_folders_is_refused(registry, catalogue, tmp_path):

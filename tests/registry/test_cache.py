@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -19,12 +19,13 @@ import pytest
 from ortprep.bundle.digest import digest_bytes
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.verification import check_bundle
-from ortprep.errors import CacheError, IntegrityError, RegistryUnavailableError
+from ortprep.errors import CacheError, IntegrityError, RegistryError, RegistryUnavailableError
+from ortprep.registry import cache as cache_module
 from ortprep.registry.backend import Download
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue, open_catalogue
 from ortprep.registry.publish import publish
-from ortprep.registry.pull import PullRequest, pull, pull_cached
+from ortprep.registry.pull import TIMEOUT_VARIABLE, PullRequest, pull, pull_cached
 from ortprep.registry.receipt import verify_bundle
 from ortprep.registry.references import VersionRef
 from ortprep.registry.transfer import with_retries
@@ -282,7 +283,7 @@ def test_a_cached_bundle_that_is_signed_later_counts_as_signed(catalogue, tmp_pa
     pull_cached(PullRequest(VersionRef("net", None)), catalogue, hardware=BARE)
     publish(bundle, catalogue, private_key=private)
     signed = pull_cached(PullRequest(VersionRef("net", None), public_key=public), catalogue, hardware=BARE)
-    assert verify_bundle(signed.path, public).version == signed.version
+    assert verify_bundle(signed.path, public).digest == signed.part
 
 
 @pytest.mark.parametrize("kind", ["directory"])
@@ -312,6 +313,33 @@ def test_pulls_to_one_folder_at_the_same_time_take_turns(catalogue, tmp_path):
     with ThreadPoolExecutor(6) as pool:
         assert set(pool.map(run, range(12))) == {out}
     check_bundle(out)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("kind", ["directory"])
+@pytest.mark.parametrize("lock", ["file-*", "folder-*", "use-*"])
+def test_a_lock_that_another_process_never_gives_back_ends_with_the_pull(
+    catalogue, tmp_path, monkeypatch, lock
+):
+    """It waits in its own time, and says for what."""
+    publish(write_bundle(tmp_path / "bundle"), catalogue)
+    request = PullRequest(VersionRef("net", None))
+    pull_cached(request, catalogue, hardware=BARE)
+    shutil.rmtree(catalogue.cache.root / "files")
+    shutil.rmtree(catalogue.cache.root / "bundles")
+    Cache(catalogue.cache.root)
+    for handle in cache_module._kept.values():
+        os.close(handle)
+    cache_module._kept.clear()
+    monkeypatch.setenv(TIMEOUT_VARIABLE, "1")
+    with ExitStack() as stack:
+        for path in (catalogue.cache.root / "locks").glob(lock):
+            held = stack.enter_context(path.open("ab"))
+            fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(RegistryError, match="pull took too long: net"):
+            pull_cached(request, catalogue, hardware=BARE)
+    monkeypatch.delenv(TIMEOUT_VARIABLE)
+    check_bundle(pull_cached(request, catalogue, hardware=BARE).path)
 
 
 def test_a_bundle_is_kept_once_however_often_it_is_loaded(tmp_path):

@@ -21,6 +21,7 @@ from model_signing import hashing, signing, verifying
 
 from ortprep.bundle.codec import canonical_json
 from ortprep.bundle.digest import digest_bytes
+from ortprep.cli import registry_commands
 from ortprep.errors import (
     BundleError,
     IntegrityError,
@@ -89,7 +90,7 @@ def part_of(catalogue):
 
 
 def test_a_pulled_bundle_can_be_verified_again_without_the_registry(signed, keys):
-    assert verify_bundle(signed, keys[1]).reference == "net"
+    assert verify_bundle(signed, keys[1]).model == "net"
     assert locate(signed, require_signature=keys[1]) == signed
 
 
@@ -139,6 +140,18 @@ def test_a_bundle_that_someone_else_wrote_anew_is_refused(signed, keys, tmp_path
 def test_a_bundle_without_a_receipt_does_not_count_as_signed(tmp_path, keys):
     with pytest.raises(BundleError, match="not from a registry"):
         locate(write_bundle(tmp_path / "own"), require_signature=keys[1])
+
+
+def test_only_what_is_signed_is_said_to_be(signed, keys, capsys):
+    receipt = json.loads((signed / ".registry/pulled.json").read_bytes())
+    forged = receipt | {"version": f"sha256:{'0' * 64}", "reference": "net@production", "part": "sha256:1"}
+    (signed / ".registry/pulled.json").write_text(json.dumps(forged))
+    for json_too in (True, False):
+        registry_commands.verify(str(signed), keys[1], json=json_too)
+        shown = "".join(capsys.readouterr())
+        assert receipt["part"] in shown
+        assert forged["version"] not in shown
+        assert "production" not in shown
 
 
 # Another model, other digests
@@ -304,6 +317,25 @@ def test_a_forged_signature_with_the_name_of_the_key_does_not_keep_the_real_one_
     pull_it(catalogue, tmp_path / "after", keys[1])
     assert publish(tmp_path / "bundle", catalogue, private_key=keys[0]).is_new is False
     assert len(catalogue.read_signatures(part)) == 2, "and a valid one is not made twice"
+
+
+def test_many_forged_signatures_do_not_crowd_out_the_real_one(catalogue, signed, keys, tmp_path):
+    """A pulled bundle keeps some signatures only; anybody who may push can attach more."""
+    part = part_of(catalogue)
+    (good,) = catalogue.read_signatures(part)
+    forged = json.loads(good)
+    for number in range(200):
+        sig = number.to_bytes(64, "big")
+        forged["dsseEnvelope"]["signatures"][0]["sig"] = base64.b64encode(sig).decode()
+        catalogue.attach(SIGNATURE, part, canonical_json(forged))
+    pull_it(catalogue, tmp_path / "out", keys[1])
+    assert verify_bundle(tmp_path / "out", keys[1]) == part
+    receipt = json.loads((tmp_path / "out/.registry/pulled.json").read_bytes())
+    assert len(receipt["signatures"]) < 100
+    (tmp_path / "out/.registry/pulled.json").write_text(json.dumps({**receipt, "signatures": ["x"] * 10**5}))
+    with pytest.raises(SignatureError) as raised:
+        verify_bundle(tmp_path / "out", keys[1])
+    assert len(str(raised.value)) < 4000
 
 
 # Parts of others

@@ -285,7 +285,7 @@ def test_a_collection_while_signing_loses_no_signature(registry, catalogue, tmp_
     )
     publish(bundle, slow, private_key=private, public_key=public)
     pull(PullRequest(VersionRef("net", None), public_key=public), catalogue, tmp_path / "out", hardware=BARE)
-    assert verify_bundle(tmp_path / "out", public).reference == "net"
+    assert verify_bundle(tmp_path / "out", public).model == "net"
 
 
 def test_a_damaged_file_in_the_registry_is_repaired_on_request(registry, catalogue, tmp_path):

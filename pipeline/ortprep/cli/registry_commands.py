@@ -162,11 +162,12 @@ def verify(
     """Check a pulled bundle against the signatures that it was published with."""
     from ortprep.registry.receipt import verify_bundle
 
-    receipt = verify_bundle(find_bundle(bundle, artifacts), key)
+    part = verify_bundle(find_bundle(bundle, artifacts), key)
+    # What pulled.json says besides, the version for example, is not signed.
     if json:
-        write_json({name: value for name, value in encode(receipt).items() if name != "signatures"})
+        write_json({"model": part.model, "part": part.digest, "source": part.source, "spec": part.spec})
         return
-    write_line(f"{bundle}: {receipt.version}, signed with {key}")
+    write_line(f"{bundle}: {part.model}, part {part.digest}, signed with {key}")
 
 
 @command

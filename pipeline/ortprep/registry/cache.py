@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import logging
+import math
 import os
 import shutil
 import threading
@@ -22,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from ortprep.bundle.atomic import TEMP_PREFIX, write_bytes_atomic
 from ortprep.bundle.digest import PREFIX, DigestCache, digest_bytes, digest_json
@@ -33,6 +34,7 @@ from ortprep.registry.backend import Report
 from ortprep.registry.documents import MAX_DOCUMENT_BYTES
 from ortprep.registry.download import OpenAt, download
 from ortprep.registry.transfer import read_limit
+from ortprep.time_limit import check_time, remaining_s
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,7 @@ DEFAULT_LIMIT_BYTES = 50 * 2**30
 GRACE_S = 3600.0
 """Time in seconds for which a used file stays: a job may be about to open it."""
 
+_LOCK_POLL_INTERVAL_S = 0.05
 _OLD_DOCUMENT_S = 90 * 24 * 3600.0
 
 
@@ -110,7 +113,7 @@ class Cache:
             OSError: The disk is full.
         """
         path = self._file_path(entry.sha256)
-        with FileLock(self._lock_path("file", entry.sha256)):
+        with _locked(self._lock_path("file", entry.sha256)):
             if self.has_file(entry):
                 _mark_used(path)
                 report(entry.size_bytes)
@@ -160,15 +163,20 @@ class Cache:
 
     def lock_folder(self, path: Path) -> AbstractContextManager[object]:
         """Locks a folder against other writers on this machine."""
-        return FileLock(self._lock_path("folder", os.path.realpath(path)))
+        return _locked(self._lock_path("folder", os.path.realpath(path)))
 
     def keep(self, path: Path) -> None:
         """Keeps a bundle of this cache until this process ends."""
         lock = self._lock_path("use", path.name)
         with _keeping:
             if lock not in _kept:
-                _kept[lock] = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-                fcntl.flock(_kept[lock], fcntl.LOCK_SH)
+                handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                try:
+                    _lock_shared(handle)
+                except BaseException:
+                    os.close(handle)
+                    raise
+                _kept[lock] = handle
 
     def trim(self, *, grace_s: float = GRACE_S) -> int:
         """Removes the least recently used until the cache is within its limit; returns the bytes freed.
@@ -177,7 +185,11 @@ class Cache:
         `grace_s` stays.
         """
         oldest_s = time.time() - grace_s
-        with FileLock(self.root / "locks" / "trim"):
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(FileLock(self.root / "locks" / "trim", timeout=0))
+            except Timeout:
+                return 0  # another process does it
             before = size_bytes = self._size_bytes()
             for leftover in (self.root / "bundles").glob(f"{TEMP_PREFIX}*"):
                 with contextlib.suppress(FileNotFoundError):
@@ -244,6 +256,31 @@ _kept: dict[Path, int] = {}
 """Open lock files of the bundles that this process uses; the kernel closes them when it ends."""
 
 _keeping = threading.Lock()
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Holds a lock against other processes; waits as long as `limit_time` leaves, then raises its error."""
+    lock, is_held = FileLock(path), False
+    while not is_held:
+        check_time()
+        with contextlib.suppress(Timeout):
+            lock.acquire(timeout=-1 if remaining_s() == math.inf else remaining_s())
+            is_held = True
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _lock_shared(handle: int) -> None:
+    """Takes a shared lock of an open file; waits and raises as `_locked`."""
+    while True:
+        check_time()
+        try:
+            return fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_LOCK_POLL_INTERVAL_S)
 
 
 def _mark_used(path: Path) -> None:

@@ -229,7 +229,17 @@ class Catalogue:
         return config, manifest
 
     def read_manifests(self, parts: Sequence[Part]) -> tuple[tuple[Part, Manifest], ...]:
-        """Reads the manifests of parts, those prepared last first; raises as `read_records`."""
+        """Reads the manifests of parts, those prepared last first; raises as `read_records`.
+
+        Raises:
+            RegistryError: Together they are larger than `MAX_LISTING_BYTES`; none is read.
+        """
+        size_bytes = sum(entry.size_bytes for part in parts for entry in small_files(part).values())
+        if size_bytes > MAX_LISTING_BYTES:
+            raise RegistryError(
+                f"too many bytes in the records of {len(parts)} parts\n"
+                f"  expected {MAX_LISTING_BYTES} at most, got {size_bytes}"
+            )
         newest = sorted(parts, key=lambda part: (part.summary.created_at, part.digest), reverse=True)
         return tuple((part, self.read_records(part)[1]) for part in newest)
 

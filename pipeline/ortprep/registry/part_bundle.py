@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -44,6 +44,9 @@ from ortprep.runtime.machine.hardware import Hardware
 
 PORTABLE = "portable"
 """The variant that `prepare` makes for all other machines."""
+
+_MAX_REASON = 2000
+"""Largest number of characters that a message has of one part."""
 
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
@@ -178,7 +181,8 @@ def _machine(environment: Mapping[str, Any]) -> str:
 
 
 def choose_part(
-    parts: Sequence[tuple[Part, LoaderConfig]],
+    parts: Sequence[Part],
+    read_config: Callable[[Part], LoaderConfig],
     reference: VersionRef,
     hardware: Hardware,
     *,
@@ -188,29 +192,36 @@ def choose_part(
     """Returns the best part for a machine.
 
     It has a variant for the GPU, else one for the processor, else the portable one, which every part has.
-    Among equals it is the one prepared last. `onnxruntime` is the installed version, None to check none;
-    `digest` names a part for another machine.
+    Among equals it is the one prepared last.
+
+    Args:
+        parts: The parts.
+        read_config: Reads the `loader.json` of a part; a version may have more than fit into memory at once.
+        reference: What the parts are called in messages.
+        hardware: The machine.
+        onnxruntime: Its installed version of ONNX Runtime, None to check none.
+        digest: A part for another machine, whose configuration is not read.
 
     Raises:
         NotPublishedError: The named part is not there.
         RegistryError: None fits this machine; every part is named with the reason.
     """
     if digest is not None:
-        named = next((part for part, _ in parts if part.digest == digest), None)
+        named = next((part for part in parts if part.digest == digest), None)
         if named is None:
-            digests = ", ".join(part.digest for part, _ in parts)
+            digests = ", ".join(part.digest for part in parts)
             raise NotPublishedError(f"no such part of {reference}: {digest}\n  expected one of {digests}")
         return named
     fitting: list[tuple[list[int], Part]] = []
     lines = []
-    newest_first = sorted(parts, key=lambda pair: (pair[0].summary.created_at, pair[0].digest), reverse=True)
-    for part, config in newest_first:
-        reasons = [(variant, _reasons(variant, hardware, onnxruntime)) for variant in config.variants]
+    for part in sorted(parts, key=lambda part: (part.summary.created_at, part.digest), reverse=True):
+        variants = read_config(part).variants
+        reasons = [(variant, _reasons(variant, hardware, onnxruntime)) for variant in variants]
         ranks = sorted(_rank(variant) for variant, lacks in reasons if not lacks)
         if ranks:
             fitting.append((ranks, part))
         why = "; ".join(f"{variant.name}: {', '.join(lacks)}" for variant, lacks in reasons)
-        lines.append(f"  {part.digest}: {why}")
+        lines.append(f"  {part.digest}: {why[:_MAX_REASON]}")
     if not fitting:
         raise RegistryError(
             "\n".join((f"no part of {reference} fits this machine", *lines)),

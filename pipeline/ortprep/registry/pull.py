@@ -77,13 +77,13 @@ class PullResult:
 
 
 @contextmanager
-def _in_time() -> Iterator[None]:
-    """Limits all that a function asks of a registry, from the first list on."""
+def _in_time(request: PullRequest) -> Iterator[None]:
+    """Limits all that a pull asks of a registry, and waits for, from the first list on."""
     timeout_s = read_limit(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S)
 
     def late() -> RegistryError:
         return RegistryError(
-            f"pull took too long\n  expected {timeout_s} s at most",
+            f"pull took too long: {request.reference}\n  expected {timeout_s} s at most",
             hint=f"export {TIMEOUT_VARIABLE}=SECONDS   (what was fetched is kept)",
         )
 
@@ -91,7 +91,6 @@ def _in_time() -> Iterator[None]:
         yield
 
 
-@_in_time()
 def pull(
     request: PullRequest,
     catalogue: Catalogue,
@@ -113,11 +112,11 @@ def pull(
             large, takes too long, or the registry failed.
     """
     check_replaceable(out)
-    version, part = _choose(request, catalogue, hardware)
-    return _write(request, catalogue, version, part, out, observer, is_there=lambda: False)
+    with _in_time(request):
+        version, part = _choose(request, catalogue, hardware)
+        return _write(request, catalogue, version, part, out, observer, is_there=lambda: False)
 
 
-@_in_time()
 def pull_cached(
     request: PullRequest,
     catalogue: Catalogue,
@@ -129,22 +128,22 @@ def pull_cached(
 
     The bundle stays there until this process ends.
     """
-    version, part = _choose(request, catalogue, hardware)
-    path = catalogue.cache.bundle_path(f"{ref_name(version.digest)}-{ref_name(part.digest)[:16]}")
+    with _in_time(request):
+        version, part = _choose(request, catalogue, hardware)
+        path = catalogue.cache.bundle_path(f"{ref_name(version.digest)}-{ref_name(part.digest)[:16]}")
 
-    def is_there() -> bool:
-        catalogue.cache.keep(path)
-        try:
-            if request.public_key is not None:
-                verify_bundle(path, request.public_key, digest_cache=DigestCache())
-            return not find_differences(path, part, DigestCache().digest)
-        except BundleError:
-            return False
+        def is_there() -> bool:
+            catalogue.cache.keep(path)
+            try:
+                if request.public_key is not None:
+                    verify_bundle(path, request.public_key, digest_cache=DigestCache())
+                return not find_differences(path, part, DigestCache().digest)
+            except BundleError:
+                return False
 
-    return _write(request, catalogue, version, part, path, observer, is_there=is_there)
+        return _write(request, catalogue, version, part, path, observer, is_there=is_there)
 
 
-@_in_time()
 def resolve_version(request: PullRequest, catalogue: Catalogue) -> tuple[Version, tuple[Part, ...]]:
     """Returns a version and those of its parts that have the signature that is required.
 
@@ -156,6 +155,12 @@ def resolve_version(request: PullRequest, catalogue: Catalogue) -> tuple[Version
         RegistryUnavailableError: The registry cannot be reached, and the reference was never resolved here.
         RegistryError: The registry failed in another way.
     """
+    with _in_time(request):
+        return _resolve(request, catalogue)
+
+
+def _resolve(request: PullRequest, catalogue: Catalogue) -> tuple[Version, tuple[Part, ...]]:
+    """Asks the registry, and remembers its answer; see `resolve_version`."""
     reference = request.reference
     if request.public_key is None and reference.version is not None and is_digest(reference.version):
         remembered = _recall(request, catalogue)
@@ -227,7 +232,8 @@ def _choose(request: PullRequest, catalogue: Catalogue, hardware: Hardware | Non
             hint=f"export {MAX_BYTES_VARIABLE}={size_bytes:d}",
         )
     part = choose_part(
-        [(part, catalogue.read_records(part)[0]) for part in parts],
+        parts,
+        lambda part: catalogue.read_records(part)[0],
         reference,
         hardware or read_hardware(),
         onnxruntime=installed_onnxruntime(),
@@ -282,8 +288,9 @@ def _fetch(
     remove_stale_temporaries(out.absolute().parent, out.name)
     signatures = catalogue.read_signatures(part)
     if public_key is not None:
-        # Also where the parts are remembered ones: what is kept with the bundle must be valid by itself.
-        verify_part(part, signatures, public_key)
+        # Also where the parts are remembered ones: what is kept with the bundle must be valid by itself. The
+        # valid one comes first: others may have attached more than are kept.
+        signatures = (verify_part(part, signatures, public_key), *signatures)
     first_paths = {entry.sha256: entry.path for entry in reversed(part.files)}
     # After a power cut `load` notices by its digests what did not reach the disk; it can be pulled again.
     with new_folder(out.absolute(), durable=False) as folder:

@@ -77,8 +77,8 @@ def read_receipt(bundle: Path) -> PullReceipt:
     return decode(PullReceipt, read_json(path, max_bytes=_MAX_RECEIPT_BYTES))
 
 
-def verify_bundle(bundle: Path, public_key: Path, *, digest_cache: DigestCache | None = None) -> PullReceipt:
-    """Checks that a pulled bundle is, byte for byte, a part that was signed with a key.
+def verify_bundle(bundle: Path, public_key: Path, *, digest_cache: DigestCache | None = None) -> Part:
+    """Returns the part that a pulled bundle is, byte for byte, and that was signed with a key.
 
     Without a digest cache every file is hashed.
 
@@ -91,7 +91,7 @@ def verify_bundle(bundle: Path, public_key: Path, *, digest_cache: DigestCache |
     differences = find_differences(bundle, part, digest_of)
     raise_differences(bundle, differences, hint=f"ortprep pull {quoted(receipt.reference)} --out DIR")
     check_provenance(bundle, part)
-    return receipt
+    return part
 
 
 def read_signed_part(bundle: Path, public_key: Path) -> tuple[PullReceipt, Part]:
@@ -110,8 +110,9 @@ def read_signed_part(bundle: Path, public_key: Path) -> tuple[PullReceipt, Part]
             part = parse_part(file.read(MAX_DOCUMENT_BYTES + 1))
     except OSError as error:
         raise BundleError(f"cannot read {path}\n  {error.strerror or error}") from error
-    verify_part(part, [text.encode(errors="replace") for text in receipt.signatures], public_key)
-    return replace(receipt, part=part.digest), part
+    signatures = receipt.signatures[:_MAX_SIGNATURES]
+    verify_part(part, [text.encode(errors="replace") for text in signatures], public_key)
+    return receipt, part
 
 
 def find_differences(bundle: Path, part: Part, digest: Digester) -> tuple[FileDifference, ...]:

@@ -20,6 +20,7 @@ from ortprep.bundle.digest import PREFIX
 from ortprep.bundle.paths import RECEIPT_FOLDER
 from ortprep.errors import BundleError, MissingExtraError, PipelineError, SignatureError
 from ortprep.registry.documents import Part
+from ortprep.time_limit import check_time
 from ortprep.versions import install_command
 
 PART_FILE = f"{RECEIPT_FOLDER}/part.json"
@@ -30,6 +31,9 @@ PASSWORD_VARIABLE = "ORTPREP_SIGN_PASSWORD"
 
 MAX_SIGNATURE_BYTES = 1024 * 1024
 """Largest signature, in bytes, that is read."""
+
+_MAX_PROBLEMS = 5
+"""Largest number of signatures that a message describes: anybody may attach more."""
 
 _PREDICATE = "https://model_signing/signature/v1.0"
 _EXPECTED = f"another form of signature\n  expected {_PREDICATE}, with the key's name, got something else"
@@ -51,20 +55,22 @@ def sign_part(part: Part, private_key: Path) -> bytes:
         return canonical_json(json.loads(target.read_bytes()))
 
 
-def verify_part(part: Part, signatures: Iterable[bytes], public_key: Path) -> None:
-    """Checks that at least one of several signatures of a part was made with the key's private half.
+def verify_part(part: Part, signatures: Iterable[bytes], public_key: Path) -> bytes:
+    """Returns the first of several signatures of a part that was made with the key's private half.
 
     Raises:
-        SignatureError: None was; the message says what is wrong with each.
+        SignatureError: None was; the message says what is wrong with the first of them.
         MissingExtraError: model-signing is not installed.
     """
     problems = []
     for signature in signatures:
+        check_time()
         try:
-            return _verify(part, signature, public_key)
+            _verify(part, signature, public_key)
+            return signature
         except SignatureError as error:
             problems.append(error.message.partition("\n")[2] or error.message)
-    got = "\n".join(problems) or "  got none"
+    got = "\n".join(problems[:_MAX_PROBLEMS]) or "  got none"
     raise SignatureError(
         f"no valid signature: {part.model} ({part.digest})\n  expected one by {public_key}\n{got}",
         hint="verify with the publisher's public key, or publish it signed: "
