@@ -273,6 +273,14 @@ class WorkerDiedError(PoolError):
     stderr: tuple[str, ...] = ()
 
 
+class HostError(PipelineError):
+    """The host of loaded models does not run, cannot be started or trusted, or broke the protocol."""
+
+
+class HostDiedError(HostError):
+    """The host ended while it had a request, which may be sent again."""
+
+
 class RegistryError(PipelineError):
     """A registry cannot do what it was asked for."""
 

@@ -78,6 +78,7 @@ COMMANDS = (
         "ortprep serve-check squeezenet --devices cpu --requests 5",
         lambda o, _: ", 0 answered wrongly" in o.out,
     ),
+    Command("ortprep host --stop", lambda o, _: "no host runs" in o.err),
     Command(
         f"ortprep adopt --out adopted -- {sys.executable} app.py models/squeezenet.onnx",
         lambda _, project: (project.root / "adopted" / "squeezenet.yaml").is_file(),

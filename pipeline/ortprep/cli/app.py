@@ -16,6 +16,7 @@ from ortprep.cli import (  # noqa: F401  puts the commands on the app
     compare_command,
     doctor_commands,
     export_commands,
+    host_command,
     init_command,
     pool_commands,
     registry_commands,
@@ -29,7 +30,7 @@ _PANELS = {
     "Prepare models": ("prepare", "init", "explain", "tune", "options", "schema", "node-labels"),
     "Examine bundles and machines": ("show", "check", "report", "compare", "upgrade-check", "doctor"),
     "Use bundles in existing applications": ("adopt", "run"),
-    "Serve and export": ("place", "serve-check", "serve-config", "export"),
+    "Serve and export": ("host", "place", "serve-check", "serve-config", "export"),
     "Registries": ("publish", "pull", "promote", "rollback", "list", "versions", "verify", "gc"),
 }
 """Commands in the order of `ortprep --help`."""

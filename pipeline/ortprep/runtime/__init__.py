@@ -1,4 +1,4 @@
-"""What jobs import: `load`; for every device of a node `SessionPool`.
+"""What jobs import: `load`, `SessionPool` for all devices of a node, `connect` for short-lived programs.
 
 Importing this package costs next to nothing; a name brings in what it needs when it is first used.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 TYPE_CHECKING = False  # as in `typing`, whose import would be the larger part of this one's
 if TYPE_CHECKING:
     from ortprep.runtime.dropin.installation import install as install
+    from ortprep.runtime.host.client import HostSession as HostSession
+    from ortprep.runtime.host.client import connect as connect
     from ortprep.runtime.loading.buckets import session_for as session_for
     from ortprep.runtime.loading.bundle_loader import load as load
     from ortprep.runtime.loading.bundle_loader import open_bundle as open_bundle
@@ -23,12 +25,14 @@ if TYPE_CHECKING:
     from ortprep.runtime.pool.workers import WorkerStats as WorkerStats
 
 _HOMES = {
+    "HostSession": "host.client",
     "OpenedBundle": "loading.opened_bundle",
     "PoolConfig": "pool.config",
     "PoolStats": "pool.workers",
     "SessionPool": "pool.session_pool",
     "WorkerEvent": "pool.workers",
     "WorkerStats": "pool.workers",
+    "connect": "host.client",
     "install": "dropin.installation",
     "load": "loading.bundle_loader",
     "load_before_fork": "loading.forking",

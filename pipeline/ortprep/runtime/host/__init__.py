@@ -1,0 +1,29 @@
+"""A process of the user's that keeps models loaded for programs that start often.
+
+A program connects to a socket in a folder that only its user can enter, names a model, and sends requests.
+It imports numpy and this package's `client`, `packets` and `folder`, and neither ONNX Runtime nor what
+reads bundles. Client and host check that the other is a process of the same user (`SO_PEERCRED`).
+
+    client                                   host
+    OPEN  path or name            ─────►     loads the model unless it is loaded
+                                  ◄─────     OPENED  inputs and outputs
+    RUN   arrays, deadline        ─────►     runs
+                                  ◄─────     DONE    arrays      or FAILED  error
+
+A connection is *waiting* (in the epoll set, no thread), or *served* by one of the host's threads, which
+receives one packet, answers it, and puts the connection back. So connections cost no threads, as many
+requests run as there are threads, and the others wait in the kernel's queues. It is closed by its client, or
+by the host after a packet that breaks the protocol. It has no state but the model that it opened.
+
+Arrays of up to 16 KiB travel in packets. Larger ones lie in a *region*: a memory file without a name, sealed
+in size, so that no mapping of it can become invalid. Its descriptor travels with the packet.
+
+- The region of a request is the client's, which uses it for the next request again. The host maps it from
+  the packet's arrival to the answer, read-only, and keeps nothing. A client that gave up leaves its region.
+- The region of an answer is the host's until the packet is sent, and the client's from then on, which copies
+  the arrays and unmaps it.
+
+The kernel frees regions with the last process that has them, however it ends. There is one host per user:
+it holds a lock on the folder (`flock`) as long as it lives. A client that starts one takes the lock first,
+and the new host inherits it.
+"""

@@ -1,0 +1,276 @@
+"""What programs call: `connect`. It imports numpy and built-in modules, and no ONNX Runtime."""
+
+from __future__ import annotations
+
+import _socket
+import _thread
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ortprep.runtime.host.folder import HostFolder
+from ortprep.runtime.host.packets import (
+    DONE,
+    FAILED,
+    OPEN,
+    OPENED,
+    RUN,
+    Packet,
+    Region,
+    read_arrays,
+    receive,
+    send,
+    send_arrays,
+    violation,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+_RETRY_DELAY_S = 0.005
+_MAX_ATTEMPTS = 3
+
+
+def connect(
+    model: str | os.PathLike[str], *, start: bool = False, timeout_s: float = 60.0, idle_s: float = 600.0
+) -> HostSession:
+    """Connects to this user's host, which loads a model unless it is loaded, and returns a session.
+
+    Args:
+        model: A bundle's folder (a `Path`, or text with a `/`), or a name that the host was given.
+        start: Whether to start a host if none runs. Such a host knows models by their folders only.
+        timeout_s: Seconds after which connecting, and each request, is given up.
+        idle_s: Seconds without a request after which a host that this starts ends.
+
+    Raises:
+        HostError: No host runs, it cannot be started, or its folder is not safe to use.
+        HostDiedError: The host ended while it loaded the model.
+        RequestTimeoutError: The deadline passed.
+        PipelineError: As `load`, in the host.
+    """
+    path = os.fspath(model)
+    if "/" in path or not isinstance(model, str):
+        path = os.path.abspath(path)
+    session = HostSession(path, start=start, timeout_s=timeout_s, idle_s=idle_s)
+    session.open()
+    return session
+
+
+class HostSession:
+    """A model in the host, called as an `onnxruntime.InferenceSession`; `connect` makes it.
+
+    Threads may share it: their requests run one after another. After a fork, or if the host has ended since
+    the last request, the next request connects again.
+    """
+
+    def __init__(self, model: str, *, start: bool, timeout_s: float, idle_s: float) -> None:
+        self._model, self._start = model, start
+        self._timeout_s, self._idle_s = timeout_s, idle_s
+        self._socket: _socket.socket | None = None
+        self._region: Region | None = None
+        self._is_closed = False
+        self._lock, self._pid = _thread.allocate_lock(), os.getpid()
+
+    def __enter__(self) -> HostSession:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def run(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        *,
+        timeout_s: float | None = None,
+    ) -> list[NDArray[Any]]:
+        """Runs the model in the host.
+
+        Args:
+            output_names: Names of outputs; None for all.
+            input_feed: Arrays of numbers or booleans by name, with the model's types and shapes.
+            timeout_s: Seconds after which the request is given up; None for those of `connect`.
+
+        Returns:
+            The outputs, as new arrays.
+
+        Raises:
+            InvalidRequestError: An input is missing, unknown or of another type, or an output is unknown.
+            RunError: ONNX Runtime refused the request.
+            RequestTimeoutError: The deadline passed; the host may still run the request.
+            HostDiedError: The host ended before it answered. The call may be repeated.
+            HostError: No host runs any more, or it broke the protocol.
+        """
+        arrays = {name: _as_array(name, value) for name, value in input_feed.items()}
+        outputs = self._call(arrays, self._timeout_s if timeout_s is None else timeout_s)
+        for name in output_names or ():
+            if name not in outputs:
+                from ortprep.errors import InvalidRequestError, propose
+
+                raise InvalidRequestError(f"no such output: {name!r}\n  {propose(name, outputs)}")
+        return [outputs[name] for name in (outputs if output_names is None else output_names)]
+
+    def open(self) -> None:
+        """Connects if it is not connected; raises as `connect`."""
+        self._call(None, self._timeout_s)
+
+    def close(self) -> None:
+        """Ends the connection; the model stays loaded in the host."""
+        self._is_closed = True
+        self._disconnect()
+
+    def _call(self, arrays: Mapping[str, NDArray[Any]] | None, timeout_s: float) -> dict[str, NDArray[Any]]:
+        """Connects, and sends a request if there is one; returns its answer, or raises the host's error."""
+        deadline_ns = time.monotonic_ns() + int(timeout_s * 1e9)
+        if self._pid != os.getpid():  # a fork: the connection is the parent's, and maybe the lock too
+            self._lock, self._pid = _thread.allocate_lock(), os.getpid()
+            self._disconnect()
+        with self._lock:
+            try:
+                self._connect(deadline_ns)
+                packet = None if arrays is None else self._exchange(deadline_ns, arrays)
+                found = {} if packet is None or packet.kind != DONE else read_arrays(packet, "host")
+                outputs = {name: array.copy() for name, array in found.items()}
+                if packet is None and arrays is not None:
+                    raise self._died("before it answered")
+            except BaseException as error:  # an interrupt, too: the next answer would be taken for another's
+                self._disconnect()
+                if not isinstance(error, TimeoutError):
+                    raise
+                from ortprep.errors import RequestTimeoutError
+
+                problem = f"host did not answer within {timeout_s:g} s: {self._model}"
+                raise RequestTimeoutError(problem, hint="a longer timeout_s") from error
+        if packet is not None:
+            _require(packet, DONE)
+        return outputs
+
+    def _connect(self, deadline_ns: int) -> None:
+        """Connects and opens the model, unless the connection is alive."""
+        if self._is_closed:
+            raise _no_host(f"session is closed: {self._model}")
+        if self._socket is not None and not _has_ended(self._socket):
+            return
+        self._disconnect()
+        for _ in range(_MAX_ATTEMPTS):  # a host that is ending may close a connection unanswered
+            self._socket = self._find_host(deadline_ns)
+            packet = self._exchange(deadline_ns, None)
+            if packet is not None:
+                _require(packet, OPENED)
+                return
+            self._disconnect()
+        raise self._died("while it loaded the model")
+
+    def _find_host(self, deadline_ns: int) -> _socket.socket:
+        """Returns a connection to a host, which is started if it may be."""
+        while True:
+            try:
+                folder = HostFolder(make=self._start)
+            except FileNotFoundError:
+                break
+            try:
+                sock = folder.connect(_remaining_s(deadline_ns))
+                if sock is not None:
+                    return sock
+                if folder.lock():
+                    if not self._start:
+                        break
+                    from ortprep.runtime.host.process import start_host
+
+                    start_host(folder, idle_s=self._idle_s, timeout_s=_remaining_s(deadline_ns))
+            finally:
+                folder.close()
+            time.sleep(_RETRY_DELAY_S)  # another client starts a host, or one is ending, or its queue is full
+        raise _no_host("no host runs")
+
+    def _exchange(self, deadline_ns: int, arrays: Mapping[str, NDArray[Any]] | None) -> Packet | None:
+        """Sends a request, or the model's name, and returns the answer, None if the host has ended."""
+        sock = self._socket
+        assert sock is not None
+        try:
+            sock.settimeout(_remaining_s(deadline_ns))
+            if arrays is None:
+                send(sock, OPEN, os.fsencode(self._model))
+            else:
+                send_arrays(sock, RUN, arrays, self._find_region, deadline_ns=deadline_ns)
+            sock.settimeout(_remaining_s(deadline_ns))
+            return receive(sock, "host")
+        except ConnectionError:
+            return None
+
+    def _find_region(self, size: int) -> Region:
+        """Returns the session's region, a new one if it is too small."""
+        if self._region is None or len(self._region.memory) < size:
+            self._region = None  # before the other is made
+            self._region = Region(size)
+        return self._region
+
+    def _disconnect(self) -> None:
+        """Ends the connection and leaves the region, which the host may be reading."""
+        sock, self._socket, self._region = self._socket, None, None
+        if sock is not None:
+            sock.close()
+
+    def _died(self, when: str) -> Exception:
+        from ortprep.errors import HostDiedError
+
+        hint = "call again   (with connect(…, start=True), that starts another host)"
+        return HostDiedError(f"host ended {when}: {self._model}\n  expected an answer, got none", hint=hint)
+
+
+def _no_host(problem: str) -> Exception:
+    from ortprep.errors import HostError
+
+    return HostError(problem, hint="ortprep host BUNDLE   (or connect(…, start=True))")
+
+
+def _as_array(name: str, value: Any) -> NDArray[Any]:
+    """Returns an input as an array, if it can be sent."""
+    array = np.asarray(value)
+    if array.dtype.kind in "biufc" or (array.dtype.kind == "V" and not array.dtype.hasobject):
+        return array
+    from ortprep.errors import InvalidRequestError
+
+    problem = f"input {name!r} cannot be sent\n  expected numbers or booleans, got {array.dtype}"
+    raise InvalidRequestError(problem, hint="ortprep.runtime.load(…) gives a session that takes strings")
+
+
+def _require(packet: Packet, kind: int) -> None:
+    """Raises the error in a packet, or the one for a packet of another kind than is due."""
+    if packet.kind == kind:
+        return
+    import json
+
+    from ortprep.errors import from_dict
+
+    try:
+        failure = json.loads(packet.text) if packet.kind == FAILED else None
+    except (ValueError, RecursionError):
+        failure = None
+    if not isinstance(failure, dict):
+        raise violation("host", f"expected an answer, got a packet of kind {packet.kind}")
+    raise from_dict(failure)
+
+
+def _remaining_s(deadline_ns: int) -> float:
+    """Returns the seconds until a deadline; raises `TimeoutError` if it has passed."""
+    remaining_ns = deadline_ns - time.monotonic_ns()
+    if remaining_ns <= 0:
+        raise TimeoutError
+    return remaining_ns / 1e9
+
+
+def _has_ended(sock: _socket.socket) -> bool:
+    """Returns whether the host closed a connection on which no answer is due."""
+    sock.setblocking(False)
+    try:
+        sock.recv(1, _socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True  # the end, or an answer that nobody waits for

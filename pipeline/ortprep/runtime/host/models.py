@@ -1,0 +1,155 @@
+"""The models of the host: loaded when they are first asked for, and dropped when memory is short."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ortprep.bundle import LOADER_FILE
+from ortprep.bundle.file_memory import find_stamp
+from ortprep.errors import LoadError, propose
+from ortprep.runtime.loading.bundle_loader import open_bundle
+from ortprep.runtime.machine.process_memory import private_bytes
+from ortprep.runtime.session.session_runner import SessionRunner
+from ortprep.runtime.tensors.signatures import check_inputs, read_signature
+
+if TYPE_CHECKING:
+    from ortprep.runtime.loading.load_options import DigestPolicy
+    from ortprep.runtime.tensors.element_types import Array
+
+
+@dataclass(frozen=True)
+class HostConfig:
+    """How the host serves.
+
+    Attributes:
+        models: Folders of bundles, by the names that clients may use for them.
+        idle_s: Seconds without a request after which the host ends; None for never.
+        max_memory_bytes: Private memory above which models are dropped; None for any.
+        digests: As `load` takes it; so are `precision` and `require_signature`.
+    """
+
+    models: Mapping[str, str] = field(default_factory=dict)
+    idle_s: float | None = None
+    max_memory_bytes: int | None = None
+    digests: DigestPolicy = "changed"
+    precision: str = "fastest-within-gate"
+    require_signature: str | None = None
+
+
+class LoadedModel:
+    """A bundle's session; raises as `load` does, and `PoolError` if it takes or gives other than numbers."""
+
+    def __init__(self, folder: str, config: HostConfig) -> None:
+        self.stamp = _read_stamp(folder)
+        policies = {name: getattr(config, name) for name in ("digests", "precision", "require_signature")}
+        opened = open_bundle(folder, **policies)
+        self.variant = opened.variant.name
+        self._signature = read_signature(opened.config.name, opened.config)
+        self._runner = SessionRunner(self._signature, opened)
+        # A bound run has its inputs and outputs in one place.
+        self._turn = contextlib.nullcontext() if self._runner.bound is None else threading.Lock()
+
+    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Returns the outputs by name; raises `InvalidRequestError` or `RunError`."""
+        feeds = zip(self._signature.inputs, check_inputs(self._signature, arrays), strict=True)
+        with self._turn:
+            outputs = self._runner.run(self._runner.fit(dict(feeds)))
+        return dict(zip(self._signature.outputs, outputs, strict=True))
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A model that was asked for.
+
+    Attributes:
+        users: Number of threads that have it; it is not dropped meanwhile.
+        used_s: When it was used last, by `time.monotonic()`.
+        lock: Held while it is loaded.
+    """
+
+    loaded: LoadedModel | None = None
+    users: int = 0
+    used_s: float = 0.0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class ModelTable:
+    """The models that are loaded, by their folders."""
+
+    def __init__(self, config: HostConfig) -> None:
+        self._config = config
+        self._lock = threading.Lock()
+        self._entries: dict[str, _Entry] = {}
+
+    def find_folder(self, model: str) -> str:
+        """Returns the folder of a model; raises `LoadError` for what is neither a known name nor absolute."""
+        if model in self._config.models:
+            return self._config.models[model]
+        if model.startswith("/"):
+            return os.path.realpath(model)
+        known = propose(model, self._config.models)
+        problem = f"host has no model of this name: {model!r}\n  {known}, or a folder"
+        raise LoadError(problem, hint='connect("/path/of/the/bundle")')
+
+    @contextlib.contextmanager
+    def use(self, folder: str) -> Iterator[LoadedModel]:
+        """Yields a model, which stays loaded meanwhile, of the bundle that is in a folder now.
+
+        Raises:
+            PipelineError: It cannot be loaded, as `LoadedModel`.
+        """
+        with self._lock:
+            entry = self._entries.setdefault(folder, _Entry())
+            entry.users += 1
+        try:
+            loaded = entry.loaded
+            if loaded is None or loaded.stamp != _read_stamp(folder):
+                with entry.lock:
+                    loaded = entry.loaded
+                    if loaded is None or loaded.stamp != _read_stamp(folder):
+                        entry.loaded = None  # the old one must not answer for a bundle that was replaced
+                        entry.loaded = loaded = LoadedModel(folder, self._config)
+                self.trim()
+            yield loaded
+        finally:
+            with self._lock:
+                entry.users -= 1
+                entry.used_s = time.monotonic()
+                if entry.loaded is None and not entry.users:
+                    self._entries.pop(folder, None)
+
+    def trim(self) -> None:
+        """Drops models that nobody uses, the one unused for longest first, while memory is short."""
+        limit = self._config.max_memory_bytes
+        while limit is not None and private_bytes() > limit:
+            with self._lock:
+                unused = {folder: entry for folder, entry in self._entries.items() if not entry.users}
+                if not unused:
+                    return
+                del self._entries[min(unused, key=lambda folder: unused[folder].used_s)]
+            unused.clear()
+            gc.collect()
+            with contextlib.suppress(AttributeError, OSError):  # glibc has it, and keeps freed memory without
+                ctypes.CDLL(None).malloc_trim(0)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Returns the models that were named or are loaded, as JSON types."""
+        names = {folder: name for name, folder in self._config.models.items()}
+        with self._lock:
+            loaded = {folder: entry.loaded for folder, entry in self._entries.items()}
+        return [
+            {"name": names.get(folder), "bundle": folder, "variant": model and model.variant}
+            for folder, model in {**dict.fromkeys(names), **loaded}.items()
+        ]
+
+
+def _read_stamp(folder: str) -> tuple[int, ...]:
+    return find_stamp(f"{folder}/{LOADER_FILE}")[:4]  # without the change time, which linking sets

@@ -1,0 +1,203 @@
+"""The host's threads: each waits for any connection, answers one packet, and waits again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import select
+import socket
+import threading
+import time
+from typing import Any
+
+from ortprep.errors import HostError, NoRoomError, RequestTimeoutError, to_dict
+from ortprep.runtime.host.folder import HostFolder, require_same_user
+from ortprep.runtime.host.models import HostConfig, ModelTable
+from ortprep.runtime.host.packets import (
+    DONE,
+    FAILED,
+    MAX_TEXT_BYTES,
+    OPEN,
+    OPENED,
+    REPORT,
+    RUN,
+    STATUS,
+    Packet,
+    Region,
+    read_arrays,
+    receive,
+    send,
+    send_arrays,
+    violation,
+)
+from ortprep.runtime.machine.cores import usable_cores
+from ortprep.runtime.machine.process_memory import private_bytes
+from ortprep.runtime.tensors.element_types import Array
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 512
+_MAX_THREADS = 16
+_ONCE = select.EPOLLIN | select.EPOLLONESHOT  # to one thread
+_NO_DESCRIPTORS_DELAY_S = 0.05
+
+
+class Server:
+    """Serves connections from when it is made until `stop`.
+
+    Args:
+        folder: Where clients find the host; its lock is held.
+        config: What it serves, and how.
+
+    Attributes:
+        models: The models.
+        last_s: When the last packet came, by `time.monotonic()`.
+        served: Number of packets that are being answered.
+    """
+
+    def __init__(self, folder: HostFolder, config: HostConfig) -> None:
+        self.models = ModelTable(config)
+        self.served, self._requests = 0, 0
+        self.last_s = self._began_s = time.monotonic()
+        self._folder, self._listener = folder, socket.socket(fileno=folder.listen().detach())
+        self._connections: dict[int, tuple[socket.socket, str]] = {}  # with the folder of the model it opened
+        self._lock = threading.Lock()
+        self._stopping, self._wakeup = False, os.eventfd(0, os.EFD_CLOEXEC)
+        self._epoll = select.epoll()
+        self._epoll.register(self._wakeup, select.EPOLLIN)
+        self._epoll.register(self._listener, _ONCE)
+        count = min(_MAX_THREADS, usable_cores() + 2)  # while some load a model, others run
+        self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Ends after the requests that run, and returns whether they were answered in time."""
+        self._folder.remove_socket()  # first, so that clients look for another host from now on
+        self._stopping = True
+        os.eventfd_write(self._wakeup, 1)
+        end = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+        self._listener.close()
+        for sock, _ in tuple(self._connections.values()):
+            sock.close()
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _serve(self) -> None:
+        listener = self._listener.fileno()
+        while not self._stopping:
+            ((descriptor, _),) = self._epoll.poll(None, 1)
+            if descriptor == listener:
+                self._accept()
+                self._epoll.modify(listener, _ONCE)
+            elif descriptor != self._wakeup:
+                self._serve_connection(descriptor)
+
+    def _accept(self) -> None:
+        """Takes a client in, if it is of this user and there is room."""
+        try:
+            sock, _ = self._listener.accept()
+        except OSError as error:  # it left meanwhile, or there is no descriptor
+            log.debug("cannot take a client: %s", error)
+            time.sleep(_NO_DESCRIPTORS_DELAY_S)
+            return
+        sock.setblocking(False)
+        try:
+            require_same_user(sock)
+        except HostError as error:
+            log.warning("refused a client: %s", error)
+            sock.close()
+            return
+        if len(self._connections) >= MAX_CONNECTIONS:
+            _send_failure(sock, NoRoomError(f"host is full\n  expected at most {MAX_CONNECTIONS} clients"))
+            sock.close()
+            return
+        self._connections[sock.fileno()] = sock, ""
+        self._epoll.register(sock, _ONCE)
+
+    def _serve_connection(self, descriptor: int) -> None:
+        """Answers one packet of a client, and closes its connection if that was its last."""
+        with self._lock:
+            self.served += 1
+        sock, folder = self._connections[descriptor]
+        is_open = False
+        try:
+            packet = receive(sock, "client")
+            if packet is not None:
+                self.last_s = time.monotonic()
+                self._connections[descriptor] = sock, self._answer(sock, packet, folder)
+                is_open = True
+        except HostError as error:  # it breaks the protocol
+            log.warning("%s", error)
+            _send_failure(sock, error)
+        except Exception as error:  # noqa: BLE001 - it left or does not read, and the thread is to go on
+            log.debug("lost a client: %s", error)
+        finally:
+            with self._lock:
+                self.served -= 1
+            if not is_open:
+                del self._connections[descriptor]
+                sock.close()
+        if is_open:
+            self._epoll.modify(descriptor, _ONCE)
+
+    def _answer(self, sock: socket.socket, packet: Packet, folder: str) -> str:
+        """Answers a packet, and returns the folder of the model that the client has opened."""
+        kind: int = FAILED
+        reply: dict[str, Any] = {}
+        try:
+            if packet.kind == OPEN:
+                kind, folder = OPENED, self.models.find_folder(os.fsdecode(packet.text))
+                with self.models.use(folder):
+                    pass
+            elif packet.kind == RUN and folder:
+                kind, reply = DONE, self._run(packet, folder)
+            elif packet.kind == STATUS:
+                kind, reply = REPORT, self.describe()
+            else:
+                raise violation("client", f"got a packet of kind {packet.kind} before a model was opened")
+        except HostError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the border to ONNX Runtime and to what reads bundles
+            kind, reply = FAILED, to_dict(error)
+        if kind == DONE:
+            send_arrays(sock, DONE, reply, Region)
+        else:
+            _send_json(sock, kind, reply)
+        return folder
+
+    def _run(self, packet: Packet, folder: str) -> dict[str, Array]:
+        self._requests += 1
+        if 0 < packet.deadline_ns < time.monotonic_ns():
+            raise RequestTimeoutError("request was not run: its deadline passed while the host was busy")
+        with self.models.use(folder) as model:
+            return model.run(read_arrays(packet, "client"))
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what `ortprep host --status` shows, as JSON types."""
+        return {
+            "pid": os.getpid(),
+            "up_s": round(time.monotonic() - self._began_s, 1),
+            "clients": len(self._connections) - 1,  # but for the one that asks
+            "requests": self._requests,
+            "private_bytes": private_bytes(),
+            "models": self.models.describe(),
+        }
+
+
+def _send_json(sock: socket.socket, kind: int, content: dict[str, Any]) -> None:
+    """Sends JSON types; of an error that is too long, the beginning of its message."""
+    text = json.dumps(content).encode()
+    if len(text) > MAX_TEXT_BYTES:
+        message = str(content.get("message"))[: MAX_TEXT_BYTES // 8]
+        text = json.dumps({"kind": content.get("kind"), "message": message}).encode()
+    send(sock, kind, text)
+
+
+def _send_failure(sock: socket.socket, error: BaseException) -> None:
+    """Sends an error to a client whose connection is closed then, if it takes that."""
+    with contextlib.suppress(OSError):
+        _send_json(sock, FAILED, to_dict(error))

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from ortprep.runtime.host.process import read_status, stop_host
+from tests.fakes import wait_for
+from tests.runtime.builders import write_bundle
+from tests.runtime.pool.conftest import descriptors
+
+
+def hosts(folder: Path) -> set[int]:
+    """Every process that has the folder of a host open, but for this one."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if path.readlink() == folder and path.parts[2] != str(os.getpid()):
+                found.add(int(path.parts[2]))
+    return found
+
+
+def kill_host() -> None:
+    """Kills the host, and waits until it is gone."""
+    status = read_status()
+    assert status is not None
+    process = os.pidfd_open(status["pid"])
+    signal.pidfd_send_signal(process, signal.SIGKILL)
+    os.close(process)
+    wait_for(lambda: read_status() is None, what="the host is gone")
+
+
+def freeze_host() -> int:
+    """Stops all threads of the host, and returns its process number."""
+    status = read_status()
+    assert status is not None
+    pid = int(status["pid"])
+    os.kill(pid, signal.SIGSTOP)
+    tasks = Path(f"/proc/{pid}/task")
+    wait_for(
+        lambda: all((task / "stat").read_text().rpartition(") ")[2][0] == "T" for task in tasks.iterdir()),
+        what="all threads stand still",
+    )
+    return pid
+
+
+@pytest.fixture(autouse=True)
+def runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of this test's hosts; none is left afterwards, nor a socket, nor a descriptor."""
+    runtime = tmp_path / "run"
+    runtime.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    folder, opened = runtime / "ortprep" / "host", descriptors()
+    yield folder
+    if folder.is_dir() and folder.stat().st_mode & 0o777 == 0o700 and not folder.is_symlink():
+        stop_host()
+        assert list(folder.iterdir()) == []
+    wait_for(lambda: not hosts(folder), what="no host is left")
+    wait_for(lambda: descriptors() <= opened, what="no descriptor is left")
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return write_bundle(tmp_path / "linear")

@@ -1,0 +1,386 @@
+"""What another user, or a program that breaks the protocol, can do to a host and to its clients: nothing."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ortprep.errors import HostDiedError, HostError, PipelineError
+from ortprep.runtime import connect
+from ortprep.runtime.host.client import HostSession
+from ortprep.runtime.host.folder import HostFolder, require_same_user
+from ortprep.runtime.host.packets import (
+    DONE,
+    FAILED,
+    MAX_PACKET_BYTES,
+    MAX_REGION_BYTES,
+    OPEN,
+    OPENED,
+    RUN,
+    Region,
+    receive,
+    send,
+    send_arrays,
+)
+from ortprep.runtime.host.process import read_status
+from tests.runtime.builders import sample, weights_of
+
+pytestmark = [pytest.mark.runtime, pytest.mark.attack]
+
+NOBODY = 65534
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user")
+
+
+@contextmanager
+def connection(model: Path | None = None) -> Iterator[socket.socket]:
+    """A client by hand, which has opened a model if one is given."""
+    folder = HostFolder()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.connect(f"{folder.path}/socket")
+        folder.close()
+        sock.settimeout(10)
+        if model is not None:
+            send(sock, OPEN, bytes(model))
+            opened = receive(sock, "host")
+            assert opened is not None
+            assert opened.kind == OPENED
+        yield sock
+
+
+def is_closed_with_an_error(sock: socket.socket) -> bool:
+    """Says whether the host answers with an error or not at all, and closes the connection."""
+    with suppress(ConnectionError):
+        packet = receive(sock, "host")
+        if packet is not None:
+            assert (packet.kind, json.loads(packet.text)["kind"]) == (FAILED, "HostError")
+            return receive(sock, "host") is None
+    return True
+
+
+def head(kind: int, arrays: int = 0, text: int = 0, size: int = 0, magic: bytes = b"ortprep1") -> bytes:
+    return struct.pack("<8sBxHIqQ", magic, kind, arrays, text, 0, size)
+
+
+def place(
+    name: bytes, dtype: bytes, shape: tuple[int, ...], offset: int = 0, rank: int | None = None
+) -> bytes:
+    ranks = len(shape) if rank is None else rank
+    return struct.pack(f"<HBBQ{len(shape)}Q", len(name), len(dtype), ranks, offset, *shape) + name + dtype
+
+
+def request(*places: bytes, data: bytes = b"", count: int | None = None) -> bytes:
+    text = b"".join(places)
+    return head(RUN, len(places) if count is None else count, len(text)) + text + data
+
+
+X = place(b"x", b"float32", (1, 8))
+JUNK = {
+    "noise": os.urandom(500),
+    "one byte": b"o",
+    "another magic": head(OPEN, magic=b"ortprep9"),
+    "half a head": head(OPEN)[:20],
+    "a longer text than there is": head(OPEN, text=2**32 - 1),
+    "an unknown kind": head(99),
+    "a host's kind": head(DONE),
+    "too large a packet": head(OPEN, text=1) + bytes(MAX_PACKET_BYTES),
+    "a region without descriptor": head(RUN, size=4096),
+    "fewer arrays than it says": request(X, count=60_000),
+    "more arrays than it says": request(X, X, count=1),
+    "the same name twice": request(X, X, data=bytes(64)),
+    "data outside": request(place(b"x", b"float32", (1, 8), 1), data=bytes(32)),
+    "an offset near the end": request(place(b"x", b"float32", (1, 8), 2**64 - 16), data=bytes(32)),
+    "sizes whose product wraps": request(place(b"x", b"float32", (2**32, 2**32)), data=bytes(32)),
+    "a size below zero": request(place(b"x", b"float32", (2**64 - 1,)), data=bytes(32)),
+    "255 axes": request(place(b"x", b"float32", (1,) * 8, rank=255), data=bytes(32)),
+    "objects": request(place(b"x", b"object", (1,)), data=bytes(32)),
+    "a structure": request(place(b"x", b"O,O", (1,)), data=bytes(32)),
+    "strings": request(place(b"x", b"U4", (1,)), data=bytes(32)),
+    "no text": request(place(b"\xff", b"float32", (1, 8)), data=bytes(32)),
+    "an empty array of impossible sizes": request(place(b"x", b"float32", (2**63, 2**63, 0))),
+}
+
+
+@pytest.mark.parametrize("packet", JUNK.values(), ids=JUNK)
+def test_a_client_that_breaks_the_protocol_is_closed_and_others_are_served(
+    bundle: Path, packet: bytes
+) -> None:
+    with connect(bundle, start=True) as session, connection(bundle) as sock:
+        sock.send(packet)
+        assert is_closed_with_an_error(sock)
+        np.testing.assert_allclose(session.run(None, {"x": sample()})[0], sample() @ weights_of(0), rtol=1e-5)
+
+
+def test_a_request_before_a_model_and_a_name_that_is_no_path_are_errors(bundle: Path) -> None:
+    connect(bundle, start=True).close()
+    with connection() as sock:
+        sock.send(request(X, data=bytes(32)))
+        assert is_closed_with_an_error(sock)
+    for name in (
+        b"",
+        b"../linear",
+        b"linear",
+        b"/a\0b",
+        b"/" + b"x" * 60_000,
+        b"/proc/self/mem",
+        b"/dev/zero",
+    ):
+        with connection() as sock:
+            send(sock, OPEN, name)
+            packet = receive(sock, "host")
+            assert packet is not None
+            assert packet.kind == FAILED
+
+
+def memory_file(size: int, seals: int) -> int:
+    descriptor = os.memfd_create("attack", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, size)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor
+
+
+SEALED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+DESCRIPTORS: dict[str, tuple[Callable[[], int], int]] = {
+    "a file that can shrink": (lambda: memory_file(4096, 0), 4096),
+    "a shorter file": (lambda: memory_file(4096, SEALED), 2**30),
+    "an enormous size": (lambda: memory_file(4096, SEALED), MAX_REGION_BYTES + 1),
+    "a file of the disk": (lambda: os.open(__file__, os.O_RDONLY), 4096),
+    "a folder": (lambda: os.open("/", os.O_RDONLY), 4096),
+    "a device": (lambda: os.open("/dev/zero", os.O_RDONLY), 4096),
+    "an event": (lambda: os.eventfd(0), 4096),
+}
+
+
+@pytest.mark.parametrize(("make", "size"), DESCRIPTORS.values(), ids=DESCRIPTORS)
+def test_a_descriptor_that_is_no_sealed_memory_is_refused(
+    bundle: Path, make: Callable[[], int], size: int
+) -> None:
+    with connect(bundle, start=True) as session, connection(bundle) as sock:
+        descriptor = make()
+        socket.send_fds(sock, [head(RUN, 1, len(X), size) + X], [descriptor])
+        os.close(descriptor)
+        assert is_closed_with_an_error(sock)
+        assert session.run(None, {"x": sample()})[0].shape == (2, 4)
+
+
+def host_descriptors() -> int:
+    status = read_status()
+    assert status is not None
+    return len(list(Path(f"/proc/{status['pid']}/fd").iterdir()))
+
+
+def test_descriptors_that_nobody_asked_for_are_closed(bundle: Path) -> None:
+    connect(bundle, start=True).close()
+    before = host_descriptors()
+    for count, packet in ((1, head(OPEN)), (30, head(RUN, size=4096)), (1, b""), (2, b"junk")):
+        with connection(bundle) as sock:
+            descriptors = [os.open("/dev/null", os.O_RDONLY) for _ in range(count)]
+            with suppress(OSError):
+                socket.send_fds(sock, [packet], descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            assert is_closed_with_an_error(sock)
+    assert host_descriptors() == before
+
+
+def test_clients_that_leave_or_do_not_read_cost_no_thread(bundle: Path) -> None:
+    with connect(bundle, start=True) as session:
+        idle = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(100)]
+        folder = HostFolder()
+        for sock in idle:
+            sock.connect(f"{folder.path}/socket")
+        folder.close()
+        for number in range(40):
+            with connection(bundle) as sock:
+                send_arrays(sock, RUN, {"x": np.zeros((20_000, 8), np.float32)}, Region)
+                if number % 2:  # requests whose answers nobody reads
+                    sock.setblocking(False)
+                    with suppress(OSError):
+                        for _ in range(1000):
+                            sock.send(request(X, data=bytes(32)))
+        np.testing.assert_allclose(session.run(None, {"x": sample()})[0], sample() @ weights_of(0), rtol=1e-5)
+        for sock in idle:
+            sock.close()
+
+
+def test_more_clients_than_there_is_room_for_are_told_so(bundle: Path) -> None:
+    with connect(bundle, start=True) as session:
+        folder = HostFolder()
+        clients = []
+        for _ in range(520):
+            clients.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            clients[-1].connect(f"{folder.path}/socket")
+        folder.close()
+        clients[-1].settimeout(10)
+        packet = receive(clients[-1], "host")
+        assert packet is not None
+        assert json.loads(packet.text)["kind"] == "NoRoomError"
+        assert session.run(None, {"x": sample()})[0].shape == (2, 4)
+        for sock in clients:
+            sock.close()
+
+
+@contextmanager
+def fake_host(*answers: Callable[[socket.socket], object]) -> Iterator[None]:
+    """A process at the host's socket that receives packets, and answers each in its own way."""
+    folder = HostFolder(make=True)
+    listener = socket.socket(fileno=folder.listen().detach())
+    listener.settimeout(10)
+
+    def serve() -> None:
+        with suppress(OSError):
+            client, _ = listener.accept()
+            with client:
+                for answer in answers:
+                    client.recv(MAX_PACKET_BYTES)
+                    answer(client)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield
+    listener.close()
+    thread.join()
+    folder.remove_socket()
+    folder.close()
+
+
+def opened(sock: socket.socket) -> None:
+    send(sock, OPENED, b"{}")
+
+
+def says(packet: bytes) -> Callable[[socket.socket], object]:
+    return lambda sock: sock.send(packet)
+
+
+def send_unsealed(sock: socket.socket) -> None:
+    descriptor = memory_file(4096, 0)
+    socket.send_fds(sock, [head(DONE, 1, len(X), 4096) + X], [descriptor])
+    os.close(descriptor)
+
+
+LIES: dict[str, Callable[[socket.socket], object]] = {
+    **{name: says(packet) for name, packet in JUNK.items() if name != "a host's kind"},
+    "an answer to another question": opened,
+    "an error that is none": lambda sock: send(sock, FAILED, b"[" * 5000),
+    "an error that is a list": lambda sock: send(sock, FAILED, b"[1]"),
+    "a region that can shrink": send_unsealed,
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_a_host_that_breaks_the_protocol_is_an_error(
+    bundle: Path, lie: Callable[[socket.socket], object]
+) -> None:
+    with fake_host(opened, lie):
+        session = HostSession(str(bundle), start=False, timeout_s=5, idle_s=1)
+        with pytest.raises(PipelineError, match=r"host broke the protocol"):
+            session.run(None, {"x": sample()})
+        session.close()
+
+
+def test_a_host_that_leaves_at_once_is_an_error_and_no_endless_loop(bundle: Path) -> None:
+    with fake_host(opened, lambda sock: sock.close()):
+        session = HostSession(str(bundle), start=False, timeout_s=5, idle_s=1)
+        with pytest.raises(HostDiedError, match="before it answered"):
+            session.run(None, {"x": sample()})
+        session.close()
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o770, 0o711])
+def test_a_folder_that_others_may_enter_is_refused(bundle: Path, runtime_folder: Path, mode: int) -> None:
+    runtime_folder.mkdir(parents=True)
+    runtime_folder.chmod(mode)
+    for start in (False, True):
+        with pytest.raises(HostError, match="not safe to use"):
+            connect(bundle, start=start)
+    with pytest.raises(HostError, match="not safe to use"):
+        read_status()
+
+
+def test_a_link_or_a_file_in_place_of_the_folder_is_refused(
+    bundle: Path, runtime_folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    runtime_folder.parent.mkdir(mode=0o700)
+    runtime_folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(HostError, match="not safe to use"):
+        connect(bundle, start=True)
+    runtime_folder.unlink()
+    runtime_folder.touch()
+    with pytest.raises(HostError, match="not safe to use"):
+        connect(bundle, start=True)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    runtime_folder.unlink()
+
+
+@needs_root
+@pytest.mark.parametrize("part", ["ortprep", "ortprep/host"])
+def test_a_folder_of_another_user_is_refused(bundle: Path, runtime_folder: Path, part: str) -> None:
+    runtime = runtime_folder.parent.parent
+    for name in ("ortprep", "ortprep/host"):
+        (runtime / name).mkdir(mode=0o700)
+    os.chown(runtime / part, NOBODY, NOBODY)
+    with pytest.raises(HostError, match="not safe to use"):
+        connect(bundle, start=True)
+    os.chown(runtime / part, 0, 0)
+
+
+def as_nobody(act: Callable[[], object]) -> int:
+    """Does something in a process of another user; returns its exit code, 0 if it did not raise."""
+    child = os.fork()
+    if not child:
+        try:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            act()
+        except BaseException:  # noqa: BLE001 - whatever it is, the code says so
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@needs_root
+def test_another_user_that_reaches_the_socket_is_not_served(bundle: Path) -> None:
+    connect(bundle, start=True).close()
+    folder = HostFolder()
+    connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def ask() -> None:
+        connected.connect(f"/proc/self/fd/{folder.descriptor}/socket")
+        send(connected, OPEN, bytes(bundle))
+        assert receive(connected, "host") is not None
+
+    try:
+        Path(folder.path).chmod(0o711)
+        Path(f"{folder.path}/socket").chmod(0o777)
+        assert as_nobody(ask) == 1
+        assert receive(connected, "host") is None  # closed without a word
+        assert as_nobody(lambda: None) == 0
+    finally:
+        Path(folder.path).chmod(0o700)
+        connected.close()
+        folder.close()
+    with connect(bundle) as session:
+        assert session.run(None, {"x": sample()})[0].shape == (2, 4)
+
+
+@needs_root
+def test_a_host_of_another_user_is_not_asked(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(path))
+        assert as_nobody(lambda: listener.listen()) == 0  # who listens is who the system names
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            sock.connect(str(path))
+            with pytest.raises(HostError, match="another user's"):
+                require_same_user(sock)

@@ -1,0 +1,241 @@
+"""A host answers as `load` does, starts once, ends by itself, and may be killed at any moment."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ortprep.errors import (
+    HostDiedError,
+    HostError,
+    IntegrityError,
+    InvalidRequestError,
+    LoadError,
+    RequestTimeoutError,
+    RunError,
+)
+from ortprep.runtime import connect
+from ortprep.runtime.host.models import HostConfig, ModelTable
+from ortprep.runtime.host.process import read_status, stop_host
+from tests.fakes import wait_for
+from tests.runtime.builders import ROWS, batch_of, sample, weights_of, write_bundle
+from tests.runtime.host.conftest import freeze_host, hosts, kill_host
+
+pytestmark = pytest.mark.runtime
+
+
+def test_answers_are_those_of_the_model_whether_they_fit_a_packet_or_not(bundle: Path) -> None:
+    with connect(bundle, start=True) as session:
+        for rows in (1, 0, 3, 20_000, 2, 50_000):
+            x = batch_of(rows)
+            for names in (None, ["y"]):
+                (y,) = session.run(names, {"x": x})
+                np.testing.assert_allclose(y, x @ weights_of(0), rtol=1e-4, atol=1e-5)
+        y[:] = 0  # an array of the caller's own
+        turned = np.asfortranarray(x).astype(">f4")
+        np.testing.assert_allclose(
+            session.run(None, {"x": turned})[0], x @ weights_of(0), rtol=1e-4, atol=1e-5
+        )
+
+
+def test_a_client_imports_no_onnxruntime_and_few_modules(bundle: Path) -> None:
+    connect(bundle, start=True).close()
+    program = (
+        "import numpy, sys; before = set(sys.modules)\n"
+        "from ortprep.runtime import connect\n"
+        "with connect(sys.argv[1]) as session:\n"
+        f"    session.run(None, {{'x': numpy.zeros((20_000, {ROWS}), numpy.float32)}})\n"
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(bundle)], capture_output=True, text=True, check=True
+    )
+    own = {name for name in done.stdout.split() if name.startswith("ortprep")}
+    assert own == {
+        "ortprep",
+        "ortprep.bundle",
+        "ortprep.bundle.file_memory",
+        "ortprep.runtime",
+        "ortprep.runtime.host",
+        "ortprep.runtime.host.client",
+        "ortprep.runtime.host.folder",
+        "ortprep.runtime.host.packets",
+    }
+    assert set(done.stdout.split()) - own <= {"__future__", "_socket", "errno", "fcntl", "mmap"}
+
+
+@pytest.mark.parametrize(
+    ("feeds", "problem"),
+    [
+        ({}, "expected x, got none"),
+        ({"z": sample()}, "expected x, got z"),
+        ({"x": sample().astype(np.float64)}, "expected float32, got float64"),
+        ({"x": np.array(["a"])}, "expected numbers or booleans"),
+        ({"x": np.array([{}])}, "expected numbers or booleans"),
+        ({"x": np.zeros((2**40, 0), np.float32)}, "empty and too large"),
+    ],
+    ids=["missing", "unknown", "type", "strings", "objects", "huge"],
+)
+def test_wrong_inputs_are_errors_and_the_session_goes_on(
+    bundle: Path, feeds: dict[str, object], problem: str
+) -> None:
+    with connect(bundle, start=True) as session:
+        with pytest.raises(InvalidRequestError, match=problem):
+            session.run(None, feeds)
+        assert session.run(None, {"x": sample()})[0].shape == (2, 4)
+
+
+def test_a_refused_run_and_an_unknown_output_are_errors_and_the_session_goes_on(bundle: Path) -> None:
+    with connect(bundle, start=True) as session:
+        with pytest.raises(RunError, match="ONNX Runtime cannot run linear"):
+            session.run(None, {"x": np.zeros((2, ROWS + 1), np.float32)})
+        with pytest.raises(InvalidRequestError, match="no such output: 'z'"):
+            session.run(["z"], {"x": sample()})
+        assert session.run(None, {"x": sample()})[0].shape == (2, 4)
+
+
+def test_without_a_host_a_client_says_how_to_start_one(bundle: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(HostError, match="no host runs") as raised:
+            connect(bundle)
+        assert "ortprep host" in str(raised.value)
+    assert read_status() is None
+    assert stop_host() is None
+
+
+def test_a_name_that_the_host_was_not_given_is_an_error(bundle: Path) -> None:
+    with pytest.raises(LoadError, match="no model of this name: 'linear'"):
+        connect("linear", start=True)
+
+
+def test_a_damaged_bundle_is_refused_as_load_refuses_it(bundle: Path) -> None:
+    with next(bundle.glob("cpu/*.onnx")).open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(IntegrityError):
+        connect(bundle, start=True)
+
+
+def test_many_clients_at_once_start_one_host(bundle: Path, runtime_folder: Path) -> None:
+    program = (
+        "import sys, numpy; from ortprep.runtime import connect\n"
+        "with connect(sys.argv[1], start=True) as session:\n"
+        f"    session.run(None, {{'x': numpy.zeros((1, {ROWS}), numpy.float32)}})\n"
+    )
+    clients = [subprocess.Popen([sys.executable, "-c", program, str(bundle)]) for _ in range(6)]
+    assert [client.wait() for client in clients] == [0] * 6
+    assert len(hosts(runtime_folder)) == 1
+    status = read_status()
+    assert status is not None
+    assert status["requests"] == 6
+
+
+def test_a_host_without_requests_ends_and_the_next_call_starts_another(
+    bundle: Path, runtime_folder: Path
+) -> None:
+    with connect(bundle, start=True, idle_s=0.5) as session:
+        session.run(None, {"x": sample()})
+        wait_for(lambda: not hosts(runtime_folder), what="the host has ended")
+        assert list(runtime_folder.iterdir()) == []
+        session.run(None, {"x": sample()})
+        assert len(hosts(runtime_folder)) == 1
+
+
+def test_after_a_kill_between_requests_the_next_one_is_answered(bundle: Path) -> None:
+    with connect(bundle, start=True) as session:
+        kill_host()
+        np.testing.assert_allclose(session.run(None, {"x": sample()})[0], sample() @ weights_of(0), rtol=1e-5)
+
+
+def test_a_kill_during_a_request_is_an_error_that_says_to_call_again(bundle: Path) -> None:
+    x = batch_of(3_000_000)
+    with connect(bundle, start=True) as session:
+        threading.Timer(0.3, os.kill, (freeze_host(), signal.SIGKILL)).start()
+        with pytest.raises(HostDiedError, match="host ended before it answered") as raised:
+            session.run(None, {"x": x})
+        assert "call again" in str(raised.value)
+        np.testing.assert_allclose(session.run(None, {"x": sample()})[0], sample() @ weights_of(0), rtol=1e-5)
+
+
+def test_a_deadline_ends_the_wait_and_its_answer_is_never_another_requests(bundle: Path) -> None:
+    with connect(bundle, start=True) as session:
+        pid = freeze_host()
+        began = time.monotonic()
+        with pytest.raises(RequestTimeoutError, match=r"within 0\.2 s"):
+            session.run(None, {"x": batch_of(1)}, timeout_s=0.2)
+        assert time.monotonic() - began < 2
+        os.kill(pid, signal.SIGCONT)
+        np.testing.assert_allclose(session.run(None, {"x": sample()})[0], sample() @ weights_of(0), rtol=1e-5)
+
+
+def test_a_bundle_that_was_replaced_answers_as_the_new_one(bundle: Path, tmp_path: Path) -> None:
+    with connect(bundle, start=True) as session:
+        session.run(None, {"x": sample()})
+        other = write_bundle(tmp_path / "other", seed=1)
+        bundle.rename(tmp_path / "old")
+        other.rename(bundle)
+        np.testing.assert_allclose(session.run(None, {"x": sample()})[0], sample() @ weights_of(1), rtol=1e-5)
+        shutil.rmtree(bundle)
+        with pytest.raises(Exception, match="linear"):
+            session.run(None, {"x": sample()})
+
+
+def test_threads_share_a_session_and_a_fork_connects_again(bundle: Path) -> None:
+    with connect(bundle, start=True) as session:
+
+        def run(seed: int) -> None:
+            x = batch_of(seed * 300 + 1)
+            np.testing.assert_allclose(
+                session.run(None, {"x": x})[0], x @ weights_of(0), rtol=1e-4, atol=1e-5
+            )
+
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(run, range(40)))
+        child = os.fork()
+        if not child:
+            run(3)
+            os._exit(0)
+        run(2)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_closed_session_says_so(bundle: Path) -> None:
+    session = connect(bundle, start=True)
+    session.close()
+    with pytest.raises(HostError, match="session is closed"):
+        session.run(None, {"x": sample()})
+
+
+def test_stop_lets_a_busy_host_end_and_kills_one_that_hangs(bundle: Path, runtime_folder: Path) -> None:
+    connect(bundle, start=True).close()
+    pid = freeze_host()
+    with pytest.raises(HostError, match=f"process {pid} did not answer"):
+        read_status(timeout_s=0.1)
+    assert stop_host(timeout_s=0.3) == pid
+    wait_for(lambda: not hosts(runtime_folder), what="the host is gone")
+    assert list(runtime_folder.iterdir()) == []
+
+
+def test_the_model_that_was_unused_for_longest_is_dropped_and_loads_again(tmp_path: Path) -> None:
+    folders = [str(write_bundle(tmp_path / str(seed), seed=seed)) for seed in range(3)]
+    table = ModelTable(HostConfig(models={"first": folders[0]}))
+    for seed in (0, 1, 2, 0):
+        with table.use(folders[seed]) as model:
+            np.testing.assert_allclose(
+                model.run({"x": sample()})["y"], sample() @ weights_of(seed), rtol=1e-5
+            )
+    limited = ModelTable(HostConfig(max_memory_bytes=1))
+    with limited.use(folders[0]), limited.use(folders[1]):
+        assert len(limited.describe()) == 2  # in use
+    with limited.use(folders[2]):
+        assert [model["bundle"] for model in limited.describe()] == [folders[2]]
+    assert [table.find_folder(model) for model in ("first", folders[1])] == folders[:2]
