@@ -71,7 +71,7 @@ def serve_check(
         requests=requests,
         clients=clients,
         precision=precision,
-        observer=lambda event: echo(f"{event.name}: {event.phase or event.state}"),
+        observer=lambda event: echo(f"{event.name}: {event.state}"),
     )
     if json:
         write_json({"drive": encode(result), "pool": encode(stats)})

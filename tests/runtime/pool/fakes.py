@@ -25,7 +25,7 @@ from ortprep.runtime.pool.messages import (
     Head,
     Layout,
     MessageKind,
-    StartPhase,
+    ReadyReport,
     encode,
     encode_head,
     encode_tensors,
@@ -63,11 +63,11 @@ def babbles(job: WorkerJob) -> None:
 
 
 def floods(job: WorkerJob) -> None:
-    """Says again and again that one phase of its start is over, each time another one."""
+    """Says again and again that it is ready, each time in other words."""
     with socket.socket(fileno=job.descriptors[0]) as own:
         for number in range(200):
-            phase = StartPhase("import" if number == 0 else f"{number}" * 1000, 0.0)
-            own.send(encode(MessageKind.PHASE, 0, encode_record(phase)))
+            report = ReadyReport({f"{number}" * 1000: ""}, {}, {}, 0)
+            own.send(encode(MessageKind.READY, 0, encode_record(report)))
         time.sleep(3600)
 
 

@@ -35,9 +35,8 @@ from ortprep.runtime.pool.messages import (
     lay_out,
 )
 from ortprep.runtime.pool.process import PacketChannel
-from ortprep.runtime.pool.request_table import WorkerReply
 from ortprep.runtime.pool.served_model import SlotMemory
-from ortprep.runtime.pool.slots import PoolFuture
+from ortprep.runtime.pool.slots import PoolFuture, Slot
 from ortprep.runtime.tensors.signatures import Signature
 
 _FLOAT = np.dtype(np.float32)
@@ -113,7 +112,7 @@ class Office:
 
     def deliver(self, worker: int, *packets: bytes) -> Exception | None:
         """Hands answers in, as the supervisor does, and returns what was wrong with one."""
-        replies: list[WorkerReply] = []
+        replies: list[Slot] = []
         wrong: Exception | None = None
         for packet in packets:
             view = memoryview(packet)
@@ -134,6 +133,18 @@ class Office:
         for end in self.sockets.pop(worker):
             end.close()
         self.broker.lose(worker, DIED, blames_oldest=is_blamed)
+        self.broker.resolve_ended()
+
+    def supervise(self) -> None:
+        """Does what the supervisor does whenever it is woken."""
+        self.broker.expire()
+        self.broker.resolve_ended()
+
+    def abort(self) -> None:
+        """Fails what is unanswered, as a pool that is closed does once its workers have ended."""
+        for worker in self.sockets:
+            self.receive(worker).clear()
+        self.broker.abort()
         self.broker.resolve_ended()
 
     def close(self) -> None:
@@ -422,6 +433,41 @@ def test_memory_for_an_answer_is_a_wish_that_no_request_waits_for() -> None:
     while office.receive():
         office.answer()
     assert all(future.done() for future in futures)
+
+
+def allocated(office: Office) -> int:
+    return os.fstat(office.memory.descriptor).st_blocks * 512
+
+
+@pytest.mark.attack
+def test_what_a_worker_wrote_where_it_may_not_goes_back_to_the_system_with_it() -> None:
+    office = Office()
+    future = office.submit(1, 100_000, retries=1)
+    file, size = office.kept[0].file, office.memory.region_bytes
+    for begin in (office.receive()[0].head.begin + size // 2, 7 * size, 20 * size + size // 2):
+        file.view(begin, _FLOAT, (250_000,))[...] = 1
+    assert allocated(office) > 3_000_000
+    office.lose()
+    assert allocated(office) <= office.memory.held_bytes
+    office.open()
+    office.answer()
+    assert (future.result(0)["y"] == 2).all()
+
+
+def test_a_request_of_a_worker_that_may_still_write_goes_on_in_other_memory() -> None:
+    office = Office()
+    future = office.submit(3, 100_000, retries=1)
+    (received,) = office.receive()
+    region = office.broker.set_aside(0)
+    assert region is not None
+    office.lose()
+    office.open()
+    assert office.receive()[0].head.begin != received.head.begin == region.begin
+    office.memory.file.view(region.begin, _FLOAT, (100_000,))[...] = 9
+    office.answer()
+    assert (future.result(0)["y"] == 6).all()
+    office.broker.give_back(region)
+    assert office.used == 0
 
 
 @pytest.mark.attack

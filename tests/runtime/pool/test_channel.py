@@ -6,12 +6,15 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any, cast
 
 import pytest
 
 from ortprep.errors import PoolError
 from ortprep.runtime.pool.memory import create_memory
+from ortprep.runtime.pool.messages import Head, MessageKind, encode_head
 from ortprep.runtime.pool.process import PacketChannel
+from ortprep.runtime.pool.worker import PoolConnection, serve
 
 
 @pytest.fixture
@@ -65,6 +68,49 @@ def test_however_many_threads_send_the_order_is_that_of_putting_down(
     channel.close()
     reader.join()
     assert got == list(range(12_000))
+
+
+class TornSocket:
+    """A socket that sends a packet, and whose sender a signal breaks off then."""
+
+    def __init__(self, own: socket.socket) -> None:
+        self._own = own
+
+    def send(self, packet: bytes) -> int:
+        self._own.send(packet)
+        raise KeyboardInterrupt
+
+
+class CountingModel:
+    """A model that answers with how many requests it has had."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def run(self, head: Head, *_: object) -> bytes:
+        self.count += 1
+        return f"{head.number} is {self.count}".encode()
+
+
+def test_a_packet_whose_sender_a_signal_broke_off_is_answered_once(
+    ends: tuple[PacketChannel, socket.socket],
+) -> None:
+    channel, worker = ends
+    whole, channel._socket = channel._socket, cast(Any, TornSocket(channel._socket))
+    for number in (1, 2):
+        channel.put(encode_head(MessageKind.RUN, number))
+    with pytest.raises(KeyboardInterrupt):
+        channel.flush()
+    channel._socket = whole
+    assert channel.flush()
+    channel.put(encode_head(MessageKind.STOP))
+    assert channel.flush()
+    connection = PoolConnection(os.dup(worker.fileno()))
+    serve(connection, cast(Any, {0: CountingModel()}), cast(Any, None))
+    connection.close()
+    assert bytes(channel.receive() or b"") == b"1 is 1"
+    assert bytes(channel.receive() or b"") == b"2 is 2"
+    assert channel.receive() is None
 
 
 def test_after_close_nothing_is_sent_and_nothing_raises(ends: tuple[PacketChannel, socket.socket]) -> None:

@@ -27,6 +27,8 @@ from ortprep.errors import (
     WorkerDiedError,
 )
 from ortprep.runtime import PoolConfig, SessionPool, WorkerEvent
+from ortprep.runtime.pool import supervisor
+from ortprep.runtime.pool.process import WorkerProcess
 from ortprep.runtime.pool.slots import SlotTable
 from tests.fakes import wait_for
 from tests.runtime.pool import fakes as bad_workers
@@ -74,17 +76,17 @@ def test_a_worker_that_goes_wrong_on_its_way_up_is_ended(
 
 @pytest.mark.attack
 def test_a_worker_that_floods_the_pool_on_its_way_up_is_ended(bundle: Path) -> None:
-    phases: list[str] = []
+    states: list[str] = []
     config = PoolConfig(
         devices="cpu",
         start_timeout_s=30,
         worker=f"{MODULE}:floods",
         max_restarts=0,
-        observer=lambda event: phases.append(event.phase),
+        observer=lambda event: states.append(event.state),
     )
-    with pytest.raises(WorkerDiedError, match="unexpected phase"):
-        SessionPool(bundle, config)
-    assert sorted(filter(None, phases)) == ["import"]
+    with pytest.raises(PoolError, match=r"unexpected message"):
+        SessionPool(bundle, config).run(batch())
+    assert states.count("ready") == 1
 
 
 def test_what_load_would_have_raised_arrives_as_it_is(bundle: Path) -> None:
@@ -171,6 +173,24 @@ def test_a_worker_that_hangs_is_ended_and_replaced(bundle: Path) -> None:
         with pytest.raises(WorkerDiedError, match=r"took too long for one request(?s:.)*SIGKILL"):
             pool.run(batch(bad_workers.HANG))
         assert is_right(pool.submit(batch(), retries=9))
+
+
+def test_a_killed_worker_that_never_ends_keeps_no_request(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_EXIT_TIMEOUT_S", 0.5)
+    with SessionPool(bundle, PoolConfig(**SOON, worker=BAD, run_timeout_s=4)) as pool:
+        (stuck,) = (worker.pid for worker in pool.stats().workers)
+        with monkeypatch.context() as patch:
+            patch.setattr(WorkerProcess, "kill", lambda _: None)
+            hanging = pool.submit(batch(bad_workers.HANG, 100_000))
+            behind = [pool.submit(batch(n)) for n in range(5)]
+            with pytest.raises(WorkerDiedError, match=r"took too long(?s:.)*was killed and does not end"):
+                hanging.result(PATIENCE_S)
+            assert all(is_right(future, n) for n, future in enumerate(behind))
+        assert pool.stats().used_bytes > 0  # to which it may still write
+        os.kill(stuck or 0, signal.SIGKILL)
+        wait_for(lambda: pool.stats().used_bytes == 0, what="its memory comes back")
 
 
 def test_a_worker_that_answers_twice_is_ended_and_takes_nothing_with_it(bundle: Path) -> None:

@@ -300,12 +300,7 @@ def test_an_observer_sees_every_step_and_cannot_break_the_pool(bundle: Path) -> 
 
     with SessionPool(bundle, PoolConfig(devices="cpu", observer=watch)) as pool:
         pool.run(batch())
-    assert [(event.state, event.phase) for event in events] == [
-        ("starting", ""),
-        ("starting", "import"),
-        ("starting", "doubling"),
-        ("ready", ""),
-    ]
+    assert [event.state for event in events] == ["starting", "ready"]
 
 
 @pytest.mark.parametrize(

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar
 
-from ortprep.errors import NoRoomError, PipelineError, PoolError, RequestTimeoutError
-from ortprep.runtime.pool.memory import RegionTable, pack_inline
+from ortprep.errors import NoRoomError, RequestTimeoutError
+from ortprep.runtime.pool.books import abort_if_interrupted
+from ortprep.runtime.pool.memory import ArrayMemory, RegionTable, pack_inline
 from ortprep.runtime.pool.messages import (
     HEAD_BYTES,
     INLINE_BYTES,
     lay_out,
 )
 from ortprep.runtime.pool.request_table import RequestTable
-from ortprep.runtime.pool.slots import Answer, PoolFuture, Slot, Waiter
+from ortprep.runtime.pool.slots import PoolFuture, Slot
 from ortprep.runtime.tensors.element_types import Array
 from ortprep.runtime.tensors.signatures import Signature, check_inputs
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 RELEASE_TIMEOUT_S = 1.0
 """Seconds to wait for arrays to be let go of, where nothing else can make room."""
+
+_POLL_INTERVAL_S = 0.01
+"""Seconds between looks for arrays that are gone, of a caller that waits for memory: what a garbage collector
+does to tell somebody may be broken off by a signal, too."""
 
 
 class CallOptions(TypedDict, total=False):
@@ -57,30 +61,6 @@ class RequestOptions:
         return math.inf if self.timeout_s is None else self.begun + self.timeout_s
 
 
-def _whole_or_closed(
-    method: Callable[Concatenate[RequestBroker, P], T],
-) -> Callable[Concatenate[RequestBroker, P], T]:
-    """Returns a method that closes the pool if it is broken off: the books could contradict each other.
-
-    A signal's handler may raise anywhere in the main thread. That is rare here, a few microseconds for a
-    request; then every request fails with this as its reason, and none is left unanswered.
-    """
-
-    @functools.wraps(method)
-    def guarded(self: RequestBroker, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return method(self, *args, **kwargs)
-        except (PipelineError, MemoryError):
-            raise
-        except BaseException as error:
-            kind = type(error).__name__
-            self.close(PoolError(f"request interrupted by a signal; pool closed\n  got {kind}"))
-            self.wakeup.stop_soon()
-            raise
-
-    return guarded
-
-
 class RequestBroker(RequestTable):
     """The requests of a pool, and how they come in."""
 
@@ -102,13 +82,6 @@ class RequestBroker(RequestTable):
         future = PoolFuture(lambda: self._withdraw(number))
         return future if self._send(number, future, model, inputs, options) else None
 
-    def run(self, model: str, inputs: Mapping[str, Any], options: RequestOptions) -> Answer:
-        """Takes a request and waits for its answer; raises as `SessionPool.run`."""
-        self.refuse_in_callback("run()")
-        waiter = Waiter()
-        self._send(next(self._numbers), waiter, model, inputs, options)
-        return waiter.result()
-
     def empty(self, model: str, name: str, shape: tuple[int, ...], options: RequestOptions) -> Array:
         """Returns an array in shared memory, for a producer to fill.
 
@@ -119,9 +92,14 @@ class RequestBroker(RequestTable):
         dtype = self.signatures[model].inputs[name]
         size = max(1, math.prod(shape) * dtype.itemsize)
         self.memory.require_room(size)
-        with self.lock:
-            self._wait_for_room(model, size, options, is_request=False)
-            return self.memory.lend(self.memory.take(size)).view(dtype, shape)
+        options.may_wait = True
+        memory = self._claim(model, size, options, lambda: self._lend(size), is_request=False)
+        assert memory is not None
+        return memory.view(dtype, shape)
+
+    @abort_if_interrupted
+    def _lend(self, size: int) -> ArrayMemory:
+        return self.memory.lend(self.memory.take(size))
 
     def share(self, model: str, name: str, array: Array, options: RequestOptions) -> Array:
         """Returns an input as it lies in shared memory, copied there unless it does; raises as `empty`."""
@@ -136,7 +114,7 @@ class RequestBroker(RequestTable):
     def _send(
         self,
         number: int,
-        future: PoolFuture | Waiter,
+        future: PoolFuture,
         model: str,
         inputs: Mapping[str, Any],
         options: RequestOptions,
@@ -157,16 +135,17 @@ class RequestBroker(RequestTable):
         body = layout.text
         if not layout.slot_bytes:
             body = pack_inline(bytes(HEAD_BYTES) + body, layout, arrays)[HEAD_BYTES:]
+
+        def take() -> Slot:
+            self._acquire(slot, size, body)
+            if not layout.slot_bytes:
+                self._admit(slot, copied_bytes)
+            return slot
+
         try:
-            with self.lock:
-                if not self.memory.has_room(size):
-                    size = layout.slot_bytes  # its answer then asks for memory of its own
-                if not self._wait_for_room(model, size, options):
-                    return False
-                self._acquire(slot, size, body)
-                if not layout.slot_bytes:
-                    self._admit(slot, copied_bytes)
-            if layout.slot_bytes and slot.region is not None:
+            if self._claim(model, layout.slot_bytes, options, take) is None:
+                return False
+            if slot.region is not None and layout.slot_bytes:
                 self.memory.file.write(slot.region.begin, layout, arrays)
                 if time.monotonic() >= slot.deadline:
                     text = f"expected an answer within {slot.deadline - slot.begun:.3g} s, got none"
@@ -175,12 +154,18 @@ class RequestBroker(RequestTable):
                     )
                 with self.lock:
                     self._admit(slot, copied_bytes)
-        except BaseException:  # a signal's handler may raise here, too
-            if not slot.is_filled:
-                with self.lock:
-                    self._give_up(slot)
+            self._flush()
+        except BaseException:
+            # Two steps that a signal's handler, which may raise again, cannot come before: the supervisor
+            # frees the slot unless it was admitted, and sends what was put down for workers.
+            try:
+                self._given_up.append(slot)
+            finally:
+                os.eventfd_write(self.wakeup.descriptor, 1)
+            with self.lock:
+                if self.collect():
+                    self.notify()
             raise
-        self._flush()
         return True
 
     def _find(self, array: Array) -> int | None:
@@ -190,16 +175,18 @@ class RequestBroker(RequestTable):
             return None
         return self.memory.find(array)
 
-    @_whole_or_closed
+    @abort_if_interrupted
     def _acquire(self, slot: Slot, size: int, body: bytes) -> None:
-        """Takes a slot with its memory, with the lock held."""
+        """Takes a slot with its memory; the lock is held."""
+        if not self.memory.has_room(size):
+            size = slot.layout.slot_bytes  # its answer then asks for memory of its own
         self.slots.acquire(slot)
         slot.region = self.memory.take(size) if size else None
         slot.packet = self._encode(slot) + body
 
-    @_whole_or_closed
+    @abort_if_interrupted
     def _admit(self, slot: Slot, copied_bytes: int) -> None:
-        """Hands a filled slot in, with the lock held."""
+        """Queues a filled slot, and gives it to a worker that has room; the lock is held."""
         self._require_open(slot.model)
         self.copied_in_bytes += copied_bytes
         is_next = slot.deadline < self.slots.next_deadline()
@@ -208,65 +195,77 @@ class RequestBroker(RequestTable):
         if is_next:
             self.wakeup.watch(slot.deadline)
 
-    @_whole_or_closed
-    def _give_up(self, slot: Slot) -> None:
-        self.slots.give_up(slot)
-        self._free(slot)
-        self.changed.notify_all()
-
     def _withdraw(self, number: int) -> bool:
-        with self.lock:
-            return self._take_back(number)
+        """Takes a waiting request back to be cancelled, also by the supervisor should a signal come next."""
+        try:
+            with self.lock:
+                return self._take_back(number)
+        finally:
+            os.eventfd_write(self.wakeup.descriptor, 1)
 
-    @_whole_or_closed
+    @abort_if_interrupted
     def _take_back(self, number: int) -> bool:
         slot = self.slots.withdraw(number)
         if slot is None:
             return False
-        self._free(slot)
-        self.changed.notify_all()
+        slot.is_cancelled = True
+        self._end(slot)
+        self.notify()
         return True
 
-    # Whether there is room.
+    def _claim(
+        self,
+        model: str,
+        size: int,
+        options: RequestOptions,
+        take: Callable[[], T],
+        *,
+        is_request: bool = True,
+    ) -> T | None:
+        """Waits until there is room for so many bytes, and for one more request if it is for one; takes it.
 
-    def _wait_for_room(
-        self, model: str, size: int, options: RequestOptions, *, is_request: bool = True
-    ) -> bool:
-        """Waits until there is room for so many bytes, and for one more request if it is for one.
-
-        Returns whether there is, which is always so for a caller that may wait.
+        Returns what `take` returns, which is called with the lock held; None for a caller that would have to
+        wait and may not.
 
         Raises:
             PoolError: The pool is closed or has no worker left, or this is the thread that would make room.
             NoRoomError: Arrays hold the memory, and no answer is to come.
             RequestTimeoutError: The deadline passed.
         """
-        gives_up_at, has_waited = math.inf, False
+        gives_up_at, change = math.inf, None
         while True:
-            self._require_open(model)
+            with self.lock:
+                self.close_if_interrupted()
+                self._require_open(model)
+                lack = self._lack(size, is_request=is_request)
+                if not options.may_wait and (change is not None or lack is not None):
+                    return None  # also where its caller gave up meanwhile
+                if lack is None:
+                    return take()
+                self.refuse_in_callback(lack)
+                now = time.monotonic()
+                # Where no answer is to come, arrays hold the memory: they get a moment to be let go of.
+                gives_up_at = math.inf if len(self.slots) else min(gives_up_at, now + RELEASE_TIMEOUT_S)
+                if now >= options.deadline:
+                    raise RequestTimeoutError(
+                        f"request did not get its turn within {options.timeout_s:g} s\n  got {lack}"
+                    )
+                if now >= gives_up_at:
+                    raise NoRoomError(
+                        f"shared memory is full\n  expected {size} bytes free of {self.memory.max_bytes}, "
+                        "got the rest in use by arrays of empty()",
+                        hint="release arrays of pool.empty(…)",
+                    )
+                change = self.next_change(change)
+                wait_s = _POLL_INTERVAL_S if self.memory.has_lent else threading.TIMEOUT_MAX
+            change.acquire(timeout=min(wait_s, options.deadline - now, gives_up_at - now))
+
+    def _lack(self, size: int, *, is_request: bool) -> str | None:
+        """Returns what there is no room for, after taking back what was let go of; the lock is held."""
+        for _ in range(2):
             is_full = is_request and len(self.slots) >= self._max_pending
-            has_room = not is_full and self.memory.has_room(size)
-            if not options.may_wait and (has_waited or not has_room):
-                return False  # also where its caller gave up meanwhile
-            if has_room:
-                return True
-            reason = f"{self._max_pending} requests before it" if is_full else "no shared memory free"
-            self.refuse_in_callback(reason)
-            now = time.monotonic()
-            # Where no answer is to come, arrays hold the memory: they get a moment to be let go of.
-            gives_up_at = math.inf if len(self.slots) else min(gives_up_at, now + RELEASE_TIMEOUT_S)
-            if now >= options.deadline:
-                raise RequestTimeoutError(
-                    f"request did not get its turn within {options.timeout_s:g} s\n  got {reason}"
-                )
-            if now >= gives_up_at:
-                raise NoRoomError(
-                    f"shared memory is full\n  expected {size} bytes free of {self.memory.max_bytes}, "
-                    "got the rest in use by arrays of empty()",
-                    hint="release arrays of pool.empty(…)",
-                )
-            self.memory.awaited_by = self.wakeup.set
-            if self.memory.collect():
-                continue  # an array went just before
-            self.changed.wait(min(options.deadline - now, gives_up_at - now, threading.TIMEOUT_MAX))
-            has_waited = True
+            if not is_full and self.memory.has_room(size):
+                return None
+            if not self.collect():
+                break
+        return f"{self._max_pending} requests before it" if is_full else "no shared memory free"

@@ -11,8 +11,8 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-from collections import deque
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,10 @@ class MemoryFile:
         for position in layout.copied:
             array, place = arrays[position], layout.places[position]
             self.view(begin + place.offset, array.dtype.newbyteorder("="), array.shape)[...] = array
+
+    def copy(self, source: int, target: int, size: int) -> None:
+        """Copies bytes from one place to another."""
+        self.bytes[target : target + size] = self.bytes[source : source + size]
 
     def discard(self, begin: int, size: int) -> None:
         """Gives pages back to the system; they read as zeros afterwards, in every process."""
@@ -108,7 +112,6 @@ class RegionTable:
         largest: Maximum bytes of a request or an array.
         used_bytes: Bytes of regions in use.
         held_bytes: Bytes that may take memory, kept ones included.
-        awaited_by: Called once when the next array from `empty` is gone; it must take no lock.
     """
 
     def __init__(self, count: int, reserved: int, max_bytes: int) -> None:
@@ -122,10 +125,10 @@ class RegionTable:
             os.close(self.descriptor)
             raise
         self.used_bytes = self.held_bytes = 0
-        self.awaited_by: Callable[[], None] | None = None
         self._reserved = reserved
-        self._free = [Region(number * self.region_bytes) for number in reversed(range(count))]
-        self._dropped: deque[Region] = deque()
+        self._regions = [Region(number * self.region_bytes) for number in reversed(range(count))]
+        self._free = list(self._regions)
+        self._lent: list[tuple[weakref.ref[ArrayMemory], Region]] = []
         self._is_open = self._discards = True
 
     def require_room(self, size: int) -> None:
@@ -139,7 +142,6 @@ class RegionTable:
 
     def has_room(self, size: int) -> bool:
         """Returns whether `take` can return a region now; for 0 bytes, whether less than all is in use."""
-        self.collect()
         if not size:
             return self.used_bytes <= self.max_bytes
         return (
@@ -174,10 +176,10 @@ class RegionTable:
 
     def release(self, region: Region) -> None:
         """Takes a region back."""
+        self.used_bytes -= region.size
+        region.size = 0
+        self._free.append(region)
         if self._is_open:
-            self.used_bytes -= region.size
-            region.size = 0
-            self._free.append(region)
             self._trim()
         elif self._discards:
             self.file.discard(region.begin, region.kept)
@@ -191,26 +193,29 @@ class RegionTable:
             if self.held_bytes <= self.max_bytes:
                 return
 
+    def scrub(self) -> None:
+        """Gives back what a worker that went wrong may have written where no request let it."""
+        for region in self._regions:
+            self.file.discard(region.begin + region.kept, self.region_bytes - region.kept)
+
+    @property
+    def has_lent(self) -> bool:
+        """Whether arrays have regions."""
+        return bool(self._lent)
+
+    def lend(self, region: Region) -> ArrayMemory:
+        """Returns a region as memory of arrays, which is theirs until the last of them is gone."""
+        memory = ArrayMemory(self.file, region)
+        self._lent.append((weakref.ref(memory), region))
+        return memory
+
     def collect(self) -> bool:
         """Takes back the regions whose arrays are gone, and returns whether there were any."""
-        has_any = bool(self._dropped)
-        while self._dropped:
-            self.release(self._dropped.popleft())
-        return has_any
-
-    def lend(self, region: Region) -> RegionRef:
-        """Returns a right to a region, which ends with the last array on it."""
-        return RegionRef(self, region)
-
-    def drop(self, region: Region) -> None:
-        """Leaves a region for `collect`; the garbage collector calls this, so it takes no lock."""
-        if self._is_open:
-            self._dropped.append(region)
-            awaited_by, self.awaited_by = self.awaited_by, None
-            if awaited_by is not None:
-                awaited_by()
-        elif self._discards:
-            self.file.discard(region.begin, region.kept)
+        gone = [entry for entry in self._lent if entry[0]() is None and self._is_open]
+        for entry in gone:
+            self._lent.remove(entry)
+            self.release(entry[1])
+        return bool(gone)
 
     def find(self, array: Array) -> int | None:
         """Returns where in the file an array lies, None if it lies elsewhere."""
@@ -220,36 +225,37 @@ class RegionTable:
     def close(self, *, discards: bool = True) -> None:
         """Gives back what no array is on; a fork of the process, which shares the pages, discards none.
 
-        Arrays that are still held stay readable.
+        Arrays that are still held stay readable; their pages go back when they are gone.
         """
         if not self._is_open:
             return
+        if discards:
+            self.collect()
         self._is_open, self._discards = False, discards
-        for region in (*self._free, *self._dropped) if discards else ():
-            self.file.discard(region.begin, region.kept)
         os.close(self.descriptor)
+        if not discards:
+            return
+        for region in self._free:
+            self.file.discard(region.begin, region.kept)
+        for reference, region in self._lent:
+            memory = reference()
+            if memory is not None:
+                weakref.finalize(memory, self.file.discard, region.begin, region.kept).atexit = False
 
 
-class RegionRef:
-    """Somebody's right to a region, which ends when this is collected.
+class ArrayMemory:
+    """A region that arrays lie in, for as long as any of them is held."""
 
-    The garbage collector may come at any moment, even to a thread that holds the pool's lock, so all it does
-    is leave the region in a queue.
-    """
+    __slots__ = ("__array_interface__", "__weakref__", "_file")
 
-    __slots__ = ("__array_interface__", "_region", "_table")
-
-    def __init__(self, table: RegionTable, region: Region) -> None:
-        self._table, self._region = table, region
+    def __init__(self, file: MemoryFile, region: Region) -> None:
+        self._file = file  # which its arrays keep alive
         self.__array_interface__ = {
-            "data": (table.file.address + region.begin, False),
+            "data": (file.address + region.begin, False),
             "shape": (region.size,),
             "typestr": "|u1",
             "version": 3,
         }
-
-    def __del__(self) -> None:
-        self._table.drop(self._region)
 
     def view(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
         """Returns a tensor at the region's beginning; all that is cut from it keeps the region in use."""

@@ -42,7 +42,7 @@ class MessageKind(enum.IntEnum):
 
     To a worker: `RUN` a request; `GROW`, its slot has as much room as its answer needs, or never will have
     (size 0); `CHECK` the golden samples; `STOP`. From a worker: `DONE`, a request; `NEED`, its answer does
-    not fit its slot; and as JSON `PHASE` of its start, `READY`, `BROKEN` where it cannot start, `FAILED`, a
+    not fit its slot; and as JSON `READY`, `BROKEN` where it cannot start, `FAILED`, a
     request, and `CHECKED`.
     """
 
@@ -52,7 +52,6 @@ class MessageKind(enum.IntEnum):
     STOP = 4
     DONE = 16
     NEED = 17
-    PHASE = 18
     READY = 19
     BROKEN = 20
     FAILED = 21
@@ -63,19 +62,12 @@ _KINDS = {int(kind): kind for kind in MessageKind}
 
 
 @dataclass(frozen=True)
-class StartPhase:
-    """Content of `PHASE`: what a worker has just finished of its start, and how long that took."""
-
-    phase: str
-    seconds: float
-
-
-@dataclass(frozen=True)
 class ReadyReport:
-    """Content of `READY`: what a worker serves, by model, and its anonymous memory."""
+    """Content of `READY`: what a worker serves, by model, how long that took, and its anonymous memory."""
 
     variants: Mapping[str, str]
     buckets: Mapping[str, tuple[str, ...]]
+    phases_s: Mapping[str, float]
     private_bytes: int
 
 

@@ -176,17 +176,15 @@ class PacketChannel:
 
     def _send(self) -> bool:
         while self._packets:
-            # Taken out before it is sent: broken off by a signal, a packet is lost, for which its worker is
-            # ended in time, and never sent twice.
-            packet = self._packets.popleft()
             try:
                 if not self._is_closed:
-                    self._socket.send(packet)
+                    self._socket.send(self._packets[0])
             except BlockingIOError:
-                self._packets.appendleft(packet)
                 return False
             except OSError:
                 pass  # nobody reads any more, which is noticed elsewhere
+            # Broken off by a signal before this, a packet is sent twice: its worker passes over the second.
+            self._packets.popleft()
         return True
 
     def receive(self) -> memoryview | None:

@@ -7,15 +7,18 @@ the futures, without the lock.
 
 from __future__ import annotations
 
+import functools
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from ortprep.errors import NoRoomError, PipelineError, PoolClosedError, PoolError, RequestTimeoutError
+from ortprep.errors import NoRoomError, PipelineError, PoolError, RequestTimeoutError
+from ortprep.runtime.pool.books import Books, abort_if_interrupted, clone_error
 from ortprep.runtime.pool.memory import Region, RegionTable
 from ortprep.runtime.pool.messages import (
     HEAD_BYTES,
@@ -26,53 +29,52 @@ from ortprep.runtime.pool.messages import (
     PlaceReader,
     encode_head,
 )
-from ortprep.runtime.pool.process import PacketChannel, WakeupEvent
-from ortprep.runtime.pool.slots import Answer, Slot, SlotTable
+from ortprep.runtime.pool.process import PacketChannel
+from ortprep.runtime.pool.slots import Slot, SlotTable
 from ortprep.runtime.tensors.element_types import Array
 from ortprep.runtime.tensors.signatures import Signature
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _MAX_KNOWN = 1024
 _MAX_KEPT_BYTES = 2**20
 _NO_REGION = Region(0)
 
 
-@dataclass(slots=True)
-class WorkerReply:
-    """A worker's answer, copied out of its packet or its slot; `error` if there was no memory for that.
+def _then_send(
+    method: Callable[Concatenate[RequestTable, P], T],
+) -> Callable[Concatenate[RequestTable, P], T]:
+    """Returns a method, called with the lock held, after which workers get what they have room for."""
 
-    `region_bytes`: how much of its slot's region inputs and outputs took.
-    """
+    @functools.wraps(method)
+    def changed(self: RequestTable, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self.lock:
+            result = method(self, *args, **kwargs)
+            self._assign()
+            self.notify()
+        self._flush()
+        return result
 
-    number: int
-    elapsed_ns: int
-    answer: Answer
-    copied_bytes: int = 0
-    region_bytes: int = 0
-    error: PipelineError | None = None
+    return changed
 
 
-class RequestTable:
+class RequestTable(Books):
     """The slots of a pool, at most `max_pending`; further calls block.
 
     Attributes:
-        lock: The pool's lock.
-        changed: Notified, with the lock held, of every slot that is freed.
         copied_in_bytes, copied_out_bytes: Bytes of inputs and outputs that were copied.
-        answering: The thread that resolves futures, and must not wait for itself.
     """
 
     def __init__(
         self, signatures: Mapping[str, Signature], memory: RegionTable, max_pending: int = 1024
     ) -> None:
+        super().__init__()
         self.signatures, self.memory = signatures, memory
-        self.wakeup, self.slots = WakeupEvent(), SlotTable()
-        # `with` takes this lock in one step; a condition is Python code, which a signal may break off.
-        self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
+        self.slots = SlotTable()
+        self._given_up: deque[Slot] = deque()
         self.copied_in_bytes = self.copied_out_bytes = 0
-        self.answering: threading.Thread | None = None
         self._max_pending = max_pending
-        self._closed_by: PipelineError | None = None
         self._unavailable: dict[str, PipelineError] = {}
         self._channels: dict[int, PacketChannel] = {}
         self._ended: deque[Slot] = deque()
@@ -88,21 +90,19 @@ class RequestTable:
         if error is not None:
             raise clone_error(error)
 
-    def refuse_in_callback(self, reason: str) -> None:
-        """Raises `PoolError` if this is the thread that answers, which would wait for itself."""
-        if threading.current_thread() is self.answering:
-            raise PoolError(
-                f"a future's callback would have to wait for its own pool\n  got {reason}",
-                hint="call it from another thread",
-            )
-
-    def close(self, error: PipelineError) -> None:
-        """Takes no more requests, for the first reason given; those that were taken go on."""
-        with self.lock:
-            self._closed_by = self._closed_by or error
-            self.changed.notify_all()
-
     # With the lock held.
+
+    @abort_if_interrupted
+    def collect(self) -> bool:
+        """Frees the slots that callers gave up, and arrays that are gone; returns whether there were any."""
+        has_any = self.memory.collect()
+        while self._given_up:
+            slot = self._given_up.popleft()
+            if not slot.is_filled:
+                has_any = True
+                self.slots.give_up(slot)
+                self._free(slot)
+        return has_any
 
     def _encode(self, slot: Slot) -> bytes:
         """Returns the head of the packet that sends a slot."""
@@ -139,7 +139,8 @@ class RequestTable:
         """Sends what was put down for workers; called without the lock."""
         is_done = False
         try:
-            is_done = _flush_all(tuple(self._channels.values()))
+            # Each of them, whatever one returns.
+            is_done = all([channel.flush() for channel in tuple(self._channels.values())])  # noqa: C419
         finally:
             if not is_done:
                 self.wakeup.set()  # the thread then waits for room
@@ -151,17 +152,14 @@ class RequestTable:
         with self.lock:
             self.slots.add_worker(worker, frozenset(models))
 
+    @_then_send
     def open_worker(self, worker: int, channel: PacketChannel) -> None:
         """Lets a worker have requests."""
-        with self.lock:
-            self._channels[worker] = channel
-            self.slots.open_worker(worker)
-            self._assign()
-            self.changed.notify_all()
-        self._flush()
+        self._channels[worker] = channel
+        self.slots.open_worker(worker)
 
-    def read(self, worker: int, head: Head, packet: memoryview, *, position: int) -> WorkerReply:
-        """Copies out what a worker answered; the packet may be used again then.
+    def read(self, worker: int, head: Head, packet: memoryview, *, position: int) -> Slot:
+        """Returns a slot with its answer, copied out of the packet, which may be used again then.
 
         `position` counts the answers that were read before it and are not taken yet.
 
@@ -170,11 +168,11 @@ class RequestTable:
             ValueError: A shape is none that an array can have.
         """
         slot = self.slots.expect(worker, head.number, position=position)
-        region, outputs = slot.region, self.signatures[slot.model].outputs
+        region, outputs, answer = slot.region, self.signatures[slot.model].outputs, {}
         places = self._readers[slot.model].read(packet, head, 0 if region is None else region.size)
-        reply = WorkerReply(head.number, head.figure, {})
+        slot.answer, slot.service_s = {}, head.figure / 1e9
         if slot.is_abandoned:
-            return reply  # nobody waits for it
+            return slot  # nobody waits for it
         try:
             for (name, dtype), place in zip(outputs.items(), places, strict=True):
                 base, offset, shape = place
@@ -182,32 +180,28 @@ class RequestTable:
                     raise PoolError("answer lies outside of its memory")
                 if base == IN_SLOT and region is not None:
                     view = self.memory.file.view(region.begin + offset, dtype, shape)
-                    reply.copied_bytes += view.nbytes
-                    reply.region_bytes = max(reply.region_bytes, offset + view.nbytes)
+                    slot.copied_bytes += view.nbytes
+                    slot.answer_bytes = max(slot.answer_bytes, offset + view.nbytes - slot.layout.slot_bytes)
                 else:
                     view = np.ndarray(shape, dtype, packet, offset)
-                reply.answer[name] = _copy(view)
+                answer[name] = _copy(view)
         except MemoryError:
-            reply.answer, reply.error = {}, PoolError("no memory for the copy of an answer")
-        return reply
+            slot.error = PoolError("no memory for the copy of an answer")
+        slot.answer = answer
+        return slot
 
-    def done(self, worker: int, replies: Sequence[WorkerReply]) -> list[float]:
-        """Takes the answers of a worker; returns how long each took, in seconds, from its caller's call."""
-        waited_s: list[float] = []
-        with self.lock:
-            now = time.monotonic()
-            for reply in replies:
-                slot = self.slots.answer(worker, reply.number, now, service_s=reply.elapsed_ns / 1e9)
-                waited_s.append(now - slot.begun)
-                slot.answer, slot.error = reply.answer, reply.error
-                self._adapt(slot, max(0, reply.region_bytes - slot.layout.slot_bytes))
-                self.copied_out_bytes += reply.copied_bytes
-                self._end(slot)
-            self._assign()
-            self.changed.notify_all()
-        self._flush()
-        return waited_s
+    @_then_send
+    def done(self, worker: int, slots: Sequence[Slot]) -> list[float]:
+        """Takes what a worker answered; returns how long each took, in seconds, from its caller's call."""
+        now = time.monotonic()
+        for slot in slots:
+            self.slots.answer(worker, slot.number, now, service_s=slot.service_s)
+            self._adapt(slot, slot.answer_bytes)
+            self.copied_out_bytes += slot.copied_bytes
+            self._end(slot)
+        return [now - slot.begun for slot in slots]
 
+    @_then_send
     def grow(self, worker: int, number: int, size: int) -> None:
         """Gives a worker's slot as much memory for its answer as the worker says that it needs.
 
@@ -216,25 +210,21 @@ class RequestTable:
         Raises:
             PoolError: It has grown already, or is none whose turn it is.
         """
-        with self.lock:
-            slot, now = self.slots.expect(worker, number), time.monotonic()
-            is_refused = slot.is_abandoned or (slot.region is None and self.memory.is_exhausted)
-            if is_refused or slot.layout.slot_bytes + size > self.memory.region_bytes:
-                self.slots.answer(worker, number, now)
-                self._end(slot, error=NoRoomError(f"no shared memory for an answer of {size} bytes"))
-                self._channels[worker].put(encode_head(MessageKind.GROW, number))
-            else:
-                self.slots.grow(worker, number, now)
-                slot.region = self.memory.grow(slot.region, slot.layout.slot_bytes + size)
-                slot.packet = self._encode(slot) + slot.packet[HEAD_BYTES:]
-                self._remember(slot, size)
-                region = slot.region
-                self._channels[worker].put(
-                    encode_head(MessageKind.GROW, number, begin=region.begin, size=region.size)
-                )
-            self._assign()
-            self.changed.notify_all()
-        self._flush()
+        slot, now = self.slots.expect(worker, number), time.monotonic()
+        is_refused = slot.is_abandoned or (slot.region is None and self.memory.is_exhausted)
+        if is_refused or slot.layout.slot_bytes + size > self.memory.region_bytes:
+            self.slots.answer(worker, number, now)
+            self._end(slot, error=NoRoomError(f"no shared memory for an answer of {size} bytes"))
+            self._channels[worker].put(encode_head(MessageKind.GROW, number))
+        else:
+            self.slots.grow(worker, number, now)
+            slot.region = self.memory.grow(slot.region, slot.layout.slot_bytes + size)
+            slot.packet = self._encode(slot) + slot.packet[HEAD_BYTES:]
+            self._remember(slot, size)
+            region = slot.region
+            self._channels[worker].put(
+                encode_head(MessageKind.GROW, number, begin=region.begin, size=region.size)
+            )
 
     def _remember(self, slot: Slot, size: int) -> None:
         """Remembers what the answer to inputs of some shapes takes, so that the next slot is large enough."""
@@ -247,32 +237,54 @@ class RequestTable:
         if slot.region is not None and 2 * size < self._answer_bytes.get(_kind_of(slot), 0):
             self._answer_bytes[_kind_of(slot)] = size
 
+    @_then_send
     def failed(self, worker: int, number: int, error: PipelineError) -> None:
         """Takes a worker's word that a request failed; raises `PoolError` if it was none of its requests."""
-        with self.lock:
-            self._end(self.slots.answer(worker, number, time.monotonic()), error=error)
-            self._assign()
-            self.changed.notify_all()
-        self._flush()
+        self._end(self.slots.answer(worker, number, time.monotonic()), error=error)
 
+    @_then_send
     def lose(self, worker: int, error: PipelineError, *, blames_oldest: bool) -> None:
         """Takes back what a worker had whose process has ended.
 
         Its oldest request, if it is to blame, fails with `error`, unless that may be tried again.
         """
+        self._channels.pop(worker, None)
+        self.memory.scrub()
+        self._end(*self.slots.lose(worker, blames_oldest=blames_oldest), error=error)
+
+    def set_aside(self, worker: int) -> Region | None:
+        """Returns the memory of the request that a worker is at, which goes on with a copy of its inputs.
+
+        For a worker that is lost and may still write. Without memory for a copy, the request fails.
+        """
         with self.lock:
-            self._channels.pop(worker, None)
-            self._end(*self.slots.lose(worker, blames_oldest=blames_oldest), error=error)
-            self._assign()
-            self.changed.notify_all()
-        self._flush()
+            sent = self.slots.queue_of(worker).sent
+            if not sent or sent[0].region is None:
+                return None
+            slot, region = sent[0], sent[0].region
+            slot.region = None
+            if self.memory.is_exhausted:
+                self.slots.answer(worker, slot.number, time.monotonic())
+                self._end(slot, error=NoRoomError("no shared memory to try a request again"))
+                return region
+            slot.region = self.memory.grow(None, region.size)
+            self.memory.file.copy(region.begin, slot.region.begin, slot.layout.slot_bytes)
+            slot.packet = self._encode(slot) + slot.packet[HEAD_BYTES:]
+            return region
+
+    def give_back(self, region: Region | None) -> None:
+        """Takes memory back that was set aside."""
+        if region is not None:
+            with self.lock:
+                self.memory.release(region)
+                self.notify()
 
     def mark_unavailable(self, model: str, error: PipelineError) -> None:
         """Fails what waits for a model that no worker serves any more, and all later requests for it."""
         with self.lock:
             self._unavailable[model] = error
             self._end(*self.slots.withdraw_all(model), error=error)
-            self.changed.notify_all()
+            self.notify()
 
     def resolve_ended(self) -> None:
         """Tells callers what became of their requests; called without the lock."""
@@ -282,7 +294,8 @@ class RequestTable:
     def expire(self) -> None:
         """Fails the requests whose deadline has passed, and takes back memory that was let go."""
         with self.lock:
-            is_changed = self.memory.collect()
+            self.close_if_interrupted()
+            is_changed = self.collect()
             for slot in self.slots.expire(time.monotonic()):
                 is_changed, where = True, f"worker {slot.worker} has it"
                 if slot.worker is None:
@@ -292,19 +305,15 @@ class RequestTable:
                 slot.error = RequestTimeoutError(f"request to {slot.model} took too long\n  {text}")
                 self._ended.append(slot)
             if is_changed:
-                self.changed.notify_all()
+                self.notify()
 
     def forget(self, error: PipelineError) -> None:
         """Becomes closed and empty, in a fork of its process, with a lock that no other thread can hold."""
         self.lock = threading.RLock()
-        self.changed, self.slots, self._closed_by = threading.Condition(self.lock), SlotTable(), error
+        self.slots, self._closed_by = SlotTable(), error
+        self._waiting.clear()
         self._channels.clear()
         self.memory.close(discards=False)
-
-    @property
-    def closed_error(self) -> PipelineError:
-        """What requests of a closed pool fail with; a new one each time."""
-        return clone_error(self._closed_by or PoolClosedError("pool was closed"))
 
     def abort(self) -> None:
         """Fails every request that is not answered; workers must be gone."""
@@ -312,12 +321,22 @@ class RequestTable:
             self._end(*self.slots.clear(), error=self.closed_error)
             self._channels.clear()
             self.memory.close()
-            self.changed.notify_all()
+            self.notify()
 
     def wait_idle(self, timeout_s: float | None) -> bool:
         """Waits until every request that somebody waits for is answered, and returns whether all are."""
-        with self.lock:
-            return self.changed.wait_for(self.slots.is_idle, timeout_s)
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        change: threading.Lock | None = None
+        while True:
+            with self.lock:
+                self.collect()
+                if self.slots.is_idle():
+                    return True
+                change = self.next_change(change)
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                return False
+            change.acquire(timeout=min(left_s, threading.TIMEOUT_MAX))
 
 
 def _kind_of(slot: Slot) -> tuple[str, tuple[tuple[int, ...], ...]]:
@@ -329,14 +348,3 @@ def _copy(view: Array) -> Array:
     if view.nbytes > _MAX_KEPT_BYTES or not view.nbytes:
         return view.copy()
     return np.frombuffer(bytearray(view.data), view.dtype).reshape(view.shape)
-
-
-def _flush_all(channels: Sequence[PacketChannel]) -> bool:
-    return all([channel.flush() for channel in channels])  # noqa: C419 - each of them, whatever one returns
-
-
-def clone_error(error: PipelineError) -> PipelineError:
-    """Returns an equal error; one that is raised again and again drags all its tracebacks along."""
-    clone = type(error)(error.message, hint=error.hint)
-    clone.__dict__.update(error.__dict__)
-    return clone

@@ -99,8 +99,8 @@ class SessionPool:
             PoolClosedError: The pool was closed.
             PoolError: There is no worker left for the model, or no memory.
         """
-        name = self._model(model)
-        return self._broker.run(name, inputs, RequestOptions(**options))
+        self._broker.refuse_in_callback("run()")
+        return self.submit(inputs, model=model, **options).result()
 
     def submit(
         self, inputs: Mapping[str, Any], *, model: str | None = None, **options: Unpack[CallOptions]
@@ -334,9 +334,9 @@ class SessionPool:
         """
         if drain:
             self._broker.refuse_in_callback("close()")
-        self._broker.close(PoolClosedError("pool is closed", hint="make a new one: SessionPool(…)"))
         grace_s = 0.0
         try:
+            self._broker.close(PoolClosedError("pool is closed", hint="make a new one: SessionPool(…)"))
             if drain and self._broker.wait_idle(timeout_s):
                 grace_s = _STOP_GRACE_S
         finally:  # also where a signal's handler raises

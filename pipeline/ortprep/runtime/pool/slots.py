@@ -13,10 +13,12 @@ import heapq
 import logging
 import math
 import threading
+from _thread import RLock
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 from ortprep.errors import PipelineError, PoolError
 from ortprep.runtime.pool.memory import Region
@@ -36,12 +38,28 @@ log = logging.getLogger(__name__)
 _RESPONSE_DELAY_S = 0.002
 
 
+class FutureCondition(RLock):  # type: ignore[misc]  # it can be, in CPython
+    """A condition that `with` takes in one step, as it does a lock.
+
+    The library's takes its lock in Python code. Where a signal's handler raises there, the lock stays taken,
+    and the thread that resolves futures waits for ever.
+    """
+
+    def __init__(self) -> None:
+        self._waiters: deque[Any] = deque()
+
+    wait = threading.Condition.wait
+    notify = threading.Condition.notify
+    notify_all = threading.Condition.notify_all
+
+
 class PoolFuture(Future[Answer]):
     """An answer to come; it can be cancelled as long as no worker has the request, as `withdraw` returns."""
 
     def __init__(self, withdraw: Callable[[], bool]) -> None:
         super().__init__()
-        self._withdraw = withdraw
+        self._condition = FutureCondition()  # type: ignore[assignment]
+        self._withdraw, self._is_over = withdraw, False
 
     def cancel(self) -> bool:
         """Takes the request back, unless a worker has it or it is answered; returns whether it did."""
@@ -49,41 +67,16 @@ class PoolFuture(Future[Answer]):
             return True
         if not self._withdraw():
             return False
-        super().cancel()
-        self.set_running_or_notify_cancel()
+        self.finish_cancel()
         return True
 
-
-class Waiter:
-    """What a thread waits on that does nothing else: a future without its machinery."""
-
-    __slots__ = ("_answer", "_error", "_lock")
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
-        self._answer: Answer = {}
-        self._error: BaseException | None = None
-
-    def set_result(self, answer: Answer) -> None:
-        """Ends the wait with an answer."""
-        self._answer = answer
-        self._lock.release()
-
-    def set_exception(self, error: BaseException) -> None:
-        """Ends the wait with an error."""
-        self._error = error
-        self._lock.release()
-
-    def result(self) -> Answer:
-        """Waits, once, and returns the answer or raises the error."""
-        self._lock.acquire()
-        if self._error is not None:
-            try:
-                raise self._error
-            finally:
-                self._error = None  # else error and traceback would hold each other
-        return self._answer
+    def finish_cancel(self) -> None:
+        """Tells all that wait for a request which was taken back; more than once is once."""
+        super().cancel()
+        with self._condition:
+            if not self._is_over:
+                self.set_running_or_notify_cancel()
+                self._is_over = True
 
 
 class RepeatedAnswerError(PoolError):
@@ -104,13 +97,17 @@ class Slot:
         is_filled: Whether its caller has admitted it.
         has_grown: Whether its worker asked for more memory, which it may do once.
         is_abandoned: Whether its caller has stopped waiting while a worker had it.
+        is_cancelled: Whether its caller took it back.
+        service_s: Seconds that the run took.
+        copied_bytes: Bytes of outputs that were copied out of its memory.
+        answer_bytes: Bytes of its memory that they took.
     """
 
     number: int
     model: str
     deadline: float = math.inf
     retries: int = 0
-    future: PoolFuture | Waiter = field(default_factory=Waiter)
+    future: PoolFuture = field(default_factory=lambda: PoolFuture(lambda: False))
     begun: float = 0.0
     layout: Layout = NO_TENSORS
     packet: bytes = b""
@@ -120,13 +117,19 @@ class Slot:
     is_filled: bool = False
     has_grown: bool = False
     is_abandoned: bool = False
+    is_cancelled: bool = False
     error: PipelineError | None = None
     answer: Answer | None = None
+    service_s: float = 0.0
+    copied_bytes: int = 0
+    answer_bytes: int = 0
 
     def resolve(self) -> None:
         """Tells its caller what became of it; whatever callbacks of its future do stays theirs."""
         try:
-            if self.error is not None:
+            if self.is_cancelled:
+                self.future.finish_cancel()
+            elif self.error is not None:
                 self.future.set_exception(self.error)
             else:
                 self.future.set_result(self.answer or {})
@@ -349,10 +352,9 @@ class SlotTable:
         return [slot for number in numbers if (slot := self.withdraw(number)) is not None]
 
     def clear(self) -> list[Slot]:
-        """Frees every slot but those that are being filled, and returns them."""
+        """Frees every slot and returns them, but for those that are being filled, whose callers know."""
         slots = [slot for slot in self._slots.values() if slot.is_filled]
-        for slot in slots:
-            del self._slots[slot.number]
+        self._slots.clear()
         self._deadlines.clear()
         for waiting in self._queues.values():
             waiting.clear()

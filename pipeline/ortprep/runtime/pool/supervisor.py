@@ -64,29 +64,33 @@ class Supervisor:
         """Makes this a closed pool without workers, in a process that was forked from the pool's."""
         self._is_over = True
         self._broker.forget(PoolClosedError("a pool cannot be used in a fork of its process"))
-        for worker, process in self.manager.running():
+        for process in self.manager.processes():
             process.close(waits=False)
+        for worker in self.workers:
             worker.process = None
 
     def wait_ready(self, count: int) -> None:
         """Waits until so many workers are ready; raises the first failure if they never will be."""
         if not 0 <= count <= len(self.workers):
             raise PoolError(f"bad number of workers\n  expected 0 to {len(self.workers)}, got {count}")
-        with self._broker.lock:
-            while not self._is_over:
+        change: threading.Lock | None = None
+        while True:
+            with self._broker.lock:
+                if self._is_over:
+                    raise self._broker.closed_error
                 failed = [worker for worker in self.workers if worker.state == "failed"]
                 if len(self.manager.ready()) >= count:
                     return
                 if len(self.workers) - len(failed) < count:
                     raise failed[0].error or PoolError("workers failed")
-                self._broker.changed.wait()
-        raise self._broker.closed_error
+                change = self._broker.next_change(change)
+            change.acquire()
 
     def stats(self) -> PoolStats:
         """Returns what everything is now."""
         broker = self._broker
         with self._broker.lock:
-            broker.memory.collect()
+            broker.collect()
             return PoolStats(
                 workers=tuple(
                     worker.stats(len(broker.slots.queue_of(worker.number).sent)) for worker in self.workers
@@ -149,7 +153,9 @@ class Supervisor:
         """Yields what is to be done, and when."""
         stop_at, running = self._wakeup.stop_at, self.manager.running()
         for worker, process in running:
-            if not worker.is_killed:
+            if worker.is_killed:
+                yield worker.killed_at + _EXIT_TIMEOUT_S, partial(self.manager.leave_behind, worker, process)
+            else:
                 yield from self._timers_of(worker, process)
         if stop_at is not None:
             yield stop_at + _EXIT_TIMEOUT_S if running else -math.inf, self._end
@@ -212,17 +218,17 @@ class Supervisor:
         try:
             with self._broker.lock:
                 self._is_over = True
-                for worker, process in self.manager.running():
+                for process in self.manager.processes():
                     log.error("process %d does not end; leaving it behind", process.pid)
                     with suppress(OSError):
                         process.kill()
                     process.close()
-                    worker.process = None
                 for worker in self.workers:
+                    worker.process = None
                     worker.change("failed" if worker.state == "failed" else "stopped", pid=None)
                     while worker.checks:
                         worker.answer_check("pool was closed")
-                self._broker.changed.notify_all()
+                self._broker.notify()
                 self._broker.abort()
         finally:
             self.manager.selector.close()

@@ -21,7 +21,6 @@ from ortprep.runtime.pool.messages import (
     Head,
     MessageKind,
     ReadyReport,
-    StartPhase,
     decode_head,
     encode,
 )
@@ -47,7 +46,7 @@ class PoolConnection:
         self._buffer = memoryview(
             mmap.mmap(-1, MAX_PACKET_BYTES)
         )  # aligned, for tensors that are read in place
-        self.send = self._socket.send
+        self.send, self.close = self._socket.send, self._socket.close
 
     def receive(self) -> memoryview:
         """Returns the next packet, valid until the next call; empty once the pool has closed the socket."""
@@ -68,7 +67,7 @@ def main(job: WorkerJob) -> None:
         with suppress(OSError):  # they may have been taken away since; anywhere is better than nowhere
             os.sched_setaffinity(0, job.processors)
     try:
-        models = _open_models(job, connection)
+        models, phases_s = _open_models(job)
         from ortprep.runtime.machine.process_memory import private_bytes
         from ortprep.runtime.pool.served_model import SlotMemory
 
@@ -79,37 +78,37 @@ def main(job: WorkerJob) -> None:
     ready = ReadyReport(
         variants={model.name: model.variant for model in models.values()},
         buckets={model.name: model.buckets for model in models.values()},
+        phases_s=phases_s,
         private_bytes=private_bytes(),
     )
     connection.send(encode(MessageKind.READY, 0, encode_record(ready)))
     serve(connection, models, memory)
 
 
-def _open_models(job: WorkerJob, connection: PoolConnection) -> dict[int, ServedModel]:
-    started = time.perf_counter()
-
-    def report(phase: str) -> None:
-        nonlocal started
-        now = time.perf_counter()
-        connection.send(encode(MessageKind.PHASE, 0, encode_record(StartPhase(phase, now - started))))
-        started = now
-
+def _open_models(job: WorkerJob) -> tuple[dict[int, ServedModel], dict[str, float]]:
+    """Returns the models of a job, and what took how long, in seconds."""
+    times = [time.perf_counter()]
     import_onnxruntime()
     # Only then: what imports numpy while ONNX Runtime is imported may find half of it.
     from ortprep.runtime.pool.served_model import open_served
 
-    report("import")
     models = {}
     for model in job.models:
+        times.append(time.perf_counter())
         models[model.number] = open_served(model, job)
-        report(model.name)
-    return models
+    times.append(time.perf_counter())
+    names = ("import", *(model.name for model in job.models))
+    return models, {name: end - begin for name, begin, end in zip(names, times, times[1:], strict=False)}
 
 
 def serve(connection: PoolConnection, models: dict[int, ServedModel], memory: SlotMemory) -> None:
     """Answers messages until there are no more."""
+    previous = None
     while packet := connection.receive():
         head = decode_head(packet, "the pool")
+        if (head.kind, head.number) == previous:
+            continue  # a signal broke off who sent it, and it was sent again
+        previous = head.kind, head.number
         if head.kind is MessageKind.RUN:
             connection.send(_run(head, packet, models[head.model], memory))
         elif head.kind is MessageKind.GROW:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import functools
+import itertools
 import logging
 import selectors
 import time
@@ -11,23 +11,24 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ortprep.bundle.codec import decode
 from ortprep.errors import PipelineError, PoolError, from_dict
 from ortprep.runtime.pool.config import PoolConfig
+from ortprep.runtime.pool.memory import Region
 from ortprep.runtime.pool.messages import (
     Head,
     MessageKind,
     ReadyReport,
-    StartPhase,
     decode_head,
     decode_json,
     encode_head,
 )
 from ortprep.runtime.pool.process import WorkerProcess, spawn
-from ortprep.runtime.pool.request_table import RequestTable, WorkerReply
-from ortprep.runtime.pool.slots import RepeatedAnswerError
+from ortprep.runtime.pool.request_table import RequestTable
+from ortprep.runtime.pool.slots import RepeatedAnswerError, Slot
 from ortprep.runtime.pool.workers import WorkerEvent, WorkerState
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class WorkerManager:
 
     Attributes:
         is_stale: Whether more has happened than answers, so that the clock has to be looked at.
+        left_behind: Processes that were killed and do not end, and memory that each may still write to.
     """
 
     def __init__(self, workers: Sequence[WorkerState], config: PoolConfig, broker: RequestTable) -> None:
@@ -55,6 +57,8 @@ class WorkerManager:
         self._wakeup = broker.wakeup
         self.selector = selectors.DefaultSelector()
         self.is_stale = True
+        self.left_behind: list[tuple[WorkerProcess, Region | None]] = []
+        self._check_numbers = itertools.count(1)
 
     def ready(self) -> list[WorkerState]:
         """Returns the workers that take requests."""
@@ -63,6 +67,10 @@ class WorkerManager:
     def running(self) -> list[tuple[WorkerState, WorkerProcess]]:
         """Returns the workers that have a process, and that."""
         return [(worker, worker.process) for worker in self._workers if worker.process is not None]
+
+    def processes(self) -> list[WorkerProcess]:
+        """Returns every process that has not ended."""
+        return [process for _, process in self.running()] + [process for process, _ in self.left_behind]
 
     def begin_check(self, only: WorkerState | None = None) -> dict[str, Future[str | None]]:
         """Has workers that are ready, or `only` one, run their golden samples.
@@ -80,7 +88,7 @@ class WorkerManager:
                     overdue_at = time.monotonic() + self._config.run_timeout_s * (before + 1)
                     checks[worker.name] = Future()
                     worker.checks.append((overdue_at, checks[worker.name]))
-                    worker.process.channel.put(encode_head(MessageKind.CHECK))
+                    worker.process.channel.put(encode_head(MessageKind.CHECK, next(self._check_numbers)))
         self._wakeup.set()
         return checks
 
@@ -113,7 +121,7 @@ class WorkerManager:
             (process.output, self._read_output),
             (process.sentinel, self._has_ended),
         ):
-            self.selector.register(descriptor, selectors.EVENT_READ, functools.partial(call, worker, process))
+            self.selector.register(descriptor, selectors.EVENT_READ, partial(call, worker, process))
 
     # What workers send.
 
@@ -132,7 +140,7 @@ class WorkerManager:
         return not is_over
 
     def _take_packets(self, worker: WorkerState, process: WorkerProcess) -> bool:
-        replies: list[WorkerReply] = []
+        replies: list[Slot] = []
         copied_bytes = 0
         sent = self._broker.slots.queue_of(worker.number).sent
         try:
@@ -162,7 +170,7 @@ class WorkerManager:
             self._take_replies(worker, replies)
         return False
 
-    def _take_replies(self, worker: WorkerState, replies: list[WorkerReply]) -> None:
+    def _take_replies(self, worker: WorkerState, replies: list[Slot]) -> None:
         """Takes answers out of a list."""
         if replies:
             worker.note_answers(self._broker.done(worker.number, replies))
@@ -177,11 +185,6 @@ class WorkerManager:
             if worker.refusals % _MAX_REFUSALS == 0:
                 with suppress(PoolError):  # it is closed
                     self.begin_check(worker)
-        elif head.kind is MessageKind.PHASE and is_starting:
-            done = decode(StartPhase, content)
-            worker.end_phase(done.phase)
-            worker.change("starting", phases_s={**worker.figures.phases_s, done.phase: done.seconds})
-            self._observe(worker, phase=done.phase, seconds=done.seconds)
         elif head.kind is MessageKind.READY and is_starting:
             self._has_become_ready(worker, decode(ReadyReport, content))
         elif head.kind is MessageKind.BROKEN and is_starting:
@@ -231,7 +234,7 @@ class WorkerManager:
         with self._broker.lock:
             self._broker.slots.close_worker(worker.number)
             if worker.process is not None and not worker.is_killed:
-                worker.is_killed, worker.reason, worker.is_blamed = True, reason, is_blamed
+                worker.killed_at, worker.reason, worker.is_blamed = time.monotonic(), reason, is_blamed
                 sent = self._broker.slots.queue_of(worker.number).sent
                 worker.blamed = sent[0].number if sent and is_blamed else None
                 worker.process.kill()
@@ -255,6 +258,25 @@ class WorkerManager:
             self._handle_exit(worker, error)
         finally:
             process.close()
+
+    def leave_behind(self, worker: WorkerState, process: WorkerProcess) -> None:
+        """Goes on without a process that was killed and does not end, being stuck in a driver."""
+        self.is_stale = True
+        for descriptor in (process.channel.descriptor, process.output):
+            self._unregister(descriptor)
+        left = process, self._broker.set_aside(worker.number)
+        self.left_behind.append(left)
+        self.selector.modify(process.sentinel, selectors.EVENT_READ, partial(self._has_ended_late, *left))
+        with self._broker.lock:
+            worker.process = None
+        self._handle_exit(worker, worker.describe_end(process.pid, None))
+
+    def _has_ended_late(self, process: WorkerProcess, region: Region | None) -> None:
+        self._unregister(process.sentinel)
+        self.left_behind.remove((process, region))
+        process.reap()
+        process.close()
+        self._broker.give_back(region)
 
     def _unregister(self, descriptor: int) -> None:
         with suppress(KeyError):
@@ -280,7 +302,7 @@ class WorkerManager:
             self._broker.lose(worker.number, reason, blames_oldest=is_blamed)
             while worker.checks:
                 worker.answer_check(error.message)
-            self._broker.changed.notify_all()
+            self._broker.notify()
         if not is_stopping:
             self._report_end(worker, error)
         self._broker.resolve_ended()
@@ -299,16 +321,9 @@ class WorkerManager:
                 refusal = PoolError(f"no worker is left for {model}\n  {error.message}", hint=error.hint)
                 self._broker.mark_unavailable(model, refusal)
 
-    def _observe(
-        self,
-        worker: WorkerState,
-        *,
-        phase: str = "",
-        seconds: float = 0.0,
-        error: PipelineError | None = None,
-    ) -> None:
+    def _observe(self, worker: WorkerState, *, error: PipelineError | None = None) -> None:
         if self._config.observer is not None:
-            event = WorkerEvent(worker.number, worker.name, worker.state, phase, seconds, error)
+            event = WorkerEvent(worker.number, worker.name, worker.state, error)
             try:
                 self._config.observer(event)
             except BaseException:  # an observer must not be able to stop the pool

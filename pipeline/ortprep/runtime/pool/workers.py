@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -10,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ortprep.errors import PipelineError, PoolError, WorkerDiedError, describe_exit
+from ortprep.errors import PipelineError, WorkerDiedError, describe_exit
 from ortprep.quoting import printable
 from ortprep.runtime.pool.process import WorkerJob, WorkerProcess
 
@@ -31,16 +32,12 @@ class WorkerEvent:
         worker: Its number.
         name: Its name.
         state: Its new state.
-        phase: The phase of its start that just ended (`import`, or a model's name), else "".
-        seconds: Duration of that phase.
         error: Why it failed or died, None if it did not.
     """
 
     worker: int
     name: str
     state: WorkerStatus
-    phase: str = ""
-    seconds: float = 0.0
     error: PipelineError | None = None
 
 
@@ -118,11 +115,11 @@ class WorkerState:
 
     Attributes:
         is_stop_sent: Whether its process was told to end.
+        killed_at: When its process was killed; infinite for not at all.
         is_blamed: Whether, if it ends, the request is to blame that it was at.
         blamed: That request, if it was killed for it.
         start_error: What it said when it could not start.
         short_since: Since when the system has had no room for its process; None while it has.
-        phases_done: Phases of its start that are over.
         served_now: Requests it answered with the process that it has.
         checks: When a check of its golden samples is overdue, and what was wrong; the oldest first.
     """
@@ -132,7 +129,7 @@ class WorkerState:
     figures: WorkerStats
     process: WorkerProcess | None = None
     is_stop_sent: bool = False
-    is_killed: bool = False
+    killed_at: float = math.inf
     is_blamed: bool = True
     blamed: int | None = None
     reason: PipelineError | None = None
@@ -144,7 +141,6 @@ class WorkerState:
     short_since: float | None = None
     served: int = 0
     served_now: int = 0
-    phases_done: int = 0
     refusals: int = 0
     starts: int = 0
     deaths_in_a_row: int = 0
@@ -168,6 +164,11 @@ class WorkerState:
         return self.figures.models
 
     @property
+    def is_killed(self) -> bool:
+        """Whether its process was killed, and so is about to end."""
+        return self.killed_at < math.inf
+
+    @property
     def state(self) -> WorkerStatus:
         """What it is doing."""
         return self.figures.state
@@ -179,18 +180,11 @@ class WorkerState:
     def begin(self, now: float, process: WorkerProcess) -> None:
         """Notes that it has a process, whose start began at `now`."""
         self.process, self.started_at, self.ready_at = process, now, None
-        self.output, self.served_now, self.phases_done = OutputTail(), 0, 0
-        self.is_stop_sent, self.is_killed, self.is_blamed = False, False, True
+        self.output, self.served_now = OutputTail(), 0
+        self.is_stop_sent, self.killed_at, self.is_blamed = False, math.inf, True
         self.reason = self.start_error = self.short_since = self.blamed = None
         self.change("starting", pid=process.pid, phases_s={}, restarts=self.starts)
         self.starts += 1
-
-    def end_phase(self, phase: str) -> None:
-        """Notes that a phase of its start is over; raises PoolError if that was not its next one."""
-        phases = ("import", *(model.name for model in self.job.models))
-        if self.phases_done >= len(phases) or phase != phases[self.phases_done]:
-            raise PoolError(f"unexpected phase of the start of {self.name}\n  got {phase[:80]!r}")
-        self.phases_done += 1
 
     def become_ready(self, now: float, **figures: Any) -> None:
         """Notes that it takes requests, and what it said of itself."""
@@ -218,15 +212,16 @@ class WorkerState:
         self.start_again_at = now + min(max(short_s, _FIRST_PAUSE_S), _MAX_PAUSE_S)
         self.change("failed" if short_s >= timeout_s else "waiting", pid=None)
 
-    def describe_end(self, pid: int, exit_code: int) -> PipelineError:
-        """Returns why its process ended, as requests and observers get it."""
+    def describe_end(self, pid: int, exit_code: int | None) -> PipelineError:
+        """Returns why its process ended, as requests and observers get it; None for one that does not end."""
         if self.start_error is not None:
             return self.start_error
         lines = self.output.lines
+        end = "was killed and does not end" if exit_code is None else describe_exit(exit_code)
         output = "".join(f"\n    {line}" for line in lines)
         reason = "" if self.reason is None else f": {self.reason.message}"
         error = WorkerDiedError(
-            f"{self.name} died{reason}\n  pid {pid}, {describe_exit(exit_code)}{output}",
+            f"{self.name} died{reason}\n  pid {pid}, {end}{output}",
             hint=None if self.reason is None else self.reason.hint,
         )
         error.pid, error.returncode, error.stderr = pid, exit_code, lines
