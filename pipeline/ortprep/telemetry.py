@@ -29,8 +29,9 @@ def disable_telemetry() -> None:
     if TELEMETRY_VARIABLE in os.environ:
         return
     os.environ[TELEMETRY_VARIABLE] = TELEMETRY_OFF
-    version = str(getattr(sys.modules.get("onnxruntime"), "__version__", ""))
+    version = _loaded_version()
     if _sends_telemetry(version):
+        _TOO_LATE.append(version)
         import warnings  # which ONNX Runtime has loaded; `logging` would cost 10 ms and more
 
         warnings.warn(
@@ -40,6 +41,24 @@ def disable_telemetry() -> None:
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+_TOO_LATE: list[str] = []
+"""The version of ONNX Runtime that was loaded before its telemetry could be turned off here."""
+
+
+def has_telemetry_thread() -> bool:
+    """Says whether the ONNX Runtime of this process may have a thread that sends usage data.
+
+    A forked child does not have that thread, and hangs at its exit, where the library waits for it (tried
+    with 1.31.1).
+    """
+    is_off = is_telemetry_off(os.environ.get(TELEMETRY_VARIABLE, "")) and not _TOO_LATE
+    return not is_off and _sends_telemetry(_loaded_version())
+
+
+def _loaded_version() -> str:
+    return str(getattr(sys.modules.get("onnxruntime"), "__version__", ""))
 
 
 def _sends_telemetry(version: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -111,7 +112,7 @@ for _ in range(3):
 assert session.get_session_options().intra_op_num_threads == 1
 """,
     )
-    assert log.count("lost at a fork; creating a session") == 3
+    assert log.count("cannot run after this fork; creating a session") == 3
 
 
 def test_a_child_of_a_parent_that_is_running_makes_its_own(bundle: Path) -> None:
@@ -139,9 +140,9 @@ def in_a_run():
     assert same(session)
     assert id(session._sess) != native
 
-session._ortprep_inherited.running.add(-1)  # as if a thread were in a run
+session._ortprep_forks.running.add(-1)  # as if a thread were in a run
 in_child(in_a_run)
-session._ortprep_inherited.running.discard(-1)
+session._ortprep_forks.running.discard(-1)
 in_child(lambda: sys.exit("wrong") if not same(session) or id(session._sess) != native else None)
 """,
     )
@@ -203,7 +204,7 @@ expected = session.run(None, x)[0]
 (bucket,) = [one for one in buckets._sessions.values() if one._session is not None]
 bucket._creating.acquire()  # as a thread of the parent that creates it
 bucket._session, native = None, bucket._session
-session._ortprep_inherited.running.add(-1)
+session._ortprep_forks.running.add(-1)
 
 def check():
     assert same(session)
@@ -220,7 +221,7 @@ def test_other_options_of_the_application_hold_in_every_session(bundle: Path) ->
         """
 session = load_before_fork(sys.argv[1], threads_after=2, session_options={"enable_mem_pattern": False})
 expected = session.run(None, x)[0]
-session._ortprep_inherited.running.add(-1)
+session._ortprep_forks.running.add(-1)
 
 def check():
     assert same(session) and session.get_session_options().enable_mem_pattern is False
@@ -230,3 +231,21 @@ def check():
 in_child(check)
 """,
     )
+
+
+def test_the_thread_of_the_telemetry_is_refused(bundle: Path) -> None:
+    script = """
+import onnxruntime, sys, types, warnings
+from ortprep.errors import LoadError
+from ortprep.runtime import load_before_fork
+warnings.simplefilter("ignore")
+onnxruntime.__version__ = "1.31.1"  # one that sends
+try:
+    load_before_fork(sys.argv[1])
+except LoadError as error:
+    assert "ORT_DISABLE_TELEMETRY=1 before onnxruntime is imported" in str(error)
+else:
+    sys.exit("expected an error")
+"""
+    environment = {**os.environ, "ORT_DISABLE_TELEMETRY": "0"}
+    subprocess.run([sys.executable, "-c", script, str(bundle)], env=environment, timeout=300, check=True)

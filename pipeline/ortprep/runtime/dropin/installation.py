@@ -7,13 +7,13 @@ from typing import Any
 
 from ortprep.quoting import terminal_handler
 from ortprep.runtime.dropin.import_hook import call_after_import
-from ortprep.runtime.dropin.launch import VERBOSE_VARIABLE
+from ortprep.runtime.dropin.launch import FORK_VARIABLE, VERBOSE_VARIABLE
 from ortprep.runtime.loading.opened_bundle import log_line
 from ortprep.runtime.loading.session import PLAIN_CLASS
 from ortprep.telemetry import disable_telemetry
 
 
-def install() -> None:
+def install(*, fork: bool = False) -> None:
     """Makes this process create its sessions from bundles of the same models, where there are any.
 
     Every `onnxruntime.InferenceSession(…)` then does what `ortprep.session(…)` does. ONNX Runtime need not be
@@ -22,8 +22,14 @@ def install() -> None:
 
     ONNX Runtime's telemetry is turned off, unless `ORT_DISABLE_TELEMETRY` is set or ONNX Runtime is imported
     already; then one `RuntimeWarning` says so.
+
+    Args:
+        fork: Whether sessions of bundles have one thread, so that processes that are forked afterwards can
+            run them (`load_before_fork`). `ORTPREP_FORK=1` does the same; this call sets it.
     """
     disable_telemetry()
+    if fork:
+        os.environ[FORK_VARIABLE] = "1"
     call_after_import("onnxruntime", install_in)
 
 

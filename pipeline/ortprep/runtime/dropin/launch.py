@@ -24,6 +24,9 @@ SIGNATURE_VARIABLE = "ORTPREP_REQUIRE_SIGNATURE"
 VERBOSE_VARIABLE = "ORTPREP_VERBOSE"
 """If it is not empty, each session is one line on stderr: its bundle, or why it has none."""
 
+FORK_VARIABLE = "ORTPREP_FORK"
+"""If it is not empty, sessions have one thread, and processes that are forked afterwards can run them."""
+
 DEFAULT_BUNDLES = "artifacts"
 
 _INSTALLER = "ortprep.runtime.dropin.installation:install_in"

@@ -1,6 +1,7 @@
 """`session`: an `onnxruntime.InferenceSession`, of a bundle if there is one of the same model.
 
-`ORTPREP_BUNDLES` says where bundles are, `ORTPREP_REQUIRE_SIGNATURE` which key they have to be signed with.
+`ORTPREP_BUNDLES` says where bundles are, `ORTPREP_REQUIRE_SIGNATURE` which key they have to be signed with,
+and `ORTPREP_FORK` that forks inherit the sessions.
 An application gets all that it requests: what a bundle cannot give makes a plain session.
 """
 
@@ -12,7 +13,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ortprep.runtime.dropin.import_hook import call_after_import
-from ortprep.runtime.dropin.launch import BUNDLES_VARIABLE, SIGNATURE_VARIABLE
+from ortprep.runtime.dropin.launch import BUNDLES_VARIABLE, FORK_VARIABLE, SIGNATURE_VARIABLE
 from ortprep.runtime.dropin.session_request import (
     SessionRequest,
     choose_placement,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     import onnxruntime
 
+    from ortprep.bundle.session_record import SessionPlan
     from ortprep.errors import PipelineError
 
 disable_telemetry()  # an application imports ONNX Runtime before its first session
@@ -99,7 +101,8 @@ def bundle_session_class() -> Any:
         request = SessionRequest(path_or_bytes, sess_options, providers, provider_options, kwargs)
         reason = _open_bundle(self, request)
         if reason is not None:
-            log_line("info", "plain session of %s: %s", _name(request), reason)
+            level = "warning" if os.environ.get(FORK_VARIABLE) else "info"  # a fork cannot run it
+            log_line(level, "plain session of %s: %s", _name(request), reason)
             plain.__init__(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
 
     def is_subclass(cls: type, other: type) -> Any:
@@ -186,6 +189,8 @@ def _try_bundles(
         threads=find_threads(),
         require_signature=os.environ.get(SIGNATURE_VARIABLE) or None,
     )
+    if is_for_forks := _is_for_forks(request, placement.target):
+        options = _prepare_for_forks(options)
     reason = None
     for bundle in bundles:
         try:
@@ -198,10 +203,37 @@ def _try_bundles(
             reason = _explain(error, bundle)
         else:
             _restore_request(instance, request)
+            if is_for_forks:
+                from ortprep.runtime.loading.forking import serve_forks
+
+                serve_forks(opened)
             place = _name(request), bundle.folder
             log_line(*describe_selection(opened.resolved, "session of %s: %s,", *place))
             return None
     return reason
+
+
+def _is_for_forks(request: SessionRequest, target: str) -> bool:
+    """Returns whether forks are to inherit a session, and can; a warning says why they cannot."""
+    if not os.environ.get(FORK_VARIABLE):
+        return False
+    from ortprep.runtime.loading.forking import find_fork_obstacle
+
+    asked = find_fork_obstacle(request.options) if target == "cpu" else "a GPU"
+    if asked is not None:
+        log_line("warning", "no fork can run the session of %s: it asks for %s", _name(request), asked)
+    return asked is None
+
+
+def _prepare_for_forks(options: LoadOptions) -> LoadOptions:
+    from ortprep.runtime.loading.forking import with_one_thread
+
+    place = options.adapt
+
+    def adapt(plan: SessionPlan) -> SessionPlan:
+        return with_one_thread(plan if place is None else place(plan))
+
+    return options.replace(adapt=adapt, phases="steady", may_spin=False, threads=None)
 
 
 def _explain(error: PipelineError, bundle: IndexedBundle) -> str:

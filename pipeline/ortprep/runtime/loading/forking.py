@@ -20,8 +20,9 @@ from ortprep.runtime.loading.buckets import BUCKETS
 from ortprep.runtime.loading.bundle_loader import find_folder, open_folder
 from ortprep.runtime.loading.load_options import Deadline, LoadOptions, check_choice, check_number
 from ortprep.runtime.loading.opened_bundle import OpenedBundle, log_line, make_session
-from ortprep.runtime.loading.phases import STEADY, SteadyBuild, may_swap, serve_steady
-from ortprep.runtime.loading.session import described_as
+from ortprep.runtime.loading.phases import STEADY, SteadyBuild, exchange_native, may_swap, serve_steady
+from ortprep.runtime.loading.session import described_as, import_onnxruntime
+from ortprep.telemetry import TELEMETRY_OFF, TELEMETRY_VARIABLE, has_telemetry_thread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 _THREADS = ("intra_op_num_threads", "inter_op_num_threads", "execution_mode", "use_per_session_threads")
 
-_FOLLOWED = ("run", "run_with_ort_values", "run_with_ortvaluevector", "run_with_iobinding", "io_binding")
+_COUNTED = ("run", "run_with_ort_values", "run_with_ortvaluevector", "run_with_iobinding", "io_binding")
 """Methods that need a native session that works here."""
 
 
@@ -66,13 +67,24 @@ def load_before_fork(
         session_options: As for `load`, as values and without numbers of threads.
 
     Raises:
-        LoadError: The options ask for threads; else as `load`.
+        LoadError: The options ask for threads, or ONNX Runtime was imported with its usage data on, which is
+            a thread; else as `load`.
         PipelineError: As `load`.
     """
     check_choice("digests", digests, ("changed", "full", "off"))
     check_choice("check", check, ("none", "golden"))
     check_number("timeout_s", timeout_s, example=30)
     own = _check_options(session_options, threads_after)
+    import_onnxruntime()
+    if has_telemetry_thread():
+        from ortprep.errors import LoadError
+
+        raise LoadError(
+            f"a fork cannot inherit the thread with which ONNX Runtime sends usage data: {bundle}\n"
+            f"  expected {TELEMETRY_VARIABLE}={TELEMETRY_OFF} before onnxruntime is imported, since children"
+            " would hang at their exit",
+            hint=f"export {TELEMETRY_VARIABLE}={TELEMETRY_OFF}",
+        )
     folder = find_folder(bundle, require_signature)
     options = LoadOptions(
         "cpu",
@@ -82,14 +94,24 @@ def load_before_fork(
         precision,
         deadline=Deadline(timeout_s, subject=folder),
         session_options=own,
-        adapt=functools.partial(_with_threads, threads=1),
+        adapt=with_one_thread,
         require_signature=require_signature,
         buckets=True,
         may_spin=False,
     )
     opened = open_folder(folder, options)
-    _Inherited(opened, threads_after).serve(opened.session)
+    serve_forks(opened, threads_after)
     return opened.session
+
+
+def serve_forks(opened: OpenedBundle, threads_after: int | None = None) -> None:
+    """Has the session of an opened bundle, which has one thread, run in this process and in every child.
+
+    Args:
+        opened: The bundle, opened in one phase `with_one_thread`.
+        threads_after: As for `load_before_fork`.
+    """
+    _ForkState(opened, threads_after).serve(opened.session)
 
 
 def _check_options(own: Any, threads_after: Any) -> dict[str, str | int | bool] | None:
@@ -120,8 +142,28 @@ def _with_threads(plan: SessionPlan, *, threads: int) -> SessionPlan:
     return plan._replace(session_options=plan.session_options._replace(attributes=attributes))
 
 
-class _Inherited:
-    """What a forkable session knows of itself, in the parent and in its children.
+with_one_thread: Callable[[SessionPlan], SessionPlan] = functools.partial(_with_threads, threads=1)
+"""Returns a plan whose session a fork may inherit."""
+
+
+def find_fork_obstacle(own: Any) -> str | None:
+    """Returns what keeps forks from inheriting a session on a CPU: an option, or ONNX Runtime's telemetry.
+
+    Args:
+        own: An `onnxruntime.SessionOptions`; None for ONNX Runtime's defaults.
+    """
+    if has_telemetry_thread():
+        return "usage data to be sent"
+    if own is None:
+        return None
+    defaults = type(own)()
+    alike = {name: {getattr(defaults, name, None)} for name in _THREADS}
+    alike["intra_op_num_threads"].add(1)
+    return next((name for name in _THREADS if getattr(own, name, None) not in alike[name]), None)
+
+
+class _ForkState:
+    """Whether the native session of a forkable session works in this process, the parent or a child.
 
     Args:
         opened: The bundle with its session, which is not kept alive.
@@ -130,10 +172,11 @@ class _Inherited:
 
     def __init__(self, opened: OpenedBundle, threads_after: int | None) -> None:
         self.running: set[int] = set()
-        self.is_lost = False
-        """Whether the native session is of no use here: it was running, or has threads, in the parent."""
+        """Threads of this process that are in a run."""
+        self.is_unusable = False
+        """Whether the native session cannot run here: it was running, or has threads, in the parent."""
         self.has_threads = False
-        self.renewing = _thread.allocate_lock()
+        self.replacing = _thread.allocate_lock()
         self.parent = os.getpid()
         self._resolved, self._options = opened.resolved, opened.later_options()
         self._adapt_after = None
@@ -142,8 +185,8 @@ class _Inherited:
         self._name = f"variant {opened.resolved.name} of {opened.resolved.root}"
 
     def serve(self, session: Any) -> None:
-        """Makes a session one of a subclass, whose runs are followed."""
-        session._ortprep_inherited = self
+        """Makes a session one of a subclass, which keeps count of its runs."""
+        session._ortprep_forks = self
         plain: Any = type(session)
         session.__class__ = _forkable_class(plain)
         if self._adapt_after is not None and may_swap():
@@ -160,58 +203,58 @@ class _Inherited:
 
         return _ChildBuild(session, build, self._name, self)
 
-    def forked(self, session: Any) -> None:
-        """Takes note, in a child, of what the parent was doing."""
-        self.renewing = _thread.allocate_lock()
-        is_lost = self.has_threads or bool(self.running - {_thread.get_ident()})
+    def enter_child(self, session: Any) -> None:
+        """Decides, in a child, whether the native session can run: not if it was running in the parent."""
+        self.replacing = _thread.allocate_lock()
+        is_unusable = self.has_threads or bool(self.running - {_thread.get_ident()})
         self.running.clear()
-        if is_lost and not self.is_lost:
+        if is_unusable and not self.is_unusable:
             # Never freed: ONNX Runtime would wait for threads that stayed in the parent.
-            _keep_for_ever(session._sess)
+            _never_free(session._sess)
             buckets = getattr(session, BUCKETS, None)
             if buckets is not None:
-                _keep_for_ever(buckets)
+                _never_free(buckets)
                 setattr(session, BUCKETS, buckets.fresh())
-        self.is_lost = self.is_lost or is_lost
+        self.is_unusable = self.is_unusable or is_unusable
         steady: SteadyBuild | None = getattr(session, STEADY, None)
         if steady is not None and steady.is_left_behind():
             serve_steady(session, self._new_build(session))
 
-    def renew(self, session: Any) -> None:
-        """Creates the session anew where the inherited one is lost."""
-        with self.renewing:
-            if self.is_lost:
-                log_line("warning", "%s: lost at a fork; creating a session", self._name)
+    def replace(self, session: Any) -> None:
+        """Creates a native session for this process, unless another thread just did."""
+        with self.replacing:
+            if self.is_unusable:
+                log_line("warning", "%s: cannot run after this fork; creating a session", self._name)
                 _, made = make_session(self._resolved, self._options)
-                vars(session).update(vars(made))
-                self.is_lost = self.has_threads = False
+                exchange_native(session, made)
+                self.is_unusable = self.has_threads = False
 
 
 class _ChildBuild(SteadyBuild):
     """The build of a child's own session: nothing in the process that loaded, which is to have no thread."""
 
     def __init__(
-        self, session: Any, build: Callable[[Cancellation], Any], name: str, inherited: _Inherited
+        self, session: Any, build: Callable[[Cancellation], Any], name: str, state: _ForkState
     ) -> None:
         super().__init__(session, build, name)
-        self._inherited = inherited
+        self._state = state
 
     def start(self) -> None:
         """Does as `SteadyBuild.start`, in a child."""
-        if os.getpid() != self._inherited.parent:
+        if os.getpid() != self._state.parent:
             super().start()
 
     def wait(self, timeout_s: float | None) -> bool:
         """Does as `SteadyBuild.wait`, in a child; the parent has nothing to wait for."""
-        return os.getpid() == self._inherited.parent or super().wait(timeout_s)
+        return os.getpid() == self._state.parent or super().wait(timeout_s)
 
     def _exchange(self, steady: Any) -> None:
-        with self._inherited.renewing:
+        with self._state.replacing:
             super()._exchange(steady)
-            self._inherited.is_lost, self._inherited.has_threads = False, True
+            self._state.is_unusable, self._state.has_threads = False, True
 
 
-def _keep_for_ever(value: object) -> None:
+def _never_free(value: object) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
 
@@ -220,7 +263,7 @@ _SESSIONS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for session in tuple(_SESSIONS):
-        session._ortprep_inherited.forked(session)
+        session._ortprep_forks.enter_child(session)
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -228,22 +271,22 @@ os.register_at_fork(after_in_child=_after_fork)
 
 @functools.cache
 def _forkable_class(plain: Any) -> type:
-    """Returns the subclass of a session's class whose instances know who runs them."""
-    methods = {name: _followed(getattr(plain, name)) for name in _FOLLOWED if hasattr(plain, name)}
+    """Returns the subclass of a session's class whose instances keep count of their runs."""
+    methods = {name: _counted(getattr(plain, name)) for name in _COUNTED if hasattr(plain, name)}
     return described_as(plain, type(plain)(plain.__name__, (plain,), methods))
 
 
-def _followed(method: Callable[..., Any]) -> Callable[..., Any]:
+def _counted(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        inherited: _Inherited = self._ortprep_inherited
-        if inherited.is_lost:
-            inherited.renew(self)
+        state: _ForkState = self._ortprep_forks
+        if state.is_unusable:
+            state.replace(self)
         thread = _thread.get_ident()
-        inherited.running.add(thread)
+        state.running.add(thread)
         try:
             return method(self, *args, **kwargs)
         finally:
-            inherited.running.discard(thread)
+            state.running.discard(thread)
 
     return run

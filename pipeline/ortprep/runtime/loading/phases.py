@@ -122,6 +122,12 @@ def serve_steady(session: Any, steady: SteadyBuild) -> None:
     weakref.finalize(session, steady.stop).atexit = False
 
 
+def exchange_native(session: Any, other: Any) -> None:
+    """Puts the native session of another session, and what describes it, into a session."""
+    described = {name: value for name, value in vars(other).items() if name not in _OF_THE_CALLER}
+    vars(session).update(described)
+
+
 def _beside_runs(adapt: Callable[[SessionPlan], SessionPlan] | None) -> Callable[[SessionPlan], SessionPlan]:
     """Returns what adapts a plan so that one thread packs its weights, beside runs."""
 
@@ -267,8 +273,7 @@ class SteadyBuild:
     def _exchange(self, steady: Any) -> None:
         session = self._session()
         if session is not None and not self._stopped:
-            described = {name: value for name, value in vars(steady).items() if name not in _OF_THE_CALLER}
-            vars(session).update(described)
+            exchange_native(session, steady)
 
     def _refuse(self, error: Exception) -> None:
         from ortprep.errors import LoadError
