@@ -13,13 +13,8 @@ from doit import get_var
 
 from ortprep.build.build_plan import plan_builds
 from ortprep.build.doit_tasks import build_doit_tasks, doit_config, spec_errors_as_doit_errors
-from ortprep.cli.console import (
-    BuildObserver,
-    exit_when_interrupted,
-    start_logging,
-    start_streams,
-    write_line,
-)
+from ortprep.cli.console import exit_when_interrupted, start_logging, start_streams, write_line
+from ortprep.cli.progress import BuildObserver
 from ortprep.telemetry import disable_telemetry
 
 disable_telemetry()

@@ -27,7 +27,7 @@ _CHILD = """
 import json, sys, time
 started = time.perf_counter()
 from pathlib import Path
-from ortprep.cli.console import BuildObserver
+from ortprep.cli.progress import BuildObserver
 from ortprep.build.runner import BuildRequest, build_here
 wanted = json.loads(sys.argv[1])
 order = BuildRequest(configs=Path(wanted["configs"]), artifacts=Path(wanted["artifacts"]))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ortprep.adopt.observation import MAX_MODELS
-from ortprep.bundle.codec import encode
-from ortprep.cli.command import CONFIGS, AsJson, check_writable, command
-from ortprep.cli.console import echo, write_json, write_table
+from ortprep.cli.command import CONFIGS, AsJson, Output, check_writable, command
+from ortprep.cli.console import Block, Talk, echo
 from ortprep.errors import SpecError
 from ortprep.quoting import quoted
 from ortprep.tables import Table, fill_table
@@ -29,7 +28,7 @@ def adopt(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the specs.")] = CONFIGS,
     force: Annotated[bool, typer.Option("--force", help="Replace existing specs.")] = False,
     json: AsJson = False,
-) -> None:
+) -> Output:
     """Run `ortprep adopt -- python app.py` once to get a spec for each model that the program loads."""
     if not program:
         raise typer.BadParameter("expected a program, as in: ortprep adopt -- python app.py")
@@ -50,12 +49,8 @@ def adopt(
             raise
         models = adopt_models(processes, records, out, force=force, say=echo)
     _warn(processes)
-    if json:
-        write_json([encode(model) for model in models])
-    else:
-        _report(models, out)
-    if code or any(model.problem for model in models):
-        raise typer.Exit(code or SpecError.exit_code)
+    failed = SpecError.exit_code if any(model.problem for model in models) else 0
+    return Output(models, _report(models, out), exit_code=code or failed)
 
 
 def _warn(processes: Sequence[ProcessRecord]) -> None:
@@ -71,18 +66,19 @@ def _warn(processes: Sequence[ProcessRecord]) -> None:
         echo(f"sessions not recorded, since a process had more than {MAX_MODELS} models: {lost}")
 
 
-def _report(models: Sequence[AdoptedModel], out: Path) -> None:
-    write_table(_build_table(models))
+def _report(models: Sequence[AdoptedModel], out: Path) -> Iterator[Block]:
+    """Yields a table of the models, what was not taken of them, and the next command."""
+    yield _build_table(models)
     for model in models:
         for line in (model.problem, *(f"not kept: {option}" for option in model.left_out)):
             if line:
-                echo(f"{model.name or model.model}: {line}")
+                yield Talk(f"{model.name or model.model}: {line}")
     new = [model.name for model in models if model.name is not None and model.is_new]
     unchanged = [model.name for model in models if model.name is not None and not model.is_new]
     if unchanged:
-        echo(f"left as they are: {', '.join(unchanged)}   (--force replaces them)")
+        yield Talk(f"left as they are: {', '.join(unchanged)}   (--force replaces them)")
     if new:
-        echo(f"next: {quoted('ortprep', 'prepare', *new, '--configs', out)}")
+        yield Talk(f"next: {quoted('ortprep', 'prepare', *new, '--configs', out)}")
 
 
 def _build_table(models: Sequence[AdoptedModel]) -> Table:

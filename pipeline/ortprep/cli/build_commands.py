@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ortprep.bundle.codec import encode
 from ortprep.cli.command import (
     ARTIFACTS,
     CONFIGS,
@@ -18,13 +17,15 @@ from ortprep.cli.command import (
     AsJson,
     Configs,
     Names,
+    Output,
     SkipUnavailable,
     Target,
     command,
     exit_code_of,
 )
-from ortprep.cli.console import BuildObserver, write_json, write_line, write_table, write_text
+from ortprep.cli.console import Block, Prose, write_json
 from ortprep.cli.init_command import names_of_specs
+from ortprep.cli.progress import BuildObserver
 from ortprep.errors import SpecError
 from ortprep.tables import count_of
 
@@ -171,16 +172,13 @@ def _find_store(store: str | None) -> str:
 
 
 @command
-def node_labels(json: AsJson = False) -> None:
+def node_labels(json: AsJson = False) -> Output:
     """Print this machine's hardware as Ray node labels: `ray start --labels "$(ortprep node-labels)"`."""
     from ortprep.cluster.nodes import describe_hardware
     from ortprep.runtime.machine.hardware import read_hardware
 
     labels = describe_hardware(read_hardware())
-    if json:
-        write_json(labels)
-    else:
-        write_line(",".join(f"{key}={value}" for key, value in labels.items()))
+    return Output(labels, [",".join(f"{key}={value}" for key, value in labels.items())])
 
 
 @command
@@ -191,7 +189,7 @@ def explain(
     target: Target = None,
     skip_unavailable: SkipUnavailable = False,
     json: AsJson = False,
-) -> None:
+) -> Output:
     """Say what `prepare` would do, and why."""
     from ortprep.build.build_plan import plan_builds
     from ortprep.build.explanation import explain_tasks, format_explanations
@@ -201,13 +199,8 @@ def explain(
         configs, artifacts, names=names or (), only=target, skip_unavailable=skip_unavailable
     )
     explanations = [item for tasks in builds for item in explain_tasks(tasks, cache=DigestCache())]
-    if json:
-        write_json(
-            [{"model": e.model, "task": str(e.task), "reasons": list(e.reasons)} for e in explanations]
-        )
-    else:
-        for line in format_explanations(explanations):
-            write_line(line)
+    data = [{"model": e.model, "task": str(e.task), "reasons": e.reasons} for e in explanations]
+    return Output(data, format_explanations(explanations))
 
 
 @command
@@ -218,7 +211,7 @@ def tune(
     target: Target = None,
     skip_unavailable: SkipUnavailable = False,
     json: AsJson = False,
-) -> None:
+) -> Output:
     """Search for the best way to store, load and run models, and show every trial."""
     from ortprep.build.build_plan import plan_builds
     from ortprep.build.runner import run_builds, with_requirements
@@ -237,16 +230,14 @@ def tune(
     if errors:
         raise typer.Exit(exit_code_of(errors))
     searches = read_searches(tasks)
-    if json:
-        write_json({name: encode(record) for name, record in searches.items()})
-        return
-    for name, record in searches.items():
-        runs = count_of(record.runs_per_load, "run")
-        write_table(
-            build_trials_table(record, f"{name}, cost at {runs} per load, relative to default ONNX Runtime")
-        )
-        for line in describe_search(record):
-            write_text(line)
+
+    def blocks() -> Iterator[Block]:
+        for name, record in searches.items():
+            cost = f"cost at {count_of(record.runs_per_load, 'run')} per load"
+            yield build_trials_table(record, f"{name}, {cost}, relative to default ONNX Runtime")
+            yield from map(Prose, describe_search(record))
+
+    return Output(searches, blocks())
 
 
 @command

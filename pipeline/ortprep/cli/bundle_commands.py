@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ortprep.bundle.codec import encode
 from ortprep.bundle.loader_config import read_loader_config
 from ortprep.bundle.manifest import read_manifest
 from ortprep.bundle.verification import check_bundle
 from ortprep.children.variant_check import check_variants
-from ortprep.cli.command import ARTIFACTS, Artifacts, AsJson, Bundle, command, find_bundle
-from ortprep.cli.console import echo, write_json, write_line, write_table, write_text
+from ortprep.cli.command import ARTIFACTS, Artifacts, AsJson, Bundle, Output, command, find_bundle
+from ortprep.cli.console import Block, Prose, echo, write_line
 from ortprep.cli.manifest_sources import read_compared
 from ortprep.cli.options_table import (
     OptionOwner,
@@ -40,25 +40,25 @@ def show(
     name: Bundle,
     artifacts: Artifacts = ARTIFACTS,
     json: AsJson = False,
-) -> None:
+) -> Output:
     """Show a bundle: its variants, accuracy, tuning and figures."""
     folder = find_bundle(name, artifacts)
     manifest = read_manifest(folder)
-    if json:
-        write_json(encode(manifest))
-        return
-    for line in (*describe_bundle(manifest), *describe_interface(read_loader_config(folder))):
-        write_text(line)
-    write_table(build_variants_table(manifest))
-    accuracy = build_accuracy_table(manifest)
-    if accuracy.rows:
-        write_table(accuracy)
-    for variant in manifest.variants:
-        for one in variant.measurements:
-            title = f"{manifest.name} on {variant.name}, {one.cache} cache, {one.shapes}"
-            write_table(build_plans_table(one, title))
-    for line in describe_figures(manifest):
-        write_text(line)
+
+    def blocks() -> Iterator[Block]:
+        interface = describe_interface(read_loader_config(folder))
+        yield from map(Prose, (*describe_bundle(manifest), *interface))
+        yield build_variants_table(manifest)
+        accuracy = build_accuracy_table(manifest)
+        if accuracy.rows:
+            yield accuracy
+        for variant in manifest.variants:
+            for one in variant.measurements:
+                title = f"{manifest.name} on {variant.name}, {one.cache} cache, {one.shapes}"
+                yield build_plans_table(one, title)
+        yield from map(Prose, describe_figures(manifest))
+
+    return Output(manifest, blocks())
 
 
 @command
@@ -85,7 +85,7 @@ def options(
         typer.Option(metavar="VERSION", help="Version of ONNX Runtime; by default the installed one."),
     ] = None,
     json: AsJson = False,
-) -> None:
+) -> Output:
     """List the options of ONNX Runtime: values, default, effect and first version."""
     version = onnxruntime or installed_onnxruntime() or NEWEST
     groups = list_options(version, provider, part=name)
@@ -93,11 +93,7 @@ def options(
         echo(remark)
     if not groups:
         echo(f"no option has {name!r} in its name")
-    if json:
-        write_json(encode_groups(version, groups))
-        return
-    for group in groups:
-        write_table(build_options_table(group, version))
+    return Output(encode_groups(version, groups), [build_options_table(group, version) for group in groups])
 
 
 @command

@@ -1,17 +1,19 @@
-"""What commands share: the Typer app, the border where errors become exit codes, and common arguments."""
+"""What commands share: the Typer app, common arguments, and where results and errors become output."""
 
 from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ParamSpec
+from typing import Annotated, Any, ParamSpec
 
 import typer
 
+from ortprep.bundle.codec import encode
 from ortprep.bundle.manifest import MANIFEST_FILE
-from ortprep.cli.console import INTERRUPTED, echo, echo_error
+from ortprep.cli.console import INTERRUPTED, Block, echo, echo_error, write_blocks, write_json
 from ortprep.errors import (
     DISK_ERRORS,
     BundleError,
@@ -66,18 +68,40 @@ CONFIGS = Path("configs")
 ARTIFACTS = Path("artifacts")
 
 
-def command(
-    function: Callable[P, None], *, group: typer.Typer = app, takes_program: bool = False
-) -> Callable[P, None]:
-    """Makes a function a command: what it raises becomes a message and an exit code.
+@dataclass(frozen=True)
+class Output:
+    """What a command has to show.
 
-    If it takes a program, options after the program's name are the program's own.
+    Attributes:
+        data: Records or JSON types, which `--json` writes.
+        blocks: Lines and tables for people; they are made when they are written.
+        error: Why the command failed although it has this to show; None if it did not.
+        exit_code: Exit code of a command that failed and has shown why; 0 if it did not.
+    """
+
+    data: Any
+    blocks: Iterable[Block] = ()
+    error: PipelineError | None = None
+    exit_code: int = 0
+
+
+def command(
+    function: Callable[P, Output | None], *, group: typer.Typer = app, takes_program: bool = False
+) -> Callable[P, None]:
+    """Makes a function a command: its result is written, and what it raises becomes an exit code.
+
+    Args:
+        function: Returns what is to be written; with a parameter `json` that is set, as JSON.
+        group: Where the command goes.
+        takes_program: Whether options after a program's name are the program's own.
     """
 
     @functools.wraps(function)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            function(*args, **kwargs)
+            output = function(*args, **kwargs)
+            if output is not None:
+                _write(output, as_json=bool(kwargs.get("json")))
         except PipelineError as error:
             echo_error(error)
             raise typer.Exit(error.exit_code) from None
@@ -101,6 +125,18 @@ def command(
     name = function.__name__.strip("_").replace("_", "-")
     settings = {"allow_interspersed_args": False} if takes_program else None
     return group.command(name=name, context_settings=settings)(guarded)
+
+
+def _write(output: Output, *, as_json: bool) -> None:
+    """Writes what a command returned; raises its error."""
+    if as_json:
+        write_json(encode(output.data))
+    else:
+        write_blocks(output.blocks)
+    if output.error is not None:
+        raise output.error
+    if output.exit_code:
+        raise typer.Exit(output.exit_code)
 
 
 def check_writable(folder: Path, *, hint: str) -> None:

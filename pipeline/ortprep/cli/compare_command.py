@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
 
-from ortprep.bundle.codec import encode
 from ortprep.bundle.digest import PREFIX, is_digest
 from ortprep.bundle.figures import Samples
-from ortprep.cli.command import ARTIFACTS, Artifacts, AsJson, command
-from ortprep.cli.console import echo, write_json, write_line, write_table
+from ortprep.cli.command import ARTIFACTS, Artifacts, AsJson, Output, command
+from ortprep.cli.console import Block, Talk
 from ortprep.cli.manifest_sources import read_compared
 from ortprep.cli.registry_commands import Registry
 from ortprep.cli.tables import LEGEND
@@ -68,37 +67,34 @@ def compare(
     registry: Registry = None,
     artifacts: Artifacts = ARTIFACTS,
     json: AsJson = False,
-) -> None:
+) -> Output:
     """Compare two versions of a bundle, and fail if anything became worse."""
     limits = parse_limits(fail_over or ())
     before = read_compared(old, artifacts=artifacts, registry=registry, if_published=if_published)
     after = read_compared(new, artifacts=artifacts, registry=registry)
     if not before:
-        echo(printable(f"nothing to compare with: {old} is not published yet", lines=False))
-        if json:
-            write_json(encode(Comparison(after[0].name, "ok", (), ())))
-        return
+        nothing = Talk(printable(f"nothing to compare with: {old} is not published yet", lines=False))
+        return Output(Comparison(after[0].name, "ok", (), ()), [nothing])
     comparison = compare_bundles(
         before, after, limits=limits, across_hardware=across_hardware, partial=partial
     )
     title = f"{old} → {new}"
-    if json:
-        write_json(encode(comparison))
-    else:
-        _write_tables(comparison, title=title)
-    _judge(comparison, title=title)
+    return Output(comparison, _blocks(comparison, title=title), _judge(comparison, title=title))
 
 
-def _write_tables(comparison: Comparison, *, title: str) -> None:
-    """Writes what changed of every variant, and what else did."""
+def _blocks(comparison: Comparison, *, title: str) -> Iterator[Block]:
+    """Yields what changed of every variant, what else did, and what there is to remark."""
     for variant in comparison.variants:
         name = f"{comparison.model} on {variant.new or variant.old or ''}"
         if variant.changes:
-            write_table(_build_changes_table(variant.changes, title=f"{name}, {title}"))
-        _write_differences((*variant.hardware, *variant.differences), title=name)
+            yield _build_changes_table(variant.changes, title=f"{name}, {title}")
+        yield from _difference_tables((*variant.hardware, *variant.differences), title=name)
     if any(variant.changes for variant in comparison.variants):
-        write_line(LEGEND)
-    _write_differences(comparison.differences, title=comparison.model)
+        yield LEGEND
+    yield from _difference_tables(comparison.differences, title=comparison.model)
+    for variant in comparison.variants:
+        for remark in variant.remarks:
+            yield Talk(printable(f"{variant.old or variant.new}: {remark}", lines=False))
 
 
 def _build_changes_table(changes: Sequence[Change], *, title: str) -> Table:
@@ -121,34 +117,28 @@ def _build_changes_table(changes: Sequence[Change], *, title: str) -> Table:
     )
 
 
-def _write_differences(differences: Sequence[Difference], *, title: str) -> None:
+def _difference_tables(differences: Sequence[Difference], *, title: str) -> Iterator[Table]:
     columns = (
         ("what else changed", lambda one: _shorten(one.what)),
         ("old", lambda one: _shorten(one.old)),
         ("new", lambda one: _shorten(one.new)),
     )
     if differences:
-        write_table(fill_table(title, differences, columns))
+        yield fill_table(title, differences, columns)
 
 
-def _judge(comparison: Comparison, *, title: str) -> None:
-    """Says what there is to say.
-
-    Raises:
-        PipelineError: The new bundle may not take the old one's place.
-    """
-    failures = []
-    for variant in comparison.variants:
-        name = variant.old or variant.new
-        for remark in variant.remarks:
-            echo(printable(f"{name}: {remark}", lines=False))
-        failures += [printable(f"{name}: {failure}", lines=False) for failure in variant.failures]
+def _judge(comparison: Comparison, *, title: str) -> PipelineError | None:
+    """Returns why the new bundle may not take the old one's place; None if it may."""
     if comparison.outcome == "ok":
-        return
-    lines = "".join(f"\n  {failure}" for failure in failures)
+        return None
+    lines = "".join(
+        "\n  " + printable(f"{variant.old or variant.new}: {failure}", lines=False)
+        for variant in comparison.variants
+        for failure in variant.failures
+    )
     if comparison.outcome == "regression":
-        raise PipelineError(f"worse than before: {title}{lines}")
-    raise PipelineError(
+        return PipelineError(f"worse than before: {title}{lines}")
+    return PipelineError(
         f"cannot be compared: {title}{lines}",
         hint="prepare both on the same machine with the same inputs, or ortprep compare … --across-hardware",
     )

@@ -1,4 +1,4 @@
-"""What people see: data on stdout, talk on stderr, moving parts on a terminal only."""
+"""What people read: data on stdout, talk on stderr."""
 
 from __future__ import annotations
 
@@ -12,32 +12,18 @@ import shutil
 import signal
 import sys
 import textwrap
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO, TypeAlias
 
 from rich import box
 from rich.console import Console, JustifyMethod, OverflowMethod
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    SpinnerColumn,
-    TaskID,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-from rich.progress import Progress as RichProgress
 from rich.style import Style
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from ortprep.errors import PipelineError
 from ortprep.quoting import printable, terminal_handler
-from ortprep.registry.transfer import Progress
 from ortprep.tables import Table
 
 _STDOUT, _STDERR = 1, 2
@@ -59,16 +45,15 @@ def start_streams() -> None:
 
 def _end_streams() -> None:
     # Otherwise the interpreter does it, and exits with 120 where it cannot.
-    with _ignoring_broken_pipe():
+    with _ignoring(BrokenPipeError, _STDOUT):
         sys.stdout.flush()
-    with _ignoring_errors():
+    with _ignoring(OSError, _STDERR):
         sys.stderr.flush()
 
 
 def write_line(text: str) -> None:
     """Writes one line of data to stdout."""
-    with _ignoring_broken_pipe():
-        sys.stdout.write(printable(text, lines=False) + "\n")
+    _write(printable(text, lines=False) + "\n")
 
 
 def write_text(text: str) -> None:
@@ -79,25 +64,46 @@ def write_text(text: str) -> None:
     lines = textwrap.wrap(
         line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
-    with _ignoring_broken_pipe():
-        sys.stdout.write("\n".join(lines) + "\n")
+    _write("\n".join(lines) + "\n")
+
+
+class Prose(str):
+    """A line of text that is wrapped to the width of the terminal."""
+
+
+class Talk(str):
+    """Text for stderr."""
+
+
+Block: TypeAlias = Table | RichTable | Prose | Talk | str
+"""What is written for people: a table, or a line, which is written as it is unless its class says more."""
+
+
+def write_blocks(blocks: Iterable[Block]) -> None:
+    """Writes lines and tables."""
+    for block in blocks:
+        if isinstance(block, Talk):
+            echo(block)
+        elif isinstance(block, Prose):
+            write_text(block)
+        elif isinstance(block, str):
+            write_line(block)
+        else:
+            write_table(block)
 
 
 def write_json(data: Any) -> None:
     """Writes JSON to stdout, all of it in ASCII."""
     # DEL is the one control character that JSON leaves as it is.
-    text = json.dumps(data, indent=1).replace("\x7f", "\\u007f")
-    with _ignoring_broken_pipe():
-        sys.stdout.write(text + "\n")
+    _write(json.dumps(data, indent=1).replace("\x7f", "\\u007f") + "\n")
 
 
-def write_yaml(data: Any) -> None:
-    """Writes YAML to stdout, keys in the order they have."""
+def format_yaml(data: Any) -> str:
+    """Returns YAML in ASCII, keys in the order they have."""
     import yaml
 
-    text = yaml.safe_dump(data, sort_keys=False, allow_unicode=False)
-    with _ignoring_broken_pipe():
-        sys.stdout.write(text)
+    text: str = yaml.safe_dump(data, sort_keys=False, allow_unicode=False)
+    return text
 
 
 class _PlainConsole(Console):
@@ -114,10 +120,6 @@ class _PlainConsole(Console):
     ) -> Text:
         """Returns a string as it is, apart from what a terminal would take for orders."""
         return Text(printable(text, lines=False), style=style, justify=justify, overflow=overflow)
-
-    def on_broken_pipe(self) -> None:
-        """Goes on: rich itself ends the process when nobody reads what was written before a table."""
-        _redirect_to_null(_STDOUT)
 
 
 def build_table(table: Table) -> RichTable:
@@ -155,15 +157,21 @@ def write_table(table: Table | RichTable) -> None:
     console = _PlainConsole(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     with console.capture() as capture:
         console.print(build_table(table) if isinstance(table, Table) else table)
-    with _ignoring_broken_pipe():
-        sys.stdout.write(capture.get())
+    _write(capture.get())
 
 
-def echo(text: str) -> None:
-    """Writes talk to stderr."""
-    with _ignoring_errors():
-        sys.stderr.write(printable(text) + "\n")
-        sys.stderr.flush()
+def _write(text: str) -> None:
+    """Writes data; a reader that went away has what it wanted, as `head` has, and the rest goes nowhere."""
+    with _ignoring(BrokenPipeError, _STDOUT):
+        sys.stdout.write(text)
+
+
+def echo(text: str, stream: TextIO | None = None) -> None:
+    """Writes talk to stderr, or to what stderr was; that it cannot be written does not stop the work."""
+    with _ignoring(OSError, _STDERR):
+        stream = stream or sys.stderr
+        stream.write(printable(text) + "\n")
+        stream.flush()
 
 
 INTERRUPTED = "interrupted; what was finished is kept, what was not is done again by the next run"
@@ -203,155 +211,12 @@ def start_logging(level: str | None) -> None:
 
 
 @contextlib.contextmanager
-def _ignoring_broken_pipe() -> Iterator[None]:
-    """For data: a reader that went away has what it wanted, as `head` has; the rest goes nowhere."""
+def _ignoring(kind: type[OSError], descriptor: int) -> Iterator[None]:
+    """Ignores that a stream cannot be written; what Python still holds for it goes nowhere."""
     try:
         yield
-    except BrokenPipeError:
-        _redirect_to_null(_STDOUT)
-
-
-@contextlib.contextmanager
-def _ignoring_errors() -> Iterator[None]:
-    """For talk: that it cannot be written is no reason to stop the work, or to call it failed."""
-    try:
-        yield
-    except OSError:
-        _redirect_to_null(_STDERR)
-
-
-def _redirect_to_null(descriptor: int) -> None:
-    # What Python still holds for it is written at exit, and would fail again.
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, descriptor)
-    os.close(nowhere)
-
-
-class BuildObserver:
-    """Shows how a build goes: a line per finished task, and on a terminal what is running now.
-
-    A running task is shown with the time it has taken, how much of it is done and what is left.
-    """
-
-    def __init__(self) -> None:
-        # doit puts a writer of its own in the place of sys.stderr while a task runs, and rich would put one
-        # in the place of that: the stream is taken before, and rich is told to leave it alone.
-        self._stream = sys.stderr
-        self._pid = os.getpid()
-        self._started_s: dict[str, float] = {}
-        self._rows: dict[str, TaskID] = {}
-        self._current = 0
-        self._done = 0
-        self._failed = 0
-        self._skipped = 0
-        self._bar: RichProgress | None = None
-
-    def started(self, task: str) -> None:
-        """Shows a task as running."""
-        self._started_s[task] = time.monotonic()
-        if not self._stream.isatty() or not self._is_own_process():
-            return
-        if self._bar is None:
-            self._bar = RichProgress(
-                SpinnerColumn(),
-                TextColumn("{task.description}", markup=False),
-                TimeElapsedColumn(),
-                TaskProgressColumn(),
-                TimeRemainingColumn(),
-                console=Console(file=self._stream),
-                transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
-                speed_estimate_period=24 * 3600.0,
-            )
-            self._bar.start()
-        self._rows[task] = self._bar.add_task(printable(task, lines=False), total=None)
-
-    def said(self, task: str, line: str) -> None:
-        """Writes a line of a running task."""
-        self._line(f"  {task}: {line}")
-
-    def progressed(self, task: str, fraction: float) -> None:
-        """Takes how much of a running task is done, for what is shown of it."""
-        if self._bar is not None and task in self._rows and self._is_own_process():
-            self._bar.update(self._rows[task], total=1.0, completed=fraction)
-
-    def finished(self, task: str) -> None:
-        """Writes that a task is done."""
-        self._done += 1
-        now_s = time.monotonic()
-        self._line(f"done {task} ({now_s - self._started_s.get(task, now_s):.1f} s)")
-        self._remove(task)
-
-    def current(self, task: str) -> None:  # noqa: ARG002
-        """Counts a task that was up to date."""
-        self._current += 1
-
-    def failed(self, task: str, message: str) -> None:
-        """Writes why a task failed."""
-        self._failed += 1
-        self._line(f"FAILED {task}\nerror: {message}")
-        self._remove(task)
-
-    def skipped(self, task: str, message: str) -> None:  # noqa: ARG002
-        """Counts a task that was not tried, since one before it failed."""
-        self._skipped += 1
-
-    def ended(self) -> None:
-        """Writes the sum."""
-        for task in list(self._rows):
-            self._remove(task)
-        if self._done or self._current or self._failed:
-            failed = f", {self._failed} failed, {self._skipped} not tried" if self._failed else ""
-            self._line(f"{self._done} done, {self._current} up to date{failed}")
-
-    def _is_own_process(self) -> bool:
-        """Says whether this is the process that shows something; a fork of it has no thread that would."""
-        return os.getpid() == self._pid
-
-    def _line(self, text: str) -> None:
-        line = printable(text)
-        with _ignoring_errors():
-            if self._bar is not None and self._is_own_process():
-                self._bar.console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
-            else:
-                self._stream.write(line + "\n")
-                self._stream.flush()
-
-    def _remove(self, task: str) -> None:
-        row = self._rows.pop(task, None)
-        if self._bar is None or row is None or not self._is_own_process():
-            return
-        self._bar.remove_task(row)
-        if not self._rows:
-            self._bar.stop()
-            self._bar = None
-
-
-class TransferBar:
-    """Shows a transfer's progress, on a terminal only."""
-
-    def __init__(self) -> None:
-        self._stream = sys.stderr
-        self._bar: RichProgress | None = None
-        self._task: TaskID | None = None
-
-    def __enter__(self) -> TransferBar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def show(self, progress: Progress) -> None:
-        """Takes how far the transfer is."""
-        if not self._stream.isatty():
-            return
-        if self._bar is None:
-            description = TextColumn("{task.description}", markup=False)
-            columns = (description, BarColumn(), DownloadColumn(), TransferSpeedColumn())
-            self._bar = RichProgress(*columns, console=Console(file=self._stream), transient=True)
-            self._bar.start()
-            self._task = self._bar.add_task(printable(progress.what, lines=False), total=progress.total_bytes)
-        assert self._task is not None
-        self._bar.update(self._task, completed=progress.done_bytes, total=progress.total_bytes)
+    except kind:
+        # It is written at exit, and would fail again.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)

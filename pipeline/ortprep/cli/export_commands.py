@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ortprep.bundle.codec import encode
-from ortprep.cli.command import ARTIFACTS, Artifacts, AsJson, Precision, app, command, find_bundle
-from ortprep.cli.console import echo, write_json, write_line
+from ortprep.cli.command import ARTIFACTS, Artifacts, AsJson, Output, Precision, app, command, find_bundle
+from ortprep.cli.console import Block, Talk
 from ortprep.runtime.loading.load_options import check_choice
 from ortprep.runtime.loading.variant_selection import FASTEST, PRECISIONS
 from ortprep.runtime.machine.hardware import read_hardware
@@ -64,7 +65,7 @@ def triton(
         ),
     ] = 0,
     json: AsJson = False,
-) -> None:
+) -> Output:
     """Write a model repository of NVIDIA Triton, for its ONNX Runtime backend."""
     from ortprep.export.triton import export_triton
 
@@ -72,9 +73,7 @@ def triton(
         raise typer.BadParameter("expected one bundle with it", param_hint="--name")
     request = _request(variant, target, precision, onnxruntime, here=here, name=name)
     request = dataclasses.replace(request, instances=instances, max_batch_size=max_batch_size)
-    _write_exports(
-        export_triton([find_bundle(bundle, artifacts) for bundle in bundles], out, request), json=json
-    )
+    return _show(export_triton([find_bundle(bundle, artifacts) for bundle in bundles], out, request))
 
 
 @_subcommand
@@ -89,14 +88,12 @@ def ort_package(
     here: Here = False,
     name: Name = None,
     json: AsJson = False,
-) -> None:
+) -> Output:
     """Write an ONNX Runtime model package (1.32 or newer), with one component per bundle."""
     from ortprep.export.ort_package import export_package
 
     request = _request(variant, target, precision, onnxruntime, here=here, name=name)
-    _write_exports(
-        [export_package([find_bundle(bundle, artifacts) for bundle in bundles], out, request)], json=json
-    )
+    return _show([export_package([find_bundle(bundle, artifacts) for bundle in bundles], out, request)])
 
 
 def _request(
@@ -118,16 +115,12 @@ def _request(
     return ExportRequest(tuple(variants or ()), target, precision, onnxruntime, hardware, name)
 
 
-def _write_exports(exports: Sequence[ExportResult], *, json: bool) -> None:
+def _show(exports: Sequence[ExportResult]) -> Output:
+    """Returns what each export has, and which variants it passed over."""
     from ortprep.export.result import describe_model
 
-    if json:
-        write_json([encode(exported) | {"path": str(exported.path)} for exported in exports])
-        return
+    blocks: list[Block] = []
     for exported in exports:
-        for passed in exported.passed_over:
-            echo(f"passed over {passed}")
-        write_line(str(exported.path))
-        for model in exported.models:
-            for line in describe_model(model):
-                write_line(line)
+        blocks += [Talk(f"passed over {passed}") for passed in exported.passed_over]
+        blocks += [str(exported.path), *itertools.chain(*map(describe_model, exported.models))]
+    return Output([encode(exported) | {"path": str(exported.path)} for exported in exports], blocks)

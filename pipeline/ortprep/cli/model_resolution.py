@@ -12,7 +12,8 @@ from ortprep.bundle.onnx_inputs import read_inputs
 from ortprep.bundle.onnx_wire import WireError
 from ortprep.bundle.verification import compare_files
 from ortprep.cli.command import find_bundle, locate_bundle
-from ortprep.cli.console import BuildObserver, echo
+from ortprep.cli.console import echo
+from ortprep.cli.progress import BuildObserver
 from ortprep.doctor.doctor_model import DoctorModel
 from ortprep.doctor.sampling import examine_bundle, examine_source
 from ortprep.errors import SpecError

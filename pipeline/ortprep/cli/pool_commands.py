@@ -7,9 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ortprep.bundle.codec import encode
-from ortprep.cli.command import ARTIFACTS, Artifacts, AsJson, Bundle, Devices, Precision, command, find_bundle
-from ortprep.cli.console import echo, write_json, write_line, write_table, write_yaml
+from ortprep.cli.command import (
+    ARTIFACTS,
+    Artifacts,
+    AsJson,
+    Bundle,
+    Devices,
+    Output,
+    Precision,
+    command,
+    find_bundle,
+)
+from ortprep.cli.console import echo, format_yaml
 from ortprep.errors import PoolError
 from ortprep.runtime.loading.load_options import check_choice
 from ortprep.runtime.loading.variant_selection import FASTEST, PRECISIONS
@@ -27,7 +36,7 @@ def place(
     devices: Devices = None,
     precision: Precision = FASTEST,
     json: AsJson = False,
-) -> None:
+) -> Output:
     """Show which device a pool would give each of these bundles, and why."""
     from ortprep.cli.tables import build_placement_table
     from ortprep.runtime.placement.devices import resolve_devices
@@ -41,12 +50,8 @@ def place(
     check_choice("precision", precision, (FASTEST, *PRECISIONS))
     places = resolve_devices(devices or "all", read_hardware())
     loads, placement = place_bundles(paths, places, precision=precision)
-    if json:
-        write_json({"loads": encode(loads), "placement": encode(placement)})
-        return
-    write_table(build_placement_table(loads, placement))
-    for reason in placement.reasons:
-        write_line(reason)
+    table = build_placement_table(loads, placement)
+    return Output({"loads": loads, "placement": placement}, [table, *placement.reasons])
 
 
 @command
@@ -59,7 +64,7 @@ def serve_check(
     clients: Annotated[int, typer.Option(min=1, max=256, help="Threads that send them.")] = 4,
     precision: Precision = FASTEST,
     json: AsJson = False,
-) -> None:
+) -> Output:
     """Load a bundle on every device at once, send its golden samples, and check every answer."""
     from ortprep.cli.tables import build_workers_table, describe_load_test
     from ortprep.doctor.load_test import load_test_bundle
@@ -73,14 +78,11 @@ def serve_check(
         precision=precision,
         observer=lambda event: echo(f"{event.name}: {event.state}"),
     )
-    if json:
-        write_json({"drive": encode(result), "pool": encode(stats)})
-    else:
-        write_table(build_workers_table(stats))
-        for line in describe_load_test(result):
-            write_line(line)
-    if result.wrong or result.failed:
-        raise typer.Exit(1)
+    return Output(
+        {"drive": result, "pool": stats},
+        [build_workers_table(stats), *describe_load_test(result)],
+        exit_code=1 if result.wrong or result.failed else 0,
+    )
 
 
 @command
@@ -114,7 +116,7 @@ def serve_config(
     grpc_port: Annotated[int | None, typer.Option(min=1, max=65535, help="No gRPC by default.")] = None,
     precision: Precision = FASTEST,
     json: Annotated[bool, typer.Option("--json", help="Write JSON instead of YAML.")] = False,
-) -> None:
+) -> Output:
     """Print the config file with which `serve run` and `serve deploy` serve bundles."""
     from ortprep.cluster.serving.config import ServeConfig
     from ortprep.cluster.serving.serve_file import has_token, is_loopback, plan_serve_file
@@ -136,10 +138,7 @@ def serve_config(
         )
     figures = _read_figures(bundles, artifacts, config)
     file = plan_serve_file(figures, config, host=host, http_port=http_port, grpc_port=grpc_port)
-    if json:
-        write_json(file)
-    else:
-        write_yaml(file)
+    return Output(file, format_yaml(file).splitlines())
 
 
 def _read_figures(bundles: list[str], artifacts: Path, config: ServeConfig) -> list[BundleFigures]:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ortprep.bundle.codec import encode
-from ortprep.cli.command import ARTIFACTS, Artifacts, AsJson, Bundle, command, find_bundle
-from ortprep.cli.console import TransferBar, echo, write_json, write_line, write_table
+from ortprep.cli.command import ARTIFACTS, Artifacts, AsJson, Bundle, Output, command, find_bundle
+from ortprep.cli.console import Block, Talk, echo
+from ortprep.cli.progress import TransferBar
 from ortprep.errors import RegistryError
 from ortprep.spec.redaction import redact_url
 from ortprep.tables import Table, count_of, fill_table
@@ -20,6 +21,7 @@ from ortprep.tables import Table, count_of, fill_table
 if TYPE_CHECKING:
     from ortprep.registry.catalogue import Catalogue
     from ortprep.registry.documents import PartVariant, Version
+    from ortprep.registry.garbage_collection import CollectResult
     from ortprep.registry.promotion import PromoteResult
     from ortprep.registry.versions import ModelState, Move
 
@@ -74,7 +76,7 @@ def publish(
         bool, typer.Option("--record-host", help="Record this machine's name in the registry.")
     ] = False,
     json: AsJson = False,
-) -> None:
+) -> Output:
     """Publish a bundle to a registry, merged with what other machines published from the same source."""
     from ortprep.registry.publish import publish as publish_bundle
 
@@ -91,16 +93,16 @@ def publish(
             observer=bar.show,
         )
     version = published.version
-    if json:
-        write_json(encode_version(published))
-    else:
-        write_line(f"{version.model}@{version.digest}")
-        sent = describe_transfer(published.uploaded_bytes, published.total_bytes, "uploaded")
-        echo(f"{version.model}@{version.label}: {sent}{'' if published.is_new else '; nothing new'}")
+    sent = describe_transfer(published.uploaded_bytes, published.total_bytes, "uploaded")
+    news = "" if published.is_new else "; nothing new"
     if label is not None and label != version.label:
         echo(f"{label} already names another version of the same source: this one is {version.label}")
     if published.superseded_by:
         echo(f"there is a more complete or newer version of the same source: {published.superseded_by}")
+    return Output(
+        encode_version(published),
+        [f"{version.model}@{version.digest}", Talk(f"{version.model}@{version.label}: {sent}{news}")],
+    )
 
 
 def describe_transfer(moved_bytes: int, total_bytes: int, verb: str) -> str:
@@ -132,7 +134,7 @@ def pull(
     ] = None,
     verify: Verify = None,
     json: AsJson = False,
-) -> None:
+) -> Output:
     """Download a version from a registry: the part that fits this machine best."""
     from ortprep.registry.pull import PullRequest
     from ortprep.registry.pull import pull as pull_version
@@ -141,12 +143,14 @@ def pull(
     request = PullRequest(parse_reference(reference), part, verify)
     with _open(registry) as catalogue, TransferBar() as bar:
         pulled = pull_version(request, catalogue, out, observer=bar.show)
-    if json:
-        write_json(encode(pulled) | {"path": str(pulled.path)})
-        return
-    write_line(str(pulled.path))
     size = describe_transfer(pulled.fetched_bytes, pulled.total_bytes, "fetched")
-    echo(f"{reference}: {pulled.version}, {', '.join(pulled.variants)}; {size}")
+    return Output(
+        encode(pulled) | {"path": str(pulled.path)},
+        [
+            str(pulled.path),
+            Talk(f"{reference}: {pulled.version}, {', '.join(pulled.variants)}; {size}"),
+        ],
+    )
 
 
 @command
@@ -158,16 +162,16 @@ def verify(
     key: Annotated[Path, typer.Option(help="A public key's file.")],
     artifacts: Artifacts = ARTIFACTS,
     json: AsJson = False,
-) -> None:
+) -> Output:
     """Check a pulled bundle against the signatures that it was published with."""
     from ortprep.registry.receipt import verify_bundle
 
     part = verify_bundle(find_bundle(bundle, artifacts), key)
     # What pulled.json says besides, the version for example, is not signed.
-    if json:
-        write_json({"model": part.model, "part": part.digest, "source": part.source, "spec": part.spec})
-        return
-    write_line(f"{bundle}: {part.model}, part {part.digest}, signed with {key}")
+    return Output(
+        {"model": part.model, "part": part.digest, "source": part.source, "spec": part.spec},
+        [f"{bundle}: {part.model}, part {part.digest}, signed with {key}"],
+    )
 
 
 @command
@@ -187,7 +191,7 @@ def promote(
     reason: Reason = "",
     by: By = "",
     json: AsJson = False,
-) -> None:
+) -> Output:
     """Point an alias to a version, unless it is unverified or `ortprep compare` finds it worse."""
     from ortprep.registry.promotion import PromotionGate
     from ortprep.registry.promotion import promote as move_alias
@@ -197,7 +201,7 @@ def promote(
     with _open(registry) as catalogue:
         version = parse_reference(reference)
         moved = move_alias(version, alias, catalogue, gate=gate, reason=reason, by=by)
-    _write_moved(moved, json=json)
+    return _show_moved(moved)
 
 
 @command
@@ -208,36 +212,31 @@ def rollback(
     reason: Reason = "",
     by: By = "",
     json: AsJson = False,
-) -> None:
+) -> Output:
     """Point an alias to its previous version."""
     from ortprep.registry.promotion import rollback as roll_back
 
     with _open(registry) as catalogue:
         moved = roll_back(name, alias, catalogue, reason=reason, by=by)
-    _write_moved(moved, json=json)
+    return _show_moved(moved)
 
 
-def _write_moved(moved: PromoteResult, *, json: bool) -> None:
-    if json:
-        write_json(encode_version(moved))
-        return
+def _show_moved(moved: PromoteResult) -> Output:
+    """Returns where an alias is, where it was, and what objections were overridden."""
     version = moved.version
-    write_line(f"{version.model}@{moved.alias}: {version.label} {version.digest}")
+    blocks: list[Block] = [f"{version.model}@{moved.alias}: {version.label} {version.digest}"]
     if moved.before:
-        echo("unchanged" if moved.before == version.digest else f"before: {moved.before}")
-    for objection in moved.forced:
-        echo(f"  overridden: {objection}")
+        blocks.append(Talk("unchanged" if moved.before == version.digest else f"before: {moved.before}"))
+    blocks += [Talk(f"  overridden: {objection}") for objection in moved.forced]
+    return Output(encode_version(moved), blocks)
 
 
 @command
-def list_(registry: Registry = None, json: AsJson = False) -> None:
+def list_(registry: Registry = None, json: AsJson = False) -> Output:
     """List the models of a registry."""
     with _open(registry) as catalogue:
         states = [catalogue.read_state(name) for name in catalogue.backend.list_models()]
-    if json:
-        write_json([_summary(state) for state in states])
-    else:
-        write_table(_build_models_table(states))
+    return Output([_summary(state) for state in states], [_build_models_table(states)])
 
 
 def _summary(state: ModelState) -> dict[str, Any]:
@@ -273,7 +272,7 @@ def versions(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a model.")],
     registry: Registry = None,
     json: AsJson = False,
-) -> None:
+) -> Output:
     """List the versions of a model and the history of its aliases."""
     from ortprep.registry.versions import resolve
 
@@ -282,16 +281,15 @@ def versions(
         resolve(state, None, registry=redact_url(catalogue.backend.url))
         recorded = catalogue.read_moves(name, state.versions.values())
         moves = [move for moves_of_alias in recorded.values() for move in moves_of_alias]
-    if json:
-        listed = [encode_version(version) for version in state.versions.values()]
-        data = _summary(state) | {"versions": listed, "superseded_by": dict(state.superseded_by)}
-        write_json(data | {"latest": state.latest().digest, "moves": [encode(move) for move in moves]})
-        return
-    write_table(_build_versions_table(state))
-    for version in state.versions.values():
-        write_line(f"{name}@{version.digest}  {version.label}")
-    if moves:
-        write_table(_build_moves_table(state, moves))
+    data = _summary(state) | {
+        "versions": [encode_version(version) for version in state.versions.values()],
+        "superseded_by": state.superseded_by,
+        "latest": state.latest().digest,
+        "moves": moves,
+    }
+    listed = (f"{name}@{version.digest}  {version.label}" for version in state.versions.values())
+    history = [_build_moves_table(state, moves)] if moves else []
+    return Output(data, [_build_versions_table(state), *listed, *history])
 
 
 def _build_versions_table(state: ModelState) -> Table:
@@ -349,7 +347,7 @@ def gc(
     ] = 24,
     delete: Annotated[bool, typer.Option("--delete", help="Remove them; by default only list them.")] = False,
     json: AsJson = False,
-) -> None:
+) -> Output:
     """List the versions that neither an alias nor the policy keeps; --delete removes them."""
     from ortprep.registry.garbage_collection import RetentionPolicy, collect
 
@@ -362,17 +360,17 @@ def gc(
                 f"no such model: {', '.join(unknown)}\n  expected some of {', '.join(models) or 'none'}"
             )
         collected = [collect(name, catalogue, policy=policy, dry_run=not delete) for name in names or models]
-    if json:
-        write_json(
-            [encode(result) | {"versions": [v.digest for v in result.versions]} for result in collected]
-        )
-        return
+    data = [encode(result) | {"versions": [one.digest for one in result.versions]} for result in collected]
+    return Output(data, _describe_collected(collected, what="removed" if delete else "would remove"))
+
+
+def _describe_collected(collected: Iterable[CollectResult], *, what: str) -> Iterator[Block]:
+    """Yields what was removed of each model, and how to remove what was only listed."""
     for result in collected:
-        what, swept = "removed" if delete else "would remove", result.swept
+        swept = result.swept
         files = f"{count_of(swept.files, 'file')} of {swept.size_bytes / 2**20:.1f} MB"
         counts = f"{count_of(len(result.versions), 'version')}, {count_of(len(swept.parts), 'part')}, {files}"
-        write_line(f"{result.model}: {what} {counts}; keeps {result.kept}")
-        for version in result.versions:
-            write_line(f"  {version.label} {version.digest}")
-    if not delete:
-        echo("nothing was removed; --delete removes these")
+        yield f"{result.model}: {what} {counts}; keeps {result.kept}"
+        yield from (f"  {version.label} {version.digest}" for version in result.versions)
+    if what != "removed":
+        yield Talk("nothing was removed; --delete removes these")

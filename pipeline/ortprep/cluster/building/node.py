@@ -21,6 +21,7 @@ from filelock import FileLock, Timeout
 import ortprep
 from ortprep.build.build_plan import STAGES
 from ortprep.build.execution import Task, build_tasks, why_other
+from ortprep.build.line_observer import LineObserver
 from ortprep.build.receipts import RECEIPT_VERSION, read_receipt, write_receipt
 from ortprep.build.runner import Observer, run_tasks
 from ortprep.bundle.codec import decode, encode
@@ -83,7 +84,7 @@ def _run(text: str, version: str) -> JobResult:
         )
     reset_niceness()
     with working_folder(job) as folder:
-        result = build_job(job, folder, _LineObserver(job.kind))
+        result = build_job(job, folder, LineObserver(_write_line, suffix=f"@{job.kind}"))
         if result.part is not None:
             shutil.rmtree(folder, ignore_errors=True)
         return result
@@ -176,40 +177,9 @@ def working_folder(job: BuildJob) -> Iterator[Path]:
         yield folder
 
 
-class _LineObserver:
-    """Writes a line for each event to stderr, with the kind of hardware in each task's name."""
-
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
-        self._started_s: dict[str, float] = {}
-
-    def _write(self, text: str) -> None:
-        sys.stderr.write(printable(text) + "\n")
-        sys.stderr.flush()
-
-    def started(self, task: str) -> None:
-        self._started_s[task] = time.monotonic()
-
-    def finished(self, task: str) -> None:
-        self._write(f"done {task}@{self._kind} ({time.monotonic() - self._started_s[task]:.1f} s)")
-
-    def said(self, task: str, line: str) -> None:
-        self._write(f"  {task}@{self._kind}: {line}")
-
-    def failed(self, task: str, message: str) -> None:
-        self._write(f"FAILED {task}@{self._kind}\nerror: {message}")
-
-    def current(self, task: str) -> None:
-        """Writes nothing."""
-
-    def skipped(self, task: str, message: str) -> None:
-        """Writes nothing: what failed before was written."""
-
-    def progressed(self, task: str, fraction: float) -> None:
-        """Writes nothing: what is shown of a cluster is whole tasks."""
-
-    def ended(self) -> None:
-        """Writes nothing: the driver says so."""
+def _write_line(text: str) -> None:
+    sys.stderr.write(printable(text) + "\n")
+    sys.stderr.flush()
 
 
 def reset_niceness() -> None:

@@ -1,0 +1,147 @@
+"""How far a build or a transfer is: lines of text, and on a terminal bars that move."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    ProgressColumn,
+    SpinnerColumn,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.progress import Progress as RichProgress
+
+from ortprep.build.line_observer import LineObserver
+from ortprep.cli.console import echo
+from ortprep.quoting import printable
+from ortprep.registry.transfer import Progress
+
+
+class _Bars:
+    """Rows of progress on the terminal that stderr is; nothing where it is none, or while there is no row."""
+
+    def __init__(self, *columns: ProgressColumn) -> None:
+        # doit puts a writer of its own in the place of sys.stderr while a task runs, and rich would put one
+        # in the place of that: the stream is taken before, and rich is told to leave it alone.
+        self.stream = sys.stderr
+        self._columns = columns
+        self._pid = os.getpid()
+        self._rows: dict[str, TaskID] = {}
+        self._shown: RichProgress | None = None
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._rows
+
+    def show(self, name: str, *, completed: float = 0, total: float | None = None) -> None:
+        """Shows a row, with how much of it is done; a total of None is not known yet."""
+        if not self.stream.isatty() or not self._is_own_process():
+            return
+        if self._shown is None:
+            self._shown = RichProgress(
+                *self._columns,
+                console=Console(file=self.stream),
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+                speed_estimate_period=24 * 3600.0,
+            )
+            self._shown.start()
+        if name not in self._rows:
+            self._rows[name] = self._shown.add_task(printable(name, lines=False), total=total)
+        self._shown.update(self._rows[name], completed=completed, total=total)
+
+    def remove(self, name: str) -> None:
+        """Takes a row away, if it is there."""
+        row = self._rows.pop(name, None)
+        if row is None or self._shown is None or not self._is_own_process():
+            return
+        self._shown.remove_task(row)
+        if not self._rows:
+            self.stop()
+
+    def stop(self) -> None:
+        """Takes all rows away."""
+        self._rows.clear()
+        if self._shown is not None:
+            self._shown.stop()
+            self._shown = None
+
+    def write(self, text: str) -> None:
+        """Writes text above the rows, or where stderr goes if there are none."""
+        if self._shown is None or not self._is_own_process():
+            echo(text, self.stream)
+        else:
+            self._shown.console.print(
+                printable(text), markup=False, emoji=False, highlight=False, soft_wrap=True
+            )
+
+    def _is_own_process(self) -> bool:
+        """Says whether this is the process that shows the rows; a fork of it has no thread that would."""
+        return os.getpid() == self._pid
+
+
+_NAME = TextColumn("{task.description}", markup=False)
+
+
+class BuildObserver(LineObserver):
+    """Shows how a build goes: a line per finished task, and on a terminal what is running now.
+
+    A running task is shown with the time it has taken, how much of it is done and what is left.
+    """
+
+    def __init__(self) -> None:
+        self._bars = _Bars(
+            SpinnerColumn(), _NAME, TimeElapsedColumn(), TaskProgressColumn(), TimeRemainingColumn()
+        )
+        super().__init__(self._bars.write)
+
+    def started(self, task: str) -> None:
+        """Shows a task as running."""
+        super().started(task)
+        self._bars.show(task)
+
+    def progressed(self, task: str, fraction: float) -> None:
+        """Shows how much of a running task is done."""
+        if task in self._bars:
+            self._bars.show(task, completed=fraction, total=1.0)
+
+    def finished(self, task: str) -> None:
+        """Writes that a task is done, and how long it took in seconds."""
+        super().finished(task)
+        self._bars.remove(task)
+
+    def failed(self, task: str, message: str) -> None:
+        """Writes why a task failed."""
+        super().failed(task, message)
+        self._bars.remove(task)
+
+    def ended(self) -> None:
+        """Writes how many tasks were done, up to date, failed and not tried."""
+        self._bars.stop()
+        super().ended()
+
+
+class TransferBar:
+    """Shows a transfer's progress, on a terminal only."""
+
+    def __init__(self) -> None:
+        self._bars = _Bars(_NAME, BarColumn(), DownloadColumn(), TransferSpeedColumn())
+
+    def __enter__(self) -> TransferBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def show(self, progress: Progress) -> None:
+        """Shows how far the transfer is."""
+        self._bars.show(progress.what, completed=progress.done_bytes, total=progress.total_bytes)
