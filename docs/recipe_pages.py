@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,6 +29,9 @@ EXAMPLES = ROOT / "examples"
 TIMEOUT_S = 1800
 PORT = "8000"
 """The port in scripts. A run takes a free one instead."""
+
+QUICKER = {"budget_s: 20": "budget_s: 3", "measure.py 5": "measure.py 2"}
+"""What a quick run has instead of what the scripts and specs say."""
 
 WIDTH = 120
 """Longer lines of output are folded on the page."""
@@ -57,8 +61,14 @@ def page_path(name: str) -> Path:
     return ROOT / "docs" / _PAGES.get(name, f"recipes/{name}.md")
 
 
-def run_recipe(name: str, folder: Path) -> str:
+def run_recipe(name: str, folder: Path, *, is_quick: bool = False) -> str:
     """Copies a recipe to `folder/NAME`, runs its script there, and returns what the terminal shows.
+
+    Args:
+        name: The recipe.
+        folder: Where it runs.
+        is_quick: Whether searches and measurements are as short as `QUICKER` says, for a run whose figures
+            nobody reads.
 
     Raises:
         RuntimeError: The script failed, or took longer than `TIMEOUT_S`.
@@ -67,8 +77,9 @@ def run_recipe(name: str, folder: Path) -> str:
     shutil.copytree(EXAMPLES / name, place, ignore=shutil.ignore_patterns("page.md", "transcript.txt"))
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
-    script = place / "run.sh"
-    script.write_text(script.read_text().replace(PORT, port))
+    replaced = {PORT: port, **(QUICKER if is_quick else {})}
+    for path in (place / "run.sh", *place.rglob("*.yaml")):
+        path.write_text(_replace(path.read_text(), replaced))
     environment = {
         **{key: value for key, value in os.environ.items() if not key.startswith(("ORTPREP_", "PYTEST_"))},
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -94,10 +105,16 @@ def run_recipe(name: str, folder: Path) -> str:
         finally:
             _kill_group(shell.pid)  # servers that a failed script left behind
             shell.wait()
-    text = written.read_text().replace(str(place), f"~/{name}").replace(port, PORT)
-    text = text.replace(str(ROOT), "~/ortprep")
+    shown = {str(place): f"~/{name}", str(ROOT): "~/ortprep"}
+    text = _replace(written.read_text(), {**shown, **{new: old for old, new in replaced.items()}})
     if code != 0:
         raise RuntimeError(f"{name}/run.sh ended with {code}:\n{text}")
+    return text
+
+
+def _replace(text: str, replaced: Mapping[str, str]) -> str:
+    for old, new in replaced.items():
+        text = text.replace(old, new)
     return text
 
 
