@@ -4,14 +4,8 @@ Every builder returns an `onnx.ModelProto` whose weights are seeded, so that the
 same model. `write_model` and `write_external_model` put one on disk.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from pathlib import Path
-
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from ortprep.stages.core.graphs.graph_walk import walk_initializers
@@ -25,14 +19,14 @@ IR_VERSION = 8
 Axis = int | str | None
 
 
-def write_model(model: onnx.ModelProto, path: Path) -> Path:
+def write_model(model, path):
     """Writes a model with its weights inside; returns the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(model.SerializeToString(deterministic=True))
     return path
 
 
-def write_external_model(model: onnx.ModelProto, path: Path, *, location: str = "weights.bin") -> Path:
+def write_external_model(model, path, *, location="weights.bin"):
     """Writes a model with every weight of 64 bytes or more in one external file beside it; returns the path.
 
     Args:
@@ -57,9 +51,7 @@ def write_external_model(model: onnx.ModelProto, path: Path, *, location: str = 
     return write_model(copy, path)
 
 
-def point_outside(
-    tensor: TensorProto, location: str, *, offset: int | None = None, length: int | None = None
-) -> None:
+def point_outside(tensor, location, *, offset=None, length=None):
     """Makes a tensor refer to an external file instead of holding its values."""
     for field in ("raw_data", "float_data", "int32_data", "int64_data", "external_data"):
         tensor.ClearField(field)
@@ -69,9 +61,7 @@ def point_outside(
             tensor.external_data.add(key=key, value=str(value))
 
 
-def conv_net(
-    *, channels: int = 8, classes: int = 10, batch: Axis = "batch", seed: int = 0
-) -> onnx.ModelProto:
+def conv_net(*, channels=8, classes=10, batch="batch", seed=0):
     """Convolution, ReLU, pooling, Gemm, softmax: `image` [batch, 3, 16, 16] → `scores` [batch, classes]."""
     rng = np.random.default_rng(seed)
     nodes = [
@@ -96,7 +86,7 @@ def conv_net(
     )
 
 
-def two_inputs() -> onnx.ModelProto:
+def two_inputs():
     """`left` and `right`, both [batch, 4], share their symbolic batch: `total` = (left + right) · W."""
     weight = np.random.default_rng(1).normal(0, 1, (4, 5)).astype(np.float32)
     nodes = [
@@ -111,7 +101,7 @@ def two_inputs() -> onnx.ModelProto:
     )
 
 
-def matmul_net(*, size: int = 64, layers: int = 2, seed: int = 0) -> onnx.ModelProto:
+def matmul_net(*, size=64, layers=2, seed=0):
     """`x` [batch, size] through `layers` square MatMuls to `y`: a model of a chosen weight size."""
     rng = np.random.default_rng(seed)
     names = ["x", *(f"h{i}" for i in range(1, layers)), "y"]
@@ -129,7 +119,7 @@ def matmul_net(*, size: int = 64, layers: int = 2, seed: int = 0) -> onnx.ModelP
     )
 
 
-def embedding(*, rows: int = 11, width: int = 6) -> onnx.ModelProto:
+def embedding(*, rows=11, width=6):
     """`ids` (int64) [batch, length] picks rows of a table; `mask` (int64) weighs them: `mean` [batch, width].
 
     Seeded ids must stay below `rows`, or ONNX Runtime refuses the run.
@@ -150,13 +140,13 @@ def embedding(*, rows: int = 11, width: int = 6) -> onnx.ModelProto:
     )
 
 
-def if_net(*, size: int = 4) -> onnx.ModelProto:
+def if_net(*, size=4):
     """An `If` whose branches each hold an initializer of their own: `x` [batch, size] → `y` [batch, size].
 
     From a size of 4096 on, those are large enough to be written as external data.
     """
 
-    def branch(name: str, scale: float) -> onnx.GraphProto:
+    def branch(name, scale):
         weight = tensor(f"{name}.w", scale + np.arange(size, dtype=np.float32) % 4)
         node = helper.make_node("Mul", ["x", f"{name}.w"], [f"{name}.y"])
         output = value(f"{name}.y", TensorProto.FLOAT, ["batch", size])
@@ -177,7 +167,7 @@ def if_net(*, size: int = 4) -> onnx.ModelProto:
     )
 
 
-def loop_net() -> onnx.ModelProto:
+def loop_net():
     """A `Loop` of three rounds whose body holds an initializer: `x` [4] → `y` = ((x·W + 1)·W + 1)·W + 1."""
     weight = np.random.default_rng(3).normal(0, 0.5, (4, 4)).astype(np.float32)
     body = helper.make_graph(
@@ -203,7 +193,7 @@ def loop_net() -> onnx.ModelProto:
     )
 
 
-def half_net() -> onnx.ModelProto:
+def half_net():
     """Everything float16: `x` [batch, 8] → `y` [batch, 4]."""
     weight = np.random.default_rng(4).normal(0, 0.5, (8, 4)).astype(np.float16)
     return build_model(
@@ -214,7 +204,7 @@ def half_net() -> onnx.ModelProto:
     )
 
 
-def bfloat16_net() -> onnx.ModelProto:
+def bfloat16_net():
     """bfloat16 weights, input and output around float32 arithmetic: `x` [2, 8] → `y` [2, 4]."""
     values = np.random.default_rng(5).normal(0, 0.5, (8, 4)).astype(np.float32)
     weight = TensorProto(name="w", data_type=TensorProto.BFLOAT16, dims=values.shape)
@@ -233,7 +223,7 @@ def bfloat16_net() -> onnx.ModelProto:
     )
 
 
-def int8_net() -> onnx.ModelProto:
+def int8_net():
     """int8 weights behind `DequantizeLinear`, per channel: `x` [batch, 8] → `y` [batch, 4]."""
     rng = np.random.default_rng(6)
     nodes = [
@@ -253,7 +243,7 @@ def int8_net() -> onnx.ModelProto:
     )
 
 
-def function_net() -> onnx.ModelProto:
+def function_net():
     """A call of a function that the model itself defines: `x` [batch, 4] → `y` = relu(x) + x."""
     function = helper.make_function(
         "local",
@@ -273,7 +263,7 @@ def function_net() -> onnx.ModelProto:
     return model
 
 
-def zero_inputs() -> onnx.ModelProto:
+def zero_inputs():
     """No input at all: `y` [3] is computed from initializers."""
     return build_model(
         [helper.make_node("Add", ["a", "b"], ["y"])],
@@ -283,7 +273,7 @@ def zero_inputs() -> onnx.ModelProto:
     )
 
 
-def string_input() -> onnx.ModelProto:
+def string_input():
     """`words` (string) [count] → `ids` (int64) [count]: "low" is 1, "high" 2, any other word 0."""
     node = helper.make_node(
         "LabelEncoder",
@@ -303,7 +293,7 @@ def string_input() -> onnx.ModelProto:
     return model
 
 
-def sequence_input() -> onnx.ModelProto:
+def sequence_input():
     """`items`, a sequence of float tensors, → `y`, its first: a kind of input that is not supported."""
     return build_model(
         [helper.make_node("SequenceAt", ["items", "first"], ["y"])],
@@ -313,7 +303,7 @@ def sequence_input() -> onnx.ModelProto:
     )
 
 
-def optional_input() -> onnx.ModelProto:
+def optional_input():
     """`maybe`, an optional float tensor, → `y`: a kind of input that is not supported."""
     kind = helper.make_optional_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, ["n"]))
     return build_model(
@@ -323,33 +313,33 @@ def optional_input() -> onnx.ModelProto:
     )
 
 
-def unknown_operator() -> onnx.ModelProto:
+def unknown_operator():
     """An operator that ai.onnx never had."""
     return _one_node(helper.make_node("Frobnicate", ["x"], ["y"]))
 
 
-def unknown_domain() -> onnx.ModelProto:
+def unknown_domain():
     """An operator of a domain that no ONNX Runtime registers."""
     model = _one_node(helper.make_node("Relu", ["x"], ["y"], domain="com.example.nowhere"))
     model.opset_import.append(helper.make_opsetid("com.example.nowhere", 1))
     return model
 
 
-def future_opset() -> onnx.ModelProto:
+def future_opset():
     """An opset that no ONNX Runtime has yet."""
     model = _one_node(helper.make_node("Relu", ["x"], ["y"]))
     model.opset_import[0].version = 999
     return model
 
 
-def future_ir() -> onnx.ModelProto:
+def future_ir():
     """An IR version that no ONNX Runtime reads yet."""
     model = _one_node(helper.make_node("Relu", ["x"], ["y"]))
     model.ir_version = 999
     return model
 
 
-def _one_node(node: onnx.NodeProto) -> onnx.ModelProto:
+def _one_node(node):
     return build_model(
         [node],
         inputs=[value("x", TensorProto.FLOAT, ["batch", 4])],
@@ -357,13 +347,7 @@ def _one_node(node: onnx.NodeProto) -> onnx.ModelProto:
     )
 
 
-def build_model(
-    nodes: Sequence[onnx.NodeProto],
-    *,
-    inputs: Sequence[onnx.ValueInfoProto],
-    outputs: Sequence[onnx.ValueInfoProto],
-    initializers: Sequence[TensorProto] = (),
-) -> onnx.ModelProto:
+def build_model(nodes, *, inputs, outputs, initializers=()):
     """Puts a graph into a model of `OPSET` and `IR_VERSION`."""
     graph = helper.make_graph(
         list(nodes), "graph", list(inputs), list(outputs), initializer=list(initializers)
@@ -373,11 +357,11 @@ def build_model(
     return model
 
 
-def value(name: str, kind: int, shape: Sequence[Axis] | None) -> onnx.ValueInfoProto:
+def value(name, kind, shape):
     """Describes an input or output."""
     return helper.make_tensor_value_info(name, kind, shape)
 
 
-def tensor(name: str, values: NDArray[np.generic] | np.generic) -> TensorProto:
+def tensor(name, values):
     """Makes an initializer."""
     return numpy_helper.from_array(np.asarray(values), name)

@@ -1,20 +1,17 @@
 """What holds for every test."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from ortprep.telemetry import disable_telemetry
 
 if TYPE_CHECKING:
-    from tests.prepare.builders import Outcome, Project
+    pass
 
 disable_telemetry()
 
@@ -37,40 +34,57 @@ if HAS_HYPOTHESIS:
 
 ROOT = Path(__file__).parent
 SCOPES = {
-    "the machine": ("runtime/pool", "diagnose", "cli/test_doctor_command.py", "cli/test_pool_commands.py"),
     "a cluster": ("cluster",),
     "registries": ("registry",),
+    "the machine": ("runtime/pool", "doctor", "cli/test_doctor_command.py", "cli/test_pool_commands.py"),
 }
 """Tests that share servers, or that count or time what others of their kind would disturb."""
 
+ALONE = ("test_examples.py",)
+"""Files whose tests share nothing, and take so long that several processes do them."""
 
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
+
+def pytest_ignore_collect(collection_path):
     """Where only what a runtime job needs is installed, passes over the tests that need more."""
     if HAS_HYPOTHESIS or not collection_path.match("test_*.py"):
         return None
     return "pytest.mark.runtime" not in collection_path.read_text() or None
 
 
-def scope_of(nodeid: str) -> str:
+def scope_of(nodeid):
     """Returns what a test shares a process with: its file, or all those of an entry above."""
     place = nodeid.split("::")[0].removeprefix(f"{ROOT.name}/")
+    if place in ALONE:
+        return nodeid
     return next((scope for scope, places in SCOPES.items() if place.startswith(places)), place)
 
 
+def pytest_collection_modifyitems(items):
+    """Puts first what one process does for minutes, so that no other waits for it at the end."""
+    order = [*SCOPES, *ALONE]
+
+    def rank(item):
+        scope = scope_of(item.nodeid)
+        return next((i for i, name in enumerate(order) if name in scope), len(order))
+
+    items.sort(key=rank)
+
+
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+def pytest_xdist_make_scheduler(config, log):
     """With `-n 2`, has tests that share a process, and with it their fixtures, run one after the other."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # untyped
-        def _split_scope(self, nodeid: str) -> str:
+        def _split_scope(self, nodeid):
             return scope_of(nodeid)
 
+    config.option.loadscopereorder = False  # as `pytest_collection_modifyitems` has it
     return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_device_locks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def own_device_locks(tmp_path_factory):
     """What measures here waits for no other run of the tests, and for no other process of this one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("locks")))
@@ -78,14 +92,14 @@ def own_device_locks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 
 @pytest.fixture(scope="session")
-def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared_folder(tmp_path_factory):
     """A folder that all processes of this run of the tests share."""
     base = tmp_path_factory.getbasetemp()
     return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
 
 
 @pytest.fixture(scope="session")
-def first_build(shared_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, Outcome]:
+def first_build(shared_folder, tmp_path_factory):
     """A project that the command built once, and how that ended; not to be changed."""
     from tests.prepare.builders import new_project, prepare_once
 
@@ -94,6 +108,6 @@ def first_build(shared_folder: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture
-def built(first_build: tuple[Project, Outcome], tmp_path: Path) -> Project:
+def built(first_build, tmp_path):
     """A built project of the test's own."""
     return first_build[0].copy_to(tmp_path / "project")

@@ -6,12 +6,10 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import Any
 
 Answer = Callable[["Handler", "FileServer", bytes], None]
 """Answers one request for a file of that content."""
@@ -44,7 +42,7 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 60.0
     """Seconds after which a client that neither sends nor reads is given up."""
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         self.shared.requests.append((self.path, dict(self.headers)))
         content = self.shared.files.get(self.path.partition("?")[0])
         if content is None:
@@ -53,12 +51,12 @@ class Handler(BaseHTTPRequestHandler):
         answer = self.shared.script.pop(0) if self.shared.script else send_range
         answer(self, self.shared, content)
 
-    def body(self, data: bytes) -> None:
+    def body(self, data):
         # Counted before it leaves: the client may look as soon as the last byte is there.
         self.shared.sent_bytes += len(data)
         self.wfile.write(data)
 
-    def log_message(self, format: str, *args: object) -> None:
+    def log_message(self, format, *args):
         pass
 
 
@@ -68,13 +66,13 @@ class Server(ThreadingHTTPServer):
     daemon_threads = False
 
 
-def send_whole(handler: Handler, server: FileServer, content: bytes) -> None:
+def send_whole(handler, server, content):
     """Sends everything, whatever was asked."""
     _head(handler, server, 200, len(content))
     handler.body(content)
 
 
-def send_range(handler: Handler, server: FileServer, content: bytes) -> None:
+def send_range(handler, server, content):
     """Sends what was asked, as a server with ranges does."""
     wanted = handler.headers.get("Range")
     if wanted is None or handler.headers.get("If-Range", server.etag) != server.etag:
@@ -87,10 +85,10 @@ def send_range(handler: Handler, server: FileServer, content: bytes) -> None:
     handler.body(content[start:])
 
 
-def send_cut(at: int) -> Answer:
+def send_cut(at):
     """Sends that many bytes and hangs up, though it announced all."""
 
-    def answer(handler: Handler, server: FileServer, content: bytes) -> None:
+    def answer(handler, server, content):
         _head(handler, server, 200, len(content))
         handler.body(content[:at])
         handler.close_connection = True
@@ -98,10 +96,10 @@ def send_cut(at: int) -> Answer:
     return answer
 
 
-def send_status(status: int, **headers: str) -> Answer:
+def send_status(status, **headers):
     """Sends an empty answer with that status."""
 
-    def answer(handler: Handler, server: FileServer, content: bytes) -> None:
+    def answer(handler, server, content):
         handler.send_response(status)
         for name, text in headers.items():
             handler.send_header(name, text)
@@ -111,7 +109,7 @@ def send_status(status: int, **headers: str) -> Answer:
     return answer
 
 
-def send_slowly(handler: Handler, server: FileServer, content: bytes) -> None:
+def send_slowly(handler, server, content):
     """Sends in small pieces with pauses."""
     _head(handler, server, 200, len(content))
     for start in range(0, len(content), max(1, len(content) // 4)):
@@ -120,12 +118,12 @@ def send_slowly(handler: Handler, server: FileServer, content: bytes) -> None:
         time.sleep(0.02)
 
 
-def _head(handler: Handler, server: FileServer, status: int, length: int) -> None:
+def _head(handler, server, status, length):
     handler.send_response(status)
     _finish_head(handler, server, length)
 
 
-def _finish_head(handler: Handler, server: FileServer, length: int) -> None:
+def _finish_head(handler, server, length):
     handler.send_header("Content-Length", str(length))
     if server.etag is not None:
         handler.send_header("ETag", server.etag)
@@ -133,7 +131,7 @@ def _finish_head(handler: Handler, server: FileServer, length: int) -> None:
 
 
 @contextmanager
-def serve() -> Iterator[FileServer]:
+def serve():
     """Runs a server on a free port until the block ends."""
     shared = FileServer()
     handler = type("BoundHandler", (Handler,), {"shared": shared})
@@ -153,7 +151,7 @@ _FIRST_PORT, _LAST_PORT = 20_000, 32_000
 """Below those that Linux gives to clients, any of which could take a port before its server does."""
 
 
-def free_port() -> int:
+def free_port():
     """Returns a port on which nothing listens just now."""
     while True:
         port = random.SystemRandom().randint(_FIRST_PORT, _LAST_PORT)
@@ -162,7 +160,7 @@ def free_port() -> int:
             return port
 
 
-def wait_for(condition: Callable[[], Any], *, what: str, timeout_s: float = 300) -> Any:
+def wait_for(condition, *, what, timeout_s=300):
     """Waits until a condition holds and returns what it gave; fails the test if it never does."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
@@ -171,7 +169,7 @@ def wait_for(condition: Callable[[], Any], *, what: str, timeout_s: float = 300)
     return value
 
 
-def wait_for_a_tick(path: Path) -> None:
+def wait_for_a_tick(path):
     """Waits until a change would get a later time than the last one of `path` has.
 
     Without it, a test on a fast machine may change a file twice within a tick; no program can see that.
@@ -186,18 +184,18 @@ def wait_for_a_tick(path: Path) -> None:
 
 
 @contextmanager
-def trickling_server(before: bytes) -> Iterator[str]:
+def trickling_server(before):
     """A server that sends some bytes of an answer at once, and then one at a time, for ever."""
     ended = threading.Event()
 
-    def answer(connection: socket.socket) -> None:
+    def answer(connection):
         with connection, suppress(OSError):
             connection.recv(65536)
             connection.sendall(before)
             while not ended.wait(0.02):
                 connection.sendall(b"x")
 
-    def accept(listener: socket.socket) -> None:
+    def accept(listener):
         with suppress(OSError):
             while True:
                 threading.Thread(target=answer, args=(listener.accept()[0],), daemon=True).start()

@@ -1,11 +1,8 @@
 """Documentation that can be checked is checked."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
@@ -22,24 +19,24 @@ ROOT = Path(__file__).parent.parent
 SCHEMAS = build_schemas()
 
 
-def faults_of(content: Any, schema: str) -> list[str]:
+def faults_of(content, schema):
     validator = jsonschema.Draft202012Validator(SCHEMAS[schema])
     return [error.message for error in validator.iter_errors(content)]
 
 
 @pytest.mark.parametrize("name", sorted(SCHEMAS))
-def test_the_schemas_in_docs_are_those_of_the_types(name: str) -> None:
+def test_the_schemas_in_docs_are_those_of_the_types(name):
     assert (ROOT / "docs" / name).read_text() == format_schema(SCHEMAS[name]), "run: python -m docs.schemas"
 
 
 @pytest.mark.parametrize("name", sorted(SCHEMAS))
-def test_the_schemas_are_schemas(name: str) -> None:
+def test_the_schemas_are_schemas(name):
     meta = jsonschema.Draft202012Validator(jsonschema.Draft202012Validator.META_SCHEMA)
     assert list(meta.iter_errors(SCHEMAS[name])) == []
 
 
 @pytest.mark.parametrize("name", ["loader", "manifest"])
-def test_what_is_written_fits_its_schema(tmp_path: Path, name: str) -> None:
+def test_what_is_written_fits_its_schema(tmp_path, name):
     bundle = write_bundle(tmp_path / "m")
     assert faults_of(json.loads((bundle / f"{name}.json").read_text()), f"{name}.schema.json") == []
 
@@ -53,18 +50,18 @@ SPECS = sorted(
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
-def test_the_specs_of_examples_fit_their_schema(path: Path) -> None:
+def test_the_specs_of_examples_fit_their_schema(path):
     assert faults_of(encode(yaml.safe_load(path.read_text())), "spec.schema.json") == []
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
-def test_a_shipped_spec_says_how_long_its_search_may_take(path: Path) -> None:
+def test_a_shipped_spec_says_how_long_its_search_may_take(path):
     files = (path.with_name("defaults.yaml"), path)
     tunes = [yaml.safe_load(file.read_text()).get("tune", {}) for file in files if file.exists()]
     assert any({"max_trials", "budget_s"} & set(tune) for tune in tunes)
 
 
-def test_every_rule_of_the_format_is_in_the_name_of_a_test_and_no_test_names_another() -> None:
+def test_every_rule_of_the_format_is_in_the_name_of_a_test_and_no_test_names_another():
     rules = re.findall(r"^- \*\*F(\d+)\*\*", (ROOT / "docs/format.md").read_text(), re.MULTILINE)
     tests = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")]
     tested = {number for text in tests for number in re.findall(r"^def test_f(\d+)_", text, re.MULTILINE)}
@@ -72,7 +69,7 @@ def test_every_rule_of_the_format_is_in_the_name_of_a_test_and_no_test_names_ano
     assert set(rules) == tested
 
 
-def test_links_in_the_documentation_lead_somewhere() -> None:
+def test_links_in_the_documentation_lead_somewhere():
     broken = [
         f"{page.relative_to(ROOT)}: {target}"
         for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")]
@@ -82,7 +79,7 @@ def test_links_in_the_documentation_lead_somewhere() -> None:
     assert broken == []
 
 
-def test_links_to_headings_lead_to_one() -> None:
+def test_links_to_headings_lead_to_one():
     broken = [
         f"{page.relative_to(ROOT)}: {target}#{anchor}"
         for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
@@ -92,7 +89,7 @@ def test_links_to_headings_lead_to_one() -> None:
     assert broken == []
 
 
-def test_every_page_is_in_the_site_s_navigation_and_in_the_list_of_pages() -> None:
+def test_every_page_is_in_the_site_s_navigation_and_in_the_list_of_pages():
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")}
     listed = re.findall(r"^      - (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted({*pages, "examples/README.md"}), "docs/site_hooks.py adds the examples"
@@ -100,7 +97,7 @@ def test_every_page_is_in_the_site_s_navigation_and_in_the_list_of_pages() -> No
     assert {page for page in pages if not page.startswith("adr/")} <= linked
 
 
-def test_every_message_that_troubleshooting_explains_is_one_of_ours() -> None:
+def test_every_message_that_troubleshooting_explains_is_one_of_ours():
     text = (ROOT / "docs/troubleshooting.md").read_text()
     cells = re.findall(r"^\| (.*?) \|", text, re.MULTILINE)
     ours = [cell for cell in cells if "(from " not in cell.partition(",")[0] and "`" in cell]
@@ -114,7 +111,7 @@ def test_every_message_that_troubleshooting_explains_is_one_of_ours() -> None:
     assert [word for word in words if word not in joined] == []
 
 
-def test_each_class_of_attack_is_answered_where_the_page_says() -> None:
+def test_each_class_of_attack_is_answered_where_the_page_says():
     table = (ROOT / "docs/security.md").read_text().partition("## Where each class of attack is answered")[2]
     places = re.findall(r"\| `ortprep\.([\w.]+)\.(\w+)` \|$", table, re.MULTILINE)
     assert len(places) == table.count("\n| ") - 1 > 10, "a row without a place"
@@ -123,14 +120,14 @@ def test_each_class_of_attack_is_answered_where_the_page_says() -> None:
         assert re.search(rf"^(def|class) {name}\b", source, re.MULTILINE), f"{module}.{name}"
 
 
-def test_a_page_that_speaks_of_gpus_links_to_what_was_seen_on_one() -> None:
+def test_a_page_that_speaks_of_gpus_links_to_what_was_seen_on_one():
     pages = {page.stem: page.read_text() for page in ROOT.glob("docs/*.md") if page.stem != "gpu"}
     speaking = [name for name, text in pages.items() if len(re.findall(r"(?<![-\w.])(GPU|CUDA)", text)) > 2]
     assert {"tuning", "cluster", "ray_serving"} <= set(speaking)
     assert [name for name in (*speaking, "serving", "registry") if "gpu.md" not in pages[name]] == []
 
 
-def test_the_pages_show_the_defaults_of_the_search_and_the_shipped_ones() -> None:
+def test_the_pages_show_the_defaults_of_the_search_and_the_shipped_ones():
     text = (ROOT / "docs/tuning.md").read_text()
     block = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])["tune"]
     defaults = TuneSpec()
@@ -141,12 +138,12 @@ def test_the_pages_show_the_defaults_of_the_search_and_the_shipped_ones() -> Non
     assert f"without a `defaults.yaml` has {defaults.budget_s:.0f}" in " ".join(text.split())
 
 
-def test_the_page_of_the_doctor_has_the_severities_that_json_has() -> None:
+def test_the_page_of_the_doctor_has_the_severities_that_json_has():
     (listed,) = re.findall(r"A finding is (.*?)\. ", " ".join((ROOT / "docs/doctor.md").read_text().split()))
     assert tuple(re.findall(r"`([a-z]+)`", listed)) == SEVERITIES
 
 
-def test_tf32_is_on_unless_a_search_may_switch_it_off() -> None:
+def test_tf32_is_on_unless_a_search_may_switch_it_off():
     (row,) = re.findall(r"^\| `tf32` \|(.*)$", (ROOT / "docs/tuning.md").read_text(), re.MULTILINE)
     (default,) = [
         option.default for option in known_provider_options(CUDA, NEWEST) if option.name == "use_tf32"
@@ -155,11 +152,11 @@ def test_tf32_is_on_unless_a_search_may_switch_it_off() -> None:
     assert "switching TensorFloat-32 off" in row
 
 
-def _links(text: str) -> list[str]:
+def _links(text):
     parts = [part.partition(")")[0] for part in text.split("](")[1:]]
     return [part.partition("#")[0] for part in parts if part.partition("#")[0] and "://" not in part]
 
 
-def _anchors(text: str) -> set[str]:
+def _anchors(text):
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -1,6 +1,4 @@
-"""Examples that are no recipes: what needs a cluster or Docker is read."""
-
-from __future__ import annotations
+"""Examples: recipes run, deployments are read."""
 
 import os
 import re
@@ -9,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +15,21 @@ import typer.main
 import yaml
 
 import ortprep.cli.app  # noqa: F401  puts the commands on the app
+from docs.recipe_pages import EXAMPLES, WIDTH, build_page, page_path, recipe_names, run_recipe, split_steps
 from ortprep.bundle.digest import digest_bytes
 from ortprep.cli.command import app
 from tests.registry.builders import write_keys
 from tests.runtime.builders import write_bundle
 from tests.stages.fetch.fakes import serve_hub
 
+# -- examples that are no recipes: what needs a cluster or Docker is read
+
 ROOT = Path(__file__).parent.parent
-EXAMPLES = ROOT / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 MAX_LINES = 60
 
 
-def run(*command: str, folder: Path) -> str:
+def run(*command, folder):
     """Runs a command in a folder as a user does; returns what it wrote to stdout."""
     environment = {
         **os.environ,
@@ -46,7 +45,7 @@ def run(*command: str, folder: Path) -> str:
 
 
 @pytest.mark.slow
-def test_a_model_of_the_hub_is_prepared_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_the_hub_is_prepared_and_loaded(tmp_path, monkeypatch):
     shutil.copytree(EXAMPLES / "hub", tmp_path / "hub")
     shutil.copy(EXAMPLES / "hub_model.py", tmp_path)
     run("pip", "download", "-q", "--no-deps", "--dest", "wheels", "silero-vad==6.2.3", folder=tmp_path)
@@ -64,14 +63,14 @@ def test_a_model_of_the_hub_is_prepared_and_loaded(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_a_script_is_short_and_loads_by_the_package_name(script: Path) -> None:
+def test_a_script_is_short_and_loads_by_the_package_name(script):
     lines = script.read_text().splitlines()
     assert len(lines) <= MAX_LINES
     assert any(line.startswith("from ortprep.runtime import ") and "load" in line for line in lines)
     assert script.name in (EXAMPLES / "README.md").read_text()
 
 
-def commands_in(path: Path) -> Iterator[list[str]]:
+def commands_in(path):
     """Yields every `ortprep` command of a file: in lines of a shell, and in lists of arguments."""
     text = path.read_text()
     for found in re.finditer(r"(?:^\s*|run: |RUN |&& |; )(ortprep [^|;&>\n]*)", text, re.MULTILINE):
@@ -80,7 +79,7 @@ def commands_in(path: Path) -> Iterator[list[str]]:
         yield from (one for one in _lists(document) if one[:1] == ["ortprep"])
 
 
-def _lists(data: Any) -> Iterator[list[Any]]:
+def _lists(data):
     if isinstance(data, list):
         yield data
     for item in data.values() if isinstance(data, dict) else data if isinstance(data, list) else ():
@@ -94,7 +93,7 @@ MANIFESTS = sorted(
 MANIFEST, WORKFLOW = DEPLOYED / "kubernetes.yaml", DEPLOYED / "workflow.yaml"
 
 
-def find_pods(data: Any) -> Iterator[dict[str, Any]]:
+def find_pods(data):
     """Yields the specs of all pods in a manifest."""
     if isinstance(data, dict) and "containers" in data:
         yield data
@@ -104,7 +103,7 @@ def find_pods(data: Any) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.attack
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
-def test_what_runs_in_a_pod_can_change_neither_its_image_nor_its_model(path: Path) -> None:
+def test_what_runs_in_a_pod_can_change_neither_its_image_nor_its_model(path):
     pods = list(find_pods(list(yaml.safe_load_all(path.read_text()))))
     assert pods
     for pod in pods:
@@ -122,9 +121,7 @@ def test_what_runs_in_a_pod_can_change_neither_its_image_nor_its_model(path: Pat
 
 
 @pytest.mark.attack
-def test_the_container_job_loads_only_what_its_key_signed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_container_job_loads_only_what_its_key_signed(tmp_path, monkeypatch):
     private, public = write_keys(tmp_path / "keys")
     _, other = write_keys(tmp_path / "other")
     write_bundle(tmp_path / "linear")
@@ -134,7 +131,7 @@ def test_the_container_job_loads_only_what_its_key_signed(
     run("ortprep", "pull", "linear", "--registry", registry, *options, folder=tmp_path)
     monkeypatch.setenv("BUNDLE", str(bundle))
 
-    def load(key: Path) -> str:
+    def load(key):
         monkeypatch.setenv("BUNDLE_KEY", str(key))
         return run(sys.executable, str(DEPLOYED / "job.py"), folder=tmp_path)
 
@@ -146,7 +143,7 @@ def test_the_container_job_loads_only_what_its_key_signed(
         load(public)
 
 
-def test_the_image_has_the_extras_that_its_pod_needs_and_the_pod_runs_what_the_recipe_ran() -> None:
+def test_the_image_has_the_extras_that_its_pod_needs_and_the_pod_runs_what_the_recipe_ran():
     (pod,) = find_pods(yaml.safe_load(MANIFEST.read_text()))
     _, pull = pod["initContainers"]
     registry = next(entry["value"] for entry in pull["env"] if entry["name"] == "ORTPREP_REGISTRY")
@@ -156,7 +153,7 @@ def test_the_image_has_the_extras_that_its_pod_needs_and_the_pod_runs_what_the_r
     assert " ".join(names) in (DEPLOYED / "run.sh").read_text().splitlines()
 
 
-def test_every_script_of_the_workflow_is_one_that_bash_takes() -> None:
+def test_every_script_of_the_workflow_is_one_that_bash_takes():
     jobs = yaml.safe_load(WORKFLOW.read_text())["jobs"].values()
     scripts = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
     assert scripts
@@ -165,7 +162,7 @@ def test_every_script_of_the_workflow_is_one_that_bash_takes() -> None:
 
 
 @pytest.mark.attack
-def test_the_workflow_runs_neither_code_of_a_fork_nor_an_action_that_can_change() -> None:
+def test_the_workflow_runs_neither_code_of_a_fork_nor_an_action_that_can_change():
     workflow = yaml.safe_load(WORKFLOW.read_text())
     triggers = workflow[True]  # what YAML 1.1 makes of `on`
     assert set(triggers) <= {"push", "schedule", "workflow_dispatch"}
@@ -183,9 +180,74 @@ DEPLOYMENTS = (MANIFEST, WORKFLOW, SEVERAL, SERVED)
 
 
 @pytest.mark.parametrize("path", DEPLOYMENTS, ids=lambda path: path.name)
-def test_every_command_of_a_deployment_is_one_that_the_command_line_takes(path: Path) -> None:
+def test_every_command_of_a_deployment_is_one_that_the_command_line_takes(path):
     known: Any = typer.main.get_command(app)
     commands = list(commands_in(path))
     assert commands
     for _, name, *arguments in commands:
         known.commands[name].make_context(name, list(arguments))  # raises for what it does not take
+
+
+# -- the pages of recipes are made from scripts that run
+
+RECIPES = recipe_names()
+
+
+def stable_lines(name, transcript):
+    """Returns what a script writes on every machine: without figures, and without steps marked with `#~`."""
+    script = (EXAMPLES / name / "run.sh").read_text()
+    lines = [
+        line
+        for step, shown in split_steps(script, transcript).items()
+        if f"#: {step}" in script.splitlines()
+        for is_command, line in shown
+        if not is_command
+    ]
+    words = [" ".join("#" if re.search(r"\d", word) else word for word in line.split()) for line in lines]
+    return [line for line in words if line.strip("─ ")]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_page_is_made_from_its_recipe(name):
+    assert page_path(name).read_text() == build_page(name), f"run: python -m docs.recipe_pages {name}"
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_command_of_a_page_is_in_the_script(name):
+    script = (EXAMPLES / name / "run.sh").read_text().splitlines()
+    page = (EXAMPLES / name / "page.md").read_text()
+    assert re.findall(r"```(?:bash|sh|console)", page) == []
+    blocks = re.findall(r"```(?:bash|console)\n(.*?)```", page_path(name).read_text(), re.DOTALL)
+    shown = [line.removeprefix("$ ") for block in blocks for line in block.splitlines() if line[:2] == "$ "]
+    assert [line for line in shown if line not in script] == []
+    assert blocks
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_lines_of_a_page_wrap(name):
+    lines = page_path(name).read_text().splitlines()
+    assert [line for line in lines if len(line) > WIDTH and not line.startswith("|")] == []
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_file_of_a_recipe_is_on_its_page(name):
+    page = page_path(name).read_text()
+    folder = EXAMPLES / name
+    files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    made = {"page.md", "run.sh", "transcript.txt"}
+    hidden = [file for file in files if file not in made and f"[`{file}`](" not in page]
+    assert [file for file in hidden if "__pycache__" not in file] == []
+
+
+def test_a_dockerfile_takes_the_onnxruntime_that_its_page_shows():
+    text = (EXAMPLES / "several_models" / "Dockerfile").read_text()
+    _, recorded = (EXAMPLES / "several_models" / "transcript.txt").read_text().split("\n", 1)
+    pinned = set(re.findall(r"ARG ONNXRUNTIME=(\S+)", text))
+    assert pinned == set(re.findall(r"^onnxruntime-gpu==(\S+)$", recorded, re.MULTILINE))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_runs_from_a_clean_folder_and_writes_what_its_page_shows(name, tmp_path):
+    _, recorded = (EXAMPLES / name / "transcript.txt").read_text().split("\n", 1)
+    assert stable_lines(name, run_recipe(name, tmp_path, is_quick=True)) == stable_lines(name, recorded)

@@ -1,14 +1,11 @@
 """The site of the documentation: built strictly, every link leads somewhere, nothing comes from elsewhere."""
 
-from __future__ import annotations
-
 import functools
 import http.server
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -25,14 +22,14 @@ ROOT = Path(__file__).resolve().parents[1]
 class _Document(HTMLParser):
     """What a page links to, loads, and can be linked to."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         super().__init__()
         self.links: list[str] = []
         self.loaded: list[str] = []
         self.anchors: set[str] = set()
         self.feed(path.read_text(encoding="utf-8"))
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         found = {name: value or "" for name, value in attrs}
         self.anchors.update(value for name, value in attrs if name in ("id", "name") and value)
         if "src" in found or (tag == "link" and "stylesheet" in found.get("rel", "")):
@@ -42,7 +39,7 @@ class _Document(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
@@ -57,11 +54,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def documents(site: Path) -> dict[Path, _Document]:
+def documents(site):
     return {path: _Document(path) for path in site.rglob("*.html") if path.name != "404.html"}
 
 
-def test_every_link_leads_to_a_page_and_a_place_in_it(documents: dict[Path, _Document]) -> None:
+def test_every_link_leads_to_a_page_and_a_place_in_it(documents):
     assert len(documents) > 30
     broken = []
     for path, document in documents.items():
@@ -78,7 +75,7 @@ def test_every_link_leads_to_a_page_and_a_place_in_it(documents: dict[Path, _Doc
     assert broken == []
 
 
-def test_every_page_loads_only_its_own_files(documents: dict[Path, _Document]) -> None:
+def test_every_page_loads_only_its_own_files(documents):
     loaded = {(path, url) for path, document in documents.items() for url in document.loaded}
     assert len(loaded) > 30
     assert [url for path, url in loaded if not (path.parent / urlsplit(url).path).is_file()] == []
@@ -87,18 +84,18 @@ def test_every_page_loads_only_its_own_files(documents: dict[Path, _Document]) -
 @pytest.mark.parametrize(
     "name", ["runtime.load", "runtime.SessionPool", "prepare", "session", "errors.PipelineError"]
 )
-def test_the_reference_has_what_jobs_import(documents: dict[Path, _Document], name: str) -> None:
+def test_the_reference_has_what_jobs_import(documents, name):
     anchors = next(one.anchors for path, one in documents.items() if path.name == "api_classes.html")
     assert f"ortprep.{name}" in anchors
 
 
 class _QuietHandler(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *arguments: object) -> None:
+    def log_message(self, format, *arguments):
         """Says nothing."""
 
 
 @pytest.fixture
-def address(site: Path) -> Iterator[str]:
+def address(site):
     handler = functools.partial(_QuietHandler, directory=str(site))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -106,7 +103,7 @@ def address(site: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def test_the_search_finds_a_page_and_asks_nobody_else(address: str) -> None:
+def test_the_search_finds_a_page_and_asks_nobody_else(address):
     with browser() as page:
         page.requests()
         page.driver.get(address)

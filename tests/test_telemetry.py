@@ -4,14 +4,11 @@ Official Linux wheels since 1.29 put a database below `~/.cache/Microsoft`, and 
 every process that imports them without `ORT_DISABLE_TELEMETRY=1`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -50,9 +47,7 @@ CALLS = "socket,connect,open,openat,creat,mkdir,mkdirat,execve"
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 @pytest.mark.parametrize("arguments", COMMANDS.values(), ids=COMMANDS)
-def test_no_process_opens_an_internet_socket_or_a_file_of_the_telemetry(
-    tmp_path: Path, arguments: list[str]
-) -> None:
+def test_no_process_opens_an_internet_socket_or_a_file_of_the_telemetry(tmp_path, arguments):
     home, trace = tmp_path / "home", tmp_path / "trace"
     home.mkdir()
     subprocess.run(
@@ -71,9 +66,7 @@ def test_no_process_opens_an_internet_socket_or_a_file_of_the_telemetry(
 @pytest.mark.attack
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize(("given", "found"), [(None, "1"), ("0", "0"), ("", "")])
-def test_it_is_off_at_the_import_unless_the_user_says_otherwise(
-    tmp_path: Path, door: str, given: str | None, found: str
-) -> None:
+def test_it_is_off_at_the_import_unless_the_user_says_otherwise(tmp_path, door, given, found):
     # A stand-in for ONNX Runtime says what it saw as it was imported; the real one would send something.
     (tmp_path / "onnxruntime.py").write_text(
         f"import os; raise ImportError('saw ' + repr(os.environ.get({TELEMETRY_VARIABLE!r})))"
@@ -90,8 +83,8 @@ def test_it_is_off_at_the_import_unless_the_user_says_otherwise(
     ("version", "given", "warnings"), [("1.29.0", None, 1), ("1.28.3", None, 0), ("1.32.0", "0", 0)]
 )
 def test_an_application_that_imported_onnxruntime_before_gets_one_warning(
-    tmp_path: Path, door: str, version: str, given: str | None, warnings: int
-) -> None:
+    tmp_path, door, version, given, warnings
+):
     # The real ONNX Runtime, imported with the variable so that this test sends nothing, says another version.
     code = (
         f"import os, sys; os.environ[{TELEMETRY_VARIABLE!r}] = '1'; import onnxruntime\n"
@@ -105,7 +98,7 @@ def test_an_application_that_imported_onnxruntime_before_gets_one_warning(
     assert f"now {given or 1}" in said  # children of the process send nothing
 
 
-def _run(arguments: list[str], environment: dict[str, str], *, cwd: Path) -> str:
+def _run(arguments, environment, *, cwd):
     """Runs Python and returns what it wrote to stderr."""
     ended = subprocess.run(
         [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=60, cwd=cwd
@@ -113,7 +106,7 @@ def _run(arguments: list[str], environment: dict[str, str], *, cwd: Path) -> str
     return ended.stderr
 
 
-def _environment(home: Path) -> dict[str, str]:
+def _environment(home):
     hidden = (TELEMETRY_VARIABLE, "XDG_CACHE_HOME", "ORTPREP_CACHE_DIR")
     inherited = {name: value for name, value in os.environ.items() if name not in hidden}
     return {**inherited, "HOME": str(home), "PYTHONPATH": str(REPOSITORY)}

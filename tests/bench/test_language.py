@@ -1,16 +1,12 @@
 """The benchmarks' models of language are full-size, and answer as such models do."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from numpy.typing import NDArray
 
 from bench.language import write_language_model
 from bench.language.bert import build_bert
@@ -21,23 +17,16 @@ Build = Callable[[], onnx.ModelProto]
 
 
 @pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(tmp_path_factory):
     """A folder for models that several tests read."""
     return tmp_path_factory.mktemp("demo")
 
 
-def draw_ids(shape: tuple[int, int]) -> NDArray[np.int64]:
+def draw_ids(shape):
     return np.random.default_rng(0).integers(0, 10_000, shape)
 
 
-def answer(
-    folder: Path,
-    name: str,
-    ids: NDArray[np.int64],
-    *,
-    mask: NDArray[np.int64] | None = None,
-    level: onnxruntime.GraphOptimizationLevel = ALL,
-) -> NDArray[np.float32]:
+def answer(folder, name, ids, *, mask=None, level=ALL):
     """Returns the first output of a model of language, which is written if it is not there."""
     path = write_language_model(name, folder / f"{name}.onnx")
     options = onnxruntime.SessionOptions()
@@ -53,7 +42,7 @@ def answer(
 @pytest.mark.parametrize(
     ("build", "count"), [(build_bert, 109_482_240), (build_gpt2, 124_439_808)], ids=["bert-base", "gpt2"]
 )
-def test_a_transformer_has_the_weights_of_the_real_one(build: Build, count: int) -> None:
+def test_a_transformer_has_the_weights_of_the_real_one(build, count):
     weights = [
         tensor for tensor in build().graph.initializer if ".weight" in tensor.name or ".bias" in tensor.name
     ]
@@ -64,9 +53,7 @@ def test_a_transformer_has_the_weights_of_the_real_one(build: Build, count: int)
     "name", [pytest.param("bilstm", marks=pytest.mark.slow), pytest.param("gpt2", marks=pytest.mark.manual)]
 )
 @pytest.mark.parametrize("shape", [(1, 1), (3, 17)])
-def test_a_model_of_language_answers_the_same_with_and_without_optimisation(
-    models: Path, name: str, shape: tuple[int, int]
-) -> None:
+def test_a_model_of_language_answers_the_same_with_and_without_optimisation(models, name, shape):
     levels = (onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL, ALL)
     plain, optimised = (answer(models, name, draw_ids(shape), level=level) for level in levels)
     assert plain.std() > 0.01
@@ -80,9 +67,7 @@ def test_a_model_of_language_answers_the_same_with_and_without_optimisation(
         pytest.param("gpt2", False, marks=pytest.mark.manual),
     ],
 )
-def test_a_token_reaches_earlier_answers_only_if_the_model_reads_backwards(
-    models: Path, name: str, reaches_back: bool
-) -> None:
+def test_a_token_reaches_earlier_answers_only_if_the_model_reads_backwards(models, name, reaches_back):
     ids = draw_ids((2, 9))
     changed = ids.copy()
     changed[:, -1] += 1
@@ -92,7 +77,7 @@ def test_a_token_reaches_earlier_answers_only_if_the_model_reads_backwards(
 
 
 @pytest.mark.manual
-def test_gpt2_does_not_see_what_its_mask_leaves_out(models: Path) -> None:
+def test_gpt2_does_not_see_what_its_mask_leaves_out(models):
     ids = draw_ids((1, 9))
     mask = np.ones_like(ids)
     mask[:, 3] = 0

@@ -1,9 +1,4 @@
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,7 +18,6 @@ from bench.models import DEFAULTS, write_specs
 from bench.rapidocr_app import BUNDLES
 from bench.small_models import SMALL_MODELS, small_specs
 from bench.start import (
-    LoadScript,
     ScriptTimes,
     load,
     optimize_by_hand,
@@ -40,16 +34,14 @@ from ortprep.spec.reading import read_specs
 from tests.runtime.builders import sample, write_bundle
 
 
-def run(script: LoadScript, folder: Path) -> ScriptTimes:
+def run(script, folder):
     write_tensors(folder / "sample.npz", {"x": sample()})
     write_script(script, folder / "sample.npz", folder / "script.py", steady_s=0.01)
     return run_script(folder / "script.py", timeout_s=600)
 
 
 @pytest.mark.parametrize("name", ["plain", "by hand", "same file", "load", "imported"])
-def test_every_way_answers_and_its_parts_fit_into_the_time_seen_from_outside(
-    name: str, tmp_path: Path
-) -> None:
+def test_every_way_answers_and_its_parts_fit_into_the_time_seen_from_outside(name, tmp_path):
     bundle = write_bundle(tmp_path / "net", first=SessionOptionsRecord("ORT_DISABLE_ALL"))
     scripts = {
         "plain": plain(bundle / read_loader_config(bundle).variants[0].model),
@@ -64,7 +56,7 @@ def test_every_way_answers_and_its_parts_fit_into_the_time_seen_from_outside(
     assert start.private_mb > 1
 
 
-def test_the_same_file_makes_the_session_that_load_makes(tmp_path: Path) -> None:
+def test_the_same_file_makes_the_session_that_load_makes(tmp_path):
     options = SessionOptionsRecord(
         "ORT_ENABLE_BASIC", {"intra_op_num_threads": 1}, {"session.disable_prepacking": "1"}
     )
@@ -77,7 +69,7 @@ def test_the_same_file_makes_the_session_that_load_makes(tmp_path: Path) -> None
     assert made.graph_optimization_level.name == "ORT_ENABLE_BASIC"  # type: ignore[attr-defined]
 
 
-def starts(ready_ms: float, *, init_ms: float = 20.0, steady_ms: float = 5.0) -> list[ScriptTimes]:
+def starts(ready_ms, *, init_ms=20.0, steady_ms=5.0):
     """Three processes on a machine that changes its speed."""
     return [
         ScriptTimes(ready_ms * speed, 0.0, init_ms * speed, 10.0 * speed, 9.0, steady_ms * speed, 50.0)
@@ -85,7 +77,7 @@ def starts(ready_ms: float, *, init_ms: float = 20.0, steady_ms: float = 5.0) ->
     ]
 
 
-def test_pairs_of_a_round_are_compared_so_that_the_machines_speed_cancels() -> None:
+def test_pairs_of_a_round_are_compared_so_that_the_machines_speed_cancels():
     results = {PLAIN: starts(100.0), LOAD: starts(50.0, steady_ms=4.0), FALLBACK: starts(200.0)}
     figures = compare(results)
     assert figures["load_sooner"] == pytest.approx(2.0)
@@ -93,7 +85,7 @@ def test_pairs_of_a_round_are_compared_so_that_the_machines_speed_cancels() -> N
     assert figures["fallback_sooner"] == pytest.approx(0.5)
 
 
-def test_load_adds_what_its_session_comes_later_than_one_of_the_same_file() -> None:
+def test_load_adds_what_its_session_comes_later_than_one_of_the_same_file():
     later = [
         replace(one, ready_ms=one.ready_ms + 5, import_ms=2.0, init_ms=one.init_ms + 1, processor_ms=13.0)
         for one in starts(100.0)
@@ -104,7 +96,7 @@ def test_load_adds_what_its_session_comes_later_than_one_of_the_same_file() -> N
     assert figures["load_adds_processor_ms"] == pytest.approx(4.0)
 
 
-def test_one_slow_model_misses_its_goal_though_the_mean_reaches_it() -> None:
+def test_one_slow_model_misses_its_goal_though_the_mean_reaches_it():
     verdicts = judge("small", {"a": {"load_sooner": 2.0}, "b": {"load_sooner": 0.9}})
     assert [(verdict.reached, pytest.approx(verdict.got)) for verdict in verdicts] == [
         (True, 1.8**0.5),
@@ -112,16 +104,16 @@ def test_one_slow_model_misses_its_goal_though_the_mean_reaches_it() -> None:
     ]
 
 
-def test_arms_that_were_left_out_have_no_verdict() -> None:
+def test_arms_that_were_left_out_have_no_verdict():
     assert judge("large", {"a": {"load_steady": 1.01}})[0].goal.startswith("later run")
 
 
-def test_specs_of_the_small_models_are_specs(tmp_path: Path) -> None:
+def test_specs_of_the_small_models_are_specs(tmp_path):
     write_specs(small_specs(SMALL_MODELS, tmp_path), tmp_path / "configs", defaults=DEFAULTS)
     assert {spec.name for spec in read_specs(tmp_path / "configs")} == set(SMALL_MODELS)
 
 
-def test_tables_take_the_place_between_their_markers_and_nothing_else() -> None:
+def test_tables_take_the_place_between_their_markers_and_nothing_else():
     page = "before\n<!-- x -->\nold\nlines\n<!-- end of x -->\nafter\n"
     once = replace_between(page, "x", "| new |")
     assert once == "before\n<!-- x -->\n| new |\n<!-- end of x -->\nafter\n"
@@ -130,7 +122,7 @@ def test_tables_take_the_place_between_their_markers_and_nothing_else() -> None:
         replace_between(page, "y", "| new |")
 
 
-def measured(kind: str, arms: Sequence[str]) -> dict[str, Any]:
+def measured(kind, arms):
     """A section of the report, with two models whose arms come twice as soon as plain ONNX Runtime."""
     results = {arm: starts(50.0) for arm in arms} | {PLAIN: starts(100.0)}
     figures = {name: compare(results) for name in ("magika", "resnet50")}
@@ -142,7 +134,7 @@ def measured(kind: str, arms: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def test_tables_have_every_model_the_means_and_the_application() -> None:
+def test_tables_have_every_model_the_means_and_the_application():
     arms = (LOAD, HAND, SAME_FILE, IMPORTED, FALLBACK)
     report = {
         "small": measured("small", arms),

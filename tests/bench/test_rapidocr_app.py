@@ -1,13 +1,9 @@
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from bench.rapidocr_app import BUNDLES, PLAIN, report
 
 
-def runs(*, page_ms: float = 500.0, private_mb: float = 200.0, text: str = "total") -> list[dict[str, Any]]:
+def runs(*, page_ms=500.0, private_mb=200.0, text="total"):
     """Three processes on a machine that changes its speed."""
     return [
         {"first_ms": 1200 * speed, "page_ms": page_ms * speed, "private_mb": private_mb, "answers": [[text]]}
@@ -25,12 +21,12 @@ def runs(*, page_ms: float = 500.0, private_mb: float = 200.0, text: str = "tota
         ({"text": "tota1"}, ["answers identical"]),
     ],
 )
-def test_whatever_is_worse_on_bundles_is_a_missed_goal(bundles: dict[str, Any], missed: list[str]) -> None:
+def test_whatever_is_worse_on_bundles_is_a_missed_goal(bundles, missed):
     found = report({PLAIN: runs(), BUNDLES: runs(**bundles)})
     assert [goal for goal, reached in found["reached"].items() if not reached] == missed
 
 
-def test_ratios_are_of_bundles_to_plain() -> None:
+def test_ratios_are_of_bundles_to_plain():
     figures = report({PLAIN: runs(), BUNDLES: runs(page_ms=400.0)})["figures"]
     assert figures["page_ms"]["bundles_to_plain"] == pytest.approx(0.8)
     assert figures["page_ms"][PLAIN]["median"] == 500.0

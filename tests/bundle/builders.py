@@ -1,9 +1,5 @@
 """Bundles for tests of the format: the files need not be models."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 from ortprep.bundle.digest import digest_bytes
 from ortprep.bundle.loader_config import (
     LOADER_SCHEMA_VERSION,
@@ -34,7 +30,7 @@ CONTENT = {
 }
 
 
-def write_bundle(folder: Path) -> Path:
+def write_bundle(folder):
     """Writes an intact bundle with one portable variant."""
     entries = {}
     for path, data in CONTENT.items():
@@ -48,7 +44,7 @@ def write_bundle(folder: Path) -> Path:
     return folder
 
 
-def loader_config(entries: dict[str, FileEntry]) -> LoaderConfig:
+def loader_config(entries):
     return LoaderConfig(
         schema_version=LOADER_SCHEMA_VERSION,
         name="m",
@@ -69,7 +65,7 @@ def loader_config(entries: dict[str, FileEntry]) -> LoaderConfig:
     )
 
 
-def manifest(files: tuple[FileEntry, ...]) -> Manifest:
+def manifest(files):
     return Manifest(
         schema_version=MANIFEST_SCHEMA_VERSION,
         name="m",

@@ -1,14 +1,11 @@
 """Atomic or absent: F16 of docs/format.md, with processes that are really killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import stat
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -29,14 +26,12 @@ while True:
 """
 
 
-def contents(folder: Path) -> set[str]:
+def contents(folder):
     return {(folder / name).read_text() for name in "abcdef"}
 
 
 @pytest.mark.parametrize("generations", [1, 2, 5])
-def test_f16_a_writer_killed_at_any_instant_leaves_one_whole_generation(
-    tmp_path: Path, generations: int
-) -> None:
+def test_f16_a_writer_killed_at_any_instant_leaves_one_whole_generation(tmp_path, generations):
     destination = tmp_path / "bundle"
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(destination)], stdout=subprocess.PIPE, env=dict(os.environ)
@@ -53,7 +48,7 @@ def test_f16_a_writer_killed_at_any_instant_leaves_one_whole_generation(
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
-def test_f16_a_reader_never_sees_the_folder_absent_or_mixed_while_it_is_replaced(tmp_path: Path) -> None:
+def test_f16_a_reader_never_sees_the_folder_absent_or_mixed_while_it_is_replaced(tmp_path):
     destination = tmp_path / "bundle"
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(destination)], stdout=subprocess.PIPE)
     assert writer.stdout is not None
@@ -66,7 +61,7 @@ def test_f16_a_reader_never_sees_the_folder_absent_or_mixed_while_it_is_replaced
     assert len(contents(destination)) == 1
 
 
-def test_f17_who_reads_a_replaced_file_keeps_reading_what_it_was(tmp_path: Path) -> None:
+def test_f17_who_reads_a_replaced_file_keeps_reading_what_it_was(tmp_path):
     destination = tmp_path / "bundle"
     with new_folder(destination) as folder:
         (folder / "a").write_text("old")
@@ -80,9 +75,7 @@ def test_f17_who_reads_a_replaced_file_keeps_reading_what_it_was(tmp_path: Path)
 @pytest.mark.parametrize(
     ("umask", "file_mode", "folder_mode"), [(0o077, 0o600, 0o700), (0o022, 0o644, 0o755)]
 )
-def test_what_is_written_has_the_permissions_the_user_asks_for(
-    tmp_path: Path, umask: int, file_mode: int, folder_mode: int
-) -> None:
+def test_what_is_written_has_the_permissions_the_user_asks_for(tmp_path, umask, file_mode, folder_mode):
     before = os.umask(umask)
     try:
         write_bytes_atomic(tmp_path / "file", b"")
@@ -94,7 +87,7 @@ def test_what_is_written_has_the_permissions_the_user_asks_for(
     assert modes == [file_mode, folder_mode]
 
 
-def test_an_error_while_writing_leaves_the_old_folder_and_no_trace(tmp_path: Path) -> None:
+def test_an_error_while_writing_leaves_the_old_folder_and_no_trace(tmp_path):
     destination = tmp_path / "bundle"
     with new_folder(destination) as folder:
         (folder / "a").write_text("old")
@@ -105,7 +98,7 @@ def test_an_error_while_writing_leaves_the_old_folder_and_no_trace(tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
-def test_the_temporaries_of_a_model_with_a_longer_name_are_left_alone(tmp_path: Path) -> None:
+def test_the_temporaries_of_a_model_with_a_longer_name_are_left_alone(tmp_path):
     with new_folder(tmp_path / "resnet-50") as folder:
         (folder / "a").write_text("in progress")
         remove_stale_temporaries(tmp_path, "resnet")
@@ -113,7 +106,7 @@ def test_the_temporaries_of_a_model_with_a_longer_name_are_left_alone(tmp_path: 
     assert (tmp_path / "resnet-50" / "a").exists()
 
 
-def test_an_error_while_writing_a_file_leaves_the_old_one_and_no_trace(tmp_path: Path) -> None:
+def test_an_error_while_writing_a_file_leaves_the_old_one_and_no_trace(tmp_path):
     path = tmp_path / "file"
     write_bytes_atomic(path, b"old")
     with pytest.raises(TypeError):

@@ -1,11 +1,8 @@
 """A digest is computed once per content, and never trusted past a change."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -19,34 +16,32 @@ from tests.fakes import wait_for_a_tick
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> DigestCache:
+def cache(tmp_path):
     return DigestCache(tmp_path / "cache")
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"content")
     return path
 
 
-def poison(cache: DigestCache, path: Path) -> str:
+def poison(cache, path):
     """Stores a wrong digest for the file as it is now; getting it back proves that the cache was used."""
     wrong = digest_bytes(b"not the content")
     cache.record(path, wrong)
     return wrong
 
 
-def test_an_unchanged_file_is_not_hashed_again(cache: DigestCache, file: Path, tmp_path: Path) -> None:
+def test_an_unchanged_file_is_not_hashed_again(cache, file, tmp_path):
     wrong = poison(cache, file)
     assert cache.digest(file) == wrong
     assert DigestCache(tmp_path / "cache").digest(file) == wrong
 
 
 @pytest.mark.attack
-def test_an_entry_of_another_user_is_not_believed(
-    cache: DigestCache, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_entry_of_another_user_is_not_believed(cache, file, tmp_path, monkeypatch):
     poison(cache, file)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     (entry,) = (path for path in (tmp_path / "cache").rglob("*") if path.is_file())
@@ -56,9 +51,7 @@ def test_an_entry_of_another_user_is_not_believed(
 
 
 @pytest.mark.attack
-def test_another_file_put_in_place_while_hashing_is_never_remembered_for_the_first(
-    tmp_path: Path, file: Path
-) -> None:
+def test_another_file_put_in_place_while_hashing_is_never_remembered_for_the_first(tmp_path, file):
     good, evil, way = tmp_path / "good", tmp_path / "evil", tmp_path / "way"
     for folder, content in ((good, b"good"), (evil, b"evil")):
         folder.mkdir()
@@ -66,7 +59,7 @@ def test_another_file_put_in_place_while_hashing_is_never_remembered_for_the_fir
     time.sleep(0.05)  # old enough to be remembered
     way.symlink_to(evil)
 
-    def swap() -> None:
+    def swap():
         way.unlink()
         way.symlink_to(good)
 
@@ -76,15 +69,15 @@ def test_another_file_put_in_place_while_hashing_is_never_remembered_for_the_fir
     assert cache.digest(good / "model") == digest_bytes(b"good")
 
 
-def test_hashing_ends_when_it_is_told_to(file: Path) -> None:
-    def stop() -> None:
+def test_hashing_ends_when_it_is_told_to(file):
+    def stop():
         raise TimeoutError
 
     with pytest.raises(TimeoutError):
         digest_file(file, between_blocks=stop)
 
 
-def test_hard_links_share_an_entry(cache: DigestCache, file: Path) -> None:
+def test_hard_links_share_an_entry(cache, file):
     other = file.with_name("other")
     os.link(file, other)
     wrong = poison(cache, file)
@@ -92,7 +85,7 @@ def test_hard_links_share_an_entry(cache: DigestCache, file: Path) -> None:
 
 
 @pytest.mark.attack
-def test_a_change_of_the_same_size_with_its_time_set_back_is_noticed(cache: DigestCache, file: Path) -> None:
+def test_a_change_of_the_same_size_with_its_time_set_back_is_noticed(cache, file):
     poison(cache, file)
     before = read_stamp(file)
     wait_for_a_tick(file)
@@ -103,39 +96,37 @@ def test_a_change_of_the_same_size_with_its_time_set_back_is_noticed(cache: Dige
 
 
 @pytest.mark.parametrize("junk", [b"", b"junk", b"7 1 1 sha256:short", b"\xff\xfe\xff"])
-def test_a_damaged_cache_costs_time_and_nothing_else(
-    cache: DigestCache, file: Path, tmp_path: Path, junk: bytes
-) -> None:
+def test_a_damaged_cache_costs_time_and_nothing_else(cache, file, tmp_path, junk):
     poison(cache, file)
     (entry,) = (path for path in (tmp_path / "cache").rglob("*") if path.is_file())
     entry.write_bytes(junk)
     assert cache.digest(file) == digest_bytes(b"content")
 
 
-def test_a_cache_that_cannot_be_written_costs_time_and_nothing_else(file: Path, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_costs_time_and_nothing_else(file, tmp_path):
     blocked = tmp_path / "blocked"
     blocked.write_text("a file where the folder should be")
     assert DigestCache(blocked / "cache").digest(file) == digest_bytes(b"content")
 
 
 @given(st.binary(max_size=4096))
-def test_f4_digests_are_sha256_in_lower_case_hex(data: bytes) -> None:
+def test_f4_digests_are_sha256_in_lower_case_hex(data):
     digest = digest_bytes(data)
     assert digest == "sha256:" + hashlib.sha256(data).hexdigest()
     assert is_digest(digest)
 
 
 @given(st.text(max_size=80))
-def test_f4_nothing_else_is_a_digest(text: str) -> None:
+def test_f4_nothing_else_is_a_digest(text):
     assert not is_digest(text)
 
 
-def test_a_file_hashes_as_its_bytes(file: Path) -> None:
+def test_a_file_hashes_as_its_bytes(file):
     assert digest_file(file) == digest_bytes(b"content")
 
 
 @given(st.text(max_size=20))
-def test_f1_a_safe_name_is_one_component_and_never_climbs(name: str) -> None:
+def test_f1_a_safe_name_is_one_component_and_never_climbs(name):
     if is_safe_name(name):
         assert name == os.path.basename(name)  # noqa: PTH119
         assert ".." not in name
@@ -143,18 +134,18 @@ def test_f1_a_safe_name_is_one_component_and_never_climbs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["..", ".hidden", "a/b", "a\\b", "", "a..b", "a\n", "é", "a" * 129])
-def test_f1_these_are_no_names(name: str) -> None:
+def test_f1_these_are_no_names(name):
     assert not is_safe_name(name)
 
 
 @given(st.lists(st.sampled_from(["a", "b.c", "..", ".", "", "/", "\\", "\x00"]), max_size=5).map("/".join))
-def test_f2_a_safe_path_stays_below_its_root(path: str) -> None:
+def test_f2_a_safe_path_stays_below_its_root(path):
     if is_safe_path(path):
         resolved = os.path.normpath(f"/root/of/bundle/{path}")
         assert resolved == f"/root/of/bundle/{path}"
 
 
-def test_f3_links_are_resolved_before_they_are_judged(tmp_path: Path) -> None:
+def test_f3_links_are_resolved_before_they_are_judged(tmp_path):
     root = tmp_path / "bundle"
     root.mkdir()
     (root / "inside").write_text("x")

@@ -1,9 +1,6 @@
 """A file in two places is one on disk where it can be, and what is known of it stays known."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +14,7 @@ CONTENT = b"weights" * 1000
 
 
 @pytest.fixture
-def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def source(tmp_path, monkeypatch):
     monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
     path = tmp_path / "source"
     path.write_bytes(CONTENT)
@@ -25,10 +22,8 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_a_linked_file_takes_no_room_and_is_not_hashed_again(
-    source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(path: Path) -> str:
+def test_a_linked_file_takes_no_room_and_is_not_hashed_again(source, monkeypatch):
+    def refuse(path):
         raise AssertionError(f"hashed again: {path}")
 
     monkeypatch.setattr(digest, "digest_file", refuse)
@@ -38,8 +33,8 @@ def test_a_linked_file_takes_no_room_and_is_not_hashed_again(
     assert DigestCache().digest(source) == DigestCache().digest(destination) == digest_bytes(CONTENT)
 
 
-def test_where_there_are_no_links_the_bytes_are_copied(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(source: Path, destination: Path) -> None:
+def test_where_there_are_no_links_the_bytes_are_copied(source, monkeypatch):
+    def refuse(source, destination):
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
@@ -49,7 +44,7 @@ def test_where_there_are_no_links_the_bytes_are_copied(source: Path, monkeypatch
     assert destination.read_bytes() == CONTENT
 
 
-def test_a_file_that_is_there_is_never_written_over(source: Path) -> None:
+def test_a_file_that_is_there_is_never_written_over(source):
     destination = source.parent / "destination"
     for place in (link_or_copy, copy_file):
         destination.write_bytes(b"other")
@@ -58,14 +53,14 @@ def test_a_file_that_is_there_is_never_written_over(source: Path) -> None:
         assert destination.read_bytes() == b"other"
 
 
-def test_a_copy_is_a_file_of_its_own(source: Path) -> None:
+def test_a_copy_is_a_file_of_its_own(source):
     destination = source.parent / "deep" / "destination"
     copy_file(source, destination)
     assert destination.read_bytes() == CONTENT
     assert destination.stat().st_nlink == source.stat().st_nlink == 1
 
 
-def test_weights_of_the_main_graph_are_shared(tmp_path: Path) -> None:
+def test_weights_of_the_main_graph_are_shared(tmp_path):
     model = models.write_external_model(models.matmul_net(), tmp_path / "a" / "m.onnx", location="parts/w")
     share_model(model, tmp_path / "b" / "renamed.onnx")
     assert (tmp_path / "b" / "renamed.onnx").samefile(model)
@@ -73,7 +68,7 @@ def test_weights_of_the_main_graph_are_shared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("location", ["w.bin", "./parts/w.bin"])
-def test_onnx_runtime_loads_a_shared_model_from_either_place(tmp_path: Path, location: str) -> None:
+def test_onnx_runtime_loads_a_shared_model_from_either_place(tmp_path, location):
     """Weights of branches are refused if they have two hard links; the model file is shared all the same."""
     model = models.write_external_model(
         models.if_net(size=4096), tmp_path / "a" / "m.onnx", location=location
@@ -84,7 +79,7 @@ def test_onnx_runtime_loads_a_shared_model_from_either_place(tmp_path: Path, loc
         build_session(default_plan(str(tmp_path / place / "m.onnx")))
 
 
-def test_a_file_in_another_format_is_shared(tmp_path: Path) -> None:
+def test_a_file_in_another_format_is_shared(tmp_path):
     model = tmp_path / "a" / "m.ort"
     model.parent.mkdir()
     model.write_bytes(b"\x18\x00\x00\x00ORTM")

@@ -1,10 +1,7 @@
 """Laws of the cache folder: nobody but its user and root decides what is found there."""
 
-from __future__ import annotations
-
 import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,52 +14,52 @@ pytestmark = pytest.mark.runtime
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch):
     """The cache folder, which is not there yet."""
     folder = tmp_path / "above" / "cache"
     monkeypatch.setenv("ORTPREP_CACHE_DIR", str(folder))
     return folder
 
 
-def let_a_group_write_above(cache: Path) -> None:
+def let_a_group_write_above(cache):
     cache.mkdir(parents=True)
     cache.parent.chmod(0o775)
 
 
-def let_others_write(cache: Path) -> None:
+def let_others_write(cache):
     cache.mkdir(parents=True)
     cache.chmod(0o777)
 
 
-def let_others_write_below(cache: Path) -> None:
+def let_others_write_below(cache):
     (cache / "part").mkdir(parents=True)
     (cache / "part").chmod(0o707)
 
 
-def put_a_link(cache: Path) -> None:
+def put_a_link(cache):
     cache.mkdir(parents=True)
     (cache.parent / "elsewhere").mkdir()
     (cache / "part").symlink_to(cache.parent / "elsewhere")
 
 
-def lead_through_a_folder_of_others(cache: Path) -> None:
+def lead_through_a_folder_of_others(cache):
     shared = cache.parent / "shared"
     (shared / "cache").mkdir(parents=True)
     shared.chmod(0o777)
     cache.symlink_to(shared / "cache")
 
 
-def give_away(cache: Path) -> None:
+def give_away(cache):
     cache.mkdir(parents=True)
     os.chown(cache, 12345, 12345)
 
 
-def give_away_above(cache: Path) -> None:
+def give_away_above(cache):
     cache.mkdir(parents=True)
     os.chown(cache.parent, 12345, 12345)
 
 
-def put_a_link_of_another_user(cache: Path) -> None:
+def put_a_link_of_another_user(cache):
     (cache.parent / "mine").mkdir(parents=True)
     cache.symlink_to(cache.parent / "mine")
     os.lchown(cache, 12345, 12345)
@@ -84,9 +81,7 @@ UNSAFE = [
 
 @pytest.mark.attack
 @pytest.mark.parametrize("make", UNSAFE)
-def test_a_cache_that_others_could_change_is_not_used(
-    cache: Path, make: Callable[[Path], None], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_cache_that_others_could_change_is_not_used(cache, make, caplog):
     make(cache)
     with caplog.at_level(logging.WARNING):
         assert cache_folder("part") is None
@@ -99,7 +94,7 @@ def test_a_cache_that_others_could_change_is_not_used(
 
 
 @pytest.mark.attack
-def test_a_digest_in_a_cache_that_others_could_change_is_not_believed(cache: Path, tmp_path: Path) -> None:
+def test_a_digest_in_a_cache_that_others_could_change_is_not_believed(cache, tmp_path):
     file = tmp_path / "file"
     file.write_bytes(b"content")
     DigestCache().record(file, digest_bytes(b"not the content"))
@@ -108,7 +103,7 @@ def test_a_digest_in_a_cache_that_others_could_change_is_not_believed(cache: Pat
     assert DigestCache().digest(file) == digest_bytes(b"content")
 
 
-def test_a_cache_is_made_for_this_user_alone_whatever_the_umask(cache: Path) -> None:
+def test_a_cache_is_made_for_this_user_alone_whatever_the_umask(cache):
     before = os.umask(0)
     try:
         assert cache_folder("part") == f"{cache}/part"
@@ -120,7 +115,7 @@ def test_a_cache_is_made_for_this_user_alone_whatever_the_umask(cache: Path) -> 
     assert {path.stat().st_mode & 0o777 for path in folders} == {0o700}
 
 
-def test_a_cache_below_a_sticky_folder_or_behind_a_link_of_its_user_is_used(cache: Path) -> None:
+def test_a_cache_below_a_sticky_folder_or_behind_a_link_of_its_user_is_used(cache):
     sticky = cache.parent / "tmp"
     sticky.mkdir(parents=True)
     sticky.chmod(0o1777)
@@ -130,9 +125,7 @@ def test_a_cache_below_a_sticky_folder_or_behind_a_link_of_its_user_is_used(cach
     assert (sticky / "mine" / "part").is_dir()
 
 
-def test_a_cache_that_cannot_be_made_is_none_without_a_word(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_cache_that_cannot_be_made_is_none_without_a_word(cache, monkeypatch, caplog):
     monkeypatch.setenv("ORTPREP_CACHE_DIR", os.devnull)
     assert cache_folder("part") is None
     assert caplog.messages == []
@@ -141,7 +134,7 @@ def test_a_cache_that_cannot_be_made_is_none_without_a_word(
 
 
 @pytest.mark.attack
-def test_a_path_is_judged_by_where_it_leads_not_by_how_it_reads(tmp_path: Path) -> None:
+def test_a_path_is_judged_by_where_it_leads_not_by_how_it_reads(tmp_path):
     (tmp_path / "shared" / "one").mkdir(parents=True)
     (tmp_path / "shared").chmod(0o777)
     (tmp_path / "link").symlink_to("shared/one")
@@ -152,7 +145,7 @@ def test_a_path_is_judged_by_where_it_leads_not_by_how_it_reads(tmp_path: Path) 
     assert not is_protected(f"{tmp_path}/shared/one/..")
 
 
-def test_links_that_lead_in_a_circle_protect_nothing(tmp_path: Path) -> None:
+def test_links_that_lead_in_a_circle_protect_nothing(tmp_path):
     (tmp_path / "one").symlink_to("two")
     (tmp_path / "two").symlink_to("one")
     with pytest.raises(OSError, match="symbolic links"):

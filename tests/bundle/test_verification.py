@@ -35,30 +35,30 @@ SUPPRESSED = (HealthCheck.function_scoped_fixture, HealthCheck.too_slow)
 
 
 @pytest.fixture
-def bundle(tmp_path: Path) -> Path:
+def bundle(tmp_path):
     return write_bundle(tmp_path / "m")
 
 
-def rewrite(path: Path, **changes: Any) -> None:
+def rewrite(path, **changes):
     """Changes fields of a bundle's JSON file and makes its self digest right again, as an attacker would."""
     data = {**json.loads(path.read_text()), **changes}
     data.pop("self_digest")
     path.write_text(json.dumps(data | {"self_digest": digest_json(data)}))
 
 
-def rewrite_variant(bundle: Path, **changes: Any) -> None:
+def rewrite_variant(bundle, **changes):
     (variant,) = json.loads((bundle / "loader.json").read_text())["variants"]
     rewrite(bundle / "loader.json", variants=[variant | changes])
 
 
-def test_an_intact_bundle_has_no_difference(bundle: Path) -> None:
+def test_an_intact_bundle_has_no_difference(bundle):
     assert compare_bundle(bundle) == ()
 
 
 @settings(max_examples=60, suppress_health_check=SUPPRESSED)
 @given(data=st.data())
 @pytest.mark.attack
-def test_one_changed_byte_is_always_reported(bundle: Path, data: st.DataObject) -> None:
+def test_one_changed_byte_is_always_reported(bundle, data):
     name = data.draw(st.sampled_from([*CONTENT, "loader.json", "manifest.json"]))
     original = (bundle / name).read_bytes()
     index = data.draw(st.integers(0, len(original) - 1))
@@ -73,7 +73,7 @@ def test_one_changed_byte_is_always_reported(bundle: Path, data: st.DataObject) 
         (bundle / name).write_bytes(original)
 
 
-def _means_something_else(original: bytes, changed: bytes) -> bool:
+def _means_something_else(original, changed):
     """White space of the manifest may change without changing what it says; no digest is recorded of it."""
     try:
         return bool(json.loads(original) != json.loads(changed))
@@ -82,13 +82,13 @@ def _means_something_else(original: bytes, changed: bytes) -> bool:
 
 
 @pytest.mark.parametrize("name", [*CONTENT, "loader.json"])
-def test_a_missing_file_is_reported_by_name(bundle: Path, name: str) -> None:
+def test_a_missing_file_is_reported_by_name(bundle, name):
     (bundle / name).unlink()
     with pytest.raises(BundleError, match=name):
         check_bundle(bundle)
 
 
-def test_f8_every_difference_is_reported_at_once(bundle: Path) -> None:
+def test_f8_every_difference_is_reported_at_once(bundle):
     (bundle / "golden.npz").write_bytes(b"other!")
     (bundle / "portable/m_optimized.onnx").write_bytes(b"longer than before")
     (bundle / "portable/m_optimized.onnx.data").unlink()
@@ -102,13 +102,13 @@ def test_f8_every_difference_is_reported_at_once(bundle: Path) -> None:
     }
 
 
-def test_a_folder_in_a_files_place_is_reported(bundle: Path) -> None:
+def test_a_folder_in_a_files_place_is_reported(bundle):
     (bundle / "golden.npz").unlink()
     (bundle / "golden.npz").mkdir()
     assert [d.kind for d in compare_bundle(bundle)] == ["kind"]
 
 
-def test_f5_a_newer_major_version_is_refused_with_what_to_do(bundle: Path) -> None:
+def test_f5_a_newer_major_version_is_refused_with_what_to_do(bundle):
     rewrite(bundle / "loader.json", schema_version="2.0")
     with pytest.raises(UnsupportedVersionError, match="too new") as caught:
         read_loader_config(bundle)
@@ -116,7 +116,7 @@ def test_f5_a_newer_major_version_is_refused_with_what_to_do(bundle: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["loader.json", "manifest.json"])
-def test_f5_a_lower_major_version_is_read(bundle: Path, name: str) -> None:
+def test_f5_a_lower_major_version_is_read(bundle, name):
     rewrite(bundle / name, schema_version="0.7")
     assert read_loader_config(bundle).name == read_manifest(bundle).name == "m"
 
@@ -124,19 +124,19 @@ def test_f5_a_lower_major_version_is_read(bundle: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "version", [None, 1, "", "one", "-1.0", "1", "1.", "1.0.0", "١.0", "9" * 5000 + ".0"]
 )
-def test_f5_a_malformed_version_is_refused(bundle: Path, version: object) -> None:
+def test_f5_a_malformed_version_is_refused(bundle, version):
     rewrite(bundle / "loader.json", schema_version=version)
     with pytest.raises(BundleError, match="schema_version"):
         read_loader_config(bundle)
 
 
-def test_f5_fields_of_a_newer_minor_version_are_ignored(bundle: Path) -> None:
+def test_f5_fields_of_a_newer_minor_version_are_ignored(bundle):
     rewrite(bundle / "loader.json", schema_version="1.9", novelty={"a": 1})
     assert read_loader_config(bundle).name == "m"
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "utf-8-sig"])
-def test_f5_any_other_encoding_is_refused(bundle: Path, encoding: str) -> None:
+def test_f5_any_other_encoding_is_refused(bundle, encoding):
     text = (bundle / "loader.json").read_text()
     (bundle / "loader.json").write_text(text, encoding=encoding)
     with pytest.raises(BundleError, match="not a JSON file"):
@@ -144,7 +144,7 @@ def test_f5_any_other_encoding_is_refused(bundle: Path, encoding: str) -> None:
 
 
 @pytest.mark.attack
-def test_f5_a_field_named_twice_is_refused_for_readers_could_differ_about_it(bundle: Path) -> None:
+def test_f5_a_field_named_twice_is_refused_for_readers_could_differ_about_it(bundle):
     text = (bundle / "loader.json").read_text()
     (bundle / "loader.json").write_text(text.replace('"name": "m"', '"name": "other", "name": "m"', 1))
     with pytest.raises(BundleError, match="named twice"):
@@ -153,14 +153,14 @@ def test_f5_a_field_named_twice_is_refused_for_readers_could_differ_about_it(bun
 
 @pytest.mark.parametrize("field", ["name", "target"])
 @pytest.mark.parametrize("name", ["../up", "$(command)", "", ".hidden", "a/b"])
-def test_f1_a_variants_name_or_target_that_is_no_name_is_refused(bundle: Path, field: str, name: str) -> None:
+def test_f1_a_variants_name_or_target_that_is_no_name_is_refused(bundle, field, name):
     rewrite_variant(bundle, **{field: name})
     with pytest.raises(IntegrityError, match="bad name"):
         read_loader_config(bundle)
 
 
 @pytest.mark.parametrize("digest", ["", "0" * 64, "sha256:" + "A" * 64, "md5:" + "0" * 64])
-def test_f4_a_digest_written_otherwise_is_refused(bundle: Path, digest: str) -> None:
+def test_f4_a_digest_written_otherwise_is_refused(bundle, digest):
     golden = json.loads((bundle / "loader.json").read_text())["golden"]
     golden["file"]["sha256"] = digest
     rewrite(bundle / "loader.json", golden=golden)
@@ -169,7 +169,7 @@ def test_f4_a_digest_written_otherwise_is_refused(bundle: Path, digest: str) -> 
 
 
 @pytest.mark.parametrize("bound", [float("nan"), float("inf"), -1.0, 10**400])
-def test_f15_a_tolerance_that_would_pass_anything_is_refused(bundle: Path, bound: float) -> None:
+def test_f15_a_tolerance_that_would_pass_anything_is_refused(bundle, bound):
     golden = json.loads((bundle / "loader.json").read_text())["golden"]
     golden["default"]["rtol"] = encode(bound)
     rewrite(bundle / "loader.json", golden=golden)
@@ -179,14 +179,14 @@ def test_f15_a_tolerance_that_would_pass_anything_is_refused(bundle: Path, bound
 
 @pytest.mark.parametrize("version", ["", "new", "9" * 5000])
 @pytest.mark.parametrize("bound", ["minimum", "below"])
-def test_f12_a_required_version_that_is_none_is_refused(bundle: Path, bound: str, version: str) -> None:
+def test_f12_a_required_version_that_is_none_is_refused(bundle, bound, version):
     versions = {"minimum": "1.23", bound: version}
     rewrite_variant(bundle, requirements={"onnxruntime": versions, "providers": ["CPUExecutionProvider"]})
     with pytest.raises(BundleError, match="expected a version of ONNX Runtime"):
         read_loader_config(bundle)
 
 
-def test_f12_a_session_on_other_providers_than_the_required_is_refused(bundle: Path) -> None:
+def test_f12_a_session_on_other_providers_than_the_required_is_refused(bundle):
     required = ["CUDAExecutionProvider", "CPUExecutionProvider"]
     rewrite_variant(bundle, requirements={"onnxruntime": {"minimum": "1.23"}, "providers": required})
     with pytest.raises(BundleError, match="expected the providers it requires"):
@@ -196,7 +196,7 @@ def test_f12_a_session_on_other_providers_than_the_required_is_refused(bundle: P
 FIRST_PHASE = {"session_options": {"graph_optimization_level": "ORT_DISABLE_ALL"}}
 
 
-def test_f19_a_first_phase_on_the_variants_own_providers_is_read(bundle: Path) -> None:
+def test_f19_a_first_phase_on_the_variants_own_providers_is_read(bundle):
     providers = [{"name": "CPUExecutionProvider", "options": {"use_arena": "0"}}]
     rewrite_variant(bundle, first_phase={**FIRST_PHASE, "providers": providers})
     (variant,) = read_loader_config(bundle).variants
@@ -207,21 +207,21 @@ def test_f19_a_first_phase_on_the_variants_own_providers_is_read(bundle: Path) -
 @pytest.mark.parametrize(
     "names", [[], ["CUDAExecutionProvider"], ["CUDAExecutionProvider", "CPUExecutionProvider"]]
 )
-def test_f19_a_first_phase_on_other_providers_is_refused(bundle: Path, names: list[str]) -> None:
+def test_f19_a_first_phase_on_other_providers_is_refused(bundle, names):
     providers = [{"name": name} for name in names]
     rewrite_variant(bundle, first_phase={**FIRST_PHASE, "providers": providers})
     with pytest.raises(BundleError, match="expected its own providers and devices in its first phase"):
         read_loader_config(bundle)
 
 
-def test_f19_a_first_phase_on_another_device_is_refused(bundle: Path) -> None:
+def test_f19_a_first_phase_on_another_device_is_refused(bundle):
     providers = [{"name": "CPUExecutionProvider", "options": {"device_id": "1"}}]
     rewrite_variant(bundle, first_phase={**FIRST_PHASE, "providers": providers})
     with pytest.raises(BundleError, match=r"expected its own .* got \[\('CPUExecutionProvider', '1'\)\]"):
         read_loader_config(bundle)
 
 
-def test_f19_a_first_phase_over_another_listed_file_is_read(bundle: Path) -> None:
+def test_f19_a_first_phase_over_another_listed_file_is_read(bundle):
     own = read_loader_config(bundle).variants[0]
     providers = [{"name": "CPUExecutionProvider"}]
     listed = own.files[-1].path
@@ -232,14 +232,14 @@ def test_f19_a_first_phase_over_another_listed_file_is_read(bundle: Path) -> Non
 
 
 @pytest.mark.parametrize("model", ["portable/other.onnx", "../other.onnx", "/etc/passwd", ""])
-def test_f19_a_first_phase_over_a_file_that_is_not_listed_is_refused(bundle: Path, model: str) -> None:
+def test_f19_a_first_phase_over_a_file_that_is_not_listed_is_refused(bundle, model):
     providers = [{"name": "CPUExecutionProvider"}]
     rewrite_variant(bundle, first_phase={**FIRST_PHASE, "providers": providers, "model": model})
     with pytest.raises(BundleError, match="expected the model of its first phase"):
         read_loader_config(bundle)
 
 
-def test_f19_a_first_phase_may_be_left_out(bundle: Path) -> None:
+def test_f19_a_first_phase_may_be_left_out(bundle):
     data = json.loads((bundle / "loader.json").read_text())
     (variant,) = data["variants"]
     del variant["first_phase"]
@@ -247,7 +247,7 @@ def test_f19_a_first_phase_may_be_left_out(bundle: Path) -> None:
     assert read_loader_config(bundle).variants[0].first_phase is None
 
 
-def test_a_variant_that_does_not_list_its_model_is_refused(bundle: Path) -> None:
+def test_a_variant_that_does_not_list_its_model_is_refused(bundle):
     rewrite_variant(bundle, model="portable/other.onnx")
     with pytest.raises(BundleError, match="among its files"):
         read_loader_config(bundle)
@@ -257,7 +257,7 @@ def test_a_variant_that_does_not_list_its_model_is_refused(bundle: Path) -> None
     "path", ["../m/golden.npz", "/etc/passwd", "portable/../../x", "a\\b", "", ".", "a\x00b", "a//b"]
 )
 @pytest.mark.attack
-def test_f2_a_path_that_could_escape_is_refused(bundle: Path, path: str) -> None:
+def test_f2_a_path_that_could_escape_is_refused(bundle, path):
     config = json.loads((bundle / "loader.json").read_text())
     config["golden"]["file"]["path"] = path
     rewrite(bundle / "loader.json", golden=config["golden"])
@@ -267,7 +267,7 @@ def test_f2_a_path_that_could_escape_is_refused(bundle: Path, path: str) -> None
 
 @pytest.mark.parametrize("name", ["golden.npz", "loader.json", "manifest.json"])
 @pytest.mark.attack
-def test_f3_a_link_that_leads_out_is_refused(bundle: Path, tmp_path: Path, name: str) -> None:
+def test_f3_a_link_that_leads_out_is_refused(bundle, tmp_path, name):
     outside = tmp_path / "outside"
     (bundle / name).rename(outside)
     (bundle / name).symlink_to(outside)
@@ -276,7 +276,7 @@ def test_f3_a_link_that_leads_out_is_refused(bundle: Path, tmp_path: Path, name:
 
 
 @pytest.mark.attack
-def test_f3_links_that_lead_in_a_circle_are_reported_and_end(bundle: Path) -> None:
+def test_f3_links_that_lead_in_a_circle_are_reported_and_end(bundle):
     (bundle / "golden.npz").unlink()
     (bundle / "golden.npz").symlink_to("golden.npz")
     assert [(d.path, d.kind) for d in compare_bundle(bundle)] == [("golden.npz", "unreadable")]
@@ -284,7 +284,7 @@ def test_f3_links_that_lead_in_a_circle_are_reported_and_end(bundle: Path) -> No
 
 @pytest.mark.parametrize("name", ["loader.json", "manifest.json", "golden.npz"])
 @pytest.mark.attack
-def test_a_pipe_in_a_files_place_is_reported_and_never_waited_for(bundle: Path, name: str) -> None:
+def test_a_pipe_in_a_files_place_is_reported_and_never_waited_for(bundle, name):
     (bundle / name).unlink()
     os.mkfifo(bundle / name)
     with pytest.raises(BundleError, match="regular file"):
@@ -292,18 +292,18 @@ def test_a_pipe_in_a_files_place_is_reported_and_never_waited_for(bundle: Path, 
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_what_cannot_be_read_is_told_as_such(bundle: Path) -> None:
+def test_what_cannot_be_read_is_told_as_such(bundle):
     (bundle / "golden.npz").chmod(0)
     assert [(d.path, d.kind) for d in compare_bundle(bundle)] == [("golden.npz", "unreadable")]
 
 
 @pytest.mark.attack
-def test_f8_a_link_to_a_folder_is_an_added_file(bundle: Path) -> None:
+def test_f8_a_link_to_a_folder_is_an_added_file(bundle):
     (bundle / "portable/link").symlink_to(".")
     assert [(d.path, d.kind) for d in compare_bundle(bundle)] == [("portable/link", "added")]
 
 
-def test_the_way_to_check_a_bundle_is_one_command_whatever_its_folder_is_named(tmp_path: Path) -> None:
+def test_the_way_to_check_a_bundle_is_one_command_whatever_its_folder_is_named(tmp_path):
     bundle = write_bundle(tmp_path / "my models; exit")
     (bundle / "golden.npz").write_bytes(b"other!")
     with pytest.raises(IntegrityError) as caught:
@@ -311,7 +311,7 @@ def test_the_way_to_check_a_bundle_is_one_command_whatever_its_folder_is_named(t
     assert shlex.split(caught.value.hint or "") == ["ortprep", "check", str(bundle)]
 
 
-def test_who_checked_a_bundle_is_told_how_to_get_a_good_one(bundle: Path) -> None:
+def test_who_checked_a_bundle_is_told_how_to_get_a_good_one(bundle):
     (bundle / "golden.npz").write_bytes(b"other!")
     with pytest.raises(IntegrityError) as caught:
         check_bundle(bundle)
@@ -319,7 +319,7 @@ def test_who_checked_a_bundle_is_told_how_to_get_a_good_one(bundle: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["loader.json", "manifest.json"])
-def test_f6_a_file_without_its_own_digest_is_refused(bundle: Path, name: str) -> None:
+def test_f6_a_file_without_its_own_digest_is_refused(bundle, name):
     data = json.loads((bundle / name).read_text())
     del data["self_digest"]
     (bundle / name).write_text(json.dumps(data))
@@ -328,7 +328,7 @@ def test_f6_a_file_without_its_own_digest_is_refused(bundle: Path, name: str) ->
 
 
 @pytest.mark.attack
-def test_f6_nesting_at_any_depth_is_a_bundle_error(bundle: Path) -> None:
+def test_f6_nesting_at_any_depth_is_a_bundle_error(bundle):
     original = json.loads((bundle / "loader.json").read_text())
     limit = sys.getrecursionlimit()
     for depth in range(limit - 150, limit + 10, 2):
@@ -338,7 +338,7 @@ def test_f6_nesting_at_any_depth_is_a_bundle_error(bundle: Path) -> None:
             read_loader_config(bundle)
 
 
-def test_f6_a_changed_option_in_the_loader_config_is_refused(bundle: Path) -> None:
+def test_f6_a_changed_option_in_the_loader_config_is_refused(bundle):
     text = (bundle / "loader.json").read_text()
     (bundle / "loader.json").write_text(text.replace("ORT_DISABLE_ALL", "ORT_ENABLE_ALL"))
     with pytest.raises(IntegrityError, match="was changed"):
@@ -346,7 +346,7 @@ def test_f6_a_changed_option_in_the_loader_config_is_refused(bundle: Path) -> No
 
 
 @pytest.mark.attack
-def test_f9_a_loader_config_that_contradicts_the_manifest_is_refused(bundle: Path) -> None:
+def test_f9_a_loader_config_that_contradicts_the_manifest_is_refused(bundle):
     variants = json.loads((bundle / "loader.json").read_text())["variants"]
     variants[0]["files"][0]["sha256"] = "sha256:" + "0" * 64
     rewrite(bundle / "loader.json", variants=variants)
@@ -354,13 +354,13 @@ def test_f9_a_loader_config_that_contradicts_the_manifest_is_refused(bundle: Pat
         check_bundle(bundle)
 
 
-def test_f10_a_bundle_without_variants_is_refused(bundle: Path) -> None:
+def test_f10_a_bundle_without_variants_is_refused(bundle):
     rewrite(bundle / "loader.json", variants=[])
     with pytest.raises(BundleError, match="no variant"):
         read_loader_config(bundle)
 
 
-def test_f10_a_variant_named_twice_is_refused(bundle: Path) -> None:
+def test_f10_a_variant_named_twice_is_refused(bundle):
     variants = json.loads((bundle / "loader.json").read_text())["variants"]
     rewrite(bundle / "loader.json", variants=variants * 2)
     with pytest.raises(BundleError, match="twice"):
@@ -369,29 +369,27 @@ def test_f10_a_variant_named_twice_is_refused(bundle: Path) -> None:
 
 @pytest.mark.parametrize("name", ["loader.json", "manifest.json"])
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b"null", b'{"a": NaN}'])
-def test_f5_anything_but_a_json_object_of_this_form_is_refused(
-    bundle: Path, name: str, content: bytes
-) -> None:
+def test_f5_anything_but_a_json_object_of_this_form_is_refused(bundle, name, content):
     (bundle / name).write_bytes(content)
     with pytest.raises(BundleError, match=name):
         check_bundle(bundle)
 
 
-def test_f7_a_loader_config_past_its_limit_is_not_read(bundle: Path) -> None:
+def test_f7_a_loader_config_past_its_limit_is_not_read(bundle):
     with (bundle / "loader.json").open("ab") as file:
         file.truncate(5 * 1024 * 1024)
     with pytest.raises(BundleError, match="too large"):
         read_loader_config(bundle)
 
 
-def test_f7_a_manifest_past_its_limit_is_not_read(bundle: Path) -> None:
+def test_f7_a_manifest_past_its_limit_is_not_read(bundle):
     with (bundle / "manifest.json").open("ab") as file:
         file.truncate(64 * 1024 * 1024 + 1)
     with pytest.raises(BundleError, match="too large"):
         read_manifest(bundle)
 
 
-def test_f7_a_file_that_readers_would_refuse_is_not_written(bundle: Path) -> None:
+def test_f7_a_file_that_readers_would_refuse_is_not_written(bundle):
     config = read_loader_config(bundle)
     before = (bundle / "loader.json").read_bytes()
     inputs = (dataclasses.replace(config.inputs[0], name="x" * MAX_LOADER_BYTES),)
@@ -416,9 +414,7 @@ json_values: st.SearchStrategy[Any] = st.recursive(
 @settings(max_examples=150, suppress_health_check=SUPPRESSED)
 @given(data=st.data())
 @pytest.mark.attack
-def test_whatever_stands_in_a_field_a_reader_answers_with_a_config_or_a_bundle_error(
-    bundle: Path, data: st.DataObject
-) -> None:
+def test_whatever_stands_in_a_field_a_reader_answers_with_a_config_or_a_bundle_error(bundle, data):
     readers: dict[str, Callable[[Path], LoaderConfig | Manifest]] = {
         "loader.json": read_loader_config,
         "manifest.json": read_manifest,

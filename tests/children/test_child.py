@@ -1,12 +1,9 @@
-from __future__ import annotations
-
 import errno
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 300.0
 
 
-def is_alive(pid: int) -> bool:
+def is_alive(pid):
     """Whether the process runs; a zombie does not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
@@ -39,15 +36,15 @@ def is_alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
-def assert_gone(pid: int) -> None:
+def assert_gone(pid):
     wait_for(lambda: not is_alive(pid), what=f"process {pid} ends")
 
 
-def wait_for_pid(file: Path) -> int:
+def wait_for_pid(file):
     return int(wait_for(lambda: file.exists() and file.read_text(), what=f"{file} is written"))
 
 
-def test_an_answer_arrives_whole_from_another_process() -> None:
+def test_an_answer_arrives_whole_from_another_process():
     request = {"text": "ü\n\0", "list": [1, 2.5, None, True], "nested": {"a": {}}}
     reply = run_child(fakes.echo, request)
     assert reply.value["request"] == request
@@ -55,7 +52,7 @@ def test_an_answer_arrives_whole_from_another_process() -> None:
     assert reply.elapsed_s > 0
 
 
-def test_a_child_imports_from_where_its_parent_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_imports_from_where_its_parent_does(tmp_path, monkeypatch):
     (tmp_path / "json.py").write_text("raise RuntimeError('a file of the working folder was imported')")
     (tmp_path / "ortprep").mkdir()
     (tmp_path / "ortprep" / "__init__.py").write_text("raise RuntimeError('so was a folder')")
@@ -66,7 +63,7 @@ def test_a_child_imports_from_where_its_parent_does(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT], ids=lambda s: s.name)
-def test_a_child_that_dies_of_a_signal_is_an_error_that_names_it(number: signal.Signals) -> None:
+def test_a_child_that_dies_of_a_signal_is_an_error_that_names_it(number):
     with pytest.raises(
         ChildError, match=rf"kill_itself \(pid \d+\)\n  expected an answer, got {number.name}"
     ) as caught:
@@ -75,25 +72,23 @@ def test_a_child_that_dies_of_a_signal_is_an_error_that_names_it(number: signal.
     assert isinstance(caught.value, ChildKilledError) == (number == signal.SIGKILL)
 
 
-def test_a_child_that_ends_without_an_answer_is_an_error_even_with_code_0() -> None:
+def test_a_child_that_ends_without_an_answer_is_an_error_even_with_code_0():
     with pytest.raises(ChildError, match="got exit code 0"):
         run_child(fakes.vanish, {})
 
 
-def test_a_child_that_exits_is_an_error_with_its_code() -> None:
+def test_a_child_that_exits_is_an_error_with_its_code():
     with pytest.raises(ChildError, match="got exit code 3"):
         run_child(fakes.exit_loudly, {})
 
 
-def test_a_child_past_its_deadline_is_killed_though_it_ignores_signals(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_past_its_deadline_is_killed_though_it_ignores_signals(tmp_path, monkeypatch):
     pid_file = tmp_path / "pid"
 
     class LateTimer(threading.Timer):
         """Starts to count once the child hangs: how long it takes to get there is up to the machine."""
 
-        def run(self) -> None:
+        def run(self):
             wait_for_pid(pid_file)
             super().run()
 
@@ -103,16 +98,16 @@ def test_a_child_past_its_deadline_is_killed_though_it_ignores_signals(
     assert not is_alive(int(pid_file.read_text()))
 
 
-def test_a_deadline_of_nothing_is_a_deadline(tmp_path: Path) -> None:
+def test_a_deadline_of_nothing_is_a_deadline(tmp_path):
     with pytest.raises(ChildTimeoutError):
         run_child(fakes.hang, {"pid_file": str(tmp_path / "pid")}, timeout_s=0)
 
 
-def test_an_endless_deadline_is_none() -> None:
+def test_an_endless_deadline_is_none():
     assert run_child(fakes.echo, {}, timeout_s=float("inf")).value["request"] == {}
 
 
-def test_a_program_that_ignores_its_childrens_ends_gets_answers_and_errors_too() -> None:
+def test_a_program_that_ignores_its_childrens_ends_gets_answers_and_errors_too():
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         assert run_child(fakes.echo, {}).value["request"] == {}
@@ -122,7 +117,7 @@ def test_a_program_that_ignores_its_childrens_ends_gets_answers_and_errors_too()
         signal.signal(signal.SIGCHLD, before)
 
 
-def test_an_error_of_the_package_arrives_with_class_message_and_hint() -> None:
+def test_an_error_of_the_package_arrives_with_class_message_and_hint():
     with pytest.raises(IntegrityError) as caught:
         run_child(fakes.raise_known, {})
     assert type(caught.value) is IntegrityError
@@ -130,66 +125,66 @@ def test_an_error_of_the_package_arrives_with_class_message_and_hint() -> None:
     assert caught.value.hint == "ortprep check here"
 
 
-def test_an_error_arrives_with_its_details() -> None:
+def test_an_error_arrives_with_its_details():
     with pytest.raises(WorkerDiedError, match="cpu/0 died") as caught:
         run_child(fakes.raise_with_details, {})
     assert (caught.value.pid, caught.value.returncode, caught.value.stderr) == (17, 3, ("out of luck",))
 
 
-def test_an_error_class_the_parent_does_not_know_arrives_as_the_root() -> None:
+def test_an_error_class_the_parent_does_not_know_arrives_as_the_root():
     with pytest.raises(PipelineError, match="something of its own") as caught:
         run_child(fakes.raise_private, {})
     assert type(caught.value) is PipelineError
 
 
-def test_an_unforeseen_exception_arrives_with_its_traceback() -> None:
+def test_an_unforeseen_exception_arrives_with_its_traceback():
     with pytest.raises(ChildError, match=r"(?s)exit code 1.*raise_value_error.*nobody foresaw this"):
         run_child(fakes.raise_value_error, {})
 
 
-def test_running_out_of_memory_is_said_so() -> None:
+def test_running_out_of_memory_is_said_so():
     with pytest.raises(ChildError, match="out of memory"):
         run_child(fakes.raise_memory_error, {})
 
 
 @pytest.mark.parametrize("function", ["write_to_full_disk", "answer_on_full_disk"])
-def test_a_full_disk_is_said_so_and_never_a_failure_of_what_was_tried(function: str) -> None:
+def test_a_full_disk_is_said_so_and_never_a_failure_of_what_was_tried(function):
     with pytest.raises(OSError, match="No space left on device") as caught:
         run_child(getattr(fakes, function), {})
     assert caught.value.errno == errno.ENOSPC
 
 
-def test_an_answer_that_is_no_json_is_an_error() -> None:
+def test_an_answer_that_is_no_json_is_an_error():
     with pytest.raises(ChildError, match="unreadable answer"):
         run_child(fakes.return_unserialisable, {})
 
 
-def test_a_function_that_a_child_cannot_import_is_an_error() -> None:
-    def inner(request: dict[str, str]) -> None:
+def test_a_function_that_a_child_cannot_import_is_an_error():
+    def inner(request):
         del request
 
     with pytest.raises(ChildError, match="inner"):
         run_child(inner, {})
 
 
-def test_what_a_child_prints_is_no_part_of_its_answer(capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_a_child_prints_is_no_part_of_its_answer(capfd):
     assert run_child(fakes.print_a_lot, {}).value == {"ok": True}
     assert capfd.readouterr() == ("", "")
 
 
-def test_what_a_child_leaves_running_ends_with_it() -> None:
+def test_what_a_child_leaves_running_ends_with_it():
     pid = run_child(fakes.leave_grandchild, {}).value["pid"]
     assert_gone(pid)
 
 
-def test_what_a_crashed_child_forked_ends_with_it(tmp_path: Path) -> None:
+def test_what_a_crashed_child_forked_ends_with_it(tmp_path):
     pid_file = tmp_path / "pid"
     with pytest.raises(ChildError, match="SIGSEGV"):
         run_child(fakes.fork_then_die, {"pid_file": str(pid_file)})
     assert_gone(int(pid_file.read_text()))
 
 
-def test_environment_variables_are_set_on_top_of_the_parents(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_are_set_on_top_of_the_parents(monkeypatch):
     monkeypatch.setenv("ORTPREP_TEST_A", "parent")
     monkeypatch.setenv("ORTPREP_TEST_B", "parent")
     names = ["ORTPREP_TEST_A", "ORTPREP_TEST_B"]
@@ -197,7 +192,7 @@ def test_environment_variables_are_set_on_top_of_the_parents(monkeypatch: pytest
     assert reply.value == {"ORTPREP_TEST_A": "parent", "ORTPREP_TEST_B": "child"}
 
 
-def test_the_peak_is_the_childs_own() -> None:
+def test_the_peak_is_the_childs_own():
     ballast = bytearray(os.urandom(1)) * (200 * 2**20)
     small = run_child(fakes.allocate, {"size_bytes": 1}).peak_rss_bytes
     large = run_child(fakes.allocate, {"size_bytes": 64 * 2**20}).peak_rss_bytes
@@ -205,7 +200,7 @@ def test_the_peak_is_the_childs_own() -> None:
     assert large - small > 60 * 2**20
 
 
-def test_no_temporary_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_temporary_file_is_left(tmp_path, monkeypatch):
     import tempfile
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -230,7 +225,7 @@ run_child(hang, {"pid_file": sys.argv[1]})
 
 
 @contextmanager
-def parent_of_hanging_child(pid_file: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+def parent_of_hanging_child(pid_file):
     """Yields a process that waits for its child, and that child's number once it hangs."""
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, str(pid_file)],
@@ -247,7 +242,7 @@ def parent_of_hanging_child(pid_file: Path) -> Iterator[tuple[subprocess.Popen[b
             parent.kill()
 
 
-def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
+def test_a_child_ends_with_its_parent(tmp_path):
     with parent_of_hanging_child(tmp_path / "pid") as (parent, pid):
         assert is_alive(pid)
         parent.kill()
@@ -255,7 +250,7 @@ def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
     assert_gone(pid)
 
 
-def test_an_interrupted_wait_ends_the_child(tmp_path: Path) -> None:
+def test_an_interrupted_wait_ends_the_child(tmp_path):
     with parent_of_hanging_child(tmp_path / "pid") as (parent, pid):
         parent.send_signal(signal.SIGINT)
         assert parent.wait(PATIENCE_S) != 0

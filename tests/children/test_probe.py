@@ -1,30 +1,42 @@
-from __future__ import annotations
+"""Probes of loads, and checks of variants, in child processes."""
 
+import dataclasses
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import ortprep.children
 from ortprep.bundle.codec import encode
-from ortprep.children.probe import ProbeRequest, ProbeResult, measure_plan
+from ortprep.bundle.loader_config import FirstPhase, read_loader_config, write_loader_config
+from ortprep.bundle.session_record import SessionOptionsRecord
+from ortprep.children import variant_check as checking
+from ortprep.children.probe import ProbeRequest, measure_plan
+from ortprep.children.variant_check import Checked, check_variants
 from ortprep.errors import ChildError, LoadError
 from ortprep.runtime.loading.session import default_plan
 from ortprep.runtime.tensors.arrays import write_tensors
-from tests.runtime.builders import sample, weights_of, write_bundle, write_linear
-
-pytestmark = pytest.mark.runtime
+from tests.runtime.builders import (
+    CPU_ONLY,
+    UNMET,
+    rewrite_digests,
+    sample,
+    weights_of,
+    write_bundle,
+    write_linear,
+)
 
 
 @pytest.fixture
-def inputs(tmp_path: Path) -> str:
+def inputs(tmp_path):
     write_tensors(tmp_path / "0.npz", {"x": sample()})
     return str(tmp_path / "0.npz")
 
 
-def assert_figures(result: ProbeResult) -> None:
+def assert_figures(result):
     import onnxruntime
 
     assert result.onnxruntime == onnxruntime.__version__
@@ -39,7 +51,8 @@ def assert_figures(result: ProbeResult) -> None:
     assert result.gpu_mb is None
 
 
-def test_a_plan_is_measured(tmp_path: Path, inputs: str) -> None:
+@pytest.mark.runtime
+def test_a_plan_is_measured(tmp_path, inputs):
     model, data = write_linear(tmp_path / "m.onnx", weights_of(0))
     files = (str(model), str(data))
     request = ProbeRequest(default_plan(str(model)), inputs, steady_s=0.01, drop_cache=files)
@@ -47,12 +60,13 @@ def test_a_plan_is_measured(tmp_path: Path, inputs: str) -> None:
     assert_figures(result)
 
 
-def test_a_bundle_is_measured_through_load(tmp_path: Path, inputs: str) -> None:
+@pytest.mark.runtime
+def test_a_bundle_is_measured_through_load(tmp_path, inputs):
     bundle = write_bundle(tmp_path / "b")
     assert_figures(measure_plan(ProbeRequest(None, inputs, 0.01, bundle=str(bundle)), timeout_s=600))
 
 
-def modules_after(code: str) -> set[str]:
+def modules_after(code):
     """Returns what is imported in a fresh interpreter once it has run some lines."""
     lines = f"import sys\n{code}\nprint('modules', *sys.modules)"
     command = [sys.executable, "-P", "-c", lines]
@@ -67,10 +81,9 @@ JOBS = {
 }
 
 
+@pytest.mark.runtime
 @pytest.mark.parametrize("kind", JOBS)
-def test_a_measured_process_has_imported_what_a_job_has_once_its_session_is_there(
-    tmp_path: Path, kind: str
-) -> None:
+def test_a_measured_process_has_imported_what_a_job_has_once_its_session_is_there(tmp_path, kind):
     model, _ = write_linear(tmp_path / "m.onnx", weights_of(0))
     bundle = write_bundle(tmp_path / "b")
     plan, path = encode(default_plan(str(model))), str(bundle) if kind == "bundle" else None
@@ -84,18 +97,74 @@ def test_a_measured_process_has_imported_what_a_job_has_once_its_session_is_ther
     assert modules_after(session) - {"time", "marshal"} == modules_after(job) - {"time", "marshal"}
 
 
-def test_at_least_five_runs_are_measured_however_short_the_time(tmp_path: Path, inputs: str) -> None:
+@pytest.mark.runtime
+def test_at_least_five_runs_are_measured_however_short_the_time(tmp_path, inputs):
     model, _ = write_linear(tmp_path / "m.onnx", weights_of(0))
     result = measure_plan(ProbeRequest(default_plan(str(model)), inputs, steady_s=1e-9), timeout_s=600)
     assert result.runs == 5
 
 
-def test_a_plan_that_cannot_be_loaded_arrives_as_the_load_error_it_is(tmp_path: Path, inputs: str) -> None:
+@pytest.mark.runtime
+def test_a_plan_that_cannot_be_loaded_arrives_as_the_load_error_it_is(tmp_path, inputs):
     (tmp_path / "m.onnx").write_bytes(b"not a model")
     with pytest.raises(LoadError, match="cannot load"):
         measure_plan(ProbeRequest(default_plan(str(tmp_path / "m.onnx")), inputs, 0.01), timeout_s=600)
 
 
-def test_a_request_for_nothing_is_an_error(inputs: str) -> None:
+@pytest.mark.runtime
+def test_a_request_for_nothing_is_an_error(inputs):
     with pytest.raises(ChildError, match="nothing to measure"):
         measure_plan(ProbeRequest(None, inputs, 0.01), timeout_s=600)
+
+
+# -- every variant that a machine can run is loaded and asked, not the preferred one alone
+
+
+@pytest.mark.runtime
+def test_each_variant_is_answered_for_by_itself(tmp_path):
+    needs = {"cpu": UNMET, "portable": CPU_ONLY, "spare": CPU_ONLY}
+    checked = list(check_variants(write_bundle(tmp_path / "b", requirements=needs)))
+    assert [found.variant for found in checked] == ["cpu", "portable", "spare"]
+    assert [bool(found.reasons) for found in checked] == [True, False, False]
+    assert "expected ONNX Runtime >= 99.0" in str(checked[0])
+    assert str(checked[1]) == "variant portable answers the golden sample as recorded"
+
+
+@pytest.mark.runtime
+def test_a_variant_that_no_job_here_would_take_fails_too(tmp_path):
+    bundle = write_bundle(tmp_path / "b", requirements={"cpu": CPU_ONLY, "portable": CPU_ONLY})
+    write_linear(bundle / "portable" / "linear_optimized.onnx", np.ones((8, 4), np.float32))
+    rewrite_digests(bundle)
+    found = check_variants(bundle)
+    assert next(found) == Checked("cpu")
+    with pytest.raises(LoadError, match=r"'portable' of .* does not answer as recorded"):
+        next(found)
+
+
+@pytest.mark.runtime
+def test_a_first_phase_has_to_answer_too(tmp_path):
+    bundle = write_bundle(tmp_path / "b")
+    config = read_loader_config(bundle)
+    first = FirstPhase(SessionOptionsRecord("NO_SUCH_LEVEL"), config.variants[0].providers)
+    variants = (dataclasses.replace(config.variants[0], first_phase=first),)
+    write_loader_config(bundle, dataclasses.replace(config, variants=variants))
+    with pytest.raises(LoadError, match="NO_SUCH_LEVEL"):
+        list(check_variants(bundle))
+
+
+@pytest.mark.runtime
+def test_a_bundle_with_nothing_for_this_machine_fails(tmp_path):
+    found = check_variants(write_bundle(tmp_path / "b", requirements={"cpu": UNMET}))
+    assert next(found).reasons
+    with pytest.raises(LoadError, match=r"no variant of linear runs on this machine: .*\n  cpu: expected"):
+        next(found)
+
+
+@pytest.mark.runtime
+def test_a_variant_whose_process_dies_is_named(tmp_path, monkeypatch):
+    def die(*arguments, **options):
+        raise ChildError("child process died")
+
+    monkeypatch.setattr(checking, "run_child", die)
+    with pytest.raises(ChildError, match=r"variant 'cpu' of .*: child process died"):
+        list(check_variants(write_bundle(tmp_path / "b")))

@@ -1,11 +1,8 @@
 """`ortprep compare`, as a pipeline of continuous integration runs it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,30 +17,30 @@ SLOWER = Made("portable", init_ms=12.0)
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
+def project(tmp_path):
     return Project(tmp_path)
 
 
 @pytest.fixture
-def registry(project: Project, monkeypatch: pytest.MonkeyPatch) -> Path:
+def registry(project, monkeypatch):
     """A folder as registry, which the command finds by the environment."""
     monkeypatch.setenv("ORTPREP_REGISTRY", str(project.root / "registry"))
     return project.root / "registry"
 
 
-def add(project: Project, name: str, *made: Made, hardware: Any = HERE, **changes: Any) -> Path:
+def add(project, name, *made, hardware=HERE, **changes):
     """Writes a bundle below artifacts/ as a machine would have prepared it."""
     build = Build(made or (Made("portable"),), spec=name.encode())
     bundle = write_bundle(project.artifacts / name, build)
     return change(bundle, environment={"onnxruntime": "1.31.1", "hardware": hardware}, **changes)
 
 
-def change(bundle: Path, **changes: Any) -> Path:
+def change(bundle, **changes):
     write_manifest(bundle, dataclasses.replace(read_manifest(bundle), **changes))
     return bundle
 
 
-def outcome_of(project: Project, *arguments: str) -> dict[str, Any]:
+def outcome_of(project, *arguments):
     """Returns what `--json` says; that exit code and stderr agree with it is part of every test."""
     ended = project.call("compare", *arguments, "--json")
     data: dict[str, Any] = json.loads(ended.out)
@@ -52,7 +49,7 @@ def outcome_of(project: Project, *arguments: str) -> dict[str, Any]:
     return data
 
 
-def test_what_is_no_worse_passes_and_what_is_worse_fails(project: Project) -> None:
+def test_what_is_no_worse_passes_and_what_is_worse_fails(project):
     add(project, "old")
     add(project, "new", Made("portable", init_ms=10.9))
     add(project, "worse", SLOWER)
@@ -68,7 +65,7 @@ def test_what_is_no_worse_passes_and_what_is_worse_fails(project: Project) -> No
     ]
 
 
-def test_without_limits_10_percent_are_allowed_and_each_figure_may_have_its_own(project: Project) -> None:
+def test_without_limits_10_percent_are_allowed_and_each_figure_may_have_its_own(project):
     add(project, "old")
     add(project, "new", SLOWER)
     assert outcome_of(project, "old", "new")["outcome"] == "regression"
@@ -88,7 +85,7 @@ def test_without_limits_10_percent_are_allowed_and_each_figure_may_have_its_own(
     assert outcome_of(project, "old", "new", "--fail-over", "25%")["outcome"] == "ok"
 
 
-def test_a_manifest_alone_will_do_under_any_name(project: Project) -> None:
+def test_a_manifest_alone_will_do_under_any_name(project):
     bundle = add(project, "net")
     shutil.copyfile(bundle / "manifest.json", project.root / "old-manifest.json")
     add(project, "new", SLOWER)
@@ -97,7 +94,7 @@ def test_a_manifest_alone_will_do_under_any_name(project: Project) -> None:
         assert outcome_of(project, new, new)["outcome"] == "ok"
 
 
-def test_versions_of_a_registry_are_compared_without_their_weights(project: Project, registry: Path) -> None:
+def test_versions_of_a_registry_are_compared_without_their_weights(project, registry):
     add(project, "old")
     add(project, "new", SLOWER)
     for name in ("old", "new"):
@@ -120,7 +117,7 @@ def test_versions_of_a_registry_are_compared_without_their_weights(project: Proj
     assert outcome_of(project, "net@old", "old")["outcome"] == "ok"
 
 
-def test_a_version_of_several_machines_is_compared_part_by_part(project: Project, registry: Path) -> None:
+def test_a_version_of_several_machines_is_compared_part_by_part(project, registry):
     gpu = {"name": "A", "compute_capability": [9, 0]}
     elsewhere = HERE | {"cpu_model": "EPYC 9555", "cores": 64, "gpus": [gpu]}
     build = Build((Made("portable"), Made("cpu", builders.HERE)))
@@ -150,7 +147,7 @@ def test_a_version_of_several_machines_is_compared_part_by_part(project: Project
     assert "cpu: it is missing, and was not compared" in one_machine.err
 
 
-def test_different_hardware_is_refused_aloud_unless_it_is_allowed(project: Project) -> None:
+def test_different_hardware_is_refused_aloud_unless_it_is_allowed(project):
     add(project, "old")
     add(project, "new", hardware=HERE | {"cores": 64})
     refused = project.call("compare", "old", "new")
@@ -162,7 +159,7 @@ def test_different_hardware_is_refused_aloud_unless_it_is_allowed(project: Proje
     assert outcome_of(project, "old", "new", "--across-hardware")["outcome"] == "ok"
 
 
-def test_what_else_changed_is_shown(project: Project) -> None:
+def test_what_else_changed_is_shown(project):
     add(project, "old")
     change(add(project, "new"), pipeline_version="0.2.0")
     shown = project.call("compare", "old", "new")
@@ -175,7 +172,7 @@ HOSTILE = "[red]@all|`<img>`\x1b[2J\n# x"
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)], ids=["table", "json"])
-def test_what_a_manifest_says_is_no_order_to_a_terminal(project: Project, form: tuple[str, ...]) -> None:
+def test_what_a_manifest_says_is_no_order_to_a_terminal(project, form):
     bundle = add(project, "old")
     record = dataclasses.replace(read_manifest(bundle).variants[0], name=HOSTILE, target=HOSTILE)
     hostile = change(add(project, "new"), variants=(record,), name=HOSTILE, spec_digest=HOSTILE)
@@ -195,14 +192,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("arguments", "message"), WRONG.values(), ids=list(WRONG))
-def test_a_wrong_use_ends_with_2(project: Project, arguments: tuple[str, ...], message: str) -> None:
+def test_a_wrong_use_ends_with_2(project, arguments, message):
     add(project, "old")
     ended = project.call("compare", "old", "old", *arguments)
     assert (ended.code, ended.out) == (2, "")
     assert message in ended.err
 
 
-def test_what_is_not_there_or_damaged_ends_with_3(project: Project) -> None:
+def test_what_is_not_there_or_damaged_ends_with_3(project):
     bundle = add(project, "old")
     missing = project.call("compare", "old", "nothing")
     assert (missing.code, missing.out) == (3, "")
@@ -215,7 +212,7 @@ def test_what_is_not_there_or_damaged_ends_with_3(project: Project) -> None:
         assert "changed after it was written" in damaged.err
 
 
-def test_what_a_registry_lacks_ends_with_5(project: Project, registry: Path) -> None:
+def test_what_a_registry_lacks_ends_with_5(project, registry):
     add(project, "old")
     assert project.call("compare", "net@1", "old").code == 5
     assert project.call("publish", "old", "--label", "1").code == 0
@@ -225,9 +222,7 @@ def test_what_a_registry_lacks_ends_with_5(project: Project, registry: Path) -> 
     assert project.call("compare", "net@1", "old").code == 0
 
 
-def test_the_first_release_has_nothing_to_compare_with_and_passes_only_if_that_is_allowed(
-    project: Project, registry: Path
-) -> None:
+def test_the_first_release_has_nothing_to_compare_with_and_passes_only_if_that_is_allowed(project, registry):
     add(project, "net", SLOWER)
     add(project, "other")
     first = ("net@production", "net", "--if-published")
@@ -245,9 +240,7 @@ def test_the_first_release_has_nothing_to_compare_with_and_passes_only_if_that_i
     assert "worse than before" in worse.err
 
 
-def test_what_is_missing_or_lost_otherwise_fails_before_the_first_release_too(
-    project: Project, registry: Path
-) -> None:
+def test_what_is_missing_or_lost_otherwise_fails_before_the_first_release_too(project, registry):
     add(project, "net")
     assert project.call("compare", "net@production", "nothing", "--if-published").code == 3
     assert project.call("compare", "nothing", "net", "--if-published").code == 3
@@ -260,7 +253,7 @@ def test_what_is_missing_or_lost_otherwise_fails_before_the_first_release_too(
     assert project.call("compare", "net@production", "net", "--if-published").code == 5
 
 
-def test_a_registry_that_nobody_named_ends_with_5(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registry_that_nobody_named_ends_with_5(project, monkeypatch):
     monkeypatch.delenv("ORTPREP_REGISTRY", raising=False)
     add(project, "old")
     ended = project.call("compare", "net@1", "old")
@@ -268,7 +261,7 @@ def test_a_registry_that_nobody_named_ends_with_5(project: Project, monkeypatch:
     assert "no registry given" in ended.err
 
 
-def test_the_command_needs_no_onnx_runtime(project: Project) -> None:
+def test_the_command_needs_no_onnx_runtime(project):
     add(project, "old")
     code = "import sys; from ortprep.cli.app import run; run(); sys.exit('onnxruntime' in sys.modules)"
     ended = project.python("-c", code, "compare", "old", "old")

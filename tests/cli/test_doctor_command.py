@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,11 +16,11 @@ from tests.runtime.builders import write_bundle
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
+def project(tmp_path):
     return Project(tmp_path)
 
 
-def ask(project: Project, *arguments: str) -> dict[str, dict[str, Any]]:
+def ask(project, *arguments):
     """Returns what each check came to; that the exit code agrees is part of every test."""
     ended = project.run("doctor", *arguments, "--json")
     found = {one["check"]: one for one in json.loads(ended.out)}
@@ -32,19 +30,19 @@ def ask(project: Project, *arguments: str) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_without_arguments_the_machine_is_examined(project: Project) -> None:
+def test_without_arguments_the_machine_is_examined(project):
     found = ask(project)
     assert set(found) == {"env", "parallel"}
     assert all(one["findings"] for one in found.values())
 
 
-def test_what_is_expected_and_not_there_is_a_failure(project: Project) -> None:
+def test_what_is_expected_and_not_there_is_a_failure(project):
     found = ask(project, "env", "--expect", "tensorrt")
     assert "problem" in {one["severity"] for one in found["env"]["findings"]}
 
 
 @pytest.mark.slow
-def test_an_onnx_file_is_examined_and_what_is_assumed_is_said(project: Project) -> None:
+def test_an_onnx_file_is_examined_and_what_is_assumed_is_said(project):
     write_model(embedding(), project.root / "words.onnx")
     ended = project.run("doctor", "init", "words.onnx", "--rounds", "1")
     assert ended.code == 0, ended.err
@@ -54,7 +52,7 @@ def test_an_onnx_file_is_examined_and_what_is_assumed_is_said(project: Project) 
 
 
 @pytest.mark.slow
-def test_a_trace_for_perfetto_is_kept(project: Project) -> None:
+def test_a_trace_for_perfetto_is_kept(project):
     write_model(conv_net(), project.root / "net.onnx")
     assert project.run("doctor", "profile", "net.onnx", "--shape", "nonsense").code == 2
     found = ask(project, "profile", "net.onnx", "--trace", "here.json")["profile"]
@@ -66,9 +64,7 @@ def test_a_trace_for_perfetto_is_kept(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_a_spec_s_source_is_fetched_and_a_bundle_examined_beside_it_or_alone(
-    project: Project, built: Project
-) -> None:
+def test_a_spec_s_source_is_fetched_and_a_bundle_examined_beside_it_or_alone(project, built):
     project.add(folding_net(), inputs=SHAPES)
     write_bundle(project.artifacts / "linear")
     for where, name, expected in (
@@ -81,7 +77,7 @@ def test_a_spec_s_source_is_fetched_and_a_bundle_examined_beside_it_or_alone(
 
 
 @pytest.mark.slow
-def test_models_of_one_file_name_and_a_bundle_run_at_once_with_inputs_of_their_own(project: Project) -> None:
+def test_models_of_one_file_name_and_a_bundle_run_at_once_with_inputs_of_their_own(project):
     for folder, model in (("one", embedding()), ("two", two_inputs())):
         write_model(model, project.root / folder / "model.onnx")
     write_bundle(project.artifacts / "linear")
@@ -99,7 +95,7 @@ def test_models_of_one_file_name_and_a_bundle_run_at_once_with_inputs_of_their_o
     assert [len(table["rows"]) for table in found["tables"]] == [3, 3, 3]
 
 
-def test_a_trace_never_replaces_the_model(project: Project) -> None:
+def test_a_trace_never_replaces_the_model(project):
     model = write_model(conv_net(), project.root / "net.onnx")
     before = model.read_bytes()
     assert project.run("doctor", "profile", "net.onnx", "--trace", "net.onnx").code == 2
@@ -107,7 +103,7 @@ def test_a_trace_never_replaces_the_model(project: Project) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_doctor_that_is_asked_to_end_leaves_nothing(project: Project, number: signal.Signals) -> None:
+def test_a_doctor_that_is_asked_to_end_leaves_nothing(project, number):
     write_model(conv_net(), project.root / "net.onnx")
     process = project.start("-m", "ortprep", "doctor", "options", "net.onnx", "--rounds", "99")
     assert process.stderr is not None
@@ -119,7 +115,7 @@ def test_a_doctor_that_is_asked_to_end_leaves_nothing(project: Project, number: 
     assert list((project.root / "tmp").iterdir()) == []
 
 
-def test_a_model_s_names_are_no_orders_to_a_terminal(project: Project) -> None:
+def test_a_model_s_names_are_no_orders_to_a_terminal(project):
     model = two_inputs()
     model.graph.node[0].name = "\x1b[31mred[/red]\nenv: PROBLEM: forged"
     write_model(model, project.root / "net.onnx")
@@ -130,7 +126,7 @@ def test_a_model_s_names_are_no_orders_to_a_terminal(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_every_check_is_made_and_one_that_cannot_be_keeps_no_other_s_answer_back(project: Project) -> None:
+def test_every_check_is_made_and_one_that_cannot_be_keeps_no_other_s_answer_back(project):
     write_model(conv_net(), project.root / "net.onnx")
     (project.root / ".tmp-net.json").mkdir()  # where the profile writes its trace before it is whole
     found = ask(project, "all", "net.onnx", "--rounds", "1", "--trace", "net.json")
@@ -144,7 +140,7 @@ def test_every_check_is_made_and_one_that_cannot_be_keeps_no_other_s_answer_back
     assert "check-failed" in {one["code"] for one in conclusion}
 
 
-def check_start(found: dict[str, Any]) -> None:
+def check_start(found):
     """Checks that the start is a waterfall whose phases add up."""
     waterfall, transformers = found["tables"][:2]
     assert waterfall["bars"] == "ms"
@@ -155,7 +151,7 @@ def check_start(found: dict[str, Any]) -> None:
     assert len([one for one in found["findings"] if one["code"].startswith("phases-")]) == 1
 
 
-def check_ways_to_load(found: dict[str, Any]) -> None:
+def check_ways_to_load(found):
     """Checks that every way to load the model was measured."""
     ways = {"default", "no optimisation", "mapped", "mapped, no prepacking"}
     assert set(found["figures"]["results"]) == ways
@@ -163,7 +159,7 @@ def check_ways_to_load(found: dict[str, Any]) -> None:
     assert [len(table["rows"]) for table in found["tables"]] == [4]
 
 
-def check_sessions(figures: dict[str, Any]) -> None:
+def check_sessions(figures):
     """Checks that sessions were made in every way, and served by every number of workers."""
     ways, workers = figures["ways"], figures["workers"]
     assert (ways["failures"], workers["failures"]) == ({}, {})
@@ -200,13 +196,13 @@ def check_sessions(figures: dict[str, Any]) -> None:
         ("profile", "a", "--trace", "."),
     ],
 )
-def test_wrong_use_is_told(project: Project, arguments: tuple[str, ...]) -> None:
+def test_wrong_use_is_told(project, arguments):
     ended = project.run("doctor", *arguments)
     assert ended.code == 2
     assert ended.out == ""
 
 
-def test_a_model_that_is_not_there_is_told(project: Project) -> None:
+def test_a_model_that_is_not_there_is_told(project):
     ended = project.run("doctor", "init", "nothing")
     assert ended.code == 2
     assert "no such model: nothing" in ended.err

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import onnxruntime
 import pytest
@@ -46,7 +44,7 @@ class Command:
     skipped: str = ""
 
 
-def _json(outcome: Outcome) -> Any:
+def _json(outcome):
     return json.loads(outcome.out)
 
 
@@ -140,24 +138,24 @@ COMMANDS = (
 )
 
 
-def _have_figures(trials: Sequence[Any], *, count: int) -> bool:
+def _have_figures(trials, *, count):
     """Says whether so many trials have samples of each figure of a process."""
     figures = [trial["figures"] for trial in trials]
     sampled = [one[name]["values"] for one in figures for name in ("ready_ms", "steady_ms", "private_mb")]
     return len(figures) == count and all(sampled)
 
 
-def _is_page(path: Path) -> bool:
+def _is_page(path):
     return "<html" in path.read_text(encoding="utf-8")
 
 
-def test_commands_of_the_app_are_all_here() -> None:
+def test_commands_of_the_app_are_all_here():
     lines = [f"{line} " for line in (*(command.line for command in COMMANDS), *ELSEWHERE)]
     names = _leaves(typer.main.get_command(app), "ortprep")
     assert [name for name in names if not any(line.startswith(f"{name} ") for line in lines)] == []
 
 
-def _leaves(command: Any, name: str) -> Iterator[str]:
+def _leaves(command, name):
     """Yields every command below a group, as a user types it."""
     below = getattr(command, "commands", {})
     for word, one in below.items():
@@ -166,7 +164,7 @@ def _leaves(command: Any, name: str) -> Iterator[str]:
         yield name
 
 
-def test_commands_of_the_reference_are_all_here() -> None:
+def test_commands_of_the_reference_are_all_here():
     rows = re.findall(r"^\| (`.+?) \|", (REPOSITORY / "docs" / "commands.md").read_text(), re.MULTILINE)
     spans = [span for row in rows for span in re.findall(r"`(.+?)`", row)]
     program, told = "", set()
@@ -180,14 +178,14 @@ def test_commands_of_the_reference_are_all_here() -> None:
     assert run <= told
 
 
-def _kind(words: Sequence[str]) -> str:
+def _kind(words):
     deep = words[1] == "export" or "--engine" in words
     end = 4 if "--engine" in words else 3 if deep else 2
     return " ".join(word.partition(":")[0] for word in words[:end])
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def project(tmp_path_factory):
     """A spec and its model, never built; two bundles of another model, and keys to sign with."""
     root = tmp_path_factory.mktemp("commands") / "project"
     made = new_squeezenet(root, tune=TUNE, publish={"registry": str(root / "registry")})
@@ -201,16 +199,14 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 @pytest.fixture(scope="module")
-def outcomes(project: Project) -> dict[str, Outcome]:
+def outcomes(project):
     """How the commands ended that were run so far."""
     return {}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS, ids=[command.line for command in COMMANDS])
-def test_a_command_does_what_it_says(
-    project: Project, outcomes: dict[str, Outcome], command: Command
-) -> None:
+def test_a_command_does_what_it_says(project, outcomes, command):
     if command.skipped:
         pytest.skip(command.skipped)
     # In order: each works on what those before it left, as a user's do.
@@ -224,6 +220,6 @@ def test_a_command_does_what_it_says(
     assert command.is_true(outcome, project), (outcome.out, outcome.err)
 
 
-def _run(project: Project, line: str) -> Outcome:
+def _run(project, line):
     program, *arguments = line.split()
     return project.doit(*arguments) if program == "doit" else project.run(*arguments)

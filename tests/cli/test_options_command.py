@@ -5,16 +5,15 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from ortprep.bundle.codec import encode
-from ortprep.cli.options_table import OptionGroup, OptionOwner, build_options_table, list_options
+from ortprep.cli.options_table import OptionOwner, build_options_table, list_options
 from ortprep.options import (
     CUDA,
     NEWEST,
@@ -41,19 +40,19 @@ ASKED = {
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
+def project(tmp_path):
     """A folder to run the command in; it reads nothing there."""
     return Project(tmp_path)
 
 
-def listed(project: Project, *arguments: str) -> list[dict[str, Any]]:
+def listed(project, *arguments):
     outcome = project.call("options", "--json", *arguments)
     assert outcome.code == 0, outcome.err
     options: list[dict[str, Any]] = json.loads(outcome.out)["options"]
     return options
 
 
-def draw(groups: Iterable[OptionGroup], *, width: int) -> str:
+def draw(groups, *, width):
     """Returns the tables as a terminal of that width shows them, without colours."""
     console = Console(file=io.StringIO(), width=width)
     for group in groups:
@@ -64,9 +63,7 @@ def draw(groups: Iterable[OptionGroup], *, width: int) -> str:
 
 @pytest.mark.parametrize("version", [OLDEST, "1.26", NEWEST])
 @pytest.mark.parametrize("provider", [None, *OptionOwner])
-def test_all_that_is_known_of_a_version_is_listed_once(
-    project: Project, provider: str | None, version: str
-) -> None:
+def test_all_that_is_known_of_a_version_is_listed_once(project, provider, version):
     arguments = [] if provider is None else ["--provider", provider]
     found = listed(project, "--onnxruntime", version, *arguments)
     assert found == [
@@ -76,13 +73,13 @@ def test_all_that_is_known_of_a_version_is_listed_once(
     ]
 
 
-def test_a_version_has_no_option_that_came_later(project: Project) -> None:
+def test_a_version_has_no_option_that_came_later(project):
     assert {option["since"] for option in listed(project, "--onnxruntime", "1.25.1")} > {OLDEST, "1.24"}
     for option in listed(project, "--onnxruntime", "1.25.1"):
         assert version_parts(option["since"]) <= (1, 25, 1)
 
 
-def test_without_a_version_it_is_the_installed_one_and_that_is_not_imported(project: Project) -> None:
+def test_without_a_version_it_is_the_installed_one_and_that_is_not_imported(project):
     code = "import sys; from ortprep.cli.app import run; run(); sys.exit('onnxruntime' in sys.modules)"
     outcome = project.python("-c", code, "options", "--json")
     assert (outcome.code, outcome.err) == (0, "")
@@ -90,7 +87,7 @@ def test_without_a_version_it_is_the_installed_one_and_that_is_not_imported(proj
 
 
 @pytest.mark.parametrize("part", ["spin", "SPIN", "memory", "use_tf32"])
-def test_a_part_of_a_name_finds_every_name_it_is_in(project: Project, part: str) -> None:
+def test_a_part_of_a_name_finds_every_name_it_is_in(project, part):
     every = listed(project)
     found = listed(project, part)
     assert found == [option for option in every if part.lower() in option["name"].lower()]
@@ -100,7 +97,7 @@ def test_a_part_of_a_name_finds_every_name_it_is_in(project: Project, part: str)
 # What people see
 
 
-def test_a_terminal_of_100_columns_shows_every_name_in_one_piece_and_cuts_nothing() -> None:
+def test_a_terminal_of_100_columns_shows_every_name_in_one_piece_and_cuts_nothing():
     groups = list_options(NEWEST)
     shown = draw(groups, width=100)
     lines = shown.splitlines()
@@ -113,11 +110,11 @@ def test_a_terminal_of_100_columns_shows_every_name_in_one_piece_and_cuts_nothin
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
-def test_any_width_is_kept(width: int) -> None:
+def test_any_width_is_kept(width):
     assert max(map(len, draw(list_options(NEWEST), width=width).splitlines())) <= width
 
 
-def test_every_option_shows_its_values_default_effect_and_why_it_is_not_to_be_set() -> None:
+def test_every_option_shows_its_values_default_effect_and_why_it_is_not_to_be_set():
     for group in list_options(NEWEST):
         for option in group.options:
             left, right = columns_of(draw([replace(group, options=(option,))], width=100))
@@ -128,18 +125,18 @@ def test_every_option_shows_its_values_default_effect_and_why_it_is_not_to_be_se
             assert right == without_blanks(values if option.effect else "")
 
 
-def columns_of(shown: str) -> tuple[str, str]:
+def columns_of(shown):
     """Returns the texts of the two columns of a table with one row, without blanks."""
     header, _, *lines = shown.splitlines()[2:]
     middle = header.index("values")
     return without_blanks(line[:middle] for line in lines), without_blanks(line[middle:] for line in lines)
 
 
-def without_blanks(text: Iterable[str]) -> str:
+def without_blanks(text):
     return "".join("".join(text).split())
 
 
-def test_in_a_pipe_it_is_plain_text_and_nothing_is_said(project: Project) -> None:
+def test_in_a_pipe_it_is_plain_text_and_nothing_is_said(project):
     outcome = project.call("options", "--onnxruntime", NEWEST, "--provider", "cuda")
     assert (outcome.code, outcome.err) == (0, "")
     assert not re.search(r"[\t\x1b]", outcome.out)
@@ -156,13 +153,13 @@ def test_in_a_pipe_it_is_plain_text_and_nothing_is_said(project: Project) -> Non
         (("--onnxruntime", "latest"), "not a version of ONNX Runtime: 'latest'"),
     ],
 )
-def test_a_wrong_use_is_told(project: Project, arguments: tuple[str, ...], said: str) -> None:
+def test_a_wrong_use_is_told(project, arguments, said):
     outcome = project.call("options", *arguments)
     assert (outcome.code, outcome.out) == (2, "")
     assert said in outcome.err
 
 
-def test_nothing_found_is_empty_data(project: Project) -> None:
+def test_nothing_found_is_empty_data(project):
     table = project.call("options", "prepaking")
     assert (table.code, table.out) == (0, "")
     assert table.err == "no option has 'prepaking' in its name\n"
@@ -178,7 +175,7 @@ def test_nothing_found_is_empty_data(project: Project) -> None:
         (OLDEST, ""),
     ],
 )
-def test_a_version_beyond_the_table_is_said_to_be(project: Project, version: str, said: str) -> None:
+def test_a_version_beyond_the_table_is_said_to_be(project, version, said):
     outcome = project.call("options", "--json", "--onnxruntime", version)
     assert (outcome.code, outcome.err) == (0, said)
     assert json.loads(outcome.out)["onnxruntime"] == version

@@ -1,10 +1,7 @@
 """`ortprep place` and `ortprep serve-check` on real bundles, as a user runs them."""
 
-from __future__ import annotations
-
 import json
 import signal
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,11 +12,11 @@ from tests.runtime.pool.builders import write_doubling, write_model_bundle
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
+def project(tmp_path):
     return Project(tmp_path)
 
 
-def test_serve_check_drives_every_worker_and_checks_every_answer(project: Project) -> None:
+def test_serve_check_drives_every_worker_and_checks_every_answer(project):
     write_bundle(project.root / "artifacts" / "linear")
     options = ("--devices", "cpu", "--workers-per-device", "2", "--requests", "200")
     done = project.run("serve-check", "linear", *options)
@@ -33,7 +30,7 @@ def test_serve_check_drives_every_worker_and_checks_every_answer(project: Projec
     assert sum(worker["served"] for worker in found["pool"]["workers"]) == 200
 
 
-def test_serve_check_of_a_model_that_answers_wrongly_fails(project: Project) -> None:
+def test_serve_check_of_a_model_that_answers_wrongly_fails(project):
     x = np.ones((2, 2), np.float32)
     both = {"float": ("float32", ("a", "b"))}
     write_model_bundle(
@@ -48,7 +45,7 @@ def test_serve_check_of_a_model_that_answers_wrongly_fails(project: Project) -> 
     assert "does not answer as recorded" in done.err
 
 
-def test_place_says_where_and_why(project: Project) -> None:
+def test_place_says_where_and_why(project):
     write_bundle(project.root / "artifacts" / "linear")
     write_doubling(project.root / "artifacts" / "doubling")
     done = project.run("place", "linear", "doubling", "--devices", "cpu")
@@ -59,7 +56,7 @@ def test_place_says_where_and_why(project: Project) -> None:
     assert sorted(found["placement"]["assignments"][0]["models"]) == ["doubling", "linear"]
 
 
-def test_what_is_not_there_is_an_error_with_a_command(project: Project) -> None:
+def test_what_is_not_there_is_an_error_with_a_command(project):
     done = project.run("serve-check", "nosuch")
     assert done.code == 3
     assert "hint: ortprep prepare nosuch" in done.err
@@ -69,7 +66,7 @@ def test_what_is_not_there_is_an_error_with_a_command(project: Project) -> None:
     assert "no such device" in done.err
 
 
-def test_an_interrupt_ends_it_at_once(project: Project) -> None:
+def test_an_interrupt_ends_it_at_once(project):
     write_bundle(project.root / "artifacts" / "linear")
     process = project.start(
         "-m", "ortprep", "serve-check", "linear", "--devices", "cpu", "--requests", "100000000"
@@ -85,7 +82,7 @@ def test_an_interrupt_ends_it_at_once(project: Project) -> None:
 
 
 @pytest.mark.attack
-def test_serve_config_serves_this_machine_alone_unless_it_is_told_otherwise(project: Project) -> None:
+def test_serve_config_serves_this_machine_alone_unless_it_is_told_otherwise(project):
     write_doubling(project.root / "artifacts" / "doubling")
     done = project.run("serve-config", "doubling", "--json")
     assert done.code == 0, done.err

@@ -1,13 +1,10 @@
 """The commands around registries, as a user runs them, and what jobs then load."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,12 +24,12 @@ SECRET = "hunter2-is-no-password"
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
+def project(tmp_path):
     return Project(tmp_path)
 
 
 @pytest.fixture
-def registry(project: Project, monkeypatch: pytest.MonkeyPatch) -> Path:
+def registry(project, monkeypatch):
     """A folder as registry, which commands and jobs find by the environment."""
     folder = project.root / "registry"
     monkeypatch.setenv("ORTPREP_REGISTRY", str(folder))
@@ -40,9 +37,7 @@ def registry(project: Project, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_model_goes_from_a_folder_to_a_session_by_way_of_a_registry(
-    project: Project, registry: Path
-) -> None:
+def test_a_model_goes_from_a_folder_to_a_session_by_way_of_a_registry(project, registry):
     bundle = write_linear_bundle(
         project.artifacts / "linear", requirements={"cuda": CUDA_NEEDED, "cpu": CPU_ONLY}
     )
@@ -64,14 +59,14 @@ def test_a_model_goes_from_a_folder_to_a_session_by_way_of_a_registry(
     assert locate("registry://linear@production") != bundle
 
 
-def test_what_was_there_already_is_told_apart_from_what_was_sent() -> None:
+def test_what_was_there_already_is_told_apart_from_what_was_sent():
     mb = 2**20
     sent = "1.5 MB uploaded; the other 1.0 MB were already there"
     assert describe_transfer(3 * mb // 2, 5 * mb // 2, "uploaded") == sent
     assert describe_transfer(3 * mb, 3 * mb, "fetched") == "3.0 MB fetched"
 
 
-def test_a_pool_takes_bundles_from_a_registry(project: Project, registry: Path) -> None:
+def test_a_pool_takes_bundles_from_a_registry(project, registry):
     write_linear_bundle(project.artifacts / "linear")
     assert project.run("publish", "linear").code == 0
     with SessionPool("registry://linear", PoolConfig(devices=["cpu"])) as pool:
@@ -80,7 +75,7 @@ def test_a_pool_takes_bundles_from_a_registry(project: Project, registry: Path) 
 
 
 @pytest.mark.slow
-def test_a_job_can_require_a_signature(project: Project, registry: Path) -> None:
+def test_a_job_can_require_a_signature(project, registry):
     private, public = write_keys(project.root / "keys")
     _, other = write_keys(project.root / "other")
     write_linear_bundle(project.artifacts / "linear")
@@ -103,9 +98,7 @@ def test_a_job_can_require_a_signature(project: Project, registry: Path) -> None
 
 
 @pytest.mark.slow
-def test_an_encrypted_key_takes_its_password_from_the_environment(
-    project: Project, registry: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_encrypted_key_takes_its_password_from_the_environment(project, registry, monkeypatch):
     private, public = write_keys(project.root / "keys", password=SECRET.encode())
     write_bundle(project.artifacts / "net")
     without = project.run("publish", "net", "--sign", str(private))
@@ -118,7 +111,7 @@ def test_an_encrypted_key_takes_its_password_from_the_environment(
 
 
 @pytest.mark.slow
-def test_listings_are_tables_or_json(project: Project, registry: Path) -> None:
+def test_listings_are_tables_or_json(project, registry):
     for i in range(2):
         build = Build((Made("portable", weights=bytes([i])),), spec=bytes([i]))
         write_bundle(project.artifacts / f"net{i}", build)
@@ -169,13 +162,8 @@ def test_listings_are_tables_or_json(project: Project, registry: Path) -> None:
     ],
 )
 def test_what_cannot_be_done_is_a_message_and_an_exit_code(
-    project: Project,
-    registry: Path,
-    arguments: tuple[str, ...],
-    code: int,
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    project, registry, arguments, code, message, monkeypatch
+):
     monkeypatch.setattr(transfer, "FIRST_PAUSE_S", 0.001)
     write_bundle(project.artifacts / "net")
     (project.root / "mine").mkdir()
@@ -188,9 +176,7 @@ def test_what_cannot_be_done_is_a_message_and_an_exit_code(
     assert "Traceback" not in done.err
 
 
-def test_without_a_registry_the_error_says_where_to_name_one(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_registry_the_error_says_where_to_name_one(project, monkeypatch):
     monkeypatch.delenv("ORTPREP_REGISTRY", raising=False)
     done = project.run("list")
     assert done.code == 5
@@ -198,7 +184,7 @@ def test_without_a_registry_the_error_says_where_to_name_one(
 
 
 @pytest.mark.slow
-def test_doit_publishes_what_the_spec_says_after_building_it(built: Project) -> None:
+def test_doit_publishes_what_the_spec_says_after_building_it(built):
     project = built
     shutil.rmtree(project.bundle())  # so that it is packaged, with the commit, and published
     _, public = write_keys(project.root / "keys")
@@ -234,7 +220,7 @@ def test_doit_publishes_what_the_spec_says_after_building_it(built: Project) -> 
     assert "Ada" not in json.dumps(manifest)
 
 
-def test_credentials_are_in_no_log_no_error_and_no_argument(project: Project, tmp_path: Path) -> None:
+def test_credentials_are_in_no_log_no_error_and_no_argument(project, tmp_path):
     (tmp_path / "server").mkdir()
     with oci_server(tmp_path / "server", auth=True) as server:
         docker = tmp_path / "docker"
@@ -259,9 +245,7 @@ def test_credentials_are_in_no_log_no_error_and_no_argument(project: Project, tm
     assert "dXNlcjpodW50ZXIyLXdyb25n" not in done.stderr
 
 
-def test_a_job_without_the_registry_extra_is_told_which_to_install(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_without_the_registry_extra_is_told_which_to_install(project, monkeypatch):
     import importlib.metadata
 
     none = importlib.metadata.EntryPoints(())
@@ -272,7 +256,7 @@ def test_a_job_without_the_registry_extra_is_told_which_to_install(
     assert locate(project.root) == project.root
 
 
-def test_a_job_whose_registry_lacks_a_package_is_told_which_extra_to_install(project: Project) -> None:
+def test_a_job_whose_registry_lacks_a_package_is_told_which_extra_to_install(project):
     code = (
         "import sys; sys.modules['filelock'] = None; from ortprep.runtime import load; load('registry://net')"
     )
@@ -281,9 +265,7 @@ def test_a_job_whose_registry_lacks_a_package_is_told_which_extra_to_install(pro
     assert ended.err.splitlines()[-1] == f"hint: {install_command('registry')}"
 
 
-def test_a_reference_that_names_nothing_is_an_error_of_load(
-    project: Project, registry: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reference_that_names_nothing_is_an_error_of_load(project, registry, monkeypatch):
     with pytest.raises(NotPublishedError):
         load("registry://nothing@production")
     with pytest.raises(RegistryError):

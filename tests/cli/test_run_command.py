@@ -1,12 +1,8 @@
 """`ortprep run` gives a program bundles, and is otherwise not there."""
 
-from __future__ import annotations
-
 import shutil
 import signal
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -21,24 +17,24 @@ SESSION = (
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(tmp_path_factory):
     folder = tmp_path_factory.mktemp("project")
     (folder / "other").mkdir()
     write_bundle_of(write_source(folder / "net.onnx"), folder / "artifacts/net")
     return folder
 
 
-def run(project: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+def run(project, *arguments, stdin=""):
     return run_program([*ORTPREP, *arguments], {}, stdin=stdin, cwd=project)
 
 
 @pytest.mark.parametrize("bundles", [[], ["--bundles", "artifacts"], ["--bundles=artifacts/net"]])
-def test_sessions_of_the_program_are_of_bundles(project: Path, bundles: list[str]) -> None:
+def test_sessions_of_the_program_are_of_bundles(project, bundles):
     done = run(project, *bundles, "--", sys.executable, "-c", SESSION, "net.onnx")
     assert (done.stdout, done.stderr, done.returncode) == ("True\n", "", 0)
 
 
-def test_verbose_says_what_each_session_is_of(project: Path) -> None:
+def test_verbose_says_what_each_session_is_of(project):
     done = run(project, "--verbose", sys.executable, "-c", SESSION, "net.onnx")
     of_bundle = f"ortprep: session of net.onnx: {project}/artifacts/net, variant cpu\n"
     assert (done.stdout, done.stderr) == ("True\n", of_bundle)
@@ -48,7 +44,7 @@ def test_verbose_says_what_each_session_is_of(project: Path) -> None:
 
 
 @pytest.mark.attack
-def test_names_of_folders_give_a_terminal_no_orders_and_look_like_no_other_line(tmp_path: Path) -> None:
+def test_names_of_folders_give_a_terminal_no_orders_and_look_like_no_other_line(tmp_path):
     orders = "\x1b]0;owned\x07\x9b2J\u202e"
     folder = tmp_path / f"bundles/x{orders}\nortprep session of bank.onnx"
     write_bundle_of(write_source(tmp_path / "net.onnx"), folder)
@@ -61,18 +57,18 @@ def test_names_of_folders_give_a_terminal_no_orders_and_look_like_no_other_line(
     assert all(one.isprintable() or one == "\n" for one in done.stderr + failed.stderr)
 
 
-def test_the_programs_own_options_streams_and_exit_code_are_its_own(project: Path) -> None:
+def test_the_programs_own_options_streams_and_exit_code_are_its_own(project):
     code = "import sys; print(sys.argv[1:], sys.stdin.read()); sys.stderr.write('talk'); sys.exit(7)"
     done = run(project, sys.executable, "-c", code, "--verbose", "-x", stdin="words")
     assert (done.stdout, done.stderr, done.returncode) == ("['--verbose', '-x'] words\n", "talk", 7)
 
 
-def test_a_program_that_a_signal_ends_is_seen_to_be(project: Path) -> None:
+def test_a_program_that_a_signal_ends_is_seen_to_be(project):
     code = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
     assert run(project, "--", sys.executable, "-c", code).returncode == -signal.SIGTERM
 
 
-def test_a_program_that_there_is_not_is_told_as_a_shell_does(project: Path) -> None:
+def test_a_program_that_there_is_not_is_told_as_a_shell_does(project):
     done = run(project, "--", "no-such-program")
     assert done.returncode == 127
     assert "cannot run no-such-program" in done.stderr
@@ -81,7 +77,7 @@ def test_a_program_that_there_is_not_is_told_as_a_shell_does(project: Path) -> N
     assert "ermission denied" in done.stderr
 
 
-def test_no_program_and_no_bundles_are_errors_of_use(project: Path, tmp_path: Path) -> None:
+def test_no_program_and_no_bundles_are_errors_of_use(project, tmp_path):
     assert run(project).returncode == 2
     done = run(project, "--bundles", "nowhere", "--", "true")
     assert done.returncode == 2
@@ -90,16 +86,14 @@ def test_no_program_and_no_bundles_are_errors_of_use(project: Path, tmp_path: Pa
 
 
 @pytest.mark.attack
-def test_a_signature_that_is_required_is_passed_on_wherever_the_program_runs(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signature_that_is_required_is_passed_on_wherever_the_program_runs(project, monkeypatch):
     for key in ("keys/key.pub", str(project / "keys/key.pub")):
         monkeypatch.setenv("ORTPREP_REQUIRE_SIGNATURE", key)
         shown = run(project, "--print-environment").stdout
         assert f"ORTPREP_REQUIRE_SIGNATURE={project}/keys/key.pub\n" in shown
 
 
-def test_the_environment_alone_does_the_same(project: Path) -> None:
+def test_the_environment_alone_does_the_same(project):
     shown = run(project, "--print-environment").stdout
     variables = dict(line.split("=", 1) for line in shown.splitlines())
     assert variables["ORTPREP_BUNDLES"] == str(project / "artifacts")
@@ -110,7 +104,7 @@ def test_the_environment_alone_does_the_same(project: Path) -> None:
 
 @pytest.mark.attack
 @pytest.mark.parametrize("start", ["", "file://"])
-def test_a_place_of_bundles_cannot_add_a_variable(project: Path, start: str) -> None:
+def test_a_place_of_bundles_cannot_add_a_variable(project, start):
     (project / "a\nLD_PRELOAD=evil").mkdir(exist_ok=True)
     done = run(project, f"--bundles={start}a\nLD_PRELOAD=evil", "--print-environment")
     assert (done.returncode, done.stdout) == (2, "")
@@ -119,9 +113,7 @@ def test_a_place_of_bundles_cannot_add_a_variable(project: Path, start: str) -> 
 
 @pytest.mark.attack
 @pytest.mark.parametrize("options", [[], ["--verbose"]])
-def test_a_strangers_bundle_gives_the_terminal_no_orders(
-    project: Path, tmp_path: Path, options: list[str]
-) -> None:
+def test_a_strangers_bundle_gives_the_terminal_no_orders(project, tmp_path, options):
     shutil.copytree(project / "artifacts/net", tmp_path / "bundles/\033[2Jnet")
     graph = next((tmp_path / "bundles").rglob("*.onnx"))
     graph.write_bytes(b"\0" + graph.read_bytes()[1:])

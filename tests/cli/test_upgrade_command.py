@@ -1,7 +1,5 @@
 """`ortprep upgrade-check`, with two versions of ONNX Runtime from PyPI."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -19,7 +17,7 @@ from ortprep.bundle.loader_config import (
     read_loader_config,
     write_loader_config,
 )
-from tests.prepare.builders import Outcome, Project
+from tests.prepare.builders import Project
 
 OLD = "1.23.2"
 HERE = onnxruntime.__version__
@@ -28,14 +26,14 @@ PREPARED = Path(__file__).parents[1] / "compat" / "0.1.0" / "conv"
 
 
 @pytest.fixture(scope="module")
-def project(first_build: tuple[Project, Outcome], tmp_path_factory: pytest.TempPathFactory) -> Project:
+def project(first_build, tmp_path_factory):
     """A project with a model that is prepared, and a bundle without a spec; it keeps the environments."""
     project = first_build[0].copy_to(tmp_path_factory.mktemp("upgrade") / "project")
     bind(shutil.copytree(PREPARED, project.bundle("conv")))
     return project
 
 
-def bind(bundle: Path) -> None:
+def bind(bundle):
     """Has the first variant require a newer ONNX Runtime than `OLD`, as graphs with its operators do."""
     config = read_loader_config(bundle)
     first, *others = config.variants
@@ -44,7 +42,7 @@ def bind(bundle: Path) -> None:
     write_loader_config(bundle, replace(config, variants=variants))
 
 
-def damage_answer(bundle: Path) -> None:
+def damage_answer(bundle):
     """Has the golden sample record an answer that no version gives, as if this one were wrong."""
     golden = bundle / "golden.npz"
     with np.load(golden) as arrays:
@@ -55,20 +53,20 @@ def damage_answer(bundle: Path) -> None:
     write_loader_config(bundle, replace(config, golden=replace(config.golden, file=entry)))
 
 
-def test_what_is_no_version_is_wrong_use(tmp_path: Path) -> None:
+def test_what_is_no_version_is_wrong_use(tmp_path):
     ended = Project(tmp_path).call("upgrade-check", "net", "--onnxruntime", "newest")
     assert ended.code == 2
     assert "expected versions as in 1.31.1,1.32.0" in ended.err
 
 
-def test_what_was_not_prepared_is_named(tmp_path: Path) -> None:
+def test_what_was_not_prepared_is_named(tmp_path):
     ended = Project(tmp_path).call("upgrade-check", "net", "--onnxruntime", "1.31.1,1.32.0")
     assert ended.code == 3
     assert "no such bundle: net" in ended.err
 
 
 @pytest.mark.slow
-def test_bundles_and_their_sources_are_tried_on_every_version(project: Project) -> None:
+def test_bundles_and_their_sources_are_tried_on_every_version(project):
     asked = ("--onnxruntime", f"{HERE},{OLD}", "--rounds", "3")
     ended = project.run("upgrade-check", "net", "conv", *asked, "--json")
     assert ended.out, ended.err
@@ -92,7 +90,7 @@ def test_bundles_and_their_sources_are_tried_on_every_version(project: Project) 
 
 
 @pytest.mark.slow
-def test_a_wrong_answer_fails_with_a_table_and_the_reason(project: Project) -> None:
+def test_a_wrong_answer_fails_with_a_table_and_the_reason(project):
     damaged = shutil.copytree(project.bundle("conv"), project.root / "damaged")
     damage_answer(damaged)
     ended = project.run("upgrade-check", "damaged", "--onnxruntime", f"{HERE},{OLD}")
@@ -104,7 +102,7 @@ def test_a_wrong_answer_fails_with_a_table_and_the_reason(project: Project) -> N
 
 
 @pytest.mark.slow
-def test_an_environment_has_numpy_and_onnx_runtime_only(project: Project) -> None:
+def test_an_environment_has_numpy_and_onnx_runtime_only(project):
     ended = project.run("upgrade-check", "conv", "--onnxruntime", OLD, "--rounds", "3")
     assert ended.code == 0, ended.err
     packages = {
@@ -116,7 +114,7 @@ def test_an_environment_has_numpy_and_onnx_runtime_only(project: Project) -> Non
 
 
 @pytest.mark.slow
-def test_a_version_that_cannot_be_installed_says_what_pip_said(project: Project) -> None:
+def test_a_version_that_cannot_be_installed_says_what_pip_said(project):
     ended = project.run("upgrade-check", "conv", "--onnxruntime", "1.0.99")
     assert ended.code == 1
     assert "error: cannot install onnxruntime==1.0.99 numpy==" in ended.err

@@ -11,14 +11,11 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import onnx
 from filelock import FileLock
 from onnx import TensorProto, helper
 
@@ -62,24 +59,24 @@ class Project:
     root: Path
 
     @property
-    def configs(self) -> Path:
+    def configs(self):
         return self.root / "configs"
 
     @property
-    def models(self) -> Path:
+    def models(self):
         return self.root / "models"
 
     @property
-    def artifacts(self) -> Path:
+    def artifacts(self):
         return self.root / "artifacts"
 
-    def bundle(self, name: str = "net") -> Path:
+    def bundle(self, name="net"):
         return self.artifacts / name
 
-    def work(self, name: str = "net") -> Path:
+    def work(self, name="net"):
         return self.artifacts / ".work" / name
 
-    def write_spec(self, name: str = "net", **sections: Any) -> Path:
+    def write_spec(self, name="net", **sections):
         """Writes a spec of `models/NAME.onnx` with quick measurements; sections given replace the usual."""
         usual = {"name": name, "source": {"path": f"../models/{name}.onnx"}, "targets": ["cpu"]}
         path = self.configs / f"{name}.yaml"
@@ -87,12 +84,12 @@ class Project:
         path.write_text(json.dumps({**usual, "measure": QUICK, "tune": UNTUNED, **sections}))  # JSON is YAML
         return path
 
-    def add(self, model: onnx.ModelProto, name: str = "net", **sections: Any) -> Path:
+    def add(self, model, name="net", **sections):
         """Writes a model and its spec; returns the model's path."""
         self.write_spec(name, **sections)
         return write_model(model, self.models / f"{name}.onnx")
 
-    def environment(self) -> dict[str, str]:
+    def environment(self):
         """Nothing is shared with other projects: no digests, no device, no temporary files."""
         for name in ("cache", "locks", "tmp"):
             (self.root / name).mkdir(parents=True, exist_ok=True)
@@ -107,7 +104,7 @@ class Project:
             "COLUMNS": "120",
         }
 
-    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+    def start(self, *arguments, **options):
         """Starts `python ARGUMENTS` in the project."""
         usual = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return subprocess.Popen(
@@ -117,15 +114,15 @@ class Project:
             **{**usual, "env": self.environment(), **options},
         )
 
-    def python(self, *arguments: str, **options: Any) -> Outcome:
+    def python(self, *arguments, **options):
         """Runs `python ARGUMENTS` in the project, to its end."""
         return finish(self.start(*arguments, **options))
 
-    def run(self, *arguments: str, **options: Any) -> Outcome:
+    def run(self, *arguments, **options):
         """Runs `ortprep ARGUMENTS`."""
         return self.python("-m", "ortprep", *arguments, **options)
 
-    def on_terminal(self, *arguments: str, keys: bytes = b"") -> tuple[int, str]:
+    def on_terminal(self, *arguments, keys=b""):
         """Runs `python ARGUMENTS` on a pseudo-terminal; returns its exit code and all it wrote.
 
         Args:
@@ -152,7 +149,7 @@ class Project:
             os.close(ours)
         return process.wait(timeout=600), written.decode()
 
-    def call(self, *arguments: str) -> Outcome:
+    def call(self, *arguments):
         """Does what `run` does, in this process: for many short runs, it spares the imports."""
         from ortprep.cli.app import run
 
@@ -167,32 +164,32 @@ class Project:
             code = run()
         return Outcome(code, out.getvalue(), err.getvalue())
 
-    def doit(self, *arguments: str) -> Outcome:
+    def doit(self, *arguments):
         """Runs `doit ARGUMENTS` with the repository's dodo.py on this project's folders."""
         return self.python(*self.doit_arguments(*arguments))
 
-    def doit_arguments(self, *arguments: str) -> list[str]:
+    def doit_arguments(self, *arguments):
         """Returns what Python is given for that: doit would look for folders beside dodo.py."""
         folders = (f"configs={self.configs}", f"artifacts={self.artifacts}")
         return ["-m", "doit", "-f", str(REPOSITORY / "dodo.py"), *folders, *arguments]
 
-    def explain(self, *arguments: str) -> dict[str, list[str]]:
+    def explain(self, *arguments):
         """Returns the reasons of every task that would run, by task."""
         outcome = self.run("explain", "--json", *arguments)
         assert outcome.code == 0, outcome.err
         return {item["task"]: item["reasons"] for item in json.loads(outcome.out) if item["reasons"]}
 
-    def copy_to(self, root: Path) -> Project:
+    def copy_to(self, root):
         """Returns a copy: same content, other inodes."""
         shutil.copytree(self.root, root, symlinks=True)
         return Project(root)
 
-    def leftovers(self) -> list[str]:
+    def leftovers(self):
         """Returns what unfinished work is visible below artifacts/."""
         return [str(path.relative_to(self.artifacts)) for path in self.artifacts.rglob(".tmp-*")]
 
 
-def folding_net(*, seed: int = 0) -> onnx.ModelProto:
+def folding_net(*, seed=0):
     """`x` [batch, 64] → `y` [batch, 64], through weights that 256 nodes compute from constants at every load.
 
     Preparing it once is worth so much that even three rounds beside other programs show it.
@@ -216,7 +213,7 @@ def folding_net(*, seed: int = 0) -> onnx.ModelProto:
     )
 
 
-def finish(process: subprocess.Popen[str], *, timeout_s: float = 600) -> Outcome:
+def finish(process, *, timeout_s=600):
     """Waits for a process and returns what it said; one that hangs is killed and fails the test."""
     try:
         out, err = process.communicate(timeout=timeout_s)
@@ -227,13 +224,13 @@ def finish(process: subprocess.Popen[str], *, timeout_s: float = 600) -> Outcome
     return Outcome(process.returncode, out, err)
 
 
-def done(outcome: Outcome) -> set[str]:
+def done(outcome):
     """Returns the tasks that a build says it did."""
     assert outcome.code == 0, outcome.err
     return {line.split()[1] for line in outcome.err.splitlines() if line.startswith("done ")}
 
 
-def all_tasks(name: str = "net", *targets: str) -> set[str]:
+def all_tasks(name="net", *targets):
     """Returns every task of a model."""
     targets = targets or ("cpu",)
     variants = (*targets, "portable")
@@ -245,7 +242,7 @@ def all_tasks(name: str = "net", *targets: str) -> set[str]:
     }
 
 
-def stamps(folder: Path) -> dict[str, tuple[int, int, int, str]]:
+def stamps(folder):
     """Returns inode, size, modification time and digest of everything below a folder."""
     return {
         path.relative_to(folder).as_posix(): (
@@ -259,7 +256,7 @@ def stamps(folder: Path) -> dict[str, tuple[int, int, int, str]]:
 
 
 @contextlib.contextmanager
-def untouched(project: Project) -> Iterator[None]:
+def untouched(project):
     """Fails the test unless the block leaves the bundle as it was, to the inode, and nothing half-made."""
     before = stamps(project.bundle())
     yield
@@ -267,17 +264,17 @@ def untouched(project: Project) -> Iterator[None]:
     assert project.leftovers() == []
 
 
-def preferred_model(bundle: Path) -> str:
+def preferred_model(bundle):
     """Returns the model file that a job on this machine opens, relative to the bundle."""
     return read_loader_config(bundle).variants[0].model
 
 
-def is_intact(bundle: Path) -> bool:
+def is_intact(bundle):
     """Says whether every byte of a bundle is as recorded."""
     return compare_bundle(bundle) == ()
 
 
-def children_of(pid: int) -> set[int]:
+def children_of(pid):
     """Returns the processes, alive, whose parent is `pid`, and theirs."""
     parents = {}
     for status in Path("/proc").glob("[0-9]*/stat"):
@@ -294,7 +291,7 @@ def children_of(pid: int) -> set[int]:
     return found - {pid}
 
 
-def state_of(pid: int) -> str:
+def state_of(pid):
     """Returns the state of a process as the kernel writes it: T if it is stopped; Z, too, if it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -302,7 +299,7 @@ def state_of(pid: int) -> str:
         return "Z"
 
 
-def is_alive(pid: int) -> bool:
+def is_alive(pid):
     """Says whether a process runs; a zombie does not."""
     return state_of(pid) != "Z"
 
@@ -336,7 +333,7 @@ runpy.run_module(module, run_name="__main__")
 """A build, which stops itself where it waits for a child while that folder is there."""
 
 
-def pause_in(project: Project, stage: str, *options: str, with_doit: bool = False) -> subprocess.Popen[str]:
+def pause_in(project, stage, *options, with_doit=False):
     """Starts a build and returns it stopped in that stage, a child of it at work; `kill` lets it go on.
 
     A build that ran on would be somewhere else by the time it is killed.
@@ -344,7 +341,7 @@ def pause_in(project: Project, stage: str, *options: str, with_doit: bool = Fals
     command = project.doit_arguments("run")[1:] if with_doit else ["ortprep", "prepare"]
     process = project.start("-c", PAUSING, str(project.artifacts), STAGES[stage], *command, *options)
 
-    def is_stopped() -> bool:
+    def is_stopped():
         assert process.poll() is None, f"ended before {stage}: {finish(process).err}"
         return state_of(process.pid) == "T"
 
@@ -352,7 +349,7 @@ def pause_in(project: Project, stage: str, *options: str, with_doit: bool = Fals
     return process
 
 
-def kill(process: subprocess.Popen[str], *, with_signal: signal.Signals = signal.SIGKILL) -> Outcome:
+def kill(process, *, with_signal=signal.SIGKILL):
     """Ends a process alone and returns when its children are gone too; that they go is part of the test."""
     children = children_of(process.pid)
     process.send_signal(with_signal)
@@ -362,20 +359,20 @@ def kill(process: subprocess.Popen[str], *, with_signal: signal.Signals = signal
     return outcome
 
 
-def answers(session: Any, feeds: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+def answers(session, feeds):
     """Runs a session on feeds and returns its outputs by name."""
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, dict(feeds)), strict=True))
 
 
-def source_answers(model: Path, feeds: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+def source_answers(model, feeds):
     """Returns what plain ONNX Runtime answers with the source."""
     import onnxruntime
 
     return answers(onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"]), feeds)
 
 
-def prepare_once(root: Path, write: Callable[[Path], Project]) -> tuple[Project, Outcome]:
+def prepare_once(root, write):
     """Writes a project and prepares its models, once for all processes of a run; not to be changed."""
     record = root.with_suffix(".json")
     root.parent.mkdir(exist_ok=True)
@@ -388,14 +385,14 @@ def prepare_once(root: Path, write: Callable[[Path], Project]) -> tuple[Project,
     return Project(root), Outcome(**json.loads(record.read_text()))
 
 
-def new_project(root: Path) -> Project:
+def new_project(root):
     """Returns a project with one small model and its spec, not built."""
     project = Project(root)
     project.add(folding_net(), inputs=SHAPES)
     return project
 
 
-def new_squeezenet(root: Path, **sections: Any) -> Project:
+def new_squeezenet(root, **sections):
     """Returns a project with the spec of a shipped model, not built."""
     project = Project(root)
     inputs = {"data_0": {"shapes": [[1, 3, 224, 224]], "range": [0, 1]}}

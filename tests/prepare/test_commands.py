@@ -1,7 +1,5 @@
 """The command line's manners: exit codes, data on stdout, talk on stderr, hints that can be copied."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -37,7 +35,7 @@ WITHOUT_GPU = pytest.mark.skipif(
 )
 
 
-def test_show_tells_what_the_bundle_is_and_what_it_gains(first_build: Built) -> None:
+def test_show_tells_what_the_bundle_is_and_what_it_gains(first_build):
     project, _ = first_build
     outcome = project.run("show", "net")
     assert (outcome.code, outcome.err) == (0, "")
@@ -47,7 +45,7 @@ def test_show_tells_what_the_bundle_is_and_what_it_gains(first_build: Built) -> 
         assert heading in outcome.out
 
 
-def test_show_json_is_the_manifest(first_build: Built) -> None:
+def test_show_json_is_the_manifest(first_build):
     project, _ = first_build
     shown = json.loads(project.run("show", "net", "--json").out)
     recorded = read_json(project.bundle() / MANIFEST_FILE)
@@ -56,7 +54,7 @@ def test_show_json_is_the_manifest(first_build: Built) -> None:
     assert shown == recorded
 
 
-def test_explain_json_lists_every_task_in_build_order(first_build: Built) -> None:
+def test_explain_json_lists_every_task_in_build_order(first_build):
     project, _ = first_build
     outcome = project.run("explain", "net", "--json")
     explained = json.loads(outcome.out)
@@ -67,7 +65,7 @@ def test_explain_json_lists_every_task_in_build_order(first_build: Built) -> Non
     assert outcome.err == ""
 
 
-def test_the_schema_accepts_the_specs_that_build(first_build: Built) -> None:
+def test_the_schema_accepts_the_specs_that_build(first_build):
     project, _ = first_build
     outcome = project.run("schema")
     assert (outcome.code, outcome.err) == (0, "")
@@ -78,7 +76,7 @@ def test_the_schema_accepts_the_specs_that_build(first_build: Built) -> None:
         jsonschema.validate({**spec, "sorce": {}}, schema)
 
 
-def test_check_passes_an_intact_bundle_and_writes_no_data(first_build: Built) -> None:
+def test_check_passes_an_intact_bundle_and_writes_no_data(first_build):
     project, _ = first_build
     outcome = project.run("check", "artifacts/net")
     assert (outcome.code, outcome.out) == (0, "")
@@ -88,7 +86,7 @@ def test_check_passes_an_intact_bundle_and_writes_no_data(first_build: Built) ->
 
 
 @pytest.mark.slow
-def test_check_asks_every_variant_and_says_which_were_passed_over_and_why(tmp_path: Path) -> None:
+def test_check_asks_every_variant_and_says_which_were_passed_over_and_why(tmp_path):
     project, needs = Project(tmp_path), {"cpu": UNMET, "spare": CPU_ONLY, "portable": CPU_ONLY}
     bundle = write_bundle(tmp_path / "linear", requirements=needs)
     outcome = project.run("check", "linear")
@@ -103,20 +101,20 @@ def test_check_asks_every_variant_and_says_which_were_passed_over_and_why(tmp_pa
     assert "error: variant 'portable' of " in outcome.err
 
 
-def test_check_of_a_bundle_for_other_machines_cannot_load(tmp_path: Path) -> None:
+def test_check_of_a_bundle_for_other_machines_cannot_load(tmp_path):
     write_bundle(tmp_path / "linear", requirements={"cpu": UNMET})
     outcome = Project(tmp_path).run("check", "linear")
     assert outcome.code == 4
     assert "error: no variant of linear runs on this machine: " in outcome.err
 
 
-def _flip(path: Path) -> None:
+def _flip(path):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
 
 
-def test_check_names_what_is_not_as_it_was_written(built: Project) -> None:
+def test_check_names_what_is_not_as_it_was_written(built):
     name = preferred_model(built.bundle())
     _flip(built.bundle() / name)
     outcome = built.call("check", "artifacts/net", "--no-golden")
@@ -135,9 +133,7 @@ NOTHING_SUCH = {
 
 
 @pytest.mark.parametrize("arguments", NOTHING_SUCH.values(), ids=NOTHING_SUCH)
-def test_a_wrong_use_is_told_in_the_form_of_all_errors(
-    first_build: Built, arguments: tuple[str, ...]
-) -> None:
+def test_a_wrong_use_is_told_in_the_form_of_all_errors(first_build, arguments):
     project, _ = first_build
     outcome = project.call(*arguments)
     assert (outcome.code, outcome.out) == (2, "")
@@ -147,7 +143,7 @@ def test_a_wrong_use_is_told_in_the_form_of_all_errors(
 @pytest.mark.parametrize(
     "arguments", [("prepare", "--bogus"), ("frobnicate",), ("show",), ("prepare", "-n", "0")]
 )
-def test_an_argument_that_does_not_exist_is_wrong_use(first_build: Built, arguments: tuple[str, ...]) -> None:
+def test_an_argument_that_does_not_exist_is_wrong_use(first_build, arguments):
     outcome = first_build[0].run(*arguments)
     assert (outcome.code, outcome.out) == (2, "")
     assert "Usage:" in outcome.err
@@ -170,9 +166,7 @@ LOAD = "import sys; from ortprep.runtime import load; load(sys.argv[1])"
         ("other", "no such file", "ortprep prepare other   then load('artifacts/other')"),
     ],
 )
-def test_a_load_of_what_is_no_bundle_says_what_to_load(
-    built: Project, path: str, got: str, hint: str
-) -> None:
+def test_a_load_of_what_is_no_bundle_says_what_to_load(built, path, got, hint):
     (built.models / "other.onnx").write_bytes(b"a model")
     ended = built.python("-c", LOAD, path)
     assert f"BundleError: no bundle there: {built.root / path}\n" in ended.err
@@ -180,7 +174,7 @@ def test_a_load_of_what_is_no_bundle_says_what_to_load(
     assert ended.err.splitlines()[-1] == f"hint: {hint.format(root=built.root)}"
 
 
-def test_a_bundle_pins_the_onnx_runtime_that_jobs_need_and_prepare_says_so(first_build: Built) -> None:
+def test_a_bundle_pins_the_onnx_runtime_that_jobs_need_and_prepare_says_so(first_build):
     project, outcome = first_build
     name = next(name for name in ("onnxruntime-gpu", "onnxruntime") if _version_of(name))
     version = _version_of(name)
@@ -193,12 +187,12 @@ def test_a_bundle_pins_the_onnx_runtime_that_jobs_need_and_prepare_says_so(first
     assert f"with {pin}\n" in project.call("show", "net").out
 
 
-def _version_of(distribution: str) -> str | None:
+def _version_of(distribution):
     found = next(iter(metadata.distributions(name=distribution)), None)
     return None if found is None else found.version
 
 
-def test_show_explains_its_figures_and_fits_a_terminal_of_100(first_build: Built) -> None:
+def test_show_explains_its_figures_and_fits_a_terminal_of_100(first_build):
     lines = first_build[0].run("show", "net").out.splitlines()
     assert max(map(len, lines)) <= 100
     assert any(line.startswith("a ± b: the median, and half the distance") for line in lines)
@@ -206,9 +200,7 @@ def test_show_explains_its_figures_and_fits_a_terminal_of_100(first_build: Built
     assert "input x: float32 [batch, 64]" in lines
 
 
-def test_explain_takes_a_line_for_a_model_that_is_new_or_up_to_date(
-    first_build: Built, project: Project
-) -> None:
+def test_explain_takes_a_line_for_a_model_that_is_new_or_up_to_date(first_build, project):
     new, done = project.call("explain"), first_build[0].call("explain")
     assert new.out == "net: never done; runs fetch, optimize (2), verify (2), measure, package\n"
     assert done.out == "net: up to date, fetch, optimize (2), verify (2), measure, package\n"
@@ -218,13 +210,13 @@ def test_explain_takes_a_line_for_a_model_that_is_new_or_up_to_date(
     ("name", "hint"),
     [("", "ortprep prepare"), ("artifacts/none", "ortprep prepare none"), ("a b", "ortprep prepare 'a b'")],
 )
-def test_the_hint_for_a_missing_bundle_can_be_run(first_build: Built, name: str, hint: str) -> None:
+def test_the_hint_for_a_missing_bundle_can_be_run(first_build, name, hint):
     outcome = first_build[0].call("show", name)
     assert (outcome.code, outcome.err.splitlines()[-1]) == (3, f"hint: {hint}")
 
 
 @WITHOUT_GPU
-def test_a_named_target_this_machine_lacks_is_an_error_that_says_how_to_go_on(built: Project) -> None:
+def test_a_named_target_this_machine_lacks_is_an_error_that_says_how_to_go_on(built):
     built.write_spec(inputs=SHAPES, targets=["cpu", "cuda"])
     before = stamps(built.artifacts)
     outcome = built.run("prepare", "net")
@@ -236,7 +228,7 @@ def test_a_named_target_this_machine_lacks_is_an_error_that_says_how_to_go_on(bu
 
 @pytest.mark.slow
 @WITHOUT_GPU
-def test_skipping_what_is_unavailable_builds_the_rest_and_says_what_is_missing(built: Project) -> None:
+def test_skipping_what_is_unavailable_builds_the_rest_and_says_what_is_missing(built):
     built.write_spec(inputs=SHAPES, targets=["cpu", "cuda"])
     outcome = built.run("prepare", "net", "--skip-unavailable")
     assert outcome.code == 0, outcome.err
@@ -246,7 +238,7 @@ def test_skipping_what_is_unavailable_builds_the_rest_and_says_what_is_missing(b
     assert "missing target cuda: " in built.run("show", "net").out
 
 
-def test_the_version_is_data(first_build: Built) -> None:
+def test_the_version_is_data(first_build):
     import ortprep
 
     outcome = first_build[0].run("--version")
@@ -263,10 +255,10 @@ NOBODY_LISTENS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("shell", NOBODY_LISTENS.values(), ids=list(NOBODY_LISTENS))
 @pytest.mark.parametrize("command", ["ortprep", "doit"])
-def test_a_build_that_nobody_listens_to_ends_as_any_other(built: Project, command: str, shell: str) -> None:
+def test_a_build_that_nobody_listens_to_ends_as_any_other(built, command, shell):
     arguments = ["-m", "ortprep", "prepare"] if command == "ortprep" else built.doit_arguments("prepare")
 
-    def prepare() -> Outcome:
+    def prepare():
         process = subprocess.run(
             ["bash", "-c", shell.format(command=shlex.join([sys.executable, *arguments]))],
             cwd=built.root,
@@ -286,9 +278,7 @@ def test_a_build_that_nobody_listens_to_ends_as_any_other(built: Project, comman
 
 
 @pytest.mark.slow
-def test_a_stdout_that_cannot_show_every_character_shows_the_others(
-    built: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stdout_that_cannot_show_every_character_shows_the_others(built, monkeypatch):
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     for outcome in (built.run("show", "net"), built.run("options")):
         assert (outcome.code, outcome.err) == (0, "")
@@ -298,9 +288,7 @@ def test_a_stdout_that_cannot_show_every_character_shows_the_others(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_reader_that_stops_early_is_served(
-    first_build: Built, monkeypatch: pytest.MonkeyPatch, unbuffered: str
-) -> None:
+def test_a_reader_that_stops_early_is_served(first_build, monkeypatch, unbuffered):
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     for command in ("show", "explain"):
         process = first_build[0].start("-m", "ortprep", command, "net")
@@ -310,7 +298,7 @@ def test_a_reader_that_stops_early_is_served(
 
 
 @pytest.mark.parametrize("level", ["loud", "basic_format", "root"])
-def test_a_log_level_that_there_is_not_is_refused(project: Project, level: str) -> None:
+def test_a_log_level_that_there_is_not_is_refused(project, level):
     outcome = project.call("--log", level, "schema")
     assert (outcome.code, outcome.out) == (2, "")
     assert "expected debug, info, warning or error" in " ".join(outcome.err.split())

@@ -1,14 +1,10 @@
 """From a spec that converts to what jobs load: precisions, buckets, the gate and its ladder."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from ortprep.bundle.loader_config import LoaderConfig, read_loader_config
-from ortprep.bundle.manifest import Manifest, read_manifest
+from ortprep.bundle.loader_config import read_loader_config
+from ortprep.bundle.manifest import read_manifest
 from ortprep.runtime import load
 from ortprep.runtime.machine.hardware import read_hardware
 from tests.builders import matmul_net
@@ -29,7 +25,7 @@ CONVERT = {
 
 
 @pytest.fixture(scope="module")
-def converted(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def converted(tmp_path_factory):
     project = Project(tmp_path_factory.mktemp("converted"))
     project.add(matmul_net(layers=6), inputs=INPUTS, convert=CONVERT, tune=AS_PREPARED)
     outcome = project.run("prepare")
@@ -39,16 +35,16 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 @pytest.fixture(scope="module")
-def manifest(converted: Project) -> Manifest:
+def manifest(converted):
     return read_manifest(converted.bundle())
 
 
 @pytest.fixture(scope="module")
-def config(converted: Project) -> LoaderConfig:
+def config(converted):
     return read_loader_config(converted.bundle())
 
 
-def test_every_precision_and_bucket_is_a_variant_verified_and_measured(manifest: Manifest) -> None:
+def test_every_precision_and_bucket_is_a_variant_verified_and_measured(manifest):
     variants = {record.name: record for record in manifest.variants}
     assert set(variants) == {"cpu", "cpu-int8", "cpu-batch1", "cpu-int8-batch1", "portable"}
     for name, record in variants.items():
@@ -57,7 +53,7 @@ def test_every_precision_and_bucket_is_a_variant_verified_and_measured(manifest:
         assert record.measurements
 
 
-def test_a_precision_that_steps_down_to_fp32_is_left_out_with_its_reasons(manifest: Manifest) -> None:
+def test_a_precision_that_steps_down_to_fp32_is_left_out_with_its_reasons(manifest):
     left_out = {one.variant: one for one in manifest.left_out}
     assert set(left_out) == {"cpu-bf16", "cpu-bf16-batch1"}
     conversion = left_out["cpu-bf16"].conversion
@@ -67,9 +63,7 @@ def test_a_precision_that_steps_down_to_fp32_is_left_out_with_its_reasons(manife
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8", "fastest-within-gate"])
-def test_a_job_gets_the_precision_it_asks_for(
-    converted: Project, config: LoaderConfig, precision: str
-) -> None:
+def test_a_job_gets_the_precision_it_asks_for(converted, config, precision):
     feeds = {"x": np.random.default_rng(3).random((5, 64), np.float32)}
     session = load(converted.bundle(), precision=precision, check="golden")
     got = answers(session, feeds)["y"]
@@ -81,20 +75,20 @@ def test_a_job_gets_the_precision_it_asks_for(
     assert error < (0.2 if HAS_VNNI else 0.3) * float(np.abs(expected).max())
 
 
-def test_a_bucket_takes_its_sizes_only_and_is_never_taken_unasked(converted: Project) -> None:
+def test_a_bucket_takes_its_sizes_only_and_is_never_taken_unasked(converted):
     session = load(converted.bundle(), target="cpu-batch1", check="golden")
     assert session.get_inputs()[0].shape == [1, 64]
     assert load(converted.bundle()).get_inputs()[0].shape[0] != 1
 
 
-def test_show_puts_the_variants_side_by_side(converted: Project) -> None:
+def test_show_puts_the_variants_side_by_side(converted):
     outcome = converted.call("show", "net")
     assert outcome.code == 0, outcome.err
     for text in ("cpu-int8-batch1", "SNR dB", "left out cpu-bf16", "batch=1"):
         assert text in outcome.out
 
 
-def test_another_gate_converts_precisions_again_and_nothing_else(converted: Project) -> None:
+def test_another_gate_converts_precisions_again_and_nothing_else(converted):
     convert = {**CONVERT, "gate": {"cosine": 0.98}}
     converted.write_spec(inputs=INPUTS, convert=convert, tune=AS_PREPARED)
     reasons = converted.explain()
@@ -102,7 +96,7 @@ def test_another_gate_converts_precisions_again_and_nothing_else(converted: Proj
     assert not {"fetch", "optimize/cpu", "verify/cpu", "convert/cpu-batch1", "measure/cpu"} & set(reasons)
 
 
-def test_a_gate_that_nothing_passes_fails_the_build_and_says_by_how_much(tmp_path: Path) -> None:
+def test_a_gate_that_nothing_passes_fails_the_build_and_says_by_how_much(tmp_path):
     project = Project(tmp_path)
     convert = {"precision": "int8", "gate": {"snr_db": 150}, "search": {"max_trials": 0}}
     project.add(matmul_net(layers=2), inputs=INPUTS, convert=convert)
@@ -114,7 +108,7 @@ def test_a_gate_that_nothing_passes_fails_the_build_and_says_by_how_much(tmp_pat
 
 
 @pytest.mark.skipif(not HAS_VNNI, reason="without VNNI no quantised layer comes to 40.5 dB")
-def test_as_few_nodes_as_do_are_left_unquantised(tmp_path: Path) -> None:
+def test_as_few_nodes_as_do_are_left_unquantised(tmp_path):
     project = Project(tmp_path)
     # Both layers quantised come to 39 dB, one of them to 42.
     project.add(matmul_net(layers=2), inputs=INPUTS, convert={"precision": "int8", "gate": {"snr_db": 40.5}})
@@ -124,7 +118,7 @@ def test_as_few_nodes_as_do_are_left_unquantised(tmp_path: Path) -> None:
 
 
 @pytest.mark.manual
-def test_mixed_precision_keeps_the_nodes_that_overflow_and_no_others(tmp_path: Path) -> None:
+def test_mixed_precision_keeps_the_nodes_that_overflow_and_no_others(tmp_path):
     project = Project(tmp_path)
     project.add(overflowing_net(), inputs={"x": {"shapes": [[2, 32]]}}, convert={"precision": "mixed"})
     outcome = project.doit("convert:net/cpu-mixed")

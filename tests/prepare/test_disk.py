@@ -1,19 +1,15 @@
 """Disks that are full or read-only: an error that says so, the old bundle whole, the next run complete."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from tests.builders import matmul_net, write_model
-from tests.prepare.builders import SHAPES, Project, done, folding_net, is_intact, stamps, untouched
+from tests.prepare.builders import SHAPES, done, folding_net, is_intact, stamps, untouched
 from tests.runtime.builders import write_bundle
 
 MS_RDONLY, MS_REMOUNT, MS_BIND = 1, 32, 4096
@@ -22,14 +18,14 @@ MNT_DETACH = 2
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def mount(source: str, target: Path, *, kind: str | None, flags: int = 0, data: str = "") -> None:
+def mount(source, target, *, kind, flags=0, data=""):
     encoded = None if kind is None else kind.encode()
     if libc.mount(source.encode(), os.fsencode(target), encoded, flags, data.encode()) != 0:
         pytest.skip(f"mounting is not allowed here: {os.strerror(ctypes.get_errno())}")
 
 
 @contextmanager
-def mounted(source: str, target: Path, *, kind: str | None, flags: int = 0, data: str = "") -> Iterator[None]:
+def mounted(source, target, *, kind, flags=0, data=""):
     mount(source, target, kind=kind, flags=flags, data=data)
     try:
         yield
@@ -38,7 +34,7 @@ def mounted(source: str, target: Path, *, kind: str | None, flags: int = 0, data
 
 
 @contextmanager
-def small_disk(folder: Path, *, size_kb: int) -> Iterator[None]:
+def small_disk(folder, *, size_kb):
     """Moves a folder's content to a disk of its own, and back when the block ends."""
     aside = folder.with_name("aside")
     folder.mkdir(exist_ok=True)
@@ -50,7 +46,7 @@ def small_disk(folder: Path, *, size_kb: int) -> Iterator[None]:
 
 
 @contextmanager
-def read_only(folder: Path) -> Iterator[None]:
+def read_only(folder):
     """Makes a folder read-only for everyone, root included."""
     folder.mkdir(exist_ok=True)
     with mounted(str(folder), folder, kind=None, flags=MS_BIND):
@@ -59,7 +55,7 @@ def read_only(folder: Path) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_a_read_only_artifacts_folder_is_told_and_its_bundle_stays(built: Project) -> None:
+def test_a_read_only_artifacts_folder_is_told_and_its_bundle_stays(built):
     write_model(folding_net(seed=1), built.models / "net.onnx")
     with read_only(built.artifacts), untouched(built):
         outcome = built.run("prepare")
@@ -70,7 +66,7 @@ def test_a_read_only_artifacts_folder_is_told_and_its_bundle_stays(built: Projec
 
 
 @pytest.mark.slow
-def test_a_bundle_on_a_read_only_disk_loads_is_checked_and_is_up_to_date(built: Project) -> None:
+def test_a_bundle_on_a_read_only_disk_loads_is_checked_and_is_up_to_date(built):
     with read_only(built.root):
         outcome = built.python(
             "-c", "from ortprep.runtime import load; load('artifacts/net', check='golden')"
@@ -80,14 +76,14 @@ def test_a_bundle_on_a_read_only_disk_loads_is_checked_and_is_up_to_date(built: 
         assert built.run("prepare").err.endswith("0 done, 7 up to date\n")
 
 
-def free_kb(folder: Path) -> int:
+def free_kb(folder):
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize // 1024
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spare_kb", [0, 40, 400], ids="{} kB left".format)
-def test_a_full_disk_is_told_and_the_old_bundle_stays(built: Project, spare_kb: int) -> None:
+def test_a_full_disk_is_told_and_the_old_bundle_stays(built, spare_kb):
     with small_disk(built.artifacts, size_kb=4096):
         fill(built.artifacts, spare_kb=spare_kb)
         write_model(matmul_net(size=128, layers=4), built.models / "net.onnx")
@@ -106,12 +102,12 @@ def test_a_full_disk_is_told_and_the_old_bundle_stays(built: Project, spare_kb: 
         assert built.doit("verify").code == 0
 
 
-def fill(folder: Path, *, spare_kb: int) -> None:
+def fill(folder, *, spare_kb):
     (folder / "ballast").write_bytes(bytes(1024 * max(0, free_kb(folder) - spare_kb)))
 
 
 @pytest.mark.slow
-def test_temporary_files_without_room_are_never_the_models_fault(project: Project) -> None:
+def test_temporary_files_without_room_are_never_the_models_fault(project):
     """With a page for a request and none for its answer, all that a child has left is its exit code."""
     with small_disk(project.root / "tmp", size_kb=64):
         # Less, and Python takes another folder for them; more, and how far a build comes is chance.
@@ -123,7 +119,7 @@ def test_temporary_files_without_room_are_never_the_models_fault(project: Projec
 
 
 @pytest.mark.slow
-def test_a_command_without_room_for_temporary_files_says_so(project: Project) -> None:
+def test_a_command_without_room_for_temporary_files_says_so(project):
     write_bundle(project.root / "linear")
     with small_disk(project.root / "tmp", size_kb=64):
         fill(project.root / "tmp", spare_kb=4)
@@ -134,7 +130,7 @@ def test_a_command_without_room_for_temporary_files_says_so(project: Project) ->
 
 
 @pytest.mark.manual
-def test_answers_without_room_are_never_the_models_fault(project: Project) -> None:
+def test_answers_without_room_are_never_the_models_fault(project):
     project.write_spec(inputs={"x": {"shapes": [[4096, 64]]}})
     with small_disk(project.artifacts, size_kb=4096):
         assert project.doit("optimize").code == 0
@@ -147,7 +143,7 @@ def test_answers_without_room_are_never_the_models_fault(project: Project) -> No
 
 
 @pytest.mark.manual
-def test_a_disk_that_fills_up_at_any_point_of_a_build_leaves_the_old_bundle(built: Project) -> None:
+def test_a_disk_that_fills_up_at_any_point_of_a_build_leaves_the_old_bundle(built):
     """Leaves a little more room each time, so that stage after stage cannot write, until a build ends."""
     failed = set()
     with small_disk(built.artifacts, size_kb=8192):
@@ -169,7 +165,7 @@ def test_a_disk_that_fills_up_at_any_point_of_a_build_leaves_the_old_bundle(buil
 
 
 @pytest.mark.slow
-def test_a_limit_on_file_sizes_is_told_and_the_old_bundle_stays(built: Project) -> None:
+def test_a_limit_on_file_sizes_is_told_and_the_old_bundle_stays(built):
     write_model(matmul_net(size=128, layers=4), built.models / "net.onnx")
     built.write_spec(inputs={"x": {"shapes": [[1, 128]]}})
     limited = (

@@ -1,9 +1,5 @@
 """The same build through doit: its tasks, its listing, its clean, and several models at once."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -22,7 +18,7 @@ from tests.prepare.builders import (
 )
 
 
-def test_doit_and_the_command_find_each_others_work_done(built: Project) -> None:
+def test_doit_and_the_command_find_each_others_work_done(built):
     before = stamps(built.bundle())
     for task in ("prepare", "prepare:net", "package:net"):
         outcome = built.doit(task)
@@ -32,7 +28,7 @@ def test_doit_and_the_command_find_each_others_work_done(built: Project) -> None
     assert stamps(built.bundle()) == before
 
 
-def test_the_listing_says_what_every_task_is_for(built: Project) -> None:
+def test_the_listing_says_what_every_task_is_for(built):
     listed = dict(
         line.split(maxsplit=1) for line in built.doit("list", "--all").out.splitlines() if line.strip()
     )
@@ -53,7 +49,7 @@ def test_the_listing_says_what_every_task_is_for(built: Project) -> None:
     ]
 
 
-def test_explain_reads_the_same_through_doit(built: Project) -> None:
+def test_explain_reads_the_same_through_doit(built):
     built.write_spec(inputs=SHAPES, verify={"seed": 5})
     expected = built.run("explain", "net").out
     assert "net: verify/cpu: runs, because\n    verify.seed: was 0, is 5\n" in expected
@@ -63,12 +59,12 @@ def test_explain_reads_the_same_through_doit(built: Project) -> None:
 
 
 @pytest.mark.slow
-def test_a_single_task_brings_what_it_needs_and_no_more(project: Project) -> None:
+def test_a_single_task_brings_what_it_needs_and_no_more(project):
     assert done(project.doit("optimize:net/portable")) == {"fetch:net", "optimize:net/portable"}
     assert not project.bundle().exists()
 
 
-def test_clean_shows_what_it_would_do_and_does_it(built: Project) -> None:
+def test_clean_shows_what_it_would_do_and_does_it(built):
     before = stamps(built.artifacts)
     shown = built.doit("clean", "-n")
     assert "prepare:net - executing 'Python: function remove_outcomes'" in shown.out
@@ -81,14 +77,14 @@ def test_clean_shows_what_it_would_do_and_does_it(built: Project) -> None:
 
 
 @pytest.mark.slow
-def test_clean_of_one_stage_makes_only_that_stage_new(built: Project) -> None:
+def test_clean_of_one_stage_makes_only_that_stage_new(built):
     assert built.doit("clean", "optimize:net/portable").code == 0
     assert built.explain()["optimize/portable"] == ["never done"]
     assert done(built.doit("optimize")) == {"optimize:net/portable"}
 
 
 @pytest.mark.slow
-def test_clean_of_everything_leaves_what_doit_did_not_make(built: Project) -> None:
+def test_clean_of_everything_leaves_what_doit_did_not_make(built):
     own = built.artifacts / "README.md"
     own.write_text("mine")
     assert built.doit("clean").code == 0
@@ -98,7 +94,7 @@ def test_clean_of_everything_leaves_what_doit_did_not_make(built: Project) -> No
 
 
 @pytest.mark.manual
-def test_several_models_built_at_once_are_each_right(tmp_path: Path) -> None:
+def test_several_models_built_at_once_are_each_right(tmp_path):
     project = Project(tmp_path / "project")
     project.add(folding_net(), "fold", inputs=SHAPES)
     project.write_spec("sum", inputs={"left": {"shapes": [[2, 4]]}})
@@ -121,7 +117,7 @@ def test_several_models_built_at_once_are_each_right(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_that_fails_does_not_keep_the_others_from_being_built(built: Project) -> None:
+def test_a_model_that_fails_does_not_keep_the_others_from_being_built(built):
     built.add(folding_net(seed=3), "bad", source={"path": "../models/none.onnx"})
     built.write_spec(inputs=SHAPES, verify={"rtol": 0.01})
     outcome = built.doit("--continue", "-n", "2", "verify")
@@ -131,7 +127,7 @@ def test_a_model_that_fails_does_not_keep_the_others_from_being_built(built: Pro
     assert "done verify:net/cpu" in outcome.err
 
 
-def test_a_users_own_folder_in_a_bundles_place_is_neither_built_over_nor_cleaned(project: Project) -> None:
+def test_a_users_own_folder_in_a_bundles_place_is_neither_built_over_nor_cleaned(project):
     project.bundle().mkdir(parents=True)
     (project.bundle() / "model.onnx").write_text("precious")
     before = stamps(project.artifacts)

@@ -1,10 +1,7 @@
 """A build killed at any stage: the old bundle or the new one stands, and the next run ends the work."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +11,6 @@ from ortprep.runtime import load
 from tests.builders import write_model
 from tests.prepare.builders import (
     STAGES,
-    Project,
     answers,
     done,
     folding_net,
@@ -28,9 +24,7 @@ from tests.prepare.builders import (
 
 
 @pytest.mark.slow
-def test_a_build_killed_in_every_stage_leaves_the_old_bundle_until_the_new_one_is_whole(
-    built: Project,
-) -> None:
+def test_a_build_killed_in_every_stage_leaves_the_old_bundle_until_the_new_one_is_whole(built):
     old = stamps(built.bundle())
     feeds = {"x": np.ones((1, 64), np.float32)}
     before = answers(load(built.bundle()), feeds)["y"]
@@ -53,7 +47,7 @@ def test_a_build_killed_in_every_stage_leaves_the_old_bundle_until_the_new_one_i
 
 
 @pytest.mark.manual
-def test_a_first_build_that_is_killed_leaves_nothing_that_loads(project: Project) -> None:
+def test_a_first_build_that_is_killed_leaves_nothing_that_loads(project):
     for stage in ("fetch", "optimize", "verify", "measure"):
         kill(pause_in(project, stage))
         assert not project.bundle().exists()
@@ -62,7 +56,7 @@ def test_a_first_build_that_is_killed_leaves_nothing_that_loads(project: Project
 
 
 @pytest.mark.slow
-def test_a_first_build_killed_while_it_is_packaged_leaves_nothing_that_loads(built: Project) -> None:
+def test_a_first_build_killed_while_it_is_packaged_leaves_nothing_that_loads(built):
     assert built.doit("clean", "package:net").code == 0
     kill(pause_in(built, "package"))
     assert not built.bundle().exists()
@@ -72,7 +66,7 @@ def test_a_first_build_killed_while_it_is_packaged_leaves_nothing_that_loads(bui
 
 
 @pytest.mark.slow
-def test_what_was_finished_before_the_kill_is_not_done_again(project: Project) -> None:
+def test_what_was_finished_before_the_kill_is_not_done_again(project):
     kill(pause_in(project, "verify"))
     finished = {"fetch:net", "optimize:net/cpu"}
     again = done(project.doit("verify"))
@@ -84,9 +78,7 @@ def test_what_was_finished_before_the_kill_is_not_done_again(project: Project) -
 @pytest.mark.manual
 @pytest.mark.parametrize("with_doit", [False, True], ids=["ortprep", "doit"])
 @pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["alone", "in parallel"])
-def test_an_interrupted_build_says_so_and_goes_on_later(
-    project: Project, options: tuple[str, ...], with_doit: bool
-) -> None:
+def test_an_interrupted_build_says_so_and_goes_on_later(project, options, with_doit):
     process = pause_in(project, "optimize", *options, with_doit=with_doit)
     outcome = kill(process, with_signal=signal.SIGINT)
     assert (outcome.code, outcome.out) == (130, ""), outcome.err
@@ -99,14 +91,14 @@ def test_an_interrupted_build_says_so_and_goes_on_later(
 
 
 @pytest.mark.slow
-def test_a_terminated_build_leaves_no_child(project: Project) -> None:
+def test_a_terminated_build_leaves_no_child(project):
     outcome = kill(pause_in(project, "optimize"), with_signal=signal.SIGTERM)
     assert outcome.code == -signal.SIGTERM
     assert not project.bundle().exists()
 
 
 @pytest.mark.manual
-def test_a_build_killed_at_any_instant_is_ended_by_the_next_run(tmp_path: Path) -> None:
+def test_a_build_killed_at_any_instant_is_ended_by_the_next_run(tmp_path):
     """Kills after 0.2 s, 0.4 s, …, wherever that is, until a build gets through."""
     project = new_project(tmp_path / "project")
     for fifths in range(1, 200):

@@ -1,15 +1,15 @@
-"""Every shape of model that the build has to cope with, through whole builds."""
+"""Models of every kind, and one that is larger than memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
+from bench.big_model import prepare_big_model
 from ortprep.bundle.codec import read_json
 from ortprep.bundle.file_links import link_or_copy
 from ortprep.runtime import load
@@ -18,7 +18,21 @@ from tests import builders as models
 from tests.builders import write_external_model
 from tests.prepare.builders import AS_PREPARED, Project, all_tasks, answers, done, source_answers
 
-pytestmark = pytest.mark.slow
+# -- a model larger than most machines want to hold twice: 2.5 GiB of weights in external data
+
+
+@pytest.mark.manual
+def test_a_model_of_2_5_gib_is_prepared_and_loaded_in_bounded_memory(tmp_path, monkeypatch):
+    monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
+    figures = prepare_big_model(tmp_path, size_bytes=int(2.5 * 2**30))
+    assert figures["weights_gib"] == 2.5
+    assert figures["parent_peak_mib"] < 300
+    assert figures["children_peak_over_model"] < 2.2
+    assert figures["load_peak_over_model"] < 2.2
+
+
+# -- every shape of model that the build has to cope with, through whole builds
+
 
 Inputs = dict[str, dict[str, Any]]
 
@@ -53,7 +67,7 @@ UNUSUAL = ("branches",)
 
 
 @pytest.fixture(scope="module")
-def zoo(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def zoo(tmp_path_factory):
     """A project with a model of every kind, none of it built."""
     project = Project(tmp_path_factory.mktemp("zoo") / "project")
     for name, (build, inputs) in KINDS.items():
@@ -61,13 +75,14 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return project
 
 
-def feeds_of(folder: Path) -> dict[str, Any]:
+def feeds_of(folder):
     """Returns the feeds of the golden sample in a folder."""
     with np.load(folder / "golden.npz", allow_pickle=False) as golden:
         return {key.removeprefix("input:"): golden[key] for key in golden.files if key.startswith("input:")}
 
 
-def test_every_kind_is_optimised_and_answers_as_before(zoo: Project) -> None:
+@pytest.mark.slow
+def test_every_kind_is_optimised_and_answers_as_before(zoo):
     outcome = zoo.doit("-n", "2", "verify")
     expected = {
         task for name in KINDS for task in all_tasks(name) if not task.startswith(("measure", "package"))
@@ -78,10 +93,11 @@ def test_every_kind_is_optimised_and_answers_as_before(zoo: Project) -> None:
         assert receipt["result"]["step"] == "all"  # nothing had to be left out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in UNUSUAL else pytest.mark.manual) for name in KINDS]
 )
-def test_a_bundle_of_every_kind_loads_and_passes_its_golden_sample(zoo: Project, name: str) -> None:
+def test_a_bundle_of_every_kind_loads_and_passes_its_golden_sample(zoo, name):
     assert zoo.run("prepare", name).code == 0
     assert zoo.run("check", str(zoo.bundle(name))).code == 0
     assert load(zoo.bundle(name), check="golden", digests="full")
@@ -93,7 +109,8 @@ def test_a_bundle_of_every_kind_loads_and_passes_its_golden_sample(zoo: Project,
             assert np.array_equal(got[output], values)
 
 
-def test_real_inputs_are_what_is_verified_and_kept(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_real_inputs_are_what_is_verified_and_kept(tmp_path):
     project = Project(tmp_path / "project")
     project.write_spec(samples="samples/*.npz", inputs={"x": {"shapes": [[3, 64]]}})
     write_external_model(models.matmul_net(), project.models / "net.onnx", location="deep/er/weights.bin")
@@ -104,10 +121,9 @@ def test_real_inputs_are_what_is_verified_and_kept(tmp_path: Path) -> None:
     assert np.array_equal(feeds_of(project.work() / "verify-cpu")["x"], real)
 
 
-def test_a_bundle_that_does_not_load_is_never_published(
-    zoo: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def link(model: Path, destination: Path) -> None:
+@pytest.mark.slow
+def test_a_bundle_that_does_not_load_is_never_published(zoo, monkeypatch):
+    def link(model, destination):
         for path in model.parent.iterdir():
             link_or_copy(path, destination.parent / path.name)
 

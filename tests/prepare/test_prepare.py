@@ -1,9 +1,5 @@
 """From a spec to `load`; a second run does nothing; a third does what changed."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -31,7 +27,7 @@ Built = tuple[Project, Outcome]
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5])
-def test_a_loaded_bundle_answers_as_the_source_does(first_build: Built, batch: int) -> None:
+def test_a_loaded_bundle_answers_as_the_source_does(first_build, batch):
     project, _ = first_build
     feeds = {"x": np.random.default_rng(7).random((batch, 64), np.float32)}
     expected = source_answers(project.models / "net.onnx", feeds)
@@ -40,9 +36,7 @@ def test_a_loaded_bundle_answers_as_the_source_does(first_build: Built, batch: i
     np.testing.assert_allclose(got["y"], expected["y"], rtol=1e-3, atol=1e-5)
 
 
-def test_the_fallback_is_optimised_at_every_load_and_its_record_says_beside_what_it_was_measured(
-    first_build: Built,
-) -> None:
+def test_the_fallback_is_optimised_at_every_load_and_its_record_says_beside_what_it_was_measured(first_build):
     project, _ = first_build
     feeds = {"x": np.random.default_rng(7).random((3, 64), np.float32)}
     session = load(project.bundle(), target="portable", check="golden")
@@ -59,7 +53,7 @@ def test_the_fallback_is_optimised_at_every_load_and_its_record_says_beside_what
     assert record.decision.shipped == ("default" if source else "portable")
 
 
-def test_the_first_build_does_every_task_and_leaves_no_unfinished_work(first_build: Built) -> None:
+def test_the_first_build_does_every_task_and_leaves_no_unfinished_work(first_build):
     project, outcome = first_build
     assert done(outcome) == all_tasks()
     assert outcome.err.endswith("7 done, 0 up to date\n")
@@ -68,7 +62,7 @@ def test_the_first_build_does_every_task_and_leaves_no_unfinished_work(first_bui
     assert project.leftovers() == []
 
 
-def test_a_second_run_writes_nothing(built: Project) -> None:
+def test_a_second_run_writes_nothing(built):
     built.run("explain")  # the copy's digests are now known
     before = stamps(built.artifacts)
     outcome = built.run("prepare")
@@ -78,7 +72,7 @@ def test_a_second_run_writes_nothing(built: Project) -> None:
 
 
 @pytest.mark.slow
-def test_longer_measurements_measure_again_and_do_nothing_else(built: Project) -> None:
+def test_longer_measurements_measure_again_and_do_nothing_else(built):
     built.write_spec(inputs=SHAPES, measure={**QUICK, "steady_s": 0.02})
     reasons = built.explain()
     assert set(reasons) == {"measure/cpu", "package"}
@@ -91,7 +85,7 @@ def test_longer_measurements_measure_again_and_do_nothing_else(built: Project) -
 
 
 @pytest.mark.slow
-def test_another_tolerance_verifies_again_and_optimises_nothing(built: Project) -> None:
+def test_another_tolerance_verifies_again_and_optimises_nothing(built):
     built.write_spec(inputs=SHAPES, verify={"rtol": 0.01})
     reasons = built.explain()
     assert [line for line in reasons["verify/cpu"] if "rtol" in line] == ["verify.rtol: was 0.001, is 0.01"]
@@ -100,7 +94,7 @@ def test_another_tolerance_verifies_again_and_optimises_nothing(built: Project) 
 
 
 @pytest.mark.slow
-def test_a_replaced_model_and_an_option_for_jobs_reach_their_sessions(built: Project) -> None:
+def test_a_replaced_model_and_an_option_for_jobs_reach_their_sessions(built):
     old = stamps(built.bundle())
     built.write_spec(inputs=SHAPES, runtime={"intra_op_num_threads": 1})
     reasons = built.explain()
@@ -120,14 +114,14 @@ def test_a_replaced_model_and_an_option_for_jobs_reach_their_sessions(built: Pro
     assert not set(old.values()) & set(stamps(built.bundle()).values())
 
 
-def test_a_model_that_was_only_touched_is_not_built_again(built: Project) -> None:
+def test_a_model_that_was_only_touched_is_not_built_again(built):
     write_model(folding_net(), built.models / "net.onnx")
     assert built.explain() == {}
     assert done(built.run("prepare")) == set()
 
 
 @pytest.mark.slow
-def test_a_digest_pinned_later_is_compared_and_costs_nothing_else(built: Project) -> None:
+def test_a_digest_pinned_later_is_compared_and_costs_nothing_else(built):
     model = built.models / "net.onnx"
     built.write_spec(inputs=SHAPES, source={"path": "../models/net.onnx", "sha256": digest_file(model)})
     assert built.explain()["fetch"] == [f"sha256: was None, is {digest_file(model)[:57]}…"]
@@ -136,7 +130,7 @@ def test_a_digest_pinned_later_is_compared_and_costs_nothing_else(built: Project
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", ["changed", "missing", "added"])
-def test_a_damaged_bundle_is_put_together_again_without_other_work(built: Project, damage: str) -> None:
+def test_a_damaged_bundle_is_put_together_again_without_other_work(built, damage):
     model = built.bundle() / preferred_model(built.bundle())
     whole = model.read_bytes()
     if damage == "changed":
@@ -153,7 +147,7 @@ def test_a_damaged_bundle_is_put_together_again_without_other_work(built: Projec
 
 
 @pytest.mark.slow
-def test_external_weights_count_as_part_of_the_model(tmp_path: Path) -> None:
+def test_external_weights_count_as_part_of_the_model(tmp_path):
     project = Project(tmp_path / "project")
     project.write_spec(inputs=SHAPES)
     write_external_model(folding_net(), project.models / "net.onnx")
@@ -166,13 +160,13 @@ def test_external_weights_count_as_part_of_the_model(tmp_path: Path) -> None:
     assert reason.startswith("source.external.weights.bin: was sha256:")
 
 
-def test_the_order_of_a_specs_lines_and_its_comments_change_nothing(built: Project) -> None:
+def test_the_order_of_a_specs_lines_and_its_comments_change_nothing(built):
     path = built.configs / "net.yaml"
     path.write_text(f"# a comment\n{path.read_text()}\n")
     assert built.explain() == {}
 
 
-def test_a_spec_taken_away_leaves_its_bundle(built: Project) -> None:
+def test_a_spec_taken_away_leaves_its_bundle(built):
     (built.configs / "net.yaml").rename(built.root / "net.yaml")
     built.add(folding_net(), "other", inputs=SHAPES)
     assert done(built.doit("fetch")) == {"fetch:other"}

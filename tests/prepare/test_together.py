@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,6 @@ from tests.builders import write_model
 from tests.fakes import wait_for
 from tests.prepare.builders import (
     SHAPES,
-    Outcome,
-    Project,
     all_tasks,
     done,
     finish,
@@ -61,7 +58,7 @@ class Job:
     loads: int = 0
     answers: int = 0
 
-    def wait_for_a_load(self) -> None:
+    def wait_for_a_load(self):
         """Waits until it made a load that began after now, or ended: builds could overtake a slow one."""
         before = self.count.stat().st_size
         wait_for(
@@ -71,7 +68,7 @@ class Job:
 
 
 @contextmanager
-def job_loading(project: Project) -> Iterator[Job]:
+def job_loading(project):
     """Runs the job while the block runs."""
     stop, count = project.root / "stop", project.root / "count"
     process = project.start("-c", JOB, str(project.bundle()), str(stop), str(count))
@@ -88,9 +85,7 @@ def job_loading(project: Project) -> Iterator[Job]:
 
 
 @pytest.mark.manual
-def test_a_job_never_sees_an_error_while_its_bundle_is_put_together_again_and_again(
-    built: Project,
-) -> None:
+def test_a_job_never_sees_an_error_while_its_bundle_is_put_together_again_and_again(built):
     builds = 5
     with job_loading(built) as job:
         for timeout_s in range(100, 100 + builds):
@@ -103,7 +98,7 @@ def test_a_job_never_sees_an_error_while_its_bundle_is_put_together_again_and_ag
 
 
 @pytest.mark.manual
-def test_a_job_gets_the_old_answers_or_the_new_ones_while_the_model_changes(built: Project) -> None:
+def test_a_job_gets_the_old_answers_or_the_new_ones_while_the_model_changes(built):
     with job_loading(built) as job:
         for seed in (1, 2, 3, 4):
             write_model(folding_net(seed=seed), built.models / "net.onnx")
@@ -112,12 +107,12 @@ def test_a_job_gets_the_old_answers_or_the_new_ones_while_the_model_changes(buil
     assert job.answers == 5
 
 
-def count_said(outcomes: tuple[Outcome, ...], line: str) -> int:
+def count_said(outcomes, line):
     return sum(outcome.err.count(line) for outcome in outcomes)
 
 
 @pytest.mark.manual
-def test_of_two_builds_at_once_each_task_is_done_by_one(project: Project) -> None:
+def test_of_two_builds_at_once_each_task_is_done_by_one(project):
     processes = [project.start("-m", "ortprep", "prepare") for _ in range(2)]
     outcomes = finish(processes[0]), finish(processes[1])
     assert [outcome.code for outcome in outcomes] == [0, 0]
@@ -132,7 +127,7 @@ def test_of_two_builds_at_once_each_task_is_done_by_one(project: Project) -> Non
 
 
 @pytest.mark.slow
-def test_a_build_goes_on_where_one_that_held_the_lock_was_killed(project: Project) -> None:
+def test_a_build_goes_on_where_one_that_held_the_lock_was_killed(project):
     first = pause_in(project, "optimize")
     second = project.start("-m", "doit", *doit_arguments(project), "optimize")
     kill(first)
@@ -140,6 +135,6 @@ def test_a_build_goes_on_where_one_that_held_the_lock_was_killed(project: Projec
     assert project.leftovers() == []
 
 
-def doit_arguments(project: Project) -> tuple[str, ...]:
+def doit_arguments(project):
     dodo = Path(__file__).resolve().parents[2] / "dodo.py"
     return ("-f", str(dodo), f"configs={project.configs}", f"artifacts={project.artifacts}")

@@ -1,25 +1,18 @@
 """From a spec with a search to a bundle, the search killed on the way, and every form a bundle can have."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import onnx
 import pytest
 from onnx import TensorProto, helper
 
 from ortprep.bundle.codec import encode
-from ortprep.bundle.manifest import VariantRecord, read_manifest
-from ortprep.bundle.tuning_record import TuningRecord
-from ortprep.children.probe import ProbeRequest, ProbeResult
+from ortprep.bundle.manifest import read_manifest
+from ortprep.children.probe import ProbeResult
 from ortprep.runtime import load, wait_steady
 from tests.builders import build_model, tensor, value
 from tests.prepare.builders import (
-    Outcome,
     Project,
     answers,
     done,
@@ -36,7 +29,7 @@ TUNE = {"max_trials": 6, "budget_s": 900, "rounds": 3, "steady_s": 0.01}
 FEEDS = {"image": np.random.default_rng(3).random((2, 3, 16, 16), np.float32)}
 
 
-def convolution_net(*, seed: int = 0) -> onnx.ModelProto:
+def convolution_net(*, seed=0):
     """`image` [batch, 3, 16, 16] → convolution, pooling, matrix product → `y` [batch, 300]."""
     rng = np.random.default_rng(seed)
     nodes = [
@@ -59,28 +52,28 @@ def convolution_net(*, seed: int = 0) -> onnx.ModelProto:
     )
 
 
-def write_spec(project: Project, *, runtime: dict[str, Any] | None = None, **tune: Any) -> None:
+def write_spec(project, *, runtime=None, **tune):
     project.write_spec(inputs=SHAPES, tune={**TUNE, **tune}, runtime=runtime or {})
 
 
-def variant(project: Project) -> VariantRecord:
+def variant(project):
     return read_manifest(project.bundle()).variants[0]
 
 
-def tuning(project: Project) -> TuningRecord:
+def tuning(project):
     record = variant(project).tuning
     assert record is not None
     return record
 
 
-def assert_answers_as_the_source(project: Project) -> None:
+def assert_answers_as_the_source(project):
     expected = source_answers(project.models / "net.onnx", FEEDS)["y"]
     got = answers(load(project.bundle(), check="golden", digests="full"), FEEDS)["y"]
     np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def searched(tmp_path_factory):
     """A project whose first build searched. Not to be changed."""
     project = Project(tmp_path_factory.mktemp("tuned") / "project")
     project.add(convolution_net(), inputs=SHAPES, tune=TUNE)
@@ -90,20 +83,18 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 @pytest.fixture
-def tuned(searched: Project, tmp_path: Path) -> Project:
+def tuned(searched, tmp_path):
     """A searched project of the test's own."""
     return searched.copy_to(tmp_path / "project")
 
 
-def test_a_search_ends_with_a_whole_bundle_and_nothing_beside_it(searched: Project) -> None:
+def test_a_search_ends_with_a_whole_bundle_and_nothing_beside_it(searched):
     assert searched.run("check", "artifacts/net").code == 0
     assert is_intact(searched.bundle())
     assert searched.leftovers() == []
 
 
-def test_the_manifest_has_every_trial_with_its_options_and_figures_or_its_failure(
-    searched: Project,
-) -> None:
+def test_the_manifest_has_every_trial_with_its_options_and_figures_or_its_failure(searched):
     record = tuning(searched)
     assert [trial.number for trial in record.trials] == list(range(len(record.trials)))
     assert 3 <= len(record.trials) <= 6
@@ -124,11 +115,11 @@ def test_the_manifest_has_every_trial_with_its_options_and_figures_or_its_failur
     assert record.elapsed_s > 0
 
 
-def test_a_searched_bundle_answers_as_the_source_does(searched: Project) -> None:
+def test_a_searched_bundle_answers_as_the_source_does(searched):
     assert_answers_as_the_source(searched)
 
 
-def test_what_is_shipped_is_what_was_chosen_or_the_default(searched: Project) -> None:
+def test_what_is_shipped_is_what_was_chosen_or_the_default(searched):
     record, decision = tuning(searched), variant(searched).decision
     assert decision is not None
     config = json.loads((searched.bundle() / "loader.json").read_text())["variants"][0]
@@ -141,7 +132,7 @@ def test_what_is_shipped_is_what_was_chosen_or_the_default(searched: Project) ->
         )
 
 
-def test_a_second_build_searches_nothing(tuned: Project) -> None:
+def test_a_second_build_searches_nothing(tuned):
     tuned.run("explain")  # the copy's digests are now known
     before = stamps(tuned.artifacts)
     outcome = tuned.run("prepare")
@@ -149,7 +140,7 @@ def test_a_second_build_searches_nothing(tuned: Project) -> None:
     assert stamps(tuned.artifacts) == before
 
 
-def fake_measure(request: ProbeRequest, **_: object) -> ProbeResult:
+def fake_measure(request, **_):
     """Stands for `measure_plan`: what is prepared less loads sooner and runs longer, the source apart."""
     assert request.plan is not None
     options = request.plan.session_options
@@ -174,9 +165,7 @@ def fake_measure(request: ProbeRequest, **_: object) -> ProbeResult:
     )
 
 
-def prepare_with_given_figures(
-    project: Project, *, runtime: dict[str, Any] | None = None, **tune: Any
-) -> Outcome:
+def prepare_with_given_figures(project, *, runtime=None, **tune):
     """Runs `ortprep prepare` with all but the measuring real."""
     write_spec(project, runtime=runtime, **tune)
     with (
@@ -187,7 +176,7 @@ def prepare_with_given_figures(
 
 
 @pytest.fixture(scope="module")
-def verified(searched: Project, tmp_path_factory: pytest.TempPathFactory) -> Project:
+def verified(searched, tmp_path_factory):
     """A searched project whose search the tests here do again and again, each with its own restrictions."""
     return searched.copy_to(tmp_path_factory.mktemp("forms") / "project")
 
@@ -201,9 +190,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize(("form", "level"), FORMS)
-def test_every_form_and_level_makes_a_bundle_that_loads_and_answers_right(
-    verified: Project, form: str, level: str
-) -> None:
+def test_every_form_and_level_makes_a_bundle_that_loads_and_answers_right(verified, form, level):
     outcome = prepare_with_given_figures(verified, max_trials=2, space={"form": [form], "level": [level]})
     assert outcome.code == 0, outcome.err
     record = tuning(verified)
@@ -219,7 +206,7 @@ def test_every_form_and_level_makes_a_bundle_that_loads_and_answers_right(
     assert_answers_as_the_source(verified)
 
 
-def test_two_phases_are_over_files_of_their_own_where_that_is_clearly_sooner(tuned: Project) -> None:
+def test_two_phases_are_over_files_of_their_own_where_that_is_clearly_sooner(tuned):
     space = {"form": ["inline", "mapped"], "level": ["all"], "threads": ["all"], "spinning": ["on"]}
     outcome = prepare_with_given_figures(tuned, max_trials=20, space=space)
     assert outcome.code == 0, outcome.err
@@ -243,7 +230,7 @@ def test_two_phases_are_over_files_of_their_own_where_that_is_clearly_sooner(tun
         np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-5)
 
 
-def test_two_phases_share_the_files_of_the_second_one_where_they_can(tuned: Project) -> None:
+def test_two_phases_share_the_files_of_the_second_one_where_they_can(tuned):
     space = {"form": ["prepacked", "mapped"], "level": ["all"], "threads": ["all"], "spinning": ["on"]}
     assert prepare_with_given_figures(tuned, space=space).code == 0
     config = json.loads((tuned.bundle() / "loader.json").read_text())["variants"][0]
@@ -255,7 +242,7 @@ def test_two_phases_share_the_files_of_the_second_one_where_they_can(tuned: Proj
     assert_answers_as_the_source(tuned)
 
 
-def test_another_number_of_runs_searches_again_and_optimises_nothing(tuned: Project) -> None:
+def test_another_number_of_runs_searches_again_and_optimises_nothing(tuned):
     files = stamps(tuned.work() / "optimize-cpu")
     write_spec(tuned, runs_per_load=1)
     assert tuned.explain()["tune/cpu"] == ["tune.runs_per_load: was 1000, is 1"]
@@ -265,16 +252,14 @@ def test_another_number_of_runs_searches_again_and_optimises_nothing(tuned: Proj
     assert tuning(tuned).runs_per_load == 1
 
 
-def test_without_trials_there_is_no_search(verified: Project) -> None:
+def test_without_trials_there_is_no_search(verified):
     outcome = prepare_with_given_figures(verified, max_trials=0)
     assert done(outcome) == {"measure:net/cpu", "package:net"}
     assert variant(verified).tuning is None
     assert_answers_as_the_source(verified)
 
 
-def test_without_trials_the_plan_that_space_names_is_prepared_and_held_against_the_default(
-    verified: Project,
-) -> None:
+def test_without_trials_the_plan_that_space_names_is_prepared_and_held_against_the_default(verified):
     space = {"form": ["inline", "mapped"], "memory_arena": ["off"]}
     outcome = prepare_with_given_figures(verified, max_trials=0, space=space)
     assert done(outcome) == {"tune:net/cpu", "measure:net/cpu", "package:net"}
@@ -287,7 +272,7 @@ def test_without_trials_the_plan_that_space_names_is_prepared_and_held_against_t
     assert_answers_as_the_source(verified)
 
 
-def test_options_of_the_spec_reach_every_session_and_are_not_searched(tuned: Project) -> None:
+def test_options_of_the_spec_reach_every_session_and_are_not_searched(tuned):
     runtime = {"enable_cpu_mem_arena": False, "execution_mode": "ORT_SEQUENTIAL", "log_severity_level": 3}
     outcome = prepare_with_given_figures(tuned, runtime=runtime, max_trials=0, space={"form": ["mapped"]})
     assert outcome.code == 0, outcome.err
@@ -316,9 +301,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("tune", "told"), WRONG.values(), ids=WRONG)
-def test_a_search_that_cannot_be_is_told_with_what_could_and_the_old_bundle_stays(
-    tuned: Project, tune: dict[str, Any], told: str
-) -> None:
+def test_a_search_that_cannot_be_is_told_with_what_could_and_the_old_bundle_stays(tuned, tune, told):
     before = stamps(tuned.bundle())
     outcome = prepare_with_given_figures(tuned, **tune)
     assert outcome.code == 2, outcome.err

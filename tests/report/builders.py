@@ -71,15 +71,13 @@ ENVIRONMENT = {
 }
 
 
-def around(median: float, *, spread: float = 0.04, count: int = 7) -> Samples:
+def around(median, *, spread=0.04, count=7):
     """Samples whose quartiles are `spread` away from their median, more or less."""
     shifts = [-2.0, -1.0, -1.0, 0.0, 1.0, 1.0, 3.0] if count == 7 else [0.0] * count
     return Samples.of(median * (1 + shift * spread) for shift in shifts)
 
 
-def plan(
-    name: str, *, init: float, first: float, steady: float = 20.0, private: float = 200.0
-) -> PlanFigures:
+def plan(name, *, init, first, steady=20.0, private=200.0):
     return PlanFigures(
         plan=name,
         ready_ms=around(140 + init + first),
@@ -92,9 +90,7 @@ def plan(
     )
 
 
-def measurement(
-    *, cache: str = "warm", sooner: float = 6.0, skipped: dict[str, str] | None = None
-) -> MeasurementRecord:
+def measurement(*, cache="warm", sooner=6.0, skipped=None):
     slow = 1.0 if cache == "warm" else 2.2
     return MeasurementRecord(
         cache,
@@ -109,19 +105,19 @@ def measurement(
     )
 
 
-def error(output: str, ratio: float) -> OutputError:
+def error(output, ratio):
     return OutputError(
         output, "image=[1, 3, 224, 224]", ratio * 1e-3, ratio * 1e-2, (0, 17), 3.25, 3.2504, ratio
     )
 
 
-def verification(outputs: Sequence[str] = ("logits", "features")) -> VerificationRecord:
+def verification(outputs=("logits", "features")):
     errors = tuple(error(name, 0.02 * (index + 1)) for index, name in enumerate(outputs))
     floors = tuple(error(name, 0.015 * (index + 1)) for index, name in enumerate(outputs))
     return VerificationRecord(1e-3, 1e-5, 4, "seeded", errors, floors)
 
 
-def options(choice: dict[str, str]) -> SessionOptionsRecord:
+def options(choice):
     attributes: dict[str, int | bool | str] = {}
     if choice.get("threads", "all") != "all":
         attributes["intra_op_num_threads"] = int(choice["threads"])
@@ -131,15 +127,13 @@ def options(choice: dict[str, str]) -> SessionOptionsRecord:
     return SessionOptionsRecord("ORT_DISABLE_ALL", attributes, entries)
 
 
-def trial(
-    number: int, choice: dict[str, str], *, first: float, steady: float, kind: str = "sampler"
-) -> TrialRecord:
+def trial(number, choice, *, first, steady, kind="sampler"):
     figures = trial_figures(first, steady)
     made = None if "plan" in choice else options(choice)
     return TrialRecord(number, kind, choice, made, (ProviderRecord(CPU),), figures)
 
 
-def trial_figures(first: float, steady: float) -> PlanFigures:
+def trial_figures(first, steady):
     return PlanFigures(
         plan="trial",
         import_ms=around(1.0),
@@ -153,7 +147,7 @@ def trial_figures(first: float, steady: float) -> PlanFigures:
     )
 
 
-def tuning(*, trials: int = 12, seed: int = 0) -> TuningRecord:
+def tuning(*, trials=12, seed=0):
     """A search whose trial `CHOSEN` was chosen, and whose last two trials failed and exceeded a limit."""
     dice = random.Random(seed)
     base = {knob: values[0] for knob, values in KNOBS.items()}
@@ -213,7 +207,7 @@ class Story:
     size_bytes: int = 98 * 2**20
 
 
-def manifest(story: Story | None = None, **changes: object) -> Manifest:
+def manifest(story=None, **changes):
     """The manifest of a bundle with a variant for the CPU, tuned, and a portable one."""
     story = replace(story or Story(), **changes)  # type: ignore[arg-type]
     found = LintFinding("layout", "requirement", "node Conv_0", "is laid out for blocks of 16", "#1234")
@@ -261,7 +255,7 @@ def manifest(story: Story | None = None, **changes: object) -> Manifest:
     )
 
 
-def loader(name: str = "net") -> LoaderConfig:
+def loader(name="net"):
     """What jobs load of it; one option is from the spec, others from the search."""
     entry = FileEntry("cpu/net_optimized.onnx", 10, digest_bytes(b"graph"))
     chosen = SessionOptionsRecord(
@@ -293,7 +287,7 @@ _TASKS = (("fetch", "never done"), ("package", "not recorded"))
 HISTORY = Table("Tasks of the build", ("task", "because"), _TASKS)
 
 
-def subject(story: Story | None = None, **changes: object) -> ReportSubject:
+def subject(story=None, **changes):
     made = manifest(story, **changes)
     return ReportSubject(made, loader(made.name), HISTORY)
 

@@ -5,36 +5,32 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
-from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
 from ortprep.report.html_page import bundle_vega
 
 
 @pytest.fixture(scope="session")
-def library() -> str:
+def library():
     """The script that draws charts."""
     return bundle_vega("window.vegaEmbed = vegaEmbed;")
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Page]:
+def chromium():
     with browser() as page:
         yield page
 
 
 @pytest.fixture(scope="session")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pages(tmp_path_factory):
     """Folder of the reports that are opened."""
     return tmp_path_factory.mktemp("reports")
 
@@ -49,42 +45,42 @@ class Page:
 
     driver: webdriver.Chrome
 
-    def ask(self, script: str, *arguments: object) -> Any:
+    def ask(self, script, *arguments):
         """Returns what a function body in JavaScript returns."""
         return self.driver.execute_script(script, *arguments)
 
-    def find(self, selector: str) -> WebElement:
+    def find(self, selector):
         return self.driver.find_element(By.CSS_SELECTOR, selector)
 
-    def find_all(self, selector: str) -> list[WebElement]:
+    def find_all(self, selector):
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
 
-    def open_all(self) -> None:
+    def open_all(self):
         """Opens every part that can be opened."""
         self.ask("for (const part of document.querySelectorAll('details')) part.open = true;")
 
-    def draw_all(self) -> None:
+    def draw_all(self):
         """Scrolls through the page until every chart that can be seen is drawn."""
         figures = "[...document.querySelectorAll('figure[data-chart]')]"
         for index, is_shown in enumerate(self.ask(f"return {figures}.map(one => one.checkVisibility())")):
             if is_shown:
                 self.draw(index)
 
-    def draw(self, index: int) -> None:
+    def draw(self, index):
         """Scrolls to a chart and waits until it is drawn."""
         which = f"document.querySelectorAll('figure[data-chart]')[{index}]"
         self.ask(f"{which}.scrollIntoView({{block: 'center'}})")
         self.wait_for(f"{which}.dataset.drawn === 'true'")
 
-    def wait_for(self, condition: str) -> None:
+    def wait_for(self, condition):
         waiting = WebDriverWait(self.driver, _PATIENCE_S, poll_frequency=0.05)
         waiting.until(lambda _: self.ask(f"return {condition}"), f"never came: {condition}")
 
-    def complaints(self) -> list[str]:
+    def complaints(self):
         """Everything the console was told since it was last asked: the policy's refusals are among it."""
         return [entry["message"] for entry in self.driver.get_log("browser")]  # type: ignore[no-untyped-call]
 
-    def requests(self) -> list[str]:
+    def requests(self):
         """Every address the page asked for since this was last asked."""
         messages = [
             json.loads(entry["message"])["message"]
@@ -93,7 +89,7 @@ class Page:
         sent = [one["params"] for one in messages if one["method"] == "Network.requestWillBeSent"]
         return [params["request"]["url"] for params in sent]
 
-    def show(self, page: Path, *, width: int = 1280, height: int = 900, dark: bool = False) -> Page:
+    def show(self, page, *, width=1280, height=900, dark=False):
         """Opens a page as a screen of that size and theme shows it."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -107,7 +103,7 @@ class Page:
         return self
 
 
-def _find_program(names: Sequence[str]) -> str:
+def _find_program(names):
     found = next((path for name in names if (path := shutil.which(name))), None)
     if found is None:
         reason = f"none of {', '.join(names)} is installed"
@@ -119,7 +115,7 @@ def _find_program(names: Sequence[str]) -> str:
 
 
 @contextmanager
-def browser() -> Iterator[Page]:
+def browser():
     """Yields an empty page; skips the test where there is no Chromium, unless this is a check of a change."""
     options = webdriver.ChromeOptions()
     options.binary_location = _find_program(("chromium", "chromium-browser", "google-chrome"))

@@ -1,11 +1,10 @@
-"""One file, well formed, that nothing which is told in it can break."""
-
-from __future__ import annotations
+"""The HTML page, and what a notebook shows of a bundle."""
 
 import base64
 import hashlib
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -13,9 +12,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ortprep.quoting import printable
-from ortprep.report.html_page import format_script_json, make_environment, render_report
+from ortprep.report.html_page import format_script_json, make_environment, render_report, render_summary
 from ortprep.report.report_builder import build_report
-from tests.report.builders import Story, subject
+from tests.report.builders import Story, manifest, subject
+
+# -- one file, well formed, that nothing which is told in it can break
 
 VOID = {"meta", "input", "br", "img", "link", "wbr"}
 NASTY = (
@@ -35,7 +36,7 @@ NASTY = (
 class Reader(HTMLParser):
     """Reads a page as a browser does, and notes what does not fit."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(convert_charrefs=True)
         self.open: list[str] = []
         self.ids: list[str] = []
@@ -47,7 +48,7 @@ class Reader(HTMLParser):
         self.policy = ""
         self.text = ""
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         found = {name: value or "" for name, value in attrs}
         self.tags.append(tag)
         self.ids += [found["id"]] if "id" in found else []
@@ -62,10 +63,10 @@ class Reader(HTMLParser):
         if tag == "style":
             self.styles.append("")
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         if self.open and self.open[-1] == "style":
             self.styles[-1] += data
         elif self.open and self.open[-1] == "script":
@@ -75,7 +76,7 @@ class Reader(HTMLParser):
             self.text += data
 
 
-def read(html: str) -> Reader:
+def read(html):
     reader = Reader()
     reader.feed(html)
     reader.close()
@@ -83,19 +84,19 @@ def read(html: str) -> Reader:
     return reader
 
 
-def render(*stories: Story) -> str:
+def render(*stories):
     report = build_report([subject(story) for story in stories], version="0.1.0")
     return render_report(report, library="window.vegaEmbed = null;")
 
 
-def test_the_page_is_well_formed_and_its_links_lead_somewhere() -> None:
+def test_the_page_is_well_formed_and_its_links_lead_somewhere():
     page = read(render(Story(name="a"), Story(name="b", faster=False)))
     assert len(page.ids) == len(set(page.ids))
     assert page.links
     assert {link.removeprefix("#") for link in page.links} <= set(page.ids)
 
 
-def test_the_policy_allows_the_pages_own_scripts_and_style_and_nothing_else() -> None:
+def test_the_policy_allows_the_pages_own_scripts_and_style_and_nothing_else():
     page = read(render(Story()))
     rules = dict(rule.strip().split(" ", 1) for rule in page.policy.split(";"))
     assert rules["default-src"] == "'none'"
@@ -105,7 +106,7 @@ def test_the_policy_allows_the_pages_own_scripts_and_style_and_nothing_else() ->
 
 
 @pytest.mark.parametrize("text", NASTY)
-def test_what_a_model_is_called_is_only_ever_text(text: str) -> None:
+def test_what_a_model_is_called_is_only_ever_text(text):
     page = read(render(Story(name=text, outputs=(text,))))
     plain = read(render(Story(name="net", outputs=("y",))))
     assert page.tags == plain.tags
@@ -117,21 +118,45 @@ def test_what_a_model_is_called_is_only_ever_text(text: str) -> None:
 @given(st.text())
 @example("</script>")
 @example("\u2028")
-def test_json_in_a_script_is_the_same_json_and_has_nothing_that_ends_a_script(text: str) -> None:
+def test_json_in_a_script_is_the_same_json_and_has_nothing_that_ends_a_script(text):
     written = format_script_json({"text": text})
     assert json.loads(written) == {"text": text}
     assert not re.search(r"[<>&\u2028\u2029\x80-\uffff]", written)
 
 
-def test_the_licences_of_what_is_in_the_page_are_in_it() -> None:
+def test_the_licences_of_what_is_in_the_page_are_in_it():
     page = render(Story())
     assert "University of Washington Interactive Data Lab" in page
     assert "Mike Bostock" in page
 
 
 @pytest.mark.attack
-def test_no_control_or_bidirectional_character_stays_in_a_page() -> None:
+def test_no_control_or_bidirectional_character_stays_in_a_page():
     template = make_environment().from_string("{{ text }}")
     assert template.render(text="\x1b[2J\u202e<b>") == "\ufffd[2J\ufffd&lt;b&gt;"
     breakable = make_environment().from_string("{{ text|breakable }}")
     assert breakable.render(text="\x1b_\u202e<b>") == "\ufffd_<wbr>\ufffd&lt;b&gt;"
+
+
+# -- what a notebook shows of a bundle: its headline and a table, and no text of others as markup
+
+
+def test_a_measured_model_has_a_table_without_empty_rows():
+    html = render_summary(manifest())
+    assert html.count("<table") == 1
+    assert "GPU MB" not in html
+    assert "prepared (shipped)" in html
+    assert "<script" not in html
+    assert "http-equiv" not in html
+
+
+def test_a_model_that_was_not_measured_has_none():
+    html = render_summary(replace(manifest(), variants=()))
+    assert "not measured" in html
+    assert "<table" not in html
+
+
+@pytest.mark.parametrize("name", ["<img src=x onerror=alert(1)>", "a&b"])
+def test_text_of_others_is_no_markup(name):
+    html = render_summary(replace(manifest(), name=name))
+    assert name not in html

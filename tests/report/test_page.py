@@ -1,9 +1,6 @@
 """A report in a real browser: drawn, sorted, filtered, on a phone, in the dark, and without any network."""
 
-from __future__ import annotations
-
 import itertools
-from pathlib import Path
 
 import pytest
 from selenium.webdriver.common.by import By
@@ -13,7 +10,7 @@ from ortprep.quoting import printable
 from ortprep.report.html_page import render_report
 from ortprep.report.report_builder import build_report
 from tests.report.builders import Story, subject
-from tests.report.conftest import PHONE_WIDTH, Page
+from tests.report.conftest import PHONE_WIDTH
 
 pytestmark = pytest.mark.slow
 
@@ -22,13 +19,13 @@ HOSTILE = '</script><img src=x onerror="window.hacked=1"><script>window.hacked=1
 
 
 @pytest.fixture(scope="module")
-def one(pages: Path, library: str) -> Path:
+def one(pages, library):
     """The report of one model."""
     return write(pages / "one.html", library, subject(trials=40))
 
 
 @pytest.fixture(scope="module")
-def many(pages: Path, library: str) -> Path:
+def many(pages, library):
     """The report of several models."""
     stories = [
         Story(name=LONG),
@@ -39,14 +36,14 @@ def many(pages: Path, library: str) -> Path:
     return write(pages / "many.html", library, *(subject(story) for story in stories))
 
 
-def write(path: Path, library: str, *subjects: object) -> Path:
+def write(path, library, *subjects):
     report = build_report(subjects, version="0.1.0")  # type: ignore[arg-type]
     path.write_text(render_report(report, library=library), encoding="utf-8")
     return path
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_every_chart_is_drawn_without_a_word_on_the_console(chromium: Page, one: Path, dark: bool) -> None:
+def test_every_chart_is_drawn_without_a_word_on_the_console(chromium, one, dark):
     page = chromium.show(one, dark=dark)
     page.open_all()
     page.draw_all()
@@ -63,7 +60,7 @@ def test_every_chart_is_drawn_without_a_word_on_the_console(chromium: Page, one:
     assert page.complaints() == []
 
 
-def test_charts_are_drawn_only_when_they_come_into_view(chromium: Page, many: Path) -> None:
+def test_charts_are_drawn_only_when_they_come_into_view(chromium, many):
     page = chromium.show(many)
     assert page.find_all("figure[data-drawn]") == [], "models are closed"
     page.find(f"a[href='#{page.find('.model').get_attribute('id')}']").click()
@@ -73,7 +70,7 @@ def test_charts_are_drawn_only_when_they_come_into_view(chromium: Page, many: Pa
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_the_page_asks_for_nothing_but_itself(chromium: Page, one: Path, dark: bool) -> None:
+def test_the_page_asks_for_nothing_but_itself(chromium, one, dark):
     page = chromium.show(one, dark=dark)
     page.open_all()
     page.draw_all()
@@ -86,7 +83,7 @@ def test_the_page_asks_for_nothing_but_itself(chromium: Page, one: Path, dark: b
 TRIALS = "document.querySelector('.table.sortable:has(tr.marked)')"
 
 
-def trials(page: Page, column: int) -> list[str]:
+def trials(page, column):
     """The texts of a column of the table of trials, in the order they are seen."""
     found: list[str] = page.ask(
         f"return [...{TRIALS}.querySelector('tbody').rows].filter(row => !row.hidden)"
@@ -95,20 +92,18 @@ def trials(page: Page, column: int) -> list[str]:
     return found
 
 
-def headings(page: Page) -> list[str | None]:
+def headings(page):
     found: list[str | None] = page.ask(
         f"return [...{TRIALS}.querySelectorAll('th')].map(one => one.getAttribute('aria-sort'))"
     )
     return found
 
 
-def medians(texts: list[str]) -> list[float]:
+def medians(texts):
     return [float(text.split()[0]) for text in texts if text != "–"]
 
 
-def test_a_click_on_a_heading_sorts_by_figures_and_a_second_one_turns_it_round(
-    chromium: Page, one: Path
-) -> None:
+def test_a_click_on_a_heading_sorts_by_figures_and_a_second_one_turns_it_round(chromium, one):
     page = chromium.show(one)
     button = page.ask(f"return {TRIALS}.querySelectorAll('th button')[2]")
     page.ask("arguments[0].scrollIntoView({block: 'center'})", button)
@@ -125,7 +120,7 @@ def test_a_click_on_a_heading_sorts_by_figures_and_a_second_one_turns_it_round(
     assert headings(page) == [None, None, "descending", *[None] * 4]
 
 
-def test_the_filter_shows_the_rows_that_have_every_word(chromium: Page, one: Path) -> None:
+def test_the_filter_shows_the_rows_that_have_every_word(chromium, one):
     page = chromium.show(one)
     box = page.ask(f"return {TRIALS}.querySelector('input')")
     assert page.ask(f"return {TRIALS}.querySelector('label').textContent").strip() == "Filter rows"
@@ -143,9 +138,7 @@ def test_the_filter_shows_the_rows_that_have_every_word(chromium: Page, one: Pat
 
 @pytest.mark.parametrize("which", ["one", "many"])
 @pytest.mark.parametrize("width", [PHONE_WIDTH, 320])
-def test_a_phone_never_scrolls_sideways(
-    chromium: Page, which: str, width: int, request: pytest.FixtureRequest
-) -> None:
+def test_a_phone_never_scrolls_sideways(chromium, which, width, request):
     page = chromium.show(request.getfixturevalue(which), width=width, height=844)
     page.open_all()
     page.draw_all()
@@ -159,7 +152,7 @@ def test_a_phone_never_scrolls_sideways(
     assert wide == []
 
 
-def test_a_screen_of_1200_pixels_scrolls_no_table_sideways(chromium: Page, one: Path, many: Path) -> None:
+def test_a_screen_of_1200_pixels_scrolls_no_table_sideways(chromium, one, many):
     for path in (one, many):
         page = chromium.show(path, width=1200)
         tables = page.ask(
@@ -170,7 +163,7 @@ def test_a_screen_of_1200_pixels_scrolls_no_table_sideways(chromium: Page, one: 
         assert [label for label, excess in tables if excess > 0] == []
 
 
-def test_the_chosen_trial_stands_out_in_the_table_and_in_the_charts(chromium: Page, one: Path) -> None:
+def test_the_chosen_trial_stands_out_in_the_table_and_in_the_charts(chromium, one):
     page = chromium.show(one)
     page.draw_all()
     (row,) = page.find_all(".table.sortable tr.marked")
@@ -213,7 +206,7 @@ return [...document.querySelectorAll(all)].filter(one => one.textContent.trim())
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_every_text_stands_out_from_what_is_behind_it(chromium: Page, many: Path, dark: bool) -> None:
+def test_every_text_stands_out_from_what_is_behind_it(chromium, many, dark):
     page = chromium.show(many, dark=dark)
     page.open_all()
     page.draw(0)
@@ -223,7 +216,7 @@ def test_every_text_stands_out_from_what_is_behind_it(chromium: Page, many: Path
     assert {text for text, contrast in found if contrast < 4.5} == set(), "WCAG 2.2, 1.4.3"
 
 
-def test_every_chart_has_its_words_for_who_cannot_see_it(chromium: Page, one: Path) -> None:
+def test_every_chart_has_its_words_for_who_cannot_see_it(chromium, one):
     page = chromium.show(one)
     named = page.ask(
         "const textOf = id => document.getElementById(id).textContent;"
@@ -233,7 +226,7 @@ def test_every_chart_has_its_words_for_who_cannot_see_it(chromium: Page, one: Pa
     assert [words for role, words in named if role != "img" or len(words) < 50] == []
 
 
-def test_headings_never_skip_a_level(chromium: Page, one: Path, many: Path) -> None:
+def test_headings_never_skip_a_level(chromium, one, many):
     for path in (one, many):
         levels = chromium.show(path).ask(
             "return [...document.querySelectorAll('h1,h2,h3,h4,h5,h6')].map(one => Number(one.tagName[1]))"
@@ -245,9 +238,7 @@ def test_headings_never_skip_a_level(chromium: Page, one: Path, many: Path) -> N
 # -- strangers
 
 
-def test_nothing_a_model_or_registry_says_becomes_part_of_the_page(
-    chromium: Page, pages: Path, library: str
-) -> None:
+def test_nothing_a_model_or_registry_says_becomes_part_of_the_page(chromium, pages, library):
     hostile = subject(name=HOSTILE, outputs=(HOSTILE, "$unit", "@bad", "datum.x"))
     page = chromium.show(write(pages / "hostile.html", library, hostile, subject(name="other")))
     page.open_all()

@@ -1,24 +1,18 @@
 """What a report says, and that it says no more than was recorded."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ortprep.bundle.figures import Samples
-from ortprep.bundle.manifest import Manifest, VariantRecord, read_manifest
-from ortprep.bundle.tuning_record import TuningRecord
-from ortprep.report.content import Chart, Report, ReportSection
+from ortprep.bundle.manifest import read_manifest
 from ortprep.report.html_page import read_specification
 from ortprep.report.report_builder import build_report
 from ortprep.report.report_subjects import ReportSubject
@@ -29,15 +23,14 @@ from ortprep.report.trials import (
     find_front,
     find_legs,
 )
-from ortprep.tables import Cell, Table
 from tests.report.builders import CHOSEN, around, manifest, subject, trial_figures, tuning
 
 
-def report_of(*subjects: ReportSubject) -> Report:
+def report_of(*subjects):
     return build_report(subjects, version="0.1.0")
 
 
-def sections_of(report: Report) -> Iterator[ReportSection]:
+def sections_of(report):
     yield from report.sections
     for model in report.models:
         yield from model.history
@@ -46,25 +39,25 @@ def sections_of(report: Report) -> Iterator[ReportSection]:
     yield from report.environments
 
 
-def charts_of(report: Report) -> list[Chart]:
+def charts_of(report):
     return [chart for section in sections_of(report) for chart in section.charts]
 
 
-def tables_of(report: Report) -> list[Table]:
+def tables_of(report):
     own = [table for section in sections_of(report) for table in section.tables]
     return own + [chart.table for chart in charts_of(report)]
 
 
-def words_of(report: Report) -> str:
+def words_of(report):
     """Everything a page would say, in one text."""
     return repr(report)
 
 
-def section(report: Report, title: str) -> ReportSection:
+def section(report, title):
     return next(one for one in sections_of(report) if one.title.startswith(title))
 
 
-def column(table: Table, title: str) -> list[Cell]:
+def column(table, title):
     index = table.columns.index(title)
     return [row[index] for row in table.cells]
 
@@ -77,7 +70,7 @@ VERSIONS = [
 ALL = report_of(*VERSIONS, subject(name="other", faster=False), subject(name="plain", trials=0))
 
 
-def test_every_part_the_user_asked_for_is_there() -> None:
+def test_every_part_the_user_asked_for_is_there():
     titles = [one.title for one in sections_of(ALL)]
     for title in (
         "How much sooner, how sure",
@@ -94,7 +87,7 @@ def test_every_part_the_user_asked_for_is_there() -> None:
     assert kinds == {"waterfall", "front"}
 
 
-def test_every_chart_has_a_sentence_and_a_table_with_figures() -> None:
+def test_every_chart_has_a_sentence_and_a_table_with_figures():
     for chart in charts_of(ALL):
         assert chart.text.endswith("."), chart.title
         assert re.search(r"\d", chart.text), chart.title
@@ -102,23 +95,23 @@ def test_every_chart_has_a_sentence_and_a_table_with_figures() -> None:
         assert chart.table.rows, chart.title
 
 
-def test_every_row_has_a_cell_for_every_column() -> None:
+def test_every_row_has_a_cell_for_every_column():
     for table in tables_of(ALL):
         for row in table.cells:
             assert len(row) == len(table.columns), table.title
             assert all(cell.text for cell in row), table.title
 
 
-def parameters_in(part: Any) -> set[str]:
+def parameters_in(part):
     return set(re.findall(r'"\$(\w+)"', json.dumps(part)))
 
 
-def fields_in(part: Any) -> set[str]:
+def fields_in(part):
     return set(re.findall(r'"field": "(\w+)"', json.dumps(part)))
 
 
 @pytest.mark.parametrize("chart", charts_of(ALL), ids=lambda chart: chart.title)
-def test_a_chart_has_the_parameters_and_fields_its_specification_names(chart: Chart) -> None:
+def test_a_chart_has_the_parameters_and_fields_its_specification_names(chart):
     specification = read_specification(chart.kind)
     assert parameters_in(specification) == set(chart.parameters)
     fields = {name for row in chart.values for name in row}
@@ -129,11 +122,11 @@ def test_a_chart_has_the_parameters_and_fields_its_specification_names(chart: Ch
 # -- how much sooner, how sure
 
 
-def cpu_of(made: Manifest) -> VariantRecord:
+def cpu_of(made):
     return made.variants[0]
 
 
-def test_a_gain_is_certain_only_where_the_measurement_said_so() -> None:
+def test_a_gain_is_certain_only_where_the_measurement_said_so():
     sure = find_gain(cpu_of(manifest()))
     assert sure is not None
     assert sure.certainty == "beyond the noise"
@@ -144,7 +137,7 @@ def test_a_gain_is_certain_only_where_the_measurement_said_so() -> None:
     assert unsure.certainty == "within the noise"
 
 
-def test_where_the_default_is_shipped_nothing_is_claimed() -> None:
+def test_where_the_default_is_shipped_nothing_is_claimed():
     gain = find_gain(cpu_of(manifest(faster=False)))
     assert gain is not None
     assert gain.certainty == "default shipped"
@@ -153,7 +146,7 @@ def test_where_the_default_is_shipped_nothing_is_claimed() -> None:
     assert "sooner" not in describe_gain(gain).replace("not sooner", "")
 
 
-def test_without_figures_of_the_default_nothing_is_compared() -> None:
+def test_without_figures_of_the_default_nothing_is_compared():
     variant = cpu_of(manifest())
     (warm, _) = variant.measurements
     alone = replace(warm, plans=tuple(plan for plan in warm.plans if plan.plan != "default"))
@@ -163,7 +156,7 @@ def test_without_figures_of_the_default_nothing_is_compared() -> None:
     assert gain.ready is None
 
 
-def test_a_ratio_is_that_of_the_medians_and_lies_within_its_range() -> None:
+def test_a_ratio_is_that_of_the_medians_and_lies_within_its_range():
     ratio = compare(around(100.0), around(25.0))
     assert ratio is not None
     assert ratio.value == 4.0
@@ -171,12 +164,12 @@ def test_a_ratio_is_that_of_the_medians_and_lies_within_its_range() -> None:
 
 
 @pytest.mark.parametrize("median", [0.0, -1.0, math.inf, math.nan])
-def test_what_has_no_ratio_gets_none(median: float) -> None:
+def test_what_has_no_ratio_gets_none(median):
     broken = Samples((median,) * 3)
     assert compare(around(1.0), broken) is None
 
 
-def test_the_head_counts_the_variants_that_are_sooner() -> None:
+def test_the_head_counts_the_variants_that_are_sooner():
     [fact] = report_of(subject(name="a"), subject(name="b"), subject(name="c", faster=False)).facts
     assert (fact.label, fact.value) == ("sooner beyond the noise", "2 of 3")
 
@@ -184,7 +177,7 @@ def test_the_head_counts_the_variants_that_are_sooner() -> None:
 # -- the waterfall
 
 
-def test_phases_of_the_waterfall_join_and_end_at_the_sum_of_their_medians() -> None:
+def test_phases_of_the_waterfall_join_and_end_at_the_sum_of_their_medians():
     chart = section(ALL, "Measured, warm").charts[0]
     assert chart.kind == "waterfall"
     for plan, rows in itertools.groupby(chart.values, lambda row: row["row"]):
@@ -194,14 +187,14 @@ def test_phases_of_the_waterfall_join_and_end_at_the_sum_of_their_medians() -> N
         assert plan != "default" or found[-1]["to"] == 95 + 240 + 30
 
 
-def test_plans_that_were_not_measured_are_named_with_the_reason() -> None:
+def test_plans_that_were_not_measured_are_named_with_the_reason():
     assert any("first phase: not measured, the child died" in note for note in section(ALL, "Measured").notes)
 
 
 # -- the search
 
 
-def test_every_trial_has_a_row_the_failed_ones_last() -> None:
+def test_every_trial_has_a_row_the_failed_ones_last():
     record = tuning(trials=40)
     table = build_trials_table(record, "")
     assert sorted(int(cell.text) for cell in column(table, "trial")) == list(range(40))
@@ -212,7 +205,7 @@ def test_every_trial_has_a_row_the_failed_ones_last() -> None:
     assert any(plan.endswith("; steady run 3.5× of default’s, limit 1.2×") for plan in plans)
 
 
-def test_the_chosen_plan_has_the_only_label() -> None:
+def test_the_chosen_plan_has_the_only_label():
     for chart in build_front_charts(tuning(trials=40)):
         assert [row["label"] for row in chart.values if "label" in row] == [f"{CHOSEN}, chosen"]
 
@@ -221,7 +214,7 @@ eighths = st.integers(1, 8_000).map(lambda number: number / 8)
 """Milliseconds that floating-point numbers add and multiply without rounding."""
 
 
-def search_of(places: list[tuple[float, float]]) -> TuningRecord:
+def search_of(places):
     """Returns a search whose plans are ready and run in these times."""
     chosen = tuning().trials[CHOSEN]
     trials = []
@@ -232,9 +225,7 @@ def search_of(places: list[tuple[float, float]]) -> TuningRecord:
 
 
 @given(st.lists(st.tuples(eighths, eighths), min_size=1, max_size=30))
-def test_no_plan_of_the_front_is_beaten_in_both_figures_and_every_other_is(
-    places: list[tuple[float, float]],
-) -> None:
+def test_no_plan_of_the_front_is_beaten_in_both_figures_and_every_other_is(places):
     front = [places[trial.number] for trial in find_front(search_of(places))]
     assert front == sorted(set(front))
     assert [steady for _, steady in front] == sorted({steady for _, steady in front}, reverse=True)
@@ -242,9 +233,7 @@ def test_no_plan_of_the_front_is_beaten_in_both_figures_and_every_other_is(
 
 
 @given(st.lists(st.tuples(eighths, eighths), min_size=1, max_size=30))
-def test_legs_cover_every_number_of_runs_once_and_name_the_cheapest_plan(
-    places: list[tuple[float, float]],
-) -> None:
+def test_legs_cover_every_number_of_runs_once_and_name_the_cheapest_plan(places):
     legs = find_legs(search_of(places))
     assert (legs[0].first, legs[-1].to) == (1, None)
     assert all((one.to or 0) + 1 == other.first for one, other in itertools.pairwise(legs))
@@ -254,13 +243,13 @@ def test_legs_cover_every_number_of_runs_once_and_name_the_cheapest_plan(
             assert costs[leg.trial] == min(costs)
 
 
-def test_a_plan_beyond_a_limit_is_not_in_the_front() -> None:
+def test_a_plan_beyond_a_limit_is_not_in_the_front():
     record = search_of([(1, 1), (2, 2)])
     beyond = replace(record.trials[0], violations=("private memory 900 MB, allowed 500",))
     assert find_front(replace(record, trials=(beyond, record.trials[1]))) == record.trials[1:]
 
 
-def test_options_have_value_default_and_effect_from_onnx_runtimes_own_tables() -> None:
+def test_options_have_value_default_and_effect_from_onnx_runtimes_own_tables():
     table = section(ALL, "Options, and why").tables[0]
     rows = {row[1].text: row for row in table.cells}
     row = rows["session.use_device_allocator_for_initializers"]
@@ -273,14 +262,14 @@ def test_options_have_value_default_and_effect_from_onnx_runtimes_own_tables() -
 # -- verification
 
 
-def test_errors_are_told_against_tolerance_and_noise_floor() -> None:
+def test_errors_are_told_against_tolerance_and_noise_floor():
     table = section(ALL, "Verified").tables[0]
     assert [cell.text for cell in column(table, "error, of its tolerance")] == ["0.02", "0.04"]
     assert [cell.text for cell in column(table, "noise floor, of its tolerance")] == ["0.015", "0.03"]
 
 
 @pytest.mark.parametrize("ratio", [1.5, math.inf, math.nan])
-def test_an_output_outside_its_tolerance_is_called_so(ratio: float) -> None:
+def test_an_output_outside_its_tolerance_is_called_so(ratio):
     made = manifest()
     variant = cpu_of(made)
     bad = replace(variant.verification.errors[0], ratio=ratio)
@@ -294,13 +283,13 @@ def test_an_output_outside_its_tolerance_is_called_so(ratio: float) -> None:
 # -- bundles, environment, history
 
 
-def test_several_bundles_of_a_model_are_side_by_side_and_have_their_dates() -> None:
+def test_several_bundles_of_a_model_are_side_by_side_and_have_their_dates():
     (table,) = section(ALL, "How much sooner").tables
     assert [cell.text for cell in column(table, "prepared")][:3] == ["2026-11-19", "2026-11-21", "2026-11-20"]
     assert [model.name for model in ALL.models][2:] == ["net, 2026-11-20 08:30 UTC", "other", "plain"]
 
 
-def test_equal_environments_are_told_once() -> None:
+def test_equal_environments_are_told_once():
     report = report_of(*(subject(name=f"m{index}") for index in range(5)))
     assert len(report.environments) == 1
     assert "m0, m1, m2, m3 and m4" in report.environments[0].notes[0]
@@ -315,7 +304,7 @@ def test_equal_environments_are_told_once() -> None:
 BARE = replace(manifest(), variants=(), files=(), environment={}, spec_commit=None, missing_targets=())
 
 
-def zeroed(made: Manifest) -> Manifest:
+def zeroed(made):
     zero = Samples((0.0,) * 3)
     variant = cpu_of(made)
     (warm, _) = variant.measurements
@@ -333,7 +322,7 @@ def zeroed(made: Manifest) -> Manifest:
     return replace(made, variants=(replace(variant, measurements=(replace(warm, plans=plans),)),))
 
 
-def with_cpu(**changes: Any) -> Manifest:
+def with_cpu(**changes):
     made = manifest()
     return replace(made, variants=(replace(cpu_of(made), **changes),))
 
@@ -354,14 +343,14 @@ ODD = {
 
 
 @pytest.mark.parametrize("made", ODD.values(), ids=ODD)
-def test_any_manifest_that_can_be_read_can_be_reported(made: Manifest) -> None:
+def test_any_manifest_that_can_be_read_can_be_reported(made):
     report = report_of(ReportSubject(made), ReportSubject(replace(made, name="another")))
     assert report.models[0].name == made.name
     for chart in charts_of(report):
         assert json.loads(json.dumps(chart.values, allow_nan=False)) is not None
 
 
-def test_bundles_of_older_releases_can_be_reported() -> None:
+def test_bundles_of_older_releases_can_be_reported():
     bundles = sorted((Path(__file__).parents[1] / "compat").glob("*/*/manifest.json"))
     assert bundles
     for path in bundles:

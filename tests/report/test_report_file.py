@@ -1,11 +1,8 @@
 """From bundles on disk to a file: what is found, what it costs, when there is nothing to do."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -24,21 +21,19 @@ MAX_BYTES = 5_000_000
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
+def project(tmp_path):
     return Project(tmp_path)
 
 
 @pytest.mark.slow
-def test_the_report_of_fifty_models_with_forty_trials_each_stays_under_five_megabytes(
-    tmp_path: Path,
-) -> None:
+def test_the_report_of_fifty_models_with_forty_trials_each_stays_under_five_megabytes(tmp_path):
     stories = [Story(name=f"model-{index:02d}", trials=40, seed=index) for index in range(50)]
     size_bytes = write_report(write_bundles(tmp_path, stories), tmp_path / "report.html")
     assert size_bytes == (tmp_path / "report.html").stat().st_size
     assert size_bytes < MAX_BYTES
 
 
-def test_names_are_models_folders_or_manifests_and_each_is_read_once(tmp_path: Path) -> None:
+def test_names_are_models_folders_or_manifests_and_each_is_read_once(tmp_path):
     write_bundles(tmp_path, [Story(name="a"), Story(name="b")])
     (tmp_path / ".work").mkdir()
     older = tmp_path / "older.json"
@@ -52,14 +47,14 @@ def test_names_are_models_folders_or_manifests_and_each_is_read_once(tmp_path: P
     assert [one.loader is not None for one in read_subjects(named)] == [True, True, False]
 
 
-def test_what_is_not_there_is_an_error_that_says_so(tmp_path: Path) -> None:
+def test_what_is_not_there_is_an_error_that_says_so(tmp_path):
     with pytest.raises(BundleError, match="no bundle in"):
         find_manifests((), tmp_path)
     with pytest.raises(BundleError, match="no such bundle or manifest: nothing"):
         find_manifests(("nothing",), tmp_path)
 
 
-def test_a_changed_manifest_is_refused_and_the_old_report_stays(tmp_path: Path) -> None:
+def test_a_changed_manifest_is_refused_and_the_old_report_stays(tmp_path):
     (manifest,) = write_bundles(tmp_path, [Story()])
     out = tmp_path / "report.html"
     out.write_text("old")
@@ -73,8 +68,8 @@ def test_a_changed_manifest_is_refused_and_the_old_report_stays(tmp_path: Path) 
 # -- what was rebuilt, and why
 
 
-def test_a_receipt_says_why_its_task_was_run(tmp_path: Path) -> None:
-    def build(shout: Shout) -> dict[str, str]:
+def test_a_receipt_says_why_its_task_was_run(tmp_path):
+    def build(shout):
         for task in tasks(tmp_path, shout, Count()):
             run_task(task, cache=DigestCache(), say=lambda _: None)
         return {str(row[0]): str(row[3]) for row in build_history_table(tmp_path / "m").rows}
@@ -86,14 +81,14 @@ def test_a_receipt_says_why_its_task_was_run(tmp_path: Path) -> None:
     assert "upstream.shout.result: was " in changed["count/cpu"]
 
 
-def test_a_bundle_without_receipts_has_no_history(tmp_path: Path) -> None:
+def test_a_bundle_without_receipts_has_no_history(tmp_path):
     assert build_history_table(tmp_path / "m").rows == ()
 
 
 # -- the command, and the task
 
 
-def test_the_command_writes_one_file_and_says_where(project: Project) -> None:
+def test_the_command_writes_one_file_and_says_where(project):
     write_bundles(project.artifacts, [Story(name="a"), Story(name="b")])
     outcome = project.run("report")
     assert outcome.code == 0, outcome.err
@@ -104,14 +99,14 @@ def test_the_command_writes_one_file_and_says_where(project: Project) -> None:
     assert "<title>b: prepared by ortprep</title>" in (project.root / "elsewhere/b.html").read_text()
 
 
-def test_the_command_says_what_it_could_not_find(project: Project) -> None:
+def test_the_command_says_what_it_could_not_find(project):
     outcome = project.call("report", "nothing")
     assert outcome.code != 0
     assert "no such bundle or manifest: nothing" in outcome.err
     assert "hint: ortprep prepare nothing" in outcome.err
 
 
-def test_versions_in_a_registry_are_bundles_like_others(project: Project) -> None:
+def test_versions_in_a_registry_are_bundles_like_others(project):
     (project.root / "registry").mkdir()
     for label, day in (("1.0", "20"), ("1.1", "21")):
         build = Build(created_at=f"2026-11-{day}T00:00:00+00:00", extra={"label": label.encode()})
@@ -127,7 +122,7 @@ def test_versions_in_a_registry_are_bundles_like_others(project: Project) -> Non
     assert project.call("report", "net@2.0", "--registry", "registry").code == 5
 
 
-def test_doit_writes_the_report_of_all_models(built: Project) -> None:
+def test_doit_writes_the_report_of_all_models(built):
     project = built
     first = project.doit("report")
     assert first.code == 0, first.err
@@ -150,7 +145,7 @@ main()
 
 
 @pytest.mark.parametrize("module", ["jinja2", "vl_convert"])
-def test_a_package_that_is_missing_is_an_error_that_names_the_extra(project: Project, module: str) -> None:
+def test_a_package_that_is_missing_is_an_error_that_names_the_extra(project, module):
     write_bundles(project.artifacts, [Story()])
     # The child that bundles the library is another process; it is told by its environment's modules.
     (project.root / "blocked" / module).mkdir(parents=True)
@@ -171,7 +166,7 @@ def test_a_package_that_is_missing_is_an_error_that_names_the_extra(project: Pro
     assert not (project.artifacts / "report.html").exists()
 
 
-def test_a_report_needs_nothing_of_the_build(project: Project) -> None:
+def test_a_report_needs_nothing_of_the_build(project):
     write_bundles(project.artifacts, [Story()])
     modules = ("onnx", "onnxruntime", "doit", "yaml", "fsspec", "filelock")
     outcome = project.python("-c", WITHOUT.format(modules=modules))

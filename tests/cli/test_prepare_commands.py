@@ -1,22 +1,26 @@
-"""`ortprep init`, and `ortprep prepare` of a model file, as a user runs them."""
-
-from __future__ import annotations
+"""`ortprep init` and `ortprep prepare`, as a user runs them."""
 
 import json
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
+from ortprep.bundle.manifest import read_manifest, write_manifest
+from ortprep.cli.model_resolution import Locations, examine_prepared
 from ortprep.spec.reading import OPEN_QUESTION, read_spec
 from tests import builders as models
+from tests.builders import matmul_net, write_external_model
 from tests.init.builders import impossible
 from tests.prepare.builders import AS_PREPARED, QUICK, Project, done
+from tests.runtime.builders import entry, write_bundle
+
+# -- `ortprep init`, and `ortprep prepare` of a model file, as a user runs them
 
 DEFAULTS = json.dumps({"targets": ["cpu"], "tune": AS_PREPARED, "measure": QUICK})
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
+def project(tmp_path):
     """A project with a model and without a spec."""
     project = Project(tmp_path)
     models.write_model(models.conv_net(), project.models / "net.onnx")
@@ -25,7 +29,7 @@ def project(tmp_path: Path) -> Project:
     return project
 
 
-def test_a_spec_is_written_once(project: Project) -> None:
+def test_a_spec_is_written_once(project):
     first = project.call("init", "models/net.onnx")
     assert (first.code, first.out) == (0, "configs/net.yaml\n"), first.err
     spec = project.configs / "net.yaml"
@@ -41,7 +45,7 @@ def test_a_spec_is_written_once(project: Project) -> None:
     assert "# mine" not in spec.read_text()
 
 
-def test_the_hint_of_a_spec_that_exists_names_its_folder(project: Project) -> None:
+def test_the_hint_of_a_spec_that_exists_names_its_folder(project):
     (project.root / "my specs").mkdir()
     (project.root / "my specs" / "net.yaml").write_text("name: net\nsource: {path: ../models/net.onnx}\n")
     outcome = project.call("init", "models/net.onnx", "--out", "my specs")
@@ -51,7 +55,7 @@ def test_the_hint_of_a_spec_that_exists_names_its_folder(project: Project) -> No
 
 
 @pytest.mark.parametrize("folder", ["models/net.onnx/specs", "/proc/specs"])
-def test_a_folder_that_takes_no_spec_is_refused_at_once(project: Project, folder: str) -> None:
+def test_a_folder_that_takes_no_spec_is_refused_at_once(project, folder):
     outcome = project.call("init", "models/net.onnx", "--out", folder)
     assert outcome.code == 2
     assert f"cannot write to {folder}\n  expected a folder" in outcome.err
@@ -59,7 +63,7 @@ def test_a_folder_that_takes_no_spec_is_refused_at_once(project: Project, folder
     assert "running net.onnx" not in outcome.err
 
 
-def test_a_model_that_does_not_run_leaves_a_marked_line_and_exit_code_2(project: Project) -> None:
+def test_a_model_that_does_not_run_leaves_a_marked_line_and_exit_code_2(project):
     models.write_model(impossible(), project.models / "odd.onnx")
     outcome = project.call("init", "models/odd.onnx")
     assert outcome.code == 2
@@ -72,7 +76,7 @@ def test_a_model_that_does_not_run_leaves_a_marked_line_and_exit_code_2(project:
         assert told in outcome.err
 
 
-def test_a_model_that_fails_does_not_stop_the_others(project: Project) -> None:
+def test_a_model_that_fails_does_not_stop_the_others(project):
     (project.models / "broken.onnx").write_bytes(b"nothing")
     outcome = project.call("init", "models/broken.onnx", "models/net.onnx", "models/absent.onnx")
     assert (outcome.code, outcome.out) == (1, "configs/net.yaml\n")
@@ -90,9 +94,7 @@ def test_a_model_that_fails_does_not_stop_the_others(project: Project) -> None:
         ("cut.onnx", "cut.onnx\n  expected a complete ONNX file, got: "),
     ],
 )
-def test_what_is_no_model_is_told_with_a_remedy(
-    project: Project, command: str, model: str, said: str
-) -> None:
+def test_what_is_no_model_is_told_with_a_remedy(project, command, model, said):
     (project.root / "page.onnx").write_text("<html>")
     (project.root / "cut.onnx").write_bytes((project.models / "net.onnx").read_bytes()[:-9])
     outcome = project.call(command, model)
@@ -102,7 +104,7 @@ def test_what_is_no_model_is_told_with_a_remedy(
     assert not (project.configs / f"{model}.yaml").exists()
 
 
-def test_a_folder_of_models_is_told_with_a_command_that_finds_them(project: Project) -> None:
+def test_a_folder_of_models_is_told_with_a_command_that_finds_them(project):
     outcome = project.call("init", "models")
     assert "expected an ONNX file, got a folder\n\nhint: find models -name '*.onnx'" in outcome.err
 
@@ -115,14 +117,14 @@ def test_a_folder_of_models_is_told_with_a_command_that_finds_them(project: Proj
         ("init models/net.onnx models/net.onnx --name n", "got 2"),
     ],
 )
-def test_what_was_written_is_told_as_it_was_written(project: Project, line: str, said: str) -> None:
+def test_what_was_written_is_told_as_it_was_written(project, line, said):
     outcome = project.call(*line.split())
     assert outcome.code != 0
     assert said in outcome.err
 
 
 @pytest.mark.slow
-def test_prepare_of_a_model_file_writes_a_spec_first(project: Project) -> None:
+def test_prepare_of_a_model_file_writes_a_spec_first(project):
     assert "package:net" in done(project.run("prepare", "models/net.onnx"))
     assert (project.configs / "net.yaml").is_file()
     assert (project.bundle() / "loader.json").is_file()
@@ -130,10 +132,68 @@ def test_prepare_of_a_model_file_writes_a_spec_first(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_on_a_terminal_the_question_is_asked(project: Project) -> None:
+def test_on_a_terminal_the_question_is_asked(project):
     models.write_model(impossible(), project.models / "odd.onnx")
     code, said = project.on_terminal("-m", "ortprep", "init", "models/odd.onnx", keys=b"nonsense\n3,5\n\n")
     assert code == 2
     assert said.count("which shape does input x [rows, columns] take?") >= 2
     assert "not a shape" in said
     assert "shapes: [[3, 5]]" in (project.configs / "odd.yaml").read_text()
+
+
+# -- what `prepare` says of its engines before anything is begun
+
+
+def test_options_of_one_engine_are_refused_by_the_other(tmp_path):
+    project = Project(tmp_path)
+    ended = project.run("prepare", "--store", "store", "--no-collect", "--node-timeout", "1")
+    assert ended.code == 2
+    assert "option of another engine: --store, --collect, --node-timeout" in ended.err
+    ended = project.run("prepare", "--engine", "ray", "--store", "store", "-n", "4")
+    assert ended.code == 2
+    assert "option of another engine: --jobs\n  expected it only with --engine local" in ended.err
+
+
+def test_a_cluster_needs_a_store(tmp_path):
+    ended = Project(tmp_path).run("prepare", "--engine", "ray")
+    assert ended.code == 2
+    assert "expected --store or $ORTPREP_STORE, got neither" in ended.err
+
+
+@pytest.mark.slow
+def test_an_address_where_nobody_listens_is_told_at_once(tmp_path):
+    project = Project(tmp_path)
+    project.write_spec()
+    ended = project.run("prepare", "--engine", "ray", "--store", "store", "--address", "127.0.0.1:1")
+    assert ended.code == 1
+    assert "cannot reach a Ray cluster: 127.0.0.1:1" in ended.err
+
+
+def test_labels_of_this_machine_fit_ray_s_command_line(tmp_path):
+    project = Project(tmp_path)
+    line = project.run("node-labels").out.strip()
+    told = json.loads(project.run("node-labels", "--json").out)
+    assert line == ",".join(f"{key}={value}" for key, value in told.items())
+    assert "ortprep.io/machine" in told
+
+
+# -- what the names on a command line stand for
+
+
+def test_a_source_with_other_weights_is_not_compared(tmp_path, monkeypatch):
+    monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
+    project = Project(tmp_path)
+    project.write_spec("linear", inputs={"x": {"shapes": [[1, 64]]}})
+    write_external_model(matmul_net(), project.models / "linear.onnx")
+    model, weights = (entry(project.models, name) for name in ("linear.onnx", "weights.bin"))
+    bundle = write_bundle(project.bundle("linear"))
+    manifest = read_manifest(bundle)
+    other = replace(weights, sha256="sha256:" + "0" * 64)
+    source = replace(manifest.source, sha256=model.sha256, files=(model, other))
+    write_manifest(bundle, replace(manifest, source=source))
+    (tmp_path / "inputs").mkdir()
+    found = examine_prepared("linear", Locations(tmp_path / "inputs", project.configs, project.artifacts))
+    assert found.source is None
+    assert found.remarks == (
+        "its source is not compared: it is not the one that the bundle was prepared from",
+    )

@@ -1,14 +1,11 @@
 """Laws of the table of options, and what of it the installed ONNX Runtime confirms."""
 
-from __future__ import annotations
-
 import re
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import cache
 from importlib import util
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +15,6 @@ from ortprep.errors import SpecError
 from ortprep.options import (
     NEWEST,
     OLDEST,
-    Option,
     check_attributes,
     check_provider_options,
     check_session_config,
@@ -47,7 +43,7 @@ JUNK = {"switch": "true", "integer": "7.5", "number": "much", "choice": "banana"
 # The tables
 
 
-def test_every_option_says_what_it_does() -> None:
+def test_every_option_says_what_it_does():
     for option in EVERY:
         assert option.effect.endswith(".") or option.owner is not None, option
         assert option.default, option
@@ -56,7 +52,7 @@ def test_every_option_says_what_it_does() -> None:
         assert version_parts(OLDEST) <= version_parts(option.since) <= version_parts(NEWEST), option
 
 
-def test_every_default_that_is_a_value_is_accepted() -> None:
+def test_every_default_that_is_a_value_is_accepted():
     for option in EVERY:
         value = re.match(r"(-?[\d.]+|[A-Z]\w*|k[A-Z]\w+)(:|$)", option.default)
         if option.kind == "switch":
@@ -68,13 +64,13 @@ def test_every_default_that_is_a_value_is_accepted() -> None:
 VALUES = ("1", "2", "1048576", "0.5", "gpu(a)", "x:[1]", "a:b=1")
 
 
-def test_f18_a_bundle_may_set_what_a_spec_may_and_nothing_else() -> None:
+def test_f18_a_bundle_may_set_what_a_spec_may_and_nothing_else():
     for option in EVERY:
         of_the_build = option.name in ("device_id", "optimization.disable_specified_optimizers")
         assert may_be_set(option) == (option.owner is None or of_the_build), option
 
 
-def may_be_set(option: Option) -> bool:
+def may_be_set(option):
     """Says whether a bundle may have an option, set to a value that it accepts."""
     value = next(text for text in (*option.values, *VALUES) if option.accepts(text))
     chosen = {option.name: value}
@@ -90,7 +86,7 @@ def may_be_set(option: Option) -> bool:
     return find_invalid_options(variant) == ()
 
 
-def test_no_name_is_listed_twice() -> None:
+def test_no_name_is_listed_twice():
     for options in (SESSION, known_provider_options(CUDA, NEWEST), known_attributes(NEWEST)):
         names = [option.name for option in options]
         assert names == sorted(set(names))
@@ -112,14 +108,14 @@ def test_no_name_is_listed_twice() -> None:
         ("session.moe.offload.mode", "1.32"),
     ],
 )
-def test_a_key_is_known_from_the_version_that_brought_it(name: str, since: str) -> None:
+def test_a_key_is_known_from_the_version_that_brought_it(name, since):
     major, *rest = version_parts(since)
     before = f"{major}.{rest[0] - 1}.9" if len(rest) == 1 else f"{major}.{rest[0]}.{rest[1] - 1}"
     assert name in {option.name for option in known_session_config(since)}
     assert name not in {option.name for option in known_session_config(before)}
 
 
-def test_a_newer_version_never_knows_fewer_keys() -> None:
+def test_a_newer_version_never_knows_fewer_keys():
     known: set[str] = set()
     for minor in range(23, 34):
         names = {option.name for option in known_session_config(f"1.{minor}.0")}
@@ -130,7 +126,7 @@ def test_a_newer_version_never_knows_fewer_keys() -> None:
 # What is reported
 
 
-def test_every_key_that_a_user_may_set_takes_its_kind_and_refuses_junk() -> None:
+def test_every_key_that_a_user_may_set_takes_its_kind_and_refuses_junk():
     for option in SETTABLE:
         if option.kind in JUNK:
             (problem,) = check_session_config({option.name: JUNK[option.kind]}, version=NEWEST)
@@ -147,21 +143,21 @@ def test_every_key_that_a_user_may_set_takes_its_kind_and_refuses_junk() -> None
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-def test_an_unknown_key_is_reported_with_the_nearest_known_one(version: str) -> None:
+def test_an_unknown_key_is_reported_with_the_nearest_known_one(version):
     (problem,) = check_session_config({"session.disable_prepaking": 1}, version=version)
     assert "unknown" in problem
     assert version in problem
     assert "did you mean 'session.disable_prepacking'?" in problem
 
 
-def test_the_nearest_name_is_one_the_installed_version_knows_and_a_user_may_set() -> None:
+def test_the_nearest_name_is_one_the_installed_version_knows_and_a_user_may_set():
     (problem,) = check_session_config({"session.prepack.enable_paralel": 1}, version="1.30.0")
     assert "session.prepack.enable_parallel" not in problem
     (problem,) = check_session_config({"session.load_model_fromat": "ORT"}, version=NEWEST)
     assert "session.load_model_format" not in problem
 
 
-def test_a_name_unlike_every_other_gets_no_suggestion() -> None:
+def test_a_name_unlike_every_other_gets_no_suggestion():
     (problem,) = check_session_config({"zzz": 1}, version=NEWEST)
     assert "did you mean" not in problem
 
@@ -174,12 +170,12 @@ def test_a_name_unlike_every_other_gets_no_suggestion() -> None:
         ("prefer_nhwc", f"option of {CUDA}"),
     ],
 )
-def test_a_key_of_another_place_is_sent_there(name: str, home: str) -> None:
+def test_a_key_of_another_place_is_sent_there(name, home):
     (problem,) = check_session_config({name: 1}, version=NEWEST)
     assert home in problem
 
 
-def test_a_key_newer_than_the_version_is_reported_with_the_version_that_brings_it() -> None:
+def test_a_key_newer_than_the_version_is_reported_with_the_version_that_brings_it():
     (problem,) = check_session_config({"session.prepack.enable_parallel": "1"}, version="1.30.0")
     assert "came with ONNX Runtime 1.31" in problem
     assert "1.30.0" in problem
@@ -187,14 +183,14 @@ def test_a_key_newer_than_the_version_is_reported_with_the_version_that_brings_i
     assert "came with ONNX Runtime 1.31" in problem
 
 
-def test_a_version_newer_than_the_table_keeps_every_known_key() -> None:
+def test_a_version_newer_than_the_table_keeps_every_known_key():
     assert check_session_config({"session.prepack.enable_parallel": True}, version="1.40.0") == ()
     (problem,) = check_session_config({"session.prepack.enable_parallel": "yes"}, version="1.40.0")
     assert "expected 0 or 1" in problem
 
 
 @pytest.mark.parametrize("value", [1, True, 0.5, -7, "auto", "off"])
-def test_an_unknown_option_of_a_version_newer_than_the_table_is_taken(value: str | int | float) -> None:
+def test_an_unknown_option_of_a_version_newer_than_the_table_is_taken(value):
     entries = {"session.from_the_future": value}
     assert check_session_config(entries, version="1.40.0") == ()
     assert check_provider_options(CUDA, {"from_the_future": value}, version="1.40.0") == ()
@@ -205,12 +201,12 @@ def test_an_unknown_option_of_a_version_newer_than_the_table_is_taken(value: str
 
 
 @pytest.mark.parametrize("value", ["/etc/passwd", "x", "a.csv", "140028371632128", "", "1;2"])
-def test_text_of_an_unknown_option_could_name_a_file_or_an_address_and_is_not_taken(value: str) -> None:
+def test_text_of_an_unknown_option_could_name_a_file_or_an_address_and_is_not_taken(value):
     (problem,) = check_session_config({"session.from_the_future": value}, version="1.40.0")
     assert "could name a file" in problem
 
 
-def test_a_newer_version_does_not_make_an_option_of_another_place_a_session_key() -> None:
+def test_a_newer_version_does_not_make_an_option_of_another_place_a_session_key():
     (problem,) = check_session_config({"prefer_nhwc": 1}, version="1.40.0")
     assert f"option of {CUDA}" in problem
 
@@ -225,18 +221,18 @@ def test_a_newer_version_does_not_make_an_option_of_another_place_a_session_key(
         "session.intra_op_num_threads",
     ],
 )
-def test_a_key_that_the_pipeline_owns_is_reported_as_such(key: str) -> None:
+def test_a_key_that_the_pipeline_owns_is_reported_as_such(key):
     (problem,) = check_session_config({key: "1"}, version=NEWEST)
     assert "must not be set" in problem
 
 
 @pytest.mark.parametrize("name", ["device_id", "user_compute_stream", "gpu_external_alloc"])
-def test_a_cuda_option_that_the_pipeline_owns_is_reported_as_such(name: str) -> None:
+def test_a_cuda_option_that_the_pipeline_owns_is_reported_as_such(name):
     (problem,) = check_provider_options(CUDA, {name: 0}, version=NEWEST)
     assert "must not be set" in problem
 
 
-def test_every_problem_is_reported_not_only_the_first() -> None:
+def test_every_problem_is_reported_not_only_the_first():
     entries: dict[str, Scalar] = {
         "session.disable_prepacking": "yes",
         "session.bogus": 1,
@@ -245,7 +241,7 @@ def test_every_problem_is_reported_not_only_the_first() -> None:
     assert len(check_session_config(entries, version=NEWEST)) == 3
 
 
-def test_a_provider_that_is_not_driven_here_is_named_with_those_that_are() -> None:
+def test_a_provider_that_is_not_driven_here_is_named_with_those_that_are():
     (problem,) = check_provider_options("TensorrtExecutionProvider", {"trt_fp16_enable": 1}, version=NEWEST)
     assert CPU in problem
     assert CUDA in problem
@@ -272,7 +268,7 @@ def test_a_provider_that_is_not_driven_here_is_named_with_those_that_are() -> No
         ("session.moe.offload.node_overrides", "a:max_resident_slots=8;b:device_expert_bytes=4", "a"),
     ],
 )
-def test_values_are_held_to_their_form(key: str, good: str, bad: str) -> None:
+def test_values_are_held_to_their_form(key, good, bad):
     assert check_session_config({key: good}, version=NEWEST) == ()
     (problem,) = check_session_config({key: bad}, version=NEWEST)
     assert "bad value" in problem
@@ -288,13 +284,13 @@ def test_values_are_held_to_their_form(key: str, good: str, bad: str) -> None:
         ("use_tf32", False, "no"),
     ],
 )
-def test_cuda_options_are_held_to_their_form(name: str, good: str | int, bad: str | int) -> None:
+def test_cuda_options_are_held_to_their_form(name, good, bad):
     assert check_provider_options(CUDA, {name: good}, version=NEWEST) == ()
     (problem,) = check_provider_options(CUDA, {name: bad}, version=NEWEST)
     assert "bad value" in problem
 
 
-def test_attributes_take_numbers_switches_and_members_by_name() -> None:
+def test_attributes_take_numbers_switches_and_members_by_name():
     good: dict[str, Scalar] = {
         "intra_op_num_threads": 4,
         "execution_mode": "ORT_PARALLEL",
@@ -311,7 +307,7 @@ def test_attributes_take_numbers_switches_and_members_by_name() -> None:
 
 
 @pytest.mark.parametrize("piece", ["a", " ", "a:", "a(", "1,", "1-", "a(b);", "a:[1];"])
-def test_a_hostile_value_is_judged_in_time_and_told_in_short(piece: str) -> None:
+def test_a_hostile_value_is_judged_in_time_and_told_in_short(piece):
     # A pattern that backtracks without bound would not come back from these in a lifetime.
     for option in SETTABLE:
         problems = check_session_config({option.name: piece * 2000 + "!"}, version=NEWEST)
@@ -319,7 +315,7 @@ def test_a_hostile_value_is_judged_in_time_and_told_in_short(piece: str) -> None
 
 
 @pytest.mark.parametrize("version", ["", "latest", "v1.31"])
-def test_a_version_without_numbers_is_refused(version: str) -> None:
+def test_a_version_without_numbers_is_refused(version):
     checks: tuple[Callable[[], object], ...] = (
         lambda: known_session_config(version),
         lambda: check_session_config({}, version=version),
@@ -330,12 +326,12 @@ def test_a_version_without_numbers_is_refused(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["1.31.0.dev20261001+cu13", "1.31", "1.31.0"])
-def test_versions_are_compared_by_their_numbers(version: str) -> None:
+def test_versions_are_compared_by_their_numbers(version):
     assert check_session_config({"session.prepack.enable_parallel": 1}, version=version) == ()
     assert check_session_config({"session.prepack.enable_parallel": 1}, version="1.9.0") != ()
 
 
-def test_a_range_is_told_in_whole_numbers() -> None:
+def test_a_range_is_told_in_whole_numbers():
     whole = (o for o in SESSION if o.kind == "integer" and o.maximum is not None)
     form = r"an integer from -?[0-9]+ to [0-9]+(, a multiple of [0-9]+)?"
     assert all(re.fullmatch(form, option.expected) for option in whole)
@@ -344,7 +340,7 @@ def test_a_range_is_told_in_whole_numbers() -> None:
 @pytest.mark.parametrize(
     ("value", "text"), [(True, "1"), (False, "0"), (4, "4"), (0.5, "0.5"), ("HEURISTIC", "HEURISTIC")]
 )
-def test_scalars_become_the_strings_onnxruntime_takes(value: str | int | float | bool, text: str) -> None:
+def test_scalars_become_the_strings_onnxruntime_takes(value, text):
     assert format_option(value) == text
 
 
@@ -352,7 +348,7 @@ def test_scalars_become_the_strings_onnxruntime_takes(value: str | int | float |
 
 
 @cache
-def read_installed() -> tuple[Any, bytes]:
+def read_installed():
     """Returns the module and the bytes of its compiled part."""
     onnxruntime = pytest.importorskip("onnxruntime")
     found = util.find_spec("onnxruntime.capi.onnxruntime_pybind11_state")
@@ -361,7 +357,7 @@ def read_installed() -> tuple[Any, bytes]:
     return onnxruntime, Path(found.origin).read_bytes()
 
 
-def literal_pieces(name: str, names: Collection[str]) -> tuple[bytes, ...]:
+def literal_pieces(name, names):
     """Returns what a compiler may leave of a literal: all of it, or its first 32 or 16 bytes as one constant.
 
     Pieces that another name starts with too prove nothing and are left out.
@@ -371,7 +367,7 @@ def literal_pieces(name: str, names: Collection[str]) -> tuple[bytes, ...]:
     return tuple(piece.encode() for piece in (name, *own))
 
 
-def test_every_listed_key_is_in_the_installed_onnxruntime() -> None:
+def test_every_listed_key_is_in_the_installed_onnxruntime():
     onnxruntime, binary = read_installed()
     names = {option.name for option in SESSION}
     elsewhere = ("ep.cuda.", "mlas.enable_gemm_fastmath_arm64_bfloat16")  # CUDA's provider, Arm
@@ -380,7 +376,7 @@ def test_every_listed_key_is_in_the_installed_onnxruntime() -> None:
             assert any(piece in binary for piece in literal_pieces(option.name, names)), option.name
 
 
-def test_every_key_in_the_installed_onnxruntime_is_listed() -> None:
+def test_every_key_in_the_installed_onnxruntime_is_listed():
     onnxruntime, binary = read_installed()
     version = onnxruntime.__version__
     if version_parts(version) > version_parts(NEWEST):
@@ -395,7 +391,7 @@ def test_every_key_in_the_installed_onnxruntime_is_listed() -> None:
     assert keys <= listed | pieces
 
 
-def test_every_listed_attribute_is_one_of_the_installed_onnxruntime_and_no_other_is() -> None:
+def test_every_listed_attribute_is_one_of_the_installed_onnxruntime_and_no_other_is():
     onnxruntime, _ = read_installed()
     there = {
         name
@@ -405,7 +401,7 @@ def test_every_listed_attribute_is_one_of_the_installed_onnxruntime_and_no_other
     assert there == {option.name for option in known_attributes(onnxruntime.__version__)}
 
 
-def test_every_choice_of_an_enumerated_attribute_is_a_member() -> None:
+def test_every_choice_of_an_enumerated_attribute_is_a_member():
     onnxruntime, _ = read_installed()
     options = onnxruntime.SessionOptions()
     for option in known_attributes(onnxruntime.__version__):
@@ -414,7 +410,7 @@ def test_every_choice_of_an_enumerated_attribute_is_a_member() -> None:
             assert set(option.values) <= set(members)
 
 
-def test_onnxruntime_itself_takes_junk_that_is_reported_here() -> None:
+def test_onnxruntime_itself_takes_junk_that_is_reported_here():
     onnxruntime, _ = read_installed()
     options = onnxruntime.SessionOptions()
     junk = {"session.disable_prepaking": "1", "session.disable_prepacking": "banana"}
@@ -432,7 +428,7 @@ CHECKED_BY_ONNXRUNTIME = tuple(
 )
 
 
-def takes(model: bytes, name: str, value: object) -> bool:
+def takes(model, name, value):
     """Says whether ONNX Runtime makes a session with an entry."""
     onnxruntime, _ = read_installed()
     options = onnxruntime.SessionOptions()
@@ -446,7 +442,7 @@ def takes(model: bytes, name: str, value: object) -> bool:
 
 
 @pytest.mark.parametrize("option", CHECKED_BY_ONNXRUNTIME, ids=lambda option: option.name)
-def test_onnxruntime_takes_and_refuses_the_values_that_the_table_does(option: Option) -> None:
+def test_onnxruntime_takes_and_refuses_the_values_that_the_table_does(option):
     onnxruntime, _ = read_installed()
     if not option.exists_in(onnxruntime.__version__):
         pytest.skip(f"came with ONNX Runtime {option.since}")
@@ -462,7 +458,7 @@ def test_onnxruntime_takes_and_refuses_the_values_that_the_table_does(option: Op
 
 
 @pytest.mark.attack
-def test_a_file_of_unknown_options_takes_no_long_check_and_makes_no_long_message() -> None:
+def test_a_file_of_unknown_options_takes_no_long_check_and_makes_no_long_message():
     """25 KB of them took 5.5 s, since each one was compared with all that there are."""
     entries = {f"session.intra_op{number:x}": "" for number in range(50_000)}
     started = time.perf_counter()

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 
 from ortprep import BuildProgress, PreparedBundle, Spec, prepare
-from ortprep.errors import PipelineError, SourceError, SpecError
+from ortprep.errors import SourceError, SpecError
 from ortprep.spec.reading import read_spec
 from ortprep.versions import install_command
 from tests.builders import write_model
@@ -27,7 +26,7 @@ NET = {"inputs": SHAPES, "targets": ["cpu"], "measure": QUICK, "tune": UNTUNED}
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+def place(tmp_path, monkeypatch):
     """A project that was never built, as working folder."""
     project = new_project(tmp_path / "project")
     for name, value in project.environment().items():
@@ -36,7 +35,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     return project
 
 
-def test_importing_the_package_brings_in_nothing() -> None:
+def test_importing_the_package_brings_in_nothing():
     code = (
         "import sys; before = set(sys.modules); import ortprep; ortprep.__all__;"
         "print(sorted(set(sys.modules) - before - {'ortprep', '__future__'}))"
@@ -45,7 +44,7 @@ def test_importing_the_package_brings_in_nothing() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_without_the_packages_of_the_build_their_extra_is_named() -> None:
+def test_without_the_packages_of_the_build_their_extra_is_named():
     code = """
 import sys
 sys.modules["pydantic"] = None
@@ -79,9 +78,7 @@ except MissingExtraError as error:
         ("models/net.onnx", {**NET, "name": "../net"}, SpecError, "name: expected up to 128"),
     ],
 )
-def test_what_is_wrong_is_raised_as_the_command_tells_it(
-    place: Project, model: str, sections: dict[str, object], error: type[PipelineError], text: str
-) -> None:
+def test_what_is_wrong_is_raised_as_the_command_tells_it(place, model, sections, error, text):
     with pytest.raises(error) as caught:
         prepare(model, **sections)  # type: ignore[arg-type]
     assert text in caught.value.message
@@ -89,14 +86,14 @@ def test_what_is_wrong_is_raised_as_the_command_tells_it(
     assert not place.artifacts.exists()
 
 
-def test_a_folder_that_is_no_bundle_is_not_replaced(place: Project) -> None:
+def test_a_folder_that_is_no_bundle_is_not_replaced(place):
     place.bundle().mkdir(parents=True)
     (place.bundle() / "thesis.tex").write_text("all my work")
     with pytest.raises(SpecError, match=r"got thesis\.tex"):
         prepare("configs/net.yaml")
 
 
-def test_a_model_without_inputs_gets_a_spec_first(place: Project) -> None:
+def test_a_model_without_inputs_gets_a_spec_first(place):
     spec = place.configs / "net.yaml"
     spec.unlink()
     events: list[BuildProgress] = []
@@ -109,9 +106,7 @@ def test_a_model_without_inputs_gets_a_spec_first(place: Project) -> None:
 
 
 @pytest.mark.parametrize("written", ["~/net.onnx", "file://{models}/net.onnx"])
-def test_a_model_gets_a_spec_however_it_is_named(
-    place: Project, monkeypatch: pytest.MonkeyPatch, written: str
-) -> None:
+def test_a_model_gets_a_spec_however_it_is_named(place, monkeypatch, written):
     spec = place.configs / "net.yaml"
     spec.unlink()
     monkeypatch.setenv("HOME", str(place.models))
@@ -120,7 +115,7 @@ def test_a_model_gets_a_spec_however_it_is_named(
     assert read_spec(spec).source.path == "../models/net.onnx"
 
 
-def test_wrong_sections_are_told_before_a_spec_is_written(place: Project) -> None:
+def test_wrong_sections_are_told_before_a_spec_is_written(place):
     spec = place.configs / "net.yaml"
     spec.unlink()
     with pytest.raises(SpecError, match="tunes: unknown key"):
@@ -128,7 +123,7 @@ def test_wrong_sections_are_told_before_a_spec_is_written(place: Project) -> Non
     assert not spec.exists()
 
 
-def test_a_model_that_does_not_run_is_refused_each_time(place: Project) -> None:
+def test_a_model_that_does_not_run_is_refused_each_time(place):
     write_model(impossible(), place.models / "odd.onnx")
     for _ in range(2):
         with pytest.raises(SpecError, match="delete the line: which shape does input x"):
@@ -145,13 +140,13 @@ class Built:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
+def built(tmp_path_factory):
     """A bundle of `models/net.onnx`, prepared in a thread below a running event loop, as in a notebook."""
     project = new_project(tmp_path_factory.mktemp("notebook") / "project")
     (project.configs / "net.yaml").unlink()
     events: list[BuildProgress] = []
 
-    async def cell() -> PreparedBundle:
+    async def cell():
         return await asyncio.to_thread(prepare, "models/net.onnx", on_progress=events.append, **NET)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -162,7 +157,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
 
 
 @pytest.mark.slow
-def test_a_bundle_answers_as_its_source(built: Built) -> None:
+def test_a_bundle_answers_as_its_source(built):
     feeds = {"x": np.random.default_rng(7).random((3, 64), np.float32)}
     expected = source_answers(built.project.models / "net.onnx", feeds)["y"]
     session = built.bundle.load(check="golden")
@@ -172,7 +167,7 @@ def test_a_bundle_answers_as_its_source(built: Built) -> None:
 
 
 @pytest.mark.slow
-def test_progress_counts_to_the_end(built: Built) -> None:
+def test_progress_counts_to_the_end(built):
     assert {event.total for event in built.events} == {7}
     finished = [event.done for event in built.events if event.event == "finished"]
     assert finished == list(range(1, 8))
@@ -181,7 +176,7 @@ def test_progress_counts_to_the_end(built: Built) -> None:
 
 
 @pytest.mark.slow
-def test_a_second_call_does_nothing_at_once(built: Built, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_second_call_does_nothing_at_once(built, capfd):
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     events: list[BuildProgress] = []
     started_s = time.perf_counter()
@@ -193,7 +188,7 @@ def test_a_second_call_does_nothing_at_once(built: Built, capfd: pytest.CaptureF
 
 
 @pytest.mark.slow
-def test_the_command_line_finds_it_up_to_date(built: Built) -> None:
+def test_the_command_line_finds_it_up_to_date(built):
     built.bundle.write_spec("configs/net.yaml")
     outcome = built.project.run("prepare")
     assert (outcome.code, outcome.err) == (0, "0 done, 7 up to date\n")
@@ -203,7 +198,7 @@ def test_the_command_line_finds_it_up_to_date(built: Built) -> None:
 
 
 @pytest.mark.slow
-def test_a_notebook_shows_a_table(built: Built) -> None:
+def test_a_notebook_shows_a_table(built):
     html = built.bundle._repr_html_()
     assert html is not None
     assert "<strong>net</strong>" in html

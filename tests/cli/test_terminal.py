@@ -1,0 +1,274 @@
+"""What the terminal shows: tables, logs, progress, completion, and no control characters of others."""
+
+import json
+import logging
+import os
+import pty
+import re
+import select
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ortprep.bundle.digest import digest_json
+from ortprep.cli.console import draw_waterfall, echo, start_logging, write_json, write_line, write_table
+from ortprep.cli.progress import BuildObserver
+from ortprep.quoting import printable
+from ortprep.tables import Table
+from tests.prepare.builders import REPOSITORY, Project
+from tests.registry.builders import write_bundle, write_keys
+from tests.runtime.builders import rewrite_digests
+
+texts = st.text(st.characters(categories=["Ll", "Lu", "Nd"]), min_size=1, max_size=60)
+
+
+@given(st.lists(st.tuples(*[texts] * 6), min_size=1, max_size=4))
+def test_a_table_in_a_pipe_has_every_character_in_lines_of_a_hundred(rows):
+    with pytest.MonkeyPatch.context() as patch:
+        written: list[str] = []
+        patch.setattr("sys.stdout.write", written.append)
+        write_table(Table("title", ("name", *"abcde"), tuple(rows)))
+    lines = "".join(written).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert sorted("".join(lines[4:]).replace(" ", "")) == sorted("".join("".join(row) for row in rows))
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30))
+def test_a_bar_begins_where_the_one_before_it_ended(figures):
+    bars = draw_waterfall(figures, cells=40)
+    begins = [len(bar) - len(bar.lstrip()) for bar in bars]
+    assert begins == sorted(begins)
+    assert all(len(bar) <= 42 for bar in bars)
+    assert all(bar.strip() for bar in bars)
+
+
+@pytest.mark.attack
+def test_no_other_packages_debug_log_reaches_the_terminal(monkeypatch):
+    """httpx and botocore log signed addresses, cookies and session tokens there."""
+    own = logging.getLogger("ortprep")
+    levels = logging.root.level, own.level
+    monkeypatch.setattr(logging.root, "handlers", [])
+    try:
+        start_logging("debug")
+        assert own.getEffectiveLevel() == logging.DEBUG
+        assert logging.getLogger("botocore").getEffectiveLevel() == logging.WARNING
+    finally:
+        logging.root.setLevel(levels[0])
+        own.setLevel(levels[1])
+
+
+# -- how much of a running task is done, and how long the rest will take: on a terminal only
+
+BUILD = """
+import time
+from ortprep.cli.progress import BuildObserver
+observer = BuildObserver()
+observer.started("measure:net/cpu")
+time.sleep(0.4)
+observer.progressed("measure:net/cpu", 0.25)
+time.sleep(0.4)
+observer.progressed("measure:net/cpu", 0.5)
+observer.progressed("measure:other", 0.5)
+time.sleep(0.4)
+observer.finished("measure:net/cpu")
+observer.ended()
+"""
+
+
+def test_a_terminal_shows_how_much_is_done_and_how_long_the_rest_will_take(tmp_path):
+    code, shown = Project(tmp_path).on_terminal("-c", BUILD)
+    assert code == 0, shown
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    assert re.search(r"[⠁-⣿] measure:net/cpu +0:00:0\d +25% +-:--:--", plain), plain
+    assert re.search(r"[⠁-⣿] measure:net/cpu +0:00:0\d +50% +0:00:0\d", plain), plain
+    assert "other" not in plain
+
+
+def test_a_pipe_gets_lines_of_finished_tasks_only(tmp_path):
+    ended = Project(tmp_path).python("-c", BUILD)
+    assert re.fullmatch(r"done measure:net/cpu \(\d\.\d s\)\n1 done, 0 up to date\n", ended.err), ended.err
+
+
+# -- `ortprep --install-completion`, in a bash on a pseudo-terminal that has a home of its own
+
+SCRIPTS = Path(sys.executable).parent
+PATIENCE_S = 60.0
+
+
+@pytest.mark.slow
+def test_the_tab_key_completes_commands_once_completion_is_installed(tmp_path):
+    environment = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "PATH": f"{SCRIPTS}:{os.environ['PATH']}",
+        "PYTHONPATH": str(REPOSITORY),
+        "TERM": "dumb",
+        "PS1": "$ ",
+    }
+    # More than one command, so that bash starts ortprep as its child and stays its parent.
+    installed = subprocess.run(
+        ["bash", "-c", "ortprep --install-completion; exit $?"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert installed.returncode == 0, installed.stderr
+    assert "bash completion installed" in installed.stdout
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        ["bash", "-i"], env=environment, stdin=theirs, stdout=theirs, stderr=theirs
+    ) as bash:
+        os.close(theirs)
+        try:
+            os.write(ours, b"ortprep serve-ch\t")
+            shown = _read_until(ours, "serve-check")
+        finally:
+            bash.kill()
+            os.close(ours)
+    assert "serve-check" in shown
+
+
+def _read_until(descriptor, text):
+    """Returns what a terminal shows until a text is there."""
+    shown, end_s = b"", time.monotonic() + PATIENCE_S
+    while text.encode() not in shown and time.monotonic() < end_s:
+        if select.select([descriptor], [], [], 1.0)[0]:
+            shown += os.read(descriptor, 65536)
+    return shown.decode()
+
+
+# -- what others wrote into a bundle is shown as it is, and gives no terminal an order
+
+
+ORDERS = "\x1b]8;;http://evil\x07\x1b[2J\x9b31m\u202e\u2066\u200f\u2028\x85\x7f\r\b"
+"""A link, a cleared screen, C1, bidirectional overrides, line ends, and what moves the cursor."""
+MARKUP = "[red][link=http://evil]x[/link]:smile:"
+HOSTILE = MARKUP + ORDERS
+KEPT = {"schema_version", "sha256", "path", "digest", "self_digest", "spec_digest", "dtype"}
+"""Fields whose form readers check."""
+TENSORS = ("inputs", "outputs")
+
+
+def _made_hostile(data, field=""):
+    if isinstance(data, dict):
+        return {name: _made_hostile(value, name) for name, value in data.items()}
+    if isinstance(data, list):
+        return [_made_hostile(item, field) for item in data]
+    return data if field in KEPT or not isinstance(data, str) else f"{data}{HOSTILE}"
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """`conv` is a real bundle; every text of one's manifest is hostile, every tensor's name of another."""
+    project = Project(tmp_path_factory.mktemp("hostile"))
+    for name in ("conv", "hostile", "renamed"):
+        shutil.copytree(REPOSITORY / "tests/compat/0.1.0/conv", project.artifacts / name)
+    _rewrite(project.artifacts / "hostile/manifest.json", _made_hostile, environment={HOSTILE: HOSTILE})
+    loader = project.artifacts / "renamed/loader.json"
+    _rewrite(loader, dict, **{part: _made_hostile(json.loads(loader.read_text())[part]) for part in TENSORS})
+    rewrite_digests(loader.parent)
+    return project
+
+
+def _rewrite(path, change, **parts):
+    data = change(json.loads(path.read_text())) | parts
+    data.pop("self_digest")
+    path.write_text(json.dumps(data | {"self_digest": digest_json(data)}))
+
+
+COMMANDS = {
+    "show": (0, ("show", "hostile")),
+    "show --json": (0, ("show", "hostile", "--json")),
+    "compare": (1, ("compare", "conv", "hostile", "--across-hardware")),
+    "compare --json": (1, ("compare", "conv", "hostile", "--across-hardware", "--json")),
+    "report": (0, ("report", "hostile", "--out", "report.html")),
+    "check": (0, ("check", "artifacts/hostile")),
+    "place": (0, ("place", "hostile", "--devices", "cpu")),
+    "serve-check": (1, ("serve-check", "renamed", "--devices", "cpu", "--requests", "1")),
+}
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(("code", "arguments"), COMMANDS.values(), ids=COMMANDS)
+def test_a_hostile_bundle_writes_no_order_through_any_command(project, code, arguments):
+    ended = project.run(*arguments)
+    assert (ended.code, "Traceback" in ended.err) == (code, False), ended.err
+    assert _orders(ended.out + ended.err) == []
+
+
+@pytest.mark.attack
+def test_markup_of_a_bundle_is_text(project):
+    assert MARKUP in project.run("show", "hostile").out
+
+
+@pytest.mark.attack
+def test_json_keeps_every_character(project):
+    shown = json.loads(project.run("show", "hostile", "--json").out)
+    assert shown["environment"][HOSTILE] == HOSTILE
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("command", ["show", "compare"])
+def test_on_a_terminal_there_are_colours_of_ours_and_nothing_else(project, command):
+    _, arguments = COMMANDS[command]
+    _, written = project.on_terminal("-m", "ortprep", *arguments)
+    assert _orders(re.sub(r"\x1b\[[0-9;]*m|\r\n", "\n", written)) == []
+    assert "\x1b[31m" not in written, "no red was asked for but by the bundle"
+
+
+@pytest.mark.attack
+@pytest.mark.slow
+def test_a_hostile_receipt_of_a_pulled_bundle_writes_no_order(project, tmp_path):
+    write_bundle(project.artifacts / "net")
+    private, public = write_keys(tmp_path / "keys")
+    registry = ("--registry", str(tmp_path / "registry"))
+    assert project.call("publish", "net", *registry, "--sign", str(private)).code == 0
+    for position, field in enumerate(("version", "reference", "registry", "part")):
+        pulled = tmp_path / f"pulled{position}"
+        assert project.call("pull", "net", *registry, "--out", str(pulled)).code == 0
+        receipt = pulled / ".registry/pulled.json"
+        data = json.loads(receipt.read_text())
+        receipt.write_text(json.dumps({**data, field: _made_hostile(data[field])}))
+        ended = project.run("verify", str(pulled), "--key", str(public))
+        assert "Traceback" not in ended.err
+        assert _orders(ended.out + ended.err) == []
+
+
+@pytest.mark.attack
+def test_every_way_to_a_terminal_takes_orders_out(capsys):
+    observer = BuildObserver()
+    observer.started(HOSTILE)
+    observer.said(HOSTILE, HOSTILE)
+    observer.failed(HOSTILE, HOSTILE)
+    write_line(HOSTILE)
+    write_json({HOSTILE: HOSTILE})
+    echo(HOSTILE)
+    root = logging.getLogger()
+    before, root.handlers = root.handlers, []
+    try:
+        start_logging("warning")
+        logging.getLogger("ortprep").warning("%s", HOSTILE)
+    finally:
+        root.handlers = before
+    written = capsys.readouterr()
+    assert written.out.count(MARKUP) == 3
+    assert written.err.count(MARKUP) == 6
+    assert _orders(written.out + written.err) == []
+
+
+@pytest.mark.attack
+def test_text_that_is_none_of_it_stays_as_it_is():
+    text = "größe × ± → 模型 naïve\n\tnext line"
+    assert printable(text) == text
+    assert printable("two\nlines", lines=False) == "two lines"
+
+
+def _orders(text):
+    return sorted({one for one in text if one != "\n" and not one.isprintable()})

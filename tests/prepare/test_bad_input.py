@@ -1,0 +1,319 @@
+"""Specs and sources that are wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from tests import builders as models
+from tests.builders import write_external_model, write_model
+from tests.prepare.builders import SHAPES, Project, folding_net, is_intact, untouched
+
+# -- specs that are wrong in themselves or of their model are told so early, and the old bundle stays
+
+USUAL = "name: net\nsource: {path: ../models/net.onnx}\n"
+
+# One case of each place that refuses: what each place refuses is in the tests of specs and of agreement.
+WRONG: dict[str, tuple[str | bytes, str]] = {
+    "a misspelt key": (
+        USUAL + "verifi: {rtol: 1}\n",
+        r"net\.yaml:3: verifi: unknown key; did you mean 'verify'\?",
+    ),
+    "no UTF-8": (USUAL.encode() + b"# caf\xe9\n", r"UTF-8"),
+    "no YAML": (USUAL + "verify: {rtol: 1\n", r"net\.yaml"),
+    "nothing": (b"", r"net\.yaml"),
+    "an option ONNX Runtime does not know": (
+        USUAL + "runtime: {session_config: {session.use_env_allocator: 1}}\n",
+        r"net\.yaml:3: runtime\.session_config\.'session\.use_env_allocator': .*session\.use_env_allocators",
+    ),
+    "an unknown demo": ("name: net\nsource: {demo: resnet5000}\n", r"resnet5000"),
+}
+
+
+@pytest.mark.parametrize(("text", "pattern"), WRONG.values(), ids=WRONG)
+def test_a_wrong_spec_is_told_with_its_line_and_the_old_bundle_stays(built, text, pattern):
+    (built.configs / "net.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with untouched(built):
+        outcome = built.call("prepare")
+    assert outcome.out == ""
+    assert re.search(pattern, outcome.err), outcome.err
+    assert "Traceback" not in outcome.err
+    assert (outcome.code, outcome.err.startswith(("error: ", "FAILED fetch:net\nerror: "))) in {
+        (2, True),
+        (1, True),
+    }
+
+
+def test_doit_tells_a_wrong_spec_as_the_command_does(built):
+    built.write_spec(verifi={})
+    outcome = built.doit("prepare")
+    assert outcome.code != 0
+    assert "verifi: unknown key; did you mean 'verify'?" in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+Sections = dict[str, Any]
+
+CONTRADICTING: dict[str, tuple[Callable[[], onnx.ModelProto], Sections, str]] = {
+    "a shape that is missing": (folding_net, {"inputs": {}}, r"inputs\.x\.shapes: missing"),
+    "sizes that contradict each other": (
+        models.two_inputs,
+        {"inputs": {"left": {"shapes": [[1, 4]]}, "right": {"shapes": [[2, 4]]}}},
+        r"expected one size of 'batch' in shapes\[0\], got 1 in left, 2 in right",
+    ),
+    "strings without values": (
+        models.string_input,
+        {"inputs": {"words": {"shapes": [[3]]}}},
+        r"inputs\.words",
+    ),
+    "a sequence": (models.sequence_input, {}, r"items.*sequence"),
+    "samples that are not there": (folding_net, {"inputs": SHAPES, "samples": "none/*.npz"}, r"none/\*\.npz"),
+}
+
+
+@pytest.mark.parametrize(("model", "sections", "pattern"), CONTRADICTING.values(), ids=CONTRADICTING)
+def test_a_spec_that_contradicts_its_model_is_refused_before_long_work(built, model, sections, pattern):
+    built.add(model(), **sections)
+    with untouched(built):
+        outcome = built.call("prepare")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert re.search(pattern, outcome.err), outcome.err
+    assert "fetch of net: spec does not fit its model: net, configs/net.yaml\n" in outcome.err
+    assert (
+        "\nhint: correct the entries named above in configs/net.yaml, then ortprep prepare net\n"
+        in outcome.err
+    )
+    assert "done" not in outcome.err.replace("0 done", "")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "pattern"),
+    [
+        ({"x": np.zeros((1, 64), np.float64)}, r"float64"),
+        ({"x": np.array([None])}, r"pickle|object"),
+    ],
+    ids=["dtype", "objects"],
+)
+def test_samples_that_do_not_fit_are_refused_by_file(built, arrays, pattern):
+    np.savez(built.configs / "one.npz", **arrays)  # type: ignore[arg-type]
+    built.write_spec(inputs=SHAPES, samples="*.npz")
+    with untouched(built):
+        outcome = built.call("prepare")
+    assert outcome.code == 2, outcome.err
+    assert "one.npz" in outcome.err
+    assert re.search(pattern, outcome.err)
+
+
+def random_net():
+    """`x` [batch, 4] → `y`, which is other at every run."""
+    nodes = [
+        onnx.helper.make_node("RandomNormalLike", ["x"], ["noise"]),
+        onnx.helper.make_node("Add", ["x", "noise"], ["y"]),
+    ]
+    kind = onnx.TensorProto.FLOAT
+    return models.build_model(
+        nodes,
+        inputs=[models.value("x", kind, ["batch", 4])],
+        outputs=[models.value("y", kind, ["batch", 4])],
+    )
+
+
+@pytest.mark.slow
+def test_a_model_that_answers_at_random_fails_the_build_with_the_worst_element(built):
+    built.add(random_net(), inputs={"x": {"shapes": [[2, 4]]}})
+    with untouched(built):
+        outcome = built.call("prepare")
+    assert outcome.code == 1
+    assert "error: verify/cpu of net: " in outcome.err
+    assert re.search(r"y\[\d+, \d+\]|y.*\[\d, ?\d\]", outcome.err), outcome.err
+    assert "not tried" in outcome.err
+
+
+@pytest.mark.slow
+def test_a_tolerance_below_what_optimising_changes_fails_with_the_worst_element_and_an_honest_one(built):
+    built.write_spec(inputs=SHAPES, verify={"rtol": 1e-9, "atol": 1e-9})
+    with untouched(built):
+        outcome = built.call("prepare")
+    assert outcome.code == 1
+    assert "error: verify/cpu of net: " in outcome.err
+    assert re.search(r"\n  expected [-\d.e]+ at \[0, \d+\], got [-\d.e]+ \(rtol 1e-09", outcome.err), (
+        outcome.err
+    )
+    assert re.search(r"\nhint: .*set verify: \{rtol: [\d.e-]+, atol: ", outcome.err)
+
+
+def test_problems_of_several_specs_are_told_at_once(built):
+    built.write_spec("one", verifi={})
+    built.write_spec("two", sorce={})
+    outcome = built.call("prepare")
+    assert outcome.code == 2
+    assert "one.yaml:1: verifi" in outcome.err
+    assert "two.yaml:1: sorce" in outcome.err
+
+
+def test_defaults_fill_what_specs_leave_out_and_are_part_of_what_was_built(built):
+    (built.configs / "defaults.yaml").write_text(json.dumps({"verify": {"rtol": 0.5}}))
+    assert any(line.startswith("verify.rtol: ") for line in built.explain()["verify/cpu"])
+
+
+def test_the_spec_is_read_before_anything_is_written(tmp_path):
+    project = Project(tmp_path / "project")
+    project.write_spec(verifi={})
+    assert project.call("prepare").code == 2
+    assert not project.artifacts.exists()
+
+
+# -- models that cannot be prepared: each is refused by name, and the old bundle stays
+
+
+Change = Callable[[Project], object]
+
+FORM = re.compile(
+    r"error: (?P<what>.+)\n(?P<details>(  .+\n)*)(\nhint: .+\n)?(.+\n)*?[01] done, .*[12] failed.*\n"
+)
+"""What failed, what was expected and got, a hint; then doit's sum. Both variants may fail for one reason."""
+
+
+def truncate(project):
+    path = project.models / "net.onnx"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def with_model(build):
+    def change(project):
+        write_model(build(), project.models / "net.onnx")
+        project.write_spec(inputs={"x": {"shapes": [[2, 4]]}})
+
+    return change
+
+
+def with_external(change, **options):
+    """Replaces the model by one with external data, and then changes that file."""
+
+    def changed(project):
+        location = options.get("location", "weights.bin")
+        write_external_model(folding_net(), project.models / "net.onnx", location=location)
+        change(project.models / location)
+
+    return changed
+
+
+def link_folder_out(path):
+    outside = path.parents[2] / "elsewhere"
+    path.parent.rename(outside)
+    path.parent.symlink_to(outside, target_is_directory=True)
+
+
+# One case of each place that refuses: what each place refuses is in its stage's tests.
+BAD: dict[str, tuple[Change, str]] = {
+    "missing": (lambda p: (p.models / "net.onnx").unlink(), r"source model missing.*no such file"),
+    "at home with nobody": (
+        lambda p: p.write_spec(inputs=SHAPES, source={"path": "~nosuchuser/x.onnx"}),
+        r"not a file path: ~nosuchuser/x\.onnx.*home",
+    ),
+    "a name that is too long": (
+        lambda p: p.write_spec(inputs=SHAPES, source={"path": f"../{'n' * 300}/x.onnx"}),
+        r"not a file path.*File name too long",
+    ),
+    "samples with a name that is too long": (
+        lambda p: p.write_spec(inputs=SHAPES, samples=f"{'n' * 300}/x.npz"),
+        r"cannot read the samples of net.*File name too long",
+    ),
+    "truncated": (truncate, r"not an ONNX model, or an incomplete one"),
+    "an unknown operator": (with_model(models.unknown_operator), "Frobnicate"),
+    "external data missing": (with_external(Path.unlink), r"external data missing: 'weights.bin'"),
+    "external data in a linked folder": (
+        with_external(link_folder_out, location="data/weights.bin"),
+        "external data outside the model's folder.*link to",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("change", "pattern"), BAD.values(), ids=BAD)
+def test_a_bad_model_is_refused_by_name_and_the_old_bundle_stays(built, change, pattern):
+    change(built)
+    with untouched(built):
+        outcome = built.call("prepare")
+    assert (outcome.code, outcome.out) == (1, "")
+    told = FORM.search(outcome.err)
+    assert told, outcome.err
+    assert "net" in told["what"]
+    assert re.search(pattern, told["what"] + told["details"], re.DOTALL), outcome.err
+    assert "Traceback" not in outcome.err
+    assert is_intact(built.bundle())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["missing", "truncated", "external data missing"])
+def test_a_build_goes_on_once_the_model_is_mended(built, change):
+    BAD[change][0](built)
+    assert built.call("prepare").code == 1
+    write_model(folding_net(), built.models / "net.onnx")
+    outcome = built.call("prepare")
+    assert (outcome.code, outcome.err) == (0, "0 done, 7 up to date\n")
+
+
+@pytest.mark.slow
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [pytest.param("ortprep", marks=pytest.mark.manual), "doit"])
+def test_a_model_whose_key_cannot_be_computed_keeps_no_other_from_being_explained_and_built(built, command):
+    built.write_spec(inputs=SHAPES, source={"path": "~nosuchuser/x.onnx"})
+    built.add(folding_net(), "zebra", inputs=SHAPES)
+    explain, fetch = (
+        (built.run("explain"), built.run("prepare"))
+        if command == "ortprep"
+        else (built.doit("explain"), built.doit("--continue", "fetch"))
+    )
+    assert explain.code == 0
+    assert "net: fetch: runs, because\n    it would fail: not a file path" in explain.out
+    assert "zebra: never done; runs fetch, " in explain.out
+    assert "FAILED fetch:net\nerror: fetch of net: not a file path" in fetch.err
+    assert "done fetch:zebra" in fetch.err
+    assert "Traceback" not in explain.err + fetch.err
+
+
+@pytest.mark.slow
+def test_what_explain_says_of_a_missing_model_is_what_prepare_will_say(built):
+    (built.models / "net.onnx").unlink()
+    (reason,) = built.explain()["fetch"]
+    assert reason.startswith("it would fail: source model missing")
+    assert reason.partition("\n")[0].removeprefix("it would fail: ") in built.call("prepare").err
+
+
+def reshaping_net():
+    """`y` is `x` in the shape that `to` names: few values of `to` will do."""
+    return models.build_model(
+        [helper.make_node("Reshape", ["x", "to"], ["y"])],
+        inputs=[
+            models.value("x", TensorProto.FLOAT, [1, 64]),
+            models.value("to", TensorProto.INT64, [2]),
+        ],
+        outputs=[models.value("y", TensorProto.FLOAT, ["a", "b"])],
+        initializers=[],
+    )
+
+
+@pytest.mark.slow
+def test_a_model_that_does_not_run_on_made_up_values_says_so_first(tmp_path):
+    project = Project(tmp_path)
+    project.add(reshaping_net(), inputs={"to": {"range": [3, 60]}})
+    outcome = project.run("prepare")
+    assert outcome.code == 1
+    failed = outcome.err[outcome.err.index("FAILED") :]
+    assert "the model does not run on the inputs chosen for its trial: net\n" in failed
+    assert re.search(r"  x: float32 \[1, 64\], values made up: \S+, \S+, \S+, \S+, …\n", failed)
+    assert re.search(r"  to: int64 \[2\], range as declared: \d+, \d+\n", failed)
+    assert "hint: inputs: {NAME: {values: […]}}, or samples: FILES.npz, in net.yaml" in failed
+    assert "step '" not in outcome.err, "no step of the ladder is to blame"
+    assert failed.count("FAILED") == len(re.findall(r"FAILED optimize:", failed))
+    project.write_spec(inputs={"to": {"values": [8]}})
+    assert project.doit("optimize").code == 0
