@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from ortprep.quoting import printable, quoted
 
 DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
-"""What `OSError.errno` is when the disk, a quota or a limit is to blame, and not what was written."""
+"""What `OSError.errno` is when the disk, a quota or a limit is the cause, and not what was written."""
 
 _SHOWN_CHOICES = 40
 
@@ -26,8 +26,8 @@ class PipelineError(Exception):
     """Root of everything this package raises on purpose.
 
     Args:
-        message: What failed and which one; a second, indented line may say what was expected and got.
-        hint: What the user can do, best a command to run.
+        message: The failure and its subject; a second, indented line may say what was expected and got.
+        hint: A remedy, best a command to run.
     """
 
     exit_code = 1
@@ -78,8 +78,8 @@ def require_known(
     """Refuses a user's name for something that does not exist.
 
     Args:
-        what: What is named, for the message.
-        name: The name.
+        what: Kind of thing that is named, for the message.
+        name: Name that the user gave.
         choices: The names that exist.
         hint: Returns the hint, given the nearest choice, or the first one if none is near.
 
@@ -116,8 +116,8 @@ def from_dict(data: Mapping[str, Any]) -> PipelineError:
     """Returns the error that `to_dict` described; data that makes no sense never raises.
 
     Args:
-        data: What another process sent. A class that this version does not know becomes a `PipelineError`,
-            and details that its class does not have, or has as another type, are left out.
+        data: Output of `to_dict` in another process. A class that this version does not know becomes a
+            `PipelineError`, and details that its class does not have, or has as another type, are left out.
     """
     hint = data.get("hint")
     kind = error_named(str(data.get("kind")))
@@ -263,7 +263,7 @@ class WorkerDiedError(PoolError):
 
     Attributes:
         pid: Its process number; 0 if it never had one.
-        returncode: What it exited with; negative for a signal's number; None if that is not known.
+        returncode: Exit code; negative for a signal's number; None if that is not known.
         stderr: The last lines it wrote to its standard error.
     """
 

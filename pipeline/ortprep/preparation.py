@@ -33,7 +33,7 @@ class BuildProgress:
         task: `STAGE:MODEL` or `STAGE:MODEL/VARIANT`.
         event: The task `started`, `said` something, `progressed`, `finished`, was `current` (up to date), or
             `failed`.
-        text: What the task said, or why it failed; else empty.
+        text: Line that the task said, or its failure; else empty.
         done: Number of tasks that are up to date.
         total: Number of tasks; 0 for `init:MODEL`, which comes before them.
         fraction: Completed fraction of this task's work, from 0 to 1, as far as it is known.
@@ -64,7 +64,7 @@ class PreparedBundle:
 
     Attributes:
         folder: The bundle's folder.
-        spec: What it was prepared from.
+        spec: Spec it was prepared from.
     """
 
     folder: Path
@@ -219,6 +219,7 @@ def _find_spec(
     report: ProgressCallback,
     sections: Mapping[str, Any],
 ) -> ModelSpec:
+    """Returns the spec that the arguments of `prepare` name, drafted if there is none."""
     own = {**({} if name is None else {"name": name}), **sections}
     if isinstance(model, ModelSpec):
         return override(model, own)

@@ -34,7 +34,7 @@ def terminal_handler(line: str, *, lines: bool = True) -> logging.Handler:
     """Returns a handler that writes log records to stderr, printable.
 
     Args:
-        line: How a record is written, as `logging.Formatter` takes it.
+        line: Format of a record, as `logging.Formatter` takes it.
         lines: Whether a message may have several lines; else no message can look like two.
     """
     import logging

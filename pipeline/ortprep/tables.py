@@ -30,9 +30,9 @@ class Cell:
     """A table's entry.
 
     Attributes:
-        text: As people read it, with a dash where there is no figure.
-        value: What it is sorted by, None for text.
-        tone: What it means.
+        text: Text for people, with a dash where there is no figure.
+        value: Sort key, None for text.
+        tone: Meaning of the figure.
         link: Identifier of the part of a page that it leads to, "" for none.
     """
 
@@ -51,8 +51,8 @@ class Table:
     """Figures or facts in rows; units are in the headings.
 
     Attributes:
-        title: What it shows.
-        columns: Headings.
+        title: Title of the table.
+        columns: Headings with their units.
         rows: One value per column.
         marked: Index of the row that stands out.
         bars: Column whose figures a terminal also draws as a waterfall: each bar begins where the one before
@@ -99,7 +99,7 @@ def fill_table(
     """Returns a table with a row per record.
 
     Args:
-        title: What it shows.
+        title: Title of the table.
         records: One record per row.
         columns: A heading with its unit, and a function from a record to the column's value.
         marked: Index of the row that stands out.

@@ -60,7 +60,7 @@ def decode(kind: type[T], data: object, *, where: str = "") -> T:
 
     Args:
         kind: A record, or any type made of records, tuples, mappings, unions and JSON scalars.
-        data: What `json.loads` returned.
+        data: Result of `json.loads`.
         where: Dotted path of `data` in its file, for error messages.
 
     Raises:
@@ -70,6 +70,7 @@ def decode(kind: type[T], data: object, *, where: str = "") -> T:
 
 
 def _decode(kind: Any, data: object, where: str) -> Any:
+    """Returns data as a type, by the kind of type that it is."""
     origin = get_origin(kind)
     if kind is Any:
         return data
@@ -87,6 +88,7 @@ def _decode(kind: Any, data: object, where: str) -> Any:
 
 
 def _decode_union(kinds: tuple[Any, ...], data: object, where: str) -> Any:
+    """Returns data as the first type of a union that it fits, and has the last one say what is wrong."""
     if data is None and type(None) in kinds:
         return None
     remaining = [kind for kind in kinds if kind is not type(None)]
@@ -99,6 +101,7 @@ def _decode_union(kinds: tuple[Any, ...], data: object, where: str) -> Any:
 
 
 def _decode_tuple(kinds: tuple[Any, ...], data: object, where: str) -> tuple[Any, ...]:
+    """Returns an array as a tuple, of one type throughout or of one type per item."""
     items = _expect(list, data, where)
     if len(kinds) == 2 and kinds[1] is Ellipsis:
         return tuple(_decode(kinds[0], item, f"{where}[{i}]") for i, item in enumerate(items))
@@ -115,6 +118,7 @@ def _is_named_tuple(kind: Any) -> bool:
 
 @functools.cache
 def _fields(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
+    """Returns name, type and necessity of each field of a record."""
     if _is_named_tuple(kind):
         declared, optional = dict(kind.__annotations__), set(kind._field_defaults)
     else:
@@ -128,6 +132,7 @@ def _fields(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
 
 
 def _decode_record(kind: Any, data: object, where: str) -> Any:
+    """Returns an object as a record; fields that the record lacks are ignored."""
     mapping = _expect(dict, data, where)
     values = {}
     for name, hint, required in _fields(kind):
@@ -141,6 +146,7 @@ def _decode_record(kind: Any, data: object, where: str) -> Any:
 
 
 def _expect(kind: type[T], data: object, where: str) -> T:
+    """Returns data of a scalar type; raises `BundleError` if it has another one."""
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
         return _to_float(data, where)  # type: ignore[return-value]
     if kind is float and data in _NOT_FINITE:

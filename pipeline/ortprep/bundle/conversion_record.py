@@ -1,4 +1,4 @@
-"""How a variant was converted before its graph was optimised, as the manifest keeps it."""
+"""The manifest's record of a variant's conversion, which comes before its graph is optimised."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class OutputAccuracy:
-    """How near one output is to its reference, over all samples.
+    """Accuracy of one output against its reference, over all samples.
 
     Attributes:
         output: Name of the output.
@@ -20,7 +20,7 @@ class OutputAccuracy:
         top1: Share of rows along the last axis whose largest element is at the same index; of integers,
             booleans and strings the share of equal elements; None where an output has no rows.
         nonfinite: Elements where NaN, or an infinity of one sign, is on one side only.
-        reason: How type or shape differ; "" if they do not.
+        reason: Difference of type or shape; "" for none.
     """
 
     output: str
@@ -39,7 +39,7 @@ class PrecisionStep:
     """One step of the ladder of precisions that was tried.
 
     Attributes:
-        precision: What was tried.
+        precision: The precision of this step.
         outcome: `taken`, or why the ladder went on.
         kept: Nodes that stayed in fp32, by name.
         nodes: Nodes of the graph before it was converted.
@@ -60,11 +60,11 @@ class PrecisionStep:
 
 @dataclass(frozen=True)
 class ConversionRecord:
-    """What `convert` did for one variant, its parents' part included.
+    """The result of `convert` for one variant, its parents' part included.
 
     Attributes:
         asked: Precision that the spec asks for.
-        precision: What became of it.
+        precision: Precision that the variant has.
         binding: Sizes that symbolic dimensions were bound to, by name.
         fused: Operators that replaced subgraphs, with their number.
         fused_by: Package and version that fused; "" for none.
@@ -93,8 +93,8 @@ class LeftOut:
 
     Attributes:
         variant: Its name.
-        reason: Why, in a sentence.
-        conversion: What was tried; None for a variant that was to be made of one that was left out.
+        reason: The reason, in a sentence.
+        conversion: Record of the attempts; None for a variant that was to be made of one that was left out.
     """
 
     variant: str

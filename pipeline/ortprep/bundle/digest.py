@@ -70,7 +70,7 @@ class DigestCache:
     digest is computed.
 
     Args:
-        folder: Where entries are kept; None for the user's cache folder, if it can be trusted.
+        folder: Folder of the entries; None for the user's cache folder, if it can be trusted.
         between_blocks: Called after every block that is hashed; what it raises ends the hashing.
     """
 

@@ -1,4 +1,4 @@
-"""What loading a model costs, as a manifest records it: raw samples, summarised where they are shown."""
+"""Costs of loading a model, as a manifest records them: raw samples, summarised where they are shown."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class PlanFigures:
-    """What one way of loading a model costs, over fresh processes.
+    """Costs of one way of loading a model, over fresh processes.
 
     Attributes:
         plan: `default`, `prepared`, `portable`, …; `trial N` in a search.

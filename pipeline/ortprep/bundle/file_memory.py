@@ -1,4 +1,4 @@
-"""What is remembered of files between processes: small entries in the user's cache folder, found by inode.
+"""Facts about files, remembered between processes: small entries in the user's cache folder, found by inode.
 
 A memory is an optimisation only: where it cannot be read or written, what it would say is computed again.
 Every user of the cache folder gets its part of it from `cache_folder` or `require_cache_folder`, which refuse
@@ -56,7 +56,7 @@ def is_settled(stamp: Stamp, at_ns: int | None = None) -> bool:
     """Returns whether a file would have shown, by its stamp, that it was written to since a moment.
 
     Args:
-        stamp: As it was read at that moment or later.
+        stamp: The stamp, read at that moment or later.
         at_ns: The moment, as `time.time_ns` gives it; None for now.
     """
     return (time.time_ns() if at_ns is None else at_ns) - stamp[4] > _CLOCK_TICK_NS
@@ -103,6 +103,7 @@ def is_protected(path: str, *, make: bool = False) -> bool:
 
 
 def _look_at(path: str, *, make: bool) -> os.stat_result:
+    """Returns the status of a path, links not followed; may make a missing folder first."""
     try:
         return os.lstat(path)
     except FileNotFoundError:

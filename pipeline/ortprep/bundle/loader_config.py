@@ -73,7 +73,7 @@ class ComputeCapabilityRange:
 
 @dataclass(frozen=True)
 class Requirements:
-    """What a machine must have for a variant to load and answer correctly on it.
+    """Properties of a machine on which a variant loads and answers correctly.
 
     Attributes:
         onnxruntime: ONNX Runtime versions that read the graph.
@@ -98,7 +98,7 @@ class FirstPhase:
     """Another way to load a variant: sooner ready, and slower per run.
 
     Attributes:
-        session_options: How the session is made.
+        session_options: Options of the session.
         providers: The variant's providers, in the same order on the same device, with other options.
         model: Path of its ONNX file, one of the variant's `files`; None for the variant's own model.
     """
@@ -139,13 +139,13 @@ class Variant:
 
     Attributes:
         name: Unique in the bundle (`cpu`, `cuda`, `portable`).
-        target: What a job asks for (`cpu`, `cuda`); several variants may serve one target.
+        target: Name that a job asks for (`cpu`, `cuda`); several variants may serve one target.
         model: Path of the ONNX file; also listed in `files`.
         files: Every file the session reads.
-        session_options: How the session is made.
+        session_options: Options of the session.
         providers: In order of preference, as ONNX Runtime takes them.
-        requirements: What the machine must have.
-        first_phase: What may serve until a session with the options above is made, None for nothing.
+        requirements: Required properties of the machine.
+        first_phase: Session that may serve until one with the options above is made, None for none.
         io_binding: Whether runs have to bind inputs and outputs to fixed memory of the device, as a recorded
             CUDA graph needs it; `run` alone then does not do.
         precision: `fp32` as the source, or what it was converted to: `fp16`, `bf16`, `mixed`, `int8`, `int4`.
@@ -216,6 +216,7 @@ def read_loader_config(folder: Path, *, sha256: str | None = None) -> LoaderConf
 
 
 def _check(config: LoaderConfig, *, name: str) -> None:
+    """Raises for a config that contradicts itself, as `read_loader_config` documents."""
     for safe in (config.name, *(text for v in config.variants for text in (v.name, v.target))):
         if not is_safe_name(safe):
             raise IntegrityError(
@@ -237,6 +238,7 @@ def _check(config: LoaderConfig, *, name: str) -> None:
 
 
 def _contradictions(variant: Variant) -> Iterator[str]:
+    """Yields the problems of a variant, each as expected and got."""
     needs = variant.requirements
     listed = {entry.path for entry in variant.files}
     if variant.model not in listed:

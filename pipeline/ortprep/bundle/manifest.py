@@ -21,7 +21,7 @@ MAX_MANIFEST_BYTES = MAX_JSON_BYTES
 
 @dataclass(frozen=True)
 class SourceRecord:
-    """Where the model came from.
+    """Origin of the model.
 
     Attributes:
         kind: `path`, `url` or `demo`.
@@ -46,14 +46,14 @@ class SourceRecord:
 
 @dataclass(frozen=True)
 class LintFinding:
-    """What the hazard lint found in an optimised graph.
+    """A finding of the hazard lint in an optimised graph.
 
     Attributes:
         rule: Name of the rule.
         severity: `error` (the graph is not used), `requirement` (it binds the variant to hardware), or
             `repaired` (it was taken out of the graph).
         subject: Node, initializer or domain it is about.
-        detail: What is wrong with it, in a sentence.
+        detail: The problem, in a sentence.
         reference: Issue of microsoft/onnxruntime it is known from, as `#n`, or "".
     """
 
@@ -71,7 +71,7 @@ class LadderAttempt:
     Attributes:
         step: `all`, `all-reduced`, `extended`, `basic`, `basic-only` or `source`.
         outcome: `taken`, or why the ladder went on.
-        findings: What the lint said.
+        findings: Findings of the lint.
         elapsed_ms: Time of the attempt, reload included.
         peak_rss_bytes: Largest resident set of the optimising child process.
     """
@@ -85,7 +85,7 @@ class LadderAttempt:
 
 @dataclass(frozen=True)
 class OutputError:
-    """How far one output of one sample is from its reference.
+    """Error of one output of one sample against its reference.
 
     Attributes:
         output: Name of the output.
@@ -95,7 +95,7 @@ class OutputError:
         worst_index: Index of the element furthest outside its tolerance, or nearest to it.
         worst_expected: The reference there.
         worst_got: The candidate there.
-        ratio: That element's difference divided by its tolerance; above 1 is a failure.
+        ratio: The element's difference divided by its tolerance; above 1 is a failure.
     """
 
     output: str
@@ -115,7 +115,7 @@ class VerificationRecord:
     Attributes:
         rtol: Relative tolerance of outputs that have none of their own.
         atol: Absolute tolerance of outputs that have none of their own.
-        samples: How many inputs were compared.
+        samples: Number of inputs compared.
         inputs: `samples` (the spec's files) or `seeded`.
         errors: Per output, the worst of all samples.
         noise_floor: The same for the source with full optimisation, which tells what tolerance is honest.
@@ -150,7 +150,7 @@ class MeasurementRecord:
 
 @dataclass(frozen=True)
 class Decision:
-    """Which plan is shipped for a target, and why.
+    """The choice of the plan that a target ships.
 
     Attributes:
         shipped: Name of the plan.
@@ -165,19 +165,19 @@ class Decision:
 
 @dataclass(frozen=True)
 class VariantRecord:
-    """How one variant was made.
+    """The record of one variant.
 
     Attributes:
         name: Name of the variant.
-        target: What it was prepared for.
+        target: Target it was prepared for.
         level: Ladder step its graph was written at.
         ladder: Every step tried.
         verification: Its answers against the source's.
-        measurements: What it costs.
-        decision: What is shipped, and why.
+        measurements: Its measured costs.
+        decision: Choice of the plan that ships.
         tuning: The search for its plan, None without one.
-        conversion: How its graph was converted before, None if it was not.
-        accuracy: How near the optimised graph of a converted variant is to the source, per output.
+        conversion: Conversion of its graph, None if it was not converted.
+        accuracy: Accuracy of a converted variant's optimised graph against the source, per output.
     """
 
     name: str
@@ -210,7 +210,7 @@ class Manifest:
         created_at: ISO 8601, UTC.
         pipeline_version: Version of ortprep.
         spec_digest: Digest of the resolved spec's canonical JSON.
-        source: Where the model came from.
+        source: Origin of the model.
         environment: Versions and hardware the bundle was made with.
         variants: One record per variant of `loader.json`, in the same order.
         missing_targets: Targets that were skipped.

@@ -1,4 +1,4 @@
-"""What a model takes, read from its file without its weights or any library."""
+"""Inputs of a model, read from its file without its weights or any library."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def read_skeleton(
 
     Args:
         path: The model file, of any size.
-        substitute: What tensors have in place of values above `SMALL_BYTES`; nothing if it is not given.
+        substitute: Gives what tensors have in place of values above `SMALL_BYTES`; None for nothing.
         between_reads: Called before every read; what it raises ends the reading.
 
     Returns:
@@ -185,6 +185,7 @@ def encode_varint(value: int) -> bytes:
 def _strip(
     read: Reader, start: int, end: int, kind: str, substitute: Substitute | None, depth: int = 0
 ) -> bytes:
+    """Returns a message without the values of its large tensors, those of nested messages included."""
     if depth > _MAX_DEPTH:
         raise WireError(f"messages nested deeper than {_MAX_DEPTH}")
     nested = _NESTED[kind]

@@ -1,4 +1,4 @@
-"""What `loader.json` and `manifest.json` have in common: version, largest size, own digest."""
+"""The common form of `loader.json` and `manifest.json`: version, largest size, own digest."""
 
 from __future__ import annotations
 
@@ -76,6 +76,7 @@ def _no_bundle(folder: Path, record: str) -> BundleError:
 
 
 def _check_schema_version(data: Mapping[str, Any], *, supported: str, path: Path) -> None:
+    """Raises unless the version of the format is one that this version reads."""
     version = data.get("schema_version")
     parts = _SCHEMA_VERSION.fullmatch(version) if isinstance(version, str) else None
     if parts is None:
@@ -89,6 +90,7 @@ def _check_schema_version(data: Mapping[str, Any], *, supported: str, path: Path
 
 
 def _check_self_digest(data: Mapping[str, Any], *, path: Path) -> None:
+    """Raises unless a record has the digest that it says it has."""
     rest = {key: value for key, value in data.items() if key != _SELF_DIGEST}
     try:
         actual = digest_json(rest)

@@ -1,4 +1,4 @@
-"""How a session is made, as `loader.json` records it; light enough for the quickest load."""
+"""The recipe of a session, as `loader.json` records it; light enough for the quickest load."""
 
 # Without `from __future__ import annotations`: named tuples compile annotations that are text.
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ class SessionOptionsRecord(NamedTuple):
     Attributes:
         graph_optimization_level: Name of a `GraphOptimizationLevel`.
         attributes: Plain attributes of `onnxruntime.SessionOptions` (`intra_op_num_threads`, …).
-        config_entries: What goes through `add_session_config_entry`.
+        config_entries: Arguments of `add_session_config_entry`.
     """
 
     graph_optimization_level: str
@@ -27,7 +27,7 @@ class ProviderRecord(NamedTuple):
 
 
 class SessionPlan(NamedTuple):
-    """How one session is made.
+    """The recipe of one session.
 
     Attributes:
         model: Absolute path of the ONNX file.

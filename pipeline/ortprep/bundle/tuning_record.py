@@ -1,4 +1,4 @@
-"""What a manifest records of the search for a plan: every trial, the finals, the choice."""
+"""The manifest's record of the search for a plan: every trial, the finals, the choice."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class TrialRecord:
 
     Attributes:
         number: In the order they were tried.
-        kind: Why it was tried: `default`, `base`, `form`, `change`.
+        kind: Reason of the trial: `default`, `base`, `form`, `change`.
         choice: Value by knob; `plan: default` for default ONNX Runtime.
-        session_options: How the session is made; None where it could not come to that.
+        session_options: Options of the session; None where it could not come to that.
         providers: Execution providers; None where it could not come to that.
-        figures: What was measured, None if it failed.
-        failure: Why there are no figures, None if there are.
+        figures: Measured costs, None if it failed.
+        failure: Reason for missing figures, None if there are figures.
         violations: Limits the figures exceed.
         final: Figures of the last comparison, for the plans that took part in it.
     """
@@ -56,16 +56,16 @@ class TuningRecord:
 
     Attributes:
         runs_per_load: Runs of a session before it is gone: what the costs are of.
-        limits: What a plan must not exceed, by name.
-        knobs: What was searched: values by knob, the base plan's first.
+        limits: Limits of a plan, by name.
+        knobs: Searched values by knob, the base plan's first.
         trials: Every plan that was tried.
         chosen: Number of the plan that was prepared.
         beats_default: Whether it is better than default ONNX Runtime beyond the noise.
         reason: One sentence with the figures.
-        ended: Why no more was tried.
+        ended: Reason for the end of the search.
         noise: Distance between the quartiles of a plan's cost relative to the default's of the same round.
-        elapsed_s: What the search took.
-        first_phase: What may serve first, None for nothing.
+        elapsed_s: Duration of the search, in seconds.
+        first_phase: Plan that may serve first, None for none.
     """
 
     runs_per_load: int

@@ -25,8 +25,8 @@ class FileDifference:
     Attributes:
         path: The file, relative to the bundle.
         kind: `missing`, `added`, `size`, `content`, `kind` (not a regular file) or `unreadable`.
-        expected: What was recorded.
-        got: What is there.
+        expected: The recorded value.
+        got: The value found.
     """
 
     path: str
@@ -98,7 +98,7 @@ def compare_bundle(
 
     Args:
         root: The bundle's folder.
-        digest: What hashes a file.
+        digest: Function that hashes a file.
         but: Files that are compared elsewhere.
         entries: The files that there should be, the manifest among them; None for those that it lists.
 

@@ -1,4 +1,4 @@
-"""What a session answers, on disk: one child process, one file per output.
+"""Answers of a session on disk: one child process, one file per output.
 
 The child writes every output to a file of its own and drops it before the next sample runs; the caller maps
 the files. So the outputs of two sessions can be compared without either process ever holding both.
@@ -47,7 +47,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Answers:
-    """What a session takes and gives, and its outputs per sample; all in the session's order."""
+    """Inputs and outputs of a session, and its answers per sample; all in the session's order."""
 
     inputs: tuple[TensorDeclaration, ...]
     outputs: tuple[TensorDeclaration, ...]
@@ -67,9 +67,9 @@ def write_answers(
     """Runs one session on every sample, in a fresh process, and writes what it answers.
 
     Args:
-        plan: How the session is made.
+        plan: Recipe of the session.
         samples: `.npz` files of arrays by input name.
-        folder: Where `SAMPLE/OUTPUT.npy` are written, both counted from 0.
+        folder: Folder for `SAMPLE/OUTPUT.npy`, both counted from 0.
         timeout_s: Seconds for all of it; None waits for ever.
 
     Raises:
@@ -108,6 +108,7 @@ def run_samples(request: _AnswersRequest) -> Answers:
 def _answer(
     session: onnxruntime.InferenceSession, model: str, sample: Path, *, folder: Path
 ) -> tuple[Answer, ...]:
+    """Runs a session on one sample and writes its outputs."""
     feeds = fit_feeds(read_tensors(sample), half_inputs(session))
     try:
         outputs = run_session(session, feeds)
@@ -120,6 +121,7 @@ def _answer(
 
 
 def _write_outputs(outputs: dict[str, Array], folder: Path) -> tuple[Answer, ...]:
+    """Writes each output to a file of its own."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for position, name in enumerate(tuple(outputs)):

@@ -99,7 +99,7 @@ def _conditions() -> dict[str, Any]:
 
 
 def _modified(package: str) -> list[list[str | int]]:
-    """When the folders of an installed package were last changed, without importing it."""
+    """Returns when the folders of an installed package were last changed, without importing it."""
     spec = importlib.util.find_spec(package)
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
     return [[folder, Path(folder).stat().st_mtime_ns] for folder in folders if Path(folder).is_dir()]

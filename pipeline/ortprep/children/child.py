@@ -67,10 +67,10 @@ _NO_ROOM_EXIT = 74  # EX_IOERR of sysexits.h; all that can be said where there i
 
 @dataclass(frozen=True)
 class Reply(Generic[R]):
-    """What a child process answered.
+    """The answer of a child process.
 
     Attributes:
-        value: What the function returned.
+        value: Result of the function.
         started_s: `time.monotonic()` from just before the child was spawned; the child reads the same clock.
         peak_rss_bytes: Largest resident set the child saw, mapped pages included.
     """
@@ -128,7 +128,7 @@ def run_child(
         interpreter: The Python of another environment; None for `own_interpreter`.
 
     Raises:
-        PipelineError: What the function raised, of the same class.
+        PipelineError: The function raised it, of the same class.
         ChildError: The child died of a signal, exited without an answer, or raised something else.
         ChildTimeoutError: The deadline passed.
         OSError: There is no room on the disk for what the function wrote, the request or the answer. No
@@ -277,6 +277,7 @@ def _call(name: str, request: object) -> object:
 
 
 def _answer(function: str, request: object) -> str:
+    """Returns the answer to a request as JSON: the function's value, or its error."""
     try:
         return _encode_value(function, _call(function, request))
     except PipelineError as error:

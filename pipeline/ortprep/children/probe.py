@@ -1,4 +1,4 @@
-"""What a way of loading a model costs, measured in a fresh process that goes the way production goes."""
+"""Costs of a way of loading a model, measured in a fresh process that loads as production does."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SCRIPT = Path(__file__).with_name("probe_script.py")
 
 @dataclass(frozen=True)
 class ProbeRequest:
-    """What is to be measured: `load` of a bundle, or plain ONNX Runtime by a plan.
+    """A measurement: of `load` with a bundle, or of plain ONNX Runtime by a plan.
 
     Attributes:
         plan: How `onnxruntime.InferenceSession` is called without a `bundle`; with one, what it records, or
@@ -35,7 +35,7 @@ class ProbeRequest:
         steady_s: Seconds of repeated runs after the first.
         drop_cache: Files that are dropped from the page cache before the process is started.
         bundle: Folder of a bundle; None for plain ONNX Runtime.
-        target: As `load` takes it.
+        target: Target, as `load` takes it.
         more_samples: Samples of other shapes: each is run `steady_s` seconds after the first one's runs.
         io_binding: Runs with inputs and outputs bound to the session's device, copies left out.
     """
@@ -52,7 +52,7 @@ class ProbeRequest:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What one process measured.
+    """The measurements of one process.
 
     Attributes:
         ready_ms: From just before the process is spawned to its first result: interpreter, imports, checks,
@@ -140,7 +140,7 @@ def measure_plan(
     The caller holds the device's lock, so that nothing else disturbs the clock or the GPU's memory.
 
     Args:
-        request: What to load and run.
+        request: The model to load and run.
         timeout_s: Deadline of the process.
         memory_bytes: Most private memory the process may take; None for no limit.
         function: What the process does with the session, if more than to measure: it takes the fields that

@@ -1,4 +1,4 @@
-"""What a measured process does with its session; imported once that is made, so that nothing is too early."""
+"""The measurements of a process on its session; imported once that is made, so that nothing is too early."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Checked:
-    """What became of a variant: what this machine lacks for it, or nothing if it answered as recorded."""
+    """Result for one variant: what this machine lacks for it, or nothing if it answered as recorded."""
 
     variant: str
     reasons: tuple[str, ...] = ()
@@ -77,6 +77,7 @@ def check_variant(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _require_answers(config: LoaderConfig, root: Path, variant: Variant) -> None:
+    """Raises unless each phase of a variant answers the golden sample as recorded."""
     from ortprep.runtime.loading.session import build_session
     from ortprep.runtime.loading.variant_resolver import build_plan
     from ortprep.runtime.verification.golden import check_answers

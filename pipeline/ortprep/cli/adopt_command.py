@@ -54,6 +54,7 @@ def adopt(
 
 
 def _warn(processes: Sequence[ProcessRecord]) -> None:
+    """Says what may be missing or wrong in a recording."""
     installed = installed_onnxruntime()
     for version in sorted({process.onnxruntime for process in processes} - {installed}):
         both = f"the application has ONNX Runtime {version}, this environment {installed}"

@@ -50,13 +50,13 @@ _arrange_commands()
 
 
 def run() -> int:
-    """Runs the command line and returns the exit code; the border where errors become messages."""
+    """Runs the command line and returns the exit code; where errors become messages."""
     start_streams()
     try:
         app(standalone_mode=True)
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else 1
-    except Exception:  # noqa: BLE001 - the border: what Python would write itself may quote a model
+    except Exception:  # noqa: BLE001 - errors of any code end here: what Python would write itself may quote a model
         echo(traceback.format_exc())
         return 1
     return 0

@@ -33,7 +33,7 @@ STORE_VARIABLE = "ORTPREP_STORE"
 
 
 class EngineName(StrEnum):
-    """What runs the stages."""
+    """Where the stages run: on this machine or on a cluster."""
 
     LOCAL = "local"
     RAY = "ray"

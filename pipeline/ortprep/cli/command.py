@@ -1,4 +1,4 @@
-"""What commands share: the Typer app, common arguments, and where results and errors become output."""
+"""The base of all commands: the Typer app, common arguments, and output of results and errors."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ ARTIFACTS = Path("artifacts")
 
 @dataclass(frozen=True)
 class Output:
-    """What a command has to show.
+    """The result of a command.
 
     Attributes:
         data: Records or JSON types, which `--json` writes.
         blocks: Lines and tables for people; they are made when they are written.
-        error: Why the command failed although it has this to show; None if it did not.
+        error: Error of a command that failed although it has a result; None if it did not.
         exit_code: Exit code of a command that failed and has shown why; 0 if it did not.
     """
 
@@ -92,7 +92,7 @@ def command(
 
     Args:
         function: Returns what is to be written; with a parameter `json` that is set, as JSON.
-        group: Where the command goes.
+        group: Typer app that gets the command.
         takes_program: Whether options after a program's name are the program's own.
     """
 

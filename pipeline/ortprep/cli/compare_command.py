@@ -98,6 +98,8 @@ def _blocks(comparison: Comparison, *, title: str) -> Iterator[Block]:
 
 
 def _build_changes_table(changes: Sequence[Change], *, title: str) -> Table:
+    """Returns one row per figure of a variant."""
+
     def figure(summary: Samples | None, change: Change) -> CellValue:
         if summary is None or change.cache:
             return summary

@@ -1,4 +1,4 @@
-"""What people read: data on stdout, talk on stderr."""
+"""Output for people and programs: data on stdout, talk on stderr."""
 
 from __future__ import annotations
 

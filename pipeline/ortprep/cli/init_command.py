@@ -56,7 +56,7 @@ def names_of_specs(names: Sequence[str], configs: Path) -> tuple[str, ...]:
     """Returns names of specs for what a user named; a model file without a spec gets one first.
 
     Raises:
-        PipelineError: As `init_spec`.
+        PipelineError: The reasons of `init_spec`.
     """
     return tuple(_name_of_spec(name, configs) if _is_model(name, configs) else name for name in names)
 
@@ -77,6 +77,7 @@ def _name_of_spec(model: str, configs: Path) -> str:
 
 
 def _write_spec(model: str, out: Path, *, name: str | None = None, force: bool = False) -> InitResult:
+    """Writes the spec of a model that has none, and says how many tries it took."""
     from ortprep.init import find_spec_name, init_spec
 
     spec_name = find_spec_name(Path(model), out, or_copy=True)

@@ -1,4 +1,4 @@
-"""What `ortprep compare` compares: manifests in folders, in files of any name, and in registries."""
+"""The manifests that `ortprep compare` compares: in folders, in files of any name, and in registries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user names a model by, as something the doctor can examine."""
+"""Resolves the name that a user gives a model to a model that the doctor can examine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ortprep.measuring.device_lock import working
 
 @dataclass(frozen=True)
 class Locations:
-    """Where models are looked for; `folder` takes inputs that are made, and is gone afterwards."""
+    """Folders to look for models in; `folder` takes generated inputs, and is temporary."""
 
     folder: Path
     configs: Path
@@ -63,6 +63,7 @@ def examine_all(
 
 
 def _examine(name: str, locations: Locations, shapes: Mapping[str, tuple[int, ...]]) -> DoctorModel:
+    """Returns a model by its name; raises as `examine_all`."""
     path, bundle = Path(name), locations.artifacts / name
     if path.is_file() and path.name != MANIFEST_FILE:
         with working():
@@ -110,6 +111,7 @@ def _is_source(model: Path, recorded: SourceRecord) -> bool:
 
 
 def _examine_spec(name: str, locations: Locations) -> DoctorModel:
+    """Returns the source of a spec, which is fetched if need be, as a model to examine."""
     # Imported here: who examines a file or a bundle need not have what builds need.
     from ortprep.build.doctor_subject import examine_spec
 

@@ -27,7 +27,7 @@ _EFFECT_WIDTH, _VALUES_WIDTH = 80, 30
 
 
 class OptionOwner(StrEnum):
-    """What has options: the session itself, or an execution provider."""
+    """The owner of an option: the session itself, or an execution provider."""
 
     SESSION = "session"
     CUDA = "cuda"
@@ -46,7 +46,7 @@ def list_options(version: str, owner: OptionOwner | None = None, *, part: str = 
     """Returns options that ONNX Runtime knows, of an owner or all, whose names contain `part` in any case.
 
     Raises:
-        SpecError: That is not a version.
+        SpecError: The text is no version.
     """
     groups = []
     if owner in (None, OptionOwner.SESSION):

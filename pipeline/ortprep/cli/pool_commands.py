@@ -142,6 +142,7 @@ def serve_config(
 
 
 def _read_figures(bundles: list[str], artifacts: Path, config: ServeConfig) -> list[BundleFigures]:
+    """Returns the figures of bundles, each pinned to its version; raises `PoolError` for a repeated name."""
     from ortprep.cluster.serving.pinning import pin_version
     from ortprep.cluster.serving.serve_file import read_bundle_figures
 

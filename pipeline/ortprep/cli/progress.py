@@ -1,4 +1,4 @@
-"""How far a build or a transfer is: lines of text, and on a terminal bars that move."""
+"""Progress of builds and transfers: lines of text, and on a terminal bars that move."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Bars:
 
     def __init__(self, *columns: ProgressColumn) -> None:
         # doit puts a writer of its own in the place of sys.stderr while a task runs, and rich would put one
-        # in the place of that: the stream is taken before, and rich is told to leave it alone.
+        # in the place of that: the stream is taken before, and rich has to leave it alone.
         self.stream = sys.stderr
         self._columns = columns
         self._pid = os.getpid()

@@ -106,6 +106,7 @@ def build_accuracy_table(manifest: Manifest) -> Table:
 
 
 def _describe_conversion(conversion: ConversionRecord) -> Iterator[str]:
+    """Yields what was fused, bound and converted, one line each."""
     if conversion.fused:
         fused = ", ".join(f"{count} {name}" for name, count in conversion.fused.items())
         yield f"  fused by {conversion.fused_by}: {fused}"

@@ -1,4 +1,4 @@
-"""How ONNX Runtime writes large weights beside a model."""
+"""Session options with which ONNX Runtime writes large weights beside a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of one option, and whether a value suits it."""
+"""One option of ONNX Runtime, and the check of its values."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Option:
     """One option of ONNX Runtime.
 
     Attributes:
-        default: What ONNX Runtime does without it, as a value if there is one, else in words.
+        default: Behaviour of ONNX Runtime without it, as a value if there is one, else in words.
         since: First version that has it; `OLDEST` stands for that version or any before it.
-        multiple: What an integer must be a multiple of; None if any will do.
+        multiple: Number that an integer must be a multiple of; None for none.
         pattern: Regular expression the whole of a text must match.
-        owner: Why a user must not set it and what to do instead; None if a user may.
+        owner: Reason why a user must not set it and what to do instead; None if a user may.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Option:
 
     @property
     def expected(self) -> str:
-        """What values look like, for a message."""
+        """Description of its values, for a message."""
         if self.kind == "switch":
             return "0 or 1"
         if self.kind == "choice":
@@ -88,7 +88,7 @@ def version_parts(version: str) -> tuple[int, ...]:
     """Returns the numeric parts of a version without trailing zeros; `1.31.0.dev2+cpu` gives `(1, 31)`.
 
     Raises:
-        SpecError: That is not a version.
+        SpecError: The text is no version.
     """
     parts = parse_version(version)
     if parts is None:

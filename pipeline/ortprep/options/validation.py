@@ -1,4 +1,4 @@
-"""Which options a version knows, and what is wrong with those a user chose.
+"""Options that a version knows, and problems of those a user chose.
 
 ONNX Runtime accepts unknown session config keys and most invalid values silently, and a few invalid values
 abort the whole process (measured on 1.31.1: `mlas.kleidiai.conv_igemm_max_work`,
@@ -100,6 +100,7 @@ def _known(table: Table, version: str) -> tuple[Option, ...]:
 def _problems(
     noun: str, table: Table, chosen: Mapping[str, Scalar], unlisted: Collection[str], *, version: str
 ) -> Iterator[str]:
+    """Yields what is wrong with the chosen options of one place, at most `MAX_PROBLEMS`."""
     version_parts(version)  # a bad version is refused even when nothing was chosen
     count = 0
     for name, value in chosen.items():
@@ -146,6 +147,7 @@ def _unknown(name: str, table: Table, *, version: str) -> str:
 
 
 def _find_elsewhere(name: str, table: Table) -> str | None:
+    """Returns where an option belongs that is unknown in one place."""
     if name in _RUN_CONFIG:
         return "it is an entry of RunOptions, given with each run"
     homes = (

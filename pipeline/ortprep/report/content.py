@@ -1,4 +1,4 @@
-"""What a report says, as values: facts, tables, charts and the sections that hold them."""
+"""The content of a report as values: facts, tables, charts and the sections that hold them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Chart:
 
     Attributes:
         kind: `waterfall` or `front`: which specification draws it.
-        title: What it shows.
+        title: Title of the chart.
         values: Rows of data.
         table: The same figures, exactly.
-        parameters: What replaces `$NAME` in the specification.
+        parameters: Replacements of `$NAME` in the specification.
     """
 
     kind: str
@@ -63,7 +63,7 @@ class ReportSection:
 
 @dataclass(frozen=True)
 class VariantPart:
-    """What is said of one variant."""
+    """The part of a report on one variant."""
 
     title: str
     facts: tuple[Fact, ...]
@@ -72,7 +72,7 @@ class VariantPart:
 
 @dataclass(frozen=True)
 class ModelPart:
-    """What is said of one bundle of a model."""
+    """The part of a report on one bundle of a model."""
 
     anchor: str
     name: str

@@ -33,7 +33,7 @@ def render_report(report: Report, *, library: str) -> str:
     all of them, and the page's policy lets no script run but the two that are written here.
 
     Args:
-        report: What it says.
+        report: Content of the page.
         library: The script that draws charts.
 
     Raises:

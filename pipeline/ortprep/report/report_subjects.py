@@ -1,4 +1,4 @@
-"""What a report is about: bundles, or manifests by themselves."""
+"""Subjects of a report: bundles, or manifests by themselves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ReportSubject:
 
     Attributes:
         manifest: Its record.
-        loader: What jobs load, None if only the manifest was given.
+        loader: Loader config of the bundle, None if only the manifest was given.
         history: The tasks of its build, one per row, if they are known.
     """
 
@@ -53,6 +53,7 @@ def find_manifests(names: Sequence[str], artifacts: Path) -> tuple[Path, ...]:
 
 
 def _find_manifest(name: str, artifacts: Path) -> Path:
+    """Returns the manifest of a name; raises `BundleError` if there is none."""
     for path in (Path(name), artifacts / name):
         if path.is_file():
             return path

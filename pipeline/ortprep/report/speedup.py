@@ -1,4 +1,4 @@
-"""How much sooner, and how sure: what may be claimed of what was recorded. Pure."""
+"""Speed-up of a bundle and its certainty, from the recorded figures. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HOW_SURE = (
 
 @dataclass(frozen=True)
 class Ratio:
-    """How two figures compare.
+    """Ratio of two figures.
 
     Attributes:
         value: Ratio of their medians.
@@ -71,7 +71,7 @@ GAINS: tuple[tuple[str, Callable[[PlanFigures, PlanFigures], Ratio | None]], ...
 
 @dataclass(frozen=True)
 class Gain:
-    """What preparing a variant achieved, warm.
+    """Gain of a prepared variant, measured warm.
 
     Attributes:
         shipped: Name of the plan that is shipped.
@@ -91,7 +91,7 @@ class Gain:
 
     @property
     def ready(self) -> Ratio | None:
-        """How many times sooner the shipped plan is ready."""
+        """Ratio of the default plan's ready time to the shipped plan's."""
         return self.ratios[0]
 
 

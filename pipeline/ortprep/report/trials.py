@@ -36,7 +36,7 @@ def find_chosen(record: TuningRecord) -> TrialRecord | None:
 
 
 def format_cost(value: float) -> str:
-    """Returns a ratio of costs, with the digits that plans are told apart by."""
+    """Returns a ratio of costs, with the digits that distinguish plans."""
     return f"{value:.3g}×"
 
 

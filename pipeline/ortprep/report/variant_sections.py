@@ -1,4 +1,4 @@
-"""What is said of one variant: how it was converted, measured and verified, and its options. Pure."""
+"""Sections on one variant: its conversion, measurements, verification and options. Pure."""
 
 from __future__ import annotations
 
@@ -101,6 +101,7 @@ def _short(value: float) -> Cell:
 
 
 def _conversion_notes(record: ConversionRecord) -> Iterator[str]:
+    """Yields how a precision was missed, what was fused and what was bound."""
     if record.asked != record.precision:
         yield f"In {record.precision}, since {record.asked} missed the accuracy gate."
     if record.fused:
