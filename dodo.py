@@ -1,4 +1,4 @@
-"""The task graph as doit sees it: `doit list`, `prepare`, `prepare:NAME`, `explain`, `clean`.
+"""The task graph as doit sees it: `doit list`, `prepare`, `prepare:NAME`, `publish`, `report`, `clean`.
 
 Variables: `doit configs=DIR artifacts=DIR target=T skip_unavailable=1 prepare`.
 """
@@ -13,7 +13,7 @@ from doit import get_var
 
 from ortprep.build.build_plan import plan_builds
 from ortprep.build.doit_tasks import build_doit_tasks, doit_config, spec_errors_as_doit_errors
-from ortprep.cli.console import exit_when_interrupted, start_logging, start_streams, write_line
+from ortprep.cli.console import exit_when_interrupted, start_logging, start_streams
 from ortprep.cli.progress import BuildObserver
 from ortprep.telemetry import disable_telemetry
 
@@ -27,11 +27,11 @@ DOIT_CONFIG = doit_config(OBSERVER)
 
 @spec_errors_as_doit_errors
 def task_build() -> Iterator[dict[str, Any]]:
-    """Yields prepare, explain and every stage of every model in configs/."""
+    """Yields prepare and every stage of every model in configs/."""
     builds = plan_builds(
         Path(get_var("configs", "configs")),
         Path(get_var("artifacts", "artifacts")),
         only=get_var("target", None),
         skip_unavailable=get_var("skip_unavailable", "0") not in ("0", "no", "false"),
     )
-    yield from build_doit_tasks(builds, OBSERVER, write_line)
+    yield from build_doit_tasks(builds, OBSERVER)

@@ -33,7 +33,7 @@ from ortprep.runtime.verification.compare import compare_output
 from ortprep.spec.models import RuntimeSpec
 from ortprep.stages.optimize.graph_writer import SaveRequest, save_optimized
 from ortprep.stages.optimize.lint import LintContext, errors_of
-from ortprep.stages.optimize.session_plans import Step, loading_options, plan_ladder, saving_plan
+from ortprep.stages.optimize.session_plans import Step, loading_options, plan_steps, saving_plan
 
 RUNTIME = RuntimeSpec()
 IR_VERSION = 10
@@ -81,7 +81,7 @@ def check_case(case: Any, folder: Path) -> Verdict:
 def _walk_ladder(name: str, source: Path, data_sets: Sequence[DataSet], tolerance: Tolerance) -> Verdict:
     """Goes down the ladder as the optimize stage does; the first that passes is judged by its answers."""
     refusals: list[str] = []
-    for step in plan_ladder("cpu", level="all"):
+    for step in plan_steps("cpu", level="all"):
         try:
             problem = _first_problem(_write(source, source.parent / step.name, step), data_sets, tolerance)
         except _failures() as error:

@@ -179,7 +179,7 @@ def measure_grid(search_context: SearchContext, grid: Sequence[PlanChoice]) -> T
     """Measures every plan once, each beside a measurement of the default."""
     table: dict[PlanChoice, tuple[ProbeResult, ProbeResult]] = {}
     for choice in grid:
-        search_context.plan_of(choice)
+        search_context.load(choice)
     with measuring("cpu"):
         for index, choice in enumerate(grid):
             if index % ANCHOR_EVERY == 0:

@@ -39,8 +39,10 @@ _FIGURES = ("init_ms", "first_ms", "steady_ms", "private_mb", "peak_mb")
 def grid_of(model: str) -> Space:
     """Returns the plans of a recorded grid: two cores, and the knobs that `bench.tune` searched."""
     is_net = model in _CONVOLUTION_NETS
-    features = dataclasses.replace(CONVOLUTIONS if is_net else TRANSFORMER, width=1, fixed_shapes=True)
-    space = cpu_space(features, cores=2, levels=("all", "all-reduced", "extended") if is_net else ("all",))
+    facts = dataclasses.replace(CONVOLUTIONS if is_net else TRANSFORMER, width=1)
+    space = cpu_space(
+        facts, cores=2, fixed_shapes=True, levels=("all", "all-reduced", "extended") if is_net else ("all",)
+    )
     fixed = {"device_allocator": ("off",)}
     if is_net:
         fixed |= {"memory_arena": ("on",), "memory_pattern": ("on",)}

@@ -221,24 +221,6 @@ def test_f19_a_first_phase_on_another_device_is_refused(bundle):
         read_loader_config(bundle)
 
 
-def test_f19_a_first_phase_over_another_listed_file_is_read(bundle):
-    own = read_loader_config(bundle).variants[0]
-    providers = [{"name": "CPUExecutionProvider"}]
-    listed = own.files[-1].path
-    rewrite_variant(bundle, first_phase={**FIRST_PHASE, "providers": providers, "model": listed})
-    (variant,) = read_loader_config(bundle).variants
-    assert variant.first_phase is not None
-    assert variant.first_phase.model == listed
-
-
-@pytest.mark.parametrize("model", ["portable/other.onnx", "../other.onnx", "/etc/passwd", ""])
-def test_f19_a_first_phase_over_a_file_that_is_not_listed_is_refused(bundle, model):
-    providers = [{"name": "CPUExecutionProvider"}]
-    rewrite_variant(bundle, first_phase={**FIRST_PHASE, "providers": providers, "model": model})
-    with pytest.raises(BundleError, match="expected the model of its first phase"):
-        read_loader_config(bundle)
-
-
 def test_f19_a_first_phase_may_be_left_out(bundle):
     data = json.loads((bundle / "loader.json").read_text())
     (variant,) = data["variants"]

@@ -66,7 +66,6 @@ COMMANDS = (
     Command("doit prepare:squeezenet", lambda o, _: "done package:squeezenet" in o.err),
     Command("doit prepare", lambda o, _: o.err.startswith("0 done, ")),
     Command("ortprep prepare squeezenet", lambda o, _: o.err.startswith("0 done, ")),
-    Command("doit explain", lambda o, _: "up to date" in o.out),
     Command("ortprep show squeezenet", lambda o, _: "tuned: 3 plans tried" in o.out),
     Command("ortprep show squeezenet --json", lambda o, _: _json(o)["name"] == "squeezenet"),
     Command(

@@ -9,14 +9,12 @@ import pytest
 from hypothesis import given
 from tritonclient.grpc import model_config_pb2 as messages
 
-from ortprep.bundle.digest import digest_bytes
-from ortprep.bundle.loader_config import FileEntry, FirstPhase, TensorSpec, Variant
+from ortprep.bundle.loader_config import FirstPhase, TensorSpec, Variant
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.errors import ExportError
 from ortprep.export import ort_package
 from ortprep.export import triton_options as triton
 from ortprep.export.option_mapping import MappedOptions, recorded_options
-from ortprep.export.placement import plan_files
 from ortprep.export.result import ExportRequest
 from ortprep.export.triton_config import build_config
 from tests.export.builders import CUDA, any_variant, make_variant
@@ -145,13 +143,3 @@ def test_first_phase_and_binding_are_in_the_list() -> None:
     variant = with_first_phase(make_variant())
     assert [*triton.plan_options(variant).left_out] == ["first phase", "io_binding"]
     assert [*ort_package.plan_options(variant).left_out] == ["first phase"]
-
-
-def test_the_files_of_a_first_phase_stay_behind() -> None:
-    variant = make_variant()
-    own = [FileEntry(f"v/first/{name}", 1, digest_bytes(b"f")) for name in ("f.onnx", "f.onnx.data")]
-    first = FirstPhase(SessionOptionsRecord("ORT_DISABLE_ALL"), variant.providers, "v/first/f.onnx")
-    both = dataclasses.replace(variant, files=(*variant.files, *own), first_phase=first)
-    assert plan_files(both, "out", model="m.onnx") == plan_files(variant, "out", model="m.onnx")
-    shared = dataclasses.replace(variant, first_phase=dataclasses.replace(first, model="v/m.onnx"))
-    assert plan_files(shared, "out", model="m.onnx") == plan_files(variant, "out", model="m.onnx")

@@ -8,10 +8,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ortprep.bundle.loader_config import TensorSpec
+from ortprep.bundle.model_facts import ModelFacts, ModelInterface
 from ortprep.init.graph_facts import GraphFacts
 from ortprep.init.input_search import MAX_ATTEMPTS, Feed, InputSearch, RunResult
-from ortprep.stages.core.results import ModelInterface
-from ortprep.stages.fetch.inspection import Inspection
 from tests.init.test_error_hints import BROADCAST, CONCAT, GATHER, GEMM, RESHAPE
 
 NAMES = [
@@ -76,7 +75,7 @@ def test_the_search_ends_and_keeps_what_the_model_declares(
         return RunResult(said[len(runs) % len(said)], doubt="" if len(runs) % 2 else "doubtful")
 
     interface = ModelInterface(tuple(items), (), bounds, external=False)
-    facts = GraphFacts(Inspection(interface, {}, 8, {}, 0, {}), {"image": 255.0}, ("join", "head"))
+    facts = GraphFacts(ModelFacts(interface, {}, 8, {}, 0, {}), {"image": 255.0}, ("join", "head"))
     best = InputSearch(facts, {}, run).find()
     assert best.feeds in runs
     assert len(runs) <= MAX_ATTEMPTS

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ortprep.bundle.loader_config import Requirements, TensorSpec
+from ortprep.bundle.loader_config import Requirements, TensorSpec, Variant
 from ortprep.bundle.session_record import SessionOptionsRecord, SessionPlan
 from ortprep.children.probe import ProbeRequest, measure_plan
 from ortprep.errors import BundleError, LoadError
@@ -42,7 +42,9 @@ def staged(tmp_path: Path, cache: Path) -> StagedBundles:
 
 
 def stage(staged: StagedBundles, plan: SessionPlan, needs: Requirements = CPU_ONLY) -> Path:
-    return staged.stage(plan, needs, io_binding=False, timeout_s=600)
+    model = Path(plan.model)
+    variant = Variant("v", "cpu", model.name, (), plan.session_options, plan.providers, needs)
+    return staged.stage(model.parent, variant, timeout_s=600)
 
 
 def with_threads(plan: SessionPlan, count: int) -> SessionPlan:

@@ -33,12 +33,11 @@ def test_the_listing_says_what_every_task_is_for(built):
         line.split(maxsplit=1) for line in built.doit("list", "--all").out.splitlines() if line.strip()
     )
     expected = all_tasks() | {task.partition(":")[0] for task in all_tasks()}
-    assert set(listed) == expected | {"prepare", "prepare:net", "explain", "explain:net", "report"}
+    assert set(listed) == expected | {"prepare", "prepare:net", "report"}
     assert all(listed.values())
 
     short = [line.split()[0] for line in built.doit("list").out.splitlines()]
     assert sorted(short) == [
-        "explain",
         "fetch",
         "measure",
         "optimize",
@@ -47,15 +46,6 @@ def test_the_listing_says_what_every_task_is_for(built):
         "report",
         "verify",
     ]
-
-
-def test_explain_reads_the_same_through_doit(built):
-    built.write_spec(inputs=SHAPES, verify={"seed": 5})
-    expected = built.run("explain", "net").out
-    assert "net: verify/cpu: runs, because\n    verify.seed: was 0, is 5\n" in expected
-    assert expected.endswith("net: 3 other tasks up to date\n")
-    outcome = built.doit("explain:net")
-    assert (outcome.code, outcome.out) == (0, expected)
 
 
 @pytest.mark.slow

@@ -173,7 +173,6 @@ def tuning(*, trials=12, seed=0):
         knobs=KNOBS,
         trials=tuple(found),
         chosen=CHOSEN,
-        beats_default=True,
         reason="cost 0.86×, ready 0.12×, steady run 0.97× of the default's at 100 runs per load",
         ended="no single change gains more than the noise",
         noise=0.031,

@@ -66,6 +66,7 @@ def test_a_web_server_is_no_registry_and_no_work_store() -> None:
         "github://org:repo@main/m.onnx",
         "data://text/plain,x",
         "local:///m.onnx",
+        "file:///models/m.onnx",
         "reference::file:///index.json",
         "/models/m.onnx",
         "",
@@ -87,7 +88,6 @@ def test_a_scheme_that_is_not_listed_is_refused_with_those_that_are(url: str) ->
         "az://container/m.onnx",
         "abfss://container@account.dfs.core.windows.net/m.onnx",
         "hf://org/repo/m.onnx@main",
-        "file:///models/m.onnx",
     ],
 )
 def test_plain_files_and_objects_are_allowed(url: str) -> None:

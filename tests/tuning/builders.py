@@ -9,7 +9,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ortprep.tuning.knobs import Conditions, ModelFeatures, build_space, restrict
+from ortprep.bundle.model_facts import ModelFacts, ModelInterface
+from ortprep.stages.optimize.lint import NCHWC_DOMAIN
+from ortprep.tuning.knobs import Conditions, build_space, restrict
 from ortprep.tuning.objective import Objective
 from ortprep.tuning.space import PlanChoice, Space
 
@@ -26,24 +28,26 @@ def per_load(runs: int, **limits: Any) -> Objective:
 
 LEVELS = ("all", "all-reduced", "extended")
 
-CONVOLUTIONS = ModelFeatures(
-    operators=("Conv", "Gemm", "Relu"),
+INTERFACE = ModelInterface((), (), {}, external=False)
+
+
+def facts_of(*operators: str, initializer_bytes: int, **facts: Any) -> ModelFacts:
+    return ModelFacts(INTERFACE, {"": 17}, 8, dict.fromkeys(operators, 1), initializer_bytes, {}, **facts)
+
+
+CONVOLUTIONS = facts_of(
+    "Conv",
+    "Gemm",
+    "Relu",
+    f"{NCHWC_DOMAIN}.Conv",
     initializer_bytes=100_000_000,
     width=4,
-    layout_bound=True,
     has_1d_convolutions=True,
-    fixed_shapes=True,
 )
 """A model to which everything can matter."""
 
-TRANSFORMER = ModelFeatures(
-    operators=("Attention", "MatMul", "SkipLayerNormalization"),
-    initializer_bytes=400_000_000,
-    width=1,
-    layout_bound=False,
-    has_1d_convolutions=False,
-    fixed_shapes=False,
-)
+TRANSFORMER = facts_of("Attention", "MatMul", "SkipLayerNormalization", initializer_bytes=400_000_000)
+"""A model of which each sample has shapes of its own."""
 
 SERVER = Conditions("cpu", "1.31.1", cores=8, levels=LEVELS)
 GPU = Conditions("cuda", "1.31.1", cores=8, levels=("all", "extended"))
@@ -51,12 +55,14 @@ GPU = Conditions("cuda", "1.31.1", cores=8, levels=("all", "extended"))
 EVERYTHING_ALLOWED = ("tf32", "cudnn_default", "io_binding")
 
 
-def cpu_space(features: ModelFeatures = CONVOLUTIONS, **conditions: Any) -> Space:
-    return build_space(features, dataclasses.replace(SERVER, **conditions))
+def cpu_space(facts: ModelFacts = CONVOLUTIONS, **conditions: Any) -> Space:
+    conditions = {"fixed_shapes": facts is not TRANSFORMER, **conditions}
+    return build_space(facts, dataclasses.replace(SERVER, **conditions))
 
 
-def cuda_space(features: ModelFeatures = CONVOLUTIONS, **conditions: Any) -> Space:
-    return build_space(features, dataclasses.replace(GPU, **conditions))
+def cuda_space(facts: ModelFacts = CONVOLUTIONS, **conditions: Any) -> Space:
+    conditions = {"fixed_shapes": facts is not TRANSFORMER, **conditions}
+    return build_space(facts, dataclasses.replace(GPU, **conditions))
 
 
 def choices_of(space: Space) -> Iterator[PlanChoice]:
@@ -86,24 +92,21 @@ def plan(space: Space, **values: str) -> PlanChoice:
 @st.composite
 def spaces(draw: st.DrawFn) -> Space:
     """Every space that a model, a machine and a user can lead to."""
-    features = ModelFeatures(
-        operators=tuple(
-            draw(st.sets(st.sampled_from(("Conv", "FusedConv", "MatMul", "LSTM", "If", "Loop")), max_size=4))
-        ),
+    facts = facts_of(
+        *draw(st.sets(st.sampled_from(("Conv", "FusedConv", "MatMul", "LSTM", "If", "Loop")), max_size=4)),
         initializer_bytes=draw(st.sampled_from((0, 10**6, 1_900_000_000, 1_900_000_001, 10**11))),
         width=draw(st.integers(1, 9)),
-        layout_bound=draw(st.booleans()),
         has_1d_convolutions=draw(st.booleans()),
-        fixed_shapes=draw(st.booleans()),
     )
     conditions = Conditions(
         target=draw(st.sampled_from(("cpu", "cuda"))),
         onnxruntime=draw(st.sampled_from(VERSIONS)),
         cores=draw(st.sampled_from((1, 2, 3, 4, 8, 64))),
+        fixed_shapes=draw(st.booleans()),
         levels=draw(st.sampled_from((("source",), ("basic",), ("all",), ("all", "extended"), LEVELS))),
         allowed=draw(st.sets(st.sampled_from(EVERYTHING_ALLOWED))),
     )
-    return build_space(features, conditions)
+    return build_space(facts, conditions)
 
 
 @st.composite

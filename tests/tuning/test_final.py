@@ -21,7 +21,6 @@ from tests.tuning.builders import choices_of, cpu_space, per_load
 
 SPACE = cpu_space()
 PLANS = tuple(itertools.islice(choices_of(SPACE), 6))
-OBJECTIVE = per_load(1)
 
 positive = st.floats(0.01, 1e6)
 
@@ -44,13 +43,12 @@ class Track:
 
     def compare(self, *, rounds: int = 12, time: float = math.inf) -> dict[PlanChoice, int]:
         """Returns how many rounds each plan was in."""
-        contenders = tuple(choice for choice in self.costs if choice != DEFAULT)
+        candidates = tuple(choice for choice in self.costs if choice != DEFAULT)
         finals = compare_finalists(
             DEFAULT,
-            contenders,
+            candidates,
             (),
-            OBJECTIVE,
-            most_rounds=rounds,
+            per_load(1, rounds=rounds),
             measure=self.measure,
             has_time=lambda processes: self.measured.total() + processes <= time,
         )
@@ -106,8 +104,7 @@ def test_a_plan_beyond_a_limit_leads_nobody() -> None:
         DEFAULT,
         PLANS[:3],
         (),
-        per_load(1, max_private_mb=500.0),
-        most_rounds=7,
+        per_load(1, max_private_mb=500.0, rounds=7),
         measure=measure,
         has_time=lambda _: True,
     )
@@ -126,13 +123,13 @@ def test_the_best_plan_hardly_ever_leaves(noise: float) -> None:
     assert sum(rounds[PLANS[0]] < rounds[DEFAULT] for rounds in runs) <= 0.06 * len(runs)
 
 
-def test_there_is_always_room_for_two_contenders_and_a_first() -> None:
+def test_there_is_always_room_for_two_candidates_and_a_first() -> None:
     for most in range(8):
-        contenders, firsts = pick_entrants(PLANS[:3], PLANS[2:], most=most)
-        assert contenders[:2] == PLANS[:2]
+        candidates, firsts = pick_entrants(PLANS[:3], PLANS[2:], max_plans=most)
+        assert candidates[:2] == PLANS[:2]
         assert len(firsts) >= 1
-        assert len({*contenders, *firsts}) == len((*contenders, *firsts))
-        assert len(firsts) == 1 or len((*contenders, *firsts)) < most
+        assert len({*candidates, *firsts}) == len((*candidates, *firsts))
+        assert len(firsts) == 1 or len((*candidates, *firsts)) < most
 
 
 @given(st.lists(positive, min_size=1, max_size=9), st.floats(0.1, 10))
@@ -161,7 +158,7 @@ def test_a_drift_that_all_plans_saw_is_no_noise() -> None:
     assert ranking.leader == PLANS[0]
     assert ranking.behind[PLANS[1]] == pytest.approx(math.log(1.02))
     assert ranking.error < 1e-9
-    assert ranking.contenders() == (PLANS[0],)
+    assert ranking.candidates() == (PLANS[0],)
 
 
 def test_the_error_is_about_what_differences_of_noise_come_to() -> None:

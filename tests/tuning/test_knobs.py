@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
 
+from ortprep.bundle.model_facts import ModelFacts
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.options import (
     CUDA,
@@ -18,7 +20,7 @@ from ortprep.options import (
     known_provider_options,
     known_session_config,
 )
-from ortprep.tuning.knobs import MAX_INLINE_BYTES, ModelFeatures, find_space_problems
+from ortprep.tuning.knobs import MAX_INLINE_BYTES, find_space_problems
 from ortprep.tuning.space import ATTRIBUTES, Options, Space
 from tests.tuning.builders import (
     CONVOLUTIONS,
@@ -34,8 +36,8 @@ from tests.tuning.builders import (
 CONVOLUTION_KNOBS = {"convolution_search", "workspace", "channels_last", "bias_fusion", "pad_1d"}
 
 
-def but(features: ModelFeatures, **changes: object) -> ModelFeatures:
-    return dataclasses.replace(features, **changes)  # type: ignore[arg-type]
+def but(facts: ModelFacts, **changes: Any) -> ModelFacts:
+    return dataclasses.replace(facts, **changes)
 
 
 def free_space() -> Space:
@@ -48,11 +50,11 @@ def all_options(space: Space) -> list[Options]:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("build", [cpu_space, cuda_space])
-@pytest.mark.parametrize("features", [CONVOLUTIONS, TRANSFORMER], ids=["convolutions", "transformer"])
+@pytest.mark.parametrize("facts", [CONVOLUTIONS, TRANSFORMER], ids=["convolutions", "transformer"])
 def test_every_option_of_every_knob_is_known_to_that_version_with_that_value(
-    version: str, build: Callable[..., Space], features: ModelFeatures
+    version: str, build: Callable[..., Space], facts: ModelFacts
 ) -> None:
-    space = build(features, onnxruntime=version, allowed=EVERYTHING_ALLOWED)
+    space = build(facts, onnxruntime=version, allowed=EVERYTHING_ALLOWED)
     for options in all_options(space):
         entries = {name: value for name, value in options.items() if "." in name}
         attributes = {name: value for name, value in options.items() if name in ATTRIBUTES}
@@ -97,7 +99,7 @@ LARGE = but(CONVOLUTIONS, initializer_bytes=MAX_INLINE_BYTES + 1)
         # Convolutions, fused and quantised ones too.
         *((cuda_space(TRANSFORMER), knob, ()) for knob in sorted(CONVOLUTION_KNOBS)),
         *(
-            (cuda_space(but(CONVOLUTIONS, operators=(f"{kind}Conv",))), "channels_last", OFF_ON)
+            (cuda_space(but(CONVOLUTIONS, operators={f"{kind}Conv": 1})), "channels_last", OFF_ON)
             for kind in ("", "Fused", "Nhwc", "QLinear")
         ),
         (cuda_space(TRANSFORMER), "cudnn", ON_OFF),
@@ -117,9 +119,9 @@ LARGE = but(CONVOLUTIONS, initializer_bytes=MAX_INLINE_BYTES + 1)
         # Recorded runs need bound inputs, fixed shapes and no control flow.
         (cuda_space(allowed=BOUND), "cuda_graph", OFF_ON),
         (cuda_space(), "cuda_graph", ()),
-        (cuda_space(but(CONVOLUTIONS, fixed_shapes=False), allowed=BOUND), "cuda_graph", ()),
+        (cuda_space(fixed_shapes=False, allowed=BOUND), "cuda_graph", ()),
         *(
-            (cuda_space(but(CONVOLUTIONS, operators=("Conv", flow)), allowed=BOUND), "cuda_graph", ())
+            (cuda_space(but(CONVOLUTIONS, operators={"Conv": 1, flow: 1}), allowed=BOUND), "cuda_graph", ())
             for flow in ("If", "Loop", "Scan")
         ),
         # Threads: all, half, a quarter and one, each once; with one there is nobody to share with.

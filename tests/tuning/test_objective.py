@@ -15,14 +15,14 @@ SOON = ProbeResult(
 STEADY = ProbeResult(
     ready_ms=304.0, init_ms=270.0, first_ms=34.0, steady_ms=22.0, private_mb=700.0, peak_mb=900.0
 )
-ANCHOR = ProbeResult(
+BASELINE = ProbeResult(
     ready_ms=623.0, init_ms=580.0, first_ms=43.0, steady_ms=22.0, private_mb=900.0, peak_mb=1300.0
 )
 """A transformer on two cores: without prepacking, with, and as plain ONNX Runtime loads it."""
 
 
 def trial(*figures: ProbeResult, failure: str | None = None) -> Trial:
-    return Trial(0, "screening", DEFAULT, list(figures), [ANCHOR] * len(figures), failure)
+    return Trial(0, "screening", DEFAULT, list(figures), [BASELINE] * len(figures), failure)
 
 
 def test_a_session_costs_its_load_its_first_run_and_the_others() -> None:
@@ -39,7 +39,7 @@ def test_another_start_changes_when_a_plan_is_ready_and_nothing_else() -> None:
 
 def test_a_limit_that_is_just_kept_is_kept() -> None:
     objective = per_load(1, max_private_mb=300.0, max_steady_ratio=31 / 22)
-    assert objective.violations([SOON], [ANCHOR]) == ()
+    assert objective.violations([SOON], [BASELINE]) == ()
     assert objective.is_allowed(trial(SOON))
 
 
@@ -53,25 +53,25 @@ def test_a_limit_that_is_just_kept_is_kept() -> None:
 )
 def test_a_limit_that_is_exceeded_is_told_with_both_figures(objective: Objective, told: str) -> None:
     figures = dataclasses.replace(SOON, gpu_mb=1200.0)
-    assert objective.violations([figures], [ANCHOR]) == (told,)
+    assert objective.violations([figures], [BASELINE]) == (told,)
 
 
 def test_a_trial_just_beyond_a_limit_is_measured_again_and_one_far_beyond_is_not() -> None:
     just, far = (dataclasses.replace(SOON, private_mb=size) for size in (305.0, 320.0))
     objective = per_load(1, max_private_mb=300.0)
     assert objective.is_allowed(trial(just))
-    assert objective.violations([just], [ANCHOR])
+    assert objective.violations([just], [BASELINE])
     assert not objective.is_allowed(trial(far))
 
 
 def test_limits_are_held_against_medians_so_that_one_process_decides_nothing() -> None:
     swollen = dataclasses.replace(SOON, private_mb=9000.0)
-    assert per_load(1, max_private_mb=300.0).violations([SOON, swollen, SOON], [ANCHOR] * 3) == ()
+    assert per_load(1, max_private_mb=300.0).violations([SOON, swollen, SOON], [BASELINE] * 3) == ()
 
 
 def test_a_score_is_the_median_of_the_rounds() -> None:
-    double = dataclasses.replace(ANCHOR, ready_ms=1246.0)
-    assert per_load(1).score(trial(ANCHOR, ANCHOR, double)) == 1.0
+    double = dataclasses.replace(BASELINE, ready_ms=1246.0)
+    assert per_load(1).score(trial(BASELINE, BASELINE, double)) == 1.0
     assert per_load(1).score(trial(double)) == 2.0
 
 

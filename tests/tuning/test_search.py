@@ -16,7 +16,7 @@ from ortprep.errors import ChildTimeoutError, TuningError
 from ortprep.measuring.comparison import MIN_ROUNDS
 from ortprep.tuning.objective import Objective
 from ortprep.tuning.plan_selection import PlanSelection, choose
-from ortprep.tuning.search import BATCH, HOPELESS, REPEATS, PlanSearchResult, search
+from ortprep.tuning.search import BATCH, MAX_FIRST_RATIO, REPEATS, PlanSearchResult, search
 from ortprep.tuning.space import DEFAULT, PlanChoice
 from tests.tuning.builders import TRANSFORMER, choices_of, cpu_space, per_load, plan
 from tests.tuning.fakes import (
@@ -94,7 +94,7 @@ def test_in_any_case_a_plan_that_may_serve_first_is_compared() -> None:
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.integers(0, 10**6), st.sampled_from((1, 30, 10_000)))
-def test_no_plan_is_adopted_that_truly_costs_more_than_the_default(seed: int, runs: int) -> None:
+def test_no_plan_is_chosen_that_truly_costs_more_than_the_base(seed: int, runs: int) -> None:
     chance = random.Random(seed)
 
     def factor() -> float:
@@ -112,11 +112,8 @@ def test_no_plan_is_adopted_that_truly_costs_more_than_the_default(seed: int, ru
     )
     objective = per_load(runs)
     _, verdict = searched(Machine(table, SMALL, seed), objective)
-    if verdict.beats_default:
-        assert true_cost(table, verdict.choice, objective) <= 1.04 * true_cost(table, DEFAULT, objective)
-    else:
-        base = true_cost(table, SMALL.base, objective)
-        assert true_cost(table, verdict.choice, objective) <= 1.02 * base
+    base = true_cost(table, SMALL.base, objective)
+    assert true_cost(table, verdict.choice, objective) <= 1.02 * base
 
 
 @pytest.mark.parametrize("max_trials", [1, 2, 3, 5, 12, 40])
@@ -160,13 +157,13 @@ def test_every_figure_has_one_of_the_default_from_the_same_round() -> None:
     machine = Machine(TRANSFORMER_TABLE, SMALL)
     found, _ = searched(machine, per_load(1))
     for trial in found.trials:
-        assert len(trial.figures) == len(trial.anchors) > 0
+        assert len(trial.figures) == len(trial.baselines) > 0
     lengths = [len(figures) for figures in found.finals.values()]
     assert min(lengths) >= MIN_ROUNDS
     assert max(lengths) == len(found.finals[DEFAULT]) <= per_load(1).rounds
 
 
-def test_a_hopeless_plan_gets_one_process() -> None:
+def test_a_plan_far_behind_gets_one_process() -> None:
     machine = Machine(TRANSFORMER_TABLE, SPACE)
     objective = per_load(100_000)
     found, _ = searched(machine, objective)
@@ -175,7 +172,8 @@ def test_a_hopeless_plan_gets_one_process() -> None:
     best = min(objective.score(trial) for trial in found.trials)
     for trial in found.trials:
         assert len(trial.figures) <= REPEATS
-        if trial.choice not in (SPACE.base, DEFAULT) and objective.score(trial) > 1.3 * HOPELESS * best:
+        is_far = objective.score(trial) > 1.3 * MAX_FIRST_RATIO * best
+        if trial.choice not in (SPACE.base, DEFAULT) and is_far:
             assert len(trial.figures) == 1
 
 
@@ -194,10 +192,9 @@ def test_a_plan_that_fails_in_any_round_is_never_adopted_and_never_ends_the_sear
         assert {DEFAULT, SMALL.base} <= machine.failed
         return
     working = set(found.finals) - {DEFAULT}
-    assert not set(found.finals) & machine.failed - {found.anchor}
+    assert not set(found.finals) & machine.failed - {found.baseline}
     assert verdict.choice in {trial.choice for trial in found.trials}
     assert verdict.choice in working or not working
-    assert not verdict.beats_default or verdict.choice not in machine.failed
     assert all((trial.failure is None) == bool(trial.figures) or trial.failure for trial in found.trials)
 
 
@@ -212,39 +209,23 @@ def test_a_failed_trial_keeps_its_reason_and_is_told() -> None:
     assert verdict.choice["form"] != "ort"
 
 
-def test_a_plan_that_fails_only_in_the_last_comparison_is_not_chosen() -> None:
-    objective = per_load(1)
-    _, verdict = searched(Machine(TRANSFORMER_TABLE, SMALL, noise=0.0), objective)
-
-    def fails(choice: PlanChoice, number: int) -> str | None:
-        return "crashed" if choice == verdict.choice and number >= REPEATS else None
-
-    found, second = searched(Machine(TRANSFORMER_TABLE, SMALL, noise=0.0, fails=fails), objective)
-    assert second.choice != verdict.choice
-    assert verdict.choice not in found.finals
-    assert second.beats_default
-
-
 def test_without_a_default_the_base_is_what_plans_are_compared_with() -> None:
     machine = Machine(TRANSFORMER_TABLE, SMALL, fails=of(DEFAULT))
     found, verdict = searched(machine, per_load(1))
-    assert found.anchor == SMALL.base
+    assert found.baseline == SMALL.base
     assert found.trials[0].failure == "crashed"
     assert machine.measured[DEFAULT] == 2
     assert verdict.choice["prepacking"] == "off"
-    assert not verdict.beats_default
     assert "default not measured: crashed" in machine.said
 
 
 def test_without_the_base_what_works_is_chosen() -> None:
     machine = Machine(TRANSFORMER_TABLE, SMALL, fails=of(SMALL.base))
     found, verdict = searched(machine, per_load(1))
-    assert verdict.beats_default
     assert verdict.choice in found.finals
 
     slow = dataclasses.replace(TRANSFORMER_TABLE, others={DEFAULT: (0.01, 0.01)})
     found, verdict = searched(Machine(slow, SMALL, fails=of(SMALL.base)), per_load(1))
-    assert not verdict.beats_default
     assert verdict.choice in found.finals
 
 
@@ -256,13 +237,12 @@ def test_with_neither_the_default_nor_the_base_there_is_no_search(max_trials: in
     assert machine.measured[DEFAULT] == 2  # the machine may have been at fault
 
 
-def test_a_default_that_fails_in_the_last_comparison_is_beaten_by_nothing() -> None:
+def test_a_default_that_fails_in_the_last_comparison_is_named_in_the_reason() -> None:
     machine = Machine(TRANSFORMER_TABLE, SMALL)
     machine.fails = lambda choice, _: "crashed" if choice == DEFAULT and machine.explored else None
     found, verdict = searched(machine, per_load(1))
     assert DEFAULT not in found.finals
-    assert not verdict.beats_default
-    assert verdict.reason == "nothing beat the default: it failed in the last comparison"
+    assert verdict.reason.endswith(": costs least; the default failed in the last comparison")
 
 
 def test_a_plan_whose_default_failed_beside_it_says_so() -> None:
@@ -294,17 +274,10 @@ def test_the_chosen_plan_keeps_the_limits_and_is_near_the_best_that_does(objecti
         )
 
     found, verdict = searched(Machine(table, SPACE), objective)
-    assert verdict.beats_default
     assert objective.violations(found.finals[verdict.choice], found.finals[DEFAULT]) == ()
     assert keeps(verdict.choice, slack=1.03)
     best = best_choice(table, SPACE, objective, works=keeps)
     assert true_cost(table, verdict.choice, objective) <= 1.08 * true_cost(table, best, objective)
-
-
-def test_a_limit_that_no_plan_keeps_is_told_and_nothing_is_chosen() -> None:
-    objective = per_load(1, max_private_mb=1.0)
-    with pytest.raises(TuningError, match="no plan stays within the limits\n  the base plan: private memory"):
-        searched(Machine(TRANSFORMER_TABLE, SMALL), objective)
 
 
 def test_the_best_plan_that_keeps_a_limit_is_compared_though_others_nearly_do() -> None:
@@ -331,12 +304,11 @@ def test_one_plan_that_hangs_ends_no_search() -> None:
             return super().measure(choice, deadline_s)
 
     usual = searched(Machine(TRANSFORMER_TABLE, SMALL), per_load(1), limits(200.0, 100))[0]
-    found, verdict = searched(Hanging(TRANSFORMER_TABLE, SMALL), per_load(1), limits(200.0, 100))
+    found, _ = searched(Hanging(TRANSFORMER_TABLE, SMALL), per_load(1), limits(200.0, 100))
     assert [trial.failure for trial in found.trials if trial.choice.as_dict().get("form") == "ort"] == [
         "hung"
     ]
     assert len(found.trials) > len(usual.trials) / 2
-    assert verdict.beats_default
 
 
 def test_a_plans_files_are_made_before_any_of_its_batch_is_measured() -> None:

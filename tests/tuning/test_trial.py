@@ -53,11 +53,19 @@ def request_of_all(tmp_path_factory: pytest.TempPathFactory) -> TrialRequest:
         write_tensors(files[-1], {"x": np.random.default_rng(batch).random((batch, 64), np.float32)})
     plan = default_plan(str(model), CPU, level="ORT_DISABLE_ALL")
     answers = write_answers(plan, files, folder / "answers", timeout_s=TIMEOUT_S)
-    samples = tuple(
+    checks = tuple(
         CheckedSample(str(file), answer, weight)
         for file, answer, weight in zip(files, answers.samples, (3.0, 1.0), strict=True)
     )
-    return TrialRequest(plan, samples, {"": Tolerance(1e-3, 1e-5)}, steady_s=0.001)
+    first, *others = map(str, files)
+    return TrialRequest(
+        plan,
+        first,
+        steady_s=0.001,
+        more_samples=tuple(others),
+        checks=checks,
+        tolerances={"": Tolerance(1e-3, 1e-5)},
+    )
 
 
 def measured(request: TrialRequest, **options: Any) -> ProbeResult:
@@ -70,7 +78,12 @@ def with_other_weights(request: TrialRequest, folder: Path) -> TrialRequest:
     weights = np.random.default_rng(0).standard_normal((64, 64), np.float32)
     weights[5, 7] += 0.5
     model, _ = write_linear(folder / "linear.onnx", weights)
-    return dataclasses.replace(request, plan=request.plan._replace(model=str(model)))
+    return dataclasses.replace(request, plan=plan_of(request)._replace(model=str(model)))
+
+
+def plan_of(request: TrialRequest) -> SessionPlan:
+    assert request.plan is not None
+    return request.plan
 
 
 @pytest.mark.parametrize("io_binding", [False, True], ids=["copied", "bound"])
@@ -99,14 +112,14 @@ def test_a_wrong_answer_is_an_error_that_names_output_and_element(
 
 
 def test_a_wrong_answer_to_a_later_shape_is_found_too(request_of_all: TrialRequest, tmp_path: Path) -> None:
-    first, second = request_of_all.samples
+    first, second = request_of_all.checks
     other = np.load(second.answers[0].file)
     other[2, 9] += 1
     np.save(tmp_path / "y.npy", other)
     answer = dataclasses.replace(second.answers[0], file=str(tmp_path / "y.npy"))
-    samples = (first, dataclasses.replace(second, answers=(answer,)))
+    checks = (first, dataclasses.replace(second, answers=(answer,)))
     with pytest.raises(VerificationError, match=r"at \[2, 9\]"):
-        measured(dataclasses.replace(request_of_all, samples=samples))
+        measured(dataclasses.replace(request_of_all, checks=checks))
 
 
 def test_an_output_has_the_tolerance_of_its_name(request_of_all: TrialRequest, tmp_path: Path) -> None:
@@ -116,11 +129,11 @@ def test_an_output_has_the_tolerance_of_its_name(request_of_all: TrialRequest, t
 
 
 def test_an_output_that_is_missing_is_told(request_of_all: TrialRequest) -> None:
-    (sample, *_) = request_of_all.samples
-    answer = dataclasses.replace(sample.answers[0], output="z")
-    samples = (dataclasses.replace(sample, answers=(answer,)),)
+    first, *others = request_of_all.checks
+    answer = dataclasses.replace(first.answers[0], output="z")
+    checks = (dataclasses.replace(first, answers=(answer,)), *others)
     with pytest.raises(VerificationError, match="does not return output 'z'"):
-        measured(dataclasses.replace(request_of_all, samples=samples))
+        measured(dataclasses.replace(request_of_all, checks=checks))
 
 
 def test_memory_beyond_the_limit_is_an_error_that_says_so(request_of_all: TrialRequest) -> None:
@@ -130,7 +143,7 @@ def test_memory_beyond_the_limit_is_an_error_that_says_so(request_of_all: TrialR
 
 def test_a_provider_that_is_not_there_is_an_error(request_of_all: TrialRequest) -> None:
     plan = SessionPlan(
-        request_of_all.plan.model,
+        plan_of(request_of_all).model,
         SessionOptionsRecord("ORT_DISABLE_ALL"),
         (ProviderRecord(CUDA, {"no_such_option": "1"}), ProviderRecord(CPU)),
     )
@@ -164,8 +177,8 @@ def test_whatever_a_trial_does_it_is_a_result_and_never_the_end_of_the_search(
             return usual()
         way = choice["way"]
         request = wrong if way == "wrong" else request_of_all
-        options, providers = SPACE.apply(choice, request.plan.session_options, request.plan.providers)
-        plan = SessionPlan(request.plan.model, options, providers)
+        model, usual_options, usual_providers = plan_of(request)
+        plan = SessionPlan(model, *SPACE.apply(choice, usual_options, usual_providers))
         function = FUNCTIONS.get(way, measure_and_check)
         return measured(
             dataclasses.replace(request, plan=plan),

@@ -15,7 +15,6 @@ from doit.exceptions import BaseFail, InvalidTask, TaskFailed, UnmetDependency
 from doit.reporter import ZeroReporter
 
 from ortprep.build.execution import Task, remove_outcome
-from ortprep.build.explanation import explain_tasks, format_explanations
 from ortprep.build.receipts import REPORT_FILE
 from ortprep.build.runner import Observer, is_current, run_tasks
 from ortprep.bundle.digest import DigestCache
@@ -49,9 +48,7 @@ def doit_config(observer: Observer) -> dict[str, Any]:
     }
 
 
-def build_doit_tasks(
-    builds: Sequence[Sequence[Task]], observer: Observer, write: Callable[[str], None]
-) -> Iterator[dict[str, Any]]:
+def build_doit_tasks(builds: Sequence[Sequence[Task]], observer: Observer) -> Iterator[dict[str, Any]]:
     """Yields every task as doit takes it.
 
     `prepare:NAME` runs all tasks of a model, so that doit finishes one model before it begins the next. Tasks
@@ -59,26 +56,23 @@ def build_doit_tasks(
 
     Args:
         builds: The tasks of each model, in build order.
-        observer: Told how it goes.
-        write: Takes a line of what `explain` says.
+        observer: Takes the events of a run.
     """
     yield {"basename": "prepare", "name": None, "doc": "build every bundle that is not up to date"}
     used = {task.id.stage for tasks in builds for task in tasks}
     for stage, doc in STAGE_DOCS.items():
         if stage in used:
             yield {"basename": stage, "name": None, "doc": doc}
-    yield {"basename": "explain", "name": None, "doc": "say what prepare would do, and why"}
     if builds:
         yield _report_task(builds, observer)
     if any(tasks[-1].plan.spec.publish for tasks in builds):
         yield {"basename": "publish", "name": None, "doc": "publish every bundle whose spec says where"}
     for tasks in builds:
-        yield from _tasks_of_model(tasks, observer, write)
+        yield from _tasks_of_model(tasks, observer)
 
 
-def _tasks_of_model(
-    tasks: Sequence[Task], observer: Observer, write: Callable[[str], None]
-) -> Iterator[dict[str, Any]]:
+def _tasks_of_model(tasks: Sequence[Task], observer: Observer) -> Iterator[dict[str, Any]]:
+    """Yields a model's tasks: to prepare, to publish if its spec says where, and each stage."""
     cache, model = DigestCache(), tasks[0].model
     yield {
         "basename": "prepare",
@@ -86,12 +80,6 @@ def _tasks_of_model(
         "actions": [functools.partial(_run, tasks, observer)],
         "clean": [(remove_outcomes, (tasks[::-1],))],
         "doc": f"the bundle {model}",
-    }
-    yield {
-        "basename": "explain",
-        "name": model,
-        "actions": [functools.partial(_explain, tasks, write)],
-        "doc": f"what prepare:{model} would do, and why",
     }
     if tasks[-1].plan.spec.publish is not None:
         # The registry knows whether there is anything to do.
@@ -166,11 +154,6 @@ def _attempt(name: str, work: Callable[[], object], observer: Observer) -> TaskF
         return TaskFailed(str(error))
     observer.finished(name)
     return None
-
-
-def _explain(tasks: Sequence[Task], write: Callable[[str], None]) -> None:
-    for line in format_explanations(explain_tasks(tasks, cache=DigestCache())):
-        write(line)
 
 
 def spec_errors_as_doit_errors(

@@ -75,7 +75,7 @@ class Task:
 
     @property
     def name(self) -> str:
-        """As the user sees it, and doit: `STAGE:MODEL` or `STAGE:MODEL/VARIANT`."""
+        """Name for the user and for doit: `STAGE:MODEL` or `STAGE:MODEL/VARIANT`."""
         variant = self.id.variant
         return f"{self.id.stage}:{self.model}" + (f"/{variant}" if variant else "")
 
@@ -86,12 +86,12 @@ class Task:
 
     @property
     def folder(self) -> Path:
-        """Where the task's files are."""
+        """Folder of the task's files."""
         return task_folder(self.artifacts, self.model, self.id)
 
     @property
     def receipt(self) -> Path:
-        """Where its receipt is."""
+        """File of its receipt."""
         return receipt_path(self.artifacts, self.model, self.id)
 
 
@@ -123,7 +123,7 @@ def why_stale(task: Task, cache: DigestCache) -> tuple[str, ...]:
     Raises:
         PipelineError: The key cannot be computed: the source file is missing, say.
     """
-    with _bordered(task):
+    with _stage_errors(task):
         receipt = find_receipt(task.receipt)
         if isinstance(receipt, str):
             return (receipt,)
@@ -131,12 +131,12 @@ def why_stale(task: Task, cache: DigestCache) -> tuple[str, ...]:
 
 
 def why_other(task: Task) -> tuple[str, ...]:
-    """As `why_stale`, but by receipts alone: the files may be elsewhere.
+    """Returns what `why_stale` does, by receipts alone: the files may be elsewhere.
 
     Raises:
-        PipelineError: As `why_stale`.
+        PipelineError: The key cannot be computed.
     """
-    with _bordered(task):
+    with _stage_errors(task):
         receipt = find_receipt(task.receipt)
         return (receipt,) if isinstance(receipt, str) else _why_other(task, receipt)
 
@@ -227,6 +227,7 @@ def _why_left_out(context: Context) -> str | None:
 
 
 def _full_key(task: Task) -> dict[str, Any]:
+    """Returns everything that decides a task's outcome, as its receipt records it."""
     own = encode(task.stage.key(task.plan, task.id.variant))
     upstream = {str(required): outcome_key(_require(task, required)) for required in task.requires}
     return {
@@ -272,14 +273,14 @@ def _locked(task: Task, say: Say) -> Iterator[None]:
 def _described(task: Task) -> Iterator[None]:
     """Adds the task to every error."""
     try:
-        with _bordered(task):
+        with _stage_errors(task):
             yield
     except PipelineError as error:
         raise type(error)(f"{task.id} of {task.model}: {error.message}", hint=error.hint) from error
 
 
 @contextmanager
-def _bordered(task: Task) -> Iterator[None]:
+def _stage_errors(task: Task) -> Iterator[None]:
     """Turns every error of a stage into a PipelineError."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""What `prepare` would do, and why."""
+"""Reasons for which `prepare` would run tasks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ortprep.stages.core.contract import TaskId
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why one task would run.
+    """Reasons for which one task would run.
 
     Attributes:
         model: Name of its model.
-        reasons: Why it would run; none means that it would not.
+        reasons: One reason a line; none if it would not run.
         is_new: Whether it was never done.
     """
 

@@ -22,7 +22,7 @@ def publish_model(task: Task, say: Callable[[str], None]) -> None:
 
     Raises:
         AccessDeniedError: The registry is an MLflow server that nobody but the spec names.
-        PipelineError: What `publish` and `promote` of `ortprep.registry` raise.
+        PipelineError: The registry cannot be reached, or refuses the bundle.
     """
     spec = task.plan.spec
     publish_spec = spec.publish

@@ -56,7 +56,7 @@ class TaskReceipt:
         task: The task, as `STAGE` or `STAGE/VARIANT`.
         files: The task's files, relative to its folder.
         finished_at: ISO 8601, UTC.
-        reasons: Why it ran, one a line.
+        reasons: Reasons for which it ran, one a line.
     """
 
     schema_version: str

@@ -49,7 +49,7 @@ class Observer(Protocol):
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What to prepare.
+    """Models to prepare, and how.
 
     Attributes:
         configs: Folder of `NAME.yaml` files and `defaults.yaml`.
@@ -118,8 +118,8 @@ def run_tasks(
 
     Args:
         builds: The tasks of each model, in build order; what they require and is not among them is done.
-        observer: Told how it goes.
-        jobs: How many tasks may run at once. With 1, all is done in the calling thread.
+        observer: Takes the events of the run.
+        jobs: Maximum number of concurrent tasks. With 1, all is done in the calling thread.
         keep_going: Whether tasks that do not need the failed one are tried.
 
     Returns:

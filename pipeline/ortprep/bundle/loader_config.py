@@ -95,17 +95,15 @@ class Requirements:
 
 @dataclass(frozen=True)
 class FirstPhase:
-    """Another way to load a variant: sooner ready, and slower per run.
+    """Other options for a session of a variant's model: sooner ready, and slower per run.
 
     Attributes:
         session_options: Options of the session.
         providers: The variant's providers, in the same order on the same device, with other options.
-        model: Path of its ONNX file, one of the variant's `files`; None for the variant's own model.
     """
 
     session_options: SessionOptionsRecord
     providers: tuple[ProviderRecord, ...]
-    model: str | None = None
 
 
 @dataclass(frozen=True)
@@ -240,8 +238,7 @@ def _check(config: LoaderConfig, *, name: str) -> None:
 def _contradictions(variant: Variant) -> Iterator[str]:
     """Yields the problems of a variant, each as expected and got."""
     needs = variant.requirements
-    listed = {entry.path for entry in variant.files}
-    if variant.model not in listed:
+    if variant.model not in {entry.path for entry in variant.files}:
         yield f"expected its model {variant.model!r} among its files"
     providers = tuple(provider.name for provider in variant.providers)
     if not providers or needs.providers != providers:
@@ -253,8 +250,6 @@ def _contradictions(variant: Variant) -> Iterator[str]:
     first = variant.first_phase
     if first is not None and _places(first.providers) != _places(variant.providers):
         yield f"expected its own providers and devices in its first phase, got {_places(first.providers)}"
-    if first is not None and first.model is not None and first.model not in listed:
-        yield f"expected the model of its first phase {first.model!r} among its files"
     for version in (needs.onnxruntime.minimum, needs.onnxruntime.below):
         if version is not None and (parse_version(version) is None or not _is_plain(version)):
             yield f"expected a version of ONNX Runtime, got {version[:80]!r}"

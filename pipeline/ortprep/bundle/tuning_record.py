@@ -60,7 +60,6 @@ class TuningRecord:
         knobs: Searched values by knob, the base plan's first.
         trials: Every plan that was tried.
         chosen: Number of the plan that was prepared.
-        beats_default: Whether it is better than default ONNX Runtime beyond the noise.
         reason: One sentence with the figures.
         ended: Reason for the end of the search.
         noise: Distance between the quartiles of a plan's cost relative to the default's of the same round.
@@ -73,7 +72,6 @@ class TuningRecord:
     knobs: Mapping[str, tuple[str, ...]]
     trials: tuple[TrialRecord, ...]
     chosen: int
-    beats_default: bool
     reason: str
     ended: str
     noise: float

@@ -132,7 +132,6 @@ def measure_plan(
     timeout_s: float,
     memory_bytes: int | None = None,
     function: ProbeFunction = measure,
-    more: Mapping[str, Any] | None = None,
     interpreter: Interpreter | None = None,
 ) -> ProbeResult:
     """Measures one load in one fresh process.
@@ -143,9 +142,8 @@ def measure_plan(
         request: The model to load and run.
         timeout_s: Deadline of the process.
         memory_bytes: Most private memory the process may take; None for no limit.
-        function: What the process does with the session, if more than to measure: it takes the fields that
-            `probe_process.measure` does and those of `more`, and returns the same.
-        more: Further fields of its request.
+        function: What the process does with the session, if more than to measure: it takes and returns what
+            `probe_process.measure` does; a subclass of the request has further fields for it.
         interpreter: The Python of another environment, with its ONNX Runtime; None for this one's.
 
     Raises:
@@ -157,7 +155,7 @@ def measure_plan(
     for file in request.drop_cache:
         drop_file(Path(file))
     before_bytes = None if gpu is None else used_gpu_bytes(gpu)
-    job: dict[str, Any] = encode(request) | {"gpu": gpu} | dict(more or {})
+    job: dict[str, Any] = encode(request) | {"gpu": gpu}
     reply = run_child(
         function,
         job,

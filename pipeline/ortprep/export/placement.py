@@ -125,17 +125,12 @@ def place_variant(
 def plan_files(variant: Variant, folder: str, *, model: str) -> dict[str, FileEntry]:
     """Returns a variant's files by their relative POSIX path in the export.
 
-    Files beside the model keep their names, since the model refers to them. Files that only a first phase
-    reads are left out, as exports leave out first phases.
+    Files beside the model keep their names, since the model refers to them.
     """
     home = PurePosixPath(variant.model).parent
-    first = variant.first_phase
-    others = None if first is None or first.model is None else PurePosixPath(first.model).parent
     placed: dict[str, FileEntry] = {}
     for entry in variant.files:
         path = PurePosixPath(entry.path)
-        if others not in (None, home) and path.is_relative_to(others):
-            continue
         if not path.is_relative_to(home):
             raise ExportError(
                 f"cannot lay out variant {variant.name!r}\n  expected its files in {home}, got {entry.path}"

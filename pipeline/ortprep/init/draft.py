@@ -29,7 +29,7 @@ _MAX_SHOWN = 6
 
 @dataclass(frozen=True)
 class Question:
-    """What `init` could not find out: the shape of an input.
+    """A question that `init` could not answer itself: the shape of an input.
 
     Attributes:
         input: Name of the input.
@@ -53,10 +53,10 @@ class InitResult:
 
     Attributes:
         spec: The spec, located where its file belongs.
-        path: Where its file belongs.
-        text: Its file.
-        question: What could not be found out; None if the model ran.
-        trial: What running the model has shown.
+        path: Path of its file.
+        text: Content of its file.
+        question: The question that is left; None if the model ran.
+        trial: Result of running the model.
     """
 
     spec: ModelSpec
@@ -137,7 +137,7 @@ def init_spec(
         trial,
         name=spec_name,
         path=_relative(path, folder),
-        size_bytes=path.stat().st_size + sum(trial.inspection.external.values()),
+        size_bytes=path.stat().st_size + sum(trial.facts.external.values()),
         defaults=_default_keys(folder),
         sections=sections or {},
         question="" if question is None else question.text,
@@ -190,7 +190,7 @@ def _find_question(trial: InitTrial, model: Path) -> Question | None:
     Raises:
         SourceError: It did not run, and has no input to ask about.
     """
-    inputs = trial.inspection.interface.inputs
+    inputs = trial.facts.interface.inputs
     if not trial.error:
         return None
     if not inputs:
@@ -199,11 +199,11 @@ def _find_question(trial: InitTrial, model: Path) -> Question | None:
             f"  expected ONNX Runtime to run it, got: {trial.error}",
             hint="export the model again; no input can change this",
         )
-    # The input that the message names; else that with the most open sizes, since a batch is seldom to blame.
+    # The input that the message names; else that with the most open sizes, since a batch is seldom the cause.
     named = find_input(trial.error, tuple(item.name for item in inputs))
-    blamed = [item for item in inputs if item.name == named]
+    suspects = [item for item in inputs if item.name == named]
     asked = max(
-        blamed or inputs,
+        suspects or inputs,
         key=lambda item: sum(not isinstance(axis, int) for axis in item.shape or (None,) * 9),
     )
     tried = list(dict.fromkeys(str(list(shapes[asked.name])) for shapes in trial.tried))

@@ -1,4 +1,4 @@
-"""What a message of ONNX Runtime suggests to try next. Pure."""
+"""Hints in ONNX Runtime's messages: inputs to try next. Pure."""
 
 from __future__ import annotations
 

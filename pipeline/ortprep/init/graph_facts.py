@@ -1,4 +1,4 @@
-"""What a model's graph says of its inputs, read without its weights."""
+"""Facts about a model's inputs, read from its graph without its weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ortprep.stages.fetch.inspection import Inspection, inspect_model, parse_skeleton
+from ortprep.bundle.model_facts import ModelFacts
+from ortprep.stages.fetch.inspection import inspect_model, parse_skeleton
 from ortprep.stages.fetch.stage import refuse_what_is_no_model
 
 if TYPE_CHECKING:
@@ -26,22 +27,22 @@ _MIN_PIXEL_MEAN = 30.0
 
 @dataclass(frozen=True)
 class GraphFacts:
-    """What was read from a model.
+    """Facts that were read from a model.
 
     Attributes:
-        inspection: Its interface, operators and sizes.
+        model: Its interface, operators and sizes.
         highest: Largest value that the graph itself expects of an input, by name: 255 where it scales pixels,
             N-1 where it encodes one of N classes.
         nodes: Names of the main graph's nodes, in order.
     """
 
-    inspection: Inspection
+    model: ModelFacts
     highest: Mapping[str, float]
     nodes: tuple[str, ...]
 
     def bound(self, name: str) -> int | None:
         """Returns the exclusive upper bound of an input of ids or classes, None if the graph sets none."""
-        rows = self.inspection.interface.index_bounds.get(name)
+        rows = self.model.interface.index_bounds.get(name)
         return int(self.highest[name]) + 1 if rows is None and name in self.highest else rows
 
 
@@ -52,9 +53,9 @@ def read_facts(model: Path) -> GraphFacts:
         SourceError: It is not an ONNX model.
     """
     refuse_what_is_no_model(model, str(model))
-    inspection = inspect_model((str(model), str(model)))
+    facts = inspect_model((str(model), str(model)))
     graph = parse_skeleton(model).graph
-    return GraphFacts(inspection, find_highest(graph), tuple(node.name for node in graph.node))
+    return GraphFacts(facts, find_highest(graph), tuple(node.name for node in graph.node))
 
 
 def find_highest(graph: onnx.GraphProto) -> Mapping[str, float]:

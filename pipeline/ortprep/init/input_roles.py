@@ -1,4 +1,4 @@
-"""What an input is, by its name, type and shape, and which values to feed it: one table. Pure."""
+"""Roles of inputs, by name, type and shape, and the values to feed them: one table. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Values:
     """Values of one input; at most one of `range`, `values` and `size`.
 
     Attributes:
-        reason: Why, in one line.
+        reason: Reason for them, in one line.
         range: Lowest and highest value, both included.
         values: The only values. Without any of the three, the build chooses.
         size: A size of the inputs that is the only value: `length`, `height` or `past`.
@@ -52,13 +52,13 @@ class InputRole(NamedTuple):
     """One kind of input, and how it is recognised.
 
     Attributes:
-        name: What it is.
+        name: Name of the role.
         types: Letters of its element types: `f` for floats, `h` for int16, `n` for integers of up to 8 bits,
             `i` for others, `b` for bool, `s` for strings.
         names: Regular expression that is found in its name.
         ranks: Smallest and largest number of axes.
-        axes: What the first, the middle and the last axis count where they are open.
-        test: What else has to hold of its name and its shape.
+        axes: Roles of the first, the middle and the last axis where they are open.
+        test: Further condition on its name and its shape.
     """
 
     name: str

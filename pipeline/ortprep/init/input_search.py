@@ -27,14 +27,14 @@ _ALIKE = ("sequence", "frames", "samples", "other", "total")
 
 @dataclass(frozen=True)
 class ObservedInput:
-    """What is known of an input from elsewhere: an application that was watched, an answer of the user.
+    """Knowledge of an input from elsewhere: an application that was watched, an answer of the user.
 
     Attributes:
         shapes: Shapes that were sent, the most frequent one first; empty if that is not known. The k-th
             shapes of all inputs belong together.
         range: Lowest and highest value, both included.
         values: The only values.
-        reason: Where that is known from, in one line.
+        reason: Source of that knowledge, in one line.
     """
 
     shapes: tuple[tuple[int, ...], ...] = ()
@@ -45,12 +45,12 @@ class ObservedInput:
 
 @dataclass(frozen=True)
 class Feed:
-    """What one input is fed.
+    """Shapes and values for one input.
 
     Attributes:
         shapes: Its shapes, the primary one first; the others are not tried here.
-        reason: Why these.
-        values: Its values.
+        reason: Reason for these shapes.
+        values: Values to draw, or their range.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -65,11 +65,11 @@ class Feed:
 
 @dataclass(frozen=True)
 class RunResult:
-    """How one run went.
+    """Outcome of one run.
 
     Attributes:
-        error: What ONNX Runtime said; "" if it ran.
-        doubt: Why a build cannot compare with its answers; "" if it can.
+        error: Message of ONNX Runtime; "" if it ran.
+        doubt: Reason why a build cannot compare with its answers; "" if it can.
     """
 
     error: str = ""
@@ -83,8 +83,8 @@ class Attempt:
     Attributes:
         sizes: Open sizes that differ from the preferred ones, by key.
         values: Values that differ from the preferred ones, by input.
-        feeds: What every input was fed.
-        result: How it went.
+        feeds: Shapes and values of every input.
+        result: Outcome of the run.
     """
 
     sizes: Mapping[str, int]
@@ -110,7 +110,7 @@ class InputSearch:
     def __init__(self, facts: GraphFacts, observed: Mapping[str, ObservedInput], run: Run) -> None:
         self._observed = observed
         self._run = run
-        self._inputs = facts.inspection.interface.inputs
+        self._inputs = facts.model.interface.inputs
         self._nodes = {name: index for index, name in enumerate(facts.nodes) if name}
         self._beyond = len(facts.nodes)
         self._plan = plan_shapes(facts, {name: one.shapes[0] for name, one in observed.items() if one.shapes})

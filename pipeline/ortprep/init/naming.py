@@ -1,4 +1,4 @@
-"""What a spec that is written for a model file is called, and which spec there already is for it."""
+"""Names of specs: the one that a model file already has, or a free one."""
 
 from __future__ import annotations
 

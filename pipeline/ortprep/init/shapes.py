@@ -1,4 +1,4 @@
-"""Which shapes to feed a model: a size for every axis that its graph leaves open, with the reason. Pure."""
+"""Shapes to feed a model: a size for every axis that its graph leaves open, with the reason. Pure."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _SAMPLES = (
 
 
 class AxisRole(NamedTuple):
-    """What an open axis counts.
+    """Role of an open axis.
 
     Attributes:
-        name: What it counts.
+        name: Name of the role.
         names: Regular expression that is found in names of such symbolic dimensions.
         sizes: Sizes to try, the preferred first.
-        reason: Why these.
+        reason: Reason for these sizes.
     """
 
     name: str
@@ -69,7 +69,7 @@ class ShapePlan:
     Attributes:
         axes: A size or the key of an open size per axis, by input. A key is the name of a symbolic dimension,
             or `INPUT[AXIS]` for one without a name.
-        open: What each open size counts, by key, in order of the inputs; at least one size to try.
+        open: Role of each open size, by key, in order of the inputs; at least one size to try.
         sums: Symbolic dimensions that follow from others; each after those that its terms name.
     """
 
@@ -107,10 +107,10 @@ def plan_shapes(facts: GraphFacts, known: Mapping[str, tuple[int, ...]]) -> Shap
     """Proposes the shapes of all inputs.
 
     Args:
-        facts: What the graph says.
+        facts: Facts about the graph.
         known: Shapes of some inputs, which settle the symbolic dimensions that these inputs have too.
     """
-    inputs = facts.inspection.interface.inputs
+    inputs = facts.model.interface.inputs
     keys = {item.name: _keys(item) for item in inputs}
     settled = {
         key: size for name, own in keys.items() for key, size in zip(own, known.get(name, ()), strict=False)
@@ -173,7 +173,7 @@ def _image_side(role: AxisRole, shape: Shape, facts: GraphFacts) -> AxisRole:
         return role._replace(sizes=_LINE, reason=f"a line of text or the like, {fixed} high")
     preferred, reason = fixed or _IMAGE[0], "the same as its other side"
     if fixed is None:
-        is_detector = bool(_DETECTOR_OPERATORS & facts.inspection.operators.keys())
+        is_detector = bool(_DETECTOR_OPERATORS & facts.model.operators.keys())
         preferred = 640 if is_detector else preferred
         reason = f"side of an image, as usual for {'detectors' if is_detector else 'classifiers'}"
     return role._replace(sizes=tuple(dict.fromkeys((preferred, *_IMAGE))), reason=reason)

@@ -41,13 +41,13 @@ def write_spec_text(
     """Returns a spec as YAML.
 
     Args:
-        trial: What running the model has shown.
+        trial: Result of running the model.
         name: Name of the spec.
         path: The model, relative to the spec's folder.
         size_bytes: Size of the model, weights included.
         defaults: Keys that the folder's `defaults.yaml` already gives.
         sections: Further sections of the spec, which replace the proposed ones.
-        question: What is left to ask; "" for nothing.
+        question: The question that is left; "" for none.
     """
     ran = "did not run" if trial.error else "ran"
     how = f"The model {ran} on these inputs with ONNX Runtime {trial.onnxruntime}."
@@ -59,14 +59,14 @@ def write_spec_text(
     lines += comment(trial.doubt)
     if trial.changes:
         lines += comment(f"The source is a copy of the model: {'; '.join(trial.changes)}.")
-    opset = trial.inspection.opsets.get("", 0)
+    opset = trial.facts.opsets.get("", 0)
     lines += [
         f"name: {_scalar(name)}",
         f"source: {{path: {_scalar(path)}}}  # {size_bytes / 1e6:.1f} MB, opset {opset}",
     ]
     if trial.feeds:
         lines += ["", "inputs:"]
-    for item in trial.inspection.interface.inputs:
+    for item in trial.facts.interface.inputs:
         lines += _describe_input(item, trial.feeds[item.name])
     proposed = {
         "targets": ["", "targets: auto  # cpu, and cuda on machines where it works"],
@@ -101,6 +101,7 @@ def comment(text: str, *, indent: int = 0) -> list[str]:
 
 
 def _describe_input(item: TensorSpec, feed: Feed) -> Iterator[str]:
+    """Yields the lines of one input: its type, shapes and values, with the reasons."""
     yield f"  {_scalar(item.name)}:  # {show(item.dtype)} {show_shape(item)}"
     yield from comment(feed.reason, indent=4)
     yield f"    shapes: [{', '.join(str(list(shape)) for shape in feed.shapes)}]"

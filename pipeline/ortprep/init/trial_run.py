@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ortprep.bundle.loader_config import Tolerance
+from ortprep.bundle.model_facts import ModelFacts, ModelInterface
 from ortprep.children.child import run_child
 from ortprep.errors import ChildError, LoadError, PipelineError, SourceError, SpecError
 from ortprep.init.graph_facts import read_facts
@@ -33,9 +34,7 @@ from ortprep.runtime.tensors.element_types import Array
 from ortprep.runtime.verification.compare import compare_output
 from ortprep.spec.fields import MAX_DIMENSION
 from ortprep.spec.models import VerifySpec
-from ortprep.stages.core.ladder import plain_refusal
-from ortprep.stages.core.results import ModelInterface
-from ortprep.stages.fetch.inspection import Inspection
+from ortprep.stages.core.fallback import plain_refusal
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -54,23 +53,24 @@ _NOT_REPEATABLE = "The model draws random numbers: two runs differ, so answers c
 
 @dataclass(frozen=True)
 class InitTrial:
-    """What running a model once has shown.
+    """Result of running a model on proposed inputs.
 
     Attributes:
-        inspection: What the model's file says.
-        changes: What the copy that was run in its place has otherwise, a line each; none without a copy.
-        feeds: What was fed last: what it ran on, or what came furthest.
-        error: What ONNX Runtime said in the end, in one line; "" if it ran.
-        doubt: Why a build cannot verify its answers, in a sentence; "" if it can.
+        facts: Description of the model's file.
+        changes: Differences of the copy that was run in its place, a line each; none without a copy.
+        feeds: Inputs it ran on, or those that came furthest.
+        error: Last message of ONNX Runtime, in one line; "" if it ran.
+        doubt: Reason why a build cannot verify its answers, in a sentence; "" if it can.
         tried: Shapes, by input, of the first attempts that failed, in order.
         attempts: Number of runs.
         load_s: Seconds that making the session took, without optimisation.
         run_s: Seconds of one run, without optimisation; 0 if it did not run.
-        noise: How far ONNX Runtime's own optimisation moves those outputs that need a tolerance of their own.
+        noise: Distance by which ONNX Runtime's own optimisation moves those outputs that need a tolerance of
+            their own.
         onnxruntime: Version that ran it.
     """
 
-    inspection: Inspection
+    facts: ModelFacts
     changes: tuple[str, ...]
     feeds: Mapping[str, Feed]
     error: str
@@ -88,8 +88,8 @@ class TrialRequest(NamedTuple):
 
     Attributes:
         model: The ONNX file.
-        copy: Where a copy may go that answers with a matrix, if the model ends with a `ZipMap`.
-        observed: What is known of its inputs, by name.
+        copy: Path for a copy that answers with a matrix, if the model ends with a `ZipMap`.
+        observed: Known inputs, by name.
     """
 
     model: Path
@@ -128,15 +128,15 @@ def run_trial(request: TrialRequest) -> InitTrial:
     import onnxruntime
 
     path, facts, changes = request.model, read_facts(request.model), tuple[str, ...]()
-    makes_sequences = any(one.dtype.startswith("sequence(") for one in facts.inspection.interface.outputs)
-    if request.copy is not None and makes_sequences and not facts.inspection.external:
+    makes_sequences = any(one.dtype.startswith("sequence(") for one in facts.model.interface.outputs)
+    if request.copy is not None and makes_sequences and not facts.model.external:
         changes = copy_as_tensors((path, request.copy))
     if request.copy is not None and changes:
         path, facts = request.copy, read_facts(request.copy)
-    check_inputs(facts.inspection.interface, request.observed, path)
+    check_inputs(facts.model.interface, request.observed, path)
 
     started = time.perf_counter()
-    model = _TrialModel(str(path), facts.inspection.interface)
+    model = _TrialModel(str(path), facts.model.interface)
     load_s = time.perf_counter() - started
     search = InputSearch(facts, request.observed, model.run)
     best = search.find()
@@ -149,7 +149,7 @@ def run_trial(request: TrialRequest) -> InitTrial:
             noise = model.measure_noise(best.feeds, answers)
     failed = [one.feeds for one in search.attempts if one.result.error][:_MAX_TRIED]
     return InitTrial(
-        inspection=facts.inspection,
+        facts=facts.model,
         changes=changes,
         feeds=best.feeds,
         error=_PLACE.sub("", plain_refusal(best.result.error))[:_MAX_ERROR],

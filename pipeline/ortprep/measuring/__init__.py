@@ -1,1 +1,1 @@
-"""How figures are taken and compared: who measures when, on what inputs, and what is noise."""
+"""Figures, taken and compared: the order of measurements, their inputs, and their noise."""

@@ -1,4 +1,4 @@
-"""How far a converted model's outputs are from its source's.
+"""Accuracy of a converted model: the distance of its outputs from its source's.
 
 Arrays may be memory maps of any size: they are read in blocks, and computed in float64. Floats of any width
 are compared with each other, since a conversion may narrow an output; other types must be equal.

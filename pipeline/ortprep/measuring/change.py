@@ -41,10 +41,10 @@ _LIMIT = re.compile(r"(?:(?P<figure>[^=]+)=)?(?P<number>[0-9]+(?:\.[0-9]+)?|\.[0
 
 @dataclass(frozen=True)
 class RegressionLimits:
-    """How much worse a figure may become, as a share of what it was.
+    """Limits of how much worse a figure may become, as a share of what it was.
 
     Attributes:
-        by_figure: Of those that have one, by their names in `FIGURES`.
+        by_figure: Limits of single figures, by their names in `FIGURES`.
     """
 
     share: float = DEFAULT_LIMIT
@@ -96,7 +96,7 @@ class Change:
         cache: `warm` or `cold`; "" for what was not measured but counted.
         old: None if not known, as `new`.
         ratio: New to old, by their medians; None where one is missing.
-        limit: How much worse it may be, as a share; None for no limit.
+        limit: Maximum increase, as a share; None for no limit.
     """
 
     figure: str
@@ -141,9 +141,9 @@ def compare_figure(
 
     Args:
         figure: Its name in `FIGURES`.
-        old: What it was, None if not known.
-        new: What it is, None if not known.
-        limits: How much worse it may be.
+        old: Its former samples, None if not known.
+        new: Its present samples, None if not known.
+        limits: Limits of its increase.
         cache: The page cache that it was measured with; "" for what was counted, which has no noise.
         is_comparable: Whether both were measured under the same conditions.
     """

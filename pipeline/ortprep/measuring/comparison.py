@@ -118,7 +118,7 @@ def pareto_front(points: Iterable[T], read: Callable[[T], tuple[float, float, in
     """Returns the points that no other beats in both figures, smallest first figure first.
 
     Args:
-        points: Candidates.
+        points: Candidates to choose from.
         read: Reads both figures, less being better, and a number that orders equal points.
     """
     front: list[T] = []

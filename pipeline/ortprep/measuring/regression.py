@@ -14,14 +14,20 @@ from typing import Any, Literal, TypeAlias
 from ortprep.bundle.figures import Samples
 from ortprep.bundle.manifest import Manifest, VariantRecord
 from ortprep.measuring.change import MEASURED, VERIFICATION, Change, RegressionLimits, compare_figure
-from ortprep.measuring.shipped import find_measurement, find_plan, shipped_plan, worst_error
+from ortprep.measuring.shipped import (
+    DEFAULT,
+    PORTABLE,
+    find_measurement,
+    find_plan,
+    shipped_plan,
+    worst_error,
+)
 
 Outcome: TypeAlias = Literal["ok", "incomparable", "regression"]
 """Nothing became worse; nothing that could be compared did; something did."""
 
 _OUTCOMES: tuple[Outcome, ...] = ("ok", "incomparable", "regression")
 _CACHES = ("warm", "cold")
-_DEFAULT, _PORTABLE = "default", "portable"
 _CONTROLS = ("ready", "init", "first-result", "steady")
 _COUNTED = ("size", VERIFICATION)
 
@@ -46,7 +52,7 @@ class VariantComparison:
     Attributes:
         old: Its name in the old one, None if it is new.
         new: Its name in the new one, None if it is missing.
-        failures: Why it fails, a sentence each.
+        failures: Reasons why it fails, a sentence each.
         hardware: Differences of the hardware it was measured on.
         remarks: Further facts for the reader, a sentence each.
     """
@@ -68,7 +74,7 @@ class Comparison:
 
     Attributes:
         outcome: Whether the new one may take the old one's place: the worst of its variants'.
-        variants: Those of the old one in its order, then those that are new.
+        variants: Variants of the old one in its order, then new ones.
     """
 
     model: str
@@ -108,8 +114,8 @@ def compare(
 
     Args:
         old: The manifests of the current version: one per machine that prepared it, the last one first.
-        new: Those of the version that is to replace it.
-        limits: How much worse each figure may be; 10 % by default.
+        new: The manifests of the version that is to replace it.
+        limits: Limits of how much worse each figure may be; 10 % by default.
         across_hardware: Whether to compare figures from different hardware.
         partial: Whether the new one comes from some of the old one's machines: missing variants are remarks
             then, as long as one is there.
@@ -199,6 +205,7 @@ def _compare_variant(
 def _measured(
     was: VariantRecord, now: VariantRecord, limits: RegressionLimits, *, is_comparable: bool
 ) -> Iterator[Change]:
+    """Yields the changes of what was measured, page cache warm and cold."""
     for cache in _CACHES:
         old, new = (_read(record, cache, shipped_plan(record)) for record in (was, now))
         is_alike = is_comparable and _has_same_shapes(was, now, cache)
@@ -230,7 +237,7 @@ def _counted(was: _Snapshot | None, now: _Snapshot, limits: RegressionLimits) ->
 def _read_counted(snapshot: _Snapshot) -> dict[str, Samples]:
     """Returns the size of a variant's files in MB, and its largest error in units of the tolerance."""
     # Where the portable variant was faster, its files are all there is.
-    folder = _PORTABLE if shipped_plan(snapshot.record) == _PORTABLE else snapshot.record.name
+    folder = PORTABLE if shipped_plan(snapshot.record) == PORTABLE else snapshot.record.name
     sizes = [one.size_bytes for one in snapshot.manifest.files if one.path.startswith(f"{folder}/")]
     found = {"size": sum(sizes) / 2**20 if sizes else None, VERIFICATION: worst_error(snapshot.record)}
     return {name: Samples.of([value]) for name, value in found.items() if value is not None}
@@ -252,9 +259,9 @@ def _incomparable(changes: Sequence[Change], hardware: Sequence[Difference]) -> 
 
 def _controls(was: VariantRecord, now: VariantRecord, limits: RegressionLimits) -> list[str]:
     """Returns what plain ONNX Runtime's own figures, from the same rounds, say about the machine."""
-    if _DEFAULT in (shipped_plan(was), shipped_plan(now)):
+    if DEFAULT in (shipped_plan(was), shipped_plan(now)):
         return []
-    old, new = _read(was, "warm", _DEFAULT), _read(now, "warm", _DEFAULT)
+    old, new = _read(was, "warm", DEFAULT), _read(now, "warm", DEFAULT)
     is_alike = _has_same_shapes(was, now, "warm")
     changes = [
         compare_figure(name, old[name], new[name], limits, cache="warm", is_comparable=is_alike)

@@ -74,7 +74,7 @@ def run_interleaved(
     """Measures every candidate once a round; drops a candidate that fails, with all its results.
 
     Args:
-        candidates: Names.
+        candidates: Names of the candidates.
         measure: Measures one candidate; a `PipelineError` is that candidate's failure.
         max_rounds: Maximum number of rounds.
         first: Number of the first round; the order continues that of earlier rounds.
@@ -109,8 +109,8 @@ def is_affordable(done: int, round_s: float, *, max_comparison_s: float, budget_
     Args:
         done: Number of rounds before it.
         round_s: Mean time of those rounds, in seconds; the estimate if there are none.
-        max_comparison_s: See `run_interleaved`.
-        budget_s: See `run_interleaved`.
+        max_comparison_s: Limit of the required rounds, as in `run_interleaved`.
+        budget_s: Limit of further rounds, as in `run_interleaved`.
     """
     if done >= MIN_ROUNDS:
         return done * round_s <= budget_s

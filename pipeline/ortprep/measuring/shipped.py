@@ -8,8 +8,20 @@ from collections.abc import Callable, Iterator, Mapping
 from ortprep.bundle.figures import PlanFigures
 from ortprep.bundle.manifest import MeasurementRecord, VariantRecord
 
+DEFAULT = "default"
+"""The plan every other one is compared with: the source model in plain ONNX Runtime, `ORT_ENABLE_ALL`."""
+
 PREPARED = "prepared"
-"""The plan that is shipped where nothing was measured, so nothing was decided."""
+"""What was prepared; it ships where nothing was measured, so nothing was decided."""
+
+FIRST = "first phase"
+"""The plan that serves until the prepared one is ready, where the search found one worth it."""
+
+PARENT = "unconverted"
+"""The prepared variant that a converted one is compared with: the same in fp32, or for all shapes."""
+
+PORTABLE = "portable"
+"""The portable variant, which a bundle may ship in place of another."""
 
 
 def shipped_plan(record: VariantRecord) -> str:

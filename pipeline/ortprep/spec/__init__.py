@@ -1,1 +1,1 @@
-"""What the user wrote about a model: YAML, validated, as frozen values."""
+"""Specs of models: YAML, validated, as frozen values."""

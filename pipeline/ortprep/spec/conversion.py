@@ -1,4 +1,4 @@
-"""What a user writes about conversions: the spec's section `convert`."""
+"""The spec's section `convert`: conversions that a user asks for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Precision = Literal["fp16", "bf16", "mixed", "int8", "int4"]
 """What a variant can be converted to; `mixed` is fp16 with as few fp32 nodes as its accuracy needs."""
 
 Step = Literal["fp32", "fp16", "bf16", "mixed", "int8", "int4"]
-"""A step of the ladder of precisions; `fp32` leaves the variant out."""
+"""A precision to fall back to; `fp32` leaves the variant out."""
 
 OperatorType = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")]
 Metric = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
@@ -69,7 +69,7 @@ class HalfSpec(SpecSection):
 
 
 class CalibrationSpec(SpecSection):
-    """Where the ranges of activations come from, for `mode: static`."""
+    """Source of the ranges of activations, for `mode: static`."""
 
     samples: Glob | None = Field(
         default=None, description="Glob of .npz files, relative to the spec; the spec's samples if not given."
@@ -104,7 +104,7 @@ class QuantizeSpec(SpecSection):
 
 
 class ThresholdsSpec(SpecSection):
-    """How near an output must be to the unconverted source's; null sets no threshold."""
+    """Distance of an output from the unconverted source's; null sets no threshold."""
 
     max_abs: NotNegative | None = Field(default=None, description="Largest absolute difference.")
     mean_abs: NotNegative | None = Field(default=None, description="Largest mean absolute difference.")
@@ -120,7 +120,7 @@ class ThresholdsSpec(SpecSection):
 
 
 class GateSpec(ThresholdsSpec):
-    """What a converted model must reach; what does not is not shipped."""
+    """Accuracy that a converted model must reach to be shipped."""
 
     outputs: Mapping[str, ThresholdsSpec] = Field(
         default_factory=dict,

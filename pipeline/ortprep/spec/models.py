@@ -32,7 +32,7 @@ from ortprep.spec.session_options import SessionAttributes
 
 
 class SourceSpec(SpecSection):
-    """Where the model comes from: exactly one of `path`, `url` and `demo`."""
+    """Source of the model: exactly one of `path`, `url` and `demo`."""
 
     model_config = ConfigDict(
         json_schema_extra={"oneOf": [{"required": [kind]} for kind in ("path", "url", "demo")]}
@@ -62,7 +62,7 @@ class SourceSpec(SpecSection):
 
 
 class InputSpec(SpecSection):
-    """What production sends for one input."""
+    """Shapes and values that production sends for one input."""
 
     shapes: tuple[Shape, ...] = Field(
         default=(),
@@ -104,7 +104,7 @@ class ToleranceSpec(SpecSection):
 
 
 class VerifySpec(SpecSection):
-    """How close a prepared model's answers must be: |got − expected| ≤ atol + rtol · |expected|."""
+    """Tolerance of a prepared model's answers: |got − expected| ≤ atol + rtol · |expected|."""
 
     rtol: NotNegative = Field(default=1e-3, description="Relative tolerance.")
     atol: NotNegative = Field(default=1e-5, description="Absolute tolerance.")
@@ -127,7 +127,7 @@ class VerifySpec(SpecSection):
 class OptimizeSpec(SpecSection):
     """The one-time graph optimisation."""
 
-    level: Literal["all", "extended", "basic"] = Field(default="all", description="Where the ladder starts.")
+    level: Literal["all", "extended", "basic"] = Field(default="all", description="The first level to try.")
     disabled_optimizers: tuple[OptimizerName, ...] = Field(
         default=(), description="Graph transformers that never run, by name."
     )
@@ -146,7 +146,7 @@ class RuntimeSpec(SessionAttributes):
 
 
 class MeasureSpec(SpecSection):
-    """How default ONNX Runtime and the prepared model are compared."""
+    """Comparison of default ONNX Runtime and the prepared model."""
 
     rounds: int = Field(default=5, ge=3, le=99, description="Fresh processes per plan, page cache warm.")
     cold_rounds: int = Field(
@@ -234,7 +234,7 @@ def _check_registry(registry: str) -> str:
 
 
 class PublishSpec(SpecSection):
-    """Where `doit publish` publishes the bundle."""
+    """Registry that `doit publish` publishes the bundle to."""
 
     registry: Annotated[str, AfterValidator(_check_registry)] = Field(
         description="A folder, relative to the spec; s3://, gs://, az://, …; oci://HOST/PREFIX; mlflow+http://HOST:PORT."

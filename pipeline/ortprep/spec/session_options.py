@@ -59,7 +59,7 @@ class SessionAttributes(SpecSection):
 
     @property
     def attributes(self) -> dict[str, int | bool | str]:
-        """Those that are given, with their values."""
+        """Given attributes, with their values."""
         values = {name: getattr(self, name) for name in SessionAttributes.model_fields}
         return {name: value for name, value in values.items() if value is not None}
 

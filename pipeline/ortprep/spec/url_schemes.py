@@ -13,8 +13,8 @@ STORES = OBJECT_STORES | {"file", "hf", "memory"}
 Web servers are none: fsspec unpacks their answers, lists their pages without end and waits without a limit.
 """
 
-SCHEMES = STORES | {"http", "https"}
-"""Schemes of plain files and objects, for sources."""
+SCHEMES = STORES - {"file"} | {"http", "https"}
+"""Schemes of plain files and objects, for sources; a file of this machine is given by its path."""
 
 _IPV6_HOST = re.compile(r"://\[[0-9A-Fa-f:.]*\]")
 

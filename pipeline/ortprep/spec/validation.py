@@ -30,7 +30,7 @@ def parse_spec(
     """Builds a spec from JSON data.
 
     Args:
-        data: The spec.
+        data: The spec, as JSON types.
         onnxruntime: Version to check options against; None not to check them.
         hint: Hint of the error; None for the one of a spec's file.
 

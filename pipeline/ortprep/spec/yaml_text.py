@@ -44,8 +44,8 @@ class YamlDocument:
     Attributes:
         data: Its top-level mapping: dicts, lists, str, int, float, bool and None only.
         lines: Line of every key and every list item, from 1, by place.
-        problems: Why it is not usable; `data` is empty then.
-        text: What was read, comments included.
+        problems: Reasons why it is not usable; `data` is empty then.
+        text: Text of the file, comments included.
     """
 
     file: str

@@ -1,1 +1,1 @@
-"""How a model is best stored, loaded and run: the space of plans, the search, and its trials."""
+"""The search for the best way to store, load and run a model: space of plans, search, and trials."""

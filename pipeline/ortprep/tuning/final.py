@@ -1,7 +1,7 @@
 """The last comparison: the best plans race until one is ahead, all are alike, or the time is up. Pure.
 
-Every round measures default ONNX Runtime and each remaining plan once. A plan that is behind the leader
-beyond the noise leaves.
+Every round measures the baseline, which is default ONNX Runtime, and each remaining plan once. A plan that is
+behind the leader beyond the noise leaves.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from statistics import median
 
 from ortprep.children.probe import ProbeResult
 from ortprep.errors import PipelineError
-from ortprep.measuring.comparison import FROM_MAD, MIN_ROUNDS, PRECISION, centre, is_below, paired_ratio
+from ortprep.measuring.comparison import FROM_MAD, MIN_ROUNDS, PRECISION, centre, paired_ratio
 from ortprep.measuring.rounds import order_of_round
+from ortprep.tuning.first_phase import SAME_COST_RATIO, find_first, pair_costs
 from ortprep.tuning.objective import Finals, Objective
-from ortprep.tuning.phases import SAME_COST_RATIO, find_first, pair_costs
 from ortprep.tuning.space import DEFAULT, PlanChoice
 
 CONFIDENCE = 2.5
@@ -36,7 +36,7 @@ class CostRanking:
     behind: Mapping[PlanChoice, float]
     error: float
 
-    def contenders(self) -> tuple[PlanChoice, ...]:
+    def candidates(self) -> tuple[PlanChoice, ...]:
         """Returns the plans that may still cost least, the leader first."""
         close = (choice for choice, log in self.behind.items() if log <= CONFIDENCE * self.error)
         return (self.leader, *close)
@@ -77,52 +77,62 @@ def _error(rest: float, *, plans: int, rounds: int) -> float:
 
 
 def pick_entrants(
-    contenders: Sequence[PlanChoice], firsts: Sequence[PlanChoice], *, most: int
+    candidates: Sequence[PlanChoice], firsts: Sequence[PlanChoice], *, max_plans: int
 ) -> tuple[tuple[PlanChoice, ...], tuple[PlanChoice, ...]]:
-    """Returns the contenders and the first-phase candidates of a comparison of at most `most` plans.
+    """Returns the candidates and the first-phase plans of a comparison of at most `max_plans` plans.
 
-    There are always two contenders and a first-phase candidate. The best plans come first in both sequences.
+    There are always two candidates and a first-phase plan. The best plans come first in both sequences.
     """
-    chosen = tuple(dict.fromkeys(contenders))[: max(2, most - 1)]
+    chosen = tuple(dict.fromkeys(candidates))[: max(2, max_plans - 1)]
     others = tuple(choice for choice in dict.fromkeys(firsts) if choice not in chosen)
-    return chosen, others[: max(1, most - 1 - len(chosen))]
+    return chosen, others[: max(1, max_plans - 1 - len(chosen))]
 
 
 def compare_finalists(
-    anchor: PlanChoice,
-    contenders: Sequence[PlanChoice],
+    baseline: PlanChoice,
+    candidates: Sequence[PlanChoice],
     firsts: Sequence[PlanChoice],
     objective: Objective,
     *,
-    most_rounds: int,
     measure: Callable[[PlanChoice], ProbeResult],
     has_time: Callable[[int], bool],
 ) -> Finals:
     """Measures plans in rounds and returns the figures of each; one that fails is absent.
 
-    All are compared with the anchor, which stays to the end. First-phase candidates leave after `MIN_ROUNDS`
-    unless a contender uses them.
-    `has_time` says whether there is time for that many more processes; it is asked from `MIN_ROUNDS` on.
+    All are compared with the baseline, which stays to the end. First-phase plans leave after `MIN_ROUNDS`
+    unless a candidate uses them.
+
+    Args:
+        baseline: Default ONNX Runtime, or the base plan where that does not run.
+        candidates: Plans to choose from, the best first.
+        firsts: Plans that may serve before one of them.
+        objective: Costs, limits and the maximum number of rounds.
+        measure: Measures a plan once; a `PipelineError` is its failure.
+        has_time: Says whether there is time for that many more processes; asked from `MIN_ROUNDS` on.
     """
-    running = list(dict.fromkeys((anchor, *contenders, *firsts)))
+    running = list(dict.fromkeys((baseline, *candidates, *firsts)))
     figures: dict[PlanChoice, list[ProbeResult]] = {choice: [] for choice in running}
-    for index in range(most_rounds):
+    for index in range(objective.rounds):
         if index >= MIN_ROUNDS:
-            if anchor not in running:
+            # A plan that is behind leaves, with the first phase that served it.
+            left = {choice: figures[choice] for choice in running}
+            pairs = _find_pairs(baseline, candidates, objective, left)
+            if not pairs:
                 break
-            pairs = _find_pairs(anchor, contenders, objective, figures, running)
-            left = rank(_costs(pairs, objective, figures)).contenders() if pairs else ()
-            stay = {anchor, *left, *(pairs[choice] for choice in left)}
+            ranking = rank(
+                {second: pair_costs(figures, first, second, objective) for second, first in pairs.items()}
+            )
+            close = ranking.candidates()
+            stay = {baseline, *close, *(pairs[choice] for choice in close)}
             running = [choice for choice in running if choice in stay]
-            pairs = _find_pairs(anchor, contenders, objective, figures, running)
-            if not has_time(len(running)) or not _is_open(anchor, pairs, objective, figures):
+            if not has_time(len(running)) or not ranking.is_close():
                 break
         for choice in order_of_round(running, index):
             try:
                 figures[choice].append(measure_with_retry(measure, choice))
             except PipelineError:
                 running.remove(choice)
-                if choice != anchor:  # the rounds it was in still count
+                if choice != baseline:  # the rounds it was in still count
                     del figures[choice]
     return {choice: tuple(of_plan) for choice, of_plan in figures.items() if of_plan}
 
@@ -134,7 +144,7 @@ def measure_with_retry(measure: Callable[[PlanChoice], ProbeResult], choice: Pla
     compared with it.
 
     Raises:
-        PipelineError: It failed.
+        PipelineError: The measurement failed.
     """
     try:
         return measure(choice)
@@ -145,35 +155,9 @@ def measure_with_retry(measure: Callable[[PlanChoice], ProbeResult], choice: Pla
 
 
 def _find_pairs(
-    anchor: PlanChoice,
-    contenders: Sequence[PlanChoice],
-    objective: Objective,
-    figures: Finals,
-    running: Sequence[PlanChoice],
+    baseline: PlanChoice, candidates: Sequence[PlanChoice], objective: Objective, finals: Finals
 ) -> dict[PlanChoice, PlanChoice]:
-    """Returns the remaining contenders, each with its first-phase plan."""
-    finals = {choice: figures[choice] for choice in running}
-    left = [choice for choice in running if choice in contenders]
-    allowed = [choice for choice in left if not objective.violations(finals[choice], finals[anchor])]
+    """Returns the remaining candidates, each with its first-phase plan; none once the baseline has failed."""
+    left = [choice for choice in finals if choice in candidates and baseline in finals]
+    allowed = [choice for choice in left if not objective.violations(finals[choice], finals[baseline])]
     return {choice: find_first(finals, choice, objective) for choice in allowed or left}
-
-
-def _costs(
-    pairs: Mapping[PlanChoice, PlanChoice], objective: Objective, figures: Finals
-) -> dict[PlanChoice, list[float]]:
-    return {second: pair_costs(figures, first, second, objective) for second, first in pairs.items()}
-
-
-def _is_open(
-    anchor: PlanChoice, pairs: Mapping[PlanChoice, PlanChoice], objective: Objective, figures: Finals
-) -> bool:
-    """Says whether the cheapest plan is still unclear, or whether it beats the anchor."""
-    if not pairs:
-        return False
-    ranking = rank(_costs(pairs, objective, figures))
-    if ranking.is_close():
-        return True
-    if ranking.leader == anchor:
-        return False
-    theirs, own = ([objective.cost_ms(one) for one in figures[c]] for c in (anchor, ranking.leader))
-    return not is_below(own, theirs) and not is_below(theirs, own)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
+from ortprep.bundle.model_facts import ModelFacts, ModelInterface
 from ortprep.errors import TuningError, propose
 from ortprep.options import CUDA, NEWEST, known_provider_options, known_session_config
 from ortprep.tuning.space import ATTRIBUTES, Options, PlanChoice, Space
@@ -27,8 +28,6 @@ MAX_INLINE_BYTES = 1_900_000_000
 """Weights above this size are not written into one file: protobuf and flatbuffers end at 2 GiB."""
 
 _COUNT = re.compile(r"[1-9][0-9]{0,3}")
-_CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "FusedConv", "NhwcConv", "QLinearConv", "ConvInteger"})
-_CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 
 Values = Mapping[str, Options]
 """Values of a knob, each with the options it sets; one that sets none leaves ONNX Runtime's default."""
@@ -55,40 +54,13 @@ _RULES = (
 
 
 @dataclass(frozen=True)
-class ModelFeatures:
-    """Features of a prepared graph that decide which knobs matter.
-
-    Attributes:
-        operators: Operator types without domain, subgraphs included.
-        width: Maximum number of nodes with real work that could run at the same time.
-        layout_bound: Whether full optimisation wrote nodes laid out for this processor.
-    """
-
-    operators: tuple[str, ...]
-    initializer_bytes: int
-    width: int
-    layout_bound: bool
-    has_1d_convolutions: bool
-    fixed_shapes: bool
-
-    @property
-    def has_convolutions(self) -> bool:
-        """Whether there is a convolution."""
-        return not _CONVOLUTIONS.isdisjoint(self.operators)
-
-    @property
-    def has_control_flow(self) -> bool:
-        """Whether a node holds a subgraph."""
-        return not _CONTROL_FLOW.isdisjoint(self.operators)
-
-
-@dataclass(frozen=True)
 class Conditions:
     """Machine and settings of a search.
 
     Attributes:
         cores: Processors the session may use.
-        levels: Ladder steps a graph can be written at, best first; the first one is verified.
+        levels: Levels that a graph can be written at, best first; the first one is verified.
+        fixed_shapes: Whether all samples have the same shapes.
         allowed: Searches the user opted in to: `tf32`, `cudnn_default`, `io_binding`.
         fixed: Options the user has set, with their values; these are not searched.
     """
@@ -97,6 +69,7 @@ class Conditions:
     onnxruntime: str
     cores: int
     levels: tuple[str, ...]
+    fixed_shapes: bool = False
     allowed: Collection[str] = ()
     fixed: Mapping[str, str] = field(default_factory=dict)
 
@@ -106,14 +79,14 @@ class Conditions:
         return self.cores > 1 and self.fixed.get("intra_op_num_threads") != "1"
 
 
-def build_space(features: ModelFeatures, conditions: Conditions) -> Space:
+def build_space(facts: ModelFacts, conditions: Conditions) -> Space:
     """Returns every plan that could be better than another."""
     version, fixed = conditions.onnxruntime, set(conditions.fixed)
     listed = (*known_session_config(version), *known_provider_options(CUDA, version))
     known = {option.name for option in listed} | ATTRIBUTES
     table = _cuda_knobs if conditions.target == "cuda" else _cpu_knobs
     knobs: dict[str, Values] = {}
-    for knob, values in table(features, conditions).items():
+    for knob, values in table(facts, conditions).items():
         free = {value: options for value, options in values.items() if fixed.isdisjoint(options)}
         usable = {value: options for value, options in free.items() if known.issuperset(options)}
         # A file has a form and a level, whatever the user decides; anything else the user may decide.
@@ -127,11 +100,12 @@ def _when(condition: bool, values: Values) -> Values:
     return values if condition else {}
 
 
-def _cpu_knobs(features: ModelFeatures, conditions: Conditions) -> dict[str, Values]:
-    inline = conditions.levels != (SOURCE,) and features.initializer_bytes <= MAX_INLINE_BYTES
+def _cpu_knobs(facts: ModelFacts, conditions: Conditions) -> dict[str, Values]:
+    """Returns every knob of a session on the CPU, those without effect with fewer than two values."""
+    inline = conditions.levels != (SOURCE,) and facts.initializer_bytes <= MAX_INLINE_BYTES
     prepacked = conditions.levels != (SOURCE,) and conditions.fixed.get("session.disable_prepacking") != "1"
     counts = dict.fromkeys((conditions.cores // 2, conditions.cores // 4, 1))
-    branches = min(features.width, conditions.cores)
+    branches = min(facts.width, conditions.cores)
     return {
         # How weights are stored.
         FORM: {
@@ -162,7 +136,7 @@ def _cpu_knobs(features: ModelFeatures, conditions: Conditions) -> dict[str, Val
         # Whether freed memory is kept for later runs.
         "memory_arena": {ON: {}, OFF: {"enable_cpu_mem_arena": False}},
         # Whether a run's tensors are planned as one block.
-        "memory_pattern": _when(features.fixed_shapes, {ON: {}, OFF: {"enable_mem_pattern": False}}),
+        "memory_pattern": _when(conditions.fixed_shapes, {ON: {}, OFF: {"enable_mem_pattern": False}}),
         "device_allocator": _DEVICE_ALLOCATOR,
     }
 
@@ -179,11 +153,12 @@ _DEVICE_ALLOCATOR: Values = {OFF: {}, ON: {"session.use_device_allocator_for_ini
 """Whether weights are allocated outside the arena, which then does not grow around them."""
 
 
-def _cuda_knobs(features: ModelFeatures, conditions: Conditions) -> dict[str, Values]:
-    allowed, convolutions = conditions.allowed, features.has_convolutions
-    inline = conditions.levels != (SOURCE,) and features.initializer_bytes <= MAX_INLINE_BYTES
+def _cuda_knobs(facts: ModelFacts, conditions: Conditions) -> dict[str, Values]:
+    """Returns every knob of a session on CUDA, those without effect with fewer than two values."""
+    allowed, convolutions = conditions.allowed, facts.has_convolutions
+    inline = conditions.levels != (SOURCE,) and facts.initializer_bytes <= MAX_INLINE_BYTES
     slow = _when("cudnn_default" in allowed, {"default": {"cudnn_conv_algo_search": "DEFAULT"}})
-    recorded = IO_BINDING in allowed and features.fixed_shapes and not features.has_control_flow
+    recorded = IO_BINDING in allowed and conditions.fixed_shapes and not facts.has_control_flow
     return {
         FORM: {MAPPED: {}, **_when(inline, {INLINE: {}})},
         LEVEL: {level: {} for level in conditions.levels},
@@ -200,7 +175,7 @@ def _cuda_knobs(features: ModelFeatures, conditions: Conditions) -> dict[str, Va
         "bias_fusion": _when(convolutions, {OFF: {}, ON: {"fuse_conv_bias": "1"}}),
         # How 1-D convolutions are padded.
         "pad_1d": _when(
-            convolutions and features.has_1d_convolutions, {OFF: {}, ON: {"cudnn_conv1d_pad_to_nc1d": "1"}}
+            convolutions and facts.has_1d_convolutions, {OFF: {}, ON: {"cudnn_conv1d_pad_to_nc1d": "1"}}
         ),
         "arena_growth": {"power": {}, "same": {"arena_extend_strategy": "kSameAsRequested"}},
         # Threads that read weights.
@@ -283,12 +258,18 @@ def _all_knobs() -> dict[str, Values]:
     """Returns every knob with all values that it has on any target."""
     levels = ("all", "all-reduced", "extended", "basic", SOURCE)
     knobs: dict[str, Values] = {}
+    interface = ModelInterface((), (), {}, external=False)
     for target in ("cpu", "cuda"):
-        conditions = Conditions(target, NEWEST, 64, levels, allowed=("tf32", "cudnn_default", IO_BINDING))
+        conditions = Conditions(
+            target,
+            NEWEST,
+            64,
+            levels,
+            fixed_shapes=True,
+            allowed=("tf32", "cudnn_default", IO_BINDING),
+        )
         for operator in ("MatMul", "Conv"):
-            features = ModelFeatures(
-                (operator,), 0, 64, layout_bound=True, has_1d_convolutions=True, fixed_shapes=True
-            )
-            space = build_space(features, conditions)
+            facts = ModelFacts(interface, {}, 0, {operator: 1}, 0, {}, width=64, has_1d_convolutions=True)
+            space = build_space(facts, conditions)
             knobs |= {knob: {**knobs.get(knob, {}), **values} for knob, values in space.knobs.items()}
     return knobs

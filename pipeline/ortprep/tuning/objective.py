@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from statistics import median
 
 from ortprep.children.probe import ProbeResult
+from ortprep.measuring.comparison import is_below, paired_ratio
 from ortprep.spec.models import TuneSpec
 from ortprep.tuning.space import PlanChoice
 
@@ -18,6 +20,12 @@ MORE_MEMORY = 1.02
 """Private memory is the same figure within this factor."""
 
 
+Reader = Callable[[ProbeResult], float]
+"""Reads one figure of a process."""
+
+ready_ms: Reader = attrgetter("ready_ms")
+steady_ms: Reader = attrgetter("steady_ms")
+
 Finals = Mapping[PlanChoice, Sequence[ProbeResult]]
 """Figures by plan, the k-th of each from the same round; a plan that left has fewer."""
 
@@ -27,16 +35,16 @@ class Trial:
     """One plan that was tried; a search adds its figures round by round.
 
     Attributes:
-        kind: Why: `default`, `base`, `form` or `change`.
-        anchors: Figures of the plan it is compared with, each from the same round as its own.
-        failure: Why it gave no figures, or failed after it gave some; None if it works.
+        kind: Reason for it: `default`, `base`, `form` or `change`.
+        baselines: Figures of the plan it is compared with, each from the same round as its own.
+        failure: Reason why it gave no figures, or failed after it gave some; None if it works.
     """
 
     number: int
     kind: str
     choice: PlanChoice
     figures: list[ProbeResult] = field(default_factory=list)
-    anchors: list[ProbeResult] = field(default_factory=list)
+    baselines: list[ProbeResult] = field(default_factory=list)
     failure: str | None = None
 
 
@@ -62,21 +70,21 @@ class Objective(TuneSpec):
         return first.ready_ms + meanwhile * first.steady_ms + (later - meanwhile) * second.steady_ms
 
     def violations(
-        self, figures: Sequence[ProbeResult], anchors: Sequence[ProbeResult], *, slack: float = 1.0
+        self, figures: Sequence[ProbeResult], baselines: Sequence[ProbeResult], *, slack: float = 1.0
     ) -> tuple[str, ...]:
         """Returns the limits that a plan's medians exceed, one phrase each; `slack` multiplies the limits."""
         return tuple(
             f"{what} {value:.4g} {unit}, allowed {limit:.4g}"
-            for what, value, limit, unit in self._limited(figures, anchors)
+            for what, value, limit, unit in self._limited(figures, baselines)
             if value > slack * limit
         )
 
-    def excess(self, figures: Sequence[ProbeResult], anchors: Sequence[ProbeResult]) -> float:
+    def excess(self, figures: Sequence[ProbeResult], baselines: Sequence[ProbeResult]) -> float:
         """Returns the factor by which a plan's medians exceed the limits, all together; 1 within them."""
-        return math.prod(max(1.0, value / limit) for _, value, limit, _ in self._limited(figures, anchors))
+        return math.prod(max(1.0, value / limit) for _, value, limit, _ in self._limited(figures, baselines))
 
     def _limited(
-        self, figures: Sequence[ProbeResult], anchors: Sequence[ProbeResult]
+        self, figures: Sequence[ProbeResult], baselines: Sequence[ProbeResult]
     ) -> Iterator[tuple[str, float, float, str]]:
         """Yields name, median, limit and unit of every figure that has a limit."""
         if self.max_private_mb is not None:
@@ -85,36 +93,62 @@ class Objective(TuneSpec):
         if self.max_gpu_mb is not None and gpu:
             yield "GPU memory", median(gpu), self.max_gpu_mb, "MB"
         if self.max_steady_ratio is not None:
-            default_ms = median([one.steady_ms for one in anchors[: len(figures)]])
+            default_ms = median([one.steady_ms for one in baselines[: len(figures)]])
             ratio = median([one.steady_ms for one in figures]) / default_ms
             yield "steady run", ratio, self.max_steady_ratio, "× default"
 
-    def ratios(self, figures: Sequence[ProbeResult], anchors: Sequence[ProbeResult]) -> tuple[float, ...]:
-        """Returns a plan's costs relative to the anchor's, round by round."""
+    def ratios(self, figures: Sequence[ProbeResult], baselines: Sequence[ProbeResult]) -> tuple[float, ...]:
+        """Returns a plan's costs relative to the baseline's, round by round."""
         return tuple(
-            self.cost_ms(one) / self.cost_ms(anchor)
-            for one, anchor in zip(figures, anchors, strict=True)
-            if self.cost_ms(anchor) > 0
+            self.cost_ms(one) / self.cost_ms(baseline)
+            for one, baseline in zip(figures, baselines, strict=True)
+            if self.cost_ms(baseline) > 0
         )
 
     def score(self, trial: Trial) -> float:
-        """Returns a trial's median cost relative to the anchor's; infinite where it failed."""
-        ratios = self.ratios(trial.figures, trial.anchors)
+        """Returns a trial's median cost relative to the baseline's; infinite where it failed."""
+        ratios = self.ratios(trial.figures, trial.baselines)
         return median(ratios) if ratios and trial.failure is None else float("inf")
 
     def keeps_limits(self, trial: Trial, *, slack: float = 1.0) -> bool:
         """Says whether a trial gave figures, and they keep every limit."""
         works = bool(trial.figures) and trial.failure is None
-        return works and not self.violations(trial.figures, trial.anchors, slack=slack)
+        return works and not self.violations(trial.figures, trial.baselines, slack=slack)
 
     def is_allowed(self, trial: Trial) -> bool:
         """Says whether a trial keeps every limit, or nearly: one process is not exact."""
         return self.keeps_limits(trial, slack=_SLACK)
 
 
-def describe_memory(figures: Sequence[ProbeResult], anchors: Sequence[ProbeResult]) -> str:
+def ratio(figures: Sequence[ProbeResult], others: Sequence[ProbeResult], read: Reader) -> float:
+    """Returns the ratio of a figure of two plans in their common rounds."""
+    return paired_ratio(*_values(figures, others, read))
+
+
+def is_less(
+    figures: Sequence[ProbeResult],
+    others: Sequence[ProbeResult],
+    read: Reader,
+    *,
+    min_gain: float = 0.0,
+) -> bool:
+    """Says whether a figure of one plan is smaller beyond the noise, in their common rounds.
+
+    `min_gain` is the share that it has to be smaller by at least.
+    """
+    return is_below(*_values(figures, others, read), min_gain=min_gain)
+
+
+def _values(
+    figures: Sequence[ProbeResult], others: Sequence[ProbeResult], read: Reader
+) -> tuple[list[float], list[float]]:
+    rounds = min(len(figures), len(others))
+    return [read(one) for one in figures[:rounds]], [read(one) for one in others[:rounds]]
+
+
+def describe_memory(figures: Sequence[ProbeResult], baselines: Sequence[ProbeResult]) -> str:
     """Returns a phrase for a plan that takes more private memory than default ONNX Runtime, else ""."""
-    own_mb, other_mb = (median([one.private_mb for one in both]) for both in (figures, anchors))
+    own_mb, other_mb = (median([one.private_mb for one in both]) for both in (figures, baselines))
     if own_mb <= MORE_MEMORY * other_mb:
         return ""
     return f"; takes more private memory: {own_mb:.0f} MB against {other_mb:.0f} (limit: tune.max_private_mb)"

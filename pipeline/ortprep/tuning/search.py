@@ -5,7 +5,7 @@
 3. Every single change of the best plan so far, again and again until none gains more than half the noise.
 4. The best plans again, in pairs (`ortprep.tuning.final`).
 
-Plans of one batch race: every round measures the anchor (the default) and each plan once, in a changing
+Plans of one batch race: every round measures the baseline (the default) and each plan once, in a changing
 order; a plan far behind after its first round is dropped.
 """
 
@@ -22,31 +22,31 @@ from ortprep.errors import PipelineError, TuningError
 from ortprep.measuring.comparison import MIN_ROUNDS
 from ortprep.measuring.rounds import order_of_round
 from ortprep.tuning.final import compare_finalists, measure_with_retry, pick_entrants
+from ortprep.tuning.first_phase import rank_firsts
 from ortprep.tuning.knobs import FORM, OFF, PREPACKING
 from ortprep.tuning.objective import Finals, Objective, Trial
-from ortprep.tuning.phases import rank_firsts
 from ortprep.tuning.space import DEFAULT, PlanChoice, Space
 
-HOPELESS = 1.1
+MAX_FIRST_RATIO = 1.1
 """A plan that costs this much more than the best one in its first round is not measured again."""
 
 BATCH = 4
-"""Plans that race side by side; more would put minutes between a plan and its anchor."""
+"""Plans that race side by side; more would put minutes between a plan and its baseline."""
 
 REPEATS = 2
-"""Processes per plan that is not hopeless, before the last comparison."""
+"""Processes per plan that is not far behind, before the last comparison."""
 
 FINALISTS = 3
 """Best plans that are compared again before one is chosen."""
 
-IDLE = 1.005
+MIN_DIFFERENCE_RATIO = 1.005
 """A plan with fewer changes that costs so much more, or more by the noise, is compared too."""
 
-FOR_THE_FINALS = 0.4
+FINALS_SHARE = 0.4
 """Maximum share of the budget that is kept for the last comparison."""
 
 MIN_DEADLINE_S = 30.0
-PATIENT = 10.0
+MAX_SLOWDOWN = 10.0
 """A plan may take this many times what the slower of default and base took."""
 
 
@@ -74,15 +74,15 @@ class PlanSearchResult:
 
     Attributes:
         trials: Every plan that was tried, in order.
-        finals: Figures of the last comparison, the anchor's included. A plan that failed is absent; an anchor
-            that failed has the rounds before.
-        noise: Distance between the quartiles of a plan's cost relative to the anchor's in the same round.
+        finals: Figures of the last comparison, the baseline's included. A plan that failed is absent; a
+            baseline that failed has the rounds before.
+        noise: Distance between the quartiles of a plan's cost relative to the baseline's in the same round.
         elapsed_s: Seconds that the search took.
     """
 
     trials: tuple[Trial, ...]
     finals: Finals
-    anchor: PlanChoice
+    baseline: PlanChoice
     noise: float
     ended: str
     elapsed_s: float
@@ -92,7 +92,7 @@ def search(space: Space, objective: Objective, effects: SearchEffects) -> PlanSe
     """Searches a space for the plan that costs a job least.
 
     A started batch ends; the default and the base are always tried, and the default, two plans and one
-    first-phase plan are always compared in three rounds, whatever budget and trials are left.
+    first-phase plan are always compared in three rounds, even if no budget or trials are left.
 
     Raises:
         TuningError: Neither the default nor the base could be measured.
@@ -106,7 +106,7 @@ class _Search:
     def __init__(self, space: Space, objective: Objective, effects: SearchEffects) -> None:
         self._space, self._objective, self._effects = space, objective, effects
         self._trials: dict[PlanChoice, Trial] = {}
-        self._anchor = DEFAULT
+        self._baseline = DEFAULT
         self._started_s, self._deadline_s = effects.clock(), math.inf
         self._seconds: list[float] = []  # of each process that succeeded
 
@@ -115,7 +115,7 @@ class _Search:
         ended = self._explore()
         finals = self._compare_finalists()
         trials = tuple(self._trials.values())
-        return PlanSearchResult(trials, finals, self._anchor, self._noise(), ended, self._elapsed_s())
+        return PlanSearchResult(trials, finals, self._baseline, self._noise(), ended, self._elapsed_s())
 
     def _begin(self) -> None:
         """Tries the plans that the others are compared with, and the usual first phase."""
@@ -123,7 +123,7 @@ class _Search:
         default = self._trials[DEFAULT]
         if default.failure is not None:
             self._effects.say(f"default not measured: {default.failure}")
-            self._anchor = self._space.base
+            self._baseline = self._space.base
         changed = self._space.neighbours(self._space.base) if self._objective.first_phase else ()
         firsts = [choice for choice in changed if choice.as_dict().get(PREPACKING) == OFF]
         self._race([self._space.base, *firsts], "form")
@@ -132,7 +132,7 @@ class _Search:
             raise TuningError(
                 f"nothing to compare with: neither the default nor the base runs\n  {base.failure}"
             )
-        self._deadline_s = max(MIN_DEADLINE_S, PATIENT * slowest_s)
+        self._deadline_s = max(MIN_DEADLINE_S, MAX_SLOWDOWN * slowest_s)
 
     def _explore(self) -> str:
         """Tries forms, then single changes of the best plan, and returns why no more were tried."""
@@ -166,7 +166,7 @@ class _Search:
     def _scores(self) -> dict[PlanChoice, float]:
         """Returns the costs of the plans that work; one beyond a limit is dearer in proportion."""
         return {
-            choice: self._objective.score(trial) * self._objective.excess(trial.figures, trial.anchors)
+            choice: self._objective.score(trial) * self._objective.excess(trial.figures, trial.baselines)
             for choice, trial in self._trials.items()
             if choice != DEFAULT and self._works(choice)
         }
@@ -200,18 +200,19 @@ class _Search:
         return any(changes and changes <= self._changes(choice) for changes in failed)
 
     def _exhausted(self) -> str | None:
+        """Returns why no further plan may be tried, None if one may."""
         if len(self._trials) >= self._objective.max_trials:
             return f"max_trials, {self._objective.max_trials}, is used up"
         if all(trial.failure is not None for choice, trial in self._trials.items() if choice != DEFAULT):
             return None  # there is nothing to prepare yet
-        finalists = min(len((self._anchor, self._space.base)) + FINALISTS, len(self._trials))
-        reserve_s = min(finalists * self._comparison_s(), FOR_THE_FINALS * self._objective.budget_s)
+        finalists = min(len((self._baseline, self._space.base)) + FINALISTS, len(self._trials))
+        reserve_s = min(finalists * self._comparison_s(), FINALS_SHARE * self._objective.budget_s)
         if self._elapsed_s() + reserve_s >= self._objective.budget_s:
             return f"{self._objective.budget_s:g} s are used up or reserved for the last comparison"
         return None
 
     def _race(self, choices: Sequence[PlanChoice], kind: str) -> None:
-        """Measures plans in rounds; one that fails, or is hopeless, leaves the batch."""
+        """Measures plans in rounds; one that fails, or is far behind, leaves the batch."""
         room = max(self._objective.max_trials, len((DEFAULT, self._space.base))) - len(self._trials)
         batch = [
             Trial(len(self._trials) + index, "base" if choice == self._space.base else kind, choice)
@@ -221,7 +222,7 @@ class _Search:
             with suppress(PipelineError):
                 self._effects.prepare(trial.choice)
         for index in range(REPEATS):
-            running = [trial for trial in batch if self._has_hope(trial)]
+            running = [trial for trial in batch if self._is_worth_another(trial)]
             if running:
                 self._measure_round(running, index, batch)
         for trial in batch:
@@ -231,25 +232,25 @@ class _Search:
                 self._effects.say(f"trial {trial.number} failed: {trial.choice}: {reason}")
 
     def _measure_round(self, running: Sequence[Trial], index: int, batch: Sequence[Trial]) -> None:
-        """Measures plans and the anchor once; where that fails, its last figures of the batch count."""
+        """Measures plans and the baseline once; where that fails, its last figures of the batch count."""
         results: dict[PlanChoice, ProbeResult | str] = {}
-        choices = dict.fromkeys([self._anchor, *(trial.choice for trial in running)])
+        choices = dict.fromkeys([self._baseline, *(trial.choice for trial in running)])
         for choice in order_of_round(list(choices), index):
             try:
                 results[choice] = measure_with_retry(self._measure, choice)
             except PipelineError as error:
                 results[choice] = error.message
-        anchor = results[self._anchor]
-        if isinstance(anchor, str):
-            earlier = [figures for trial in batch for figures in trial.anchors]
-            anchor = earlier[-1] if earlier else f"nothing to compare with: {anchor}"
+        baseline = results[self._baseline]
+        if isinstance(baseline, str):
+            earlier = [figures for trial in batch for figures in trial.baselines]
+            baseline = earlier[-1] if earlier else f"nothing to compare with: {baseline}"
         for trial in running:
             own = results[trial.choice]
-            if isinstance(own, str) or isinstance(anchor, str):
-                trial.failure = own if isinstance(own, str) else str(anchor)
+            if isinstance(own, str) or isinstance(baseline, str):
+                trial.failure = own if isinstance(own, str) else str(baseline)
             else:
                 trial.figures.append(own)
-                trial.anchors.append(anchor)
+                trial.baselines.append(baseline)
 
     def _measure(self, choice: PlanChoice) -> ProbeResult:
         started_s = self._effects.clock()
@@ -257,13 +258,13 @@ class _Search:
         self._seconds.append(self._effects.clock() - started_s)
         return figures
 
-    def _has_hope(self, trial: Trial) -> bool:
+    def _is_worth_another(self, trial: Trial) -> bool:
         """Says whether a plan is worth another process."""
         if trial.failure is not None:
             return False
-        if not trial.figures or trial.choice in (self._anchor, self._space.base):
+        if not trial.figures or trial.choice in (self._baseline, self._space.base):
             return True
-        return self._objective.score(trial) < HOPELESS * self._best_score()
+        return self._objective.score(trial) < MAX_FIRST_RATIO * self._best_score()
 
     def _allowed(self) -> list[Trial]:
         own = (trial for choice, trial in self._trials.items() if choice != DEFAULT)
@@ -273,9 +274,9 @@ class _Search:
         return min((self._objective.score(trial) for trial in self._allowed()), default=math.inf)
 
     def _noise(self) -> float:
-        """Returns the distance between the quartiles of a plan's cost relative to the anchor's."""
-        others = (trial for choice, trial in self._trials.items() if choice != self._anchor)
-        ratios = [self._objective.ratios(trial.figures, trial.anchors)[:2] for trial in others]
+        """Returns the distance between the quartiles of a plan's cost relative to the baseline's."""
+        others = (trial for choice, trial in self._trials.items() if choice != self._baseline)
+        ratios = [self._objective.ratios(trial.figures, trial.baselines)[:2] for trial in others]
         gaps = [abs(math.log(pair[0] / pair[1])) for pair in ratios if len(pair) == 2 and min(pair) > 0]
         # Of a normal distribution the median gap of two values is 0.954 standard deviations, the quartiles
         # 1.349.
@@ -285,24 +286,21 @@ class _Search:
         """Compares the best plans again, with the first-phase candidates."""
         ranked = sorted(self._allowed(), key=self._objective.score)
         best = [trial for trial in ranked if trial is ranked[0] or self._objective.keeps_limits(trial)]
-        limit = max(IDLE, 1 + self._noise()) * self._best_score()
+        limit = max(MIN_DIFFERENCE_RATIO, 1 + self._noise()) * self._best_score()
         level = [trial.choice for trial in best if self._objective.score(trial) <= limit]
         plain = min(level, key=lambda choice: len(self._changes(choice)), default=self._space.base)
         choices = [trial.choice for trial in best[:FINALISTS]]
-        contenders, firsts = pick_entrants(
-            # The best comes first: what there is no time for is left out from the end.
-            [c for c in (*choices[:1], plain, self._space.base, *choices[1:]) if self._works(c)],
-            rank_firsts(self._trials.values(), plain, self._objective),
-            most=self._affordable_plans(),
-        )
-        count = len({self._anchor, *contenders, *firsts})
+        # The best comes first: what there is no time for is left out from the end.
+        usable = [c for c in (*choices[:1], plain, self._space.base, *choices[1:]) if self._works(c)]
+        firsts = rank_firsts(self._trials.values(), usable, self._objective)
+        candidates, firsts = pick_entrants(usable, firsts, max_plans=self._affordable_plans())
+        count = len({self._baseline, *candidates, *firsts})
         self._effects.say(f"{len(self._trials)} plans tried; comparing {count} of them again")
         return compare_finalists(
-            self._anchor,
-            contenders,
+            self._baseline,
+            candidates,
             firsts,
             self._objective,
-            most_rounds=self._objective.rounds,
             measure=self._measure,
             has_time=lambda processes: self._left_s() >= processes * self._process_s(),
         )

@@ -53,9 +53,9 @@ class Space:
     """Every plan that differs from every other.
 
     Attributes:
-        knobs: What can be chosen: of each knob its values, each with the options it sets. The first value is
+        knobs: Knobs to choose from: of each its values, each with the options it sets. The first value is
             used without a search.
-        rules: Which choices are equal, applied in order.
+        rules: Rules that make choices equal, applied in order.
     """
 
     knobs: Mapping[str, Mapping[str, Options]]

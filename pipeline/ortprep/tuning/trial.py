@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.codec import decode
 from ortprep.bundle.loader_config import Tolerance
-from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.answers import Answer, read_answer
 from ortprep.children.probe import ProbeFunction, ProbeRequest, ProbeResult, measure_plan
 from ortprep.errors import VerificationError
@@ -32,23 +31,17 @@ class CheckedSample:
 
 
 @dataclass(frozen=True)
-class TrialRequest:
-    """A plan to measure, and the answers to compare with.
+class TrialRequest(ProbeRequest):
+    """A plan to measure on several samples, and the answers to compare with.
 
     Attributes:
-        samples: One per declared shape, the primary shapes first. At least one.
+        checks: One per sample, in their order: the first for `sample`, then those for `more_samples`.
         tolerances: By output name; "" for those it does not name.
-        steady_s: Seconds of repeated runs per sample.
-        bundle: Folder of a bundle that records the plan; None for plain ONNX Runtime.
         gate: Judges the answers of a converted model, in place of tolerances.
     """
 
-    plan: SessionPlan
-    samples: tuple[CheckedSample, ...]
-    tolerances: Mapping[str, Tolerance]
-    steady_s: float
-    io_binding: bool = False
-    bundle: str | None = None
+    checks: tuple[CheckedSample, ...] = ()
+    tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
     gate: Gate | None = None
 
 
@@ -66,28 +59,11 @@ def measure_trial(
         LoadError: The session could not be created.
         ChildError: The process died, hung, or ran out of memory.
     """
-    probe = ProbeRequest(
-        plan=request.plan,
-        bundle=request.bundle,
-        sample=request.samples[0].file,
-        steady_s=request.steady_s,
-        more_samples=tuple(sample.file for sample in request.samples[1:]),
-        io_binding=request.io_binding,
-    )
-    more = {
-        "samples": encode(request.samples),
-        "tolerances": encode(request.tolerances),
-        "gate": encode(request.gate),
-    }
     result = measure_plan(
-        probe,
-        timeout_s=timeout_s,
-        memory_bytes=memory_bytes,
-        function=function or measure_and_check,
-        more=more,
+        request, timeout_s=timeout_s, memory_bytes=memory_bytes, function=function or measure_and_check
     )
     steady_ms = weighted_mean(
-        (result.steady_ms, *result.more_steady_ms), [sample.weight for sample in request.samples]
+        (result.steady_ms, *result.more_steady_ms), [check.weight for check in request.checks]
     )
     return replace(result, steady_ms=steady_ms)
 
@@ -101,7 +77,7 @@ def measure_and_check(request: Mapping[str, Any]) -> dict[str, Any]:
     """Child function of `measure_trial`: measures, then runs every sample once more and compares the answers.
 
     Args:
-        request: The fields of a `ProbeRequest`, `gpu`, `samples`, `tolerances` and `gate`.
+        request: The fields of a `TrialRequest`, and `gpu`.
 
     Raises:
         VerificationError: An answer is outside its tolerance.
@@ -110,7 +86,7 @@ def measure_and_check(request: Mapping[str, Any]) -> dict[str, Any]:
     from ortprep.children.probe_process import measure_runs
 
     figures, runs = measure_runs(request)
-    samples = decode(tuple[CheckedSample, ...], request["samples"])
+    samples = decode(tuple[CheckedSample, ...], request["checks"])
     tolerances = decode(Mapping[str, Tolerance], request["tolerances"])  # type: ignore[type-abstract]
     answers = [run.answer() for run in runs]
     if request["gate"] is not None:
@@ -122,6 +98,7 @@ def measure_and_check(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_gate(answers: Sequence[Mapping[str, Array]], samples: Sequence[CheckedSample], gate: Gate) -> None:
+    """Raises VerificationError for answers that miss the gate of a converted model."""
     meters: dict[str, AccuracyMeter] = {}
     for sample, outputs in zip(samples, answers, strict=True):
         for answer in sample.answers:
@@ -138,6 +115,7 @@ def _check_gate(answers: Sequence[Mapping[str, Array]], samples: Sequence[Checke
 def _check_answers(
     outputs: Mapping[str, Array], sample: CheckedSample, tolerances: Mapping[str, Tolerance]
 ) -> None:
+    """Raises VerificationError for an answer to one sample that is outside its tolerance."""
     from ortprep.runtime.verification.compare import compare_output
 
     for answer in sample.answers:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import logging
 import multiprocessing
@@ -21,7 +20,6 @@ import onnxruntime
 import pytest
 
 import ortprep
-from ortprep.bundle.loader_config import read_loader_config, write_loader_config
 from ortprep.bundle.session_record import SessionOptionsRecord, SessionPlan
 from ortprep.errors import IntegrityError, LoadError, LoadTimeoutError
 from ortprep.runtime import PoolConfig, SessionPool, load, wait_steady
@@ -35,14 +33,12 @@ from ortprep.runtime.tensors.element_types import Array
 from tests.fakes import wait_for
 from tests.runtime.builders import (
     ROWS,
-    entry,
     rewrite_digests,
     sample,
     weights_of,
     write_bundle,
     write_chain,
     write_linear,
-    write_record,
 )
 from tests.runtime.dropin.builders import write_bundle_of, write_source
 
@@ -117,22 +113,6 @@ def test_f19_the_first_phase_serves_first_and_the_variants_own_options_after_it(
     assert_right(answer(session))
     wait_steady(session, PATIENCE_S)
     assert threads_of(session) == 2
-    assert_right(answer(session))
-
-
-def test_f19_a_first_phase_may_be_over_a_file_of_its_own(bundle: Path) -> None:
-    write_linear(bundle / "cpu/first/linear_optimized.onnx", weights_of(1))
-    config = read_loader_config(bundle)
-    variant = config.variants[0]
-    assert variant.first_phase is not None
-    own = tuple(entry(bundle, f"cpu/first/{path.name}") for path in (bundle / "cpu/first").iterdir())
-    first = dataclasses.replace(variant.first_phase, model="cpu/first/linear_optimized.onnx")
-    variant = dataclasses.replace(variant, first_phase=first, files=(*variant.files, *own))
-    write_loader_config(bundle, dataclasses.replace(config, variants=(variant,)))
-    write_record(bundle)
-    session = load(bundle)
-    np.testing.assert_allclose(answer(session), expected(seed=1), rtol=1e-4, atol=1e-5)
-    wait_steady(session, PATIENCE_S)
     assert_right(answer(session))
 
 

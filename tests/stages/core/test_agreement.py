@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortprep.bundle.loader_config import TensorSpec
+from ortprep.bundle.model_facts import ModelInterface
 from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.inputs.agreement import check_agreement, shape_sets
 from ortprep.stages.core.inputs.sample_files import check_sample_files
-from ortprep.stages.core.results import ModelInterface
 
 IMAGE = TensorSpec("image", "float32", ("batch", 3, 16, 16))
 LEFT, RIGHT = (TensorSpec(name, "float32", ("batch", 4)) for name in ("left", "right"))

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortprep.bundle.loader_config import TensorSpec
+from ortprep.bundle.model_facts import ModelInterface
 from ortprep.errors import SpecError
 from ortprep.runtime.tensors.element_types import ELEMENT_TYPES, Array, dtype_name, widen
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.inputs.samples import build_feeds
-from ortprep.stages.core.results import ModelInterface
 
 FLOATS = ("float16", "float32", "float64", "bfloat16", "float8e4m3fn", "float8e5m2", "float4e2m1")
 INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (4, 8, 16, 32, 64))

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from ortprep.bundle.loader_config import TensorSpec
+from ortprep.bundle.model_facts import ModelInterface
 from ortprep.errors import StageError
 from ortprep.runtime.tensors.element_types import Array
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.reading import read_spec
 from ortprep.stages.core.inputs.sample_files import check_calibration, find_sample_files
-from ortprep.stages.core.results import ModelInterface
 
 
 def spec_with(folder: Path, glob: str) -> ModelSpec:

@@ -103,9 +103,9 @@ def test_external_data_is_fetched_from_beside_a_url(tmp_path: Path) -> None:
     assert "secret" not in f"{result}{key(plan)}"
 
 
-def test_a_file_url_is_a_path_and_a_demo_a_source(tmp_path: Path) -> None:
+def test_a_changed_file_changes_the_key_and_a_demo_is_a_source(tmp_path: Path) -> None:
     path = models.write_model(models.zero_inputs(), tmp_path / "a b.onnx")
-    plan = plan_of(tmp_path, {"url": path.as_uri()})
+    plan = plan_of(tmp_path, {"path": "a b.onnx"})
     before = key(plan)
     assert fetch(plan, tmp_path / "got").model == "a b.onnx"
     path.write_bytes(path.read_bytes() + b"\x12\x00")

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import math
+import random
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ortprep.bundle.figures import Samples
 from ortprep.children.probe import ProbeResult
 from ortprep.measuring.comparison import is_below, paired_ratio
-from ortprep.stages.measure.decision import DEFAULT, FIRST, decide, decide_fallback, with_common_start
+from ortprep.measuring.shipped import DEFAULT, FIRST
+from ortprep.stages.measure.decision import decide, decide_fallback, with_common_start
 from tests.tuning.builders import per_load
 
 figures = st.floats(min_value=0.001, max_value=1e6)
@@ -203,6 +207,27 @@ def test_runs_far_slower_count_though_the_noise_is_as_large() -> None:
     decision = decide({DEFAULT: default, "prepared": slow}, candidates=("prepared",), objective=OBJECTIVE)
     assert decision.shipped == DEFAULT
     assert "the time per run in steady state" in decision.reason
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.floats(0.3, 3), st.floats(0.5, 2), st.sampled_from((1, 30, 10_000)), st.integers(0, 10**6))
+def test_no_plan_ships_that_truly_costs_more_than_the_default_or_runs_longer(
+    first: float, steady: float, runs: int, seed: int
+) -> None:
+    chance, objective = random.Random(seed), per_load(runs)
+
+    def rounds_of(first_ms: float, steady_ms: float) -> tuple[ProbeResult, ...]:
+        figures = [(first_ms * noise(), steady_ms * noise()) for _ in range(7)]
+        return samples(*(tuple(column) for column in zip(*figures, strict=True)))
+
+    def noise() -> float:
+        return math.exp(chance.gauss(0, 0.02))
+
+    plans = {DEFAULT: rounds_of(230, 18), "prepared": rounds_of(230 * first, 18 * steady)}
+    decision = decide(plans, candidates=("prepared",), objective=objective)
+    cost = (230 * first + (runs - 1) * 18 * steady) / (230 + (runs - 1) * 18)
+    if decision.shipped == "prepared":
+        assert cost < 1.04 or (first < 1.04 and steady < 1.08)
 
 
 def test_a_default_beyond_a_limit_is_no_way_out() -> None:

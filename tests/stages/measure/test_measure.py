@@ -11,7 +11,8 @@ import pytest
 from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.loader_config import Requirements, Variant, VersionRange
 from ortprep.bundle.manifest import SourceRecord
-from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
+from ortprep.bundle.model_facts import ModelInterface
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.children.answers import Answers
 from ortprep.errors import StageError
 from ortprep.runtime.loading.session import CPU, CUDA, build_session, default_plan
@@ -19,8 +20,8 @@ from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.spec.models import MeasureSpec, ModelSpec, SourceSpec, TuneSpec
 from ortprep.stages.core.contract import Context, Plan, TaskId, Upstream
 from ortprep.stages.core.inputs.samples import Sample
-from ortprep.stages.core.results import FetchResult, MeasureResult, ModelInterface, PreparedResult
-from ortprep.stages.measure.contenders import Contender, device_of
+from ortprep.stages.core.results import FetchResult, MeasureResult, PreparedResult
+from ortprep.stages.measure.candidates import device_of
 from ortprep.stages.measure.stage import MeasureStage
 from ortprep.stages.verify.reference import ReferenceAnswers, write_reference
 from tests.builders import conv_net
@@ -142,5 +143,13 @@ def test_the_sample_is_that_of_the_task_that_asked_the_source() -> None:
 )
 def test_the_device_that_is_locked_is_the_one_that_runs(options: dict[str, str] | None, device: str) -> None:
     gpu = () if options is None else (ProviderRecord(CUDA, options),)
-    plan = SessionPlan("net.onnx", SessionOptionsRecord("ORT_DISABLE_ALL"), (*gpu, *PROVIDERS))
-    assert device_of((Contender("prepared", plan, Path()),)) == device
+    variant = Variant(
+        "v",
+        "cuda" if gpu else "cpu",
+        "net.onnx",
+        (),
+        SessionOptionsRecord("ORT_DISABLE_ALL"),
+        (*gpu, *PROVIDERS),
+        Requirements(VersionRange("1.0"), ()),
+    )
+    assert device_of(variant) == device

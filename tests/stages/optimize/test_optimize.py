@@ -48,18 +48,18 @@ def test_a_convolution_net_is_prepared_with_its_weights_in_one_mapped_file(build
     write(build, models.conv_net(channels=32, classes=300))
     result = build.optimize(**IMAGE)
     assert result.step == "all"
-    assert [attempt.outcome for attempt in result.ladder] == ["taken"]
+    assert [attempt.outcome for attempt in result.attempts] == ["taken"]
     assert build.files() == {"net_optimized.onnx", "net_optimized.onnx.data"}
     assert result.variant.session_options.graph_optimization_level == "ORT_DISABLE_ALL"
-    assert result.ladder[0].peak_rss_bytes > 0
-    assert result.ladder[0].elapsed_ms > 0
+    assert result.attempts[0].peak_rss_bytes > 0
+    assert result.attempts[0].elapsed_ms > 0
 
 
 @pytest.mark.slow
 def test_a_blocked_layout_becomes_a_requirement_on_the_machine(build: Build) -> None:
     write(build, models.conv_net(channels=32))
     result = build.optimize(**IMAGE)
-    (finding,) = result.ladder[0].findings
+    (finding,) = result.attempts[0].findings
     assert (finding.rule, finding.severity) == ("nchwc-layout", "requirement")
     assert result.variant.requirements.machine is not None
     assert result.variant.requirements.onnxruntime.below is not None
@@ -163,7 +163,7 @@ def test_an_old_models_merged_constants_do_not_become_inputs(build: Build) -> No
     write(build, model)
     result = build.optimize(**shapes("x", 2, 4))
     assert result.step == "all"
-    assert [(finding.rule, finding.severity) for finding in result.ladder[0].findings] == [
+    assert [(finding.rule, finding.severity) for finding in result.attempts[0].findings] == [
         ("interface", "repaired")
     ]
 
@@ -173,7 +173,7 @@ def test_an_optimizer_the_user_leaves_out_does_not_run(build: Build) -> None:
     write(build, models.conv_net(channels=32))
     result = build.optimize(**IMAGE, optimize={"disabled_optimizers": ["NchwcTransformer"]})
     assert result.step == "all"
-    assert result.ladder[0].findings == ()
+    assert result.attempts[0].findings == ()
 
 
 @pytest.mark.slow
@@ -182,19 +182,19 @@ def test_a_hazard_in_every_written_graph_leads_down_to_the_source(build: Build) 
     model.graph.node[0].output[0] = model.graph.node[1].input[0] = "h_CUDAExecutionProvider"
     models.write_external_model(model, build.source / "model.onnx", location="parts/weights.bin")
     result = build.optimize(**shapes("x", 2, 64))
-    assert [attempt.step for attempt in result.ladder] == [
+    assert [attempt.step for attempt in result.attempts] == [
         "all",
         "all-reduced",
         "extended",
         "basic",
         "source",
     ]
-    assert all("provider-name" in attempt.outcome for attempt in result.ladder[:-1])
+    assert all("provider-name" in attempt.outcome for attempt in result.attempts[:-1])
     assert result.variant.session_options.graph_optimization_level == "ORT_ENABLE_ALL"
     assert build.files() == {"net_optimized.onnx", "parts/weights.bin"}
     # Its weights are no second copy, and lying where the source has them is no hazard of the source.
     assert (build.folder / "parts/weights.bin").samefile(build.source / "parts/weights.bin")
-    assert {finding.rule for finding in result.ladder[-1].findings} == {"provider-name"}
+    assert {finding.rule for finding in result.attempts[-1].findings} == {"provider-name"}
     assert len(build.said) == 4
 
 
@@ -223,8 +223,8 @@ def test_a_step_that_fails_is_recorded_and_the_next_one_runs(
 
     monkeypatch.setattr(optimize, "run_child", run)
     result = build.optimize()
-    assert [attempt.step for attempt in result.ladder] == ["all", "all-reduced", "extended"]
-    assert result.ladder[0].outcome in str(failure)
+    assert [attempt.step for attempt in result.attempts] == ["all", "all-reduced", "extended"]
+    assert result.attempts[0].outcome in str(failure)
     assert build.files() == {"net_optimized.onnx"}
 
 
@@ -241,7 +241,7 @@ def test_a_portable_graph_that_full_optimisation_breaks_is_loaded_without(
 
     monkeypatch.setattr(optimize, "run_child", run)
     result = build.optimize("portable")
-    assert [attempt.step for attempt in result.ladder] == ["basic", "basic-only"]
+    assert [attempt.step for attempt in result.attempts] == ["basic", "basic-only"]
     assert result.variant.session_options.graph_optimization_level == "ORT_DISABLE_ALL"
 
 

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortprep.bundle.loader_config import ComputeCapabilityRange, Requirements, VersionRange
+from ortprep.bundle.model_facts import ModelFacts, ModelInterface
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.runtime.machine.hardware import Gpu, Hardware
 from ortprep.stages.optimize.graph_writer import SaveResult
@@ -22,7 +23,10 @@ PLAIN, ON_CPU = SessionOptionsRecord("ORT_DISABLE_ALL"), (ProviderRecord("CPUExe
 
 
 def saved(*domains: str, opset: int = 17, ir_version: int = 8, onnxruntime: str = "1.31.1") -> SaveResult:
-    return SaveResult((), domains, {"": opset}, ir_version, onnxruntime, (), 1, has_1d_convolutions=False)
+    operators = {f"{domain}.Relu" if domain else "Relu": 1 for domain in domains}
+    interface = ModelInterface((), (), {}, external=False)
+    facts = ModelFacts(interface, {"": opset}, ir_version, operators, 0, {})
+    return SaveResult(facts, (), onnxruntime)
 
 
 def derive(

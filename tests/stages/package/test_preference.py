@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from ortprep.bundle.figures import PlanFigures, Samples
 from ortprep.bundle.manifest import Decision, MeasurementRecord, VariantRecord
+from ortprep.measuring.shipped import PREPARED
 from ortprep.stages.core.contract import PORTABLE, VariantPlan
-from ortprep.stages.measure.contenders import PREPARED
 from ortprep.stages.package.prepared_variants import PreparedVariant, order_variants
 from tests.tuning.builders import per_load
 

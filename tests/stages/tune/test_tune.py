@@ -15,9 +15,8 @@ from ortprep.errors import PipelineError
 from ortprep.runtime.loading.session import CPU, build_session, default_plan
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Context, Plan, TaskId
-from ortprep.stages.optimize.attempt import job_of
-from ortprep.stages.optimize.graph_writer import has_1d_convolutions, measure_width
-from ortprep.stages.optimize.lint import find_operators
+from ortprep.stages.core.graphs.graph_walk import walk_operators
+from ortprep.stages.fetch.inspection import has_1d_convolutions, measure_width
 from ortprep.stages.tune.artefacts import Artefacts, readable_by, write_form
 from ortprep.stages.tune.stage import TuneStage
 from tests import builders as models
@@ -60,7 +59,7 @@ def test_features_of_a_graph_are_those_of_its_bodies_too() -> None:
     )
     assert has_1d_convolutions(wave.graph)
     assert not has_1d_convolutions(models.conv_net().graph)
-    assert "MatMul" in {node.op_type for node in find_operators(models.loop_net())}
+    assert "MatMul" in {node.op_type for node in walk_operators(models.loop_net())}
 
 
 def test_width_counts_nodes_with_work_that_wait_for_none_of_each_other() -> None:
@@ -104,7 +103,7 @@ def context_in(optimized: Build, folder: Path) -> Context:
 
 
 def artefacts_of(optimized: Build, context: Context) -> Artefacts:
-    return Artefacts(job_of(context), optimized.folder, "all", context.folder / "forms", context.say)
+    return Artefacts(context, optimized.folder, "all", context.folder / "forms")
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +157,7 @@ def test_files_that_cannot_be_read_are_no_form_and_leave_nothing(
 ) -> None:
     prepared = tmp_path / "prepared"
     shutil.copytree(optimized.folder, prepared)
-    artefacts = Artefacts(job_of(context), prepared, "all", context.folder / "forms", context.say)
+    artefacts = Artefacts(context, prepared, "all", context.folder / "forms")
     artefacts.get("mapped", "all")
     (prepared / "net_optimized.onnx").write_bytes(b"damaged")
     with pytest.raises(PipelineError):

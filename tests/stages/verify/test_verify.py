@@ -28,6 +28,7 @@ from ortprep.bundle.loader_config import (
     VersionRange,
 )
 from ortprep.bundle.manifest import SourceRecord
+from ortprep.bundle.model_facts import ModelInterface
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.children import answers
 from ortprep.children.answers import Answer
@@ -39,7 +40,7 @@ from ortprep.runtime.verification.golden import read_golden
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Context, Plan, TaskId, Upstream
 from ortprep.stages.core.inputs import samples
-from ortprep.stages.core.results import FetchResult, ModelInterface, PreparedResult, VerifyResult
+from ortprep.stages.core.results import FetchResult, PreparedResult, VerifyResult
 from ortprep.stages.verify import golden
 from ortprep.stages.verify.stage import VerifyStage
 from tests import builders as models

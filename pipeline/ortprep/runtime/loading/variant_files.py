@@ -92,29 +92,26 @@ def _check_others(
 
 
 def check_external_data(root: Path, variant: Variant, deadline: Deadline = NO_DEADLINE) -> None:
-    """Raises unless all data that the models of a variant refer to is in files that it lists.
+    """Raises unless all data that the model of a variant refers to is in files that it lists.
 
     ONNX Runtime reads whatever file a graph names, before 1.24 outside the model's folder too, and takes
     some names for addresses in memory.
 
     Raises:
-        IntegrityError: A model refers to something else, or cannot be read.
+        IntegrityError: The model refers to something else, or cannot be read.
         LoadTimeoutError: The deadline passed.
     """
     listed = {resolve_inside(root, entry.path) for entry in variant.files}
-    first = variant.first_phase
-    models = {variant.model, *(() if first is None or first.model is None else (first.model,))}
-    for name in sorted(models):
-        model = resolve_inside(root, name)
-        for location in _locations(model, deadline):
-            # A star begins what ONNX Runtime takes for an address. It looks beside the file that it opens.
-            # `Path.resolve` would fail on links that lead in a circle.
-            is_sound = is_safe_path(location) and "*" not in location
-            if not is_sound or Path(os.path.realpath(model.parent / location)) not in listed:
-                raise IntegrityError(
-                    f"model refers to data that its bundle does not list: {root / name}\n"
-                    f"  expected one of the files of variant {variant.name!r}, got {location[:200]!r}"
-                )
+    model = resolve_inside(root, variant.model)
+    for location in _locations(model, deadline):
+        # A star begins what ONNX Runtime takes for an address. It looks beside the file that it opens.
+        # `Path.resolve` would fail on links that lead in a circle.
+        is_sound = is_safe_path(location) and "*" not in location
+        if not is_sound or Path(os.path.realpath(model.parent / location)) not in listed:
+            raise IntegrityError(
+                f"model refers to data that its bundle does not list: {root / variant.model}\n"
+                f"  expected one of the files of variant {variant.name!r}, got {location[:200]!r}"
+            )
 
 
 def _locations(model: Path, deadline: Deadline) -> tuple[str, ...]:

@@ -135,9 +135,7 @@ def build_plan(
 def plan_of(root: Path, variant: Variant, choice: Phases) -> SessionPlan:
     """Returns what a variant records of a session of it, unchecked; raises if its model leaves the bundle."""
     phase = variant if choice == "steady" or variant.first_phase is None else variant.first_phase
-    return SessionPlan(
-        str(resolve_inside(root, phase.model or variant.model)), phase.session_options, phase.providers
-    )
+    return SessionPlan(str(resolve_inside(root, variant.model)), phase.session_options, phase.providers)
 
 
 def _check_options(root: Path, variant: Variant) -> None:

@@ -27,8 +27,8 @@ from ortprep.stages.convert.passes import run_pass
 from ortprep.stages.convert.search import Kept, search
 from ortprep.stages.core.accuracy import convert_section, judge_accuracy
 from ortprep.stages.core.contract import SOURCE_PRECISION, Context, TaskId
+from ortprep.stages.core.fallback import REFUSALS, TAKEN
 from ortprep.stages.core.inputs.sample_files import check_calibration, find_calibration_files
-from ortprep.stages.core.ladder import REFUSALS, TAKEN
 from ortprep.stages.core.sources import Graph
 from ortprep.stages.optimize.session_plans import loading_options, loading_providers, without_optimizers
 from ortprep.stages.verify.reference import fitting, read_reference, reference_variant

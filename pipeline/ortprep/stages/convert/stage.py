@@ -31,14 +31,14 @@ from ortprep.stages.core.contract import (
     VariantPlan,
     target_of,
 )
+from ortprep.stages.core.fallback import TAKEN, descend, describe_failures
 from ortprep.stages.core.inputs.sample_files import (
     calibration_key,
     inputs_key,
     samples_key,
 )
-from ortprep.stages.core.ladder import TAKEN, descend, describe_failures
 from ortprep.stages.core.provenance import installed_versions, runtime_versions
-from ortprep.stages.core.results import ConvertResult, FetchResult
+from ortprep.stages.core.results import FetchResult
 from ortprep.stages.core.sources import Graph, read_graph, source_task
 from ortprep.stages.fetch.inspection import inspect_file
 from ortprep.stages.optimize.session_plans import runtime_key
@@ -51,7 +51,7 @@ class ConvertStage:
     """Writes the graph that one variant is optimised from."""
 
     name = "convert"
-    version = 3
+    version = 4
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
         """Returns the variants whose graph differs from their parent's."""
@@ -118,7 +118,7 @@ class ConvertStage:
             if reason is None:
                 return _result(context, parent, attempts.written, record)
             context.say(f"left out: {reason}")
-            return {LEFT_OUT: reason, "record": encode(record)}
+            return {LEFT_OUT: reason, "conversion": encode(record)}
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
@@ -195,7 +195,7 @@ def _result(context: Context, parent: Graph, made: Path, record: ConversionRecor
         path.rename(context.folder / path.name)
     shutil.rmtree(context.folder / ".scratch", ignore_errors=True)
     converted = _describe(model, parent, name=f"{context.spec.name}/{context.variant}")
-    return dict(encode(ConvertResult(converted, record)))
+    return dict(encode(dataclasses.replace(converted, conversion=record)))
 
 
 def _describe(model: Path, parent: Graph, *, name: str) -> FetchResult:

@@ -1,1 +1,1 @@
-"""What the stages share."""
+"""Parts that the stages share."""

@@ -109,7 +109,7 @@ def run_user_metric(request: MetricRequest, *, timeout_s: float | None) -> float
 
     Raises:
         SpecError: The function cannot be found, raised, took too long, ended its process, or returned
-            something else. Only the user can fix it, so no step of a ladder may hide it.
+            something else. Only the user can fix it, so no fallback step may hide it.
         ChildKilledError: Something outside killed the process, most often the kernel for want of memory.
         BundleError: A sample cannot be read.
     """

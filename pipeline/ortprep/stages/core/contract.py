@@ -123,10 +123,10 @@ class Upstream:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is built of one spec on this machine.
+    """The build of one spec on this machine.
 
     Attributes:
-        targets: Those that are built, in order of preference.
+        targets: Targets that are built, in order of preference.
         missing: Targets of the spec that this machine lacks and the user agreed to skip, with the reason.
     """
 
@@ -136,7 +136,7 @@ class Plan:
 
     @cached_property
     def variant_plans(self) -> Mapping[str, VariantPlan]:
-        """What is built, by name: each target's variants, and the portable one last."""
+        """Variants to build, by name: each target's variants, and the portable one last."""
         return {variant.name: variant for variant in plan_variants(self.spec.convert, self.targets)}
 
     @property
@@ -169,7 +169,7 @@ class Context:
     Attributes:
         upstream: Results of exactly the required tasks.
         folder: Empty folder for this task's files; it becomes visible only if the stage succeeds.
-        key: What decided that the task runs: the stage's `key` and more.
+        key: Everything that decided that the task runs: the stage's `key` and more.
         progress: Takes the fraction of the work that is done, from 0 to 1, as often as it is known.
     """
 
@@ -183,7 +183,7 @@ class Context:
 
     @property
     def variant_plan(self) -> VariantPlan:
-        """What the task's variant is.
+        """The plan of the task's variant.
 
         Raises:
             StageError: The task is for no variant.
@@ -194,7 +194,7 @@ class Context:
 
     @property
     def target(self) -> str:
-        """What the task's variant runs on: `cpu` or `cuda`."""
+        """The target of the task's variant: `cpu` or `cuda`."""
         return self.variant_plan.target
 
     @property
@@ -208,7 +208,7 @@ class Stage(Protocol):
 
     @property
     def name(self) -> str:
-        """As the user sees it."""
+        """Name for the user."""
 
     @property
     def version(self) -> int:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ortprep.bundle.conversion_record import ConversionRecord, OutputAccuracy
-from ortprep.bundle.loader_config import TensorSpec, Variant
+from ortprep.bundle.loader_config import Variant
 from ortprep.bundle.manifest import (
     Decision,
     LadderAttempt,
@@ -15,83 +14,67 @@ from ortprep.bundle.manifest import (
     SourceRecord,
     VerificationRecord,
 )
+from ortprep.bundle.model_facts import ModelInterface
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.bundle.tuning_record import TuningRecord
 
 
 @dataclass(frozen=True)
-class ModelInterface:
-    """What can be said of a model without running it.
-
-    Attributes:
-        inputs: Inputs that have no initializer, in graph order.
-        index_bounds: Exclusive upper bound of integer inputs that index an initializer, by input name.
-    """
-
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    index_bounds: Mapping[str, int]
-    external: bool
-
-
-@dataclass(frozen=True)
 class FetchResult:
-    """Of `fetch`. Files: the model and its external data, with the relative paths the model gives them.
+    """Result of `fetch` and `convert`.
+
+    Files: the model and its external data, where the model looks for them.
 
     Attributes:
         model: Path of the model file in the stage's folder.
         config: Text of the `config.json` that came along with a model of the Hub, None without one.
+        conversion: Record of its conversion, None for the source.
     """
 
     model: str
     source: SourceRecord
     interface: ModelInterface
     config: str | None = None
-
-
-@dataclass(frozen=True)
-class ConvertResult:
-    """Of `convert`. Files: the converted model and its weights, as `fetch` leaves a source."""
-
-    converted: FetchResult
-    record: ConversionRecord
+    conversion: ConversionRecord | None = None
 
 
 @dataclass(frozen=True)
 class PreparedResult:
-    """Of `optimize` and `tune`: how jobs load a variant. Files: the model, and what its sessions read.
+    """Result of `optimize` and `tune`: how jobs load a variant.
+
+    Files: the model, and what its sessions read.
 
     Attributes:
         variant: The variant as the bundle will record it, with paths in the stage's folder, and without the
             files and the golden sample that `package` adds.
-        step: Ladder step of its graph, as `Step.name` lists them.
-        ladder: Every step that `optimize` tried, the taken one last.
+        step: The step that wrote its graph, as `Step.name` lists them.
+        attempts: Every step that `optimize` tried, the taken one last.
         onnxruntime: ONNX Runtime version that wrote it.
         record: The search for its plan; None of `optimize`.
     """
 
     variant: Variant
     step: str
-    ladder: tuple[LadderAttempt, ...]
+    attempts: tuple[LadderAttempt, ...]
     onnxruntime: str
     record: TuningRecord | None = None
 
-    def plan_in(self, folder: Path) -> SessionPlan:
-        """Returns the session that jobs make, of the files in a folder."""
-        own = self.variant
-        return SessionPlan(str(folder / own.model), own.session_options, own.providers)
+
+def session_of(folder: Path, variant: Variant) -> SessionPlan:
+    """Returns the session that jobs make of a variant whose files are in a folder."""
+    return SessionPlan(str(folder / variant.model), variant.session_options, variant.providers)
 
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """Of `verify`.
+    """Result of `verify`.
 
     Files of the one task that runs the source (see `verify.reference`): the reference, its samples, and
     `golden.npz` with arrays `input:NAME` and `output:NAME`. A converted variant's task leaves a `golden.npz`
     of its own: an input that fits it, and what it answers. The others leave none.
 
     Attributes:
-        accuracy: Of a converted variant, per output, against the unconverted source.
+        accuracy: Accuracy of a converted variant, per output, against the unconverted source.
     """
 
     record: VerificationRecord
@@ -100,10 +83,10 @@ class VerifyResult:
 
 @dataclass(frozen=True)
 class MeasureResult:
-    """Of `measure`. No files.
+    """Result of `measure`. No files.
 
     Attributes:
-        fallback: Which plan the portable variant ships; None where it was not measured with this one.
+        fallback: Plan that the portable variant ships; None where it was not measured with this one.
     """
 
     measurements: tuple[MeasurementRecord, ...]

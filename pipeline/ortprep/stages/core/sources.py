@@ -9,7 +9,7 @@ from ortprep.bundle.codec import decode
 from ortprep.bundle.conversion_record import ConversionRecord
 from ortprep.spec.hub_url import is_hub_url, parse_hub_url
 from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId
-from ortprep.stages.core.results import ConvertResult, FetchResult, PreparedResult
+from ortprep.stages.core.results import FetchResult, PreparedResult
 
 FETCH = TaskId("fetch")
 
@@ -23,17 +23,20 @@ class Graph:
 
     Attributes:
         folder: Its files and no others, free of links.
-        conversion: How it was converted, None for the source.
     """
 
     description: FetchResult
     folder: Path
-    conversion: ConversionRecord | None = None
 
     @property
     def path(self) -> Path:
         """The model file."""
         return self.folder / self.description.model
+
+    @property
+    def conversion(self) -> ConversionRecord | None:
+        """Record of its conversion, None for the source."""
+        return self.description.conversion
 
 
 def source_task(plan: Plan, variant: str | None) -> TaskId:
@@ -66,11 +69,7 @@ def read_location(context: Context) -> str:
 def read_graph(context: Context, task: TaskId) -> Graph:
     """Returns the graph that a task before this one left."""
     upstream = context.upstream[task]
-    folder = upstream.folder.resolve()
-    if task == FETCH:
-        return Graph(decode(FetchResult, upstream.result), folder)
-    made = decode(ConvertResult, upstream.result)
-    return Graph(made.converted, folder, made.record)
+    return Graph(decode(FetchResult, upstream.result), upstream.folder.resolve())
 
 
 def prepared_task(plan: Plan, variant: str) -> TaskId:

@@ -6,17 +6,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortprep.bundle.loader_config import TensorSpec
+from ortprep.bundle.model_facts import ModelFacts, ModelInterface
 from ortprep.bundle.onnx_inputs import dimension_name
 from ortprep.bundle.onnx_wire import WireError, read_skeleton
 from ortprep.children.child import run_child
 from ortprep.errors import SourceError
-from ortprep.stages.core.results import ModelInterface
 
 if TYPE_CHECKING:
     import onnx
@@ -24,30 +22,17 @@ if TYPE_CHECKING:
 MAX_INLINE_BYTES = 2**31 - 1
 """Largest model file that protobuf reads; larger models keep their weights in external data."""
 
-
-@dataclass(frozen=True)
-class Inspection:
-    """A description of a model file.
-
-    Attributes:
-        interface: Inputs, outputs and index bounds.
-        opsets: Opset version by domain ("" is ai.onnx).
-        ir_version: ONNX IR version.
-        operators: Number of nodes by operator type (`domain.Type` outside ai.onnx), subgraphs and functions
-            included.
-        initializer_bytes: Size of all weights, external ones included.
-        external: Bytes that each external data file has to have at least, by its location.
-    """
-
-    interface: ModelInterface
-    opsets: Mapping[str, int]
-    ir_version: int
-    operators: Mapping[str, int]
-    initializer_bytes: int
-    external: Mapping[str, int]
+_CHEAP = frozenset(
+    {
+        "Cast", "Concat", "Constant", "ConstantOfShape", "Expand", "Flatten", "Gather", "Identity", "Reshape",
+        "Shape", "Size", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
+        "ReorderInput", "ReorderOutput",
+    }
+)  # fmt: skip
+"""Operators that move or describe data: two of them side by side are no reason for two threads."""
 
 
-def inspect_file(model: Path, *, name: str, timeout_s: float | None = None) -> Inspection:
+def inspect_file(model: Path, *, name: str, timeout_s: float | None = None) -> ModelFacts:
     """Reads a model file in a child process; its external data need not be there.
 
     Raises:
@@ -56,7 +41,7 @@ def inspect_file(model: Path, *, name: str, timeout_s: float | None = None) -> I
     return run_child(inspect_model, (str(model), name), timeout_s=timeout_s).value
 
 
-def inspect_model(request: tuple[str, str]) -> Inspection:
+def inspect_model(request: tuple[str, str]) -> ModelFacts:
     """Child function of `inspect_file`, which has its errors: the file, and what messages call it."""
     path, name = request
     size_bytes = Path(path).stat().st_size
@@ -96,7 +81,7 @@ def parse_skeleton(path: Path) -> onnx.ModelProto:
     return model
 
 
-def describe_model(model: onnx.ModelProto) -> Inspection:
+def describe_model(model: onnx.ModelProto) -> ModelFacts:
     """Returns what a parsed skeleton says; for child processes.
 
     Raises:
@@ -106,7 +91,7 @@ def describe_model(model: onnx.ModelProto) -> Inspection:
         external_extents,
         values_bytes,
         walk_initializers,
-        walk_nodes,
+        walk_operators,
     )
     from ortprep.stages.fetch.index_bounds import find_index_bounds
 
@@ -119,13 +104,15 @@ def describe_model(model: onnx.ModelProto) -> Inspection:
         index_bounds=find_index_bounds(graph),
         external=bool(external),
     )
-    return Inspection(
+    return ModelFacts(
         interface=interface,
         opsets={_plain_domain(item.domain): item.version for item in model.opset_import},
         ir_version=model.ir_version,
-        operators=dict(sorted(Counter(_operator(node) for node in walk_nodes(model)).items())),
+        operators=dict(sorted(Counter(map(_operator, walk_operators(model))).items())),
         initializer_bytes=sum(values_bytes(tensor) for tensor in walk_initializers(model)),
         external=external,
+        width=measure_width(graph),
+        has_1d_convolutions=has_1d_convolutions(graph),
     )
 
 
@@ -154,3 +141,26 @@ def _describe_axis(axis: onnx.TensorShapeProto.Dimension) -> int | str | None:
     if axis.HasField("dim_value") and axis.dim_value >= 0:
         return int(axis.dim_value)
     return dimension_name(str(axis.dim_param))
+
+
+def measure_width(graph: onnx.GraphProto) -> int:
+    """Returns the maximum number of nodes with real work at one depth."""
+    depth_of: dict[str, int] = {}
+    counts: dict[int, int] = {}
+    for node in graph.node:  # in topological order
+        depth = max((depth_of.get(name, 0) for name in node.input), default=0)
+        if node.op_type not in _CHEAP:
+            depth += 1
+            counts[depth] = counts.get(depth, 0) + 1
+        for name in node.output:
+            depth_of[name] = depth
+    return max(counts.values(), default=0)
+
+
+def has_1d_convolutions(graph: onnx.GraphProto) -> bool:
+    """Returns whether a convolution of the main graph has a kernel of one axis."""
+    ranks = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
+    return any(
+        node.op_type.endswith("Conv") and len(node.input) > 1 and ranks.get(node.input[1]) == 3
+        for node in graph.node
+    )

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from urllib.parse import quote, urlsplit, urlunsplit
 
 from ortprep.bundle.file_memory import read_stamp
 from ortprep.bundle.loader_config import FileEntry
@@ -279,23 +279,6 @@ def check_redirect(url: str, target: str) -> str:
 
 
 def source_of(url: str) -> Source:
-    """Returns the source of a URL that is neither a file of this machine nor on the Hub."""
+    """Returns the source of a URL that is not on the Hub."""
     is_web = url.partition("://")[0].lower() in ("http", "https")
     return WebFile(url) if is_web else StoreObject(url)
-
-
-def is_file_url(url: str) -> bool:
-    """Returns whether a URL names a file of this machine."""
-    return url.lower().startswith("file://")
-
-
-def path_of_file_url(url: str) -> Path:
-    """Returns the path a `file://` URL names.
-
-    Raises:
-        SourceError: It names another machine.
-    """
-    parts = urlsplit(url)
-    if parts.netloc not in ("", "localhost"):
-        raise SourceError(f"not a file on this machine: {redact_url(url)}\n  expected file:///absolute/path")
-    return Path(unquote(parts.path))

@@ -28,14 +28,7 @@ from ortprep.stages.fetch.demo import GENERATOR_VERSION, check_demo_name, write_
 from ortprep.stages.fetch.external_data import check_location, digest_beside
 from ortprep.stages.fetch.hub_file import HubFile, find_config, pin
 from ortprep.stages.fetch.inspection import inspect_file
-from ortprep.stages.fetch.sources import (
-    LocalFile,
-    Source,
-    fetch_file,
-    is_file_url,
-    path_of_file_url,
-    source_of,
-)
+from ortprep.stages.fetch.sources import LocalFile, Source, fetch_file, source_of
 
 MAX_CONFIG_BYTES = 8 << 20
 """Largest `config.json` that comes along with a model, in bytes."""
@@ -53,7 +46,7 @@ class FetchStage:
     """Brings a model into the build and refuses what cannot be prepared, before any long work."""
 
     name = "fetch"
-    version = 3
+    version = 4
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:  # noqa: ARG002 - part of the stage contract
         """Runs once per model."""
@@ -77,7 +70,7 @@ class FetchStage:
         return {
             "source": _source_key(spec),
             "sha256": spec.source.sha256,
-            "checked": None if _is_remote(spec.source) else _checked_key(spec),
+            "checked": None if spec.source.url is not None else _checked_key(spec),
             "tools": installed_versions("onnx", *ONNXRUNTIME),
         }
 
@@ -122,7 +115,7 @@ def _model_source(spec: ModelSpec, key: Mapping[str, Any]) -> Source | None:
     source = spec.source
     if source.demo is not None:
         return None
-    if source.url is None or not _is_remote(source):
+    if source.url is None:
         return LocalFile(_local_path(spec))
     if not is_hub_url(source.url):
         return source_of(source.url)
@@ -177,11 +170,12 @@ def _fetch_config(context: Context, model: HubFile) -> str | None:
 
 
 def _source_key(spec: ModelSpec) -> Mapping[str, Any]:
+    """Returns what says that a source is another one, as JSON types."""
     source = spec.source
     if source.demo is not None:
         versions = {package: installed_version(package) for package in ("onnx", "numpy")}
         return {"demo": check_demo_name(source.demo), "generator": GENERATOR_VERSION, **versions}
-    if source.url is not None and _is_remote(source):
+    if source.url is not None:
         commit = {"commit": pin(parse_hub_url(source.url)).revision} if is_hub_url(source.url) else {}
         return {"url": redact_url(source.url), **commit}
     path, cache = _local_path(spec), DigestCache()
@@ -211,27 +205,22 @@ def _checked_key(spec: ModelSpec) -> Mapping[str, Any]:
     }
 
 
-def _is_remote(source: SourceSpec) -> bool:
-    return source.url is not None and not is_file_url(source.url)
-
-
 def local_source(spec: ModelSpec) -> Path | None:
     """Returns where a spec's local source is, or would be; None for a demo or what is fetched from elsewhere.
 
     Raises:
-        SourceError: The path begins with the home of a user that there is not, or a `file://` URL names
-            another machine.
+        SourceError: The path begins with the home of a user that there is not.
     """
-    source = spec.source
-    if source.path is not None:
-        try:
-            return spec.folder / Path(source.path).expanduser()
-        except RuntimeError as error:
-            raise _no_path(spec, str(error)) from error
-    return None if source.url is None or _is_remote(source) else spec.folder / path_of_file_url(source.url)
+    if spec.source.path is None:
+        return None
+    try:
+        return spec.folder / Path(spec.source.path).expanduser()
+    except RuntimeError as error:
+        raise _no_path(spec, str(error)) from error
 
 
 def _local_path(spec: ModelSpec) -> Path:
+    """Returns the file of a local source; raises SourceError if there is none."""
     path = local_source(spec)
     try:
         if path is not None and path.is_file():
@@ -244,8 +233,7 @@ def _local_path(spec: ModelSpec) -> Path:
 
 
 def _no_path(spec: ModelSpec, reason: str) -> SourceError:
-    location = spec.source.path or redact_url(spec.source.url or "")
-    return SourceError(f"not a file path: {location}\n  {reason}", hint=_path_hint(spec))
+    return SourceError(f"not a file path: {spec.source.path}\n  {reason}", hint=_path_hint(spec))
 
 
 def _path_hint(spec: ModelSpec) -> str:
@@ -287,6 +275,7 @@ def refuse_what_is_no_model(path: Path, name: str) -> None:
 
 
 def _check_digest(received: FileEntry, source: SourceSpec, name: str) -> None:
+    """Raises `SourceError` if a file is not the one whose digest the spec has."""
     if source.sha256 is None:
         return
     expected = PREFIX + source.sha256.removeprefix(PREFIX).lower()

@@ -1,4 +1,4 @@
-"""Which plan is shipped, decided from measured figures. Pure."""
+"""Choice of the plan to ship, from measured figures. Pure."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ortprep.bundle.figures import Samples
 from ortprep.bundle.manifest import Decision
 from ortprep.children.probe import ProbeResult
 from ortprep.measuring.comparison import is_below, paired_ratio, ratio_interval
+from ortprep.measuring.shipped import DEFAULT, FIRST, PORTABLE, PREPARED
 from ortprep.tables import format_ratio
-from ortprep.tuning.objective import Objective, describe_memory
-
-DEFAULT = "default"
-"""The plan every other one is compared with: the source model in plain ONNX Runtime, `ORT_ENABLE_ALL`."""
-
-FIRST = "first phase"
-"""The plan that serves until the prepared one is ready, where the search found one worth it."""
-
-_PREPARED = "prepared"
-_PORTABLE = "portable"
+from ortprep.tuning.objective import (
+    Objective,
+    Reader,
+    describe_memory,
+    is_less,
+    ratio,
+    ready_ms,
+    steady_ms,
+)
 
 STEADY_ALLOWANCE = 1.03
 """How much slower a run may be, relative to the default, before a faster load is not worth it."""
@@ -53,7 +53,7 @@ def decide(samples: PlanRounds, *, candidates: Sequence[str], objective: Objecti
     default = samples.get(DEFAULT)
     if default is None:
         return Decision(remaining[0], faster=False, reason=_without_default(remaining[0], samples))
-    firsts = {_PREPARED: samples.get(FIRST)}
+    firsts = {PREPARED: samples.get(FIRST)}
     objections = {plan: _objection(samples[plan], default, objective, firsts.get(plan)) for plan in remaining}
     shipped = next((plan for plan, objection in objections.items() if objection is None), DEFAULT)
     refused = [
@@ -80,13 +80,13 @@ def decide_fallback(samples: PlanRounds, *, objective: Objective) -> Decision | 
     Returns:
         None where the portable variant's own graph was not measured.
     """
-    portable, default = samples.get(_PORTABLE), samples.get(DEFAULT)
+    portable, default = samples.get(PORTABLE), samples.get(DEFAULT)
     if portable is None:
         return None
     unlimited = Objective(runs_per_load=objective.runs_per_load)
     objection = None if default is None else _objection(portable, default, unlimited)
     if default is None or objection is None:
-        return decide(samples, candidates=(_PORTABLE,), objective=unlimited)
+        return decide(samples, candidates=(PORTABLE,), objective=unlimited)
     reason = (
         f"the source's graph, optimised at every load, as in plain ONNX Runtime ({_figures(default)}): "
         f"portable {objection} ({_figures(portable)})"
@@ -96,38 +96,24 @@ def decide_fallback(samples: PlanRounds, *, objective: Objective) -> Decision | 
 
 def decide_converted(samples: PlanRounds, *, objective: Objective) -> Decision:
     """Ships the prepared plan of a variant that stands beside another, with its relative costs."""
-    prepared = samples[_PREPARED]
+    prepared = samples[PREPARED]
     phrases = [
-        f"costs {paired_ratio(_costs(prepared, objective), _costs(figures, objective)):.2f}× "
+        f"costs {ratio(prepared, figures, objective.cost_ms):.2f}× "
         f"{'default ONNX Runtime' if name == DEFAULT else name} ({_figures(figures)})"
         for name, figures in samples.items()
-        if name != _PREPARED
+        if name != PREPARED
     ]
     reason = f"asked for ({_figures(prepared)}); {'; '.join(phrases) or 'nothing else could be measured'}"
     default = samples.get(DEFAULT)
-    faster = default is not None and _is_better(_readies(prepared), _readies(default))
-    return Decision(_PREPARED, faster=faster, reason=reason)
-
-
-def _costs(figures: Sequence[ProbeResult], objective: Objective) -> list[float]:
-    return [objective.cost_ms(run) for run in figures]
-
-
-def _readies(figures: Sequence[ProbeResult]) -> list[float]:
-    return [run.ready_ms for run in figures]
-
-
-def _steadies(figures: Sequence[ProbeResult]) -> list[float]:
-    return [run.steady_ms for run in figures]
-
-
-def _is_better(below: Sequence[float], above: Sequence[float]) -> bool:
-    return is_below(below, above, min_gain=MIN_GAIN)
+    faster = default is not None and is_less(prepared, default, ready_ms, min_gain=MIN_GAIN)
+    return Decision(PREPARED, faster=faster, reason=reason)
 
 
 def _is_faster(shipped: str, samples: PlanRounds) -> bool:
-    first = samples.get(FIRST) if shipped == _PREPARED else None
-    return shipped != DEFAULT and _is_better(_readies(first or samples[shipped]), _readies(samples[DEFAULT]))
+    first = samples.get(FIRST) if shipped == PREPARED else None
+    if shipped == DEFAULT:
+        return False
+    return is_less(first or samples[shipped], samples[DEFAULT], ready_ms, min_gain=MIN_GAIN)
 
 
 def _objection(
@@ -136,22 +122,24 @@ def _objection(
     objective: Objective,
     first: Sequence[ProbeResult] | None = None,
 ) -> str | None:
+    """Returns why a plan is not better than the default, None if it is."""
     if limits := objective.violations(candidate, default):
         return f"exceeds its limits: {'; '.join(limits)}"
-    if first is not None and _is_better(_costs(default, objective), _costs(candidate, objective)):
+    if first is not None and is_less(default, candidate, objective.cost_ms, min_gain=MIN_GAIN):
         return "costs more for a job that does not load it in two phases"
     costs = [objective.pair_cost_ms(*pair) for pair in zip(first or candidate, candidate, strict=False)]
-    if _is_better(costs, _costs(default, objective)):
+    if is_below(costs, [objective.cost_ms(run) for run in default], min_gain=MIN_GAIN):
         return None
-    if not _is_better(_readies(first or candidate), _readies(default)):
+    if not is_less(first or candidate, default, ready_ms, min_gain=MIN_GAIN):
         return "is not ready sooner beyond the noise"
-    steady = _steadies(candidate), _steadies(default)
+    steady = [run.steady_ms for run in candidate], [run.steady_ms for run in default]
     if ratio_interval(*steady, errors=1)[0] > STEADY_ALLOWANCE:
         return f"takes {paired_ratio(*steady):.2f}× the time per run in steady state"
     return None
 
 
 def _reason(shipped: str, samples: PlanRounds, refused: Sequence[str], objective: Objective) -> str:
+    """Returns the sentence with which a bundle explains what ships."""
     default = samples[DEFAULT]
     if shipped == DEFAULT:
         runs = "1 run" if objective.runs_per_load == 1 else f"{objective.runs_per_load} runs"
@@ -161,12 +149,9 @@ def _reason(shipped: str, samples: PlanRounds, refused: Sequence[str], objective
             f"the bundle ships the source's graph ({_figures(default)}); {why}"
         )
     chosen = samples[shipped]
-    first = samples.get(FIRST, chosen) if shipped == _PREPARED else chosen
-    sooner = paired_ratio(_readies(default), _readies(first))
-    steady = paired_ratio(_steadies(chosen), _steadies(default))
-    with_first = (
-        "" if first is chosen else f" with its first phase, ready {_spread(Samples.of(_readies(first)))} ms,"
-    )
+    first = samples.get(FIRST, chosen) if shipped == PREPARED else chosen
+    sooner, steady = ratio(default, first, ready_ms), ratio(chosen, default, steady_ms)
+    with_first = "" if first is chosen else f" with its first phase, ready {_spread(first, ready_ms)} ms,"
     sentence = (
         f"{shipped}{with_first} is ready {format_ratio(sooner)} sooner than default ONNX Runtime, "
         f"at {steady:.2f}× its time per run "
@@ -183,11 +168,11 @@ def _without_default(shipped: str, samples: PlanRounds) -> str:
 
 
 def _figures(figures: Sequence[ProbeResult]) -> str:
-    ready, steady = Samples.of(_readies(figures)), Samples.of(_steadies(figures))
-    return f"ready {_spread(ready)} ms, steady {_spread(steady)} ms"
+    return f"ready {_spread(figures, ready_ms)} ms, steady {_spread(figures, steady_ms)} ms"
 
 
-def _spread(summary: Samples) -> str:
+def _spread(figures: Sequence[ProbeResult], read: Reader) -> str:
+    summary = Samples.of(map(read, figures))
     return f"{summary.median:.4g} [{summary.p25:.4g}–{summary.p75:.4g}]"
 
 

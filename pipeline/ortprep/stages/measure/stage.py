@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
@@ -15,17 +14,16 @@ from ortprep.children.probe import ProbeRequest, ProbeResult, join_results, meas
 from ortprep.errors import StageError
 from ortprep.measuring.device_lock import measuring
 from ortprep.measuring.rounds import InterleavedRuns, run_interleaved
+from ortprep.measuring.shipped import DEFAULT, PORTABLE, PREPARED
 from ortprep.measuring.staged_bundles import StagedBundles
 from ortprep.runtime.machine.hardware import hardware_fingerprint, read_hardware
-from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId, target_of
-from ortprep.stages.core.inputs.samples import Sample
+from ortprep.stages.core.contract import Context, Plan, TaskId, target_of
 from ortprep.stages.core.provenance import runtime_versions
-from ortprep.stages.core.results import MeasureResult
+from ortprep.stages.core.results import MeasureResult, session_of
 from ortprep.stages.core.sources import FETCH, prepared_task, read_source, source_task
-from ortprep.stages.measure.contenders import (
-    PREPARED,
-    Contender,
-    build_contenders,
+from ortprep.stages.measure.candidates import (
+    Candidate,
+    build_candidates,
     compared_variants,
     device_of,
     is_shipped_as_asked,
@@ -83,135 +81,121 @@ class MeasureStage:
         Raises:
             StageError: The prepared plan itself did not answer in every round.
         """
-        contenders = build_contenders(context)
-        device = device_of(contenders)
+        candidates = build_candidates(context)
+        device = device_of(candidates[PREPARED][1])
         with (
             measuring(
                 device, on_wait=lambda: context.say(f"waiting for another build or measurement on {device}")
             ),
             TemporaryDirectory(prefix="staged-", dir=context.folder) as folder,
         ):
-            result = _compare(_Measurement.of(context, Path(folder)), contenders)
+            result = _Comparison(context, candidates, Path(folder)).run()
         if result.decision.shipped != PREPARED:
             context.say(result.decision.reason)
         return dict(encode(result))
 
 
-@dataclass
-class _Measurement:
-    """What every round is measured with, and how many of its processes are done."""
+class _Comparison:
+    """The rounds of one task, and how many of its processes are done."""
 
-    context: Context
-    sample: Sample
-    staged: StagedBundles
-    planned: int = 0
-    done: int = 0
-
-    @classmethod
-    def of(cls, context: Context, folder: Path) -> _Measurement:
-        """Returns the measurement of a task, with staged bundles in a folder."""
+    def __init__(self, context: Context, candidates: Mapping[str, Candidate], folder: Path) -> None:
         verified = context.upstream[TaskId("verify", reference_variant(context.plan))]
         interface = read_source(context).description.interface
         subject = f"{context.spec.name}/{context.variant}"
-        sample = fitting(read_reference(verified.folder), interface, subject).samples[0]
-        return cls(context, sample, StagedBundles(folder, interface.inputs, interface.outputs))
+        self._context, self._candidates, self._spec = context, candidates, context.spec.measure
+        self._sample = fitting(read_reference(verified.folder), interface, subject).samples[0]
+        self._staged = StagedBundles(folder, interface.inputs, interface.outputs)
+        # Only the primary shape is measured here; the limit on runs is of all of them.
+        self._objective = Objective.of(context.spec.tune, max_steady_ratio=None)
+        self._planned = len(candidates) * (1 + self._spec.rounds + self._spec.cold_rounds)
+        self._done = 0
 
-    def measure(self, contender: Contender, *, cold: bool) -> ProbeResult:
-        """Measures a plan once, in a process of its own."""
-        spec, bundle = self.context.spec.measure, None
-        if contender.requirements is not None:
-            bundle = self.staged.stage(
-                contender.plan,
-                contender.requirements,
-                io_binding=contender.io_binding,
-                timeout_s=spec.timeout_s,
+    def run(self) -> MeasureResult:
+        """Measures all rounds, and decides what ships.
+
+        Raises:
+            StageError: The prepared plan failed.
+        """
+        # Fills the page cache and is not counted. What fails in it is not tried again.
+        first = self._measure_rounds(1)
+        self._candidates = {name: self._candidates[name] for name in first.rounds}
+        warm, decision = self._measure_until_sure()
+        outcomes = {"warm": warm}
+        if rounds := self._spec.cold_rounds:
+            outcomes["cold"] = self._measure_rounds(rounds, cold=True)
+        records = tuple(
+            MeasurementRecord(
+                cache=cache,
+                rounds=len(outcome.rounds[PREPARED]),
+                shapes=self._sample.shapes,
+                plans=tuple(join_results(plan, results) for plan, results in outcome.rounds.items()),
+                skipped={**first.failures, **outcome.failures},
             )
-        read = sorted((bundle or contender.folder).rglob("*")) if cold else ()
+            for cache, outcome in outcomes.items()
+        )
+        fallback = decision if decision.shipped == PORTABLE else None
+        if fallback is None and self._context.target == "cpu":
+            fallback = decide_fallback(with_common_start(warm.rounds), objective=self._objective)
+        return MeasureResult(records, decision, fallback)
+
+    def _measure_until_sure(self) -> tuple[Runs, Decision]:
+        """Measures once more as long when the prepared plan loses.
+
+        Another program that runs for a moment can only hide a gain. Of two equal plans this calls one faster
+        about 1 % more often.
+        """
+        rounds = self._spec.rounds
+        outcome = self._measure_rounds(rounds)
+        decision = self._decide(outcome)
+        if decision.shipped == PREPARED:
+            return outcome, decision
+        self._context.say(f"not faster beyond the noise after {rounds} rounds; measuring as many again")
+        self._planned += len(self._candidates) * rounds
+        outcome = outcome.followed_by(self._measure_rounds(rounds, first=rounds))
+        return outcome, self._decide(outcome)
+
+    def _decide(self, outcome: Runs) -> Decision:
+        samples = with_common_start(outcome.rounds)
+        if is_shipped_as_asked(self._context.variant_plan):
+            # It was asked for, and which of several a job is given is decided by what they cost.
+            return decide_converted(samples, objective=self._objective)
+        # The portable variant runs on the CPU: faster or not, it is no answer to who asked for a GPU.
+        shippable = (PREPARED, PORTABLE) if self._context.target == "cpu" else (PREPARED,)
+        return decide(samples, candidates=shippable, objective=self._objective)
+
+    def _measure_rounds(self, rounds: int, *, first: int = 0, cold: bool = False) -> Runs:
+        """Measures interleaved rounds; raises StageError if the prepared plan fails."""
+        outcome = run_interleaved(
+            tuple(self._candidates),
+            lambda name: self._measure(name, cold=cold),
+            max_rounds=rounds,
+            first=first,
+        )
+        for name, reason in outcome.failures.items():
+            self._context.say(f"{name} failed: {reason}")
+        if PREPARED in outcome.failures:
+            raise StageError(
+                f"the prepared model failed while it was measured\n  {outcome.failures[PREPARED]}",
+                hint="raise measure.timeout_s in the spec, if it ran out",
+            )
+        return outcome
+
+    def _measure(self, name: str, *, cold: bool) -> ProbeResult:
+        """Measures a candidate once, in a process of its own."""
+        timeout_s, (folder, variant), bundle = self._spec.timeout_s, self._candidates[name], None
+        if name != DEFAULT:
+            bundle = self._staged.stage(folder, variant, timeout_s=timeout_s)
+        read = sorted((bundle or folder).rglob("*")) if cold else ()
         request = ProbeRequest(
-            contender.plan,
-            self.sample.file,
-            steady_s=spec.steady_s,
+            session_of(folder, variant),
+            self._sample.file,
+            steady_s=self._spec.steady_s,
             drop_cache=tuple(str(path) for path in read if path.is_file()),
             bundle=None if bundle is None else str(bundle),
-            io_binding=contender.io_binding,
+            io_binding=variant.io_binding,
         )
         try:
-            return measure_plan(request, timeout_s=spec.timeout_s)
+            return measure_plan(request, timeout_s=timeout_s)
         finally:
-            self.done += 1
-            self.context.progress(self.done / max(self.planned, self.done))
-
-
-def _compare(run: _Measurement, contenders: Sequence[Contender]) -> MeasureResult:
-    spec = run.context.spec.measure
-    run.planned = len(contenders) * (1 + spec.rounds + spec.cold_rounds)
-    # Fills the page cache and is not counted. What fails in it is not tried again.
-    first = _measure_rounds(run, contenders, rounds=1)
-    contenders = tuple(contender for contender in contenders if contender.name in first.rounds)
-    warm, decision = _measure_until_sure(run, contenders)
-    outcomes = {"warm": warm}
-    if rounds := spec.cold_rounds:
-        outcomes["cold"] = _measure_rounds(run, contenders, rounds=rounds, cold=True)
-    records = tuple(
-        MeasurementRecord(
-            cache=cache,
-            rounds=len(outcome.rounds[PREPARED]),
-            shapes=run.sample.shapes,
-            plans=tuple(join_results(plan, results) for plan, results in outcome.rounds.items()),
-            skipped={**first.failures, **outcome.failures},
-        )
-        for cache, outcome in outcomes.items()
-    )
-    return MeasureResult(records, decision, _choose_fallback(run.context, warm, decision))
-
-
-def _choose_fallback(context: Context, warm: Runs, decision: Decision) -> Decision | None:
-    if decision.shipped == PORTABLE:
-        return decision
-    if context.target != "cpu":
-        return None
-    return decide_fallback(with_common_start(warm.rounds), objective=Objective.of(context.spec.tune))
-
-
-def _measure_until_sure(run: _Measurement, contenders: Sequence[Contender]) -> tuple[Runs, Decision]:
-    """Measures once more as long when the prepared plan loses.
-
-    Another program that runs for a moment can only hide a gain. Of two equal plans this calls one faster
-    about 1 % more often.
-    """
-    context = run.context
-    rounds = context.spec.measure.rounds
-    # Only the primary shape is measured here; the limit on runs is of all of them.
-    objective = Objective.of(context.spec.tune, max_steady_ratio=None)
-    outcome = _measure_rounds(run, contenders, rounds=rounds)
-    if is_shipped_as_asked(context.variant_plan):
-        # It was asked for, and which of several a job is given is decided by what they cost.
-        return outcome, decide_converted(with_common_start(outcome.rounds), objective=objective)
-    # The portable variant runs on the CPU: faster or not, it is no answer to who asked for a GPU.
-    candidates = (PREPARED, PORTABLE) if context.target == "cpu" else (PREPARED,)
-    decision = decide(with_common_start(outcome.rounds), candidates=candidates, objective=objective)
-    if decision.shipped == PREPARED:
-        return outcome, decision
-    context.say(f"not faster beyond the noise after {rounds} rounds; measuring as many again")
-    run.planned += len(contenders) * rounds
-    more = _measure_rounds(run, contenders, rounds=rounds, first=rounds)
-    outcome = outcome.followed_by(more)
-    return outcome, decide(with_common_start(outcome.rounds), candidates=candidates, objective=objective)
-
-
-def _measure_rounds(
-    run: _Measurement, contenders: Sequence[Contender], *, rounds: int, first: int = 0, cold: bool = False
-) -> Runs:
-    """Measures interleaved rounds; raises StageError if the prepared plan fails."""
-    by_name = {contender.name: contender for contender in contenders}
-    outcome = run_interleaved(
-        tuple(by_name), lambda name: run.measure(by_name[name], cold=cold), max_rounds=rounds, first=first
-    )
-    for name, reason in outcome.failures.items():
-        run.context.say(f"{name} failed: {reason}")
-    if PREPARED in outcome.failures:
-        raise StageError(
-            f"the prepared model failed while it was measured\n  {outcome.failures[PREPARED]}",
-            hint="raise measure.timeout_s in the spec, if it ran out",
-        )
-    return outcome
+            self._done += 1
+            self._context.progress(self._done / max(self._planned, self._done))

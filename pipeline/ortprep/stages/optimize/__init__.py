@@ -1,1 +1,1 @@
-"""`optimize`: the graph optimised once, linted and loaded again; a ladder of lesser steps if that fails."""
+"""`optimize`: the graph optimised once, linted and loaded again; lesser steps if that fails."""

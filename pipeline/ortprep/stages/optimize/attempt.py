@@ -1,17 +1,17 @@
-"""One step of the ladder: make the file, lint it, load and run it in a fresh process."""
+"""One step: make the file, lint it, load and run it in a fresh process."""
 
 from __future__ import annotations
 
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from ortprep.bundle.conversion_record import computes_with_integers
 from ortprep.bundle.file_links import share_model
 from ortprep.bundle.loader_config import Requirements
 from ortprep.bundle.manifest import LadderAttempt, LintFinding
+from ortprep.bundle.model_facts import ModelInterface
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
 from ortprep.children.child import run_child
 from ortprep.errors import ChildKilledError, RunFailedError
@@ -20,13 +20,12 @@ from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.runtime.tensors.arrays import fit_feeds, half_inputs, run_session
 from ortprep.runtime.tensors.element_types import Array, dtype_name
 from ortprep.spec.models import InputSpec, ModelSpec
-from ortprep.stages.core.contract import PORTABLE, Context, VariantPlan
+from ortprep.stages.core.contract import PORTABLE, Context
+from ortprep.stages.core.fallback import REFUSALS, TAKEN
 from ortprep.stages.core.inputs.agreement import shape_sets
 from ortprep.stages.core.inputs.sample_files import find_sample_files, fits_interface, fits_shape
 from ortprep.stages.core.inputs.samples import build_feeds, read_sample
-from ortprep.stages.core.ladder import REFUSALS, TAKEN
-from ortprep.stages.core.results import ModelInterface
-from ortprep.stages.core.sources import Graph, read_source
+from ortprep.stages.core.sources import read_source
 from ortprep.stages.optimize.graph_writer import SaveRequest, SaveResult, save_optimized
 from ortprep.stages.optimize.lint import LintContext, errors_of
 from ortprep.stages.optimize.requirements import derive_requirements
@@ -41,67 +40,36 @@ _SHOWN = 4
 """How many values of an input an error shows."""
 
 
-@dataclass(frozen=True)
-class OptimizeJob:
-    """What every step of one variant's ladder needs.
-
-    Attributes:
-        variant: The variant that is made.
-        graph: What it is made of.
-        folder: Where the step's files are put if it holds.
-    """
-
-    spec: ModelSpec
-    variant: VariantPlan
-    graph: Graph
-    folder: Path
-
-    @property
-    def role(self) -> str:
-        """`portable`, or the target that the variant runs on."""
-        return PORTABLE if self.variant.name == PORTABLE else self.variant.target
-
-    @property
-    def interface(self) -> ModelInterface:
-        """Inputs and outputs of the graph."""
-        return self.graph.description.interface
-
-    @property
-    def model(self) -> str:
-        """Name of the written model."""
-        return f"{self.spec.name}_optimized.onnx"
+def role_of(context: Context) -> str:
+    """Returns what a task's variant is written for: `portable`, or the target that it runs on."""
+    return PORTABLE if context.variant == PORTABLE else context.target
 
 
-def job_of(context: Context) -> OptimizeJob:
-    """Returns what the steps of a task's variant need; files go to the task's folder.
-
-    Raises:
-        StageError: The task is for no variant.
-    """
-    return OptimizeJob(context.spec, context.variant_plan, read_source(context), context.folder.resolve())
+def model_name(spec: ModelSpec) -> str:
+    """Returns the name of the model file that is written."""
+    return f"{spec.name}_optimized.onnx"
 
 
-def try_step(job: OptimizeJob, step: Step) -> tuple[LadderAttempt, SaveResult | None]:
+def try_step(context: Context, step: Step) -> tuple[LadderAttempt, SaveResult | None]:
     """Makes the file as the step says; puts it in place if it holds, and leaves nothing of it if not."""
-    started, folder = time.perf_counter(), job.folder / _ATTEMPT
+    started, place = time.perf_counter(), context.folder.resolve()
+    folder, graph, spec, role = place / _ATTEMPT, read_source(context), context.spec, role_of(context)
     saved: SaveResult | None = None
     peak_rss_bytes = 0
     try:
         folder.mkdir()
-        model, runtime = folder / job.model, job.spec.runtime
+        model, runtime = folder / model_name(spec), spec.runtime
         if step.level is None:
-            share_model(job.graph.path, model)  # external data keeps the names that the model gives it
-        writer = saving_plan(runtime, job.role, step, source=job.graph.path, model=model)
-        saved, peak_rss_bytes = save_and_describe(job, folder, writer)
+            share_model(graph.path, model)  # external data keeps the names that the model gives it
+        writer = saving_plan(runtime, role, step, source=graph.path, model=model)
+        saved, peak_rss_bytes = save_and_describe(context, folder, writer)
         # The source is the last step, so its findings do not matter.
         outcome = describe_findings(errors_of(saved.findings)) if step.level is not None else ""
         if not outcome:
-            reader = SessionPlan(
-                str(model), step_options(runtime, step), loading_providers(runtime, job.role)
-            )
-            run_reload(reader, job.spec, job.interface)
+            reader = SessionPlan(str(model), step_options(runtime, step), loading_providers(runtime, role))
+            run_reload(reader, spec, graph.description.interface)
             for path in sorted(folder.iterdir()):
-                path.rename(job.folder / path.name)
+                path.rename(place / path.name)
             outcome = TAKEN
     except ChildKilledError:
         # Says nothing about the step: a lesser graph must not result from a moment without memory.
@@ -175,7 +143,7 @@ def _describe_feeds(spec: ModelSpec, feeds: Mapping[str, Array], origin: Path | 
         yield f"{name}: {dtype_name(array.dtype)} {list(array.shape)}, {source}: {numbers}{more}"
 
 
-def save_and_describe(job: OptimizeJob, folder: Path, plan: SessionPlan | None) -> tuple[SaveResult, int]:
+def save_and_describe(context: Context, folder: Path, plan: SessionPlan | None) -> tuple[SaveResult, int]:
     """Has a child make the session that writes a file, and say what is in it.
 
     Returns:
@@ -185,29 +153,34 @@ def save_and_describe(job: OptimizeJob, folder: Path, plan: SessionPlan | None) 
         LoadError: ONNX Runtime refuses the model, or cannot write.
         ChildError: The child died.
     """
-    context = LintContext(
-        variant=job.role,
-        source_operators=tuple(job.graph.description.source.operators),
-        inputs=tuple(tensor.name for tensor in job.interface.inputs),
-        outputs=tuple(tensor.name for tensor in job.interface.outputs),
+    description = read_source(context).description
+    lint = LintContext(
+        variant=role_of(context),
+        source_operators=tuple(description.source.operators),
+        inputs=tuple(tensor.name for tensor in description.interface.inputs),
+        outputs=tuple(tensor.name for tensor in description.interface.outputs),
     )
-    request = SaveRequest(folder / job.model, context, plan)
-    reply = run_child(save_optimized, request, timeout_s=job.spec.optimize.timeout_s)
+    request = SaveRequest(folder / model_name(context.spec), lint, plan)
+    reply = run_child(save_optimized, request, timeout_s=context.spec.optimize.timeout_s)
     return reply.value, reply.peak_rss_bytes
 
 
 def requirements_of(
-    job: OptimizeJob, saved: SaveResult, options: SessionOptionsRecord, providers: tuple[ProviderRecord, ...]
+    context: Context,
+    saved: SaveResult,
+    options: SessionOptionsRecord,
+    providers: tuple[ProviderRecord, ...],
 ) -> Requirements:
     """Returns what a machine needs for a written file that is loaded with those options."""
-    on_gpu = job.role == "cuda"
+    role = role_of(context)
+    on_gpu = role == "cuda"
     return derive_requirements(
         saved,
         options,
         providers,
-        portable=job.role == PORTABLE,
+        portable=role == PORTABLE,
         hardware=read_hardware(gpus=on_gpu),
-        integers=not on_gpu and computes_with_integers(job.graph.conversion),
+        integers=not on_gpu and computes_with_integers(read_source(context).conversion),
     )
 
 

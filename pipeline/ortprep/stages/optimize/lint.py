@@ -1,6 +1,6 @@
 """Hazards of graphs that ONNX Runtime writes, which a load in a fresh process does not always show.
 
-An `error` means that the graph is not used and the ladder steps down, a `requirement` that it binds the
+An `error` means that the graph is not used and the next step is tried, a `requirement` that it binds the
 variant to a kind of machine.
 """
 
@@ -53,7 +53,7 @@ NODE_RULES: tuple[_NodeRule, ...] = (
 
 @dataclass(frozen=True)
 class LintContext:
-    """What a graph is judged against.
+    """Facts that a graph is judged against.
 
     Attributes:
         variant: `cpu`, `cuda` or `portable`.
@@ -75,7 +75,7 @@ def lint_model(
 
     Args:
         model: Its weights need not be loaded.
-        context: What it is judged against.
+        context: Facts that it is judged against.
         data_files: Names of the external data files that it may refer to.
     """
     return (
@@ -91,17 +91,11 @@ def errors_of(findings: Iterable[LintFinding]) -> tuple[LintFinding, ...]:
     return tuple(finding for finding in findings if finding.severity == ERROR)
 
 
-def find_operators(model: ModelProto) -> list[NodeProto]:
-    """Returns all nodes, at every depth, that call no function of the model's own."""
-    from ortprep.stages.core.graphs.graph_walk import walk_nodes
-
-    functions = {(function.domain, function.name) for function in model.functions}
-    return [node for node in walk_nodes(model) if (node.domain, node.op_type) not in functions]
-
-
 def _lint_nodes(model: ModelProto, context: LintContext) -> Iterator[LintFinding]:
     """Yields a finding for each rule of nodes, and for each operator that is for some machines only."""
-    operators = find_operators(model)
+    from ortprep.stages.core.graphs.graph_walk import walk_operators
+
+    operators = list(walk_operators(model))
     for rule, matches, bound, what, issue in NODE_RULES:
         nodes = [node for node in operators if matches(node)]
         if nodes:

@@ -1,4 +1,4 @@
-"""What a prepared graph needs of a machine, derived from what is in it and where it was made."""
+"""Requirements of a prepared graph, derived from what is in it and where it was made."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ def derive_requirements(
     """Returns what a machine needs to load a graph and answer correctly with it.
 
     Args:
-        saved: What is in the graph.
-        options: How a session of it is made.
+        saved: Content of the graph.
+        options: Session options that it is loaded with.
         providers: Execution providers it is loaded on, in order.
         portable: Whether it has no operators beyond ONNX's own that its source does not have, as the lint
             requires of the portable variant.
         hardware: The machine it was written on.
         integers: Whether the CPU computes its products with 8-bit integers.
     """
-    laid_out = NCHWC_DOMAIN in saved.domains
+    laid_out = NCHWC_DOMAIN in saved.facts.domains
     present, absent = _BLOCK_FEATURES.get(nchwc_block_size(hardware), ((), ())) if laid_out else ((), ())
     # The same block size comes from other flags on other machines: aarch64 has 16 without any of x86's.
     listed = set(hardware.cpu_features)
@@ -89,11 +89,11 @@ def readable_versions(saved: SaveResult, *, portable: bool) -> VersionRange:
     """
     major, minor = map(int, saved.onnxruntime.split(".")[:2])
     own = VersionRange(f"{major}.{minor}", f"{major}.{minor + 1}")
-    if not ONNX_DOMAINS.issuperset(saved.domains):
+    if not ONNX_DOMAINS.issuperset(saved.facts.domains):
         return VersionRange(own.minimum) if portable else own
     for version, newest, newest_ir in _READS:
-        reads = all(saved.opsets.get(domain, 0) <= newest[domain] for domain in newest)
-        if saved.ir_version <= newest_ir and reads and version_parts(version)[:2] < (major, minor):
+        reads = all(saved.facts.opsets.get(domain, 0) <= newest[domain] for domain in newest)
+        if saved.facts.ir_version <= newest_ir and reads and version_parts(version)[:2] < (major, minor):
             return VersionRange(version)
     return VersionRange(own.minimum)
 

@@ -1,6 +1,6 @@
 """The sessions of a variant: how far its graph is optimised, how it is written and how jobs load it. Pure.
 
-The ladder lists ways to make the file, and what is tried when one does not hold.
+Steps are ways to make the file: the next one is tried when one does not hold.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class Step:
     loading_level: str = "ORT_DISABLE_ALL"
 
 
-def plan_ladder(variant: str, *, level: str, disabled_optimizers: tuple[str, ...] = ()) -> tuple[Step, ...]:
+def plan_steps(variant: str, *, level: str, disabled_optimizers: tuple[str, ...] = ()) -> tuple[Step, ...]:
     """Returns the steps in the order they are tried; the last one is always the source.
 
     Args:
         variant: A target, or `portable`, which is never written above BASIC: only that level stays within
             ONNX's own operators. Its loads optimise it further, for the machine that they find themselves on,
             up to the user's level; `basic-only` is what is tried where that fails.
-        level: Where the user starts: `all`, `extended` or `basic`.
+        level: Level that the user starts at: `all`, `extended` or `basic`.
         disabled_optimizers: Optimisers the user leaves out of every step.
     """
     reduced = tuple(dict.fromkeys((*disabled_optimizers, *HARDWARE_BOUND_OPTIMIZERS)))
@@ -144,7 +144,7 @@ def saving_plan(
     Args:
         runtime: The user's options.
         variant: `cpu`, `cuda` or `portable`.
-        step: Of the ladder.
+        step: The step that writes the file.
         source: The model that is read.
         model: The file that is written; its data comes to lie beside it.
     """

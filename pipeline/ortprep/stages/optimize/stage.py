@@ -1,7 +1,7 @@
 """`optimize`: one optimising session on the target's provider writes the graph that jobs load.
 
-What was written is linted and loaded in a fresh process; on a hazard or a failure the next step of the ladder
-is tried, down to the source itself, and the record says why.
+What was written is linted and loaded in a fresh process; on a hazard or a failure the next step is
+tried, down to the source itself, and the record says why.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ortprep.bundle.codec import encode
@@ -28,25 +29,20 @@ from ortprep.errors import (
 from ortprep.quoting import quoted
 from ortprep.runtime.loading.session import CPU, default_plan
 from ortprep.runtime.machine.hardware import hardware_fingerprint
+from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import SOURCE_PRECISION, Context, Plan, TaskId, target_of
+from ortprep.stages.core.fallback import descend, describe_failures, plain_refusal
 from ortprep.stages.core.inputs.agreement import require_fit
 from ortprep.stages.core.inputs.sample_files import inputs_key, samples_key
-from ortprep.stages.core.ladder import descend, describe_failures, plain_refusal
 from ortprep.stages.core.provenance import runtime_versions
 from ortprep.stages.core.results import PreparedResult
-from ortprep.stages.core.sources import source_task
-from ortprep.stages.optimize.attempt import (
-    OptimizeJob,
-    job_of,
-    requirements_of,
-    run_reload,
-    try_step,
-)
+from ortprep.stages.core.sources import Graph, read_source, source_task
+from ortprep.stages.optimize.attempt import model_name, requirements_of, role_of, run_reload, try_step
 from ortprep.stages.optimize.graph_writer import SaveResult
 from ortprep.stages.optimize.session_plans import (
     Step,
     loading_providers,
-    plan_ladder,
+    plan_steps,
     runtime_key,
     step_options,
 )
@@ -56,7 +52,7 @@ class OptimizeStage:
     """Writes the prepared graph of one variant."""
 
     name = "optimize"
-    version = 5
+    version = 6
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
         """Returns the targets and the portable variant."""
@@ -82,7 +78,7 @@ class OptimizeStage:
         }
 
     def run(self, context: Context) -> Mapping[str, Any]:
-        """Goes down the ladder until a file is written that lints clean, loads and runs.
+        """Tries one step after the other until a file is written that lints clean, loads and runs.
 
         Raises:
             SourceError: ONNX Runtime does not accept the source.
@@ -90,22 +86,23 @@ class OptimizeStage:
                 the disk is full.
             SpecError: The spec does not fit the model.
         """
-        job = job_of(context)
-        if job.graph.conversion is None:
-            require_fit(job.spec, job.interface)
-        optimize = job.spec.optimize
-        steps = plan_ladder(job.role, level=optimize.level, disabled_optimizers=optimize.disabled_optimizers)
+        spec, graph, optimize = context.spec, read_source(context), context.spec.optimize
+        if graph.conversion is None:
+            require_fit(spec, graph.description.interface)
+        steps = plan_steps(
+            role_of(context), level=optimize.level, disabled_optimizers=optimize.disabled_optimizers
+        )
         taken: list[tuple[Step, SaveResult]] = []
 
         def attempt(step: Step) -> LadderAttempt:
-            tried, saved = try_step(job, step)
+            tried, saved = try_step(context, step)
             if saved is not None:
                 taken.append((step, saved))
                 return tried
-            if step == steps[0] and job.graph.conversion is None:
-                _require_usable_source(job)
+            if step == steps[0] and graph.conversion is None:
+                _require_usable_source(spec, graph)
             # A full disk passes; a model that was optimised less because of it would stay so.
-            _require_disk_space(job)
+            _require_disk_space(context.folder.resolve(), graph)
             context.say(f"step {step.name!r} failed: {tried.outcome.splitlines()[0]}")
             return tried
 
@@ -113,24 +110,23 @@ class OptimizeStage:
         if not taken:
             failures = describe_failures((tried.step, tried.outcome) for tried in attempts)
             raise StageError(
-                "every step of the optimisation ladder failed: "
-                f"{job.variant.name} of {job.spec.name}\n{failures}",
-                hint=f"ORTPREP_LOG=debug ortprep prepare {quoted(job.spec.name)}   (what ONNX Runtime said)",
+                f"every step of the optimisation failed: {context.variant} of {spec.name}\n{failures}",
+                hint=f"ORTPREP_LOG=debug ortprep prepare {quoted(spec.name)}   (what ONNX Runtime said)",
             )
-        return dict(encode(_result_of(job, *taken[0], attempts)))
+        return dict(encode(_result_of(context, *taken[0], attempts)))
 
 
-def _require_usable_source(job: OptimizeJob) -> None:
+def _require_usable_source(spec: ModelSpec, graph: Graph) -> None:
     """Refuses a source that ONNX Runtime refuses, or cannot run on these inputs: no step broke it.
 
     Raises:
         SourceError: ONNX Runtime makes no session of it on the CPU, or crashes.
         StageError: It does not run on the CPU, as `verify` would run it.
     """
-    name = job.spec.name
-    plan = default_plan(str(job.graph.path), CPU, level="ORT_DISABLE_ALL")
+    name = spec.name
+    plan = default_plan(str(graph.path), CPU, level="ORT_DISABLE_ALL")
     try:
-        run_reload(plan, job.spec, job.interface)
+        run_reload(plan, spec, graph.description.interface)
     except RunFailedError as error:
         _, _, reason = error.message.partition("\n")
         raise StageError(
@@ -142,18 +138,18 @@ def _require_usable_source(job: OptimizeJob) -> None:
             f"ONNX Runtime does not accept the model: {name}\n  {plain_refusal(error.message)}"
         ) from error
     except (ChildKilledError, ChildTimeoutError, ChildMemoryError):
-        return  # the ladder ends with the source, and says so
+        return  # the last step is the source, and says so
     except ChildError as error:
         raise SourceError(f"ONNX Runtime crashed on the model: {name}\n  {error.message}") from error
 
 
-def _require_disk_space(job: OptimizeJob) -> None:
+def _require_disk_space(folder: Path, graph: Graph) -> None:
     """Reserves a file of the source's size for a moment: quotas and limits count, which no free figure shows.
 
     Raises:
         StageError: It does not fit.
     """
-    folder, size_bytes = job.folder, sum(entry.size_bytes for entry in job.graph.description.source.files)
+    size_bytes = sum(entry.size_bytes for entry in graph.description.source.files)
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             os.posix_fallocate(file.fileno(), 0, size_bytes)
@@ -166,23 +162,25 @@ def _require_disk_space(job: OptimizeJob) -> None:
 
 
 def _result_of(
-    job: OptimizeJob, step: Step, saved: SaveResult, attempts: tuple[LadderAttempt, ...]
+    context: Context, step: Step, saved: SaveResult, attempts: tuple[LadderAttempt, ...]
 ) -> PreparedResult:
-    options = step_options(job.spec.runtime, step)
-    providers = loading_providers(job.spec.runtime, job.role)
-    precision = SOURCE_PRECISION if job.graph.conversion is None else job.graph.conversion.precision
-    keeps_io = job.spec.convert is None or job.spec.convert.half.keep_io
+    """Returns how jobs load what a step wrote."""
+    spec, plan, conversion = context.spec, context.variant_plan, read_source(context).conversion
+    options = step_options(spec.runtime, step)
+    providers = loading_providers(spec.runtime, role_of(context))
+    precision = SOURCE_PRECISION if conversion is None else conversion.precision
+    keeps_io = spec.convert is None or spec.convert.half.keep_io
     variant = Variant(
-        name=job.variant.name,
-        target=job.variant.target,
-        model=job.model,
+        name=plan.name,
+        target=plan.target,
+        model=model_name(spec),
         files=(),
         session_options=options,
         providers=providers,
-        requirements=requirements_of(job, saved, options, providers),
+        requirements=requirements_of(context, saved, options, providers),
         precision=precision,
-        binding=job.variant.binding,
-        bucket=job.variant.is_bucket,
+        binding=plan.binding,
+        bucket=plan.is_bucket,
         half_io=not keeps_io and precision in ("fp16", "mixed"),
     )
     return PreparedResult(variant, step.name, attempts, saved.onnxruntime)

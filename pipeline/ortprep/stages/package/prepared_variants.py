@@ -11,16 +11,16 @@ from ortprep.bundle.codec import decode
 from ortprep.bundle.conversion_record import ConversionRecord, LeftOut
 from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.file_links import link_or_copy, share_model
-from ortprep.bundle.loader_config import FileEntry, Golden, Requirements, Tolerance, Variant
+from ortprep.bundle.loader_config import FileEntry, Golden, Tolerance, Variant
 from ortprep.bundle.manifest import Decision, MeasurementRecord, VariantRecord
 from ortprep.bundle.verification import describe_files
+from ortprep.measuring.shipped import DEFAULT, PARENT, PREPARED, shipped_plan
 from ortprep.stages.core.contract import LEFT_OUT, PORTABLE, Context, TaskId, VariantPlan
-from ortprep.stages.core.results import FetchResult, MeasureResult, PreparedResult, VerifyResult
-from ortprep.stages.core.sources import FETCH, read_fetched, read_prepared, source_task
-from ortprep.stages.measure.contenders import PARENT, PREPARED
-from ortprep.stages.measure.decision import DEFAULT, STEADY_ALLOWANCE
+from ortprep.stages.core.results import MeasureResult, PreparedResult, VerifyResult
+from ortprep.stages.core.sources import read_prepared, source_task
+from ortprep.stages.measure.candidates import default_candidate
+from ortprep.stages.measure.decision import STEADY_ALLOWANCE
 from ortprep.stages.optimize.requirements import with_options
-from ortprep.stages.optimize.session_plans import loading_options, loading_providers
 from ortprep.stages.verify.golden import GOLDEN_FILE, OWN_GOLDEN_FILE
 from ortprep.stages.verify.reference import reference_variant
 from ortprep.tuning.objective import Objective
@@ -34,11 +34,6 @@ class PreparedVariant:
     prepared: PreparedResult
     folder: Path
     record: VariantRecord
-
-    @property
-    def shipped(self) -> str:
-        """Name of the plan that is shipped."""
-        return self.record.decision.shipped if self.record.decision else PREPARED
 
 
 def collect_variants(context: Context) -> tuple[tuple[PreparedVariant, ...], tuple[LeftOut, ...]]:
@@ -55,6 +50,7 @@ def collect_variants(context: Context) -> tuple[tuple[PreparedVariant, ...], tup
 
 
 def _collect(context: Context, name: str) -> PreparedVariant:
+    """Returns what the stages found out about one variant."""
     plan = context.plan.variant_plans[name]
     prepared, folder = read_prepared(context, name)
     verified = decode(VerifyResult, context.upstream[TaskId("verify", name)].result)
@@ -63,7 +59,7 @@ def _collect(context: Context, name: str) -> PreparedVariant:
         name=name,
         target=plan.target,
         level=prepared.step,
-        ladder=prepared.ladder,
+        ladder=prepared.attempts,
         verification=verified.record,
         measurements=measurements,
         decision=decision,
@@ -76,8 +72,7 @@ def _collect(context: Context, name: str) -> PreparedVariant:
 
 
 def _conversion(context: Context, variant: str) -> ConversionRecord | None:
-    task = source_task(context.plan, variant)
-    record = None if task == FETCH else context.upstream[task].result.get("record")
+    record = context.upstream[source_task(context.plan, variant)].result.get("conversion")
     return None if record is None else decode(ConversionRecord, record)
 
 
@@ -132,7 +127,7 @@ def _relative_cost(prepared: PreparedVariant, base: PreparedVariant, objective: 
     if PARENT not in costs:
         return math.inf
     own = _costs(base, objective)
-    shipped = own[base.shipped] / own[PREPARED] if own else 1.0
+    shipped = own[shipped_plan(base.record)] / own[PREPARED] if own else 1.0
     ratio = costs[PREPARED] / costs[PARENT] / shipped
     return ratio if ratio * STEADY_ALLOWANCE < 1 else max(ratio, math.nextafter(1.0, 2.0))
 
@@ -146,43 +141,39 @@ def _costs(prepared: PreparedVariant, objective: Objective) -> dict[str, float]:
     }
 
 
-def place_variant(context: Context, fetched: FetchResult, prepared: PreparedVariant) -> Variant:
+def place_variant(context: Context, prepared: PreparedVariant) -> Variant:
     """Puts the files of a variant into the bundle, and returns how it is loaded.
 
     Raises:
         OSError: The disk is full.
     """
-    if prepared.shipped == DEFAULT:
-        return _place_source(context, fetched, prepared)
+    if shipped_plan(prepared.record) == DEFAULT:
+        return _place_source(context, prepared)
     variant = prepared.prepared.variant
-    first = variant.first_phase
-    if first is not None and first.model is not None:
-        first = replace(first, model=f"{variant.name}/{first.model}")
     return replace(
         variant,
         model=f"{variant.name}/{variant.model}",
         files=_place_files(prepared.folder / variant.model, context.folder, variant.name),
-        first_phase=first,
         golden=_place_own_golden(context, prepared) if prepared.plan.is_converted else None,
     )
 
 
-def _place_source(context: Context, fetched: FetchResult, prepared: PreparedVariant) -> Variant:
+def _place_source(context: Context, prepared: PreparedVariant) -> Variant:
     """Ships the source's graph, optimised at every load as by default: what was prepared was not better."""
-    name, target = prepared.plan.name, prepared.plan.target
-    options = loading_options(context.spec.runtime, level="ORT_ENABLE_ALL")
+    name, (folder, variant) = prepared.plan.name, default_candidate(context, prepared.plan)
     # What reads the portable graph reads the source: same opsets, no operator that the source does not have.
     portable = read_prepared(context, PORTABLE)[0].variant.requirements
-    providers = loading_providers(context.spec.runtime, target)
-    versions = with_options(portable.onnxruntime, options, providers, installed=prepared.prepared.onnxruntime)
-    return Variant(
-        name=name,
-        target=target,
-        model=f"{name}/{fetched.model}",
-        files=_place_files(read_fetched(context).path, context.folder, name),
-        session_options=options,
-        providers=providers,
-        requirements=Requirements(versions, tuple(provider.name for provider in providers)),
+    versions = with_options(
+        portable.onnxruntime,
+        variant.session_options,
+        variant.providers,
+        installed=prepared.prepared.onnxruntime,
+    )
+    return replace(
+        variant,
+        model=f"{name}/{variant.model}",
+        files=_place_files(folder / variant.model, context.folder, name),
+        requirements=replace(variant.requirements, onnxruntime=versions),
     )
 
 

@@ -17,6 +17,7 @@ from ortprep.bundle.verification import check_bundle, describe_files
 from ortprep.children.child import run_child
 from ortprep.children.variant_check import check_variants
 from ortprep.errors import BundleError, ChildError, LoadError, StageError
+from ortprep.measuring.shipped import shipped_plan
 from ortprep.runtime.loading.variant_selection import needs_gpu
 from ortprep.spec.models import resolved_spec
 from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId
@@ -67,9 +68,9 @@ class PackageStage:
         fetched, spec = read_fetched(context).description, context.spec
         prepared, left_out = collect_variants(context)
         variants = tuple(
-            place_variant(context, fetched, variant)
+            place_variant(context, variant)
             for variant in prepared
-            if variant.plan.name == PORTABLE or variant.shipped != PORTABLE
+            if variant.plan.name == PORTABLE or shipped_plan(variant.record) != PORTABLE
         )
         if fetched.config is not None:
             (context.folder / CONFIG_FILE).write_text(fetched.config, encoding="utf-8")

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ortprep.bundle.loader_config import Requirements
-from ortprep.bundle.session_record import SessionPlan
+from ortprep.bundle.model_facts import ModelFacts
 from ortprep.children.probe import ProbeResult
 from ortprep.errors import SpecError, StageError
 from ortprep.measuring.device_lock import working
@@ -22,10 +21,10 @@ from ortprep.runtime.machine.process_memory import available_bytes
 from ortprep.spec.models import ModelSpec, TuneSpec
 from ortprep.stages.core.accuracy import convert_section
 from ortprep.stages.core.contract import Context, TaskId
-from ortprep.stages.core.results import PreparedResult
+from ortprep.stages.core.results import PreparedResult, session_of
 from ortprep.stages.core.sources import read_optimized, read_source
-from ortprep.stages.measure.contenders import Contender, device_of, source_contender
-from ortprep.stages.optimize.attempt import job_of, requirements_of
+from ortprep.stages.measure.candidates import Candidate, default_candidate, device_of
+from ortprep.stages.optimize.attempt import requirements_of
 from ortprep.stages.optimize.lint import NCHWC_DOMAIN
 from ortprep.stages.optimize.session_plans import (
     ALL,
@@ -42,7 +41,6 @@ from ortprep.tuning.knobs import (
     LEVEL,
     MAPPED,
     Conditions,
-    ModelFeatures,
     build_space,
     needs_binding,
     restrict,
@@ -57,9 +55,9 @@ class SearchContext:
     """Everything one target's search needs.
 
     Attributes:
-        samples: Inputs and the source's answers, one of each shape.
-        reference: All samples.
+        reference: All samples, and the source's answers.
         default: The source in plain ONNX Runtime, which cannot be chosen.
+        checks: The inputs that plans are measured on, and the source's answers: one of each shape.
         staged: Bundles that the plans are loaded from.
     """
 
@@ -68,74 +66,71 @@ class SearchContext:
     space: Space
     objective: Objective
     artefacts: Artefacts
-    samples: tuple[CheckedSample, ...]
     reference: ReferenceAnswers
-    default: Contender
+    default: Candidate
+    checks: tuple[CheckedSample, ...]
     staged: StagedBundles
 
     @property
     def device(self) -> str:
         """The device that plans are measured on."""
-        return device_of([self.default])
+        return device_of(self.default[1])
 
     @property
     def tune(self) -> TuneSpec:
         """The spec's section."""
         return self.context.spec.tune
 
-    def plan_of(self, choice: PlanChoice) -> SessionPlan:
-        """Returns the session of a plan; makes its files if needed.
+    def load(self, choice: PlanChoice) -> Candidate:
+        """Returns how a plan is loaded, as the bundle would record it; makes its files if needed.
 
         Raises:
             PipelineError: They cannot be made.
         """
         if choice == DEFAULT:
-            return self.default.plan
-        artefact = self.artefacts.get(choice[FORM], choice[LEVEL])
-        return self.plan_on(artefact.path, choice)
-
-    def plan_on(self, model: Path, choice: PlanChoice) -> SessionPlan:
-        """Returns how a plan's session is made on files that are there."""
-        runtime = self.context.spec.runtime
+            return self.default
+        artefact, runtime = self.artefacts.get(choice[FORM], choice[LEVEL]), self.context.spec.runtime
         level = "ORT_ENABLE_ALL" if choice[LEVEL] == SOURCE else "ORT_DISABLE_ALL"
         options, providers = self.space.apply(
             choice,
             loading_options(runtime, level=level),
             loading_providers(runtime, self.context.target),
         )
-        return SessionPlan(str(model), options, providers)
+        needs = requirements_of(self.context, artefact.saved, options, providers)
+        variant = dataclasses.replace(
+            self.optimized.variant,
+            model=artefact.model,
+            session_options=options,
+            providers=providers,
+            requirements=dataclasses.replace(needs, onnxruntime=readable_by(artefact, needs.onnxruntime)),
+            io_binding=needs_binding(choice),
+        )
+        return artefact.folder, variant
 
-    def measure(
-        self, choice: PlanChoice, plan: SessionPlan | None = None, *, timeout_s: float | None = None
-    ) -> ProbeResult:
-        """Measures a choice once, in a process of its own, by a plan or else by the one that it comes to.
+    def measure(self, choice: PlanChoice, *, timeout_s: float | None = None) -> ProbeResult:
+        """Measures a choice once, in a process of its own.
 
         Raises:
             PipelineError: The plan failed, and this is why.
         """
-        plan = plan or self.plan_of(choice)
-        is_gated = self.context.variant_plan.has_own_precision
-        io_binding, timeout_s, bundle = needs_binding(choice), timeout_s or self.tune.timeout_s, None
+        spec, (folder, variant), bundle = self.context.spec, self.load(choice), None
+        timeout_s = timeout_s or self.tune.timeout_s
         if choice != DEFAULT:
-            needs = self.requirements_of(choice, plan)
-            bundle = str(self.staged.stage(plan, needs, io_binding=io_binding, timeout_s=timeout_s))
+            bundle = str(self.staged.stage(folder, variant, timeout_s=timeout_s))
+        is_gated = self.context.variant_plan.has_own_precision
         request = TrialRequest(
-            plan=plan,
+            plan=session_of(folder, variant),
             bundle=bundle,
-            samples=self.samples,
-            tolerances=self.context.spec.verify.tolerances(),
-            gate=convert_section(self.context.spec).gate.thresholds(of_all=False) if is_gated else None,
+            sample=self.checks[0].file,
+            more_samples=tuple(check.file for check in self.checks[1:]),
             steady_s=self.tune.steady_s,
-            io_binding=io_binding,
+            io_binding=variant.io_binding,
+            checks=self.checks,
+            tolerances=spec.verify.tolerances(),
+            gate=convert_section(spec).gate.thresholds(of_all=False) if is_gated else None,
         )
         memory_bytes = None if self.context.target == "cuda" else available_bytes()
         return measure_trial(request, timeout_s=timeout_s, memory_bytes=memory_bytes)
-
-    def requirements_of(self, choice: PlanChoice, plan: SessionPlan) -> Requirements:
-        """Returns what a machine needs for a choice by the plan that it came to."""
-        artefact = self.artefacts.get(choice[FORM], choice[LEVEL])
-        needs = requirements_of(job_of(self.context), artefact.saved, plan.session_options, plan.providers)
-        return dataclasses.replace(needs, onnxruntime=readable_by(artefact, needs.onnxruntime))
 
 
 @contextmanager
@@ -153,6 +148,7 @@ def open_search(context: Context) -> Iterator[SearchContext]:
 
 
 def _build_search_context(context: Context, scratch: Path) -> SearchContext:
+    """Reads what earlier stages left, and derives the search space from it."""
     optimized, folder = read_optimized(context, context.variant)
     graph = read_source(context)
     if not (folder / optimized.variant.model).is_file():
@@ -162,54 +158,49 @@ def _build_search_context(context: Context, scratch: Path) -> SearchContext:
         )
     every = read_reference(context.upstream[TaskId("verify", reference_variant(context.plan))].folder)
     reference = fitting(every, graph.description.interface, f"{context.spec.name}/{context.variant}")
-    artefacts = Artefacts(job_of(context), folder, optimized.step, scratch / "forms", context.say)
-    found = artefacts.get(MAPPED, optimized.step).saved
-    features = ModelFeatures(
-        operators=found.operators,
-        initializer_bytes=graph.description.source.initializer_bytes,
-        width=found.width,
-        layout_bound=NCHWC_DOMAIN in found.domains,
-        has_1d_convolutions=found.has_1d_convolutions,
-        fixed_shapes=len({sample.shapes for sample in reference.samples}) == 1,
-    )
+    artefacts = Artefacts(context, folder, optimized.step, scratch / "forms")
+    facts = artefacts.get(MAPPED, optimized.step).saved.facts
+    fixed_shapes = len({sample.shapes for sample in reference.samples}) == 1
     return SearchContext(
         context=context,
         optimized=optimized,
-        space=_space(context, features, optimized),
+        space=_space(context, facts, optimized, fixed_shapes=fixed_shapes),
         objective=Objective.of(context.spec.tune),
         artefacts=artefacts,
-        samples=_checked_samples(context.spec, every, reference),
         reference=reference,
-        default=source_contender(context),
+        default=default_candidate(context, context.variant_plan),
+        checks=_checked_samples(context.spec, every, reference),
         staged=StagedBundles(
             scratch / "staged", graph.description.interface.inputs, graph.description.interface.outputs
         ),
     )
 
 
-def _space(context: Context, features: ModelFeatures, optimized: PreparedResult) -> Space:
+def _space(context: Context, facts: ModelFacts, optimized: PreparedResult, *, fixed_shapes: bool) -> Space:
+    """Returns the plans that can differ on this machine, as far as the spec allows them."""
     runtime, target = context.spec.runtime, context.target
     conditions = Conditions(
         target=target,
         onnxruntime=optimized.onnxruntime,
         cores=read_hardware(gpus=False).cores,
-        levels=_levels(features, optimized.step, target=target),
+        levels=_levels(facts, optimized.step, target=target),
+        fixed_shapes=fixed_shapes,
         allowed=context.spec.tune.allow,
         fixed={
             name: format_option(value)
             for name, value in {**runtime.session_config, **runtime.cuda, **runtime.attributes}.items()
         },
     )
-    return restrict(build_space(features, conditions), context.spec.tune.space)
+    return restrict(build_space(facts, conditions), context.spec.tune.space)
 
 
-def _levels(features: ModelFeatures, step: str, *, target: str) -> tuple[str, ...]:
-    """Returns the ladder steps worth comparing: without a layout in the graph they are equal."""
+def _levels(facts: ModelFacts, step: str, *, target: str) -> tuple[str, ...]:
+    """Returns the levels worth comparing: without a layout in the graph they are equal."""
     if step != ALL:
         return (step,)
     if target == "cuda":
-        return (ALL, EXTENDED) if features.has_convolutions else (ALL,)
-    return (ALL, ALL_REDUCED, EXTENDED) if features.layout_bound else (ALL,)
+        return (ALL, EXTENDED) if facts.has_convolutions else (ALL,)
+    return (ALL, ALL_REDUCED, EXTENDED) if NCHWC_DOMAIN in facts.domains else (ALL,)
 
 
 def _checked_samples(

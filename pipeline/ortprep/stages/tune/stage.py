@@ -1,4 +1,4 @@
-"""`tune`: searches artefact form, session and provider options, and adopts what beats the default."""
+"""`tune`: searches artefact form, session and provider options, and prepares the best plan."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ import functools
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ortprep.bundle.codec import encode
 from ortprep.bundle.figures import PlanFigures
 from ortprep.bundle.file_links import share_model
-from ortprep.bundle.loader_config import FirstPhase, Requirements
-from ortprep.bundle.session_record import SessionPlan
+from ortprep.bundle.loader_config import FirstPhase, Variant
 from ortprep.bundle.tuning_record import FirstPhaseRecord, TrialRecord, TuningRecord
 from ortprep.children.probe import ProbeResult, join_results
 from ortprep.errors import PipelineError
@@ -26,28 +24,25 @@ from ortprep.runtime.machine.hardware import hardware_fingerprint, read_hardware
 from ortprep.stages.core.accuracy import gate_key
 from ortprep.stages.core.contract import Context, Plan, TaskId, target_of
 from ortprep.stages.core.provenance import runtime_versions
-from ortprep.stages.core.results import PreparedResult
+from ortprep.stages.core.results import PreparedResult, session_of
 from ortprep.stages.core.sources import FETCH, source_task
 from ortprep.stages.optimize.requirements import needs_of_both
 from ortprep.stages.optimize.session_plans import runtime_key
 from ortprep.stages.tune.search_context import SearchContext, open_search
 from ortprep.stages.verify.comparison import run_samples
 from ortprep.stages.verify.reference import reference_variant, require_gate
-from ortprep.tuning.knobs import FORM, LEVEL, needs_binding, shares_files
+from ortprep.tuning.knobs import LEVEL
 from ortprep.tuning.objective import Objective, Trial
 from ortprep.tuning.plan_selection import PlanSelection, choose
 from ortprep.tuning.search import PlanSearchResult, SearchEffects, search
 from ortprep.tuning.space import PlanChoice
-
-FIRST_FOLDER = "first"
-"""Where the files of a plan that serves first lie, if it has any of its own."""
 
 
 class TuneStage:
     """Tries plans in fresh processes and returns the best of them."""
 
     name = "tune"
-    version = 6
+    version = 7
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
         """Returns all variants but the portable one, or nothing for a spec that asks for no search."""
@@ -94,24 +89,35 @@ class TuneStage:
                 _require_gate(search_context, verdict)
                 record = _build_record(search_context, search_result, verdict)
                 # The files of plans go with the search, so the chosen ones are taken before it ends.
-                result = _hand_on(search_context, verdict, record)
+                result = _place_chosen(search_context, verdict, record)
         context.say(verdict.reason)
         return dict(encode(result))
 
 
 def _search(search_context: SearchContext) -> PlanSearchResult:
+    """Runs the search on this machine; time spent waiting for a device does not count."""
     context, tune, device = search_context.context, search_context.tune, search_context.device
     starts: list[float] = []
-    waiting = _Waiting(
-        functools.cache(lambda: context.say(f"waiting for another build or measurement on {device}"))
-    )
+    waited_s = 0.0
+
+    @functools.cache
+    def on_wait() -> None:
+        context.say(f"waiting for another build or measurement on {device}")
+
+    @contextmanager
+    def held(lock: AbstractContextManager[None]) -> Iterator[None]:
+        nonlocal waited_s
+        started_s = time.monotonic()
+        with lock:
+            waited_s += time.monotonic() - started_s
+            yield
 
     def prepare(choice: PlanChoice) -> None:
-        with waiting.counted(working(on_wait=waiting.on_wait)):
-            search_context.plan_of(choice)
+        with held(working(on_wait=on_wait)):
+            search_context.load(choice)
 
     def measure(choice: PlanChoice, deadline_s: float) -> ProbeResult:
-        with waiting.counted(measuring(device, on_wait=waiting.on_wait)):
+        with held(measuring(device, on_wait=on_wait)):
             figures = search_context.measure(choice, timeout_s=min(deadline_s, tune.timeout_s))
         # Plans are compared with one start for all: that of the search's first process.
         starts.append(figures.start_ms)
@@ -119,8 +125,7 @@ def _search(search_context: SearchContext) -> PlanSearchResult:
         return figures.with_start(starts[0])
 
     def clock() -> float:
-        # What others keep the device for is not the search's time.
-        return time.monotonic() - waiting.seconds
+        return time.monotonic() - waited_s
 
     began_s = clock()
     effects = SearchEffects(measure=measure, clock=clock, say=context.say, prepare=prepare)
@@ -132,64 +137,28 @@ def _require_gate(search_context: SearchContext, verdict: PlanSelection) -> None
     context = search_context.context
     if not context.variant_plan.has_own_precision:
         return
-    plan, reference = search_context.plan_of(verdict.choice), search_context.reference
+    plan, reference = session_of(*search_context.load(verdict.choice)), search_context.reference
     with tempfile.TemporaryDirectory(prefix=".answers-", dir=context.folder) as scratch:
         answers = run_samples(context, plan, reference.samples, Path(scratch))
         hint = "tune: {max_trials: 0}   # in the spec; the prepared model passed the gate"
         require_gate(context, reference, answers, subject="the chosen plan", hint=hint)
 
 
-@dataclass
-class _Waiting:
-    """Seconds that were spent waiting for a device."""
-
-    on_wait: Callable[[], None]
-    seconds: float = 0.0
-
-    @contextmanager
-    def counted(self, held: AbstractContextManager[None]) -> Iterator[None]:
-        """Holds a device while the block runs, and counts how long it took to get it."""
-        started = time.monotonic()
-        with held:
-            self.seconds += time.monotonic() - started
-            yield
-
-
-def _hand_on(search_context: SearchContext, verdict: PlanSelection, record: TuningRecord) -> PreparedResult:
-    choice = verdict.choice
-    artefact = search_context.artefacts.get(choice[FORM], choice[LEVEL])
-    share_model(artefact.path, search_context.context.folder / artefact.model)
-    plan = search_context.plan_on(artefact.path, choice)
-    needs, first = search_context.requirements_of(choice, plan), None
+def _place_chosen(
+    search_context: SearchContext, verdict: PlanSelection, record: TuningRecord
+) -> PreparedResult:
+    """Puts the chosen plan's files into the task's folder, and returns how jobs load them."""
+    folder, variant = search_context.load(verdict.choice)
+    share_model(folder / variant.model, search_context.context.folder / variant.model)
     if verdict.first_phase is not None:
-        owner = choice if shares_files(verdict.first_phase, choice) else verdict.first_phase
-        first, own_needs = _place_first(search_context, verdict.first_phase, owner)
-        needs = needs_of_both(needs, own_needs)
-    optimized = search_context.optimized
-    variant = dataclasses.replace(
-        optimized.variant,
-        model=artefact.model,
-        session_options=plan.session_options,
-        providers=plan.providers,
-        requirements=needs,
-        first_phase=first,
-        io_binding=needs_binding(choice),
-    )
-    return dataclasses.replace(optimized, variant=variant, step=choice[LEVEL], record=record)
-
-
-def _place_first(
-    search_context: SearchContext, first: PlanChoice, owner: PlanChoice
-) -> tuple[FirstPhase, Requirements]:
-    """Returns the first-phase plan and its requirements; places its files if `owner` is that plan."""
-    artefact = search_context.artefacts.get(owner[FORM], owner[LEVEL])
-    plan = search_context.plan_on(artefact.path, first)
-    model = None
-    if owner == first:
-        model = f"{FIRST_FOLDER}/{artefact.model}"
-        share_model(artefact.path, search_context.context.folder / model)
-    needs = search_context.requirements_of(owner, plan)
-    return FirstPhase(plan.session_options, plan.providers, model), needs
+        _, early = search_context.load(verdict.first_phase)
+        variant = dataclasses.replace(
+            variant,
+            first_phase=FirstPhase(early.session_options, early.providers),
+            requirements=needs_of_both(variant.requirements, early.requirements),
+        )
+    optimized, level = search_context.optimized, verdict.choice[LEVEL]
+    return dataclasses.replace(optimized, variant=variant, step=level, record=record)
 
 
 def _build_record(
@@ -206,7 +175,6 @@ def _build_record(
         knobs={knob: tuple(values) for knob, values in search_context.space.knobs.items()},
         trials=tuple(_record_trial(search_context, result, trial) for trial in result.trials),
         chosen=numbers[verdict.choice],
-        beats_default=verdict.beats_default,
         reason=verdict.reason,
         ended=result.ended,
         noise=result.noise,
@@ -218,35 +186,37 @@ def _build_record(
 
 
 def _record_trial(search_context: SearchContext, result: PlanSearchResult, trial: Trial) -> TrialRecord:
-    plan = _plan_of(search_context, trial)
+    """Returns a trial as the manifest records it."""
+    variant = _variant_of(search_context, trial)
     objective = search_context.objective
-    finals, anchors = result.finals.get(trial.choice, ()), result.finals.get(result.anchor, ())
-    decisive = (finals, anchors) if finals and anchors else (trial.figures, trial.anchors)
+    finals = result.finals.get(trial.choice, ())
+    baselines = result.finals.get(result.baseline, ())
+    decisive = (finals, baselines) if finals and baselines else (trial.figures, trial.baselines)
     return TrialRecord(
         number=trial.number,
         kind=trial.kind,
         choice=trial.choice.as_dict(),
-        session_options=plan.session_options if plan else None,
-        providers=plan.providers if plan else (),
-        figures=_join(trial, trial.figures, trial.anchors, objective) if trial.failure is None else None,
+        session_options=variant.session_options if variant else None,
+        providers=variant.providers if variant else (),
+        figures=_join(trial, trial.figures, trial.baselines, objective) if trial.failure is None else None,
         failure=trial.failure,
         violations=objective.violations(*decisive) if trial.figures else (),
-        final=_join(trial, finals, anchors, objective),
+        final=_join(trial, finals, baselines, objective),
     )
 
 
-def _plan_of(search_context: SearchContext, trial: Trial) -> SessionPlan | None:
+def _variant_of(search_context: SearchContext, trial: Trial) -> Variant | None:
     try:
-        return search_context.plan_of(trial.choice)
+        return search_context.load(trial.choice)[1]
     except PipelineError:
         return None  # its files could not be made, which is the trial's failure
 
 
 def _join(
-    trial: Trial, figures: Sequence[ProbeResult], anchors: Sequence[ProbeResult], objective: Objective
+    trial: Trial, figures: Sequence[ProbeResult], baselines: Sequence[ProbeResult], objective: Objective
 ) -> PlanFigures | None:
-    rounds = min(len(figures), len(anchors))  # a plan that left a comparison has fewer
+    rounds = min(len(figures), len(baselines))  # a plan that left a comparison has fewer
     if not rounds:
         return None
-    ratios = objective.ratios(figures[:rounds], anchors[:rounds])
+    ratios = objective.ratios(figures[:rounds], baselines[:rounds])
     return join_results(f"trial {trial.number}", figures[:rounds], cost_ratios=ratios)

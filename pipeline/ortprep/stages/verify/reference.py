@@ -15,6 +15,7 @@ from ortprep.bundle.atomic import write_json_atomic
 from ortprep.bundle.codec import decode, encode, read_json
 from ortprep.bundle.conversion_record import OutputAccuracy
 from ortprep.bundle.manifest import OutputError
+from ortprep.bundle.model_facts import ModelInterface
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.answers import Answers
 from ortprep.errors import PipelineError, StageError, VerificationError
@@ -23,7 +24,6 @@ from ortprep.stages.core.accuracy import judge_accuracy
 from ortprep.stages.core.contract import PORTABLE, Context, Plan
 from ortprep.stages.core.inputs.sample_files import fits_interface
 from ortprep.stages.core.inputs.samples import Sample, make_samples
-from ortprep.stages.core.results import ModelInterface
 from ortprep.stages.core.sources import read_fetched
 from ortprep.stages.verify.comparison import build_errors, describe, judge, run_samples
 
@@ -128,6 +128,7 @@ def make_reference(context: Context, scratch: Path) -> ReferenceAnswers:
 def _measure_noise(
     context: Context, model: str, samples: tuple[Sample, ...], answers: Answers, scratch: Path
 ) -> tuple[OutputError, ...]:
+    """Compares the fully optimised source with the source itself; none if it does not run."""
     context.say("noise floor")
     try:
         optimised = run_samples(context, default_plan(model, CPU), samples, scratch / "noise")

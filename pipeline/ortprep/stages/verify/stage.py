@@ -24,7 +24,7 @@ from ortprep.stages.core.accuracy import gate_key
 from ortprep.stages.core.contract import Context, Plan, TaskId, target_of
 from ortprep.stages.core.inputs.sample_files import inputs_key, samples_key
 from ortprep.stages.core.provenance import runtime_versions
-from ortprep.stages.core.results import VerifyResult
+from ortprep.stages.core.results import VerifyResult, session_of
 from ortprep.stages.core.sources import FETCH, read_optimized, read_source, source_task
 from ortprep.stages.verify.comparison import (
     SampleComparison,
@@ -138,10 +138,12 @@ def _reference(context: Context, scratch: Path) -> ReferenceAnswers:
 
 
 def _run_candidate(context: Context, reference: ReferenceAnswers, scratch: Path) -> Answers:
+    """Returns the prepared model's answers, which have the source's names and types."""
     optimized, folder = read_optimized(context, context.variant)
     context.say(f"prepared model ({optimized.step})")
     try:
-        candidate = run_samples(context, optimized.plan_in(folder), reference.samples, scratch / "candidate")
+        session = session_of(folder, optimized.variant)
+        candidate = run_samples(context, session, reference.samples, scratch / "candidate")
     except PipelineError as error:
         raise VerificationError(
             f"the prepared model does not run: {describe(context)}\n  {error.message}", hint=error.hint

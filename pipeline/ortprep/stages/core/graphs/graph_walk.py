@@ -27,6 +27,12 @@ def walk_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
         yield from _nodes_below(function.node)
 
 
+def walk_operators(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Yields every node, at every depth, that calls no function of the model's own."""
+    functions = {(function.domain, function.name) for function in model.functions}
+    return (node for node in walk_nodes(model) if (node.domain, node.op_type) not in functions)
+
+
 def _nodes_below(nodes: Iterator[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     for node in nodes:
         yield node

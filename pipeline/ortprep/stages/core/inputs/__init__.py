@@ -1,1 +1,1 @@
-"""What a model is fed with: declared shapes, seeded values, the user's own samples."""
+"""Inputs of a model: declared shapes, seeded values, the user's own samples."""

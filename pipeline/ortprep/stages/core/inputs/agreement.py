@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 
 from ortprep.bundle.loader_config import TensorSpec
+from ortprep.bundle.model_facts import ModelInterface
 from ortprep.errors import SpecError, StageError, propose
 from ortprep.quoting import quoted
 from ortprep.spec.models import InputSpec, ModelSpec
@@ -16,7 +17,6 @@ from ortprep.stages.core.inputs.sample_files import (
     find_calibration_files,
     fits_shape,
 )
-from ortprep.stages.core.results import ModelInterface
 
 Shape = tuple[int, ...]
 
@@ -57,6 +57,7 @@ def require_fit(spec: ModelSpec, interface: ModelInterface) -> None:
 
 
 def _calibration_problems(spec: ModelSpec, interface: ModelInterface) -> Iterator[str]:
+    """Yields what keeps a spec's calibration files from feeding the model."""
     files = find_calibration_files(spec)
     if spec.convert is None or files is None:
         return

@@ -12,10 +12,10 @@ from typing import Any
 
 from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.loader_config import TensorSpec
+from ortprep.bundle.model_facts import ModelInterface
 from ortprep.errors import BundleError, SourceError, StageError
 from ortprep.quoting import quoted
 from ortprep.spec.models import ModelSpec
-from ortprep.stages.core.results import ModelInterface
 
 # Finding the files is part of every no-op build, reading them is not: what reads arrays is imported where it
 # is needed.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from ortprep.bundle.model_facts import ModelInterface
 from ortprep.children.answers import describe_shapes
 from ortprep.children.child import run_child
 from ortprep.errors import StageError
@@ -16,7 +17,6 @@ from ortprep.runtime.tensors.element_types import Array
 from ortprep.spec.models import InputSpec, ModelSpec
 from ortprep.stages.core.inputs.agreement import require_fit, shape_sets
 from ortprep.stages.core.inputs.sample_files import find_sample_files
-from ortprep.stages.core.results import ModelInterface
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A ladder: steps that are tried in order until one holds."""
+"""Fallback steps: they are tried in order until one holds."""
 
 from __future__ import annotations
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from statistics import median
 
 from ortprep.children.probe import ProbeResult
-from ortprep.measuring.comparison import MIN_ROUNDS, is_below, paired_ratio
+from ortprep.measuring.comparison import MIN_ROUNDS
 from ortprep.tuning.knobs import needs_binding, shares_files
-from ortprep.tuning.objective import Finals, Objective, Trial
+from ortprep.tuning.objective import Finals, Objective, Reader, Trial, is_less, ratio, ready_ms, steady_ms
 from ortprep.tuning.space import DEFAULT, PlanChoice
 
 SAME_READY_RATIO = 1.03
@@ -21,36 +21,27 @@ SAME_COST_RATIO = 1.01
 MAX_FIRST_PHASE_RATIO = 1 / 1.5
 """A first-phase plan is ready within this part of the second plan's time: two sessions have to pay."""
 
-MAX_OWN_FILES_RATIO = 0.95
-"""One with files of its own is also ready within this part of the time of the best one without."""
-
-Reader = Callable[[ProbeResult], float]
-ready_ms: Reader = attrgetter("ready_ms")
-steady_ms: Reader = attrgetter("steady_ms")
-
 
 def find_first(finals: Finals, second: PlanChoice, objective: Objective) -> PlanChoice:
     """Returns the plan that serves until `second` is ready: `second` itself if no other is worth it.
 
-    It is ready sooner beyond the noise, both sessions together keep the memory limits, and both cost a job no
-    more than either alone. `second` has `MIN_ROUNDS` rounds at least.
+    It is loaded from the same files and ready sooner beyond the noise, both sessions together keep the memory
+    limits, and both cost a job no more than either alone. `second` has `MIN_ROUNDS` rounds at least.
     """
-    first = second
-    if not objective.first_phase or needs_binding(second):
-        # A binding stays with the session it was made of, so a job that binds would never see another.
-        return first
     others = [choice for choice in finals if _may_serve_before(finals, choice, second, objective)]
-    for group in ([choice for choice in others if shares_files(choice, second)], others):
-        for choice in find_soonest(finals, group)[:1]:
-            is_sooner = is_less(finals[choice], finals[first], ready_ms)
-            pays = ratio(finals[choice], finals[second], ready_ms) <= MAX_FIRST_PHASE_RATIO
-            if is_sooner and pays and ratio(finals[choice], finals[first], ready_ms) <= MAX_OWN_FILES_RATIO:
-                first = choice
-    return first
+    for first in find_soonest(finals, others)[:1]:
+        pays = ratio(finals[first], finals[second], ready_ms) <= MAX_FIRST_PHASE_RATIO
+        if pays and is_less(finals[first], finals[second], ready_ms):
+            return first
+    return second
 
 
 def _may_serve_before(finals: Finals, first: PlanChoice, second: PlanChoice, objective: Objective) -> bool:
-    if first in (second, DEFAULT) or needs_binding(first) or len(finals[first]) < MIN_ROUNDS:
+    """Says whether a plan can be a first phase of another, and the two together cost no more than either."""
+    # A binding stays with the session it was made of, so a job that binds would never see another.
+    if not objective.first_phase or needs_binding(first) or needs_binding(second):
+        return False
+    if first in (second, DEFAULT) or not shares_files(first, second) or len(finals[first]) < MIN_ROUNDS:
         return False
     gpu_mb = sum(_median(finals[choice], lambda one: one.gpu_mb or 0.0) for choice in (first, second))
     limits = (
@@ -64,19 +55,18 @@ def _may_serve_before(finals: Finals, first: PlanChoice, second: PlanChoice, obj
     return both <= SAME_COST_RATIO * alone and both < median(pair_costs(finals, first, first, objective))
 
 
-def rank_firsts(trials: Iterable[Trial], second: PlanChoice, objective: Objective) -> tuple[PlanChoice, ...]:
-    """Returns the first-phase candidates to compare with `second`, of the plans that were tried.
-
-    These are the two that were ready soonest, and the soonest one that needs no files of its own.
-    """
+def rank_firsts(
+    trials: Iterable[Trial], seconds: Sequence[PlanChoice], objective: Objective
+) -> tuple[PlanChoice, ...]:
+    """Returns the plan that is ready soonest, of those that were tried, on the files of each of `seconds`."""
     if not objective.first_phase:
         return ()
     # The time of a first-phase plan's runs does not matter.
     sooner = Objective.of(objective, runs_per_load=1, max_steady_ratio=None)
     own = (trial for trial in trials if trial.choice != DEFAULT and sooner.is_allowed(trial))
     ranked = [trial.choice for trial in sorted(own, key=sooner.score)]
-    alike = [choice for choice in ranked if shares_files(choice, second)]
-    return tuple(dict.fromkeys([*ranked[:1], *alike[:1], *ranked[1:2]]))
+    firsts = [[choice for choice in ranked if shares_files(choice, second)][:1] for second in seconds]
+    return tuple(dict.fromkeys(choice for found in firsts for choice in found))
 
 
 def find_soonest(finals: Finals, choices: Iterable[PlanChoice]) -> tuple[PlanChoice, ...]:
@@ -105,22 +95,5 @@ def overlap_mb(finals: Finals, first: PlanChoice, second: PlanChoice) -> float:
     return sum(_median(finals[choice], attrgetter("private_mb")) for choice in (first, second))
 
 
-def ratio(figures: Sequence[ProbeResult], others: Sequence[ProbeResult], read: Reader) -> float:
-    """Returns the ratio of a figure of two plans in their common rounds."""
-    return paired_ratio(*_values(figures, others, read))
-
-
-def is_less(figures: Sequence[ProbeResult], others: Sequence[ProbeResult], read: Reader) -> bool:
-    """Says whether a figure of one plan is smaller beyond the noise, in their common rounds."""
-    return is_below(*_values(figures, others, read))
-
-
 def _median(figures: Sequence[ProbeResult], read: Reader) -> float:
     return median([read(one) for one in figures])
-
-
-def _values(
-    figures: Sequence[ProbeResult], others: Sequence[ProbeResult], read: Reader
-) -> tuple[list[float], list[float]]:
-    rounds = min(len(figures), len(others))
-    return [read(one) for one in figures[:rounds]], [read(one) for one in others[:rounds]]

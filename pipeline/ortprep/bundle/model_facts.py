@@ -1,0 +1,72 @@
+"""What can be said of a model without running it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ortprep.bundle.loader_config import TensorSpec
+
+_CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "FusedConv", "NhwcConv", "QLinearConv", "ConvInteger"})
+_CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
+
+
+@dataclass(frozen=True)
+class ModelInterface:
+    """What a model takes and gives.
+
+    Attributes:
+        inputs: Inputs that have no initializer, in graph order.
+        outputs: Outputs, in graph order.
+        index_bounds: Exclusive upper bound of integer inputs that index an initializer, by input name.
+        external: Whether weights are in other files than the model.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    index_bounds: Mapping[str, int]
+    external: bool
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A description of a model file.
+
+    Attributes:
+        interface: Inputs, outputs and index bounds.
+        opsets: Opset version by domain ("" is ai.onnx).
+        ir_version: ONNX IR version.
+        operators: Number of nodes by operator type (`domain.Type` outside ai.onnx), at every depth, without
+            calls of the model's own functions.
+        initializer_bytes: Size of all weights, external ones included.
+        external: Bytes that each external data file has to have at least, by its location.
+        width: Maximum number of nodes with real work that could run at the same time.
+        has_1d_convolutions: Whether a convolution of the main graph has a kernel of one axis.
+    """
+
+    interface: ModelInterface
+    opsets: Mapping[str, int]
+    ir_version: int
+    operators: Mapping[str, int]
+    initializer_bytes: int
+    external: Mapping[str, int]
+    width: int = 1
+    has_1d_convolutions: bool = False
+
+    @property
+    def domains(self) -> frozenset[str]:
+        """Domains of the operators ("" is ai.onnx)."""
+        return frozenset(kind.rpartition(".")[0] for kind in self.operators)
+
+    @property
+    def has_convolutions(self) -> bool:
+        """Whether there is a convolution."""
+        return self._has(_CONVOLUTIONS)
+
+    @property
+    def has_control_flow(self) -> bool:
+        """Whether a node holds a subgraph."""
+        return self._has(_CONTROL_FLOW)
+
+    def _has(self, types: frozenset[str]) -> bool:
+        return any(kind.rpartition(".")[2] in types for kind in self.operators)
