@@ -51,7 +51,7 @@ def has_telemetry_thread() -> bool:
     """Says whether the ONNX Runtime of this process may have a thread that sends usage data.
 
     A forked child does not have that thread, and hangs at its exit, where the library waits for it (tried
-    with 1.31.1).
+    with 1.31.1 and 1.32.0).
     """
     is_off = is_telemetry_off(os.environ.get(TELEMETRY_VARIABLE, "")) and not _TOO_LATE
     return not is_off and _sends_telemetry(_loaded_version())
