@@ -53,7 +53,7 @@ def test_an_onnxruntime_without_packages_is_refused_with_a_way_out(
 def test_ort_package_writes_a_component_per_bundle(bundles: tuple[Path, Path], tmp_path: Path) -> None:
     ended = call("ort-package", *bundles, "--out", tmp_path / "package", "--json")
     assert ended.exit_code == 0
-    (exported,) = json.loads(ended.stdout)
+    exported = json.loads(ended.stdout)
     assert exported["path"] == str(tmp_path / "package")
     assert [one["name"] for one in exported["models"]] == ["linear/cpu", "double/cpu"]
     package = onnxruntime.ModelPackageContext(str(tmp_path / "package"))
@@ -62,7 +62,7 @@ def test_ort_package_writes_a_component_per_bundle(bundles: tuple[Path, Path], t
 
 def test_json_is_all_there_is_on_stdout(bundles: tuple[Path, Path], tmp_path: Path) -> None:
     ended = call("triton", bundles[0], "--out", tmp_path / "repository", "--json", "--max-batch-size", "4")
-    (exported,) = json.loads(ended.stdout)
+    exported = json.loads(ended.stdout)
     assert exported["models"][0]["left_out"] == {}
     assert exported["passed_over"] == []
 

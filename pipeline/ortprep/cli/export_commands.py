@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -73,7 +72,8 @@ def triton(
         raise typer.BadParameter("expected one bundle with it", param_hint="--name")
     request = _request(variant, target, precision, onnxruntime, here=here, name=name)
     request = dataclasses.replace(request, instances=instances, max_batch_size=max_batch_size)
-    return _show(export_triton([find_bundle(bundle, artifacts) for bundle in bundles], out, request))
+    folders = [find_bundle(bundle, artifacts) for bundle in bundles]
+    return _show(export_triton(folders, out, request))
 
 
 @_subcommand
@@ -93,7 +93,8 @@ def ort_package(
     from ortprep.export.ort_package import export_package
 
     request = _request(variant, target, precision, onnxruntime, here=here, name=name)
-    return _show([export_package([find_bundle(bundle, artifacts) for bundle in bundles], out, request)])
+    folders = [find_bundle(bundle, artifacts) for bundle in bundles]
+    return _show(export_package(folders, out, request))
 
 
 def _request(
@@ -115,12 +116,10 @@ def _request(
     return ExportRequest(tuple(variants or ()), target, precision, onnxruntime, hardware, name)
 
 
-def _show(exports: Sequence[ExportResult]) -> Output:
-    """Returns what each export has, and which variants it passed over."""
+def _show(exported: ExportResult) -> Output:
+    """Returns what an export has, and which variants it passed over."""
     from ortprep.export.result import describe_model
 
-    blocks: list[Block] = []
-    for exported in exports:
-        blocks += [Talk(f"passed over {passed}") for passed in exported.passed_over]
-        blocks += [str(exported.path), *itertools.chain(*map(describe_model, exported.models))]
-    return Output([encode(exported) | {"path": str(exported.path)} for exported in exports], blocks)
+    blocks: list[Block] = [Talk(f"passed over {passed}") for passed in exported.passed_over]
+    blocks += [str(exported.path), *itertools.chain(*map(describe_model, exported.models))]
+    return Output(encode(exported) | {"path": str(exported.path)}, blocks)

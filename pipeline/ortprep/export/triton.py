@@ -43,16 +43,13 @@ _ORT_FORMAT = ".ort"
 
 def export_triton(
     bundles: Sequence[Path], repository: Path, request: ExportRequest | None = None
-) -> tuple[ExportResult, ...]:
+) -> ExportResult:
     """Writes bundles' variants as models of a Triton repository; other models there are left alone.
 
     Args:
         bundles: The bundles' folders.
         repository: The repository's folder; it is made.
         request: Variants, and settings of the server.
-
-    Returns:
-        What was written of each bundle.
 
     Raises:
         ExportError: No variant fits, Triton cannot serve one, two models have one name, or something else has
@@ -78,11 +75,13 @@ def export_triton(
         if (repository / name).is_symlink():
             raise ExportError(f"will not replace a link: {repository / name}", hint="remove it yourself")
         check_replaceable(repository / name, layout=LAYOUT)
-    results = []
-    for source, models, (_, passed_over) in zip(sources, named, choices, strict=True):
-        exported = [_export(source, one, repository / name, request) for name, one in models.items()]
-        results.append(ExportResult(repository, tuple(exported), passed_over))
-    return tuple(results)
+    exported = [
+        _export(source, variant, repository / name, request)
+        for source, models in zip(sources, named, strict=True)
+        for name, variant in models.items()
+    ]
+    passed_over = tuple(one for _, passed in choices for one in passed)
+    return ExportResult(repository, tuple(exported), passed_over)
 
 
 def _name_model(source: SourceBundle, variant: Variant, request: ExportRequest, count: int) -> str:

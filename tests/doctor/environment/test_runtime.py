@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ortprep.bundle.codec import decode
+from ortprep.doctor.diagnosis import Diagnosis
 from ortprep.doctor.environment.facts import (
     Facts,
     ProviderAttempt,
     parse_reason,
     read_runtime,
+    read_wheels,
     try_providers,
 )
 from ortprep.doctor.environment.topics import describe, diagnose_environment
 from ortprep.runtime.loading.session import CPU, CUDA
 from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.versions import installed_onnxruntime
-from tests.doctor.environment.builders import codes, one
+from tests.doctor.environment.builders import WITHOUT_GPU, codes, one
 from tests.doctor.environment.test_facts import plant_wheel
 
 REPOSITORY = str(Path(__file__).parents[3])
@@ -77,17 +81,21 @@ def test_a_session_without_gpu_that_is_asked_for_cuda_is_a_problem(tmp_path: Pat
     assert problems & {"no-gpu", "gpu-without-driver", "gpus-hidden"}
 
 
-def test_both_wheels_installed_at_once_are_found(site: Path, tmp_path: Path) -> None:
+def describe_planted(**changes: Any) -> Diagnosis:
+    """Returns what is found of the ONNX Runtime that is installed now; no session is made."""
+    return describe(replace(WITHOUT_GPU, wheels=read_wheels(), runtime=read_runtime(), **changes))
+
+
+def test_both_wheels_installed_at_once_are_found(site: Path) -> None:
     plant_wheel(site, "onnxruntime", "1.30.0")
     plant_wheel(site, "onnxruntime-gpu", "1.31.1")
-    diagnosis = diagnose_environment(artifacts=tmp_path)
-    assert one(diagnosis.findings, "both-wheels-installed").severity == "problem"
+    assert one(describe_planted().findings, "both-wheels-installed").severity == "problem"
 
 
-def test_what_a_removed_wheel_left_behind_is_a_broken_import(site: Path, tmp_path: Path) -> None:
+def test_what_a_removed_wheel_left_behind_is_a_broken_import(site: Path) -> None:
     plant_wheel(site, "onnxruntime", "1.31.1")
     _plant_package(site, "")
-    found = one(diagnose_environment(artifacts=tmp_path).findings, "onnxruntime-broken")
+    found = one(describe_planted().findings, "onnxruntime-broken")
     assert "get_build_info" in found.text or "__version__" in found.text
 
 
@@ -96,28 +104,24 @@ def test_a_process_that_dies_of_the_import_is_a_broken_import(site: Path) -> Non
     assert "SIGABRT" in str(read_runtime().error)
 
 
-def test_no_onnxruntime_at_all_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_onnxruntime_at_all_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         sys, "path", [REPOSITORY, *(entry for entry in sys.path if "site-packages" not in entry)]
     )
-    diagnosis = diagnose_environment(artifacts=tmp_path)
-    assert one(diagnosis.findings, "no-onnxruntime").hint in (
-        "pip install onnxruntime",
-        "pip install onnxruntime-gpu",
-    )
+    assert one(describe_planted().findings, "no-onnxruntime").hint == "pip install onnxruntime"
 
 
-def test_an_old_version_and_a_wheel_of_another_are_found(site: Path, tmp_path: Path) -> None:
+def test_an_old_version_and_a_wheel_of_another_are_found(site: Path) -> None:
     plant_wheel(site, "onnxruntime", "1.31.1")
     _plant_package(site, PLANTED.format(version="1.16.3", package="onnxruntime", providers=[CPU]))
-    found = codes(diagnose_environment(artifacts=tmp_path).findings)
+    found = codes(describe_planted().findings)
     assert {"onnxruntime-too-old", "onnxruntime-version-differs"} <= found
 
 
-def test_a_wheel_without_cuda_that_is_asked_for_it_is_found(site: Path, tmp_path: Path) -> None:
+def test_a_wheel_without_cuda_that_is_asked_for_it_is_found(site: Path) -> None:
     _plant_package(site, PLANTED.format(version="1.31.1", package="onnxruntime", providers=[CPU]))
-    diagnosis = diagnose_environment(artifacts=tmp_path, expect=["cuda"])
-    assert one(diagnosis.findings, "provider-not-in-wheel").severity == "problem"
+    findings = describe_planted(expected=(CUDA,)).findings
+    assert one(findings, "provider-not-in-wheel").severity == "problem"
 
 
 @pytest.mark.parametrize(
