@@ -24,6 +24,25 @@ from ortprep.cluster.serving.deployment import BundleDeployment
 BODY = {"type": "http.request", "body": b"{", "more_body": True}
 
 
+class Doubling(http_api.HttpMethods):
+    """A replica without Serve."""
+
+    token = None
+    bodies = BodyBudget(2**30)
+    convert = BundleDeployment.convert
+
+    def __init__(self, config: ServeConfig | None = None) -> None:
+        x, y = TensorSpec("x", "float32", ("n",)), TensorSpec("y", "float32", ("n",))
+        self.config = config or ServeConfig(max_body_bytes=2**30, max_json_bytes=2**30)
+        self._converter = ThreadPoolExecutor(1)
+        loader = SimpleNamespace(name="net", inputs=(x,), outputs=(y,))
+        model = SimpleNamespace(name="net", version="1", opened=SimpleNamespace(config=loader))
+        self.find_model = lambda *_: model
+
+    async def infer(self, _: Any, arrays: Any) -> Any:
+        return [2 * arrays[0]]
+
+
 @pytest.mark.attack
 def test_a_client_that_does_not_finish_its_request_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_api, "BODY_TIMEOUT_S", 0.05)
@@ -34,41 +53,11 @@ def test_a_client_that_does_not_finish_its_request_is_turned_away(monkeypatch: p
             return part
         return await asyncio.Event().wait()
 
-    replica: Any = SimpleNamespace(
-        config=ServeConfig(max_body_bytes=1000, max_json_bytes=1000),
-        token=None,
-        bodies=BodyBudget(1000),
-        find_model=lambda *_: SimpleNamespace(opened=SimpleNamespace(config=None)),
-    )
+    replica = Doubling(ServeConfig(max_body_bytes=1000, max_json_bytes=1000))
     scope = {"type": "http", "method": "POST", "path": "/v2/models/net/infer", "headers": []}
-    api = http_api.HttpApi(replica)
-    answer = asyncio.run(asyncio.wait_for(api.handle(Request(scope, receive)), 10))
+    answer = asyncio.run(asyncio.wait_for(replica(Request(scope, receive)), 10))
     assert answer.status_code == 408
     assert "within 0.05 s, got 1 bytes" in json.loads(answer.body)["error"]
-
-
-class Doubling:
-    """A replica without Serve."""
-
-    config = ServeConfig(max_body_bytes=2**30, max_json_bytes=2**30)
-
-    convert = BundleDeployment.convert
-
-    token = None
-
-    bodies = BodyBudget(2**30)
-
-    def __init__(self) -> None:
-        x, y = TensorSpec("x", "float32", ("n",)), TensorSpec("y", "float32", ("n",))
-        self._converter = ThreadPoolExecutor(1)
-        config = SimpleNamespace(name="net", inputs=(x,), outputs=(y,))
-        self.model = SimpleNamespace(name="net", version="1", opened=SimpleNamespace(config=config))
-
-    def find_model(self, *_: str) -> Any:
-        return self.model
-
-    async def infer(self, _: Any, arrays: Any) -> Any:
-        return [2 * arrays[0]]
 
 
 def test_the_event_loop_goes_on_while_a_large_request_is_parsed_and_its_answer_written() -> None:
@@ -77,14 +66,12 @@ def test_the_event_loop_goes_on_while_a_large_request_is_parsed_and_its_answer_w
     tensor = f'{{"name": "x", "datatype": "FP32", "shape": [{count}], "data": [{data}]}}'
     body = {"type": "http.request", "body": f'{{"inputs": [{tensor}]}}'.encode()}
     scope = {"type": "http", "method": "POST", "path": "/v2/models/net/infer", "headers": []}
-    made: Any = replica
-    api = http_api.HttpApi(made)
 
     async def receive() -> Any:
         return body
 
     async def count_turns() -> tuple[int, int]:
-        answer, turns = asyncio.create_task(api.handle(Request(scope, receive))), 0
+        answer, turns = asyncio.create_task(replica(Request(scope, receive))), 0
         while not answer.done():
             await asyncio.sleep(0.001)
             turns += 1

@@ -20,16 +20,13 @@ from ortprep.cluster.device import prepare_device, reserved_cpus
 from ortprep.cluster.serving.admission import BodyBudget, read_token
 from ortprep.cluster.serving.config import ServeConfig
 from ortprep.cluster.serving.grpc_api import GrpcMethods
-from ortprep.cluster.serving.http_api import HttpApi
+from ortprep.cluster.serving.http_api import HttpMethods
 from ortprep.cluster.serving.inference_protocol import ProtocolError, describe_inputs
 from ortprep.cluster.serving.pinning import PinnedBundle, follow_aliases, keep_in_cache, require_version
 from ortprep.errors import InvalidRequestError, RunError
 from ortprep.runtime.tensors.signatures import Signature, check_inputs, read_signature
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.responses import Response
-
     from ortprep.runtime.session.opened_model import OpenedModel
     from ortprep.runtime.tensors.element_types import Array
 
@@ -80,7 +77,7 @@ class ServedBundle:
         return read_signature(self.name, self.opened.config)
 
 
-class BundleDeployment(GrpcMethods):
+class BundleDeployment(HttpMethods, GrpcMethods):
     """A Serve deployment of one or several bundles, on the device that Ray gave the replica.
 
     `user_config` names the bundles (`{"bundles": {NAME: {"bundle": …, "version": …}}}`). A new one is opened
@@ -116,7 +113,6 @@ class BundleDeployment(GrpcMethods):
             boundaries=_BOUNDARIES_MS,
             tag_keys=("model",),
         )
-        self._http = HttpApi(self)
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """Opens the bundles that are named now; those that stay the same stay open.
@@ -250,7 +246,3 @@ class BundleDeployment(GrpcMethods):
         if size_bytes <= _SMALL_BYTES:
             return call(*arguments)
         return await run_in_turn(self._converter, call, *arguments)
-
-    async def __call__(self, request: Request) -> Response:
-        """Answers an HTTP request of the Open Inference Protocol."""
-        return await self._http.handle(request)

@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 import ortprep
 from ortprep.bundle.onnx_wire import WireError, walk_sizes
+from ortprep.cluster.serving.admission import ReplicaApi
 from ortprep.cluster.serving.inference_protocol import (
     EXTENSIONS,
     InferRequest,
@@ -30,7 +31,6 @@ from ortprep.cluster.serving.inference_protocol import (
 
 if TYPE_CHECKING:
     from ortprep.bundle.loader_config import LoaderConfig
-    from ortprep.cluster.serving.admission import BearerToken, BodyBudget
     from ortprep.cluster.serving.config import ServeConfig
 
 SERVICER = "ortprep.cluster.serving.grpc_api.add_servicer"
@@ -96,15 +96,8 @@ def _answered(kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return wrap
 
 
-class GrpcMethods:
-    """Methods named as the protocol's, of a request's bytes; `BundleDeployment` has the models."""
-
-    config: ServeConfig
-    token: BearerToken | None
-    bodies: BodyBudget
-    find_model: Callable[..., Any]
-    infer: Callable[..., Any]
-    convert: Callable[..., Any]
+class GrpcMethods(ReplicaApi):
+    """Methods named as the protocol's, of a request's bytes."""
 
     async def ServerLive(self, _: Any) -> Any:  # noqa: N802
         """Says that the server is there; needs no token."""

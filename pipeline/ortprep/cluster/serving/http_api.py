@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 import ortprep
+from ortprep.cluster.serving.admission import ReplicaApi
 from ortprep.cluster.serving.config import RETRY_AFTER_S
 from ortprep.cluster.serving.inference_protocol import (
     EXTENSIONS,
@@ -26,8 +27,6 @@ from ortprep.cluster.serving.inference_protocol import (
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from ortprep.cluster.serving.deployment import BundleDeployment, ServedBundle
-
 log = logging.getLogger(__name__)
 
 BODY_TIMEOUT_S = 30.0
@@ -37,15 +36,10 @@ _CLIENT_CLOSED = 499
 _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": str(RETRY_AFTER_S)}}
 
 
-class HttpApi:
-    """Answers requests to `/v2`."""
+class HttpMethods(ReplicaApi):
+    """The answers of a replica to requests below `/v2`."""
 
-    def __init__(self, replica: BundleDeployment) -> None:
-        self._replica = replica
-        self._max_body_bytes = replica.config.max_body_bytes
-        self._max_json_bytes = replica.config.max_json_bytes
-
-    async def handle(self, request: Request) -> Response:
+    async def __call__(self, request: Request) -> Response:
         """Answers a request; whatever goes wrong is an answer too, without a trace of where it did."""
         try:
             return await self._route(request)
@@ -61,8 +55,8 @@ class HttpApi:
         """Answers a request after its token was checked."""
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
         parts = [part for part in path.split("/") if part]
-        if self._replica.token is not None and parts[:2] != ["v2", "health"]:
-            self._replica.token.require(request.headers.get("authorization"))
+        if self.token is not None and parts[:2] != ["v2", "health"]:
+            self.token.require(request.headers.get("authorization"))
         match parts:
             case ["v2"]:
                 return _read(request, {**_SERVER, "extensions": list(EXTENSIONS)})
@@ -72,11 +66,11 @@ class HttpApi:
                 return _read(request, {"ready": True})
             case ["v2", "models", name, *rest]:
                 version = rest[1] if len(rest) > 1 and rest[0] == "versions" else ""
-                served = self._replica.find_model(name, version)
+                served = self.find_model(name, version)
                 return await self._route_model(request, served, rest[2:] if version else rest)
         raise ProtocolError.of(404, "no such path\n  expected /v2, /v2/health/ready, /v2/models/NAME, …")
 
-    async def _route_model(self, request: Request, served: ServedBundle, rest: list[str]) -> Response:
+    async def _route_model(self, request: Request, served: Any, rest: list[str]) -> Response:
         """Answers a request for a model; `rest` is the path behind it."""
         match rest:
             case []:
@@ -88,7 +82,7 @@ class HttpApi:
                 return await self._infer(request, served)
         raise ProtocolError.of(404, "no such path\n  expected /v2/models/NAME, …/ready or …/infer")
 
-    async def _infer(self, request: Request, served: ServedBundle) -> Response:
+    async def _infer(self, request: Request, served: Any) -> Response:
         """Checks the headers, and answers an inference request."""
         encoding = request.headers.get("content-encoding", "identity")
         if encoding != "identity":
@@ -96,21 +90,21 @@ class HttpApi:
         length = request.headers.get(HEADER_LENGTH)
         if length is not None and not (length.isascii() and length.isdecimal() and len(length) < 12):
             raise ProtocolError("bad Inference-Header-Content-Length\n  expected a number of bytes")
-        with self._replica.bodies.hold() as take:
+        with self.bodies.hold() as take:
             return await self._answer_body(request, served, None if length is None else int(length), take)
 
     async def _answer_body(
-        self, request: Request, served: ServedBundle, json_bytes: int | None, take: Callable[[int], None]
+        self, request: Request, served: Any, json_bytes: int | None, take: Callable[[int], None]
     ) -> Response:
         """Reads the body, and answers it as JSON or as bytes behind JSON."""
         body = await self._read_body(request, take, is_json=json_bytes is None)
         config = served.opened.config
         size = len(body) if json_bytes is None else json_bytes
-        parsed = await self._replica.convert(size, parse_request, body, json_bytes, config)
-        answers = await self._replica.infer(served, parsed.arrays)
-        check_json_size(parsed.outputs, answers, self._max_json_bytes)
+        parsed = await self.convert(size, parse_request, body, json_bytes, config)
+        answers = await self.infer(served, parsed.arrays)
+        check_json_size(parsed.outputs, answers, self.config.max_json_bytes)
         size = sum(array.nbytes for array in answers)
-        content, json_bytes = await self._replica.convert(
+        content, json_bytes = await self.convert(
             size, encode_response, parsed, served.name, served.version, config, answers
         )
         if json_bytes is None:
@@ -120,9 +114,9 @@ class HttpApi:
 
     async def _read_body(self, request: Request, take: Callable[[int], None], *, is_json: bool) -> bytes:
         """Returns the body, which is bounded in size and time while it is read."""
-        limit, expected = self._max_body_bytes, f"at most {self._max_body_bytes} bytes"
-        if is_json and self._max_json_bytes < limit:
-            limit = self._max_json_bytes
+        limit, expected = self.config.max_body_bytes, f"at most {self.config.max_body_bytes} bytes"
+        if is_json and self.config.max_json_bytes < limit:
+            limit = self.config.max_json_bytes
             expected = f"at most {limit} bytes of JSON, or binary tensors ({HEADER_LENGTH}) and {expected}"
         too_large = ProtocolError.of(413, f"request is too large\n  expected {expected}")
         length = request.headers.get("content-length", "0")
