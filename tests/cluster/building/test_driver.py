@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import ray
 
 from ortprep.build.build_plan import read_build_specs
 from ortprep.cluster.building import engine as engine_module
 from ortprep.cluster.building.connection import Connection
 from ortprep.cluster.building.engine import BuildRun, RayEngine, pull_merged_bundle
-from ortprep.cluster.building.fleet_plan import plan_fleet
+from ortprep.cluster.building.fleet_plan import Reservation, plan_fleet
+from ortprep.cluster.building.node import run_job
 from ortprep.cluster.nodes import ClusterNode
-from ortprep.errors import ClusterError
+from ortprep.errors import ClusterError, SpecError
 from ortprep.registry.catalogue import open_catalogue
 from ortprep.registry.publish import publish
 from ortprep.spec.fleet import read_fleet
@@ -104,6 +106,12 @@ def test_a_disk_that_fails_while_a_model_is_fetched_fails_that_model_alone(
     (error,) = build(workshop, cluster, recorder)
     assert error.startswith("No space left on device: /disk")
     assert (recorder.tasks("failed"), cluster.submitted) == (["fetch:net"], [])
+
+
+def test_resources_that_ray_refuses_are_named_with_their_kind() -> None:
+    remote = ray.remote(run_job)
+    with pytest.raises(SpecError, match="Ray refuses the resources of kind farm"):
+        Connection(ray, remote, remote).reserve("farm", Reservation(-1, 0, {}, {}))
 
 
 @pytest.fixture

@@ -126,18 +126,18 @@ def fetch_source(spec: ModelSpec, store_url: str, artifacts: Path, observer: Obs
     """Brings what the nodes need of a model into the store, by way of the driver's folder of bundles.
 
     Raises:
-        PipelineError: The source, a file of the spec, the disk or the store fails.
+        PipelineError: The source, a file of the spec or the store fails.
+        OSError: The disk fails.
     """
-    with as_pipeline_error():
-        store = WorkStore(store_url, spec.name)
-        shipped, folder = describe_spec(spec)
-        store.upload(folder, shipped.files)
-        task = build_tasks(Plan(spec=spec, targets=("cpu",), missing={}), STAGES, artifacts)[0]
-        is_new = run_task(task, cache=DigestCache(), say=partial(observer.said, task.name))
-        receipt = read_receipt(task.receipt)
-        assert receipt is not None
-        store.upload(task.folder, receipt.files)
-        return FetchedModel(shipped, receipt, not is_new)
+    store = WorkStore(store_url, spec.name)
+    shipped, folder = describe_spec(spec)
+    store.upload(folder, shipped.files)
+    task = build_tasks(Plan(spec=spec, targets=("cpu",), missing={}), STAGES, artifacts)[0]
+    is_new = run_task(task, cache=DigestCache(), say=partial(observer.said, task.name))
+    receipt = read_receipt(task.receipt)
+    assert receipt is not None
+    store.upload(task.folder, receipt.files)
+    return FetchedModel(shipped, receipt, not is_new)
 
 
 class BuildRun:
@@ -198,12 +198,14 @@ class BuildRun:
     def _fetch_all(self, todo: Iterator[ModelSpec]) -> None:
         """Fetches models until none is left; runs in several threads, which share `todo`."""
         for spec in todo:
-            self._observer.started(f"fetch:{spec.name}")
+            fetched: FetchedModel | PipelineError
             try:
-                fetched = fetch_source(spec, self._engine.store_url, self._artifacts, self._observer)
-                self._fetched.put((spec.name, fetched))
+                with as_pipeline_error():
+                    self._observer.started(f"fetch:{spec.name}")
+                    fetched = fetch_source(spec, self._engine.store_url, self._artifacts, self._observer)
             except PipelineError as error:
-                self._fetched.put((spec.name, error))
+                fetched = error
+            self._fetched.put((spec.name, fetched))
 
     def _event_loop(self) -> None:
         """Submits a model's jobs once it is fetched, until all are done."""
