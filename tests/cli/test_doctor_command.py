@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from ortprep.doctor.parallel.experiment import WORKERS
-from ortprep.doctor.parallel.run import WAYS
+from ortprep.doctor.parallel.findings import WAYS
 from tests.builders import conv_net, embedding, two_inputs, write_model
 from tests.fakes import wait_for
 from tests.prepare.builders import SHAPES, Project, finish, folding_net

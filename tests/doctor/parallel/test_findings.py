@@ -17,9 +17,18 @@ from ortprep.bundle.codec import encode
 from ortprep.doctor.diagnosis import Severity
 from ortprep.doctor.parallel import findings
 from ortprep.doctor.parallel.experiment import build_tables, count_sessions, place_models, plan_workers
-from ortprep.doctor.parallel.findings import MIN_GAIN, choose_soonest, find_in, slow_down
+from ortprep.doctor.parallel.findings import (
+    MIN_GAIN,
+    WAYS,
+    ParallelRun,
+    PlacedModel,
+    Way,
+    WorkerSetup,
+    choose_soonest,
+    find_in,
+    slow_down,
+)
 from ortprep.doctor.parallel.gil import Call, GilObservations
-from ortprep.doctor.parallel.run import WAYS, ParallelRun, PlacedModel, Way, WorkerSetup
 from ortprep.doctor.parallel.sessions import GroupFigures
 from ortprep.measuring.comparison import is_below
 from ortprep.measuring.rounds import InterleavedRuns

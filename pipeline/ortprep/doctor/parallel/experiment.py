@@ -10,7 +10,15 @@ from ortprep.bundle.codec import encode
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.doctor.diagnosis import Diagnosis, diagnose
 from ortprep.doctor.doctor_model import DoctorModel, guard_device, plan_of, with_threads
-from ortprep.doctor.parallel.findings import find_in
+from ortprep.doctor.parallel.findings import (
+    PHRASES,
+    WAYS,
+    ParallelRun,
+    PlacedModel,
+    Way,
+    WorkerSetup,
+    find_in,
+)
 from ortprep.doctor.parallel.gil import (
     Call,
     GilObservations,
@@ -20,7 +28,6 @@ from ortprep.doctor.parallel.gil import (
     judge_run,
     observe_gil,
 )
-from ortprep.doctor.parallel.run import PHRASES, WAYS, ParallelRun, PlacedModel, Way, WorkerSetup
 from ortprep.doctor.parallel.sessions import GroupFigures, Load, measure_group
 from ortprep.measuring.comparison import MIN_ROUNDS, paired_ratio
 from ortprep.measuring.device_lock import CPU_DEVICE
