@@ -16,7 +16,7 @@ from ortprep.cluster.building.engine import BuildRun, RayEngine, pull_merged_bun
 from ortprep.cluster.building.fleet_plan import Reservation, plan_fleet
 from ortprep.cluster.building.node import run_job
 from ortprep.cluster.nodes import ClusterNode
-from ortprep.errors import ClusterError, SpecError
+from ortprep.errors import ClusterError, RegistryError, SpecError
 from ortprep.registry.catalogue import open_catalogue
 from ortprep.registry.publish import publish
 from ortprep.spec.fleet import read_fleet
@@ -138,3 +138,24 @@ def test_parts_that_are_not_there_are_an_error(parts: list[str], tmp_path: Path)
         pull_merged_bundle(
             "net", [*parts, "sha256:" + "0" * 64], str(tmp_path / "registry"), tmp_path / "out"
         )
+
+
+def test_places_are_the_same_wherever_a_node_works(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    engine = RayEngine(store="store", registry="registry")
+    assert engine.store_url == str(tmp_path / "store" / "work")
+    assert engine.registry_url == str(tmp_path / "registry")
+    assert RayEngine(store="s3://bucket/x/").registry_url == "s3://bucket/x/registry"
+
+
+def test_a_store_or_registry_that_cannot_be_used_is_told_before_anything_is_begun(
+    workshop: Workshop, recorder: Recorder
+) -> None:
+    workshop.write_spec("net")
+    workshop.store.write_text("a file")
+    with pytest.raises(RegistryError):
+        workshop.engine().prepare(workshop.order(), recorder)
+    workshop.store.unlink()
+    with pytest.raises(RegistryError, match="credentials"):
+        workshop.engine(registry="oci://me:secret@host/x").prepare(workshop.order(), recorder)
+    assert not recorder.events

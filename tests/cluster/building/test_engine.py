@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import ray
@@ -11,8 +9,7 @@ import ray
 from ortprep.build.runner import build_here
 from ortprep.bundle.manifest import read_manifest
 from ortprep.bundle.verification import check_bundle
-from ortprep.cluster.building.engine import RayEngine
-from ortprep.errors import RegistryError, SpecError
+from ortprep.errors import SpecError
 from ortprep.registry.catalogue import open_catalogue
 from ortprep.runtime import load
 from ortprep.spec.fleet import HardwareKind
@@ -156,27 +153,6 @@ def test_ray_selects_by_labels_as_the_plan_does(farm: SmallCluster) -> None:
         assert set(ray.get(done)) <= fitting
         for one in waiting:
             ray.cancel(one, force=True)
-
-
-def test_places_are_the_same_wherever_a_node_works(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    engine = RayEngine(store="store", registry="registry")
-    assert engine.store_url == str(tmp_path / "store" / "work")
-    assert engine.registry_url == str(tmp_path / "registry")
-    assert RayEngine(store="s3://bucket/x/").registry_url == "s3://bucket/x/registry"
-
-
-def test_a_store_or_registry_that_cannot_be_used_is_told_before_anything_is_begun(
-    workshop: Workshop, recorder: Recorder
-) -> None:
-    workshop.write_spec("net")
-    workshop.store.write_text("a file")
-    with pytest.raises(RegistryError):
-        workshop.engine().prepare(workshop.order(), recorder)
-    workshop.store.unlink()
-    with pytest.raises(RegistryError, match="credentials"):
-        workshop.engine(registry="oci://me:secret@host/x").prepare(workshop.order(), recorder)
-    assert not recorder.events
 
 
 @pytest.mark.manual
