@@ -76,6 +76,11 @@ def test_models_that_do_not_fit_a_device_are_applications_of_their_own() -> None
         plan_serve_file([figures("a"), figures("b", on_gpu=True)], ServeConfig())
 
 
+def test_a_replica_has_one_gpu_at_most() -> None:
+    with pytest.raises(PoolError, match="expected one GPU or a part of one, got 2"):
+        ServeConfig(gpus=2).check()
+
+
 @pytest.mark.attack
 def test_nobody_else_reaches_what_is_served_unless_the_user_says_so() -> None:
     given = [figures("a")]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ortprep.doctor.doctor_model import plan_on
 from ortprep.doctor.initialisation.phases import Initialisation, Phase, PhaseName
 from ortprep.doctor.initialisation.start import ACCOUNTED, Start, find_in_start, saved_by
+from ortprep.doctor.initialisation.tracing import trace_plan
+from tests.builders import conv_net, write_model
 
 
 def start_of(*phases: tuple[PhaseName, float], **changes: float | bool) -> Start:
@@ -84,3 +88,12 @@ def test_what_measures_save_is_what_their_phases_take() -> None:
     assert saved["optimised-at-every-load"] == 32
     assert saved["weights-inside-the-model-file"] == 7
     assert saved["prepacked-at-every-load"] == 0
+
+
+def test_a_trace_of_a_real_model_names_the_phases_and_the_transformers(tmp_path: Path) -> None:
+    trace = trace_plan(plan_on(str(write_model(conv_net(), tmp_path / "conv.onnx")), "cpu"))
+    names = {phase.name for phase in trace.initialisation.phases}
+    assert {"parse", "optimise", "kernels", "finish"} <= names
+    assert "ConstantFolding" in {one.name for one in trace.initialisation.transformers}
+    assert trace.init_ms > trace.initialisation.ms("finish")
+    assert trace.onnxruntime_ms > 0
