@@ -183,9 +183,9 @@ def measure_grid(search_context: SearchContext, grid: Sequence[PlanChoice]) -> T
     with measuring("cpu"):
         for index, choice in enumerate(grid):
             if index % ANCHOR_EVERY == 0:
-                anchor = search_context.measure(DEFAULT)
+                baseline = search_context.measure(DEFAULT)
             try:
-                table[choice] = (search_context.measure(choice), anchor)
+                table[choice] = (search_context.measure(choice), baseline)
             except PipelineError as error:
                 print(f"{choice} failed: {error.message}", file=sys.stderr)
     return table

@@ -264,13 +264,13 @@ def test_a_plan_whose_default_failed_beside_it_says_so() -> None:
 )
 def test_the_chosen_plan_keeps_the_limits_and_is_near_the_best_that_does(objective: Objective) -> None:
     table = TRANSFORMER_TABLE
-    anchor = table.figures(DEFAULT)
+    baseline = table.figures(DEFAULT)
 
     def keeps(choice: PlanChoice, *, slack: float = 1.0) -> bool:
         figures = table.figures(choice)
         memory, steady = objective.max_private_mb, objective.max_steady_ratio
         return (memory is None or figures.private_mb <= memory) and (
-            steady is None or figures.steady_ms <= slack * steady * anchor.steady_ms
+            steady is None or figures.steady_ms <= slack * steady * baseline.steady_ms
         )
 
     found, verdict = searched(Machine(table, SPACE), objective)
