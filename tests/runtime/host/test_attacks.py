@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ortprep.errors import HostDiedError, HostError, PipelineError
+from ortprep.errors import HostDiedError, HostError
 from ortprep.runtime import connect
-from ortprep.runtime.host.client import HostSession
 from ortprep.runtime.host.folder import HostFolder, require_same_user
 from ortprep.runtime.host.packets import (
     DONE,
@@ -281,15 +280,15 @@ def test_a_host_that_breaks_the_protocol_is_an_error(
     bundle: Path, lie: Callable[[socket.socket], object]
 ) -> None:
     with fake_host(opened, lie):
-        session = HostSession(str(bundle), start=False, timeout_s=5, idle_s=1)
-        with pytest.raises(PipelineError, match=r"host broke the protocol"):
+        session = connect(bundle, timeout_s=5)
+        with pytest.raises(HostError, match=r"host broke the protocol"):
             session.run(None, {"x": sample()})
         session.close()
 
 
 def test_a_host_that_leaves_at_once_is_an_error_and_no_endless_loop(bundle: Path) -> None:
     with fake_host(opened, lambda sock: sock.close()):
-        session = HostSession(str(bundle), start=False, timeout_s=5, idle_s=1)
+        session = connect(bundle, timeout_s=5)
         with pytest.raises(HostDiedError, match="before it answered"):
             session.run(None, {"x": sample()})
         session.close()

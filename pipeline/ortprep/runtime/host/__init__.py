@@ -24,6 +24,6 @@ in size, so that no mapping of it can become invalid. Its descriptor travels wit
   the arrays and unmaps it.
 
 The kernel frees regions with the last process that has them, however it ends. There is one host per user:
-it holds a lock on the folder (`flock`) as long as it lives. A client that starts one takes the lock first,
+it holds a lock on the folder (`flock`) until it ends. A client that starts one takes the lock first,
 and the new host inherits it.
 """

@@ -1,4 +1,4 @@
-"""What programs call: `connect`. It imports numpy and built-in modules, and no ONNX Runtime."""
+"""The client, `connect`: it imports numpy and built-in modules, and no ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -50,14 +50,12 @@ def connect(
         HostError: No host runs, it cannot be started, or its folder is not safe to use.
         HostDiedError: The host ended while it loaded the model.
         RequestTimeoutError: The deadline passed.
-        PipelineError: As `load`, in the host.
+        PipelineError: The host could not load the model, for a reason that `load` has.
     """
     path = os.fspath(model)
     if "/" in path or not isinstance(model, str):
         path = os.path.abspath(path)
-    session = HostSession(path, start=start, timeout_s=timeout_s, idle_s=idle_s)
-    session.open()
-    return session
+    return HostSession(path, start=start, timeout_s=timeout_s, idle_s=idle_s)
 
 
 class HostSession:
@@ -74,6 +72,7 @@ class HostSession:
         self._region: Region | None = None
         self._is_closed = False
         self._lock, self._pid = _thread.allocate_lock(), os.getpid()
+        self._call(None, timeout_s)
 
     def __enter__(self) -> HostSession:
         return self
@@ -113,10 +112,6 @@ class HostSession:
 
                 raise InvalidRequestError(f"no such output: {name!r}\n  {propose(name, outputs)}")
         return [outputs[name] for name in (outputs if output_names is None else output_names)]
-
-    def open(self) -> None:
-        """Connects if it is not connected; raises as `connect`."""
-        self._call(None, self._timeout_s)
 
     def close(self) -> None:
         """Ends the connection; the model stays loaded in the host."""

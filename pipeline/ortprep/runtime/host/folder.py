@@ -1,4 +1,4 @@
-"""Where a user's host is found: a folder that only this user can enter, with a socket in it, and a lock.
+"""The folder of a user's host, which only this user can enter, with the host's socket and its lock.
 
 The folder is `ortprep/host` in `$XDG_RUNTIME_DIR`, or where that is not set `host` in the cache folder.
 """

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HostConfig:
-    """How the host serves.
+    """Settings of the host.
 
     Attributes:
         models: Folders of bundles, by the names that clients may use for them.
         idle_s: Seconds without a request after which the host ends; None for never.
         max_memory_bytes: Private memory above which models are dropped; None for any.
-        digests: As `load` takes it; so are `precision` and `require_signature`.
+        digests: Argument of `load` for every model; so are `precision` and `require_signature`.
     """
 
     models: Mapping[str, str] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class _Entry:
 
     Attributes:
         users: Number of threads that have it; it is not dropped meanwhile.
-        used_s: When it was used last, by `time.monotonic()`.
+        used_s: Time of its last use, by `time.monotonic()`.
         lock: Held while it is loaded.
     """
 

@@ -49,8 +49,8 @@ class Packet(NamedTuple):
 
     Attributes:
         arrays: Number of its arrays.
-        deadline_ns: When its sender stops waiting, by `time.monotonic_ns()`; 0 for never.
-        data: What the offsets of its arrays count from: bytes, or the memory of its region.
+        deadline_ns: Time at which its sender stops waiting, by `time.monotonic_ns()`; 0 for never.
+        data: Bytes, or the memory of its region; offsets of its arrays count from its beginning.
     """
 
     kind: int
@@ -172,15 +172,15 @@ def send_arrays(
     """Sends arrays of numbers by name: small ones in the packet, large ones in a region.
 
     Args:
-        sock: The connection.
+        sock: Connection to the other side.
         kind: `RUN` or `DONE`.
-        arrays: The arrays.
-        find_region: Returns a region of at least so many bytes.
-        deadline_ns: As in `Packet`.
+        arrays: Arrays by name, of any shape and of types that ONNX knows but strings.
+        find_region: Function that returns a region of at least so many bytes.
+        deadline_ns: Time at which the sender stops waiting, by `time.monotonic_ns()`; 0 for never.
 
     Raises:
         HostError: They are too many or too large.
-        OSError: As `send`, or there is no memory.
+        OSError: The other side left or does not read, or there is no memory.
     """
     places, begins, end = [], [], 0
     for name, array in arrays.items():

@@ -42,7 +42,7 @@ def serve_models(
     """Serves models until SIGTERM or SIGINT, or until nobody has asked for so long; for the main thread.
 
     Args:
-        config: What it serves, and how.
+        config: Models and limits.
         folder: The host's folder with its lock; None to find and lock it.
         on_ready: Called when clients can connect.
 
@@ -84,13 +84,13 @@ def start_host(folder: HostFolder, *, idle_s: float, timeout_s: float) -> None:
 
     Args:
         folder: The host's folder with its lock, which the host inherits.
-        idle_s: As in `HostConfig`.
+        idle_s: Seconds without a request after which the host ends.
         timeout_s: Seconds after which waiting is given up.
 
     Raises:
         HostDiedError: It ended before it was ready.
         TimeoutError: It is not ready yet.
-        PipelineError: What it failed of.
+        PipelineError: It could not start, for the reason given.
     """
     reader, writer = os.pipe()
     path = [os.path.abspath(entry) for entry in sys.path]

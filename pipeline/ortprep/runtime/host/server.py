@@ -48,12 +48,12 @@ class Server:
     """Serves connections from when it is made until `stop`.
 
     Args:
-        folder: Where clients find the host; its lock is held.
-        config: What it serves, and how.
+        folder: Folder of the host, whose lock is held.
+        config: Models and limits.
 
     Attributes:
-        models: The models.
-        last_s: When the last packet came, by `time.monotonic()`.
+        models: Table of the models.
+        last_s: Arrival of the last packet, by `time.monotonic()`.
         served: Number of packets that are being answered.
     """
 
@@ -87,6 +87,7 @@ class Server:
         return not any(thread.is_alive() for thread in self._threads)
 
     def _serve(self) -> None:
+        """Takes clients in and answers packets, in a thread of its own."""
         listener = self._listener.fileno()
         while not self._stopping:
             ((descriptor, _),) = self._epoll.poll(None, 1)
@@ -161,7 +162,7 @@ class Server:
                 raise violation("client", f"got a packet of kind {packet.kind} before a model was opened")
         except HostError:
             raise
-        except Exception as error:  # noqa: BLE001 - the border to ONNX Runtime and to what reads bundles
+        except Exception as error:  # noqa: BLE001 - errors of ONNX Runtime cross to the client
             kind, reply = FAILED, to_dict(error)
         if kind == DONE:
             send_arrays(sock, DONE, reply, Region)
@@ -170,7 +171,8 @@ class Server:
         return folder
 
     def _run(self, packet: Packet, folder: str) -> dict[str, Array]:
-        self._requests += 1
+        with self._lock:
+            self._requests += 1
         if 0 < packet.deadline_ns < time.monotonic_ns():
             raise RequestTimeoutError("request was not run: its deadline passed while the host was busy")
         with self.models.use(folder) as model:
