@@ -32,6 +32,7 @@ from ortprep.runtime.host.packets import (
     send_arrays,
 )
 from ortprep.runtime.host.process import read_status
+from tests.fakes import wait_for
 from tests.runtime.builders import sample, weights_of
 
 pytestmark = [pytest.mark.runtime, pytest.mark.attack]
@@ -180,7 +181,7 @@ def host_descriptors() -> int:
 def test_descriptors_that_nobody_asked_for_are_closed(bundle: Path) -> None:
     connect(bundle, start=True).close()
     before = host_descriptors()
-    for count, packet in ((1, head(OPEN)), (30, head(RUN, size=4096)), (1, b""), (2, b"junk")):
+    for count, packet in 5 * ((1, head(OPEN)), (30, head(RUN, size=4096)), (1, b""), (2, b"junk")):
         with connection(bundle) as sock:
             descriptors = [os.open("/dev/null", os.O_RDONLY) for _ in range(count)]
             with suppress(OSError):
@@ -188,7 +189,8 @@ def test_descriptors_that_nobody_asked_for_are_closed(bundle: Path) -> None:
             for descriptor in descriptors:
                 os.close(descriptor)
             assert is_closed_with_an_error(sock)
-    assert host_descriptors() == before
+    # The host closes connections a little later than its clients: of those, at most two were counted.
+    wait_for(lambda: host_descriptors() <= before, what="no descriptor is left in the host")
 
 
 def test_clients_that_leave_or_do_not_read_cost_no_thread(bundle: Path) -> None:
