@@ -14,6 +14,7 @@ from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.probe import ProbeRequest, ProbeResult, measure_plan
 from ortprep.doctor.diagnosis import Diagnosis, Finding, diagnose
 from ortprep.doctor.doctor_model import (
+    CHILD_TIMEOUT_S,
     DEFAULT,
     PREPARE,
     PREPARED,
@@ -38,7 +39,6 @@ ACCOUNTED = 0.1
 """Largest relative difference between the sum of the phases and an initialisation without logging."""
 
 _STEADY_S = 0.2
-_TIMEOUT_S = 6 * 3600.0
 _MAX_TRANSFORMERS = 12
 _PREPACKING = "session.disable_prepacking"
 _MIN_DIFFERENCE = 0.05
@@ -204,8 +204,8 @@ def diagnose_initialisation(
     """Takes the start of a model apart: imports, every phase of making its session, first run.
 
     Processes with and without logging, and without prepacking, take turns, of the source and of the bundle;
-    one of each kind goes before them and does not count. The process that took the median time is the one
-    that is shown, so that its phases add up.
+    one process of each plan goes before them and does not count. The process that took the median time is
+    shown, so that its phases add up.
 
     Args:
         subject: The model; where there is a bundle of it, that is taken apart beside it.
@@ -264,7 +264,7 @@ def _steps(plan: SessionPlan, sample: str, into: _Measured) -> list[Callable[[],
 
 
 def _probe(plan: SessionPlan, sample: str) -> ProbeResult:
-    return measure_plan(ProbeRequest(plan, sample, _STEADY_S), timeout_s=_TIMEOUT_S)
+    return measure_plan(ProbeRequest(plan, sample, _STEADY_S), timeout_s=CHILD_TIMEOUT_S)
 
 
 def _build_start(plan: SessionPlan, measured: _Measured, name: str, device: str) -> Start:
