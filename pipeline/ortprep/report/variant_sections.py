@@ -48,6 +48,7 @@ MEANINGS = {
     "first phase": "what serves until the prepared plan is ready",
     "prepared": "what was prepared for this target",
     "portable": "the variant that runs on any machine",
+    "forked": "a fork of a process that has loaded what ships, on one thread, from the fork on",
 }
 """What each plan of a measurement is."""
 

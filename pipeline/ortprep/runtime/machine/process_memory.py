@@ -29,6 +29,12 @@ def private_bytes() -> int:
     return 0 if value is None else value
 
 
+def written_bytes() -> int:
+    """Returns the memory that this process alone has written to: of a fork, what it does not share."""
+    value = _read_field(_SMAPS_ROLLUP, "Private_Dirty:")
+    return private_bytes() if value is None else value
+
+
 def peak_rss_bytes() -> int:
     """Returns the largest resident set of this process alone, mapped pages included.
 

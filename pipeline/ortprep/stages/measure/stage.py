@@ -5,16 +5,18 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
 from ortprep.bundle.codec import encode
 from ortprep.bundle.manifest import Decision, MeasurementRecord
+from ortprep.children.fork_probe import ForkProbeRequest, measure_fork
 from ortprep.children.probe import ProbeRequest, ProbeResult, join_results, measure_plan
 from ortprep.errors import StageError
 from ortprep.measuring.device_lock import measuring
 from ortprep.measuring.rounds import InterleavedRuns, run_interleaved
-from ortprep.measuring.shipped import DEFAULT, PORTABLE, PREPARED
+from ortprep.measuring.shipped import DEFAULT, FORKED, PORTABLE, PREPARED
 from ortprep.measuring.staged_bundles import StagedBundles
 from ortprep.runtime.machine.hardware import hardware_fingerprint, read_hardware
 from ortprep.stages.core.contract import Context, Plan, TaskId, target_of
@@ -29,6 +31,7 @@ from ortprep.stages.measure.candidates import (
     is_shipped_as_asked,
 )
 from ortprep.stages.measure.decision import (
+    STEADY_ALLOWANCE,
     decide,
     decide_converted,
     decide_fallback,
@@ -45,7 +48,7 @@ class MeasureStage:
     """Compares plans in interleaved rounds, a fresh process for every figure, and decides what is shipped."""
 
     name = "measure"
-    version = 7
+    version = 8
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
         """Returns all variants but the portable one, which is measured along with those of its precision."""
@@ -120,7 +123,7 @@ class _Comparison:
         first = self._measure_rounds(1)
         self._candidates = {name: self._candidates[name] for name in first.rounds}
         warm, decision = self._measure_until_sure()
-        outcomes = {"warm": warm}
+        outcomes = {"warm": self._with_forks(warm, decision)}
         if rounds := self._spec.cold_rounds:
             outcomes["cold"] = self._measure_rounds(rounds, cold=True)
         records = tuple(
@@ -137,6 +140,30 @@ class _Comparison:
         if fallback is None and self._context.target == "cpu":
             fallback = decide_fallback(with_common_start(warm.rounds), objective=self._objective)
         return MeasureResult(records, decision, fallback)
+
+    def _with_forks(self, warm: Runs, decision: Decision) -> Runs:
+        """Adds what a fork costs of a process that loaded what ships; says so if its runs are slower."""
+        folder, variant = self._candidates[decision.shipped]
+        if self._context.target != "cpu" or variant.io_binding:
+            return warm
+
+        def measure_once(_: str) -> ProbeResult:
+            timeout_s = self._spec.timeout_s
+            bundle = self._staged.stage(folder, variant, timeout_s=timeout_s)
+            request = ForkProbeRequest(str(bundle), self._sample.file, self._spec.steady_s)
+            return measure_fork(request, timeout_s=timeout_s)
+
+        forks = run_interleaved((FORKED,), measure_once, max_rounds=len(warm.rounds[PREPARED]))
+        default, forked = warm.rounds.get(DEFAULT), forks.rounds.get(FORKED)
+        if default and forked:
+            ratio = median(one.steady_ms for one in forked) / median(one.steady_ms for one in default)
+            if ratio > STEADY_ALLOWANCE:
+                self._context.say(
+                    f"a forked worker, on one thread, takes {ratio:.2f}× default ONNX Runtime's time per run;"
+                    " threads_after of load_before_fork gives it more"
+                )
+        rounds = {**warm.rounds, **forks.rounds}
+        return InterleavedRuns(rounds, {**warm.failures, **forks.failures}, warm.round_s)
 
     def _measure_until_sure(self) -> tuple[Runs, Decision]:
         """Measures once more as long when the prepared plan loses.
