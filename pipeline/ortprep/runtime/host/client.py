@@ -10,21 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ortprep.runtime.host import packets
 from ortprep.runtime.host.folder import HostFolder
-from ortprep.runtime.host.packets import (
-    DONE,
-    FAILED,
-    OPEN,
-    OPENED,
-    RUN,
-    Packet,
-    Region,
-    read_arrays,
-    receive,
-    send,
-    send_arrays,
-    violation,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,7 +56,7 @@ class HostSession:
         self._model, self._start = model, start
         self._timeout_s, self._idle_s = timeout_s, idle_s
         self._socket: _socket.socket | None = None
-        self._region: Region | None = None
+        self._region: packets.Region | None = None
         self._is_closed = False
         self._lock, self._pid = _thread.allocate_lock(), os.getpid()
         self._call(None, timeout_s)
@@ -127,11 +114,14 @@ class HostSession:
         with self._lock:
             try:
                 self._connect(deadline_ns)
-                packet = None if arrays is None else self._exchange(deadline_ns, arrays)
-                found = {} if packet is None or packet.kind != DONE else read_arrays(packet, "host")
-                outputs = {name: array.copy() for name, array in found.items()}
-                if packet is None and arrays is not None:
+                if arrays is None:
+                    return {}
+                packet = self._exchange(deadline_ns, arrays)
+                if packet is None:
                     raise self._died("before it answered")
+                is_done = packet.kind == packets.DONE
+                found = packets.read_arrays(packet, "host") if is_done else {}
+                outputs = {name: array.copy() for name, array in found.items()}
             except BaseException as error:  # an interrupt, too: the next answer would be taken for another's
                 self._disconnect()
                 if not isinstance(error, TimeoutError):
@@ -140,8 +130,7 @@ class HostSession:
 
                 problem = f"host did not answer within {timeout_s:g} s: {self._model}"
                 raise RequestTimeoutError(problem, hint="a longer timeout_s") from error
-        if packet is not None:
-            _require(packet, DONE)
+        _require(packet, packets.DONE)
         return outputs
 
     def _connect(self, deadline_ns: int) -> None:
@@ -155,7 +144,7 @@ class HostSession:
             self._socket = self._find_host(deadline_ns)
             packet = self._exchange(deadline_ns, None)
             if packet is not None:
-                _require(packet, OPENED)
+                _require(packet, packets.OPENED)
                 return
             self._disconnect()
         raise self._died("while it loaded the model")
@@ -182,26 +171,26 @@ class HostSession:
             time.sleep(_RETRY_DELAY_S)  # another client starts a host, or one is ending, or its queue is full
         raise _no_host("no host runs")
 
-    def _exchange(self, deadline_ns: int, arrays: Mapping[str, NDArray[Any]] | None) -> Packet | None:
+    def _exchange(self, deadline_ns: int, arrays: Mapping[str, NDArray[Any]] | None) -> packets.Packet | None:
         """Sends a request, or the model's name, and returns the answer, None if the host has ended."""
         sock = self._socket
         assert sock is not None
         try:
             sock.settimeout(_remaining_s(deadline_ns))
             if arrays is None:
-                send(sock, OPEN, os.fsencode(self._model))
+                packets.send(sock, packets.OPEN, os.fsencode(self._model))
             else:
-                send_arrays(sock, RUN, arrays, self._find_region, deadline_ns=deadline_ns)
+                packets.send_arrays(sock, packets.RUN, arrays, self._find_region, deadline_ns=deadline_ns)
             sock.settimeout(_remaining_s(deadline_ns))
-            return receive(sock, "host")
+            return packets.receive(sock, "host")
         except ConnectionError:
             return None
 
-    def _find_region(self, size: int) -> Region:
+    def _find_region(self, size: int) -> packets.Region:
         """Returns the session's region, a new one if it is too small."""
         if self._region is None or len(self._region.memory) < size:
             self._region = None  # before the other is made
-            self._region = Region(size)
+            self._region = packets.Region(size)
         return self._region
 
     def _disconnect(self) -> None:
@@ -234,7 +223,7 @@ def _as_array(name: str, value: Any) -> NDArray[Any]:
     raise InvalidRequestError(problem, hint="ortprep.runtime.load(…) gives a session that takes strings")
 
 
-def _require(packet: Packet, kind: int) -> None:
+def _require(packet: packets.Packet, kind: int) -> None:
     """Raises the error in a packet, or the one for a packet of another kind than is due."""
     if packet.kind == kind:
         return
@@ -243,11 +232,11 @@ def _require(packet: Packet, kind: int) -> None:
     from ortprep.errors import from_dict
 
     try:
-        failure = json.loads(packet.text) if packet.kind == FAILED else None
+        failure = json.loads(packet.text) if packet.kind == packets.FAILED else None
     except (ValueError, RecursionError):
         failure = None
     if not isinstance(failure, dict):
-        raise violation("host", f"expected an answer, got a packet of kind {packet.kind}")
+        raise packets.violation("host", f"expected an answer, got a packet of kind {packet.kind}")
     raise from_dict(failure)
 
 

@@ -13,25 +13,9 @@ import time
 from typing import Any
 
 from ortprep.errors import HostError, NoRoomError, RequestTimeoutError, to_dict
+from ortprep.runtime.host import packets
 from ortprep.runtime.host.folder import HostFolder, require_same_user
 from ortprep.runtime.host.models import HostConfig, ModelTable
-from ortprep.runtime.host.packets import (
-    DONE,
-    FAILED,
-    MAX_TEXT_BYTES,
-    OPEN,
-    OPENED,
-    REPORT,
-    RUN,
-    STATUS,
-    Packet,
-    Region,
-    read_arrays,
-    receive,
-    send,
-    send_arrays,
-    violation,
-)
 from ortprep.runtime.machine.cores import usable_cores
 from ortprep.runtime.machine.process_memory import private_bytes
 from ortprep.runtime.tensors.element_types import Array
@@ -126,7 +110,7 @@ class Server:
         sock, folder = self._connections[descriptor]
         is_open = False
         try:
-            packet = receive(sock, "client")
+            packet = packets.receive(sock, "client")
             if packet is not None:
                 self.last_s = time.monotonic()
                 self._connections[descriptor] = sock, self._answer(sock, packet, folder)
@@ -145,38 +129,38 @@ class Server:
         if is_open:
             self._epoll.modify(descriptor, _ONCE)
 
-    def _answer(self, sock: socket.socket, packet: Packet, folder: str) -> str:
+    def _answer(self, sock: socket.socket, packet: packets.Packet, folder: str) -> str:
         """Answers a packet, and returns the folder of the model that the client has opened."""
-        kind: int = FAILED
+        kind: int = packets.FAILED
         reply: dict[str, Any] = {}
         try:
-            if packet.kind == OPEN:
-                kind, folder = OPENED, self.models.find_folder(os.fsdecode(packet.text))
+            if packet.kind == packets.OPEN:
+                kind, folder = packets.OPENED, self.models.find_folder(os.fsdecode(packet.text))
                 with self.models.use(folder):
                     pass
-            elif packet.kind == RUN and folder:
-                kind, reply = DONE, self._run(packet, folder)
-            elif packet.kind == STATUS:
-                kind, reply = REPORT, self.describe()
+            elif packet.kind == packets.RUN and folder:
+                kind, reply = packets.DONE, self._run(packet, folder)
+            elif packet.kind == packets.STATUS:
+                kind, reply = packets.REPORT, self.describe()
             else:
-                raise violation("client", f"got a packet of kind {packet.kind} before a model was opened")
+                raise packets.violation("client", f"packet of kind {packet.kind} before a model was opened")
         except HostError:
             raise
         except Exception as error:  # noqa: BLE001 - errors of ONNX Runtime cross to the client
-            kind, reply = FAILED, to_dict(error)
-        if kind == DONE:
-            send_arrays(sock, DONE, reply, Region)
+            kind, reply = packets.FAILED, to_dict(error)
+        if kind == packets.DONE:
+            packets.send_arrays(sock, packets.DONE, reply, packets.Region)
         else:
             _send_json(sock, kind, reply)
         return folder
 
-    def _run(self, packet: Packet, folder: str) -> dict[str, Array]:
+    def _run(self, packet: packets.Packet, folder: str) -> dict[str, Array]:
         with self._lock:
             self._requests += 1
         if 0 < packet.deadline_ns < time.monotonic_ns():
             raise RequestTimeoutError("request was not run: its deadline passed while the host was busy")
         with self.models.use(folder) as model:
-            return model.run(read_arrays(packet, "client"))
+            return model.run(packets.read_arrays(packet, "client"))
 
     def describe(self) -> dict[str, Any]:
         """Returns what `ortprep host --status` shows, as JSON types."""
@@ -193,13 +177,13 @@ class Server:
 def _send_json(sock: socket.socket, kind: int, content: dict[str, Any]) -> None:
     """Sends JSON types; of an error that is too long, the beginning of its message."""
     text = json.dumps(content).encode()
-    if len(text) > MAX_TEXT_BYTES:
-        message = str(content.get("message"))[: MAX_TEXT_BYTES // 8]
+    if len(text) > packets.MAX_TEXT_BYTES:
+        message = str(content.get("message"))[: packets.MAX_TEXT_BYTES // 8]
         text = json.dumps({"kind": content.get("kind"), "message": message}).encode()
-    send(sock, kind, text)
+    packets.send(sock, kind, text)
 
 
 def _send_failure(sock: socket.socket, error: BaseException) -> None:
     """Sends an error to a client whose connection is closed then, if it takes that."""
     with contextlib.suppress(OSError):
-        _send_json(sock, FAILED, to_dict(error))
+        _send_json(sock, packets.FAILED, to_dict(error))
