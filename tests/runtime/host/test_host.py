@@ -27,9 +27,11 @@ from ortprep.errors import (
 from ortprep.runtime import connect
 from ortprep.runtime.host.models import HostConfig, ModelTable
 from ortprep.runtime.host.process import read_status, stop_host
+from ortprep.runtime.tensors.element_types import ELEMENT_TYPES, narrow
 from tests.fakes import wait_for
 from tests.runtime.builders import ROWS, batch_of, sample, weights_of, write_bundle
 from tests.runtime.host.conftest import freeze_host, hosts, kill_host
+from tests.runtime.pool.builders import write_model_bundle
 
 pytestmark = pytest.mark.runtime
 
@@ -46,6 +48,16 @@ def test_answers_are_those_of_the_model_whether_they_fit_a_packet_or_not(bundle:
         np.testing.assert_allclose(
             session.run(None, {"x": turned})[0], x @ weights_of(0), rtol=1e-4, atol=1e-5
         )
+
+
+@pytest.mark.parametrize("size", [6, 30_000])
+def test_types_that_numpy_lacks_go_both_ways(tmp_path: Path, size: int) -> None:
+    x = narrow(np.arange(size, dtype=np.float32).reshape(2, -1), ELEMENT_TYPES["bfloat16"])
+    both = ("bfloat16", ("a", "b"))
+    operators, golden = {"y": ("Identity", ("x",))}, {"input:x": x, "output:y": x}
+    bundle = write_model_bundle(tmp_path / "same", operators, {"x": both}, {"y": both}, golden)
+    with connect(bundle, start=True) as session:
+        np.testing.assert_array_equal(session.run(None, {"x": x})[0], x)
 
 
 def test_a_client_imports_no_onnxruntime_and_few_modules(bundle: Path) -> None:
