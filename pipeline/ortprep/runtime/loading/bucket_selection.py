@@ -61,5 +61,5 @@ def _has_sizes(
             if any(binding[name] != size for name in names):
                 return False
             bound |= names
-    # Sizes of dimensions that no input has cannot be told from a batch.
+    # Sizes of dimensions that no input has cannot be read from a batch.
     return bound == binding.keys()
