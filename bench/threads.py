@@ -93,7 +93,6 @@ def measure(model: PreparedModel, *, count: int, group: str, rounds: int, window
         "plain_p99_ms": _in_ms(_p99(plain)),
         "load_p99_ms": _in_ms(_p99(loaded)),
         "p99": round(_p99(plain) / _p99(loaded), 2),
-        "throughput": round(median(len(after) / len(before) for before, after in pairs), 2),
     }
 
 
@@ -182,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     means = {
         setting: {
             name: round(geometric_mean(found[name] for found in models_found.values()), 2)
-            for name in ("median", "p99", "throughput")
+            for name in ("median", "p99")
         }
         for setting, models_found in results.items()
     }
