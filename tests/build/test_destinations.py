@@ -49,7 +49,7 @@ PRECIOUS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("put", REPLACEABLE.values(), ids=REPLACEABLE)
-def test_what_a_build_left_or_nothing_may_be_replaced(tmp_path: Path, put: Callable[[Path], object]) -> None:
+def test_what_a_build_left_or_nothing_may_be_replaced(tmp_path, put):
     (tmp_path / "net").mkdir()
     put(tmp_path / "net")
     before = read_tree(tmp_path)
@@ -58,7 +58,7 @@ def test_what_a_build_left_or_nothing_may_be_replaced(tmp_path: Path, put: Calla
 
 
 @pytest.mark.parametrize("put", PRECIOUS.values(), ids=PRECIOUS)
-def test_what_is_no_bundle_may_not(tmp_path: Path, put: Callable[[Path], object]) -> None:
+def test_what_is_no_bundle_may_not(tmp_path, put):
     (tmp_path / "net").mkdir()
     put(tmp_path / "net")
     with pytest.raises(SpecError, match=f"expected nothing, .* at {tmp_path / 'net'}, got ") as caught:
@@ -67,7 +67,7 @@ def test_what_is_no_bundle_may_not(tmp_path: Path, put: Callable[[Path], object]
 
 
 @pytest.mark.parametrize("inside", ["net/cpu", ".work/net/fetch"])
-def test_a_source_is_never_in_what_its_own_build_replaces(tmp_path: Path, inside: str) -> None:
+def test_a_source_is_never_in_what_its_own_build_replaces(tmp_path, inside):
     write_bundle(tmp_path / "net")
     with pytest.raises(SpecError, match="expected its source outside"):
         check_destinations([spec(tmp_path, path=f"{inside}/net.onnx")], tmp_path)
@@ -77,7 +77,7 @@ def test_a_source_is_never_in_what_its_own_build_replaces(tmp_path: Path, inside
         check_destinations([spec(tmp_path, path="link/net.onnx")], tmp_path)
 
 
-def test_a_source_may_be_in_the_bundle_of_a_model_that_is_not_built(tmp_path: Path) -> None:
+def test_a_source_may_be_in_the_bundle_of_a_model_that_is_not_built(tmp_path):
     write_bundle(tmp_path / "other")
     source = "other/cpu/linear_optimized.onnx"
     check_destinations([spec(tmp_path, path=source)], tmp_path)
@@ -89,7 +89,7 @@ def test_a_source_may_be_in_the_bundle_of_a_model_that_is_not_built(tmp_path: Pa
 @pytest.mark.parametrize(
     "place", ["", ".work", ".work/net", ".work/net/locks", ".work/net/fetch", ".work/net/receipts/a", "net"]
 )
-def test_links_in_an_artifacts_folder_that_a_clone_brings_are_refused(tmp_path: Path, place: str) -> None:
+def test_links_in_an_artifacts_folder_that_a_clone_brings_are_refused(tmp_path, place):
     """Through them a build would write, overwrite and delete in the user's home."""
     home = tmp_path / "home"
     write_bundle(home)

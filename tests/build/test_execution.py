@@ -42,14 +42,14 @@ def run_all(builds: tuple[Task, ...], cache: DigestCache) -> list[bool]:
     return [run_task(task, cache=cache, say=lambda _: None) for task in builds]
 
 
-def test_a_second_run_does_nothing(artifacts: Path, cache: DigestCache) -> None:
+def test_a_second_run_does_nothing(artifacts, cache):
     shout, count = Shout(), Count()
     assert run_all(tasks(artifacts, shout, count), cache) == [True, True]
     assert run_all(tasks(artifacts, shout, count), cache) == [False, False]
     assert (shout.runs, count.runs) == (["hello"], [5])
 
 
-def test_a_build_that_waits_for_another_says_so(artifacts: Path, cache: DigestCache) -> None:
+def test_a_build_that_waits_for_another_says_so(artifacts, cache):
     task, said = tasks(artifacts, Shout(), Count())[0], list[str]()
     run_task(task, cache=cache, say=said.append)
     said.clear()
@@ -65,14 +65,14 @@ def test_a_build_that_waits_for_another_says_so(artifacts: Path, cache: DigestCa
     assert said == ["waiting for another process that builds the same"]
 
 
-def test_a_changed_key_runs_the_task_and_those_after_it(artifacts: Path, cache: DigestCache) -> None:
+def test_a_changed_key_runs_the_task_and_those_after_it(artifacts, cache):
     run_all(tasks(artifacts, Shout(), Count()), cache)
     changed = tasks(artifacts, Shout(word="goodbye"), Count())
     assert why_stale(changed[0], cache) == ("word: was hello, is goodbye",)
     assert run_all(changed, cache) == [True, True]
 
 
-def test_an_equal_outcome_stops_the_wave(artifacts: Path, cache: DigestCache) -> None:
+def test_an_equal_outcome_stops_the_wave(artifacts, cache):
     run_all(tasks(artifacts, Shout(), Count()), cache)
     again = Shout()
     again.version = 2
@@ -89,9 +89,7 @@ def test_an_equal_outcome_stops_the_wave(artifacts: Path, cache: DigestCache) ->
         (shutil.rmtree, "its files are gone"),
     ],
 )
-def test_files_that_are_not_as_they_were_left_are_made_again(
-    artifacts: Path, cache: DigestCache, damage: object, reason: str
-) -> None:
+def test_files_that_are_not_as_they_were_left_are_made_again(artifacts, cache, damage, reason):
     builds = tasks(artifacts, Shout(), Count())
     run_all(builds, cache)
     assert callable(damage)
@@ -102,7 +100,7 @@ def test_files_that_are_not_as_they_were_left_are_made_again(
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"schema_version": "99.0"}', "\x00"])
-def test_a_damaged_receipt_means_do_it_again(artifacts: Path, cache: DigestCache, content: str) -> None:
+def test_a_damaged_receipt_means_do_it_again(artifacts, cache, content):
     builds = tasks(artifacts, Shout(), Count())
     run_all(builds, cache)
     builds[0].receipt.write_text(content)
@@ -111,9 +109,7 @@ def test_a_damaged_receipt_means_do_it_again(artifacts: Path, cache: DigestCache
 
 
 @pytest.mark.attack
-def test_a_receipt_that_another_user_wrote_does_not_count(
-    artifacts: Path, cache: DigestCache, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_receipt_that_another_user_wrote_does_not_count(artifacts, cache, monkeypatch, tmp_path):
     """A clone brings `artifacts/.work`: other weights, and receipts that say they are what was asked for."""
     builds = tasks(artifacts, Shout(), Count())
     monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "theirs"))
@@ -138,7 +134,7 @@ def test_a_receipt_that_another_user_wrote_does_not_count(
 
 @pytest.mark.attack
 @pytest.mark.parametrize("mac", ["", "0" * 64, 7, None, "é"])
-def test_a_receipt_that_was_changed_does_not_count(artifacts: Path, cache: DigestCache, mac: object) -> None:
+def test_a_receipt_that_was_changed_does_not_count(artifacts, cache, mac):
     builds = tasks(artifacts, Shout(), Count())
     run_all(builds, cache)
     data = json.loads(builds[0].receipt.read_text())
@@ -148,9 +144,7 @@ def test_a_receipt_that_was_changed_does_not_count(artifacts: Path, cache: Diges
     assert why_stale(builds[0], cache) == (NOT_OURS,)
 
 
-def test_without_a_cache_folder_receipts_count_for_their_own_process(
-    artifacts: Path, cache: DigestCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_cache_folder_receipts_count_for_their_own_process(artifacts, cache, monkeypatch):
     monkeypatch.setenv("ORTPREP_CACHE_DIR", "/dev/null")
     builds = tasks(artifacts, Shout(), Count())
     assert run_all(builds, cache) == [True, True]
@@ -159,15 +153,13 @@ def test_without_a_cache_folder_receipts_count_for_their_own_process(
     assert why_stale(builds[0], cache) == (NOT_OURS,)
 
 
-def test_a_moved_project_is_up_to_date(tmp_path: Path, cache: DigestCache) -> None:
+def test_a_moved_project_is_up_to_date(tmp_path, cache):
     run_all(tasks(tmp_path / "old", Shout(), Count()), cache)
     shutil.copytree(tmp_path / "old", tmp_path / "new")
     assert run_all(tasks(tmp_path / "new", Shout(), Count()), cache) == [False, False]
 
 
-def test_a_failure_leaves_the_old_outcome_and_keeps_message_and_hint(
-    artifacts: Path, cache: DigestCache
-) -> None:
+def test_a_failure_leaves_the_old_outcome_and_keeps_message_and_hint(artifacts, cache):
     run_all(tasks(artifacts, Shout(), Count()), cache)
     broken = tasks(artifacts, Shout(word="goodbye", fails=True), Count())
     with pytest.raises(StageError, match="shout of m: lost its voice") as caught:
@@ -177,7 +169,7 @@ def test_a_failure_leaves_the_old_outcome_and_keeps_message_and_hint(
     assert run_all(tasks(artifacts, Shout(), Count()), cache) == [False, False]
 
 
-def test_a_full_disk_is_told_with_a_command_that_shows_which(artifacts: Path, cache: DigestCache) -> None:
+def test_a_full_disk_is_told_with_a_command_that_shows_which(artifacts, cache):
     class Full(Shout):
         def run(self, context: object) -> dict[str, object]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -187,7 +179,7 @@ def test_a_full_disk_is_told_with_a_command_that_shows_which(artifacts: Path, ca
     assert (caught.value.hint or "").startswith(f"df -h {artifacts} ")
 
 
-def test_an_unexpected_error_is_named_with_its_task(artifacts: Path, cache: DigestCache) -> None:
+def test_an_unexpected_error_is_named_with_its_task(artifacts, cache):
     class Broken(Shout):
         def run(self, context: object) -> dict[str, object]:
             raise ZeroDivisionError("by zero")
@@ -197,9 +189,7 @@ def test_an_unexpected_error_is_named_with_its_task(artifacts: Path, cache: Dige
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), OSError(errno.EIO, "Input/output error")])
-def test_a_key_that_cannot_be_computed_is_told_like_work_that_fails(
-    artifacts: Path, cache: DigestCache, error: Exception
-) -> None:
+def test_a_key_that_cannot_be_computed_is_told_like_work_that_fails(artifacts, cache, error):
     class Keyless(Shout):
         def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:
             raise error
@@ -214,13 +204,13 @@ def test_a_key_that_cannot_be_computed_is_told_like_work_that_fails(
     assert caught.value.message == f"shout of m: {reason.removeprefix('it would fail: ')}"
 
 
-def test_a_task_before_its_requirements_says_so(artifacts: Path, cache: DigestCache) -> None:
+def test_a_task_before_its_requirements_says_so(artifacts, cache):
     builds = tasks(artifacts, Shout(), Count())
     with pytest.raises(StageError, match="shout of m has to run first"):
         run_task(builds[1], cache=cache, say=lambda _: None)
 
 
-def test_explain_says_what_runs_and_what_follows_from_it(artifacts: Path, cache: DigestCache) -> None:
+def test_explain_says_what_runs_and_what_follows_from_it(artifacts, cache):
     run_all(tasks(artifacts, Shout(), Count()), cache)
     explained = explain_tasks(tasks(artifacts, Shout(word="goodbye"), Count()), cache=cache)
     assert list(format_explanations(explained)) == [
@@ -238,7 +228,7 @@ def test_explain_says_what_runs_and_what_follows_from_it(artifacts: Path, cache:
     ]
 
 
-def test_removing_an_outcome_makes_the_task_new(artifacts: Path, cache: DigestCache) -> None:
+def test_removing_an_outcome_makes_the_task_new(artifacts, cache):
     builds = tasks(artifacts, Shout(), Count())
     run_all(builds, cache)
     remove_outcome(builds[0])
@@ -246,7 +236,7 @@ def test_removing_an_outcome_makes_the_task_new(artifacts: Path, cache: DigestCa
     assert why_stale(builds[0], cache) == ("never done",)
 
 
-def test_a_receipt_is_json_that_names_every_file(artifacts: Path, cache: DigestCache) -> None:
+def test_a_receipt_is_json_that_names_every_file(artifacts, cache):
     builds = tasks(artifacts, Shout(), Count())
     run_all(builds, cache)
     receipt = json.loads(builds[0].receipt.read_text())
@@ -268,7 +258,7 @@ print(run_task(task, cache=DigestCache(Path(sys.argv[2])), say=lambda line: None
 """
 
 
-def test_of_two_builds_at_once_one_works_and_the_other_finds_it_done(artifacts: Path, tmp_path: Path) -> None:
+def test_of_two_builds_at_once_one_works_and_the_other_finds_it_done(artifacts, tmp_path):
     racers = [
         subprocess.Popen(
             [sys.executable, "-c", RACER, str(artifacts), str(tmp_path / "cache")],
@@ -301,9 +291,7 @@ run_task(tasks(Path(sys.argv[1]), Slow(), Count())[0], cache=DigestCache(), say=
 """
 
 
-def test_a_build_killed_at_work_leaves_nothing_that_counts_and_no_lock(
-    artifacts: Path, cache: DigestCache
-) -> None:
+def test_a_build_killed_at_work_leaves_nothing_that_counts_and_no_lock(artifacts, cache):
     sleeper = subprocess.Popen([sys.executable, "-c", SLEEPER, str(artifacts)], stdout=subprocess.PIPE)
     assert sleeper.stdout is not None
     with sleeper:
@@ -315,9 +303,7 @@ def test_a_build_killed_at_work_leaves_nothing_that_counts_and_no_lock(
     assert not list(builds[0].folder.parent.glob(".tmp-*"))
 
 
-def test_what_a_kill_leaves_of_a_receipt_is_removed_by_the_next_run(
-    artifacts: Path, cache: DigestCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_kill_leaves_of_a_receipt_is_removed_by_the_next_run(artifacts, cache, monkeypatch):
     (build, _) = tasks(artifacts, Shout(), Count())
 
     def killed(*_: object) -> None:

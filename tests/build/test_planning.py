@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,19 +26,19 @@ def gpu(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "unavailable_reason", lambda _: None)
 
 
-def test_auto_takes_what_is_there_and_calls_nothing_missing() -> None:
+def test_auto_takes_what_is_there_and_calls_nothing_missing():
     plan = build_plan(spec("auto"))
     assert (plan.targets, plan.missing, plan.variants) == (("cpu",), {}, ("cpu", "portable"))
 
 
 @pytest.mark.usefixtures("gpu")
-def test_the_fastest_comes_first_and_one_target_alone_leaves_the_others_out_by_name() -> None:
+def test_the_fastest_comes_first_and_one_target_alone_leaves_the_others_out_by_name():
     assert build_plan(spec("auto")).targets == ("cuda", "cpu")
     plan = build_plan(spec("auto"), only="cpu")
     assert (plan.targets, dict(plan.missing)) == (("cpu",), {"cuda": "left out by --target"})
 
 
-def test_skipping_builds_the_rest_and_says_what_is_missing() -> None:
+def test_skipping_builds_the_rest_and_says_what_is_missing():
     plan = build_plan(spec(["cpu", "cuda"]), skip_unavailable=True)
     assert (plan.targets, dict(plan.missing)) == (("cpu",), {"cuda": "no NVIDIA driver"})
 
@@ -58,15 +57,13 @@ NOWHERE = "targets: [cpu]   # in the spec of m; every machine has it"
         (["cpu"], {"only": "gpu"}, "no such target in m: gpu", "ortprep prepare m"),
     ],
 )
-def test_a_named_target_that_is_not_there_is_an_error_with_the_way_out(
-    targets: Any, options: dict[str, Any], told: str, hint: str
-) -> None:
+def test_a_named_target_that_is_not_there_is_an_error_with_the_way_out(targets, options, told, hint):
     with pytest.raises(SpecError, match=told) as caught:
         build_plan(spec(targets), **options)
     assert (caught.value.hint or "").startswith(hint)
 
 
-def test_problems_of_all_models_are_reported_at_once(tmp_path: Path) -> None:
+def test_problems_of_all_models_are_reported_at_once(tmp_path):
     specs = [spec(["cuda"], "a"), spec(["cpu"], "b"), spec(["cuda"], "c")]
     with pytest.raises(SpecError, match=r"cuda of a(.|\n)*cuda of c"):
         plan_specs(specs, tmp_path)
@@ -74,9 +71,7 @@ def test_problems_of_all_models_are_reported_at_once(tmp_path: Path) -> None:
         plan_specs(specs[:1], tmp_path, skip_unavailable=True)
 
 
-def test_skipping_leaves_out_what_cannot_be_built_at_all_and_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_skipping_leaves_out_what_cannot_be_built_at_all_and_says_so(tmp_path, caplog):
     builds = plan_specs([spec(["cuda"], "a"), spec(["cpu"], "b")], tmp_path, skip_unavailable=True)
     assert [tasks[0].model for tasks in builds] == ["b"]
     assert "left out: target not available on this machine: cuda of a" in caplog.text

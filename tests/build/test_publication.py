@@ -70,9 +70,7 @@ def publish_to(registry: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("scheme", ["mlflow+", "MLflow+", "mlflow://x+"])
 @pytest.mark.parametrize("variable", ["MLFLOW_TRACKING_URI", "ORTPREP_REGISTRY"])
-def test_a_server_that_only_the_spec_names_gets_no_login(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, variable: str
-) -> None:
+def test_a_server_that_only_the_spec_names_gets_no_login(server, tmp_path, monkeypatch, scheme, variable):
     start = "mlflow+" if variable == "ORTPREP_REGISTRY" else ""
     monkeypatch.setenv(variable, f"{start}http://127.0.0.1:{server.server_port - 1}")
     with pytest.raises(AccessDeniedError, match="only the spec names"):
@@ -81,9 +79,7 @@ def test_a_server_that_only_the_spec_names_gets_no_login(
 
 
 @pytest.mark.parametrize("variable", ["MLFLOW_TRACKING_URI", "ORTPREP_REGISTRY"])
-def test_the_users_own_server_gets_the_login(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
-) -> None:
+def test_the_users_own_server_gets_the_login(server, tmp_path, monkeypatch, variable):
     monkeypatch.setenv(variable, f"mlflow+{server.url}" if variable == "ORTPREP_REGISTRY" else server.url)
     with pytest.raises(AccessDeniedError, match="403"):
         publish_to(f"mlflow+{server.url}", tmp_path)

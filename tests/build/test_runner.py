@@ -53,7 +53,7 @@ def _own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
 
 
-def test_a_second_run_does_nothing_and_says_so(tmp_path: Path) -> None:
+def test_a_second_run_does_nothing_and_says_so(tmp_path):
     first, second = Recorder(), Recorder()
     assert run_builds((tasks(tmp_path, Shout(), Count()),), first) == ()
     assert run_builds((tasks(tmp_path, Shout(), Count()),), second) == ()
@@ -69,7 +69,7 @@ def test_a_second_run_does_nothing_and_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 5])
-def test_a_failed_model_holds_up_no_other(tmp_path: Path, jobs: int) -> None:
+def test_a_failed_model_holds_up_no_other(tmp_path, jobs):
     recorder = Recorder()
     builds = (
         tasks(tmp_path, Shout(fails=True), Count(), name="bad"),
@@ -82,7 +82,7 @@ def test_a_failed_model_holds_up_no_other(tmp_path: Path, jobs: int) -> None:
     assert recorder.finished_tasks() == ["shout:good", "count:good/cpu"]
 
 
-def test_a_run_that_is_not_to_go_on_stops_at_the_first_failure(tmp_path: Path) -> None:
+def test_a_run_that_is_not_to_go_on_stops_at_the_first_failure(tmp_path):
     recorder = Recorder()
     builds = (
         tasks(tmp_path, Shout(fails=True), Count(), name="bad"),
@@ -97,7 +97,7 @@ def test_a_run_that_is_not_to_go_on_stops_at_the_first_failure(tmp_path: Path) -
     ]
 
 
-def test_what_a_task_needs_is_all_that_runs_with_it(tmp_path: Path) -> None:
+def test_what_a_task_needs_is_all_that_runs_with_it(tmp_path):
     shout, count = tasks(tmp_path, Shout(), Count())
     assert with_requirements((shout, count), [count]) == (shout, count)
     assert with_requirements((shout, count), [shout]) == (shout,)
@@ -114,13 +114,13 @@ class Meeting(Shout):
         return dict(super().run(context))
 
 
-def test_with_two_jobs_two_models_are_under_way(tmp_path: Path) -> None:
+def test_with_two_jobs_two_models_are_under_way(tmp_path):
     shout = Meeting()
     builds = tuple(tasks(tmp_path, shout, Count(), name=name) for name in ("a", "b"))
     assert run_builds(builds, Recorder(), jobs=2) == ()
 
 
-def test_an_error_of_the_observer_ends_a_run_of_several_threads(tmp_path: Path) -> None:
+def test_an_error_of_the_observer_ends_a_run_of_several_threads(tmp_path):
     class Broken(Recorder):
         def finished(self, task: str) -> None:
             raise ZeroDivisionError(task)
@@ -132,7 +132,7 @@ def test_an_error_of_the_observer_ends_a_run_of_several_threads(tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["ortprep", "doit"])
-def test_a_bundle_is_there_before_the_next_model_begins(tmp_path: Path, command: str) -> None:
+def test_a_bundle_is_there_before_the_next_model_begins(tmp_path, command):
     project = Project(tmp_path / "project")
     for name in ("first", "second"):
         project.add(folding_net(), name, inputs=SHAPES, tune=AS_PREPARED)

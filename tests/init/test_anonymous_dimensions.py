@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import onnx
 import pytest
 
@@ -28,12 +26,12 @@ def unrelated_net(written: str) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("written", ["batch", "s0", "N", "unknown", "past + 1"])
-def test_a_name_is_a_name(written: str) -> None:
+def test_a_name_is_a_name(written):
     assert dimension_name(written) == written
 
 
 @pytest.mark.parametrize("written", NAMELESS)
-def test_what_says_nothing_is_no_name_and_gets_sizes_of_its_own(tmp_path: Path, written: str) -> None:
+def test_what_says_nothing_is_no_name_and_gets_sizes_of_its_own(tmp_path, written):
     path = models.write_model(unrelated_net(written), tmp_path / "m.onnx")
     assert [item.shape for item in read_inputs(path)] == [(None, 4), (None, 4)]
     interface = inspect_model((str(path), "m")).interface

@@ -35,11 +35,11 @@ RESHAPE = "cannot be reshaped to the requested shape. Input shape:{1,512,20,20},
         ),
     ],
 )
-def test_a_message_leads_to_the_size_that_runs(message: str, size: int, expected: int) -> None:
+def test_a_message_leads_to_the_size_that_runs(message, size, expected):
     assert expected in suggest_sizes(message, size)[:8]
 
 
-def test_what_a_message_names_is_found() -> None:
+def test_what_a_message_names_is_found():
     assert (find_node(CONCAT), find_node(BROADCAST), find_node("failed")) == ("join", None, None)
     assert (find_index_limit(GATHER), find_index_limit(CONCAT)) == (77, None)
     said = "Invalid rank for input: x Got: 2 Expected: 3"
@@ -49,7 +49,7 @@ def test_what_a_message_names_is_found() -> None:
 @given(
     st.text(max_size=200) | st.from_regex(r"(\{-?\d{1,12}(,-?\d{1,12})*\} ?){1,3}"), st.integers(1, MAX_SIZE)
 )
-def test_whatever_is_said_suggests_sizes_that_can_be(message: str, size: int) -> None:
+def test_whatever_is_said_suggests_sizes_that_can_be(message, size):
     found = suggest_sizes(message, size)
     assert len(set(found)) == len(found)
     assert all(0 < one <= MAX_SIZE and one != size for one in found)

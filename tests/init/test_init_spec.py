@@ -51,14 +51,12 @@ def feeds_of(model: onnx.ModelProto, folder: Path) -> dict[str, Feed]:
         (models.zero_inputs, {}),
     ],
 )
-def test_shapes_are_those_that_the_model_runs_on(
-    tmp_path: Path, build: Build, shapes: dict[str, tuple[int, ...]]
-) -> None:
+def test_shapes_are_those_that_the_model_runs_on(tmp_path, build, shapes):
     assert {name: feed.shape for name, feed in feeds_of(build(), tmp_path).items()} == shapes
 
 
 @pytest.mark.parametrize("total", ["past_sequence_length + sequence_length", "total_sequence_length"])
-def test_a_decoder_gets_its_past_and_the_next_position(tmp_path: Path, total: str) -> None:
+def test_a_decoder_gets_its_past_and_the_next_position(tmp_path, total):
     decoder = copies(
         "int64[batch_size, sequence_length] input_ids",
         "int64[batch_size, TOTAL] attention_mask",
@@ -117,12 +115,12 @@ def test_a_decoder_gets_its_past_and_the_next_position(tmp_path: Path, total: st
         ),
     ],
 )
-def test_values_follow_from_what_an_input_is(tmp_path: Path, build: Build, fed: dict[str, Any]) -> None:
+def test_values_follow_from_what_an_input_is(tmp_path, build, fed):
     values = {name: feed.values for name, feed in feeds_of(build(), tmp_path).items()}
     assert {name: one.range or (one.values and set(one.values)) for name, one in values.items()} == fed
 
 
-def test_the_written_spec_reads_back_as_the_draft_and_is_kept(tmp_path: Path) -> None:
+def test_the_written_spec_reads_back_as_the_draft_and_is_kept(tmp_path):
     model = models.conv_net()
     model.graph.input[0].name = model.graph.node[0].input[0] = 'odd: "näme"\n#💥'
     result = draft(model, tmp_path)
@@ -137,7 +135,7 @@ def test_the_written_spec_reads_back_as_the_draft_and_is_kept(tmp_path: Path) ->
     assert result.write(force=True).read_text() == result.text
 
 
-def test_a_model_that_does_not_run_leaves_one_question_in_its_spec(tmp_path: Path) -> None:
+def test_a_model_that_does_not_run_leaves_one_question_in_its_spec(tmp_path):
     result = draft(open_models.impossible(), tmp_path)
     assert result.question is not None
     assert result.question.input == "x"
@@ -148,7 +146,7 @@ def test_a_model_that_does_not_run_leaves_one_question_in_its_spec(tmp_path: Pat
     assert marked == [f"{OPEN_QUESTION} {result.question.text}"]
 
 
-def test_what_the_user_answers_is_tried(tmp_path: Path) -> None:
+def test_what_the_user_answers_is_tried(tmp_path):
     asked: list[Question] = []
 
     def answer(question: Question) -> tuple[int, ...] | None:
@@ -161,7 +159,7 @@ def test_what_the_user_answers_is_tried(tmp_path: Path) -> None:
     assert "Tried [7, 5];" in asked[1].text
 
 
-def test_what_is_known_counts_more_than_what_would_be_proposed(tmp_path: Path) -> None:
+def test_what_is_known_counts_more_than_what_would_be_proposed(tmp_path):
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "defaults.yaml").write_text("tune: {budget_s: 7}\n")
     seen = {"audio": ObservedInput(shapes=((3, 512), (1, 512)), range=(-0.5, 0.25))}
@@ -174,7 +172,7 @@ def test_what_is_known_counts_more_than_what_would_be_proposed(tmp_path: Path) -
     assert "budget_s" not in result.text
 
 
-def test_two_models_of_one_name_get_two_specs(tmp_path: Path) -> None:
+def test_two_models_of_one_name_get_two_specs(tmp_path):
     first, second = (tmp_path / folder / "model.onnx" for folder in ("first", "second"))
     (tmp_path / "model.yaml").write_text("name: model\nsource: {path: first/model.onnx}\n")
     assert (find_spec_name(first, tmp_path), find_spec_name(second, tmp_path)) == ("model", None)
@@ -186,9 +184,7 @@ def test_two_models_of_one_name_get_two_specs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("written", ["path: ~/net.onnx", "path: home/net.onnx"])
-def test_a_spec_is_found_however_it_names_its_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str
-) -> None:
+def test_a_spec_is_found_however_it_names_its_model(tmp_path, monkeypatch, written):
     home = tmp_path / "home"
     monkeypatch.setenv("HOME", str(home))
     (tmp_path / "mine.yaml").write_text(f"name: mine\nsource: {{{written}}}\n")
@@ -212,12 +208,12 @@ def test_a_spec_is_found_however_it_names_its_model(
         ),
     ],
 )
-def test_a_model_that_cannot_be_prepared_is_told(tmp_path: Path, build: Build, said: str) -> None:
+def test_a_model_that_cannot_be_prepared_is_told(tmp_path, build, said):
     with pytest.raises(SourceError, match=said):
         draft(build(), tmp_path)
 
 
-def test_what_is_no_model_and_an_unknown_observed_input_are_told(tmp_path: Path) -> None:
+def test_what_is_no_model_and_an_unknown_observed_input_are_told(tmp_path):
     path = tmp_path / "net.onnx"
     with pytest.raises(SourceError, match="no such model"):
         init_spec(path)
@@ -228,6 +224,6 @@ def test_what_is_no_model_and_an_unknown_observed_input_are_told(tmp_path: Path)
         draft(models.conv_net(), tmp_path, observed={"picture": ObservedInput(shapes=((1,),))})
 
 
-def test_known_values_that_do_not_fit_are_left_to_the_check_of_the_spec(tmp_path: Path) -> None:
+def test_known_values_that_do_not_fit_are_left_to_the_check_of_the_spec(tmp_path):
     result = draft(copies("uint8[1] x"), tmp_path, observed={"x": ObservedInput(values=(300,))})
     assert result.spec.inputs["x"].values == (300,)

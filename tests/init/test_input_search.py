@@ -65,9 +65,7 @@ inputs = st.lists(
 @given(inputs, st.lists(st.sampled_from(SAID), min_size=1), st.sampled_from([{}, {"input_ids": 9, "x": 1}]))
 @example([TensorSpec("x", "int64", ("2*past", "total_len", "past", "seq"))], [""], {})
 @settings(max_examples=60, deadline=None)
-def test_the_search_ends_and_keeps_what_the_model_declares(
-    items: list[TensorSpec], said: list[str], bounds: Mapping[str, int]
-) -> None:
+def test_the_search_ends_and_keeps_what_the_model_declares(items, said, bounds):
     runs: list[Mapping[str, Feed]] = []
 
     def run(feeds: Mapping[str, Feed]) -> RunResult:

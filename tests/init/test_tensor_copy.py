@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import numpy as np
 import onnxruntime
@@ -17,7 +16,7 @@ from tests import builders as models
 from tests.init.builders import map_classifier
 
 
-def test_the_copy_answers_with_the_values_of_the_maps(tmp_path: Path) -> None:
+def test_the_copy_answers_with_the_values_of_the_maps(tmp_path):
     path = models.write_model(map_classifier(), tmp_path / "net.onnx")
     result = init_spec(path, folder=tmp_path / "configs", may_copy=True)
     spec = read_spec(result.write())
@@ -31,19 +30,19 @@ def test_the_copy_answers_with_the_values_of_the_maps(tmp_path: Path) -> None:
     assert matrix.tolist() == [[maps[0]["no"], maps[0]["yes"]]]
 
 
-def test_no_copy_is_made_where_the_original_is_to_be_served(tmp_path: Path) -> None:
+def test_no_copy_is_made_where_the_original_is_to_be_served(tmp_path):
     path = models.write_model(map_classifier(), tmp_path / "net.onnx")
     with pytest.raises(SourceError, match="not a tensor"):
         init_spec(path, folder=tmp_path / "configs")
     assert not (tmp_path / "configs").exists()
 
 
-def test_copies_of_models_of_one_name_are_apart(tmp_path: Path) -> None:
+def test_copies_of_models_of_one_name_are_apart(tmp_path):
     first, second = (tmp_path / one / "net.onnx" for one in ("a", "b"))
     assert copy_path(first, tmp_path) != copy_path(second, tmp_path)
 
 
-def test_the_copy_follows_its_model(tmp_path: Path) -> None:
+def test_the_copy_follows_its_model(tmp_path):
     path = models.write_model(map_classifier(), tmp_path / "net.onnx")
     init_spec(path, folder=tmp_path, may_copy=True).write()
     copy = copy_path(path, tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 from ortprep.bundle.conversion_record import OutputAccuracy
 from ortprep.children.answers import Answer
 from ortprep.measuring.accuracy import SNR_CAP_DB, AccuracyMeter, compare_answers
-from ortprep.runtime.tensors.element_types import ELEMENT_TYPES, Array, narrow
+from ortprep.runtime.tensors.element_types import ELEMENT_TYPES, narrow
 
 NAN, INF = float("nan"), float("inf")
 BLOCKS = st.integers(1, 40)
@@ -38,7 +37,7 @@ def measure(*pairs: tuple[Any, Any], block_elements: int = 1000) -> OutputAccura
 
 
 @given(array=hnp.arrays(DTYPES, SHAPES), block=BLOCKS)
-def test_an_array_is_perfectly_accurate_against_itself(array: Array, block: int) -> None:
+def test_an_array_is_perfectly_accurate_against_itself(array, block):
     found = measure((array, array.copy()), block_elements=block)
     assert (found.max_abs, found.mean_abs, found.nonfinite, found.reason) == (0, 0, 0, "")
     assert (found.cosine, found.snr_db) == (1, SNR_CAP_DB)
@@ -46,7 +45,7 @@ def test_an_array_is_perfectly_accurate_against_itself(array: Array, block: int)
 
 
 @given(data=st.data(), block=BLOCKS)
-def test_figures_are_their_formulas_whatever_the_block(data: st.DataObject, block: int) -> None:
+def test_figures_are_their_formulas_whatever_the_block(data, block):
     shape = data.draw(hnp.array_shapes(min_side=2, max_side=6))
     elements = st.integers(-50, 50).map(float)
     expected, got = (data.draw(hnp.arrays(np.float32, shape, elements=elements)) for _ in range(2))
@@ -64,7 +63,7 @@ def test_figures_are_their_formulas_whatever_the_block(data: st.DataObject, bloc
     assert found.top1 == pytest.approx((chosen == expected.max(-1)).mean())
 
 
-def test_a_sample_that_is_off_is_not_averaged_away() -> None:
+def test_a_sample_that_is_off_is_not_averaged_away():
     good = (np.ones(1000), np.ones(1000))
     found = measure(good, good, ([3.0, 4.0], [-3.0, -4.0]), good)
     assert found.cosine == -1
@@ -74,28 +73,28 @@ def test_a_sample_that_is_off_is_not_averaged_away() -> None:
     assert found.elements == 3002
 
 
-def test_rows_of_all_samples_count_alike() -> None:
+def test_rows_of_all_samples_count_alike():
     right, wrong = ([[1.0, 2.0]], [[1.0, 2.0]]), ([[1.0, 2.0]], [[2.0, 1.0]])
     assert measure(right, right, right, wrong).top1 == 0.75
 
 
-def test_of_equally_large_elements_of_the_reference_any_may_come_first() -> None:
+def test_of_equally_large_elements_of_the_reference_any_may_come_first():
     assert measure(([[5.0, 5.0, 1.0]], [[4.9, 5.1, 1.0]])).top1 == 1
 
 
-def test_a_candidate_that_lost_all_differences_does_not_agree() -> None:
+def test_a_candidate_that_lost_all_differences_does_not_agree():
     expected = np.arange(20.0).reshape(4, 5)
     for lost in (0.0, NAN, -INF):
         assert measure((expected, np.full((4, 5), lost))).top1 == 0
 
 
 @pytest.mark.parametrize("array", [np.ones(()), np.ones((3, 1)), np.ones((0, 4)), np.ones((4, 0))])
-def test_without_rows_of_two_elements_there_is_no_ranking(array: Array) -> None:
+def test_without_rows_of_two_elements_there_is_no_ranking(array):
     assert measure((array, array)).top1 is None
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float8e4m3fn"])
-def test_a_narrowed_output_is_compared_by_its_values(name: str) -> None:
+def test_a_narrowed_output_is_compared_by_its_values(name):
     expected = np.array([1.0, -2.5, 448.0], np.float32)  # each has at most three significant bits
     kind = ELEMENT_TYPES.get(name)
     got = expected.astype(np.float16) if kind is None else narrow(expected, kind)
@@ -114,15 +113,13 @@ def test_a_narrowed_output_is_compared_by_its_values(name: str) -> None:
         ([INF, NAN], [NAN, INF], 2),
     ],
 )
-def test_what_is_not_finite_is_counted_where_it_differs_and_nowhere_else(
-    expected: list[float], got: list[float], nonfinite: int
-) -> None:
+def test_what_is_not_finite_is_counted_where_it_differs_and_nowhere_else(expected, got, nonfinite):
     found = measure((expected, got))
     assert found.nonfinite == nonfinite
     assert (found.max_abs, found.snr_db, found.elements) == (0, SNR_CAP_DB, len(expected))
 
 
-def test_zeros_that_are_not_met_are_as_noisy_as_can_be() -> None:
+def test_zeros_that_are_not_met_are_as_noisy_as_can_be():
     found = measure((np.zeros(3), [0.0, 1e-30, 0.0]))
     assert (found.snr_db, found.cosine) == (-SNR_CAP_DB, 0)
     silent = measure((np.ones(3), np.zeros(3)))
@@ -130,7 +127,7 @@ def test_zeros_that_are_not_met_are_as_noisy_as_can_be() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e200, 1e308])
-def test_numbers_whose_squares_leave_the_range_are_as_noisy_as_can_be(scale: float) -> None:
+def test_numbers_whose_squares_leave_the_range_are_as_noisy_as_can_be(scale):
     expected, got = np.array([1.0, 1.0]) * scale, np.array([1.0, -1.0]) * scale
     found = measure((expected, got))
     assert (found.cosine, found.snr_db) == (0, -SNR_CAP_DB)
@@ -138,7 +135,7 @@ def test_numbers_whose_squares_leave_the_range_are_as_noisy_as_can_be(scale: flo
     assert 0 < found.max_abs < INF
 
 
-def test_integers_booleans_and_strings_agree_where_they_are_equal() -> None:
+def test_integers_booleans_and_strings_agree_where_they_are_equal():
     big = np.array([2**63, 2**63 + 1], np.uint64)
     assert measure((big, big[::-1])).max_abs == 1
     assert measure((big, big[::-1])).top1 == 0
@@ -158,15 +155,13 @@ def test_integers_booleans_and_strings_agree_where_they_are_equal() -> None:
         (np.array(["0"]), np.zeros(1), "element type: expected string, got float64"),
     ],
 )
-def test_what_cannot_be_compared_has_a_reason_beside_the_figures_of_the_rest(
-    expected: Array, got: Array, reason: str
-) -> None:
+def test_what_cannot_be_compared_has_a_reason_beside_the_figures_of_the_rest(expected, got, reason):
     found = measure(([1.0], [2.0]), (expected, got), ([1.0], [1.0]))
     assert found.reason == reason
     assert (found.elements, found.max_abs) == (2, 1)
 
 
-def test_answers_are_compared_by_name_and_none_is_overlooked(tmp_path: Path) -> None:
+def test_answers_are_compared_by_name_and_none_is_overlooked(tmp_path):
     def answer(side: str, output: str, values: list[float]) -> Answer:
         file = tmp_path / f"{side}-{output}.npy"
         np.save(file, np.array(values))

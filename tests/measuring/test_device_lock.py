@@ -92,7 +92,7 @@ def taking(take: Callable[..., object]) -> Iterator[Taker]:
         ("working", measure_cpu),
     ],
 )
-def test_a_measurement_is_alone_on_the_machine(held: str, wanted: Callable[..., object]) -> None:
+def test_a_measurement_is_alone_on_the_machine(held, wanted):
     with other_process(held) as holder, taking(wanted) as taker:
         assert taker.waiting.wait(PATIENCE_S)
         assert not taker.holding.is_set()
@@ -100,20 +100,20 @@ def test_a_measurement_is_alone_on_the_machine(held: str, wanted: Callable[..., 
         assert taker.holding.wait(PATIENCE_S)
 
 
-def test_other_work_goes_on_side_by_side() -> None:
+def test_other_work_goes_on_side_by_side():
     with other_process("working"), taking(working) as taker:
         assert taker.holding.wait(PATIENCE_S)
         assert not taker.waiting.is_set()
 
 
-def test_a_killed_holder_holds_nothing() -> None:
+def test_a_killed_holder_holds_nothing():
     with other_process("cuda:0") as holder, taking(measure_gpu) as taker:
         assert taker.waiting.wait(PATIENCE_S)
         holder.send_signal(signal.SIGKILL)
         assert taker.holding.wait(PATIENCE_S)
 
 
-def test_a_waiting_measurement_is_not_overtaken() -> None:
+def test_a_waiting_measurement_is_not_overtaken():
     with other_process("working") as holder, taking(measure_cpu) as measurement:
         assert measurement.waiting.wait(PATIENCE_S)
         with taking(working) as late:
@@ -125,7 +125,7 @@ def test_a_waiting_measurement_is_not_overtaken() -> None:
             assert late.holding.wait(PATIENCE_S)
 
 
-def test_a_child_process_does_not_inherit_the_lock() -> None:
+def test_a_child_process_does_not_inherit_the_lock():
     with measuring("cpu"):
         child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False)
     try:
@@ -135,7 +135,7 @@ def test_a_child_process_does_not_inherit_the_lock() -> None:
         child.communicate(b"\n")
 
 
-def test_work_within_work_waits_for_nobody() -> None:
+def test_work_within_work_waits_for_nobody():
     held = ExitStack()
     held.enter_context(working())
     with taking(measure_cpu) as measurement:
@@ -146,17 +146,17 @@ def test_work_within_work_waits_for_nobody() -> None:
         assert measurement.holding.wait(PATIENCE_S)
 
 
-def test_measuring_within_work_is_refused_instead_of_waiting_for_ever() -> None:
+def test_measuring_within_work_is_refused_instead_of_waiting_for_ever():
     with working(), pytest.raises(StageError, match="already works"), measuring("cpu"):
         raise AssertionError("two locks that exclude each other were both given")
 
 
-def test_the_folder_is_made_for_this_user_alone(tmp_path: Path) -> None:
+def test_the_folder_is_made_for_this_user_alone(tmp_path):
     assert lock_folder().is_relative_to(tmp_path)
     assert lock_folder().stat().st_mode & 0o777 == 0o700
 
 
-def test_a_folder_that_others_can_write_and_a_link_in_its_place_are_refused(tmp_path: Path) -> None:
+def test_a_folder_that_others_can_write_and_a_link_in_its_place_are_refused(tmp_path):
     folder, elsewhere = tmp_path / "ortprep", tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     folder.mkdir()
@@ -170,7 +170,7 @@ def test_a_folder_that_others_can_write_and_a_link_in_its_place_are_refused(tmp_
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to someone else")
-def test_a_folder_of_someone_else_is_refused(tmp_path: Path) -> None:
+def test_a_folder_of_someone_else_is_refused(tmp_path):
     (tmp_path / "ortprep").mkdir(mode=0o700)
     os.chown(tmp_path / "ortprep", 12345, 12345)
     with pytest.raises(StageError, match="user 12345") as caught:
@@ -178,9 +178,7 @@ def test_a_folder_of_someone_else_is_refused(tmp_path: Path) -> None:
     assert "ORTPREP_CACHE_DIR" in str(caught.value.hint)
 
 
-def test_where_the_runtime_folder_is_not_there_the_temporary_one_serves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_the_runtime_folder_is_not_there_the_temporary_one_serves(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "absent"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert lock_folder() == tmp_path / f"ortprep-{os.getuid()}"
@@ -188,7 +186,7 @@ def test_where_the_runtime_folder_is_not_there_the_temporary_one_serves(
 
 @pytest.mark.attack
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to someone else")
-def test_nobody_keeps_another_from_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_keeps_another_from_measuring(tmp_path, monkeypatch):
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))

@@ -29,30 +29,30 @@ def judge_one(bounds: dict[str, float], accuracy: OutputAccuracy = LOGITS) -> tu
         ({"cosine": 0.8710001}, "cosine 0.871, expected at least 0.8710001"),
     ],
 )
-def test_a_figure_beyond_its_bound_is_told_with_both(bounds: dict[str, float], failure: str) -> None:
+def test_a_figure_beyond_its_bound_is_told_with_both(bounds, failure):
     assert judge_one(bounds) == (f"output 'logits': {failure}",)
 
 
 @given(st.sampled_from(["max_abs", "mean_abs", "cosine", "snr_db", "top1"]))
-def test_the_bound_itself_passes(figure: str) -> None:
+def test_the_bound_itself_passes(figure):
     assert not judge_one({figure: getattr(LOGITS, figure)})
 
 
 @given(st.floats(0, 1), st.floats(0, 1))
-def test_a_figure_and_a_bound_that_differ_are_never_told_alike(value: float, bound: float) -> None:
+def test_a_figure_and_a_bound_that_differ_are_never_told_alike(value, bound):
     accuracy = dataclasses.replace(LOGITS, cosine=value)
     for failure in judge_one({"cosine": bound}, accuracy):
         shown, wanted = failure.removeprefix("output 'logits': cosine ").split(", expected at least ")
         assert float(shown) < float(wanted)
 
 
-def test_an_output_with_bounds_of_its_own_has_no_others() -> None:
+def test_an_output_with_bounds_of_its_own_has_no_others():
     gate = {"": {"cosine": 0.99}, "logits": {"top1": 0.9}}
     assert not find_gate_failures(gate, [LOGITS])
     assert find_gate_failures(gate, [LOGITS, dataclasses.replace(LOGITS, output="other")])
 
 
-def test_a_tensor_of_a_sequence_has_the_bounds_of_the_whole() -> None:
+def test_a_tensor_of_a_sequence_has_the_bounds_of_the_whole():
     strict = {"cosine": 0.99}
     for name, whole in (("past[3]", "past"), ("past[3][k[1]]", "past"), ("past[3][k]", "past[3]")):
         tensor = dataclasses.replace(LOGITS, output=name)
@@ -62,14 +62,14 @@ def test_a_tensor_of_a_sequence_has_the_bounds_of_the_whole() -> None:
         )
 
 
-def test_what_cannot_be_ranked_fails_only_a_bound_of_its_own() -> None:
+def test_what_cannot_be_ranked_fails_only_a_bound_of_its_own():
     accuracy, bound = OutputAccuracy("logits", 1), {"top1": 0.5}
     assert not find_gate_failures({"": bound}, [accuracy])
     failures = find_gate_failures({"logits": bound}, [accuracy])
     assert failures == ("output 'logits': top-1 agreement is set, but no row of it has two elements or more",)
 
 
-def test_no_bounds_excuse_infinities_and_outputs_that_cannot_be_compared() -> None:
+def test_no_bounds_excuse_infinities_and_outputs_that_cannot_be_compared():
     infinite = judge_one({}, dataclasses.replace(LOGITS, nonfinite=3))
     assert infinite == ("output 'logits': NaN or infinity differs in 3 of 100 elements",)
     reason = "shape: expected [2], got [3]"
@@ -77,12 +77,12 @@ def test_no_bounds_excuse_infinities_and_outputs_that_cannot_be_compared() -> No
     assert mismatch == (f"output 'logits' cannot be compared: {reason}",)
 
 
-def test_a_bound_that_nobody_looked_at_does_not_pass() -> None:
+def test_a_bound_that_nobody_looked_at_does_not_pass():
     assert find_gate_failures({}, []) == ("no output was compared",)
     misspelt = find_gate_failures({"logitz": {"cosine": 0}}, [LOGITS])
     assert misspelt == ("output 'logitz' has thresholds and was not compared, expected one of: 'logits'",)
 
 
-def test_a_figure_that_is_no_number_does_not_pass() -> None:
+def test_a_figure_that_is_no_number_does_not_pass():
     nan = dataclasses.replace(LOGITS, cosine=float("nan"), max_abs=float("nan"))
     assert len(judge_one({"cosine": -1, "max_abs": 1e300}, nan)) == 2

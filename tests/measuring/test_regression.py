@@ -126,7 +126,7 @@ manifests = st.lists(variants, min_size=1, max_size=3, unique_by=lambda one: one
 
 
 @given(manifests, st.booleans())
-def test_a_bundle_compared_with_itself_never_fails(one: Manifest, across: bool) -> None:
+def test_a_bundle_compared_with_itself_never_fails(one, across):
     comparison = compare(one, one, across_hardware=across)
     assert comparison.outcome == "ok"
     assert comparison.differences == ()
@@ -136,14 +136,14 @@ def test_a_bundle_compared_with_itself_never_fails(one: Manifest, across: bool) 
 
 
 @given(summaries, summaries, st.floats(0, 2))
-def test_an_improvement_read_backwards_is_a_regression(one: Samples, other: Samples, limit: float) -> None:
+def test_an_improvement_read_backwards_is_a_regression(one, other, limit):
     backwards = {"improvement": "regression", "regression": "improvement"}
     forwards = judge(one, other, limit=limit)
     assert judge(other, one, limit=limit) == backwards.get(forwards, forwards)
 
 
 @given(st.sampled_from(sorted(FIELDS)), summaries, summaries, st.floats(0, 2))
-def test_nothing_within_the_limit_fails(figure: str, old: Samples, new: Samples, limit: float) -> None:
+def test_nothing_within_the_limit_fails(figure, old, new, limit):
     comparison = compare(with_figure(figure, old), with_figure(figure, new), limits=RegressionLimits(limit))
     if new.median <= old.median * (1 + limit):
         assert comparison.outcome == "ok"
@@ -151,9 +151,7 @@ def test_nothing_within_the_limit_fails(figure: str, old: Samples, new: Samples,
 
 
 @given(st.sampled_from(sorted(FIELDS)), positive, st.floats(0, 1), st.floats(0.01, 1))
-def test_what_is_beyond_the_limit_and_the_noise_always_fails(
-    figure: str, old: float, limit: float, beyond: float
-) -> None:
+def test_what_is_beyond_the_limit_and_the_noise_always_fails(figure, old, limit, beyond):
     new = old * (1 + limit) * (1 + beyond)
     comparison = compare(
         with_figure(figure, exactly(old)), with_figure(figure, exactly(new)), limits=RegressionLimits(limit)
@@ -163,9 +161,7 @@ def test_what_is_beyond_the_limit_and_the_noise_always_fails(
 
 
 @given(st.sampled_from(sorted(FIELDS)), summaries, summaries)
-def test_what_is_worse_within_the_noise_is_shown_and_does_not_fail(
-    figure: str, old: Samples, new: Samples
-) -> None:
+def test_what_is_worse_within_the_noise_is_shown_and_does_not_fail(figure, old, new):
     comparison = compare(with_figure(figure, old), with_figure(figure, new), limits=RegressionLimits(0.0))
     if min(old.count, new.count) >= 3 and old.p75 >= new.p25:
         assert comparison.outcome == "ok"
@@ -174,7 +170,7 @@ def test_what_is_worse_within_the_noise_is_shown_and_does_not_fail(
 
 
 @given(manifests, st.data())
-def test_a_vanished_variant_always_fails(old: Manifest, data: st.DataObject) -> None:
+def test_a_vanished_variant_always_fails(old, data):
     gone = data.draw(st.integers(0, len(old.variants) - 1))
     left = (*old.variants[:gone], *old.variants[gone + 1 :])
     comparison = compare(old, dataclasses.replace(old, variants=left), across_hardware=True)
@@ -182,16 +178,14 @@ def test_a_vanished_variant_always_fails(old: Manifest, data: st.DataObject) -> 
 
 
 @given(manifests, st.data())
-def test_of_a_partial_bundle_what_is_there_is_compared_and_nothing_is_not_enough(
-    old: Manifest, data: st.DataObject
-) -> None:
+def test_of_a_partial_bundle_what_is_there_is_compared_and_nothing_is_not_enough(old, data):
     left = tuple(one for one in old.variants if data.draw(st.booleans()))
     comparison = compare(old, dataclasses.replace(old, variants=left), across_hardware=True, partial=True)
     assert comparison.outcome == ("ok" if left else "regression")
 
 
 @given(manifests, variants)
-def test_a_new_variant_fails_only_if_it_answers_wrongly(old: Manifest, added: VariantRecord) -> None:
+def test_a_new_variant_fails_only_if_it_answers_wrongly(old, added):
     added = dataclasses.replace(added, name="added")
     comparison = compare(old, dataclasses.replace(old, variants=(*old.variants, added)))
     error = added.verification.errors[0].ratio
@@ -199,14 +193,14 @@ def test_a_new_variant_fails_only_if_it_answers_wrongly(old: Manifest, added: Va
 
 
 @pytest.mark.parametrize("figure", FIELDS)
-def test_a_vanished_figure_fails(figure: str) -> None:
+def test_a_vanished_figure_fails(figure):
     lost = None if figure == "gpu" else exactly(math.nan)
     comparison = compare(manifest(variant()), with_figure(figure, lost))
     assert comparison.outcome == "regression"
     assert comparison.variants[0].failures[0].startswith(f"missing, warm cache: {figure}")
 
 
-def test_measurements_that_vanished_fail_and_new_ones_do_not() -> None:
+def test_measurements_that_vanished_fail_and_new_ones_do_not():
     cold = measured(cache="cold")
     warm, both = manifest(variant()), manifest(variant(measurements=(*measured(), *cold)))
     assert compare(warm, both).outcome == "ok"
@@ -214,7 +208,7 @@ def test_measurements_that_vanished_fail_and_new_ones_do_not() -> None:
     assert failure.startswith("missing, cold cache: ready, init, first-run")
 
 
-def test_it_is_said_why_a_target_is_missing() -> None:
+def test_it_is_said_why_a_target_is_missing():
     new = manifest(variant("portable"), missing_targets=(MissingTarget("cuda", "no GPU here"),))
     comparison = compare(manifest(variant("portable"), variant("cuda", target="cuda")), new)
     assert comparison.variants[1].failures == ("it no longer exists: no GPU here",)
@@ -232,30 +226,28 @@ def test_it_is_said_why_a_target_is_missing() -> None:
         (math.nan, 0.5, "ok"),
     ],
 )
-def test_answers_fail_beyond_their_tolerance_and_were_not_before(
-    old: float, new: float, outcome: str
-) -> None:
+def test_answers_fail_beyond_their_tolerance_and_were_not_before(old, new, outcome):
     assert compare(manifest(variant(error=old)), manifest(variant(error=new))).outcome == outcome
 
 
-def test_answers_that_are_compared_with_nothing_fail() -> None:
+def test_answers_that_are_compared_with_nothing_fail():
     unverified = variant(verification=VerificationRecord(1e-3, 1e-5, 0, "seeded", (), ()))
     assert compare(manifest(variant()), manifest(unverified)).outcome == "regression"
 
 
-def test_a_limit_for_the_verification_is_kept_too() -> None:
+def test_a_limit_for_the_verification_is_kept_too():
     pair = manifest(variant(error=0.1)), manifest(variant(error=0.2))
     assert compare(*pair).outcome == "ok"
     assert compare(*pair, limits=RegressionLimits(by_figure={"verification": 0.5})).outcome == "regression"
 
 
-def test_every_byte_of_the_size_counts_and_none_of_the_noise() -> None:
+def test_every_byte_of_the_size_counts_and_none_of_the_noise():
     pair = manifest(variant(), sizes={"cpu": 1000}), manifest(variant(), sizes={"cpu": 1101})
     assert compare(*pair).outcome == "regression"
     assert compare(*pair, limits=RegressionLimits(by_figure={"size": 0.2})).outcome == "ok"
 
 
-def test_what_is_shipped_is_what_is_compared() -> None:
+def test_what_is_shipped_is_what_is_compared():
     plans = plan("default", init_ms=exactly(90.0)), plan("prepared")
     prepared = variant(measurements=measured(*plans))
     default = variant(measurements=measured(*plans), decision=Decision("default", False, ""))
@@ -267,7 +259,7 @@ def test_what_is_shipped_is_what_is_compared() -> None:
 # The noise
 
 
-def test_two_processes_are_apart_if_their_ranges_are_and_one_says_nothing() -> None:
+def test_two_processes_are_apart_if_their_ranges_are_and_one_says_nothing():
     assert judge(Samples((9, 11)), Samples((12, 14)), limit=0.1) == "regression"
     assert judge(Samples((9, 12.5)), Samples((12, 14)), limit=0.1) == "noise"
     assert judge(exactly(10, count=5), exactly(90, count=1), limit=0.1) == "noise"
@@ -276,7 +268,7 @@ def test_two_processes_are_apart_if_their_ranges_are_and_one_says_nothing() -> N
 @pytest.mark.parametrize(
     ("rounds", "scatter", "most"), [(2, 0.05, 0.04), (3, 0.05, 0.03), (5, 0.05, 0.01), (5, 0.1, 0.07)]
 )
-def test_of_equal_bundles_one_is_seldom_called_worse(rounds: int, scatter: float, most: float) -> None:
+def test_of_equal_bundles_one_is_seldom_called_worse(rounds, scatter, most):
     chance = random.Random(7)
 
     def noisy() -> Samples:
@@ -290,7 +282,7 @@ def test_of_equal_bundles_one_is_seldom_called_worse(rounds: int, scatter: float
 
 
 @pytest.mark.parametrize("changed", [{"cpu_model": "other"}, {"cores": 8}, {"machine": "aarch64"}], ids=str)
-def test_figures_of_different_hardware_are_not_compared_unless_that_is_wanted(changed: Any) -> None:
+def test_figures_of_different_hardware_are_not_compared_unless_that_is_wanted(changed):
     slow = variant(measurements=measured(plan(init_ms=exactly(90.0))))
     pair = manifest(variant()), manifest(slow, hardware=HERE | changed)
     comparison = compare(*pair)
@@ -303,12 +295,12 @@ def test_figures_of_different_hardware_are_not_compared_unless_that_is_wanted(ch
     assert compare(*pair, across_hardware=True).outcome == "regression"
 
 
-def test_what_hardware_does_not_matter_for_fails_on_any() -> None:
+def test_what_hardware_does_not_matter_for_fails_on_any():
     comparison = compare(manifest(variant()), manifest(variant(error=2.0), hardware=HERE | {"cores": 8}))
     assert comparison.outcome == "regression"
 
 
-def test_the_gpu_matters_for_what_runs_on_it_alone() -> None:
+def test_the_gpu_matters_for_what_runs_on_it_alone():
     gpus = [[{"name": name, "compute_capability": [9, 0]}] for name in ("H100", "H200")]
     for target, outcome in (("cpu", "ok"), ("cuda", "incomparable")):
         pair = [manifest(variant(target, target=target), hardware=HERE | {"gpus": gpu}) for gpu in gpus]
@@ -316,21 +308,21 @@ def test_the_gpu_matters_for_what_runs_on_it_alone() -> None:
 
 
 @pytest.mark.parametrize("unknown", [None, {}, "x86_64", [], {"gpus": {}}], ids=str)
-def test_hardware_that_was_not_recorded_is_not_the_same_hardware(unknown: Any) -> None:
+def test_hardware_that_was_not_recorded_is_not_the_same_hardware(unknown):
     recorded = manifest(variant("cuda", target="cuda"))
     assert compare(recorded, manifest(variant("cuda", target="cuda"), hardware=unknown)).outcome == (
         "incomparable"
     )
 
 
-def test_figures_of_different_inputs_are_not_compared() -> None:
+def test_figures_of_different_inputs_are_not_compared():
     larger = variant(measurements=measured(shapes="x=[8,3]"))
     comparison = compare(manifest(variant()), manifest(larger), across_hardware=True)
     assert comparison.outcome == "incomparable"
     assert "inputs of different shapes" in comparison.variants[0].failures[0]
 
 
-def test_a_variant_is_compared_with_that_of_the_same_hardware_in_whatever_order() -> None:
+def test_a_variant_is_compared_with_that_of_the_same_hardware_in_whatever_order():
     gpus = {name: HERE | {"gpus": [{"name": name, "compute_capability": [9, 0]}]} for name in ("A", "B")}
 
     def prepared_on(*names: str) -> list[Manifest]:
@@ -348,7 +340,7 @@ def told(comparison: Comparison) -> set[tuple[str, str, str]]:
     return {(d.what, d.old, d.new) for d in (*comparison.differences, *every)}
 
 
-def test_what_may_explain_a_difference_is_listed() -> None:
+def test_what_may_explain_a_difference_is_listed():
     old = manifest(variant())
     gpu = {"name": "A", "compute_capability": [9, 0], "driver_version": "580.1", "cuda_version": "13.0"}
     new = manifest(
@@ -376,7 +368,7 @@ def test_what_may_explain_a_difference_is_listed() -> None:
     }
 
 
-def test_where_plain_onnx_runtime_changed_alike_that_is_said_and_fails_all_the_same() -> None:
+def test_where_plain_onnx_runtime_changed_alike_that_is_said_and_fails_all_the_same():
     pair = [
         manifest(variant(measurements=measured(plan(init_ms=one), plan("default", init_ms=one))))
         for one in (exactly(10.0), exactly(13.0))
@@ -391,7 +383,7 @@ def test_where_plain_onnx_runtime_changed_alike_that_is_said_and_fails_all_the_s
 
 
 @given(st.integers(0, 10_000), st.sampled_from(sorted(FIGURES)))
-def test_a_percentage_is_the_share_it_says(percent: int, figure: str) -> None:
+def test_a_percentage_is_the_share_it_says(percent, figure):
     assert parse_limits([f"{percent}%"]).limit_of("init") == percent / 100
     limits = parse_limits([f"{figure}={percent}%"])
     assert limits.limit_of(figure) == percent / 100
@@ -399,7 +391,7 @@ def test_a_percentage_is_the_share_it_says(percent: int, figure: str) -> None:
     assert others == {0.1}
 
 
-def test_the_last_limit_counts() -> None:
+def test_the_last_limit_counts():
     limits = parse_limits(["5%", "init=.5", "20%", "init=0.25"])
     assert (limits.limit_of("steady"), limits.limit_of("init"), limits.limit_of("verification")) == (
         0.2,
@@ -415,7 +407,7 @@ def test_the_last_limit_counts() -> None:
         *("init", "init=", "init=10", "a=5%", "=5%", "INIT=5%", "init=init=5%", f"{'9' * 200}%"),
     ],
 )
-def test_what_is_no_limit_is_a_wrong_use(text: str) -> None:
+def test_what_is_no_limit_is_a_wrong_use(text):
     with pytest.raises(SpecError, match=r"not a limit|no such figure") as raised:
         parse_limits([text])
     assert raised.value.exit_code == 2

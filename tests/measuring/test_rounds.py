@@ -37,14 +37,14 @@ def result(init_ms: float, *, gpu_mb: float | None = None) -> ProbeResult:
 
 
 @pytest.mark.parametrize("count", range(1, 8))
-def test_every_round_runs_every_plan_once(count: int) -> None:
+def test_every_round_runs_every_plan_once(count):
     plans = [f"plan{i}" for i in range(count)]
     for index in range(3 * count):
         assert sorted(order_of_round(plans, index)) == plans
 
 
 @pytest.mark.parametrize("count", range(2, 8))
-def test_every_plan_follows_every_other_equally_often(count: int) -> None:
+def test_every_plan_follows_every_other_equally_often(count):
     plans = [f"plan{i}" for i in range(count)]
     rounds = count if count % 2 == 0 else 2 * count
     neighbours: Counter[tuple[str, str]] = Counter()
@@ -55,7 +55,7 @@ def test_every_plan_follows_every_other_equally_often(count: int) -> None:
     assert len(set(neighbours.values())) == 1
 
 
-def test_plans_are_interleaved() -> None:
+def test_plans_are_interleaved():
     measured: list[str] = []
 
     def measure(plan: str) -> ProbeResult:
@@ -67,7 +67,7 @@ def test_plans_are_interleaved() -> None:
         assert sorted(measured[start : start + 4]) == sorted(PLANS)
 
 
-def test_rounds_that_go_on_take_the_orders_that_come_next() -> None:
+def test_rounds_that_go_on_take_the_orders_that_come_next():
     measured: list[str] = []
 
     def measure(plan: str) -> ProbeResult:
@@ -79,7 +79,7 @@ def test_rounds_that_go_on_take_the_orders_that_come_next() -> None:
     assert measured == [plan for index in range(6) for plan in order_of_round(PLANS, index)]
 
 
-def test_a_plan_that_fails_once_leaves_the_comparison_and_the_others_go_on() -> None:
+def test_a_plan_that_fails_once_leaves_the_comparison_and_the_others_go_on():
     attempts: Counter[str] = Counter()
 
     def measure(plan: str) -> ProbeResult:
@@ -95,7 +95,7 @@ def test_a_plan_that_fails_once_leaves_the_comparison_and_the_others_go_on() -> 
     assert attempts["recipe"] == 2
 
 
-def test_rounds_add_up_for_plans_that_never_failed() -> None:
+def test_rounds_add_up_for_plans_that_never_failed():
     one, two = (result(1.0),), (result(2.0),)
     earlier = InterleavedRuns({"default": one, "prepared": one, "portable": one}, {"recipe": "early"}, 1.0)
     later = InterleavedRuns({"default": two, "prepared": two}, {"recipe": "again", "portable": "late"}, 2.0)
@@ -104,12 +104,12 @@ def test_rounds_add_up_for_plans_that_never_failed() -> None:
     assert joined.failures == {"recipe": "early", "portable": "late"}
 
 
-def test_time_to_first_result_is_summed_within_a_process() -> None:
+def test_time_to_first_result_is_summed_within_a_process():
     figures = join_results("prepared", [result(1.0), result(5.0), result(9.0)])
     assert (figures.init_ms.median, figures.first_result_ms.median) == (5.0, 15.0)
 
 
-def test_gpu_memory_is_told_only_where_every_process_told_it() -> None:
+def test_gpu_memory_is_told_only_where_every_process_told_it():
     assert join_results("p", [result(1.0, gpu_mb=512.0), result(1.0)]).gpu_mb is None
     told = join_results("p", [result(1.0, gpu_mb=512.0), result(1.0, gpu_mb=514.0)]).gpu_mb
     assert told is not None
@@ -141,21 +141,21 @@ def took(
     return runs, now_s[0] - 100
 
 
-def test_what_takes_hours_is_not_begun() -> None:
+def test_what_takes_hours_is_not_begun():
     runs, took_s = took(lambda name: 3600.0, estimate_s=3 * 3600.0)
     assert (runs.rounds, runs.failures, took_s) == ({}, {}, 0)
     assert runs.round_s == 3 * 3600.0
 
 
 @given(st.integers(0, 6), st.floats(0, 1e5), st.floats(0, 1e5))
-def test_the_longer_a_round_the_sooner_it_ends(done: int, one_s: float, other_s: float) -> None:
+def test_the_longer_a_round_the_sooner_it_ends(done, one_s, other_s):
     short_s, long_s = sorted((one_s, other_s))
     limits = {"max_comparison_s": MAX_COMPARISON_S, "budget_s": 7.0}
     assert is_affordable(done, short_s, **limits) or not is_affordable(done, long_s, **limits)
 
 
 @given(st.floats(0, 1e5), st.floats(0, 1))
-def test_no_comparison_takes_much_longer_than_its_limit(estimate_s: float, share: float) -> None:
+def test_no_comparison_takes_much_longer_than_its_limit(estimate_s, share):
     """Where the estimate is no less than what a round takes, as it is made to be."""
     _, took_s = took(lambda name: estimate_s * share / len(NAMES), estimate_s=estimate_s)
     assert took_s <= MAX_COMPARISON_S * 1.001

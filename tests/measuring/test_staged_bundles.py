@@ -52,9 +52,7 @@ def with_threads(plan: SessionPlan, count: int) -> SessionPlan:
     return plan._replace(session_options=options)
 
 
-def test_a_staged_bundle_loads_as_the_plan_says_and_takes_no_second_copy(
-    staged: StagedBundles, plan: SessionPlan
-) -> None:
+def test_a_staged_bundle_loads_as_the_plan_says_and_takes_no_second_copy(staged, plan):
     opened = open_bundle(stage(staged, plan))
     (answer,) = opened.session.run(None, {"x": sample()})
     np.testing.assert_allclose(answer, sample() @ weights_of(0), rtol=1e-4)
@@ -62,7 +60,7 @@ def test_a_staged_bundle_loads_as_the_plan_says_and_takes_no_second_copy(
     assert Path(opened.plan.model).samefile(plan.model)
 
 
-def test_every_plan_of_a_model_has_a_bundle_of_its_own(staged: StagedBundles, plan: SessionPlan) -> None:
+def test_every_plan_of_a_model_has_a_bundle_of_its_own(staged, plan):
     wanted = [with_threads(plan, count) for count in (1, 2, 1)]
     bundles = [stage(staged, one) for one in wanted]
     assert bundles[0] == bundles[2] != bundles[1]
@@ -70,9 +68,7 @@ def test_every_plan_of_a_model_has_a_bundle_of_its_own(staged: StagedBundles, pl
         assert open_bundle(bundle).plan.session_options == one.session_options
 
 
-def test_what_load_remembers_is_there_before_it_is_measured(
-    staged: StagedBundles, plan: SessionPlan, cache: Path
-) -> None:
+def test_what_load_remembers_is_there_before_it_is_measured(staged, plan, cache):
     for count in (1, 2, 1):
         bundle = stage(staged, with_threads(plan, count))
         before = {path: path.stat().st_mtime_ns for path in cache.rglob("*")}
@@ -82,9 +78,7 @@ def test_what_load_remembers_is_there_before_it_is_measured(
         assert {path: path.stat().st_mtime_ns for path in cache.rglob("*")} == before
 
 
-def test_a_plan_is_measured_through_load_of_its_bundle(
-    tmp_path: Path, staged: StagedBundles, plan: SessionPlan
-) -> None:
+def test_a_plan_is_measured_through_load_of_its_bundle(tmp_path, staged, plan):
     write_tensors(tmp_path / "0.npz", {"x": sample()})
     bundle = stage(staged, plan)
     request = ProbeRequest(plan, str(tmp_path / "0.npz"), 0.01, bundle=str(bundle))
@@ -95,9 +89,7 @@ def test_a_plan_is_measured_through_load_of_its_bundle(
         measure_plan(request, timeout_s=600)
 
 
-def test_a_plan_this_machine_does_not_meet_is_an_error_as_it_is_for_a_job(
-    staged: StagedBundles, plan: SessionPlan
-) -> None:
+def test_a_plan_this_machine_does_not_meet_is_an_error_as_it_is_for_a_job(staged, plan):
     with pytest.raises(LoadError, match="no variant of staged"):
         stage(staged, plan, UNMET)
     load(stage(staged, plan))

@@ -17,7 +17,7 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_kinds_are_read_in_order_with_labels_and_resources(tmp_path: Path) -> None:
+def test_kinds_are_read_in_order_with_labels_and_resources(tmp_path):
     write(
         tmp_path,
         """
@@ -32,12 +32,12 @@ hardware:
     assert fleet.hardware["h100"].resources == {"quiet": 1}
 
 
-def test_without_a_file_there_is_a_kind_for_each_target(tmp_path: Path) -> None:
+def test_without_a_file_there_is_a_kind_for_each_target(tmp_path):
     assert read_fleet(None, configs=tmp_path) == DEFAULT_FLEET
     assert {kind.target for kind in DEFAULT_FLEET.hardware.values()} == {"cpu", "cuda"}
 
 
-def test_a_file_that_is_named_has_to_be_there(tmp_path: Path) -> None:
+def test_a_file_that_is_named_has_to_be_there(tmp_path):
     with pytest.raises(SpecError, match="cannot be read"):
         read_fleet(tmp_path / "other.yaml", configs=tmp_path)
 
@@ -65,13 +65,13 @@ def test_a_file_that_is_named_has_to_be_there(tmp_path: Path) -> None:
         ("- 1", r"fleet\.yaml"),
     ],
 )
-def test_what_is_wrong_is_told_where_it_stands(tmp_path: Path, text: str, problem: str) -> None:
+def test_what_is_wrong_is_told_where_it_stands(tmp_path, text, problem):
     path = write(tmp_path, text)
     with pytest.raises(SpecError, match=problem):
         read_fleet(path, configs=tmp_path)
 
 
-def test_it_is_no_spec_of_a_model(tmp_path: Path) -> None:
+def test_it_is_no_spec_of_a_model(tmp_path):
     write(tmp_path, "hardware: {a: {target: cpu}}")
     (tmp_path / "net.yaml").write_text("name: net\nsource: {demo: squeezenet}\n")
     assert [spec.name for spec in read_specs(tmp_path)] == ["net"]

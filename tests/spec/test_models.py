@@ -34,35 +34,35 @@ FULL: dict[str, Any] = {
 }
 
 
-def test_a_spec_survives_copying_and_pickling() -> None:
+def test_a_spec_survives_copying_and_pickling():
     spec = parse_spec(FULL)
     for twin in (parse_spec(FULL), copy.deepcopy(spec), pickle.loads(pickle.dumps(spec))):
         assert twin == spec
 
 
-def test_element_and_option_values_keep_their_type() -> None:
+def test_element_and_option_values_keep_their_type():
     values = parse_spec(FULL).inputs["y"].values
     assert [type(value) for value in values or ()] == [str, int, float, bool]
 
 
-def test_a_digest_reads_the_same_however_it_was_written() -> None:
+def test_a_digest_reads_the_same_however_it_was_written():
     written = ["ab" * 32, "AB" * 32, "sha256:" + "ab" * 32]
     assert {SourceSpec(demo="x", sha256=digest).sha256 for digest in written} == {"sha256:" + "ab" * 32}
 
 
-def test_equal_specs_are_recorded_equally_in_whatever_order_they_were_written() -> None:
+def test_equal_specs_are_recorded_equally_in_whatever_order_they_were_written():
     backwards = {key: FULL[key] for key in reversed(FULL)}
     assert canonical_json(resolved_spec(parse_spec(FULL))) == canonical_json(
         resolved_spec(parse_spec(backwards))
     )
 
 
-def test_a_recorded_spec_reads_back_as_the_same_spec() -> None:
+def test_a_recorded_spec_reads_back_as_the_same_spec():
     spec = parse_spec(FULL)
     assert parse_spec(json.loads(canonical_json(resolved_spec(spec)))) == spec
 
 
-def test_a_presigned_url_is_kept_for_fetching_and_recorded_without_its_signature() -> None:
+def test_a_presigned_url_is_kept_for_fetching_and_recorded_without_its_signature():
     url = "https://b.s3.amazonaws.com/x.onnx?versionId=7&X-Amz-Signature=hunter2"
     spec = parse_spec({"name": "m", "source": {"url": url}})
     assert spec.source.url == url
@@ -74,14 +74,14 @@ def with_session_config(**entries: Any) -> dict[str, Any]:
     return {"name": "m", "source": {"demo": "x"}, "runtime": {"session_config": entries}}
 
 
-def test_options_are_checked_against_the_version_that_takes_them() -> None:
+def test_options_are_checked_against_the_version_that_takes_them():
     newer = with_session_config(**{"session.prepack.enable_parallel": True})
     assert parse_spec(newer, onnxruntime="1.31.1").runtime.session_config
     with pytest.raises(SpecError, match=r"came with ONNX Runtime 1\.31.*; this is 1\.23\.2"):
         parse_spec(newer, onnxruntime="1.23.2")
 
 
-def test_every_attribute_that_a_user_may_set_is_a_key_of_runtime_with_the_table_s_values() -> None:
+def test_every_attribute_that_a_user_may_set_is_a_key_of_runtime_with_the_table_s_values():
     junk = {"switch": 2, "integer": -2, "choice": "ORT_SIDEWAYS", "text": "a\x1b[2J"}
     good = {"switch": False, "integer": 1, "text": "mine"}
     for option in known_attributes("1.31.1"):
@@ -124,7 +124,7 @@ def _sections() -> st.SearchStrategy[dict[str, Any]]:
 
 
 @given(_sections() | st.dictionaries(st.text(max_size=5), _JSON))
-def test_any_mapping_is_a_spec_or_a_spec_error_and_never_another(data: dict[str, Any]) -> None:
+def test_any_mapping_is_a_spec_or_a_spec_error_and_never_another(data):
     try:
         spec = parse_spec(data, onnxruntime="1.23.2")
     except SpecError:
@@ -135,7 +135,7 @@ def test_any_mapping_is_a_spec_or_a_spec_error_and_never_another(data: dict[str,
 
 @pytest.mark.attack
 @given(st.sampled_from(["inputs", "verify", "runtime"]), st.integers(1, 5000))
-def test_depth_is_never_more_than_a_spec_error(key: str, depth: int) -> None:
+def test_depth_is_never_more_than_a_spec_error(key, depth):
     value: Any = {}
     for _ in range(depth):
         value = {"a": value}
@@ -144,7 +144,7 @@ def test_depth_is_never_more_than_a_spec_error(key: str, depth: int) -> None:
 
 
 @pytest.mark.attack
-def test_a_spec_has_a_bounded_number_of_shapes() -> None:
+def test_a_spec_has_a_bounded_number_of_shapes():
     model = {"name": "m", "source": {"demo": "x"}}
     inputs = {f"x{number}": {"shapes": [[1]]} for number in range(999)}
     many = {"shapes": [[size] for size in range(1, 1002)]}
@@ -156,13 +156,13 @@ def test_a_spec_has_a_bounded_number_of_shapes() -> None:
     assert time.process_time() - begun_s < 0.5
 
 
-def test_a_number_of_thousands_of_digits_is_no_spec() -> None:
+def test_a_number_of_thousands_of_digits_is_no_spec():
     with pytest.raises(SpecError, match="numbers"):
         parse_spec(FULL | {"verify": {"seed": 10**5000}})
 
 
 @pytest.mark.parametrize(("weights", "works"), [([1, 2], True), ([1], False), ([1, 2, 3], False)])
-def test_there_is_one_weight_for_every_declared_shape(weights: list[float], works: bool) -> None:
+def test_there_is_one_weight_for_every_declared_shape(weights, works):
     document = {
         "name": "net",
         "source": {"path": "net.onnx"},
@@ -179,7 +179,7 @@ def test_there_is_one_weight_for_every_declared_shape(weights: list[float], work
     assert ModelSpec.model_validate({**document, "samples": "*.npz"}).tune.shape_weights == tuple(weights)
 
 
-def test_an_output_s_thresholds_change_the_common_ones_and_none_stands_for_no_threshold() -> None:
+def test_an_output_s_thresholds_change_the_common_ones_and_none_stands_for_no_threshold():
     gate = GateSpec.model_validate(
         {"cosine": 0.5, "top1": 0.9, "outputs": {"y": {"snr_db": None, "max_abs": 1.0}, "z": {"top1": 0.8}}}
     )

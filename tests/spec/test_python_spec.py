@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ INPUTS = {"x": {"shapes": [[1, 64]], "range": [0, 1]}}
         {"inputs": {"x": {"shapes": np.array([[1, 64]]), "range": (np.float32(0), np.int64(1))}}},
     ],
 )
-def test_sections_are_mappings_models_or_numbers_of_numpy(tmp_path: Path, sections: dict[str, Any]) -> None:
+def test_sections_are_mappings_models_or_numbers_of_numpy(tmp_path, sections):
     sections = {"tune": {"max_trials": 0}, **sections}
     path = tmp_path / "net.yaml"
     said = {"name": "net", "source": {"path": "net.onnx"}, "inputs": INPUTS, "tune": {"max_trials": 0}}
@@ -33,9 +32,7 @@ def test_sections_are_mappings_models_or_numbers_of_numpy(tmp_path: Path, sectio
     assert resolved_spec(Spec("net.onnx", **sections)) == resolved_spec(read_spec(path))
 
 
-def test_relative_paths_start_from_the_working_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_paths_start_from_the_working_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     spec = Spec(Path("models/net.onnx"))
     monkeypatch.chdir("/")
@@ -54,11 +51,11 @@ def test_relative_paths_start_from_the_working_folder(
         ("...onnx", "model"),
     ],
 )
-def test_a_bundle_is_named_after_its_source(source: Any, name: str) -> None:
+def test_a_bundle_is_named_after_its_source(source, name):
     assert Spec(source).name == name
 
 
-def test_every_problem_is_told_as_of_a_file() -> None:
+def test_every_problem_is_told_as_of_a_file():
     with pytest.raises(SpecError) as caught:
         Spec("net.onnx", tune={"max_trial": 3}, measure={"rounds": "5"})
     assert "bad spec (2 problems)\n  measure.rounds: expected" in caught.value.message
@@ -69,12 +66,12 @@ def test_every_problem_is_told_as_of_a_file() -> None:
 @pytest.mark.parametrize(
     "source", ["", "hf://nothing", {"path": "a.onnx", "demo": "b"}, {}, 3, None, b"net.onnx"]
 )
-def test_a_wrong_source_is_a_wrong_spec(source: Any) -> None:
+def test_a_wrong_source_is_a_wrong_spec(source):
     with pytest.raises(SpecError, match="source"):
         Spec(source)
 
 
-def test_keys_are_merged_over_a_spec() -> None:
+def test_keys_are_merged_over_a_spec():
     spec = Spec("net.onnx", inputs=INPUTS, tune={"max_trials": 5, "rounds": 9})
     merged = override(spec, {"name": "other", "tune": {"max_trials": 0}})
     assert (merged.name, merged.tune.max_trials, merged.tune.rounds) == ("other", 0, 9)
@@ -83,9 +80,7 @@ def test_keys_are_merged_over_a_spec() -> None:
         override(spec, {"tunes": {}})
 
 
-def test_a_spec_that_is_written_elsewhere_says_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_spec_that_is_written_elsewhere_says_the_same(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     spec = Spec("models/net.onnx", inputs=INPUTS, samples="data/*.npz", tune={"max_trials": 0})
     write_spec(spec, Path("configs/net.yaml"))

@@ -80,9 +80,7 @@ def told(error: SpecError, folder: Path) -> list[str]:
         ("name: twice", "x.yaml:3: duplicate key 'name'; it is already in line 1"),
     ],
 )
-def test_a_wrong_value_is_told_with_line_place_expected_and_got(
-    tmp_path: Path, text: str, problem: str
-) -> None:
+def test_a_wrong_value_is_told_with_line_place_expected_and_got(tmp_path, text, problem):
     lines = problems_of(tmp_path, f"{GOOD}{text}\n")
     assert len(lines) == 1, lines
     assert lines[0].startswith(problem)
@@ -93,21 +91,19 @@ def test_a_wrong_value_is_told_with_line_place_expected_and_got(
 @pytest.mark.parametrize(
     "text", ["samples: '{}'", "convert: {{quantize: {{calibration: {{samples: '{}'}}}}}}"]
 )
-def test_a_glob_that_would_walk_the_same_folders_again_is_refused(
-    tmp_path: Path, text: str, glob: str
-) -> None:
+def test_a_glob_that_would_walk_the_same_folders_again_is_refused(tmp_path, text, glob):
     problems = problems_of(tmp_path, f"{GOOD}{text.format(glob)}\n")
     assert any("samples: expected a glob with at most one **" in line for line in problems)
 
 
 @pytest.mark.parametrize("glob", ["../**/x.npz", "../../samples/*/a?/[ab].npz", "a/../*.npz"])
-def test_a_glob_may_begin_above_the_spec_and_have_one_recursive_part(tmp_path: Path, glob: str) -> None:
+def test_a_glob_may_begin_above_the_spec_and_have_one_recursive_part(tmp_path, glob):
     assert read_spec(write(tmp_path, "x.yaml", f"{GOOD}samples: '{glob}'\n")).samples == glob
 
 
 @pytest.mark.attack
 @pytest.mark.parametrize("name", ["a/b", "..", "a..b", ".hidden", "", "a b", "-x", "x" * 129, "é", "a\\nb"])
-def test_a_name_that_is_no_safe_folder_name_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_name_that_is_no_safe_folder_name_is_refused(tmp_path, name):
     (line,) = problems_of(tmp_path, f'name: "{name}"\nsource: {{demo: x}}\n')
     assert line.startswith("x.yaml:1: name: expected up to 128 letters, digits")
 
@@ -125,7 +121,7 @@ def test_a_name_that_is_no_safe_folder_name_is_refused(tmp_path: Path, name: str
         ("{demo: x, sha256: 12}", "source.sha256: expected a valid string, got 12"),
     ],
 )
-def test_a_wrong_source_is_told(tmp_path: Path, source: str, problem: str) -> None:
+def test_a_wrong_source_is_told(tmp_path, source, problem):
     lines = problems_of(tmp_path, f"name: x\nsource: {source}\n")
     assert len(lines) == 1, lines
     assert lines[0].startswith(f"x.yaml:2: {problem}")
@@ -143,11 +139,11 @@ def test_a_wrong_source_is_told(tmp_path: Path, source: str, problem: str) -> No
         "name: x\nsource: {url: 'zip://a::https://user:hunter2@host/x.zip'}\n",
     ],
 )
-def test_credentials_in_a_url_are_refused_or_at_least_never_repeated(tmp_path: Path, text: str) -> None:
+def test_credentials_in_a_url_are_refused_or_at_least_never_repeated(tmp_path, text):
     assert "hunter2" not in "\n".join(problems_of(tmp_path, text))
 
 
-def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_of_a_file_are_told_at_once(tmp_path):
     text = "name: a/b\nsorce: {demo: x}\nverify: {seed: a, rtol: b}\nmeasure:\n  rounds: 1\n"
     lines = problems_of(tmp_path, text)
     assert [line.split(": ")[:2] for line in lines] == [
@@ -160,7 +156,7 @@ def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
     ]
 
 
-def test_all_problems_of_all_files_are_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_of_all_files_are_told_at_once(tmp_path):
     write(tmp_path, "a.yaml", b"name: \xff\n")
     write(tmp_path, "b.yml", "name: b\n")
     write(tmp_path, "c.yaml", GOOD)
@@ -172,12 +168,12 @@ def test_all_problems_of_all_files_are_told_at_once(tmp_path: Path) -> None:
     ]
 
 
-def test_a_file_of_nothing_but_mistakes_is_told_in_part(tmp_path: Path) -> None:
+def test_a_file_of_nothing_but_mistakes_is_told_in_part(tmp_path):
     lines = problems_of(tmp_path, GOOD + "".join(f"k{i}: 1\n" for i in range(5000)))
     assert len(lines) == MAX_REPORTED
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_told(tmp_path):
     with pytest.raises(SpecError, match="cannot be read: No such file"):
         read_spec(tmp_path / "absent.yaml")
     (tmp_path / "folder.yaml").mkdir()
@@ -187,7 +183,7 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     assert caught.value.message.count("cannot be read: not a regular file") == 2
 
 
-def test_specs_come_in_the_order_of_their_files(tmp_path: Path) -> None:
+def test_specs_come_in_the_order_of_their_files(tmp_path):
     for name in ("b.yaml", "a.yml", "c.yaml"):
         write(tmp_path, name, GOOD.replace("good", f"of-{name}"))
     write(tmp_path, ".hidden.yaml", "[")
@@ -195,7 +191,7 @@ def test_specs_come_in_the_order_of_their_files(tmp_path: Path) -> None:
     assert [spec.name for spec in read_specs(tmp_path)] == ["of-a.yml", "of-b.yaml", "of-c.yaml"]
 
 
-def test_two_specs_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_specs_of_one_name_are_refused(tmp_path):
     write(tmp_path, "a.yaml", GOOD)
     write(tmp_path, "b.yaml", f"# twin\n{GOOD}")
     with pytest.raises(SpecError) as caught:
@@ -205,14 +201,14 @@ def test_two_specs_of_one_name_are_refused(tmp_path: Path) -> None:
     ]
 
 
-def test_a_model_gets_what_it_leaves_out_from_the_defaults_and_keeps_its_own(tmp_path: Path) -> None:
+def test_a_model_gets_what_it_leaves_out_from_the_defaults_and_keeps_its_own(tmp_path):
     write(tmp_path, "defaults.yaml", "targets: [cpu]\nverify: {rtol: 0.5, atol: 0.25}\n")
     write(tmp_path, "x.yaml", f"{GOOD}verify: {{atol: 0.125}}\n")
     (spec,) = read_specs(tmp_path)
     assert (spec.targets, spec.verify.rtol, spec.verify.atol) == (("cpu",), 0.5, 0.125)
 
 
-def test_a_mistake_in_the_defaults_is_told_once_and_of_their_file(tmp_path: Path) -> None:
+def test_a_mistake_in_the_defaults_is_told_once_and_of_their_file(tmp_path):
     write(tmp_path, "defaults.yaml", "# ours\nname: x\nverify:\n  seed: a\n")
     write(tmp_path, "a.yaml", GOOD)
     write(tmp_path, "b.yaml", f"{GOOD.replace('good', 'b')}verify: {{rtl: 1}}\n")
@@ -225,7 +221,7 @@ def test_a_mistake_in_the_defaults_is_told_once_and_of_their_file(tmp_path: Path
     ]
 
 
-def test_unknown_and_misspelt_options_of_onnxruntime_are_told_where_they_stand(tmp_path: Path) -> None:
+def test_unknown_and_misspelt_options_of_onnxruntime_are_told_where_they_stand(tmp_path):
     text = f"{GOOD}runtime:\n  session_config:\n    session.bogus_key: 1\n  cuda:\n    bogus_option: 1\n"
     lines = problems_of(tmp_path, text)
     assert [line.split(": ")[:2] for line in lines] == [
@@ -234,7 +230,7 @@ def test_unknown_and_misspelt_options_of_onnxruntime_are_told_where_they_stand(t
     ]
 
 
-def test_named_models_are_read_whatever_is_wrong_with_others(tmp_path: Path) -> None:
+def test_named_models_are_read_whatever_is_wrong_with_others(tmp_path):
     write(tmp_path, "a.yaml", GOOD)
     write(tmp_path, "b.yaml", "name: b\nbad: 1\n")
     write(tmp_path, "c.yaml", "{")
@@ -244,23 +240,21 @@ def test_named_models_are_read_whatever_is_wrong_with_others(tmp_path: Path) -> 
             read_specs(tmp_path, names=[broken])
 
 
-def test_an_unknown_name_is_told_with_the_nearest_known_one(tmp_path: Path) -> None:
+def test_an_unknown_name_is_told_with_the_nearest_known_one(tmp_path):
     write(tmp_path, "a.yaml", GOOD)
     with pytest.raises(SpecError, match="unknown model: 'goood'") as caught:
         read_specs(tmp_path, names=["goood"])
     assert caught.value.hint == "ortprep prepare good"
 
 
-def test_a_folder_without_specs_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_specs_is_told(tmp_path):
     with pytest.raises(SpecError, match="no specs"):
         read_specs(tmp_path)
     with pytest.raises(SpecError, match="cannot read the specs"):
         read_specs(tmp_path / "absent")
 
 
-def test_an_onnxruntime_newer_than_the_tables_is_taken_with_one_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_onnxruntime_newer_than_the_tables_is_taken_with_one_warning(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(reading, "installed_onnxruntime", lambda: "1.98.0")
     options = "runtime:\n  session_config: {session.from_the_future: 1}\n  cuda: {from_the_future: 2}\n"
     for name in ("a", "b"):

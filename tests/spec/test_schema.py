@@ -29,19 +29,19 @@ def schemas(schema: Any) -> Iterator[Any]:
     yield from schema.get("properties", {}).items()
 
 
-def test_every_key_is_described_for_the_editor() -> None:
+def test_every_key_is_described_for_the_editor():
     for name, schema in schemas(spec_schema()):
         assert schema.get("description") or "$ref" in schema, name
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_every_shipped_spec_validates_against_the_schema(name: str) -> None:
+def test_every_shipped_spec_validates_against_the_schema(name):
     text = (CONFIGS / f"{name}.yaml").read_text()
     assert text.startswith("# yaml-language-server: $schema=../docs/spec.schema.json\n")
     jsonschema.Draft202012Validator(spec_schema()).validate(yaml.safe_load(text))
 
 
-def test_what_the_schema_takes_and_refuses_is_what_the_reader_does() -> None:
+def test_what_the_schema_takes_and_refuses_is_what_the_reader_does():
     validator = jsonschema.Draft202012Validator(spec_schema())
     assert validator.is_valid(FULL)
     wrong: list[dict[str, Any]] = [
@@ -55,7 +55,7 @@ def test_what_the_schema_takes_and_refuses_is_what_the_reader_does() -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_specs_are_named_as_their_files_and_name_the_inputs_of_their_models(name: str) -> None:
+def test_shipped_specs_are_named_as_their_files_and_name_the_inputs_of_their_models(name):
     spec = read_spec(CONFIGS / f"{name}.yaml")
     assert spec.name == name
     graph = onnx.load(LIGHT / f"light_{spec.source.demo}.onnx").graph

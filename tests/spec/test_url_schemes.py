@@ -28,7 +28,7 @@ def reference(tmp_path: Path) -> str:
 
 
 @pytest.mark.attack
-def test_a_chained_url_reaches_no_filesystem(reference: str) -> None:
+def test_a_chained_url_reaches_no_filesystem(reference):
     with pytest.raises(ValidationError, match=r"s3://"):
         SourceSpec.model_validate({"url": reference})
     with pytest.raises(RegistryError, match=r"not a registry: reference://.*\n.*s3://"):
@@ -38,7 +38,7 @@ def test_a_chained_url_reaches_no_filesystem(reference: str) -> None:
 
 
 @pytest.mark.attack
-def test_a_web_server_is_no_registry_and_no_work_store() -> None:
+def test_a_web_server_is_no_registry_and_no_work_store():
     """fsspec would unpack its answers, and follow its listings for ever."""
     with serve() as server:
         for url in (server.url, server.url.replace("http", "HTTP"), "https://127.0.0.1:9/"):
@@ -72,7 +72,7 @@ def test_a_web_server_is_no_registry_and_no_work_store() -> None:
         "",
     ],
 )
-def test_a_scheme_that_is_not_listed_is_refused_with_those_that_are(url: str) -> None:
+def test_a_scheme_that_is_not_listed_is_refused_with_those_that_are(url):
     with pytest.raises(ValueError, match="expected a URL that begins with one of") as raised:
         check_url(url)
     assert all(f"{scheme}://" in str(raised.value) for scheme in SCHEMES)
@@ -90,11 +90,11 @@ def test_a_scheme_that_is_not_listed_is_refused_with_those_that_are(url: str) ->
         "hf://org/repo/m.onnx@main",
     ],
 )
-def test_plain_files_and_objects_are_allowed(url: str) -> None:
+def test_plain_files_and_objects_are_allowed(url):
     check_url(url)
 
 
-def test_a_folder_may_be_called_as_it_likes(tmp_path: Path) -> None:
+def test_a_folder_may_be_called_as_it_likes(tmp_path):
     store = WorkStore(f"{tmp_path}/reference::file:/x", "net")
     store.check_writable()
     assert (tmp_path / "reference::file:/x/net/files").is_dir()

@@ -46,23 +46,23 @@ def only_problem(text: str | bytes) -> str:
         ("0123", 123),
     ],
 )
-def test_scalars_are_read_as_yaml_1_2_reads_them(scalar: str, value: object) -> None:
+def test_scalars_are_read_as_yaml_1_2_reads_them(scalar, value):
     data = parse(f"a: {scalar}\n").data
     assert data == {"a": value}
     assert type(data["a"]) is type(value)
 
 
-def test_block_scalars_are_text() -> None:
+def test_block_scalars_are_text():
     assert parse("a: |\n  12\nb: >-\n  true\n").data == {"a": "12\n", "b": "true"}
 
 
-def test_every_value_has_the_line_of_its_key() -> None:
+def test_every_value_has_the_line_of_its_key():
     document = parse("a: 1\nb:\n  c: 2\n  d:\n    - x\n    - y\n")
     lines = {("a",): 1, ("b",): 2, ("b", "c"): 3, ("b", "d"): 4, ("b", "d", 0): 5, ("b", "d", 1): 6}
     assert document.lines == lines | {(): 1}
 
 
-def test_a_place_without_a_line_gets_that_of_what_is_around_it() -> None:
+def test_a_place_without_a_line_gets_that_of_what_is_around_it():
     assert parse("a: 1\nb:\n  c: 2\n").line_of(("b", "missing", 3)) == 2
 
 
@@ -103,7 +103,7 @@ def test_a_place_without_a_line_gets_that_of_what_is_around_it() -> None:
     ],
     ids=range(25),
 )
-def test_what_could_surprise_is_refused_with_its_line(text: bytes, told: str) -> None:
+def test_what_could_surprise_is_refused_with_its_line(text, told):
     assert only_problem(text).startswith(told)
 
 
@@ -118,7 +118,7 @@ def test_what_could_surprise_is_refused_with_its_line(text: bytes, told: str) ->
     ],
     ids=["bomb", "long text", "itself"],
 )
-def test_aliases_are_refused_and_never_expanded(text: str) -> None:
+def test_aliases_are_refused_and_never_expanded(text):
     assert "aliases are not supported" in only_problem(text)
     assert parse(text).data == {}
 
@@ -136,7 +136,7 @@ def test_aliases_are_refused_and_never_expanded(text: str) -> None:
         ("a: 1\n...\n", 3),
     ],
 )
-def test_directives_are_refused_before_they_are_compared_with_each_other(before: str, line: int) -> None:
+def test_directives_are_refused_before_they_are_compared_with_each_other(before, line):
     """60,000 of them, which are 1 MB, took 9 seconds."""
     text = before + "".join(f"%TAG !{number:x}! a\n" for number in range(20_000)) + "---\na: 1\n"
     assert only_problem(text).startswith(f"x.yaml:{line}: directives are not supported")
@@ -144,17 +144,17 @@ def test_directives_are_refused_before_they_are_compared_with_each_other(before:
 
 @pytest.mark.attack
 @pytest.mark.parametrize("opening", ["[", "{a: ", "- ", "? ", "[{a: "])
-def test_deep_nesting_is_refused(opening: str) -> None:
+def test_deep_nesting_is_refused(opening):
     assert only_problem(opening * 20_000)
     assert f"nested deeper than {MAX_DEPTH} levels" in only_problem(f"a: {'[' * 50}{']' * 50}")
 
 
-def test_an_empty_file_is_an_empty_mapping() -> None:
+def test_an_empty_file_is_an_empty_mapping():
     assert parse("# nothing\n").data == {}
     assert parse("").data == {}
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_key() -> None:
+def test_a_byte_order_mark_is_no_part_of_the_first_key():
     assert parse(b"\xef\xbb\xbfa: 1\n").data == {"a": 1}
 
 
@@ -171,7 +171,7 @@ _KEYS = st.text(_CHARACTERS, max_size=10)
 _JSON = st.recursive(_SCALARS, lambda x: st.lists(x, max_size=4) | st.dictionaries(_KEYS, x, max_size=4))
 
 
-def test_json_is_read_as_json_reads_it() -> None:
+def test_json_is_read_as_json_reads_it():
     @given(st.dictionaries(_KEYS, _JSON, max_size=4))
     def law(data: dict[str, object]) -> None:
         document = parse(json.dumps(data))
@@ -181,7 +181,7 @@ def test_json_is_read_as_json_reads_it() -> None:
     law()
 
 
-def test_any_bytes_are_read_or_their_problem_is_told() -> None:
+def test_any_bytes_are_read_or_their_problem_is_told():
     @given(
         st.one_of(st.binary(max_size=60), st.text(alphabet="ab:-[]{}&*!?|>'\"#%@ \n\t,1.~\\x0", max_size=60))
     )

@@ -46,15 +46,13 @@ def key(stage: Stage, *, folder: Path = Path(), **spec: Any) -> str:
         str(value) if isinstance(value, dict) else "+".join(stage.name for stage in value) or "none"
     ),
 )
-def test_of_a_changed_spec_those_tasks_run_again_that_depend_on_it(
-    spec: dict[str, Any], again: tuple[Stage, ...]
-) -> None:
+def test_of_a_changed_spec_those_tasks_run_again_that_depend_on_it(spec, again):
     stages = (OPTIMIZE, VERIFY, TUNE, MEASURE)
     assert [stage.name for stage in stages if key(stage, **spec) != key(stage)] == [s.name for s in again]
 
 
 @pytest.mark.parametrize("stage", [OPTIMIZE, VERIFY], ids=["optimize", "verify"])
-def test_a_samples_bytes_are_part_of_the_key(stage: Stage, tmp_path: Path) -> None:
+def test_a_samples_bytes_are_part_of_the_key(stage, tmp_path):
     keys = []
     for value in (0.0, 1.0):
         np.savez(tmp_path / "0.npz", x=np.full(3, value))
@@ -62,7 +60,7 @@ def test_a_samples_bytes_are_part_of_the_key(stage: Stage, tmp_path: Path) -> No
     assert len({key(stage), *keys}) == 3
 
 
-def test_one_version_of_two_distributions_is_not_one_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_version_of_two_distributions_is_not_one_tool(monkeypatch):
     keys = []
     for name, version in (("", "1.31.1"), ("-gpu", "1.31.1"), ("-gpu", "1.31.2")):
         installed = {f"onnxruntime{name}": version}

@@ -59,18 +59,18 @@ def costs(*values: float) -> dict[PlanChoice, float]:
     return {DEFAULT: 100.0, **dict(zip(PLANS, values, strict=False))}
 
 
-def test_plans_far_behind_leave_after_the_least_rounds() -> None:
+def test_plans_far_behind_leave_after_the_least_rounds():
     rounds = Track(costs(10, 30, 10.1), noise=0.02).compare()
     assert rounds[PLANS[1]] == MIN_ROUNDS
     assert rounds[DEFAULT] == max(rounds.values())
 
 
-def test_plans_that_are_close_are_measured_until_the_rounds_are_over() -> None:
+def test_plans_that_are_close_are_measured_until_the_rounds_are_over():
     rounds = Track(costs(10, 10.3), noise=0.1).compare(rounds=7)
     assert set(rounds.values()) == {7}
 
 
-def test_it_ends_with_the_time_but_never_before_the_least_rounds() -> None:
+def test_it_ends_with_the_time_but_never_before_the_least_rounds():
     track = Track(costs(10, 10.3, 10.2), noise=0.1)
     assert set(track.compare(time=0).values()) == {MIN_ROUNDS}
     track = Track(costs(10, 10.3, 10.2), noise=0.1)
@@ -78,7 +78,7 @@ def test_it_ends_with_the_time_but_never_before_the_least_rounds() -> None:
     assert MIN_ROUNDS * 4 < track.measured.total() <= 18
 
 
-def test_a_plan_that_fails_once_is_out_and_the_default_may_once() -> None:
+def test_a_plan_that_fails_once_is_out_and_the_default_may_once():
     track = Track(costs(10, 30))
     track.fails = {PLANS[0]: {1}, DEFAULT: {1}}
     rounds = track.compare()
@@ -86,13 +86,13 @@ def test_a_plan_that_fails_once_is_out_and_the_default_may_once() -> None:
     assert rounds[DEFAULT] == rounds[PLANS[1]] == MIN_ROUNDS
 
 
-def test_a_default_that_fails_twice_keeps_its_rounds_and_the_others_have_the_least() -> None:
+def test_a_default_that_fails_twice_keeps_its_rounds_and_the_others_have_the_least():
     track = Track(costs(10, 10.1), noise=0.1)
     track.fails = {DEFAULT: {1, 2}}
     assert track.compare() == {DEFAULT: 1, PLANS[0]: MIN_ROUNDS, PLANS[1]: MIN_ROUNDS}
 
 
-def test_a_plan_beyond_a_limit_leads_nobody() -> None:
+def test_a_plan_beyond_a_limit_leads_nobody():
     track = Track(costs(10, 30, 30.2), noise=0.05)
     heavy = PLANS[0]
 
@@ -117,13 +117,13 @@ def test_a_plan_beyond_a_limit_leads_nobody() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.03, 0.06])
-def test_the_best_plan_hardly_ever_leaves(noise: float) -> None:
+def test_the_best_plan_hardly_ever_leaves(noise):
     true = costs(10, 10.2, 10.35, 10.5, 10.8, 11.2)
     runs = [Track(true, noise=noise, seed=seed).compare() for seed in range(200)]
     assert sum(rounds[PLANS[0]] < rounds[DEFAULT] for rounds in runs) <= 0.06 * len(runs)
 
 
-def test_there_is_always_room_for_two_candidates_and_a_first() -> None:
+def test_there_is_always_room_for_two_candidates_and_a_first():
     for most in range(8):
         candidates, firsts = pick_entrants(PLANS[:3], PLANS[2:], max_plans=most)
         assert candidates[:2] == PLANS[:2]
@@ -133,26 +133,24 @@ def test_there_is_always_room_for_two_candidates_and_a_first() -> None:
 
 
 @given(st.lists(positive, min_size=1, max_size=9), st.floats(0.1, 10))
-def test_a_paired_ratio_of_a_multiple_is_the_factor_whatever_the_rounds_were_like(
-    values: list[float], factor: float
-) -> None:
+def test_a_paired_ratio_of_a_multiple_is_the_factor_whatever_the_rounds_were_like(values, factor):
     assert paired_ratio([factor * value for value in values], values) == pytest.approx(factor)
 
 
 @given(st.lists(st.tuples(positive, positive), min_size=1, max_size=9))
-def test_a_paired_ratio_turned_round_is_its_inverse(pairs: list[tuple[float, float]]) -> None:
+def test_a_paired_ratio_turned_round_is_its_inverse(pairs):
     one, other = [a for a, _ in pairs], [b for _, b in pairs]
     assert paired_ratio(one, other) == pytest.approx(1 / paired_ratio(other, one))
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=9))
-def test_a_centre_is_among_its_values_and_moves_with_them(values: list[float]) -> None:
+def test_a_centre_is_among_its_values_and_moves_with_them(values):
     middle = centre(values)
     assert min(values) - 1e-6 <= middle <= max(values) + 1e-6
     assert centre([value + 5 for value in values]) == pytest.approx(middle + 5, abs=1e-6)
 
 
-def test_a_drift_that_all_plans_saw_is_no_noise() -> None:
+def test_a_drift_that_all_plans_saw_is_no_noise():
     drift = (1.0, 3.0, 2.0)
     ranking = rank({PLANS[0]: [10 * d for d in drift], PLANS[1]: [10.2 * d for d in drift]})
     assert ranking.leader == PLANS[0]
@@ -161,7 +159,7 @@ def test_a_drift_that_all_plans_saw_is_no_noise() -> None:
     assert ranking.candidates() == (PLANS[0],)
 
 
-def test_the_error_is_about_what_differences_of_noise_come_to() -> None:
+def test_the_error_is_about_what_differences_of_noise_come_to():
     chance = random.Random(5)
     errors, differences = [], []
     for _ in range(300):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -51,9 +50,7 @@ def all_options(space: Space) -> list[Options]:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("build", [cpu_space, cuda_space])
 @pytest.mark.parametrize("facts", [CONVOLUTIONS, TRANSFORMER], ids=["convolutions", "transformer"])
-def test_every_option_of_every_knob_is_known_to_that_version_with_that_value(
-    version: str, build: Callable[..., Space], facts: ModelFacts
-) -> None:
+def test_every_option_of_every_knob_is_known_to_that_version_with_that_value(version, build, facts):
     space = build(facts, onnxruntime=version, allowed=EVERYTHING_ALLOWED)
     for options in all_options(space):
         entries = {name: value for name, value in options.items() if "." in name}
@@ -65,7 +62,7 @@ def test_every_option_of_every_knob_is_known_to_that_version_with_that_value(
 
 
 @given(spaces())
-def test_every_knob_has_a_choice_and_the_base_sets_no_option_at_all(space: Space) -> None:
+def test_every_knob_has_a_choice_and_the_base_sets_no_option_at_all(space):
     for knob, values in space.knobs.items():
         assert len(values) > 1 or knob in ("form", "level")
     assert {"form", "level"} <= names(space)
@@ -73,7 +70,7 @@ def test_every_knob_has_a_choice_and_the_base_sets_no_option_at_all(space: Space
     assert space.apply(space.base, options, providers) == (options, providers)
 
 
-def test_a_model_to_which_everything_can_matter_has_every_knob() -> None:
+def test_a_model_to_which_everything_can_matter_has_every_knob():
     assert names(cpu_space()) == {
         "form",
         "level",
@@ -151,7 +148,7 @@ LARGE = but(CONVOLUTIONS, initializer_bytes=MAX_INLINE_BYTES + 1)
         (cpu_space(fixed={"session.disable_prepacking": "0"}), "form", FORMS),
     ],
 )
-def test_a_knob_has_the_values_that_can_matter(space: Space, knob: str, values: tuple[str, ...]) -> None:
+def test_a_knob_has_the_values_that_can_matter(space, knob, values):
     assert tuple(space.knobs.get(knob, ())) == values
 
 
@@ -167,21 +164,21 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("build", [cpu_space, cuda_space])
-def test_an_option_that_the_user_has_set_is_not_searched(build: Callable[..., Space]) -> None:
+def test_an_option_that_the_user_has_set_is_not_searched(build):
     for option in {name for options in all_options(build(allowed=EVERYTHING_ALLOWED)) for name in options}:
         space = build(allowed=EVERYTHING_ALLOWED, fixed={option: "0"})
         assert not any(option in options for options in all_options(space))
 
 
 @pytest.mark.parametrize("build", [cpu_space, cuda_space])
-def test_whatever_the_user_has_set_every_plan_has_its_files(build: Callable[..., Space]) -> None:
+def test_whatever_the_user_has_set_every_plan_has_its_files(build):
     for option in OPTIONS:
         space = build(allowed=EVERYTHING_ALLOWED, fixed={option: "0"})
         assert {"form", "level"} <= names(space), option
         assert "mapped" in space.knobs["form"], option
 
 
-def test_a_restriction_that_exists_nowhere_is_told_with_what_does() -> None:
+def test_a_restriction_that_exists_nowhere_is_told_with_what_does():
     problems = find_space_problems({"banana": ("on",), "form": ("mapped", "zip"), "spinning": ("off",)})
     assert len(problems) == 2
     assert problems[0].startswith("unknown knob 'banana'; expected one of form, prepacking, level, ")
@@ -189,5 +186,5 @@ def test_a_restriction_that_exists_nowhere_is_told_with_what_does() -> None:
 
 
 @pytest.mark.parametrize("space", [cpu_space(), cuda_space(allowed=EVERYTHING_ALLOWED)])
-def test_a_restriction_that_exists_somewhere_has_no_problem(space: Space) -> None:
+def test_a_restriction_that_exists_somewhere_has_no_problem(space):
     assert find_space_problems({knob: tuple(values)[-1:] for knob, values in space.knobs.items()}) == ()

@@ -61,19 +61,19 @@ def chosen(
     return choose(space, objective, found({DEFAULT: rounds(623, 22, 900), **finals})).choice
 
 
-def test_the_number_of_runs_decides_between_a_soon_first_result_and_short_runs() -> None:
+def test_the_number_of_runs_decides_between_a_soon_first_result_and_short_runs():
     finals = {BASE: rounds(304, 22), UNPACKED: rounds(86, 31)}
     assert chosen(finals, per_load(1)) == UNPACKED
     assert chosen(finals, per_load(1000)) == BASE
 
 
-def test_of_plans_that_cost_the_same_the_one_with_the_sooner_first_result_is_taken() -> None:
+def test_of_plans_that_cost_the_same_the_one_with_the_sooner_first_result_is_taken():
     finals = {BASE: rounds(304, 22), SAVED: turned(rounds(150, 22))}
     assert chosen(finals, per_load(100_000)) == SAVED
     assert chosen(dict(reversed(finals.items())), per_load(100_000)) == SAVED
 
 
-def test_of_plans_that_are_alike_in_all_the_one_that_changes_least_is_taken() -> None:
+def test_of_plans_that_are_alike_in_all_the_one_that_changes_least_is_taken():
     two_changes = plan(SPACE, form="inline", memory_arena="off")
     finals = {
         two_changes: rounds(299, 21.9),
@@ -84,7 +84,7 @@ def test_of_plans_that_are_alike_in_all_the_one_that_changes_least_is_taken() ->
     assert chosen({**finals, BASE: turned(rounds(301, 21.95), 3)}, per_load(1000)) == BASE
 
 
-def test_a_plan_that_exceeds_a_limit_is_not_chosen_though_it_costs_least() -> None:
+def test_a_plan_that_exceeds_a_limit_is_not_chosen_though_it_costs_least():
     finals = {BASE: rounds(304, 22, 700), SAVED: rounds(150, 22, 690), UNPACKED: rounds(86, 31, 300)}
     assert chosen(finals, per_load(10, max_private_mb=500)) == UNPACKED
     assert chosen(finals, per_load(1, max_steady_ratio=1.1)) == SAVED
@@ -95,7 +95,7 @@ def tried(choice: PlanChoice, *, failure: str | None = None, private_mb: float =
     return Trial(0, "screening", choice, list(figures), list(rounds(623, 22, 900)[: len(figures)]), failure)
 
 
-def test_without_a_comparison_the_base_is_left_or_what_worked() -> None:
+def test_without_a_comparison_the_base_is_left_or_what_worked():
     alone = found({DEFAULT: rounds(623, 22)})
     verdict = choose(SPACE, per_load(1), dataclasses.replace(alone, trials=(tried(BASE), tried(SAVED))))
     assert verdict.choice == BASE
@@ -104,7 +104,7 @@ def test_without_a_comparison_the_base_is_left_or_what_worked() -> None:
     assert choose(SPACE, per_load(1), crashed).choice == SAVED
 
 
-def test_a_plan_that_failed_is_never_what_is_left() -> None:
+def test_a_plan_that_failed_is_never_what_is_left():
     trials = (tried(BASE, failure="SIGSEGV"), tried(SAVED, failure="hung"))
     with pytest.raises(
         TuningError, match=r"no plan except default ONNX Runtime runs\n  the base plan: SIGSEGV"
@@ -116,7 +116,7 @@ def test_a_plan_that_failed_is_never_what_is_left() -> None:
         )
 
 
-def test_where_nothing_beats_the_default_what_keeps_the_limits_is_left() -> None:
+def test_where_nothing_beats_the_default_what_keeps_the_limits_is_left():
     finals = {DEFAULT: rounds(100, 20), BASE: rounds(150, 20, 500), UNPACKED: rounds(160, 80, 150)}
     assert choose(SPACE, per_load(1000), found(finals)).choice == BASE
     limited = per_load(1000, max_private_mb=300)
@@ -126,7 +126,7 @@ def test_where_nothing_beats_the_default_what_keeps_the_limits_is_left() -> None
     assert "prepacking=off: private memory 150 MB, allowed 100" in caught.value.message
 
 
-def test_a_machine_that_slows_down_for_all_changes_no_choice() -> None:
+def test_a_machine_that_slows_down_for_all_changes_no_choice():
     drift = (1.0, 1.3, 1.6, 1.1, 2.0)
     cheaper, dearer = (drifting(rounds(304, steady), drift) for steady in (20.0, 20.7))
     default = drifting(rounds(304, 22), drift)
@@ -141,18 +141,18 @@ def drifting(figures: tuple[ProbeResult, ...], factors: tuple[float, ...]) -> tu
     )
 
 
-def test_a_plan_that_left_the_comparison_is_not_chosen_for_its_few_rounds() -> None:
+def test_a_plan_that_left_the_comparison_is_not_chosen_for_its_few_rounds():
     finals = {BASE: rounds(304, 20), SAVED: rounds(150, 20.6)[:3], DEFAULT: rounds(623, 22)}
     assert choose(SPACE, per_load(1000), found(finals)).choice == BASE
 
 
-def test_the_sooner_twin_of_a_plainer_plan_serves_first_too() -> None:
+def test_the_sooner_twin_of_a_plainer_plan_serves_first_too():
     finals = {**PHASES, SAVED: turned(rounds(302, 22, 700))}
     verdict = choose(SPACE, per_load(100_000), found(finals))
     assert (verdict.choice, verdict.first_phase) == (BASE, UNPACKED)
 
 
-def test_reasons_name_the_plan_its_gains_and_the_number_of_runs() -> None:
+def test_reasons_name_the_plan_its_gains_and_the_number_of_runs():
     finals = {DEFAULT: rounds(600, 20), BASE: rounds(300, 20)}
     assert choose(SPACE, per_load(1), found(finals)).reason == (
         "the base plan: cost 0.5×, ready 0.5×, steady run 1× of the default's at 1 run per load"
@@ -163,7 +163,7 @@ def test_reasons_name_the_plan_its_gains_and_the_number_of_runs() -> None:
     )
 
 
-def test_more_private_memory_than_the_default_s_is_told_beside_the_gain() -> None:
+def test_more_private_memory_than_the_default_s_is_told_beside_the_gain():
     heavy = {DEFAULT: rounds(600, 20, 275), BASE: rounds(300, 20, 592)}
     reason = choose(SPACE, per_load(1), found(heavy)).reason
     assert reason.endswith("; takes more private memory: 592 MB against 275 (limit: tune.max_private_mb)")
@@ -179,13 +179,13 @@ PHASES = {
 }
 
 
-def test_a_plan_with_a_much_sooner_first_result_over_the_same_files_serves_first() -> None:
+def test_a_plan_with_a_much_sooner_first_result_over_the_same_files_serves_first():
     verdict = choose(SPACE, per_load(100_000), found(PHASES))
     assert (verdict.choice, verdict.first_phase) == (BASE, UNPACKED)
     assert verdict.overlap_mb == 1000.0
 
 
-def test_no_plan_serves_first_where_both_sessions_would_exceed_the_memory_limit() -> None:
+def test_no_plan_serves_first_where_both_sessions_would_exceed_the_memory_limit():
     within = choose(SPACE, per_load(100_000, max_private_mb=1000), found(PHASES))
     assert within.first_phase == UNPACKED
     beyond = choose(SPACE, per_load(100_000, max_private_mb=999), found(PHASES))
@@ -195,14 +195,14 @@ def test_no_plan_serves_first_where_both_sessions_would_exceed_the_memory_limit(
 INLINE_UNPACKED = plan(SPACE, form="inline", prepacking="off")
 
 
-def test_no_plan_over_other_files_serves_first() -> None:
+def test_no_plan_over_other_files_serves_first():
     finals = {DEFAULT: PHASES[DEFAULT], BASE: PHASES[BASE], INLINE: rounds(86, 31)}
     assert choose(SPACE, per_load(100_000), found(finals)).first_phase is None
     later = {**finals, UNPACKED: turned(rounds(120, 31))}
     assert choose(SPACE, per_load(100_000), found(later)).first_phase == UNPACKED
 
 
-def test_no_plan_serves_first_that_is_ready_as_soon_within_the_noise() -> None:
+def test_no_plan_serves_first_that_is_ready_as_soon_within_the_noise():
     finals = {DEFAULT: rounds(623, 22), BASE: rounds(304, 22)}
     for places in range(1, 5):
         alike = {**finals, UNPACKED: turned(rounds(303, 31), places)}
@@ -222,9 +222,7 @@ OWN = (BASE, UNPACKED, PARALLEL, SAVED, INLINE, INLINE_UNPACKED)
     st.lists(st.tuples(st.floats(20, 900), st.floats(0.5, 60)), min_size=len(OWN), max_size=len(OWN)),
     st.sampled_from((1, 2, 10, 1000, 10**6)),
 )
-def test_a_pair_never_costs_more_than_the_best_plan_alone(
-    figures: list[tuple[float, float]], runs: int
-) -> None:
+def test_a_pair_never_costs_more_than_the_best_plan_alone(figures, runs):
     objective = per_load(runs)
     finals = {plan: rounds(*of_plan) for plan, of_plan in zip(OWN, figures, strict=True)}
     verdict = choose(SPACE, objective, found({DEFAULT: rounds(1000, 61), **finals}))

@@ -26,7 +26,6 @@ from tests.tuning.fakes import (
     Factors,
     Limits,
     Machine,
-    Table,
     best_choice,
     limits,
     true_cost,
@@ -60,7 +59,7 @@ def of(*choices: PlanChoice) -> Fails:
 
 @pytest.mark.parametrize("runs_per_load", [1, 100, 100_000])
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
-def test_the_chosen_plan_costs_within_3_percent_of_the_best(table: Table, runs_per_load: int) -> None:
+def test_the_chosen_plan_costs_within_3_percent_of_the_best(table, runs_per_load):
     objective = per_load(runs_per_load)
     # Of 36 searches with other seeds four came to 4 to 6 % more.
     found, verdict = searched(Machine(table, SPACE, seed=2), objective)
@@ -72,7 +71,7 @@ def test_the_chosen_plan_costs_within_3_percent_of_the_best(table: Table, runs_p
 
 
 @pytest.mark.parametrize(("table", "pays"), [(TRANSFORMER_TABLE, True), (CONVOLUTION_TABLE, False)])
-def test_a_plan_serves_first_where_it_is_ready_at_least_half_as_soon_again(table: Table, pays: bool) -> None:
+def test_a_plan_serves_first_where_it_is_ready_at_least_half_as_soon_again(table, pays):
     found, verdict = searched(Machine(table, SPACE, seed=1), per_load(1000))
     second_ms = table.figures(verdict.choice).ready_ms
     soonest_ms = min(table.figures(trial.choice).ready_ms for trial in found.trials)
@@ -82,7 +81,7 @@ def test_a_plan_serves_first_where_it_is_ready_at_least_half_as_soon_again(table
         assert verdict.first_phase in {trial.choice for trial in found.trials}
 
 
-def test_in_any_case_a_plan_that_may_serve_first_is_compared() -> None:
+def test_in_any_case_a_plan_that_may_serve_first_is_compared():
     found, verdict = searched(Machine(TRANSFORMER_TABLE, SPACE), per_load(1000), limits(0.0))
     assert verdict.first_phase == plan(SPACE, prepacking="off")
     assert len(found.trials) == 3
@@ -94,7 +93,7 @@ def test_in_any_case_a_plan_that_may_serve_first_is_compared() -> None:
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.integers(0, 10**6), st.sampled_from((1, 30, 10_000)))
-def test_no_plan_is_chosen_that_truly_costs_more_than_the_base(seed: int, runs: int) -> None:
+def test_no_plan_is_chosen_that_truly_costs_more_than_the_base(seed, runs):
     chance = random.Random(seed)
 
     def factor() -> float:
@@ -117,7 +116,7 @@ def test_no_plan_is_chosen_that_truly_costs_more_than_the_base(seed: int, runs: 
 
 
 @pytest.mark.parametrize("max_trials", [1, 2, 3, 5, 12, 40])
-def test_no_more_plans_are_tried_than_allowed_and_what_is_chosen_is_one_of_them(max_trials: int) -> None:
+def test_no_more_plans_are_tried_than_allowed_and_what_is_chosen_is_one_of_them(max_trials):
     found, verdict = searched(Machine(TRANSFORMER_TABLE, SPACE), per_load(1), limits(math.inf, max_trials))
     tried = [trial.choice for trial in found.trials]
     # There is nothing to choose from without the default and the base.
@@ -129,7 +128,7 @@ def test_no_more_plans_are_tried_than_allowed_and_what_is_chosen_is_one_of_them(
 
 
 @pytest.mark.parametrize("budget_s", [0.0, 30.0, 70.0, 1000.0])
-def test_the_last_comparison_is_within_the_budget_but_for_the_batch_that_had_begun(budget_s: float) -> None:
+def test_the_last_comparison_is_within_the_budget_but_for_the_batch_that_had_begun(budget_s):
     machine = Machine(TRANSFORMER_TABLE, SPACE)
     found, _ = searched(machine, per_load(100), limits(budget_s))
     slowest_s = max(machine.process_s(TRANSFORMER_TABLE.figures(choice)) for choice in machine.measured)
@@ -141,7 +140,7 @@ def test_the_last_comparison_is_within_the_budget_but_for_the_batch_that_had_beg
     assert found.ended.startswith(f"{budget_s:g} s are used up") or budget_s == 1000.0
 
 
-def test_forms_are_tried_before_single_changes_of_the_best_of_them() -> None:
+def test_forms_are_tried_before_single_changes_of_the_best_of_them():
     found, _ = searched(Machine(TRANSFORMER_TABLE, SPACE), per_load(100_000))
     assert list(dict.fromkeys(trial.kind for trial in found.trials)) == ["default", "base", "form", "change"]
     forms = {trial.choice for trial in found.trials if trial.kind in ("base", "form")}
@@ -153,7 +152,7 @@ def test_forms_are_tried_before_single_changes_of_the_best_of_them() -> None:
     assert len({trial.choice for trial in found.trials}) == len(found.trials)
 
 
-def test_every_figure_has_one_of_the_default_from_the_same_round() -> None:
+def test_every_figure_has_one_of_the_default_from_the_same_round():
     machine = Machine(TRANSFORMER_TABLE, SMALL)
     found, _ = searched(machine, per_load(1))
     for trial in found.trials:
@@ -163,7 +162,7 @@ def test_every_figure_has_one_of_the_default_from_the_same_round() -> None:
     assert max(lengths) == len(found.finals[DEFAULT]) <= per_load(1).rounds
 
 
-def test_a_plan_far_behind_gets_one_process() -> None:
+def test_a_plan_far_behind_gets_one_process():
     machine = Machine(TRANSFORMER_TABLE, SPACE)
     objective = per_load(100_000)
     found, _ = searched(machine, objective)
@@ -179,9 +178,7 @@ def test_a_plan_far_behind_gets_one_process() -> None:
 
 @given(st.integers(0, 10**6), st.sampled_from((0.02, 0.1, 0.4)), st.sampled_from((1, 1000)))
 @settings(max_examples=60, deadline=None)
-def test_a_plan_that_fails_in_any_round_is_never_adopted_and_never_ends_the_search(
-    seed: int, rate: float, runs: int
-) -> None:
+def test_a_plan_that_fails_in_any_round_is_never_adopted_and_never_ends_the_search(seed, rate, runs):
     def fails(choice: PlanChoice, number: int) -> str | None:
         return "crashed" if random.Random(f"{seed} {choice} {number}").random() < rate else None
 
@@ -198,7 +195,7 @@ def test_a_plan_that_fails_in_any_round_is_never_adopted_and_never_ends_the_sear
     assert all((trial.failure is None) == bool(trial.figures) or trial.failure for trial in found.trials)
 
 
-def test_a_failed_trial_keeps_its_reason_and_is_told() -> None:
+def test_a_failed_trial_keeps_its_reason_and_is_told():
     machine = Machine(TRANSFORMER_TABLE, SMALL, fails=with_value("form", "ort"))
     found, verdict = searched(machine, per_load(1))
     failed = [trial for trial in found.trials if trial.choice.as_dict().get("form") == "ort"]
@@ -209,7 +206,7 @@ def test_a_failed_trial_keeps_its_reason_and_is_told() -> None:
     assert verdict.choice["form"] != "ort"
 
 
-def test_without_a_default_the_base_is_what_plans_are_compared_with() -> None:
+def test_without_a_default_the_base_is_what_plans_are_compared_with():
     machine = Machine(TRANSFORMER_TABLE, SMALL, fails=of(DEFAULT))
     found, verdict = searched(machine, per_load(1))
     assert found.baseline == SMALL.base
@@ -219,7 +216,7 @@ def test_without_a_default_the_base_is_what_plans_are_compared_with() -> None:
     assert "default not measured: crashed" in machine.said
 
 
-def test_without_the_base_what_works_is_chosen() -> None:
+def test_without_the_base_what_works_is_chosen():
     machine = Machine(TRANSFORMER_TABLE, SMALL, fails=of(SMALL.base))
     found, verdict = searched(machine, per_load(1))
     assert verdict.choice in found.finals
@@ -230,14 +227,14 @@ def test_without_the_base_what_works_is_chosen() -> None:
 
 
 @pytest.mark.parametrize("max_trials", [1, 2, 100])
-def test_with_neither_the_default_nor_the_base_there_is_no_search(max_trials: int) -> None:
+def test_with_neither_the_default_nor_the_base_there_is_no_search(max_trials):
     machine = Machine(TRANSFORMER_TABLE, SMALL, fails=of(DEFAULT, SMALL.base))
     with pytest.raises(TuningError, match="neither the default nor the base runs\n  crashed"):
         searched(machine, per_load(1), limits(math.inf, max_trials))
     assert machine.measured[DEFAULT] == 2  # the machine may have been at fault
 
 
-def test_a_default_that_fails_in_the_last_comparison_is_named_in_the_reason() -> None:
+def test_a_default_that_fails_in_the_last_comparison_is_named_in_the_reason():
     machine = Machine(TRANSFORMER_TABLE, SMALL)
     machine.fails = lambda choice, _: "crashed" if choice == DEFAULT and machine.explored else None
     found, verdict = searched(machine, per_load(1))
@@ -245,7 +242,7 @@ def test_a_default_that_fails_in_the_last_comparison_is_named_in_the_reason() ->
     assert verdict.reason.endswith(": costs least; the default failed in the last comparison")
 
 
-def test_a_plan_whose_default_failed_beside_it_says_so() -> None:
+def test_a_plan_whose_default_failed_beside_it_says_so():
     flaky = range(4, 8)  # each time it is measured once more
     fails: Fails = lambda choice, n: "flaky" if choice == DEFAULT and n in flaky else None  # noqa: E731
     found, _ = searched(Machine(TRANSFORMER_TABLE, SMALL, fails=fails), per_load(1))
@@ -262,7 +259,7 @@ def test_a_plan_whose_default_failed_beside_it_says_so() -> None:
         per_load(1, max_private_mb=600.0, max_steady_ratio=1.05),
     ],
 )
-def test_the_chosen_plan_keeps_the_limits_and_is_near_the_best_that_does(objective: Objective) -> None:
+def test_the_chosen_plan_keeps_the_limits_and_is_near_the_best_that_does(objective):
     table = TRANSFORMER_TABLE
     baseline = table.figures(DEFAULT)
 
@@ -280,7 +277,7 @@ def test_the_chosen_plan_keeps_the_limits_and_is_near_the_best_that_does(objecti
     assert true_cost(table, verdict.choice, objective) <= 1.08 * true_cost(table, best, objective)
 
 
-def test_the_best_plan_that_keeps_a_limit_is_compared_though_others_nearly_do() -> None:
+def test_the_best_plan_that_keeps_a_limit_is_compared_though_others_nearly_do():
     """Of the cheapest plans most take 2 % more than allowed."""
     table = dataclasses.replace(
         TRANSFORMER_TABLE,
@@ -292,7 +289,7 @@ def test_the_best_plan_that_keeps_a_limit_is_compared_though_others_nearly_do() 
     assert objective.violations(found.finals[verdict.choice], found.finals[DEFAULT]) == ()
 
 
-def test_one_plan_that_hangs_ends_no_search() -> None:
+def test_one_plan_that_hangs_ends_no_search():
     """What hangs takes its deadline; the others are tried all the same."""
 
     class Hanging(Machine):
@@ -311,7 +308,7 @@ def test_one_plan_that_hangs_ends_no_search() -> None:
     assert len(found.trials) > len(usual.trials) / 2
 
 
-def test_a_plans_files_are_made_before_any_of_its_batch_is_measured() -> None:
+def test_a_plans_files_are_made_before_any_of_its_batch_is_measured():
     machine = Machine(TRANSFORMER_TABLE, SMALL)
     prepared: list[PlanChoice] = []
 

@@ -27,14 +27,14 @@ def changes(one: PlanChoice, other: PlanChoice) -> set[str]:
 
 
 @given(st.data())
-def test_a_canonical_choice_is_its_own_canonical_choice(data: st.DataObject) -> None:
+def test_a_canonical_choice_is_its_own_canonical_choice(data):
     space = data.draw(restricted_spaces())
     choice = space.canonical(data.draw(raw_choices(space)))
     assert space.canonical(choice) == choice
 
 
 @given(st.data())
-def test_a_canonical_choice_is_of_the_space(data: st.DataObject) -> None:
+def test_a_canonical_choice_is_of_the_space(data):
     space = data.draw(restricted_spaces())
     choice = space.canonical(data.draw(raw_choices(space)))
     assert [knob for knob, _ in choice.values] == list(space.knobs)
@@ -42,7 +42,7 @@ def test_a_canonical_choice_is_of_the_space(data: st.DataObject) -> None:
 
 
 @given(spaces())
-def test_the_bases_neighbours_differ_from_it_in_one_knob_and_are_all_there_are(space: Space) -> None:
+def test_the_bases_neighbours_differ_from_it_in_one_knob_and_are_all_there_are(space):
     neighbours = space.neighbours(space.base)
     assert len(set(neighbours)) == len(neighbours)
     # A recorded run takes its binding along.
@@ -55,7 +55,7 @@ def test_the_bases_neighbours_differ_from_it_in_one_knob_and_are_all_there_are(s
 
 
 @given(st.data())
-def test_any_plans_neighbours_are_what_one_changed_knob_comes_to(data: st.DataObject) -> None:
+def test_any_plans_neighbours_are_what_one_changed_knob_comes_to(data):
     space = data.draw(restricted_spaces())
     choice = space.canonical(data.draw(raw_choices(space)))
     neighbours = space.neighbours(choice)
@@ -65,7 +65,7 @@ def test_any_plans_neighbours_are_what_one_changed_knob_comes_to(data: st.DataOb
     assert set(neighbours) == {space.canonical(other) for other in single} - {choice}
 
 
-def test_a_restricted_knob_has_the_named_values_and_the_first_of_them_is_the_base() -> None:
+def test_a_restricted_knob_has_the_named_values_and_the_first_of_them_is_the_base():
     space = restrict(cpu_space(), {"form": ("prepacked", "mapped"), "threads": ("1",)})
     assert tuple(space.knobs["form"]) == ("prepacked", "mapped")
     assert space.base["form"] == "prepacked"
@@ -74,21 +74,21 @@ def test_a_restricted_knob_has_the_named_values_and_the_first_of_them_is_the_bas
     assert space.knobs["level"] == cpu_space().knobs["level"]
 
 
-def test_a_knob_that_does_not_matter_here_may_be_restricted_all_the_same() -> None:
+def test_a_knob_that_does_not_matter_here_may_be_restricted_all_the_same():
     assert restrict(cpu_space(), {"cudnn": ("off",)}) == cpu_space()
 
 
-def test_any_number_of_threads_may_be_asked_for() -> None:
+def test_any_number_of_threads_may_be_asked_for():
     space = restrict(cpu_space(), {"threads": ("3",)})
     assert space.knobs["threads"] == {"3": {"intra_op_num_threads": 3}}
 
 
-def test_a_restriction_to_nothing_that_is_here_is_told_with_what_is() -> None:
+def test_a_restriction_to_nothing_that_is_here_is_told_with_what_is():
     with pytest.raises(TuningError, match="no value of form is left to search\n  expected one of mapped"):
         restrict(cpu_space(), {"form": ("zip",)})
 
 
-def test_one_thread_never_spins_and_prepacks_alone() -> None:
+def test_one_thread_never_spins_and_prepacks_alone():
     space = cpu_space()
     assert plan(space, threads="1", spinning="off") == plan(space, threads="1")
     assert plan(space, threads="1", prepacking="parallel") == plan(space, threads="1", prepacking="on")
@@ -97,18 +97,18 @@ def test_one_thread_never_spins_and_prepacks_alone() -> None:
     assert plan(space, threads="2", prepacking="parallel")["prepacking"] == "parallel"
 
 
-def test_saved_copies_without_prepacking_are_the_plain_mapped_file() -> None:
+def test_saved_copies_without_prepacking_are_the_plain_mapped_file():
     space = cpu_space()
     assert plan(space, form="prepacked", prepacking="off") == plan(space, form="mapped", prepacking="off")
     assert plan(space, form="inline", prepacking="off")["form"] == "inline"
 
 
-def test_branches_side_by_side_have_no_memory_pattern() -> None:
+def test_branches_side_by_side_have_no_memory_pattern():
     space = cpu_space()
     assert plan(space, execution="parallel", memory_pattern="off") == plan(space, execution="parallel")
 
 
-def test_no_run_is_recorded_unless_inputs_are_bound() -> None:
+def test_no_run_is_recorded_unless_inputs_are_bound():
     space = cuda_space(allowed=("io_binding",))
     assert plan(space, cuda_graph="on")["io_binding"] == "on"
     assert plan(space, cuda_graph="on") in space.neighbours(space.base)
@@ -118,7 +118,7 @@ def test_no_run_is_recorded_unless_inputs_are_bound() -> None:
         assert choice["io_binding"] == "on" or choice["cuda_graph"] == "off"
 
 
-def test_settings_come_on_top_of_the_users_options() -> None:
+def test_settings_come_on_top_of_the_users_options():
     one: Options = {"enable_mem_pattern": False, "session.x": "1"}
     other: Options = {"session.y": "2", "prefer_nhwc": "1"}
     space = Space({"a": {"on": one}, "b": {"on": other}})

@@ -87,7 +87,7 @@ def plan_of(request: TrialRequest) -> SessionPlan:
 
 
 @pytest.mark.parametrize("io_binding", [False, True], ids=["copied", "bound"])
-def test_figures_are_those_of_a_small_process(request_of_all: TrialRequest, io_binding: bool) -> None:
+def test_figures_are_those_of_a_small_process(request_of_all, io_binding):
     figures = measured(dataclasses.replace(request_of_all, io_binding=io_binding))
     assert all(value > 0 for value in (figures.init_ms, figures.first_ms, figures.steady_ms))
     assert figures.first_result_ms == figures.init_ms + figures.first_ms < TIMEOUT_S * 1e3
@@ -96,22 +96,20 @@ def test_figures_are_those_of_a_small_process(request_of_all: TrialRequest, io_b
     assert figures.gpu_mb is None
 
 
-def test_the_steady_figure_weighs_the_shapes() -> None:
+def test_the_steady_figure_weighs_the_shapes():
     assert weighted_mean((2.0, 10.0), (3.0, 1.0)) == 4.0
     assert weighted_mean((2.0, 10.0), (0.0, 1.0)) == 10.0
     assert math.isclose(weighted_mean((2.0,), (0.1,)), 2.0)
 
 
-def test_a_wrong_answer_is_an_error_that_names_output_and_element(
-    request_of_all: TrialRequest, tmp_path: Path
-) -> None:
+def test_a_wrong_answer_is_an_error_that_names_output_and_element(request_of_all, tmp_path):
     with pytest.raises(VerificationError, match=r"wrong answer: output 'y', ") as caught:
         measured(with_other_weights(request_of_all, tmp_path))
     assert "\n  expected " in caught.value.message
     assert " at [0, 7], got " in caught.value.message
 
 
-def test_a_wrong_answer_to_a_later_shape_is_found_too(request_of_all: TrialRequest, tmp_path: Path) -> None:
+def test_a_wrong_answer_to_a_later_shape_is_found_too(request_of_all, tmp_path):
     first, second = request_of_all.checks
     other = np.load(second.answers[0].file)
     other[2, 9] += 1
@@ -122,13 +120,13 @@ def test_a_wrong_answer_to_a_later_shape_is_found_too(request_of_all: TrialReque
         measured(dataclasses.replace(request_of_all, checks=checks))
 
 
-def test_an_output_has_the_tolerance_of_its_name(request_of_all: TrialRequest, tmp_path: Path) -> None:
+def test_an_output_has_the_tolerance_of_its_name(request_of_all, tmp_path):
     tolerances = {**request_of_all.tolerances, "y": Tolerance(0.0, 10.0)}
     wrong = with_other_weights(request_of_all, tmp_path)
     assert measured(dataclasses.replace(wrong, tolerances=tolerances)).steady_ms > 0
 
 
-def test_an_output_that_is_missing_is_told(request_of_all: TrialRequest) -> None:
+def test_an_output_that_is_missing_is_told(request_of_all):
     first, *others = request_of_all.checks
     answer = dataclasses.replace(first.answers[0], output="z")
     checks = (dataclasses.replace(first, answers=(answer,)), *others)
@@ -136,12 +134,12 @@ def test_an_output_that_is_missing_is_told(request_of_all: TrialRequest) -> None
         measured(dataclasses.replace(request_of_all, checks=checks))
 
 
-def test_memory_beyond_the_limit_is_an_error_that_says_so(request_of_all: TrialRequest) -> None:
+def test_memory_beyond_the_limit_is_an_error_that_says_so(request_of_all):
     with pytest.raises(ChildError, match="out of memory"):
         measured(request_of_all, function=fakes.take_all_memory, memory_bytes=2**30)
 
 
-def test_a_provider_that_is_not_there_is_an_error(request_of_all: TrialRequest) -> None:
+def test_a_provider_that_is_not_there_is_an_error(request_of_all):
     plan = SessionPlan(
         plan_of(request_of_all).model,
         SessionOptionsRecord("ORT_DISABLE_ALL"),
@@ -163,9 +161,7 @@ SPACE = Space({"way": WAYS})
 FUNCTIONS = {"crashing": fakes.crash, "hanging": fakes.hang}
 
 
-def test_whatever_a_trial_does_it_is_a_result_and_never_the_end_of_the_search(
-    request_of_all: TrialRequest, tmp_path: Path
-) -> None:
+def test_whatever_a_trial_does_it_is_a_result_and_never_the_end_of_the_search(request_of_all, tmp_path):
     wrong = with_other_weights(request_of_all, tmp_path)
 
     @functools.cache

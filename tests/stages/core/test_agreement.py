@@ -37,21 +37,21 @@ def problems(inputs: Mapping[str, Any], *items: TensorSpec, **bounds: int) -> st
     return "\n".join(check_agreement(spec_of(inputs), interface_of(*items, **bounds)))
 
 
-def test_a_spec_that_fits_has_no_problem() -> None:
+def test_a_spec_that_fits_has_no_problem():
     spec = spec_of({"image": {"shapes": [[1, 3, 16, 16], [8, 3, 16, 16]], "range": [0, 1]}})
     assert check_agreement(spec, interface_of(IMAGE)) == ()
     assert shape_sets(spec, interface_of(IMAGE)) == ({"image": (1, 3, 16, 16)}, {"image": (8, 3, 16, 16)})
 
 
 @pytest.mark.attack
-def test_of_thousands_of_unknown_names_the_first_are_told() -> None:
+def test_of_thousands_of_unknown_names_the_first_are_told():
     known = [TensorSpec(f"input{number}", "float32", (1,)) for number in range(1000)]
     found = check_agreement(spec_of({f"inputs{number}": {} for number in range(1000)}), interface_of(*known))
     assert len(found) == 21
     assert found[-1] == "inputs: 980 more names are not in the model"
 
 
-def test_every_problem_is_told_at_once() -> None:
+def test_every_problem_is_told_at_once():
     spec = spec_of(
         {"imag": {}, "left": {"shapes": [[2, 5]]}, "words": {}},
         verify={"outputs": {"score": {"rtol": 0, "atol": 0}}},
@@ -77,24 +77,24 @@ def test_every_problem_is_told_at_once() -> None:
         ([1, 4, 16, 16], r"expected [batch, 3, 16, 16], got [1, 4, 16, 16]"),
     ],
 )
-def test_a_shape_that_contradicts_the_model_is_told(shape: list[int], message: str) -> None:
+def test_a_shape_that_contradicts_the_model_is_told(shape, message):
     assert message in problems({"image": {"shapes": [shape]}}, IMAGE)
 
 
-def test_dynamic_axes_need_shapes() -> None:
+def test_dynamic_axes_need_shapes():
     assert "inputs.image.shapes: missing" in problems({}, IMAGE)
     assert "inputs.x.shapes: missing" in problems({}, TensorSpec("x", "float32", None))
     assert problems({"x": {"shapes": [[1, 2, 3]]}}, TensorSpec("x", "float32", None)) == ""
 
 
-def test_a_symbol_has_one_size_in_a_set() -> None:
+def test_a_symbol_has_one_size_in_a_set():
     clash = problems({"left": {"shapes": [[2, 4]]}, "right": {"shapes": [[3, 4]]}}, LEFT, RIGHT)
     assert clash == "inputs: expected one size of 'batch' in shapes[0], got 2 in left, 3 in right"
     square = TensorSpec("square", "float32", ("n", "n"))
     assert "2 in square, 3 in square" in problems({"square": {"shapes": [[2, 3]]}}, square)
 
 
-def test_a_symbol_that_one_input_settles_fills_the_others() -> None:
+def test_a_symbol_that_one_input_settles_fills_the_others():
     spec = spec_of({"left": {"shapes": [[2, 4], [5, 4]]}})
     assert check_agreement(spec, interface_of(LEFT, RIGHT)) == ()
     assert shape_sets(spec, interface_of(LEFT, RIGHT)) == (
@@ -103,20 +103,20 @@ def test_a_symbol_that_one_input_settles_fills_the_others() -> None:
     )
 
 
-def test_one_shape_goes_with_all_of_the_others() -> None:
+def test_one_shape_goes_with_all_of_the_others():
     table = TensorSpec("table", "float32", (None, 4))
     spec = spec_of({"left": {"shapes": [[2, 4], [5, 4]]}, "table": {"shapes": [[7, 4]]}})
     assert check_agreement(spec, interface_of(LEFT, table)) == ()
     assert [shapes["table"] for shapes in shape_sets(spec, interface_of(LEFT, table))] == [(7, 4), (7, 4)]
 
 
-def test_unequal_numbers_of_shapes_are_told() -> None:
+def test_unequal_numbers_of_shapes_are_told():
     inputs = {"left": {"shapes": [[1, 4], [2, 4]]}, "right": {"shapes": [[1, 4], [2, 4], [3, 4]]}}
     assert "got left 2, right 3" in problems(inputs, LEFT, RIGHT)
 
 
 @pytest.mark.parametrize("dtype", ["sequence(float32)", "optional(float32)", "map(int64, float32)"])
-def test_inputs_and_outputs_that_are_no_tensors_are_refused_by_name(dtype: str) -> None:
+def test_inputs_and_outputs_that_are_no_tensors_are_refused_by_name(dtype):
     strange = TensorSpec("strange", dtype, None)
     assert problems({}, strange) == (
         f"input 'strange' of the model: not supported, expected a tensor, got {dtype}"
@@ -154,7 +154,7 @@ def test_inputs_and_outputs_that_are_no_tensors_are_refused_by_name(dtype: str) 
         ("bool", {"values": [2]}, False),
     ],
 )
-def test_range_and_values_fit_the_element_type(dtype: str, wanted: dict[str, Any], fits: bool) -> None:
+def test_range_and_values_fit_the_element_type(dtype, wanted, fits):
     assert (problems({"x": wanted}, TensorSpec("x", dtype, (2,))) == "") is fits
 
 
@@ -167,7 +167,7 @@ def test_range_and_values_fit_the_element_type(dtype: str, wanted: dict[str, Any
         ({"range": [0, 9]}, True),
     ],
 )
-def test_indices_fit_what_they_index(wanted: dict[str, Any], fits: bool) -> None:
+def test_indices_fit_what_they_index(wanted, fits):
     ids = TensorSpec("ids", "int64", (2,))
     assert ("expected indices below 7" not in problems({"ids": wanted}, ids, ids=7)) is fits
 
@@ -178,9 +178,7 @@ items = st.lists(st.one_of(st.none(), st.lists(axes, max_size=3).map(tuple)), ma
 
 
 @given(model=items, given_shapes=st.lists(st.lists(shapes, max_size=3), max_size=3))
-def test_shapes_of_a_spec_that_fits_are_complete_and_fit_the_model(
-    model: list[Any], given_shapes: list[list[tuple[int, ...]]]
-) -> None:
+def test_shapes_of_a_spec_that_fits_are_complete_and_fit_the_model(model, given_shapes):
     interface = interface_of(*(TensorSpec(f"x{i}", "float32", shape) for i, shape in enumerate(model)))
     spec = spec_of({f"x{i}": {"shapes": item} for i, item in enumerate(given_shapes[: len(model)])})
     if check_agreement(spec, interface):
@@ -203,7 +201,7 @@ def sample_problems(folder: Path, *items: TensorSpec) -> str:
     return "\n".join(check_sample_files(spec, interface_of(*items)))
 
 
-def test_samples_that_fit_have_no_problem(tmp_path: Path) -> None:
+def test_samples_that_fit_have_no_problem(tmp_path):
     (tmp_path / "samples").mkdir()
     words = TensorSpec("a/words", "string", ("n",))
     arrays = {"left": np.zeros((2, 4), np.float32), "a/words": np.array(["x", "yy"]), "more": np.zeros(3)}
@@ -221,13 +219,13 @@ def test_samples_that_fit_have_no_problem(tmp_path: Path) -> None:
         (np.array([[None]]), "holds pickled objects"),
     ],
 )
-def test_samples_that_contradict_the_model_are_told(tmp_path: Path, array: Any, message: str) -> None:
+def test_samples_that_contradict_the_model_are_told(tmp_path, array, message):
     (tmp_path / "samples").mkdir()
     np.savez(tmp_path / "samples" / "0.npz", left=array)
     assert message in sample_problems(tmp_path, LEFT)
 
 
-def test_samples_that_are_absent_or_unreadable_are_told(tmp_path: Path) -> None:
+def test_samples_that_are_absent_or_unreadable_are_told(tmp_path):
     assert "expected .npz files, got none" in sample_problems(tmp_path, LEFT)
     (tmp_path / "samples").mkdir()
     (tmp_path / "samples" / "0.npz").write_bytes(b"PK but no zip")

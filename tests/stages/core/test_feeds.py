@@ -38,7 +38,7 @@ def values_of(array: Array) -> list[Any]:
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, "bool", "complex64", "complex128"])
-def test_every_element_type_can_be_made(dtype: str) -> None:
+def test_every_element_type_can_be_made(dtype):
     array = feed(dtype)
     assert dtype_name(array.dtype) == dtype
     assert array.shape == SHAPE
@@ -47,31 +47,31 @@ def test_every_element_type_can_be_made(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_floats_are_standard_normal(dtype: str) -> None:
+def test_floats_are_standard_normal(dtype):
     numbers = widen(feed(dtype)).astype(np.float64)
     assert abs(numbers.mean()) < 0.15
     assert 0.85 < numbers.std() < 1.15
 
 
-def test_a_range_as_wide_as_the_type_stays_finite() -> None:
+def test_a_range_as_wide_as_the_type_stays_finite():
     assert np.isfinite(feed("float64", range=[-1.7e308, 1.7e308])).all()
     assert np.isfinite(feed("float16", range=[-1e9, 1e9])).all()
 
 
-def test_a_range_of_integers_includes_both_ends() -> None:
+def test_a_range_of_integers_includes_both_ends():
     assert values_of(feed("int64", range=[-1, 2])) == [-1, 0, 1, 2]
     assert values_of(feed("uint8", range=[3.5, 5.9])) == [4, 5]
     assert values_of(feed("int32", range=[7, 7])) == [7]
 
 
-def test_indices_stay_below_the_size_of_what_they_index() -> None:
+def test_indices_stay_below_the_size_of_what_they_index():
     assert values_of(feed("int64", bound=3)) == [0, 1, 2]
     assert values_of(feed("int64", bound=3, range=[1, 100])) == [1, 2]
     assert values_of(feed("uint8", bound=2)) == [0, 1]
     assert values_of(feed("int32", bound=1)) == [0]
 
 
-def test_small_integers_take_every_value_and_others_are_0_or_1() -> None:
+def test_small_integers_take_every_value_and_others_are_0_or_1():
     assert values_of(feed("uint8", shape=(100, 100))) == list(range(256))
     assert values_of(feed("int8", shape=(100, 100))) == list(range(-128, 128))
     assert values_of(feed("int4")) == list(range(-8, 8))
@@ -79,7 +79,7 @@ def test_small_integers_take_every_value_and_others_are_0_or_1() -> None:
     assert values_of(feed("int64")) == [0, 1]
 
 
-def test_declared_values_are_the_only_ones() -> None:
+def test_declared_values_are_the_only_ones():
     assert values_of(feed("string", values=["a", "bé"])) == ["a", "bé"]
     assert values_of(feed("float32", values=[0.5, 2])) == [0.5, 2.0]
     assert values_of(feed("bfloat16", values=[0.5, 2])) == [0.5, 2.0]
@@ -87,7 +87,7 @@ def test_declared_values_are_the_only_ones() -> None:
     assert values_of(feed("int64", values=[2**62])) == [2**62]
 
 
-def test_strings_are_never_made_up() -> None:
+def test_strings_are_never_made_up():
     with pytest.raises(SpecError, match="'x'") as caught:
         feed("string")
     assert "values" in str(caught.value.hint)
@@ -95,12 +95,12 @@ def test_strings_are_never_made_up() -> None:
 
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3)])
 @pytest.mark.parametrize("dtype", ["float32", "int64", "bool", "bfloat16", "int4", "uint8"])
-def test_scalars_and_empty_arrays_can_be_made(dtype: str, shape: tuple[int, ...]) -> None:
+def test_scalars_and_empty_arrays_can_be_made(dtype, shape):
     assert feed(dtype, shape=shape).shape == shape
 
 
 @given(others=st.lists(st.text(min_size=1).filter(lambda name: name != "x"), max_size=4, unique=True))
-def test_adding_an_input_changes_no_other(others: list[str]) -> None:
+def test_adding_an_input_changes_no_other(others):
     spec = ModelSpec.model_validate({"name": "m", "source": {"path": "m.onnx"}})
 
     def build(*names: str) -> dict[str, Array]:
@@ -115,13 +115,13 @@ def test_adding_an_input_changes_no_other(others: list[str]) -> None:
     assert len(drawn) == len(together)
 
 
-def test_a_seed_gives_the_same_numbers_on_every_machine() -> None:
+def test_a_seed_gives_the_same_numbers_on_every_machine():
     # Written down once: a change here would make every golden sample another.
     assert feed("int64", shape=(8,), range=[0, 999]).tolist() == [576, 508, 224, 84, 408, 924, 87, 743]
 
 
 @pytest.mark.parametrize("name", sorted(ELEMENT_TYPES))
-def test_known_names_are_those_of_the_inspection(name: str) -> None:
+def test_known_names_are_those_of_the_inspection(name):
     from onnx import TensorProto
 
     from ortprep.stages.core.graphs.graph_walk import element_type_name

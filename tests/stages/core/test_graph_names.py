@@ -12,7 +12,7 @@ from ortprep.stages.core.graphs.graph_walk import name_nodes
 
 
 @pytest.mark.attack
-def test_a_model_of_many_nodes_without_names_is_named_in_one_go() -> None:
+def test_a_model_of_many_nodes_without_names_is_named_in_one_go():
     """Looking for the next free number from 0 for each node took minutes."""
     model = onnx.ModelProto()
     nodes = [helper.make_node("Relu", ["x"], ["y"]) for _ in range(20_000)]

@@ -47,7 +47,7 @@ def program_that_writes(file: Path, folder: Path) -> Path:
 
 
 @pytest.mark.attack
-def test_no_program_of_a_repositorys_configuration_runs(repository: Path, tmp_path: Path) -> None:
+def test_no_program_of_a_repositorys_configuration_runs(repository, tmp_path):
     proof = tmp_path / "ran"
     git(repository, "config", "core.fsmonitor", str(program_that_writes(proof, tmp_path)))
     commit = git(repository, "rev-parse", "HEAD")
@@ -58,7 +58,7 @@ def test_no_program_of_a_repositorys_configuration_runs(repository: Path, tmp_pa
 
 
 @pytest.mark.attack
-def test_a_bare_repository_of_ordinary_files_is_none(repository: Path, tmp_path: Path) -> None:
+def test_a_bare_repository_of_ordinary_files_is_none(repository, tmp_path):
     """Any clone brings such files; git takes the folder for a repository and runs its program."""
     specs, proof = tmp_path / "specs", tmp_path / "ran"
     git(tmp_path, "clone", "-q", "--bare", str(repository), str(specs))
@@ -76,9 +76,7 @@ def test_a_bare_repository_of_ordinary_files_is_none(repository: Path, tmp_path:
 @pytest.mark.parametrize(
     "branch", ["../../secret", "/etc/hostname", "refs/heads/link", "refs/heads/pipe", "\0"]
 )
-def test_a_branch_that_leads_out_of_the_repository_is_none(
-    repository: Path, tmp_path: Path, branch: str
-) -> None:
+def test_a_branch_that_leads_out_of_the_repository_is_none(repository, tmp_path, branch):
     (tmp_path / "secret").write_text("0" * 40)
     (repository / ".git/refs/heads/link").symlink_to(tmp_path / "secret")
     os.mkfifo(repository / ".git/refs/heads/pipe")
@@ -89,7 +87,7 @@ def test_a_branch_that_leads_out_of_the_repository_is_none(
 @pytest.mark.attack
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files to another user")
 @pytest.mark.parametrize("of", ["repository", "worktree", "link"])
-def test_a_repository_of_another_user_is_none(repository: Path, tmp_path: Path, of: str) -> None:
+def test_a_repository_of_another_user_is_none(repository, tmp_path, of):
     """In a folder where all may write, anyone can put a `.git` above others' folders."""
     folder = {"worktree": tmp_path / "worktree", "link": tmp_path / "link"}.get(of, repository)
     taken = folder / ".git"
@@ -106,13 +104,13 @@ def test_a_repository_of_another_user_is_none(repository: Path, tmp_path: Path, 
 
 @pytest.mark.attack
 @pytest.mark.parametrize("missing", ["objects", "refs"])
-def test_a_folder_that_only_has_a_head_is_no_repository(repository: Path, missing: str) -> None:
+def test_a_folder_that_only_has_a_head_is_no_repository(repository, missing):
     (repository / ".git/HEAD").write_text("0" * 40)
     (repository / ".git" / missing).rename(repository / "elsewhere")
     assert read_spec_commit(repository) is None
 
 
-def test_the_commit_is_the_one_git_names_however_it_is_stored(repository: Path, tmp_path: Path) -> None:
+def test_the_commit_is_the_one_git_names_however_it_is_stored(repository, tmp_path):
     commit = git(repository, "rev-parse", "HEAD")
     assert read_spec_commit(repository / "configs") == commit
     git(repository, "tag", "-am", "first", "v1")
@@ -127,7 +125,7 @@ def test_the_commit_is_the_one_git_names_however_it_is_stored(repository: Path, 
     assert read_spec_commit(repository) == commit
 
 
-def test_a_folder_in_no_repository_has_no_commit(tmp_path: Path) -> None:
+def test_a_folder_in_no_repository_has_no_commit(tmp_path):
     assert read_spec_commit(tmp_path) is None
     git(tmp_path, "init", "-q")
     assert read_spec_commit(tmp_path) is None, "a repository without a commit"

@@ -24,7 +24,7 @@ def spec_with(folder: Path, glob: str) -> ModelSpec:
 
 @pytest.mark.attack
 @pytest.mark.parametrize("glob", ["*/*/*/*/x.npz", "d*/../d*/../d*/../d*/../x.npz", "**/*/*/*/x.npz"])
-def test_no_glob_leads_into_a_folder_again_and_again(tmp_path: Path, glob: str) -> None:
+def test_no_glob_leads_into_a_folder_again_and_again(tmp_path, glob):
     """Five links found one file 625 times in four steps, and each further step took 5 times more."""
     for number in range(5):
         (tmp_path / f"link{number}").symlink_to(".")
@@ -47,7 +47,7 @@ def test_no_glob_leads_into_a_folder_again_and_again(tmp_path: Path, glob: str) 
         ("a.npz/*.npz", []),
     ],
 )
-def test_a_glob_finds_what_pathlib_finds(tmp_path: Path, glob: str, names: list[str]) -> None:
+def test_a_glob_finds_what_pathlib_finds(tmp_path, glob, names):
     (tmp_path / "in/deep").mkdir(parents=True)
     (tmp_path / "link").symlink_to("in")
     for name in ("a.npz", "in/b.npz", "in/deep/c.npz", "in/deep/c.txt"):
@@ -70,7 +70,7 @@ def _write(folder: Path, **arrays: Array) -> Path:
     return path
 
 
-def test_an_empty_set_is_refused() -> None:
+def test_an_empty_set_is_refused():
     with pytest.raises(StageError, match="calibration set is empty"):
         check_calibration([], _interface())
 
@@ -86,9 +86,7 @@ def test_an_empty_set_is_refused() -> None:
         ({"image": np.array([[0, 1, -np.inf]], np.float32)}, r"got -inf at index \[0, 2\]"),
     ],
 )
-def test_an_array_that_does_not_fit_is_named_with_its_file(
-    tmp_path: Path, changed: dict[str, Array], says: str
-) -> None:
+def test_an_array_that_does_not_fit_is_named_with_its_file(tmp_path, changed, says):
     check_calibration([_write(tmp_path, **GOOD)], _interface())
     path = _write(tmp_path, **{**GOOD, **changed})
     with pytest.raises(StageError, match=says) as caught:
@@ -97,7 +95,7 @@ def test_an_array_that_does_not_fit_is_named_with_its_file(
     assert str(path) in caught.value.message
 
 
-def test_a_file_that_is_no_sample_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_no_sample_is_named(tmp_path):
     (tmp_path / "text.npz").write_text("nothing")
     for name in ("text.npz", "absent.npz"):
         with pytest.raises(StageError, match=name):
@@ -105,6 +103,6 @@ def test_a_file_that_is_no_sample_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "sequence(float32)"])
-def test_a_model_that_calibration_cannot_feed_is_refused(tmp_path: Path, dtype: str) -> None:
+def test_a_model_that_calibration_cannot_feed_is_refused(tmp_path, dtype):
     with pytest.raises(StageError, match="cannot calibrate a model with input 'x'"):
         check_calibration([_write(tmp_path, **GOOD)], _interface(TensorSpec("x", dtype, (2,))))

@@ -61,14 +61,14 @@ def score(inputs, expected, got):
 """
 
 
-def test_a_metric_sees_all_samples_and_changes_no_file(folder: Path) -> None:
+def test_a_metric_sees_all_samples_and_changes_no_file(folder):
     (folder / "own.py").write_text("SCALE = 3")
     assert run(folder, "metrics:score", METRIC) == 3
     assert np.array_equal(np.load(folder.parent / "got0-y.npy"), LARGE)
     assert sorted(path.name for path in folder.iterdir()) == ["metrics.py", "own.py"]
 
 
-def test_a_metric_may_be_in_a_package_and_be_any_callable(folder: Path) -> None:
+def test_a_metric_may_be_in_a_package_and_be_any_callable(folder):
     (folder / "own").mkdir()
     (folder / "own" / "metrics.py").write_text(
         "class Score:\n    def __call__(self, *_): return 7\nscore = Score()"
@@ -94,9 +94,7 @@ def test_a_metric_may_be_in_a_package_and_be_any_callable(folder: Path) -> None:
         ("metrics:score", "def score(*_): pass", ["no finite number", "got NoneType None"]),
     ],
 )
-def test_what_is_wrong_with_a_metric_is_told_by_its_name(
-    folder: Path, metric: str, source: str, told: list[str]
-) -> None:
+def test_what_is_wrong_with_a_metric_is_told_by_its_name(folder, metric, source, told):
     with pytest.raises(SpecError) as caught:
         run(folder, metric, source)
     assert caught.value.message.startswith("convert.gate.metric ")
@@ -104,13 +102,13 @@ def test_what_is_wrong_with_a_metric_is_told_by_its_name(
     assert caught.value.hint
 
 
-def test_a_metric_that_takes_too_long_is_stopped(folder: Path) -> None:
+def test_a_metric_that_takes_too_long_is_stopped(folder):
     source = "import time\ndef score(*_): time.sleep(3600)"
     with pytest.raises(SpecError, match=r"convert\.gate\.metric gave no answer: metrics:score"):
         run(folder, "metrics:score", source, timeout_s=0.5)
 
 
-def test_an_edited_metric_has_another_digest_and_one_from_elsewhere_has_none(folder: Path) -> None:
+def test_an_edited_metric_has_another_digest_and_one_from_elsewhere_has_none(folder):
     (folder / "own").mkdir()
     files = [folder / "metrics.py", folder / "own" / "__init__.py", folder / "own" / "metrics.py"]
     for file, module in zip(files, ("metrics", "own", "own.metrics"), strict=True):

@@ -38,7 +38,7 @@ def session_of(path: Path) -> onnxruntime.InferenceSession:
         for name in DEMO_NAMES
     ],
 )
-def test_a_demo_model_is_full_size_and_answers_sensibly(tmp_path: Path, name: str) -> None:
+def test_a_demo_model_is_full_size_and_answers_sensibly(tmp_path, name):
     path = tmp_path / "m.onnx"
     write_demo_model(name, path)
     onnx.checker.check_model(str(path), full_check=True)
@@ -64,13 +64,13 @@ def test_a_demo_model_is_full_size_and_answers_sensibly(tmp_path: Path, name: st
         assert 2e-3 < first.max() < 0.9
 
 
-def test_the_same_demo_model_has_the_same_bytes(tmp_path: Path) -> None:
+def test_the_same_demo_model_has_the_same_bytes(tmp_path):
     digests = {write_demo_model("squeezenet", tmp_path / f"{i}.onnx").sha256 for i in range(2)}
     assert len(digests) == 1
 
 
 @pytest.mark.parametrize(("name", "nearest"), [("resnet5", "resnet50"), ("#", "alexnet")])
-def test_an_unknown_demo_name_is_told_with_one_that_there_is(name: str, nearest: str) -> None:
+def test_an_unknown_demo_name_is_told_with_one_that_there_is(name, nearest):
     with pytest.raises(SpecError, match="unknown demo model") as caught:
         check_demo_name(name)
     assert caught.value.hint == f"source: {{demo: {nearest}}}"

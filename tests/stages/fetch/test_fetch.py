@@ -53,7 +53,7 @@ def key(plan: Plan) -> Mapping[str, Any]:
     return STAGE.key(plan, None)
 
 
-def test_a_local_model_is_copied_and_described(tmp_path: Path) -> None:
+def test_a_local_model_is_copied_and_described(tmp_path):
     source = models.write_model(models.conv_net(), tmp_path / "models" / "net.onnx")
     result = fetch(plan_of(tmp_path, {"path": "models/net.onnx"}, inputs=IMAGE), tmp_path / "got")
     copy = tmp_path / "got" / result.model
@@ -65,7 +65,7 @@ def test_a_local_model_is_copied_and_described(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("location", ["w.bin", "sub/w.bin", "./w.bin"])
-def test_external_data_comes_along_in_the_same_layout(tmp_path: Path, location: str) -> None:
+def test_external_data_comes_along_in_the_same_layout(tmp_path, location):
     source = models.write_external_model(models.matmul_net(), tmp_path / "m.onnx", location=location)
     plan = plan_of(tmp_path, {"path": str(source)}, inputs={"x": {"shapes": [[1, 64]]}})
     result = fetch(plan, tmp_path / "got")
@@ -86,7 +86,7 @@ def served(folder: Path) -> Iterator[Any]:
         yield server
 
 
-def test_external_data_is_fetched_from_beside_a_url(tmp_path: Path) -> None:
+def test_external_data_is_fetched_from_beside_a_url(tmp_path):
     source = models.write_external_model(
         models.matmul_net(), tmp_path / "web" / "m.onnx", location="sub/w.bin"
     )
@@ -103,7 +103,7 @@ def test_external_data_is_fetched_from_beside_a_url(tmp_path: Path) -> None:
     assert "secret" not in f"{result}{key(plan)}"
 
 
-def test_a_changed_file_changes_the_key_and_a_demo_is_a_source(tmp_path: Path) -> None:
+def test_a_changed_file_changes_the_key_and_a_demo_is_a_source(tmp_path):
     path = models.write_model(models.zero_inputs(), tmp_path / "a b.onnx")
     plan = plan_of(tmp_path, {"path": "a b.onnx"})
     before = key(plan)
@@ -131,19 +131,19 @@ def refusal(tmp_path: Path, **fields: Any) -> str:
         (b"\x89PNG\r\n", "not an ONNX model, or an incomplete one"),
     ],
 )
-def test_what_is_no_model_is_told(tmp_path: Path, content: bytes, message: str) -> None:
+def test_what_is_no_model_is_told(tmp_path, content, message):
     (tmp_path / "m.onnx").write_bytes(content)
     assert message in refusal(tmp_path)
 
 
 @pytest.mark.attack
 @pytest.mark.parametrize("start", [b"<token>", b'{"token": ', b"version https://git-lfs "])
-def test_a_file_that_is_no_model_is_not_quoted(tmp_path: Path, start: bytes) -> None:
+def test_a_file_that_is_no_model_is_not_quoted(tmp_path, start):
     (tmp_path / "m.onnx").write_bytes(start + b"hunter2")
     assert "hunter2" not in refusal(tmp_path)
 
 
-def test_a_missing_model_is_told_with_its_path(tmp_path: Path) -> None:
+def test_a_missing_model_is_told_with_its_path(tmp_path):
     message = refusal(tmp_path)
     assert f"source model missing: {tmp_path / 'm.onnx'}\n  expected a file, got no such file" in message
     assert "hint: set source.path in the spec of m" in message
@@ -154,7 +154,7 @@ def test_a_missing_model_is_told_with_its_path(tmp_path: Path) -> None:
         key(plan_of(tmp_path, {"path": "m.onnx"}))
 
 
-def test_a_wrong_digest_is_told_and_a_right_one_passes(tmp_path: Path) -> None:
+def test_a_wrong_digest_is_told_and_a_right_one_passes(tmp_path):
     path = models.write_model(models.zero_inputs(), tmp_path / "m.onnx")
     right = digest_file(path)
     assert f"expected sha256:{'0' * 64}, got {right}" in refusal(
@@ -165,7 +165,7 @@ def test_a_wrong_digest_is_told_and_a_right_one_passes(tmp_path: Path) -> None:
         fetch(plan_of(tmp_path, {"path": "m.onnx", "sha256": spelling}), folder)
 
 
-def test_a_spec_that_does_not_fit_is_told_before_weights_are_fetched(tmp_path: Path) -> None:
+def test_a_spec_that_does_not_fit_is_told_before_weights_are_fetched(tmp_path):
     source = models.write_external_model(models.matmul_net(), tmp_path / "web" / "m.onnx")
     with served(source.parent) as server:
         assert "inputs.x.shapes: missing" in refusal(tmp_path, source={"url": f"{server.url}/models/m.onnx"})
@@ -183,7 +183,7 @@ def external_model(tmp_path: Path, location: str = "w.bin") -> Path:
 
 
 @pytest.mark.attack
-def test_a_list_of_external_data_that_others_could_write_is_not_believed(tmp_path: Path) -> None:
+def test_a_list_of_external_data_that_others_could_write_is_not_believed(tmp_path):
     model, cache = external_model(tmp_path), tmp_path / "cache"
     digests = digest_beside(model, digest_file(model), DigestCache())
     assert list(digests) == ["w.bin"]
@@ -196,7 +196,7 @@ def test_a_list_of_external_data_that_others_could_write_is_not_believed(tmp_pat
 WANTED = {"x": {"shapes": [[1, 64]]}}
 
 
-def test_missing_and_short_external_data_is_told(tmp_path: Path) -> None:
+def test_missing_and_short_external_data_is_told(tmp_path):
     external_model(tmp_path)
     with (tmp_path / "w.bin").open("r+b") as file:
         file.truncate(32_767)
@@ -208,19 +208,19 @@ def test_missing_and_short_external_data_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.attack
 @pytest.mark.parametrize("location", ["../w.bin", "/etc/hostname", "sub/../../w.bin", "..\\w.bin", "."])
-def test_external_data_outside_the_folder_is_refused(tmp_path: Path, location: str) -> None:
+def test_external_data_outside_the_folder_is_refused(tmp_path, location):
     external_model(tmp_path, location)
     assert f"external data outside the model's folder: {location!r}" in refusal(tmp_path, inputs=WANTED)
 
 
 @pytest.mark.attack
-def test_external_data_that_is_the_model_itself_is_refused(tmp_path: Path) -> None:
+def test_external_data_that_is_the_model_itself_is_refused(tmp_path):
     external_model(tmp_path, "m.onnx")
     assert "external data and model are the same file" in refusal(tmp_path, inputs=WANTED)
 
 
 @pytest.mark.attack
-def test_external_data_symlinked_out_is_refused(tmp_path: Path) -> None:
+def test_external_data_symlinked_out_is_refused(tmp_path):
     folder = tmp_path / "inner"
     folder.mkdir()
     external_model(folder)
@@ -231,7 +231,7 @@ def test_external_data_symlinked_out_is_refused(tmp_path: Path) -> None:
     assert "cp " not in message, "a command would copy whatever a stranger's link names"
 
 
-def test_a_link_inside_the_folder_is_followed(tmp_path: Path) -> None:
+def test_a_link_inside_the_folder_is_followed(tmp_path):
     external_model(tmp_path)
     (tmp_path / "w.bin").rename(tmp_path / "real.bin")
     (tmp_path / "w.bin").symlink_to("real.bin")
@@ -239,7 +239,7 @@ def test_a_link_inside_the_folder_is_followed(tmp_path: Path) -> None:
     assert not (tmp_path / "got" / "w.bin").is_symlink()
 
 
-def test_the_key_follows_the_spec_and_every_byte_of_model_external_data_and_samples(tmp_path: Path) -> None:
+def test_the_key_follows_the_spec_and_every_byte_of_model_external_data_and_samples(tmp_path):
     path = external_model(tmp_path)
     np.savez(tmp_path / "0.npz", x=np.zeros((1, 64), np.float32))
     plan = plan_of(tmp_path, {"path": "m.onnx"}, inputs=WANTED, samples="*.npz")
@@ -255,9 +255,7 @@ def test_the_key_follows_the_spec_and_every_byte_of_model_external_data_and_samp
     assert len({str(item) for item in keys}) == 6
 
 
-def test_the_key_is_the_same_from_wherever_the_build_is_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_key_is_the_same_from_wherever_the_build_is_started(tmp_path, monkeypatch):
     models.write_model(models.conv_net(), tmp_path / "m.onnx")
     np.savez(tmp_path / "0.npz", image=np.zeros((1, 3, 16, 16), np.float32))
     monkeypatch.chdir(tmp_path)
@@ -265,12 +263,12 @@ def test_the_key_is_the_same_from_wherever_the_build_is_started(
     assert here == there
 
 
-def test_a_model_is_not_downloaded_again_for_what_the_spec_says_of_inputs(tmp_path: Path) -> None:
+def test_a_model_is_not_downloaded_again_for_what_the_spec_says_of_inputs(tmp_path):
     source = {"url": "https://example.com/m.onnx"}
     assert key(plan_of(tmp_path, source, inputs=IMAGE)) == key(plan_of(tmp_path, source))
 
 
-def test_the_key_is_told_without_importing_onnx_or_numpy(tmp_path: Path) -> None:
+def test_the_key_is_told_without_importing_onnx_or_numpy(tmp_path):
     external_model(tmp_path)
     script = (
         "import sys\n"

@@ -84,7 +84,7 @@ def key_of(task: Task) -> dict[str, Any]:
         ("hf://datasets/o/r/m.onnx", HubAddress("datasets/o/r", "m.onnx")),
     ],
 )
-def test_both_ways_to_write_a_revision_mean_the_same(url: str, expected: HubAddress) -> None:
+def test_both_ways_to_write_a_revision_mean_the_same(url, expected):
     address = parse_hub_url(url)
     assert address == expected
     assert parse_hub_url(str(address)) == expected
@@ -100,12 +100,12 @@ def test_both_ways_to_write_a_revision_mean_the_same(url: str, expected: HubAddr
         "hf://o/r/m.onnx@",
     ],
 )
-def test_what_names_no_file_of_the_hub_is_a_wrong_spec(url: str) -> None:
+def test_what_names_no_file_of_the_hub_is_a_wrong_spec(url):
     with pytest.raises(ValueError, match="expected"):
         task_of(Path(), url)
 
 
-def test_a_revision_is_pinned_to_its_commit(hub: Hub, tmp_path: Path) -> None:
+def test_a_revision_is_pinned_to_its_commit(hub, tmp_path):
     repository = hub.add("o/r", {"onnx/m.onnx": MODEL})
     commit = repository.refs["v1"] = repository.refs["main"]
     repository.commit({})
@@ -122,7 +122,7 @@ def test_a_revision_is_pinned_to_its_commit(hub: Hub, tmp_path: Path) -> None:
     assert hub.requests == [], "a commit means the same for ever"
 
 
-def test_external_data_and_configuration_come_along(hub: Hub, tmp_path: Path) -> None:
+def test_external_data_and_configuration_come_along(hub, tmp_path):
     source = models.write_external_model(models.matmul_net(), tmp_path / "m.onnx", location="sub/w.bin")
     files = {"onnx/m.onnx": source.read_bytes(), "onnx/sub/w.bin": (tmp_path / "sub/w.bin").read_bytes()}
     repository = hub.add("o/r", {**files, "config.json": CONFIG})
@@ -135,7 +135,7 @@ def test_external_data_and_configuration_come_along(hub: Hub, tmp_path: Path) ->
     assert run(task).config == "{}", "the one beside the model goes first"
 
 
-def test_a_busy_hub_is_asked_again(hub: Hub, tmp_path: Path) -> None:
+def test_a_busy_hub_is_asked_again(hub, tmp_path):
     hub.add("o/r", {"onnx/m.onnx": MODEL, "config.json": CONFIG})
     task = task_of(tmp_path, "hf://o/r/onnx/m.onnx")
     key = task.stage.key(task.plan, None)
@@ -146,7 +146,7 @@ def test_a_busy_hub_is_asked_again(hub: Hub, tmp_path: Path) -> None:
     assert run(task).config == CONFIG.decode()
 
 
-def test_a_branch_that_moved_is_fetched_again(hub: Hub, tmp_path: Path) -> None:
+def test_a_branch_that_moved_is_fetched_again(hub, tmp_path):
     repository = hub.add("o/r", {"m.onnx": MODEL})
     old = repository.refs["main"]
     task = task_of(tmp_path, "hf://o/r/m.onnx")
@@ -159,7 +159,7 @@ def test_a_branch_that_moved_is_fetched_again(hub: Hub, tmp_path: Path) -> None:
     assert run(task).source.sha256 == digest_bytes(OTHER)
 
 
-def test_a_branch_that_moves_meanwhile_does_not_change_what_is_fetched(hub: Hub, tmp_path: Path) -> None:
+def test_a_branch_that_moves_meanwhile_does_not_change_what_is_fetched(hub, tmp_path):
     repository = hub.add("o/r", {"m.onnx": MODEL})
     task = task_of(tmp_path, "hf://o/r/m.onnx")
 
@@ -170,9 +170,7 @@ def test_a_branch_that_moves_meanwhile_does_not_change_what_is_fetched(hub: Hub,
     assert (task.folder / "m.onnx").read_bytes() == MODEL
 
 
-def test_without_a_network_what_was_fetched_is_up_to_date(
-    hub: Hub, tmp_path: Path, stack: ExitStack, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_network_what_was_fetched_is_up_to_date(hub, tmp_path, stack, caplog):
     commit = hub.add("o/r", {"m.onnx": MODEL}).refs["main"]
     task = task_of(tmp_path, "hf://o/r/m.onnx")
     run(task)
@@ -184,9 +182,7 @@ def test_without_a_network_what_was_fetched_is_up_to_date(
 
 
 @pytest.mark.parametrize("content", [b"main", b"\xff" * 40, b"0" * 5000, None])
-def test_a_remembered_commit_that_cannot_be_trusted_is_not_used(
-    hub: Hub, tmp_path: Path, stack: ExitStack, content: bytes | None
-) -> None:
+def test_a_remembered_commit_that_cannot_be_trusted_is_not_used(hub, tmp_path, stack, content):
     hub.add("o/r", {"m.onnx": MODEL})
     task = task_of(tmp_path, "hf://o/r/m.onnx")
     task.stage.key(task.plan, None)
@@ -201,7 +197,7 @@ def test_a_remembered_commit_that_cannot_be_trusted_is_not_used(
 
 
 @pytest.mark.attack
-def test_an_answer_that_is_no_commit_is_refused(hub: Hub, tmp_path: Path) -> None:
+def test_an_answer_that_is_no_commit_is_refused(hub, tmp_path):
     repository = hub.add("o/r", {"m.onnx": MODEL})
     repository.commits["../x"] = {"m.onnx": MODEL}
     repository.refs["main"] = "../x"
@@ -210,7 +206,7 @@ def test_an_answer_that_is_no_commit_is_refused(hub: Hub, tmp_path: Path) -> Non
 
 
 @pytest.mark.attack
-def test_a_file_that_is_said_to_be_on_this_machine_is_refused(hub: Hub, tmp_path: Path) -> None:
+def test_a_file_that_is_said_to_be_on_this_machine_is_refused(hub, tmp_path):
     hub.add("o/r", {"m.onnx": MODEL})
     hub.store.url = "file:///etc/hostname?"
     # The oldest client that is permitted asks its own server for that path, which has no such file.
@@ -220,9 +216,7 @@ def test_a_file_that_is_said_to_be_on_this_machine_is_refused(hub: Hub, tmp_path
 
 @pytest.mark.attack
 @pytest.mark.parametrize("place", ["variable", "file"])
-def test_the_token_of_the_login_goes_to_the_hub_alone(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
-) -> None:
+def test_the_token_of_the_login_goes_to_the_hub_alone(hub, tmp_path, monkeypatch, caplog, place):
     caplog.set_level(logging.DEBUG)
     hub.add("o/r", {"m.onnx": MODEL, "config.json": CONFIG}, private=True)
     if place == "variable":
@@ -249,9 +243,7 @@ def test_the_token_of_the_login_goes_to_the_hub_alone(
         ("hf://o/r/folder", {}, "no such file on the Hub: hf://o/r", None),
     ],
 )
-def test_what_cannot_be_had_is_told_at_once_and_by_name(
-    hub: Hub, tmp_path: Path, url: str, options: dict[str, Any], message: str, hint: str | None
-) -> None:
+def test_what_cannot_be_had_is_told_at_once_and_by_name(hub, tmp_path, url, options, message, hint):
     hub.add("o/r", {"m.onnx": MODEL, "folder/m.onnx": MODEL}, **options)
     with pytest.raises(SourceError) as caught:
         run(task_of(tmp_path, url))
@@ -259,9 +251,7 @@ def test_what_cannot_be_had_is_told_at_once_and_by_name(
     assert (hint or "") in (caught.value.hint or "")
 
 
-def test_a_cut_download_goes_on_and_other_bytes_than_the_hub_meant_are_fetched_again(
-    hub: Hub, tmp_path: Path
-) -> None:
+def test_a_cut_download_goes_on_and_other_bytes_than_the_hub_meant_are_fetched_again(hub, tmp_path):
     def send_zeros(handler: Handler, server: FileServer, content: bytes) -> None:
         send_whole(handler, server, bytes(len(content)))
 
@@ -273,9 +263,7 @@ def test_a_cut_download_goes_on_and_other_bytes_than_the_hub_meant_are_fetched_a
     assert hub.store.requests[1][1]["Range"] == "bytes=10-"
 
 
-def test_without_the_client_its_extra_is_named(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_client_its_extra_is_named(hub, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
     with pytest.raises(MissingExtraError) as caught:
         run(task_of(tmp_path, "hf://o/r/m.onnx"))

@@ -31,7 +31,7 @@ def inspect(model: onnx.ModelProto, folder: Path) -> ModelFacts:
     return inspect_model((str(path), "m"))
 
 
-def test_facts_of_a_model(tmp_path: Path) -> None:
+def test_facts_of_a_model(tmp_path):
     found = inspect(models.conv_net(channels=8, classes=10), tmp_path)
     assert found.interface.inputs == (TensorSpec("image", "float32", ("batch", 3, 16, 16)),)
     assert found.interface.outputs == (TensorSpec("scores", "float32", ("batch", 10)),)
@@ -55,18 +55,18 @@ def test_facts_of_a_model(tmp_path: Path) -> None:
         (models.embedding, ["int64", "int64"]),
     ],
 )
-def test_inputs_of_every_kind_are_described(tmp_path: Path, build: Build, dtypes: list[str]) -> None:
+def test_inputs_of_every_kind_are_described(tmp_path, build, dtypes):
     assert [item.dtype for item in inspect(build(), tmp_path).interface.inputs] == dtypes
 
 
-def test_operators_and_weights_of_subgraphs_and_functions_count_and_no_calls(tmp_path: Path) -> None:
+def test_operators_and_weights_of_subgraphs_and_functions_count_and_no_calls(tmp_path):
     loop = inspect(models.loop_net(), tmp_path)
     assert loop.operators == {"Add": 1, "Identity": 1, "Loop": 1, "MatMul": 1}
     assert loop.initializer_bytes == 4 * (16 + 4) + 8 + 1
     assert inspect(models.function_net(), tmp_path).operators == {"Add": 1, "Relu": 1}
 
 
-def test_axes_the_model_says_nothing_of_are_none(tmp_path: Path) -> None:
+def test_axes_the_model_says_nothing_of_are_none(tmp_path):
     model = models.conv_net(batch=None)
     model.graph.output[0].type.tensor_type.ClearField("shape")
     dims = model.graph.input[0].type.tensor_type.shape.dim
@@ -77,13 +77,13 @@ def test_axes_the_model_says_nothing_of_are_none(tmp_path: Path) -> None:
     assert found.outputs[0].shape is None
 
 
-def test_an_input_with_an_initializer_is_no_input(tmp_path: Path) -> None:
+def test_an_input_with_an_initializer_is_no_input(tmp_path):
     model = models.conv_net()
     model.graph.input.append(models.value("fc.b", TensorProto.FLOAT, [10]))
     assert [item.name for item in inspect(model, tmp_path).interface.inputs] == ["image"]
 
 
-def test_external_weights_count_without_being_there(tmp_path: Path) -> None:
+def test_external_weights_count_without_being_there(tmp_path):
     model = models.matmul_net(size=64)
     path = models.write_external_model(model, tmp_path / "m.onnx", location="sub/w.bin")
     (tmp_path / "sub" / "w.bin").unlink()
@@ -93,7 +93,7 @@ def test_external_weights_count_without_being_there(tmp_path: Path) -> None:
     assert found.interface.external
 
 
-def test_sparse_initializers_count(tmp_path: Path) -> None:
+def test_sparse_initializers_count(tmp_path):
     model = models.conv_net()
     values = models.tensor("sparse", np.ones(3, np.float32))
     model.graph.sparse_initializer.append(
@@ -112,7 +112,7 @@ def test_sparse_initializers_count(tmp_path: Path) -> None:
         (TensorProto.STRING, 0),
     ],
 )
-def test_sizes_follow_the_element_type(kind: int, expected: int) -> None:
+def test_sizes_follow_the_element_type(kind, expected):
     assert values_bytes(TensorProto(data_type=kind, dims=[7])) == expected
 
 
@@ -127,14 +127,14 @@ def test_sizes_follow_the_element_type(kind: int, expected: int) -> None:
         pytest.param(b"\x08\x08", id="no graph"),
     ],
 )
-def test_what_is_no_model_is_told(tmp_path: Path, content: bytes) -> None:
+def test_what_is_no_model_is_told(tmp_path, content):
     path = tmp_path / "m.onnx"
     path.write_bytes(content)
     with pytest.raises(SourceError, match="not an ONNX model, or an incomplete one: the model"):
         inspect_model((str(path), "the model"))
 
 
-def test_a_malformed_external_reference_is_told(tmp_path: Path) -> None:
+def test_a_malformed_external_reference_is_told(tmp_path):
     for entries in ({"location": ""}, {"location": "w", "offset": "-1"}, {"location": "w", "length": "x"}):
         model = models.conv_net()
         tensor = model.graph.initializer[0]
@@ -147,7 +147,7 @@ def test_a_malformed_external_reference_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.attack
-def test_a_file_beyond_protobufs_limit_is_refused_unread(tmp_path: Path) -> None:
+def test_a_file_beyond_protobufs_limit_is_refused_unread(tmp_path):
     path = tmp_path / "m.onnx"
     with path.open("wb") as file:
         file.truncate(2**31)
@@ -155,7 +155,7 @@ def test_a_file_beyond_protobufs_limit_is_refused_unread(tmp_path: Path) -> None
         inspect_model((str(path), "m"))
 
 
-def test_weights_are_never_in_memory(tmp_path: Path) -> None:
+def test_weights_are_never_in_memory(tmp_path):
     sizes = {"small": 64, "large": 3072}
     peaks = {}
     for name, size in sizes.items():
@@ -205,17 +205,17 @@ BOUNDS: list[tuple[list[onnx.NodeProto], int | None]] = [
 
 
 @pytest.mark.parametrize(("nodes", "bound"), BOUNDS)
-def test_indices_are_bounded_by_what_they_index(nodes: list[onnx.NodeProto], bound: int | None) -> None:
+def test_indices_are_bounded_by_what_they_index(nodes, bound):
     assert find_index_bounds(gather_net(nodes, TABLE, SMALL)) == ({} if bound is None else {"ids": bound})
 
 
 @pytest.mark.parametrize("operator", ["Gather", "GatherND", "Identity", "Cast", "Constant", "Where"])
-def test_a_node_that_lacks_its_inputs_is_left_for_onnxruntime_to_refuse(operator: str) -> None:
+def test_a_node_that_lacks_its_inputs_is_left_for_onnxruntime_to_refuse(operator):
     for inputs, outputs in (([], ["y"]), (["table"], []), (["table"], ["y"])):
         assert find_index_bounds(gather_net([helper.make_node(operator, inputs, outputs)], TABLE)) == {}
 
 
-def test_an_index_used_in_a_branch_or_a_fused_embedding_is_bounded_too() -> None:
+def test_an_index_used_in_a_branch_or_a_fused_embedding_is_bounded_too():
     output = models.value("y", TensorProto.FLOAT, None)
     branch = helper.make_graph([node("Gather", "table ids")], "branch", [], [output])
     choice = node("If", "yes", "z", then_branch=branch, else_branch=branch)
@@ -235,7 +235,7 @@ def peak_bytes(call: Callable[[], object]) -> int:
 
 
 @pytest.mark.attack
-def test_a_tensor_of_very_many_axes_is_refused_before_its_size_is_computed(tmp_path: Path) -> None:
+def test_a_tensor_of_very_many_axes_is_refused_before_its_size_is_computed(tmp_path):
     """60,000 axes are 500 KB, and their product is a number of 450 KB that took half a minute."""
     tensor = TensorProto(name="w", dims=[2**62 - 1] * 60_000, data_type=TensorProto.FLOAT)
     value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
@@ -248,7 +248,7 @@ def test_a_tensor_of_very_many_axes_is_refused_before_its_size_is_computed(tmp_p
 
 
 @pytest.mark.attack
-def test_many_inputs_passed_on_by_many_nodes_take_memory_once() -> None:
+def test_many_inputs_passed_on_by_many_nodes_take_memory_once():
     count = 1500
     inputs = [helper.make_tensor_value_info(f"i{n}", TensorProto.INT64, [1]) for n in range(count)]
     joined = helper.make_node("Concat", [f"i{n}" for n in range(count)], ["c0"], axis=0)
@@ -259,7 +259,7 @@ def test_many_inputs_passed_on_by_many_nodes_take_memory_once() -> None:
 
 
 @pytest.mark.attack
-def test_an_input_that_grows_axes_without_end_is_followed_no_further() -> None:
+def test_an_input_that_grows_axes_without_end_is_followed_no_further():
     """A file of 22 KB took 5.4 GB: each node kept a tuple of all axes."""
     axes = numpy_helper.from_array(np.arange(2000, dtype=np.int64), "a")
     names = ["x", *(f"v{n}" for n in range(100))]

@@ -62,14 +62,14 @@ def fetch(server: FileServer, folder: Path, path: str = "/m.onnx") -> FileEntry:
     return fetch_file(source_of(server.url + path), folder / "got")
 
 
-def test_a_cut_transfer_goes_on_where_it_was_cut(server: FileServer, tmp_path: Path) -> None:
+def test_a_cut_transfer_goes_on_where_it_was_cut(server, tmp_path):
     server.script = [send_cut(CUT)]
     assert fetch(server, tmp_path).sha256 == digest_bytes(CONTENT)
     assert server.requests[1][1]["Range"] == f"bytes={CUT}-"
     assert server.sent_bytes == len(CONTENT)
 
 
-def test_a_file_that_changed_while_it_was_cut_starts_again(server: FileServer, tmp_path: Path) -> None:
+def test_a_file_that_changed_while_it_was_cut_starts_again(server, tmp_path):
     def change(*request: Any) -> None:
         send_cut(CUT)(*request)
         server.files["/m.onnx"], server.etag = OTHER, '"two"'
@@ -79,23 +79,21 @@ def test_a_file_that_changed_while_it_was_cut_starts_again(server: FileServer, t
 
 
 @pytest.mark.parametrize("etag", [None, 'W/"weak"'])
-def test_a_file_without_a_strong_version_starts_again(
-    server: FileServer, tmp_path: Path, etag: str | None
-) -> None:
+def test_a_file_without_a_strong_version_starts_again(server, tmp_path, etag):
     server.etag = etag
     server.script = [send_cut(CUT)]
     assert fetch(server, tmp_path).sha256 == digest_bytes(CONTENT)
     assert "Range" not in server.requests[1][1]
 
 
-def test_servers_that_cannot_or_will_not_send_a_part_send_it_all(server: FileServer, tmp_path: Path) -> None:
+def test_servers_that_cannot_or_will_not_send_a_part_send_it_all(server, tmp_path):
     for answer in (send_whole, send_status(416)):
         server.script = [send_cut(CUT), answer]
         assert fetch(server, tmp_path).sha256 == digest_bytes(CONTENT)
     assert "Range" not in server.requests[-1][1]
 
 
-def test_a_passing_failure_is_tried_again_until_patience_ends(server: FileServer, tmp_path: Path) -> None:
+def test_a_passing_failure_is_tried_again_until_patience_ends(server, tmp_path):
     server.script = [send_status(status) for status in (500, 502)]
     assert fetch(server, tmp_path).sha256 == digest_bytes(CONTENT)
     server.script = [send_status(503), send_cut(100), send_status(429)]
@@ -106,7 +104,7 @@ def test_a_passing_failure_is_tried_again_until_patience_ends(server: FileServer
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 410])
-def test_a_lasting_failure_is_told_at_once(server: FileServer, tmp_path: Path, status: int) -> None:
+def test_a_lasting_failure_is_told_at_once(server, tmp_path, status):
     server.script = [send_status(status)]
     with pytest.raises(SourceError, match=f"cannot fetch: .*\n  expected success, got status {status}"):
         fetch(server, tmp_path)
@@ -114,9 +112,7 @@ def test_a_lasting_failure_is_told_at_once(server: FileServer, tmp_path: Path, s
 
 
 @pytest.mark.attack
-def test_a_login_is_sent_to_the_host_that_has_it_and_with_tls_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_login_is_sent_to_the_host_that_has_it_and_with_tls_alone(tmp_path, monkeypatch):
     (tmp_path / "netrc").write_text("machine own login me password secret\ndefault login all password any\n")
     (tmp_path / "netrc").chmod(0o600)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
@@ -126,9 +122,7 @@ def test_a_login_is_sent_to_the_host_that_has_it_and_with_tls_alone(
 
 
 @pytest.mark.attack
-def test_a_redirect_is_followed_without_credentials(
-    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_redirect_is_followed_without_credentials(server, tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "find_login", lambda _: ("me", "secret"))
     server.files["/old.onnx"] = b""
     server.script = [send_status(302, Location=f"{server.url}/m.onnx")]
@@ -138,9 +132,7 @@ def test_a_redirect_is_followed_without_credentials(
 
 
 @pytest.mark.attack
-def test_a_redirect_to_a_local_file_or_from_https_to_http_is_refused(
-    server: FileServer, tmp_path: Path
-) -> None:
+def test_a_redirect_to_a_local_file_or_from_https_to_http_is_refused(server, tmp_path):
     server.script = [send_status(302, Location="file:///etc/hostname")]
     with pytest.raises(SourceError, match="got a redirect to file://"):
         fetch(server, tmp_path)
@@ -152,9 +144,7 @@ def test_a_redirect_to_a_local_file_or_from_https_to_http_is_refused(
 
 
 @pytest.mark.attack
-def test_a_file_is_limited_in_size_and_in_time_by_the_environment(
-    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_limited_in_size_and_in_time_by_the_environment(server, tmp_path, monkeypatch):
     source = source_of(f"{server.url}/m.onnx")
     with pytest.raises(SourceError, match="got more"):
         fetch_file(source, tmp_path / "got", max_bytes=BLOCK_BYTES)
@@ -171,9 +161,7 @@ def test_a_file_is_limited_in_size_and_in_time_by_the_environment(
 @pytest.mark.parametrize(
     "before", [b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n", b"HTTP/1.1 200 OK\r\nA: "]
 )
-def test_a_server_that_sends_a_byte_at_a_time_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bytes
-) -> None:
+def test_a_server_that_sends_a_byte_at_a_time_is_given_up(tmp_path, monkeypatch, before):
     monkeypatch.setattr(rest, "ANSWER_TIMEOUT_S", 0.2)
     monkeypatch.setattr(rest, "BLOCK_TIMEOUT_S", 0.2)
     results: list[BaseException] = []
@@ -196,14 +184,14 @@ def test_a_server_that_sends_a_byte_at_a_time_is_given_up(
 @pytest.mark.parametrize(
     "head", ["200 OK\r\nContent-Length: {}", "206 OK\r\nContent-Length: 1\r\nContent-Range: bytes 0-0/{}"]
 )
-def test_a_size_of_thousands_of_digits_is_refused(tmp_path: Path, head: str) -> None:
+def test_a_size_of_thousands_of_digits_is_refused(tmp_path, head):
     before = f"HTTP/1.1 {head.format('1' * 5000)}\r\n\r\n".encode()
     with trickling_server(before) as url, pytest.raises(SourceError, match="expected a size"):
         fetch_file(source_of(url), tmp_path / "got")
 
 
 @pytest.mark.attack
-def test_credentials_never_show(server: FileServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_credentials_never_show(server, tmp_path, caplog):
     caplog.set_level(logging.DEBUG)
     for url in (server.url, server.url.replace("//", "//me:secret@")):
         with pytest.raises(SourceError) as caught:
@@ -223,7 +211,7 @@ def test_credentials_never_show(server: FileServer, tmp_path: Path, caplog: pyte
         ("nosuch://host/m.onnx", "not a source: nosuch://host"),
     ],
 )
-def test_what_leads_to_no_server_is_told(tmp_path: Path, url: str, message: str) -> None:
+def test_what_leads_to_no_server_is_told(tmp_path, url, message):
     with pytest.raises(SourceError, match=message):
         fetch_file(source_of(url), tmp_path / "got")
 
@@ -237,9 +225,7 @@ def memory() -> Iterator[str]:
     fsspec.filesystem("memory").rm(folder, recursive=True)
 
 
-def test_any_installed_filesystem_is_a_source_that_goes_on_while_its_file_is_the_same(
-    memory: str, tmp_path: Path
-) -> None:
+def test_any_installed_filesystem_is_a_source_that_goes_on_while_its_file_is_the_same(memory, tmp_path):
     source = source_of(f"{memory}/m.onnx")
     assert fetch_file(source, tmp_path / "got") == FileEntry("got", len(CONTENT), digest_bytes(CONTENT))
     with source.open(0, None) as first:
@@ -255,7 +241,7 @@ def test_any_installed_filesystem_is_a_source_that_goes_on_while_its_file_is_the
             fetch_file(source_of(f"{memory}/{name}"), tmp_path / "got")
 
 
-def test_a_local_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
+def test_a_local_file_that_changes_while_it_is_read_is_refused(tmp_path):
     path = tmp_path / "m.onnx"
     path.write_bytes(CONTENT)
 
@@ -278,5 +264,5 @@ def test_a_local_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -
         ("s3://bucket/a/m.onnx", "w b.bin", "s3://bucket/a/w b.bin"),
     ],
 )
-def test_external_data_lies_beside_its_model(url: str, location: str, expected: str) -> None:
+def test_external_data_lies_beside_its_model(url, location, expected):
     assert source_of(url).beside(location) == source_of(expected)

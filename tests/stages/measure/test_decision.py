@@ -39,19 +39,19 @@ def scaled(values: tuple[float, ...], factor: float) -> tuple[float, ...]:
     return tuple(value * factor for value in values)
 
 
-def test_summary_of_five_processes_is_their_order_statistics() -> None:
+def test_summary_of_five_processes_is_their_order_statistics():
     summary = Samples.of((5.0, 1.0, 4.0, 2.0, 3.0))
     assert (summary.minimum, summary.p25, summary.median, summary.p75, summary.maximum) == (1, 2, 3, 4, 5)
     assert summary.count == 5
 
 
 @given(rounds)
-def test_order_statistics_are_in_order(values: list[float]) -> None:
+def test_order_statistics_are_in_order(values):
     s = Samples.of(values)
     assert s.minimum <= s.p25 <= s.median <= s.p75 <= s.maximum
 
 
-def test_the_prepared_plan_ships_when_it_is_sooner_and_as_fast() -> None:
+def test_the_prepared_plan_ships_when_it_is_sooner_and_as_fast():
     decision = decide(
         {
             DEFAULT: samples(DEFAULT_FIRST),
@@ -66,7 +66,7 @@ def test_the_prepared_plan_ships_when_it_is_sooner_and_as_fast() -> None:
     assert "1.00×" in decision.reason
 
 
-def test_a_gain_within_the_noise_ships_the_default_and_says_so() -> None:
+def test_a_gain_within_the_noise_ships_the_default_and_says_so():
     decision = decide(
         {DEFAULT: samples(DEFAULT_FIRST), "prepared": samples(scaled(DEFAULT_FIRST, 0.999))},
         candidates=("prepared",),
@@ -79,7 +79,7 @@ def test_a_gain_within_the_noise_ships_the_default_and_says_so() -> None:
     assert decision.reason.startswith(said)
 
 
-def test_a_plan_slower_per_run_gives_way_to_the_portable_one() -> None:
+def test_a_plan_slower_per_run_gives_way_to_the_portable_one():
     decision = decide(
         {
             DEFAULT: samples(DEFAULT_FIRST),
@@ -93,7 +93,7 @@ def test_a_plan_slower_per_run_gives_way_to_the_portable_one() -> None:
     assert "prepared takes 1.40× the time per run" in decision.reason
 
 
-def test_a_plan_slower_per_run_by_less_than_the_allowance_ships() -> None:
+def test_a_plan_slower_per_run_by_less_than_the_allowance_ships():
     prepared = samples(MAPPED_FIRST, scaled(STEADY, 1.025))
     assert is_below(STEADY, scaled(STEADY, 1.025))
     decision = decide(
@@ -102,7 +102,7 @@ def test_a_plan_slower_per_run_by_less_than_the_allowance_ships() -> None:
     assert decision.shipped == "prepared"
 
 
-def test_the_fallback_is_the_source_unless_the_portable_graph_is_better_beyond_the_noise() -> None:
+def test_the_fallback_is_the_source_unless_the_portable_graph_is_better_beyond_the_noise():
     plans = {DEFAULT: samples(DEFAULT_FIRST), "prepared": samples(MAPPED_FIRST)}
     for first, steady, shipped in (
         (scaled(DEFAULT_FIRST, 0.999), STEADY, DEFAULT),
@@ -115,7 +115,7 @@ def test_the_fallback_is_the_source_unless_the_portable_graph_is_better_beyond_t
     assert decide_fallback(plans, objective=OBJECTIVE) is None
 
 
-def test_a_limit_of_the_target_s_plan_does_not_choose_the_fallback() -> None:
+def test_a_limit_of_the_target_s_plan_does_not_choose_the_fallback():
     plans = {
         DEFAULT: samples(DEFAULT_FIRST, private_mb=300.0),
         "portable": samples(DEFAULT_FIRST, private_mb=300.0),
@@ -125,7 +125,7 @@ def test_a_limit_of_the_target_s_plan_does_not_choose_the_fallback() -> None:
     assert fallback.shipped == DEFAULT
 
 
-def test_a_plan_is_judged_with_the_first_phase_that_serves_before_it() -> None:
+def test_a_plan_is_judged_with_the_first_phase_that_serves_before_it():
     default, first = samples(DEFAULT_FIRST), samples(MAPPED_FIRST, scaled(STEADY, 2.0))
     alone = {DEFAULT: default, "prepared": samples(DEFAULT_FIRST)}
     assert decide(alone, candidates=("prepared",), objective=OBJECTIVE).shipped == DEFAULT
@@ -136,7 +136,7 @@ def test_a_plan_is_judged_with_the_first_phase_that_serves_before_it() -> None:
     assert decide(slow, candidates=("prepared",), objective=OBJECTIVE).shipped == DEFAULT
 
 
-def test_a_start_that_all_have_in_common_does_not_hide_what_differs() -> None:
+def test_a_start_that_all_have_in_common_does_not_hide_what_differs():
     starts = {DEFAULT: (90.0, 140.0, 95.0, 150.0, 100.0), "prepared": (150.0, 95.0, 140.0, 90.0, 130.0)}
     own = {DEFAULT: (50.0, 52.0, 49.0, 51.0, 50.0), "prepared": (30.0, 31.0, 29.0, 30.0, 30.0)}
     measured = {
@@ -152,7 +152,7 @@ def test_a_start_that_all_have_in_common_does_not_hide_what_differs() -> None:
     assert levelled[DEFAULT][0].ready_ms == pytest.approx(115.0 + 50.0)
 
 
-def test_slower_runs_within_the_noise_do_not_count() -> None:
+def test_slower_runs_within_the_noise_do_not_count():
     noisy = (18.0, 24.0, 17.9, 23.5, 18.9)
     default = samples(DEFAULT_FIRST, (17.9, 23.9, 17.8, 18.0, 18.8))
     decision = decide(
@@ -163,7 +163,7 @@ def test_slower_runs_within_the_noise_do_not_count() -> None:
     assert decision.shipped == "prepared"
 
 
-def test_a_failed_candidate_is_passed_over() -> None:
+def test_a_failed_candidate_is_passed_over():
     decision = decide(
         {DEFAULT: samples(DEFAULT_FIRST), "prepared": samples(MAPPED_FIRST)},
         candidates=("tuned", "prepared"),
@@ -172,7 +172,7 @@ def test_a_failed_candidate_is_passed_over() -> None:
     assert decision.shipped == "prepared"
 
 
-def test_without_a_default_nothing_is_claimed_to_be_faster() -> None:
+def test_without_a_default_nothing_is_claimed_to_be_faster():
     decision = decide(
         {"prepared": samples(MAPPED_FIRST)}, candidates=("prepared", "portable"), objective=OBJECTIVE
     )
@@ -180,7 +180,7 @@ def test_without_a_default_nothing_is_claimed_to_be_faster() -> None:
     assert "without a comparison" in decision.reason
 
 
-def test_runs_that_look_slower_by_less_than_their_error_do_not_refuse_a_sooner_load() -> None:
+def test_runs_that_look_slower_by_less_than_their_error_do_not_refuse_a_sooner_load():
     # Milliseconds per run of one model, as measured on a machine that others share: equal plans.
     default = samples(
         (*DEFAULT_FIRST, *DEFAULT_FIRST), (12.4, 11.6, 12.5, 10.8, 12.6, 11.5, 9.9, 12.7, 11.2, 10.6)
@@ -192,7 +192,7 @@ def test_runs_that_look_slower_by_less_than_their_error_do_not_refuse_a_sooner_l
     assert decide(plans, candidates=("prepared",), objective=OBJECTIVE).shipped == "prepared"
 
 
-def test_slower_runs_count_within_the_noise_where_they_outweigh_the_load() -> None:
+def test_slower_runs_count_within_the_noise_where_they_outweigh_the_load():
     noisy = (18.0, 22.0, 17.9, 25.0, 18.5)
     plans = {DEFAULT: samples(DEFAULT_FIRST, noisy), "prepared": samples(MAPPED_FIRST, scaled(noisy, 1.06))}
     for runs, shipped in ((1000, DEFAULT), (2, "prepared")):
@@ -200,7 +200,7 @@ def test_slower_runs_count_within_the_noise_where_they_outweigh_the_load() -> No
         assert decision.shipped == shipped
 
 
-def test_runs_far_slower_count_though_the_noise_is_as_large() -> None:
+def test_runs_far_slower_count_though_the_noise_is_as_large():
     default = samples(DEFAULT_FIRST, (1.0, 1.0, 1.0, 4.5, 4.5))
     slow = samples(MAPPED_FIRST, (4.0,) * 5)
     assert not is_below([1.0, 1.0, 1.0, 4.5, 4.5], [4.0] * 5)
@@ -211,9 +211,7 @@ def test_runs_far_slower_count_though_the_noise_is_as_large() -> None:
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.floats(0.3, 3), st.floats(0.5, 2), st.sampled_from((1, 30, 10_000)), st.integers(0, 10**6))
-def test_no_plan_ships_that_truly_costs_more_than_the_default_or_runs_longer(
-    first: float, steady: float, runs: int, seed: int
-) -> None:
+def test_no_plan_ships_that_truly_costs_more_than_the_default_or_runs_longer(first, steady, runs, seed):
     chance, objective = random.Random(seed), per_load(runs)
 
     def rounds_of(first_ms: float, steady_ms: float) -> tuple[ProbeResult, ...]:
@@ -230,14 +228,14 @@ def test_no_plan_ships_that_truly_costs_more_than_the_default_or_runs_longer(
         assert cost < 1.04 or (first < 1.04 and steady < 1.08)
 
 
-def test_a_default_beyond_a_limit_is_no_way_out() -> None:
+def test_a_default_beyond_a_limit_is_no_way_out():
     plans = {DEFAULT: samples(DEFAULT_FIRST, private_mb=300.0), "prepared": samples(DEFAULT_FIRST)}
     limited = per_load(1000, max_private_mb=200.0)
     assert decide(plans, candidates=("prepared",), objective=OBJECTIVE).shipped == DEFAULT
     assert decide(plans, candidates=("prepared",), objective=limited).shipped == "prepared"
 
 
-def test_a_plan_beyond_a_limit_gives_way_to_one_that_keeps_it() -> None:
+def test_a_plan_beyond_a_limit_gives_way_to_one_that_keeps_it():
     plans = {
         DEFAULT: samples(DEFAULT_FIRST),
         "prepared": samples(MAPPED_FIRST, private_mb=300.0),

@@ -94,7 +94,7 @@ def measured(context: Context) -> tuple[Mapping[str, Any], MeasureResult]:
     return result, decode(MeasureResult, result)
 
 
-def test_every_plan_is_measured_with_a_warm_and_with_a_cold_cache(tmp_path: Path) -> None:
+def test_every_plan_is_measured_with_a_warm_and_with_a_cold_cache(tmp_path):
     context = build_context(tmp_path)
     _, result = measured(context)
     warm, cold = result.measurements
@@ -112,7 +112,7 @@ def test_every_plan_is_measured_with_a_warm_and_with_a_cold_cache(tmp_path: Path
     assert (result.decision.reason in said(context)) == (result.decision.shipped != "prepared")
 
 
-def test_a_plan_that_fails_is_recorded_and_the_rest_compared(tmp_path: Path) -> None:
+def test_a_plan_that_fails_is_recorded_and_the_rest_compared(tmp_path):
     spec = SPEC.model_copy(update={"measure": MeasureSpec(rounds=3, cold_rounds=0, steady_s=0.01)})
     context = build_context(tmp_path, spec=spec)
     (tmp_path / "fetch" / "net.onnx").write_bytes(b"not a model")
@@ -124,14 +124,14 @@ def test_a_plan_that_fails_is_recorded_and_the_rest_compared(tmp_path: Path) -> 
     assert len([line for line in said(context) if line.startswith("default failed")]) == 1
 
 
-def test_a_prepared_model_that_cannot_be_loaded_fails_the_build(tmp_path: Path) -> None:
+def test_a_prepared_model_that_cannot_be_loaded_fails_the_build(tmp_path):
     context = build_context(tmp_path)
     (tmp_path / "cpu" / "net_optimized.onnx").write_bytes(b"")
     with pytest.raises(StageError, match="prepared model failed"):
         MeasureStage().run(context)
 
 
-def test_the_sample_is_that_of_the_task_that_asked_the_source() -> None:
+def test_the_sample_is_that_of_the_task_that_asked_the_source():
     for targets, asked in ((("cuda", "cpu"), "cpu"), (("cuda",), "portable")):
         required = MeasureStage().requires(Plan(SPEC, targets, {}), "cuda")
         assert TaskId("verify", asked) in required
@@ -141,7 +141,7 @@ def test_the_sample_is_that_of_the_task_that_asked_the_source() -> None:
 @pytest.mark.parametrize(
     ("options", "device"), [(None, "cpu"), ({}, "cuda:0"), ({"device_id": "3"}, "cuda:3")]
 )
-def test_the_device_that_is_locked_is_the_one_that_runs(options: dict[str, str] | None, device: str) -> None:
+def test_the_device_that_is_locked_is_the_one_that_runs(options, device):
     gpu = () if options is None else (ProviderRecord(CUDA, options),)
     variant = Variant(
         "v",

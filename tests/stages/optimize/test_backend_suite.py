@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from onnx.backend.test.case.test_case import TestCase as SuiteCase
@@ -15,14 +13,14 @@ PROBLEMS = {"c": "known"}
 
 
 @pytest.mark.slow
-def test_one_case_in_twenty_answers_as_before_after_optimize_and_reload() -> None:
+def test_one_case_in_twenty_answers_as_before_after_optimize_and_reload():
     verdicts = run_suite(every=20)
     assert find_surprises(verdicts) == ()
     assert sum(verdict.outcome == EQUAL for verdict in verdicts) > len(verdicts) / 2
 
 
 @pytest.mark.parametrize(("error", "outcome"), [(0.0, EQUAL), (0.01, NOT_RUN)])
-def test_a_wrong_answer_is_noticed(tmp_path: Path, error: float, outcome: str) -> None:
+def test_a_wrong_answer_is_noticed(tmp_path, error, outcome):
     expected = np.arange(3, dtype=np.float32) + 1 + np.float32(error)
     case = SuiteCase(
         name="zero_inputs",
@@ -39,7 +37,7 @@ def test_a_wrong_answer_is_noticed(tmp_path: Path, error: float, outcome: str) -
 
 
 @pytest.mark.manual
-def test_every_case_answers_as_before_after_optimize_and_reload() -> None:
+def test_every_case_answers_as_before_after_optimize_and_reload():
     verdicts = run_suite()
     assert find_surprises(verdicts) == ()
     assert sum(verdict.outcome == EQUAL for verdict in verdicts) > 1000
@@ -55,7 +53,7 @@ def test_every_case_answers_as_before_after_optimize_and_reload() -> None:
         Verdict("c", EQUAL, "", "all"),
     ],
 )
-def test_what_is_wrong_or_no_longer_wrong_is_told(verdict: Verdict) -> None:
+def test_what_is_wrong_or_no_longer_wrong_is_told(verdict):
     (surprise,) = find_surprises([verdict], PROBLEMS)
     assert surprise.startswith(f"{verdict.case}: ")
 
@@ -70,11 +68,11 @@ def test_what_is_wrong_or_no_longer_wrong_is_told(verdict: Verdict) -> None:
         Verdict("c", CRASHED, "died of SIGSEGV"),
     ],
 )
-def test_what_is_equal_or_listed_or_not_run_at_all_is_no_surprise(verdict: Verdict) -> None:
+def test_what_is_equal_or_listed_or_not_run_at_all_is_no_surprise(verdict):
     assert find_surprises([verdict], PROBLEMS) == ()
 
 
-def test_every_case_is_counted_once() -> None:
+def test_every_case_is_counted_once():
     verdicts = [
         Verdict("a", EQUAL, "", "all"),
         Verdict("b", NOT_RUN),

@@ -38,7 +38,7 @@ def found_in(model: onnx.ModelProto) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("variant", ["cpu", "cuda", "portable"])
-def test_a_clean_graph_has_no_finding(variant: str) -> None:
+def test_a_clean_graph_has_no_finding(variant):
     assert found(net(), replace(CONTEXT, variant=variant)) == {}
 
 
@@ -53,26 +53,26 @@ def test_a_clean_graph_has_no_finding(variant: str) -> None:
     ],
 )
 def test_a_hazardous_node_is_an_error_unless_it_only_binds_the_variant_to_a_machine(
-    operator: str, domain: str, rule: str, variants: str
-) -> None:
+    operator, domain, rule, variants
+):
     for variant in ("cpu", "cuda", "portable"):
         findings = found(net(node(operator, domain)), replace(CONTEXT, variant=variant))
         assert findings[rule] == ("requirement" if variant in variants.split() else "error")
 
 
-def test_a_requirement_does_not_forbid_a_graph() -> None:
+def test_a_requirement_does_not_forbid_a_graph():
     findings = lint_model(net(node("Conv", "com.microsoft.nchwc")), CONTEXT, data_files=())
     assert [finding.severity for finding in findings] == [REQUIREMENT]
     assert errors_of(findings) == ()
 
 
-def test_a_value_named_after_a_provider_is_an_error() -> None:
+def test_a_value_named_after_a_provider_is_an_error():
     model = net(helper.make_node("Relu", ["x"], ["mask_CUDAExecutionProvider"]))
     assert found(model) == {"provider-name": "error"}
 
 
 @given(location=st.sampled_from(["weights.bin", "*/_ORT_MEM_ADDR_/*", "/etc/passwd", "../w", ""]) | st.text())
-def test_weights_anywhere_but_in_the_file_that_was_written_are_an_error(location: str) -> None:
+def test_weights_anywhere_but_in_the_file_that_was_written_are_an_error(location):
     model = net()
     tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4])
     models.point_outside(tensor, location, offset=0, length=16)
@@ -88,39 +88,37 @@ def test_weights_anywhere_but_in_the_file_that_was_written_are_an_error(location
         ({"com.microsoft.FastGelu"}, {}),
     ],
 )
-def test_f11_the_portable_variant_has_no_operator_that_the_source_had_not(
-    operators: set[str], expected: dict[str, str]
-) -> None:
+def test_f11_the_portable_variant_has_no_operator_that_the_source_had_not(operators, expected):
     context = replace(CONTEXT, variant="portable", source_operators=("Relu", *operators))
     assert found(net(node("FastGelu", "com.microsoft"), node("Tanh")), context) == expected
 
 
-def test_a_function_of_the_model_itself_is_no_operator_beyond_the_sources() -> None:
+def test_a_function_of_the_model_itself_is_no_operator_beyond_the_sources():
     model = models.function_net()
     context = LintContext("portable", (), ("x",), tuple(value.name for value in model.graph.output))
     assert found(model, context) == {}
 
 
 @pytest.mark.parametrize("inputs", [(), ("x", "w"), ("w",)])
-def test_an_input_more_or_less_than_the_source_has_is_an_error(inputs: tuple[str, ...]) -> None:
+def test_an_input_more_or_less_than_the_source_has_is_an_error(inputs):
     assert found(net(), replace(CONTEXT, inputs=inputs)) == {"interface": "error"}
 
 
-def test_outputs_in_another_order_are_an_error() -> None:
+def test_outputs_in_another_order_are_an_error():
     model = net(helper.make_node("Relu", ["x"], ["z"]))
     model.graph.output.append(models.value("z", TensorProto.FLOAT, [2, 4]))
     assert found(model, replace(CONTEXT, outputs=("y", "z"))) == {}
     assert found(model, replace(CONTEXT, outputs=("z", "y"))) == {"interface": "error"}
 
 
-def test_an_initializer_that_is_listed_as_an_input_is_none() -> None:
+def test_an_initializer_that_is_listed_as_an_input_is_none():
     model = net()
     model.graph.initializer.append(TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[0]))
     model.graph.input.append(models.value("w", TensorProto.FLOAT, [0]))
     assert found(model) == {}
 
 
-def test_hazards_are_found_at_any_depth_of_subgraphs() -> None:
+def test_hazards_are_found_at_any_depth_of_subgraphs():
     model = models.if_net()
     branch = model.graph.node[-1].attribute[0].g
     branch.node.append(helper.make_node("MemcpyFromHost", ["x"], ["x_CUDAExecutionProvider"], name="copy"))
@@ -128,13 +126,13 @@ def test_hazards_are_found_at_any_depth_of_subgraphs() -> None:
     assert set(found_in(model)) == {"memcpy-node", "provider-name", "external-elsewhere"}
 
 
-def test_hazards_are_found_in_functions() -> None:
+def test_hazards_are_found_in_functions():
     model = models.function_net()
     model.functions[0].node[0].op_type = "MemcpyToHost"
     assert "memcpy-node" in found_in(model)
 
 
-def test_weights_in_attributes_are_looked_at() -> None:
+def test_weights_in_attributes_are_looked_at():
     tensor = TensorProto(name="c", data_type=TensorProto.FLOAT, dims=[4])
     models.point_outside(tensor, "elsewhere.bin", offset=0, length=16)
     constant = helper.make_node("Constant", [], ["c"])

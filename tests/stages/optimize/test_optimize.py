@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ def level_of(plan: SessionPlan | None) -> str | None:
 IMAGE = shapes("image", 2, 3, 16, 16)
 
 
-def test_a_convolution_net_is_prepared_with_its_weights_in_one_mapped_file(build: Build) -> None:
+def test_a_convolution_net_is_prepared_with_its_weights_in_one_mapped_file(build):
     write(build, models.conv_net(channels=32, classes=300))
     result = build.optimize(**IMAGE)
     assert result.step == "all"
@@ -56,7 +55,7 @@ def test_a_convolution_net_is_prepared_with_its_weights_in_one_mapped_file(build
 
 
 @pytest.mark.slow
-def test_a_blocked_layout_becomes_a_requirement_on_the_machine(build: Build) -> None:
+def test_a_blocked_layout_becomes_a_requirement_on_the_machine(build):
     write(build, models.conv_net(channels=32))
     result = build.optimize(**IMAGE)
     (finding,) = result.attempts[0].findings
@@ -65,7 +64,7 @@ def test_a_blocked_layout_becomes_a_requirement_on_the_machine(build: Build) -> 
     assert result.variant.requirements.onnxruntime.below is not None
 
 
-def test_the_portable_variant_needs_nothing_of_a_machine(build: Build) -> None:
+def test_the_portable_variant_needs_nothing_of_a_machine(build):
     write(build, models.conv_net(channels=32))
     result = build.optimize("portable", **IMAGE)
     assert result.step == "basic"
@@ -77,9 +76,7 @@ def test_the_portable_variant_needs_nothing_of_a_machine(build: Build) -> None:
 
 
 @pytest.mark.slow
-def test_f11_a_source_with_operators_of_onnx_runtime_has_a_portable_variant_all_the_same(
-    build: Build,
-) -> None:
+def test_f11_a_source_with_operators_of_onnx_runtime_has_a_portable_variant_all_the_same(build):
     model = models.conv_net()
     model.graph.node[1].CopyFrom(onnx.helper.make_node("Gelu", ["conv"], ["relu"], domain="com.microsoft"))
     model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
@@ -108,9 +105,7 @@ def test_f11_a_source_with_operators_of_onnx_runtime_has_a_portable_variant_all_
         ),
     ],
 )
-def test_every_shape_of_model_is_prepared_at_the_first_step(
-    build: Build, model: onnx.ModelProto, spec: dict[str, Any]
-) -> None:
+def test_every_shape_of_model_is_prepared_at_the_first_step(build, model, spec):
     write(build, model)
     result = build.optimize(**spec)
     assert result.step == "all"
@@ -119,7 +114,7 @@ def test_every_shape_of_model_is_prepared_at_the_first_step(
 
 
 @pytest.mark.slow
-def test_weights_that_came_in_a_file_of_their_own_are_written_anew(build: Build) -> None:
+def test_weights_that_came_in_a_file_of_their_own_are_written_anew(build):
     models.write_external_model(models.matmul_net(size=128), build.source / "model.onnx")
     result = build.optimize(**shapes("x", 2, 128))
     assert result.step == "all"
@@ -128,7 +123,7 @@ def test_weights_that_came_in_a_file_of_their_own_are_written_anew(build: Build)
 
 
 @pytest.mark.slow
-def test_the_prepared_file_answers_as_its_source(build: Build) -> None:
+def test_the_prepared_file_answers_as_its_source(build):
     write(build, models.matmul_net(size=128))
     result = build.optimize(**shapes("x", 2, 128))
     feeds = {"x": np.random.default_rng(0).standard_normal((2, 128), np.float32)}
@@ -141,7 +136,7 @@ def test_the_prepared_file_answers_as_its_source(build: Build) -> None:
 
 
 @pytest.mark.slow
-def test_an_old_models_merged_constants_do_not_become_inputs(build: Build) -> None:
+def test_an_old_models_merged_constants_do_not_become_inputs(build):
     """Up to IR version 3 initializers are inputs too, and stay listed when equal ones are merged."""
     nodes = [
         onnx.helper.make_node("Reshape", ["x", "first"], ["flat"]),
@@ -169,7 +164,7 @@ def test_an_old_models_merged_constants_do_not_become_inputs(build: Build) -> No
 
 
 @pytest.mark.slow
-def test_an_optimizer_the_user_leaves_out_does_not_run(build: Build) -> None:
+def test_an_optimizer_the_user_leaves_out_does_not_run(build):
     write(build, models.conv_net(channels=32))
     result = build.optimize(**IMAGE, optimize={"disabled_optimizers": ["NchwcTransformer"]})
     assert result.step == "all"
@@ -177,7 +172,7 @@ def test_an_optimizer_the_user_leaves_out_does_not_run(build: Build) -> None:
 
 
 @pytest.mark.slow
-def test_a_hazard_in_every_written_graph_leads_down_to_the_source(build: Build) -> None:
+def test_a_hazard_in_every_written_graph_leads_down_to_the_source(build):
     model = models.matmul_net(size=64)
     model.graph.node[0].output[0] = model.graph.node[1].input[0] = "h_CUDAExecutionProvider"
     models.write_external_model(model, build.source / "model.onnx", location="parts/weights.bin")
@@ -199,7 +194,7 @@ def test_a_hazard_in_every_written_graph_leads_down_to_the_source(build: Build) 
 
 
 @pytest.mark.slow
-def test_a_source_with_weights_in_branches_loads_where_it_was_and_where_it_was_taken(build: Build) -> None:
+def test_a_source_with_weights_in_branches_loads_where_it_was_and_where_it_was_taken(build):
     model = models.if_net(size=4096)
     model.graph.node[0].output[0] = model.graph.node[1].input[0] = "sum_CUDAExecutionProvider"
     source = models.write_external_model(model, build.source / "model.onnx")
@@ -210,9 +205,7 @@ def test_a_source_with_weights_in_branches_loads_where_it_was_and_where_it_was_t
 
 
 @pytest.mark.parametrize("failure", [ChildError("child process died: SIGSEGV"), LoadError("refused")])
-def test_a_step_that_fails_is_recorded_and_the_next_one_runs(
-    build: Build, monkeypatch: pytest.MonkeyPatch, failure: Exception
-) -> None:
+def test_a_step_that_fails_is_recorded_and_the_next_one_runs(build, monkeypatch, failure):
     write(build, models.zero_inputs())
 
     def run(function: Any, request: Any, **options: Any) -> Reply[Any]:
@@ -229,9 +222,7 @@ def test_a_step_that_fails_is_recorded_and_the_next_one_runs(
 
 
 @pytest.mark.slow
-def test_a_portable_graph_that_full_optimisation_breaks_is_loaded_without(
-    build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_portable_graph_that_full_optimisation_breaks_is_loaded_without(build, monkeypatch):
     write(build, models.zero_inputs())
 
     def run(function: Any, request: Any, **options: Any) -> Reply[Any]:
@@ -246,9 +237,7 @@ def test_a_portable_graph_that_full_optimisation_breaks_is_loaded_without(
 
 
 @pytest.mark.slow
-def test_a_step_killed_from_outside_fails_the_build_instead_of_optimising_less(
-    build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_killed_from_outside_fails_the_build_instead_of_optimising_less(build, monkeypatch):
     write(build, models.zero_inputs())
 
     def run(function: Any, request: SaveRequest, **options: Any) -> Reply[Any]:
@@ -261,7 +250,7 @@ def test_a_step_killed_from_outside_fails_the_build_instead_of_optimising_less(
 
 
 @pytest.mark.slow
-def test_a_disk_without_room_is_an_error_and_no_reason_to_optimise_less(build: Build) -> None:
+def test_a_disk_without_room_is_an_error_and_no_reason_to_optimise_less(build):
     write(build, models.matmul_net(size=128))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -275,7 +264,7 @@ def test_a_disk_without_room_is_an_error_and_no_reason_to_optimise_less(build: B
 
 
 @pytest.mark.slow
-def test_a_file_that_does_not_load_again_is_not_taken(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_does_not_load_again_is_not_taken(build, monkeypatch):
     write(build, models.zero_inputs())
 
     def run(function: Any, request: Any, **options: Any) -> Reply[Any]:
@@ -304,9 +293,7 @@ def test_a_file_that_does_not_load_again_is_not_taken(build: Build, monkeypatch:
         pytest.param(models.future_ir, ".*Unsupported model IR version: 999", marks=pytest.mark.slow),
     ],
 )
-def test_a_source_that_onnxruntime_does_not_accept_is_told_at_the_first_step(
-    build: Build, model: Callable[[], onnx.ModelProto], message: str
-) -> None:
+def test_a_source_that_onnxruntime_does_not_accept_is_told_at_the_first_step(build, model, message):
     write(build, model())
     with pytest.raises(SourceError, match=rf"does not accept the model: net\n  {message}") as caught:
         build.optimize(**shapes("x", 2, 4))
@@ -314,14 +301,14 @@ def test_a_source_that_onnxruntime_does_not_accept_is_told_at_the_first_step(
     assert build.files() == set()
 
 
-def test_strings_without_values_are_the_specs_error_and_no_reason_to_step_down(build: Build) -> None:
+def test_strings_without_values_are_the_specs_error_and_no_reason_to_step_down(build):
     write(build, models.string_input())
     with pytest.raises(SpecError, match="words"):
         build.optimize(**shapes("words", 3))
     assert build.said == []
 
 
-def test_a_spec_that_does_not_fit_is_refused_before_anything_is_written(build: Build) -> None:
+def test_a_spec_that_does_not_fit_is_refused_before_anything_is_written(build):
     write(build, models.conv_net())
     with pytest.raises(SpecError, match=r"inputs\.image\.shapes"):
         build.optimize(**shapes("image", 2, 3, 16))

@@ -11,7 +11,7 @@ import pytest
 
 from ortprep.runtime.loading.bundle_loader import open_bundle
 from ortprep.runtime.machine.hardware import read_hardware
-from tests.stages.optimize.builders import Prepared, assert_falls_back, prepare, run_elsewhere
+from tests.stages.optimize.builders import assert_falls_back, prepare, run_elsewhere
 
 EMULATOR = shutil.which("qemu-x86_64")
 
@@ -33,20 +33,16 @@ def elsewhere(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return prepared, run_elsewhere(prepared, [str(EMULATOR), "-cpu", "Haswell", sys.executable])
 
 
-def test_the_processor_is_asked_and_not_the_systems_list(elsewhere: tuple[Prepared, dict[str, Any]]) -> None:
+def test_the_processor_is_asked_and_not_the_systems_list(elsewhere):
     assert "avx2" in elsewhere[1]["features"]
     assert "avx512f" not in elsewhere[1]["features"]
 
 
-def test_load_takes_the_portable_variant_optimises_it_there_and_answers_correctly(
-    elsewhere: tuple[Prepared, dict[str, Any]],
-) -> None:
+def test_load_takes_the_portable_variant_optimises_it_there_and_answers_correctly(elsewhere):
     assert_falls_back(*elsewhere, reason="avx512f")
 
 
-def test_without_requirements_the_other_variant_would_fail_or_answer_wrongly(
-    elsewhere: tuple[Prepared, dict[str, Any]],
-) -> None:
+def test_without_requirements_the_other_variant_would_fail_or_answer_wrongly(elsewhere):
     """It is loud only where channels do not fill a block: microsoft/onnxruntime #26174."""
     prepared, answer = elsewhere
     if isinstance(answer["unsafe"], str):

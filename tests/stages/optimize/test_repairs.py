@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
@@ -30,20 +28,20 @@ def add_copies(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def test_a_graph_without_its_copies_is_the_graph_before_them() -> None:
+def test_a_graph_without_its_copies_is_the_graph_before_them():
     model = add_copies(models.two_inputs())
     assert remove_copies(model) == 2
     assert model == models.two_inputs()
 
 
-def test_a_graph_without_copies_stays_as_it_is() -> None:
+def test_a_graph_without_copies_stays_as_it_is():
     for build in (models.two_inputs, models.conv_net, models.if_net, models.loop_net, models.function_net):
         model = build()
         assert remove_copies(model) == 0
         assert model == build()
 
 
-def test_a_doubled_weight_is_single_again() -> None:
+def test_a_doubled_weight_is_single_again():
     model = models.two_inputs()
     doubled = model.graph.initializer.add()
     doubled.CopyFrom(model.graph.initializer[0])
@@ -53,7 +51,7 @@ def test_a_doubled_weight_is_single_again() -> None:
     assert model == models.two_inputs()
 
 
-def test_copies_within_subgraphs_are_removed_each_in_its_own() -> None:
+def test_copies_within_subgraphs_are_removed_each_in_its_own():
     model = models.if_net()
     for attribute in model.graph.node[-1].attribute:
         (node,) = attribute.g.node
@@ -63,7 +61,7 @@ def test_copies_within_subgraphs_are_removed_each_in_its_own() -> None:
     assert model == models.if_net()
 
 
-def test_a_value_copied_outside_is_known_by_its_own_name_inside_a_subgraph() -> None:
+def test_a_value_copied_outside_is_known_by_its_own_name_inside_a_subgraph():
     model = models.if_net()
     for attribute in model.graph.node[-1].attribute:
         attribute.g.node[0].input[0] = f"x{ON_DEVICE}"
@@ -72,14 +70,14 @@ def test_a_value_copied_outside_is_known_by_its_own_name_inside_a_subgraph() -> 
     assert model == models.if_net()
 
 
-def test_a_copy_under_another_name_is_left_for_the_lint() -> None:
+def test_a_copy_under_another_name_is_left_for_the_lint():
     model = models.two_inputs()
     model.graph.node[0].input[0] = "above"
     model.graph.node.insert(0, helper.make_node("MemcpyFromHost", ["left"], ["above"]))
     assert remove_copies(model) == 0
 
 
-def test_the_repaired_graph_answers_as_before(tmp_path: Path) -> None:
+def test_the_repaired_graph_answers_as_before(tmp_path):
     repaired = add_copies(models.two_inputs())
     remove_copies(repaired)
     feeds = {name: np.arange(8, dtype=np.float32).reshape(2, 4) for name in ("left", "right")}
@@ -90,21 +88,21 @@ def test_the_repaired_graph_answers_as_before(tmp_path: Path) -> None:
     np.testing.assert_array_equal(*answers)
 
 
-def test_an_input_nobody_reads_and_the_source_has_not_is_removed() -> None:
+def test_an_input_nobody_reads_and_the_source_has_not_is_removed():
     model = models.two_inputs()
     model.graph.input.append(models.value("merged_away", TensorProto.FLOAT, [4]))
     assert remove_phantom_inputs(model, ["left", "right"]) == 1
     assert model == models.two_inputs()
 
 
-def test_inputs_of_the_source_stay_even_if_nobody_reads_them_any_more() -> None:
+def test_inputs_of_the_source_stay_even_if_nobody_reads_them_any_more():
     model = models.two_inputs()
     model.graph.node[0].input[1] = "left"
     assert remove_phantom_inputs(model, ["left", "right"]) == 0
     assert [value.name for value in model.graph.input] == ["left", "right"]
 
 
-def test_an_input_that_a_subgraph_reads_and_a_listed_initializer_stay() -> None:
+def test_an_input_that_a_subgraph_reads_and_a_listed_initializer_stay():
     model = models.if_net()
     model.graph.input.append(models.value("zero", TensorProto.FLOAT, []))
     assert remove_phantom_inputs(model, []) == 0

@@ -37,18 +37,18 @@ def derive(
     return derive_requirements(saved(*domains), PLAIN, providers, portable=False, hardware=hardware)
 
 
-def test_a_graph_of_onnx_operators_needs_no_particular_machine() -> None:
+def test_a_graph_of_onnx_operators_needs_no_particular_machine():
     assert derive(AVX512) == Requirements(VersionRange("1.23"), ("CPUExecutionProvider",))
 
 
-def test_blocks_of_16_need_avx512() -> None:
+def test_blocks_of_16_need_avx512():
     needs = derive(AVX512, BLOCKED)
     assert needs.machine == "x86_64"
     assert "avx512f" in needs.cpu_features
     assert needs.cpu_features_absent == ()
 
 
-def test_blocks_of_8_need_avx_and_a_machine_that_has_no_larger_blocks() -> None:
+def test_blocks_of_8_need_avx_and_a_machine_that_has_no_larger_blocks():
     needs = derive(AVX2, BLOCKED)
     assert (needs.machine, needs.cpu_features, needs.cpu_features_absent) == (
         "x86_64",
@@ -57,23 +57,23 @@ def test_blocks_of_8_need_avx_and_a_machine_that_has_no_larger_blocks() -> None:
     )
 
 
-def test_blocks_of_another_architecture_bind_to_it_without_flags_of_x86() -> None:
+def test_blocks_of_another_architecture_bind_to_it_without_flags_of_x86():
     needs = derive(ARM, BLOCKED)
     assert (needs.machine, needs.cpu_features, needs.cpu_features_absent) == ("aarch64", (), ())
 
 
-def test_a_gpu_of_the_next_major_compute_capability_is_another_machine() -> None:
+def test_a_gpu_of_the_next_major_compute_capability_is_another_machine():
     hardware = Hardware("x86_64", "", (), cores=2, memory_bytes=2**30, gpus=(HOPPER, AMPERE))
     assert derive(hardware, device_id=0).compute_capability == ComputeCapabilityRange((9, 0), (10, 0))
     assert derive(hardware, device_id=1).compute_capability == ComputeCapabilityRange((8, 6), (9, 0))
 
 
-def test_operators_of_onnx_runtime_bind_to_its_minor_version() -> None:
+def test_operators_of_onnx_runtime_bind_to_its_minor_version():
     versions = readable_versions(saved("", "com.microsoft"), portable=False)
     assert versions == VersionRange("1.31", "1.32")
 
 
-def test_f11_operators_that_the_source_brought_bind_to_no_newest_version() -> None:
+def test_f11_operators_that_the_source_brought_bind_to_no_newest_version():
     versions = readable_versions(saved("", "com.microsoft"), portable=True)
     assert versions == VersionRange("1.31")
 
@@ -89,9 +89,7 @@ def test_f11_operators_that_the_source_brought_bind_to_no_newest_version() -> No
         (27, 14, "1.31"),
     ],
 )
-def test_the_oldest_version_that_reads_opset_and_ir_version_is_the_minimum(
-    opset: int, ir_version: int, minimum: str
-) -> None:
+def test_the_oldest_version_that_reads_opset_and_ir_version_is_the_minimum(opset, ir_version, minimum):
     versions = readable_versions(saved("", opset=opset, ir_version=ir_version), portable=False)
     assert versions == VersionRange(minimum)
 
@@ -103,16 +101,14 @@ def test_the_oldest_version_that_reads_opset_and_ir_version_is_the_minimum(
     installed=st.integers(23, 40),
     portable=st.booleans(),
 )
-def test_the_version_that_wrote_a_graph_always_reads_it(
-    opset: int, ir_version: int, domains: set[str], installed: int, portable: bool
-) -> None:
+def test_the_version_that_wrote_a_graph_always_reads_it(opset, ir_version, domains, installed, portable):
     graph = saved(*domains, opset=opset, ir_version=ir_version, onnxruntime=f"1.{installed}.0")
     versions = readable_versions(graph, portable=portable)
     assert int(versions.minimum.split(".")[1]) <= installed
     assert versions.below is None or int(versions.below.split(".")[1]) > installed
 
 
-def test_an_option_raises_the_oldest_version_to_the_one_that_brought_it() -> None:
+def test_an_option_raises_the_oldest_version_to_the_one_that_brought_it():
     plain = SessionOptionsRecord("ORT_DISABLE_ALL", {"intra_op_num_threads": 1})
     parallel = SessionOptionsRecord("ORT_DISABLE_ALL", {}, {"session.prepack.enable_parallel": "1"})
     cpu = (ProviderRecord("CPUExecutionProvider"),)

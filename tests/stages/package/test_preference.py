@@ -50,33 +50,33 @@ def converted(name: str, ratio: float, parent: str = "cpu") -> PreparedVariant:
 BASE, ANYWHERE = variant("cpu", prepared=100), variant(PORTABLE)
 
 
-def test_a_precision_comes_before_fp32_only_if_it_is_cheaper_by_more_than_a_little() -> None:
+def test_a_precision_comes_before_fp32_only_if_it_is_cheaper_by_more_than_a_little():
     assert order(BASE, converted("cpu-int8", 0.5), ANYWHERE) == ["cpu-int8", "cpu", PORTABLE]
     assert order(BASE, converted("cpu-int8", 0.99), ANYWHERE)[0] == "cpu"
 
 
-def test_of_several_the_cheapest_comes_first() -> None:
+def test_of_several_the_cheapest_comes_first():
     made = order(BASE, converted("cpu-int8", 0.7), converted("cpu-int4", 0.6), ANYWHERE)
     assert made == ["cpu-int4", "cpu-int8", "cpu", PORTABLE]
 
 
-def test_what_is_slower_and_less_accurate_comes_after_what_runs_anywhere() -> None:
+def test_what_is_slower_and_less_accurate_comes_after_what_runs_anywhere():
     assert order(BASE, converted("cpu-fp16", 4.0), ANYWHERE) == ["cpu", PORTABLE, "cpu-fp16"]
 
 
-def test_what_fp32_ships_is_what_a_precision_has_to_beat() -> None:
+def test_what_fp32_ships_is_what_a_precision_has_to_beat():
     base = variant("cpu", shipped=PORTABLE, prepared=100, portable=40)
     assert order(base, converted("cpu-int8", 0.5), ANYWHERE) == ["cpu", PORTABLE, "cpu-int8"]
 
 
-def test_a_slow_precision_of_a_gpu_still_comes_before_the_cpu() -> None:
+def test_a_slow_precision_of_a_gpu_still_comes_before_the_cpu():
     gpu, slow = variant("cuda", prepared=10), converted("cuda-fp16", 2.0, parent="cuda")
     made = order(BASE, gpu, slow, ANYWHERE, targets=("cuda", "cpu"))
     assert made == ["cuda", "cuda-fp16", "cpu", PORTABLE]
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=4), st.sampled_from([("cpu",), ("cuda", "cpu")]))
-def test_f23_buckets_come_after_all_variants_for_all_shapes(ratios: list[float], targets: Any) -> None:
+def test_f23_buckets_come_after_all_variants_for_all_shapes(ratios, targets):
     bases = [variant(target, prepared=100) for target in targets]
     buckets = [converted(f"{target}-batch{size}", 0.1, target) for target in targets for size in (1, 8)]
     others = [converted(f"cpu-p{index}", ratio) for index, ratio in enumerate(ratios)]

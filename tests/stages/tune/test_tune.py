@@ -33,12 +33,12 @@ def plan(**sections: Any) -> Plan:
     return Plan(spec(**sections), ("cpu",), {})
 
 
-def test_no_trials_are_no_task() -> None:
+def test_no_trials_are_no_task():
     assert TuneStage().variants(plan()) == ("cpu",)
     assert TuneStage().variants(plan(tune={"max_trials": 0})) == ()
 
 
-def test_a_target_is_searched_once_it_is_verified() -> None:
+def test_a_target_is_searched_once_it_is_verified():
     required = TuneStage().requires(Plan(spec(), ("cuda",), {}), "cuda")
     assert required == (
         TaskId("fetch"),
@@ -49,7 +49,7 @@ def test_a_target_is_searched_once_it_is_verified() -> None:
     assert len(set(TuneStage().requires(plan(), "cpu"))) == 3
 
 
-def test_features_of_a_graph_are_those_of_its_bodies_too() -> None:
+def test_features_of_a_graph_are_those_of_its_bodies_too():
     kernel = models.tensor("w", np.ones((2, 3, 5), np.float32))
     wave = models.build_model(
         [helper.make_node("Conv", ["x", "w"], ["y"])],
@@ -62,7 +62,7 @@ def test_features_of_a_graph_are_those_of_its_bodies_too() -> None:
     assert "MatMul" in {node.op_type for node in walk_operators(models.loop_net())}
 
 
-def test_width_counts_nodes_with_work_that_wait_for_none_of_each_other() -> None:
+def test_width_counts_nodes_with_work_that_wait_for_none_of_each_other():
     def net(*nodes: onnx.NodeProto) -> onnx.GraphProto:
         return models.build_model(nodes, inputs=[], outputs=[]).graph
 
@@ -76,7 +76,7 @@ def test_width_counts_nodes_with_work_that_wait_for_none_of_each_other() -> None
     assert measure_width(net(relu("x", "a"), shape)) == 1
 
 
-def test_onnx_runtimes_own_format_is_for_the_version_that_wrote_it(artefacts: Artefacts) -> None:
+def test_onnx_runtimes_own_format_is_for_the_version_that_wrote_it(artefacts):
     versions = VersionRange("1.23", "1.99")
     written = artefacts.get("ort", "all")
     major, minor, *_ = written.saved.onnxruntime.split(".")
@@ -112,14 +112,14 @@ def artefacts(optimized: Build, tmp_path_factory: pytest.TempPathFactory) -> Art
     return artefacts_of(optimized, context_in(optimized, tmp_path_factory.mktemp("artefacts")))
 
 
-def test_the_verified_file_is_taken_as_it_is(optimized: Build, context: Context) -> None:
+def test_the_verified_file_is_taken_as_it_is(optimized, context):
     assert artefacts_of(optimized, context).get("mapped", "all").folder == optimized.folder
     assert not (context.folder / "forms").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["inline", "prepacked", "ort"])
-def test_every_form_answers_as_the_verified_file_to_the_bit(artefacts: Artefacts, form: str) -> None:
+def test_every_form_answers_as_the_verified_file_to_the_bit(artefacts, form):
     feeds = {"x": np.random.default_rng(0).random((3, 128), np.float32)}
     found = [
         build_session(default_plan(str(artefacts.get(name, "all").path), CPU, level="ORT_DISABLE_ALL")).run(
@@ -138,9 +138,7 @@ def test_every_form_answers_as_the_verified_file_to_the_bit(artefacts: Artefacts
     ],
     ids=["branches", "main graph"],
 )
-def test_the_inline_form_is_one_file_wherever_the_source_has_its_weights(
-    tmp_path: Path, model: onnx.ModelProto, feeds: dict[str, Any]
-) -> None:
+def test_the_inline_form_is_one_file_wherever_the_source_has_its_weights(tmp_path, model, feeds):
     source = models.write_external_model(model, tmp_path / "a" / "net.onnx", location="parts/weights.bin")
     inline = tmp_path / "b" / "net.onnx"
     inline.parent.mkdir()
@@ -152,9 +150,7 @@ def test_the_inline_form_is_one_file_wherever_the_source_has_its_weights(
 
 
 @pytest.mark.slow
-def test_files_that_cannot_be_read_are_no_form_and_leave_nothing(
-    optimized: Build, context: Context, tmp_path: Path
-) -> None:
+def test_files_that_cannot_be_read_are_no_form_and_leave_nothing(optimized, context, tmp_path):
     prepared = tmp_path / "prepared"
     shutil.copytree(optimized.folder, prepared)
     artefacts = Artefacts(context, prepared, "all", context.folder / "forms")

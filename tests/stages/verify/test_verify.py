@@ -156,7 +156,7 @@ def changed(model: onnx.ModelProto, edit: Callable[[onnx.GraphProto], object]) -
     return copy
 
 
-def test_a_source_that_was_only_copied_is_equal_in_every_sample(build_in_children: Build) -> None:
+def test_a_source_that_was_only_copied_is_equal_in_every_sample(build_in_children):
     build = build_in_children
     record = build.verify(models.conv_net(), **IMAGE).record
     assert (record.samples, record.inputs) == (2, "seeded")
@@ -172,7 +172,7 @@ def test_a_source_that_was_only_copied_is_equal_in_every_sample(build_in_childre
     assert read_tensors(build.folder / "samples" / "0.npz")["image"].shape == (2, 3, 16, 16)
 
 
-def test_the_source_is_asked_once_for_all_variants(build: Build) -> None:
+def test_the_source_is_asked_once_for_all_variants(build):
     source = two_outputs()
     first = build.verify(source, **LEFT)
     build.said.clear()
@@ -189,7 +189,7 @@ def test_the_source_is_asked_once_for_all_variants(build: Build) -> None:
 
 
 @pytest.mark.parametrize("targets", [("cpu",), ("cuda",), ("cuda", "cpu")])
-def test_every_variant_comes_after_the_one_that_asks_the_source(targets: tuple[str, ...]) -> None:
+def test_every_variant_comes_after_the_one_that_asks_the_source(targets):
     spec = ModelSpec.model_validate({"name": "m", "source": {"path": "m.onnx"}})
     plan, done = Plan(spec, targets, {}), set[TaskId]()
     for variant in VerifyStage().variants(plan):
@@ -199,7 +199,7 @@ def test_every_variant_comes_after_the_one_that_asks_the_source(targets: tuple[s
     assert {task.variant for task in done} == {*targets, "portable"}
 
 
-def test_one_perturbed_weight_fails_with_the_element_located(build: Build) -> None:
+def test_one_perturbed_weight_fails_with_the_element_located(build):
     model = models.two_inputs()
     models.write_external_model(model, build.candidate)
     weights = build.candidate.parent / "weights.bin"
@@ -247,21 +247,19 @@ WRONG: dict[str, tuple[Callable[[onnx.GraphProto], object], str]] = {
 
 
 @pytest.mark.parametrize(("edit", "message"), WRONG.values(), ids=WRONG)
-def test_whatever_is_wrong_with_a_candidate_is_told(
-    build: Build, edit: Callable[[onnx.GraphProto], object], message: str
-) -> None:
+def test_whatever_is_wrong_with_a_candidate_is_told(build, edit, message):
     source = two_outputs()
     with pytest.raises(VerificationError, match=f"(?s){message}"):
         build.verify(source, changed(source, edit), **LEFT)
 
 
-def test_a_source_that_does_not_run_is_not_blamed_on_the_candidate(build: Build) -> None:
+def test_a_source_that_does_not_run_is_not_blamed_on_the_candidate(build):
     with pytest.raises(StageError, match="source does not run") as caught:
         build.verify(models.unknown_operator(), inputs={"x": {"shapes": [[1, 4]]}})
     assert not isinstance(caught.value, VerificationError)
 
 
-def test_a_random_model_is_called_random(build_in_children: Build) -> None:
+def test_a_random_model_is_called_random(build_in_children):
     node = onnx.helper.make_node("RandomNormal", [], ["y"], shape=[8])
     model = models.build_model([node], inputs=[], outputs=[models.value("y", onnx.TensorProto.FLOAT, [8])])
     with pytest.raises(VerificationError, match="different answers each time") as caught:
@@ -270,9 +268,7 @@ def test_a_random_model_is_called_random(build_in_children: Build) -> None:
 
 
 @pytest.mark.parametrize("is_noise", [True, False])
-def test_a_tolerance_below_the_noise_floor_is_called_too_tight_for_noise_alone(
-    build: Build, is_noise: bool
-) -> None:
+def test_a_tolerance_below_the_noise_floor_is_called_too_tight_for_noise_alone(build, is_noise):
     source = normalized_conv()
     if is_noise:
         optimise(models.write_model(source, build.root / "inline.onnx"), build.candidate)
@@ -285,7 +281,7 @@ def test_a_tolerance_below_the_noise_floor_is_called_too_tight_for_noise_alone(
     assert expected in str(caught.value.hint)
 
 
-def test_an_output_may_have_a_tolerance_of_its_own(build: Build) -> None:
+def test_an_output_may_have_a_tolerance_of_its_own(build):
     source = two_outputs()
     candidate = changed(source, lambda graph: set_weight(graph.initializer[1], 0.001))
     loose = {"outputs": {"second": {"rtol": 10, "atol": 10}}}
@@ -294,7 +290,7 @@ def test_an_output_may_have_a_tolerance_of_its_own(build: Build) -> None:
     assert record.errors[1].max_abs > 1e-3
 
 
-def test_the_users_samples_are_used_and_missing_shapes_are_seeded(build: Build) -> None:
+def test_the_users_samples_are_used_and_missing_shapes_are_seeded(build):
     feeds = {name: np.full((3, 4), 0.5, np.float32) for name in ("left", "right")}
     write_tensors(build.root / "real.npz", feeds | {"label": np.array(1)})
     record = build.verify(models.two_inputs(), samples="*.npz", **LEFT).record
@@ -315,7 +311,7 @@ def test_the_users_samples_are_used_and_missing_shapes_are_seeded(build: Build) 
     ],
     ids=["zero inputs", "bfloat16", "float16", "int8", "strings", "indices", "control flow, empty batch"],
 )
-def test_every_shape_of_model_can_be_verified(build: Build, model: onnx.ModelProto, inputs: Options) -> None:
+def test_every_shape_of_model_can_be_verified(build, model, inputs):
     record = build.verify(model, inputs=inputs).record
     assert all(error.ratio <= 1 for error in record.errors)
     assert record.noise_floor
@@ -325,9 +321,7 @@ def test_every_shape_of_model_can_be_verified(build: Build, model: onnx.ModelPro
     shapes=st.lists(st.lists(st.integers(0, 40), min_size=0, max_size=3), min_size=1, max_size=3),
     dtype=st.sampled_from([np.float32, np.int8, np.dtype("<U3")]),
 )
-def test_of_every_output_all_is_recorded_or_as_much_of_it_as_has_room(
-    tmp_path_factory: pytest.TempPathFactory, shapes: list[list[int]], dtype: Any
-) -> None:
+def test_of_every_output_all_is_recorded_or_as_much_of_it_as_has_room(tmp_path_factory, shapes, dtype):
     folder = tmp_path_factory.mktemp("golden")
     arrays = {f"y{n}": np.arange(math.prod(s)).reshape(s).astype(dtype) for n, s in enumerate(shapes)}
     recorded = [Answer(name, str(folder / f"{name}.npy")) for name in arrays]
