@@ -27,6 +27,7 @@ from ortprep.errors import (
     NotPublishedError,
     RegistryError,
 )
+from ortprep.registry import catalogue as catalogue_module
 from ortprep.registry.backend import (
     ALIAS,
     MAX_LISTING_BYTES,
@@ -512,21 +513,27 @@ def test_what_decides_which_part_is_pulled_is_limited_too(catalogue, registry, t
             pull_it(catalogue, tmp_path / "out", version="1")
 
 
-def test_pages_of_a_list_that_never_ends_are_limited_in_time(tmp_path, monkeypatch):
+@pytest.mark.parametrize("what", ["pull", "publish", "list"])
+def test_pages_of_a_list_that_never_ends_are_limited_in_time(tmp_path, monkeypatch, what):
     numbers = itertools.count()
 
     def answer(*_, **__):
         time.sleep(0.05)
         link = f'</v2/m/net/tags/list?last={next(numbers)}>; rel="next"'
-        return SimpleNamespace(headers={"Link": link}), b'{"tags": []}'
+        return SimpleNamespace(headers={"Link": link}), b'{"tags": [], "repositories": []}'
 
     monkeypatch.setattr(HttpClient, "ask", answer)
     monkeypatch.setenv(TIMEOUT_VARIABLE, "1")
-    with (
-        open_catalogue("oci+http://localhost:9/m", cache=Cache(tmp_path / "cache")) as catalogue,
-        pytest.raises(RegistryError, match="pull took too long: net"),
-    ):
-        pull_it(catalogue, tmp_path / "out")
+    if what != "pull":
+        monkeypatch.setattr(catalogue_module, "LISTING_TIMEOUT_S", 1.0)
+    with open_catalogue("oci+http://localhost:9/m", cache=Cache(tmp_path / "cache")) as catalogue:
+        act, message = {
+            "pull": (lambda: pull_it(catalogue, tmp_path / "out"), "pull took too long: net"),
+            "publish": (lambda: publish(write_bundle(tmp_path / "b"), catalogue), "does not come to an end"),
+            "list": (catalogue.list_models, "does not come to an end"),
+        }[what]
+        with pytest.raises(RegistryError, match=message):
+            act()
 
 
 def test_a_registry_that_does_not_answer_has_no_more_time_than_the_pull():

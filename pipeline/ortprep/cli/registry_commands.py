@@ -235,7 +235,7 @@ def _show_moved(moved: PromoteResult) -> Output:
 def list_(registry: Registry = None, json: AsJson = False) -> Output:
     """List the models of a registry."""
     with _open(registry) as catalogue:
-        states = [catalogue.read_state(name) for name in catalogue.backend.list_models()]
+        states = [catalogue.read_state(name) for name in catalogue.list_models()]
     return Output([_summary(state) for state in states], [_build_models_table(states)])
 
 
@@ -353,7 +353,7 @@ def gc(
 
     policy = RetentionPolicy(keep_latest, keep_days, grace_hours)
     with _open(registry) as catalogue:
-        models = catalogue.backend.list_models()
+        models = catalogue.list_models()
         unknown = [name for name in names or () if name not in models]
         if unknown:
             raise RegistryError(

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -43,10 +44,27 @@ from ortprep.registry.documents import (
 from ortprep.registry.part_bundle import check_part_bundle, small_files
 from ortprep.registry.references import open_registry
 from ortprep.registry.signatures import verify_part
-from ortprep.registry.transfer import ignore, read_documents, with_retries
+from ortprep.registry.transfer import ignore, map_parallel, with_retries
 from ortprep.registry.versions import ModelState, Move, build_state, is_alias_name, parse_move
+from ortprep.time_limit import limit_time
 
 log = logging.getLogger(__name__)
+
+LISTING_TIMEOUT_S = 1800.0
+"""Longest time, in seconds, to list models, or what a model has."""
+
+
+@contextlib.contextmanager
+def _in_time() -> Iterator[None]:
+    """Limits the time of a listing; in a pull, no more than what is left of its time."""
+
+    def late() -> RegistryError:
+        return RegistryError(
+            f"a registry's list does not come to an end\n  expected it within {LISTING_TIMEOUT_S:.0f} s"
+        )
+
+    with limit_time(LISTING_TIMEOUT_S, late):
+        yield
 
 
 class Catalogue:
@@ -59,6 +77,12 @@ class Catalogue:
         self.backend = backend
         self.cache = cache
 
+    @_in_time()
+    def list_models(self) -> tuple[str, ...]:
+        """Returns the names of all models, sorted."""
+        return self.backend.list_models()
+
+    @_in_time()
     def read_state(self, model: str) -> ModelState:
         """Reads which versions a model has now and what names them."""
         versions = []
@@ -75,6 +99,7 @@ class Catalogue:
         }
         return build_state(model, versions, aliases)
 
+    @_in_time()
     def list_refs(self, model: str, kind: str) -> Mapping[str, str]:
         """Returns the names of all refs of a kind, with the digests of their documents."""
         refs = self.backend.list_refs(model, kind)
@@ -83,17 +108,32 @@ class Catalogue:
         return refs
 
     def _read_documents(self, model: str, kind: str, refs: Mapping[str, str]) -> Iterator[bytes]:
-        """Yields the documents of refs, without those that are gone or that are not what the ref says."""
+        """Yields the documents of refs, without those that are gone or that are not what the ref says.
+
+        Raises:
+            RegistryError: Together they are larger than `MAX_LISTING_BYTES`; the rest is not read.
+        """
+        lock, total = threading.Lock(), 0
 
         def fetch(ref: str) -> bytes | None:
+            nonlocal total
+            data = None
             with contextlib.suppress(NotPublishedError):  # removed since it was listed
-                return self._fetch_document(Blob(model, refs[ref], kind, ref))
-            return None
+                if total <= MAX_LISTING_BYTES:
+                    data = self._fetch_document(Blob(model, refs[ref], kind, ref))
+            with lock:
+                total += len(data or b"")
+            return data
 
-        for ref, data in read_documents(fetch, list(refs)).items():
+        found = map_parallel(fetch, refs)
+        if total > MAX_LISTING_BYTES:
+            raise RegistryError(
+                f"too many bytes in the {kind} of {model}\n  expected {MAX_LISTING_BYTES} at most, got more"
+            )
+        for ref, data in found.items():
             checked = b""
             with _skipped(f"one of the {kind} of {model}"):
-                checked = self._keep_document(Blob(model, refs[ref], kind, ref), data)
+                checked = self._keep_document(Blob(model, refs[ref], kind, ref), data) if data else b""
             if checked:
                 yield checked
 
@@ -145,6 +185,7 @@ class Catalogue:
         name = ref_name(digest_bytes(document), subject_digits(subject.digest))
         self.backend.put_ref(subject.model, kind, name, document)
 
+    @_in_time()
     def read_attached(
         self, model: str, kind: str, subjects: Sequence[Part | Version]
     ) -> dict[str, tuple[bytes, ...]]:
@@ -173,6 +214,7 @@ class Catalogue:
             raise IntegrityError(f"a part of another model: {digest}\n  expected {model}, got {part.model}")
         return part
 
+    @_in_time()
     def read_parts(self, version: Version, public_key: Path | None = None) -> tuple[Part, ...]:
         """Reads the parts of a version; those not signed with a key are left out, and nothing else is read.
 

@@ -19,7 +19,7 @@ from ortprep.bundle.digest import PREFIX
 from ortprep.bundle.file_memory import open_regular
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import IntegrityError, RegistryError, RegistryUnavailableError
-from ortprep.registry.backend import BLOCK_BYTES, MAX_LISTING_BYTES, Report
+from ortprep.registry.backend import BLOCK_BYTES, Report
 from ortprep.time_limit import check_time, remaining_s
 
 log = logging.getLogger(__name__)
@@ -113,29 +113,6 @@ def map_parallel(action: Callable[[T], R], items: Iterable[T]) -> dict[T, R]:
         items = list(items)
         results = pool.map(lambda item: context.copy().run(action, item), items)
         return dict(zip(items, results, strict=True))
-
-
-def read_documents(read: Callable[[T], bytes | None], items: Sequence[T]) -> dict[T, bytes]:
-    """Returns the documents that `read` returns for items, without those that are not there (None).
-
-    Raises:
-        RegistryError: Together they are larger than `MAX_LISTING_BYTES`; the rest is not read.
-    """
-    lock, total = threading.Lock(), 0
-
-    def read_bounded(item: T) -> bytes | None:
-        nonlocal total
-        data = read(item) if total <= MAX_LISTING_BYTES else None
-        with lock:
-            total += len(data or b"")
-        return data
-
-    found = map_parallel(read_bounded, items)
-    if total > MAX_LISTING_BYTES:
-        raise RegistryError(
-            f"too many bytes in a registry's documents\n  expected {MAX_LISTING_BYTES} at most, got more"
-        )
-    return {item: data for item, data in found.items() if data is not None}
 
 
 def read_limit(variable: str, default: int) -> int:
