@@ -24,7 +24,6 @@ from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import Part, Version
 from ortprep.registry.references import VersionRef
 from ortprep.registry.versions import (
-    MAX_HISTORY,
     MAX_SEQUENCE,
     Move,
     check_alias_name,
@@ -195,16 +194,11 @@ def _record_and_move(catalogue: Catalogue, version: Version, move: Move) -> Prom
     result = PromoteResult(alias, version, before, move.forced)
     if before == version.digest:
         return result
-    history = find_earlier_versions(moves, before, state.versions)
-    if move.action == "rollback":
-        history = history[:-1]
-    elif before in state.versions:
-        history = (*history, before)[-MAX_HISTORY:]
     number = moves[-1].sequence + 1 if moves else 1
     if number >= MAX_SEQUENCE:
         raise RegistryError(f"too many moves: {model}@{alias}\n  expected a number below {MAX_SEQUENCE}")
     at = datetime.now(UTC).isoformat(timespec="microseconds")
-    move = replace(move, sequence=number, at=at, before=history)
+    move = replace(move, sequence=number, at=at, before=before)
     catalogue.attach(MOVE, version, encode_move(move))
     backend.put_ref(model, ALIAS, alias, version.data)
     after = catalogue.read_state(model)

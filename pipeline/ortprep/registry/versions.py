@@ -13,8 +13,6 @@ from ortprep.quoting import quoted
 from ortprep.registry.documents import FULL_DIGEST, LIKE_DIGEST, PartSummary, Version, parse_object
 
 MAX_SEQUENCE = 2**31
-MAX_HISTORY = 50
-"""Largest number of earlier versions in a move."""
 
 
 def is_alias_name(name: str) -> bool:
@@ -161,7 +159,7 @@ class Move:
     Attributes:
         sequence: Number of the move, from 1 on.
         action: `promote` or `rollback`.
-        before: Digests of the versions that `rollback` can go back to, the next one last.
+        before: Digest of the version that the alias named until then, "" if it named none.
         reason: Why, in the user's words; always given when forced.
         forced: What the gate objected to, when it was overruled.
     """
@@ -171,7 +169,7 @@ class Move:
     sequence: int
     action: str
     at: str
-    before: tuple[str, ...] = ()
+    before: str = ""
     reason: str = ""
     forced: tuple[str, ...] = ()
     by: str = ""
@@ -192,12 +190,8 @@ def parse_move(data: bytes) -> Move:
     move = decode(Move, parse_object(data), where="a move")
     if move.action not in ("promote", "rollback") or not 0 < move.sequence < MAX_SEQUENCE:
         raise IntegrityError("bad alias move\n  expected an action, and a number up to 2**31")
-    is_bounded = len(move.before) <= MAX_HISTORY and len(move.at) <= 64
-    if (
-        not is_bounded
-        or not is_alias_name(move.alias)
-        or not all(map(is_digest, (move.version, *move.before)))
-    ):
+    is_version = is_digest(move.version) and (not move.before or is_digest(move.before))
+    if len(move.at) > 64 or not is_alias_name(move.alias) or not is_version:
         raise IntegrityError("bad alias move\n  expected a name, a time and digests of versions")
     return move
 
@@ -205,11 +199,16 @@ def parse_move(data: bytes) -> Move:
 def find_earlier_versions(moves: Sequence[Move], current: str, versions: Collection[str]) -> tuple[str, ...]:
     """Returns the versions that an alias named before this one and that are still there, oldest first.
 
-    If another tool moved it since, the last recorded version is one of them. `moves` are all moves of the
-    alias, in order; `current` is "" if it names nothing.
+    `moves` are all recorded moves of the alias, in order; other tools may have moved it in between. `current`
+    is what it names now, "" for nothing.
     """
-    if not moves:
-        return ()
-    last = moves[-1]
-    named = last.before if last.version == current else (*last.before, last.version)
-    return tuple(digest for digest in named if digest in versions)[-MAX_HISTORY:]
+    named: list[str] = []
+    for move in moves:
+        if move.before and named[-1:] != [move.before]:
+            named.append(move.before)  # another tool moved it there
+        if move.action == "rollback" and move.version in named:
+            del named[len(named) - 1 - named[::-1].index(move.version) :]
+        named.append(move.version)
+    if named[-1:] == [current]:
+        named.pop()
+    return tuple(digest for digest in named if digest in versions)
