@@ -15,6 +15,7 @@ pytest.importorskip("mlflow", reason="needs mlflow")
 
 
 from ortprep.bundle.codec import decode
+from ortprep.bundle.digest import digest_bytes
 from ortprep.bundle.figures import PlanFigures
 from ortprep.errors import (
     AccessDeniedError,
@@ -284,7 +285,8 @@ def test_artifacts_elsewhere_are_refused(location):
 
 @pytest.mark.attack
 def test_a_version_of_thousands_of_digits_is_none_of_ours(monkeypatch):
-    listed = [{"version": "9" * 5000, "tags": [{"key": "ortprep.document", "value": "{}"}]}]
+    tag = {"key": f"ortprep.versions.{ref_name(digest_bytes(b'{}'))}", "value": "{}"}
+    listed = [{"version": "9" * 5000, "tags": [tag]}]
     monkeypatch.setattr(TrackingServer, "list_all", lambda *_, **__: listed)
     assert list_versions(MlflowBackend("mlflow+https://host"), "net") == []
 

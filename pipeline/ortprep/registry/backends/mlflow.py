@@ -34,7 +34,6 @@ from ortprep.registry.backend import (
     Report,
     SweepResult,
     digests_of,
-    ref_name,
 )
 from ortprep.registry.backends.mlflow_run import TAG_KIND, TAG_PART, build_batch, describe_part, join_texts
 from ortprep.registry.backends.mlflow_server import (
@@ -47,7 +46,7 @@ from ortprep.registry.backends.mlflow_server import (
     open_artifacts,
     tags_of,
 )
-from ortprep.registry.documents import Part, as_mapping, parse_attached, parse_part, parse_version
+from ortprep.registry.documents import Part, Version, as_mapping, parse_attached, parse_part, parse_version
 from ortprep.registry.fsspec_folder import FsspecFolder
 from ortprep.registry.transfer import ignore
 from ortprep.registry.versions import check_model_name
@@ -55,7 +54,6 @@ from ortprep.registry.versions import check_model_name
 log = logging.getLogger(__name__)
 
 _EXPERIMENT = "ortprep/"
-_TAG_DOCUMENT, _TAG_LABEL = "ortprep.document", "ortprep.label"
 _TAG_REFRESHED = "ortprep.refreshed_ms"
 _BUNDLE, _PART_FILE, _FINISHED = "bundle", "part.json", "FINISHED"
 _FRESH_MS = 3_600_000
@@ -113,7 +111,8 @@ class MlflowBackend(Backend):
             if file is None or file.size_bytes != blob.entry.size_bytes:
                 return False
         if _now_ms() - run.used_ms > _FRESH_MS:
-            self._set_run_tag(run, _TAG_REFRESHED, str(_now_ms()))
+            tag = {"key": _TAG_REFRESHED, "value": str(_now_ms())}
+            self._server.call("POST", "runs/set-tag", run_id=run.run_id, **tag)
         return True
 
     def get_blob(self, blob: Blob, offset: int = 0) -> AbstractContextManager[Download]:
@@ -144,28 +143,21 @@ class MlflowBackend(Backend):
     # Refs
 
     def list_refs(self, model: str, kind: str) -> Mapping[str, str]:
-        if kind == VERSION:
-            tags_of_versions = self._list_versions(model).values()
-            return {
-                ref_name(_digest_of(tags), tags.get(_TAG_LABEL, "")): _digest_of(tags)
-                for tags in tags_of_versions
-            }
-        if kind == MOVE:
-            return self._read_tags(kind, self._list_versions(model).values())
+        if kind == ALIAS:
+            return self._list_aliases(model)
         if kind == SIGNATURE:
-            return self._read_tags(kind, (run.tags for run in self._list_runs(model)))
-        return self._list_aliases(model) if kind == ALIAS else {}
+            tagged: Iterable[Mapping[str, str]] = (run.tags for run in self._list_runs(model))
+        else:
+            tagged = () if kind == PART else self._list_versions(model).values()
+        return {name: digest for tags in tagged for name, digest in self._read_tags(kind, tags).items()}
 
-    def _read_tags(self, kind: str, tagged: Iterable[Mapping[str, str]]) -> dict[str, str]:
-        """Returns the refs of a kind that are tags, and remembers their documents."""
+    def _read_tags(self, kind: str, tags: Mapping[str, str]) -> dict[str, str]:
+        """Returns the refs of a kind that are among tags, and remembers their documents."""
         start = f"ortprep.{kind}."
-        found = {
-            name.removeprefix(start): text.encode()
-            for tags in tagged
-            for name, text in tags.items()
-            if name.startswith(start)
-        }
+        texts = {name.removeprefix(start): text for name, text in tags.items() if name.startswith(start)}
+        found = {name: text.encode() for name, text in texts.items()}
         refs = digests_of(found)
+        refs = {name: digest for name, digest in refs.items() if digest_bytes(found[name]) == digest}
         self._documents |= {digest: found[name] for name, digest in refs.items()}
         return refs
 
@@ -174,76 +166,79 @@ class MlflowBackend(Backend):
             "GET", "registered-models/get", tolerated=MISSING, name=check_model_name(model)
         )
         aliases = objects_in(as_mapping(answer.get("registered_model")), "aliases")
-        if not aliases:
-            return {}
-        digests = {str(number): _digest_of(tags) for number, tags in self._list_versions(model).items()}
+        digests = {number: digest for digest, number in self._number_versions(model)} if aliases else {}
         named = {str(alias.get("alias")): str(alias.get("version")) for alias in aliases}
         return {alias: digests[number] for alias, number in named.items() if number in digests}
 
     def _list_versions(self, model: str) -> dict[int, dict[str, str]]:
-        """Returns the tags of all versions that are ours, by MLflow's numbers of them, in order."""
+        """Returns the tags of all versions, also those that are not ours, by MLflow's numbers, in order."""
         query = f"name='{check_model_name(model)}'"
         listed = self._server.list_all("GET", "model-versions/search", "model_versions", filter=query)
         numbered = {str(version.get("version")): tags_of(version) for version in listed}
         versions = {int(number): tags for number, tags in numbered.items() if _NUMBER.fullmatch(number)}
-        ours = {number: tags for number, tags in sorted(versions.items()) if _TAG_DOCUMENT in tags}
-        self._documents |= {_digest_of(tags): tags[_TAG_DOCUMENT].encode() for tags in ours.values()}
-        return ours
+        return dict(sorted(versions.items()))
+
+    def _number_versions(self, model: str) -> list[tuple[str, str]]:
+        """Returns the digests of our versions with MLflow's numbers of them, in order."""
+        listed = self._list_versions(model).items()
+        return [
+            (digest, str(number))
+            for number, tags in listed
+            for digest in self._read_tags(VERSION, tags).values()
+        ]
 
     def put_ref(self, model: str, kind: str, name: str, data: bytes) -> None:
         """Stores a document; MLflow keeps `latest` and `v1` for itself, and takes no dots in aliases."""
+        tag = {"key": f"ortprep.{kind}.{name}", "value": data.decode()}
         if kind == PART:
             self._put_part(parse_part(data))
         elif kind == VERSION:
-            self._put_version(model, data)
-        elif kind == ALIAS:
-            which = {"name": model, "alias": name, "version": self._number_of(model, digest_bytes(data))}
-            self._server.call("POST", "registered-models/alias", **which)
+            self._put_version(parse_version(data), tag)
+        elif kind == SIGNATURE:
+            run = self._get_run(model, parse_attached(data, kind)[0])
+            self._server.call("POST", "runs/set-tag", run_id=run.run_id, **tag)
+        elif kind == MOVE:
+            number = self._number_of(model, parse_attached(data, kind)[0])
+            self._server.call("POST", "model-versions/set-tag", name=model, version=number, **tag)
         else:
-            subject, key = parse_attached(data, kind)[0], f"ortprep.{kind}.{name}"
-            if kind == SIGNATURE:
-                self._set_run_tag(self._get_run(model, subject), key, data.decode())
-                return
-            which = {"name": model, "version": self._number_of(model, subject)}
-            self._server.call("POST", "model-versions/set-tag", **which, key=key, value=data.decode())
+            number = self._number_of(model, digest_bytes(data))
+            self._server.call("POST", "registered-models/alias", name=model, alias=name, version=number)
 
     def _number_of(self, model: str, digest: str) -> str:
-        for number, tags in self._list_versions(model).items():
-            if _digest_of(tags) == digest:
-                return str(number)
-        raise NotPublishedError(f"no such version in MLflow: {model}@{digest}")
+        number = next((number for one, number in self._number_versions(model) if one == digest), None)
+        if number is None:
+            raise NotPublishedError(f"no such version in MLflow: {model}@{digest}")
+        return number
 
-    def _put_version(self, model: str, data: bytes) -> None:
-        """Registers a version; its files are those of the part prepared last."""
-        version = parse_version(data)
+    def _put_version(self, version: Version, tag: dict[str, str]) -> None:
+        """Registers a version, with its document as a tag; its files are those of the part prepared last."""
+        model = version.model
         newest = max(version.parts, key=lambda part: (part.created_at, part.digest))
         run = self._get_run(model, newest.digest)
-        if version.digest in map(_digest_of, self._list_versions(model).values()):
+        if version.digest in dict(self._number_versions(model)):
             return
         marks = {"tags": as_pairs({"ortprep": "1"}), "description": "ONNX Runtime bundles"}
         self._server.call("POST", "registered-models/create", tolerated=EXISTS, name=model, **marks)
         files = {"source": f"{run.artifact_uri}/{_BUNDLE}", "run_id": run.run_id}
         targets = sorted(variant.target for part in version.parts for variant in part.variants)
         tags = {
-            _TAG_DOCUMENT: data.decode(),
             "ortprep.version": version.digest,
-            _TAG_LABEL: version.label,
+            "ortprep.label": version.label,
             "ortprep.targets": join_texts(targets),
         }
-        self._server.call("POST", "model-versions/create", name=model, tags=as_pairs(tags), **files)
-        listed = self._list_versions(model).items()
+        self._server.call("POST", "model-versions/create", name=model, tags=[*as_pairs(tags), tag], **files)
         # Another publisher may have registered the same at the same moment: the first of them stays.
-        for number in [number for number, tags in listed if _digest_of(tags) == version.digest][1:]:
+        for number in [number for one, number in self._number_versions(model) if one == version.digest][1:]:
             self._delete_version(model, number)
 
     def delete_ref(self, model: str, kind: str, name: str) -> None:
         """Removes a version, with its moves; what is a tag goes with what has it."""
-        for number, tags in self._list_versions(model).items() if kind == VERSION else ():
-            if _digest_of(tags) == PREFIX + name.partition(".")[0]:
+        for digest, number in self._number_versions(model) if kind == VERSION else ():
+            if digest == PREFIX + name.partition(".")[0]:
                 self._delete_version(model, number)
 
-    def _delete_version(self, model: str, number: int) -> None:
-        which = {"name": model, "version": str(number)}
+    def _delete_version(self, model: str, number: str) -> None:
+        which = {"name": model, "version": number}
         self._server.call("DELETE", "model-versions/delete", tolerated=MISSING, **which)
 
     # Models and runs
@@ -358,17 +353,9 @@ class MlflowBackend(Backend):
         done: dict[str, Any] = {"status": _FINISHED, "end_time": _now_ms()}
         self._server.call("POST", "runs/update", run_id=run.run_id, **done)
 
-    def _set_run_tag(self, run: Run, key: str, value: str) -> None:
-        self._server.call("POST", "runs/set-tag", run_id=run.run_id, key=key, value=value)
-
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _digest_of(tags: Mapping[str, str]) -> str:
-    """Returns the digest of a version's document, whatever its other tags say."""
-    return digest_bytes(tags[_TAG_DOCUMENT].encode())
 
 
 def _paths_of(blob: Blob) -> list[str]:
