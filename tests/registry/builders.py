@@ -48,7 +48,7 @@ from ortprep.bundle.manifest import (
     write_manifest,
 )
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from ortprep.registry.backend import VERSION, ref_name
+from ortprep.registry.backend import PART, VERSION, Backend, Blob, file_blob, ref_name
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import (
     FILE_TYPE,
@@ -301,3 +301,48 @@ def write_ref(registry: str, model: str, kind: str, data: bytes, rest: str = "")
 def make_version(part: Part, label: str | None = "1.0", *, published_at: str = PUBLISHED_AT) -> Version:
     """Returns the version of one part."""
     return build_version(part.model, [part], label=label, published_at=published_at)
+
+
+def put_part(backend: Backend, part: Part, folder: Path) -> int:
+    """Uploads what is missing of a part from a folder, and its document; returns the bytes reported."""
+    reports: list[int] = []
+    for entry in missing(backend, part):
+        backend.put_blob(file_blob(part, entry), folder / entry.path, reports.append)
+    backend.put_ref(part.model, PART, ref_name(part.digest), part.data)
+    return sum(reports)
+
+
+def missing(backend: Backend, part: Part) -> tuple[FileEntry, ...]:
+    """Returns the files of a part that a backend says it does not have, each digest once."""
+    entries = {entry.sha256: entry for entry in part.files}.values()
+    return tuple(entry for entry in entries if not backend.has_blob(file_blob(part, entry)))
+
+
+def read_blob(backend: Backend, blob: Blob, offset: int = 0) -> bytes:
+    """Returns what a backend has of a blob from an offset on."""
+    with backend.get_blob(blob, offset) as opened:
+        return b"".join(bytes(block) for block in opened.blocks)[offset - opened.start :]
+
+
+def read_part(backend: Backend, digest: str, model: str) -> bytes:
+    """Returns the document of a part."""
+    return read_blob(backend, Blob(model, digest, PART, ref_name(digest)))
+
+
+def read_file(backend: Backend, part: Part, path: str, offset: int = 0) -> bytes:
+    """Returns a file of a part from an offset on."""
+    entry = next(entry for entry in part.files if entry.path == path)
+    return read_blob(backend, file_blob(part, entry), offset)
+
+
+def list_versions(backend: Backend, model: str) -> list[str]:
+    """Returns the digests of a model's versions."""
+    return list(backend.list_refs(model, VERSION).values())
+
+
+def write_files(folder: Path, contents: Mapping[str, bytes]) -> Path:
+    """Writes files below a folder, and returns it."""
+    for path, data in contents.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+    return folder

@@ -14,6 +14,7 @@ from ortprep.bundle.verification import check_bundle
 from ortprep.errors import (
     BundleError,
     ConflictError,
+    IntegrityError,
     NotPublishedError,
     PromotionRefusedError,
     RegistryError,
@@ -35,10 +36,16 @@ from tests.registry.builders import (
     Build,
     Made,
     machine_with_gpu,
+    make_part,
+    missing,
     name_of,
     on_gpu,
+    put_part,
+    read_file,
+    read_part,
     read_tree,
     write_bundle,
+    write_files,
     write_keys,
 )
 from tests.registry.conftest import SLOW_KINDS
@@ -391,6 +398,33 @@ def test_a_file_is_read_from_any_offset(catalogue, model, tmp_path):
     for offset in (0, 1, 150_000):
         with catalogue.backend.get_blob(file_blob(part, entry), offset) as opened:
             assert b"".join(bytes(block) for block in opened.blocks) == weights[opened.start :]
+
+
+BIG = os.urandom(600_000)
+
+
+@pytest.mark.parametrize("data", [b"small", BIG])
+def test_a_file_with_other_bytes_is_not_kept(catalogue, model, tmp_path, data):
+    part = make_part(model, {"a": data})
+    for wrong in (data[:-1], data + b"x", data[:-1] + bytes([data[-1] ^ 1]), b""):
+        (tmp_path / "a").write_bytes(wrong)
+        with pytest.raises(IntegrityError, match="other bytes than recorded: a"):
+            catalogue.backend.put_blob(file_blob(part, part.files[0]), tmp_path / "a", lambda _: None)
+        assert missing(catalogue.backend, part) == part.files
+        assert missing(catalogue.backend, make_part(model, {"a": wrong}))
+
+
+def test_files_of_any_name_and_size_come_back(catalogue, model, tmp_path):
+    """Also empty ones, and of several names for the same bytes."""
+    contents = {"loader.json": b'{"nan": "\\u0000"}\r\n', "cpu/model.onnx": BIG, "empty.bin": b""}
+    contents |= {"cpu/ein ü & ein ?+;=.bin": b"odd", "copy.onnx": BIG}
+    part, backend = make_part(model, contents), catalogue.backend
+    assert len(missing(backend, part)) == 4
+    sent = put_part(backend, part, write_files(tmp_path / "files", contents))
+    assert sent == sum(map(len, set(contents.values())))
+    assert missing(backend, part) == ()
+    assert {path: read_file(backend, part, path) for path in contents} == contents
+    assert read_part(backend, part.digest, model) == part.data
 
 
 @pytest.mark.parametrize("kind", ["directory", "oci"])

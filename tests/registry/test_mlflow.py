@@ -26,10 +26,8 @@ from ortprep.errors import (
 )
 from ortprep.registry.backend import (
     ALIAS,
-    PART,
     SIGNATURE,
     VERSION,
-    Blob,
     file_blob,
     ref_name,
 )
@@ -39,7 +37,17 @@ from ortprep.registry.backends.mlflow_server import ProxiedArtifacts, open_artif
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue
 from tests.registry import builders
-from tests.registry.builders import SOURCE, make_version, name_of
+from tests.registry.builders import (
+    SOURCE,
+    list_versions,
+    make_version,
+    missing,
+    name_of,
+    put_part,
+    read_file,
+    read_part,
+    write_files,
+)
 from tests.registry.fault_proxy import Fault, fault_proxy
 from tests.registry.servers import BUCKET
 
@@ -91,44 +99,14 @@ def client(server):
 
 
 def make_part(model, folder, contents, *, created_at="2026-01-02T03:04:05Z"):
-    for path, data in contents.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(data)
+    write_files(folder, contents)
     return builders.make_part(model, contents, created_at=created_at)
-
-
-def upload(backend, part, folder):
-    reports: list[int] = []
-    for entry in missing(backend, part):
-        backend.put_blob(file_blob(part, entry), folder / entry.path, reports.append)
-    backend.put_ref(part.model, PART, ref_name(part.digest), part.data)
-    return reports
-
-
-def missing(backend, part):
-    entries = {entry.sha256: entry for entry in part.files}.values()
-    return tuple(entry for entry in entries if not backend.has_blob(file_blob(part, entry)))
-
-
-def read_part(backend, part):
-    with backend.get_blob(Blob(part.model, part.digest, PART, ref_name(part.digest))) as opened:
-        return b"".join(bytes(block) for block in opened.blocks)
-
-
-def list_versions(backend, model):
-    return list(backend.list_refs(model, VERSION).values())
-
-
-def download(backend, part, path, offset=0):
-    entry = next(entry for entry in part.files if entry.path == path)
-    with backend.get_blob(file_blob(part, entry), offset) as opened:
-        return b"".join(bytes(block) for block in opened.blocks)[offset - opened.start :]
 
 
 def publish(backend, model, folder, label="one", *, created_at="2026-01-01T00:00:00Z"):
     contents = {"manifest.json": MANIFEST.read_bytes(), "t": created_at.encode()}
     part = make_part(model, folder, contents, created_at=created_at)
-    upload(backend, part, folder)
+    put_part(backend, part, folder)
     version = make_version(part, label)
     backend.put_ref(model, VERSION, name_of(version), version.data)
     return version
@@ -143,7 +121,7 @@ def test_publishers_of_one_part_at_once_are_all_served(server, model, tmp_path):
     def run():
         backend = MlflowBackend(f"mlflow+{server.url}")
         barrier.wait()
-        upload(backend, part, tmp_path)
+        put_part(backend, part, tmp_path)
 
     threads = [Thread(target=run) for _ in range(4)]
     for thread in threads:
@@ -151,77 +129,52 @@ def test_publishers_of_one_part_at_once_are_all_served(server, model, tmp_path):
     for thread in threads:
         thread.join(600)
     reader = MlflowBackend(f"mlflow+{server.url}")
-    assert read_part(reader, part) == part.data
-    assert download(reader, part, "m.onnx") == b"small"
+    assert read_part(reader, part.digest, model) == part.data
+    assert read_file(reader, part, "m.onnx") == b"small"
 
 
 # Files
-
-
-def test_files_come_back_byte_for_byte(backend, model, tmp_path):
-    loader = b'{"graph_optimization_level": "ORT_DISABLE_ALL",\r\n "nan": "\\u0000"}\n'
-    contents = {
-        "loader.json": loader,
-        "cpu/model.onnx": BIG,
-        "empty.bin": b"",
-        "cpu/ein ü & ein ?+;=.bin": b"odd",
-        "copy.onnx": BIG,
-    }
-    part = make_part(model, tmp_path, contents)
-    assert len(missing(backend, part)) == 4
-    upload(backend, part, tmp_path)
-    assert missing(backend, part) == ()
-    assert {path: download(backend, part, path) for path in contents} == contents
 
 
 def test_a_cut_upload_leaves_no_file(behind, proxy, model, tmp_path):
     part = make_part(model, tmp_path, {"m.onnx": BIG})
     proxy.faults.append(Fault("cut_request", method="PUT", at_bytes=2_000_000, times=99))
     with pytest.raises(RegistryUnavailableError):
-        upload(behind, part, tmp_path)
+        put_part(behind, part, tmp_path)
     proxy.clear()
     assert missing(behind, part) == part.files
-    upload(behind, part, tmp_path)
-    assert download(behind, part, "m.onnx") == BIG
+    put_part(behind, part, tmp_path)
+    assert read_file(behind, part, "m.onnx") == BIG
 
 
 def test_a_short_file_on_the_server_counts_as_missing(backend, server, model, tmp_path):
     part = make_part(model, tmp_path, {"m.onnx": BIG})
     others = set(server.folder.rglob("m.onnx"))
-    upload(backend, part, tmp_path)
+    put_part(backend, part, tmp_path)
     (stored,) = set(server.folder.rglob("m.onnx")) - others
     stored.write_bytes(BIG[:-1])
     assert missing(backend, part) == part.files
 
 
-@pytest.mark.parametrize("other", [BIG[:-1] + b"X", BIG[:-1], BIG + b"X", b""])
-def test_a_file_with_other_bytes_is_not_uploaded(backend, model, tmp_path, other):
-    part = make_part(model, tmp_path, {"m.onnx": BIG})
-    (tmp_path / "m.onnx").write_bytes(other)
-    with pytest.raises(IntegrityError, match=r"m\.onnx"):
-        upload(backend, part, tmp_path)
-    assert missing(backend, part) == part.files
-
-
 def test_the_run_of_a_swept_part_is_gone_and_can_be_made_again(backend, model, tmp_path):
     part = make_part(model, tmp_path, {"m.onnx": BIG})
-    upload(backend, part, tmp_path)
+    put_part(backend, part, tmp_path)
     assert backend.sweep(model, [part], grace_s=0, dry_run=False).parts == ()
     assert backend.sweep(model, [], grace_s=3600, dry_run=False).parts == ()
     assert backend.sweep(model, [], grace_s=0, dry_run=True).parts == (part.digest,)
     for _ in range(2):
         backend.sweep(model, [], grace_s=0, dry_run=False)
     with pytest.raises(NotPublishedError):
-        download(backend, part, "m.onnx")
-    upload(backend, part, tmp_path)
-    assert download(backend, part, "m.onnx") == BIG
+        read_file(backend, part, "m.onnx")
+    put_part(backend, part, tmp_path)
+    assert read_file(backend, part, "m.onnx") == BIG
 
 
 @pytest.mark.parametrize("path", ["a#b.bin", "a%2Fb.bin"])
 def test_a_name_that_mlflow_refuses_is_an_error(backend, model, tmp_path, path):
     part = make_part(model, tmp_path, {path: b"odd"})
     with pytest.raises(RegistryError, match="cannot store a file of this name"):
-        upload(backend, part, tmp_path)
+        put_part(backend, part, tmp_path)
 
 
 def test_a_store_without_a_server_is_refused(tmp_path):
@@ -239,10 +192,10 @@ def test_artifacts_in_an_object_store_are_reached_without_the_server(
     client.create_experiment(f"ortprep/{model}", artifact_location=f"s3://{BUCKET}/{model}")
     contents = {"m.onnx": BIG, "empty.bin": b"", "cpu/copy.onnx": BIG}
     part = make_part(model, tmp_path, contents)
-    assert sum(upload(backend, part, tmp_path)) == len(BIG)
+    assert put_part(backend, part, tmp_path) == len(BIG)
     assert missing(backend, part) == ()
-    assert {path: download(backend, part, path) for path in contents} == contents
-    assert download(backend, part, "m.onnx", 1000) == BIG[1000:]
+    assert {path: read_file(backend, part, path) for path in contents} == contents
+    assert read_file(backend, part, "m.onnx", 1000) == BIG[1000:]
     catalogue = Catalogue(backend, Cache())
     catalogue.attach(SIGNATURE, part, b"{}")
     assert catalogue.read_attached(model, SIGNATURE, [part]) == {part.digest: (b"{}",)}
@@ -295,7 +248,7 @@ def test_an_experiment_that_leads_to_local_files_is_not_followed(backend, client
     client.create_experiment(f"ortprep/{model}", artifact_location=(tmp_path / "store").as_uri())
     part = make_part(model, tmp_path, {"m.onnx": b"small"})
     with pytest.raises(AccessDeniedError, match="artifacts are stored elsewhere"):
-        upload(backend, part, tmp_path)
+        put_part(backend, part, tmp_path)
     assert not (tmp_path / "store").exists()
 
 
@@ -303,12 +256,12 @@ def test_an_experiment_that_leads_to_local_files_is_not_followed(backend, client
 def test_a_server_that_sends_elsewhere_is_not_followed(behind, proxy, server, model, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "hunter2")
     part = make_part(model, tmp_path, {"m.onnx": b"small"})
-    upload(behind, part, tmp_path)
+    put_part(behind, part, tmp_path)
     with fault_proxy(server.url) as elsewhere:
         headers = {"Location": f"{elsewhere.url}/stolen"}
         proxy.faults.append(Fault("status", method="GET", path="m.onnx", status=307, headers=headers))
         with pytest.raises(RegistryError):
-            download(behind, part, "m.onnx")
+            read_file(behind, part, "m.onnx")
         assert elsewhere.requests == []
 
 
@@ -316,24 +269,16 @@ def test_a_server_that_sends_elsewhere_is_not_followed(behind, proxy, server, mo
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"),
-    [
-        (401, AccessDeniedError),
-        (403, AccessDeniedError),
-        (404, NotPublishedError),
-        (429, RegistryUnavailableError),
-        (500, RegistryUnavailableError),
-        (503, RegistryUnavailableError),
-        (400, RegistryError),
-    ],
+    ("status", "kind"), [(403, AccessDeniedError), (404, NotPublishedError), (503, RegistryUnavailableError)]
 )
 @pytest.mark.parametrize("path", ["/api/2.0/mlflow-artifacts/", "/api/2.0/mlflow/"])
 def test_every_status_has_its_error(behind, proxy, model, tmp_path, path, status, kind):
+    """As in `test_oci`, but for a server that lacks the API: it says nothing of what is published."""
     part = make_part(model, tmp_path, {"m.onnx": b"small"})
-    upload(behind, part, tmp_path)
+    put_part(behind, part, tmp_path)
     proxy.faults.append(Fault("status", path=path, status=status, times=99))
     if "artifacts" not in path and status == 404:
-        kind = RegistryError  # a server that lacks the API says nothing of what is published
+        kind = RegistryError
     with pytest.raises(kind) as caught:
         missing(behind, part)
     assert type(caught.value) is kind
@@ -341,19 +286,19 @@ def test_every_status_has_its_error(behind, proxy, model, tmp_path, path, status
 
 def test_a_store_that_says_500_of_what_is_missing_is_understood(behind, proxy, model, tmp_path):
     part = make_part(model, tmp_path, {"m.onnx": b"small"})
-    upload(behind, part, tmp_path)
+    put_part(behind, part, tmp_path)
     other = builders.make_part(model, {"n.onnx": b"small"})
     gone = dataclasses.replace(part, files=other.files)
     proxy.faults.append(Fault("status", method="GET", path=r"[mn]\.onnx", status=500, times=99))
     with pytest.raises(NotPublishedError):
-        download(behind, gone, "n.onnx")
+        read_file(behind, gone, "n.onnx")
     with pytest.raises(RegistryUnavailableError):
-        download(behind, part, "m.onnx")
+        read_file(behind, part, "m.onnx")
 
 
 def test_a_listing_that_is_none_is_no_empty_one(behind, proxy, model, tmp_path):
     part = make_part(model, tmp_path, {"m.onnx": b"small"})
-    upload(behind, part, tmp_path)
+    put_part(behind, part, tmp_path)
     for body in (b"<html>", b'{"files": [{}]}', b'{"files": 1}', b"[]"):
         proxy.faults = [Fault("replace", path=r"artifacts\?path", body=body, times=99)]
         with pytest.raises(RegistryError, match="list of files"):
@@ -372,7 +317,7 @@ def test_credentials_are_sent_and_never_shown(behind, proxy, model, tmp_path, mo
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "hunter2")
     caplog.set_level(logging.DEBUG)
     part = make_part(model, tmp_path, {"m.onnx": b"small"})
-    upload(behind, part, tmp_path)
+    put_part(behind, part, tmp_path)
     assert all(headers.get("Authorization", "").startswith("Basic ") for headers in proxy.headers)
     shown = []
     for status in (401, 500):
@@ -430,7 +375,7 @@ def test_figures_are_metrics_of_the_parts_run(backend, client, model, tmp_path):
 
 def test_a_manifest_that_cannot_be_read_costs_only_the_metrics(backend, client, model, tmp_path, caplog):
     part = make_part(model, tmp_path, {"manifest.json": b"{}"})
-    upload(backend, part, tmp_path)
+    put_part(backend, part, tmp_path)
     assert "no metrics" in caplog.text
     experiment = client.get_experiment_by_name(f"ortprep/{model}").experiment_id
     assert client.search_runs([experiment])[0].info.status == "FINISHED"
@@ -481,7 +426,7 @@ def test_an_alias_that_mlflow_refuses_is_an_error(backend, model, tmp_path, name
 def test_publishers_of_one_version_at_once_leave_one(server, client, model, tmp_path):
     backends = [MlflowBackend(f"mlflow+{server.url}") for _ in range(3)]
     part = make_part(model, tmp_path, {"m.onnx": b"small"})
-    upload(backends[0], part, tmp_path)
+    put_part(backends[0], part, tmp_path)
     version, barrier = make_version(part), Barrier(3)
     failures: list[RegistryError] = []
 
@@ -514,7 +459,7 @@ def test_versions_that_somebody_else_registered_are_left_alone(backend, client, 
 
 def test_an_experiment_that_was_deleted_says_how_to_get_it_back(backend, client, model, tmp_path):
     part = make_part(model, tmp_path, {"m.onnx": b"small"})
-    upload(backend, part, tmp_path)
+    put_part(backend, part, tmp_path)
     experiment = client.get_experiment_by_name(f"ortprep/{model}").experiment_id
     client.delete_experiment(experiment)
     with pytest.raises(RegistryError, match="was deleted") as caught:
