@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -32,21 +29,8 @@ ByteProgress = Callable[[int, int | None], None]
 """Takes the bytes that are there and the size of the whole file, None where nobody knows it."""
 
 
-@dataclass(frozen=True)
-class DownloadLimits:
-    """Limits of one file.
-
-    Attributes:
-        max_bytes: Size of the largest file, in bytes.
-        timeout_s: Longest time for the whole file, in seconds.
-        timeout_hint: Advice for a user whose file takes longer.
-        attempts: Number of tries in a row that may bring no block.
-    """
-
-    max_bytes: int = 2**40
-    timeout_s: float = math.inf
-    timeout_hint: str | None = None
-    attempts: int = ATTEMPTS
+MAX_BYTES = 2**40
+"""Size of the largest file, in bytes, where nothing smaller is asked for."""
 
 
 class _PartialFile:
@@ -81,7 +65,8 @@ def download(
     *,
     name: str,
     expected: FileEntry | None = None,
-    limits: DownloadLimits | None = None,
+    max_bytes: int = MAX_BYTES,
+    attempts: int = ATTEMPTS,
     progress: ByteProgress | None = None,
 ) -> FileEntry:
     """Copies a file to `path`, going on after what is there as long as the source has the same file.
@@ -91,7 +76,8 @@ def download(
         path: The new file. Bytes that it has already count only if `expected` is given.
         name: The file as it may be shown: without credentials.
         expected: The file's size and digest, where they are known before.
-        limits: Limits of the download.
+        max_bytes: Size of the largest file, in bytes.
+        attempts: Number of tries in a row that may bring no block.
         progress: Takes how much is there, after every block.
 
     Returns:
@@ -99,12 +85,11 @@ def download(
 
     Raises:
         RegistryUnavailableError: The source did not answer, or broke off, several times in a row.
-        RegistryError: The file is not there, is too large, or took too long.
+        RegistryError: The file is not there, or is too large.
         IntegrityError: It has other bytes than `expected`.
         OSError: `path` cannot be written.
+        Exception: What `check_time` raises, once the time of the caller is over.
     """
-    limits = limits or DownloadLimits()
-    deadline_s = time.monotonic() + limits.timeout_s
     failures, version = 0, None
     with path.open("wb" if expected is None else "ab") as file:
         partial = _PartialFile(path, file)
@@ -117,14 +102,19 @@ def download(
                 with open_at(partial.size_bytes, version) as opened:
                     version = opened.version
                     for _ in _receive(opened, partial, expected):
-                        _check_limits(partial.size_bytes, name, limits, deadline_s)
+                        check_time()
+                        if partial.size_bytes > max_bytes:
+                            raise RegistryError(
+                                f"too large: {name}\n  expected at most {max_bytes} bytes, got more"
+                            )
                         if progress is not None:
                             progress(partial.size_bytes, opened.size_bytes)
                 break
             except RegistryUnavailableError as error:
+                check_time()
                 gained_bytes = partial.size_bytes - before_bytes
                 failures = 1 if gained_bytes >= BLOCK_BYTES else failures + 1
-                if failures >= limits.attempts:
+                if failures >= attempts:
                     raise
                 wait_to_retry(error, failures)
     if expected is not None:
@@ -155,15 +145,3 @@ def _receive(opened: Download, partial: _PartialFile, expected: FileEntry | None
         got = partial.digest
         partial.restart()
         raise RegistryUnavailableError(f"other bytes arrived\n  expected {opened.sha256}, got {got}")
-
-
-def _check_limits(size_bytes: int, name: str, limits: DownloadLimits, deadline_s: float) -> None:
-    """Raises RegistryError if a file is too large by now, or took too long; and what `check_time` does."""
-    check_time()
-    if size_bytes > limits.max_bytes:
-        raise RegistryError(f"too large: {name}\n  expected at most {limits.max_bytes} bytes, got more")
-    if time.monotonic() > deadline_s:
-        raise RegistryError(
-            f"took too long: {name}\n  got {size_bytes} bytes within {limits.timeout_s:.0f} s",
-            hint=limits.timeout_hint,
-        )

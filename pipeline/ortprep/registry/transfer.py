@@ -166,6 +166,7 @@ def with_retries(
         try:
             return action()
         except RegistryUnavailableError as error:
+            check_time()  # which says more than that nothing came in the time that was left
             if failures == attempts:
                 raise
             wait_to_retry(error, failures, pause=pause)

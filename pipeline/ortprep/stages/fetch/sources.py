@@ -17,11 +17,12 @@ from ortprep.bundle.file_memory import read_stamp
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import IntegrityError, RegistryError, RegistryUnavailableError, SourceError
 from ortprep.registry.backend import Download
-from ortprep.registry.download import DownloadLimits, download
+from ortprep.registry.download import MAX_BYTES, download
 from ortprep.registry.fsspec_folder import FsspecFolder
 from ortprep.registry.transfer import read_blocks, read_limit
 from ortprep.spec.redaction import hide_queries_in_logs, redact_url
 from ortprep.stages.fetch.external_data import find_beside
+from ortprep.time_limit import limit_time
 
 TIMEOUT_VARIABLE = "ORTPREP_FETCH_TIMEOUT_S"
 DEFAULT_TIMEOUT_S = 6 * 3600
@@ -61,7 +62,7 @@ def fetch_file(
     source: Source,
     path: Path,
     *,
-    max_bytes: int = DownloadLimits.max_bytes,
+    max_bytes: int = MAX_BYTES,
     progress: Callable[[float], None] | None = None,
 ) -> FileEntry:
     """Copies a file of a source to a new file.
@@ -84,15 +85,19 @@ def fetch_file(
         if size_bytes and progress is not None:
             progress(min(done_bytes / size_bytes, 1.0))
 
-    with source_errors():
-        limits = DownloadLimits(
-            max_bytes,
-            read_limit(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S),
-            f"export {TIMEOUT_VARIABLE}=SECONDS, or download the file and use source: {{path: …}}",
-            ATTEMPTS,
+    def late() -> RegistryError:
+        return RegistryError(
+            f"took too long: {source.name}\n  expected {timeout_s} s at most",
+            hint=f"export {TIMEOUT_VARIABLE}=SECONDS, or download the file and use source: {{path: …}}",
         )
+
+    with source_errors():
+        timeout_s = read_limit(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S)
         path.parent.mkdir(parents=True, exist_ok=True)
-        entry = download(source.open, path, name=source.name, limits=limits, progress=show)
+        with limit_time(timeout_s, late):
+            entry = download(
+                source.open, path, name=source.name, max_bytes=max_bytes, attempts=ATTEMPTS, progress=show
+            )
     return FileEntry(path.name, entry.size_bytes, entry.sha256)
 
 
