@@ -59,10 +59,17 @@ _FINAL = (IsADirectoryError, NotADirectoryError, NotImplementedError)
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file of a folder; `modified_s` counts from 1970 and is infinite if the store does not say."""
+    """A file of a folder.
 
-    size_bytes: int
+    Attributes:
+        size_bytes: Its size, None if the store does not say.
+        modified_s: When it was written, in seconds since 1970; infinite if the store does not say.
+        version: Changes when the file does, None if the store has no such thing.
+    """
+
+    size_bytes: int | None
     modified_s: float
+    version: str | None = None
 
 
 class FsspecFolder:
@@ -103,9 +110,18 @@ class FsspecFolder:
         return {path[start:]: _stored_file(info) for path, info in files.items()}
 
     def describe_file(self, path: str) -> StoredFile | None:
-        """Returns what the store says of a file, None if it is not there."""
-        info = self._ask(lambda: self._filesystem.info(self._locate(path)), path, None)
-        return None if info is None else _stored_file(info)
+        """Returns what the store says of a file, None without one; raises RegistryError for a folder."""
+        with suppress(NotPublishedError):
+            return with_retries(lambda: self.describe(path))
+        return None
+
+    def describe(self, path: str) -> StoredFile:
+        """Returns what the store says of a file that has to be there; tries once."""
+        with self._translated(path):
+            info = self._filesystem.info(self._locate(path))
+            if info.get("type") == "directory":
+                raise IsADirectoryError
+        return _stored_file(info)
 
     def _ask(self, action: Callable[[], Any], what: str, default: object) -> Any:
         try:
@@ -176,20 +192,6 @@ class FsspecFolder:
                     put(place)
 
         self._try(act, what)
-
-    def describe(self, path: str) -> tuple[int | None, str | None]:
-        """Returns a file's size in bytes and its version, None for what the store does not say; tries once.
-
-        Raises:
-            RegistryError: It is a folder.
-        """
-        with self._translated(path):
-            info = self._filesystem.info(self._locate(path))
-            if info.get("type") == "directory":
-                raise IsADirectoryError
-        size = info.get("size")
-        stamps = {key: str(info[key]) for key in _VERSION_KEYS if info.get(key) is not None}
-        return (size if isinstance(size, int) else None), (repr((size, stamps)) if stamps else None)
 
     @contextmanager
     def open(self, path: str, offset: int, *, name: str) -> Iterator[Download]:
@@ -336,7 +338,15 @@ def _resolve(url: str, called: str) -> tuple[Any, str]:
 def _stored_file(info: Mapping[str, Any]) -> StoredFile:
     times = (info.get(name) for name in ("mtime", "LastModified", "last_modified", "updated", "created"))
     at = next((time for time in times if isinstance(time, datetime | int | float)), math.inf)
-    return StoredFile(int(info.get("size") or 0), at.timestamp() if isinstance(at, datetime) else float(at))
+    size, stamps = (
+        info.get("size"),
+        {key: str(info[key]) for key in _VERSION_KEYS if info.get(key) is not None},
+    )
+    return StoredFile(
+        None if size is None else int(size),
+        at.timestamp() if isinstance(at, datetime) else float(at),
+        repr((size, stamps)) if stamps else None,
+    )
 
 
 def _plugin_failures() -> tuple[type[Exception], ...]:

@@ -120,7 +120,7 @@ class DirectoryBackend(Backend):
             if again is None or again.modified_s > oldest_s:
                 continue
             if not is_leftover:
-                gone[path] = file.size_bytes
+                gone[path] = file.size_bytes or 0
             if not dry_run:
                 self._folder.delete(path)
         return gone

@@ -161,11 +161,11 @@ class StoreObject:
         """Opens the file; raises as `Source.open`, and MissingExtraError without the store's package."""
         parent, _, path = self.url.rpartition("/")
         store = FsspecFolder(parent, called="source")
-        size_bytes, current = store.describe(path)
-        start = offset if version is not None and current == version else 0
+        file = store.describe(path)
+        start = offset if version is not None and file.version == version else 0
         with store.open(path, start, name=self.name) as download:
-            yield Download(download.blocks, start, size_bytes, current)
-        if store.describe(path)[1] != current:
+            yield Download(download.blocks, start, file.size_bytes, file.version)
+        if store.describe(path).version != file.version:
             raise RegistryUnavailableError(f"file changed while it was read: {self.name}")
 
     def beside(self, location: str) -> StoreObject:
