@@ -15,7 +15,7 @@ import pytest
 from ortprep.bundle.digest import digest_bytes
 from ortprep.bundle.verification import check_bundle
 from ortprep.errors import ConflictError, IntegrityError, NotPublishedError, PipelineError, RegistryError
-from ortprep.registry.backend import ALIAS, VERSION
+from ortprep.registry.backend import ALIAS, SIGNATURE, VERSION
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue, open_catalogue
 from ortprep.registry.documents import build_version
@@ -280,12 +280,29 @@ def test_a_collection_while_signing_loses_no_signature(registry, catalogue, tmp_
     private, public = write_keys(tmp_path / "keys")
     bundle = write_bundle(tmp_path / "bundle")
     publish(bundle, catalogue, private_key=private)
+    age(registry)
     slow, _ = interposed(
         registry, tmp_path, method, lambda: collect("net", catalogue, policy=PATIENT, dry_run=False)
     )
     publish(bundle, slow, private_key=private, public_key=public)
     pull(PullRequest(VersionRef("net", None), public_key=public), catalogue, tmp_path / "out", hardware=BARE)
     assert verify_bundle(tmp_path / "out", public).model == "net"
+
+
+def test_a_signature_goes_after_its_part_and_no_sooner(registry, catalogue, tmp_path):
+    """Else the signatures of removed parts would be more than a listing may have, in the end."""
+    private, public = write_keys(tmp_path / "keys")
+    for number in range(2):
+        bundle = write_bundle(tmp_path / str(number), spec=bytes([number]))
+        publish(bundle, catalogue, label=f"v{number}", private_key=private)
+    promote(VersionRef("net", "v1"), "production", catalogue)
+    collect("net", catalogue, policy=PATIENT, dry_run=False)
+    assert len(catalogue.list_refs("net", SIGNATURE)) == 2, "within the grace period"
+    age(registry)
+    collect("net", catalogue, policy=PATIENT, dry_run=False)
+    assert len(catalogue.list_refs("net", SIGNATURE)) == 1
+    request = PullRequest(VersionRef("net", "production"), public_key=public)
+    pull(request, catalogue, tmp_path / "out", hardware=BARE)
 
 
 def test_a_damaged_file_in_the_registry_is_repaired_on_request(registry, catalogue, tmp_path):

@@ -168,14 +168,18 @@ class Cache:
     def keep(self, path: Path) -> None:
         """Keeps a bundle of this cache until this process ends."""
         lock = self._lock_path("use", path.name)
+        if lock in _kept:
+            return
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            _lock_shared(handle)
+        except BaseException:
+            os.close(handle)
+            raise
         with _keeping:
-            if lock not in _kept:
-                handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-                try:
-                    _lock_shared(handle)
-                except BaseException:
-                    os.close(handle)
-                    raise
+            if lock in _kept:
+                os.close(handle)  # another thread was sooner
+            else:
                 _kept[lock] = handle
 
     def trim(self, *, grace_s: float = GRACE_S) -> int:

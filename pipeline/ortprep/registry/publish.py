@@ -19,7 +19,7 @@ from ortprep.registry.backend import PART, SIGNATURE, VERSION, file_blob, ref_na
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import PROVENANCE, Part, Version, build_version
 from ortprep.registry.part_bundle import PartBundle, read_part_bundle
-from ortprep.registry.signatures import is_signed_by, sign_part, verify_part
+from ortprep.registry.signatures import find_own_signature, sign_part, verify_part
 from ortprep.registry.transfer import Observer, Progress, ignore, map_parallel, run_parallel
 from ortprep.registry.versions import ModelState, check_alias_name, merge_parts
 
@@ -91,7 +91,7 @@ def publish(
     if public_key is not None:
         verify_part(part, (*catalogue.read_signatures(part), *signatures), public_key)
     uploaded = _upload(part_bundle, bundle, catalogue, observer, repair=repair)
-    for signature in signatures:
+    for signature in signatures:  # one that was there is refreshed: a collection may be about to remove it
         catalogue.attach(SIGNATURE, part, signature)
     version = _merge(_Publication(part, catalogue, label, by, host, public_key))
     # A collection that began before may have removed what was there: look again, now that it is named.
@@ -108,10 +108,11 @@ def publish(
 
 
 def _sign_once(part: Part, catalogue: Catalogue, private_key: Path | None) -> tuple[bytes, ...]:
-    """Returns a new signature; none without a key, or if there is a valid one by it."""
-    if private_key is None or is_signed_by(part, catalogue.read_signatures(part), private_key):
+    """Returns the signature by a key, a new one unless there is a valid one already; none without a key."""
+    if private_key is None:
         return ()
-    return (sign_part(part, private_key),)
+    found = find_own_signature(part, catalogue.read_signatures(part), private_key)
+    return (found or sign_part(part, private_key),)
 
 
 def _check_label(label: str, state: ModelState, part: Part) -> None:

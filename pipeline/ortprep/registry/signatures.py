@@ -11,7 +11,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +78,8 @@ def verify_part(part: Part, signatures: Iterable[bytes], public_key: Path) -> by
     )
 
 
-def is_signed_by(part: Part, signatures: Iterable[bytes], private_key: Path) -> bool:
-    """Says whether a part has a valid signature by this key; raises as `sign_part`."""
+def find_own_signature(part: Part, signatures: Iterable[bytes], private_key: Path) -> bytes | None:
+    """Returns the first valid signature of a part by this key, None without one; raises as `sign_part`."""
     _import_model_signing()
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
@@ -87,11 +87,9 @@ def is_signed_by(part: Part, signatures: Iterable[bytes], private_key: Path) -> 
         public = load_pem_private_key(private_key.read_bytes(), _password()).public_key()
         file = Path(folder, "key.pub")
         file.write_bytes(public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
-        try:
-            verify_part(part, signatures, file)
-        except SignatureError:
-            return False
-        return True
+        with suppress(SignatureError):
+            return verify_part(part, signatures, file)
+        return None
 
 
 def _verify(part: Part, signature: bytes, public_key: Path) -> None:

@@ -23,6 +23,7 @@ from ortprep.registry.backend import (
     ALIAS,
     MAX_REFS,
     PART,
+    SIGNATURE,
     VERSION,
     Backend,
     Blob,
@@ -31,6 +32,7 @@ from ortprep.registry.backend import (
     SweepResult,
     digests_of,
     ref_name,
+    subject_digits,
 )
 from ortprep.registry.documents import Part
 from ortprep.registry.fsspec_folder import FsspecFolder
@@ -43,8 +45,8 @@ _FRESH_S = 3600.0
 
 _BLOBS = "blobs"
 _MAX_ALIAS_BYTES = 100
-_SWEPT_NAME = re.compile(rf"({re.escape(TEMP_PREFIX)})?[0-9a-f]{{64}}(~[0-9a-f]{{16}})?")
-"""Names of the files that a collection may remove: those of parts and blobs, and of unfinished ones."""
+_SWEPT_NAME = re.compile(rf"({re.escape(TEMP_PREFIX)})?[0-9a-f]{{64}}(\.[0-9a-f]{{32}})?(~[0-9a-f]{{16}})?")
+"""Names of the files that a collection may remove: those of parts, signatures, blobs, and unfinished ones."""
 
 
 class DirectoryBackend(Backend):
@@ -99,6 +101,13 @@ class DirectoryBackend(Backend):
     def sweep(self, model: str, live: Collection[Part], *, grace_s: float, dry_run: bool) -> SweepResult:
         blobs = {_blob_path(model, entry.sha256) for part in live for entry in part.files}
         documents = {_path(model, PART, ref_name(part.digest)) for part in live}
+        subjects = {subject_digits(part.digest) for part in live}
+        signed = {
+            _path(model, SIGNATURE, name)
+            for name in self._folder.list_names(_path(model, SIGNATURE))
+            if name.partition(".")[2] in subjects
+        }
+        self._sweep(_path(model, SIGNATURE), signed, grace_s, dry_run=dry_run)
         parts = self._sweep(_path(model, PART), documents, grace_s, dry_run=dry_run)
         files = self._sweep(_path(model, _BLOBS), blobs, grace_s, dry_run=dry_run)
         digests = tuple(PREFIX + path.rpartition("/")[2] for path in parts)
