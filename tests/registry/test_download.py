@@ -16,7 +16,7 @@ from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import RegistryError, RegistryUnavailableError
 from ortprep.registry import transfer
 from ortprep.registry.backend import BLOCK_BYTES, Download
-from ortprep.registry.download import download
+from ortprep.registry.transfer import download
 from ortprep.time_limit import limit_time
 
 SIZE = 5000

@@ -32,8 +32,7 @@ from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import IntegrityError
 from ortprep.registry.backend import Report
 from ortprep.registry.documents import MAX_DOCUMENT_BYTES
-from ortprep.registry.download import OpenAt, download
-from ortprep.registry.transfer import read_limit
+from ortprep.registry.transfer import OpenAt, download, read_limit
 from ortprep.time_limit import check_time, remaining_s
 
 log = logging.getLogger(__name__)

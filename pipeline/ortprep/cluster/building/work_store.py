@@ -19,9 +19,8 @@ from ortprep.bundle.digest import PREFIX
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.paths import is_safe_name, resolve_inside
 from ortprep.errors import BundleError, IntegrityError, NotPublishedError, RegistryError
-from ortprep.registry.download import download
 from ortprep.registry.fsspec_folder import FsspecFolder
-from ortprep.registry.transfer import ignore, run_parallel
+from ortprep.registry.transfer import download, ignore, run_parallel
 from ortprep.spec.redaction import has_credentials, redact_url
 
 MAX_RECORD_BYTES = 32 * 2**20

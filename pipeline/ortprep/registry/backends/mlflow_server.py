@@ -104,16 +104,12 @@ class MlflowServer:
                     hint="export MLFLOW_TRACKING_URI=http://HOST:PORT",
                 )
         self.tracking_url = tracking_url.rstrip("/")
-        self._tracking, self._registry = _open_client(tracking_url), _open_client(registry_url)
+        self.tracking, self._registry = _open_client(tracking_url), _open_client(registry_url)
 
     def close(self) -> None:
         """Closes all connections."""
-        self._tracking.close()
+        self.tracking.close()
         self._registry.close()
-
-    def open(self, method: str, url: str, doing: str, **options: Any) -> requests.Response:
-        """Asks the tracking server, as `HttpClient.open` does; any status is returned."""
-        return self._tracking.open(method, url, doing, expected=ANY_STATUS, **options)
 
     def call(self, method: str, endpoint: str, *, tolerated: str = "", **fields: Any) -> dict[str, Any]:
         """Returns the answer of the REST API; an empty one if it refuses with the error code `tolerated`.
@@ -124,7 +120,7 @@ class MlflowServer:
             RegistryError: It refuses, or is no MLflow server; by kind.
         """
         is_registry = endpoint.startswith(("registered-models/", "model-versions/"))
-        client = self._registry if is_registry else self._tracking
+        client = self._registry if is_registry else self.tracking
         which = next((fields[name] for name in _NAMES if name in fields), "")
         doing = f"call {endpoint} for {which} at {redact_url(client.base.rstrip('/'))}"
         options: dict[str, Any] = {"params" if method == "GET" else "json": fields, "expected": ANY_STATUS}
@@ -166,10 +162,6 @@ class MlflowServer:
             if not token["page_token"]:
                 return objects
         raise RegistryError(f"too many {field} in MLflow\n  expected at most {_MAX_PAGES * _PAGE}")
-
-    def refuse(self, response: requests.Response, doing: str) -> RegistryError:
-        """Returns the error that an answer of the tracking server stands for, with its words."""
-        return self._tracking.refuse(response, read_refusal(response, doing), doing)
 
 
 def _open_client(url: str) -> HttpClient:
@@ -264,9 +256,13 @@ class ProxiedArtifacts:
         self._server = server
         self._root = root.strip("/")
 
-    def _open(self, method: str, path: str, doing: str, **options: Any) -> requests.Response:
+    def _open(
+        self, method: str, path: str, doing: str, *, tolerated: int = 0, **options: Any
+    ) -> requests.Response:
+        """Returns an answer of success, or of the status `tolerated`, as `HttpClient.open` does."""
         where = f"/{quote(posixpath.join(self._root, path))}" if path else ""
-        return self._server.open(method, f"{self._server.tracking_url}{_API}{where}", doing, **options)
+        url, expected = f"{self._server.tracking_url}{_API}{where}", (*range(200, 300), tolerated)
+        return self._server.tracking.open(method, url, doing, expected=expected, **options)
 
     def find(self, folder: str) -> Mapping[str, StoredFile]:
         """Returns the files right in a folder by path; none for one that is not there."""
@@ -276,8 +272,6 @@ class ProxiedArtifacts:
         doing = f"list artifacts: {folder}"
         where = {"path": posixpath.join(self._root, folder)}
         with self._open("GET", "", doing, params=where) as response:
-            if response.status_code != 200:
-                raise self._server.refuse(response, doing)
             body = read_body(response, doing, MAX_ANSWER_BYTES)
         try:
             return {
@@ -306,12 +300,12 @@ class ProxiedArtifacts:
     @contextmanager
     def _get(self, path: str, headers: Mapping[str, str]) -> Iterator[requests.Response]:
         doing = f"read artifact: {path}"
-        with self._open("GET", path, doing, headers=headers) as response:
-            if response.status_code not in (200, 206):
-                # Servers before an object store say 500 of what is not there.
-                if response.status_code == 500 and path not in self._find(posixpath.dirname(path)):
+        with self._open("GET", path, doing, headers=headers, tolerated=500) as response:
+            if response.status_code == 500:
+                # Servers before an object store say so of what is not there.
+                if path not in self._find(posixpath.dirname(path)):
                     raise NotPublishedError(f"not in MLflow: {path}\n  expected to find it, got none")
-                raise self._server.refuse(response, doing)
+                raise self._server.tracking.refuse(response, read_refusal(response, doing), doing)
             yield response
 
     def write(self, path: str, data: bytes) -> None:
@@ -331,6 +325,4 @@ class ProxiedArtifacts:
     def _put(self, path: str, body: Any, limit_s: float) -> None:
         doing = f"write artifact: {path}"
         headers = {"Content-Type": "application/octet-stream"}
-        with self._open("PUT", path, doing, headers=headers, data=body, limit_s=limit_s) as response:
-            if not 200 <= response.status_code < 300:
-                raise self._server.refuse(response, doing)
+        self._open("PUT", path, doing, headers=headers, data=body, limit_s=limit_s).close()

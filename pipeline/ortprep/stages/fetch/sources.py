@@ -17,9 +17,8 @@ from ortprep.bundle.file_memory import read_stamp
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import IntegrityError, RegistryError, RegistryUnavailableError, SourceError
 from ortprep.registry.backend import Download
-from ortprep.registry.download import MAX_BYTES, download
 from ortprep.registry.fsspec_folder import FsspecFolder
-from ortprep.registry.transfer import read_blocks, read_limit
+from ortprep.registry.transfer import MAX_BYTES, download, read_blocks, read_limit
 from ortprep.spec.redaction import hide_queries_in_logs, redact_url
 from ortprep.stages.fetch.external_data import find_beside
 from ortprep.time_limit import limit_time
