@@ -156,20 +156,6 @@ def test_a_short_file_on_the_server_counts_as_missing(backend, server, model, tm
     assert missing(backend, part) == part.files
 
 
-def test_the_run_of_a_swept_part_is_gone_and_can_be_made_again(backend, model, tmp_path):
-    part = make_part(model, tmp_path, {"m.onnx": BIG})
-    put_part(backend, part, tmp_path)
-    assert backend.sweep(model, [part], grace_s=0, dry_run=False).parts == ()
-    assert backend.sweep(model, [], grace_s=3600, dry_run=False).parts == ()
-    assert backend.sweep(model, [], grace_s=0, dry_run=True).parts == (part.digest,)
-    for _ in range(2):
-        backend.sweep(model, [], grace_s=0, dry_run=False)
-    with pytest.raises(NotPublishedError):
-        read_file(backend, part, "m.onnx")
-    put_part(backend, part, tmp_path)
-    assert read_file(backend, part, "m.onnx") == BIG
-
-
 @pytest.mark.parametrize("path", ["a#b.bin", "a%2Fb.bin"])
 def test_a_name_that_mlflow_refuses_is_an_error(backend, model, tmp_path, path):
     part = make_part(model, tmp_path, {path: b"odd"})
