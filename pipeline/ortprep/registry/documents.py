@@ -196,6 +196,7 @@ def build_version(
 
 
 def _describe_part(part: PartSummary) -> dict[str, Any]:
+    """Returns the descriptor of a part in the document of a version."""
     return {
         **describe_content(MANIFEST, part.digest, part.document_bytes),
         "artifactType": PART_TYPE,
@@ -321,6 +322,7 @@ def _origin(annotations: Mapping[str, str]) -> dict[str, str]:
 def _summary(
     digest: str, document_bytes: int, annotations: Mapping[str, str], size_bytes: int
 ) -> PartSummary:
+    """Returns the record of a part from the annotations that describe it."""
     text = annotations.get(f"{OWN}variants", "")
     listed = parse_json(text.encode(), name="variants").get("variants")
     variants = decode(tuple[PartVariant, ...], listed, where="variants")

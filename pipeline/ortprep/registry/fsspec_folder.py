@@ -274,6 +274,7 @@ class FsspecFolder:
 
     @contextmanager
     def _translated(self, what: str) -> Iterator[None]:
+        """Turns the failures of a filesystem and its libraries into errors of registries."""
         where = f"{what} in {self.name}" if what else self.name
         # A fault of this package is none of these: it is neither retried nor called the registry's.
         failures: tuple[type[Exception], ...] = (OSError, ValueError, RuntimeError, EOFError)
@@ -310,6 +311,7 @@ def _put_local(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 
 def _resolve(url: str, called: str) -> tuple[Any, str]:
+    """Returns the filesystem of a URL, and the place in it; raises as `FsspecFolder`."""
     name = redact_url(url)
     try:
         import fsspec
@@ -336,6 +338,7 @@ def _resolve(url: str, called: str) -> tuple[Any, str]:
 
 
 def _stored_file(info: Mapping[str, Any]) -> StoredFile:
+    """Returns what a filesystem says of a file, whichever names it has for that."""
     times = (info.get(name) for name in ("mtime", "LastModified", "last_modified", "updated", "created"))
     at = next((time for time in times if isinstance(time, datetime | int | float)), math.inf)
     size, stamps = (

@@ -157,6 +157,7 @@ def describe_variant(variant: Variant, environment: Mapping[str, Any]) -> PartVa
 
 
 def _describe_hardware(variant: Variant, environment: Mapping[str, Any]) -> str:
+    """Returns in words what a variant runs on, "" for anywhere."""
     needs = variant.requirements
     if needs.machine is None and not needs.cpu_features and needs.compute_capability is None:
         return ""

@@ -226,6 +226,7 @@ def _choose_parts(new: _Publication, family: Sequence[Version]) -> tuple[Part, .
 
 
 def _add_version(new: _Publication, parts: Sequence[Part], state: ModelState) -> Version:
+    """Adds a version of these parts under the first label that is free; returns it."""
     now = datetime.now(UTC).isoformat(timespec="microseconds")
     used = {*state.labels(), *state.aliases}
     for number in range(1, _MAX_LABEL_NUMBER):

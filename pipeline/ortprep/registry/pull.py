@@ -204,6 +204,7 @@ def _memory_key(request: PullRequest, catalogue: Catalogue) -> list[Any]:
 def _recall(
     request: PullRequest, catalogue: Catalogue
 ) -> tuple[tuple[Version, tuple[Part, ...]], float] | None:
+    """Returns what a reference named last, and when; None if any document of it is gone."""
     digests, at_s = catalogue.cache.recall(_memory_key(request, catalogue))
     documents = [data for data in map(catalogue.cache.read_document, digests) if data is not None]
     if not documents or len(documents) < len(digests):

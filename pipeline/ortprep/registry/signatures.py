@@ -93,6 +93,7 @@ def find_own_signature(part: Part, signatures: Iterable[bytes], private_key: Pat
 
 
 def _verify(part: Part, signature: bytes, public_key: Path) -> None:
+    """Raises SignatureError unless a signature is of this part and by this key."""
     try:
         bundle = parse_json(signature[:MAX_SIGNATURE_BYTES], name="a signature")
     except BundleError as error:
@@ -138,6 +139,7 @@ def _password() -> bytes | None:
 
 
 def _import_model_signing() -> Any:
+    """Returns the library; raises MissingExtraError if it is not installed."""
     try:
         import model_signing.signing
         import model_signing.verifying
@@ -151,6 +153,7 @@ def _import_model_signing() -> Any:
 
 @contextmanager
 def _translated(what: str) -> Iterator[None]:
+    """Turns every failure of model-signing, and of the libraries below it, into a SignatureError."""
     from cryptography.exceptions import InvalidSignature
 
     try:

@@ -130,7 +130,7 @@ def read_limit(variable: str, default: int) -> int:
 
 
 def ignore(event: object) -> None:
-    """Does nothing with what it is told."""
+    """Does nothing with an event."""
 
 
 class Progress:
@@ -273,10 +273,7 @@ def download(
                     version = opened.version
                     for _ in _receive(opened, partial, expected):
                         check_time()
-                        if partial.size_bytes > max_bytes:
-                            raise RegistryError(
-                                f"too large: {name}\n  expected at most {max_bytes} bytes, got more"
-                            )
+                        _check_size(partial.size_bytes, max_bytes, name)
                         if progress is not None:
                             progress(partial.size_bytes, opened.size_bytes)
                 break
@@ -291,6 +288,11 @@ def download(
         check_copied(expected, partial.size_bytes, partial.digest)
     DigestCache().record(path, partial.digest)
     return FileEntry(name, partial.size_bytes, partial.digest)
+
+
+def _check_size(size_bytes: int, max_bytes: int, name: str) -> None:
+    if size_bytes > max_bytes:
+        raise RegistryError(f"too large: {name}\n  expected at most {max_bytes} bytes, got more")
 
 
 def _receive(opened: Download, partial: _PartialFile, expected: FileEntry | None) -> Iterator[None]:

@@ -272,6 +272,7 @@ class MlflowBackend(Backend):
         return tuple(sorted(map(self._parse_run, runs), key=lambda run: not run.is_finished))
 
     def _parse_run(self, fields: Mapping[str, Any]) -> Run:
+        """Returns the run in an answer; raises AccessDeniedError if its files are elsewhere."""
         info, tags = as_mapping(fields.get("info")), tags_of(as_mapping(fields.get("data")))
         uri = str(info.get("artifact_uri", ""))
         times = (str(info.get("start_time", "")), tags.get(_TAG_REFRESHED, ""))

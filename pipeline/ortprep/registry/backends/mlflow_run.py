@@ -74,6 +74,7 @@ def build_batch(part: Part, manifest_data: bytes) -> dict[str, Any]:
 
 
 def _list_figures(manifest: Manifest) -> Iterator[tuple[str, float]]:
+    """Yields the medians of the default plan and of the shipped one, warm, with their names."""
     for variant in manifest.variants:
         plans = (_DEFAULT_PLAN, variant.decision.shipped if variant.decision else _DEFAULT_PLAN)
         warm = (measurement for measurement in variant.measurements if measurement.cache == "warm")

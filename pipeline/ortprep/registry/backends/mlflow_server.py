@@ -269,6 +269,7 @@ class ProxiedArtifacts:
         return with_retries(lambda: self._find(folder))
 
     def _find(self, folder: str) -> Mapping[str, StoredFile]:
+        """Lists a folder once; see `find`."""
         doing = f"list artifacts: {folder}"
         where = {"path": posixpath.join(self._root, folder)}
         with self._open("GET", "", doing, params=where) as response:
@@ -299,6 +300,7 @@ class ProxiedArtifacts:
 
     @contextmanager
     def _get(self, path: str, headers: Mapping[str, str]) -> Iterator[requests.Response]:
+        """Yields the answer with a file, unread; raises NotPublishedError if there is none."""
         doing = f"read artifact: {path}"
         with self._open("GET", path, doing, headers=headers, tolerated=500) as response:
             if response.status_code == 500:

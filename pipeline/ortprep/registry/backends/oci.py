@@ -112,6 +112,7 @@ class OciBackend(Backend):
             self._upload(blob.model, blob.entry, source, report)
 
     def _upload(self, model: str, entry: FileEntry, source: Path, report: Report) -> None:
+        """Uploads a file, again from its beginning while the registry is unavailable."""
         url, place = self._locate(model, "blobs/uploads/")
         doing = f"upload {entry.path}: {place}"
         if source.stat().st_size != entry.size_bytes:
@@ -237,6 +238,7 @@ class OciBackend(Backend):
                 self._delete_manifest(model, digest)
 
     def _delete_manifest(self, model: str, digest: str) -> None:
+        """Deletes a manifest with all of its tags; raises RegistryError if deletion is switched off."""
         path, expected = f"manifests/{digest}", (200, 202, 204, 404, 405)
         answer, body = self._fetch("DELETE", model, path, "delete a manifest", expected=expected)
         if answer.status_code == 405 or b'"UNSUPPORTED"' in body:

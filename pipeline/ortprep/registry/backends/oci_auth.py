@@ -207,6 +207,7 @@ def _ask_helper(name: str, host: str) -> str:
 
 
 def _read_docker_config() -> dict[str, Any]:
+    """Returns what `docker login` wrote, an empty object if there is no such file."""
     folder = os.environ.get("DOCKER_CONFIG") or Path("~/.docker").expanduser()
     path = Path(folder) / "config.json"
     try:

@@ -60,7 +60,7 @@ UNREAD: Mapping[str, Any] = {
 }
 """Options of every request: `requests` leaves the body to the caller, and redirects to `follow_redirects`.
 
-It reads and unpacks the whole body of a redirect that it sees, even where it is told not to follow it.
+It reads and unpacks the whole body of a redirect that it sees, even if it may not follow it.
 """
 
 _OVERLOADED = frozenset({408, 425, 429, 500, 502, 503, 504})
