@@ -9,6 +9,7 @@ import logging
 import os
 import time
 import traceback
+from types import SimpleNamespace
 
 import pytest
 import requests
@@ -32,6 +33,7 @@ from ortprep.registry.backend import (
     ref_name,
     subject_digits,
 )
+from ortprep.registry.backends.http_client import HttpClient
 from ortprep.registry.backends.oci import OciBackend
 from ortprep.registry.backends.oci_auth import open_client, read_credentials
 from ortprep.registry.cache import Cache
@@ -213,6 +215,20 @@ def test_pages_that_never_end_and_pages_elsewhere_are_refused(backend, proxy):
         ]
         with pytest.raises(RegistryError, match="bad next page"):
             list_versions(backend, MODEL)
+
+
+@pytest.mark.attack
+def test_pages_of_a_few_huge_names_are_not_collected(backend, monkeypatch):
+    numbers = iter(range(100))
+
+    def answer(*_, **__):
+        link = f'</v2/{repository(backend)}/tags/list?last={next(numbers)}>; rel="next"'
+        return SimpleNamespace(headers={"Link": link}), json.dumps({"tags": ["x" * 2**24]}).encode()
+
+    monkeypatch.setattr(HttpClient, "ask", answer)
+    with pytest.raises(RegistryError, match="names of together"):
+        list_versions(backend, MODEL)
+    assert next(numbers) < 10
 
 
 def test_a_registry_without_catalogue_says_so(backend, proxy):

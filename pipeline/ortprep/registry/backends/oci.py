@@ -25,6 +25,7 @@ from ortprep.errors import BundleError, NotPublishedError, RegistryError, Regist
 from ortprep.quoting import quoted
 from ortprep.registry.backend import (
     ALIAS,
+    MAX_LISTING_BYTES,
     MOVE,
     PART,
     SIGNATURE,
@@ -292,7 +293,7 @@ class OciBackend(Backend):
     def _list_names(self, url: str, field: str) -> list[str]:
         """Returns the names that a list has in a field, from all of its pages."""
         names: list[str] = []
-        doing = f"list {field}"
+        size_bytes, doing = 0, f"list {field}"
         where = f"{doing}: {self._host}"
         for _ in range(_MAX_PAGES):
             page = url
@@ -300,6 +301,7 @@ class OciBackend(Backend):
                 partial(self._client.ask, "GET", page, where, limit_bytes=_MAX_PAGE_BYTES, follows=True)
             )
             names += self._names_in(body, field)
+            size_bytes += len(body)
             links = requests.utils.parse_header_links(answer.headers.get("Link", ""))
             following = next((link["url"] for link in links if link.get("rel") == "next"), "")
             if not following:
@@ -307,9 +309,10 @@ class OciBackend(Backend):
             url = self._client.resolve(following, where)
             if not self._client.is_own(url) or url == page:
                 raise self._unexpected(doing, "its own pages", "a bad next page")
-            if len(names) > _MAX_NAMES:
+            if len(names) > _MAX_NAMES or size_bytes > MAX_LISTING_BYTES:
                 break
-        raise self._unexpected(doing, f"at most {_MAX_NAMES} names", "more")
+        expected = f"at most {_MAX_NAMES} names of together {MAX_LISTING_BYTES} bytes"
+        raise self._unexpected(doing, expected, "more")
 
     def _names_in(self, body: bytes, field: str) -> list[str]:
         try:
