@@ -42,6 +42,7 @@ class HttpClient:
         base: URL of its API, which relative locations are relative to.
         auth: Adds credentials to a request; it is called for every request, to whatever host.
         timeout_s: Timeouts of a connection, and of the next bytes of an answer, in seconds.
+        answer_timeout_s: Longest time until an answer begins; None for `rest.ANSWER_TIMEOUT_S`.
         login_hint: How to give other credentials.
         read_reason: Returns, of the JSON object of a refusal, what may be shown.
     """
@@ -52,11 +53,13 @@ class HttpClient:
         auth: AuthBase,
         *,
         timeout_s: tuple[float, float],
+        answer_timeout_s: float | None = None,
         login_hint: str,
         read_reason: Callable[[Mapping[str, Any]], str],
     ) -> None:
         self.base = base
         self._timeout_s = timeout_s
+        self._answer_timeout_s = answer_timeout_s
         self._login_hint = login_hint
         self._read_reason = read_reason
         self._session = requests.Session()
@@ -109,7 +112,9 @@ class HttpClient:
 
         def ask(url: str) -> requests.Response:
             request = partial(self._session.request, method, url, **settings)
-            return rest.ask_in_time(request, doing, limit_s or rest.ANSWER_TIMEOUT_S)
+            return rest.ask_in_time(
+                request, doing, limit_s or self._answer_timeout_s or rest.ANSWER_TIMEOUT_S
+            )
 
         settings = {"timeout": self._timeout_s, **UNREAD, **options}
         url = urljoin(self.base, url)

@@ -183,6 +183,7 @@ def _open_client(url: str) -> HttpClient:
         f"{url.rstrip('/')}/",
         auth,
         timeout_s=(_CONNECT_TIMEOUT_S, timeout_s),
+        answer_timeout_s=max(timeout_s, ANSWER_TIMEOUT_S),
         login_hint=_CREDENTIALS_HINT,
         read_reason=_read_message,
     )
