@@ -48,7 +48,7 @@ from ortprep.bundle.manifest import (
     write_manifest,
 )
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from ortprep.registry.backend import PART, VERSION, Backend, Blob, file_blob, ref_name
+from ortprep.registry.backend import Backend, Blob, Kind, file_blob, ref_name
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import (
     FILE_TYPE,
@@ -287,7 +287,7 @@ def name_of(version: Version) -> str:
 
 def put_version(catalogue: Catalogue, version: Version) -> None:
     """Adds a version without asking whether its label is free."""
-    catalogue.backend.put_ref(version.model, VERSION, name_of(version), version.data)
+    catalogue.backend.put_ref(version.model, Kind.VERSION, name_of(version), version.data)
 
 
 def write_ref(registry: str, model: str, kind: str, data: bytes, rest: str = "") -> Path:
@@ -308,7 +308,7 @@ def put_part(backend: Backend, part: Part, folder: Path) -> int:
     reports: list[int] = []
     for entry in missing(backend, part):
         backend.put_blob(file_blob(part, entry), folder / entry.path, reports.append)
-    backend.put_ref(part.model, PART, ref_name(part.digest), part.data)
+    backend.put_ref(part.model, Kind.PART, ref_name(part.digest), part.data)
     return sum(reports)
 
 
@@ -326,7 +326,7 @@ def read_blob(backend: Backend, blob: Blob, offset: int = 0) -> bytes:
 
 def read_part(backend: Backend, digest: str, model: str) -> bytes:
     """Returns the document of a part."""
-    return read_blob(backend, Blob(model, digest, PART, ref_name(digest)))
+    return read_blob(backend, Blob(model, digest, Kind.PART, ref_name(digest)))
 
 
 def read_file(backend: Backend, part: Part, path: str, offset: int = 0) -> bytes:
@@ -337,7 +337,7 @@ def read_file(backend: Backend, part: Part, path: str, offset: int = 0) -> bytes
 
 def list_versions(backend: Backend, model: str) -> list[str]:
     """Returns the digests of a model's versions."""
-    return list(backend.list_refs(model, VERSION).values())
+    return list(backend.list_refs(model, Kind.VERSION).values())
 
 
 def write_files(folder: Path, contents: Mapping[str, bytes]) -> Path:

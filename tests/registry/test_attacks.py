@@ -28,16 +28,7 @@ from ortprep.errors import (
     RegistryError,
 )
 from ortprep.registry import catalogue as catalogue_module
-from ortprep.registry.backend import (
-    ALIAS,
-    MAX_LISTING_BYTES,
-    MOVE,
-    PART,
-    VERSION,
-    file_blob,
-    ref_name,
-    subject_digits,
-)
+from ortprep.registry.backend import MAX_LISTING_BYTES, Kind, file_blob, ref_name, subject_digits
 from ortprep.registry.backends.http_client import HttpClient
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue, open_catalogue
@@ -98,11 +89,11 @@ def tampered(part, change):
 
 def put_document(catalogue, registry, part, data):
     """Puts another document of a part in the registry, and a version of it; returns the version's digest."""
-    write_ref(registry, "net", PART, data)
+    write_ref(registry, "net", Kind.PART, data)
     version = build_version("net", [part], label="evil", published_at="2030-01-01T00:00:00+00:00")
     document = json.loads(version.data)
     document["manifests"][0] |= {"digest": digest_bytes(data), "size": len(data)}
-    write_ref(registry, "net", VERSION, canonical_json(document), "evil")
+    write_ref(registry, "net", Kind.VERSION, canonical_json(document), "evil")
     return digest_bytes(canonical_json(document))
 
 
@@ -204,7 +195,7 @@ def test_a_part_that_says_other_things_than_its_bundle_is_refused(registry, cata
 def test_a_document_that_is_not_what_its_name_says_is_refused(registry, catalogue, tmp_path):
     published = publish(write_bundle(tmp_path / "bundle"), catalogue, label="good")
     other = publish(write_bundle(tmp_path / "other", spec=b"other"), catalogue, label="other")
-    part, version = (Path(registry, "net", kind) for kind in (PART, VERSION))
+    part, version = (Path(registry, "net", kind) for kind in (Kind.PART, Kind.VERSION))
     (part / ref_name(published.part)).write_bytes((part / ref_name(other.part)).read_bytes())
     with open_catalogue(registry, cache=Cache(tmp_path / "fresh")) as fresh:
         with pytest.raises(IntegrityError, match="does not match its digest: parts/"):
@@ -385,7 +376,7 @@ def test_an_alias_cannot_shadow_a_label_or_a_digest(catalogue, two, tmp_path):
     for name in ("1.4", new.digest.removeprefix("sha256:")):
         with pytest.raises((ConflictError, RegistryError)):
             promote(VersionRef("net", "1.3"), name, catalogue)
-    catalogue.backend.put_ref("net", ALIAS, "1.4", old.data)
+    catalogue.backend.put_ref("net", Kind.ALIAS, "1.4", old.data)
     with pytest.raises(ConflictError, match=r"more than one version is called net@1\.4"):
         pull_it(catalogue, tmp_path / "out", version="1.4")
     short = new.digest.removeprefix("sha256:")[:12]
@@ -408,8 +399,8 @@ def test_a_label_or_an_alias_that_reads_like_a_digest_is_refused(registry, catal
     # A writer with a tool of his own.
     document = json.loads(old.data)
     document["annotations"]["org.opencontainers.image.version"] = short
-    write_ref(registry, "net", VERSION, canonical_json(document), short)
-    catalogue.backend.put_ref("net", ALIAS, short, old.data)
+    write_ref(registry, "net", Kind.VERSION, canonical_json(document), short)
+    catalogue.backend.put_ref("net", Kind.ALIAS, short, old.data)
     with pytest.raises(NotPublishedError, match="a whole digest"):
         pull_it(catalogue, tmp_path / "out", version=short)
 
@@ -432,7 +423,7 @@ def test_a_second_claim_of_a_label_is_an_error_however_it_is_dated(registry, cat
 def test_a_forged_move_that_leaves_no_number_is_an_error(catalogue, two, tmp_path):
     old, new = two
     last = Move("production", new.digest, 2**31 - 1, "promote", "2036")
-    catalogue.attach(MOVE, new, encode_move(last))
+    catalogue.attach(Kind.MOVE, new, encode_move(last))
     with pytest.raises(RegistryError, match="too many moves: net@production"):
         promote(VersionRef("net", old.digest), "production", catalogue)
     assert catalogue.read_state("net").aliases == {"production": new.digest}
@@ -501,7 +492,7 @@ def test_what_decides_which_part_is_pulled_is_limited_too(catalogue, registry, t
     records_bytes = sum(entry.size_bytes for entry in small_files(part).values())
     copies = [canonical_json(json.loads(part.data) | {"number": number}) for number in range(40)]
     for data in copies:
-        write_ref(registry, "net", PART, data)
+        write_ref(registry, "net", Kind.PART, data)
     version = json.loads(build_version("net", [part], label="1", published_at="2030-01-01T00:00:00Z").data)
     summaries = [{"digest": digest_bytes(data), "size": len(data)} for data in copies]
     version["manifests"] = [version["manifests"][0] | summary for summary in summaries]
@@ -610,13 +601,13 @@ def test_documents_that_are_none_do_not_hide_the_others(registry, catalogue, tmp
     nested = b'{"artifactType":"application/vnd.ortprep.version.v1","a":' + b"[" * 900 + b"]" * 900 + b"}"
     lone = version.data.replace(b'"good"', b'"\\ud800"')
     for number, data in enumerate((b"junk", b"{}", nested, lone, b"\xff")):
-        write_ref(registry, "net", VERSION, data, f"bad{number}")
+        write_ref(registry, "net", Kind.VERSION, data, f"bad{number}")
     Path(registry, "net/versions/junk").write_bytes(b"no digest in its name")
     Path(registry, "net/versions", "0" * 64).write_bytes(version.data)
     Path(registry, "net/aliases/bad").write_bytes(b"\xff")
     Path(registry, "net/aliases/dangling").write_text(DIGEST)
     for data in (b"junk", b'{"alias":1}', encode_move(Move("production", DIGEST, 9, "promote", "t"))):
-        catalogue.attach(MOVE, version, data)
+        catalogue.attach(Kind.MOVE, version, data)
     assert pull_it(catalogue, tmp_path / "out", version="production") == version.digest
     assert caplog.text.count("skipping a version") >= 4
     with pytest.raises(NotPublishedError, match="which does not exist"):
@@ -634,7 +625,7 @@ def test_a_version_of_parts_of_another_model_is_refused(catalogue, tmp_path):
     document = json.loads(build_version("other", [part], label="x", published_at="2036").data)
     document["annotations"]["org.opencontainers.image.title"] = "net"
     evil = parse_version(canonical_json(document))
-    catalogue.backend.put_ref("net", PART, ref_name(part.digest), part.data)
+    catalogue.backend.put_ref("net", Kind.PART, ref_name(part.digest), part.data)
     put_version(catalogue, evil)
     with pytest.raises(IntegrityError, match="a part of another model"):
         pull_it(catalogue, tmp_path / "out", version="x")
@@ -704,7 +695,7 @@ def test_the_parts_of_a_version_are_read_up_to_a_bound(registry, catalogue, tmp_
     summaries = []
     for number in range(40):
         data = canonical_json(json.loads(part.data) | {"number": number}).ljust(MAX_DOCUMENT_BYTES)
-        write_ref(registry, "net", PART, data)
+        write_ref(registry, "net", Kind.PART, data)
         summaries.append({"digest": digest_bytes(data), "size": len(data)})
     version = json.loads(
         build_version("net", [part], label="1", published_at="2030-01-01T00:00:00+00:00").data

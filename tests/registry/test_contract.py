@@ -20,7 +20,7 @@ from ortprep.errors import (
     RegistryError,
     SignatureError,
 )
-from ortprep.registry.backend import ALIAS, MOVE, VERSION, file_blob
+from ortprep.registry.backend import Kind, file_blob
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import open_catalogue
 from ortprep.registry.documents import build_version
@@ -249,10 +249,10 @@ def test_an_alias_that_was_moved_by_other_means_counts(catalogue, model, tmp_pat
     ]
     promote(VersionRef(model, "v0"), "production", catalogue)
     promote(VersionRef(model, "v1"), "production", catalogue)
-    catalogue.backend.put_ref(model, ALIAS, "production", versions[2].data)
+    catalogue.backend.put_ref(model, Kind.ALIAS, "production", versions[2].data)
     assert pull_it(catalogue, tmp_path / "out", model, "production").version == versions[2].digest
     assert rollback(model, "production", catalogue).version == versions[1]
-    catalogue.backend.put_ref(model, ALIAS, "production", versions[2].data)
+    catalogue.backend.put_ref(model, Kind.ALIAS, "production", versions[2].data)
     moved = promote(VersionRef(model, "v3"), "production", catalogue)
     assert moved.before == versions[2].digest
     assert rollback(model, "production", catalogue).version == versions[2]
@@ -263,7 +263,7 @@ def test_promoting_twice_is_recorded_once(catalogue, model, tmp_path):
     promote(VersionRef(model, "a"), "production", catalogue)
     promote(VersionRef(model, "a"), "production", catalogue)
     versions = list(catalogue.read_state(model).versions.values())
-    assert [len(found) for found in catalogue.read_attached(model, MOVE, versions).values()] == [1]
+    assert [len(found) for found in catalogue.read_attached(model, Kind.MOVE, versions).values()] == [1]
 
 
 @pytest.mark.parametrize(
@@ -470,7 +470,7 @@ def test_what_nobody_names_goes_after_the_grace_period_and_what_is_refreshed_sta
 ):
     published = publish_build(catalogue, tmp_path / "a", Build(name=model), "1.0")
     part = part_of(catalogue, published)
-    catalogue.backend.delete_ref(model, VERSION, name_of(published.version))
+    catalogue.backend.delete_ref(model, Kind.VERSION, name_of(published.version))
     patient = RetentionPolicy(0, 0, grace_hours=1)
     assert not collect(model, catalogue, policy=patient, dry_run=False).swept.parts
     assert find_missing(part, catalogue) == ()
@@ -484,7 +484,7 @@ def test_what_a_publisher_relies_on_is_young_again(registry, catalogue, model, t
     blobs = [path for path in Path(registry, model, "blobs").rglob("*") if path.is_file()]
     for path in blobs:
         os.utime(path, (1, 1))
-    catalogue.backend.delete_ref(model, VERSION, name_of(published.version))
+    catalogue.backend.delete_ref(model, Kind.VERSION, name_of(published.version))
     assert find_missing(part_of(catalogue, published), catalogue) == ()
     swept = collect(model, catalogue, policy=RetentionPolicy(0, 0, grace_hours=1), dry_run=False).swept
     assert swept.files == 0

@@ -24,13 +24,7 @@ from ortprep.errors import (
     RegistryError,
     RegistryUnavailableError,
 )
-from ortprep.registry.backend import (
-    ALIAS,
-    SIGNATURE,
-    VERSION,
-    file_blob,
-    ref_name,
-)
+from ortprep.registry.backend import Kind, file_blob, ref_name
 from ortprep.registry.backends.mlflow import MlflowBackend
 from ortprep.registry.backends.mlflow_server import MlflowServer as TrackingServer
 from ortprep.registry.backends.mlflow_server import ProxiedArtifacts, open_artifacts
@@ -108,7 +102,7 @@ def publish(backend, model, folder, label="one", *, created_at="2026-01-01T00:00
     part = make_part(model, folder, contents, created_at=created_at)
     put_part(backend, part, folder)
     version = make_version(part, label)
-    backend.put_ref(model, VERSION, name_of(version), version.data)
+    backend.put_ref(model, Kind.VERSION, name_of(version), version.data)
     return version
 
 
@@ -183,12 +177,12 @@ def test_artifacts_in_an_object_store_are_reached_without_the_server(
     assert {path: read_file(backend, part, path) for path in contents} == contents
     assert read_file(backend, part, "m.onnx", 1000) == BIG[1000:]
     catalogue = Catalogue(backend, Cache())
-    catalogue.attach(SIGNATURE, part, b"{}")
-    assert catalogue.read_attached(model, SIGNATURE, [part]) == {part.digest: (b"{}",)}
+    catalogue.attach(Kind.SIGNATURE, part, b"{}")
+    assert catalogue.read_attached(model, Kind.SIGNATURE, [part]) == {part.digest: (b"{}",)}
     version = make_version(part)
-    backend.put_ref(model, VERSION, name_of(version), version.data)
-    backend.put_ref(model, ALIAS, "production", version.data)
-    assert backend.list_refs(model, ALIAS) == {"production": version.digest}
+    backend.put_ref(model, Kind.VERSION, name_of(version), version.data)
+    backend.put_ref(model, Kind.ALIAS, "production", version.data)
+    assert backend.list_refs(model, Kind.ALIAS) == {"production": version.digest}
     (tmp_path / "m.onnx").write_bytes(b"others")
     with pytest.raises(IntegrityError):
         backend.put_blob(file_blob(part, part.files[0]), tmp_path / "m.onnx", lambda _: None)
@@ -309,7 +303,7 @@ def test_credentials_are_sent_and_never_shown(behind, proxy, model, tmp_path, mo
     for status in (401, 500):
         proxy.faults = [Fault("status", status=status, times=99)]
         with pytest.raises(RegistryError) as caught:
-            behind.list_refs(model, VERSION)
+            behind.list_refs(model, Kind.VERSION)
         shown.append(str(caught.value))
     text = caplog.text + "".join(shown)
     sent = {headers.get("Authorization", "Basic -")[6:] for headers in proxy.headers}
@@ -370,7 +364,7 @@ def test_a_manifest_that_cannot_be_read_costs_only_the_metrics(backend, client, 
 def test_versions_labels_and_aliases_are_the_registered_models_own(backend, client, model, tmp_path):
     old = publish(backend, model, tmp_path, "2026.1")
     new = publish(backend, model, tmp_path, "2026.2", created_at="2026-02-01T00:00:00Z")
-    backend.put_ref(model, ALIAS, "production", old.data)
+    backend.put_ref(model, Kind.ALIAS, "production", old.data)
     shown = client.get_model_version_by_alias(model, "production")
     assert shown.tags["ortprep.version"] == old.digest
     assert (shown.tags["ortprep.label"], shown.tags["ortprep.targets"]) == ("2026.1", "cpu")
@@ -383,14 +377,14 @@ def test_versions_labels_and_aliases_are_the_registered_models_own(backend, clie
         if one.tags["ortprep.version"] == new.digest
     )
     client.set_registered_model_alias(model, "production", number)
-    assert backend.list_refs(model, ALIAS) == {"production": new.digest}
+    assert backend.list_refs(model, Kind.ALIAS) == {"production": new.digest}
 
 
 def test_mlflows_own_download_of_an_alias_is_the_bundle(backend, server, model, tmp_path, monkeypatch):
     import mlflow
 
     version = publish(backend, model, tmp_path / "a")
-    backend.put_ref(model, ALIAS, "production", version.data)
+    backend.put_ref(model, Kind.ALIAS, "production", version.data)
     monkeypatch.setattr(mlflow.tracking._tracking_service.utils, "_tracking_uri", server.url)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", server.url)
@@ -405,8 +399,8 @@ def test_mlflows_own_download_of_an_alias_is_the_bundle(backend, server, model, 
 def test_an_alias_that_mlflow_refuses_is_an_error(backend, model, tmp_path, name):
     one = publish(backend, model, tmp_path)
     with pytest.raises(RegistryError):
-        backend.put_ref(model, ALIAS, name, one.data)
-    assert backend.list_refs(model, ALIAS) == {}
+        backend.put_ref(model, Kind.ALIAS, name, one.data)
+    assert backend.list_refs(model, Kind.ALIAS) == {}
 
 
 def test_publishers_of_one_version_at_once_leave_one(server, client, model, tmp_path):
@@ -419,7 +413,7 @@ def test_publishers_of_one_version_at_once_leave_one(server, client, model, tmp_
     def add(backend):
         barrier.wait()
         try:
-            backend.put_ref(model, VERSION, name_of(version), version.data)
+            backend.put_ref(model, Kind.VERSION, name_of(version), version.data)
         except RegistryError as error:
             failures.append(error)
 
@@ -437,8 +431,8 @@ def test_versions_that_somebody_else_registered_are_left_alone(backend, client, 
     foreign = client.create_model_version(model, "s3://bucket/somewhere", await_creation_for=0)
     client.set_registered_model_alias(model, "theirs", foreign.version)
     assert list_versions(backend, model) == [old.digest]
-    assert backend.list_refs(model, ALIAS) == {}
-    backend.delete_ref(model, VERSION, name_of(old))
+    assert backend.list_refs(model, Kind.ALIAS) == {}
+    backend.delete_ref(model, Kind.VERSION, name_of(old))
     left = client.search_model_versions(f"name='{model}'")
     assert [version.version for version in left] == [foreign.version]
 

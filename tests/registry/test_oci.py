@@ -24,15 +24,7 @@ from ortprep.errors import (
     RegistryError,
     RegistryUnavailableError,
 )
-from ortprep.registry.backend import (
-    ALIAS,
-    MOVE,
-    SIGNATURE,
-    VERSION,
-    file_blob,
-    ref_name,
-    subject_digits,
-)
+from ortprep.registry.backend import Kind, file_blob, ref_name, subject_digits
 from ortprep.registry.backends.http_client import HttpClient
 from ortprep.registry.backends.oci import OciBackend
 from ortprep.registry.backends.oci_auth import open_client, read_credentials
@@ -119,11 +111,13 @@ def part_of(files, created_at="2026-01-02T03:04:05Z"):
 
 def aliases(backend):
     """The tags that are no labels."""
-    return {name: digest for name, digest in backend.list_refs(MODEL, ALIAS).items() if name[0].isalpha()}
+    return {
+        name: digest for name, digest in backend.list_refs(MODEL, Kind.ALIAS).items() if name[0].isalpha()
+    }
 
 
 def delete(backend, version):
-    backend.delete_ref(MODEL, VERSION, name_of(version))
+    backend.delete_ref(MODEL, Kind.VERSION, name_of(version))
 
 
 def upload(backend, tmp_path, data):
@@ -144,7 +138,7 @@ def publish(backend, tmp_path, label="1.0", created_at="2026-01-02T03:04:05Z"):
     part = part_of(FILES, created_at)
     put_part(backend, part, write_files(tmp_path / "files", FILES))
     version = make_version(part, label)
-    backend.put_ref(MODEL, VERSION, name_of(version), version.data)
+    backend.put_ref(MODEL, Kind.VERSION, name_of(version), version.data)
     return version
 
 
@@ -153,7 +147,7 @@ def publish(backend, tmp_path, label="1.0", created_at="2026-01-02T03:04:05Z"):
 
 def test_a_deleted_version_leaves_no_tag(backend, tmp_path):
     version = publish(backend, tmp_path)
-    backend.put_ref(MODEL, ALIAS, "prod", version.data)
+    backend.put_ref(MODEL, Kind.ALIAS, "prod", version.data)
     other = publish(backend, tmp_path, "2.0", "2026-05-05T00:00:00Z")
     for _ in range(2):
         delete(backend, version)
@@ -168,8 +162,8 @@ def test_a_tag_cannot_have_a_live_version_or_part_removed(backend, tmp_path):
     """As somebody who may push but not delete would try."""
     live, catalogue = publish(backend, tmp_path, "2.0", "2026-05-05T00:00:00Z"), Catalogue(backend, Cache())
     gone, (part,) = publish(backend, tmp_path), live.parts
-    catalogue.attach(MOVE, live, b"{}")
-    (attached,) = backend.list_refs(MODEL, MOVE).values()
+    catalogue.attach(Kind.MOVE, live, b"{}")
+    (attached,) = backend.list_refs(MODEL, Kind.MOVE).values()
     for digest in (live.digest, part.digest, attached):
         accept = {"Accept": f"{INDEX}, {MANIFEST}"}
         found = requests.get(api(backend, f"manifests/{digest}"), headers=accept, timeout=300)
@@ -183,16 +177,16 @@ def test_a_tag_cannot_have_a_live_version_or_part_removed(backend, tmp_path):
         if digest != live.digest:
             url = api(backend, f"manifests/_v.{ref_name(digest, 'x')}")
             requests.put(url, found.content, headers=pushed, timeout=300).raise_for_status()
-    backend.put_ref(MODEL, ALIAS, "production", live.data)
+    backend.put_ref(MODEL, Kind.ALIAS, "production", live.data)
     collect(MODEL, catalogue, policy=RetentionPolicy(0, 0, 0), dry_run=False)
-    for kind in (MOVE, SIGNATURE):
+    for kind in (Kind.MOVE, Kind.SIGNATURE):
         for name in list(backend.list_refs(MODEL, kind)):
             if not name.startswith(attached[7:]) or not name.endswith(subject_digits(live.digest)):
                 backend.delete_ref(MODEL, kind, name)
     assert gone.digest not in list_versions(backend, MODEL)
     assert list(catalogue.read_state(MODEL).versions) == [live.digest]
     assert read_part(backend, part.digest, MODEL)
-    assert Catalogue(backend, Cache(tmp_path / "c")).read_attached(MODEL, MOVE, [live]) == {
+    assert Catalogue(backend, Cache(tmp_path / "c")).read_attached(MODEL, Kind.MOVE, [live]) == {
         live.digest: (b"{}",)
     }
 
@@ -373,7 +367,7 @@ def test_a_registry_that_reads_its_own_half_written_link_is_asked_again(backend,
     proxy.clear()
     spoilt = b'{"errors": [{"code": "DIGEST_INVALID", "message": "provided digest did not match"}]}'
     proxy.faults.append(Fault("status", "PUT", "/manifests/", times=2, status=400, body=spoilt))
-    backend.put_ref(MODEL, ALIAS, "prod", version.data)
+    backend.put_ref(MODEL, Kind.ALIAS, "prod", version.data)
     assert aliases(backend) == {"prod": version.digest}
     assert proxy.count("PUT", "/manifests/") == 3
 
@@ -422,7 +416,7 @@ def test_an_answer_that_is_no_list_is_an_error(backend, proxy, body):
 
 def test_an_index_stands_under_its_label_and_aliases(backend, tmp_path):
     version, part = publish(backend, tmp_path), part_of(FILES)
-    backend.put_ref(MODEL, ALIAS, "prod", version.data)
+    backend.put_ref(MODEL, Kind.ALIAS, "prod", version.data)
     for name in ("1.0", "prod", version.digest):
         answer = requests.get(api(backend, f"manifests/{name}"), headers={"Accept": INDEX}, timeout=300)
         assert answer.content == version.data
@@ -485,7 +479,7 @@ def test_a_version_that_was_copied_by_the_api_is_the_same(backend, tmp_path):
 def test_a_tag_that_another_tool_moved_is_where_it_is(backend, tmp_path):
     first = publish(backend, tmp_path)
     second = publish(backend, tmp_path, "2.0", "2026-02-02T03:04:05Z")
-    backend.put_ref(MODEL, ALIAS, "prod", first.data)
+    backend.put_ref(MODEL, Kind.ALIAS, "prod", first.data)
     kind = {"Content-Type": INDEX}
     requests.put(
         api(backend, "manifests/prod"), data=second.data, headers=kind, timeout=300

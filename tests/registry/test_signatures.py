@@ -29,7 +29,7 @@ from ortprep.errors import (
     RegistryUnavailableError,
     SignatureError,
 )
-from ortprep.registry.backend import SIGNATURE, VERSION, Blob
+from ortprep.registry.backend import Blob, Kind
 from ortprep.registry.promotion import PromotionGate, promote
 from ortprep.registry.publish import publish
 from ortprep.registry.pull import PullRequest, pull
@@ -162,7 +162,7 @@ def test_a_signature_under_another_models_name_is_refused(registry, catalogue, s
     (version,) = Path(registry, "other/versions").iterdir()
     forged = version.read_bytes().replace(b'image.title":"net"', b'image.title":"other"')
     version.unlink()
-    write_ref(registry, "other", VERSION, forged, "1")
+    write_ref(registry, "other", Kind.VERSION, forged, "1")
     with pytest.raises(IntegrityError, match=r"part of another model: .*\n.*expected other, got net"):
         pull_it(catalogue, tmp_path / "out", keys[1], model="other")
 
@@ -188,7 +188,7 @@ def test_the_signature_of_another_part_does_not_count(catalogue, signed, keys, t
     (good,) = catalogue.read_signatures(part_of(catalogue))
     evil = write_bundle(tmp_path / "evil", Build((Made("portable", weights=b"evil"),), spec=b"x"))
     published = publish(evil, catalogue)
-    catalogue.attach(SIGNATURE, catalogue.read_part("net", published.part), good)
+    catalogue.attach(Kind.SIGNATURE, catalogue.read_part("net", published.part), good)
     with pytest.raises(SignatureError, match=f"expected {published.part}, got"):
         pull_it(catalogue, tmp_path / "out", keys[1])
 
@@ -310,7 +310,7 @@ def test_a_forged_signature_with_the_name_of_the_key_does_not_keep_the_real_one_
         path.unlink()
     forged = json.loads(good)
     forged["dsseEnvelope"]["signatures"][0]["sig"] = base64.b64encode(b"0" * 64).decode()
-    catalogue.attach(SIGNATURE, part, canonical_json(forged))
+    catalogue.attach(Kind.SIGNATURE, part, canonical_json(forged))
     with pytest.raises(SignatureError):
         pull_it(catalogue, tmp_path / "before", keys[1])
     publish(tmp_path / "bundle", catalogue, private_key=keys[0], public_key=keys[1])
@@ -327,7 +327,7 @@ def test_many_forged_signatures_do_not_crowd_out_the_real_one(catalogue, signed,
     for number in range(200):
         sig = number.to_bytes(64, "big")
         forged["dsseEnvelope"]["signatures"][0]["sig"] = base64.b64encode(sig).decode()
-        catalogue.attach(SIGNATURE, part, canonical_json(forged))
+        catalogue.attach(Kind.SIGNATURE, part, canonical_json(forged))
     pull_it(catalogue, tmp_path / "out", keys[1])
     assert verify_bundle(tmp_path / "out", keys[1]) == part
     receipt = json.loads((tmp_path / "out/.registry/pulled.json").read_bytes())
@@ -417,7 +417,7 @@ def test_a_registry_that_cannot_be_reached_for_a_moment_gets_round_no_signature(
     list_refs = catalogue.backend.list_refs
 
     def list_all_but_versions(model, kind):
-        if kind == VERSION:
+        if kind == Kind.VERSION:
             raise RegistryUnavailableError("status 503")
         return list_refs(model, kind)
 

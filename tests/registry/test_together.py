@@ -15,7 +15,7 @@ import pytest
 from ortprep.bundle.digest import digest_bytes
 from ortprep.bundle.verification import check_bundle
 from ortprep.errors import ConflictError, IntegrityError, NotPublishedError, PipelineError, RegistryError
-from ortprep.registry.backend import ALIAS, SIGNATURE, VERSION
+from ortprep.registry.backend import Kind
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue, open_catalogue
 from ortprep.registry.documents import build_version
@@ -197,8 +197,8 @@ def test_two_promotions_at_once_tell_the_one_that_lost(registry, catalogue, tmp_
 
             def put_ref(*args):
                 value(*args)
-                if ALIAS in args:
-                    catalogue.backend.put_ref("net", ALIAS, "production", winner.data)
+                if Kind.ALIAS in args:
+                    catalogue.backend.put_ref("net", Kind.ALIAS, "production", winner.data)
 
             return put_ref if name == "put_ref" else value
 
@@ -226,11 +226,11 @@ def test_a_version_whose_label_is_contested_is_not_relied_on(registry, catalogue
     part = catalogue.read_part("net", first.parts[0].digest)
     contested = build_version("net", [part], label="1.4", published_at="2020-11-23T00:00:00+00:00")
     put_version(catalogue, contested)
-    catalogue.backend.delete_ref("net", VERSION, name_of(first))
+    catalogue.backend.delete_ref("net", Kind.VERSION, name_of(first))
     again = publish(bundle, catalogue)
     assert again.is_new
     assert again.version != contested
-    catalogue.backend.delete_ref("net", VERSION, name_of(contested))
+    catalogue.backend.delete_ref("net", Kind.VERSION, name_of(contested))
     assert publish(bundle, catalogue).version == again.version
 
 
@@ -297,10 +297,10 @@ def test_a_signature_goes_after_its_part_and_no_sooner(registry, catalogue, tmp_
         publish(bundle, catalogue, label=f"v{number}", private_key=private)
     promote(VersionRef("net", "v1"), "production", catalogue)
     collect("net", catalogue, policy=PATIENT, dry_run=False)
-    assert len(catalogue.list_refs("net", SIGNATURE)) == 2, "within the grace period"
+    assert len(catalogue.list_refs("net", Kind.SIGNATURE)) == 2, "within the grace period"
     age(registry)
     collect("net", catalogue, policy=PATIENT, dry_run=False)
-    assert len(catalogue.list_refs("net", SIGNATURE)) == 1
+    assert len(catalogue.list_refs("net", Kind.SIGNATURE)) == 1
     request = PullRequest(VersionRef("net", "production"), public_key=public)
     pull(request, catalogue, tmp_path / "out", hardware=BARE)
 

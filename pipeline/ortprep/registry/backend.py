@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
@@ -27,12 +28,20 @@ MAX_REFS = 10_000
 MAX_LISTING_BYTES = 64 * 1024 * 1024
 """Largest sum of all documents, in bytes, that one listing reads: 10,000 versions of 6 KB, say."""
 
-VERSION, PART, SIGNATURE, MOVE, ALIAS = KINDS = ("versions", "parts", "signatures", "moves", "aliases")
-"""Kinds of refs. All but aliases are named `HEX.REST` after the digest of their document and never change.
 
-REST is the label of a version, and of a signature or a move the `subject_digits` of the part or version that
-it is about. An alias is a pointer that moves: its document is that of a version.
-"""
+class Kind(StrEnum):
+    """The kinds of refs.
+
+    All but aliases are named `HEX.REST` after the digest of their document, and never change. REST is the
+    label of a version, and of a signature or a move the `subject_digits` of the part or version that it is
+    about. An alias is a pointer that moves: its document is that of a version.
+    """
+
+    VERSION = "versions"
+    PART = "parts"
+    SIGNATURE = "signatures"
+    MOVE = "moves"
+    ALIAS = "aliases"
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,7 @@ class Blob:
     Attributes:
         model: The model whose they are.
         digest: Their SHA-256.
-        kind: Kind of the ref whose document they are, "" for a file.
+        kind: Kind of the ref whose document they are; None for a file.
         ref: Name of that ref.
         entry: The file; None for a document.
         part: The part that a file belongs to; None for a document.
@@ -69,7 +78,7 @@ class Blob:
 
     model: str
     digest: str
-    kind: str = ""
+    kind: Kind | None = None
     ref: str = ""
     entry: FileEntry | None = None
     part: Part | None = None
@@ -138,17 +147,17 @@ class Backend(Protocol):
             IntegrityError: The file at `source` has other bytes.
         """
 
-    def list_refs(self, model: str, kind: str) -> Mapping[str, str]:
+    def list_refs(self, model: str, kind: Kind) -> Mapping[str, str]:
         """Returns the names of all refs of a kind, with the digests of their documents.
 
         They include every ref whose `put_ref` returned before this call: publishers rely on it. Refs to parts
         need not be listed.
         """
 
-    def put_ref(self, model: str, kind: str, name: str, data: bytes) -> None:
+    def put_ref(self, model: str, kind: Kind, name: str, data: bytes) -> None:
         """Stores a document under a name; a document that is there already is refreshed."""
 
-    def delete_ref(self, model: str, kind: str, name: str) -> None:
+    def delete_ref(self, model: str, kind: Kind, name: str) -> None:
         """Removes a ref and its document; one that is not there is fine."""
 
     def list_models(self) -> tuple[str, ...]:

@@ -16,16 +16,12 @@ from ortprep.bundle.loader_config import FileEntry, LoaderConfig, read_loader_co
 from ortprep.bundle.manifest import Manifest, read_manifest
 from ortprep.errors import BundleError, IntegrityError, NotPublishedError, RegistryError, SignatureError
 from ortprep.registry.backend import (
-    ALIAS,
     MAX_LISTING_BYTES,
     MAX_REFS,
-    MOVE,
-    PART,
-    SIGNATURE,
-    VERSION,
     Backend,
     Blob,
     Download,
+    Kind,
     Report,
     file_blob,
     ref_name,
@@ -86,7 +82,7 @@ class Catalogue:
     def read_state(self, model: str) -> ModelState:
         """Reads which versions a model has now and what names them."""
         versions = []
-        for data in self._read_documents(model, VERSION, self.list_refs(model, VERSION)):
+        for data in self._read_documents(model, Kind.VERSION, self.list_refs(model, Kind.VERSION)):
             with _skipped(f"a version of {model}"):
                 version = parse_version(data)
                 if version.model == model:
@@ -94,20 +90,20 @@ class Catalogue:
         labels = {version.digest: version.label for version in versions}
         aliases = {
             alias: digest
-            for alias, digest in self.list_refs(model, ALIAS).items()
+            for alias, digest in self.list_refs(model, Kind.ALIAS).items()
             if labels.get(digest) != alias and is_alias_name(alias)
         }
         return build_state(model, versions, aliases)
 
     @_in_time()
-    def list_refs(self, model: str, kind: str) -> Mapping[str, str]:
+    def list_refs(self, model: str, kind: Kind) -> Mapping[str, str]:
         """Returns the names of all refs of a kind, with the digests of their documents."""
         refs = self.backend.list_refs(model, kind)
         if len(refs) > MAX_REFS:
             raise RegistryError(f"too many {kind}: {model}\n  expected at most {MAX_REFS}")
         return refs
 
-    def _read_documents(self, model: str, kind: str, refs: Mapping[str, str]) -> Iterator[bytes]:
+    def _read_documents(self, model: str, kind: Kind, refs: Mapping[str, str]) -> Iterator[bytes]:
         """Yields the documents of refs, without those that are gone or that are not what the ref says.
 
         Raises:
@@ -167,7 +163,7 @@ class Catalogue:
     def read_moves(self, model: str, versions: Iterable[Version]) -> dict[str, tuple[Move, ...]]:
         """Reads every recorded move of every alias to one of some versions, by alias, in order."""
         moves: list[Move] = []
-        for digest, documents in self.read_attached(model, MOVE, list(versions)).items():
+        for digest, documents in self.read_attached(model, Kind.MOVE, list(versions)).items():
             for data in documents:
                 with _skipped(f"a move of an alias of {model}"):
                     move = parse_move(data)
@@ -179,7 +175,7 @@ class Catalogue:
             for alias in sorted({move.alias for move in moves})
         }
 
-    def attach(self, kind: str, subject: Part | Version, data: bytes) -> None:
+    def attach(self, kind: Kind, subject: Part | Version, data: bytes) -> None:
         """Attaches a signature or a move to a part or a version; attaching it again does nothing."""
         document = build_attached(kind, subject, data)
         name = ref_name(digest_bytes(document), subject_digits(subject.digest))
@@ -187,7 +183,7 @@ class Catalogue:
 
     @_in_time()
     def read_attached(
-        self, model: str, kind: str, subjects: Sequence[Part | Version]
+        self, model: str, kind: Kind, subjects: Sequence[Part | Version]
     ) -> dict[str, tuple[bytes, ...]]:
         """Returns what of a kind is attached to parts or versions, by their digests, unchecked."""
         digits = {subject_digits(subject.digest) for subject in subjects}
@@ -208,7 +204,7 @@ class Catalogue:
             IntegrityError: It is not what its digest says, or not of this model.
             NotPublishedError: It is not there.
         """
-        blob = Blob(model, digest, PART, ref_name(digest))
+        blob = Blob(model, digest, Kind.PART, ref_name(digest))
         part = parse_part(self._keep_document(blob, self._fetch_document(blob)))
         if part.model != model:
             raise IntegrityError(f"a part of another model: {digest}\n  expected {model}, got {part.model}")
@@ -238,7 +234,7 @@ class Catalogue:
             parts.append(part)
         if public_key is None:
             return tuple(parts)
-        signatures = self.read_attached(version.model, SIGNATURE, parts)
+        signatures = self.read_attached(version.model, Kind.SIGNATURE, parts)
         verified, problems = [], []
         for part in parts:
             try:
@@ -253,7 +249,7 @@ class Catalogue:
 
     def read_signatures(self, part: Part) -> tuple[bytes, ...]:
         """Reads the signatures of a part, unverified."""
-        return self.read_attached(part.model, SIGNATURE, [part])[part.digest]
+        return self.read_attached(part.model, Kind.SIGNATURE, [part])[part.digest]
 
     def read_records(self, part: Part) -> tuple[LoaderConfig, Manifest]:
         """Reads a part's `loader.json` and `manifest.json`.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from ortprep.registry.backend import ALIAS, MOVE, VERSION, SweepResult, subject_digits
+from ortprep.registry.backend import Kind, SweepResult, subject_digits
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import Version
 from ortprep.registry.versions import ModelState, Move, find_earlier_versions
@@ -80,7 +80,7 @@ def collect(
     kept = choose_kept(state, moves, policy, now=datetime.now(UTC))
     unused = [version for digest, version in state.versions.items() if digest not in kept]
     removed = tuple(version for version in unused if dry_run or _delete_unnamed(version, catalogue))
-    listed_moves = catalogue.list_refs(model, MOVE)
+    listed_moves = catalogue.list_refs(model, Kind.MOVE)
     # Read again before anything is swept: publishers go on meanwhile, and refresh what they rely on.
     remaining = [
         version
@@ -90,7 +90,7 @@ def collect(
     subjects = {subject_digits(version.digest) for version in remaining}
     for name in () if dry_run else listed_moves:
         if name.partition(".")[2] not in subjects:
-            catalogue.backend.delete_ref(model, MOVE, name)
+            catalogue.backend.delete_ref(model, Kind.MOVE, name)
     digests = sorted({part.digest for version in remaining for part in version.parts})
     live = [catalogue.read_part(model, digest) for digest in digests]
     swept = catalogue.backend.sweep(model, live, grace_s=policy.grace_hours * 3600, dry_run=dry_run)
@@ -99,10 +99,10 @@ def collect(
 
 def _delete_unnamed(version: Version, catalogue: Catalogue) -> bool:
     """Deletes a version unless an alias names it by now; says whether it did."""
-    aliases = catalogue.list_refs(version.model, ALIAS)
+    aliases = catalogue.list_refs(version.model, Kind.ALIAS)
     if any(named == version.digest and alias != version.label for alias, named in aliases.items()):
         return False
-    for name, digest in catalogue.list_refs(version.model, VERSION).items():
+    for name, digest in catalogue.list_refs(version.model, Kind.VERSION).items():
         if digest == version.digest:
-            catalogue.backend.delete_ref(version.model, VERSION, name)
+            catalogue.backend.delete_ref(version.model, Kind.VERSION, name)
     return True

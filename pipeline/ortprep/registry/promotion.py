@@ -19,7 +19,7 @@ from ortprep.measuring.change import VERIFICATION, RegressionLimits
 from ortprep.measuring.regression import compare
 from ortprep.measuring.shipped import worst_error
 from ortprep.quoting import quoted
-from ortprep.registry.backend import ALIAS, MOVE
+from ortprep.registry.backend import Kind
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import Part, Version
 from ortprep.registry.references import VersionRef
@@ -92,7 +92,7 @@ def promote(
         )
     state = catalogue.read_state(reference.name)
     version = resolve(state, reference.version, registry=redact_url(catalogue.backend.url))
-    now = catalogue.list_refs(reference.name, ALIAS).get(alias)
+    now = catalogue.list_refs(reference.name, Kind.ALIAS).get(alias)
     serving = None if now is None or now == version.digest else state.versions.get(now)
     forced = _pass_gate(catalogue, version, serving, gate)
     move = Move(alias, version.digest, 1, "promote", "", reason=reason, forced=forced, by=by)
@@ -199,12 +199,12 @@ def _record_and_move(catalogue: Catalogue, version: Version, move: Move) -> Prom
         raise RegistryError(f"too many moves: {model}@{alias}\n  expected a number below {MAX_SEQUENCE}")
     at = datetime.now(UTC).isoformat(timespec="microseconds")
     move = replace(move, sequence=number, at=at, before=before)
-    catalogue.attach(MOVE, version, encode_move(move))
-    backend.put_ref(model, ALIAS, alias, version.data)
+    catalogue.attach(Kind.MOVE, version, encode_move(move))
+    backend.put_ref(model, Kind.ALIAS, alias, version.data)
     after = catalogue.read_state(model)
     if version.digest not in after.versions:
         if before in after.versions:
-            backend.put_ref(model, ALIAS, alias, after.versions[before].data)
+            backend.put_ref(model, Kind.ALIAS, alias, after.versions[before].data)
         raise NotPublishedError(f"version does not exist any more: {model}@{version.digest}")
     if after.aliases.get(alias) != version.digest:
         raise ConflictError(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import ConflictError, SignatureError
-from ortprep.registry.backend import PART, SIGNATURE, VERSION, file_blob, ref_name
+from ortprep.registry.backend import Kind, file_blob, ref_name
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import PROVENANCE, Part, Version, build_version
 from ortprep.registry.part_bundle import PartBundle, read_part_bundle
@@ -92,7 +92,7 @@ def publish(
         verify_part(part, (*catalogue.read_signatures(part), *signatures), public_key)
     uploaded = _upload(part_bundle, bundle, catalogue, observer, repair=repair)
     for signature in signatures:  # one that was there is refreshed: a collection may be about to remove it
-        catalogue.attach(SIGNATURE, part, signature)
+        catalogue.attach(Kind.SIGNATURE, part, signature)
     version = _merge(_Publication(part, catalogue, label, by, host, public_key))
     # A collection that began before may have removed what was there: look again, now that it is named.
     if find_missing(part, catalogue):
@@ -159,7 +159,7 @@ def _upload(
 
         # The largest first, so that none is left over when the others are done.
         run_parallel(upload, sorted(entries, key=lambda entry: -entry.size_bytes))
-    backend.put_ref(part.model, PART, ref_name(part.digest), part.data)
+    backend.put_ref(part.model, Kind.PART, ref_name(part.digest), part.data)
     return progress.total_bytes
 
 
@@ -252,17 +252,17 @@ def claim_label(version: Version, catalogue: Catalogue) -> bool:
     """
     backend, name = catalogue.backend, ref_name(version.digest, version.label)
     deadline_s = time.monotonic() + _CLAIM_TIMEOUT_S
-    backend.put_ref(version.model, VERSION, name, version.data)
+    backend.put_ref(version.model, Kind.VERSION, name, version.data)
     is_contended = False
     while True:
         claims = catalogue.read_state(version.model).labels().get(version.label, ())
         rivals = [claim.digest for claim in claims if claim.digest != version.digest]
         if not rivals:
             if is_contended:  # a registry's own tag of the label may have gone with a rival
-                backend.put_ref(version.model, VERSION, name, version.data)
+                backend.put_ref(version.model, Kind.VERSION, name, version.data)
             return True
         is_contended = True
         if min(rivals) < version.digest or time.monotonic() > deadline_s:
-            backend.delete_ref(version.model, VERSION, name)
+            backend.delete_ref(version.model, Kind.VERSION, name)
             return False
         time.sleep(_POLL_INTERVAL_S)

@@ -3,7 +3,7 @@
 ROOT/NAME/versions/HEX.LABEL                documents by their digests, with what `ref_name` adds
 ROOT/NAME/parts/HEX
 ROOT/NAME/signatures/HEX.PART, moves/HEX.VERSION
-ROOT/NAME/aliases/ALIAS                     the digest of the version that an alias names
+ROOT/NAME/aliases/Kind.ALIAS                     the digest of the version that an alias names
 ROOT/NAME/blobs/HE/HEX                      files by digest: versions that share weights store them once
 """
 
@@ -20,14 +20,11 @@ from ortprep.bundle.digest import PREFIX, digest_bytes, is_digest
 from ortprep.bundle.paths import is_safe_name
 from ortprep.errors import NotPublishedError
 from ortprep.registry.backend import (
-    ALIAS,
     MAX_REFS,
-    PART,
-    SIGNATURE,
-    VERSION,
     Backend,
     Blob,
     Download,
+    Kind,
     Report,
     SweepResult,
     digests_of,
@@ -71,10 +68,10 @@ class DirectoryBackend(Backend):
         if blob.entry is not None:
             self._folder.upload(_place_of(blob), blob.entry, source, report)
 
-    def list_refs(self, model: str, kind: str) -> Mapping[str, str]:
+    def list_refs(self, model: str, kind: Kind) -> Mapping[str, str]:
         folder = _path(model, kind)
         listed = [name for name in self._folder.list_names(folder) if is_safe_name(name)][: MAX_REFS + 1]
-        if kind != ALIAS:
+        if kind != Kind.ALIAS:
             return digests_of(listed)
 
         def read(name: str) -> str:
@@ -85,10 +82,12 @@ class DirectoryBackend(Backend):
 
         return {name: text for name, text in map_parallel(read, listed).items() if is_digest(text)}
 
-    def put_ref(self, model: str, kind: str, name: str, data: bytes) -> None:
-        self._folder.write(_path(model, kind, name), digest_bytes(data).encode() if kind == ALIAS else data)
+    def put_ref(self, model: str, kind: Kind, name: str, data: bytes) -> None:
+        self._folder.write(
+            _path(model, kind, name), digest_bytes(data).encode() if kind == Kind.ALIAS else data
+        )
 
-    def delete_ref(self, model: str, kind: str, name: str) -> None:
+    def delete_ref(self, model: str, kind: Kind, name: str) -> None:
         self._folder.delete(_path(model, kind, name))
 
     def list_models(self) -> tuple[str, ...]:
@@ -96,19 +95,19 @@ class DirectoryBackend(Backend):
         if self._folder.is_absent():
             raise NotPublishedError(f"no registry found: {self._folder.name}\n  expected a folder, got none")
         names = sorted(name for name in self._folder.list_names("") if is_safe_name(name))
-        return tuple(name for name in names if {VERSION, _BLOBS} & set(self._folder.list_names(name)))
+        return tuple(name for name in names if {Kind.VERSION, _BLOBS} & set(self._folder.list_names(name)))
 
     def sweep(self, model: str, live: Collection[Part], *, grace_s: float, dry_run: bool) -> SweepResult:
         blobs = {_blob_path(model, entry.sha256) for part in live for entry in part.files}
-        documents = {_path(model, PART, ref_name(part.digest)) for part in live}
+        documents = {_path(model, Kind.PART, ref_name(part.digest)) for part in live}
         subjects = {subject_digits(part.digest) for part in live}
         signed = {
-            _path(model, SIGNATURE, name)
-            for name in self._folder.list_names(_path(model, SIGNATURE))
+            _path(model, Kind.SIGNATURE, name)
+            for name in self._folder.list_names(_path(model, Kind.SIGNATURE))
             if name.partition(".")[2] in subjects
         }
-        self._sweep(_path(model, SIGNATURE), signed, grace_s, dry_run=dry_run)
-        parts = self._sweep(_path(model, PART), documents, grace_s, dry_run=dry_run)
+        self._sweep(_path(model, Kind.SIGNATURE), signed, grace_s, dry_run=dry_run)
+        parts = self._sweep(_path(model, Kind.PART), documents, grace_s, dry_run=dry_run)
         files = self._sweep(_path(model, _BLOBS), blobs, grace_s, dry_run=dry_run)
         digests = tuple(PREFIX + path.rpartition("/")[2] for path in parts)
         return SweepResult(digests, len(files), sum(files.values()))

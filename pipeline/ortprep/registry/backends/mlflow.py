@@ -22,19 +22,7 @@ from ortprep.bundle.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES
 from ortprep.bundle.paths import is_safe_name
 from ortprep.errors import NotPublishedError, RegistryError, RegistryUnavailableError
 from ortprep.quoting import quoted
-from ortprep.registry.backend import (
-    ALIAS,
-    MOVE,
-    PART,
-    SIGNATURE,
-    VERSION,
-    Backend,
-    Blob,
-    Download,
-    Report,
-    SweepResult,
-    digests_of,
-)
+from ortprep.registry.backend import Backend, Blob, Download, Kind, Report, SweepResult, digests_of
 from ortprep.registry.backends.mlflow_run import TAG_KIND, TAG_PART, build_batch, describe_part, join_texts
 from ortprep.registry.backends.mlflow_server import (
     EXISTS,
@@ -116,7 +104,7 @@ class MlflowBackend(Backend):
         return True
 
     def get_blob(self, blob: Blob, offset: int = 0) -> AbstractContextManager[Download]:
-        if blob.kind not in ("", PART):
+        if blob.kind not in (None, Kind.PART):
             if blob.digest not in self._documents:
                 self.list_refs(blob.model, blob.kind)
             if blob.digest not in self._documents:
@@ -142,16 +130,16 @@ class MlflowBackend(Backend):
 
     # Refs
 
-    def list_refs(self, model: str, kind: str) -> Mapping[str, str]:
-        if kind == ALIAS:
+    def list_refs(self, model: str, kind: Kind) -> Mapping[str, str]:
+        if kind == Kind.ALIAS:
             return self._list_aliases(model)
-        if kind == SIGNATURE:
+        if kind == Kind.SIGNATURE:
             tagged: Iterable[Mapping[str, str]] = (run.tags for run in self._list_runs(model))
         else:
-            tagged = () if kind == PART else self._list_versions(model).values()
+            tagged = () if kind == Kind.PART else self._list_versions(model).values()
         return {name: digest for tags in tagged for name, digest in self._read_tags(kind, tags).items()}
 
-    def _read_tags(self, kind: str, tags: Mapping[str, str]) -> dict[str, str]:
+    def _read_tags(self, kind: Kind, tags: Mapping[str, str]) -> dict[str, str]:
         """Returns the refs of a kind that are among tags, and remembers their documents."""
         start = f"ortprep.{kind}."
         texts = {name.removeprefix(start): text for name, text in tags.items() if name.startswith(start)}
@@ -184,20 +172,20 @@ class MlflowBackend(Backend):
         return [
             (digest, str(number))
             for number, tags in listed
-            for digest in self._read_tags(VERSION, tags).values()
+            for digest in self._read_tags(Kind.VERSION, tags).values()
         ]
 
-    def put_ref(self, model: str, kind: str, name: str, data: bytes) -> None:
+    def put_ref(self, model: str, kind: Kind, name: str, data: bytes) -> None:
         """Stores a document; MLflow keeps `latest` and `v1` for itself, and takes no dots in aliases."""
         tag = {"key": f"ortprep.{kind}.{name}", "value": data.decode()}
-        if kind == PART:
+        if kind == Kind.PART:
             self._put_part(parse_part(data))
-        elif kind == VERSION:
+        elif kind == Kind.VERSION:
             self._put_version(parse_version(data), tag)
-        elif kind == SIGNATURE:
+        elif kind == Kind.SIGNATURE:
             run = self._get_run(model, parse_attached(data, kind)[0])
             self._server.call("POST", "runs/set-tag", run_id=run.run_id, **tag)
-        elif kind == MOVE:
+        elif kind == Kind.MOVE:
             number = self._number_of(model, parse_attached(data, kind)[0])
             self._server.call("POST", "model-versions/set-tag", name=model, version=number, **tag)
         else:
@@ -231,9 +219,9 @@ class MlflowBackend(Backend):
         for number in [number for one, number in self._number_versions(model) if one == version.digest][1:]:
             self._delete_version(model, number)
 
-    def delete_ref(self, model: str, kind: str, name: str) -> None:
+    def delete_ref(self, model: str, kind: Kind, name: str) -> None:
         """Removes a version, with its moves; what is a tag goes with what has it."""
-        for digest, number in self._number_versions(model) if kind == VERSION else ():
+        for digest, number in self._number_versions(model) if kind == Kind.VERSION else ():
             if digest == PREFIX + name.partition(".")[0]:
                 self._delete_version(model, number)
 

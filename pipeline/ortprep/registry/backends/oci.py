@@ -24,15 +24,11 @@ from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import BundleError, NotPublishedError, RegistryError, RegistryUnavailableError
 from ortprep.quoting import quoted
 from ortprep.registry.backend import (
-    ALIAS,
     MAX_LISTING_BYTES,
-    MOVE,
-    PART,
-    SIGNATURE,
-    VERSION,
     Backend,
     Blob,
     Download,
+    Kind,
     Report,
     SweepResult,
     digests_of,
@@ -49,7 +45,7 @@ _HALF_WRITTEN = "DIGEST_INVALID"
 """What a registry says of a manifest put by tag, which has no digest to be wrong: it read one of its own
 links while another push wrote it (CNCF Distribution 2.8 on a file system does not replace them at once)."""
 
-_OWN, _PREFIXES = "_", {VERSION: "_v.", SIGNATURE: "_s.", MOVE: "_m."}
+_OWN, _PREFIXES = "_", {Kind.VERSION: "_v.", Kind.SIGNATURE: "_s.", Kind.MOVE: "_m."}
 _ACCEPT = {"Accept": f"{MANIFEST}, {INDEX}"}
 _MAX_PAGE_BYTES = 32 * 1024 * 1024
 _MAX_PAGES, _MAX_NAMES = 10_000, 80_000
@@ -139,17 +135,17 @@ class OciBackend(Backend):
 
         with_retries(send)
 
-    def list_refs(self, model: str, kind: str) -> Mapping[str, str]:
+    def list_refs(self, model: str, kind: Kind) -> Mapping[str, str]:
         """Returns the refs of a kind, but to parts; versions that another tool copied here are among them."""
-        if kind == PART:
+        if kind == Kind.PART:
             return {}
         tags = self._list_tags(model)
         plain = [tag for tag in tags if not tag.startswith(_OWN)]
-        if kind == ALIAS:
+        if kind == Kind.ALIAS:
             return self._read_tags(model, plain)
         start = _PREFIXES[kind]
         refs = digests_of(tag.removeprefix(start) for tag in tags if tag.startswith(start))
-        if kind == VERSION:
+        if kind == Kind.VERSION:
             labels = {name.partition(".")[2] for name in refs}
             others = self._read_tags(model, [tag for tag in plain if tag not in labels])
             refs |= {ref_name(digest): digest for digest in {*others.values()} - {*refs.values()}}
@@ -165,20 +161,20 @@ class OciBackend(Backend):
         digests = map_parallel(lambda tag: self._digest_of(model, tag), tags)
         return {tag: digest for tag, digest in digests.items() if digest}
 
-    def put_ref(self, model: str, kind: str, name: str, data: bytes) -> None:
+    def put_ref(self, model: str, kind: Kind, name: str, data: bytes) -> None:
         """Pushes a document under its tag; a part under none, since versions list it.
 
         A version also gets its label as a tag, unless something has that tag.
         """
-        if kind in (VERSION, ALIAS):
+        if kind in (Kind.VERSION, Kind.ALIAS):
             self._put_manifest(model, _PREFIXES.get(kind, "") + name, data, INDEX)
             label = name.partition(".")[2]
-            if kind == VERSION and label and not self._digest_of(model, label):
+            if kind == Kind.VERSION and label and not self._digest_of(model, label):
                 self._put_manifest(model, label, data, INDEX)
             return
         self._put_empty(model)
         self._put_manifest(
-            model, f"{_PREFIXES[kind]}{name}" if kind != PART else digest_bytes(data), data, MANIFEST
+            model, f"{_PREFIXES[kind]}{name}" if kind != Kind.PART else digest_bytes(data), data, MANIFEST
         )
 
     def _put_empty(self, model: str) -> None:
@@ -227,12 +223,12 @@ class OciBackend(Backend):
         path, limit = f"manifests/{name}", MAX_DOCUMENT_BYTES
         return self._fetch("GET", model, path, "read a manifest", headers=_ACCEPT, limit_bytes=limit)[1]
 
-    def delete_ref(self, model: str, kind: str, name: str) -> None:
+    def delete_ref(self, model: str, kind: Kind, name: str) -> None:
         """Removes a document with all of its tags; of signatures and moves, none that is not what it says."""
         for digest in digests_of([name]).values():
             with suppress(NotPublishedError, BundleError):
                 # Registries delete by digest: a tag of somebody's could name what is in use.
-                if kind in (SIGNATURE, MOVE):
+                if kind in (Kind.SIGNATURE, Kind.MOVE):
                     subject, _ = parse_attached(self._read_manifest(model, digest), kind)
                     if subject_digits(subject) != name.partition(".")[2]:
                         continue
@@ -265,7 +261,9 @@ class OciBackend(Backend):
         models = sorted({name for name in names if _MODEL.fullmatch(name)})
         listed = map_parallel(self._list_tags, models)
         return tuple(
-            model for model, tags in listed.items() if any(tag.startswith(_PREFIXES[VERSION]) for tag in tags)
+            model
+            for model, tags in listed.items()
+            if any(tag.startswith(_PREFIXES[Kind.VERSION]) for tag in tags)
         )
 
     def sweep(self, model: str, live: Collection[Part], *, grace_s: float, dry_run: bool) -> SweepResult:
