@@ -57,9 +57,9 @@ def start_program(program: Sequence[str], bundles: Sequence[str], *, verbose: bo
 
 def print_environment(bundles: Sequence[str], *, verbose: bool) -> None:
     """Writes the variables that do what the command does, one per line; raises as `dropin_environment`."""
-    from ortprep.runtime.dropin.launch import SIGNATURE_VARIABLE, dropin_environment
+    from ortprep.runtime.dropin.launch import FORK_VARIABLE, SIGNATURE_VARIABLE, dropin_environment
 
     environment = dropin_environment(bundles, os.environ, verbose=verbose)
     for name, value in sorted(environment.items()):
-        if os.environ.get(name) != value or name == SIGNATURE_VARIABLE:
+        if os.environ.get(name) != value or name in (FORK_VARIABLE, SIGNATURE_VARIABLE):
             sys.stdout.write(f"{name}={value}\n")

@@ -147,6 +147,13 @@ def test_install_asks_for_forks_in_code(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_printed_environment_asks_for_forks(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ortprep", "run", "--bundles", str(tmp_path), "--print-environment"]
+    environment = {**os.environ, "ORTPREP_FORK": "1", "PYTHONPATH": str(REPOSITORY / "pipeline")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert "ORTPREP_FORK=1" in done.stdout.splitlines()
+
+
 def free_port() -> int:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
