@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import importlib.util
 import json
 import os
@@ -12,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -192,7 +192,7 @@ def ask(url: str) -> tuple[float, int, bool] | None:
             return value, pid, is_inherited
     except TimeoutError:
         pytest.fail("a request hung")
-    except (urllib.error.URLError, OSError, ValueError):
+    except (OSError, http.client.HTTPException):
         return None
 
 
