@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ortprep.bundle.loader_config import read_loader_config, write_loader_config
 from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.cluster import OnnxPredictor, ServeConfig, pin_bundle
 from ortprep.errors import NotPublishedError
@@ -21,7 +23,7 @@ from tests.cluster.serving.builders import deployed
 from tests.cluster.test_data import BIAS, rows, write_net
 from tests.fakes import wait_for
 from tests.prepare.builders import Project
-from tests.runtime.builders import write_bundle
+from tests.runtime.builders import write_bundle, write_record
 
 pytestmark = [
     pytest.mark.slow,
@@ -121,6 +123,8 @@ def test_a_dataset_is_answered_row_by_row_on_all_nodes(nodes: SmallCluster, tmp_
     import ray.data
 
     folder, url = write_net(tmp_path / "net", 4), (tmp_path / "registry").as_uri()
+    write_loader_config(folder, dataclasses.replace(read_loader_config(folder), name="linear"))
+    write_record(folder)  # the manifest that a registry wants; its model is called so
     with open_catalogue(url) as catalogue:
         publish(folder, catalogue)
     ray.data.DataContext.get_current().enable_progress_bars = False
@@ -130,7 +134,7 @@ def test_a_dataset_is_answered_row_by_row_on_all_nodes(nodes: SmallCluster, tmp_
     answers = dataset.map_batches(
         OnnxPredictor,
         fn_constructor_kwargs={
-            "bundle": pin_bundle(f"{url}/net"),
+            "bundle": pin_bundle(f"{url}/linear"),
             "columns": {"x": "data"},
             "constants": BIAS,
             "outputs": ["y"],
