@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from ortprep.adopt.kept_inputs import choose_spread
 from ortprep.adopt.model_use import ModelUse, merge_uses
 from ortprep.adopt.observation import ModelRecord, ProcessRecord
 from ortprep.adopt.spec_options import SpecOptions, options_of
 from ortprep.bundle.digest import DigestCache
 from ortprep.errors import PipelineError, SourceError
-from ortprep.init import find_spec_name, init_spec
+from ortprep.init import choose_name, find_spec_name, init_spec
 from ortprep.options import NEWEST
 from ortprep.stages.fetch.external_data import digest_beside
 from ortprep.stages.fetch.inspection import inspect_file
 from ortprep.versions import installed_onnxruntime
+
+SAMPLES_FOLDER = "samples"
+"""Folder, beside the specs, of real inputs: a folder per spec."""
 
 MODELS_FOLDER = "models"
 """Folder, beside the specs, of models that the application had as bytes."""
@@ -39,6 +44,7 @@ class AdoptedModel:
         is_new: Whether the spec was written now; False for one that was there and was left as it is.
         problem: Why there is no spec, or what is wrong with it; "" for nothing.
         left_out: Options of the application that the spec does not keep.
+        samples: Number of real inputs that were kept for the spec.
     """
 
     model: str
@@ -47,6 +53,7 @@ class AdoptedModel:
     is_new: bool
     problem: str
     left_out: tuple[str, ...]
+    samples: int = 0
 
 
 def adopt_models(
@@ -55,6 +62,8 @@ def adopt_models(
     folder: Path,
     *,
     force: bool = False,
+    max_inputs: int = 0,
+    convert: Mapping[str, Any] | None = None,
     say: Callable[[str], None] = lambda _line: None,
 ) -> tuple[AdoptedModel, ...]:
     """Writes the specs and returns what came of each model, in the order of their first session.
@@ -64,6 +73,8 @@ def adopt_models(
         records: Folder of the records, with the models that were given as bytes.
         folder: Where specs are written.
         force: Whether to replace specs that are there.
+        max_inputs: Maximum number of real inputs to keep for each spec, of those that were recorded.
+        convert: Section `convert` of the specs, for models with at least two such inputs; None for none.
         say: Takes what is going on.
 
     Raises:
@@ -78,29 +89,31 @@ def adopt_models(
             ids = inspect_file(_locate(record, records), name=_describe(record)).interface.index_bounds
         use = merge_uses(group, ids=ids)
         options = options_of(use, version=installed_onnxruntime() or NEWEST)
-        result, name, problem = None, None, ""
+        result, name, problem, samples = None, None, "", 0
         try:
             model = _locate(record, records)
             if record.path is None:
                 model = _keep(model, folder)
             name = find_spec_name(model, folder)
             if name is None or force:
+                name = name or _name(model, folder) or choose_name(model, folder)
+                samples = _keep_samples(group, records, folder / SAMPLES_FOLDER / name, max_inputs)
+                options = options.with_samples(f"{SAMPLES_FOLDER}/{name}/*.npz", samples, convert)
                 result = init_spec(
                     model,
                     folder=folder,
-                    name=name or _name(model, folder),
+                    name=name,
                     observed={name: one for name, one in use.inputs.items() if name in use.model.inputs},
                     sections=options.sections,
                     say=say,
                 )
                 text = "\n".join([*_header(use, options, processes[0].program), result.text])
                 replace(result, text=text).write(force=force)
-                name = result.spec.name
                 problem = "" if result.question is None else f"did not run: {result.question.text}"
         except PipelineError as error:
             result, name, problem = None, None, error.message
         adopted.append(
-            AdoptedModel(_describe(record), use, name, result is not None, problem, options.left_out)
+            AdoptedModel(_describe(record), use, name, result is not None, problem, options.left_out, samples)
         )
     return tuple(adopted)
 
@@ -151,6 +164,21 @@ def _keep(saved: Path, folder: Path) -> Path:
     copy.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(saved, copy)
     return copy
+
+
+def _keep_samples(group: Sequence[ModelRecord], records: Path, folder: Path, limit: int) -> int:
+    """Copies real inputs of a model to where only this user reads them, and returns their number."""
+    files = [records / Path(name).name for record in group for name in record.kept]
+    chosen = choose_spread([file for file in files if file.is_file()], limit)
+    if chosen:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for old in folder.glob("[0-9][0-9][0-9][0-9].npz"):
+            old.unlink()
+    for number, file in enumerate(chosen):
+        copy = folder / f"{number:04}.npz"
+        copy.touch(mode=0o600, exist_ok=False)
+        shutil.copyfile(file, copy)
+    return len(chosen)
 
 
 def _name(model: Path, folder: Path) -> str | None:

@@ -66,6 +66,7 @@ class ModelRecord:
         loads: Number of sessions.
         runs: Number of runs of all of them.
         feeds: Runs by their shapes; other runs had yet other shapes.
+        kept: Names of the files beside the record that hold real inputs; none unless they were asked for.
     """
 
     path: str | None
@@ -80,6 +81,7 @@ class ModelRecord:
     loads: int = 0
     runs: int = 0
     feeds: tuple[FeedRecord, ...] = ()
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ortprep.adopt.observation import ProcessRecord
-from ortprep.adopt.recorder import RECORDS_VARIABLE
+from ortprep.adopt.recorder import INPUTS_VARIABLE, RECORDS_VARIABLE
 from ortprep.bundle.codec import decode, read_json
 from ortprep.errors import BundleError, LaunchError, ProgramNotFoundError, SpecError
 from ortprep.runtime.dropin.import_hook import startup_environment
@@ -21,7 +21,7 @@ MAX_RECORDS = 4096
 _RECORDER = "ortprep.adopt.recorder:record_in"
 
 
-def run_recorded(command: Sequence[str], records: Path) -> int:
+def run_recorded(command: Sequence[str], records: Path, *, max_inputs: int = 0) -> int:
     """Runs a command to its end and returns its exit code, as a shell reports it.
 
     The command has this process's streams. Ctrl-C reaches it, and this process waits for it.
@@ -29,12 +29,14 @@ def run_recorded(command: Sequence[str], records: Path) -> int:
     Args:
         command: Program and arguments.
         records: Folder for the records of its Python processes.
+        max_inputs: Number of real inputs that each process keeps of each model, in that folder.
 
     Raises:
         ProgramNotFoundError: There is no such program.
         LaunchError: It cannot be run.
     """
-    environment = startup_environment(_RECORDER, {**os.environ, RECORDS_VARIABLE: str(records)})
+    own = {RECORDS_VARIABLE: str(records), INPUTS_VARIABLE: str(max_inputs)}
+    environment = startup_environment(_RECORDER, {**os.environ, **own})
     try:
         process = subprocess.Popen(command, env=environment)
     except OSError as error:

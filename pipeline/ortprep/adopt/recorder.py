@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from ortprep.adopt.kept_inputs import InputKeeper
 from ortprep.adopt.observation import MAX_FEEDS, MAX_MODELS, ModelObserver, ModelRecord, ProcessRecord
 from ortprep.bundle.atomic import write_bytes_atomic
 from ortprep.bundle.codec import MAX_JSON_BYTES, check_json_values, encode, format_json
@@ -35,6 +36,9 @@ log = logging.getLogger(__name__)
 RECORDS_VARIABLE = "ORTPREP_RECORDS"
 """Folder that processes write their records to."""
 
+INPUTS_VARIABLE = "ORTPREP_RECORD_INPUTS"
+"""How many real inputs of each model a process keeps beside its record; none if it is not set."""
+
 MAX_SAVED_BYTES = 4 * 2**30
 """Maximum size of all models that one process was given as bytes and that are kept."""
 
@@ -47,11 +51,12 @@ class Recorder:
     functions, leaves out its last runs, at most half of them.
 
     Args:
-        folder: Where records and models given as bytes go; it exists.
+        folder: Where records, models given as bytes and inputs go; it exists.
+        max_inputs: Number of inputs to keep of each model.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, *, max_inputs: int = 0) -> None:
+        self._folder, self._limit = folder, max_inputs
         self._restart()
 
     def start(self) -> None:
@@ -63,6 +68,7 @@ class Recorder:
         self._lock = threading.RLock()  # a signal's handler may run sessions in the middle of anything
         self._file = self._folder / f"{os.getpid()}-{os.urandom(8).hex()}.json"
         self._models: dict[str, ModelObserver] = {}
+        self._keepers: dict[ModelObserver, InputKeeper] = {}
         self._saved: dict[str, int] = {}
         self._lost = 0
 
@@ -75,6 +81,9 @@ class Recorder:
                 self._lost += 1
                 return None
             observer = self._models.setdefault(key, ModelObserver(model))
+            if self._limit and observer not in self._keepers:
+                prefix = f"{self._file.stem}-{len(self._keepers)}"
+                self._keepers[observer] = InputKeeper(self._folder, prefix, self._limit)
             observer.loads += 1
             self.write()
             return observer
@@ -82,7 +91,10 @@ class Recorder:
     def ran(self, observer: ModelObserver, feed: Mapping[str, Any]) -> None:
         """Records a run; `feed` as ONNX Runtime takes it."""
         with self._lock:
-            is_new = observer.add(dict(_normalise(feed)))
+            arrays = dict(_normalise(feed))
+            is_new = observer.add(arrays)
+            if observer in self._keepers:
+                self._keepers[observer].add(arrays)
             if is_new or observer.runs & (observer.runs - 1) == 0:
                 self.write()
 
@@ -100,12 +112,16 @@ class Recorder:
                 pid=os.getpid(),
                 program=_name_program(),
                 onnxruntime=sys.modules["onnxruntime"].__version__,
-                models=tuple(one.observed() for one in self._models.values()),
+                models=tuple(self._observed(one) for one in self._models.values()),
                 lost=self._lost,
                 ended=ended,
             )
             # Nobody reads it after a power cut, so it need not wait for the disk.
             write_bytes_atomic(self._file, _format_within_limits(record), durable=False)
+
+    def _observed(self, observer: ModelObserver) -> ModelRecord:
+        keeper = self._keepers.get(observer)
+        return replace(observer.observed(), kept=() if keeper is None else keeper.files)
 
     def _describe(self, session: Any, request: SessionRequest) -> ModelRecord:
         path = saved = None
@@ -152,7 +168,8 @@ def record_in(onnxruntime: Any) -> None:
         onnxruntime: The module, just imported: `ortprep.runtime.dropin.import_hook` calls this with it.
     """
     with _nothing_raised():
-        recorder = Recorder(Path(os.environ[RECORDS_VARIABLE]))
+        limit = int(os.environ.get(INPUTS_VARIABLE, 0))
+        recorder = Recorder(Path(os.environ[RECORDS_VARIABLE]), max_inputs=limit)
         recorder.start()
         watch_options(onnxruntime)
         put_in_place(onnxruntime, recording_class(onnxruntime.InferenceSession, recorder))

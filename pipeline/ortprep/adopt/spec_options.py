@@ -15,6 +15,7 @@ from ortprep.options import (
     check_session_config,
 )
 from ortprep.runtime.loading.session import CPU
+from ortprep.stages.core.inputs.agreement import MIN_AUTO_SAMPLES
 
 _PLACED_BY_JOB = frozenset({"device_id", "user_compute_stream"})
 """Provider options that belong to one process, not to a bundle."""
@@ -31,6 +32,28 @@ class SpecOptions:
 
     sections: Mapping[str, Any]
     left_out: tuple[str, ...]
+
+    def with_samples(self, pattern: str, count: int, convert: Mapping[str, Any] | None) -> SpecOptions:
+        """Returns the options with real inputs, and with a conversion if there are enough of them.
+
+        Args:
+            pattern: The glob of their files.
+            count: Number of files.
+            convert: Section `convert`; None for none.
+        """
+        sections, left_out = dict(self.sections), self.left_out
+        if count:
+            sections["samples"] = pattern
+            # The inputs have shapes of their own, which nobody weighed.
+            tune = {
+                name: value for name, value in sections.pop("tune", {}).items() if name != "shape_weights"
+            }
+            sections |= {"tune": tune} if tune else {}
+        if convert is not None and count >= MIN_AUTO_SAMPLES:
+            sections["convert"] = convert
+        elif convert is not None:
+            left_out += (f"precision: expected at least {MIN_AUTO_SAMPLES} runs with arrays, got {count}",)
+        return SpecOptions(sections, left_out)
 
 
 def options_of(use: ModelUse, *, version: str) -> SpecOptions:

@@ -35,6 +35,56 @@ class OutputAccuracy:
 
 
 @dataclass(frozen=True)
+class SampleSet:
+    """Real inputs: how many, and the digest of the list of their digests. The inputs stay with the spec."""
+
+    count: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class ApplicationVerdict:
+    """What an application answered with converted models, beside what it answers without.
+
+    Attributes:
+        program: Name of the program; its arguments may be secrets.
+        compared: What was compared: `stdout`, a file, or a function.
+        agreement: From 0 to 1; of lines the share that is equal.
+        min_agreement: What the spec requires.
+        lines: Number of lines that were compared; 0 for a function.
+        equal: Number of those that were equal.
+        plain_s: Seconds of the program's run without bundles.
+        run_s: Seconds of its run with them.
+        reason: Why it does not count, whatever the agreement; "" if it does.
+    """
+
+    program: str
+    compared: str
+    agreement: float
+    min_agreement: float
+    lines: int = 0
+    equal: int = 0
+    plain_s: float = 0.0
+    run_s: float = 0.0
+    reason: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the answers are near enough."""
+        return not self.reason and self.agreement >= self.min_agreement
+
+    def __str__(self) -> str:
+        """Returns a sentence: `app.py: 8.3 → 5.1 s, 104 of 104 lines of stdout the same`."""
+        if self.reason:
+            return f"{self.program}: {self.reason}"
+        same = f"{self.equal} of {self.lines} lines of {self.compared} the same"
+        if not self.lines:
+            same = f"agreement {self.agreement:.4g} by {self.compared}"
+        expected = "" if self.holds else f", expected at least {self.min_agreement:.4g}"
+        return f"{self.program}: {self.plain_s:.1f} → {self.run_s:.1f} s, {same}{expected}"
+
+
+@dataclass(frozen=True)
 class PrecisionStep:
     """One step of the ladder of precisions that was tried.
 
@@ -70,6 +120,9 @@ class ConversionRecord:
         fused_by: Package and version that fused; "" for none.
         steps: Every step of the ladder that was tried, the taken one last.
         gate: Thresholds that are set, by output, "" for those without any of their own.
+        calibration: Inputs that ranges of activations were learned from; None for none.
+        judged_on: The spec's own samples that the answers were judged on; None for none.
+        verdict: What the application answered with the packaged bundle; None where the spec has no judge.
     """
 
     asked: str
@@ -79,6 +132,9 @@ class ConversionRecord:
     fused_by: str = ""
     steps: tuple[PrecisionStep, ...] = ()
     gate: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    calibration: SampleSet | None = None
+    judged_on: SampleSet | None = None
+    verdict: ApplicationVerdict | None = None
 
 
 def computes_with_integers(record: ConversionRecord | None) -> bool:

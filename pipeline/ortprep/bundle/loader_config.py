@@ -151,6 +151,8 @@ class Variant:
         bucket: Whether it is there for batches of these sizes only, beside one for all.
         golden: Its own golden sample; None for the bundle's.
         half_io: Whether its float32 inputs and outputs, as the bundle lists them, are float16.
+        judged: Whether the application that uses the model judged its precision, so that its sessions may be
+            of this variant though it asks for none.
     """
 
     name: str
@@ -167,6 +169,7 @@ class Variant:
     bucket: bool = False
     golden: Golden | None = None
     half_io: bool = False
+    judged: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -15,6 +16,14 @@ from ortprep.errors import SpecError
 from ortprep.quoting import quoted
 from ortprep.tables import Table, fill_table
 from ortprep.versions import installed_onnxruntime
+
+MAX_INPUTS = 1024
+_DEFAULT_INPUTS = 32
+_KEEPING = (
+    "keeping up to {} real inputs of each model below {}, readable by you only: they may be private; "
+    "no bundle and no registry gets them"
+)
+AUTO = "auto"
 
 if TYPE_CHECKING:
     from ortprep.adopt.adoption import AdoptedModel
@@ -27,18 +36,44 @@ def adopt(
     ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the specs.")] = CONFIGS,
     force: Annotated[bool, typer.Option("--force", help="Replace existing specs.")] = False,
+    record_inputs: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            max=MAX_INPUTS,
+            help="Keep up to N real inputs of each model, which may be private, beside the specs.",
+        ),
+    ] = 0,
+    precision: Annotated[
+        Literal["fp32", "auto"],
+        typer.Option(help="auto: also prepare int8 where it is faster; it keeps 32 real inputs by default."),
+    ] = "fp32",
+    judge: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHAT",
+            help="Let the program judge it: stdout, a file that it writes, or your file.py:function.",
+        ),
+    ] = None,
     json: AsJson = False,
 ) -> Output:
     """Run `ortprep adopt -- python app.py` once to get a spec for each model that the program loads."""
     if not program:
         raise typer.BadParameter("expected a program, as in: ortprep adopt -- python app.py")
+    if judge is not None and precision != AUTO:
+        raise typer.BadParameter("expected --precision auto with --judge")
+    convert = _convert_section(program, out, judge) if precision == AUTO else None
+    max_inputs = record_inputs or (_DEFAULT_INPUTS if precision == AUTO else 0)
     check_writable(out, hint=f"ortprep adopt --out FOLDER -- {quoted(*program)}")
-    from ortprep.adopt.adoption import adopt_models
+    from ortprep.adopt.adoption import SAMPLES_FOLDER, adopt_models
     from ortprep.adopt.recorded_run import read_records, run_recorded
     from ortprep.children.scratch_folder import scratch_folder
 
     with scratch_folder("ortprep-adopt-") as records:
-        code = run_recorded(program, records)
+        if max_inputs:
+            echo(_KEEPING.format(max_inputs, out / SAMPLES_FOLDER))
+        code = run_recorded(program, records, max_inputs=max_inputs)
         if code:
             echo(f"{program[0]} ended with exit code {code}")
         try:
@@ -47,10 +82,22 @@ def adopt(
             if code:
                 raise typer.Exit(code) from None
             raise
-        models = adopt_models(processes, records, out, force=force, say=echo)
+        models = adopt_models(
+            processes, records, out, force=force, max_inputs=max_inputs, convert=convert, say=echo
+        )
     _warn(processes)
     failed = SpecError.exit_code if any(model.problem for model in models) else 0
     return Output(models, _report(models, out), exit_code=code or failed)
+
+
+def _convert_section(program: Sequence[str], out: Path, judge: str | None) -> dict[str, Any]:
+    """Returns the section `convert` of the specs; paths in it are relative to them."""
+    section: dict[str, Any] = {"precision": AUTO}
+    if judge is not None:
+        file, separator, function = judge.rpartition(":")
+        own = f"{os.path.relpath(file, out)}:{function}" if separator and file.endswith(".py") else judge
+        section["judge"] = {"run": list(program), "folder": os.path.relpath(Path.cwd(), out), "compare": own}
+    return section
 
 
 def _warn(processes: Sequence[ProcessRecord]) -> None:

@@ -112,6 +112,11 @@ def _describe_conversion(conversion: ConversionRecord) -> Iterator[str]:
         yield f"  fused by {conversion.fused_by}: {fused}"
     if conversion.binding:
         yield f"  bound to {', '.join(f'{name}={size}' for name, size in conversion.binding.items())}"
+    for what, samples in (("calibrated", conversion.calibration), ("judged", conversion.judged_on)):
+        if samples is not None:
+            yield f"  {what} on {count_of(samples.count, 'input')} ({samples.digest})"
+    if conversion.verdict is not None:
+        yield f"  judged by {conversion.verdict}"
     for step in conversion.steps:
         outcome = step.outcome.splitlines()[0]
         unconverted = f"; {len(step.kept)} of {step.nodes} nodes left in fp32" if step.kept else ""

@@ -15,15 +15,21 @@ from ortprep.bundle.loader_config import (
     FileEntry,
     Golden,
     LoaderConfig,
+    Requirements,
     TensorSpec,
     Tolerance,
     Variant,
+    VersionRange,
     write_loader_config,
 )
+from ortprep.bundle.session_record import SessionPlan
 from ortprep.bundle.verification import describe_files
 from ortprep.children.child import run_child
+from ortprep.runtime.loading.session import CUDA
 
-_NAME = "staged"
+STAGED_VARIANT = _NAME = "staged"
+"""The one variant of a staged bundle, and the bundle."""
+
 _NO_GOLDEN = Golden(FileEntry("golden.npz", 0, digest_bytes(b"")), Tolerance(0.0, 0.0))
 
 
@@ -69,13 +75,32 @@ class StagedBundles:
             self._remembered[bundle] = stamps
         return bundle
 
-    def _write(self, bundle: Path, model: Path, variant: Variant) -> None:
+    def stage_judged(self, plan: SessionPlan, source: tuple[FileEntry, ...]) -> Path:
+        """Returns the folder of a bundle that an application's sessions of a source come from.
+
+        Raises:
+            OSError: The disk is full.
+        """
+        model, bundle = Path(plan.model), self._folder / _NAME
+        placed = Variant(
+            name=_NAME,
+            target="cuda" if any(one.name == CUDA for one in plan.providers) else "cpu",
+            model=f"{_NAME}/{model.name}",
+            files=(),
+            session_options=plan.session_options,
+            providers=plan.providers,
+            requirements=Requirements(VersionRange("0"), tuple(one.name for one in plan.providers)),
+        )
+        self._write(bundle, model, placed, source)
+        return bundle
+
+    def _write(self, bundle: Path, model: Path, variant: Variant, source: tuple[FileEntry, ...] = ()) -> None:
         """Writes a bundle that records a variant, and shares its model's files."""
         share_model(model, bundle / _NAME / model.name)
         files = describe_files(bundle / _NAME, DigestCache().digest)
         placed = replace(variant, files=tuple(replace(one, path=f"{_NAME}/{one.path}") for one in files))
         config = LoaderConfig(
-            LOADER_SCHEMA_VERSION, _NAME, self._inputs, self._outputs, _NO_GOLDEN, (placed,)
+            LOADER_SCHEMA_VERSION, _NAME, self._inputs, self._outputs, _NO_GOLDEN, (placed,), source
         )
         write_loader_config(bundle, config)
 

@@ -108,6 +108,8 @@ def _conversion_notes(record: ConversionRecord) -> Iterator[str]:
     if record.fused:
         fused = ", ".join(f"{count} {name}" for name, count in record.fused.items())
         yield f"Fused by {record.fused_by}: {fused}."
+    if record.verdict is not None:
+        yield f"Judged by {record.verdict}."
     if record.binding:
         bound = ", ".join(f"{name} = {size}" for name, size in record.binding.items())
         yield f"Dimensions bound: {bound}."

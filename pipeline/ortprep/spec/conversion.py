@@ -38,6 +38,10 @@ def _check_each_once(items: tuple[Any, ...]) -> tuple[Any, ...]:
 
 Precisions = Annotated[tuple[Precision, ...], AfterValidator(_check_each_once)]
 
+AUTO = "auto"
+_CANDIDATES: Mapping[str, tuple[Precision, ...]] = {"cpu": ("int8",), "cuda": ("fp16",)}
+"""What `precision: auto` tries, by target: what its execution provider can run faster than fp32."""
+
 
 class FusionSpec(SpecSection):
     """Fusion of transformer subgraphs by `onnxruntime.transformers.optimizer`."""
@@ -132,20 +136,20 @@ class GateSpec(ThresholdsSpec):
     )
     metric_at_least: Number | None = Field(default=None, description="Minimum that the metric must return.")
 
-    def thresholds(self, *, of_all: bool = True) -> dict[str, dict[str, float]]:
+    def thresholds(self, *, of_all: bool = True, defaults: bool = True) -> dict[str, dict[str, float]]:
         """Returns the thresholds that are set, by output and figure; "" for outputs without any of their own.
 
         Without `of_all` they are for a part of the samples, of which means and shares over all of them mean
-        something else.
+        something else. Without `defaults` they are those that the spec sets itself.
         """
         figures = [one for one in ThresholdsSpec.model_fields if of_all or one not in ("mean_abs", "top1")]
-        common = self.model_dump(include={*figures})
+        common = self.model_dump(include={*figures}, exclude_unset=not defaults)
         own = {
             name: common | section.model_dump(include={*figures}, exclude_unset=True)
             for name, section in self.outputs.items()
         }
         return {
-            name: {figure: bounds[figure] for figure in figures if bounds[figure] is not None}
+            name: {figure: bounds[figure] for figure in figures if bounds.get(figure) is not None}
             for name, bounds in {"": common, **own}.items()
         }
 
@@ -167,6 +171,33 @@ class SearchSpec(SpecSection):
     )
 
 
+class JudgeSpec(SpecSection):
+    """The application as the judge: it must answer with a converted model as it does without."""
+
+    run: Annotated[tuple[Text, ...], Field(min_length=1)] = Field(
+        description="Program and arguments. It runs on its own, and then with the candidate."
+    )
+    folder: Text = Field(default=".", description="Folder to run it in, relative to the spec.")
+    compare: Annotated[Text, Field(pattern=r"^[^\x00]+$")] = Field(
+        default="stdout",
+        description="What must stay the same, line by line: stdout, or a file that the program writes, "
+        "relative to its folder; or your own file.py:function, relative to the spec: "
+        "(stdout, stdout with the candidate) → agreement from 0 to 1.",
+    )
+    min_agreement: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=1.0, description="Minimum agreement: the share of lines that are equal."
+    )
+    timeout_s: Seconds = Field(default=600.0, description="Deadline of one run, in seconds.")
+
+    @property
+    def function(self) -> tuple[str, str] | None:
+        """The user's function: its folder, relative to the spec, and `module:function`; None for lines."""
+        file, separator, name = self.compare.rpartition(":")
+        folder, _, module = file.rpartition("/")
+        is_function = separator and module.endswith(".py")
+        return (folder or ".", f"{module.removesuffix('.py')}:{name}") if is_function else None
+
+
 class ConvertSpec(SpecSection):
     """Graph passes before the one-time optimisation, each gated by measured accuracy."""
 
@@ -175,12 +206,18 @@ class ConvertSpec(SpecSection):
         default_factory=dict,
         description="Sizes of symbolic dimensions: a mapping binds every variant, a list adds one per entry.",
     )
-    precision: Precision | Precisions | Mapping[str, Precision | Precisions] = Field(
-        default=(), description="Precisions to prepare as variants beside fp32, for all targets or by target."
+    precision: Literal["auto"] | Precision | Precisions | Mapping[str, Precision | Precisions] = Field(
+        default=(),
+        description="Precisions to prepare as variants beside fp32, for all targets or by target; auto: "
+        "static int8 on CPUs with instructions for it, fp16 on GPUs, and only what is faster than fp32.",
     )
     half: HalfSpec = HalfSpec()
     quantize: QuantizeSpec = QuantizeSpec()
     gate: GateSpec = GateSpec()
+    judge: JudgeSpec | None = Field(
+        default=None,
+        description="An application that judges what is converted, in place of the gate's defaults.",
+    )
     ladder: Annotated[tuple[Step, ...], AfterValidator(_check_each_once)] = Field(
         default=(),
         description="Precisions to try, from left to right, if one does not pass its gate: "
@@ -223,7 +260,25 @@ class ConvertSpec(SpecSection):
         """Sizes that each make a variant of their own."""
         return () if isinstance(self.shapes, Mapping) else self.shapes
 
+    @property
+    def is_auto(self) -> bool:
+        """Whether only what is faster than fp32 is made."""
+        return self.precision == AUTO
+
+    @property
+    def steps_below(self) -> tuple[Step, ...]:
+        """Precisions to try after the requested one."""
+        return self.ladder or (("fp32",) if self.is_auto else ())
+
+    def thresholds(self, *, of_all: bool = True) -> dict[str, dict[str, float]]:
+        """Returns the gate's thresholds; an application that judges replaces those that are not set."""
+        return self.gate.thresholds(of_all=of_all, defaults=self.judge is None)
+
     def precisions(self, target: str) -> tuple[str, ...]:
         """Returns what is made for a target besides fp32, in the order of the spec."""
-        chosen = self.precision.get(target, ()) if isinstance(self.precision, Mapping) else self.precision
+        if self.is_auto:
+            return _CANDIDATES[target]
+        chosen: Any = self.precision
+        if isinstance(chosen, Mapping):
+            chosen = chosen.get(target, ())
         return (chosen,) if isinstance(chosen, str) else chosen

@@ -303,6 +303,22 @@ def test_a_variant_of_reduced_precision_never_stands_for_its_source(
     assert [("precision 'fp32'" in reason) for reason in reasons(said)] == [True] * ("fp32" not in precisions)
 
 
+@pytest.mark.parametrize("switched_off", [False, True])
+def test_f27_a_judged_variant_stands_for_its_source_until_that_is_switched_off(
+    model: Path, bundle: Path, switched_off: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = read_loader_config(bundle).source
+    parts = [Part("cpu-int8", seed=BUNDLE_SEED, precision="int8"), Part("cpu", seed=SOURCE_SEED)]
+    write_converted(bundle, parts)
+    config = read_loader_config(bundle)
+    variants = tuple(dataclasses.replace(one, judged=one.precision == "int8") for one in config.variants)
+    write_loader_config(bundle, dataclasses.replace(config, source=source, variants=variants))
+    write_record(bundle)
+    if switched_off:
+        monkeypatch.setenv("ORTPREP_PRECISION", "fp32")
+    assert is_of_bundle(ortprep.session(model, providers=CPU)) != switched_off
+
+
 def test_a_damaged_bundle_is_a_warning_and_a_plain_session(
     model: Path, bundle: Path, said: pytest.LogCaptureFixture
 ) -> None:

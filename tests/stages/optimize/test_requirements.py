@@ -9,7 +9,12 @@ from ortprep.bundle.model_facts import ModelFacts, ModelInterface
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.runtime.machine.hardware import Gpu, Hardware
 from ortprep.stages.optimize.graph_writer import SaveResult
-from ortprep.stages.optimize.requirements import derive_requirements, readable_versions, with_options
+from ortprep.stages.optimize.requirements import (
+    derive_requirements,
+    find_integer_type,
+    readable_versions,
+    with_options,
+)
 
 AVX2 = Hardware("x86_64", "Haswell", ("avx", "avx2", "fma"), cores=2, memory_bytes=2**30)
 AVX512 = Hardware("x86_64", "Icelake", ("avx", "avx2", "avx512f", "fma"), cores=2, memory_bytes=2**30)
@@ -106,6 +111,22 @@ def test_the_version_that_wrote_a_graph_always_reads_it(opset, ir_version, domai
     versions = readable_versions(graph, portable=portable)
     assert int(versions.minimum.split(".")[1]) <= installed
     assert versions.below is None or int(versions.below.split(".")[1]) > installed
+
+
+@pytest.mark.parametrize(
+    ("machine", "features", "expected"),
+    [
+        ("x86_64", ("avx2", "avx512_vnni", "amx_int8"), "uint8"),
+        ("x86_64", ("avx2", "avx_vnni"), "uint8"),
+        ("x86_64", ("avx2", "avx512f"), None),
+        ("aarch64", ("asimddp",), "int8"),
+    ],
+)
+def test_integers_are_for_processors_that_multiply_them_exactly(
+    machine: str, features: tuple[str, ...], expected: str | None
+):
+    hardware = Hardware(machine, "", features, cores=2, memory_bytes=2**30)
+    assert find_integer_type(hardware) == expected
 
 
 def test_an_option_raises_the_oldest_version_to_the_one_that_brought_it():

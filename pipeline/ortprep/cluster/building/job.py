@@ -17,7 +17,8 @@ from ortprep.bundle.codec import encode
 from ortprep.bundle.digest import DigestCache, digest_json
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.paths import resolve_inside
-from ortprep.errors import PipelineError, SourceError, StageError
+from ortprep.errors import PipelineError, SourceError, SpecError, StageError
+from ortprep.quoting import quoted
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.accuracy import metric_files
 from ortprep.stages.core.inputs.sample_files import find_calibration_files, find_sample_files
@@ -101,8 +102,15 @@ def describe_spec(spec: ModelSpec) -> tuple[ShippedSpec, Path]:
     """Returns a spec as it travels, and the folder that has its files.
 
     Raises:
+        SpecError: An application judges, which runs on its own machine only.
         SourceError: A file of the spec cannot be read.
     """
+    if spec.convert is not None and spec.convert.judge is not None:
+        raise SpecError(
+            f"convert.judge cannot be run on other machines: {spec.name}\n"
+            f"  expected a gate, got the program {spec.convert.judge.run[0]}",
+            hint=f"ortprep prepare {quoted(spec.name)}   (on the machine of the application)",
+        )
     folder = Path(os.path.realpath(spec.folder))
     # Links of folders are followed, as a glob with `..` follows them; files go by the names they have.
     paths = sorted({Path(os.path.realpath(path.parent), path.name) for path in _find_files(spec)})

@@ -46,9 +46,6 @@ if TYPE_CHECKING:
 disable_telemetry()  # an application imports ONNX Runtime before its first session
 call_after_import("onnxruntime", watch_options)
 
-SOURCE_PRECISION = "fp32"
-"""What a bundle calls the precision of its source: no application requests another."""
-
 
 def session(
     path_or_bytes: str | bytes | os.PathLike[str],
@@ -179,7 +176,6 @@ def _try_bundles(
 
     options = LoadOptions(
         target=placement.target,
-        precision=SOURCE_PRECISION,
         device_id=placement.device_id,
         adapt=placement.apply,
         session_options=request.options,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import _thread
 import math
+import os
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Mapping
     from typing import TypeAlias, TypedDict
 
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
         phases: Phases
         workers: int | None
 
+
+PRECISION_VARIABLE = "ORTPREP_PRECISION"
+"""Precision of every load that does not name one: `fp32` turns all reduced precision off at once."""
 
 DigestPolicy = Literal["changed", "full", "off"]
 """`changed`: hash the variant's files that changed since they were last hashed on this machine; `full`: hash
@@ -119,7 +122,8 @@ class LoadOptions:
         self.device_id = device_id
         self.digests: DigestPolicy = digests if require_signature is None else "full"
         self.check = check
-        self.precision = precision
+        is_open = precision == "fastest-within-gate"
+        self.precision = (os.environ.get(PRECISION_VARIABLE) or precision) if is_open else precision
         self.phases: Phases = phases
         self.buckets = buckets
         self.threads = threads

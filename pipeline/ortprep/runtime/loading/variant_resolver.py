@@ -22,6 +22,7 @@ from ortprep.runtime.loading.variant_files import check_files
 from ortprep.runtime.loading.variant_selection import (
     FASTEST,
     PRECISIONS,
+    SOURCE_PRECISION,
     Selection,
     find_candidates,
     needs_gpu,
@@ -177,6 +178,8 @@ def _nothing_fits(
     if selection.passed_over:
         lines = "\n".join(f"  {variant}" for variant in selection.passed_over)
         return NoVariantError(f"no variant of {config.name} runs on this machine: {root}\n{lines}", hint=hint)
+    if precision == FASTEST and options.replacement is not None:
+        precision = SOURCE_PRECISION  # what an application did not judge never stands for its source
     criteria = [] if target is None else [f"target {target!r}"]
     if precision != FASTEST:
         criteria.append(f"precision {precision!r}")

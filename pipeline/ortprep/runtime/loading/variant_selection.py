@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 FASTEST = "fastest-within-gate"
 """Precision of a job that takes any: variants are in order of speed, and all of them passed their gate."""
 
+SOURCE_PRECISION = "fp32"
+"""What a bundle calls the precision of its source."""
+
 PRECISIONS = ("fp32", "fp16", "bf16", "mixed", "int8", "int4")
 """What a variant may be in."""
 
@@ -118,9 +121,12 @@ def serves(
     One that takes batches of certain sizes only has to be asked for by name, one that takes other types than
     the bundle lists by name or precision. Mixed precision that had to keep nothing in fp32 is fp16.
 
-    With `as_source` it also has to take every size that the source takes, by runs like the source's.
+    With `as_source` it also has to take every size that the source takes, by runs like the source's, and to
+    be in the source's precision, or in one that the application itself has judged.
     """
     if as_source and (variant.binding or variant.half_io or variant.io_binding):
+        return False
+    if as_source and variant.precision != SOURCE_PRECISION and not variant.judged:
         return False
     precisions = {"mixed": ("mixed", "fp16")}.get(precision, (precision,))
     if precision != FASTEST and variant.precision not in precisions:

@@ -7,10 +7,13 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from ortprep.bundle.conversion_record import PrecisionStep
+from ortprep.bundle.conversion_record import PrecisionStep, SampleSet
+from ortprep.bundle.digest import DigestCache, digest_json
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.answers import write_answers
+from ortprep.children.probe import ProbeRequest, measure_plan
 from ortprep.errors import (
     ChildError,
     ChildKilledError,
@@ -21,17 +24,23 @@ from ortprep.errors import (
     SpecError,
     StageError,
 )
+from ortprep.measuring.staged_bundles import STAGED_VARIANT, StagedBundles
+from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.spec.conversion import ConvertSpec
 from ortprep.stages.convert.pass_records import PassReply, PassRequest
 from ortprep.stages.convert.passes import run_pass
 from ortprep.stages.convert.search import Kept, search
 from ortprep.stages.core.accuracy import convert_section, judge_accuracy
+from ortprep.stages.core.application_judge import ApplicationJudge
 from ortprep.stages.core.contract import SOURCE_PRECISION, Context, TaskId
 from ortprep.stages.core.fallback import REFUSALS, TAKEN
+from ortprep.stages.core.inputs.agreement import MIN_AUTO_SAMPLES
 from ortprep.stages.core.inputs.sample_files import check_calibration, find_calibration_files
-from ortprep.stages.core.sources import Graph
+from ortprep.stages.core.inputs.samples import calibrates
+from ortprep.stages.core.sources import Graph, read_fetched
+from ortprep.stages.optimize.requirements import NO_INTEGERS, find_integer_type
 from ortprep.stages.optimize.session_plans import loading_options, loading_providers, without_optimizers
-from ortprep.stages.verify.reference import fitting, read_reference, reference_variant
+from ortprep.stages.verify.reference import fitting, part_of, read_reference, reference_variant
 
 SEARCHED = ("mixed", "int8", "int4")
 """Precisions that may leave nodes in fp32, as few as possible, to pass the gate."""
@@ -41,6 +50,9 @@ _NARROWEST_FIRST = ("int4", "int8", "bf16", "fp16", "mixed", SOURCE_PRECISION)
 _LEVELS = {"all": "ORT_ENABLE_ALL", "extended": "ORT_ENABLE_EXTENDED", "basic": "ORT_ENABLE_BASIC"}
 _NO_VERDICTS = (ChildKilledError, ChildMemoryError, ChildTimeoutError)
 """Errors that say nothing about a precision: with more memory or time it may work."""
+
+_TIMED_SHAPES, _TIMED_S = 3, 0.3
+"""Shapes by which a candidate is timed before it is judged, and seconds of runs of each."""
 
 _NO_MEMORY = re.compile("bad_alloc|bad allocation|Failed to allocate memory|out of memory", re.IGNORECASE)
 
@@ -78,6 +90,8 @@ def choose_mode(convert: ConvertSpec, target: str, operators: Mapping[str, int])
     """
     if convert.quantize.mode != "auto":
         return convert.quantize.mode
+    if convert.is_auto:
+        return "static"
     if target == "cuda":
         return "weight_only"
     products = sum(operators.get(name, 0) for name in _PRODUCTS)
@@ -118,14 +132,35 @@ class PrecisionAttempts:
         self._mode = choose_mode(self._convert, context.target, description.source.operators)
         self._calibration: Sequence[Path] = ()
         if self._mode == "static":
-            own = find_calibration_files(context.spec)
-            self._calibration = (
-                own if own is not None else [sample.path for sample in self._reference.samples]
-            )
+            self._calibration = self._choose_calibration()
             try:
                 check_calibration(self._calibration, description.interface)
             except StageError as error:
                 raise SpecError(error.message, hint=error.hint) from error
+        self._judge: ApplicationJudge | None = None
+        self._is_faster = not self._convert.is_auto  # not to be asked then
+
+    def _choose_calibration(self) -> Sequence[Path]:
+        """Returns what calibrates; the spec's own samples then judge by their other half only."""
+        own = find_calibration_files(self._context.spec)
+        if own is not None:
+            return own
+        samples = self._reference.samples
+        judging = [not calibrates(sample) for sample in samples]
+        if all(judging) or sum(sample.real is not None for sample in samples) < MIN_AUTO_SAMPLES:
+            return [sample.path for sample in samples]
+        self._reference = part_of(self._reference, judging)
+        return [sample.path for sample in samples if calibrates(sample)]
+
+    def sample_sets(self) -> tuple[SampleSet | None, SampleSet | None]:
+        """Returns what calibrated, and the real samples that judged."""
+        real = [sample.path for sample in self._reference.samples if sample.real is not None]
+        digest = DigestCache().digest
+        calibration, judged = (
+            SampleSet(len(paths), digest_json([digest(path) for path in paths])) if paths else None
+            for paths in (self._calibration, real)
+        )
+        return calibration, judged
 
     def try_step(self, precision: str) -> PrecisionStep:
         """Converts to a precision; one in `SEARCHED` may leave nodes in fp32, as few as possible.
@@ -135,6 +170,9 @@ class PrecisionAttempts:
             SpecError: The spec names what the model does not have.
             OSError: The disk is full.
         """
+        integers = find_integer_type(read_hardware(gpus=False))
+        if precision == "int8" and self._convert.is_auto and integers is None:
+            return PrecisionStep(precision, NO_INTEGERS)
         self._context.say(f"converting to {precision}")
         self._levels = tuple(_LEVELS.values())[list(_LEVELS).index(self._context.spec.optimize.level) :]
         try:
@@ -230,22 +268,64 @@ class PrecisionAttempts:
         options = loading_options(spec.runtime, level=self._levels[0])
         options = without_optimizers(options, spec.optimize.disabled_optimizers)
         providers = loading_providers(spec.runtime, self._context.target)
+        plan = SessionPlan(str(self.written), options, providers)
+        self._require_faster(plan)
         answers = write_answers(
-            SessionPlan(str(self.written), options, providers),
+            plan,
             [sample.path for sample in samples],
             self._scratch / "answers",
             timeout_s=spec.optimize.timeout_s,
         )
         judgement = judge_accuracy(spec, samples, expected=self._reference.answers, got=answers)
+        failures = judgement.failures or self._ask_application(plan)
         step = PrecisionStep(
             precision=precision,
-            outcome="\n".join(judgement.failures) or TAKEN,
+            outcome="\n".join(failures) or TAKEN,
             kept=reply.kept,
             nodes=reply.nodes,
             accuracy=judgement.outputs,
             made_by=request.name,
         )
         return step, reply
+
+    def _require_faster(self, plan: SessionPlan) -> None:
+        """Compares runs of the first candidate of `precision: auto` with the parent's, in turns.
+
+        This is only to drop what is slower before it is judged: what ships is decided by `measure`.
+
+        Raises:
+            StageError: It is not faster.
+        """
+        if self._is_faster:
+            return
+        parent = plan._replace(model=str(self._parent.path))
+        by_shapes = {sample.shapes: sample.file for sample in reversed(self._reference.samples)}
+        first, *more = list(by_shapes.values())[-_TIMED_SHAPES:]
+        times_ms: tuple[list[float], list[float]] = ([], [])
+        for which in (0, 1, 1, 0, 0, 1):
+            request = ProbeRequest((parent, plan)[which], first, _TIMED_S, more_samples=tuple(more))
+            found = measure_plan(request, timeout_s=self._context.spec.measure.timeout_s)
+            times_ms[which].append(found.steady_ms + sum(found.more_steady_ms))
+        before_ms, after_ms = map(min, times_ms)
+        self._context.say(f"{before_ms:.3g} ms per run, {after_ms:.3g} ms converted")
+        if after_ms >= before_ms:
+            raise StageError(f"not faster than fp32: {before_ms:.3g} ms per run, {after_ms:.3g} ms converted")
+        self._is_faster = True
+
+    def _ask_application(self, plan: SessionPlan) -> tuple[str, ...]:
+        """Returns why the application's answers are not near enough with a candidate; nothing if they are."""
+        spec, judge = self._context.spec, self._convert.judge
+        if judge is None:
+            return ()
+        if self._judge is None:
+            self._judge = ApplicationJudge(spec, judge, self._context.say)
+        with TemporaryDirectory(prefix="judged-", dir=self._scratch) as folder:
+            fetched = read_fetched(self._context).description
+            staged = StagedBundles(Path(folder), fetched.interface.inputs, fetched.interface.outputs)
+            bundle = staged.stage_judged(plan, fetched.source.files)
+            verdict = self._judge.judge(bundle, STAGED_VARIANT)
+        self._context.say(f"judge {verdict}")
+        return () if verdict.holds else (str(verdict),)
 
     def _request(self, precision: str, kept: Kept) -> PassRequest:
         """Returns the request that makes a precision, with nodes kept besides those of the spec."""
@@ -265,9 +345,21 @@ class PrecisionAttempts:
                     "clip": half.clip or precision == "mixed",
                 }
             ),
-            quantize=quantize.model_copy(update={"exclude": tuple(sorted({*quantize.exclude, *kept}))}),
+            quantize=quantize.model_copy(
+                update={
+                    "exclude": tuple(sorted({*quantize.exclude, *kept})),
+                    "activation": self._activation(),
+                }
+            ),
             samples=tuple(self._calibration),
         )
+
+    def _activation(self) -> str:
+        """Returns the type of activations: the spec's, or what this processor multiplies fastest."""
+        quantize = self._convert.quantize
+        is_open = self._convert.is_auto and "activation" not in quantize.model_fields_set
+        own = find_integer_type(read_hardware(gpus=False)) if is_open else None
+        return own or quantize.activation
 
 
 def _require_verdict(error: PipelineError) -> None:

@@ -74,11 +74,12 @@ class ConvertStage:
             used = set() if variant_plan.is_bucket else {"fusion"}
             options = convert.model_dump(mode="json", include=used)
             return {**options, "binding": dict(variant_plan.binding), "tools": libraries}
-        steps = plan_steps(variant_plan.precision, convert.ladder)
+        steps = plan_steps(variant_plan.precision, convert.steps_below)
         return {
             **gate_key(plan.spec),
             **convert.model_dump(mode="json", include={"half", "quantize", "search"}),
             "steps": list(steps),
+            "is_auto": convert.is_auto,
             "others": [name for name in convert.precisions(target) if name in steps[1:]],
             "inputs": inputs_key(plan.spec),
             "samples": samples_key(plan.spec),
@@ -107,14 +108,19 @@ class ConvertStage:
                 return _result(context, parent, made, record)
             attempts = PrecisionAttempts(context, scratch, parent)
             steps = _descend(context, attempts)
+            calibration, judged_on = attempts.sample_sets()
             record = dataclasses.replace(
                 record,
                 asked=variant.precision,
                 precision=steps[-1].precision,
                 steps=steps,
-                gate=convert_section(context.spec).gate.thresholds(),
+                gate=convert_section(context.spec).thresholds(),
+                calibration=calibration,
+                judged_on=judged_on,
             )
             reason = why_not_needed(steps[-1].precision, _other_precisions(context))
+            if reason is not None and convert_section(context.spec).is_auto:
+                reason = steps[0].outcome
             if reason is None:
                 return _result(context, parent, attempts.written, record)
             context.say(f"left out: {reason}")
@@ -161,7 +167,7 @@ def _bind_and_fuse(
         context.say("running shapes")
         run_pass(context, shapes := request("shapes"))
         # Thresholds over all samples do not apply to the few that fit a bucket.
-        gate = convert.gate.thresholds(of_all=False) if record.gate else {}
+        gate = convert.thresholds(of_all=False) if record.gate else {}
         record = dataclasses.replace(record, binding=dict(variant.binding), gate=gate)
         made = shapes.written
     return made, record
@@ -169,7 +175,7 @@ def _bind_and_fuse(
 
 def _descend(context: Context, attempts: PrecisionAttempts) -> tuple[PrecisionStep, ...]:
     """Tries precisions down the ladder, from the requested one; the last step returned is the taken one."""
-    ladder, others = convert_section(context.spec).ladder, _other_precisions(context)
+    ladder, others = convert_section(context.spec).steps_below, _other_precisions(context)
 
     def attempt(step: str) -> PrecisionStep:
         is_needed = why_not_needed(step, others) is None

@@ -12,11 +12,6 @@ bfloat16, are given as float64 or 64-bit integers.
 
 from __future__ import annotations
 
-import importlib
-import math
-import sys
-import textwrap
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,8 +21,7 @@ import numpy as np
 from ortprep.bundle.conversion_record import OutputAccuracy
 from ortprep.bundle.digest import digest_file, digest_json
 from ortprep.children.answers import Answer, Answers
-from ortprep.children.child import run_child
-from ortprep.errors import ChildError, ChildKilledError, SpecError
+from ortprep.errors import SpecError
 from ortprep.measuring.accuracy import compare_answers
 from ortprep.measuring.gate import find_gate_failures
 from ortprep.runtime.tensors.arrays import read_tensors
@@ -35,6 +29,7 @@ from ortprep.runtime.tensors.element_types import Array, element_type_of, widen
 from ortprep.spec.conversion import ConvertSpec
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.inputs.samples import Sample
+from ortprep.stages.core.user_function import call_function, call_guarded
 
 _FIELD = "convert.gate.metric"
 _HINT = "def NAME(inputs, expected, got) -> float, in a module beside the spec; each is a list of dicts"
@@ -54,9 +49,12 @@ class AccuracyResult(NamedTuple):
 
 def gate_key(spec: ModelSpec) -> Mapping[str, Any]:
     """Returns what decides whether answers are accurate enough, for keys."""
-    gate = convert_section(spec).gate
-    digest = None if gate.metric is None else metric_digest(gate.metric, spec.folder)
-    return {"gate": gate.model_dump(mode="json"), "metric": digest}
+    convert = convert_section(spec)
+    functions = [] if convert.gate.metric is None else [(".", convert.gate.metric)]
+    if convert.judge is not None and convert.judge.function is not None:
+        functions.append(convert.judge.function)
+    digests = [metric_digest(name, spec.folder / folder) for folder, name in functions]
+    return {**convert.model_dump(mode="json", include={"gate", "judge"}), "functions": digests}
 
 
 def judge_accuracy(
@@ -77,7 +75,7 @@ def judge_accuracy(
     """
     outputs = compare_answers(expected.samples, got.samples)
     gate = convert_section(spec).gate
-    failures = list(find_gate_failures(gate.thresholds(of_all=of_all), outputs))
+    failures = list(find_gate_failures(convert_section(spec).thresholds(of_all=of_all), outputs))
     if of_all and not failures and gate.metric is not None and gate.metric_at_least is not None:
         paths = tuple(sample.path.resolve() for sample in samples)
         request = (gate.metric, spec.folder.resolve(), paths, expected.samples, got.samples)
@@ -101,55 +99,31 @@ def convert_section(spec: ModelSpec) -> ConvertSpec:
 
 
 def run_user_metric(request: MetricRequest, *, timeout_s: float | None) -> float:
-    """Calls the user's function in a fresh process, and returns its finite number.
+    """Calls the user's metric in a fresh process, and returns its finite number.
 
     Args:
         request: The metric, and what it is called with.
         timeout_s: Timeout of the process, in seconds; None for none.
 
     Raises:
-        SpecError: The function cannot be found, raised, took too long, ended its process, or returned
-            something else. Only the user can fix it, so no fallback step may hide it.
-        ChildKilledError: Something outside killed the process, most often the kernel for want of memory.
+        SpecError: The function does not work.
+        ChildKilledError: Something outside killed the process.
         BundleError: A sample cannot be read.
     """
-    try:
-        return run_child(call_metric, request, timeout_s=timeout_s).value
-    except ChildKilledError:
-        raise
-    except ChildError as error:
-        raise SpecError(f"{_FIELD} gave no answer: {request[0]}\n  {error.message}", hint=_HINT) from error
+    return call_guarded(
+        call_metric, request, function=request[0], field=_FIELD, hint=_HINT, timeout_s=timeout_s
+    )
 
 
 def call_metric(request: MetricRequest) -> float:
-    """Calls the user's function in this process, a child of `run_user_metric`; raises as it does."""
+    """Calls the user's metric in this process, a child of `run_user_metric`; raises as it does."""
     metric, folder, samples, *sides = request
     inputs = [_widen_all(read_tensors(sample)) for sample in samples]
     expected, got = (
         [_widen_all({one.output: np.load(one.file, allow_pickle=False) for one in sample}) for sample in side]
         for side in sides
     )
-    module, _, function = metric.partition(":")
-    sys.path.insert(0, str(folder))
-    sys.dont_write_bytecode = True  # the folder is the user's
-    try:
-        value = getattr(importlib.import_module(module), function)(inputs, expected, got)
-    except MemoryError:
-        raise
-    except (Exception, SystemExit) as error:
-        lines = textwrap.indent("".join(traceback.format_exception(error, limit=-2)).rstrip(), "  ")
-        raise SpecError(f"{_FIELD} failed: {metric}\n{lines}", hint=_HINT) from error
-    try:
-        number = math.nan if isinstance(value, bool | np.bool_ | str) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise SpecError(
-            f"{_FIELD} returned no finite number: {metric}\n"
-            f"  expected a float, got {type(value).__name__} {repr(value)[:80]}",
-            hint=_HINT,
-        )
-    return number
+    return call_function(metric, folder, (inputs, expected, got), field=_FIELD, hint=_HINT)
 
 
 def _widen_all(arrays: Mapping[str, Array]) -> dict[str, Array]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from typing import Literal
 
 from ortprep.bundle.loader_config import ComputeCapabilityRange, Requirements, VersionRange
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
@@ -42,6 +43,19 @@ U8U8 and reduce_range".
 """
 
 
+NO_INTEGERS = "expected a processor with VNNI or AMX: without, sums of 8-bit products saturate"
+
+
+def find_integer_type(hardware: Hardware) -> Literal["uint8", "int8"] | None:
+    """Returns the type of activations that a processor multiplies fast and exactly with int8 weights.
+
+    None is for x86 without VNNI, where sums saturate. AMX comes with VNNI.
+    """
+    if hardware.machine in ("aarch64", "arm64"):
+        return "int8"
+    return "uint8" if any(flag in hardware.cpu_features for flag in _EXACT_INTEGERS) else None
+
+
 def derive_requirements(
     saved: SaveResult,
     options: SessionOptionsRecord,
@@ -72,7 +86,9 @@ def derive_requirements(
     return Requirements(
         onnxruntime=with_options(versions, options, providers, installed=saved.onnxruntime),
         providers=tuple(provider.name for provider in providers),
-        machine=hardware.machine if laid_out or exact is not None else None,
+        machine=hardware.machine
+        if laid_out or (integers and find_integer_type(hardware) is not None)
+        else None,
         cpu_features=(*(flag for flag in present if flag in listed), *((exact,) if exact else ())),
         cpu_features_absent=absent,
         compute_capability=_compute_capabilities(hardware, providers),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -45,8 +45,31 @@ def collect_variants(context: Context) -> tuple[tuple[PreparedVariant, ...], tup
             there.append(_collect(context, name))
         else:
             left_out.append(LeftOut(name, str(reason), _conversion(context, name)))
-    ordered = order_variants(there, context.plan.targets, Objective.of(context.spec.tune))
+    objective = Objective.of(context.spec.tune)
+    ordered = order_variants(there, context.plan.targets, objective)
+    if context.spec.convert is not None and context.spec.convert.is_auto:
+        slower = dict(_find_slower(ordered, objective))
+        left_out += [
+            LeftOut(one.plan.name, slower[one.plan.name], one.record.conversion)
+            for one in ordered
+            if one.plan.name in slower
+        ]
+        ordered = tuple(one for one in ordered if one.plan.name not in slower)
     return ordered, tuple(left_out)
+
+
+def _find_slower(variants: Sequence[PreparedVariant], objective: Objective) -> Iterator[tuple[str, str]]:
+    """Yields the variants in a precision of their own that cost no less than fp32, with their figures."""
+    by_name = {one.plan.name: one for one in variants}
+    for name, one in by_name.items():
+        general = by_name[one.plan.parent] if one.plan.is_bucket and one.plan.parent else one
+        is_own = general.plan.has_own_precision
+        if is_own and _relative_cost(general, by_name[one.plan.target], objective) >= 1:
+            costs = _costs(general, objective)
+            figures = ", ".join(
+                f"{plan} {costs[plan]:.4g} ms" for plan in (PARENT, PREPARED) if plan in costs
+            )
+            yield name, f"no faster than fp32 for {objective.runs_per_load} runs per load: {figures}"
 
 
 def _collect(context: Context, name: str) -> PreparedVariant:
@@ -150,9 +173,11 @@ def place_variant(context: Context, prepared: PreparedVariant) -> Variant:
     if shipped_plan(prepared.record) == DEFAULT:
         return _place_source(context, prepared)
     variant = prepared.prepared.variant
+    convert = context.spec.convert
     return replace(
         variant,
         model=f"{variant.name}/{variant.model}",
+        judged=prepared.plan.has_own_precision and convert is not None and convert.judge is not None,
         files=_place_files(prepared.folder / variant.model, context.folder, variant.name),
         golden=_place_own_golden(context, prepared) if prepared.plan.is_converted else None,
     )

@@ -30,6 +30,7 @@ from ortprep.stages.core.sources import (
     read_location,
     source_task,
 )
+from ortprep.stages.package.judged_variants import judge_variants
 from ortprep.stages.package.prepared_variants import collect_variants, place_golden, place_variant
 
 
@@ -37,7 +38,7 @@ class PackageStage:
     """Puts a bundle together."""
 
     name = "package"
-    version = 6
+    version = 7
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:  # noqa: ARG002
         """Returns `(None,)`: once per model."""
@@ -84,6 +85,7 @@ class PackageStage:
             source=fetched.source.files,
         )
         write_loader_config(context.folder, config)
+        config, prepared, refused = judge_variants(context, config, prepared)
         environment = run_child(describe_environment, None, timeout_s=120).value
         requirements = context.folder / REQUIREMENTS_FILE
         requirements.write_text(format_requirements(spec.name, environment), encoding="utf-8")
@@ -99,13 +101,13 @@ class PackageStage:
             files=describe_files(context.folder, DigestCache().digest),
             missing_targets=tuple(starmap(MissingTarget, context.plan.missing.items())),
             spec_commit=read_spec_commit(spec.folder),
-            left_out=left_out,
+            left_out=(*left_out, *refused),
         )
         write_manifest(context.folder, manifest)
         _check(context)
-        on_gpu = any(needs_gpu(variant.requirements) for variant in variants)
+        on_gpu = any(needs_gpu(variant.requirements) for variant in config.variants)
         context.say(f"jobs need {describe_need(environment, on_gpu=on_gpu)}")
-        return {"variants": [variant.name for variant in variants]}
+        return {"variants": [variant.name for variant in config.variants]}
 
 
 def _check(context: Context) -> None:

@@ -127,7 +127,7 @@ class SearchContext:
             io_binding=variant.io_binding,
             checks=self.checks,
             tolerances=spec.verify.tolerances(),
-            gate=convert_section(spec).gate.thresholds(of_all=False) if is_gated else None,
+            gate=convert_section(spec).thresholds(of_all=False) if is_gated else None,
         )
         memory_bytes = None if self.context.target == "cuda" else available_bytes()
         return measure_trial(request, timeout_s=timeout_s, memory_bytes=memory_bytes)

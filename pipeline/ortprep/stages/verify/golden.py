@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,8 @@ GOLDEN_FILE = "golden.npz"
 OWN_GOLDEN_FILE = "own_golden.npz"
 """Of a converted variant: a sample that it takes, with its own answers if it has a precision of its own."""
 
+DrawnAnswers = Callable[[], tuple[Sample, tuple[Answer, ...]] | None]
+
 MAX_GOLDEN_BYTES = 2**20
 """Size of the largest golden sample, unless its inputs, which are kept whole, are larger by themselves:
 every load that checks answers reads it."""
@@ -26,17 +28,36 @@ MIN_OUTPUT_BYTES = 2**18
 """What outputs may take in any case."""
 
 
-def keep_golden(context: Context, name: str, samples: Sequence[Sample], answers: Answers) -> None:
-    """Writes the smallest sample and its answers into the task's folder.
+def keep_golden(
+    context: Context, name: str, samples: Sequence[Sample], answers: Answers, drawn: DrawnAnswers
+) -> None:
+    """Writes the smallest drawn sample and its answers into the task's folder.
+
+    Real samples can be private, and the golden sample is part of the bundle. So one is drawn where all are
+    real; only if no drawn one runs, the smallest real one has to do.
+
+    Args:
+        context: The task.
+        name: Name of the file.
+        samples: What was run.
+        answers: The answers to it.
+        drawn: Draws a sample and runs it; None if that is not possible.
 
     Raises:
         StageError: An output cannot be read.
         BundleError: The sample cannot be read.
         OSError: The file cannot be written.
     """
-    smallest = min(range(len(samples)), key=lambda index: samples[index].elements)
-    sample = samples[smallest].path
-    write_golden(context.folder / name, sample=sample, answers=answers.samples[smallest])
+    every = list(zip(samples, answers.samples, strict=True))
+    suitable = [(sample, answer) for sample, answer in every if sample.real is None]
+    if not suitable:
+        own = drawn()
+        suitable = every if own is None else [own]
+        if own is None:
+            context.say("golden sample: one of the spec's own, which the bundle then contains")
+    chosen, answer = min(suitable, key=lambda pair: pair[0].elements)
+    sample = chosen.path
+    write_golden(context.folder / name, sample=sample, answers=answer)
     if sample.stat().st_size > MAX_GOLDEN_BYTES:
         context.say(
             f"golden sample with inputs of {sample.stat().st_size // 2**20} MB, since no declared shape is "

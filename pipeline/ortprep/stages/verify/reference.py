@@ -6,7 +6,7 @@ and keeps the answers and samples for the tasks of the other variants.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
@@ -62,8 +62,13 @@ def fitting(reference: ReferenceAnswers, interface: ModelInterface, subject: str
             f"no sample to run it with: {subject}\n  expected a sample with {expected}, got {shapes}",
             hint="declare the bound shapes too: inputs: {NAME: {shapes: [[…]]}} in the spec",
         )
-    answers = replace(reference.answers, samples=tuple(compress(reference.answers.samples, fits)))
-    return replace(reference, samples=tuple(compress(reference.samples, fits)), answers=answers)
+    return part_of(reference, fits)
+
+
+def part_of(reference: ReferenceAnswers, chosen: Sequence[bool]) -> ReferenceAnswers:
+    """Returns the chosen samples of a reference, and the answers to them."""
+    answers = replace(reference.answers, samples=tuple(compress(reference.answers.samples, chosen)))
+    return replace(reference, samples=tuple(compress(reference.samples, chosen)), answers=answers)
 
 
 def require_gate(

@@ -15,6 +15,7 @@ from ortprep.stages.core.inputs.sample_files import (
     check_calibration,
     check_sample_files,
     find_calibration_files,
+    find_sample_files,
     fits_shape,
 )
 
@@ -32,6 +33,9 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     **{name: (-largest, largest) for name, largest in _LARGEST_FLOATS.items()},
 }
 
+MIN_AUTO_SAMPLES = 2
+"""Minimum number of real inputs for `convert.precision: auto`."""
+
 _MAX_PROPOSALS = 20
 """Number of unknown names that are each compared with all known ones: that takes a while."""
 
@@ -46,13 +50,28 @@ def require_fit(spec: ModelSpec, interface: ModelInterface) -> None:
         SpecError: They do not fit; the message lists every problem.
     """
     problems = (*check_agreement(spec, interface), *check_sample_files(spec, interface))
-    problems = problems or (*_binding_problems(spec, interface), *_calibration_problems(spec, interface))
+    problems = problems or (
+        *_binding_problems(spec, interface),
+        *_calibration_problems(spec, interface),
+        *_sample_count_problems(spec),
+    )
     if problems:
         lines = "\n".join(f"  {problem}" for problem in problems)
         raise SpecError(
             f"spec does not fit its model: {spec.name}, {spec.place}\n{lines}",
             hint=f"correct the entries named above in {quoted(spec.place)}, "
             f"then ortprep prepare {quoted(spec.name)}",
+        )
+
+
+def _sample_count_problems(spec: ModelSpec) -> Iterator[str]:
+    if spec.convert is None or not spec.convert.is_auto or spec.targets == ("cuda",):
+        return
+    count = len(find_sample_files(spec))
+    if count < MIN_AUTO_SAMPLES:
+        yield (
+            f"samples: expected at least {MIN_AUTO_SAMPLES} real inputs for convert.precision: auto, "
+            f"half of them to calibrate and the others to judge, got {count}"
         )
 
 

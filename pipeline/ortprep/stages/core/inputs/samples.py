@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
 from ortprep.runtime.tensors.element_types import Array
 from ortprep.spec.models import InputSpec, ModelSpec
 from ortprep.stages.core.inputs.agreement import require_fit, shape_sets
-from ortprep.stages.core.inputs.sample_files import find_sample_files
+from ortprep.stages.core.inputs.sample_files import find_sample_files, fits_shape
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,13 @@ class Sample:
     Attributes:
         file: An `.npz` of arrays by input name.
         shapes: Their shapes, as `name=[…]` joined by spaces.
+        real: Position among the spec's own samples; None for one that was drawn.
     """
 
     file: str
     shapes: str
     elements: int
+    real: int | None = None
 
     @property
     def path(self) -> Path:
@@ -58,7 +61,8 @@ def write_samples(request: tuple[ModelSpec, Path, ModelInterface, Path]) -> tupl
     spec = spec.located_in(location)
     require_fit(spec, interface)
     declared = [dict(shapes) for shapes in shape_sets(spec, interface)]
-    real = {file: _shapes_of(read_sample(file, interface)) for file in find_sample_files(spec)}
+    files = find_sample_files(spec)
+    real = {index: _shapes_of(read_sample(file, interface)) for index, file in enumerate(files)}
     seeded = [(None, shapes) for shapes in declared if shapes not in real.values()]
     samples = sorted([*real.items(), *seeded], key=lambda sample: sample[1] != declared[0])
     try:
@@ -67,23 +71,47 @@ def write_samples(request: tuple[ModelSpec, Path, ModelInterface, Path]) -> tupl
             _write_sample(
                 folder / f"{position}.npz",
                 build_feeds(interface, shapes, spec, seed=spec.verify.seed)
-                if file is None
-                else read_sample(file, interface),
+                if index is None
+                else read_sample(files[index], interface),
+                index,
             )
-            for position, (file, shapes) in enumerate(samples)
+            for position, (index, shapes) in enumerate(samples)
         )
     except OSError as error:
         place = f"cannot write samples to {folder}"
         raise StageError(f"{place}\n  {error.strerror or error}") from error
 
 
-def _write_sample(file: Path, feeds: Mapping[str, Array]) -> Sample:
+def draw_sample(spec: ModelSpec, interface: ModelInterface, file: Path) -> Sample | None:
+    """Writes a seeded input of the smallest declared shapes that a model takes; None if there are none.
+
+    Raises:
+        SpecError: A string input has no `values`.
+        OSError: The disk is full.
+    """
+    sets = [
+        shapes
+        for shapes in shape_sets(spec, interface)
+        if all(fits_shape(item, shapes[item.name]) for item in interface.inputs)
+    ]
+    if not sets:
+        return None
+    smallest = min(sets, key=lambda shapes: sum(math.prod(shape) for shape in shapes.values()))
+    return _write_sample(file, build_feeds(interface, smallest, spec, seed=spec.verify.seed), None)
+
+
+def _write_sample(file: Path, feeds: Mapping[str, Array], real: int | None) -> Sample:
     write_tensors(file, feeds)
-    return Sample(str(file), describe_shapes(feeds), sum(array.size for array in feeds.values()))
+    return Sample(str(file), describe_shapes(feeds), sum(array.size for array in feeds.values()), real)
 
 
 def _shapes_of(feeds: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
     return {name: array.shape for name, array in feeds.items()}
+
+
+def calibrates(sample: Sample) -> bool:
+    """Returns whether a sample calibrates, where samples also judge: every other one of the spec's own."""
+    return sample.real is not None and sample.real % 2 == 0
 
 
 def read_sample(path: Path, interface: ModelInterface) -> dict[str, Array]:

@@ -1,0 +1,244 @@
+"""The application as the judge: does it answer with converted models as it does without?
+
+    convert: {judge: {run: [python, app.py, pages/], compare: stdout}}
+
+It runs as the user would run it, in a process group of its own with a deadline; the first two runs take no
+bundle, the others take their sessions from bundles, as under `ortprep run`. The first two must agree as the
+spec requires of a candidate: an answer that changes by itself says nothing of a conversion.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ortprep.bundle.conversion_record import ApplicationVerdict
+from ortprep.errors import SpecError, StageError
+from ortprep.runtime.dropin.import_hook import STARTUP_VARIABLE
+from ortprep.runtime.dropin.launch import BUNDLES_VARIABLE, SIGNATURE_VARIABLE, dropin_environment
+from ortprep.runtime.loading.load_options import PRECISION_VARIABLE
+from ortprep.spec.conversion import JudgeSpec
+from ortprep.spec.models import ModelSpec
+from ortprep.stages.core.user_function import compare_texts
+
+MAX_ANSWER_BYTES = 64 * 2**20
+"""Largest answer of an application that is compared, in bytes."""
+
+_FIELD = "convert.judge"
+_TRACEBACK = b"Traceback (most recent call last)"
+_ERROR_LINES = 8
+_SESSION = re.compile(r"ortprep: session of .*: (?P<bundle>.+), variant (?P<variant>[^;]+)(;.*)?")
+_OWN_VARIABLES = (BUNDLES_VARIABLE, STARTUP_VARIABLE, SIGNATURE_VARIABLE, PRECISION_VARIABLE)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One run of the program: what it answered, what it wrote to stderr, and why that is no answer."""
+
+    answer: bytes
+    stderr: bytes
+    seconds: float
+    problem: str
+
+
+class ApplicationJudge:
+    """Compares an application's answers with those it gives without bundles.
+
+    Raises:
+        SpecError: The program cannot be run, fails, writes nothing, or answers differently every time.
+    """
+
+    def __init__(self, spec: ModelSpec, judge: JudgeSpec, say: Callable[[str], None]) -> None:
+        self._spec, self._judge = spec, judge
+        self._program = describe_program(judge.run)
+        first, second = (self._run_plain() for _ in range(2))
+        repeated = self._compare(first, second)
+        say(f"judge {self._program}: {first.seconds:.1f} s and {second.seconds:.1f} s without bundles")
+        if not repeated.holds:
+            raise SpecError(
+                f"{_FIELD} is not stable from run to run: {self._program}\n"
+                f"  expected an agreement of at least {judge.min_agreement:g} without any bundle, "
+                f"got {repeated.agreement:.4g}",
+                hint="compare: compare.py:agreement   (a function that ignores times and random parts)",
+            )
+        self._plain = min(first, second, key=lambda run: run.seconds)
+
+    def judge(self, bundle: Path, variant: str, *, others: Sequence[Path] = ()) -> ApplicationVerdict:
+        """Runs the application once with a bundle.
+
+        Args:
+            bundle: The bundle that is judged.
+            variant: Its variant that the application has to load.
+            others: Further bundles that its sessions may come from.
+
+        Raises:
+            SpecError: The user's function does not work.
+            StageError: The application did not load the variant, so its answers say nothing of it.
+        """
+        places = [str(path.absolute()) for path in (bundle, *others)]
+        run = self._run(dropin_environment(places, self._environment(), verbose=True))
+        if run.problem:
+            return ApplicationVerdict(
+                self._program,
+                self._judge.compare,
+                agreement=0.0,
+                min_agreement=self._judge.min_agreement,
+                plain_s=self._plain.seconds,
+                run_s=run.seconds,
+                reason=f"with the converted model it {run.problem}",
+            )
+        sessions = [_SESSION.fullmatch(line) for line in _lines(run.stderr)]
+        used = [(Path(one["bundle"]).resolve(), one["variant"]) for one in sessions if one is not None]
+        if (bundle.resolve(), variant) not in used:
+            lines = [line for line in _lines(run.stderr) if line.startswith("ortprep: ")]
+            raise StageError(
+                f"the application did not use the converted model: {self._program}\n"
+                f"  expected a session of {bundle}, got " + ("; ".join(lines[-_ERROR_LINES:]) or "no session")
+            )
+        return self._compare(self._plain, run)
+
+    def _compare(self, plain: _Run, run: _Run) -> ApplicationVerdict:
+        judge, lines, equal = self._judge, 0, 0
+        if judge.function is None:
+            left, right = plain.answer.splitlines(), run.answer.splitlines()
+            lines = max(len(left), len(right))
+            equal = sum(one == other for one, other in zip(left, right, strict=False))
+            agreement = equal / lines
+        else:
+            texts = [one.answer.decode(errors="replace") for one in (plain, run)]
+            folder, function = judge.function
+            agreement = compare_texts(
+                function,
+                self._spec.folder / folder,
+                texts,
+                field=f"{_FIELD}.compare",
+                timeout_s=judge.timeout_s,
+            )
+            if not 0 <= agreement <= 1:
+                raise SpecError(
+                    f"{_FIELD}.compare returned no agreement: {judge.compare}\n"
+                    f"  expected a number from 0 to 1, got {agreement:g}"
+                )
+        return ApplicationVerdict(
+            self._program,
+            judge.compare,
+            agreement=agreement,
+            min_agreement=judge.min_agreement,
+            lines=lines,
+            equal=equal,
+            plain_s=plain.seconds,
+            run_s=run.seconds,
+        )
+
+    def _run_plain(self) -> _Run:
+        run = self._run(self._environment())
+        problem = run.problem or ("" if run.answer else f"wrote nothing to {self._output_name()}")
+        if problem:
+            raise SpecError(
+                f"{_FIELD} gave no answer: {self._program}\n  without any bundle it {problem}",
+                hint="run it by hand in convert.judge.folder; it must work there and end by itself",
+            )
+        return run
+
+    def _output_name(self) -> str:
+        return self._judge.compare if self._file() is not None else "stdout"
+
+    def _file(self) -> Path | None:
+        """Returns the file that the program writes its answer to; None for stdout."""
+        if self._judge.compare == "stdout" or self._judge.function is not None:
+            return None
+        return self._folder() / self._judge.compare
+
+    def _folder(self) -> Path:
+        return (self._spec.folder / self._judge.folder).resolve()
+
+    def _environment(self) -> dict[str, str]:
+        return {name: value for name, value in os.environ.items() if name not in _OWN_VARIABLES}
+
+    def _run(self, environment: Mapping[str, str]) -> _Run:
+        """Runs the program to its end or its deadline; nothing of it is left afterwards."""
+        file, timeout_s = self._file(), self._judge.timeout_s
+        before = _stamp(file)
+        with TemporaryDirectory(prefix="ortprep-judge-") as scratch:
+            out, err = Path(scratch, "stdout"), Path(scratch, "stderr")
+            began_s = time.monotonic()
+            try:
+                with out.open("wb") as stdout, err.open("wb") as stderr:
+                    process = subprocess.Popen(
+                        self._judge.run,
+                        cwd=self._folder(),
+                        env=environment,
+                        stdin=subprocess.DEVNULL,
+                        stdout=stdout,
+                        stderr=stderr,
+                        start_new_session=True,
+                    )
+            except OSError as error:
+                raise SpecError(
+                    f"{_FIELD} cannot be run: {self._judge.run[0]}\n  {error.strerror}, in {self._folder()}"
+                ) from error
+            try:
+                code: int | None = process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                code = None
+            finally:
+                _kill_group(process)
+            seconds, errors = time.monotonic() - began_s, _read(err)
+            problem = _describe_end(code, errors, timeout_s)
+            if not problem and file is not None and _stamp(file) in (None, before):
+                problem = f"did not write {self._judge.compare}"
+            source = out if file is None else file
+            if not problem and source.stat().st_size > MAX_ANSWER_BYTES:
+                problem = f"wrote more than {MAX_ANSWER_BYTES} bytes to {self._output_name()}"
+            return _Run(b"" if problem else _read(source), errors, seconds, problem)
+
+
+def describe_program(command: Sequence[str]) -> str:
+    """Returns the names of a program and of the script it runs; other arguments may be secrets."""
+    scripts = [argument for argument in command[1:2] if not argument.startswith("-")]
+    return " ".join(Path(part).name for part in (command[0], *scripts))
+
+
+def _describe_end(code: int | None, stderr: bytes, timeout_s: float) -> str:
+    """Returns how a program failed, with the last lines of stderr; "" if it did not."""
+    if code is None:
+        return f"took longer than {timeout_s:g} s (convert.judge.timeout_s)"
+    problem = f"ended with exit code {code}" if code > 0 else f"was ended by signal {-code}" if code else ""
+    if not problem and _TRACEBACK in stderr:
+        problem = "printed a traceback"
+    lines = [line for line in _lines(stderr) if line.strip() and not line.startswith("ortprep: ")]
+    tail = "".join(f"\n  {line[:400]}" for line in lines[-_ERROR_LINES:])
+    return f"{problem}{tail}" if problem else ""
+
+
+def _lines(text: bytes) -> list[str]:
+    return text.decode(errors="replace").splitlines()
+
+
+def _stamp(file: Path | None) -> tuple[int, int, int] | None:
+    """Returns what changes when a file is written; None if there is none."""
+    try:
+        status = None if file is None else file.stat()
+    except OSError:
+        return None
+    return status and (status.st_mtime_ns, status.st_size, status.st_ino)
+
+
+def _read(file: Path) -> bytes:
+    with file.open("rb") as stream:
+        return stream.read(MAX_ANSWER_BYTES)
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Ends a program and what it has started; it leads a process group of its own."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,155 @@
+"""Laws of the application as the judge: what counts as an answer, and what is refused, and why."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ortprep.bundle.digest import DigestCache
+from ortprep.bundle.loader_config import TensorSpec
+from ortprep.bundle.verification import describe_files
+from ortprep.errors import SpecError, StageError
+from ortprep.measuring.staged_bundles import STAGED_VARIANT, StagedBundles
+from ortprep.runtime.loading.session import CPU, default_plan
+from ortprep.spec.validation import parse_spec
+from ortprep.stages.core.application_judge import ApplicationJudge
+from tests.builders import matmul_net, write_model
+
+START = """
+import os, random, sys, time
+import numpy as np
+import onnxruntime
+session = onnxruntime.InferenceSession("net.onnx", providers=["CPUExecutionProvider"])
+with_bundle = bool(os.environ.get("ORTPREP_BUNDLES"))
+"""
+MakeJudge = Callable[..., ApplicationJudge]
+
+
+@pytest.fixture
+def make_judge(tmp_path: Path) -> MakeJudge:
+    """Returns a function that makes the judge of an application, given its last lines."""
+
+    def make(program: str, **options: object) -> ApplicationJudge:
+        (tmp_path / "app.py").write_text(START + program)
+        judge = {"run": [sys.executable, "app.py"], "timeout_s": 60, **options}
+        convert = {"precision": "auto", "judge": judge}
+        spec = parse_spec({"name": "net", "source": {"path": "net.onnx"}, "convert": convert})
+        assert spec.convert is not None
+        assert spec.convert.judge is not None
+        return ApplicationJudge(spec.located_in(tmp_path), spec.convert.judge, lambda _line: None)
+
+    write_model(matmul_net(), tmp_path / "net.onnx")
+    return make
+
+
+@pytest.fixture
+def bundle(make_judge: MakeJudge, tmp_path: Path) -> Path:
+    """Returns a bundle of the application's model."""
+    source = tuple(one for one in describe_files(tmp_path, DigestCache().digest) if one.path == "net.onnx")
+    tensors = [(TensorSpec(name, "float32", ("batch", 64)),) for name in ("x", "y")]
+    staged = StagedBundles(tmp_path / "staged", *tensors)
+    return staged.stage_judged(default_plan(str(tmp_path / "net.onnx"), CPU), source)
+
+
+@pytest.mark.parametrize(
+    ("program", "options", "message"),
+    [
+        ("sys.exit(3)", {}, "ended with exit code 3"),
+        ("os.abort()", {}, "was ended by signal 6"),
+        ("raise ValueError('no page')", {}, "ValueError: no page"),
+        ("import traceback\ntry: 1 / 0\nexcept ZeroDivisionError: traceback.print_exc()", {}, "a traceback"),
+        ("time.sleep(600)", {"timeout_s": 2}, "took longer than 2 s"),
+        ("pass", {}, "wrote nothing to stdout"),
+        ("pass", {"compare": "answers.txt"}, "did not write answers.txt"),
+        ("print(random.random())", {}, "not stable from run to run"),
+        ("print(1)", {"run": ["no-such-program"]}, "cannot be run: no-such-program"),
+        ("print(1)", {"compare": "own.py:agree"}, "No module named 'own'"),
+    ],
+)
+def test_what_gives_no_answer_by_itself_is_an_error_that_says_why(
+    make_judge: MakeJudge, program: str, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(SpecError, match=r"convert\.judge") as caught:
+        make_judge(program, **options)
+    assert message in str(caught.value)
+
+
+def test_a_program_that_takes_too_long_leaves_no_process(make_judge: MakeJudge, tmp_path: Path) -> None:
+    started = "import subprocess\nopen('pid', 'w').write(str(subprocess.Popen(['sleep', '600']).pid))\n"
+    with pytest.raises(SpecError):
+        make_judge(f"{started}time.sleep(600)", timeout_s=3)
+    process = Path("/proc", (tmp_path / "pid").read_text(), "cmdline")
+    for _ in range(100):
+        if not process.exists() or not process.read_bytes():
+            return
+        time.sleep(0.05)
+    pytest.fail("a process that the program has started is still there")
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("print('page')\nif with_bundle: sys.exit(4)", "with the converted model it ended with exit code 4"),
+        ("print('page', flush=True)\nif with_bundle: os.abort()", "it was ended by signal 6"),
+        ("print('page')\nif with_bundle: time.sleep(600)", "it took longer than"),
+    ],
+)
+def test_what_fails_with_the_candidate_only_refuses_the_candidate(
+    make_judge: MakeJudge, bundle: Path, program: str, reason: str
+) -> None:
+    verdict = make_judge(program, timeout_s=15).judge(bundle, STAGED_VARIANT)
+    assert not verdict.holds
+    assert reason in verdict.reason
+
+
+def test_a_candidate_that_the_application_did_not_load_is_not_judged(
+    make_judge: MakeJudge, bundle: Path, tmp_path: Path
+) -> None:
+    judge = make_judge("print('page')")
+    write_model(matmul_net(seed=1), tmp_path / "net.onnx")
+    with pytest.raises(StageError, match="did not use the converted model") as caught:
+        judge.judge(bundle, STAGED_VARIANT)
+    assert "no bundle was prepared from these bytes" in str(caught.value)
+
+
+def test_the_agreement_of_lines_is_the_share_of_equal_ones(make_judge: MakeJudge, bundle: Path) -> None:
+    program = "print('a\\nb\\nc\\n' + ('x' if with_bundle else 'd'))"
+    strict = make_judge(program).judge(bundle, STAGED_VARIANT)
+    assert (strict.agreement, strict.equal, strict.lines, strict.holds) == (0.75, 3, 4, False)
+    assert "3 of 4 lines of stdout the same" in str(strict)
+    assert make_judge(program, min_agreement=0.75).judge(bundle, STAGED_VARIANT).holds
+
+
+def test_a_line_that_is_missing_counts_as_different(make_judge: MakeJudge, bundle: Path) -> None:
+    verdict = make_judge("print('a' if with_bundle else 'a\\nb')").judge(bundle, STAGED_VARIANT)
+    assert verdict.agreement == 0.5
+
+
+def test_a_file_may_be_the_answer(make_judge: MakeJudge, bundle: Path) -> None:
+    program = "print(random.random())\nopen('answers.txt', 'w').write('same')"
+    verdict = make_judge(program, compare="answers.txt").judge(bundle, STAGED_VARIANT)
+    assert verdict.holds
+    assert verdict.compared == "answers.txt"
+
+
+def test_an_own_function_says_how_far_answers_agree(
+    make_judge: MakeJudge, bundle: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(
+        "def agree(plain, candidate):\n    return float(plain.split()[0] == candidate.split()[0])\n"
+    )
+    program = "print('total', random.random())"
+    assert make_judge(program, compare="own.py:agree").judge(bundle, STAGED_VARIANT).holds
+
+
+def test_the_runs_without_bundles_do_not_see_those_of_the_build(
+    make_judge: MakeJudge, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORTPREP_BUNDLES", str(bundle))
+    monkeypatch.setenv("ORTPREP_PRECISION", "fp32")
+    judge = make_judge("print(with_bundle, os.environ.get('ORTPREP_PRECISION'))", min_agreement=0)
+    assert judge.judge(bundle, STAGED_VARIANT).equal == 0
