@@ -14,7 +14,7 @@ from ortprep.bundle.verification import check_bundle
 from ortprep.children.variant_check import check_variants
 from ortprep.cli.command import ARTIFACTS, Artifacts, AsJson, Bundle, Output, command, find_bundle
 from ortprep.cli.console import Block, Prose, echo, write_line
-from ortprep.cli.manifest_sources import read_compared
+from ortprep.cli.manifest_sources import is_in_registry, read_compared
 from ortprep.cli.options_table import (
     OptionOwner,
     build_options_table,
@@ -120,7 +120,7 @@ def report(
     if out is None:
         refuse_links(artifacts, ())
     place = out or artifacts / REPORT_FILE
-    here = [name for name in names or () if not _is_published(name, artifacts)]
+    here = [name for name in names or () if not is_in_registry(name, artifacts)]
     manifests = find_manifests(here, artifacts) if here or not names else ()
     published = [name for name in names or () if name not in here]
     others = [
@@ -132,10 +132,3 @@ def report(
     write_line(str(place))
     count = len(manifests) + len(others)
     echo(f"{count} {'bundle' if count == 1 else 'bundles'}, {size_bytes / 2**20:.1f} MB")
-
-
-def _is_published(name: str, artifacts: Path) -> bool:
-    """Says whether a name is of a version in a registry; what lies on this machine goes first."""
-    if "://" in name:
-        return True
-    return "@" in name and "/" not in name and not Path(name).exists() and not (artifacts / name).exists()

@@ -31,20 +31,25 @@ def read_compared(
         NotPublishedError: The registry has no such version.
         RegistryError: The registry failed, or none was named.
     """
-    if "://" in text:
-        return _read_version(text, registry, if_published)
+    if is_in_registry(text, artifacts):
+        return _read_version(text if "://" in text else f"registry://{text}", registry, if_published)
     if Path(text).is_file():
         return (read_manifest_file(Path(text)),)
     folder = locate_bundle(text, artifacts)
     if folder is not None:
         return (read_manifest(folder),)
-    if "@" in text and "/" not in text:
-        return _read_version(f"registry://{text}", registry, if_published)
     raise BundleError(
         f"nothing to compare: {quoted(text)}\n"
         f"  expected a model below {artifacts}, a bundle, a {MANIFEST_FILE}, or NAME@VERSION, got none",
         hint="ortprep compare NAME@VERSION NAME --registry URL   (published against local)",
     )
+
+
+def is_in_registry(text: str, artifacts: Path) -> bool:
+    """Returns whether a text names a version in a registry; what lies on this machine goes first."""
+    if "://" in text:
+        return True
+    return "@" in text and "/" not in text and not Path(text).exists() and not (artifacts / text).exists()
 
 
 def _read_version(location: str, registry: str | None, if_published: bool) -> tuple[Manifest, ...]:
