@@ -296,8 +296,14 @@ def measure_start(bundle: Path, rounds: int) -> dict[str, Any]:
     }
 
 
-def weather_storm(bundle: Path, requests: int, threads: int = 16) -> dict[str, Any]:
-    """Sends many small requests while a worker is killed every second, and checks every answer."""
+def _victim(worker: int, count: int) -> int:
+    """Returns which process to kill: a worker, and each tenth time the template that forked it."""
+    parent = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
+    return parent if count % 10 == 9 and parent not in (1, os.getpid()) else worker
+
+
+def weather_storm(bundle: Path, requests: int, threads: int = 16, interval_s: float = 1.0) -> dict[str, Any]:
+    """Sends many small requests while a process is killed every so often, and checks every answer."""
     problems: list[str] = []
     kills, is_over = [0], threading.Event()
     with SessionPool(
@@ -305,11 +311,11 @@ def weather_storm(bundle: Path, requests: int, threads: int = 16) -> dict[str, A
     ) as pool:
 
         def kill() -> None:
-            while not is_over.wait(1.0):
+            while not is_over.wait(interval_s):
                 ready = [worker.pid for worker in pool.stats().workers if worker.state == "ready"]
                 if ready:
-                    with suppress(ProcessLookupError):
-                        os.kill(ready[kills[0] % len(ready)] or 0, signal.SIGKILL)
+                    with suppress(ProcessLookupError, FileNotFoundError):
+                        os.kill(_victim(ready[kills[0] % len(ready)] or 0, kills[0]), signal.SIGKILL)
                         kills[0] += 1
 
         def ask(seed: int) -> None:
@@ -429,6 +435,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5, choices=range(1, 100), metavar="N")
     parser.add_argument("--storm", type=int, default=1_000_000, metavar="N", help="requests of the storm")
     parser.add_argument("--storm-only", action="store_true", help="measure nothing else")
+    parser.add_argument("--kill-every", type=float, default=1.0, metavar="S", help="with --storm-only")
     parser.add_argument(
         "--shm-mb", type=int, metavar="N", help="in a namespace with so small a /dev/shm; as root"
     )
@@ -440,7 +447,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         place = given.index("--shm-mb")
         enter_small_shm(options.shm_mb, given[:place] + given[place + 2 :])
     if options.storm_only:
-        storm = weather_storm(options.artifacts.absolute() / "trivial", options.storm)
+        bundle = options.artifacts.absolute() / "trivial"
+        storm = weather_storm(bundle, options.storm, interval_s=options.kill_every)
         print(format_results(storm))
         if options.out:
             options.out.write_text(format_results({"machine": describe_machine(), "storm": storm}) + "\n")

@@ -34,17 +34,17 @@ def start_ticks(pid: int) -> int:
 
 def _is_of_a_stranger(pid: int) -> bool:
     """Says whether a process is alive, not begun by this one, and not left behind by whoever began it."""
-    parent = _parent_of(pid)
+    parent = parent_of(pid)
     if parent <= 1:
         return False
     while pid > 1:
         if pid == os.getpid():
             return False
-        pid = _parent_of(pid)
+        pid = parent_of(pid)
     return True
 
 
-def _parent_of(pid: int) -> int:
+def parent_of(pid: int) -> int:
     """Returns the process that began another, 0 where that is gone."""
     with suppress(OSError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

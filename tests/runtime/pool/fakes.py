@@ -110,6 +110,11 @@ def cannot_bind(job: WorkerJob) -> None:
     worker.main(job)
 
 
+def cannot_be_forked(job: WorkerJob) -> None:
+    served_model.ServedModel.find_unfit = lambda self: "it says so"  # type: ignore[method-assign]
+    worker.main(job)
+
+
 def answers_wrongly_when_told(job: WorkerJob) -> None:
     """Fails its check as soon as there is a file `wrong` beside the bundle, which it removes."""
 

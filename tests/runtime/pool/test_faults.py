@@ -116,7 +116,12 @@ def test_one_bad_worker_does_not_hide_the_others(bundle: Path) -> None:
     with SessionPool(
         bundle,
         PoolConfig(
-            **SOON, workers_per_device=2, min_ready=1, worker=f"{MODULE}:second_of_two_exits", max_restarts=0
+            **SOON,
+            workers_per_device=2,
+            threads=2,  # so that each starts by itself
+            min_ready=1,
+            worker=f"{MODULE}:second_of_two_exits",
+            max_restarts=0,
         ),
     ) as pool:
         for n in range(10):

@@ -22,8 +22,9 @@ from ortprep.errors import PoolClosedError
 from ortprep.runtime import PoolConfig, SessionPool
 
 if __name__ == "__main__":
-    bundle, worker, ending = sys.argv[1:]
-    pool = SessionPool(bundle, PoolConfig(devices="cpu", workers_per_device=2, worker=worker))
+    bundle, worker, ending, threads = sys.argv[1:]
+    config = PoolConfig(devices="cpu", workers_per_device=2, worker=worker, threads=int(threads))
+    pool = SessionPool(bundle, config)
     x = pool.empty("x", (64, 1024))
     x[...] = 1
     kept = pool.run({"x": x})["y"]
@@ -52,12 +53,14 @@ if __name__ == "__main__":
 BAD = "tests.runtime.pool.fakes:goes_wrong_when_asked"
 
 
-def start(tmp_path: Path, bundle: Path, ending: str) -> tuple[subprocess.Popen[str], list[int]]:
+def start(
+    tmp_path: Path, bundle: Path, ending: str, threads: int = 1
+) -> tuple[subprocess.Popen[str], list[int]]:
     program = tmp_path / "program.py"
     program.write_text(_PROGRAM)
     root = str(Path(__file__).parents[3])
     process = subprocess.Popen(
-        [sys.executable, str(program), str(bundle), BAD, ending],
+        [sys.executable, str(program), str(bundle), BAD, ending, str(threads)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -80,12 +83,13 @@ def _is_zombie(pid: int) -> bool:
         return True
 
 
+@pytest.mark.parametrize("threads", [1, 2], ids=["forked", "started"])
 @pytest.mark.parametrize("ending", ["sleep", "hang"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_killed_program_leaves_nothing(
-    tmp_path: Path, bundle: Path, number: signal.Signals, ending: str
+    tmp_path: Path, bundle: Path, number: signal.Signals, ending: str, threads: int
 ) -> None:
-    process, pids = start(tmp_path, bundle, ending)
+    process, pids = start(tmp_path, bundle, ending, threads)
     assert len(pids) == 2
     process.send_signal(number)
     process.communicate(timeout=300)

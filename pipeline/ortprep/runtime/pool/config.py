@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -181,4 +181,25 @@ def plan_workers(
                 load=config.load_options(threads=environment.threads, may_spin=environment.may_spin),
             )
             workers.append(WorkerState(environment.variables, job, figures))
+    _add_templates(workers)
     return workers, placement
+
+
+def _add_templates(workers: Sequence[WorkerState]) -> None:
+    """Gives workers that can be forked a template: on a CPU, on one thread, with the bundle's options.
+
+    An application's own session options may ask for threads, or for files that each process writes.
+    """
+    templates: dict[tuple[str, ...], WorkerState] = {}
+    for worker in workers:
+        job = worker.job
+        if job.device_id is not None or job.load.threads != 1 or job.load.session_options:
+            continue
+        if worker.models not in templates:
+            figures = WorkerStats(-1 - len(templates), f"template/{len(templates)}", "cpu", ())
+            load = replace(job.load, for_fork=True)
+            template_job = replace(job, load=load, processors=None, is_template=True)
+            templates[worker.models] = WorkerState(
+                {**worker.variables, "OPENBLAS_NUM_THREADS": "1"}, template_job, figures
+            )
+        worker.template = templates[worker.models]

@@ -40,6 +40,9 @@ HEAD_BYTES = _HEAD.size
 class MessageKind(enum.IntEnum):
     """What a message is about.
 
+    To a template: `FORK` a worker, whose descriptors come with it, and `REAP` one that has ended; from it:
+    `FORKED` with the worker's process or why not, and `REAPED` with how it ended.
+
     To a worker: `RUN` a request; `GROW`, its slot has as much room as its answer needs, or never will have
     (size 0); `CHECK` the golden samples; `STOP`. From a worker: `DONE`, a request; `NEED`, its answer does
     not fit its slot; and as JSON `READY`, `BROKEN` where it cannot start, `FAILED`, a
@@ -50,12 +53,16 @@ class MessageKind(enum.IntEnum):
     GROW = 2
     CHECK = 3
     STOP = 4
+    FORK = 5
+    REAP = 6
     DONE = 16
     NEED = 17
     READY = 19
     BROKEN = 20
     FAILED = 21
     CHECKED = 22
+    FORKED = 23
+    REAPED = 24
 
 
 _KINDS = {int(kind): kind for kind in MessageKind}
@@ -63,12 +70,16 @@ _KINDS = {int(kind): kind for kind in MessageKind}
 
 @dataclass(frozen=True)
 class ReadyReport:
-    """Content of `READY`: what a worker serves, by model, how long that took, and its anonymous memory."""
+    """Content of `READY`: what a worker serves, by model, how long that took, and its anonymous memory.
+
+    `unfit`: why a template cannot be forked; empty if it can be.
+    """
 
     variants: Mapping[str, str]
     buckets: Mapping[str, tuple[str, ...]]
     phases_s: Mapping[str, float]
     private_bytes: int
+    unfit: str = ""
 
 
 class Head(NamedTuple):
@@ -76,11 +87,11 @@ class Head(NamedTuple):
 
     Attributes:
         model: Number of the model in the pool, of `RUN`.
-        number: The slot's number, which no other slot of the pool ever had.
+        number: The slot's number, which no other slot of the pool ever had; a process (`FORKED`, `REAP`).
         begin: Where the slot's region begins in the file, to a worker.
         size: Bytes of the region, to a worker; 0 without one.
         figure: Bytes of the region that inputs take (`RUN`) or the answer needs (`NEED`); nanoseconds that
-            the run took (`DONE`).
+            the run took (`DONE`); an error's number (`FORKED`); the system's status of a process (`REAPED`).
     """
 
     kind: MessageKind

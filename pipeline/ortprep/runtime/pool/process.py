@@ -13,18 +13,27 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.codec import decode
+from ortprep.bundle.codec import encode as encode_record
 from ortprep.bundle.loader_config import LoaderConfig
 from ortprep.errors import PoolError
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
-from ortprep.runtime.pool.messages import MAX_PACKET_BYTES
+from ortprep.runtime.pool.messages import (
+    MAX_PACKET_BYTES,
+    Head,
+    MessageKind,
+    decode_head,
+    encode,
+    encode_head,
+)
 
 _READ_BYTES = 64 * 1024
+_ASK_TIMEOUT_S = 5.0
 _BOOTSTRAP = """\
 import json, sys
 job = json.load(sys.stdin)
@@ -51,6 +60,7 @@ class WorkerJob:
     Attributes:
         entry: The function that it runs, `module:function`.
         path: Where modules are found.
+        is_template: Whether it is to be forked for every worker, and serves nothing itself.
         device_id: CUDA ordinal inside the worker; None on the CPU.
         processors: Processors it is kept to; None for all.
         memory_bytes: Size of the memory file.
@@ -64,6 +74,7 @@ class WorkerJob:
     processors: tuple[int, ...] | None
     load: ModelLoadOptions
     memory_bytes: int = 0
+    is_template: bool = False
     descriptors: tuple[int, int, int, int] = (-1, -1, -1, -1)
 
 
@@ -75,8 +86,8 @@ class ChildProcess(Protocol):
     def kill(self) -> None:
         """Ends it at once."""
 
-    def wait(self) -> int:
-        """Waits until it has ended, and returns its exit code, negative for a signal."""
+    def wait(self) -> int | None:
+        """Waits until it has ended; returns its exit code, negative for a signal, None if that is lost."""
 
 
 StartProcess = Callable[["WorkerJob", Mapping[str, str]], ChildProcess]
@@ -131,8 +142,8 @@ class WorkerProcess:
         """Ends it at once."""
         self._process.kill()
 
-    def reap(self) -> int:
-        """Waits until it has ended, and returns its exit code, negative for a signal."""
+    def reap(self) -> int | None:
+        """Waits until it has ended, and returns its exit code, as `ChildProcess.wait` does."""
         return self._process.wait()
 
     def close(self, *, waits: bool = True) -> None:
@@ -186,6 +197,25 @@ class PacketChannel:
             # Broken off by a signal before this, a packet is sent twice: its worker passes over the second.
             self._packets.popleft()
         return True
+
+    def ask(self, packet: bytes, descriptors: Sequence[int], kind: MessageKind) -> Head:
+        """Sends a packet, with descriptors, and returns the head of the one that comes back.
+
+        Raises:
+            ConnectionError: None of that kind comes back in time.
+        """
+        try:
+            socket.send_fds(self._socket, [packet], descriptors)
+            poll = select.poll()
+            poll.register(self.descriptor, select.POLLIN)
+            if not poll.poll(_ASK_TIMEOUT_S * 1000):
+                raise TimeoutError(f"nothing came within {_ASK_TIMEOUT_S:g} s")
+            head = decode_head(self.receive() or memoryview(b""), "a template")
+        except (OSError, PoolError) as error:
+            raise ConnectionError(f"template does not answer: {error}") from error
+        if head.kind is not kind:
+            raise ConnectionError(f"template answers {head.kind.name} instead of {kind.name}")
+        return head
 
     def receive(self) -> memoryview | None:
         """Returns the next packet, valid until the next call; None if there is none now, empty at the end.
@@ -275,8 +305,42 @@ def spawn(job: WorkerJob, environment: Mapping[str, str]) -> ChildProcess:
     )
     assert process.stdin is not None
     with suppress(BrokenPipeError), process.stdin as stream:
-        stream.write(json.dumps(encode(job)).encode())
+        stream.write(json.dumps(encode_record(job)).encode())
     return process
+
+
+class ForkedProcess:
+    """A worker's process that a template forked, whose child it is: it reaps it when it is told to."""
+
+    def __init__(self, template: PacketChannel, pid: int) -> None:
+        self._template, self.pid = template, pid
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> int | None:
+        """Waits until it has ended, and returns its exit code; None if its template is gone."""
+        try:
+            head = self._template.ask(encode_head(MessageKind.REAP, self.pid), (), MessageKind.REAPED)
+        except ConnectionError:
+            return None
+        return os.waitstatus_to_exitcode(head.figure)
+
+
+def fork_from(template: PacketChannel, job: WorkerJob, _: Mapping[str, str]) -> ChildProcess:
+    """Has a template fork a worker, which has the template's environment.
+
+    Raises:
+        ConnectionError: The template does not answer.
+        OSError: The system has no room for the process.
+    """
+    packet = encode(MessageKind.FORK, 0, {"processors": job.processors})
+    head = template.ask(packet, job.descriptors[:3], MessageKind.FORKED)
+    if head.figure:
+        raise OSError(head.figure, os.strerror(head.figure))
+    return ForkedProcess(template, head.number)
 
 
 def enter(data: Mapping[str, object]) -> None:
@@ -287,7 +351,7 @@ def enter(data: Mapping[str, object]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for descriptor in job.descriptors:
-        os.set_inheritable(descriptor, False)
+        os.set_inheritable(descriptor, False)  # by what it may start
     die_with(job.descriptors[1])
     module, _, name = job.entry.partition(":")
     getattr(importlib.import_module(module), name)(job)

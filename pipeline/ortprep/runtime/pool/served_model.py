@@ -73,6 +73,12 @@ class ServedModel:
         itemsizes = [dtype.itemsize for dtype in signature.inputs.values()]
         self._reader = PlaceReader(itemsizes, f"request to {name}")
 
+    def find_unfit(self) -> str:
+        """Returns why its sessions cannot be inherited by a fork; empty if they can be."""
+        providers = {name for one in self._sessions.all for name in one.runner.session.get_providers()}
+        others = sorted(providers - {"CPUExecutionProvider"})
+        return f"{self.name} uses {', '.join(others)}" if others else ""
+
     def check(self) -> None:
         """Runs the golden sample of every variant; raises `LoadError` if one is not answered as recorded."""
         for session in self._sessions.all:

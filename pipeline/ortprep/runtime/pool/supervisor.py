@@ -42,7 +42,7 @@ class Supervisor:
         self._wakeup = broker.wakeup
         self._is_over = False
         self.manager.selector.register(self._wakeup.descriptor, selectors.EVENT_READ, self._has_woken)
-        for worker in self.workers:
+        for worker in self.manager.everyone:
             broker.add_worker(worker.number, worker.models)
         self._thread = threading.Thread(target=self._run, name="ortprep-pool", daemon=True)
 
@@ -66,7 +66,7 @@ class Supervisor:
         self._broker.forget(PoolClosedError("a pool cannot be used in a fork of its process"))
         for process in self.manager.processes():
             process.close(waits=False)
-        for worker in self.workers:
+        for worker in self.manager.everyone:
             worker.process = None
 
     def wait_ready(self, count: int) -> None:
@@ -160,9 +160,15 @@ class Supervisor:
         if stop_at is not None:
             yield stop_at + _EXIT_TIMEOUT_S if running else -math.inf, self._end
             return
-        for worker in self.workers:
-            if worker.state == "waiting":
+        templates = [template for template in self.manager.templates if self.manager.is_needed(template)]
+        for worker in (*self.workers, *templates):
+            template = worker.template
+            if worker.state != "waiting":
+                continue
+            if template is None or (template.state == "ready" and not template.is_killed):
                 yield worker.start_again_at, partial(self.manager.start, worker)
+            elif template.state == "failed":
+                yield -math.inf, partial(self.manager.fail_with_template, worker, template)
 
     def _timers_of(
         self, worker: WorkerState, process: WorkerProcess
@@ -175,11 +181,20 @@ class Supervisor:
             yield overdue_at, partial(self._kill_stuck, worker, process, is_check=True)
         if worker.state == "starting":
             yield worker.started_at + config.start_timeout_s, partial(self._kill_late, worker)
-        if stop_at is not None:
+        if worker in self.manager.templates:
+            if self._is_done_with(worker):
+                yield -math.inf, partial(self.manager.kill, worker, PoolError("no worker needs it"))
+        elif stop_at is not None:
             if not worker.is_stop_sent:
                 yield -math.inf, partial(self._tell_to_end, worker, process)
             closed = PoolClosedError("pool was closed")
             yield stop_at, partial(self.manager.kill, worker, closed, is_blamed=False)
+
+    def _is_done_with(self, template: WorkerState) -> bool:
+        """Returns whether a template has no workers to fork, and none to reap."""
+        if self._wakeup.stop_at is None:
+            return not self.manager.is_needed(template)
+        return all(worker.process is None for worker in self.workers)
 
     def _kill_late(self, worker: WorkerState) -> None:
         error = LoadTimeoutError(
@@ -223,7 +238,7 @@ class Supervisor:
                     with suppress(OSError):
                         process.kill()
                     process.close()
-                for worker in self.workers:
+                for worker in self.manager.everyone:
                     worker.process = None
                     worker.change("failed" if worker.state == "failed" else "stopped", pid=None)
                     while worker.checks:

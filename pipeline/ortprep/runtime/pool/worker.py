@@ -6,11 +6,17 @@ the pool replaces it.
 
 from __future__ import annotations
 
+import errno
+import gc
 import mmap
 import os
 import socket
+import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ortprep.bundle.codec import encode as encode_record
@@ -22,8 +28,11 @@ from ortprep.runtime.pool.messages import (
     MessageKind,
     ReadyReport,
     decode_head,
+    decode_json,
     encode,
+    encode_head,
 )
+from ortprep.runtime.pool.process import die_with
 
 if TYPE_CHECKING:
     from ortprep.runtime.pool.process import WorkerJob
@@ -59,16 +68,19 @@ class PoolConnection:
                     break
         return self._buffer[: self._socket.recv_into(self._buffer)]
 
+    def receive_descriptors(self) -> tuple[bytes, list[int]]:
+        """Returns the next packet, and the descriptors that came with it."""
+        packet, descriptors, _, _ = socket.recv_fds(self._socket, MAX_PACKET_BYTES, 3)
+        return packet, descriptors
+
 
 def main(job: WorkerJob) -> None:
     """Begins: makes the sessions a job names, and serves them until the pool ends it."""
     connection = PoolConnection(job.descriptors[0], may_spin=job.load.may_spin)
-    if job.processors:
-        with suppress(OSError):  # they may have been taken away since; anywhere is better than nowhere
-            os.sched_setaffinity(0, job.processors)
+    _keep_to(job.processors)
     try:
-        models, phases_s = _open_models(job)
-        from ortprep.runtime.machine.process_memory import private_bytes
+        models, phases_s, threads = _open_models(job)
+        from ortprep.runtime.machine.process_memory import private_bytes, written_bytes
         from ortprep.runtime.pool.served_model import SlotMemory
 
         memory = SlotMemory(job.descriptors[3], job.memory_bytes)
@@ -81,24 +93,97 @@ def main(job: WorkerJob) -> None:
         phases_s=phases_s,
         private_bytes=private_bytes(),
     )
+    if job.is_template:
+        ready = replace(ready, unfit=_find_unfit(models, threads))
     connection.send(encode(MessageKind.READY, 0, encode_record(ready)))
+    if job.is_template:
+        connection = fork_workers(connection, job)  # comes back in each worker
+        ready = replace(ready, private_bytes=written_bytes())
+        connection.send(encode(MessageKind.READY, 0, encode_record(ready)))
     serve(connection, models, memory)
 
 
-def _open_models(job: WorkerJob) -> tuple[dict[int, ServedModel], dict[str, float]]:
-    """Returns the models of a job, and what took how long, in seconds."""
+def _find_unfit(models: dict[int, ServedModel], threads: int) -> str:
+    """Returns why a process with these models cannot be forked, given its threads before; empty if it can."""
+    if added := _count_threads() - threads:
+        return f"{added} threads of ONNX Runtime"
+    return next((why for model in models.values() if (why := model.find_unfit())), "")
+
+
+def _count_threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def fork_workers(connection: PoolConnection, job: WorkerJob) -> PoolConnection:
+    """Forks a worker each time that the pool asks for one; returns in the workers, each with its socket.
+
+    The template does nothing else, so whenever it forks, no run and no other thread is under way.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    gc.freeze()  # else the first collection in a worker would write to all of these objects
+    while True:
+        packet, descriptors = connection.receive_descriptors()
+        if not packet:
+            raise SystemExit  # the pool is gone, or wants it no more
+        head = decode_head(memoryview(packet), "the pool")
+        if head.kind is MessageKind.REAP:
+            _, status = os.waitpid(head.number, 0)
+            connection.send(encode_head(MessageKind.REAPED, head.number, figure=status))
+            continue
+        processors = decode_json(memoryview(packet), "the pool")["processors"]
+        try:
+            pid = os.fork()
+        except OSError as error:
+            connection.send(encode_head(MessageKind.FORKED, figure=error.errno or errno.EAGAIN))
+        else:
+            if pid == 0:
+                connection.close()
+                return _become_worker(job, descriptors, processors)
+            connection.send(encode_head(MessageKind.FORKED, pid))
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _become_worker(
+    job: WorkerJob, descriptors: Sequence[int], processors: Sequence[int] | None
+) -> PoolConnection:
+    """Makes a fork a worker of its own; nothing of the template's that leads to the pool stays open."""
+    own, death_pipe, output = descriptors
+    die_with(death_pipe)
+    os.setsid()
+    for standard in (1, 2):
+        os.dup2(output, standard)
+    for descriptor in (output, *job.descriptors[1:3]):
+        os.close(descriptor)
+    _keep_to(processors)
+    return PoolConnection(own, may_spin=job.load.may_spin)
+
+
+def _keep_to(processors: Sequence[int] | None) -> None:
+    if processors:
+        with suppress(OSError):  # they may have been taken away since; anywhere is better than nowhere
+            os.sched_setaffinity(0, processors)
+
+
+def _open_models(job: WorkerJob) -> tuple[dict[int, ServedModel], dict[str, float], int]:
+    """Returns the models of a job, what took how long, in seconds, and how many threads there were before."""
     times = [time.perf_counter()]
     import_onnxruntime()
     # Only then: what imports numpy while ONNX Runtime is imported may find half of it.
     from ortprep.runtime.pool.served_model import open_served
 
-    models = {}
+    models, threads = {}, _count_threads()
     for model in job.models:
         times.append(time.perf_counter())
         models[model.number] = open_served(model, job)
     times.append(time.perf_counter())
     names = ("import", *(model.name for model in job.models))
-    return models, {name: end - begin for name, begin, end in zip(names, times, times[1:], strict=False)}
+    return (
+        models,
+        {name: end - begin for name, begin, end in zip(names, times, times[1:], strict=False)},
+        threads,
+    )
 
 
 def serve(connection: PoolConnection, models: dict[int, ServedModel], memory: SlotMemory) -> None:

@@ -26,7 +26,7 @@ from ortprep.runtime.pool.messages import (
     decode_json,
     encode_head,
 )
-from ortprep.runtime.pool.process import WorkerProcess, spawn
+from ortprep.runtime.pool.process import WorkerProcess, fork_from, spawn
 from ortprep.runtime.pool.request_table import RequestTable
 from ortprep.runtime.pool.slots import RepeatedAnswerError, Slot
 from ortprep.runtime.pool.workers import WorkerEvent, WorkerState
@@ -54,6 +54,8 @@ class WorkerManager:
 
     def __init__(self, workers: Sequence[WorkerState], config: PoolConfig, broker: RequestTable) -> None:
         self._workers, self._config, self._broker = workers, config, broker
+        self.templates = tuple({one.name: one for worker in workers if (one := worker.template)}.values())
+        self.everyone = (*workers, *self.templates)
         self._wakeup = broker.wakeup
         self.selector = selectors.DefaultSelector()
         self.is_stale = True
@@ -66,7 +68,11 @@ class WorkerManager:
 
     def running(self) -> list[tuple[WorkerState, WorkerProcess]]:
         """Returns the workers that have a process, and that."""
-        return [(worker, worker.process) for worker in self._workers if worker.process is not None]
+        return [(worker, worker.process) for worker in self.everyone if worker.process is not None]
+
+    def is_needed(self, template: WorkerState) -> bool:
+        """Returns whether workers are forked from a template."""
+        return any(worker.template is template for worker in self._workers)
 
     def processes(self) -> list[WorkerProcess]:
         """Returns every process that has not ended."""
@@ -107,12 +113,19 @@ class WorkerManager:
         """Starts a worker's process."""
         now, memory = time.monotonic(), self._broker.memory
         job = replace(worker.job, memory_bytes=memory.file.size)
+        template = None if worker.template is None else worker.template.process
         try:
-            process = WorkerProcess(job, worker.variables, memory.descriptor, spawn)
+            how = spawn if template is None else partial(fork_from, template.channel)
+            process = WorkerProcess(job, worker.variables, memory.descriptor, how)
         except OSError as error:
+            if isinstance(error, ConnectionError) and worker.template is not None:
+                self.kill(worker.template, PoolError(str(error)))
+                return  # it is started from the next one
             text = f"cannot start {worker.name}\n  {error}"
             self._handle_exit(worker, PoolError(text, hint="ulimit -n; ulimit -u; free"), shortage=error)
             return
+        if worker.template is not None:
+            worker.template.served_now += 1  # that is what it is for, so its next death is the first again
         with self._broker.lock:
             worker.begin(now, process)
         self._observe(worker)
@@ -122,6 +135,17 @@ class WorkerManager:
             (process.sentinel, self._has_ended),
         ):
             self.selector.register(descriptor, selectors.EVENT_READ, partial(call, worker, process))
+
+    def fail_with_template(self, worker: WorkerState, template: WorkerState) -> None:
+        """Gives a worker up whose template was given up."""
+        self.is_stale = True
+        worker.start_error = template.error or PoolError(f"{template.name} failed")
+        with self._broker.lock:
+            worker.error = worker.start_error
+            worker.change("failed", pid=None)
+            self._broker.notify()
+        self._report_end(worker, worker.start_error)
+        self._broker.resolve_ended()
 
     # What workers send.
 
@@ -195,9 +219,14 @@ class WorkerManager:
             raise PoolError(f"unexpected message from {worker.name}\n  got {head.kind.name}")
 
     def _has_become_ready(self, worker: WorkerState, report: ReadyReport) -> None:
+        figures = {name: value for name, value in vars(report).items() if name != "unfit"}
+        if report.unfit:
+            log.info("%s cannot be forked: %s; starting each worker by itself", worker.name, report.unfit)
+            for other in self._workers:
+                other.template = None if other.template is worker else other.template
         with self._broker.lock:
             if worker.process is not None and not worker.is_killed:
-                worker.become_ready(time.monotonic(), **vars(report))
+                worker.become_ready(time.monotonic(), **figures)
                 self._broker.open_worker(worker.number, worker.process.channel)
         log.info(
             "%s (pid %s) is ready after %.2f s",
@@ -269,7 +298,7 @@ class WorkerManager:
         self.selector.modify(process.sentinel, selectors.EVENT_READ, partial(self._has_ended_late, *left))
         with self._broker.lock:
             worker.process = None
-        self._handle_exit(worker, worker.describe_end(process.pid, None))
+        self._handle_exit(worker, worker.describe_end(process.pid, None, "was killed and does not end"))
 
     def _has_ended_late(self, process: WorkerProcess, region: Region | None) -> None:
         self._unregister(process.sentinel)
@@ -286,6 +315,8 @@ class WorkerManager:
         self, worker: WorkerState, error: PipelineError, *, shortage: OSError | None = None
     ) -> None:
         is_stopping, now = self._wakeup.stop_at is not None, time.monotonic()
+        if worker in self.templates and not self.is_needed(worker):
+            is_stopping = True
         with self._broker.lock:
             if is_stopping:
                 worker.change("stopped", pid=None)
@@ -322,7 +353,7 @@ class WorkerManager:
                 self._broker.mark_unavailable(model, refusal)
 
     def _observe(self, worker: WorkerState, *, error: PipelineError | None = None) -> None:
-        if self._config.observer is not None:
+        if self._config.observer is not None and worker not in self.templates:
             event = WorkerEvent(worker.number, worker.name, worker.state, error)
             try:
                 self._config.observer(event)

@@ -56,7 +56,7 @@ class WorkerStats:
         pid: Its process; None without one.
         start_s: Duration of its last start, process creation included; None before it was ready.
         phases_s: Durations of the phases of that: `import`, then every model by name.
-        private_bytes: Its anonymous memory when it was ready.
+        private_bytes: Its anonymous memory when it was ready; of a fork, what it had written to by then.
         served: Requests it answered.
         in_flight: Requests it has.
         restarts: How often it was started again.
@@ -114,6 +114,7 @@ class WorkerState:
     """A worker across restarts of its process.
 
     Attributes:
+        template: The worker that is forked to start it; None to start a process of its own.
         is_stop_sent: Whether its process was told to end.
         killed_at: When its process was killed; infinite for not at all.
         is_blamed: Whether, if it ends, the request is to blame that it was at.
@@ -127,6 +128,7 @@ class WorkerState:
     variables: Mapping[str, str]
     job: WorkerJob
     figures: WorkerStats
+    template: WorkerState | None = None
     process: WorkerProcess | None = None
     is_stop_sent: bool = False
     killed_at: float = math.inf
@@ -202,7 +204,9 @@ class WorkerState:
         self.ready_at, self.error = None, error
         is_hopeless = self.start_error is not None and self.figures.start_s is None
         is_given_up = is_hopeless or self.deaths_in_a_row > max_restarts
-        self.start_again_at = now + pause_before(self.deaths_in_a_row)
+        # Forked at once, the first time: there is nothing to wait for, and little to lose.
+        is_quick = self.template is not None and self.deaths_in_a_row == 1
+        self.start_again_at = now if is_quick else now + pause_before(self.deaths_in_a_row)
         self.change("failed" if is_given_up else "waiting", pid=None)
 
     def lack_room(self, now: float, error: PipelineError, *, timeout_s: float) -> None:
@@ -212,12 +216,14 @@ class WorkerState:
         self.start_again_at = now + min(max(short_s, _FIRST_PAUSE_S), _MAX_PAUSE_S)
         self.change("failed" if short_s >= timeout_s else "waiting", pid=None)
 
-    def describe_end(self, pid: int, exit_code: int | None) -> PipelineError:
-        """Returns why its process ended, as requests and observers get it; None for one that does not end."""
+    def describe_end(
+        self, pid: int, exit_code: int | None, unknown: str = "exit code unknown"
+    ) -> PipelineError:
+        """Returns why its process ended, as requests and observers get it; `unknown` stands for no code."""
         if self.start_error is not None:
             return self.start_error
         lines = self.output.lines
-        end = "was killed and does not end" if exit_code is None else describe_exit(exit_code)
+        end = unknown if exit_code is None else describe_exit(exit_code)
         output = "".join(f"\n    {line}" for line in lines)
         reason = "" if self.reason is None else f": {self.reason.message}"
         error = WorkerDiedError(

@@ -11,6 +11,7 @@ from ortprep.bundle.loader_config import read_loader_config
 from ortprep.errors import LoadError
 from ortprep.quoting import quoted
 from ortprep.runtime.loading.bundle_loader import open_folder
+from ortprep.runtime.loading.forking import with_one_thread
 from ortprep.runtime.loading.load_options import DigestPolicy, LoadOptions
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
 from ortprep.runtime.loading.opened_bundle import OpenedBundle, find_threads
@@ -58,7 +59,8 @@ def open_variants(
         device_id=device_id,
         digests=cast(DigestPolicy, options.digests),
         check="golden",
-        phases="auto",
+        phases="steady" if options.for_fork else "auto",
+        adapt=with_one_thread if options.for_fork else None,
         threads=find_threads() if options.threads is None else options.threads,
         may_spin=options.may_spin,
         precision=options.precision,

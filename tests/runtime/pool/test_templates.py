@@ -1,0 +1,146 @@
+"""Workers on one thread are forked from a template, and are as good as those that start by themselves."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ortprep.errors import IntegrityError, WorkerDiedError
+from ortprep.runtime import PoolConfig, SessionPool
+from ortprep.runtime.pool import process
+from tests.fakes import wait_for
+from tests.runtime.pool import fakes as bad_workers
+from tests.runtime.pool.conftest import batch, parent_of, start_ticks
+
+pytestmark = [pytest.mark.slow, pytest.mark.runtime]
+MODULE = "tests.runtime.pool.fakes"
+PATIENCE_S = 300
+
+
+def open_pool(bundle: Path, workers: int = 2, **settings: object) -> SessionPool:
+    config = {"devices": "cpu", "threads": 1, "workers_per_device": workers, **settings}
+    return SessionPool(bundle, PoolConfig(**config))  # type: ignore[arg-type]
+
+
+def pids(pool: SessionPool) -> list[int]:
+    return [worker.pid or 0 for worker in pool.stats().workers]
+
+
+def template_of(pool: SessionPool) -> int:
+    """Returns the one process that all workers were forked by."""
+    (template,) = {parent_of(pid) for pid in pids(pool)}
+    assert template != os.getpid()
+    return template
+
+
+def is_right(pool: SessionPool, value: float = 1) -> bool:
+    y = pool.run(batch(value), retries=9, timeout_s=PATIENCE_S)["y"]
+    return bool((y == 2 * batch(value)["x"]).all())
+
+
+def wait_until_back(pool: SessionPool, restarts: int) -> None:
+    wait_for(
+        lambda: (
+            [worker.state for worker in pool.stats().workers] == ["ready"] * len(pool.stats().workers)
+            and sum(worker.restarts for worker in pool.stats().workers) == restarts
+        ),
+        what="workers are back",
+    )
+
+
+def test_a_killed_worker_is_forked_again_and_its_exit_is_known(bundle: Path) -> None:
+    with open_pool(bundle, worker=f"{MODULE}:goes_wrong_when_asked") as pool:
+        template = template_of(pool)
+        for number, (wish, code) in enumerate([(bad_workers.EXIT, 7), (bad_workers.SEGFAULT, -11)], 1):
+            with pytest.raises(WorkerDiedError) as caught:
+                pool.run(batch(wish))
+            assert caught.value.returncode == code
+            wait_until_back(pool, number)
+            assert template_of(pool) == template
+            assert is_right(pool, number)
+        assert all({"import", "doubling"} <= worker.phases_s.keys() for worker in pool.stats().workers)
+
+
+def test_what_a_forked_worker_prints_is_quoted_in_its_error(bundle: Path) -> None:
+    with (
+        open_pool(bundle, worker=f"{MODULE}:goes_wrong_when_asked") as pool,
+        pytest.raises(WorkerDiedError, match="a bug in the worker"),
+    ):
+        pool.run(batch(bad_workers.RAISE))
+
+
+def test_workers_outlive_their_template_and_are_forked_from_the_next_one(bundle: Path) -> None:
+    with open_pool(bundle) as pool:
+        template, workers = template_of(pool), pids(pool)
+        os.kill(template, signal.SIGKILL)
+        assert all(is_right(pool, n) for n in range(20))
+        assert pids(pool) == workers
+        for pid in workers:
+            os.kill(pid, signal.SIGKILL)
+        assert is_right(pool)
+        wait_until_back(pool, 2)
+        assert template_of(pool) != template
+
+
+def test_a_template_that_does_not_answer_is_replaced(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_ASK_TIMEOUT_S", 0.5)
+    with open_pool(bundle, workers=1) as pool:
+        template = template_of(pool)
+        os.kill(template, signal.SIGSTOP)
+        os.kill(pids(pool)[0], signal.SIGKILL)
+        assert is_right(pool)
+        assert template_of(pool) != template
+
+
+def opened_by(pid: int) -> set[str]:
+    """Returns the sockets and pipes that a process has open."""
+    links = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}  # noqa: PTH115 - no path
+    return {link for link in links if link.startswith(("socket:", "pipe:"))}
+
+
+@pytest.mark.attack
+def test_no_worker_has_a_descriptor_of_another_or_of_its_template(bundle: Path) -> None:
+    with open_pool(bundle, workers=3) as pool:
+        template = template_of(pool)
+        for _ in range(2):
+            opened = {pid: opened_by(pid) for pid in (*pids(pool), template)}
+            standard_input = os.readlink(f"/proc/{template}/fd/0")  # noqa: PTH115 - no path
+            for pid, own in opened.items():
+                others = {link for other, links in opened.items() if other != pid for link in links}
+                assert own & others <= {standard_input}
+            os.kill(pids(pool)[0], signal.SIGKILL)
+            wait_until_back(pool, 1)
+
+
+def test_models_that_cannot_be_inherited_are_opened_by_each_worker(bundle: Path) -> None:
+    with open_pool(bundle, worker=f"{MODULE}:cannot_be_forked") as pool:
+        assert is_right(pool)
+        assert {parent_of(pid) for pid in pids(pool)} == {os.getpid()}
+        assert not pool.stats().is_degraded
+
+
+def test_what_a_template_cannot_load_is_raised_as_load_does(bundle: Path) -> None:
+    golden = bundle / "golden.npz"
+    golden.write_bytes(golden.read_bytes()[:-1] + b"?")
+    with pytest.raises(IntegrityError, match=r"golden\.npz"):
+        open_pool(bundle)
+
+
+def test_workers_with_threads_or_own_options_start_by_themselves(bundle: Path) -> None:
+    for settings in ({"threads": 2}, {"session_options": {"intra_op_num_threads": 1}}):
+        with open_pool(bundle, **settings) as pool:
+            assert {parent_of(pid) for pid in pids(pool)} == {os.getpid()}
+            assert is_right(pool)
+
+
+def test_large_answers_of_forked_workers_are_their_own(bundle: Path) -> None:
+    with open_pool(bundle) as pool:
+        futures = [pool.submit({"x": np.full((300, 1000), n, np.float32)}) for n in range(40)]
+        assert all((future.result(PATIENCE_S)["y"] == 2 * n).all() for n, future in enumerate(futures))
+        ended = [template_of(pool), *pids(pool)]
+        ticks = {pid: start_ticks(pid) for pid in ended}
+    assert all(start_ticks(pid) != ticks[pid] for pid in ended)
