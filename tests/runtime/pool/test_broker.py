@@ -128,11 +128,11 @@ class Office:
         self.broker.resolve_ended()
         return wrong
 
-    def lose(self, worker: int = 0, *, is_blamed: bool = True) -> None:
+    def lose(self, worker: int = 0, *, fails_oldest: bool = True) -> None:
         self.receive(worker).clear()
         for end in self.sockets.pop(worker):
             end.close()
-        self.broker.lose(worker, DIED, blames_oldest=is_blamed)
+        self.broker.lose(worker, DIED, fails_oldest=fails_oldest)
         self.broker.resolve_ended()
 
     def supervise(self) -> None:
@@ -402,7 +402,7 @@ def test_every_future_ends_however_the_work_goes() -> None:
             elif step == 3 and office.receive(worker):
                 office.answer(worker)
             elif step == 4 and office.receive(worker):
-                office.lose(worker, is_blamed=bool(generator.integers(2)))
+                office.lose(worker, fails_oldest=bool(generator.integers(2)))
                 office.open(worker)
             elif step == 5 and futures:
                 next(reversed(futures)).cancel()

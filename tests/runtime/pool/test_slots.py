@@ -52,7 +52,7 @@ def test_every_slot_is_freed_exactly_once(steps: list[tuple[str, int]], retries:
             assert sent[-1] is slot
         elif step == "lose":
             before = [slot.number for slot in sent]
-            lost = {slot.number for slot in table.lose(worker, blames_oldest=pick < 5)}
+            lost = {slot.number for slot in table.lose(worker, fails_oldest=pick < 5)}
             failed = lost - abandoned
             assert abandoned & set(before) <= lost <= set(before)
             assert failed == set() or (pick < 5 and failed == {before[0]})
@@ -121,7 +121,7 @@ def test_the_oldest_is_blamed_once_for_each_of_its_tries_and_the_others_keep_the
 ) -> None:
     table = make()
     admit(table, 1, 2, 3, retries=1)
-    assert table.lose(0, blames_oldest=blames) == []
+    assert table.lose(0, fails_oldest=blames) == []
     table.open_worker(0)
     assert assign(table) == [(1, 0), (2, 0)]
     assert [slot.number for slot in table.lose(0)] == ([1] if blames else [])

@@ -254,7 +254,7 @@ class WakeupEvent:
 
     Attributes:
         planned: When the supervisor looks at the clock next, by `time.monotonic()`.
-        stop_at: When workers that were told to end are killed; None while the pool goes on.
+        stop_at: When workers that were asked to end are killed; None while the pool goes on.
     """
 
     def __init__(self) -> None:
@@ -310,7 +310,7 @@ def spawn(job: WorkerJob, environment: Mapping[str, str]) -> ChildProcess:
 
 
 class ForkedProcess:
-    """A worker's process that a template forked, whose child it is: it reaps it when it is told to."""
+    """A worker's process that a template forked, whose child it is: it reaps it when it is asked to."""
 
     def __init__(self, template: PacketChannel, pid: int) -> None:
         self._template, self.pid = template, pid

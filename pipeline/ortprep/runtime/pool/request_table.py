@@ -243,14 +243,14 @@ class RequestTable(Books):
         self._end(self.slots.answer(worker, number, time.monotonic()), error=error)
 
     @_then_send
-    def lose(self, worker: int, error: PipelineError, *, blames_oldest: bool) -> None:
+    def lose(self, worker: int, error: PipelineError, *, fails_oldest: bool) -> None:
         """Takes back what a worker had whose process has ended.
 
-        Its oldest request, if it is to blame, fails with `error`, unless that may be tried again.
+        Its oldest request, if `fails_oldest`, fails with `error`, unless that may be tried again.
         """
         self._channels.pop(worker, None)
         self.memory.scrub()
-        self._end(*self.slots.lose(worker, blames_oldest=blames_oldest), error=error)
+        self._end(*self.slots.lose(worker, fails_oldest=fails_oldest), error=error)
 
     def set_aside(self, worker: int) -> Region | None:
         """Returns the memory of the request that a worker is at, which goes on with a copy of its inputs.

@@ -323,7 +323,7 @@ class SlotTable:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else math.inf
 
-    def lose(self, worker: int, *, blames_oldest: bool = True) -> list[Slot]:
+    def lose(self, worker: int, *, fails_oldest: bool = True) -> list[Slot]:
         """Closes a worker that died and puts its slots back to the front of their queues, in order.
 
         Returns those that are free: the one it died of, unless that may be tried again, and the abandoned.
@@ -333,7 +333,7 @@ class SlotTable:
         queue.sent.clear()
         queue.is_open, queue.since, queue.service_s, queue.depth = False, math.inf, None, depth_for(None)
         freed = [slot for slot in slots if slot.is_abandoned]
-        if slots and blames_oldest and not slots[0].is_abandoned:
+        if slots and fails_oldest and not slots[0].is_abandoned:
             slots[0].retries -= 1
             if slots[0].retries < 0:
                 freed.append(slots[0])

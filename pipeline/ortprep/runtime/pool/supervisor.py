@@ -110,7 +110,9 @@ class Supervisor:
         try:
             while not self._is_over:
                 self._turn()
-        except BaseException as error:  # the last border: without this thread nothing would ever be answered
+        except (
+            BaseException
+        ) as error:  # the last boundary: without this thread nothing would ever be answered
             log.exception("the pool's supervisor failed")
             self._broker.close(PoolError(f"pool failed\n  {type(error).__name__}: {error}"))
             self._end()
@@ -186,9 +188,9 @@ class Supervisor:
                 yield -math.inf, partial(self.manager.kill, worker, PoolError("no worker needs it"))
         elif stop_at is not None:
             if not worker.is_stop_sent:
-                yield -math.inf, partial(self._tell_to_end, worker, process)
+                yield -math.inf, partial(self._ask_to_end, worker, process)
             closed = PoolClosedError("pool was closed")
-            yield stop_at, partial(self.manager.kill, worker, closed, is_blamed=False)
+            yield stop_at, partial(self.manager.kill, worker, closed, fails_oldest=False)
 
     def _is_done_with(self, template: WorkerState) -> bool:
         """Returns whether a template has no workers to fork, and none to reap."""
@@ -216,11 +218,11 @@ class Supervisor:
             f"  expected an answer within {self._config.run_timeout_s:g} s",
             hint="PoolConfig(run_timeout_s=…)",
         )
-        self.manager.kill(worker, error, is_blamed=not is_check)
+        self.manager.kill(worker, error, fails_oldest=not is_check)
 
     # How the pool ends.
 
-    def _tell_to_end(self, worker: WorkerState, process: WorkerProcess) -> None:
+    def _ask_to_end(self, worker: WorkerState, process: WorkerProcess) -> None:
         self._broker.close(PoolClosedError("pool was closed"))
         with self._broker.lock:
             worker.is_stop_sent = True

@@ -153,12 +153,12 @@ class WorkerManager:
         """Takes what a worker sent, and returns whether there may be more already."""
         try:
             is_over = self._take_packets(worker, process)
-        except Exception as error:  # noqa: BLE001 - a border: whatever a worker sends ends no more than the worker
+        except Exception as error:  # noqa: BLE001 - a boundary: whatever a worker sends ends no more than the worker
             wrong = error if isinstance(error, PoolError) else PoolError(f"unreadable message\n  {error}")
             log.error("%s: %s; ending it", worker.name, wrong.message)
             is_over = True
             self._unregister(process.channel.descriptor)
-            self.kill(worker, wrong, is_blamed=not isinstance(wrong, RepeatedAnswerError))
+            self.kill(worker, wrong, fails_oldest=not isinstance(wrong, RepeatedAnswerError))
         # Only now: a caller may send the same again, and a worker that is ended must not answer.
         self._broker.resolve_ended()
         return not is_over
@@ -243,7 +243,7 @@ class WorkerManager:
             log.error("%s gave a wrong answer: %s; replacing it", worker.name, error.message)
             if worker.process is not None:
                 self._unregister(worker.process.channel.descriptor)
-            self.kill(worker, error, is_blamed=False)
+            self.kill(worker, error, fails_oldest=False)
         worker.answer_check(None if error is None else str(error))
 
     def _read_output(self, worker: WorkerState, process: WorkerProcess) -> bool:
@@ -257,15 +257,13 @@ class WorkerManager:
 
     # How they end.
 
-    def kill(self, worker: WorkerState, reason: PipelineError, *, is_blamed: bool = True) -> None:
-        """Ends a worker's process at once; if `is_blamed`, the request that it is at is to blame."""
+    def kill(self, worker: WorkerState, reason: PipelineError, *, fails_oldest: bool = True) -> None:
+        """Ends a worker's process at once; if `fails_oldest`, as a failure of the request that it is at."""
         self.is_stale = True
         with self._broker.lock:
             self._broker.slots.close_worker(worker.number)
             if worker.process is not None and not worker.is_killed:
-                worker.killed_at, worker.reason, worker.is_blamed = time.monotonic(), reason, is_blamed
-                sent = self._broker.slots.queue_of(worker.number).sent
-                worker.blamed = sent[0].number if sent and is_blamed else None
+                worker.killed_at, worker.reason, worker.fails_oldest = time.monotonic(), reason, fails_oldest
                 worker.process.kill()
 
     def _has_ended(self, worker: WorkerState, process: WorkerProcess) -> None:
@@ -325,12 +323,7 @@ class WorkerManager:
             else:
                 worker.die(now, error, max_restarts=self._config.max_restarts)
             reason = self._broker.closed_error if is_stopping else error
-            sent = self._broker.slots.queue_of(worker.number).sent
-            # If it answered what it was killed for, those behind that are not to blame.
-            is_blamed = worker.is_blamed and (
-                worker.blamed is None or bool(sent and sent[0].number == worker.blamed)
-            )
-            self._broker.lose(worker.number, reason, blames_oldest=is_blamed)
+            self._broker.lose(worker.number, reason, fails_oldest=worker.fails_oldest)
             while worker.checks:
                 worker.answer_check(error.message)
             self._broker.notify()

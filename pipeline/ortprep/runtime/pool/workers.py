@@ -115,10 +115,9 @@ class WorkerState:
 
     Attributes:
         template: The worker that is forked to start it; None to start a process of its own.
-        is_stop_sent: Whether its process was told to end.
+        is_stop_sent: Whether its process was asked to end.
         killed_at: When its process was killed; infinite for not at all.
-        is_blamed: Whether, if it ends, the request is to blame that it was at.
-        blamed: That request, if it was killed for it.
+        fails_oldest: Whether, if it ends, the request that it was at fails.
         start_error: What it said when it could not start.
         short_since: Since when the system has had no room for its process; None while it has.
         served_now: Requests it answered with the process that it has.
@@ -132,8 +131,7 @@ class WorkerState:
     process: WorkerProcess | None = None
     is_stop_sent: bool = False
     killed_at: float = math.inf
-    is_blamed: bool = True
-    blamed: int | None = None
+    fails_oldest: bool = True
     reason: PipelineError | None = None
     start_error: PipelineError | None = None
     error: PipelineError | None = None
@@ -183,8 +181,8 @@ class WorkerState:
         """Notes that it has a process, whose start began at `now`."""
         self.process, self.started_at, self.ready_at = process, now, None
         self.output, self.served_now = OutputTail(), 0
-        self.is_stop_sent, self.killed_at, self.is_blamed = False, math.inf, True
-        self.reason = self.start_error = self.short_since = self.blamed = None
+        self.is_stop_sent, self.killed_at, self.fails_oldest = False, math.inf, True
+        self.reason = self.start_error = self.short_since = None
         self.change("starting", pid=process.pid, phases_s={}, restarts=self.starts)
         self.starts += 1
 
@@ -202,8 +200,8 @@ class WorkerState:
         was_steady = self.ready_at is not None and now - self.ready_at >= _STEADY_S
         self.deaths_in_a_row = 1 if was_steady or self.served_now else self.deaths_in_a_row + 1
         self.ready_at, self.error = None, error
-        is_hopeless = self.start_error is not None and self.figures.start_s is None
-        is_given_up = is_hopeless or self.deaths_in_a_row > max_restarts
+        cannot_start = self.start_error is not None and self.figures.start_s is None
+        is_given_up = cannot_start or self.deaths_in_a_row > max_restarts
         # Forked at once, the first time: there is nothing to wait for, and little to lose.
         is_quick = self.template is not None and self.deaths_in_a_row == 1
         self.start_again_at = now if is_quick else now + pause_before(self.deaths_in_a_row)
@@ -238,13 +236,19 @@ class WorkerState:
         self.served += len(waited_s)
         self.served_now += len(waited_s)
         self.refusals = 0
+        self._note_answer_of_killed()
         self.latencies_s.extend(waited_s)
+
+    def _note_answer_of_killed(self) -> None:
+        """If it was killed for a request and answered it after all, those behind that have no part in it."""
+        self.fails_oldest = self.fails_oldest and not self.is_killed
 
     def note_refusal(self) -> None:
         """Notes that it refused a request."""
         self.served += 1
         self.served_now += 1
         self.refusals += 1
+        self._note_answer_of_killed()
 
     def answer_check(self, problem: str | None) -> None:
         """Ends the oldest check of its golden samples with what was wrong; None if nothing was."""
