@@ -33,6 +33,7 @@ from ortprep.runtime.pool.messages import (
     encode_head,
 )
 from ortprep.runtime.pool.process import die_with
+from ortprep.telemetry import has_telemetry_thread
 
 if TYPE_CHECKING:
     from ortprep.runtime.pool.process import WorkerJob
@@ -105,6 +106,8 @@ def main(job: WorkerJob) -> None:
 
 def _find_unfit(models: dict[int, ServedModel], threads: int) -> str:
     """Returns why a process with these models cannot be forked, given its threads before; empty if it can."""
+    if has_telemetry_thread():
+        return "usage data to be sent"
     if added := _count_threads() - threads:
         return f"{added} threads of ONNX Runtime"
     return next((why for model in models.values() if (why := model.find_unfit())), "")
