@@ -15,6 +15,7 @@ from ortprep.runtime import PoolConfig, load
 from ortprep.runtime.loading import opened_bundle
 from ortprep.runtime.machine import cores
 from ortprep.runtime.machine.cores import find_thread_limit, usable_cores
+from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.runtime.pool.config import plan_workers
 from tests.runtime.builders import write_bundle
 
@@ -26,6 +27,7 @@ V1_FOLDER = "sys/fs/cgroup/cpu,cpuacct"
 
 @pytest.fixture(autouse=True)
 def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_hardware()  # remembered by the process, so before it looks different
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     for name in cores.WORKER_VARIABLES:
