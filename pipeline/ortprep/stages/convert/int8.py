@@ -28,6 +28,8 @@ import onnxruntime
 from onnx import TensorProto, helper
 from onnxruntime import quantization
 from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
+from onnxruntime.transformers.fusion_gelu import FusionGelu
+from onnxruntime.transformers.onnx_model import OnnxModel
 
 from ortprep.runtime.loading.session import CPU
 from ortprep.runtime.tensors.arrays import read_tensors
@@ -210,11 +212,12 @@ def _raise_opset(model: onnx.ModelProto, *, opset: int) -> onnx.ModelProto:
 
 
 def _fold(staged: Path) -> tuple[Path, onnx.ModelProto]:
-    """Has ONNX Runtime fold constants, and what follows a convolution into its weights.
+    """Has ONNX Runtime fold constants, and what follows a convolution into its weights, and fuses `Gelu`.
 
     The quantiser takes a weight behind an `Identity` or a `Constant` for an activation. And ONNX Runtime
     cannot fuse a convolution with an `Add` or a `BatchNormalization` any more once there are
-    `DequantizeLinear` between them: PP-OCRv6's detector then took 446 ms instead of 169.
+    `DequantizeLinear` between them: PP-OCRv6's detector then took 446 ms instead of 169. Nor does it know a
+    `Gelu` whose readers each have a `DequantizeLinear` of their own: 236 ms of processor time instead of 207.
 
     Returns:
         The file beside the staged one, and the model in it, whose large tensors refer to a file.
@@ -226,6 +229,11 @@ def _fold(staged: Path) -> tuple[Path, onnx.ModelProto]:
         options.add_session_config_entry(f"session.optimized_model_external_initializers_{entry}", value)
     onnxruntime.InferenceSession(staged, options, providers=[CPU], disabled_optimizers=_RENAMING)
     model = onnx.load(folded, load_external_data=False)
+    fused = OnnxModel(model)
+    FusionGelu(fused).apply()
+    fused.update_graph()
+    if all(item.domain != CONTRIB for item in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(CONTRIB, 1))
     name_nodes(model)
     used = {node.domain for node in walk_nodes(model)}
     for item in [item for item in model.opset_import if item.domain not in (*PLAIN_DOMAINS, *used)]:
