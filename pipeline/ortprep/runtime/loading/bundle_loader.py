@@ -50,13 +50,11 @@ def load(
 ) -> onnxruntime.InferenceSession:
     """Opens a bundle as a session on the first variant whose requirements this machine meets.
 
-    If it passes over variants, it logs the reasons at WARNING. If a variant's requirements are met but it
-    cannot be loaded, that is an error; it is never passed over. If the bundle has variants for certain sizes,
-    batches of these sizes run on them (`session_for`).
+    It logs at WARNING why it passes over variants; one that fits but cannot be loaded is an error. Batches of
+    sizes that the bundle has variants for run on them (`session_for`).
 
     Args:
-        bundle: The bundle's folder; or `registry://NAME@VERSION` or `REGISTRY/NAME@VERSION`, which is pulled
-            into the local cache first.
+        bundle: The bundle's folder, or `registry://NAME@VERSION`, `REGISTRY/NAME@VERSION`: pulled first.
         target: Only what was prepared for this target (`cpu`, `cuda`), or the variant of this name.
         device_id: CUDA ordinal of the GPU; None for the one that the bundle records, else the first.
         digests: Which files are hashed and compared first; `full` where a signature is required.
@@ -65,13 +63,12 @@ def load(
         require_signature: A public key's file; bundles that are not signed with it are refused.
         precision: `fastest-within-gate` takes the fastest variant that passed the accuracy gate of the spec;
             `fp32`, `fp16`, `bf16`, `mixed`, `int8` or `int4` takes that precision.
-        session_options: The application's own options, as an `onnxruntime.SessionOptions` or as values by
-            attribute or config key. They take precedence over the bundle's, which apply where these are at
-            their defaults; the optimisation level is always the bundle's. Conflicts are logged once.
+        session_options: The application's own, as an `onnxruntime.SessionOptions` or as values by attribute
+            or config key. They take precedence over all but the optimisation level; conflicts are logged.
         phases: `auto` starts on the variant's first phase, if there is one, and changes to the steady one
             after the first run (`wait_steady`; ONNX Runtime 1.31, two cores); `steady` and `first` do not.
-        workers: Number of processes like this one that share its cores: a session has at most the cores that
-            this process may use, divided by it. None for `ORTPREP_WORKERS`, else `WEB_CONCURRENCY`, else 1.
+        workers: Number of processes that share this machine's cores, which bounds the threads of a session;
+            None for `ORTPREP_WORKERS`, else `WEB_CONCURRENCY`, else 1.
 
     Raises:
         SignatureError: The bundle is not signed as required.
@@ -79,9 +76,8 @@ def load(
         LoadError: No variant fits, ONNX Runtime refused it, or the answers to the golden sample are wrong.
         LoadTimeoutError: The deadline passed.
         ProviderError: The session did not get its execution provider.
-        BundleError: The bundle cannot be read.
+        BundleError: The bundle cannot be read; `UnsupportedVersionError` if its format is newer.
         IntegrityError: A file has changed since it was written, or the bundle sets a forbidden option.
-        UnsupportedVersionError: The bundle is of a newer format.
         MissingExtraError: ONNX Runtime is not installed.
         CacheError: The cache folder is needed, for a pull or for copies, and cannot be used.
     """

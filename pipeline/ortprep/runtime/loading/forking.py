@@ -76,15 +76,7 @@ def load_before_fork(
     check_number("timeout_s", timeout_s, example=30)
     own = _check_options(session_options, threads_after)
     import_onnxruntime()
-    if has_telemetry_thread():
-        from ortprep.errors import LoadError
-
-        raise LoadError(
-            f"a fork cannot inherit the thread with which ONNX Runtime sends usage data: {bundle}\n"
-            f"  expected {TELEMETRY_VARIABLE}={TELEMETRY_OFF} before onnxruntime is imported, since children"
-            " would hang at their exit",
-            hint=f"export {TELEMETRY_VARIABLE}={TELEMETRY_OFF}",
-        )
+    _refuse_telemetry(bundle)
     folder = find_folder(bundle, require_signature)
     options = LoadOptions(
         "cpu",
@@ -112,6 +104,18 @@ def serve_forks(opened: OpenedBundle, threads_after: int | None = None) -> None:
         threads_after: As for `load_before_fork`.
     """
     _ForkState(opened, threads_after).serve(opened.session)
+
+
+def _refuse_telemetry(bundle: str | os.PathLike[str]) -> None:
+    if has_telemetry_thread():
+        from ortprep.errors import LoadError
+
+        raise LoadError(
+            f"a fork cannot inherit the thread with which ONNX Runtime sends usage data: {bundle}\n"
+            f"  expected {TELEMETRY_VARIABLE}={TELEMETRY_OFF} before onnxruntime is imported, since children"
+            " would hang at their exit",
+            hint=f"export {TELEMETRY_VARIABLE}={TELEMETRY_OFF}",
+        )
 
 
 def _check_options(own: Any, threads_after: Any) -> dict[str, str | int | bool] | None:
