@@ -123,8 +123,10 @@ def find_in_processor(facts: Facts) -> Iterator[Finding]:
             f"ONNX Runtime sees {cores} processors and chooses its threads by them; the control group "
             f"grants the time of {quota:.3g}, and all threads stop when that is used up"
         )
-        threads = f"runtime: {{intra_op_num_threads: {max(1, math.floor(quota))}}} in the spec"
-        hint = f"{threads}; ortprep doctor parallel MODEL measures what it costs"
+        hint = (
+            f"runtime: {{intra_op_num_threads: {max(1, math.floor(quota)):d}}} in the spec; "
+            "ortprep doctor parallel MODEL measures what it costs"
+        )
         yield Finding("cores-above-quota", "advice", text, hint)
     if stopped := limits.throttled_periods:
         share = stopped / max(limits.periods, stopped)

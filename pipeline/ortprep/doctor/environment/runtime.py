@@ -118,8 +118,10 @@ def find_in_providers(facts: Facts) -> Iterator[Finding]:
             hint = install_cuda(facts) if missing else "nvidia-smi  (does it list the GPU?)"
             yield Finding("provider-unusable", "problem", text, hint)
         else:
-            what = f"(what {quoted(name)} is built with)"
-            hint = f"python -c 'import onnxruntime; onnxruntime.print_debug_info()'  {what}"
+            hint = (
+                "python -c 'import onnxruntime; onnxruntime.print_debug_info()'"
+                f"  (what {quoted(name)} is built with)"
+            )
             yield Finding("provider-unusable", "problem", text, hint)
     package = f"{runtime.package or max(facts.wheels, default=_CPU_WHEEL)} {runtime.version}"
     for name in facts.expected:

@@ -293,12 +293,16 @@ def _find_lock(run: ParallelRun) -> Iterator[Finding]:
                 f"{version} keeps the interpreter to itself while it {what}: no other thread ran for {gap}; "
                 "threads take turns"
             )
-            pool = 'SessionPool("artifacts/NAME")'
             if what == "runs one":
-                hint = f"serve from processes, which do not share an interpreter: {pool}"
+                hint = (
+                    'serve from processes, which do not share an interpreter: SessionPool("artifacts/NAME")'
+                )
                 yield Finding("gil-held", "problem", text, hint)
             else:
-                hint = f"install ONNX Runtime {RELEASED_FROM} or later, or load in processes: {pool}"
+                hint = (
+                    f"install ONNX Runtime {RELEASED_FROM} or later, "
+                    'or load in processes: SessionPool("artifacts/NAME")'
+                )
                 yield Finding("gil-held", "advice", text, hint)
         elif verdict == "released":
             text = f"{version} lets other threads run while it {what}: the longest gap was {gap}"
