@@ -18,7 +18,6 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from ortprep.bundle.codec import decode, encode
+from ortprep.children.process_group import PR_SET_PDEATHSIG, wait_for_end
 from ortprep.children.scratch_folder import scratch_folder
 from ortprep.errors import (
     DISK_ERRORS,
@@ -48,7 +48,6 @@ R = TypeVar("R")
 
 log = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG = 1
 _PARENT_VARIABLE = "ORTPREP_PARENT_PID"
 _REQUEST, _REPLY, _OUTPUT = "request", "reply", "output"
 _OS_ERROR = "OSError"
@@ -144,7 +143,7 @@ def run_child(
         command = [python.executable, "-P", *code, str(folder / _REQUEST), str(folder / _REPLY)]
         variables = {**python.environment, **(environment or {})}
         process, started_s = _spawn(folder, command, variables, memory_bytes)
-        timed_out = _wait(process, timeout_s)
+        timed_out = wait_for_end(process, timeout_s)
         elapsed_s = time.monotonic() - started_s
         if timed_out:
             raise ChildTimeoutError(
@@ -186,37 +185,6 @@ def _spawn(
     return process, started_s
 
 
-def _wait(process: subprocess.Popen[bytes], timeout_s: float | None) -> bool:
-    """Waits for a child, ends what is left of its process group, and returns whether the deadline passed."""
-    expired = threading.Event()
-
-    def expire() -> None:
-        expired.set()
-        _kill_group(process)
-
-    timer = None
-    if timeout_s is not None:
-        timer = threading.Timer(min(max(timeout_s, 0.0), threading.TIMEOUT_MAX), expire)
-    try:
-        if timer is not None:
-            timer.start()
-        # Unreaped, the child's number stays taken, so that nobody else's group can be killed by mistake.
-        with suppress(ChildProcessError):  # a program that ignores SIGCHLD has its children reaped at once
-            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    finally:
-        if timer is not None:
-            timer.cancel()
-            timer.join()
-        _kill_group(process)
-        process.wait()
-    return expired.is_set()
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
 def _read_reply(function: str, process: subprocess.Popen[bytes], folder: Path) -> dict[str, Any]:
     """Returns the parsed answer of a child that ended, or raises what it raised."""
     reply_file, output = folder / _REPLY, _tail(folder / _OUTPUT)
@@ -255,7 +223,7 @@ def _tail(file: Path) -> str:
 
 def _end_with_parent() -> None:
     """Asks the kernel to kill this process when its parent ends, so that a killed build leaves nothing."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.environ.get(_PARENT_VARIABLE) != str(os.getppid()):
         raise SystemExit("the process that asked for this work is gone")
 

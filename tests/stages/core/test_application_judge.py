@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from ortprep.errors import SpecError, StageError
 from ortprep.measuring.staged_bundles import STAGED_VARIANT, StagedBundles
 from ortprep.runtime.loading.session import CPU, default_plan
 from ortprep.spec.validation import parse_spec
-from ortprep.stages.core.application_judge import ApplicationJudge
+from ortprep.stages.core.application_judge import ApplicationJudge, describe_program
 from tests.builders import matmul_net, write_model
 
 START = """
@@ -30,7 +31,13 @@ MakeJudge = Callable[..., ApplicationJudge]
 
 
 @pytest.fixture
-def make_judge(tmp_path: Path) -> MakeJudge:
+def said() -> list[str]:
+    """Returns what judges say."""
+    return []
+
+
+@pytest.fixture
+def make_judge(tmp_path: Path, said: list[str]) -> MakeJudge:
     """Returns a function that makes the judge of an application, given its last lines."""
 
     def make(program: str, **options: object) -> ApplicationJudge:
@@ -40,7 +47,7 @@ def make_judge(tmp_path: Path) -> MakeJudge:
         spec = parse_spec({"name": "net", "source": {"path": "net.onnx"}, "convert": convert})
         assert spec.convert is not None
         assert spec.convert.judge is not None
-        return ApplicationJudge(spec.located_in(tmp_path), spec.convert.judge, lambda _line: None)
+        return ApplicationJudge(spec.located_in(tmp_path), spec.convert.judge, said.append)
 
     write_model(matmul_net(), tmp_path / "net.onnx")
     return make
@@ -107,13 +114,51 @@ def test_what_fails_with_the_candidate_only_refuses_the_candidate(
 
 
 def test_a_candidate_that_the_application_did_not_load_is_not_judged(
-    make_judge: MakeJudge, bundle: Path, tmp_path: Path
+    make_judge: MakeJudge, bundle: Path, tmp_path: Path, said: list[str]
 ) -> None:
-    judge = make_judge("print('page')")
+    judge = make_judge("print('page')\nprint('ortprep: page 7', file=sys.stderr)")
     write_model(matmul_net(seed=1), tmp_path / "net.onnx")
     with pytest.raises(StageError, match="did not use the converted model") as caught:
         judge.judge(bundle, STAGED_VARIANT)
-    assert "no bundle was prepared from these bytes" in str(caught.value)
+    assert "no bundle was prepared from these bytes" in said[-1]
+    assert "page 7" not in str(caught.value)
+
+
+def test_what_the_program_writes_is_said_and_not_recorded(
+    make_judge: MakeJudge, bundle: Path, said: list[str]
+) -> None:
+    program = "print('page')\nif with_bundle: raise ValueError('private page')"
+    verdict = make_judge(program).judge(bundle, STAGED_VARIANT)
+    assert "private page" in said[-1]
+    assert verdict.reason == "with the converted model it ended with exit code 1"
+
+
+@pytest.mark.parametrize(
+    ("command", "described"),
+    [
+        (["/usr/bin/python3.11", "/home/me/app", "token"], "python3.11 app"),
+        (["python", "-m", "app"], "python"),
+        (["uv", "app.py", "token"], "uv app.py"),
+        (["/opt/read-pages", "token"], "read-pages"),
+    ],
+)
+def test_a_description_of_a_program_has_no_other_arguments(command: list[str], described: str) -> None:
+    assert describe_program(command) == described
+
+
+def test_what_is_run_is_said_before_it_starts(make_judge: MakeJudge, said: list[str]) -> None:
+    with pytest.raises(SpecError):
+        make_judge("sys.exit(3)", run=[sys.executable, "app.py", "token"])
+    assert said == [f"judge runs: '{Path(sys.executable).name} app.py'"]
+
+
+def test_runs_in_one_folder_take_turns(make_judge: MakeJudge) -> None:
+    alone = "os.close(os.open('busy', os.O_CREAT | os.O_EXCL)); time.sleep(0.3); os.remove('busy')"
+    program = f"{alone}\nopen('answers.txt', 'w').write('same')"
+    with ThreadPoolExecutor(2) as threads:
+        judges = [threads.submit(make_judge, program, compare="answers.txt") for _ in range(2)]
+        for judge in judges:
+            judge.result()
 
 
 def test_the_agreement_of_lines_is_the_share_of_equal_ones(make_judge: MakeJudge, bundle: Path) -> None:

@@ -4,24 +4,28 @@
 
 It runs as the user would run it, in a process group of its own with a deadline; the first two runs take no
 bundle, the others take their sessions from bundles, as under `ortprep run`. The first two must agree as the
-spec requires of a candidate: an answer that changes by itself says nothing of a conversion.
+spec requires of a candidate: an answer that changes by itself says nothing of a conversion. Runs in one
+folder take turns. A process that the program moves into another session (`setsid`) is not ended with it.
+
+What the program writes can be private, so it is said and never recorded.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
-import signal
-import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ortprep.bundle.conversion_record import ApplicationVerdict
-from ortprep.errors import SpecError, StageError
+from ortprep.children.process_group import start_program, wait_for_end
+from ortprep.errors import DISK_ERRORS, SpecError, StageError
+from ortprep.quoting import quoted
 from ortprep.runtime.dropin.import_hook import STARTUP_VARIABLE
 from ortprep.runtime.dropin.launch import BUNDLES_VARIABLE, SIGNATURE_VARIABLE, dropin_environment
 from ortprep.runtime.loading.load_options import PRECISION_VARIABLE
@@ -54,11 +58,13 @@ class ApplicationJudge:
 
     Raises:
         SpecError: The program cannot be run, fails, writes nothing, or answers differently every time.
+        OSError: The disk is full.
     """
 
     def __init__(self, spec: ModelSpec, judge: JudgeSpec, say: Callable[[str], None]) -> None:
-        self._spec, self._judge = spec, judge
+        self._spec, self._judge, self._say = spec, judge, say
         self._program = describe_program(judge.run)
+        say(f"judge runs: {quoted(self._program)}")
         first, second = (self._run_plain() for _ in range(2))
         repeated = self._compare(first, second)
         say(f"judge {self._program}: {first.seconds:.1f} s and {second.seconds:.1f} s without bundles")
@@ -86,6 +92,7 @@ class ApplicationJudge:
         places = [str(path.absolute()) for path in (bundle, *others)]
         run = self._run(dropin_environment(places, self._environment(), verbose=True))
         if run.problem:
+            self._say(f"judge {self._program}: with the converted model it {run.problem}")
             return ApplicationVerdict(
                 self._program,
                 self._judge.compare,
@@ -93,16 +100,15 @@ class ApplicationJudge:
                 min_agreement=self._judge.min_agreement,
                 plain_s=self._plain.seconds,
                 run_s=run.seconds,
-                reason=f"with the converted model it {run.problem}",
+                reason=f"with the converted model it {run.problem.splitlines()[0]}",
             )
         sessions = [_SESSION.fullmatch(line) for line in _lines(run.stderr)]
         used = [(Path(one["bundle"]).resolve(), one["variant"]) for one in sessions if one is not None]
         if (bundle.resolve(), variant) not in used:
             lines = [line for line in _lines(run.stderr) if line.startswith("ortprep: ")]
-            raise StageError(
-                f"the application did not use the converted model: {self._program}\n"
-                f"  expected a session of {bundle}, got " + ("; ".join(lines[-_ERROR_LINES:]) or "no session")
-            )
+            got = "; ".join(lines[-_ERROR_LINES:]) or "no session"
+            self._say(f"judge {self._program}: expected a session of {bundle}, got {got}")
+            raise StageError(f"the application did not use the converted model: {self._program}")
         return self._compare(self._plain, run)
 
     def _compare(self, plain: _Run, run: _Run) -> ApplicationVerdict:
@@ -164,47 +170,56 @@ class ApplicationJudge:
         return {name: value for name, value in os.environ.items() if name not in _OWN_VARIABLES}
 
     def _run(self, environment: Mapping[str, str]) -> _Run:
-        """Runs the program to its end or its deadline; nothing of it is left afterwards."""
+        """Runs the program to its end or its deadline; nothing of its process group is left afterwards."""
+        try:
+            # Two runs in one folder could read each other's answers.
+            with _locked(self._folder()), TemporaryDirectory(prefix="ortprep-judge-") as scratch:
+                return self._run_alone(environment, Path(scratch))
+        except OSError as error:
+            if error.errno in DISK_ERRORS:
+                raise
+            raise SpecError(
+                f"{_FIELD} cannot be run: {self._judge.run[0]}\n  {error.strerror}, in {self._folder()}"
+            ) from error
+
+    def _run_alone(self, environment: Mapping[str, str], scratch: Path) -> _Run:
+        """Runs the program while no other run is in its folder; an OSError says why it cannot be started."""
         file, timeout_s = self._file(), self._judge.timeout_s
         before = _stamp(file)
-        with TemporaryDirectory(prefix="ortprep-judge-") as scratch:
-            out, err = Path(scratch, "stdout"), Path(scratch, "stderr")
-            began_s = time.monotonic()
-            try:
-                with out.open("wb") as stdout, err.open("wb") as stderr:
-                    process = subprocess.Popen(
-                        self._judge.run,
-                        cwd=self._folder(),
-                        env=environment,
-                        stdin=subprocess.DEVNULL,
-                        stdout=stdout,
-                        stderr=stderr,
-                        start_new_session=True,
-                    )
-            except OSError as error:
-                raise SpecError(
-                    f"{_FIELD} cannot be run: {self._judge.run[0]}\n  {error.strerror}, in {self._folder()}"
-                ) from error
-            try:
-                code: int | None = process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                code = None
-            finally:
-                _kill_group(process)
-            seconds, errors = time.monotonic() - began_s, _read(err)
-            problem = _describe_end(code, errors, timeout_s)
-            if not problem and file is not None and _stamp(file) in (None, before):
-                problem = f"did not write {self._judge.compare}"
-            source = out if file is None else file
-            if not problem and source.stat().st_size > MAX_ANSWER_BYTES:
-                problem = f"wrote more than {MAX_ANSWER_BYTES} bytes to {self._output_name()}"
-            return _Run(b"" if problem else _read(source), errors, seconds, problem)
+        out, err, refusal = (scratch / name for name in ("stdout", "stderr", "refusal"))
+        began_s = time.monotonic()
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            process = start_program(
+                self._judge.run,
+                folder=self._folder(),
+                environment=environment,
+                refusal=refusal,
+                stdout=stdout,
+                stderr=stderr,
+            )
+            expired = wait_for_end(process, timeout_s)
+        seconds, errors = time.monotonic() - began_s, _read(err)
+        if refusal.exists():
+            raise OSError(0, refusal.read_text(encoding="utf-8"))
+        problem = _describe_end(None if expired else process.returncode, errors, timeout_s)
+        if not problem and file is not None and _stamp(file) in (None, before):
+            problem = f"did not write {self._judge.compare}"
+        source = out if file is None else file
+        if not problem and source.stat().st_size > MAX_ANSWER_BYTES:
+            problem = f"wrote more than {MAX_ANSWER_BYTES} bytes to {self._output_name()}"
+        return _Run(b"" if problem else _read(source), errors, seconds, problem)
 
 
 def describe_program(command: Sequence[str]) -> str:
-    """Returns the names of a program and of the script it runs; other arguments may be secrets."""
-    scripts = [argument for argument in command[1:2] if not argument.startswith("-")]
-    return " ".join(Path(part).name for part in (command[0], *scripts))
+    """Returns the names of a program and of the Python script it runs; other arguments may be secrets."""
+    program = Path(command[0]).name
+    is_python = program.startswith("python")
+    scripts = [
+        Path(argument).name
+        for argument in command[1:2]
+        if not argument.startswith("-") and (is_python or argument.endswith(".py"))
+    ]
+    return " ".join((program, *scripts))
 
 
 def _describe_end(code: int | None, stderr: bytes, timeout_s: float) -> str:
@@ -237,8 +252,12 @@ def _read(file: Path) -> bytes:
         return stream.read(MAX_ANSWER_BYTES)
 
 
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Ends a program and what it has started; it leads a process group of its own."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Holds a folder for one run at a time, of all processes and threads."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
