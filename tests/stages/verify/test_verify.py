@@ -33,7 +33,7 @@ from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.children import answers
 from ortprep.children.answers import Answer
 from ortprep.children.child import Reply
-from ortprep.errors import StageError, VerificationError
+from ortprep.errors import SpecError, StageError, VerificationError
 from ortprep.runtime.loading.session import CPU
 from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
 from ortprep.runtime.verification.golden import read_golden
@@ -41,7 +41,7 @@ from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Context, Plan, TaskId, Upstream
 from ortprep.stages.core.inputs import samples
 from ortprep.stages.core.results import FetchResult, PreparedResult, VerifyResult
-from ortprep.stages.verify import golden
+from ortprep.stages.verify import golden, stage
 from ortprep.stages.verify.stage import VerifyStage
 from tests import builders as models
 
@@ -296,6 +296,17 @@ def test_the_users_samples_are_used_and_missing_shapes_are_seeded(build):
     record = build.verify(models.two_inputs(), samples="*.npz", **LEFT).record
     assert (record.samples, record.inputs) == (2, "samples")
     assert read_tensors(build.folder / "samples" / "0.npz")["left"].shape == (2, 4)
+    assert oct(build.folder.stat().st_mode & 0o777) == "0o700"
+
+
+def test_a_real_input_is_never_the_golden_sample(build, monkeypatch):
+    write_tensors(
+        build.root / "real.npz", {name: np.full((3, 4), 0.5, np.float32) for name in ("left", "right")}
+    )
+    monkeypatch.setattr(stage, "draw_sample", lambda *_arguments: None)
+    with pytest.raises(SpecError, match="a bundle gets no real ones"):
+        build.verify(models.two_inputs(), samples="*.npz", inputs={"left": {"shapes": [[3, 4]]}})
+    assert not (build.folder / "golden.npz").exists()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ortprep.children.answers import Answer, Answers, read_answer
+from ortprep.errors import SpecError
 from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
 from ortprep.runtime.verification.golden import INPUT, LAYOUT, OUTPUT, PART
 from ortprep.stages.core.contract import Context
@@ -34,7 +35,7 @@ def keep_golden(
     """Writes the smallest drawn sample and its answers into the task's folder.
 
     Real samples can be private, and the golden sample is part of the bundle. So one is drawn where all are
-    real; only if no drawn one runs, the smallest real one has to do.
+    real; a real one is never taken.
 
     Args:
         context: The task.
@@ -44,6 +45,7 @@ def keep_golden(
         drawn: Draws a sample and runs it; None if that is not possible.
 
     Raises:
+        SpecError: All samples are real, and no drawn one runs.
         StageError: An output cannot be read.
         BundleError: The sample cannot be read.
         OSError: The file cannot be written.
@@ -52,9 +54,13 @@ def keep_golden(
     suitable = [(sample, answer) for sample, answer in every if sample.real is None]
     if not suitable:
         own = drawn()
-        suitable = every if own is None else [own]
         if own is None:
-            context.say("golden sample: one of the spec's own, which the bundle then contains")
+            raise SpecError(
+                f"no golden sample: {context.spec.name}/{context.variant}\n"
+                "  expected a drawn input that the model runs on, since a bundle gets no real ones, got none",
+                hint="declare inputs: {NAME: {shapes: [[…]], range: [0, 1]}}, or values, in the spec",
+            )
+        suitable = [own]
     chosen, answer = min(suitable, key=lambda pair: pair[0].elements)
     sample = chosen.path
     write_golden(context.folder / name, sample=sample, answers=answer)
