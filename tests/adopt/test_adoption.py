@@ -220,3 +220,18 @@ def test_a_bad_record_is_left_out_with_a_message(tmp_path: Path, bad: bytes) -> 
     (tmp_path / "2.json").write_bytes(format_json(encode(good)))
     assert read_records(tmp_path, said.append) == (good,)
     assert len(said) == 2
+
+
+def test_real_inputs_are_kept_from_git_and_do_not_outlast_their_spec(tmp_path: Path) -> None:
+    (tmp_path / "0.npz").write_bytes(b"an input")
+    record = record_of(write_model(conv_net(), tmp_path / "net.onnx"), kept=("0.npz",))
+    processes = [ProcessRecord(1, "python app.py", "1.31.1", (record,))]
+    configs = tmp_path / "configs"
+    [found] = adopt_models(processes, tmp_path, configs, max_inputs=4)
+    assert (found.samples, (configs / "samples" / ".gitignore").read_text()) == (1, "*\n")
+    kept = configs / "samples" / str(found.name)
+    assert [path.name for path in kept.iterdir()] == ["0000.npz"]
+    adopt_models(processes, tmp_path, configs)
+    assert list(kept.iterdir())
+    adopt_models(processes, tmp_path, configs, force=True)
+    assert not list(kept.iterdir())

@@ -97,7 +97,8 @@ def adopt_models(
             name = find_spec_name(model, folder)
             if name is None or force:
                 name = name or _name(model, folder) or choose_name(model, folder)
-                samples = _keep_samples(group, records, folder / SAMPLES_FOLDER / name, max_inputs)
+                chosen = _choose_samples(group, records, max_inputs)
+                samples = _keep_samples(chosen, folder / SAMPLES_FOLDER / name, force=force)
                 options = options.with_samples(f"{SAMPLES_FOLDER}/{name}/*.npz", samples, convert)
                 result = init_spec(
                     model,
@@ -166,12 +167,21 @@ def _keep(saved: Path, folder: Path) -> Path:
     return copy
 
 
-def _keep_samples(group: Sequence[ModelRecord], records: Path, folder: Path, limit: int) -> int:
-    """Copies real inputs of a model to where only this user reads them, and returns their number."""
+def _choose_samples(group: Sequence[ModelRecord], records: Path, limit: int) -> Sequence[Path]:
+    """Returns the files of recorded inputs of a model, at most a limit of them."""
     files = [records / Path(name).name for record in group for name in record.kept]
-    chosen = choose_spread([file for file in files if file.is_file()], limit)
+    return choose_spread([file for file in files if file.is_file()], limit)
+
+
+def _keep_samples(chosen: Sequence[Path], folder: Path, *, force: bool) -> int:
+    """Copies real inputs to where only this user and no commit of git reads them; returns their number.
+
+    They replace earlier ones; where there are none, `force` removes those all the same.
+    """
     if chosen:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (folder.parent / ".gitignore").write_text("*\n", encoding="utf-8")
+    if chosen or force:
         for old in folder.glob("[0-9][0-9][0-9][0-9].npz"):
             old.unlink()
     for number, file in enumerate(chosen):

@@ -114,6 +114,7 @@ def make_reference(context: Context, scratch: Path) -> ReferenceAnswers:
         OSError: The disk is full.
     """
     fetched = read_fetched(context).description
+    context.folder.chmod(0o700)  # copies of real samples, and the answers to them, can be private
     samples = make_samples(context.spec, fetched.interface, context.folder / SAMPLES_FOLDER)
     context.say(f"source on CPU, {len(samples)} sample{'s' if len(samples) > 1 else ''}")
     plan = source_plan(context)
