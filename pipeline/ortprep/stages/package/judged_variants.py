@@ -46,6 +46,9 @@ def judge_variants(
     left_out: list[LeftOut] = []
     for name in names:
         verdict, reason = None, ""
+        # A session gets the first variant that fits: this one has to be alone to be judged.
+        alone = tuple(one for one in config.variants if one.name == name)
+        write_loader_config(context.folder, replace(config, variants=alone))
         try:
             verdict = judge.judge(context.folder, name, others=others)
             reason = "" if verdict.holds else f"refused with the other models: {verdict}"
