@@ -60,6 +60,26 @@ def test_the_size_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert len(keeper.files) == 3
 
 
+def test_the_size_is_bounded_when_larger_inputs_replace_smaller_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_inputs, "MAX_KEPT_BYTES", 200)
+    keeper = InputKeeper(tmp_path, "net", 4)
+    for rows in [1, 1, 1, 1, 8, 9, 10]:  # 16 bytes a row
+        keeper.add(feed(rows))
+    assert shapes_of(tmp_path, keeper) == [1, 1, 1, 8]
+
+
+def test_the_number_of_shapes_that_are_counted_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_inputs, "MAX_COUNTED_SHAPES", 3)
+    keeper = InputKeeper(tmp_path, "net", 64)
+    for rows in [1, 2, 3, 4, 1]:
+        keeper.add(feed(rows))
+    assert sorted(shapes_of(tmp_path, keeper)) == [1, 1, 2, 3]
+
+
 @pytest.mark.parametrize("value", [np.array(["a name"]), np.array([object()]), (1, 4)])
 def test_what_is_no_array_of_numbers_is_never_kept(tmp_path: Path, value: object) -> None:
     keeper = InputKeeper(tmp_path, "net", 4)

@@ -14,6 +14,9 @@ from ortprep.runtime.tensors.arrays import write_tensors
 MAX_KEPT_BYTES = 512 * 2**20
 """Maximum size of the inputs that are kept of one model by one process, in bytes."""
 
+MAX_COUNTED_SHAPES = 4096
+"""Maximum number of sets of shapes whose runs are counted; inputs of others are not kept."""
+
 _Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
@@ -32,7 +35,7 @@ class InputKeeper:
         self._folder, self._prefix, self._limit = folder, prefix, limit
         self._slots: dict[_Shapes, list[int]] = {}
         self._runs: dict[_Shapes, int] = {}
-        self._count = self._bytes = 0
+        self._sizes_bytes: list[int] = []  # by slot
         self._random = random.Random(0)
 
     @property
@@ -54,6 +57,8 @@ class InputKeeper:
         ):
             return
         key: _Shapes = tuple((name, array.shape) for name, array in sorted(arrays.items()))
+        if key not in self._runs and len(self._runs) >= MAX_COUNTED_SHAPES:
+            return
         self._runs[key] = self._runs.get(key, 0) + 1
         slot = self._choose_slot(key, sum(array.nbytes for array in arrays.values()))
         if slot is not None:
@@ -61,19 +66,24 @@ class InputKeeper:
 
     def _choose_slot(self, key: _Shapes, size_bytes: int) -> int | None:
         """Returns the number of the file to write; None for none."""
-        own = self._slots.get(key, [])
-        if self._count < self._limit:
-            if self._bytes + size_bytes > MAX_KEPT_BYTES:
+        own, total_bytes = self._slots.get(key, []), sum(self._sizes_bytes)
+        if len(self._sizes_bytes) < self._limit:
+            if total_bytes + size_bytes > MAX_KEPT_BYTES:
                 return None
-            self._bytes += size_bytes
-            slot, self._count = self._count, self._count + 1
-        else:
-            largest = max(self._slots, key=lambda one: len(self._slots[one]))
-            if len(self._slots[largest]) <= len(own) + 1:
-                is_kept = own and self._random.random() < len(own) / self._runs[key]
-                return self._random.choice(own) if is_kept else None
-            slot = self._slots[largest].pop(self._random.randrange(len(self._slots[largest])))
+            self._slots.setdefault(key, []).append(len(self._sizes_bytes))
+            self._sizes_bytes.append(size_bytes)
+            return len(self._sizes_bytes) - 1
+        largest = max(self._slots, key=lambda one: len(self._slots[one]))
+        has_share = len(self._slots[largest]) <= len(own) + 1
+        if has_share and not (own and self._random.random() < len(own) / self._runs[key]):
+            return None
+        source = key if has_share else largest
+        slot = self._random.choice(self._slots[source])
+        if total_bytes - self._sizes_bytes[slot] + size_bytes > MAX_KEPT_BYTES:
+            return None
+        self._slots[source].remove(slot)
         self._slots.setdefault(key, []).append(slot)
+        self._sizes_bytes[slot] = size_bytes
         return slot
 
     def _name(self, slot: int) -> str:
