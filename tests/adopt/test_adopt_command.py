@@ -125,3 +125,9 @@ def test_the_program_is_not_run_if_specs_cannot_be_written(tmp_path: Path, out: 
 def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
     outcome = Project(tmp_path).run("adopt", "--", "no-such-program")
     assert (outcome.code, "cannot run no-such-program" in outcome.err) == (127, True)
+
+
+def test_a_judged_programs_arguments_are_said_to_be_in_the_specs(tmp_path: Path) -> None:
+    auto = ("--precision", "auto", "--judge", "stdout")
+    outcome = Project(tmp_path).run("adopt", *auto, "--", sys.executable, "-c", "pass")
+    assert "pass secrets by environment variables" in outcome.err.replace("\n", " ")

@@ -56,6 +56,8 @@ def test_a_function_is_a_file_and_a_name(compare: str, function: tuple[str, str]
     [
         {},
         {"run": []},
+        {"run": [""]},
+        {"run": ["app", "a\0b"]},
         {"run": ["app"], "min_agreement": 1.1},
         {"run": ["app"], "timeout_s": 0},
         {"run": ["app"], "compare": ""},
@@ -65,3 +67,9 @@ def test_a_function_is_a_file_and_a_name(compare: str, function: tuple[str, str]
 def test_a_judge_that_cannot_be_is_refused(judge: dict[str, Any]) -> None:
     with pytest.raises(SpecError):
         convert(precision="auto", judge=judge)
+
+
+def test_an_argument_may_be_empty() -> None:
+    judge = convert(judge={"run": ["app", "", "x"]}).judge
+    assert judge is not None
+    assert judge.run == ("app", "", "x")

@@ -11,6 +11,7 @@ import pytest
 
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core import provenance
+from ortprep.stages.core.accuracy import gate_key
 from ortprep.stages.core.contract import Plan, Stage
 from ortprep.stages.measure.stage import MeasureStage
 from ortprep.stages.optimize.stage import OptimizeStage
@@ -67,3 +68,13 @@ def test_one_version_of_two_distributions_is_not_one_tool(monkeypatch):
         monkeypatch.setattr(provenance, "installed_version", installed.get)
         keys.append(key(OPTIMIZE))
     assert len(set(keys)) == 3
+
+
+def test_arguments_of_a_judge_are_in_keys_as_a_digest():
+    keys = []
+    for argument in ("token", "another"):
+        judge = {"run": ["app.py", argument]}
+        spec = {"name": "net", "source": {"path": "m"}, "convert": {"precision": "int8", "judge": judge}}
+        keys.append(json.dumps(gate_key(ModelSpec.model_validate(spec))))
+    assert keys[0] != keys[1]
+    assert not any(word in "".join(keys) for word in ("token", "another"))

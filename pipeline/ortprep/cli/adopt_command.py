@@ -23,6 +23,7 @@ _KEEPING = (
     "keeping up to {} real inputs of each model below {}, readable by you only: they may be private; "
     "no bundle and no registry gets them"
 )
+_ARGUMENTS = "the specs contain the program's arguments; pass secrets by environment variables"
 AUTO = "auto"
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ def adopt(
     from ortprep.adopt.recorded_run import read_records, run_recorded
     from ortprep.children.scratch_folder import scratch_folder
 
+    if judge is not None:
+        echo(_ARGUMENTS)
     with scratch_folder("ortprep-adopt-") as records:
         if max_inputs:
             echo(_KEEPING.format(max_inputs, out / SAMPLES_FOLDER))

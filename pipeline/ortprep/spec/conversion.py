@@ -15,6 +15,8 @@ from ortprep.spec.fields import (
     SpecSection,
     Target,
     Text,
+    check_no_nul,
+    check_text,
 )
 
 Precision = Literal["fp16", "bf16", "mixed", "int8", "int4"]
@@ -171,10 +173,19 @@ class SearchSpec(SpecSection):
     )
 
 
+Argument = Annotated[str, AfterValidator(check_no_nul)]
+
+
+def _check_program(run: tuple[str, ...]) -> tuple[str, ...]:
+    """Raises ValueError for a command without the name of a program."""
+    check_text(run[0])
+    return run
+
+
 class JudgeSpec(SpecSection):
     """The application as the judge: it must answer with a converted model as it does without."""
 
-    run: Annotated[tuple[Text, ...], Field(min_length=1)] = Field(
+    run: Annotated[tuple[Argument, ...], Field(min_length=1), AfterValidator(_check_program)] = Field(
         description="Program and arguments. It runs on its own, and then with the candidate."
     )
     folder: Text = Field(default=".", description="Folder to run it in, relative to the spec.")

@@ -19,6 +19,17 @@ _DIGEST = re.compile(r"(sha256:)?[0-9a-fA-F]{64}")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\x00-\x1f\x7f]+")
 
 
+def check_no_nul(text: str) -> str:
+    """Returns text without NUL.
+
+    Raises:
+        ValueError: It has a NUL.
+    """
+    if "\0" in text:
+        raise ValueError("expected text without NUL")
+    return text
+
+
 def check_text(text: str) -> str:
     """Returns non-empty text without NUL.
 

@@ -48,13 +48,16 @@ class AccuracyResult(NamedTuple):
 
 
 def gate_key(spec: ModelSpec) -> Mapping[str, Any]:
-    """Returns what decides whether answers are accurate enough, for keys."""
+    """Returns what decides whether answers are accurate enough, for keys; of a judge's arguments a digest."""
     convert = convert_section(spec)
     functions = [] if convert.gate.metric is None else [(".", convert.gate.metric)]
     if convert.judge is not None and convert.judge.function is not None:
         functions.append(convert.judge.function)
     digests = [metric_digest(name, spec.folder / folder) for folder, name in functions]
-    return {**convert.model_dump(mode="json", include={"gate", "judge"}), "functions": digests}
+    key = {**convert.model_dump(mode="json", include={"gate", "judge"}), "functions": digests}
+    if convert.judge is not None:
+        key["judge"]["run"] = digest_json(convert.judge.run)
+    return key
 
 
 def judge_accuracy(
