@@ -159,12 +159,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     folder = (options.folder or Path(mkdtemp(prefix="precision-"))).absolute()
     try:
-        python = make_environment(folder.parent / "rapidocr-environment")
-        built = prepare(python, folder)
-        found = measure(python, folder, rounds=options.rounds)
+        python = make_environment(folder / "rapidocr-environment")
+        built = prepare(python, folder / "application")
+        found = measure(python, folder / "application", rounds=options.rounds)
     except PipelineError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    finally:
+        if options.folder is None:
+            shutil.rmtree(folder, ignore_errors=True)
     features = [one for one in read_hardware(gpus=False).cpu_features if "vnni" in one or "amx" in one]
     document: Mapping[str, Any] = {
         "machine": describe_machine(),

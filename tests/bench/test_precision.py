@@ -1,0 +1,27 @@
+"""The comparison of precisions keeps to its own folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench import precision
+from ortprep.errors import StageError
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_the_environment_is_below_the_folder_and_a_temporary_one_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: bool
+) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+
+    def refuse(environment: Path) -> Path:
+        assert environment.parent == folder
+        raise StageError("cannot install RapidOCR")
+
+    monkeypatch.setattr(precision, "make_environment", refuse)
+    monkeypatch.setattr(precision, "mkdtemp", lambda **_options: str(folder))
+    assert precision.main(["--folder", str(folder)] if given else []) == StageError.exit_code
+    assert folder.exists() == given
