@@ -40,7 +40,13 @@ from ortprep.stages.core.inputs.samples import calibrates
 from ortprep.stages.core.sources import Graph, read_fetched
 from ortprep.stages.optimize.requirements import NO_INTEGERS, find_integer_type
 from ortprep.stages.optimize.session_plans import loading_options, loading_providers, without_optimizers
-from ortprep.stages.verify.reference import fitting, part_of, read_reference, reference_variant
+from ortprep.stages.verify.reference import (
+    ReferenceAnswers,
+    fitting,
+    part_of,
+    read_reference,
+    reference_variant,
+)
 
 SEARCHED = ("mixed", "int8", "int4")
 """Precisions that may leave nodes in fp32, as few as possible, to pass the gate."""
@@ -134,8 +140,9 @@ class PrecisionAttempts:
         self._reference = fitting(read_reference(upstream.folder), description.interface, subject)
         self._mode = choose_mode(self._convert, context.target, description.source.operators)
         self._calibration: Sequence[Path] = ()
-        if self._mode == "static":
-            self._calibration = self._choose_calibration()
+        self._held_out = self._reference  # what judges static int8
+        if any(map(self._is_static, plan_steps(context.variant_plan.precision, self._convert.steps_below))):
+            self._choose_calibration()
             try:
                 check_calibration(self._calibration, description.interface)
             except StageError as error:
@@ -143,27 +150,44 @@ class PrecisionAttempts:
         self._judge: ApplicationJudge | None = None
         self._is_faster = not self._convert.is_auto  # not to be asked then
 
-    def _choose_calibration(self) -> Sequence[Path]:
-        """Returns what calibrates; the spec's own samples then judge by their other half only."""
+    def _is_static(self, precision: str) -> bool:
+        """Returns whether a precision has ranges of activations that samples calibrate."""
+        return precision == "int8" and self._mode == "static"
+
+    def _choose_calibration(self) -> None:
+        """Settles what calibrates; the spec's own samples then judge by their other half only."""
+        samples = self._reference.samples
         own = find_calibration_files(self._context.spec)
         if own is not None:
-            return own
-        samples = self._reference.samples
+            self._calibration = own
+            return
         judging = [not calibrates(sample) for sample in samples]
         if all(judging) or sum(sample.real is not None for sample in samples) < MIN_AUTO_SAMPLES:
-            return [sample.path for sample in samples]
-        self._reference = part_of(self._reference, judging)
-        return [sample.path for sample in samples if calibrates(sample)]
+            self._calibration = [sample.path for sample in samples]
+            return
+        self._calibration = [sample.path for sample in samples if calibrates(sample)]
+        self._held_out = part_of(self._reference, judging)
 
-    def sample_sets(self) -> tuple[SampleSet | None, SampleSet | None]:
-        """Returns what calibrated, and the real samples that judged."""
-        real = [sample.path for sample in self._reference.samples if sample.real is not None]
+    def _judging(self, precision: str) -> ReferenceAnswers:
+        """Returns the samples and answers that judge a precision."""
+        return self._held_out if self._is_static(precision) else self._reference
+
+    def sample_sets(self, steps: Sequence[PrecisionStep]) -> tuple[SampleSet | None, SampleSet | None]:
+        """Returns what calibrated the step that was taken, and the real samples that judged.
+
+        Args:
+            steps: Every step that was tried, the taken one last.
+        """
+        judged = next((step for step in reversed(steps) if step.made_by), steps[-1])
+        samples = self._judging(judged.precision).samples
+        real = [sample.path for sample in samples if sample.real is not None]
+        calibration = self._calibration if steps[-1].made_by == "int8-static" else ()
         digest = DigestCache().digest
-        calibration, judged = (
+        calibrated_on, judged_on = (
             SampleSet(len(paths), digest_json([digest(path) for path in paths])) if paths else None
-            for paths in (self._calibration, real)
+            for paths in (calibration, real)
         )
-        return calibration, judged
+        return calibrated_on, judged_on
 
     def try_step(self, precision: str) -> PrecisionStep:
         """Converts to a precision; one in `SEARCHED` may leave nodes in fp32, as few as possible.
@@ -259,7 +283,7 @@ class PrecisionAttempts:
 
     def _try(self, precision: str, kept: Kept) -> Trial:
         """Converts, runs every sample on the target, and asks the gate; raises what either raises."""
-        spec, samples = self._context.spec, self._reference.samples
+        spec, reference = self._context.spec, self._judging(precision)
         request = self._request(precision, kept)
         reply = run_pass(self._context, request)
         if not reply.converted:
@@ -275,11 +299,11 @@ class PrecisionAttempts:
         self._require_faster(plan)
         answers = write_answers(
             plan,
-            [sample.path for sample in samples],
+            [sample.path for sample in reference.samples],
             self._scratch / "answers",
             timeout_s=spec.optimize.timeout_s,
         )
-        judgement = judge_accuracy(spec, samples, expected=self._reference.answers, got=answers)
+        judgement = judge_accuracy(spec, reference.samples, expected=reference.answers, got=answers)
         failures = judgement.failures or self._ask_application(plan)
         step = PrecisionStep(
             precision=precision,
@@ -354,7 +378,7 @@ class PrecisionAttempts:
                     "activation": self._activation(),
                 }
             ),
-            samples=tuple(self._calibration),
+            samples=tuple(self._calibration) if self._is_static(precision) else (),
         )
 
     def _activation(self) -> str:

@@ -108,7 +108,7 @@ class ConvertStage:
                 return _result(context, parent, made, record)
             attempts = PrecisionAttempts(context, scratch, parent)
             steps = _descend(context, attempts)
-            calibration, judged_on = attempts.sample_sets()
+            calibration, judged_on = attempts.sample_sets(steps)
             record = dataclasses.replace(
                 record,
                 asked=variant.precision,
