@@ -203,12 +203,16 @@ def find_earlier_versions(moves: Sequence[Move], current: str, versions: Collect
     is what it names now, "" for nothing.
     """
     named: list[str] = []
-    for move in moves:
+    afterwards = (*(move.before for move in moves[1:]), current)
+    for move, after in zip(moves, afterwards, strict=False):
         if move.before and named[-1:] != [move.before]:
             named.append(move.before)  # another tool moved it there
+        if move.before and after == move.before:
+            continue  # it was recorded, and cut off before the alias moved; or another tool undid it
         if move.action == "rollback" and move.version in named:
             del named[len(named) - 1 - named[::-1].index(move.version) :]
-        named.append(move.version)
+        if named[-1:] != [move.version]:
+            named.append(move.version)
     if named[-1:] == [current]:
         named.pop()
     return tuple(digest for digest in named if digest in versions)
