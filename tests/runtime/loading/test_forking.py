@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import onnxruntime
@@ -13,7 +15,7 @@ import pytest
 
 from ortprep.errors import LoadError
 from ortprep.runtime import load_before_fork
-from ortprep.runtime.loading import phases
+from ortprep.runtime.loading import forking, phases
 from tests.runtime.builders import write_bundle, write_converted
 
 pytestmark = pytest.mark.runtime
@@ -81,6 +83,22 @@ for _ in range(3):
 assert same(session)
 """,
     )
+
+
+class Threaded:
+    """What stands for a session."""
+
+
+def test_a_session_is_known_to_have_threads_before_it_is_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a process that is forked between the two would run it, and hang."""
+    session, known = Threaded(), []
+    state: Any = SimpleNamespace(replacing=threading.Lock(), has_threads=False, is_unusable=True)
+    monkeypatch.setattr(
+        phases, "exchange_native", lambda *_: known.append((state.has_threads, state.is_unusable))
+    )
+    forking._ChildBuild(session, lambda _: None, "net", state)._exchange(None)
+    assert known == [(True, True)]
+    assert (state.has_threads, state.is_unusable) == (True, False)
 
 
 @pytest.mark.skipif(not phases.may_swap(), reason="ONNX Runtime before 1.31, or a single core")

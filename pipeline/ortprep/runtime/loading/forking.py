@@ -212,7 +212,7 @@ class _ForkState:
         self.replacing = _thread.allocate_lock()
         is_unusable = self.has_threads or bool(self.running - {_thread.get_ident()})
         self.running.clear()
-        if is_unusable and not self.is_unusable:
+        if is_unusable:
             # Never freed: ONNX Runtime would wait for threads that stayed in the parent.
             _never_free(session._sess)
             buckets = getattr(session, BUCKETS, None)
@@ -254,8 +254,9 @@ class _ChildBuild(SteadyBuild):
 
     def _exchange(self, steady: Any) -> None:
         with self._state.replacing:
+            self._state.has_threads = True  # first: a fork may come between the two
             super()._exchange(steady)
-            self._state.is_unusable, self._state.has_threads = False, True
+            self._state.is_unusable = False
 
 
 def _never_free(value: object) -> None:
