@@ -195,6 +195,10 @@ other.join()
     ("arguments", "said"),
     [
         ({"session_options": {"intra_op_num_threads": 2}}, "expected no intra_op_num_threads"),
+        (
+            {"session_options": {"inter_op_num_threads": 2}},
+            "inter_op_num_threads in session_options, or 0 or 1",
+        ),
         ({"session_options": {"execution_mode": "ORT_PARALLEL"}}, "expected no execution_mode"),
         ({"session_options": {"use_per_session_threads": False}}, "expected no use_per_session_threads"),
         ({"session_options": onnxruntime.SessionOptions()}, "expected values by attribute"),
@@ -207,6 +211,28 @@ def test_what_cannot_be_inherited_is_refused_at_the_call(
 ) -> None:
     with pytest.raises(LoadError, match=said):
         load_before_fork(bundle, **arguments)
+
+
+NO_THREADS = [
+    {"intra_op_num_threads": 1, "inter_op_num_threads": 1, "execution_mode": "ORT_SEQUENTIAL"},
+    {"intra_op_num_threads": 0, "inter_op_num_threads": 0, "use_per_session_threads": True},
+    {"execution_mode": onnxruntime.ExecutionMode.ORT_SEQUENTIAL},
+]
+
+
+@pytest.mark.parametrize("own", NO_THREADS)
+def test_options_that_add_no_thread_are_accepted(
+    bundle: Path, own: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forking, "has_telemetry_thread", lambda: False)
+    session = load_before_fork(bundle, session_options=own)
+    assert session.get_session_options().intra_op_num_threads == 1
+    options = onnxruntime.SessionOptions()
+    for name, value in own.items():
+        if isinstance(value, str):
+            value = getattr(onnxruntime.ExecutionMode, value)
+        setattr(options, name, value)
+    assert forking.find_fork_obstacle(options) is None
 
 
 def test_a_child_of_a_parent_that_opens_a_bucket_opens_its_own(tmp_path: Path) -> None:

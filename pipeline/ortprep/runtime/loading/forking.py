@@ -13,7 +13,7 @@ import ctypes
 import functools
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ortprep.runtime.loading.buckets import BUCKETS
@@ -25,14 +25,18 @@ from ortprep.runtime.loading.session import described_as, import_onnxruntime
 from ortprep.telemetry import TELEMETRY_OFF, TELEMETRY_VARIABLE, has_telemetry_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import onnxruntime
 
     from ortprep.bundle.session_record import SessionPlan
     from ortprep.runtime.loading.load_options import Cancellation, CheckPolicy, DigestPolicy
 
-_THREADS = ("intra_op_num_threads", "inter_op_num_threads", "execution_mode", "use_per_session_threads")
+_THREADS: Mapping[str, tuple[object, ...]] = {
+    "intra_op_num_threads": (0, 1),
+    "inter_op_num_threads": (0, 1),
+    "execution_mode": ("ORT_SEQUENTIAL",),
+    "use_per_session_threads": (True,),
+}
+"""Options that may add threads, and their values that add none to a session that `ortprep` puts on one."""
 
 _COUNTED = ("run", "run_with_ort_values", "run_with_ortvaluevector", "run_with_iobinding", "io_binding")
 """Methods that need a native session that works here."""
@@ -64,7 +68,7 @@ def load_before_fork(
         timeout_s: As for `load`.
         require_signature: As for `load`.
         precision: As for `load`.
-        session_options: As for `load`, as values and without numbers of threads.
+        session_options: As for `load`, as values, and without threads: numbers of them are 0 or 1.
 
     Raises:
         LoadError: The options ask for threads, or ONNX Runtime was imported with its usage data on, which is
@@ -121,20 +125,27 @@ def _refuse_telemetry(bundle: str | os.PathLike[str]) -> None:
 def _check_options(own: Any, threads_after: Any) -> dict[str, str | int | bool] | None:
     """Returns the application's options as a dictionary of this load's own."""
     is_count = type(threads_after) is int and threads_after > 0
-    asked = next((name for name in _THREADS if name in own), None) if hasattr(own, "items") else None
+    asked = _find_threads(own) if hasattr(own, "items") else None
     if own is not None and not hasattr(own, "items"):
         problem = f"session_options is a {type(own).__name__}\n  expected values by attribute or config key"
     elif asked is not None:
-        problem = f"a fork cannot inherit threads\n  expected no {asked} in session_options"
+        allowed = " or ".join(map(repr, _THREADS[asked]))
+        problem = f"a fork cannot inherit threads\n  expected no {asked} in session_options, or {allowed}"
     elif threads_after is not None and not is_count:
         problem = f"threads_after={threads_after!r}\n  expected None, or a number from 1"
     else:
-        return None if own is None else dict(own.items())
+        return None if own is None else {name: own[name] for name in own if name not in _THREADS}
     from ortprep.errors import LoadError
 
     raise LoadError(
         f"bad argument of load_before_fork: {problem}", hint="load_before_fork(…, threads_after=2)"
     )
+
+
+def _find_threads(own: Mapping[str, Any]) -> str | None:
+    """Returns the first option whose value may add threads; an enumeration's value may be given itself."""
+    values = {name: getattr(own[name], "name", own[name]) for name in _THREADS if name in own}
+    return next((name for name, value in values.items() if value not in _THREADS[name]), None)
 
 
 def _with_threads(plan: SessionPlan, *, threads: int) -> SessionPlan:
@@ -160,10 +171,7 @@ def find_fork_obstacle(own: Any) -> str | None:
         return "usage data to be sent"
     if own is None:
         return None
-    defaults = type(own)()
-    alike = {name: {getattr(defaults, name, None)} for name in _THREADS}
-    alike["intra_op_num_threads"].add(1)
-    return next((name for name in _THREADS if getattr(own, name, None) not in alike[name]), None)
+    return _find_threads({name: getattr(own, name) for name in _THREADS if hasattr(own, name)})
 
 
 class _ForkState:
