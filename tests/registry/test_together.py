@@ -289,6 +289,22 @@ def test_a_collection_while_signing_loses_no_signature(registry, catalogue, tmp_
     assert verify_bundle(tmp_path / "out", public).model == "net"
 
 
+@pytest.mark.parametrize("method", ["has_blob", "put_ref parts", "put_ref versions"])
+def test_a_collection_while_publishing_loses_no_signature_that_was_asked_for(
+    registry, catalogue, tmp_path, method
+):
+    private, public = write_keys(tmp_path / "keys")
+    bundle = write_bundle(tmp_path / "bundle")
+    publish(bundle, catalogue, private_key=private)
+    age(registry)
+    slow, _ = interposed(
+        registry, tmp_path, method, lambda: collect("net", catalogue, policy=PATIENT, dry_run=False)
+    )
+    publish(bundle, slow, public_key=public)
+    pull(PullRequest(VersionRef("net", None), public_key=public), catalogue, tmp_path / "out", hardware=BARE)
+    assert verify_bundle(tmp_path / "out", public).model == "net"
+
+
 def test_a_signature_goes_after_its_part_and_no_sooner(registry, catalogue, tmp_path):
     """Else the signatures of removed parts would be more than a listing may have, in the end."""
     private, public = write_keys(tmp_path / "keys")

@@ -89,7 +89,8 @@ def publish(
         _check_label(label, before, part)
     signatures = _sign_once(part, catalogue, private_key)
     if public_key is not None:
-        verify_part(part, (*catalogue.read_signatures(part), *signatures), public_key)
+        found = verify_part(part, (*catalogue.read_signatures(part), *signatures), public_key)
+        signatures = tuple(dict.fromkeys((*signatures, found)))
     uploaded = _upload(part_bundle, bundle, catalogue, observer, repair=repair)
     for signature in signatures:  # one that was there is refreshed: a collection may be about to remove it
         catalogue.attach(Kind.SIGNATURE, part, signature)
