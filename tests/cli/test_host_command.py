@@ -64,7 +64,8 @@ def test_a_host_serves_models_by_name_and_says_what_it_does(project: Project) ->
 
 def test_without_a_host_there_is_nothing_to_show_or_to_stop(project: Project) -> None:
     assert [project.call("host", option).code for option in ("--status", "--stop")] == [1, 0]
-    assert json.loads(project.call("host", "--status", "--json").out) is None
+    shown = project.call("host", "--status", "--json")
+    assert (shown.code, json.loads(shown.out)) == (1, None)
 
 
 @pytest.mark.parametrize(

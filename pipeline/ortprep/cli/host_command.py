@@ -97,10 +97,12 @@ def _show_status(*, as_json: bool) -> None:
     found = read_status()
     if as_json:
         write_json(found)
-        return
-    if found is None:
+    elif found is None:
         echo("no host runs")
+    if found is None:
         raise typer.Exit(1)
+    if as_json:
+        return
     memory = found["private_bytes"] / 2**20
     write_line(
         f"process {found['pid']}, up for {found['up_s']} s: {found['requests']} requests, "
