@@ -25,8 +25,11 @@ from ortprep.errors import (
     RunError,
 )
 from ortprep.runtime import connect
+from ortprep.runtime.host import process
+from ortprep.runtime.host.folder import HostFolder
 from ortprep.runtime.host.models import HostConfig, ModelTable
 from ortprep.runtime.host.process import read_status, stop_host
+from ortprep.runtime.host.server import Server
 from ortprep.runtime.tensors.element_types import ELEMENT_TYPES, narrow
 from tests.fakes import wait_for
 from tests.runtime.builders import ROWS, batch_of, sample, weights_of, write_bundle
@@ -218,6 +221,53 @@ def test_threads_share_a_session_and_a_fork_connects_again(bundle: Path) -> None
             os._exit(0)
         run(2)
         assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_thread_waits_for_its_turn_no_longer_than_its_deadline(bundle: Path) -> None:
+    with connect(bundle, start=True) as session, ThreadPoolExecutor(1) as threads:
+        pid = freeze_host()
+        first = threads.submit(session.run, None, {"x": sample()}, timeout_s=30)
+        wait_for(session._lock.locked, what="the first request is on its way")
+        began = time.monotonic()
+        with pytest.raises(RequestTimeoutError, match=r"other threads' requests took 0\.2 s"):
+            session.run(None, {"x": batch_of(1)}, timeout_s=0.2)
+        assert time.monotonic() - began < 10
+        with pytest.raises(RequestTimeoutError):
+            session.run(None, {"x": batch_of(1)}, timeout_s=-1)
+        os.kill(pid, signal.SIGCONT)
+        np.testing.assert_allclose(first.result()[0], sample() @ weights_of(0), rtol=1e-5)
+
+
+def test_a_start_that_hangs_takes_its_timeout_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[int] = []
+
+    def hang(*_: object, pass_fds: tuple[int, int], timeout: float, **__: object) -> None:
+        kept.append(os.dup(pass_fds[1]))  # as a host that does not say that it is ready
+        time.sleep(timeout)
+
+    monkeypatch.setattr(process.subprocess, "run", hang)
+    folder = HostFolder(make=True)
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        process.start_host(folder, idle_s=1, timeout_s=1)
+    assert time.monotonic() - began < 1.9
+    folder.close()
+    os.close(kept[0])
+
+
+def test_idle_time_counts_from_the_end_of_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, ran_s = HostFolder(make=True), []
+    server = Server(folder, HostConfig())
+    monkeypatch.setattr(server, "describe", lambda: {"at": ran_s.append(time.monotonic())})
+    try:
+        assert read_status() == {"at": None}
+        wait_for(lambda: not server.served, what="the request is served")
+        assert server.last_s >= ran_s[0]
+    finally:
+        assert server.stop(5)
+        server._epoll.close()
+        os.close(server._wakeup)
+        folder.close()
 
 
 def test_a_closed_session_says_so(bundle: Path) -> None:

@@ -111,25 +111,32 @@ class HostSession:
         if self._pid != os.getpid():  # a fork: the connection is the parent's, and maybe the lock too
             self._lock, self._pid = _thread.allocate_lock(), os.getpid()
             self._disconnect()
-        with self._lock:
-            try:
-                self._connect(deadline_ns)
-                if arrays is None:
-                    return {}
-                packet = self._exchange(deadline_ns, arrays)
-                if packet is None:
-                    raise self._died("before it answered")
-                is_done = packet.kind == packets.DONE
-                found = packets.read_arrays(packet, "host") if is_done else {}
-                outputs = {name: array.copy() for name, array in found.items()}
-            except BaseException as error:  # an interrupt, too: the next answer would be taken for another's
-                self._disconnect()
-                if not isinstance(error, TimeoutError):
-                    raise
-                from ortprep.errors import RequestTimeoutError
+        lock = self._lock
+        if not lock.acquire(timeout=max(0.0, timeout_s)):
+            from ortprep.errors import RequestTimeoutError
 
-                problem = f"host did not answer within {timeout_s:g} s: {self._model}"
-                raise RequestTimeoutError(problem, hint="a longer timeout_s") from error
+            problem = f"other threads' requests took {timeout_s:g} s: {self._model}"
+            raise RequestTimeoutError(problem, hint="a longer timeout_s, or a session per thread")
+        try:
+            self._connect(deadline_ns)
+            if arrays is None:
+                return {}
+            packet = self._exchange(deadline_ns, arrays)
+            if packet is None:
+                raise self._died("before it answered")
+            is_done = packet.kind == packets.DONE
+            found = packets.read_arrays(packet, "host") if is_done else {}
+            outputs = {name: array.copy() for name, array in found.items()}
+        except BaseException as error:  # an interrupt, too: the next answer would be taken for another's
+            self._disconnect()
+            if not isinstance(error, TimeoutError):
+                raise
+            from ortprep.errors import RequestTimeoutError
+
+            problem = f"host did not answer within {timeout_s:g} s: {self._model}"
+            raise RequestTimeoutError(problem, hint="a longer timeout_s") from error
+        finally:
+            lock.release()
         _require(packet, packets.DONE)
         return outputs
 

@@ -71,8 +71,10 @@ def serve_models(
         on_ready()
     while not stopped.wait(_TICK_S):
         server.models.trim()
-        unused_s = time.monotonic() - server.last_s
-        if config.idle_s is not None and unused_s > config.idle_s and not server.served:
+        # Whether one is served is read first: an answer that ends meanwhile has set `last_s` by then.
+        if config.idle_s is None or server.served:
+            continue
+        if time.monotonic() - server.last_s > config.idle_s:
             break
     is_done = server.stop(_STOP_S)
     folder.close()
@@ -92,6 +94,7 @@ def start_host(folder: HostFolder, *, idle_s: float, timeout_s: float) -> None:
         TimeoutError: It is not ready yet.
         PipelineError: It could not start, for the reason given.
     """
+    end = time.monotonic() + timeout_s
     reader, writer = os.pipe()
     path = [os.path.abspath(entry) for entry in sys.path]
     job = {"path": path, "lock": folder.descriptor, "ready": writer, "idle_s": idle_s}
@@ -111,7 +114,7 @@ def start_host(folder: HostFolder, *, idle_s: float, timeout_s: float) -> None:
             raise TimeoutError from error
         finally:
             os.close(writer)
-        if not select.select([pipe], [], [], timeout_s)[0]:
+        if not select.select([pipe], [], [], max(0.0, end - time.monotonic()))[0]:
             raise TimeoutError
         report = pipe.readline()
     if not report:

@@ -37,7 +37,7 @@ class Server:
 
     Attributes:
         models: Table of the models.
-        last_s: Arrival of the last packet, by `time.monotonic()`.
+        last_s: End of the last answer, by `time.monotonic()`.
         served: Number of packets that are being answered.
     """
 
@@ -108,11 +108,10 @@ class Server:
         with self._lock:
             self.served += 1
         sock, folder = self._connections[descriptor]
-        is_open = False
+        packet, is_open = None, False
         try:
             packet = packets.receive(sock, "client")
             if packet is not None:
-                self.last_s = time.monotonic()
                 self._connections[descriptor] = sock, self._answer(sock, packet, folder)
                 is_open = True
         except HostError as error:  # it breaks the protocol
@@ -122,6 +121,8 @@ class Server:
             log.debug("lost a client: %s", error)
         finally:
             with self._lock:
+                if packet is not None:  # before `served`, which is read before it
+                    self.last_s = time.monotonic()
                 self.served -= 1
             if not is_open:
                 del self._connections[descriptor]
