@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from ortprep.errors import PoolError
+from ortprep.runtime.pool import process
 from ortprep.runtime.pool.memory import create_memory
 from ortprep.runtime.pool.messages import Head, MessageKind, encode_head
 from ortprep.runtime.pool.process import PacketChannel
@@ -134,6 +135,27 @@ def test_what_a_worker_sent_before_it_ended_is_read_although_it_left_packets_unr
     assert got == [b"answer %d" % n for n in range(5)] + [b""]
     channel.put(b"one more")
     assert channel.flush()
+
+
+def test_a_template_that_once_was_late_is_not_waited_for_again(
+    ends: tuple[PacketChannel, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel, template = ends
+    monkeypatch.setattr(process, "_ASK_TIMEOUT_S", 0.05)
+    with pytest.raises(ConnectionError, match="nothing came"):
+        channel.ask(encode_head(MessageKind.REAP, 7), (), MessageKind.REAPED)
+    template.send(encode_head(MessageKind.REAPED, 7))
+    monkeypatch.setattr(process, "_ASK_TIMEOUT_S", 1000.0)
+    for _ in range(2):  # the late answer is taken for no other's
+        with pytest.raises(ConnectionError, match="did not answer before"):
+            channel.ask(encode_head(MessageKind.FORK), (), MessageKind.FORKED)
+
+
+def test_how_another_process_ended_is_no_answer(ends: tuple[PacketChannel, socket.socket]) -> None:
+    channel, template = ends
+    template.send(encode_head(MessageKind.REAPED, 8))
+    with pytest.raises(ConnectionError, match="8 instead of 7"):
+        channel.ask(encode_head(MessageKind.REAP, 7), (), MessageKind.REAPED)
 
 
 def test_an_empty_packet_is_no_end(ends: tuple[PacketChannel, socket.socket]) -> None:

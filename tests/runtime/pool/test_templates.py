@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +99,49 @@ def test_a_template_that_does_not_answer_is_replaced(bundle: Path, monkeypatch: 
         assert template_of(pool) != template
 
 
+def test_a_template_that_stalls_delays_the_others_once(bundle: Path) -> None:
+    with open_pool(bundle, workers=4) as pool:
+        template, killed = template_of(pool), pids(pool)[:3]
+        assert is_right(pool)
+        os.kill(template, signal.SIGSTOP)
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+        begun = time.monotonic()
+        assert is_right(pool)
+        assert time.monotonic() - begun < 4
+        wait_until_back(pool, 3)
+        assert template not in {parent_of(pid) for pid in pids(pool)}
+
+
+@pytest.fixture
+def subreaper() -> Iterator[None]:
+    """Makes this process the parent of orphans, as the first process of a container is."""
+    prctl, pr_set_child_subreaper = ctypes.CDLL(None).prctl, 36
+    assert prctl(pr_set_child_subreaper, 1, 0, 0, 0) == 0
+    yield
+    prctl(pr_set_child_subreaper, 0, 0, 0, 0)
+
+
+@pytest.mark.usefixtures("subreaper")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_no_worker_that_ends_after_its_template_stays_a_zombie(bundle: Path, number: signal.Signals) -> None:
+    with open_pool(bundle) as pool:
+        for count in range(1, 4):
+            template, ended = template_of(pool), pids(pool)
+            ticks = {pid: start_ticks(pid) for pid in (template, *ended)}
+            os.kill(template, number)
+            for pid in ended:
+                os.kill(pid, signal.SIGKILL)
+            wait_until_back(pool, 2 * count)
+            wait_for(lambda ticks=ticks: not still_there(ticks), what="no zombie is left")
+            assert is_right(pool, count)
+
+
+def still_there(ticks: dict[int, int]) -> list[int]:
+    """Returns the processes that have not been reaped, given when each was started."""
+    return [pid for pid, begun in ticks.items() if start_ticks(pid) == begun]
+
+
 def opened_by(pid: int) -> set[str]:
     """Returns the sockets and pipes that a process has open."""
     links = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}  # noqa: PTH115 - no path
@@ -143,4 +189,4 @@ def test_large_answers_of_forked_workers_are_their_own(bundle: Path) -> None:
         assert all((future.result(PATIENCE_S)["y"] == 2 * n).all() for n, future in enumerate(futures))
         ended = [template_of(pool), *pids(pool)]
         ticks = {pid: start_ticks(pid) for pid in ended}
-    assert all(start_ticks(pid) != ticks[pid] for pid in ended)
+    assert not still_there(ticks)

@@ -33,7 +33,8 @@ from ortprep.runtime.pool.messages import (
 )
 
 _READ_BYTES = 64 * 1024
-_ASK_TIMEOUT_S = 5.0
+_ASK_TIMEOUT_S = 1.0
+_P_PIDFD = 3  # `os.P_PIDFD`, which builds of Python with older headers lack
 _BOOTSTRAP = """\
 import json, sys
 job = json.load(sys.stdin)
@@ -106,6 +107,7 @@ class WorkerProcess:
     Attributes:
         sentinel: A descriptor that becomes readable when it has ended.
         output: Descriptor from which its standard output and error are read.
+        orphans: Workers that ended while their template, which this is, did not answer.
     """
 
     def __init__(
@@ -123,13 +125,14 @@ class WorkerProcess:
             worker_ends.callback(os.close, death_pipe)
             job = replace(job, descriptors=(worker_end.fileno(), death_pipe, output, memory))
             self._process = start(job, environment)
-            pool_ends.callback(self.reap)
-            pool_ends.callback(self.kill)
+            pool_ends.callback(self._process.wait)
+            pool_ends.callback(self._process.kill)
             self.pid = self._process.pid
             self.sentinel = os.pidfd_open(self.pid)
             pool_ends.pop_all()
         os.set_blocking(self.output, False)
         self.channel = PacketChannel(pool_end)
+        self.orphans: list[WorkerProcess] = []
 
     def read_output(self) -> bytes | None:
         """Returns what it printed, b"" at the end, None if there is nothing now."""
@@ -140,14 +143,30 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """Ends it at once."""
-        self._process.kill()
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.sentinel, signal.SIGKILL)
 
     def reap(self) -> int | None:
         """Waits until it has ended, and returns its exit code, as `ChildProcess.wait` does."""
-        return self._process.wait()
+        code = self._process.wait()
+        return self._reap_orphan() if code is None else code
+
+    def _reap_orphan(self) -> int | None:
+        """Returns the exit code of a process that its template's end made a child of this one, else None.
+
+        That happens in the first process of a container, where it would stay a zombie.
+        """
+        with suppress(OSError):  # it is no child of this process, or the kernel is older than 5.4
+            end = os.waitid(_P_PIDFD, self.sentinel, os.WEXITED | os.WNOHANG)
+            if end is not None:
+                return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+        return None
 
     def close(self, *, waits: bool = True) -> None:
         """Closes what leads to it, as `PacketChannel.close` does; the kernel ends it if it still runs."""
+        for orphan in self.orphans:
+            orphan._reap_orphan()
+            orphan.close(waits=waits)
         self.channel.close(waits=waits)
         for descriptor in (self.output, self._death_pipe, self.sentinel):
             os.close(descriptor)
@@ -158,6 +177,9 @@ class PacketChannel:
 
     They are put down with the pool's lock held and sent without it: sending lets other threads run, and one
     that then wanted the lock would be put to sleep, and woken, for every request.
+
+    Attributes:
+        is_lost: Whether `ask` got no answer, after which it asks no more: a late one would answer the next.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -166,7 +188,7 @@ class PacketChannel:
         self._packets: deque[bytes] = deque()
         self._sending = threading.Lock()
         self._buffer = memoryview(bytearray(MAX_PACKET_BYTES))
-        self._is_closed = False
+        self._is_closed = self.is_lost = False
 
     def put(self, packet: bytes) -> None:
         """Puts a packet down; the caller holds the pool's lock, which makes the order."""
@@ -202,8 +224,11 @@ class PacketChannel:
         """Sends a packet, with descriptors, and returns the head of the one that comes back.
 
         Raises:
-            ConnectionError: None of that kind comes back in time.
+            ConnectionError: No answer of that kind comes in time, or one before did not.
         """
+        if self.is_lost:
+            raise ConnectionError("template does not answer: it did not answer before")
+        self.is_lost, number = True, decode_head(memoryview(packet), "the pool").number
         try:
             socket.send_fds(self._socket, [packet], descriptors)
             poll = select.poll()
@@ -215,6 +240,9 @@ class PacketChannel:
             raise ConnectionError(f"template does not answer: {error}") from error
         if head.kind is not kind:
             raise ConnectionError(f"template answers {head.kind.name} instead of {kind.name}")
+        if number and head.number != number:
+            raise ConnectionError(f"template answers for process {head.number} instead of {number}")
+        self.is_lost = False
         return head
 
     def receive(self) -> memoryview | None:
@@ -321,7 +349,7 @@ class ForkedProcess:
             os.kill(self.pid, signal.SIGKILL)
 
     def wait(self) -> int | None:
-        """Waits until it has ended, and returns its exit code; None if its template is gone."""
+        """Waits until it has ended, and returns its exit code; None if its template does not answer."""
         try:
             head = self._template.ask(encode_head(MessageKind.REAP, self.pid), (), MessageKind.REAPED)
         except ConnectionError:

@@ -284,7 +284,12 @@ class WorkerManager:
         try:
             self._handle_exit(worker, error)
         finally:
-            process.close()
+            template = None if worker.template is None else worker.template.process
+            if worker.template is not None and template is not None and template.channel.is_lost:
+                template.orphans.append(process)  # reaped once its template, which could not, has ended
+                self.kill(worker.template, PoolError("template does not answer"))
+            else:
+                process.close()
 
     def leave_behind(self, worker: WorkerState, process: WorkerProcess) -> None:
         """Goes on without a process that was killed and does not end, being stuck in a driver."""
