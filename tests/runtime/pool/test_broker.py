@@ -83,6 +83,11 @@ class Office:
         assert future is not None
         return future
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the broker takes no more requests."""
+        return self.broker._closed_by is not None
+
     def receive(self, worker: int = 0) -> deque[Received]:
         """What a worker has been sent and has not answered."""
         while worker in self.sockets:

@@ -67,52 +67,54 @@ def take_and_release(lock: Any) -> None:
         pass
 
 
-def submit(office: Office) -> None:
+def submit(office: Office, futures: list[Future[Any]]) -> None:
     inputs = {"x": np.full(100_000, 3, np.float32)}
     future = office.broker.submit("double", inputs, RequestOptions(timeout_s=1000))
     assert future is not None
     future.done()
 
 
-def cancel(office: Office) -> None:
-    future = [office.submit(n, retries=1) for n in range(4)][-1]
-    future.cancel()
-    assert future.cancelled()
+def cancel(office: Office, futures: list[Future[Any]]) -> None:
+    futures.extend(office.submit(n, retries=1) for n in range(4))
+    futures[-1].cancel()
+    assert futures[-1].cancelled()
 
 
-def take_array(office: Office) -> None:
+def take_array(office: Office, futures: list[Future[Any]]) -> None:
     office.broker.empty("double", "x", (100_000,), RequestOptions())[...] = 1
 
 
-def wait_in_vain(office: Office) -> None:
+def wait_in_vain(office: Office, futures: list[Future[Any]]) -> None:
     with suppress(PoolError):
         office.broker.empty("double", "x", (4_000_000,), RequestOptions(timeout_s=0.001))
 
 
 @pytest.mark.parametrize("act", [submit, cancel, take_array, wait_in_vain])
-def test_an_exception_at_any_step_of_a_call_leaves_the_books_whole(act: Callable[[Office], None]) -> None:
+def test_an_exception_at_any_step_of_a_call_leaves_the_books_whole(
+    act: Callable[[Office, list[Future[Any]]], None],
+) -> None:
     for count in range(1, 5000):
         office = Office()
-        others = [office.submit(n) for n in range(2)]
+        futures: list[Future[Any]] = [office.submit(n) for n in range(2)]
         held = office.broker.empty("double", "x", (200_000,), RequestOptions())
         with interrupted_at(count) as steps:
             where = "not at all"
             try:
-                act(office)
+                act(office, futures)
             except InterruptError as error:
                 where = str(error)
         in_another_thread(functools.partial(take_and_release, office.broker.lock))
         in_another_thread(office.supervise)
-        if office.broker.is_closed:
+        if office.is_closed:
             with pytest.raises(PoolError, match="interrupted by a signal; pool closed"):
                 office.submit(5)
             in_another_thread(office.abort)
         while office.receive():
             in_another_thread(office.answer)
-        assert all(future.done() for future in others), where
+        assert all(future.done() for future in futures), where
         del held
         in_another_thread(office.supervise)
-        assert office.broker.is_closed or office.used == 0, where
+        assert office.is_closed or office.used == 0, where
         assert len(office.broker.slots) == 0, where
         office.close()
         Office.opened.clear()

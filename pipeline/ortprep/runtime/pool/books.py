@@ -79,11 +79,6 @@ class Books:
             self.notify()
 
     @property
-    def is_closed(self) -> bool:
-        """Whether it takes no more requests."""
-        return self._closed_by is not None
-
-    @property
     def closed_error(self) -> PipelineError:
         """What requests of a closed pool fail with; a new one each time."""
         return clone_error(self._closed_by or PoolClosedError("pool was closed"))

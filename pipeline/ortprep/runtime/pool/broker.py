@@ -205,11 +205,14 @@ class RequestBroker(RequestTable):
 
     @abort_if_interrupted
     def _take_back(self, number: int) -> bool:
-        slot = self.slots.withdraw(number)
+        slot = self.slots.find_waiting(number)
         if slot is None:
             return False
+        # Resolved even if a signal breaks this off: until it is in that list, it stays in the table.
         slot.is_cancelled = True
-        self._end(slot)
+        self._ended.append(slot)
+        self.slots.withdraw(number)
+        self._free(slot)
         self.notify()
         return True
 

@@ -289,10 +289,15 @@ class SlotTable:
         queue.since = now if queue.since < math.inf else math.inf
         return slot
 
+    def find_waiting(self, number: int) -> Slot | None:
+        """Returns a slot that waits for a worker; None if there is none such."""
+        slot = self._slots.get(number)
+        return slot if slot is not None and slot.worker is None and slot.is_filled else None
+
     def withdraw(self, number: int) -> Slot | None:
         """Frees a slot that waits, or returns None if there is none such."""
-        slot = self._slots.get(number)
-        if slot is None or slot.worker is not None or not slot.is_filled:
+        slot = self.find_waiting(number)
+        if slot is None:
             return None
         del self._queues[slot.model][number]
         return self._slots.pop(number)
