@@ -13,6 +13,7 @@ import pytest
 
 from ortprep.errors import PipelineError, RegistryError, RegistryUnavailableError
 from ortprep.registry.backends import rest
+from ortprep.registry.backends.mlflow_server import MlflowServer
 from ortprep.registry.backends.oci_auth import open_client
 from ortprep.stages.fetch.sources import WebFile, fetch_file
 from tests.fakes import send_status, serve, trickling_server
@@ -169,3 +170,10 @@ def test_a_time_to_wait_that_is_none_counts_as_none(wait):
             error = rest.status_error(response, "ask")
     assert isinstance(error, RegistryUnavailableError)
     assert error.retry_after_s == 0
+
+
+@pytest.mark.parametrize("seconds", ["0", "9" * 19, "-1", "soon"])
+def test_a_timeout_that_is_none_is_refused(monkeypatch, seconds):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", seconds)
+    with pytest.raises(RegistryError, match="bad MLFLOW_HTTP_REQUEST_TIMEOUT"):
+        MlflowServer("mlflow+http://127.0.0.1:9").call("GET", "experiments/get-by-name", experiment_name="x")

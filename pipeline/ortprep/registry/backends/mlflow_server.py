@@ -50,7 +50,8 @@ MAX_ANSWER_BYTES = 64 * 1024 * 1024
 MISSING, EXISTS = "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS"
 """Error codes of MLflow."""
 
-_CONNECT_TIMEOUT_S, _ANSWER_TIMEOUT_S = 20, 120
+_TIMEOUT_VARIABLE = "MLFLOW_HTTP_REQUEST_TIMEOUT"
+_CONNECT_TIMEOUT_S, _ANSWER_TIMEOUT_S, _MAX_TIMEOUT_S = 20, 120, 24 * 3600
 _API = "/api/2.0/mlflow-artifacts/artifacts"
 _PAGE = 50
 """Objects asked for at once: versions carry their documents of up to 100,000 characters."""
@@ -178,7 +179,12 @@ def _open_client(url: str) -> HttpClient:
             hint="mlflow server   (for a store without one), or use a folder as the registry",
         )
     auth = _MlflowAuth()
-    timeout_s = read_limit("MLFLOW_HTTP_REQUEST_TIMEOUT", _ANSWER_TIMEOUT_S)
+    timeout_s = read_limit(_TIMEOUT_VARIABLE, _ANSWER_TIMEOUT_S)
+    if not 0 < timeout_s <= _MAX_TIMEOUT_S:
+        raise RegistryError(
+            f"bad {_TIMEOUT_VARIABLE}: {timeout_s}\n  expected seconds from 1 to {_MAX_TIMEOUT_S}",
+            hint=f"unset {_TIMEOUT_VARIABLE}",
+        )
     auth.client = HttpClient(
         f"{url.rstrip('/')}/",
         auth,
