@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -147,14 +148,20 @@ class _Comparison:
         if self._context.target != "cpu" or variant.io_binding:
             return warm
 
-        def measure_once(_: str) -> ProbeResult:
+        def measure_once(name: str) -> ProbeResult:
+            if name == DEFAULT:
+                return self._measure(DEFAULT, cold=False)
             timeout_s = self._spec.timeout_s
             bundle = self._staged.stage(folder, variant, timeout_s=timeout_s)
             request = ForkProbeRequest(str(bundle), self._sample.file, self._spec.steady_s)
             return measure_fork(request, timeout_s=timeout_s)
 
-        forks = run_interleaved((FORKED,), measure_once, max_rounds=len(warm.rounds[PREPARED]))
-        default, forked = warm.rounds.get(DEFAULT), forks.rounds.get(FORKED)
+        # In turn with the default once more: the machine may be slower than it was in the rounds before.
+        rounds = len(warm.rounds[PREPARED])
+        compared = tuple(name for name in (DEFAULT, FORKED) if name == FORKED or name in warm.rounds)
+        self._planned += rounds * (len(compared) - 1)
+        forks = run_interleaved(compared, measure_once, max_rounds=rounds)
+        default, forked = forks.rounds.get(DEFAULT), forks.rounds.get(FORKED)
         if default and forked:
             ratio = median(one.steady_ms for one in forked) / median(one.steady_ms for one in default)
             if ratio > STEADY_ALLOWANCE:
@@ -162,8 +169,10 @@ class _Comparison:
                     f"a forked worker, on one thread, takes {ratio:.2f}× default ONNX Runtime's time per run;"
                     " threads_after of load_before_fork gives it more"
                 )
-        rounds = {**warm.rounds, **forks.rounds}
-        return InterleavedRuns(rounds, {**warm.failures, **forks.failures}, warm.round_s)
+        # The default's figures are those of the rounds in which what ships was chosen.
+        if forked is None:
+            return replace(warm, failures={**warm.failures, FORKED: forks.failures[FORKED]})
+        return replace(warm, rounds={**warm.rounds, FORKED: forked})
 
     def _measure_until_sure(self) -> tuple[Runs, Decision]:
         """Measures once more as long when the prepared plan loses.
