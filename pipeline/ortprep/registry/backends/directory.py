@@ -3,7 +3,7 @@
 ROOT/NAME/versions/HEX.LABEL                documents by their digests, with what `ref_name` adds
 ROOT/NAME/parts/HEX
 ROOT/NAME/signatures/HEX.PART, moves/HEX.VERSION
-ROOT/NAME/aliases/Kind.ALIAS                     the digest of the version that an alias names
+ROOT/NAME/aliases/ALIAS                     the digest of the version that an alias names
 ROOT/NAME/blobs/HE/HEX                      files by digest: versions that share weights store them once
 """
 

@@ -101,7 +101,8 @@ class HttpClient:
             url: Relative to the base, or a whole URL that the server gave.
             doing: What it is for, and where, as in "list the tags: HOST/REPOSITORY".
             expected: The statuses that are no error.
-            follows: Whether to follow redirects, which get no credentials; else one is an unexpected answer.
+            follows: Whether to follow redirects, with credentials for the base's own origin only; else one is
+                an unexpected answer.
             limit_s: Longest time until the answer begins; None for that of a request without a large body.
             options: Those of `requests`, as `headers` and `data`.
 

@@ -18,7 +18,8 @@ def install(*, fork: bool = False) -> None:
 
     Every `onnxruntime.InferenceSession(…)` then does what `ortprep.session(…)` does. ONNX Runtime need not be
     imported yet, and this call does not import it. A module that imported the class by name before
-    (`from onnxruntime import InferenceSession`) keeps the plain one. Later calls do nothing.
+    (`from onnxruntime import InferenceSession`) keeps the plain one. Later calls do
+    nothing, but that `fork` holds for the sessions that are created afterwards.
 
     ONNX Runtime's telemetry is turned off, unless `ORT_DISABLE_TELEMETRY` is set or ONNX Runtime is imported
     already; then one `RuntimeWarning` says so.
