@@ -84,10 +84,7 @@ def adopt_models(
     for group in _group_records(processes, records):
         # A file of the application's own is upgraded with it, unlike a copy of bytes.
         record = min(group, key=lambda one: one.path is None)
-        ids: Collection[str] = ()
-        with suppress(PipelineError):  # what is wrong with the model is told below
-            ids = inspect_file(_locate(record, records), name=_describe(record)).interface.index_bounds
-        use = merge_uses(group, ids=ids)
+        use = merge_uses(group, ids=_find_indices(record, records))
         options = options_of(use, version=installed_onnxruntime() or NEWEST)
         result, name, problem, samples = None, None, "", 0
         try:
@@ -117,6 +114,13 @@ def adopt_models(
             AdoptedModel(_describe(record), use, name, result is not None, problem, options.left_out, samples)
         )
     return tuple(adopted)
+
+
+def _find_indices(record: ModelRecord, records: Path) -> Collection[str]:
+    """Returns the inputs that are indices; none of a model that cannot be read, which its spec then says."""
+    with suppress(PipelineError):
+        return inspect_file(_locate(record, records), name=_describe(record)).interface.index_bounds
+    return ()
 
 
 def _group_records(processes: Sequence[ProcessRecord], records: Path) -> Collection[list[ModelRecord]]:

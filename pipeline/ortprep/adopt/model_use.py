@@ -21,7 +21,7 @@ class ModelUse:
         model: The sessions whose options count: those with the most runs.
         loads: Number of sessions.
         runs: Number of runs of all sessions.
-        shapes: Number of different sets of shapes that were told apart.
+        shapes: Number of different sets of shapes that were kept apart.
         other_runs: Number of runs with other shapes than those.
         inputs: What is fed, by input name; empty if no session ran.
         weights: Number of runs of each set of shapes in `inputs`.

@@ -15,7 +15,7 @@ MAX_MODELS = 256
 """Maximum number of models, each with one set of options, that one process records."""
 
 MAX_FEEDS = 64
-"""Maximum number of sets of shapes told apart per model: the first ones."""
+"""Maximum number of sets of shapes kept apart per model: the first ones."""
 
 MAX_SMALL_SIZE = 4
 """Maximum number of elements of an array whose values are remembered one by one."""

@@ -1,6 +1,6 @@
 """8-bit weights, and activations of 8 bits: quantised for every request, or by ranges learned from samples.
 
-Weights are int8 and symmetric, activations uint8 unless told otherwise: what ONNX Runtime advises on x86 with
+Weights are int8 and symmetric, activations uint8 by default: what ONNX Runtime advises on x86 with
 VNNI and on Arm; for TensorRT int8 activations, whose zero points have to be zero. x86 without VNNI adds pairs
 of 8-bit products in 16 bits, which can saturate; weights of 7 bits (`reduce_range`) would avoid that
 (https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html), but cost accuracy everywhere:
@@ -48,7 +48,7 @@ from ortprep.stages.convert.weights import EXTERNAL_BYTES, move_weights
 from ortprep.stages.core.graphs.graph_walk import name_nodes, walk_graphs, walk_nodes
 
 DYNAMIC_OPERATORS = ("MatMul", "Gemm", "Attention", "LSTM")
-"""What is quantised dynamically unless told otherwise: where int8 arithmetic is faster than float32.
+"""What is quantised dynamically by default: where int8 arithmetic is faster than float32.
 
 Not `Conv`: SqueezeNet took 65 ms instead of 19 with `ConvInteger`, and 7 ms quantised statically (one core).
 Nor `Gather` and `EmbedLayerNormalization`: rows are looked up, not multiplied, and a table has one scale.
@@ -58,7 +58,7 @@ _WEIGHTS = {"MatMul": (1,), "Gemm": (1,), "Attention": (1,), "LSTM": (1, 2), "Ga
 """Operators that can be quantised dynamically, and which of their inputs have to be weights."""
 
 STATIC_OPERATORS = ("Conv", "Gemm", "MatMul")
-"""What is quantised with calibrated ranges unless told otherwise: where the time goes.
+"""What is quantised with calibrated ranges by default: where the time goes.
 
 The others move 8-bit values and save little: with all of them PP-OCRv6's detector took 201 ms instead of 169
 (float32 399; one core with VNNI, ONNX Runtime 1.31).
