@@ -121,6 +121,9 @@ class _PlainConsole(Console):
         """Returns a string as it is, apart from what a terminal would take for orders."""
         return Text(printable(text, lines=False), style=style, justify=justify, overflow=overflow)
 
+    def on_broken_pipe(self) -> None:
+        """Does not exit with 1, as rich does where it flushes what was written before: `_write` follows."""
+
 
 def build_table(table: Table) -> RichTable:
     """Returns a table for a terminal, which wraps what does not fit and cuts nothing off.
