@@ -110,7 +110,7 @@ def test_a_bundle_of_every_kind_loads_and_passes_its_golden_sample(zoo, name):
 
 
 @pytest.mark.slow
-def test_real_inputs_are_what_is_verified_and_kept(tmp_path):
+def test_real_inputs_are_what_is_verified_and_a_drawn_one_is_kept(tmp_path):
     project = Project(tmp_path / "project")
     project.write_spec(samples="samples/*.npz", inputs={"x": {"shapes": [[3, 64]]}})
     write_external_model(models.matmul_net(), project.models / "net.onnx", location="deep/er/weights.bin")
@@ -118,7 +118,11 @@ def test_real_inputs_are_what_is_verified_and_kept(tmp_path):
     real = np.full((3, 64), 0.25, np.float32)
     np.savez(project.configs / "samples" / "one.npz", x=real)
     assert project.doit("verify").code == 0
-    assert np.array_equal(feeds_of(project.work() / "verify-cpu")["x"], real)
+    record = read_json(project.work() / "receipts" / "verify-cpu.json")["result"]["record"]
+    assert (record["inputs"], record["samples"]) == ("samples", 1)
+    kept = feeds_of(project.work() / "verify-cpu")["x"]
+    assert kept.shape == real.shape
+    assert not np.array_equal(kept, real)
 
 
 @pytest.mark.slow
