@@ -89,11 +89,12 @@ def run_recipe(name: str, folder: Path, *, is_quick: bool = False) -> str:
         "PIP_QUIET": "2",
     }
     written = folder / "transcript.txt"
-    with written.open("wb") as file:
+    # Ray joins the cluster that its folder names, which may be another test's, or one that was killed.
+    with written.open("wb") as file, TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as ray:
         shell = subprocess.Popen(
             ["bash", "-v", "run.sh"],
             cwd=place,
-            env=environment,
+            env={**environment, "RAY_TMPDIR": ray},
             stdout=file,
             stderr=file,
             start_new_session=True,
