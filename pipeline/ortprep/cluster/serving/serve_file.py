@@ -189,11 +189,13 @@ def _application(group: Sequence[BundleFigures], config: ServeConfig, *, alone: 
         ready_s = max(bundle.ready_s for bundle in group)
         scaling["upscale_delay_s"] = round(min(30.0, max(5.0, ready_s)), 1)
         scaling["downscale_delay_s"] = round(max(60.0, 60 * ready_s), 1)
+    config_values = encode(tuned)
+    del config_values["load"]["for_fork"]  # a pool's template sets it; replicas are not forked
     return {
         "name": name,
         "route_prefix": "/" if alone else f"/{name}",
         "import_path": "ortprep.cluster.serving.application:build_app",
-        "args": {"config": encode(tuned)},
+        "args": {"config": config_values},
         "deployments": [
             {
                 "name": DEPLOYMENT,
