@@ -184,7 +184,9 @@ def _keep_samples(chosen: Sequence[Path], folder: Path, *, force: bool) -> int:
     """
     if chosen:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (folder.parent / ".gitignore").write_text("*\n", encoding="utf-8")
+        ignored = folder.parent / ".gitignore"
+        if not ignored.exists():
+            ignored.write_text("*\n", encoding="utf-8")
     if chosen or force:
         for old in folder.glob("[0-9][0-9][0-9][0-9].npz"):
             old.unlink()
