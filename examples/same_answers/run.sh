@@ -30,8 +30,3 @@ app/bin/python draw_documents.py others 2 6
 app/bin/python read_pages.py others plain.json 2>/dev/null >plain.txt
 ortprep run -- app/bin/python read_pages.py others bundles.json 2>/dev/null >bundles.txt
 cmp plain.txt bundles.txt && echo "the same text"
-
-#~ measure
-python3 compare_times.py 3 "app/bin/python read_pages.py others" \
-    "ortprep run -- app/bin/python read_pages.py others" \
-    "env ORTPREP_PRECISION=fp32 ortprep run -- app/bin/python read_pages.py others"
