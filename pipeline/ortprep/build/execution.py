@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -123,7 +123,7 @@ def why_stale(task: Task, cache: DigestCache) -> tuple[str, ...]:
     Raises:
         PipelineError: The key cannot be computed: the source file is missing, say.
     """
-    with _stage_errors(task):
+    with _task_errors(task):
         receipt = find_receipt(task.receipt)
         if isinstance(receipt, str):
             return (receipt,)
@@ -136,7 +136,7 @@ def why_other(task: Task) -> tuple[str, ...]:
     Raises:
         PipelineError: The key cannot be computed.
     """
-    with _stage_errors(task):
+    with _task_errors(task):
         receipt = find_receipt(task.receipt)
         return (receipt,) if isinstance(receipt, str) else _why_other(task, receipt)
 
@@ -273,15 +273,27 @@ def _locked(task: Task, say: Say) -> Iterator[None]:
 def _described(task: Task) -> Iterator[None]:
     """Adds the task to every error."""
     try:
-        with _stage_errors(task):
+        with _task_errors(task):
             yield
     except PipelineError as error:
         raise type(error)(f"{task.id} of {task.model}: {error.message}", hint=error.hint) from error
 
 
+def _task_errors(task: Task) -> AbstractContextManager[None]:
+    return as_pipeline_errors(f"{task.id} of {task.model}", str(task.artifacts))
+
+
 @contextmanager
-def _stage_errors(task: Task) -> Iterator[None]:
-    """Turns every error of a stage into a PipelineError."""
+def as_pipeline_errors(what: str, *folders: str) -> Iterator[None]:
+    """Turns every error of a part of a build into a PipelineError, so that only its model fails.
+
+    Args:
+        what: What is done, for the log.
+        folders: Where it writes, beside the folder of temporary files.
+
+    Raises:
+        PipelineError: As inside, or a `StageError` for any other exception.
+    """
     try:
         yield
     except PipelineError:
@@ -289,8 +301,8 @@ def _stage_errors(task: Task) -> Iterator[None]:
     except OSError as error:
         place = f": {error.filename}" if error.filename else ""
         # A full disk is met while writing, where Python does not know the file's name.
-        hint = hint_of_os_error(error, str(task.artifacts), tempfile.gettempdir())
+        hint = hint_of_os_error(error, *folders, tempfile.gettempdir())
         raise StageError(f"{error.strerror or error}{place}", hint=hint) from error
-    except Exception as error:
-        log.debug("%s of %s failed", task.id, task.model, exc_info=True)
+    except Exception as error:  # a mistake of this program is reported like any failure, with its type
+        log.debug("%s failed", what, exc_info=True)
         raise StageError(f"{type(error).__name__}: {error}", hint="ORTPREP_LOG=debug shows where") from error

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ortprep.build.build_plan import STAGES, read_build_specs
-from ortprep.build.execution import build_tasks, run_task
+from ortprep.build.execution import as_pipeline_errors, build_tasks, run_task
 from ortprep.build.receipts import TaskReceipt, read_receipt
 from ortprep.build.runner import BuildRequest, Observer
 from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.verification import check_bundle
 from ortprep.cluster.building.connection import Connection, ObjectRef, connect
 from ortprep.cluster.building.fleet_plan import FleetPlan, plan_fleet
-from ortprep.cluster.building.job import BuildJob, ShippedSpec, as_pipeline_error, describe_spec
+from ortprep.cluster.building.job import BuildJob, ShippedSpec, describe_spec
 from ortprep.cluster.building.work_store import WorkStore
 from ortprep.cluster.nodes import ClusterNode
 from ortprep.errors import BundleError, ClusterError, PipelineError, from_dict
@@ -200,7 +200,7 @@ class BuildRun:
         for spec in todo:
             fetched: FetchedModel | PipelineError
             try:
-                with as_pipeline_error():
+                with as_pipeline_errors(f"fetch of {spec.name}", str(self._artifacts)):
                     self._observer.started(f"fetch:{spec.name}")
                     fetched = fetch_source(spec, self._engine.store_url, self._artifacts, self._observer)
             except PipelineError as error:

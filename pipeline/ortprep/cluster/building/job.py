@@ -6,8 +6,7 @@ A spec travels with the files that it names beside its source, and with the rece
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from ortprep.bundle.codec import encode
 from ortprep.bundle.digest import DigestCache, digest_json
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.paths import resolve_inside
-from ortprep.errors import PipelineError, SourceError, SpecError, StageError
+from ortprep.errors import SourceError, SpecError
 from ortprep.quoting import quoted
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.accuracy import metric_files
@@ -142,17 +141,3 @@ def _find_files(spec: ModelSpec) -> tuple[Path, ...]:
         *(find_calibration_files(spec) or ()),
         *(() if metric is None else metric_files(metric, spec.folder)),
     )
-
-
-@contextmanager
-def as_pipeline_error() -> Iterator[None]:
-    """Turns what a driver's thread or a node raises into a PipelineError, so that only its model fails."""
-    try:
-        yield
-    except PipelineError:
-        raise
-    except OSError as error:
-        place = f": {error.filename}" if error.filename else ""
-        raise StageError(f"{error.strerror or error}{place}", hint="df -h   # where that failed") from error
-    except Exception as error:  # a mistake of this program is reported like any failure, with its type
-        raise StageError(f"{type(error).__name__}: {error}", hint="ORTPREP_LOG=debug shows more") from error

@@ -20,14 +20,14 @@ from filelock import FileLock, Timeout
 
 import ortprep
 from ortprep.build.build_plan import STAGES
-from ortprep.build.execution import Task, build_tasks, why_other
+from ortprep.build.execution import Task, as_pipeline_errors, build_tasks, why_other
 from ortprep.build.line_observer import LineObserver
 from ortprep.build.receipts import RECEIPT_VERSION, read_receipt, write_receipt
 from ortprep.build.runner import Observer, run_tasks
 from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.file_memory import require_cache_folder
 from ortprep.children.availability import unavailable_reason
-from ortprep.cluster.building.job import BuildJob, JobResult, as_pipeline_error, place_spec
+from ortprep.cluster.building.job import BuildJob, JobResult, place_spec
 from ortprep.cluster.building.work_store import JobOutcome, WorkStore
 from ortprep.errors import ClusterError, NotPublishedError, PipelineError, SpecError, to_dict
 from ortprep.quoting import printable, terminal_handler
@@ -61,7 +61,7 @@ def run_job(text: str, version: str, log_level: int) -> str:
     if not package_log.handlers:
         package_log.addHandler(terminal_handler("%(levelname)s %(name)s: %(message)s"))
     try:
-        with as_pipeline_error():
+        with as_pipeline_errors("a job of this node"):
             result = _run(text, version)
     except PipelineError as error:
         result = JobResult(failures=(to_dict(error),))
