@@ -48,7 +48,7 @@ def same(session):
 """
 
 
-def run(bundle: Path, script: str) -> str:
+def assert_passes(bundle: Path, script: str) -> str:
     """Runs a script in a fresh process, `bundle` being its argument; returns its log."""
     code = PRELUDE + script
     done = subprocess.run(
@@ -64,7 +64,7 @@ def bundle(tmp_path: Path) -> Path:
 
 
 def test_a_child_runs_on_what_its_parent_loaded(bundle: Path) -> None:
-    run(
+    assert_passes(
         bundle,
         """
 before = threads()
@@ -103,7 +103,7 @@ def test_a_session_is_known_to_have_threads_before_it_is_in_place(monkeypatch: p
 
 @pytest.mark.skipif(not phases.may_swap(), reason="ONNX Runtime before 1.31, or a single core")
 def test_children_change_to_threads_of_their_own_and_the_parent_never_does(bundle: Path) -> None:
-    log = run(
+    log = assert_passes(
         bundle,
         """
 session = load_before_fork(sys.argv[1], threads_after=2)
@@ -134,7 +134,7 @@ assert session.get_session_options().intra_op_num_threads == 1
 
 
 def test_a_child_of_a_parent_that_is_running_makes_its_own(bundle: Path) -> None:
-    run(
+    assert_passes(
         bundle,
         """
 session = load_before_fork(sys.argv[1])
@@ -167,7 +167,7 @@ in_child(lambda: sys.exit("wrong") if not same(session) or id(session._sess) != 
 
 
 def test_a_child_of_a_parent_that_is_loading_can_load(bundle: Path) -> None:
-    run(
+    assert_passes(
         bundle,
         """
 from ortprep.runtime.loading import session as session_module
@@ -237,7 +237,7 @@ def test_options_that_add_no_thread_are_accepted(
 
 def test_a_child_of_a_parent_that_opens_a_bucket_opens_its_own(tmp_path: Path) -> None:
     bundle = write_converted(tmp_path / "linear")
-    run(
+    assert_passes(
         bundle,
         """
 from ortprep.runtime import session_for
@@ -260,7 +260,7 @@ in_child(check)
 
 
 def test_other_options_of_the_application_hold_in_every_session(bundle: Path) -> None:
-    run(
+    assert_passes(
         bundle,
         """
 session = load_before_fork(sys.argv[1], threads_after=2, session_options={"enable_mem_pattern": False})

@@ -162,7 +162,7 @@ def test_no_worker_has_a_descriptor_of_another_or_of_its_template(bundle: Path) 
         standard_input = {os.readlink(f"/proc/{template}/fd/0")}  # noqa: PTH115 - no path
         for _ in range(2):
             # A template closes its copies after a fork, maybe later than the worker is ready.
-            wait_for(
+            assert wait_for(
                 lambda: find_shared((*pids(pool), template)) <= standard_input,
                 what="no shared descriptors",
                 timeout_s=30,
