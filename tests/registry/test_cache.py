@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from ortprep.bundle.digest import digest_bytes
+from ortprep.bundle.file_memory import is_settled, read_stamp
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.verification import check_bundle
 from ortprep.errors import CacheError, IntegrityError, RegistryError, RegistryUnavailableError
@@ -100,6 +101,8 @@ def test_other_bytes_are_never_kept(tmp_path, data):
 def test_a_file_that_was_damaged_in_the_cache_is_fetched_again(tmp_path):
     cache = Cache(tmp_path)
     path = cache.fetch_file(ENTRY, Source().open, ignore)
+    while not is_settled(read_stamp(path)):  # a write within the same tick would have the same stamp
+        time.sleep(0.01)
     path.write_bytes(b"?" + DATA[1:])
     assert not cache.has_file(ENTRY)
     assert cache.fetch_file(ENTRY, Source().open, ignore).read_bytes() == DATA
