@@ -4,14 +4,10 @@ import importlib.util
 import os
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from ortprep.telemetry import disable_telemetry
-
-if TYPE_CHECKING:
-    pass
 
 disable_telemetry()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,7 +38,7 @@ raise SystemExit(int(sys.argv[2]))
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
+def project(tmp_path):
     made = Project(tmp_path / "project")
     write_model(folding_net(), made.models / "net.onnx")
     write_model(embedding(), made.models / "words.onnx")
@@ -51,7 +50,7 @@ def project(tmp_path: Path) -> Project:
 
 
 @pytest.mark.slow
-def test_an_application_is_adopted_prepared_and_run_with_its_own_options(project: Project) -> None:
+def test_an_application_is_adopted_prepared_and_run_with_its_own_options(project):
     program = (sys.executable, "app.py")
     outcome = project.run("adopt", "--json", "--", *program, "plain.json", "7")
     assert outcome.code == 7, outcome.err
@@ -96,9 +95,7 @@ def test_an_application_is_adopted_prepared_and_run_with_its_own_options(project
         (["-c", "import os; os.kill(os.getpid(), 9)"], 137, "exit code 137"),
     ],
 )
-def test_the_exit_code_of_the_application_is_passed_on(
-    tmp_path: Path, program: list[str], code: int, said: str
-) -> None:
+def test_the_exit_code_of_the_application_is_passed_on(tmp_path, program, code, said):
     project = Project(tmp_path)
     outcome = project.run("adopt", "--", sys.executable, *program)
     assert (outcome.code, outcome.out) == (code, "")
@@ -106,7 +103,7 @@ def test_the_exit_code_of_the_application_is_passed_on(
     assert not project.configs.exists()
 
 
-def test_runs_that_may_be_missing_are_told(tmp_path: Path) -> None:
+def test_runs_that_may_be_missing_are_told(tmp_path):
     project = Project(tmp_path)
     net = write_model(folding_net(), project.models / "net.onnx")
     program = f"import onnxruntime, os; onnxruntime.InferenceSession({str(net)!r}); os.remove({str(net)!r})"
@@ -115,19 +112,19 @@ def test_runs_that_may_be_missing_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("out", ["app.py", "app.py/configs", "/proc/configs"])
-def test_the_program_is_not_run_if_specs_cannot_be_written(tmp_path: Path, out: str) -> None:
+def test_the_program_is_not_run_if_specs_cannot_be_written(tmp_path, out):
     (tmp_path / "app.py").write_text("open('ran', 'w').close()")
     outcome = Project(tmp_path).run("adopt", "--out", out, "--", sys.executable, "app.py")
     assert (outcome.code, f"cannot write to {out}" in outcome.err) == (2, True), outcome.err
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_program_that_is_not_there_is_told(tmp_path):
     outcome = Project(tmp_path).run("adopt", "--", "no-such-program")
     assert (outcome.code, "cannot run no-such-program" in outcome.err) == (127, True)
 
 
-def test_a_judged_programs_arguments_are_said_to_be_in_the_specs(tmp_path: Path) -> None:
+def test_a_judged_programs_arguments_are_said_to_be_in_the_specs(tmp_path):
     auto = ("--precision", "auto", "--judge", "stdout")
     outcome = Project(tmp_path).run("adopt", *auto, "--", sys.executable, "-c", "pass")
     assert "pass secrets by environment variables" in outcome.err.replace("\n", " ")

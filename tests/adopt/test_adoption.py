@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,7 +62,7 @@ def options_said(use: ModelUse) -> SpecOptions:
     return found
 
 
-def test_runs_and_limits_of_all_processes_count_the_most_frequent_shapes_first() -> None:
+def test_runs_and_limits_of_all_processes_count_the_most_frequent_shapes_first():
     first = model(feed(2, x=(1, 8)), feed(3, x=(1, 9)), loads=2, limits={"x": (-0.123456, 1.0)})
     second = model(feed(4, x=(1, 8)), limits={"x": (0.0, 2.000001)}, others=3, options=ONE_THREAD)
     use = merge_uses([first, second])
@@ -73,7 +72,7 @@ def test_runs_and_limits_of_all_processes_count_the_most_frequent_shapes_first()
     assert (use.model.options, use.other_options) == (ONE_THREAD, 1)
 
 
-def test_the_largest_shapes_are_in_the_spec_however_rare() -> None:
+def test_the_largest_shapes_are_in_the_spec_however_rare():
     use = merge_uses([model(*(feed(100 - size, x=(1, size)) for size in range(1, 60)))])
     assert len(use.inputs["x"].shapes) == MAX_SHAPES
     assert use.inputs["x"].shapes == ((1, 1), (1, 2), (1, 3), (1, 59))
@@ -89,9 +88,7 @@ def test_the_largest_shapes_are_in_the_spec_however_rare() -> None:
         ((0.5,), (0.75,), 2, None, (1, 9)),  # what a fraction is seldom depends on the shape
     ],
 )
-def test_values_are_those_that_suit_every_shape(
-    first: Any, second: Any, shapes: int, values: Any, limits: Any
-) -> None:
+def test_values_are_those_that_suit_every_shape(first, second, shapes, values, limits):
     feeds = feed(9, {"n": first}, x=(1, 5), n=(1,)), feed(2, {"n": second}, x=(1, 6), n=(1,))
     use = merge_uses([model(*feeds, limits={"n": (1, 9)})])
     assert use.inputs["x"].shapes == ((1, 5), (1, 6))[:shapes]
@@ -104,25 +101,25 @@ def test_values_are_those_that_suit_every_shape(
     ("longer", "said"),
     [((30, 31, 32), (1, 2, 30, 31, 32)), ((), None), ((1, 32), (1, 2, 32))],
 )
-def test_ids_of_a_table_may_differ_by_shape(longer: Any, said: Any) -> None:
+def test_ids_of_a_table_may_differ_by_shape(longer, said):
     feeds = feed(40, {"x": (1, 2)}, x=(1, 2)), feed(20, {"x": longer}, x=(1, 3))
     use = merge_uses([model(*feeds, limits={"x": (1, 32)})], ids=["x"])
     assert (use.inputs["x"].shapes, use.excluded_shapes) == (((1, 2), (1, 3)), 0)
     assert (use.inputs["x"].values, use.inputs["x"].range) == (said, None if said else (1, 32))
 
 
-def test_values_of_a_small_array_are_not_those_of_a_large_one() -> None:
+def test_values_of_a_small_array_are_not_those_of_a_large_one():
     feeds = feed(9, {"x": (5, 7)}, x=(1, 2)), feed(2, x=(1, 128))
     use = merge_uses([model(*feeds, limits={"x": (5, 900)})])
     assert (use.inputs["x"].values, use.inputs["x"].range) == (None, (5, 900))
 
 
-def test_a_model_that_never_ran_says_nothing_of_its_inputs() -> None:
+def test_a_model_that_never_ran_says_nothing_of_its_inputs():
     use = merge_uses([model(loads=3)])
     assert (use.inputs, use.weights, use.runs_per_load) == ({}, (), 1)
 
 
-def test_what_differs_from_defaults_is_fixed_in_runtime_and_nothing_else_is() -> None:
+def test_what_differs_from_defaults_is_fixed_in_runtime_and_nothing_else_is():
     attributes = {"enable_cpu_mem_arena": False, "intra_op_num_threads": 2}
     options = SessionOptionsRecord("ORT_ENABLE_ALL", attributes, {"session.intra_op.allow_spinning": "0"})
     runs = feed(6, x=(6,)), feed(4, x=(4,))
@@ -137,7 +134,7 @@ def test_what_differs_from_defaults_is_fixed_in_runtime_and_nothing_else_is() ->
     assert options_said(merge_uses([model(*runs)])).sections.keys() == {"targets", "tune"}
 
 
-def test_options_of_cuda_are_kept_without_the_device() -> None:
+def test_options_of_cuda_are_kept_without_the_device():
     cuda = ProviderRecord(CUDA, {"device_id": "1", "cudnn_conv_algo_search": "HEURISTIC"})
     use = merge_uses([model(providers=(cuda, ProviderRecord(CPU)), obtained=(CUDA, CPU))])
     assert options_said(use).sections == {
@@ -146,7 +143,7 @@ def test_options_of_cuda_are_kept_without_the_device() -> None:
     }
 
 
-def test_what_a_spec_cannot_keep_is_said() -> None:
+def test_what_a_spec_cannot_keep_is_said():
     options = SessionOptionsRecord(
         "ORT_DISABLE_ALL", {"enable_profiling": True}, {"session.disable_model_compile": "maybe"}
     )
@@ -172,9 +169,7 @@ def test_what_a_spec_cannot_keep_is_said() -> None:
         ("net.ort", lambda _: None, "own format"),
     ],
 )
-def test_a_file_that_no_spec_can_name_gets_none(
-    tmp_path: Path, name: str, change: Callable[[Path], object], reason: str
-) -> None:
+def test_a_file_that_no_spec_can_name_gets_none(tmp_path, name, change, reason):
     path = write_model(conv_net(), tmp_path / name)
     record = record_of(path)
     change(path)
@@ -182,7 +177,7 @@ def test_a_file_that_no_spec_can_name_gets_none(
     assert (found.name, reason in found.problem) == (None, True)
 
 
-def test_what_a_build_cannot_prepare_gets_no_spec(tmp_path: Path) -> None:
+def test_what_a_build_cannot_prepare_gets_no_spec(tmp_path):
     sequence = write_model(sequence_input(), tmp_path / "sequence.onnx")
     found = adopt(tmp_path, record_of(sequence), model(path=None, size_bytes=2**33))
     assert [one.name for one in found] == [None, None]
@@ -191,7 +186,7 @@ def test_what_a_build_cannot_prepare_gets_no_spec(tmp_path: Path) -> None:
     assert not list((tmp_path / "configs").glob("*.yaml"))
 
 
-def test_the_spec_has_what_was_fed_and_counts_other_options(tmp_path: Path) -> None:
+def test_the_spec_has_what_was_fed_and_counts_other_options(tmp_path):
     runs = [
         feed(1, {"ids": ids, "mask": (1,)}, ids=(1, len(ids)), mask=(1, len(ids)))
         for ids in ((1, 2), (3, 8, 9))
@@ -203,7 +198,7 @@ def test_the_spec_has_what_was_fed_and_counts_other_options(tmp_path: Path) -> N
     assert "with 1 other set of options" in (tmp_path / "configs" / f"{found.name}.yaml").read_text()
 
 
-def test_equal_graphs_with_other_external_weights_are_other_models(tmp_path: Path) -> None:
+def test_equal_graphs_with_other_external_weights_are_other_models(tmp_path):
     paths = [write_linear(tmp_path / f"{seed}/linear.onnx", weights_of(seed % 2))[0] for seed in (1, 2, 3)]
     assert len({path.read_bytes() for path in paths}) == 1
     found = adopt(tmp_path, *map(record_of, paths))
@@ -211,7 +206,7 @@ def test_equal_graphs_with_other_external_weights_are_other_models(tmp_path: Pat
 
 
 @pytest.mark.parametrize("bad", [b"{", b"{}", format_json({"x": "y" * 2**23})])
-def test_a_bad_record_is_left_out_with_a_message(tmp_path: Path, bad: bytes) -> None:
+def test_a_bad_record_is_left_out_with_a_message(tmp_path, bad):
     good = ProcessRecord(1, "python app.py", "1.31.1", ())
     (tmp_path / "1.json").write_bytes(bad)
     said: list[str] = []
@@ -222,7 +217,7 @@ def test_a_bad_record_is_left_out_with_a_message(tmp_path: Path, bad: bytes) -> 
     assert len(said) == 2
 
 
-def test_real_inputs_are_kept_from_git_and_do_not_outlast_their_spec(tmp_path: Path) -> None:
+def test_real_inputs_are_kept_from_git_and_do_not_outlast_their_spec(tmp_path):
     (tmp_path / "0.npz").write_bytes(b"an input")
     record = record_of(write_model(conv_net(), tmp_path / "net.onnx"), kept=("0.npz",))
     processes = [ProcessRecord(1, "python app.py", "1.31.1", (record,))]

@@ -27,19 +27,19 @@ CPU = ["CPUExecutionProvider"]
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
+def model(tmp_path):
     return write_linear(tmp_path / "models" / "linear.onnx", weights_of(0))[0]
 
 
 @pytest.fixture
-def records(tmp_path: Path) -> Path:
+def records(tmp_path):
     folder = tmp_path / "records"
     folder.mkdir()
     return folder
 
 
 @pytest.fixture
-def recorder(records: Path) -> Recorder:
+def recorder(records):
     return Recorder(records)
 
 
@@ -59,7 +59,7 @@ def read_model(recorder: Recorder, folder: Path) -> ModelRecord:
     return model
 
 
-def test_answers_types_and_options_are_those_of_plain_onnxruntime(recorder: Recorder, model: Path) -> None:
+def test_answers_types_and_options_are_those_of_plain_onnxruntime(recorder, model):
     plain = onnxruntime.InferenceSession(model, providers=CPU)
     session = session_of(recorder, model)
     assert isinstance(session, onnxruntime.InferenceSession)
@@ -70,7 +70,7 @@ def test_answers_types_and_options_are_those_of_plain_onnxruntime(recorder: Reco
     np.testing.assert_array_equal(value.numpy(), plain.run(None, feed)[0])
 
 
-def test_every_way_to_run_is_recorded(recorder: Recorder, records: Path, model: Path) -> None:
+def test_every_way_to_run_is_recorded(recorder, records, model):
     session = session_of(recorder, model)
     rows = sample().shape[1]
     session.run(None, {"x": sample()})
@@ -86,9 +86,7 @@ def test_every_way_to_run_is_recorded(recorder: Recorder, records: Path, model: 
     assert [feed.limits.get("x") for feed in found.feeds[1:]] == [(7.0, 7.0), None, None]
 
 
-def test_options_and_providers_are_those_that_differ_from_defaults(
-    recorder: Recorder, records: Path, model: Path
-) -> None:
+def test_options_and_providers_are_those_that_differ_from_defaults(recorder, records, model):
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 2
     options.enable_cpu_mem_arena = False
@@ -110,9 +108,7 @@ def test_options_and_providers_are_those_that_differ_from_defaults(
     assert found.obstacle == "the application passes disabled_optimizers"
 
 
-def test_sessions_with_equal_options_are_counted_together(
-    recorder: Recorder, records: Path, model: Path
-) -> None:
+def test_sessions_with_equal_options_are_counted_together(recorder, records, model):
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     for one in (None, None, options):
@@ -123,7 +119,7 @@ def test_sessions_with_equal_options_are_counted_together(
     assert {one.path for one in record.models} == {str(model)}
 
 
-def test_a_record_stays_readable_however_much_is_fed(recorder: Recorder, records: Path, model: Path) -> None:
+def test_a_record_stays_readable_however_much_is_fed(recorder, records, model):
     session = onnxruntime.InferenceSession(model, providers=CPU)
     feeds = recorder.opened(session, SessionRequest(model, None, CPU, None, {}))
     assert feeds is not None
@@ -135,7 +131,7 @@ def test_a_record_stays_readable_however_much_is_fed(recorder: Recorder, records
     assert len(found.feeds) < MAX_FEEDS
 
 
-def test_a_model_given_as_bytes_is_kept_once(recorder: Recorder, records: Path, tmp_path: Path) -> None:
+def test_a_model_given_as_bytes_is_kept_once(recorder, records, tmp_path):
     text = add_model()
     for _ in range(2):
         session_of(recorder, text).run(None, {"x": [1.0, 2.0]})
@@ -146,16 +142,14 @@ def test_a_model_given_as_bytes_is_kept_once(recorder: Recorder, records: Path, 
     assert found.feeds[0].values["x"] == (1.0, 2.0)
 
 
-def test_a_failing_record_never_reaches_the_application(tmp_path: Path, model: Path) -> None:
+def test_a_failing_record_never_reaches_the_application(tmp_path, model):
     recorder = Recorder(tmp_path / "file" / "below")
     (tmp_path / "file").write_text("no folder")
     session = session_of(recorder, model)
     assert session.run(None, {"x": sample()})[0].shape == (2, 4)
 
 
-def test_what_onnxruntime_refuses_is_refused_and_not_counted(
-    recorder: Recorder, records: Path, model: Path
-) -> None:
+def test_what_onnxruntime_refuses_is_refused_and_not_counted(recorder, records, model):
     session = session_of(recorder, model)
     with pytest.raises(ValueError, match="x"):
         session.run(None, {"nothing": sample()})
@@ -172,7 +166,7 @@ def observe(*feeds: dict[str, Any]) -> ModelRecord:
     return observer.observed()
 
 
-def test_of_many_shapes_the_first_are_told_apart_and_all_runs_counted() -> None:
+def test_of_many_shapes_the_first_are_told_apart_and_all_runs_counted():
     sizes = [500, 7, 7, *range(10, 200)]
     found = observe(*({"ids": np.full(size, size, np.int64)} for size in sizes))
     seen = {feed.shapes["ids"][0]: (feed.runs, feed.limits["ids"]) for feed in found.feeds}
@@ -194,14 +188,12 @@ def test_of_many_shapes_the_first_are_told_apart_and_all_runs_counted() -> None:
         (np.array([[1.5, 2.5]], np.float16), (1.5, 2.5), (1.5, 2.5)),
     ],
 )
-def test_limits_are_of_finite_numbers_and_values_of_small_arrays(
-    array: np.ndarray[Any, Any], limits: tuple[Any, ...] | None, values: tuple[Any, ...] | None
-) -> None:
+def test_limits_are_of_finite_numbers_and_values_of_small_arrays(array, limits, values):
     [feed] = observe({"x": array}).feeds
     assert (feed.limits.get("x"), feed.values.get("x")) == (limits, values)
 
 
-def test_values_are_looked_at_in_the_first_runs_of_a_set_of_shapes() -> None:
+def test_values_are_looked_at_in_the_first_runs_of_a_set_of_shapes():
     [feed] = observe(
         *({"length": np.array([number]), "x": np.full(9, number)} for number in range(200))
     ).feeds
@@ -241,8 +233,8 @@ def run_application(code: str, model: Path, records: Path) -> int:
     ],
 )
 def test_a_process_that_ends_abruptly_leaves_out_at_most_its_last_runs(
-    model: Path, records: Path, code: str, expected: int, ended: list[bool], runs: list[int]
-) -> None:
+    model, records, code, expected, ended, runs
+):
     assert run_application(code, model, records) == expected
     found = read_records(records)
     assert {one.program for one in found} == {f"{Path(sys.executable).name} -c"}

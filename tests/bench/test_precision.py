@@ -11,9 +11,7 @@ from ortprep.errors import StageError
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_the_environment_is_below_the_folder_and_a_temporary_one_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: bool
-) -> None:
+def test_the_environment_is_below_the_folder_and_a_temporary_one_is_removed(tmp_path, monkeypatch, given):
     folder = tmp_path / "work"
     folder.mkdir()
 

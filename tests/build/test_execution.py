@@ -29,12 +29,12 @@ from tests.build.fakes import Count, Shout, tasks
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> DigestCache:
+def cache(tmp_path):
     return DigestCache(tmp_path / "cache")
 
 
 @pytest.fixture
-def artifacts(tmp_path: Path) -> Path:
+def artifacts(tmp_path):
     return tmp_path / "artifacts"
 
 

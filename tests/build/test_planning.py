@@ -17,12 +17,12 @@ def spec(targets: Any, name: str = "m") -> ModelSpec:
 
 
 @pytest.fixture(autouse=True)
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_gpu(monkeypatch):
     monkeypatch.setattr(planning, "unavailable_reason", {"cuda": "no NVIDIA driver"}.get)
 
 
 @pytest.fixture
-def gpu(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def gpu(no_gpu, monkeypatch):
     monkeypatch.setattr(planning, "unavailable_reason", lambda _: None)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +31,7 @@ class Server(HTTPServer):
 
 class _Refusal(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        cast(Server, self.server).logins.append(self.headers.get("Authorization"))
+        cast("Server", self.server).logins.append(self.headers.get("Authorization"))
         self.send_response(403)
         self.send_header("Content-Length", "0")
         self.end_headers()
@@ -44,7 +43,7 @@ class _Refusal(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server():
     with Server() as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -54,7 +53,7 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture(autouse=True)
-def login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def login(tmp_path, monkeypatch):
     monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", TOKEN)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -65,7 +64,7 @@ def publish_to(registry: str, folder: Path) -> None:
     file = folder / "net.yaml"
     file.write_text(f"name: net\nsource: {{path: net.onnx}}\npublish: {{registry: '{registry}'}}\n")
     plan = SimpleNamespace(spec=read_spec(file))
-    publish_model(cast(Any, SimpleNamespace(plan=plan, folder=write_bundle(folder / "bundle"))), print)
+    publish_model(cast("Any", SimpleNamespace(plan=plan, folder=write_bundle(folder / "bundle"))), print)
 
 
 @pytest.mark.parametrize("scheme", ["mlflow+", "MLflow+", "mlflow://x+"])

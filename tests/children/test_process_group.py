@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -29,7 +28,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("number", [9, 15])
-def test_a_program_ends_with_the_process_that_started_it(tmp_path: Path, number: int) -> None:
+def test_a_program_ends_with_the_process_that_started_it(tmp_path, number):
     with subprocess.Popen(
         [sys.executable, "-c", STARTER], cwd=tmp_path, stdout=subprocess.PIPE, text=True
     ) as starter:
@@ -39,7 +38,7 @@ def test_a_program_ends_with_the_process_that_started_it(tmp_path: Path, number:
     assert_gone(program)
 
 
-def test_a_program_gets_its_arguments_its_environment_and_the_usual_signals(tmp_path: Path) -> None:
+def test_a_program_gets_its_arguments_its_environment_and_the_usual_signals(tmp_path):
     run = [
         sys.executable,
         "-c",
@@ -59,7 +58,7 @@ def test_a_program_gets_its_arguments_its_environment_and_the_usual_signals(tmp_
     assert (process.returncode, (tmp_path / "refusal").exists()) == (0, False)
 
 
-def test_a_program_that_is_not_there_is_a_refusal(tmp_path: Path) -> None:
+def test_a_program_that_is_not_there_is_a_refusal(tmp_path):
     with (tmp_path / "out").open("wb") as out:
         options = {"environment": dict(os.environ), "stdout": out, "stderr": out}
         refusal = tmp_path / "refusal"

@@ -6,7 +6,6 @@ import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from tests.runtime.builders import sample, weights_of, write_bundle
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+def project(tmp_path, monkeypatch):
     made = Project(tmp_path)
     write_bundle(made.artifacts / "linear")
     monkeypatch.setenv("XDG_RUNTIME_DIR", made.environment()["XDG_RUNTIME_DIR"])
@@ -41,7 +40,7 @@ def running(project: Project, *arguments: str) -> Iterator[subprocess.Popen[str]
     assert "Traceback" not in ended.err
 
 
-def test_a_host_serves_models_by_name_and_says_what_it_does(project: Project) -> None:
+def test_a_host_serves_models_by_name_and_says_what_it_does(project):
     with running(project, "linear"):
         with connect("linear") as session:
             np.testing.assert_allclose(
@@ -62,7 +61,7 @@ def test_a_host_serves_models_by_name_and_says_what_it_does(project: Project) ->
     assert list((project.root / "locks/ortprep/host").iterdir()) == []
 
 
-def test_without_a_host_there_is_nothing_to_show_or_to_stop(project: Project) -> None:
+def test_without_a_host_there_is_nothing_to_show_or_to_stop(project):
     assert [project.call("host", option).code for option in ("--status", "--stop")] == [1, 0]
     shown = project.call("host", "--status", "--json")
     assert (shown.code, json.loads(shown.out)) == (1, None)
@@ -79,9 +78,7 @@ def test_without_a_host_there_is_nothing_to_show_or_to_stop(project: Project) ->
         (("linear", "copy"), "two models have the name linear"),
     ],
 )
-def test_wrong_arguments_are_errors_and_no_host_is_left(
-    project: Project, arguments: tuple[str, ...], problem: str
-) -> None:
+def test_wrong_arguments_are_errors_and_no_host_is_left(project, arguments, problem):
     write_bundle(project.artifacts / "copy")
     ended = project.call("host", *arguments)
     assert ended.code != 0
@@ -89,7 +86,7 @@ def test_wrong_arguments_are_errors_and_no_host_is_left(
 
 
 @pytest.mark.attack
-def test_a_host_that_requires_a_signature_loads_nothing_without(project: Project) -> None:
+def test_a_host_that_requires_a_signature_loads_nothing_without(project):
     _, public = write_keys(project.root / "keys")
     with (
         running(project, "linear", "--require-signature", str(public)),

@@ -3,15 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from tests.cluster.builders import SmallCluster
-    from tests.prepare.builders import Project
 
 # Before anything imports Ray.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -20,7 +13,7 @@ os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # as later versions of R
 
 
 @pytest.fixture(scope="package")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallCluster]:
+def cluster(tmp_path_factory):
     """A head without processors; each folder adds nodes, and removes them."""
     from tests.cluster.builders import SmallCluster
 
@@ -29,7 +22,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallCluster]:
 
 
 @pytest.fixture(scope="session")
-def squeezenet(shared_folder: Path) -> Project:
+def squeezenet(shared_folder):
     """A project that has prepared one of the shipped models; not to be changed."""
     from tests.prepare.builders import new_squeezenet, prepare_once
 

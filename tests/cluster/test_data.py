@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 @pytest.fixture(autouse=True)
-def environment_is_put_back() -> Iterator[None]:
+def environment_is_put_back():
     before = dict(os.environ)
     yield
     os.environ.clear()
@@ -60,7 +59,7 @@ def write_net(folder: Path, batch: int | str = "n") -> Path:
 
 
 @pytest.fixture(scope="module")
-def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def net(tmp_path_factory):
     return write_net(tmp_path_factory.mktemp("nets") / "net")
 
 
@@ -72,7 +71,7 @@ def rows(count: int) -> dict[str, Any]:
     return {"x": rng.standard_normal((count, 4), np.float32), "id": np.arange(count)}
 
 
-def test_a_model_of_any_length_gets_batches_as_they_come(tmp_path: Path) -> None:
+def test_a_model_of_any_length_gets_batches_as_they_come(tmp_path):
     predict, session = OnnxPredictor(write_net(tmp_path / "net"), constants=BIAS), load(tmp_path / "net")
     assert predict.batch_sizes == ()
     given = rows(7)
@@ -84,7 +83,7 @@ def test_a_model_of_any_length_gets_batches_as_they_come(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 9])
-def test_a_model_of_one_length_gets_batches_of_it_and_padding_is_dropped(tmp_path: Path, count: int) -> None:
+def test_a_model_of_one_length_gets_batches_of_it_and_padding_is_dropped(tmp_path, count):
     predict, session = OnnxPredictor(write_net(tmp_path / "net", 4), constants=BIAS), load(tmp_path / "net")
     assert predict.batch_sizes == (4,)
     given = rows(count)
@@ -96,7 +95,7 @@ def test_a_model_of_one_length_gets_batches_of_it_and_padding_is_dropped(tmp_pat
     assert answer["y"].tobytes() == expected.tobytes()
 
 
-def test_batches_are_cut_into_the_lengths_of_the_buckets(tmp_path: Path) -> None:
+def test_batches_are_cut_into_the_lengths_of_the_buckets(tmp_path):
     folder = write_net(tmp_path / "net")
     config = read_loader_config(folder)
     bucket = dataclasses.replace(config.variants[0], name="cpu-n8", binding={"n": 8}, bucket=True)
@@ -112,7 +111,7 @@ def test_batches_are_cut_into_the_lengths_of_the_buckets(tmp_path: Path) -> None
     assert (predict(given)["y"] == given["x"] * given["x"]).all()
 
 
-def test_columns_are_taken_named_and_kept_as_asked(tmp_path: Path) -> None:
+def test_columns_are_taken_named_and_kept_as_asked(tmp_path):
     folder = write_net(tmp_path / "net")
     given = {"image": rows(3)["x"], "id": np.arange(3), "y": np.zeros(3)}
     predict = OnnxPredictor(
@@ -125,7 +124,7 @@ def test_columns_are_taken_named_and_kept_as_asked(tmp_path: Path) -> None:
     assert (answer["y"] == given["image"] ** 2).all()
 
 
-def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
+def test_what_does_not_fit_is_named(tmp_path):
     folder = write_net(tmp_path / "net")
     predict = OnnxPredictor(folder, constants=BIAS, keep=["id"])
     with pytest.raises(InvalidRequestError, match=r"no column 'x' for net[\s\S]*among a, b"):
@@ -154,12 +153,12 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
         (np.ones(3, np.float32), "bias|3 by 4"),
     ],
 )
-def test_a_constant_of_another_type_or_shape_is_refused(net: Path, bias: object, said: str) -> None:
+def test_a_constant_of_another_type_or_shape_is_refused(net, bias, said):
     with pytest.raises(PipelineError, match=said):
         OnnxPredictor(net, constants={"bias": bias})(rows(2))
 
 
-def test_a_batch_without_rows_has_columns_without_rows(net: Path) -> None:
+def test_a_batch_without_rows_has_columns_without_rows(net):
     predict = OnnxPredictor(net, constants=BIAS, keep=["id"])
     columns: list[Any] = [[], np.array([], object), np.empty((0, 4), np.float32)]
     for x in columns:
@@ -172,14 +171,14 @@ def test_a_batch_without_rows_has_columns_without_rows(net: Path) -> None:
         assert answer["y"].dtype == np.float32
 
 
-def test_a_constant_is_what_it_was_when_it_was_given(net: Path) -> None:
+def test_a_constant_is_what_it_was_when_it_was_given(net):
     bias = np.ones(4, ">f4")
     predict = OnnxPredictor(net, constants={"bias": bias}, outputs=["z"])
     bias[...] = 5
     assert (predict(rows(3))["z"] == rows(3)["x"] + 1).all()
 
 
-def test_a_constant_without_axes_keeps_having_none(tmp_path: Path) -> None:
+def test_a_constant_without_axes_keeps_having_none(tmp_path):
     x = np.arange(4).reshape(2, 2)
     folder = write_model_bundle(
         tmp_path / "net",
@@ -192,12 +191,12 @@ def test_a_constant_without_axes_keeps_having_none(tmp_path: Path) -> None:
     assert (predict({"x": x})["y"] == x).all()
 
 
-def test_constants_for_every_input_leave_no_rows_to_run(net: Path) -> None:
+def test_constants_for_every_input_leave_no_rows_to_run(net):
     with pytest.raises(PoolError, match="bad constants: net has no input left"):
         OnnxPredictor(net, constants={**BIAS, "x": np.ones((2, 4), np.float32)})
 
 
-def test_an_output_that_has_no_rows_is_refused_however_long_it_is(tmp_path: Path) -> None:
+def test_an_output_that_has_no_rows_is_refused_however_long_it_is(tmp_path):
     folder = write_finding(tmp_path / "finding")
     for outputs in (None, ["y"], {"z": "a", "y": "b"}):
         with pytest.raises(PoolError, match="output 'y' of finding does not have one row per input row"):
@@ -206,21 +205,21 @@ def test_an_output_that_has_no_rows_is_refused_however_long_it_is(tmp_path: Path
     assert (OnnxPredictor(folder, outputs=["z"])({"x": x})["z"] == -x).all()
 
 
-def test_a_model_of_texts_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_model_of_texts_is_refused_by_name(tmp_path):
     folder = write_passing_on(tmp_path / "texts", "string", np.array([["a"]]))
     with pytest.raises(PoolError, match=r"texts cannot be served[\s\S]*got x: string, y: string") as caught:
         OnnxPredictor(folder)
     assert "load()" in str(caught.value.hint)
 
 
-def test_the_environment_of_a_process_that_is_no_actor_is_left_alone(net: Path) -> None:
+def test_the_environment_of_a_process_that_is_no_actor_is_left_alone(net):
     os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
     before = dict(os.environ)
     assert OnnxPredictor(net, constants=BIAS).variant == "cpu"
     assert dict(os.environ) == before
 
 
-def test_a_process_that_may_see_gpus_takes_the_first_variant_for_the_cpu(net: Path, tmp_path: Path) -> None:
+def test_a_process_that_may_see_gpus_takes_the_first_variant_for_the_cpu(net, tmp_path):
     config = read_loader_config(net)
     cpu = config.variants[0]
     cuda = dataclasses.replace(
@@ -240,7 +239,7 @@ def test_a_process_that_may_see_gpus_takes_the_first_variant_for_the_cpu(net: Pa
     assert OnnxPredictor(folder, constants=BIAS, load=ModelLoadOptions(digests="off")).variant == "cpu"
 
 
-def test_a_bundle_that_answers_wrongly_is_never_used(tmp_path: Path) -> None:
+def test_a_bundle_that_answers_wrongly_is_never_used(tmp_path):
     folder = write_net(tmp_path / "net")
     other = write_model_bundle(
         tmp_path / "other",
@@ -259,22 +258,20 @@ sizes = st.lists(st.integers(1, 64), max_size=4)
 
 
 @given(st.integers(0, 300), sizes)
-def test_every_row_is_in_one_piece_and_in_order(count: int, lengths: list[int]) -> None:
+def test_every_row_is_in_one_piece_and_in_order(count, lengths):
     pieces = plan_pieces(count, lengths)
     assert [row for piece in pieces for row in range(piece.start, piece.stop)] == list(range(count))
     assert all(piece.stop - piece.start <= piece.size for piece in pieces)
 
 
 @given(st.integers(1, 300), sizes.filter(bool))
-def test_a_padded_batch_has_one_of_the_lengths_and_only_the_last_is_padded(
-    count: int, lengths: list[int]
-) -> None:
+def test_a_padded_batch_has_one_of_the_lengths_and_only_the_last_is_padded(count, lengths):
     pieces = plan_pieces(count, lengths)
     assert {piece.size for piece in pieces} <= set(lengths)
     assert all(piece.stop - piece.start == piece.size for piece in pieces[:-1])
 
 
-def test_padding_is_less_than_half_where_a_smaller_length_is_there() -> None:
+def test_padding_is_less_than_half_where_a_smaller_length_is_there():
     assert plan_pieces(9, (1, 8, 32)) == (Piece(0, 8, 8), Piece(8, 9, 1))
     assert plan_pieces(20, (1, 8, 32)) == (Piece(0, 20, 32),)
     assert plan_pieces(3, (8,)) == (Piece(0, 3, 8),)
@@ -282,7 +279,7 @@ def test_padding_is_less_than_half_where_a_smaller_length_is_there() -> None:
 
 
 @given(st.integers(1, 40), sizes)
-def test_what_is_cut_and_joined_is_what_it_was(count: int, lengths: list[int]) -> None:
+def test_what_is_cut_and_joined_is_what_it_was(count, lengths):
     rows = np.arange(count * 2).reshape(count, 2)
     pieces = plan_pieces(count, lengths)
     parts = [(piece, cut(rows, piece)) for piece in pieces]
@@ -290,17 +287,17 @@ def test_what_is_cut_and_joined_is_what_it_was(count: int, lengths: list[int]) -
     assert (join(parts, output="y", model="net") == rows).all()
 
 
-def test_padding_repeats_the_last_row() -> None:
+def test_padding_repeats_the_last_row():
     assert cut(np.array([1, 2, 3]), Piece(1, 3, 5)).tolist() == [2, 3, 3, 3, 3]
 
 
-def test_an_answer_without_a_row_for_every_row_is_refused() -> None:
+def test_an_answer_without_a_row_for_every_row_is_refused():
     for wrong in (np.float32(1), np.ones((2, 4))):
         with pytest.raises(PoolError, match="output 'y' of net does not have one row per input row"):
             join([(Piece(0, 3, 3), np.asarray(wrong))], output="y", model="net")
 
 
-def test_the_length_that_a_model_fixes_is_found() -> None:
+def test_the_length_that_a_model_fixes_is_found():
     free, fixed = TensorSpec("a", "float32", ("n", 3)), TensorSpec("b", "float32", (4, 3))
     assert find_fixed_size([free]) is None
     assert find_fixed_size([free, fixed]) == 4

@@ -55,7 +55,7 @@ def body(*inputs: Any, **rest: Any) -> bytes:
     return json.dumps({"inputs": list(inputs), **rest}).encode()
 
 
-def test_json_tensors_may_be_nested_or_flat_and_come_in_any_order() -> None:
+def test_json_tensors_may_be_nested_or_flat_and_come_in_any_order():
     for data in ([[1, 2], [3, 4.5]], [1, 2, 3, 4.5]):
         request = parse_request(body(K, {**X, "data": data}, id="7"), None, CONFIG)
         x, k = request.arrays
@@ -68,7 +68,7 @@ def test_json_tensors_may_be_nested_or_flat_and_come_in_any_order() -> None:
 @pytest.mark.parametrize("dtype", TYPES)
 @given(data=st.data())
 @settings(max_examples=20)
-def test_binary_tensors_of_every_type_come_back_as_they_were(dtype: str, data: st.DataObject) -> None:
+def test_binary_tensors_of_every_type_come_back_as_they_were(dtype, data):
     config, kind = config_of(dtype), numpy_dtype(dtype)
     shape = data.draw(st.lists(st.integers(0, 3), max_size=4))
     raw = data.draw(st.binary(min_size=(n := math.prod(shape) * kind.itemsize), max_size=n))
@@ -89,7 +89,7 @@ def answer_of(request: bytes, answers: list[Array]) -> dict[str, Any]:
     return dict(json.loads(text))
 
 
-def test_a_json_answer_says_what_it_is() -> None:
+def test_a_json_answer_says_what_it_is():
     said = answer_of(
         body(X, K, outputs=[{"name": "z"}], id="a"), [np.zeros((1, 2), np.float32), np.array([[True]])]
     )
@@ -141,7 +141,7 @@ WRONG = {
 
 @pytest.mark.attack
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_request_is_refused_in_a_few_words(case: str) -> None:
+def test_a_wrong_request_is_refused_in_a_few_words(case):
     with pytest.raises(ProtocolError) as caught:
         parse_request(WRONG[case], None, CONFIG)
     assert caught.value.status == 400
@@ -150,7 +150,7 @@ def test_a_wrong_request_is_refused_in_a_few_words(case: str) -> None:
 
 @pytest.mark.attack
 @pytest.mark.parametrize("shape", [[10**4200, 1], [10**4200, 10**4200]])
-def test_a_shape_that_cannot_be_is_refused_where_the_model_takes_any(shape: list[int]) -> None:
+def test_a_shape_that_cannot_be_is_refused_where_the_model_takes_any(shape):
     config = dataclasses.replace(CONFIG, inputs=(TensorSpec("x", "float32", None),))
     for rest in ({"data": [1]}, {"parameters": {"binary_data_size": 4}}):
         with pytest.raises(ProtocolError, match="does not fit"):
@@ -158,7 +158,7 @@ def test_a_shape_that_cannot_be_is_refused_where_the_model_takes_any(shape: list
 
 
 @pytest.mark.attack
-def test_many_outputs_are_refused_at_the_first_that_is_wrong() -> None:
+def test_many_outputs_are_refused_at_the_first_that_is_wrong():
     wanted = body(X, K, outputs=[{"name": "y"}] * 60_000)
     begun = time.process_time()
     with pytest.raises(ProtocolError, match="each once"):
@@ -166,27 +166,27 @@ def test_many_outputs_are_refused_at_the_first_that_is_wrong() -> None:
     assert time.process_time() - begun < 5
 
 
-def test_unsigned_integers_of_any_size_travel_as_json() -> None:
+def test_unsigned_integers_of_any_size_travel_as_json():
     values = [2**63, 1, 2**64 - 1]
     request = parse_request(body(entry("x", "UINT64", [3], data=values)), None, config_of("uint64"))
     assert request.arrays[0].tolist() == values
 
 
 @pytest.mark.parametrize("case", ["missing", "unknown", "twice"])
-def test_an_error_says_what_the_model_takes(case: str) -> None:
+def test_an_error_says_what_the_model_takes(case):
     with pytest.raises(ProtocolError, match=r"x FP32 \[-1, 2\], k INT8 \[1\]"):
         parse_request(WRONG[case], None, CONFIG)
 
 
 @pytest.mark.attack
 @pytest.mark.parametrize("length", [0, -1, 10**9, MAX_HEADER_BYTES + 1])
-def test_a_header_has_a_length_that_can_be(length: int) -> None:
+def test_a_header_has_a_length_that_can_be(length):
     with pytest.raises(ProtocolError, match="Inference-Header-Content-Length"):
         parse_request(body(X, K).ljust(MAX_HEADER_BYTES + 10), length, CONFIG)
 
 
 @pytest.mark.parametrize("spare", [b"", b"123", b"12345"])
-def test_the_bytes_behind_a_header_are_those_it_announces(spare: bytes) -> None:
+def test_the_bytes_behind_a_header_are_those_it_announces(spare):
     header = body(entry("x", "FP32", [1, 1], parameters={"binary_data_size": 4}))
     config = dataclasses.replace(CONFIG, inputs=(TensorSpec("x", "float32", None),))
     with pytest.raises(ProtocolError):
@@ -195,14 +195,14 @@ def test_the_bytes_behind_a_header_are_those_it_announces(spare: bytes) -> None:
 
 @pytest.mark.attack
 @given(st.binary(max_size=200), st.none() | st.integers(-5, 300))
-def test_no_bytes_do_more_than_be_refused(text: bytes, length: int | None) -> None:
+def test_no_bytes_do_more_than_be_refused(text, length):
     with pytest.raises(ProtocolError):
         parse_request(text, length, CONFIG)
 
 
 @pytest.mark.attack
 @pytest.mark.parametrize("shape", [[0, 200_000_000], [200_000_000, 0], [0, 2**13, 2**13], [0, 2**62, 2**62]])
-def test_an_empty_tensor_has_no_size_that_takes_gigabytes_of_a_graph(shape: list[int]) -> None:
+def test_an_empty_tensor_has_no_size_that_takes_gigabytes_of_a_graph(shape):
     config = dataclasses.replace(CONFIG, inputs=(TensorSpec("x", "float32", None),))
     empty: tuple[dict[str, Any], ...] = ({"data": []}, {"parameters": {"binary_data_size": 0}})
     for data in empty:
@@ -212,7 +212,7 @@ def test_an_empty_tensor_has_no_size_that_takes_gigabytes_of_a_graph(shape: list
 
 
 @pytest.mark.parametrize("shape", [[0], [0, 3, 224, 224], [0, 3, 2160, 3840], [0, 0], [0, 1_440_000]])
-def test_an_empty_batch_comes_through(shape: list[int]) -> None:
+def test_an_empty_batch_comes_through(shape):
     config = dataclasses.replace(CONFIG, inputs=(TensorSpec("x", "float32", None),))
     request = parse_request(body(entry("x", "FP32", shape, data=[])), None, config)
     assert list(request.arrays[0].shape) == shape

@@ -19,13 +19,13 @@ def hardware(cpu: str, gpu: str | None) -> Hardware:
 
 
 @given(st.text(max_size=100), st.none() | st.text(max_size=100))
-def test_every_value_is_one_that_ray_takes(cpu: str, gpu: str | None) -> None:
+def test_every_value_is_one_that_ray_takes(cpu, gpu):
     for key, value in describe_hardware(hardware(cpu, gpu)).items():
         assert VALUE.fullmatch(value)
         assert key.startswith("ortprep.io/")
 
 
-def test_instruction_sets_and_the_gpu_are_told() -> None:
+def test_instruction_sets_and_the_gpu_are_told():
     labels = describe_hardware(hardware("Intel(R) Xeon(R) CPU @ 2.50GHz", "NVIDIA H200"))
     assert labels == {
         "ortprep.io/machine": "x86_64",
@@ -37,5 +37,5 @@ def test_instruction_sets_and_the_gpu_are_told() -> None:
     }
 
 
-def test_this_machine_has_some() -> None:
+def test_this_machine_has_some():
     assert describe_hardware(read_hardware())["ortprep.io/machine"]

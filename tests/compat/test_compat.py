@@ -23,26 +23,24 @@ def release_of(bundle: Path) -> str:
     return bundle.parent.name
 
 
-def test_there_is_one() -> None:
+def test_there_is_one():
     assert BUNDLES
 
 
 @pytest.mark.parametrize("bundle", BUNDLES, ids=release_of)
-def test_a_bundle_of_an_older_release_is_intact_and_its_record_readable(bundle: Path) -> None:
+def test_a_bundle_of_an_older_release_is_intact_and_its_record_readable(bundle):
     check_bundle(bundle)
     assert read_manifest(bundle).pipeline_version == release_of(bundle)
 
 
 @pytest.mark.parametrize("bundle", BUNDLES, ids=release_of)
-def test_a_bundle_of_an_older_release_loads_and_answers_as_recorded(bundle: Path) -> None:
+def test_a_bundle_of_an_older_release_loads_and_answers_as_recorded(bundle):
     session = load(bundle, target="portable", digests="full", check="golden")
     assert [node.name for node in session.get_inputs()] == ["image"]
 
 
 @pytest.mark.parametrize("bundle", BUNDLES, ids=release_of)
-def test_f11_a_portable_variant_is_for_any_processor_and_holds_no_node_of_onnxruntimes_own(
-    bundle: Path,
-) -> None:
+def test_f11_a_portable_variant_is_for_any_processor_and_holds_no_node_of_onnxruntimes_own(bundle):
     portable = find_variant(read_loader_config(bundle), "portable")
     assert portable is not None
     needs = portable.requirements

@@ -26,7 +26,7 @@ def is_quiet(released: Sequence[Call]) -> bool:
     return all(call.longest_gap_ms <= QUIET_MS for call in released)
 
 
-def test_creation_holds_the_interpreter_only_before_1_31_and_a_run_never() -> None:
+def test_creation_holds_the_interpreter_only_before_1_31_and_a_run_never():
     version = parse_version(onnxruntime.__version__)
     assert version is not None
     expected = ("released" if version >= (1, 31) else "held", "released")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import onnxruntime
 import pytest
 
 pytest.importorskip("onnx", reason="bundles are built here, and jobs have no onnx package")
 
-from tests.stages.optimize.builders import Prepared, assert_falls_back, prepare, run_elsewhere
+from tests.stages.optimize.builders import assert_falls_back, prepare, run_elsewhere
 
 pytestmark = pytest.mark.manual  # downloads ONNX Runtime
 
@@ -19,14 +18,12 @@ INSTALL = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--di
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+def prepared(tmp_path_factory):
     return prepare(tmp_path_factory.mktemp("net"), channels=32)
 
 
 @pytest.mark.parametrize("version", ["1.30.0", "1.31.1", "1.32.0"])
-def test_another_version_loads_the_fallback_with_full_optimisation(
-    prepared: Prepared, tmp_path: Path, version: str
-) -> None:
+def test_another_version_loads_the_fallback_with_full_optimisation(prepared, tmp_path, version):
     if version.split(".")[:2] == onnxruntime.__version__.split(".")[:2]:
         pytest.skip("this version is installed")
     subprocess.run([*INSTALL, "--target", str(tmp_path), f"onnxruntime=={version}"], check=True)

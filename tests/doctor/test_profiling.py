@@ -42,7 +42,7 @@ def events_of(*runs: tuple[tuple[str, str, str, float], ...], gap_us: float = 0.
 
 
 @pytest.mark.parametrize("version", ["1.23.2", "1.31.1"])
-def test_a_recorded_profile_is_understood(version: str) -> None:
+def test_a_recorded_profile_is_understood(version):
     events = parse_events(json.loads((RECORDED / f"profile-{version}.json").read_text(encoding="utf-8")))
     assert any(event.name.startswith("model_loading") for event in events.session)
     profile = summarise_profile(events)
@@ -52,13 +52,13 @@ def test_a_recorded_profile_is_understood(version: str) -> None:
     assert profile.nodes_ms <= profile.run_ms
 
 
-def test_the_first_run_does_not_count() -> None:
+def test_the_first_run_does_not_count():
     slow, fast = (("n", "Conv", CPU, 9000.0),), (("n", "Conv", CPU, 10.0),)
     profile = summarise_profile(events_of(slow, fast, fast))
     assert profile.operators[0].ms == pytest.approx(0.01)
 
 
-def test_one_run_is_too_few() -> None:
+def test_one_run_is_too_few():
     with pytest.raises(LoadError, match="two runs"):
         summarise_profile(events_of((("n", "Conv", CPU, 1.0),)))
 
@@ -67,7 +67,7 @@ def codes(profile: Profile, *, on_gpu: bool, steady_ms: float = 0.001) -> set[st
     return {one.code for one in find_in_profile(profile, on_gpu=on_gpu, steady_ms=steady_ms)}
 
 
-def test_nodes_that_fell_back_to_the_cpu_are_named() -> None:
+def test_nodes_that_fell_back_to_the_cpu_are_named():
     run = (("a", "Conv", CUDA, 5.0), ("b", "NonZero", CPU, 50.0), ("m", "MemcpyToHost", CUDA, 1.0))
     profile = summarise_profile(events_of(run, run))
     found = find_in_profile(profile, on_gpu=True, steady_ms=1.0)
@@ -80,12 +80,12 @@ def test_nodes_that_fell_back_to_the_cpu_are_named() -> None:
     assert "nodes-on-the-cpu" not in codes(profile, on_gpu=False)
 
 
-def test_a_run_all_on_the_device_is_said_to_be() -> None:
+def test_a_run_all_on_the_device_is_said_to_be():
     run = (("a", "Conv", CUDA, 5.0),)
     assert "all-on-the-device" in codes(summarise_profile(events_of(run, run)), on_gpu=True)
 
 
-def test_a_loop_takes_what_its_body_does_not() -> None:
+def test_a_loop_takes_what_its_body_does_not():
     nodes = [
         TraceEvent("loop", 0.0, 100.0, "Loop", CPU),
         *(TraceEvent("m", 5.0 + 9 * i, 8.0, "MatMul", CPU) for i in range(10)),
@@ -100,7 +100,7 @@ def test_a_loop_takes_what_its_body_does_not() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e4), st.floats(0, 1e4), st.integers(0, 2)), max_size=30))
-def test_no_time_of_a_node_is_below_zero(found: list[tuple[float, float, int]]) -> None:
+def test_no_time_of_a_node_is_below_zero(found):
     own = own_times(
         [TraceEvent(f"n{i}", at, us, "Add", CPU, thread) for i, (at, us, thread) in enumerate(found)]
     )
@@ -108,7 +108,7 @@ def test_no_time_of_a_node_is_below_zero(found: list[tuple[float, float, int]]) 
     assert all(one.us >= 0 for one in own)
 
 
-def test_names_of_nodes_need_not_be_text(tmp_path: Path) -> None:
+def test_names_of_nodes_need_not_be_text(tmp_path):
     (tmp_path / "p.json").write_bytes(
         b'[{"cat":"Node","ph":"X","ts":1,"dur":2,"pid":1,"tid":1,"name":"\xff_kernel_time","args":{"op_name":"Add"}}]'
     )
@@ -118,7 +118,7 @@ def test_names_of_nodes_need_not_be_text(tmp_path: Path) -> None:
         read_events(tmp_path / "p.json")
 
 
-def test_time_between_nodes_is_found_by_runs_without_the_profiler() -> None:
+def test_time_between_nodes_is_found_by_runs_without_the_profiler():
     run = tuple((f"n{i}", "Add", CPU, 1.0) for i in range(30))
     profile = summarise_profile(events_of(run, run, gap_us=5))
     assert "time-between-nodes" in codes(profile, on_gpu=False, steady_ms=0.060)
@@ -126,7 +126,7 @@ def test_time_between_nodes_is_found_by_runs_without_the_profiler() -> None:
     assert "time-between-nodes" not in codes(profile, on_gpu=False, steady_ms=0.030)
 
 
-def test_arithmetic_on_shapes_may_be_on_the_cpu() -> None:
+def test_arithmetic_on_shapes_may_be_on_the_cpu():
     run = (("a", "Conv", CUDA, 5.0), ("s", "Shape", CPU, 1.0), ("g", "Gather", CPU, 1.0))
     found = codes(summarise_profile(events_of(run, run)), on_gpu=True)
     assert "shapes-on-the-cpu" in found
@@ -135,14 +135,14 @@ def test_arithmetic_on_shapes_may_be_on_the_cpu() -> None:
     assert "nodes-on-the-cpu" in codes(summarise_profile(events_of(copied, copied)), on_gpu=True)
 
 
-def test_times_of_launches_are_not_taken_for_times_of_operators() -> None:
+def test_times_of_launches_are_not_taken_for_times_of_operators():
     run = (("a", "Conv", CUDA, 5.0),)
     found = codes(summarise_profile(events_of(run, run)), on_gpu=True)
     assert "times-are-of-launches" in found
     assert "slowest-operator" not in found
 
 
-def test_the_slowest_operator_is_named() -> None:
+def test_the_slowest_operator_is_named():
     run = (("a", "Conv", CPU, 5.0), ("b", "Relu", CPU, 15.0))
     (found,) = find_in_profile(summarise_profile(events_of(run, run)), on_gpu=False, steady_ms=0.02)
     assert (found.code, found.text) == (
@@ -152,6 +152,6 @@ def test_the_slowest_operator_is_named() -> None:
 
 
 @pytest.mark.parametrize("document", [None, 3, {}, {"traceEvents": 4}])
-def test_what_is_no_profile_is_refused(document: object) -> None:
+def test_what_is_no_profile_is_refused(document):
     with pytest.raises(LoadError, match="not a profile"):
         parse_events(document)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -38,32 +37,32 @@ from tests.runtime.builders import write_bundle
 OPEN = (TensorSpec("ids", "int64", ("batch", "length")), TensorSpec("mask", "int64", ("batch", "length")))
 
 
-def test_a_size_that_is_given_once_holds_for_every_input() -> None:
+def test_a_size_that_is_given_once_holds_for_every_input():
     shapes, remarks = settle_shapes(OPEN, {"ids": (2, 7)})
     assert shapes == {"ids": (2, 7), "mask": (2, 7)}
     assert remarks == ()
 
 
-def test_what_is_assumed_is_said_with_how_to_say_otherwise() -> None:
+def test_what_is_assumed_is_said_with_how_to_say_otherwise():
     shapes, remarks = settle_shapes(OPEN, {})
     assert shapes == {"ids": (1, 1), "mask": (1, 1)}
     assert remarks[0] == "ids: shape [1, 1] is assumed; --shape ids=1,1 sets another"
 
 
 @pytest.mark.parametrize("wanted", [{"other": (1,)}, {"ids": (1,)}, {"ids": (1, 2, 3)}])
-def test_a_shape_that_does_not_fit_is_refused(wanted: dict[str, tuple[int, ...]]) -> None:
+def test_a_shape_that_does_not_fit_is_refused(wanted):
     with pytest.raises(SpecError, match="expected"):
         settle_shapes(OPEN, wanted)
     with pytest.raises(SpecError):
         settle_shapes((TensorSpec("x", "float32", (1, 3)),), {"x": (2, 3)})
 
 
-def test_a_scalar_and_an_unknown_rank_have_shapes() -> None:
+def test_a_scalar_and_an_unknown_rank_have_shapes():
     inputs = (TensorSpec("x", "float32", ()), TensorSpec("y", "float32", None))
     assert settle_shapes(inputs, {"y": (4, 2)})[0] == {"x": (), "y": (4, 2)}
 
 
-def test_shapes_are_parsed() -> None:
+def test_shapes_are_parsed():
     assert parse_shapes(["x=1,3,224,224", "a=b=7", "scalar="]) == {
         "x": (1, 3, 224, 224),
         "a=b": (7,),
@@ -74,12 +73,12 @@ def test_shapes_are_parsed() -> None:
 @pytest.mark.parametrize(
     "text", ["", "x", "=1", "x=1,", "x=-1", "x=1,a", "x=" + "1" * 20, "x=" + "1," * 40 + "1"]
 )
-def test_a_text_that_is_no_shape_is_refused(text: str) -> None:
+def test_a_text_that_is_no_shape_is_refused(text):
     with pytest.raises(SpecError, match="expected NAME=1,3,224,224"):
         parse_shapes([text])
 
 
-def test_a_model_file_gets_an_input_it_can_run(tmp_path: Path) -> None:
+def test_a_model_file_gets_an_input_it_can_run(tmp_path):
     subject = examine_source(write_model(embedding(), tmp_path / "words.onnx"), tmp_path)
     arrays = read_tensors(Path(subject.sample))
     assert subject.name == "words"
@@ -88,18 +87,18 @@ def test_a_model_file_gets_an_input_it_can_run(tmp_path: Path) -> None:
     assert {array.dtype for array in read_tensors(Path(half.sample)).values()} == {np.dtype("float16")}
 
 
-def test_strings_cannot_be_made_up(tmp_path: Path) -> None:
+def test_strings_cannot_be_made_up(tmp_path):
     with pytest.raises(SpecError, match="strings"):
         examine_source(write_model(string_input(), tmp_path / "text.onnx"), tmp_path)
 
 
-def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_model_is_refused(tmp_path):
     (tmp_path / "x.onnx").write_bytes(b"no model")
     with pytest.raises(LoadError, match="not an ONNX model"):
         examine_source(tmp_path / "x.onnx", tmp_path)
 
 
-def test_a_bundle_is_examined_with_its_golden_sample(tmp_path: Path) -> None:
+def test_a_bundle_is_examined_with_its_golden_sample(tmp_path):
     bundle = write_bundle(tmp_path / "linear")
     subject = examine_bundle(bundle, tmp_path)
     assert subject.source is None
@@ -112,7 +111,7 @@ def test_a_bundle_is_examined_with_its_golden_sample(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "build", [two_inputs, embedding, if_net, half_net, bfloat16_net, int8_net, zero_inputs]
 )
-def test_inputs_are_read_from_the_file_as_onnx_runtime_reads_them(tmp_path: Path, build: Any) -> None:
+def test_inputs_are_read_from_the_file_as_onnx_runtime_reads_them(tmp_path, build):
     model = build()
     session = onnxruntime.InferenceSession(
         str(write_model(model, tmp_path / "m.onnx")), providers=["CPUExecutionProvider"]
@@ -126,7 +125,7 @@ def test_inputs_are_read_from_the_file_as_onnx_runtime_reads_them(tmp_path: Path
     assert [list(one.shape or ()) for one in found] == [one.shape for one in session.get_inputs()]
 
 
-def test_inputs_are_read_without_the_weights(tmp_path: Path) -> None:
+def test_inputs_are_read_without_the_weights(tmp_path):
     path = write_external_model(embedding(), tmp_path / "m.onnx")
     whole = read_inputs(path)
     (tmp_path / "weights.bin").unlink()
@@ -134,13 +133,13 @@ def test_inputs_are_read_without_the_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("build", [sequence_input, optional_input])
-def test_what_is_no_tensor_cannot_be_made_up(tmp_path: Path, build: Any) -> None:
+def test_what_is_no_tensor_cannot_be_made_up(tmp_path, build):
     with pytest.raises(LoadError, match="expected a tensor"):
         examine_source(write_model(build(), tmp_path / "m.onnx"), tmp_path)
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_inputs_or_an_error(data: bytes) -> None:
+def test_any_bytes_are_inputs_or_an_error(data):
     with tempfile.NamedTemporaryFile() as file:
         file.write(data)
         file.flush()

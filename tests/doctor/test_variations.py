@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ortprep.children.probe import ProbeResult
-from ortprep.doctor.doctor_model import DoctorModel
 from ortprep.doctor.sampling import examine_bundle, examine_source
 from ortprep.doctor.variations import MEASURES, compare, diagnose_options, find_in_comparison
 from tests.builders import conv_net, write_model
@@ -42,23 +40,23 @@ def codes(found: dict[str, list[ProbeResult]], *, prepared: bool = False) -> dic
     return {one.code: one.text for one in find_in_comparison(compare(found), prepared=prepared)}
 
 
-def test_a_sooner_way_is_advised_with_its_figures() -> None:
+def test_a_sooner_way_is_advised_with_its_figures():
     found = codes({"default": results(300.0), "mapped": results(20.0), "no optimisation": results(200.0)})
     assert found["sooner-without-slower-runs"].startswith("mapped: first result 10.3× sooner")
 
 
-def test_a_way_with_slower_runs_is_not_advised() -> None:
+def test_a_way_with_slower_runs_is_not_advised():
     found = codes({"default": results(300.0), "raw": results(20.0, steady_ms=12.0)})
     assert "default-is-as-good" in found
     assert "1.50×" in found["slower-runs"]
 
 
-def test_a_bundle_that_is_soonest_is_as_it_should_be() -> None:
+def test_a_bundle_that_is_soonest_is_as_it_should_be():
     found = codes({"default": results(300.0), "prepared": results(20.0)}, prepared=True)
     assert "prepared-is-soonest" in found
 
 
-def test_nothing_is_said_of_noise_with_fewer_than_three_rounds() -> None:
+def test_nothing_is_said_of_noise_with_fewer_than_three_rounds():
     found = compare({"default": results(300.0, noise=(1, 1)), "mapped": results(20.0, noise=(1, 1))})
     assert {one.verdict for one in found["mapped"].values()} == {"too few rounds"}
     assert set(codes({"default": results(9.0, noise=(1,)), "x": results(1.0, noise=(1,))})) == {
@@ -66,13 +64,13 @@ def test_nothing_is_said_of_noise_with_fewer_than_three_rounds() -> None:
     }
 
 
-def test_without_the_default_nothing_is_compared() -> None:
+def test_without_the_default_nothing_is_compared():
     assert compare({"mapped": results(20.0)}) == {}
     assert "nothing-compared" in codes({"mapped": results(20.0)})
 
 
 @given(st.floats(1, 1e4), st.floats(1, 1e4))
-def test_less_one_way_round_is_more_the_other(one: float, other: float) -> None:
+def test_less_one_way_round_is_more_the_other(one, other):
     ways = {"a": results(one), "b": results(other)}
     there = compare({"default": ways["a"], "x": ways["b"]})["x"]
     back = compare({"default": ways["b"], "x": ways["a"]})["x"]
@@ -83,12 +81,12 @@ def test_less_one_way_round_is_more_the_other(one: float, other: float) -> None:
 
 
 @pytest.fixture
-def subject(tmp_path: Path) -> DoctorModel:
+def subject(tmp_path):
     return examine_source(write_model(conv_net(), tmp_path / "conv.onnx"), tmp_path)
 
 
 @pytest.mark.slow
-def test_a_bundle_alone_is_compared_with_nothing(tmp_path: Path) -> None:
+def test_a_bundle_alone_is_compared_with_nothing(tmp_path):
     found = diagnose_options(examine_bundle(write_bundle(tmp_path / "linear"), tmp_path), rounds=1)
     assert set(found.figures["results"]) == {"prepared"}
     (finding,) = found.findings
@@ -97,7 +95,7 @@ def test_a_bundle_alone_is_compared_with_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_way_that_fails_is_named_and_the_others_go_on(tmp_path: Path, subject: DoctorModel) -> None:
+def test_a_way_that_fails_is_named_and_the_others_go_on(tmp_path, subject):
     spoilt = replace(subject, sample=str(tmp_path / "nothing.npz"))
     found = diagnose_options(spoilt, rounds=1)
     assert "cannot-be-loaded" in {one.code for one in found.findings if one.severity == "problem"}

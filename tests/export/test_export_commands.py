@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import onnxruntime
 import pytest
@@ -21,11 +20,11 @@ def call(*arguments: object) -> Result:
 
 
 @pytest.fixture
-def bundles(tmp_path: Path) -> tuple[Path, Path]:
+def bundles(tmp_path):
     return write_bundle(tmp_path / "linear"), write_doubling(tmp_path / "double")
 
 
-def test_triton_writes_a_model_per_bundle_and_lists_them(bundles: tuple[Path, Path], tmp_path: Path) -> None:
+def test_triton_writes_a_model_per_bundle_and_lists_them(bundles, tmp_path):
     ended = call("triton", *bundles, "--out", tmp_path / "repository")
     assert ended.exit_code == 0
     assert "linear: variant cpu of linear" in ended.stdout
@@ -36,9 +35,7 @@ def test_triton_writes_a_model_per_bundle_and_lists_them(bundles: tuple[Path, Pa
 @pytest.mark.skipif(
     hasattr(onnxruntime, "ModelPackage"), reason="this ONNX Runtime has model packages in Python"
 )
-def test_an_onnxruntime_without_packages_is_refused_with_a_way_out(
-    bundles: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_an_onnxruntime_without_packages_is_refused_with_a_way_out(bundles, tmp_path):
     ended = call("ort-package", *bundles, "--out", tmp_path / "package")
     assert ended.exit_code == 1
     assert "expected 1.32 or newer" in ended.stderr
@@ -50,7 +47,7 @@ def test_an_onnxruntime_without_packages_is_refused_with_a_way_out(
     not hasattr(onnxruntime, "ModelPackage"),
     reason="no model packages before ONNX Runtime 1.32",
 )
-def test_ort_package_writes_a_component_per_bundle(bundles: tuple[Path, Path], tmp_path: Path) -> None:
+def test_ort_package_writes_a_component_per_bundle(bundles, tmp_path):
     ended = call("ort-package", *bundles, "--out", tmp_path / "package", "--json")
     assert ended.exit_code == 0
     exported = json.loads(ended.stdout)
@@ -60,7 +57,7 @@ def test_ort_package_writes_a_component_per_bundle(bundles: tuple[Path, Path], t
     assert sorted(package.get_component_names()) == ["double", "linear"]
 
 
-def test_json_is_all_there_is_on_stdout(bundles: tuple[Path, Path], tmp_path: Path) -> None:
+def test_json_is_all_there_is_on_stdout(bundles, tmp_path):
     ended = call("triton", bundles[0], "--out", tmp_path / "repository", "--json", "--max-batch-size", "4")
     exported = json.loads(ended.stdout)
     assert exported["models"][0]["left_out"] == {}
@@ -78,27 +75,25 @@ def test_json_is_all_there_is_on_stdout(bundles: tuple[Path, Path], tmp_path: Pa
         (("--onnxruntime", "1.20"), 1, "expected ONNX Runtime >= 1.23"),
     ],
 )
-def test_a_mistake_is_told_and_writes_nothing(
-    bundles: tuple[Path, Path], tmp_path: Path, arguments: tuple[str, ...], code: int, expected: str
-) -> None:
+def test_a_mistake_is_told_and_writes_nothing(bundles, tmp_path, arguments, code, expected):
     ended = call("triton", bundles[0], "--out", tmp_path / "repository", *arguments)
     assert (ended.exit_code, ended.stdout) == (code, "")
     assert expected in ended.stderr
     assert not (tmp_path / "repository").exists()
 
 
-def test_a_name_for_two_bundles_is_refused(bundles: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_name_for_two_bundles_is_refused(bundles, tmp_path):
     ended = call("triton", *bundles, "--out", tmp_path / "repository", "--name", "one")
     assert ended.exit_code == 2
 
 
-def test_the_hint_for_a_bundle_that_fits_nowhere_names_the_options(tmp_path: Path) -> None:
+def test_the_hint_for_a_bundle_that_fits_nowhere_names_the_options(tmp_path):
     bundle = write_bundle(tmp_path / "linear", requirements={"cpu": UNMET})
     ended = call("triton", bundle, "--out", tmp_path / "repository", "--onnxruntime", "1.28.0")
     assert ended.exit_code == 1
     assert "--here" in ended.stderr
 
 
-def test_the_commands_are_of_export_alone() -> None:
+def test_the_commands_are_of_export_alone():
     top = {one.callback.__name__ for one in app.registered_commands if one.callback is not None}
     assert not top & {"triton", "ort_package"}

@@ -26,24 +26,24 @@ CONFIG = LoaderConfig(
 )
 
 
-def test_without_a_session_sizes_are_those_the_variant_is_bound_to() -> None:
+def test_without_a_session_sizes_are_those_the_variant_is_bound_to():
     variant = dataclasses.replace(make_variant(), binding={"batch": 4, "x[1]": 7})
     inputs, outputs = resolve_interface(CONFIG, variant, ABSENT, {})
     assert [one.shape for one in (*inputs, *outputs)] == [(4, 7, 3), (4,), (4, "n"), None]
 
 
-def test_without_a_session_half_precision_is_where_the_bundle_lists_float32() -> None:
+def test_without_a_session_half_precision_is_where_the_bundle_lists_float32():
     variant = dataclasses.replace(make_variant(), half_io=True)
     inputs, outputs = resolve_interface(CONFIG, variant, ABSENT, {})
     assert [one.dtype for one in (*inputs, *outputs)] == ["float16", "int64", "float16", "float16"]
 
 
-def test_a_session_has_the_last_word() -> None:
+def test_a_session_has_the_last_word():
     said = (TensorSpec("x", "float16", (1, 2)),)
     assert resolve_interface(CONFIG, make_variant(), TrialResult((), said, said), {}) == (said, said)
 
 
-def test_an_unknown_rank_is_not_taken_for_a_scalar() -> None:
+def test_an_unknown_rank_is_not_taken_for_a_scalar():
     trial = TrialResult((), (TensorSpec("x", "float32", ()),), (TensorSpec("y", "float32", ()),))
     inputs, outputs = resolve_interface(CONFIG, make_variant(), trial, {"x": (), "y": (2, 2)})
     assert (inputs[0].shape, outputs[0].shape) == ((), None)
@@ -58,18 +58,18 @@ def test_an_unknown_rank_is_not_taken_for_a_scalar() -> None:
         (TensorSpec("x", "float32", (0, 3)), "sizes of 1 and more"),
     ],
 )
-def test_what_triton_has_no_word_for_is_refused(spec: TensorSpec, expected: str) -> None:
+def test_what_triton_has_no_word_for_is_refused(spec, expected):
     with pytest.raises(ExportError, match=expected):
         describe_tensor(messages.ModelInput(), spec, batched=False)
 
 
-def test_a_scalar_per_row_is_reshaped() -> None:
+def test_a_scalar_per_row_is_reshaped():
     tensor = messages.ModelInput()
     describe_tensor(tensor, TensorSpec("x", "float32", ("batch",)), batched=True)
     assert (list(tensor.dims), tensor.HasField("reshape")) == ([1], True)
 
 
-def test_a_sample_that_is_no_batch_makes_no_warm_up() -> None:
+def test_a_sample_that_is_no_batch_makes_no_warm_up():
     config = messages.ModelConfig(max_batch_size=4)
     for name in ("x", "y"):
         describe_tensor(config.input.add(), TensorSpec(name, "float32", ("b", 2)), batched=True)

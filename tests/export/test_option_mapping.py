@@ -38,14 +38,14 @@ def with_first_phase(variant: Variant) -> Variant:
 
 @LAYOUTS
 @given(variant=any_variant)
-def test_every_recorded_option_is_in_the_export_or_in_the_list(plan: Plan, variant: Variant) -> None:
+def test_every_recorded_option_is_in_the_export_or_in_the_list(plan, variant):
     options = plan(variant)
     assert sorted([*options.carried, *options.left_out]) == sorted(map(str, recorded_options(variant)))
 
 
 @LAYOUTS
 @given(variant=any_variant)
-def test_what_is_carried_is_written_and_nothing_else(plan: Plan, variant: Variant) -> None:
+def test_what_is_carried_is_written_and_nothing_else(plan, variant):
     options = plan(variant)
     written = {
         f"{section}.{key}={value}"
@@ -56,7 +56,7 @@ def test_what_is_carried_is_written_and_nothing_else(plan: Plan, variant: Varian
 
 
 @given(any_variant)
-def test_what_is_carried_is_what_triton_s_backend_makes_of_the_configuration(variant: Variant) -> None:
+def test_what_is_carried_is_what_triton_s_backend_makes_of_the_configuration(variant):
     options, config = triton.plan_options(variant), config_of(variant)
     session = session_options(config)
     for name, value in options.session_options.attributes.items():
@@ -71,7 +71,7 @@ def test_what_is_carried_is_what_triton_s_backend_makes_of_the_configuration(var
 
 
 @given(any_variant)
-def test_nothing_that_a_package_refuses_is_written(variant: Variant) -> None:
+def test_nothing_that_a_package_refuses_is_written(variant):
     written = ort_package.plan_options(variant).section("session_options")
     assert not written.keys() & (ort_package.FORBIDDEN | ort_package.PATHS)
 
@@ -80,24 +80,24 @@ def test_nothing_that_a_package_refuses_is_written(variant: Variant) -> None:
     ("level", "expected"),
     [("ORT_DISABLE_ALL", 2), ("ORT_ENABLE_BASIC", -1), ("ORT_ENABLE_EXTENDED", 1), ("ORT_ENABLE_ALL", 0)],
 )
-def test_a_level_is_carried_as_the_backend_numbers_it(level: str, expected: int) -> None:
+def test_a_level_is_carried_as_the_backend_numbers_it(level, expected):
     assert config_of(make_variant(level)).optimization.graph.level == expected
 
 
-def test_a_level_the_backend_lacks_is_left_out_and_said() -> None:
+def test_a_level_the_backend_lacks_is_left_out_and_said():
     variant = make_variant("ORT_ENABLE_LAYOUT")
     assert config_of(variant).optimization.graph.level == 0
     (reason,) = triton.plan_options(variant).left_out.values()
     assert "every optimisation" in reason
 
 
-def test_a_package_spells_a_level_as_the_c_interface_takes_it() -> None:
+def test_a_package_spells_a_level_as_the_c_interface_takes_it():
     for level, expected in (("ORT_DISABLE_ALL", "disable_all"), ("ORT_ENABLE_LAYOUT", "enable_layout")):
         written = ort_package.plan_options(make_variant(level)).section("session_options")
         assert written == {"session.graph_optimization_level": expected}
 
 
-def test_options_of_cuda_that_parameters_overrule_go_to_parameters() -> None:
+def test_options_of_cuda_that_parameters_overrule_go_to_parameters():
     cuda = {"cudnn_conv_algo_search": "HEURISTIC", "gpu_mem_limit": "1000", "use_tf32": "0"}
     config = config_of(make_variant(attributes={"intra_op_num_threads": 1}, cuda=cuda))
     (accelerator,) = config.optimization.execution_accelerators.gpu_execution_accelerator
@@ -106,7 +106,7 @@ def test_options_of_cuda_that_parameters_overrule_go_to_parameters() -> None:
     assert cuda_options(config)["gpu_mem_limit"] == "1000"
 
 
-def test_a_cuda_option_the_server_s_version_lacks_and_a_cuda_graph_are_left_out() -> None:
+def test_a_cuda_option_the_server_s_version_lacks_and_a_cuda_graph_are_left_out():
     variant = make_variant(cuda={"enable_cudnn": "0"})
     assert triton.plan_options(variant, onnxruntime="1.31.1").section("cuda") == {"enable_cudnn": "0"}
     graph = make_variant(cuda={"enable_cuda_graph": "1"})
@@ -121,25 +121,25 @@ def test_a_cuda_option_the_server_s_version_lacks_and_a_cuda_graph_are_left_out(
         assert expected in reason
 
 
-def test_a_device_becomes_the_gpu_of_the_instances() -> None:
+def test_a_device_becomes_the_gpu_of_the_instances():
     (group,) = config_of(make_variant(cuda={"device_id": "3"})).instance_group
     assert (group.kind, list(group.gpus)) == (messages.ModelInstanceGroup.KIND_GPU, [3])
 
 
-def test_options_of_the_preferred_provider_are_the_package_s() -> None:
+def test_options_of_the_preferred_provider_are_the_package_s():
     cuda = {"use_tf32": "0", "enable_cuda_graph": "1"}
     options = ort_package.plan_options(make_variant(cuda=cuda))
     assert options.section("provider_options") == cuda
     assert [one.name for one in options.providers] == [CUDA, "CPUExecutionProvider"]
 
 
-def test_triton_refuses_another_provider() -> None:
+def test_triton_refuses_another_provider():
     other = dataclasses.replace(make_variant(), providers=(ProviderRecord("QNNExecutionProvider"),))
     with pytest.raises(ExportError, match="QNNExecutionProvider"):
         triton.plan_options(other)
 
 
-def test_first_phase_and_binding_are_in_the_list() -> None:
+def test_first_phase_and_binding_are_in_the_list():
     variant = with_first_phase(make_variant())
     assert [*triton.plan_options(variant).left_out] == ["first phase", "io_binding"]
     assert [*ort_package.plan_options(variant).left_out] == ["first phase"]

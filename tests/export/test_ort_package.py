@@ -44,7 +44,7 @@ pytestmark = [
 
 
 @pytest.fixture
-def bundle(tmp_path: Path) -> Path:
+def bundle(tmp_path):
     return write_bundle(tmp_path / "linear", options=TUNED)
 
 
@@ -62,9 +62,7 @@ def read_variant(package: Path, component: str, variant: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_onnxruntime_opens_the_package_chooses_the_variant_and_makes_its_session(
-    bundle: Path, tmp_path: Path
-) -> None:
+def test_onnxruntime_opens_the_package_chooses_the_variant_and_makes_its_session(bundle, tmp_path):
     package = tmp_path / "package"
     export_package([bundle, write_doubling(tmp_path / "double")], package)
     found = {name: select(package, name) for name in ("linear", "double")}
@@ -80,9 +78,7 @@ def test_onnxruntime_opens_the_package_chooses_the_variant_and_makes_its_session
 
 
 @pytest.mark.slow
-def test_onnxruntime_makes_the_session_with_the_options_that_are_carried(
-    bundle: Path, tmp_path: Path
-) -> None:
+def test_onnxruntime_makes_the_session_with_the_options_that_are_carried(bundle, tmp_path):
     export_package([bundle], tmp_path / "package")
     options = select(tmp_path / "package", "linear").create_session().get_session_options()
     assert options.intra_op_num_threads == 2
@@ -93,7 +89,7 @@ def test_onnxruntime_makes_the_session_with_the_options_that_are_carried(
     assert options.logid == "net"
 
 
-def test_the_packaged_model_answers_as_the_golden_sample_says(bundle: Path, tmp_path: Path) -> None:
+def test_the_packaged_model_answers_as_the_golden_sample_says(bundle, tmp_path):
     (exported,) = export_package([bundle], tmp_path / "package").models
     folder = tmp_path / "package/components/linear/cpu"
     model = folder / read_variant(tmp_path / "package", "linear", "cpu")["executor_info"]["ort"]["model_file"]
@@ -104,13 +100,13 @@ def test_the_packaged_model_answers_as_the_golden_sample_says(bundle: Path, tmp_
     assert "answers the golden sample" in exported.trial
 
 
-def test_model_and_weights_are_the_bundle_s_to_the_byte(bundle: Path, tmp_path: Path) -> None:
+def test_model_and_weights_are_the_bundle_s_to_the_byte(bundle, tmp_path):
     (model,) = export_package([bundle], tmp_path / "package").models
     recorded = sorted(one.sha256 for one in read_loader_config(bundle).variants[0].files)
     assert sorted(digest_file(tmp_path / "package" / one.path) for one in model.files) == recorded
 
 
-def test_a_variant_says_provider_options_and_directory(bundle: Path, tmp_path: Path) -> None:
+def test_a_variant_says_provider_options_and_directory(bundle, tmp_path):
     export_package([bundle], tmp_path / "package")
     variant = read_variant(tmp_path / "package", "linear", "cpu")
     assert variant["ep"] == "CPUExecutionProvider"
@@ -127,7 +123,7 @@ def test_a_variant_says_provider_options_and_directory(bundle: Path, tmp_path: P
     }
 
 
-def test_one_variant_per_provider_is_packed_since_onnxruntime_takes_the_first(tmp_path: Path) -> None:
+def test_one_variant_per_provider_is_packed_since_onnxruntime_takes_the_first(tmp_path):
     bound = Requirements(VersionRange("1.23"), ("CPUExecutionProvider",), "x86_64", ("avx2",))
     needs = {"cuda": CUDA_NEEDED, "cpu": bound, "portable": CPU_ONLY, "other": CPU_ONLY}
     bundle = write_bundle(tmp_path / "linear", requirements=needs)
@@ -136,19 +132,19 @@ def test_one_variant_per_provider_is_packed_since_onnxruntime_takes_the_first(tm
     assert [one.name for one in exported.passed_over] == ["cpu", "other"]
 
 
-def test_a_named_variant_that_is_never_reached_is_listed_as_such(tmp_path: Path) -> None:
+def test_a_named_variant_that_is_never_reached_is_listed_as_such(tmp_path):
     bundle = write_converted(tmp_path / "linear")
     request = ExportRequest(variants=("cpu", "cpu-int8"))
     models = export_package([bundle], tmp_path / "package", request).models
     assert [*models[1].left_out] == ["being chosen"]
 
 
-def test_two_bundles_of_one_name_are_refused(bundle: Path, tmp_path: Path) -> None:
+def test_two_bundles_of_one_name_are_refused(bundle, tmp_path):
     with pytest.raises(ExportError, match="two bundles with the same name"):
         export_package([bundle, bundle], tmp_path / "package")
 
 
-def test_what_is_no_package_of_ours_is_never_overwritten(bundle: Path, tmp_path: Path) -> None:
+def test_what_is_no_package_of_ours_is_never_overwritten(bundle, tmp_path):
     package = tmp_path / "package"
     package.mkdir()
     (package / "manifest.json").write_text("{}")
@@ -157,7 +153,7 @@ def test_what_is_no_package_of_ours_is_never_overwritten(bundle: Path, tmp_path:
     assert (package / "manifest.json").read_text() == "{}"
 
 
-def test_an_earlier_package_is_replaced_whole(bundle: Path, tmp_path: Path) -> None:
+def test_an_earlier_package_is_replaced_whole(bundle, tmp_path):
     package = tmp_path / "package"
     export_package([bundle], package)
     export_package([write_doubling(tmp_path / "double")], package, ExportRequest(name="second"))
@@ -165,9 +161,7 @@ def test_an_earlier_package_is_replaced_whole(bundle: Path, tmp_path: Path) -> N
     assert json.loads((package / "manifest.json").read_text())["package_name"] == "second"
 
 
-def test_what_onnxruntime_refuses_is_an_error_and_leaves_nothing(
-    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_onnxruntime_refuses_is_an_error_and_leaves_nothing(bundle, tmp_path, monkeypatch):
     plan = ort_package.plan_options
     broken: Any = {"session_options": 3}
     monkeypatch.setattr(ort_package, "plan_options", lambda variant: replace(plan(variant), sections=broken))

@@ -55,7 +55,7 @@ def export_one(bundle: Path, repository: Path, request: ExportRequest | None = N
 
 
 @pytest.fixture
-def bundle(tmp_path: Path) -> Path:
+def bundle(tmp_path):
     return write_bundle(tmp_path / "linear", options=TUNED)
 
 
@@ -63,9 +63,7 @@ def named(*names: str) -> ExportRequest:
     return ExportRequest(variants=names)
 
 
-def test_a_bundle_becomes_a_model_that_answers_as_the_golden_sample_says(
-    bundle: Path, tmp_path: Path
-) -> None:
+def test_a_bundle_becomes_a_model_that_answers_as_the_golden_sample_says(bundle, tmp_path):
     (model,) = export_one(bundle, tmp_path / "repository").models
     folder = tmp_path / "repository" / "linear"
     np.testing.assert_allclose(warm_up(folder)["y"], sample() @ weights_of(0), rtol=1e-4, atol=1e-5)
@@ -89,9 +87,7 @@ def test_a_bundle_becomes_a_model_that_answers_as_the_golden_sample_says(
         assert any(name in what for what in model.left_out)
 
 
-def test_an_export_replaces_itself_with_equal_files_and_leaves_other_models_alone(
-    bundle: Path, tmp_path: Path
-) -> None:
+def test_an_export_replaces_itself_with_equal_files_and_leaves_other_models_alone(bundle, tmp_path):
     repository = tmp_path / "repository"
 
     def files() -> dict[Path, bytes]:
@@ -106,13 +102,13 @@ def test_an_export_replaces_itself_with_equal_files_and_leaves_other_models_alon
     assert files() == before
 
 
-def test_a_model_of_one_file_is_that_file(tmp_path: Path) -> None:
+def test_a_model_of_one_file_is_that_file(tmp_path):
     export_one(write_doubling(tmp_path / "double"), tmp_path / "repository")
     assert (tmp_path / "repository" / "double" / "1" / "model.onnx").is_file()
     assert warm_up(tmp_path / "repository" / "double")["y"].tolist() == [[2, 2], [2, 2]]
 
 
-def test_what_is_no_export_is_never_overwritten(bundle: Path, tmp_path: Path) -> None:
+def test_what_is_no_export_is_never_overwritten(bundle, tmp_path):
     own = tmp_path / "repository" / "linear"
     own.mkdir(parents=True)
     (own / "config.pbtxt").write_text("mine")
@@ -121,7 +117,7 @@ def test_what_is_no_export_is_never_overwritten(bundle: Path, tmp_path: Path) ->
     assert [path.name for path in own.iterdir()] == ["config.pbtxt"]
 
 
-def test_a_failed_export_leaves_the_old_one(bundle: Path, tmp_path: Path) -> None:
+def test_a_failed_export_leaves_the_old_one(bundle, tmp_path):
     repository = tmp_path / "repository"
     export_one(bundle, repository)
     before = (repository / "linear" / "ortprep-export.json").read_bytes()
@@ -136,7 +132,7 @@ def test_a_failed_export_leaves_the_old_one(bundle: Path, tmp_path: Path) -> Non
     assert (repository / "linear" / "ortprep-export.json").read_bytes() == before
 
 
-def test_a_changed_byte_in_the_bundle_is_never_exported(bundle: Path, tmp_path: Path) -> None:
+def test_a_changed_byte_in_the_bundle_is_never_exported(bundle, tmp_path):
     data = next((bundle / "cpu").glob("*.data"))
     data.write_bytes(bytes(data.stat().st_size))
     with pytest.raises(IntegrityError):
@@ -144,7 +140,7 @@ def test_a_changed_byte_in_the_bundle_is_never_exported(bundle: Path, tmp_path: 
     assert not (tmp_path / "repository").exists()
 
 
-def test_a_variant_that_cannot_run_here_is_exported_and_said_to_be_untried(tmp_path: Path) -> None:
+def test_a_variant_that_cannot_run_here_is_exported_and_said_to_be_untried(tmp_path):
     gpu = dataclasses.replace(CUDA_NEEDED, compute_capability=ComputeCapabilityRange((99, 0), (100, 0)))
     bundle = write_bundle(tmp_path / "linear", requirements={"cuda": gpu, "portable": CPU_ONLY})
     (model,) = export_one(bundle, tmp_path / "repository", ExportRequest(target="cuda")).models
@@ -156,7 +152,7 @@ def test_a_variant_that_cannot_run_here_is_exported_and_said_to_be_untried(tmp_p
     assert "compute capability >= 99.0" in "\n".join(model.needs)
 
 
-def test_a_bucket_has_the_sizes_it_is_for(tmp_path: Path) -> None:
+def test_a_bucket_has_the_sizes_it_is_for(tmp_path):
     bundle = write_converted(tmp_path / "linear")
     exported = export_one(bundle, tmp_path / "repository", named("cpu-batch4", "cpu-int8"))
     assert [model.name for model in exported.models] == ["linear-cpu-batch4", "linear-cpu-int8"]
@@ -165,7 +161,7 @@ def test_a_bucket_has_the_sizes_it_is_for(tmp_path: Path) -> None:
     np.testing.assert_allclose(warm_up(folder)["y"], batch_of(4) @ weights_of(2), rtol=1e-4, atol=1e-5)
 
 
-def test_with_batches_the_first_axis_is_triton_s(bundle: Path, tmp_path: Path) -> None:
+def test_with_batches_the_first_axis_is_triton_s(bundle, tmp_path):
     export_one(bundle, tmp_path / "repository", ExportRequest(max_batch_size=16, instances=3))
     config = read_config(tmp_path / "repository" / "linear")
     assert list(config.input[0].dims) == [8]
@@ -177,7 +173,7 @@ def test_with_batches_the_first_axis_is_triton_s(bundle: Path, tmp_path: Path) -
     np.testing.assert_allclose(answers["y"], np.concatenate([row, row]), rtol=1e-4, atol=1e-5)
 
 
-def test_batches_of_a_model_of_fixed_size_are_refused(tmp_path: Path) -> None:
+def test_batches_of_a_model_of_fixed_size_are_refused(tmp_path):
     bundle = write_doubling(tmp_path / "double", shape=(2, "n"))
     with pytest.raises(ExportError, match="first axis of any size"):
         export_one(bundle, tmp_path / "repository", ExportRequest(max_batch_size=4))
@@ -197,12 +193,12 @@ SAMPLES: dict[str, Array] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", SAMPLES)
-def test_every_type_comes_through_the_warm_up_unchanged(tmp_path: Path, dtype: str) -> None:
+def test_every_type_comes_through_the_warm_up_unchanged(tmp_path, dtype):
     export_one(write_passing_on(tmp_path / "same", dtype, SAMPLES[dtype]), tmp_path / "repository")
     assert warm_up(tmp_path / "repository" / "same")["y"].tolist() == SAMPLES[dtype].tolist()
 
 
-def test_bfloat16_comes_through_bit_by_bit(tmp_path: Path) -> None:
+def test_bfloat16_comes_through_bit_by_bit(tmp_path):
     kind = find_element_type("bfloat16")
     assert kind is not None
     array = np.array([[0x3F80, 0xC000]], np.uint16).view(kind.dtype)
@@ -210,7 +206,7 @@ def test_bfloat16_comes_through_bit_by_bit(tmp_path: Path) -> None:
     assert warm_up(tmp_path / "repository" / "same")["y"].tolist() == array.tolist()
 
 
-def test_a_scalar_has_the_dims_1_and_no_reshape(tmp_path: Path) -> None:
+def test_a_scalar_has_the_dims_1_and_no_reshape(tmp_path):
     bundle = write_passing_on(tmp_path / "same", "float32", np.array(3.5, np.float32), shape=())
     export_one(bundle, tmp_path / "repository")
     config = read_config(tmp_path / "repository" / "same")
@@ -218,14 +214,14 @@ def test_a_scalar_has_the_dims_1_and_no_reshape(tmp_path: Path) -> None:
     assert warm_up(tmp_path / "repository" / "same")["y"] == 3.5
 
 
-def test_an_empty_input_makes_no_warm_up_and_is_listed(tmp_path: Path) -> None:
+def test_an_empty_input_makes_no_warm_up_and_is_listed(tmp_path):
     bundle = write_passing_on(tmp_path / "same", "float32", np.zeros((2, 0), np.float32))
     (model,) = export_one(bundle, tmp_path / "repository").models
     assert [*model.left_out] == ["warm-up"]
     assert not read_config(tmp_path / "repository" / "same").model_warmup
 
 
-def test_an_output_of_a_size_that_only_the_run_tells_is_of_any_size(tmp_path: Path) -> None:
+def test_an_output_of_a_size_that_only_the_run_tells_is_of_any_size(tmp_path):
     x = np.array([[0, 1], [2, 0]], np.float32)
     bundle = write_model_bundle(
         tmp_path / "finding",
@@ -240,12 +236,12 @@ def test_an_output_of_a_size_that_only_the_run_tells_is_of_any_size(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b", ".", "-x"])
-def test_a_name_that_leaves_the_repository_is_refused(bundle: Path, tmp_path: Path, name: str) -> None:
+def test_a_name_that_leaves_the_repository_is_refused(bundle, tmp_path, name):
     with pytest.raises(ExportError, match="not a name"):
         export_one(bundle, tmp_path / "repository", ExportRequest(name=name))
 
 
-def test_weights_of_branches_are_copied_since_onnxruntime_refuses_links_to_them(tmp_path: Path) -> None:
+def test_weights_of_branches_are_copied_since_onnxruntime_refuses_links_to_them(tmp_path):
     bundle, size = write_bundle(tmp_path / "linear"), 4096
     shutil.rmtree(bundle / "cpu")
     write_external_model(if_net(size=size), bundle / "cpu/m.onnx")
@@ -263,7 +259,7 @@ def test_weights_of_branches_are_copied_since_onnxruntime_refuses_links_to_them(
     assert warm_up(tmp_path / "repository/linear")["y"].tolist() == y.tolist()
 
 
-def test_a_file_that_is_not_beside_the_model_is_refused(bundle: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_not_beside_the_model_is_refused(bundle, tmp_path):
     config = read_loader_config(bundle)
     (variant,) = config.variants
     golden: FileEntry = config.golden.file
@@ -274,23 +270,21 @@ def test_a_file_that_is_not_beside_the_model_is_refused(bundle: Path, tmp_path: 
         export_one(bundle, tmp_path / "repository")
 
 
-def test_without_triton_s_messages_the_extra_is_named(
-    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_triton_s_messages_the_extra_is_named(bundle, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tritonclient.grpc.model_config_pb2", None)
     with pytest.raises(MissingExtraError) as raised:
         export_one(bundle, tmp_path / "repository")
     assert raised.value.hint == install_command("triton")
 
 
-def test_two_bundles_of_one_name_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_two_bundles_of_one_name_are_refused_before_anything_is_written(tmp_path):
     bundles = [write_doubling(tmp_path / where / "double") for where in ("one", "two")]
     with pytest.raises(ExportError, match="two models with the same name"):
         export_triton(bundles, tmp_path / "repository")
     assert not (tmp_path / "repository").exists()
 
 
-def test_an_export_in_another_layout_is_not_overwritten(tmp_path: Path) -> None:
+def test_an_export_in_another_layout_is_not_overwritten(tmp_path):
     bundle, repository = write_doubling(tmp_path / "double"), tmp_path / "repository"
     export_one(bundle, repository)
     record = repository / "double" / "ortprep-export.json"
@@ -299,7 +293,7 @@ def test_an_export_in_another_layout_is_not_overwritten(tmp_path: Path) -> None:
         export_one(bundle, repository)
 
 
-def test_no_export_goes_into_a_bundle_onto_a_file_or_through_a_link(tmp_path: Path) -> None:
+def test_no_export_goes_into_a_bundle_onto_a_file_or_through_a_link(tmp_path):
     bundle = write_doubling(tmp_path / "double")
     (tmp_path / "file").write_text("mine")
     (tmp_path / "alias").symlink_to(bundle)

@@ -67,7 +67,7 @@ ALL = bundle(
         (ExportRequest(target="cuda"), "cuda"),
     ],
 )
-def test_the_first_that_is_known_to_fit_is_taken(requested: ExportRequest, expected: str) -> None:
+def test_the_first_that_is_known_to_fit_is_taken(requested, expected):
     assert [one.name for one in choose_variants(ALL, requested)[0]] == [expected]
 
 
@@ -80,7 +80,7 @@ def test_the_first_that_is_known_to_fit_is_taken(requested: ExportRequest, expec
         ExportRequest(onnxruntime="1.20", hardware=OLD),
     ],
 )
-def test_nothing_is_taken_against_what_is_known(known: ExportRequest) -> None:
+def test_nothing_is_taken_against_what_is_known(known):
     try:
         variants, passed_over = choose_variants(ALL, known)
     except ExportError:
@@ -90,44 +90,44 @@ def test_nothing_is_taken_against_what_is_known(known: ExportRequest) -> None:
     assert all(one.reasons for one in passed_over)
 
 
-def test_a_bucket_is_taken_by_its_name_only() -> None:
+def test_a_bucket_is_taken_by_its_name_only():
     assert choose_variants(ALL, ExportRequest(variants=("cpu-batch4",)))[0][0].bucket
     passed = choose_variants(ALL, ExportRequest())[1]
     assert "cpu-batch4" not in [one.name for one in passed]
 
 
-def test_a_name_takes_what_nothing_is_known_against() -> None:
+def test_a_name_takes_what_nothing_is_known_against():
     taken = choose_variants(ALL, ExportRequest(variants=("cpu", "cuda", "cpu")))[0]
     assert [one.name for one in taken] == ["cpu", "cuda"]
 
 
-def test_a_name_does_not_overrule_what_is_known() -> None:
+def test_a_name_does_not_overrule_what_is_known():
     with pytest.raises(ExportError, match="avx512f"):
         choose_variants(ALL, ExportRequest(variants=("cpu",), onnxruntime="1.31.1", hardware=OLD))
     with pytest.raises(ExportError, match=r"1\.30\.0"):
         choose_variants(ALL, ExportRequest(variants=("cpu",), onnxruntime="1.30.0"))
 
 
-def test_an_unknown_name_is_told_with_those_there_are() -> None:
+def test_an_unknown_name_is_told_with_those_there_are():
     with pytest.raises(ExportError, match="expected one of cuda, cpu-int8, cpu, cpu-batch4, portable"):
         choose_variants(ALL, ExportRequest(variants=("gpu",)))
 
 
-def test_a_wish_that_nothing_serves_is_told_with_what_there_is() -> None:
+def test_a_wish_that_nothing_serves_is_told_with_what_there_is():
     with pytest.raises(ExportError, match="precision int4, got cuda") as raised:
         choose_variants(ALL, ExportRequest(precision="int4"))
     assert raised.value.hint is not None
     assert raised.value.hint.startswith("ortprep prepare net")
 
 
-def test_a_package_gets_one_variant_per_provider() -> None:
+def test_a_package_gets_one_variant_per_provider():
     variants, _ = choose_variants(ALL, ExportRequest(), per_provider=True)
     assert [one.name for one in variants] == ["cuda", "portable"]
     variants, _ = choose_variants(ALL, ExportRequest(onnxruntime="1.31.1", hardware=OLD), per_provider=True)
     assert [one.name for one in variants] == ["portable"]
 
 
-def test_needs_say_every_requirement() -> None:
+def test_needs_say_every_requirement():
     text = "\n".join(describe_needs(variant("v", AVX512, binding={"batch": 4}, half_io=True)))
     for part in ("1.31 and < 1.32", "x86_64", "with avx512f", "without amx_tile", "batch=4", "float16"):
         assert part in text

@@ -8,7 +8,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -28,7 +27,7 @@ with block:
 
 
 @pytest.fixture(autouse=True)
-def private_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def private_locks(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 

@@ -24,20 +24,20 @@ OUTPUTS = (TensorSpec("y", "float32", ("batch", COLUMNS)),)
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> SessionPlan:
+def plan(tmp_path):
     (tmp_path / "m").mkdir()
     model, _ = write_linear(tmp_path / "m" / "m.onnx", weights_of(0))
     return default_plan(str(model), level="ORT_DISABLE_ALL")
 
 
 @pytest.fixture
-def staged(tmp_path: Path, cache: Path) -> StagedBundles:
+def staged(tmp_path, cache):
     return StagedBundles(tmp_path / "staged", INPUTS, OUTPUTS)
 
 

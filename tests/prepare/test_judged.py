@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,7 @@ for seed in range(4):
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
+def project(tmp_path):
     made = Project(tmp_path / "project")
     write_model(matmul_net(size=1024, layers=4), made.models / "net.onnx")
     (made.root / "app.py").write_text(APPLICATION)
@@ -61,7 +60,7 @@ def change_spec(project: Project, **convert: Any) -> None:
     spec.write_text("\n".join([*lines, f"convert: {json.dumps(convert)}", ""]))
 
 
-def test_an_application_gets_int8_that_it_judged_until_that_is_switched_off(project: Project) -> None:
+def test_an_application_gets_int8_that_it_judged_until_that_is_switched_off(project):
     adopt(project, "rounded")
     samples = sorted((project.configs / "samples" / "net").iterdir())
     assert [oct(path.stat().st_mode & 0o777) for path in samples] == ["0o600"] * 4
@@ -85,7 +84,7 @@ def test_an_application_gets_int8_that_it_judged_until_that_is_switched_off(proj
     assert "cpu-int8" not in project.run(*command, env=switched_off).err
 
 
-def test_no_real_input_is_in_a_bundle(project: Project) -> None:
+def test_no_real_input_is_in_a_bundle(project):
     adopt(project, "rounded")
     assert project.run("prepare").code == 0
     kept = {
@@ -98,7 +97,7 @@ def test_no_real_input_is_in_a_bundle(project: Project) -> None:
     assert not any(row in content for row in kept)
 
 
-def test_what_the_application_refuses_is_left_out_and_fp32_ships(project: Project) -> None:
+def test_what_the_application_refuses_is_left_out_and_fp32_ships(project):
     adopt(project, "exact")
     judge = {"run": [sys.executable, "app.py", "exact"], "folder": ".."}
     change_spec(project, precision="auto", judge=judge, search={"max_trials": 0})
@@ -119,9 +118,7 @@ def test_what_the_application_refuses_is_left_out_and_fp32_ships(project: Projec
         ("import time; time.sleep(600)", "took longer than 3 s"),
     ],
 )
-def test_a_judge_without_an_answer_fails_the_build_and_leaves_the_last_bundle(
-    project: Project, program: str, message: str
-) -> None:
+def test_a_judge_without_an_answer_fails_the_build_and_leaves_the_last_bundle(project, program, message):
     adopt(project, "rounded")
     change_spec(project)
     assert project.run("prepare").code == 0
@@ -141,7 +138,7 @@ def test_a_judge_without_an_answer_fails_the_build_and_leaves_the_last_bundle(
         ("few", "expected at least 2 real inputs"),
     ],
 )
-def test_samples_that_cannot_calibrate_are_an_error(project: Project, change: str, message: str) -> None:
+def test_samples_that_cannot_calibrate_are_an_error(project, change, message):
     adopt(project, "rounded")
     first, *rest = sorted((project.configs / "samples" / "net").iterdir())
     arrays = {"x": read_tensors(first)["x"].copy()}

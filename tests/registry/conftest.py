@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ortprep.registry import transfer
 from ortprep.registry.cache import Cache
-from ortprep.registry.catalogue import Catalogue, open_catalogue
-from tests.registry.servers import BUCKET, Server, mlflow_server, oci_server, s3_server
+from ortprep.registry.catalogue import open_catalogue
+from tests.registry.servers import BUCKET, mlflow_server, oci_server, s3_server
 
 SLOW_KINDS = tuple(pytest.param(kind, marks=pytest.mark.slow) for kind in ("s3", "mlflow"))
 KINDS = ("directory", "oci", *SLOW_KINDS)
@@ -21,7 +20,7 @@ _numbers = itertools.count(1)
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_cache(tmp_path, monkeypatch):
     """No test sees what another one cached."""
     monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("ORTPREP_REGISTRY", raising=False)
@@ -29,48 +28,46 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatience(monkeypatch):
     """What is unavailable is asked again at once."""
     monkeypatch.setattr(transfer, "FIRST_PAUSE_S", 0.001)
 
 
 @pytest.fixture(scope="package")
-def oci(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def oci(tmp_path_factory):
     with oci_server(tmp_path_factory.mktemp("oci")) as server:
         yield server
 
 
 @pytest.fixture(scope="package")
-def oci_url(oci: Server) -> str:
+def oci_url(oci):
     return oci.url
 
 
 @pytest.fixture(scope="package")
-def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def mlflow(tmp_path_factory):
     with mlflow_server(tmp_path_factory.mktemp("mlflow")) as server:
         yield server
 
 
 @pytest.fixture(scope="package")
-def mlflow_url(mlflow: Server) -> str:
+def mlflow_url(mlflow):
     return mlflow.url
 
 
 @pytest.fixture(scope="package")
-def s3_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def s3_url(tmp_path_factory):
     with s3_server(tmp_path_factory.mktemp("s3")) as url:
         yield url
 
 
 @pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
+def kind(request):
     return str(request.param)
 
 
 @pytest.fixture
-def registry(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> str:
+def registry(kind, request, tmp_path, monkeypatch):
     """URL of a registry of each kind, without models."""
     return make_registry(kind, request, tmp_path, monkeypatch)
 
@@ -92,12 +89,12 @@ def make_registry(
 
 
 @pytest.fixture
-def model(kind: str) -> str:
+def model(kind):
     """A name that no other test uses: an MLflow server keeps the models of all of them."""
     return f"net{next(_numbers)}"
 
 
 @pytest.fixture
-def catalogue(registry: str, tmp_path: Path) -> Iterator[Catalogue]:
+def catalogue(registry, tmp_path):
     with open_catalogue(registry, cache=Cache(tmp_path / "records")) as opened:
         yield opened

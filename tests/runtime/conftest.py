@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import weakref
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from ortprep.runtime.loading import opened_bundle, session
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_cache(tmp_path_factory, monkeypatch):
     """Digests and answers are remembered for one test only."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("ORTPREP_CACHE_DIR", str(folder))
@@ -18,7 +17,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 
 @pytest.fixture
-def sessions(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
+def sessions(monkeypatch):
     """Every native session that a load makes, in order, as long as somebody keeps it."""
     made: list[weakref.ref[Any]] = []
     build = session.build_session

@@ -23,7 +23,7 @@ class Interrupted(BaseException):
 
 
 @pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def temporary(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
@@ -57,7 +57,7 @@ def is_interrupted(work: Callable[[], None], at: int) -> bool:
     return False
 
 
-def test_a_folder_is_yours_and_gone_afterwards(temporary: Path) -> None:
+def test_a_folder_is_yours_and_gone_afterwards(temporary):
     with scratch_folder("mine-") as folder:
         assert folder.parent == temporary
         assert folder.name.startswith("mine-")
@@ -67,7 +67,7 @@ def test_a_folder_is_yours_and_gone_afterwards(temporary: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:unclosed scandir:ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_interruption_at_any_step_leaves_nothing(temporary: Path) -> None:
+def test_an_interruption_at_any_step_leaves_nothing(temporary):
     step = 1
     while is_interrupted(lambda: use(lambda: scratch_folder("mine-")), step):
         assert not list(temporary.iterdir()), f"interrupted at step {step}"
@@ -76,7 +76,7 @@ def test_an_interruption_at_any_step_leaves_nothing(temporary: Path) -> None:
     assert not list(temporary.iterdir())
 
 
-def test_what_is_written_during_the_removal_goes_too(temporary: Path) -> None:
+def test_what_is_written_during_the_removal_goes_too(temporary):
     ended = threading.Event()
 
     def write(folder: Path) -> None:

@@ -17,7 +17,7 @@ def convert(**section: Any) -> ConvertSpec:
     return spec.convert
 
 
-def test_auto_tries_what_a_target_can_run_faster_and_steps_down_to_fp32() -> None:
+def test_auto_tries_what_a_target_can_run_faster_and_steps_down_to_fp32():
     section = convert(precision="auto")
     assert section.precisions("cpu") == ("int8",)
     assert section.precisions("cuda") == ("fp16",)
@@ -26,7 +26,7 @@ def test_auto_tries_what_a_target_can_run_faster_and_steps_down_to_fp32() -> Non
     assert convert(precision="auto", ladder=["mixed", "fp32"]).steps_below == ("mixed", "fp32")
 
 
-def test_a_judge_replaces_the_default_thresholds_and_no_others() -> None:
+def test_a_judge_replaces_the_default_thresholds_and_no_others():
     judge = {"run": ["python", "app.py"]}
     assert convert(precision="auto").thresholds() == {"": {"cosine": 0.99, "snr_db": 20.0}}
     assert convert(precision="auto", judge=judge).thresholds() == {"": {}}
@@ -45,7 +45,7 @@ def test_a_judge_replaces_the_default_thresholds_and_no_others() -> None:
         ("C:answers", None),
     ],
 )
-def test_a_function_is_a_file_and_a_name(compare: str, function: tuple[str, str] | None) -> None:
+def test_a_function_is_a_file_and_a_name(compare, function):
     judge = convert(judge={"run": ["app"], "compare": compare}).judge
     assert judge is not None
     assert judge.function == function
@@ -64,12 +64,12 @@ def test_a_function_is_a_file_and_a_name(compare: str, function: tuple[str, str]
         {"run": ["app"], "speed": 2},
     ],
 )
-def test_a_judge_that_cannot_be_is_refused(judge: dict[str, Any]) -> None:
+def test_a_judge_that_cannot_be_is_refused(judge):
     with pytest.raises(SpecError):
         convert(precision="auto", judge=judge)
 
 
-def test_an_argument_may_be_empty() -> None:
+def test_an_argument_may_be_empty():
     judge = convert(judge={"run": ["app", "", "x"]}).judge
     assert judge is not None
     assert judge.run == ("app", "", "x")

@@ -1,7 +1,6 @@
 """Schemes of URLs: plain files and objects are taken, and nothing that wraps, chains or runs."""
 
 import json
-from pathlib import Path
 
 import fsspec
 import pytest
@@ -16,7 +15,7 @@ from tests.fakes import serve
 
 
 @pytest.fixture
-def reference(tmp_path: Path) -> str:
+def reference(tmp_path):
     """The URL of a file that another file makes up; before fsspec 2026.6 that one's `gen` ran code."""
     template = {"key": "{{ 'made' + '.onnx' }}", "url": "x", "dimensions": {"i": [0]}}
     index = {"version": 1, "gen": [template], "refs": {"model.onnx": "base64:QUJD"}}

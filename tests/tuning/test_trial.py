@@ -42,7 +42,7 @@ GENEROUS_BYTES = 16 * 2**30
 
 
 @pytest.fixture(scope="session")
-def request_of_all(tmp_path_factory: pytest.TempPathFactory) -> TrialRequest:
+def request_of_all(tmp_path_factory):
     """A matrix product on two batch sizes, as plain ONNX Runtime runs it, with the answers it gave."""
     folder = tmp_path_factory.mktemp("trial")
     weights = np.random.default_rng(0).standard_normal((64, 64), np.float32)

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-from tests.cluster.builders import SmallCluster
 from tests.cluster.building.builders import Recorder, Workshop, local_receipts, read_reproducible
-from tests.prepare.builders import Project
 
 FARM = {"ortprep.io/farm": "true"}
 
 
 @pytest.fixture(scope="package")
-def farm(cluster: SmallCluster) -> Iterator[SmallCluster]:
+def farm(cluster):
     """The cluster with two nodes that build."""
     for _ in range(2):
         cluster.add_node(cpus=2, labels=FARM)
@@ -25,19 +19,19 @@ def farm(cluster: SmallCluster) -> Iterator[SmallCluster]:
 
 
 @pytest.fixture
-def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
+def workshop(tmp_path, monkeypatch):
     """Folders of specs, bundles and the store."""
     monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "driver"))
     return Workshop(tmp_path)
 
 
 @pytest.fixture
-def recorder() -> Recorder:
+def recorder():
     return Recorder()
 
 
 @pytest.fixture(scope="package")
-def squeezenet_here(squeezenet: Project) -> dict[str, Any]:
+def squeezenet_here(squeezenet):
     """What a shipped model's build by the engine of one machine has that is reproducible."""
     receipts = local_receipts(squeezenet.work("squeezenet") / "receipts")
     return read_reproducible(squeezenet.bundle("squeezenet"), receipts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -69,13 +68,11 @@ def build(workshop: Workshop, cluster: LostCluster, recorder: Recorder, **wanted
     fleet = read_fleet(None, configs=workshop.configs)
     plan = plan_fleet(specs, fleet, [NODE])
     engine = RayEngine(store=str(workshop.store), **wanted)
-    run = BuildRun(cast(Connection, cluster), fleet, plan, engine, artifacts, recorder)
+    run = BuildRun(cast("Connection", cluster), fleet, plan, engine, artifacts, recorder)
     return [str(error) for error in run.run()]
 
 
-def test_a_job_starts_again_as_often_as_is_allowed_and_no_more(
-    workshop: Workshop, recorder: Recorder
-) -> None:
+def test_a_job_starts_again_as_often_as_is_allowed_and_no_more(workshop, recorder):
     cluster = LostCluster(loses=True)
     (error,) = build(workshop, cluster, recorder, retries=3)
     assert len(cluster.submitted) == 4
@@ -85,9 +82,7 @@ def test_a_job_starts_again_as_often_as_is_allowed_and_no_more(
     assert recorder.tasks("ended") == [""]
 
 
-def test_jobs_of_a_kind_without_a_node_are_given_up(
-    workshop: Workshop, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_of_a_kind_without_a_node_are_given_up(workshop, recorder, monkeypatch):
     monkeypatch.setattr(engine_module, "_NODE_POLL_INTERVAL_S", 0.01)
     cluster = LostCluster(loses=False)
     (error,) = build(workshop, cluster, recorder, node_timeout_s=0.0)
@@ -95,9 +90,7 @@ def test_jobs_of_a_kind_without_a_node_are_given_up(
     assert cluster.cancelled == cluster.submitted
 
 
-def test_a_disk_that_fails_while_a_model_is_fetched_fails_that_model_alone(
-    workshop: Workshop, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_fails_while_a_model_is_fetched_fails_that_model_alone(workshop, recorder, monkeypatch):
     def fail(*_: object, **__: object) -> bool:
         raise OSError(28, "No space left on device", "/disk")
 
@@ -108,14 +101,14 @@ def test_a_disk_that_fails_while_a_model_is_fetched_fails_that_model_alone(
     assert (recorder.tasks("failed"), cluster.submitted) == (["fetch:net"], [])
 
 
-def test_resources_that_ray_refuses_are_named_with_their_kind() -> None:
+def test_resources_that_ray_refuses_are_named_with_their_kind():
     remote = ray.remote(run_job)
     with pytest.raises(SpecError, match="Ray refuses the resources of kind farm"):
         Connection(ray, remote, remote).reserve("farm", Reservation(-1, 0, {}, {}))
 
 
 @pytest.fixture
-def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def parts(tmp_path, monkeypatch):
     """Digests of what two kinds of nodes published: one like this machine, one of another architecture."""
     monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
     here = write_bundle(tmp_path / "here", made=(Made("cpu", HERE, b"here"),))
@@ -124,7 +117,7 @@ def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return [publish(bundle, catalogue).part for bundle in (here, other)]
 
 
-def test_the_driver_gets_the_part_that_fits_it_best_and_only_once(parts: list[str], tmp_path: Path) -> None:
+def test_the_driver_gets_the_part_that_fits_it_best_and_only_once(parts, tmp_path):
     registry, out = str(tmp_path / "registry"), tmp_path / "out"
     assert pull_merged_bundle("net", parts, registry, out)
     assert read_tree(out) == read_tree(tmp_path / "here")
@@ -133,14 +126,14 @@ def test_the_driver_gets_the_part_that_fits_it_best_and_only_once(parts: list[st
     assert pull_merged_bundle("net", parts, registry, out)
 
 
-def test_parts_that_are_not_there_are_an_error(parts: list[str], tmp_path: Path) -> None:
+def test_parts_that_are_not_there_are_an_error(parts, tmp_path):
     with pytest.raises(ClusterError, match="no version of net has the parts that its nodes published"):
         pull_merged_bundle(
             "net", [*parts, "sha256:" + "0" * 64], str(tmp_path / "registry"), tmp_path / "out"
         )
 
 
-def test_places_are_the_same_wherever_a_node_works(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_places_are_the_same_wherever_a_node_works(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     engine = RayEngine(store="store", registry="registry")
     assert engine.store_url == str(tmp_path / "store" / "work")
@@ -148,9 +141,7 @@ def test_places_are_the_same_wherever_a_node_works(monkeypatch: pytest.MonkeyPat
     assert RayEngine(store="s3://bucket/x/").registry_url == "s3://bucket/x/registry"
 
 
-def test_a_store_or_registry_that_cannot_be_used_is_told_before_anything_is_begun(
-    workshop: Workshop, recorder: Recorder
-) -> None:
+def test_a_store_or_registry_that_cannot_be_used_is_told_before_anything_is_begun(workshop, recorder):
     workshop.write_spec("net")
     workshop.store.write_text("a file")
     with pytest.raises(RegistryError):

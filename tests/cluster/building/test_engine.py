@@ -13,10 +13,8 @@ from ortprep.errors import SpecError
 from ortprep.registry.catalogue import open_catalogue
 from ortprep.runtime import load
 from ortprep.spec.fleet import HardwareKind
-from tests.cluster.builders import SmallCluster
 from tests.cluster.building.builders import (
     Recorder,
-    Workshop,
     local_receipts,
     read_reproducible,
     stored_receipts,
@@ -31,9 +29,7 @@ def agreement(inputs, expected, got):
 """
 
 
-def test_a_cluster_makes_the_bundle_that_this_machine_makes(
-    farm: SmallCluster, workshop: Workshop, recorder: Recorder
-) -> None:
+def test_a_cluster_makes_the_bundle_that_this_machine_makes(farm, workshop, recorder):
     # All that a spec can name beside its source, and from outside its folder too.
     samples = workshop.root / "samples"
     samples.mkdir()
@@ -70,9 +66,7 @@ def test_a_cluster_makes_the_bundle_that_this_machine_makes(
 
 
 @pytest.mark.manual
-def test_kinds_of_hardware_publish_into_one_version(
-    farm: SmallCluster, workshop: Workshop, recorder: Recorder
-) -> None:
+def test_kinds_of_hardware_publish_into_one_version(farm, workshop, recorder):
     farm.add_node(cpus=2, labels={"ortprep.io/lone": "true"})
     kinds = {
         "farm": {"target": "cpu", "labels": {"ortprep.io/farm": "true"}},
@@ -94,7 +88,7 @@ def test_kinds_of_hardware_publish_into_one_version(
 
 
 @pytest.mark.manual
-def test_a_device_is_one_build_s_alone(farm: SmallCluster, workshop: Workshop, recorder: Recorder) -> None:
+def test_a_device_is_one_build_s_alone(farm, workshop, recorder):
     farm.add_node(cpus=2, labels={"ortprep.io/alone": "true"})
     workshop.write_fleet({"alone": {"target": "cpu", "labels": {"ortprep.io/alone": "true"}}})
     for name in ("one", "two"):
@@ -108,9 +102,7 @@ def test_a_device_is_one_build_s_alone(farm: SmallCluster, workshop: Workshop, r
     assert first[1] <= last[0]
 
 
-def test_a_kind_without_a_node_is_told_before_anything_is_begun(
-    farm: SmallCluster, workshop: Workshop, recorder: Recorder
-) -> None:
+def test_a_kind_without_a_node_is_told_before_anything_is_begun(farm, workshop, recorder):
     workshop.write_spec("net")
     workshop.write_fleet({"none": {"target": "cpu", "labels": {"ortprep.io/none": "true"}}})
     with pytest.raises(SpecError, match=r"net on none: expected a node with ortprep\.io/none=true, got none"):
@@ -121,8 +113,8 @@ def test_a_kind_without_a_node_is_told_before_anything_is_begun(
 
 @pytest.mark.manual
 def test_a_model_from_elsewhere_is_fetched_and_stays_in_the_registry_where_that_is_wanted(
-    farm: SmallCluster, workshop: Workshop, recorder: Recorder
-) -> None:
+    farm, workshop, recorder
+):
     with serve() as server:
         workshop.write_spec("net", source={"url": f"{server.url}/net.onnx"})
         server.files["/net.onnx"] = (workshop.root / "models" / "net.onnx").read_bytes()
@@ -135,7 +127,7 @@ def test_a_model_from_elsewhere_is_fetched_and_stays_in_the_registry_where_that_
 
 
 @pytest.mark.manual
-def test_ray_selects_by_labels_as_the_plan_does(farm: SmallCluster) -> None:
+def test_ray_selects_by_labels_as_the_plan_does(farm):
     farm.add_node(cpus=1, labels={"ortprep.io/x": "a", "ortprep.io/selected": "true"})
     farm.add_node(cpus=1, labels={"ortprep.io/selected": "true"})
     nodes = {one["NodeID"]: one["Labels"] for one in ray.nodes() if "ortprep.io/selected" in one["Labels"]}
@@ -156,9 +148,7 @@ def test_ray_selects_by_labels_as_the_plan_does(farm: SmallCluster) -> None:
 
 
 @pytest.mark.manual
-def test_what_fails_names_where_and_the_others_go_on(
-    farm: SmallCluster, workshop: Workshop, recorder: Recorder
-) -> None:
+def test_what_fails_names_where_and_the_others_go_on(farm, workshop, recorder):
     workshop.write_spec("good")
     workshop.write_spec("bad", verify={"rtol": 0, "atol": 0}, optimize={"timeout_s": 0.001})
     (workshop.root / "models" / "absent.onnx").unlink(missing_ok=True)

@@ -67,9 +67,7 @@ def wait_for_measuring(farm: SmallCluster, model: str) -> Any:
     return next(node for node in farm.nodes if is_measuring(node, model))
 
 
-def test_a_model_starts_again_on_another_node_when_its_node_dies(
-    farm: SmallCluster, workshop: Workshop, recorder: Recorder
-) -> None:
+def test_a_model_starts_again_on_another_node_when_its_node_dies(farm, workshop, recorder):
     workshop.write_spec("net", measure=LONG_MEASURE)
     assert build_here(workshop.order("net", artifacts="here"), Recorder()) == ()
     receipts = local_receipts(workshop.root / "here/.work/net/receipts")
@@ -86,9 +84,7 @@ def test_a_model_starts_again_on_another_node_when_its_node_dies(
 
 
 @pytest.mark.manual
-def test_a_second_driver_goes_on_where_the_first_was_killed(
-    farm: SmallCluster, workshop: Workshop, recorder: Recorder, squeezenet_here: dict[str, Any]
-) -> None:
+def test_a_second_driver_goes_on_where_the_first_was_killed(farm, workshop, recorder, squeezenet_here):
     workshop.write_spec("first")
     workshop.write_shipped(measure=LONG_MEASURE)
     address = ray.get_runtime_context().gcs_address
@@ -112,9 +108,7 @@ def test_a_second_driver_goes_on_where_the_first_was_killed(
 
 
 @pytest.mark.manual
-def test_when_no_node_of_a_kind_is_left_the_build_says_so_and_can_go_on_later(
-    farm: SmallCluster, workshop: Workshop, recorder: Recorder
-) -> None:
+def test_when_no_node_of_a_kind_is_left_the_build_says_so_and_can_go_on_later(farm, workshop, recorder):
     last = farm.add_node(cpus=2, labels={"ortprep.io/last": "true"})
     workshop.write_fleet({"last": {"target": "cpu", "labels": {"ortprep.io/last": "true"}}})
     workshop.write_spec("net", measure=LONG_MEASURE)

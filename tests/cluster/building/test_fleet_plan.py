@@ -42,16 +42,16 @@ def places(
     return {(share.spec.name, share.kind, share.target) for share in plan.assignments}
 
 
-def test_auto_is_prepared_on_every_kind_that_has_a_node() -> None:
+def test_auto_is_prepared_on_every_kind_that_has_a_node():
     assert places([spec()]) == {("net", "old", "cpu"), ("net", "new", "cpu"), ("net", "big", "cuda")}
     assert places([spec()], NODES[:1]) == {("net", "old", "cpu")}
 
 
-def test_named_targets_are_prepared_on_every_kind_of_theirs() -> None:
+def test_named_targets_are_prepared_on_every_kind_of_theirs():
     assert places([spec(targets=["cpu"])]) == {("net", "old", "cpu"), ("net", "new", "cpu")}
 
 
-def test_a_kind_without_a_node_is_told_with_all_others_and_with_what_there_is() -> None:
+def test_a_kind_without_a_node_is_told_with_all_others_and_with_what_there_is():
     with pytest.raises(SpecError) as caught:
         plan_fleet([spec("one", targets=["cpu", "cuda"]), spec("two", targets=["cuda"])], FLEET, NODES[1:2])
     text = str(caught.value)
@@ -61,43 +61,43 @@ def test_a_kind_without_a_node_is_told_with_all_others_and_with_what_there_is() 
     assert "b: CPU 4, GPU 0, ortprep.io/avx512f=true" in text
 
 
-def test_what_has_no_node_is_left_out_when_the_user_says_so_and_named() -> None:
+def test_what_has_no_node_is_left_out_when_the_user_says_so_and_named():
     plan = plan_fleet([spec(targets=["cpu", "cuda"])], FLEET, NODES[1:2], skip_unavailable=True)
     assert [one.kind for one in plan.assignments] == ["new"]
     assert set(plan.left_out) == {"net on old", "net on big"}
 
 
-def test_a_model_of_which_nothing_is_left_is_an_error_all_the_same() -> None:
+def test_a_model_of_which_nothing_is_left_is_an_error_all_the_same():
     with pytest.raises(SpecError, match="net: none of big has a node"):
         plan_fleet([spec(targets=["cuda"])], FLEET, NODES[:1], skip_unavailable=True)
 
 
-def test_one_kind_or_one_target_can_be_prepared_alone() -> None:
+def test_one_kind_or_one_target_can_be_prepared_alone():
     assert places([spec()], only="new") == {("net", "new", "cpu")}
     assert places([spec()], only="cuda") == {("net", "big", "cuda")}
     with pytest.raises(SpecError, match="no such hardware in the fleet: tpu"):
         places([spec()], only="tpu")
 
 
-def test_a_target_that_no_kind_is_for_is_told() -> None:
+def test_a_target_that_no_kind_is_for_is_told():
     cpus = Fleet(hardware={"new": FLEET.hardware["new"]})
     with pytest.raises(SpecError, match="no kind of hardware in the fleet offers target cuda"):
         places([spec(targets=["cpu", "cuda"])], fleet=cpus)
 
 
-def test_without_a_fleet_any_node_is_a_cpu_and_any_with_a_gpu_a_cuda() -> None:
+def test_without_a_fleet_any_node_is_a_cpu_and_any_with_a_gpu_a_cuda():
     assert places([spec()], (node(),), fleet=DEFAULT_FLEET) == {("net", "cpu", "cpu")}
     both = places([spec()], (node(gpus=1),), fleet=DEFAULT_FLEET)
     assert both == {("net", "cpu", "cpu"), ("net", "cuda", "cuda")}
 
 
-def test_a_head_that_runs_nothing_is_no_cpu() -> None:
+def test_a_head_that_runs_nothing_is_no_cpu():
     with pytest.raises(SpecError):
         places([spec()], (node(cpus=0),), fleet=DEFAULT_FLEET)
 
 
 @given(st.lists(st.integers(1, 256), min_size=1))
-def test_a_cpu_is_reserved_whole_and_a_gpu_alone(sizes: list[int]) -> None:
+def test_a_cpu_is_reserved_whole_and_a_gpu_alone(sizes):
     nodes = [node(f"n{index}", cpus=size, gpus=1) for index, size in enumerate(sizes)]
     on_cpu, on_gpu = (reserve(DEFAULT_FLEET.hardware[target], nodes) for target in ("cpu", "cuda"))
     # What every node of the kind has, and of the smallest all.
@@ -122,13 +122,13 @@ def test_a_cpu_is_reserved_whole_and_a_gpu_alone(sizes: list[int]) -> None:
         ("!in(a, b)", None, True),
     ],
 )
-def test_labels_are_selected_as_ray_does(selector: str, value: str | None, fits: bool) -> None:
+def test_labels_are_selected_as_ray_does(selector, value, fits):
     kind = HardwareKind(target="cpu", labels={"ortprep.io/x": selector})
     labels = {} if value is None else {"ortprep.io/x": value}
     assert kind.fits(labels, {"CPU": 1}) is fits
 
 
-def test_custom_resources_count() -> None:
+def test_custom_resources_count():
     kind = HardwareKind(target="cpu", resources={"quiet": 1})
     assert not kind.fits({}, {"CPU": 4})
     assert kind.fits({}, {"CPU": 4, "quiet": 1})

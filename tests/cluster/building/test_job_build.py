@@ -83,18 +83,18 @@ class Node:
 
 
 @pytest.fixture
-def node(workshop: Workshop) -> Node:
+def node(workshop):
     return Node(workshop)
 
 
-def test_a_driver_gets_its_own_model_where_another_has_fetched_one_of_the_same_name(node: Node) -> None:
+def test_a_driver_gets_its_own_model_where_another_has_fetched_one_of_the_same_name(node):
     own = node.fetch(seed=1)
     digest = digest_file(node.workshop.root / "models" / "net.onnx")
     node.fetch(seed=2)
     assert node.source_of(node.build(own, "node")) == digest
 
 
-def test_files_that_a_killed_build_left_count_only_if_they_are_as_recorded(node: Node) -> None:
+def test_files_that_a_killed_build_left_count_only_if_they_are_as_recorded(node):
     job = node.fetch()
     assert node.build(job, "node", until="verify:net/portable") is None
     (left,) = (node.workshop.root / "node").rglob("optimize-portable/*_optimized.onnx")
@@ -107,7 +107,7 @@ def test_files_that_a_killed_build_left_count_only_if_they_are_as_recorded(node:
     assert node.done().count("optimize:net/portable") == 1
 
 
-def test_what_another_node_has_finished_is_not_built_again(node: Node) -> None:
+def test_what_another_node_has_finished_is_not_built_again(node):
     job = node.fetch()
     built = node.build(job, "one")
     assert built is not None
@@ -124,7 +124,7 @@ def test_what_another_node_has_finished_is_not_built_again(node: Node) -> None:
     assert not other.is_current
 
 
-def test_a_source_that_the_store_lost_is_an_error_that_says_what_to_do(node: Node) -> None:
+def test_a_source_that_the_store_lost_is_an_error_that_says_what_to_do(node):
     job = node.fetch()
     for path in (node.workshop.store / "work" / "net" / "files").rglob("*"):
         if path.is_file():
@@ -137,7 +137,7 @@ def test_a_source_that_the_store_lost_is_an_error_that_says_what_to_do(node: Nod
     assert not built.failures
 
 
-def test_no_job_works_in_the_folder_of_another(node: Node) -> None:
+def test_no_job_works_in_the_folder_of_another(node):
     one, other = node.fetch(seed=1), node.fetch(seed=2)
     with working_folder(one) as first, working_folder(other) as second:
         assert first != second

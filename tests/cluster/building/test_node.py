@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -36,20 +35,18 @@ def run(*, drop: bool) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may take niceness back")
-def test_what_is_measured_runs_as_jobs_do_not_as_ray_s_workers() -> None:
+def test_what_is_measured_runs_as_jobs_do_not_as_ray_s_workers():
     assert run(drop=False).stdout == "0\n"
 
 
-def test_who_may_not_take_the_niceness_back_is_warned() -> None:
+def test_who_may_not_take_the_niceness_back_is_warned():
     ended = run(drop=os.getuid() == 0)
     assert int(ended.stdout) >= 5
     assert "start Ray with RAY_worker_niceness=0" in ended.stderr
 
 
 @pytest.mark.attack
-def test_nothing_is_removed_behind_a_link_in_the_place_of_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_removed_behind_a_link_in_the_place_of_the_folder(tmp_path, monkeypatch):
     cache, precious = tmp_path / "cache", tmp_path / "mine" / "precious"
     precious.mkdir(parents=True)
     os.utime(precious, (0, 0))

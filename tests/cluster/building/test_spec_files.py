@@ -32,7 +32,7 @@ def build(root: Path) -> ModelSpec:
     return ModelSpec.model_validate(data).located_in(root / "team" / "configs", file="net.yaml")
 
 
-def test_every_key_is_the_same_where_it_comes_to_lie(tmp_path: Path) -> None:
+def test_every_key_is_the_same_where_it_comes_to_lie(tmp_path):
     spec = build(tmp_path / "home")
     shipped, root = describe_spec(spec)
     assert {entry.path for entry in shipped.files} == {
@@ -51,7 +51,7 @@ def test_every_key_is_the_same_where_it_comes_to_lie(tmp_path: Path) -> None:
         assert key(placed) == key(spec)
 
 
-def test_links_are_followed_as_the_local_build_follows_them(tmp_path: Path) -> None:
+def test_links_are_followed_as_the_local_build_follows_them(tmp_path):
     spec = build(tmp_path / "home")
     real = tmp_path / "home" / "samples" / "deep" / "a.npz"
     (tmp_path / "elsewhere.npz").write_bytes(real.read_bytes())
@@ -64,7 +64,7 @@ def test_links_are_followed_as_the_local_build_follows_them(tmp_path: Path) -> N
     assert real in [root / entry.path for entry in shipped.files]
 
 
-def test_a_spec_that_names_nothing_travels_alone(tmp_path: Path) -> None:
+def test_a_spec_that_names_nothing_travels_alone(tmp_path):
     spec = ModelSpec.model_validate({"name": "net", "source": {"demo": "squeezenet"}})
     shipped, _ = describe_spec(spec.located_in(tmp_path, file="net.yaml"))
     assert (shipped.place, shipped.files) == (".", ())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,13 @@ SOURCE = f"sha256:{0:064x}"
 
 
 @pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def s3(tmp_path_factory):
     with s3_server(tmp_path_factory.mktemp("s3")) as url:
         yield url
 
 
 @pytest.fixture(params=["disk", "s3"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkStore:
+def store(request, tmp_path, monkeypatch):
     if request.param == "s3":
         monkeypatch.setenv("AWS_ENDPOINT_URL", request.getfixturevalue("s3"))
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
@@ -51,9 +50,7 @@ def fill(folder: Path) -> Path:
     return folder
 
 
-def test_files_come_back_as_they_were_and_are_sent_once(
-    store: WorkStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_come_back_as_they_were_and_are_sent_once(store, tmp_path, monkeypatch):
     folder = fill(tmp_path / "left")
     entries = receipt(folder).files
     sent: list[str] = []
@@ -72,7 +69,7 @@ def test_files_come_back_as_they_were_and_are_sent_once(
     assert describe_files(tmp_path / "right", digest_file) == entries
 
 
-def test_a_record_is_read_as_it_was_written(store: WorkStore, tmp_path: Path) -> None:
+def test_a_record_is_read_as_it_was_written(store, tmp_path):
     assert store.read_outcome("cpu", SOURCE) is None
     written = receipt(fill(tmp_path / "left"))
     outcome = JobOutcome(RECEIPT_VERSION, "file:///registry", "sha256:1", (written,))
@@ -82,14 +79,14 @@ def test_a_record_is_read_as_it_was_written(store: WorkStore, tmp_path: Path) ->
     assert store.read_outcome("cpu", f"sha256:{1:064x}") is None
 
 
-def test_what_is_lost_is_said_and_leaves_nothing_half_done(store: WorkStore, tmp_path: Path) -> None:
+def test_what_is_lost_is_said_and_leaves_nothing_half_done(store, tmp_path):
     entries = receipt(fill(tmp_path / "left")).files
     with pytest.raises(NotPublishedError):
         store.fetch_files(tmp_path / "right", entries)
     assert not (tmp_path / "right").exists()
 
 
-def test_a_file_that_is_not_as_described_is_not_kept(store: WorkStore, tmp_path: Path) -> None:
+def test_a_file_that_is_not_as_described_is_not_kept(store, tmp_path):
     folder = fill(tmp_path / "left")
     entries = receipt(folder).files
     (folder / "model.onnx").write_bytes(b"GRAPH")
@@ -98,7 +95,7 @@ def test_a_file_that_is_not_as_described_is_not_kept(store: WorkStore, tmp_path:
 
 
 @pytest.mark.attack
-def test_other_bytes_in_the_store_are_found(tmp_path: Path) -> None:
+def test_other_bytes_in_the_store_are_found(tmp_path):
     store = WorkStore(str(tmp_path / "store"), "net")
     folder = fill(tmp_path / "left")
     entries = receipt(folder).files
@@ -115,7 +112,7 @@ def test_other_bytes_in_the_store_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"schema_version": "9.0"}', "[]", '"x"'])
-def test_an_outcome_that_cannot_be_read_means_that_the_work_is_done_again(tmp_path: Path, text: str) -> None:
+def test_an_outcome_that_cannot_be_read_means_that_the_work_is_done_again(tmp_path, text):
     path = tmp_path / "store" / "net" / "outcomes" / "cpu" / f"{0:064x}.json"
     path.parent.mkdir(parents=True)
     path.write_text(text)
@@ -124,7 +121,7 @@ def test_an_outcome_that_cannot_be_read_means_that_the_work_is_done_again(tmp_pa
 
 @pytest.mark.attack
 @pytest.mark.parametrize("name", ["..", "a/b", ""])
-def test_no_name_leaves_the_store(tmp_path: Path, name: str) -> None:
+def test_no_name_leaves_the_store(tmp_path, name):
     store = WorkStore(str(tmp_path / "store"), name)
     with pytest.raises(RegistryError, match="bad name in a store"):
         store.read_outcome("cpu", SOURCE)
@@ -133,7 +130,7 @@ def test_no_name_leaves_the_store(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.attack
-def test_credentials_do_not_belong_into_its_url() -> None:
+def test_credentials_do_not_belong_into_its_url():
     with pytest.raises(RegistryError, match="credentials in a store's URL") as caught:
         WorkStore("ftp://me:secret@host/store", "net")
     assert "secret" not in str(caught.value)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import numpy as np
 import pytest
 from ray import serve
 
 from ortprep.cluster.serving.grpc_api import SERVICER
 from ortprep.runtime.tensors.element_types import Array
-from tests.cluster.builders import SmallCluster
 from tests.fakes import free_port
 from tests.runtime.pool.builders import write_doubling
 
@@ -19,7 +15,7 @@ HTTP_PORT, GRPC_PORT = free_port(), free_port()
 
 
 @pytest.fixture(scope="package")
-def served(cluster: SmallCluster) -> Iterator[SmallCluster]:
+def served(cluster):
     """A head without processors, and two nodes with one each; to be left with two such nodes."""
     cluster.add_node()
     cluster.add_node()
@@ -34,13 +30,13 @@ def served(cluster: SmallCluster) -> Iterator[SmallCluster]:
 
 
 @pytest.fixture(scope="session")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundle(tmp_path_factory):
     """`y = x + x`."""
     return write_doubling(tmp_path_factory.mktemp("bundles") / "doubling")
 
 
 @pytest.fixture
-def nodes(served: SmallCluster) -> Iterator[SmallCluster]:
+def nodes(served):
     """The cluster, with two nodes again afterwards."""
     yield served
     while len(served.nodes) < 2:

@@ -15,7 +15,6 @@ from ortprep.bundle.loader_config import read_loader_config, write_loader_config
 from ortprep.cluster import ServeConfig
 from ortprep.cluster.serving.pinning import follow_aliases, pin_version
 from ortprep.runtime.tensors.arrays import write_tensors
-from tests.cluster.builders import SmallCluster
 from tests.cluster.serving.builders import deployed
 from tests.fakes import wait_for
 from tests.prepare.builders import Project
@@ -84,9 +83,7 @@ def write_wrong(folder: Path, seed: int) -> Path:
     return folder
 
 
-def test_a_promoted_version_replaces_the_one_before_unless_it_answers_wrongly(
-    nodes: SmallCluster, squeezenet: Project, tmp_path: Path
-) -> None:
+def test_a_promoted_version_replaces_the_one_before_unless_it_answers_wrongly(nodes, squeezenet, tmp_path):
     url = (tmp_path / "registry").as_uri()
     promote(squeezenet, write_bundle(tmp_path / "0", seed=0), url)
     config = ServeConfig(cpus=0.5, watch_s=WATCH_S)
@@ -104,7 +101,7 @@ def test_a_promoted_version_replaces_the_one_before_unless_it_answers_wrongly(
         assert nodes.replicas() == replicas
 
 
-def test_without_an_interval_the_version_stays(squeezenet: Project, tmp_path: Path) -> None:
+def test_without_an_interval_the_version_stays(squeezenet, tmp_path):
     url = (tmp_path / "registry").as_uri()
     promote(squeezenet, write_bundle(tmp_path / "0", seed=0), url)
     _, pinned = pin_version(f"{url}/linear@production")
@@ -115,7 +112,7 @@ def test_without_an_interval_the_version_stays(squeezenet: Project, tmp_path: Pa
         assert follow_aliases({"linear": pinned}, ServeConfig(watch_s=watch_s)) == {"linear": expected}
 
 
-def test_a_digest_and_the_latest_version_are_not_followed(squeezenet: Project, tmp_path: Path) -> None:
+def test_a_digest_and_the_latest_version_are_not_followed(squeezenet, tmp_path):
     url = (tmp_path / "registry").as_uri()
     promote(squeezenet, write_bundle(tmp_path / "0", seed=0), url)
     _, pinned = pin_version(f"{url}/linear")

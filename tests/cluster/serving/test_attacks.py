@@ -40,7 +40,7 @@ async def open_replica(bundle: Path, **config: Any) -> BundleDeployment:
 
 
 @pytest.fixture
-def sizing(tmp_path: Path) -> Path:
+def sizing(tmp_path):
     return write_sizing(tmp_path / "sizing")
 
 
@@ -99,7 +99,7 @@ def body_of(shape: list[int], data: list[float]) -> bytes:
     return json.dumps({"inputs": [tensor]}).encode()
 
 
-def test_a_request_of_some_bytes_takes_no_gigabytes(sizing: Path) -> None:
+def test_a_request_of_some_bytes_takes_no_gigabytes(sizing):
     async def attack() -> None:
         replica, call = await open_replica(sizing), Call()
         body = body_of([0, 200_000_000], [])
@@ -118,9 +118,7 @@ def test_a_request_of_some_bytes_takes_no_gigabytes(sizing: Path) -> None:
 TOKEN = "k9" * 16
 
 
-def test_without_the_token_only_health_is_answered(
-    sizing: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_the_token_only_health_is_answered(sizing, tmp_path, caplog):
     (tmp_path / "token").write_text(f"{TOKEN}\n")
     body, wrong = body_of([1, 3], [1, 2, 3]), TOKEN[:-1] + "8"
 
@@ -152,7 +150,7 @@ def test_without_the_token_only_health_is_answered(
     assert not any(secret in caplog.text for secret in (TOKEN, wrong))
 
 
-def test_a_replica_without_the_token_that_it_needs_does_not_start(tmp_path: Path) -> None:
+def test_a_replica_without_the_token_that_it_needs_does_not_start(tmp_path):
     for text in ("", "\n", "short", "with a space in the middle", "x" * 40 + "\0"):
         (tmp_path / "token").write_text(text)
         with pytest.raises(PoolError, match="bad token") as caught:
@@ -163,21 +161,21 @@ def test_a_replica_without_the_token_that_it_needs_does_not_start(tmp_path: Path
             BundleDeployment(encode(config))
 
 
-def test_a_replica_of_a_bundle_that_answers_wrongly_does_not_start(tmp_path: Path) -> None:
+def test_a_replica_of_a_bundle_that_answers_wrongly_does_not_start(tmp_path):
     one, wrong = np.ones((1, 1), np.float32), write_doubling(tmp_path / "wrong")
     write_tensors(wrong / "golden.npz", {"input:x": one, "output:y": one})
     with pytest.raises(PipelineError):
         asyncio.run(open_replica(wrong))
 
 
-def test_a_token_given_as_a_name_is_not_repeated() -> None:
+def test_a_token_given_as_a_name_is_not_repeated():
     for config in (ServeConfig(token_env="k9-" * 16), ServeConfig(token_file=TOKEN)):
         with pytest.raises(PoolError, match="bad token_") as caught:
             config.check()
         assert "k9" not in str(caught.value)
 
 
-def test_a_message_has_no_more_bytes_than_a_body(sizing: Path) -> None:
+def test_a_message_has_no_more_bytes_than_a_body(sizing):
     numbers = service_pb2.ModelInferRequest(model_name="sizing")
     tensor = numbers.inputs.add(name="x", datatype="FP32", shape=[1, 300])
     tensor.contents.fp32_contents.extend([1.0] * 300)
@@ -205,7 +203,7 @@ EMPTY_INPUT = b"\x2a\x00"
 """Two bytes that take a hundred as a message."""
 
 
-def test_a_proxy_passes_a_message_on_as_the_bytes_that_came() -> None:
+def test_a_proxy_passes_a_message_on_as_the_bytes_that_came():
     attack_bytes, pickles = EMPTY_INPUT * 500_000, []
 
     def make_handler(service_method: str, **_: Any) -> Any:
@@ -234,7 +232,7 @@ def test_a_proxy_passes_a_message_on_as_the_bytes_that_came() -> None:
     assert pickles == [("/inference.GRPCInferenceService/ModelInfer", pickle.dumps(attack_bytes))]
 
 
-def test_a_message_is_parsed_after_its_token_and_fields_are_checked(sizing: Path, tmp_path: Path) -> None:
+def test_a_message_is_parsed_after_its_token_and_fields_are_checked(sizing, tmp_path):
     (tmp_path / "token").write_text(TOKEN)
     valid = message_of([1, 3], bytes(12))
     cases = [
@@ -260,7 +258,7 @@ def test_a_message_is_parsed_after_its_token_and_fields_are_checked(sizing: Path
     asyncio.run(attack())
 
 
-def test_an_answer_that_is_large_is_not_written_as_json(sizing: Path) -> None:
+def test_an_answer_that_is_large_is_not_written_as_json(sizing):
     tensor = {"name": "x", "datatype": "FP32", "shape": [0, 2**20 + 1], "data": []}
 
     async def attack() -> None:
@@ -277,7 +275,7 @@ def test_an_answer_that_is_large_is_not_written_as_json(sizing: Path) -> None:
 
 
 @pytest.mark.parametrize("unit", ["[[[[[[[[[[0]]]]]]]]]],", "[0],", "[],", '{"":0},'])
-def test_lists_and_objects_are_counted_before_json_is_parsed(sizing: Path, unit: str) -> None:
+def test_lists_and_objects_are_counted_before_json_is_parsed(sizing, unit):
     lists = (unit * (2**20 // len(unit))).rstrip(",")
     tensor = '{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [%s]}]}'
     shape = '{"inputs": [{"name": "x", "datatype": "FP32", "shape": [%s], "data": [1]}]}'
@@ -294,7 +292,7 @@ def test_lists_and_objects_are_counted_before_json_is_parsed(sizing: Path, unit:
     asyncio.run(attack())
 
 
-def test_bodies_together_take_no_more_than_their_budget(sizing: Path) -> None:
+def test_bodies_together_take_no_more_than_their_budget(sizing):
     """Clients that never finish hold what they sent; what is above the budget is refused, and then served."""
 
     async def send_half(body: bytes, goes_on: asyncio.Event) -> AsyncIterator[bytes]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ import pytest
 from ray import serve
 
 from bench.ray_faults import StormOptions, run_storm
-from tests.cluster.builders import SmallCluster
 from tests.cluster.serving.conftest import HTTP_PORT
 from tests.fakes import free_port
 from tests.runtime.pool.builders import write_model_bundle
@@ -26,9 +24,7 @@ ONE = np.ones((1, 1), np.float32)
 
 
 @pytest.mark.slow
-def test_no_request_that_is_repeated_is_lost_and_an_update_loses_nothing(
-    nodes: SmallCluster, bundle: Path, tmp_path: Path
-) -> None:
+def test_no_request_that_is_repeated_is_lost_and_an_update_loses_nothing(nodes, bundle, tmp_path):
     """Half of the requests come by HTTP, half by a handle; a replica and a node are killed."""
     options = StormOptions(
         requests=300, nodes=2, kill_replica_every=100, kill_node_every=200, http_port=HTTP_PORT
@@ -47,7 +43,7 @@ def test_no_request_that_is_repeated_is_lost_and_an_update_loses_nothing(
 
 
 @pytest.mark.manual
-def test_a_long_storm_loses_nothing(tmp_path: Path) -> None:
+def test_a_long_storm_loses_nothing(tmp_path):
     """A longer run of `python -m bench.ray_faults`, on a cluster of its own."""
     options = StormOptions(requests=5000, nodes=2, http_port=free_port())
     out = tmp_path / "report.json"

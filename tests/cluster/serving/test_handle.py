@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +10,6 @@ import pytest
 from ortprep.cluster import ServeConfig
 from ortprep.cluster.serving.pinning import pin_version, require_version
 from ortprep.errors import IntegrityError, InvalidRequestError, RunError
-from tests.cluster.builders import SmallCluster
 from tests.cluster.serving.builders import deployed
 from tests.cluster.serving.conftest import batch
 from tests.runtime.pool.builders import write_doubling, write_passing_on
@@ -27,13 +23,13 @@ ONE = np.ones((1, 1), np.float32)
 
 
 @pytest.fixture(scope="module")
-def handle(served: SmallCluster, bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def handle(served, bundle, tmp_path_factory):
     same = write_passing_on(tmp_path_factory.mktemp("models") / "same", "float32", ONE)
     with deployed(bundle, same, config=ServeConfig(cpus=0.4), replicas=len(served.nodes)) as made:
         yield made
 
 
-def test_replicas_answer_each_of_their_models(handle: Any, served: SmallCluster) -> None:
+def test_replicas_answer_each_of_their_models(handle, served):
     assert len(served.replicas()) == len(served.nodes)
     for size in (1, 4, 300_000):
         inputs = batch(3, size)
@@ -50,12 +46,12 @@ def test_replicas_answer_each_of_their_models(handle: Any, served: SmallCluster)
         ({"x": np.ones((1, 2))}, "doubling", "expected float32, got float64"),
     ],
 )
-def test_wrong_requests_are_refused(handle: Any, inputs: Any, model: str | None, message: str) -> None:
+def test_wrong_requests_are_refused(handle, inputs, model, message):
     with pytest.raises(InvalidRequestError, match=message):
         handle.run.remote(inputs, model).result(timeout_s=300)
 
 
-def test_what_onnx_runtime_refuses_fails_alone(handle: Any) -> None:
+def test_what_onnx_runtime_refuses_fails_alone(handle):
     wrong = handle.run.remote({"x": np.ones((1, 2, 3), np.float32)}, "doubling")
     right = [handle.run.remote(batch(n), "doubling") for n in range(10)]
     with pytest.raises(RunError, match="ONNX Runtime cannot run doubling"):
@@ -63,7 +59,7 @@ def test_what_onnx_runtime_refuses_fails_alone(handle: Any) -> None:
     assert [float(one.result(timeout_s=300)["y"][0, 0]) for one in right] == [2.0 * n for n in range(10)]
 
 
-def test_a_bundle_that_is_replaced_in_its_folder_is_refused(tmp_path: Path) -> None:
+def test_a_bundle_that_is_replaced_in_its_folder_is_refused(tmp_path):
     folder = write_doubling(tmp_path / "net")
     name, pinned = pin_version(str(folder))
     assert name == "net"

@@ -44,7 +44,7 @@ class Doubling(http_api.HttpMethods):
 
 
 @pytest.mark.attack
-def test_a_client_that_does_not_finish_its_request_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_does_not_finish_its_request_is_turned_away(monkeypatch):
     monkeypatch.setattr(http_api, "BODY_TIMEOUT_S", 0.05)
     parts = iter([BODY])
 
@@ -60,7 +60,7 @@ def test_a_client_that_does_not_finish_its_request_is_turned_away(monkeypatch: p
     assert "within 0.05 s, got 1 bytes" in json.loads(answer.body)["error"]
 
 
-def test_the_event_loop_goes_on_while_a_large_request_is_parsed_and_its_answer_written() -> None:
+def test_the_event_loop_goes_on_while_a_large_request_is_parsed_and_its_answer_written():
     count, replica = 2_000_000, Doubling()
     data = ",".join(["0.5"] * count)
     tensor = f'{{"name": "x", "datatype": "FP32", "shape": [{count}], "data": [{data}]}}'
@@ -84,7 +84,7 @@ def test_the_event_loop_goes_on_while_a_large_request_is_parsed_and_its_answer_w
 
 
 @pytest.mark.attack
-def test_a_client_that_leaves_holds_no_body_beyond_its_budget() -> None:
+def test_a_client_that_leaves_holds_no_body_beyond_its_budget():
     may_end = threading.Event()
     replica: Any = Doubling()
 

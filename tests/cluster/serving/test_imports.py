@@ -14,16 +14,16 @@ def brought_in(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_the_package_itself_brings_in_next_to_nothing() -> None:
+def test_the_package_itself_brings_in_next_to_nothing():
     assert not {"ray", "numpy", "onnxruntime"} & brought_in("import ortprep.cluster")
 
 
-def test_a_name_needs_ray_only_where_ray_made_it() -> None:
+def test_a_name_needs_ray_only_where_ray_made_it():
     names = "OnnxPredictor, ServeConfig, pin_bundle"
     assert not {"ray", *BUILD} & brought_in(f"from ortprep.cluster import {names}")
 
 
-def test_nothing_of_the_build_is_needed() -> None:
+def test_nothing_of_the_build_is_needed():
     serving = ("deployment", "application", "pinning")
     modules = [*(f"ortprep.cluster.serving.{name}" for name in serving), "ortprep.cluster.data"]
     assert not BUILD & brought_in(f"import {', '.join(modules)}")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,10 +19,8 @@ from ortprep.cluster import ServeConfig
 from ortprep.cluster.serving.application import build_application
 from ortprep.cluster.serving.pinning import pin_version
 from ortprep.runtime import load
-from tests.cluster.builders import SmallCluster
 from tests.cluster.serving.builders import write_slow
 from tests.cluster.serving.conftest import GRPC_PORT, HTTP_PORT
-from tests.prepare.builders import Project
 from tests.runtime.pool.builders import write_finding
 
 pytestmark = [
@@ -38,9 +34,7 @@ MAX_JSON_BYTES = 2**22
 
 
 @pytest.fixture(scope="module")
-def service(
-    served: SmallCluster, bundle: Path, tmp_path_factory: pytest.TempPathFactory, squeezenet: Project
-) -> Iterator[None]:
+def service(served, bundle, tmp_path_factory, squeezenet):
     folder = tmp_path_factory.mktemp("models")
     paths = [
         bundle,
@@ -59,13 +53,13 @@ def service(
 
 
 @pytest.fixture
-def client(service: None) -> Iterator[Any]:
+def client(service):
     with tritonclient.http.InferenceServerClient(f"127.0.0.1:{HTTP_PORT}", concurrency=4) as made:
         yield made
 
 
 @pytest.fixture
-def grpc_client(service: None) -> Iterator[Any]:
+def grpc_client(service):
     with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{GRPC_PORT}") as made:
         yield made
 
@@ -93,7 +87,7 @@ def ask(method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int,
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
-def test_the_server_and_its_models_are_described(client: Any) -> None:
+def test_the_server_and_its_models_are_described(client):
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("doubling")
@@ -109,7 +103,7 @@ def test_the_server_and_its_models_are_described(client: Any) -> None:
 
 @pytest.mark.parametrize("binary_in", [True, False])
 @pytest.mark.parametrize("binary_out", [True, False])
-def test_tensors_travel_as_bytes_or_as_json(client: Any, *, binary_in: bool, binary_out: bool) -> None:
+def test_tensors_travel_as_bytes_or_as_json(client, *, binary_in, binary_out):
     inputs = [tensor(tritonclient.http, "x", X, binary_data=binary_in)]
     outputs = [tritonclient.http.InferRequestedOutput("y", binary_data=binary_out)]
     result = client.infer("doubling", inputs, outputs=outputs, request_id="mine")
@@ -117,14 +111,14 @@ def test_tensors_travel_as_bytes_or_as_json(client: Any, *, binary_in: bool, bin
     assert result.get_response()["id"] == "mine"
 
 
-def test_shapes_that_depend_on_values_and_empty_ones_come_through(client: Any) -> None:
+def test_shapes_that_depend_on_values_and_empty_ones_come_through(client):
     for array in (X, np.zeros((0, 3), np.float32)):
         result = client.infer("finding", [tensor(tritonclient.http, "x", array)])
         assert (result.as_numpy("y") == np.array(np.nonzero(array))).all()
         assert (result.as_numpy("z") == -array).all()
 
 
-def test_a_shipped_model_answers_as_it_does_here(client: Any, grpc_client: Any, squeezenet: Project) -> None:
+def test_a_shipped_model_answers_as_it_does_here(client, grpc_client, squeezenet):
     session = load(squeezenet.bundle("squeezenet"))
     name = session.get_outputs()[0].name
     image = np.random.default_rng(0).random((1, 3, 224, 224), np.float32)
@@ -134,7 +128,7 @@ def test_a_shipped_model_answers_as_it_does_here(client: Any, grpc_client: Any, 
         assert got.tobytes() == expected.tobytes()
 
 
-def test_grpc_says_and_does_the_same(grpc_client: Any) -> None:
+def test_grpc_says_and_does_the_same(grpc_client):
     assert grpc_client.is_server_live()
     assert grpc_client.is_server_ready()
     assert grpc_client.is_model_ready("doubling")
@@ -160,9 +154,7 @@ def test_grpc_says_and_does_the_same(grpc_client: Any) -> None:
         ("squeezenet", "data_0", X, "INVALID_ARGUMENT", r"expected FP32 \[1, 3, 224, 224\]"),
     ],
 )
-def test_grpc_refuses_with_a_reason(
-    grpc_client: Any, model: str, name: str, array: np.ndarray[Any, Any], code: str, message: str
-) -> None:
+def test_grpc_refuses_with_a_reason(grpc_client, model, name, array, code, message):
     with pytest.raises(InferenceServerException, match=message) as caught:
         grpc_client.infer(model, [tensor(tritonclient.grpc, name, array)])
     assert caught.value.status() == f"StatusCode.{code}"
@@ -197,22 +189,20 @@ def infer_body(**changes: Any) -> bytes:
         ("POST", "/v2/models/doubling/infer", b" " * (MAX_JSON_BYTES + 1), {}, 413),
     ],
 )
-def test_http_refuses_with_a_status_and_no_trace_of_the_inside(
-    service: None, method: str, path: str, body: bytes, headers: dict[str, str], status: int
-) -> None:
+def test_http_refuses_with_a_status_and_no_trace_of_the_inside(service, method, path, body, headers, status):
     got, _, said = ask(method, path, body, **headers)
     assert got == status
     assert set(said) == {"error"}
     assert not any(word in said["error"] for word in ("Traceback", "/work", ".py", "site-packages"))
 
 
-def test_a_wrong_shape_is_answered_with_what_is_expected(client: Any) -> None:
+def test_a_wrong_shape_is_answered_with_what_is_expected(client):
     with pytest.raises(InferenceServerException, match=r"expected FP32 \[-1, -1\], got 'FP32' \[2, 1, 1\]"):
         client.infer("doubling", [tensor(tritonclient.http, "x", np.ones((2, 1, 1), np.float32))])
 
 
 @pytest.mark.attack
-def test_a_chunked_body_is_bounded_too(service: None) -> None:
+def test_a_chunked_body_is_bounded_too(service):
     connection = http.client.HTTPConnection("127.0.0.1", HTTP_PORT, timeout=600)
     parts = (b" " * 65536 for _ in range(2 * MAX_JSON_BYTES // 65536))
     connection.request("POST", "/v2/models/doubling/infer", parts, encode_chunked=True)
@@ -220,7 +210,7 @@ def test_a_chunked_body_is_bounded_too(service: None) -> None:
     connection.close()
 
 
-def test_json_is_bounded_apart_from_binary_tensors(client: Any) -> None:
+def test_json_is_bounded_apart_from_binary_tensors(client):
     large = np.ones((1, 5_000_000), np.float32)
     with pytest.raises(InferenceServerException, match=rf"{MAX_JSON_BYTES} bytes of JSON, or binary tensors"):
         client.infer("doubling", [tensor(tritonclient.http, "x", large, binary_data=False)])
@@ -229,7 +219,7 @@ def test_json_is_bounded_apart_from_binary_tensors(client: Any) -> None:
     assert (result.as_numpy("y") == 2 * large).all()
 
 
-def test_large_json_is_answered_in_json(service: None) -> None:
+def test_large_json_is_answered_in_json(service):
     count = MAX_JSON_BYTES // 4 - 100
     text = '{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, %d], "data": [%s]}]}'
     body = (text % (count, ",".join(["0.5"] * count))).encode()
@@ -240,7 +230,7 @@ def test_large_json_is_answered_in_json(service: None) -> None:
 
 
 @pytest.mark.attack
-def test_what_the_model_refuses_is_told_without_files_of_the_server(service: None) -> None:
+def test_what_the_model_refuses_is_told_without_files_of_the_server(service):
     one = {"datatype": "FP32", "shape": [1, 1], "data": [1]}
     size = {"name": "size", "datatype": "INT64", "shape": [2], "data": [-5, 3]}
     inputs = [{"name": "x", **one}, {"name": "one", **one}, size]
@@ -250,7 +240,7 @@ def test_what_the_model_refuses_is_told_without_files_of_the_server(service: Non
     assert "onnxruntime" not in said["error"]
 
 
-def test_an_overloaded_server_says_when_to_come_again(service: None) -> None:
+def test_an_overloaded_server_says_when_to_come_again(service):
     one = {"datatype": "FP32", "shape": [1, 1], "data": [1]}
     size = {"name": "size", "datatype": "INT64", "shape": [2], "data": [2000, 2000]}
     body = json.dumps({"inputs": [{"name": "x", **one}, {"name": "one", **one}, size]}).encode()
@@ -269,7 +259,7 @@ def test_an_overloaded_server_says_when_to_come_again(service: None) -> None:
 
 
 @pytest.mark.attack
-def test_serves_proxies_pass_the_token_on(service: None, bundle: Path, tmp_path: Path) -> None:
+def test_serves_proxies_pass_the_token_on(service, bundle, tmp_path):
     token = "k9" * 16
     (tmp_path / "token").write_text(token)
     config = ServeConfig(token_file=str(tmp_path / "token"))

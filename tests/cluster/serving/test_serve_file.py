@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,6 @@ from ortprep.cluster.serving.serve_file import BundleFigures, plan_serve_file, r
 from ortprep.errors import PoolError
 from ortprep.runtime.placement.assignment import ModelLoad
 from tests.fakes import free_port, wait_for
-from tests.prepare.builders import Project
 from tests.runtime.pool.builders import write_doubling
 
 GB = 2**30
@@ -56,7 +54,7 @@ def deployment_of(file: dict[str, Any], at: int = 0) -> dict[str, Any]:
     return dict(deployment)
 
 
-def test_models_that_fit_a_device_share_its_replicas() -> None:
+def test_models_that_fit_a_device_share_its_replicas():
     file = plan_serve_file([figures("a"), figures("b")], ServeConfig(replicas=3))
     deployment = deployment_of(file)
     assert deployment["num_replicas"] == 3
@@ -65,7 +63,7 @@ def test_models_that_fit_a_device_share_its_replicas() -> None:
     assert [(one["name"], one["route_prefix"]) for one in file["applications"]] == [("a-b", "/")]
 
 
-def test_models_that_do_not_fit_a_device_are_applications_of_their_own() -> None:
+def test_models_that_do_not_fit_a_device_are_applications_of_their_own():
     models = [figures(name, memory=9 * GB, on_gpu=True) for name in "ab"]
     file = plan_serve_file(models, ServeConfig())
     assert [one["route_prefix"] for one in file["applications"]] == ["/a", "/b"]
@@ -76,13 +74,13 @@ def test_models_that_do_not_fit_a_device_are_applications_of_their_own() -> None
         plan_serve_file([figures("a"), figures("b", on_gpu=True)], ServeConfig())
 
 
-def test_a_replica_has_one_gpu_at_most() -> None:
+def test_a_replica_has_one_gpu_at_most():
     with pytest.raises(PoolError, match="expected one GPU or a part of one, got 2"):
         ServeConfig(gpus=2).check()
 
 
 @pytest.mark.attack
-def test_nobody_else_reaches_what_is_served_unless_the_user_says_so() -> None:
+def test_nobody_else_reaches_what_is_served_unless_the_user_says_so():
     given = [figures("a")]
     assert plan_serve_file(given, ServeConfig())["http_options"]["host"] == "127.0.0.1"
     assert plan_serve_file(given, ServeConfig(), host="0.0.0.0")["http_options"]["host"] == "0.0.0.0"
@@ -93,7 +91,7 @@ def test_nobody_else_reaches_what_is_served_unless_the_user_says_so() -> None:
 
 
 @pytest.mark.attack
-def test_the_file_names_the_token_and_does_not_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_names_the_token_and_does_not_have_it(monkeypatch):
     monkeypatch.setenv("TOKEN", "k9" * 16)
     file = plan_serve_file([figures("a")], ServeConfig(token_env="TOKEN"))
     assert file["applications"][0]["args"]["config"]["token_env"] == "TOKEN"
@@ -101,7 +99,7 @@ def test_the_file_names_the_token_and_does_not_have_it(monkeypatch: pytest.Monke
 
 
 @pytest.mark.attack
-def test_a_hint_runs_no_command_that_is_in_a_folders_name(tmp_path: Path) -> None:
+def test_a_hint_runs_no_command_that_is_in_a_folders_name(tmp_path):
     folder = write_doubling(tmp_path / "a; touch x" / "net")
     name, pinned = pin_version(str(folder))
     with pytest.raises(PoolError) as caught:
@@ -109,7 +107,7 @@ def test_a_hint_runs_no_command_that_is_in_a_folders_name(tmp_path: Path) -> Non
     assert shlex.split(caught.value.hint or "") == ["ortprep", "show", str(folder)]
 
 
-def test_short_runs_have_more_requests_at_a_replica_than_long_ones() -> None:
+def test_short_runs_have_more_requests_at_a_replica_than_long_ones():
     short, long = (
         deployment_of(plan_serve_file([figures("a", ms=ms)], ServeConfig(max_replicas=8)))
         for ms in (0.1, 500.0)
@@ -146,7 +144,7 @@ def start_head(folder: Path) -> tuple[subprocess.Popen[bytes], dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def cluster_address() -> Iterator[dict[str, str]]:
+def cluster_address():
     """A cluster of one node with a dashboard; the environment to reach it."""
     folder = Path(tempfile.mkdtemp(prefix="ray"))  # short: sockets lie below it
     for _ in range(3):  # Ray gives up after 30 s, which a busy machine may need
@@ -220,8 +218,8 @@ def call_serve(dashboard: str, config: dict[str, Any] | None = None) -> Any:
 
 @pytest.mark.manual
 def test_serve_deploy_takes_the_file_as_it_is_and_updates_replicas_in_place(
-    cluster_address: dict[str, str], squeezenet: Project, bundle: Path, tmp_path: Path
-) -> None:
+    cluster_address, squeezenet, bundle, tmp_path
+):
     port = free_port()
     written = squeezenet.run("serve-config", "squeezenet", "--http-port", str(port), "--max-replicas", "2")
     assert written.code == 0, written.err

@@ -22,7 +22,6 @@ from tests.cluster.builders import SmallCluster
 from tests.cluster.serving.builders import deployed
 from tests.cluster.test_data import BIAS, rows, write_net
 from tests.fakes import wait_for
-from tests.prepare.builders import Project
 from tests.runtime.builders import write_bundle, write_record
 
 pytestmark = [
@@ -34,7 +33,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def registry(squeezenet: Project) -> str:
+def registry(squeezenet):
     """The registry's URL; it has a version of the model that is called `production`."""
     url = (squeezenet.root / "registry").as_uri()
     published = squeezenet.run("publish", "squeezenet", "--registry", url)
@@ -45,7 +44,7 @@ def registry(squeezenet: Project) -> str:
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "driver"))
 
 
@@ -59,8 +58,8 @@ def pulled_weights(nodes: SmallCluster) -> set[str]:
 
 
 def test_each_node_pulls_a_bundle_once_and_its_replicas_map_it_and_answer_as_here(
-    nodes: SmallCluster, registry: str, squeezenet: Project, tmp_path: Path
-) -> None:
+    nodes, registry, squeezenet, tmp_path
+):
     unpacked = SessionOptionsRecord("ORT_DISABLE_ALL", {}, {"session.disable_prepacking": "1"})
     folder, url = write_bundle(tmp_path / "linear", options=unpacked), (tmp_path / "registry").as_uri()
     published = squeezenet.run("publish", str(folder), "--registry", url)
@@ -86,7 +85,7 @@ def test_each_node_pulls_a_bundle_once_and_its_replicas_map_it_and_answer_as_her
     assert not list(tmp_path.glob("driver/registry/bundles/*"))
 
 
-def test_an_alias_is_pinned_to_the_version_that_it_names(registry: str) -> None:
+def test_an_alias_is_pinned_to_the_version_that_it_names(registry):
     pinned = pin_bundle(f"{registry}/squeezenet@production")
     assert pinned.startswith(f"{registry}/squeezenet@sha256:")
     assert pin_bundle(pinned) == pinned
@@ -94,14 +93,12 @@ def test_an_alias_is_pinned_to_the_version_that_it_names(registry: str) -> None:
         pin_bundle(f"{registry}/squeezenet@staging")
 
 
-def test_a_folder_registry_is_named_in_full(registry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_registry_is_named_in_full(registry, monkeypatch):
     monkeypatch.setenv("ORTPREP_REGISTRY", registry.removeprefix("file://"))
     assert pin_bundle("registry://squeezenet@production") == pin_bundle(f"{registry}/squeezenet@production")
 
 
-def test_in_a_task_the_environment_is_left_alone_and_in_an_actor_gpus_are_hidden(
-    nodes: SmallCluster, tmp_path: Path
-) -> None:
+def test_in_a_task_the_environment_is_left_alone_and_in_an_actor_gpus_are_hidden(nodes, tmp_path):
     import ray
 
     net = write_net(tmp_path / "net")
@@ -119,7 +116,7 @@ def test_in_a_task_the_environment_is_left_alone_and_in_an_actor_gpus_are_hidden
     ray.kill(actor)
 
 
-def test_a_dataset_is_answered_row_by_row_on_all_nodes(nodes: SmallCluster, tmp_path: Path) -> None:
+def test_a_dataset_is_answered_row_by_row_on_all_nodes(nodes, tmp_path):
     import ray.data
 
     folder, url = write_net(tmp_path / "net", 4), (tmp_path / "registry").as_uri()

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from ortprep.versions import installed_onnxruntime
 from tests.doctor.environment.builders import HEALTHY, HOPPER, codes
 
 
-def test_a_folder_not_made_yet_is_on_the_disk_it_will_be_on(tmp_path: Path) -> None:
+def test_a_folder_not_made_yet_is_on_the_disk_it_will_be_on(tmp_path):
     assert read_disk_space(tmp_path / "not" / "made").total_bytes == read_disk_space(tmp_path).total_bytes
 
 
@@ -41,13 +40,13 @@ def plant_wheel(folder: Path, name: str, version: str, *owned: str, record: bool
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def site(tmp_path, monkeypatch):
     """The only folder that Python imports from."""
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     return tmp_path
 
 
-def test_every_wheel_that_owns_the_package_is_found(site: Path) -> None:
+def test_every_wheel_that_owns_the_package_is_found(site):
     plant_wheel(site, "onnxruntime", "1.30.0")
     plant_wheel(site, "onnxruntime_gpu", "1.31.1")
     plant_wheel(site, "ort-nightly-gpu", "1.32.0.dev1")
@@ -59,35 +58,35 @@ def test_every_wheel_that_owns_the_package_is_found(site: Path) -> None:
     ]
 
 
-def test_wheels_that_own_other_packages_are_not_onnx_runtime(site: Path) -> None:
+def test_wheels_that_own_other_packages_are_not_onnx_runtime(site):
     plant_wheel(site, "onnxruntime-extensions", "0.14.0", "onnxruntime_extensions/__init__.py")
     plant_wheel(site, "onnxruntime-genai", "0.9.0", record=False)
     plant_wheel(site, "orthogonal", "1.0")
     assert read_wheels() == {}
 
 
-def test_a_distribution_without_a_list_of_its_files_is_known_by_name(site: Path) -> None:
+def test_a_distribution_without_a_list_of_its_files_is_known_by_name(site):
     plant_wheel(site, "onnxruntime", "1.31.1", record=False)
     assert list(read_wheels()) == ["onnxruntime"]
 
 
-def test_a_folder_half_deleted_is_passed_over(site: Path) -> None:
+def test_a_folder_half_deleted_is_passed_over(site):
     (site / "onnxruntime-1.31.1.dist-info").mkdir()
     assert read_wheels() == {}
 
 
-def test_the_installed_wheel_is_found() -> None:
+def test_the_installed_wheel_is_found():
     assert list(read_wheels().values()) == [installed_onnxruntime()]
 
 
-def test_a_wheel_that_another_folder_hides_is_none(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheel_that_another_folder_hides_is_none(site, monkeypatch):
     plant_wheel(site / "one", "onnxruntime", "1.30.0")
     plant_wheel(site / "two", "onnxruntime-gpu", "1.31.1")
     monkeypatch.setattr(sys, "path", [str(site / "two"), str(site / "one")])
     assert list(read_wheels()) == ["onnxruntime-gpu"]
 
 
-def test_a_finder_that_a_package_put_in_python_s_place_changes_nothing(site: Path) -> None:
+def test_a_finder_that_a_package_put_in_python_s_place_changes_nothing(site):
     # MLflow's dependencies import the backport, which leaves out files that are not there.
     pytest.importorskip("importlib_metadata")
     plant_wheel(site, "onnxruntime", "1.30.0")
@@ -96,7 +95,7 @@ def test_a_finder_that_a_package_put_in_python_s_place_changes_nothing(site: Pat
 
 
 @pytest.fixture
-def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def plant(tmp_path, monkeypatch):
     """Makes an `nvidia-smi` that prints a text."""
 
     def write(text: str) -> None:
@@ -108,13 +107,13 @@ def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], No
     return write
 
 
-def test_a_gpu_s_memory_and_persistence_are_read(plant: Callable[[str], None]) -> None:
+def test_a_gpu_s_memory_and_persistence_are_read(plant):
     plant("GPU-1, 7, Enabled\nGPU-0, 5, Disabled")
     (state,) = read_gpu_states([HOPPER])
     assert (state.free_bytes, state.persistence) == (5 * 2**20, False)
 
 
-def test_what_is_not_told_is_none_and_no_failure(plant: Callable[[str], None]) -> None:
+def test_what_is_not_told_is_none_and_no_failure(plant):
     plant("GPU-0, [N/A], [N/A]")
     assert read_gpu_states([HOPPER]) == (GpuState(HOPPER),)
     plant("GPU-other, 5, Disabled\nNo devices were found")
@@ -128,7 +127,7 @@ def _plant_device(sys: Path, name: str, vendor: str, kind: str) -> None:
     (folder / "class").write_text(f"{kind}\n", encoding="ascii")
 
 
-def test_gpus_are_counted_on_the_bus_and_their_sound_devices_are_not(tmp_path: Path) -> None:
+def test_gpus_are_counted_on_the_bus_and_their_sound_devices_are_not(tmp_path):
     _plant_device(tmp_path, "0000:01:00.0", "0x10de", "0x030200")
     _plant_device(tmp_path, "0000:01:00.1", "0x10de", "0x040300")
     _plant_device(tmp_path, "0000:02:00.0", "0x10de", "0x030000")
@@ -136,7 +135,7 @@ def test_gpus_are_counted_on_the_bus_and_their_sound_devices_are_not(tmp_path: P
     assert count_bus_gpus(tmp_path) == 2
 
 
-def test_a_machine_without_a_bus_has_no_gpu(tmp_path: Path) -> None:
+def test_a_machine_without_a_bus_has_no_gpu(tmp_path):
     assert count_bus_gpus(tmp_path) == 0
 
 
@@ -158,18 +157,18 @@ GROUPS = {
 }
 
 
-def test_limits_are_those_of_the_strictest_level(tmp_path: Path) -> None:
+def test_limits_are_those_of_the_strictest_level(tmp_path):
     limits = read_limits(_write(tmp_path, GROUPS))
     assert limits == ResourceLimits(1.5, 200, 50, 536_870_912)
 
 
-def test_a_throttled_group_is_found(tmp_path: Path) -> None:
+def test_a_throttled_group_is_found(tmp_path):
     limits = read_limits(_write(tmp_path, GROUPS))
     found = codes(describe(replace(HEALTHY, limits=limits)).findings)
     assert {"cpu-throttled", "cores-above-quota", "memory-limited"} <= found
 
 
-def test_the_least_of_all_levels_counts(tmp_path: Path) -> None:
+def test_the_least_of_all_levels_counts(tmp_path):
     files = {**GROUPS, "sys/fs/cgroup/pods/cpu.max": "50000 100000\n"}
     assert read_limits(_write(tmp_path, files)).quota_cores == 0.5
 
@@ -186,11 +185,11 @@ def test_the_least_of_all_levels_counts(tmp_path: Path) -> None:
         {"proc/self/cgroup": "nonsense\n:::\n0::/../../..\n", "sys/fs/cgroup/cpu.max": "\n"},
     ],
 )
-def test_no_limit_is_no_limit(tmp_path: Path, files: dict[str, str]) -> None:
+def test_no_limit_is_no_limit(tmp_path, files):
     assert read_limits(_write(tmp_path, files)) == ResourceLimits()
 
 
-def test_a_tiny_shared_memory_really_mounted_is_found(tmp_path: Path) -> None:
+def test_a_tiny_shared_memory_really_mounted_is_found(tmp_path):
     mount = "mount -t tmpfs -o size=1m tmpfs /dev/shm"
     if (
         shutil.which("unshare") is None
@@ -212,7 +211,7 @@ def test_a_tiny_shared_memory_really_mounted_is_found(tmp_path: Path) -> None:
     assert "small-shared-memory" in said.split()
 
 
-def test_limits_of_this_machine_are_read() -> None:
+def test_limits_of_this_machine_are_read():
     limits = read_limits()
     assert limits.quota_cores is None or limits.quota_cores > 0
     assert limits.memory_bytes is None or limits.memory_bytes > 0

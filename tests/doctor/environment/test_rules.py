@@ -111,7 +111,7 @@ def find(facts: Facts) -> tuple[Finding, ...]:
     return describe(facts).findings
 
 
-def test_every_code_is_documented_and_tested() -> None:
+def test_every_code_is_documented_and_tested():
     page = (ROOT.parent / "docs/doctor.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `([a-z0-9-]+)` \|", page.partition("## Findings of `env`")[2], re.MULTILINE)
     sources = "".join(map(inspect.getsource, (machine, runtime)))
@@ -120,28 +120,28 @@ def test_every_code_is_documented_and_tested() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.code}-{case.severity}")
-def test_every_case_is_found_with_its_severity_and_says_how_to_mend_it(case: FactsCase) -> None:
+def test_every_case_is_found_with_its_severity_and_says_how_to_mend_it(case):
     found = find(case.facts)
     assert (case.code, case.severity) in {(finding.code, finding.severity) for finding in found}
     assert all(finding.hint or finding.severity in ("ok", "note") for finding in found)
 
 
-def test_nothing_but_good_is_found_where_nothing_is_wrong() -> None:
+def test_nothing_but_good_is_found_where_nothing_is_wrong():
     assert {finding.severity for finding in find(having(expected=(CUDA, CPU)))} == {"ok"}
     assert "problem" not in {finding.severity for finding in find(WITHOUT_GPU)}
 
 
-def test_the_worst_comes_first() -> None:
+def test_the_worst_comes_first():
     severities = [finding.severity for finding in find(having(wheels=BOTH, bus_gpus=8))]
     assert severities == sorted(severities, key=["problem", "advice", "note", "ok"].index)
 
 
-def test_the_hint_for_both_wheels_removes_both_and_installs_one() -> None:
+def test_the_hint_for_both_wheels_removes_both_and_installs_one():
     found = one(find(having(wheels=BOTH)), "both-wheels-installed")
     assert found.hint == "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu"
 
 
-def test_missing_libraries_come_with_the_wheel_that_is_installed() -> None:
+def test_missing_libraries_come_with_the_wheel_that_is_installed():
     found = one(find(_imported(libraries=LACKING)), "missing-library")
     assert all(name in found.text for name in LACKING)
     assert found.hint == "pip install 'onnxruntime-gpu[cuda,cudnn]==1.31.1'"
@@ -149,7 +149,7 @@ def test_missing_libraries_come_with_the_wheel_that_is_installed() -> None:
     assert "missing-library" not in codes(find(_imported(WITHOUT_GPU, libraries=LACKING)))
 
 
-def test_versions_and_machines_that_suffice_are_not_found_wanting() -> None:
+def test_versions_and_machines_that_suffice_are_not_found_wanting():
     newer = _gpu(device=replace(HOPPER, cuda_version="14.1"))
     assert "driver-too-old" not in codes(find(newer))
     assert "driver-too-old" not in codes(find(_imported(cuda_version="13.2")))
@@ -169,12 +169,12 @@ def test_versions_and_machines_that_suffice_are_not_found_wanting() -> None:
         ("something", "SomethingExecutionProvider"),
     ],
 )
-def test_providers_are_asked_for_by_short_names(asked: str, named: str) -> None:
+def test_providers_are_asked_for_by_short_names(asked, named):
     assert name_providers([asked, asked]) == (named,)
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
-def test_a_recorded_wheel_is_understood_on_a_machine_with_and_without_a_gpu(name: str) -> None:
+def test_a_recorded_wheel_is_understood_on_a_machine_with_and_without_a_gpu(name):
     facts = read_recording(name, WITHOUT_GPU)
     assert facts.providers[CPU] is None
     diagnosis = describe(read_recording(name, having(expected=ASKED)))
@@ -196,6 +196,6 @@ def test_a_recorded_wheel_is_understood_on_a_machine_with_and_without_a_gpu(name
     assert (cuda.code, cuda.severity) == ("provider-unusable", "problem")
 
 
-def test_there_are_recordings_of_both_wheels_and_of_the_oldest_version() -> None:
+def test_there_are_recordings_of_both_wheels_and_of_the_oldest_version():
     assert {"onnxruntime-1.23.2", "onnxruntime-gpu-1.23.2"} <= set(RECORDINGS)
     assert len(RECORDINGS) >= 5

@@ -39,7 +39,7 @@ def get_available_providers(): return {providers!r}
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def site(tmp_path, monkeypatch):
     """A folder from which this process and its children import first."""
     folder = tmp_path / "site"
     folder.mkdir()
@@ -53,7 +53,7 @@ def _plant_package(site: Path, text: str) -> None:
     (package / "__init__.py").write_text(text, encoding="utf-8")
 
 
-def test_the_installed_version_and_its_libraries_are_read() -> None:
+def test_the_installed_version_and_its_libraries_are_read():
     runtime = read_runtime()
     assert runtime.version == installed_onnxruntime()
     assert CPU in runtime.available
@@ -61,20 +61,20 @@ def test_the_installed_version_and_its_libraries_are_read() -> None:
     assert all(Path(file).is_file() for file in runtime.libraries.values() if file)
 
 
-def test_a_provider_is_usable_only_if_a_session_ran() -> None:
+def test_a_provider_is_usable_only_if_a_session_ran():
     reasons = try_providers([CPU, "MoonExecutionProvider"])
     assert reasons[CPU] is None
     assert reasons["MoonExecutionProvider"]
 
 
-def test_figures_are_json_from_which_the_same_is_found_elsewhere(tmp_path: Path) -> None:
+def test_figures_are_json_from_which_the_same_is_found_elsewhere(tmp_path):
     diagnosis = diagnose_environment(artifacts=tmp_path, expect=["cpu"])
     assert describe(decode(Facts, json.loads(json.dumps(diagnosis.figures)))) == diagnosis
     assert {"ONNX Runtime", "Machine"} <= {table.title for table in diagnosis.tables}
 
 
 @pytest.mark.skipif(bool(read_hardware().gpus), reason="this machine has a GPU")
-def test_a_session_without_gpu_that_is_asked_for_cuda_is_a_problem(tmp_path: Path) -> None:
+def test_a_session_without_gpu_that_is_asked_for_cuda_is_a_problem(tmp_path):
     found = diagnose_environment(artifacts=tmp_path, expect=["cuda"]).findings
     problems = {finding.code for finding in found if finding.severity == "problem"}
     assert problems & {"provider-unusable", "provider-not-in-wheel"}
@@ -86,39 +86,39 @@ def describe_planted(**changes: Any) -> Diagnosis:
     return describe(replace(WITHOUT_GPU, wheels=read_wheels(), runtime=read_runtime(), **changes))
 
 
-def test_both_wheels_installed_at_once_are_found(site: Path) -> None:
+def test_both_wheels_installed_at_once_are_found(site):
     plant_wheel(site, "onnxruntime", "1.30.0")
     plant_wheel(site, "onnxruntime-gpu", "1.31.1")
     assert one(describe_planted().findings, "both-wheels-installed").severity == "problem"
 
 
-def test_what_a_removed_wheel_left_behind_is_a_broken_import(site: Path) -> None:
+def test_what_a_removed_wheel_left_behind_is_a_broken_import(site):
     plant_wheel(site, "onnxruntime", "1.31.1")
     _plant_package(site, "")
     found = one(describe_planted().findings, "onnxruntime-broken")
     assert "get_build_info" in found.text or "__version__" in found.text
 
 
-def test_a_process_that_dies_of_the_import_is_a_broken_import(site: Path) -> None:
+def test_a_process_that_dies_of_the_import_is_a_broken_import(site):
     _plant_package(site, "import os; os.abort()\n")
     assert "SIGABRT" in str(read_runtime().error)
 
 
-def test_no_onnxruntime_at_all_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_onnxruntime_at_all_is_found(monkeypatch):
     monkeypatch.setattr(
         sys, "path", [REPOSITORY, *(entry for entry in sys.path if "site-packages" not in entry)]
     )
     assert one(describe_planted().findings, "no-onnxruntime").hint == "pip install onnxruntime"
 
 
-def test_an_old_version_and_a_wheel_of_another_are_found(site: Path) -> None:
+def test_an_old_version_and_a_wheel_of_another_are_found(site):
     plant_wheel(site, "onnxruntime", "1.31.1")
     _plant_package(site, PLANTED.format(version="1.16.3", package="onnxruntime", providers=[CPU]))
     found = codes(describe_planted().findings)
     assert {"onnxruntime-too-old", "onnxruntime-version-differs"} <= found
 
 
-def test_a_wheel_without_cuda_that_is_asked_for_it_is_found(site: Path) -> None:
+def test_a_wheel_without_cuda_that_is_asked_for_it_is_found(site):
     _plant_package(site, PLANTED.format(version="1.31.1", package="onnxruntime", providers=[CPU]))
     findings = describe_planted(expected=(CUDA,)).findings
     assert one(findings, "provider-not-in-wheel").severity == "problem"
@@ -137,5 +137,5 @@ def test_a_wheel_without_cuda_that_is_asked_for_it_is_found(site: Path) -> None:
         ("", "RuntimeError: Please install TensorRT libraries", "Please install TensorRT"),
     ],
 )
-def test_the_cause_is_taken_from_where_it_is_said(output: str, failure: str, reason: str) -> None:
+def test_the_cause_is_taken_from_where_it_is_said(output, failure, reason):
     assert str(parse_reason(ProviderAttempt(failure, output))).startswith(reason)

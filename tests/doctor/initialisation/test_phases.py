@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 
 import pytest
@@ -35,7 +34,7 @@ def total_ms(timeline: Timeline) -> float:
 
 
 @pytest.mark.parametrize("name", [*(f"default-{v}" for v in DEFAULTS), "prepared-1.23.2", "prepared-1.31.1"])
-def test_the_phases_of_a_recorded_log_add_up_to_the_whole(name: str) -> None:
+def test_the_phases_of_a_recorded_log_add_up_to_the_whole(name):
     lines, timeline = read_recorded(name)
     found = split_phases(lines, timeline)
     assert found.total_ms == pytest.approx(total_ms(timeline))
@@ -43,7 +42,7 @@ def test_the_phases_of_a_recorded_log_add_up_to_the_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("version", DEFAULTS)
-def test_every_version_s_log_is_understood(version: str) -> None:
+def test_every_version_s_log_is_understood(version):
     lines, timeline = read_recorded(f"default-{version}")
     found = split_phases(lines, timeline)
     names = {phase.name for phase in found.phases}
@@ -58,13 +57,13 @@ def test_every_version_s_log_is_understood(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", DEFAULTS)
-def test_transformers_add_up_to_their_phase(version: str) -> None:
+def test_transformers_add_up_to_their_phase(version):
     found = split_phases(*read_recorded(f"default-{version}"))
     assert sum(one.ms for one in found.transformers) == pytest.approx(found.ms("optimise"))
 
 
 @pytest.mark.parametrize("version", ["1.23.2", "1.31.1"])
-def test_a_prepared_model_spends_next_to_nothing_on_optimising(version: str) -> None:
+def test_a_prepared_model_spends_next_to_nothing_on_optimising(version):
     default = split_phases(*read_recorded(f"default-{version}"))
     prepared = split_phases(*read_recorded(f"prepared-{version}"))
     assert prepared.ms("optimise", "parse", "weights_out") < 0.2 * default.ms(
@@ -73,14 +72,14 @@ def test_a_prepared_model_spends_next_to_nothing_on_optimising(version: str) -> 
     assert not any(one.name == "NchwcTransformer" for one in prepared.transformers)
 
 
-def test_a_log_in_local_time_is_set_right() -> None:
+def test_a_log_in_local_time_is_set_right():
     # Recorded with the clock of India, five and a half hours ahead.
     lines, timeline = read_recorded("default-1.31.1")
     assert all(timeline.begin_ns <= line.at_ns <= timeline.end_ns for line in lines[:-1])
 
 
 @given(st.integers(-56, 56), st.integers(0, 10**12))
-def test_any_zone_of_quarters_of_an_hour_is_recognised(quarters: int, after_ns: int) -> None:
+def test_any_zone_of_quarters_of_an_hour_is_recognised(quarters, after_ns):
     begin_ns = 1_795_323_257_222_877_564
     after_ns %= 400 * 10**9
     at_ns = begin_ns + after_ns + quarters * 15 * 60 * 10**9
@@ -93,19 +92,19 @@ def test_any_zone_of_quarters_of_an_hour_is_recognised(quarters: int, after_ns: 
     assert line.at_ns == begin_ns + after_ns
 
 
-def test_what_is_no_line_is_left_out() -> None:
+def test_what_is_no_line_is_left_out():
     text = "Trace\n\x1b[0;93m2026-11-22 04:39:14.2046 [W:onnxruntime:, a.cc:3 f()] careful\x1b[m\n2026-\n"
     (line,) = parse_log(text, begin_ns=0)
     assert line.message.startswith("careful")
 
 
-def test_without_a_log_all_is_one_phase() -> None:
+def test_without_a_log_all_is_one_phase():
     timeline = Timeline(1_000_000, None, 6_000_000, "1.31.1")
     assert split_phases((), timeline).phases == (Phase("finish", 5.0),)
 
 
 @given(st.randoms(use_true_random=False), st.integers(0, 60))
-def test_whatever_is_logged_the_phases_add_up(rng: random.Random, count: int) -> None:
+def test_whatever_is_logged_the_phases_add_up(rng, count):
     messages = [line.message for line in read_recorded("default-1.31.1")[0]]
     at, lines = 1_000_000, []
     for _ in range(count):
@@ -117,7 +116,7 @@ def test_whatever_is_logged_the_phases_add_up(rng: random.Random, count: int) ->
     assert all(phase.ms >= 0 for phase in found.phases)
 
 
-def test_prepacking_is_taken_out_of_making_kernels() -> None:
+def test_prepacking_is_taken_out_of_making_kernels():
     whole = Initialisation((Phase("parse", 5.0), Phase("kernels", 100.0), Phase("finish", 1.0)), ())
     split = split_prepacking(whole, 90.0)
     assert split.phases == (
@@ -132,11 +131,11 @@ def test_prepacking_is_taken_out_of_making_kernels() -> None:
 
 
 @pytest.mark.parametrize("name", [*(f"default-{v}" for v in DEFAULTS), "prepared-1.23.2", "prepared-1.31.1"])
-def test_a_model_without_functions_spends_nothing_on_inlining(name: str) -> None:
+def test_a_model_without_functions_spends_nothing_on_inlining(name):
     found = split_phases(*read_recorded(name))
     assert found.ms("inline") == 0
     assert found.ms("register") > 0
 
 
-def test_every_phase_has_a_title() -> None:
+def test_every_phase_has_a_title():
     assert len(set(TITLES.values())) == len(TITLES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -46,9 +45,7 @@ def codes(start: Start) -> dict[str, str]:
         ("weights_in", "weights-copied-to-the-device", True),
     ],
 )
-def test_a_phase_that_takes_long_is_found_with_what_removes_it(
-    phase: PhaseName, code: str, on_gpu: bool
-) -> None:
+def test_a_phase_that_takes_long_is_found_with_what_removes_it(phase, code, on_gpu):
     found = find_in_start(start_of((phase, 500.0), ("finish", 1.0), on_gpu=on_gpu))
     advice = next(one for one in found if one.code == code)
     assert "500 ms of 502 ms" in advice.text
@@ -57,7 +54,7 @@ def test_a_phase_that_takes_long_is_found_with_what_removes_it(
     assert code not in codes(start_of((phase, 5.0), ("finish", 500.0), on_gpu=on_gpu))
 
 
-def test_what_cannot_apply_is_not_advised() -> None:
+def test_what_cannot_apply_is_not_advised():
     phases: list[tuple[PhaseName, float]] = [("optimise", 50.0), ("parse", 50.0), ("weights_in", 50.0)]
     advised = {one.code for one in find_in_start(start_of(*phases)) if one.severity == "advice"}
     assert advised == {"optimised-at-every-load", "weights-inside-the-model-file"}
@@ -65,7 +62,7 @@ def test_what_cannot_apply_is_not_advised() -> None:
     assert not saved_by(start_of(*phases, is_prepared=True)).keys() & advised
 
 
-def test_a_first_run_that_takes_long_is_explained_by_the_device() -> None:
+def test_a_first_run_that_takes_long_is_explained_by_the_device():
     on_cpu = codes(start_of(("finish", 10.0), first_extra_ms=90.0))["first-run-takes-long"]
     on_gpu = codes(start_of(("finish", 10.0), first_extra_ms=90.0, on_gpu=True))["first-run-takes-long"]
     assert "90 ms longer" in on_cpu
@@ -74,7 +71,7 @@ def test_a_first_run_that_takes_long_is_explained_by_the_device() -> None:
 
 
 @given(st.floats(1, 1e6), st.floats(0.5, 2))
-def test_whether_the_phases_add_up_is_said(measured_ms: float, share: float) -> None:
+def test_whether_the_phases_add_up_is_said(measured_ms, share):
     found = codes(start_of(("finish", measured_ms * share), measured_init_ms=measured_ms))
     assert ("phases-add-up" in found) == (abs(measured_ms * share / measured_ms - 1) <= ACCOUNTED)
     assert ("phases-add-up" in found) != ("phases-do-not-add-up" in found)
@@ -83,14 +80,14 @@ def test_whether_the_phases_add_up_is_said(measured_ms: float, share: float) -> 
     assert "phases-add-up" in roughly
 
 
-def test_what_measures_save_is_what_their_phases_take() -> None:
+def test_what_measures_save_is_what_their_phases_take():
     saved = saved_by(start_of(("inline", 2.0), ("optimise", 30.0), ("parse", 7.0)))
     assert saved["optimised-at-every-load"] == 32
     assert saved["weights-inside-the-model-file"] == 7
     assert saved["prepacked-at-every-load"] == 0
 
 
-def test_a_trace_of_a_real_model_names_the_phases_and_the_transformers(tmp_path: Path) -> None:
+def test_a_trace_of_a_real_model_names_the_phases_and_the_transformers(tmp_path):
     trace = trace_plan(plan_on(str(write_model(conv_net(), tmp_path / "conv.onnx")), "cpu"))
     names = {phase.name for phase in trace.initialisation.phases}
     assert {"parse", "optimise", "kernels", "finish"} <= names

@@ -27,22 +27,20 @@ SECONDS = 0.06
 
 
 @pytest.fixture
-def add(tmp_path: Path) -> DoctorModel:
+def add(tmp_path):
     (tmp_path / "add.onnx").write_bytes(add_model())
     write_tensors(tmp_path / "add.npz", {"x": np.ones(2, np.float32)})
     return DoctorModel("add", str(tmp_path / "add.npz"), str(tmp_path / "add.onnx"))
 
 
 @pytest.fixture
-def linear(tmp_path: Path) -> DoctorModel:
+def linear(tmp_path):
     model, _ = write_linear(tmp_path / "linear.onnx", weights_of(0))
     write_tensors(tmp_path / "linear.npz", {"x": sample()})
     return DoctorModel("linear", str(tmp_path / "linear.npz"), str(model))
 
 
-def test_what_is_measured_is_not_this_packages_own_lock(
-    add: DoctorModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_measured_is_not_this_packages_own_lock(add, tmp_path, monkeypatch):
     """`build_session` has threads take turns on a device; a check of ONNX Runtime's threads must not."""
     plan = default_plan(add.require_source())
     monkeypatch.setenv("ORTPREP_BARRIER", str(tmp_path))
@@ -54,9 +52,7 @@ def test_what_is_measured_is_not_this_packages_own_lock(
         assert len(use_sessions(request).ready_s) == 2
 
 
-def test_a_model_that_cannot_be_loaded_or_run_is_an_error_that_names_it(
-    add: DoctorModel, linear: DoctorModel
-) -> None:
+def test_a_model_that_cannot_be_loaded_or_run_is_an_error_that_names_it(add, linear):
     with pytest.raises(LoadError, match="cannot run"):
         diagnose_parallel([DoctorModel("wrong", linear.sample, add.source), add], devices=["cpu"])
     with pytest.raises(LoadError, match="no source model"):

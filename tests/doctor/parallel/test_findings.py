@@ -131,13 +131,13 @@ CASES = (
 )
 
 
-def test_every_code_has_a_case() -> None:
+def test_every_code_has_a_case():
     written = re.findall(r'Finding\(\s*"([a-z-]+)"', inspect.getsource(findings))
     assert set(written) == {case.code for case in CASES}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.code}-{case.severity}")
-def test_every_case_is_found_with_its_severity_and_a_step_to_take(case: RunCase) -> None:
+def test_every_case_is_found_with_its_severity_and_a_step_to_take(case):
     found = find_in(case.run)
     assert (case.code, case.severity) in {(finding.code, finding.severity) for finding in found}
     assert all(finding.hint or finding.severity in ("ok", "note") for finding in found)
@@ -147,7 +147,7 @@ def test_every_case_is_found_with_its_severity_and_a_step_to_take(case: RunCase)
 
 
 @pytest.mark.parametrize("done", range(3))
-def test_too_few_rounds_are_said_to_be_and_compare_nothing(done: int) -> None:
+def test_too_few_rounds_are_said_to_be_and_compare_nothing(done):
     whole = making(1000, 500, 300)
     cut = ran({way: rounds[:done] for way, rounds in whole.items() if done})
     assert codes(cut) == ["rounds-cut", "gil-released", "gil-released"]
@@ -156,7 +156,7 @@ def test_too_few_rounds_are_said_to_be_and_compare_nothing(done: int) -> None:
     assert f"there were {done} instead of 3" in text
 
 
-def test_threads_on_one_device_are_told_that_nobody_promised_them() -> None:
+def test_threads_on_one_device_are_told_that_nobody_promised_them():
     failed = find_in(ran({}, failures={"threads": "SIGSEGV"}))[0]
     soonest = find_in(ran(making(4000, 2000, 2010)))[0]
     assert (failed.code, soonest.code) == ("way-failed", "soonest-way")
@@ -164,7 +164,7 @@ def test_threads_on_one_device_are_told_that_nobody_promised_them() -> None:
     assert "#27089" in soonest.text
 
 
-def test_processes_that_gain_are_advised_with_the_call_for_these_devices() -> None:
+def test_processes_that_gain_are_advised_with_the_call_for_these_devices():
     for models, call in (
         (SHARED, 'SessionPool("artifacts/NAME", PoolConfig(devices=["cuda:1"], workers_per_device=2))'),
         (APART, 'SessionPool({"a": "artifacts/a", "b": "artifacts/b"})'),
@@ -175,7 +175,7 @@ def test_processes_that_gain_are_advised_with_the_call_for_these_devices() -> No
 
 
 @pytest.mark.parametrize("failed", WAYS)
-def test_a_way_that_fails_is_said_and_the_others_are_compared(failed: Way) -> None:
+def test_a_way_that_fails_is_said_and_the_others_are_compared(failed):
     others = {way: rounds for way, rounds in making(1000, 1000, 1000).items() if way != failed}
     found = find_in(ran(others, failures={failed: "out of memory"}))
     assert found[0].code == "way-failed"
@@ -183,7 +183,7 @@ def test_a_way_that_fails_is_said_and_the_others_are_compared(failed: Way) -> No
     assert len(found) > 3
 
 
-def test_threads_that_are_slower_than_processes_contend_and_only_the_models_that_suffer_are_named() -> None:
+def test_threads_that_are_slower_than_processes_contend_and_only_the_models_that_suffer_are_named():
     """As was reported of one process with ten GPUs: 0.091 ms alone, 0.33 in threads, 0.090 in processes."""
     found = {one.code: one for one in find_in(running((0.091,) * 2, (0.33, 0.091), (0.09,) * 2))}
     assert {"threads-contend", "as-fast-as-alone"} <= found.keys()
@@ -192,7 +192,7 @@ def test_threads_that_are_slower_than_processes_contend_and_only_the_models_that
     assert "b (" not in text
 
 
-def test_what_is_slower_than_alone_in_the_better_way_too_is_no_matter_of_threads() -> None:
+def test_what_is_slower_than_alone_in_the_better_way_too_is_no_matter_of_threads():
     found = {one.code: one for one in find_in(running((10, 10), (20, 20), (20, 20)))}
     assert "threads-contend" not in found
     assert "memory bandwidth" in str(found["slower-than-alone"].hint)
@@ -203,21 +203,21 @@ def test_what_is_slower_than_alone_in_the_better_way_too_is_no_matter_of_threads
 
 
 @given(st.floats(0.01, 1e4), st.floats(0.5, 0.95), st.sampled_from(WAYS))
-def test_contention_of_less_than_a_tenth_is_never_reported(run_ms: float, share: float, slowest: Way) -> None:
+def test_contention_of_less_than_a_tenth_is_never_reported(run_ms, share, slowest):
     runs = dict.fromkeys(WAYS, (run_ms, run_ms))
     runs[slowest] = (run_ms * (1 + share / 10),) * 2
     found = codes(ran({way: figures(1000, each) for way, each in runs.items()}))
     assert not {"threads-contend", "slower-than-alone"} & set(found)
 
 
-def test_what_default_threads_cost_is_said_with_the_setting_to_use() -> None:
+def test_what_default_threads_cost_is_said_with_the_setting_to_use():
     found = {one.code: one for one in find_in(serving(20, 10))}["default-threads-cost"]
     assert "4 workers, 1 thread each: 400 runs per s, 2.00× of 200 with default threads" in found.text
     assert "ORTPREP_WORKERS=4" in str(found.hint)
     assert "default-threads-cost" not in codes(serving(10, 20))
 
 
-def test_workers_are_tried_with_the_threads_that_load_sets_beside_the_default() -> None:
+def test_workers_are_tried_with_the_threads_that_load_sets_beside_the_default():
     setups = plan_workers((2, 4))
     assert {setup.workers for setup in setups if setup.threads is None} == {2, 4}
     assert all(setup.threads >= 1 for setup in setups if setup.threads is not None)
@@ -225,7 +225,7 @@ def test_workers_are_tried_with_the_threads_that_load_sets_beside_the_default() 
     assert len({str(setup) for setup in setups}) == 4
 
 
-def test_on_the_cpu_there_are_two_to_four_sessions_and_on_gpus_one_each() -> None:
+def test_on_the_cpu_there_are_two_to_four_sessions_and_on_gpus_one_each():
     assert [count_sessions(["cpu"], cores) for cores in (1, 2, 3, 64)] == [2, 2, 3, 4]
     assert count_sessions(["cuda:0", "cuda:1", "cuda:2"], 4) == 3
     assert count_sessions(["cuda:0"], 4) == 2
@@ -235,9 +235,7 @@ rounds = st.lists(st.tuples(*[st.floats(0.1, 1e5)] * 3), min_size=3, max_size=7)
 
 
 @given(rounds)
-def test_a_way_that_is_beaten_by_another_is_chosen_only_where_each_is_beaten(
-    rows: list[tuple[float, float, float]],
-) -> None:
+def test_a_way_that_is_beaten_by_another_is_chosen_only_where_each_is_beaten(rows):
     columns = {way: [row[index] for row in rows] for index, way in enumerate(WAYS)}
     chosen = choose_soonest(columns)
     unbeaten = [
@@ -254,9 +252,7 @@ def test_a_way_that_is_beaten_by_another_is_chosen_only_where_each_is_beaten(
     st.lists(st.sampled_from(("cpu", "cuda:0", "cuda:1")), min_size=1, max_size=4, unique=True),
     st.integers(1, 64),
 )
-def test_every_model_has_a_device_and_a_name_of_its_own_and_the_cores_are_shared(
-    names: list[str], devices: list[str], cores: int
-) -> None:
+def test_every_model_has_a_device_and_a_name_of_its_own_and_the_cores_are_shared(names, devices, cores):
     placed = place_models(names, devices, cores=cores)
     assert len({model.name for model in placed}) == len(names)
     assert {model.device for model in placed} == set(devices[: len(names)])

@@ -82,7 +82,7 @@ def jobs(*names: str, **variables: str) -> list[tuple[str, dict[str, str]]]:
 
 
 @pytest.mark.slow
-def test_nobody_goes_on_before_all_are_there() -> None:
+def test_nobody_goes_on_before_all_are_there():
     started_s, answers = run_together(meet, jobs("a", "b", "c"), participants=3)
     assert [one.name for one in answers] == ["a", "b", "c"]
     last_s = max(one.arrived_s for one in answers)
@@ -92,7 +92,7 @@ def test_nobody_goes_on_before_all_are_there() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("position", range(3))
-def test_the_failure_of_one_is_the_failure_of_all_and_it_is_that_ones_error(position: int) -> None:
+def test_the_failure_of_one_is_the_failure_of_all_and_it_is_that_ones_error(position):
     names = [GOOD] * 3
     names[position] = BAD
     with pytest.raises(LoadError, match="this one is bad") as caught:
@@ -101,13 +101,13 @@ def test_the_failure_of_one_is_the_failure_of_all_and_it_is_that_ones_error(posi
 
 
 @pytest.mark.slow
-def test_the_death_of_one_releases_the_others() -> None:
+def test_the_death_of_one_releases_the_others():
     with pytest.raises(ChildError, match="exit code 9"):
         run_together(meet_or_die, jobs(GOOD, BAD), participants=2)
 
 
 @pytest.mark.slow
-def test_who_is_busy_is_not_waited_for_when_another_fails(tmp_path: Path) -> None:
+def test_who_is_busy_is_not_waited_for_when_another_fails(tmp_path):
     with pytest.raises(LoadError, match="this one is bad"):
         run_together(meet_or_hang, jobs(GOOD, BAD, GOOD, MEETING=str(tmp_path)), participants=3)
     wait_until_none_runs(tmp_path)
@@ -123,7 +123,7 @@ def run_together_until_interrupted(folder: str) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_at_once_what_is_busy_and_leaves_nothing(tmp_path: Path) -> None:
+def test_ctrl_c_ends_at_once_what_is_busy_and_leaves_nothing(tmp_path):
     script = f"from {__name__} import run_together_until_interrupted as run; run({str(tmp_path)!r})"
     command = [sys.executable, "-c", script]
     with subprocess.Popen(command, cwd=ROOT.parent, stderr=subprocess.PIPE, text=True) as process:
@@ -136,13 +136,13 @@ def test_ctrl_c_ends_at_once_what_is_busy_and_leaves_nothing(tmp_path: Path) -> 
     wait_until_none_runs(tmp_path)
 
 
-def test_who_comes_after_another_gave_up_goes_no_further(tmp_path: Path) -> None:
+def test_who_comes_after_another_gave_up_goes_no_further(tmp_path):
     Barrier(tmp_path, 2).kill_all()
     with pytest.raises(ChildError, match="another process of this measurement failed"):
         Barrier(tmp_path, 2).join()
 
 
-def test_places_are_apart(tmp_path: Path) -> None:
+def test_places_are_apart(tmp_path):
     barrier = Barrier(tmp_path, 2)
     barrier.arrive("one")
     barrier.arrive("other")
@@ -153,7 +153,7 @@ def test_places_are_apart(tmp_path: Path) -> None:
     assert not barrier.is_complete("a third")
 
 
-def test_a_thread_that_fails_does_not_leave_its_process_waiting_for_the_others(tmp_path: Path) -> None:
+def test_a_thread_that_fails_does_not_leave_its_process_waiting_for_the_others(tmp_path):
     barrier = Barrier(tmp_path, 2)
 
     def fail() -> None:
@@ -166,22 +166,22 @@ def test_a_thread_that_fails_does_not_leave_its_process_waiting_for_the_others(t
 
 
 @pytest.fixture
-def no_gpu_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_gpu_hidden(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
-def test_a_plan_for_the_cpu_stays_as_it_is() -> None:
+def test_a_plan_for_the_cpu_stays_as_it_is():
     plan = plan_on("m.onnx", "cpu")
     assert isolate(plan) == (plan, {})
 
 
-def test_in_its_process_the_third_gpu_is_the_first(no_gpu_hidden: None) -> None:
+def test_in_its_process_the_third_gpu_is_the_first(no_gpu_hidden):
     plan, environment = isolate(plan_on("m.onnx", "cuda:2", provider_options={"use_tf32": "0"}))
     assert environment["CUDA_VISIBLE_DEVICES"] == "2"
     assert plan == plan_on("m.onnx", "cuda:0", provider_options={"use_tf32": "0"})
 
 
-def test_what_is_hidden_stays_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_hidden_stays_hidden(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     _, environment = isolate(plan_on("m.onnx", "cuda:1"))
     assert environment["CUDA_VISIBLE_DEVICES"] == "7"

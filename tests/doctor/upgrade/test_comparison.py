@@ -43,7 +43,7 @@ def failures_of(new: Sequence[ProbeResult], limits: RegressionLimits | None = No
     return find_failures(runs)
 
 
-def test_what_is_worse_beyond_the_limit_and_the_noise_fails_by_name() -> None:
+def test_what_is_worse_beyond_the_limit_and_the_noise_fails_by_name():
     (failure,) = failures_of(measured(70, 71, 72, 73, 74))
     assert (
         failure
@@ -53,24 +53,24 @@ def test_what_is_worse_beyond_the_limit_and_the_noise_fails_by_name() -> None:
     assert "private" in failures_of(measured(50, 51, 52, 53, 54, private_mb=11.5))[0]
 
 
-def test_within_the_limit_or_the_noise_nothing_fails() -> None:
+def test_within_the_limit_or_the_noise_nothing_fails():
     assert failures_of(measured(54, 55, 56, 57, 58)) == ()
     assert failures_of(measured(40, 45, 90, 52, 95)) == ()
     assert failures_of(measured(70, 71, 72, 73, 74), RegressionLimits(share=0.5)) == ()
 
 
-def test_a_version_that_does_not_load_or_answers_wrongly_fails_without_figures() -> None:
+def test_a_version_that_does_not_load_or_answers_wrongly_fails_without_figures():
     runs = judge_upgrade({OLD: TAKEN, NEW: "does not answer as recorded"}, {OLD: BASE}, RegressionLimits())
     assert find_failures(runs) == ("bundle on 1.32.0: does not answer as recorded",)
     assert (runs[1].figures, runs[1].changes) == ({}, ())
 
 
-def test_a_version_that_dies_while_it_is_measured_fails() -> None:
+def test_a_version_that_dies_while_it_is_measured_fails():
     runs = judge_upgrade({OLD: TAKEN, NEW: TAKEN}, {OLD: BASE, NEW: "child died"}, RegressionLimits())
     assert find_failures(runs) == ("bundle on 1.32.0: child died",)
 
 
-def test_a_verdict_says_what_failed_and_what_was_not_compared() -> None:
+def test_a_verdict_says_what_failed_and_what_was_not_compared():
     slow = measured(70, 71, 72, 73, 74)
     cases: list[tuple[SessionCheck | str, Sequence[ProbeResult], list[str]]] = [
         (TAKEN, BASE, ["baseline", "no worse"]),
@@ -85,7 +85,7 @@ def test_a_verdict_says_what_failed_and_what_was_not_compared() -> None:
         assert [describe_verdict(run, OLD.version) for run in runs] == expected
 
 
-def test_each_way_is_compared_with_itself() -> None:
+def test_each_way_is_compared_with_itself():
     source = UpgradeCase("source", "1.31.1"), UpgradeCase("source", "1.32.0")
     checks = {OLD: TAKEN, NEW: TAKEN, source[0]: SessionCheck(), source[1]: SessionCheck()}
     slow = measured(90, 91, 92, 93, 94)
@@ -94,7 +94,7 @@ def test_each_way_is_compared_with_itself() -> None:
     assert [change.ratio for change in runs[3].changes] == [1.0, 1.0, 1.0]
 
 
-def test_another_variant_is_a_remark_with_its_reason() -> None:
+def test_another_variant_is_a_remark_with_its_reason():
     fallback = SessionCheck("portable", ("cpu: expected ONNX Runtime < 1.32, got 1.32.0",))
     (remark,) = find_remarks({OLD: TAKEN, NEW: fallback})
     assert remark == (

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from importlib import metadata
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +18,7 @@ def record(*packages: str) -> Manifest:
     return Manifest("1.4", "m", "2026-01-01T00:00:00+00:00", "0.1.0", "sha256:0", SOURCE, environment, (), ())
 
 
-def test_versions_are_separated_by_commas_and_count_once() -> None:
+def test_versions_are_separated_by_commas_and_count_once():
     assert parse_versions("1.31.1, 1.32.0,1.31.1") == ("1.31.1", "1.32.0")
     assert parse_versions("1.33.0rc1,1.33.0.dev20261101") == ("1.33.0rc1", "1.33.0.dev20261101")
 
@@ -27,26 +26,24 @@ def test_versions_are_separated_by_commas_and_count_once() -> None:
 @pytest.mark.parametrize(
     "text", ["", "1.31.1,", "newest", "../1.31", "1.31.1 --index-url=x", "-r x", "1.31*", "1", "1.2@url"]
 )
-def test_what_is_no_version_never_gets_to_pip(text: str) -> None:
+def test_what_is_no_version_never_gets_to_pip(text):
     with pytest.raises(SpecError, match="not a version of ONNX Runtime"):
         parse_versions(text)
 
 
-def test_a_bundle_for_the_cpu_needs_the_cpu_wheel_whatever_it_was_made_with() -> None:
+def test_a_bundle_for_the_cpu_needs_the_cpu_wheel_whatever_it_was_made_with():
     made = record("onnxruntime-gpu", "nvidia-cudnn")
     assert list_requirements(made, "1.31.1", gpu=False) == ("onnxruntime==1.31.1", NUMPY)
 
 
-def test_a_bundle_for_a_gpu_needs_its_wheel_and_the_libraries_it_was_made_with() -> None:
+def test_a_bundle_for_a_gpu_needs_its_wheel_and_the_libraries_it_was_made_with():
     assert list_requirements(record(), "1.31.1", gpu=True) == ("onnxruntime-gpu==1.31.1", NUMPY)
     expected = ("onnxruntime-gpu[cuda,cudnn]==1.31.1", NUMPY)
     assert list_requirements(record("nvidia-cudnn-cu13"), "1.31.1", gpu=True) == expected
 
 
 @pytest.mark.attack
-def test_a_python_that_another_user_put_into_the_cache_is_not_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_python_that_another_user_put_into_the_cache_is_not_run(tmp_path, monkeypatch):
     cache, ran = tmp_path / "cache", tmp_path / "ran"
     monkeypatch.setenv("ORTPREP_CACHE_DIR", str(cache))
     key = environments._environment_key(["onnxruntime==1.31.1"])
@@ -61,9 +58,7 @@ def test_a_python_that_another_user_put_into_the_cache_is_not_run(
 
 
 @pytest.mark.attack
-def test_configuration_of_uv_in_the_working_folder_is_not_obeyed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_configuration_of_uv_in_the_working_folder_is_not_obeyed(tmp_path, monkeypatch):
     """A clone's `uv.toml` names an index whose `onnxruntime` would run, now and at each later check."""
     clone, programs, called = tmp_path / "clone", tmp_path / "programs", tmp_path / "called"
     for folder in (clone, programs):

@@ -87,7 +87,7 @@ def variables_of(folder: Path) -> dict[str, str]:
     }
 
 
-def test_a_pool_of_forks_runs_what_its_parent_created(tmp_path: Path) -> None:
+def test_a_pool_of_forks_runs_what_its_parent_created(tmp_path):
     script = (
         APPLICATION
         + """
@@ -116,9 +116,7 @@ with multiprocessing.get_context("fork").Pool(3, maxtasksperchild=5) as pool:
         ("options.enable_mem_pattern = False", ""),
     ],
 )
-def test_an_application_that_asks_for_threads_has_them_and_is_warned(
-    tmp_path: Path, asked: str, said: str
-) -> None:
+def test_an_application_that_asks_for_threads_has_them_and_is_warned(tmp_path, asked, said):
     script = f"""
 import os, onnxruntime
 options = onnxruntime.SessionOptions()
@@ -132,7 +130,7 @@ print(hasattr(session, "_ortprep_forks"), session.get_session_options().intra_op
     assert ("no fork can run the session" in done.stderr and f"asks for {said}" in done.stderr) == bool(said)
 
 
-def test_a_session_without_a_bundle_is_warned_of(tmp_path: Path) -> None:
+def test_a_session_without_a_bundle_is_warned_of(tmp_path):
     variables = variables_of(tmp_path)
     other = write_source(tmp_path / "other" / "model.onnx", seed=SOURCE_SEED + 1)
     done = run_python(APPLICATION, **{**variables, "MODEL": str(other)})
@@ -140,14 +138,14 @@ def test_a_session_without_a_bundle_is_warned_of(tmp_path: Path) -> None:
     assert "plain session of" in done.stderr
 
 
-def test_install_asks_for_forks_in_code(tmp_path: Path) -> None:
+def test_install_asks_for_forks_in_code(tmp_path):
     variables = {name: value for name, value in variables_of(tmp_path).items() if name != "ORTPREP_FORK"}
     script = "from ortprep.runtime import install; install(fork=True)\n" + APPLICATION
     done = run_python(script + "assert session._ortprep_forks", **variables)
     assert done.returncode == 0, done.stderr
 
 
-def test_the_printed_environment_asks_for_forks(tmp_path: Path) -> None:
+def test_the_printed_environment_asks_for_forks(tmp_path):
     command = [sys.executable, "-m", "ortprep", "run", "--bundles", str(tmp_path), "--print-environment"]
     environment = {**os.environ, "ORTPREP_FORK": "1", "PYTHONPATH": str(REPOSITORY / "pipeline")}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
@@ -197,7 +195,7 @@ def ask(url: str) -> tuple[float, int, bool] | None:
 
 
 @pytest.mark.slow
-def test_gunicorn_recycles_and_loses_workers_that_inherit_the_session(tmp_path: Path) -> None:
+def test_gunicorn_recycles_and_loses_workers_that_inherit_the_session(tmp_path):
     pytest.importorskip("gunicorn", reason="the environment of jobs has no server")
     requests = 400
     (tmp_path / "app.py").write_text(SERVER)
@@ -235,7 +233,7 @@ def test_gunicorn_recycles_and_loses_workers_that_inherit_the_session(tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("celery") is None, reason="Celery is not installed")
-def test_celery_forks_workers_that_inherit_the_session(tmp_path: Path) -> None:
+def test_celery_forks_workers_that_inherit_the_session(tmp_path):
     (tmp_path / "tasks.py").write_text(TASKS)
     variables = variables_of(tmp_path)
     for name in ("QUEUE", "RESULTS"):

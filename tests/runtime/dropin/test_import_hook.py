@@ -7,8 +7,6 @@ import os
 import subprocess
 import sys
 import venv
-from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -20,7 +18,7 @@ pytestmark = pytest.mark.runtime
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path, monkeypatch):
     """A folder where modules are found; what is imported and registered is forgotten afterwards."""
     modules, finders = set(sys.modules), list(sys.meta_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -30,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def test_functions_run_after_the_modules_own_code_in_the_order_of_their_registration(folder: Path) -> None:
+def test_functions_run_after_the_modules_own_code_in_the_order_of_their_registration(folder):
     (folder / "late_module.py").write_text("answer = 42\n")
     seen: list[object] = []
     call_after_import("late_module", lambda module: seen.append(("first", module.answer)))
@@ -43,13 +41,13 @@ def test_functions_run_after_the_modules_own_code_in_the_order_of_their_registra
     assert module.__spec__.loader is module.__loader__
 
 
-def test_a_function_for_a_module_that_is_imported_runs_at_once() -> None:
+def test_a_function_for_a_module_that_is_imported_runs_at_once():
     seen: list[ModuleType] = []
     call_after_import("os", seen.append)
     assert seen == [os]
 
 
-def test_a_package_and_its_submodules_are_imported_as_ever(folder: Path) -> None:
+def test_a_package_and_its_submodules_are_imported_as_ever(folder):
     (folder / "late_package").mkdir()
     (folder / "late_package/__init__.py").write_text("from late_package.inner import answer\n")
     (folder / "late_package/inner.py").write_text("answer = 42\n")
@@ -59,7 +57,7 @@ def test_a_package_and_its_submodules_are_imported_as_ever(folder: Path) -> None
     assert seen == ["late_package"]
 
 
-def test_a_finder_without_find_spec_is_passed_over(folder: Path) -> None:
+def test_a_finder_without_find_spec_is_passed_over(folder):
     (folder / "late_module.py").write_text("answer = 42\n")
     sys.meta_path.insert(0, object())  # type: ignore[arg-type]
     seen: list[int] = []
@@ -68,7 +66,7 @@ def test_a_finder_without_find_spec_is_passed_over(folder: Path) -> None:
     assert seen == [42]
 
 
-def test_an_import_that_fails_may_be_tried_again(folder: Path) -> None:
+def test_an_import_that_fails_may_be_tried_again(folder):
     (folder / "failing.py").write_text("import os\nif 'WORKS' not in os.environ: raise OSError('not yet')\n")
     seen: list[ModuleType] = []
     call_after_import("failing", seen.append)
@@ -83,7 +81,7 @@ def test_an_import_that_fails_may_be_tried_again(folder: Path) -> None:
         del os.environ["WORKS"]
 
 
-def test_a_module_that_there_is_not_stays_missing(folder: Path) -> None:
+def test_a_module_that_there_is_not_stays_missing(folder):
     call_after_import("no_such_module", print)
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         importlib.import_module("no_such_module")
@@ -94,7 +92,7 @@ CALLBACK = "def mark(module):\n    import sys; sys.stdout.write(f'callback {modu
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> dict[str, str]:
+def program(tmp_path):
     """An environment with a small module `onnxruntime`, and a function that runs after it."""
     (tmp_path / "onnxruntime.py").write_text(FAKE)
     (tmp_path / "callback.py").write_text(CALLBACK)
@@ -109,32 +107,30 @@ def run(code: str, environment: dict[str, str], python: str = sys.executable) ->
     return done.stdout
 
 
-def test_a_program_and_its_children_run_the_function(program: dict[str, str]) -> None:
+def test_a_program_and_its_children_run_the_function(program):
     assert run("import onnxruntime", program) == "onnxruntime\ncallback onnxruntime\n"
     child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import onnxruntime'], check=True)"
     assert run(child, program) == "onnxruntime\ncallback onnxruntime\n"
 
 
-def test_a_program_without_onnxruntime_gets_neither_it_nor_numpy(program: dict[str, str]) -> None:
+def test_a_program_without_onnxruntime_gets_neither_it_nor_numpy(program):
     shown = "import sys; print(sorted({'numpy', 'onnxruntime', 'typing', 'logging'} & set(sys.modules)))"
     plain = {**program, STARTUP_VARIABLE: ""}
     assert run(shown, program) == run(shown, plain)
     assert "onnxruntime" not in run(shown, program)
 
 
-def test_the_startup_folder_is_not_where_a_program_finds_modules(program: dict[str, str]) -> None:
+def test_the_startup_folder_is_not_where_a_program_finds_modules(program):
     assert "dropin/startup" not in run("import sys; print(sys.path)", program)
 
 
-def test_the_applications_own_sitecustomize_runs(program: dict[str, str], tmp_path: Path) -> None:
+def test_the_applications_own_sitecustomize_runs(program, tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.stdout.write('own\\n')\n")
     named = "import sitecustomize; print(sitecustomize.__file__)"
     assert run(named, program) == f"own\n{tmp_path}/sitecustomize.py\n"
 
 
-def test_an_interpreter_of_another_environment_needs_no_package_of_this_one(
-    program: dict[str, str], tmp_path: Path
-) -> None:
+def test_an_interpreter_of_another_environment_needs_no_package_of_this_one(program, tmp_path):
     venv.create(tmp_path / "other", with_pip=False, symlinks=True)
     environment = startup_environment("callback:mark", {**program, "PYTHONPATH": str(tmp_path)})
     tried = "import onnxruntime\ntry:\n import pytest\nexcept ImportError:\n print('no pytest')"
@@ -142,7 +138,7 @@ def test_an_interpreter_of_another_environment_needs_no_package_of_this_one(
     assert run(tried, environment, python) == "onnxruntime\ncallback onnxruntime\nno pytest\n"
 
 
-def test_an_environment_is_entered_once_however_often_it_is_made() -> None:
+def test_an_environment_is_entered_once_however_often_it_is_made():
     once = startup_environment("a:b", {"PYTHONPATH": "/x::/y"})
     assert startup_environment("a:b", once) == once
     assert once["PYTHONPATH"].endswith(":/x::/y")

@@ -20,7 +20,7 @@ model = sys.argv[1]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("project")
     model = write_source(folder / "net.onnx")
     write_bundle_of(model, folder / "bundles/net")
@@ -32,7 +32,7 @@ def assert_runs(model: Path, code: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_before_the_application_imports_onnxruntime(model: Path) -> None:
+def test_before_the_application_imports_onnxruntime(model):
     assert_runs(
         model,
         """
@@ -54,7 +54,7 @@ assert session.get_providers() == ["CPUExecutionProvider"]
     )
 
 
-def test_after_the_application_imported_it_its_sessions_stay_instances(model: Path) -> None:
+def test_after_the_application_imported_it_its_sessions_stay_instances(model):
     assert_runs(
         model,
         """
@@ -73,7 +73,7 @@ assert not isinstance(model, onnxruntime.InferenceSession)
     )
 
 
-def test_classes_of_the_application_inherit_from_it(model: Path) -> None:
+def test_classes_of_the_application_inherit_from_it(model):
     assert_runs(
         model,
         """
@@ -103,7 +103,7 @@ assert not isinstance(onnxruntime.InferenceSession(model), Counting)
     )
 
 
-def test_load_makes_its_own_sessions_whatever_is_installed(model: Path) -> None:
+def test_load_makes_its_own_sessions_whatever_is_installed(model):
     assert_runs(
         model,
         """
@@ -143,9 +143,7 @@ onnxruntime.InferenceSession = Wrapper
         ("ortprep.runtime.install()", "onnxruntime.InferenceSession(model, options)"),
     ],
 )
-def test_an_application_whose_sessions_load_bundles_never_waits_for_itself(
-    model: Path, before: str, call: str
-) -> None:
+def test_an_application_whose_sessions_load_bundles_never_waits_for_itself(model, before, call):
     assert_runs(
         model,
         WRAPPER
@@ -158,7 +156,7 @@ assert type(session) is plain or len(loaded) == 1
     )
 
 
-def test_a_class_that_the_application_put_in_place_before_stays_in_use(model: Path) -> None:
+def test_a_class_that_the_application_put_in_place_before_stays_in_use(model):
     assert_runs(
         model,
         """
@@ -176,7 +174,7 @@ assert of_bundle(onnxruntime.InferenceSession(model)) and Counting.made == 1
     )
 
 
-def test_a_module_that_only_has_onnxruntimes_name_is_left_alone(model: Path) -> None:
+def test_a_module_that_only_has_onnxruntimes_name_is_left_alone(model):
     assert_runs(
         model,
         """

@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 
 import ortprep
-from ortprep.bundle.loader_config import Requirements, read_loader_config, write_loader_config
+from ortprep.bundle.loader_config import read_loader_config, write_loader_config
 from tests.runtime.builders import (
     BUCKETED,
     CUDA_NEEDED,
@@ -42,18 +42,18 @@ CPU = ["CPUExecutionProvider"]
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
+def model(tmp_path):
     return write_source(tmp_path / "application/linear.onnx")
 
 
 @pytest.fixture
-def bundle(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def bundle(model, tmp_path, monkeypatch):
     monkeypatch.setenv("ORTPREP_BUNDLES", str(tmp_path / "bundles"))
     return write_bundle_of(model, tmp_path / "bundles/linear")
 
 
 @pytest.fixture(autouse=True)
-def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+def said(caplog):
     caplog.set_level(logging.INFO, logger="ortprep")
     return caplog
 
@@ -65,16 +65,14 @@ def reasons(said: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.mark.usefixtures("bundle")
 @pytest.mark.parametrize("named", [str, Path, os.fspath])
-def test_a_path_of_the_same_model_gives_the_bundles_session(
-    model: Path, named: Callable[[Path], Any], said: pytest.LogCaptureFixture
-) -> None:
+def test_a_path_of_the_same_model_gives_the_bundles_session(model, named, said):
     session = ortprep.session(named(model), providers=CPU)
     assert is_of_bundle(session)
     assert isinstance(session, onnxruntime.InferenceSession)
     assert reasons(said) == []
 
 
-def test_the_bytes_of_the_same_model_give_the_bundles_session(tmp_path: Path, bundle: Path) -> None:
+def test_the_bytes_of_the_same_model_give_the_bundles_session(tmp_path, bundle):
     model = tmp_path / "inline.onnx"
     model.write_bytes(add_model())
     write_bundle_of(model, tmp_path / "bundles/inline", inline=True)
@@ -86,24 +84,20 @@ def test_the_bytes_of_the_same_model_give_the_bundles_session(tmp_path: Path, bu
     assert answer.tolist() == [9, 9]
 
 
-def test_a_bundle_may_be_named_itself_and_beside_others(
-    model: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bundle_may_be_named_itself_and_beside_others(model, bundle, tmp_path, monkeypatch):
     places = [tmp_path / "none", write_bundle(tmp_path / "of-nothing"), bundle]
     monkeypatch.setenv("ORTPREP_BUNDLES", os.pathsep.join(map(str, places)))
     assert is_of_bundle(ortprep.session(model, providers=CPU))
 
 
 @pytest.mark.attack
-def test_a_bundle_that_is_not_signed_as_required_is_not_used(
-    model: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
-) -> None:
+def test_a_bundle_that_is_not_signed_as_required_is_not_used(model, bundle, tmp_path, monkeypatch, said):
     monkeypatch.setenv("ORTPREP_REQUIRE_SIGNATURE", str(tmp_path / "key.pub"))
     assert not is_of_bundle(ortprep.session(model, providers=CPU))
     assert [record for record in said.records if record.levelno == logging.WARNING]
 
 
-def test_bundles_that_come_and_go_are_noticed(model: Path, tmp_path: Path, bundle: Path) -> None:
+def test_bundles_that_come_and_go_are_noticed(model, tmp_path, bundle):
     assert is_of_bundle(ortprep.session(model))
     shutil.rmtree(bundle)
     assert not is_of_bundle(ortprep.session(model))
@@ -112,7 +106,7 @@ def test_bundles_that_come_and_go_are_noticed(model: Path, tmp_path: Path, bundl
 
 
 @pytest.mark.usefixtures("bundle")
-def test_f26_an_upgrade_of_the_model_is_served_plainly(model: Path, said: pytest.LogCaptureFixture) -> None:
+def test_f26_an_upgrade_of_the_model_is_served_plainly(model, said):
     assert is_of_bundle(ortprep.session(model))
     data = bytearray(model.read_bytes())
     data[data.index(b"graph")] ^= 1  # the graph's name: the same size, the same answers
@@ -123,7 +117,7 @@ def test_f26_an_upgrade_of_the_model_is_served_plainly(model: Path, said: pytest
 
 
 @pytest.mark.usefixtures("bundle")
-def test_f26_other_weights_beside_the_same_graph_are_served_plainly(model: Path) -> None:
+def test_f26_other_weights_beside_the_same_graph_are_served_plainly(model):
     write_source(model.with_name("other.onnx"), seed=1)
     weights = model.with_name(model.name + ".data")
     array = np.frombuffer(weights.read_bytes(), np.float32).copy()
@@ -133,9 +127,7 @@ def test_f26_other_weights_beside_the_same_graph_are_served_plainly(model: Path)
     assert answer[0, 0] == pytest.approx((sample() @ array.reshape(8, 4))[0, 0], rel=1e-4)
 
 
-def test_a_bundle_of_a_model_with_other_external_data_hides_no_other(
-    model: Path, bundle: Path, tmp_path: Path
-) -> None:
+def test_a_bundle_of_a_model_with_other_external_data_hides_no_other(model, bundle, tmp_path):
     foreign = write_bundle_of(model, tmp_path / "bundles/a-foreign")
     config = read_loader_config(foreign)
     graph, weights = config.source
@@ -147,9 +139,7 @@ def test_a_bundle_of_a_model_with_other_external_data_hides_no_other(
 
 
 @pytest.mark.parametrize("places", [None, "", "/no/such/folder"])
-def test_without_bundles_a_session_is_plain(
-    model: Path, monkeypatch: pytest.MonkeyPatch, places: str | None, said: pytest.LogCaptureFixture
-) -> None:
+def test_without_bundles_a_session_is_plain(model, monkeypatch, places, said):
     monkeypatch.delenv("ORTPREP_BUNDLES", raising=False)
     if places is not None:
         monkeypatch.setenv("ORTPREP_BUNDLES", places)
@@ -158,25 +148,21 @@ def test_without_bundles_a_session_is_plain(
 
 
 @pytest.mark.parametrize("reference", ["https://user:tok3n@host/x/net@v1", "https://user:tok3n@host"])
-def test_no_log_line_has_the_credentials_of_a_place(
-    model: Path, monkeypatch: pytest.MonkeyPatch, reference: str, said: pytest.LogCaptureFixture
-) -> None:
+def test_no_log_line_has_the_credentials_of_a_place(model, monkeypatch, reference, said):
     monkeypatch.setenv("ORTPREP_BUNDLES", reference)
     assert not is_of_bundle(ortprep.session(model))
     assert {record.levelno for record in said.records} == {logging.INFO, logging.WARNING}
     assert "tok3n" not in said.text
 
 
-def test_f26_a_bundle_without_its_source_is_never_used(
-    model: Path, bundle: Path, said: pytest.LogCaptureFixture
-) -> None:
+def test_f26_a_bundle_without_its_source_is_never_used(model, bundle, said):
     write_bundle(bundle)  # as a version before 1.4 wrote it
     assert not is_of_bundle(ortprep.session(model))
     assert len(reasons(said)) == 1
 
 
 @pytest.mark.usefixtures("bundle")
-def test_the_application_keeps_its_own_session_options(model: Path) -> None:
+def test_the_application_keeps_its_own_session_options(model):
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.enable_cpu_mem_arena, options.logid = 3, False, "mine"
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -215,9 +201,7 @@ OBSTACLES: dict[str, Callable[[Any], None]] = {
 
 @pytest.mark.usefixtures("bundle")
 @pytest.mark.parametrize("name", OBSTACLES)
-def test_what_an_optimised_graph_cannot_give_makes_a_plain_session(
-    model: Path, name: str, said: pytest.LogCaptureFixture
-) -> None:
+def test_what_an_optimised_graph_cannot_give_makes_a_plain_session(model, name, said):
     options = onnxruntime.SessionOptions()
     OBSTACLES[name](options)
     (answer,) = ortprep.session(model, options, CPU).run(None, {"x": sample()})
@@ -228,13 +212,13 @@ def test_what_an_optimised_graph_cannot_give_makes_a_plain_session(
 
 
 @pytest.mark.usefixtures("bundle")
-def test_arguments_beyond_those_of_a_session_make_it_plain(model: Path) -> None:
+def test_arguments_beyond_those_of_a_session_make_it_plain(model):
     assert not is_of_bundle(ortprep.session(model, disabled_optimizers=["ConstantFolding"]))
     assert is_of_bundle(ortprep.session(model, enable_fallback=0))
 
 
 @pytest.mark.usefixtures("bundle")
-def test_errors_of_the_application_are_onnxruntimes_own(model: Path, tmp_path: Path) -> None:
+def test_errors_of_the_application_are_onnxruntimes_own(model, tmp_path):
     with pytest.raises(ValueError, match="either strings or"):
         ortprep.session(model, providers=[5], enable_fallback=0)  # type: ignore[list-item]
     with pytest.raises(TypeError, match="Unable to load"):
@@ -245,9 +229,7 @@ def test_errors_of_the_application_are_onnxruntimes_own(model: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("odd", ["a\0b", bytearray(5_000_000), 3])
-def test_what_is_no_model_gets_onnxruntimes_own_error_and_a_short_line(
-    bundle: Path, said: pytest.LogCaptureFixture, odd: Any
-) -> None:
+def test_what_is_no_model_gets_onnxruntimes_own_error_and_a_short_line(bundle, said, odd):
     with pytest.raises(Exception) as plain:
         onnxruntime.InferenceSession(odd)
     with pytest.raises(type(plain.value)):
@@ -260,7 +242,7 @@ def test_what_is_no_model_gets_onnxruntimes_own_error_and_a_short_line(
     "providers",
     [None, [], CPU, ("CPUExecutionProvider",), [("CPUExecutionProvider", {"arena_extend_strategy": "x"})]],
 )
-def test_a_bundle_for_the_cpu_serves_whoever_would_get_the_cpu(model: Path, providers: Any) -> None:
+def test_a_bundle_for_the_cpu_serves_whoever_would_get_the_cpu(model, providers):
     session = ortprep.session(model, providers=providers)
     assert is_of_bundle(session)
     assert session.get_providers() == CPU
@@ -268,8 +250,8 @@ def test_a_bundle_for_the_cpu_serves_whoever_would_get_the_cpu(model: Path, prov
 
 @pytest.mark.parametrize("requirements", [{"cpu": UNMET}, {"cuda": CUDA_NEEDED}])
 def test_a_bundle_for_other_machines_makes_a_plain_session_without_a_warning(
-    model: Path, bundle: Path, requirements: dict[str, Requirements], said: pytest.LogCaptureFixture
-) -> None:
+    model, bundle, requirements, said
+):
     source = read_loader_config(bundle).source
     write_bundle(bundle, requirements=requirements)
     write_loader_config(bundle, dataclasses.replace(read_loader_config(bundle), source=source))
@@ -278,9 +260,7 @@ def test_a_bundle_for_other_machines_makes_a_plain_session_without_a_warning(
     assert {record.levelno for record in said.records} == {logging.INFO}
 
 
-def test_a_variant_of_fixed_sizes_never_stands_for_its_source(
-    model: Path, tmp_path: Path, bundle: Path
-) -> None:
+def test_a_variant_of_fixed_sizes_never_stands_for_its_source(model, tmp_path, bundle):
     source = read_loader_config(bundle).source
     write_converted(bundle, [dataclasses.replace(BUCKETED[2], name="cpu")])
     config = read_loader_config(bundle)
@@ -291,9 +271,7 @@ def test_a_variant_of_fixed_sizes_never_stands_for_its_source(
 
 
 @pytest.mark.parametrize("precisions", [("int8",), ("int8", "fp32")])
-def test_a_variant_of_reduced_precision_never_stands_for_its_source(
-    model: Path, bundle: Path, precisions: tuple[str, ...], said: pytest.LogCaptureFixture
-) -> None:
+def test_a_variant_of_reduced_precision_never_stands_for_its_source(model, bundle, precisions, said):
     source = read_loader_config(bundle).source
     seeds = {"int8": SOURCE_SEED + 1, "fp32": BUNDLE_SEED}
     write_converted(bundle, [Part(f"cpu-{one}", seed=seeds[one], precision=one) for one in precisions])
@@ -305,8 +283,8 @@ def test_a_variant_of_reduced_precision_never_stands_for_its_source(
 
 @pytest.mark.parametrize("switched_off", [False, True])
 def test_f27_a_judged_variant_stands_for_its_source_until_that_is_switched_off(
-    model: Path, bundle: Path, switched_off: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    model, bundle, switched_off, monkeypatch
+):
     source = read_loader_config(bundle).source
     parts = [Part("cpu-int8", seed=BUNDLE_SEED, precision="int8"), Part("cpu", seed=SOURCE_SEED)]
     write_converted(bundle, parts)
@@ -319,9 +297,7 @@ def test_f27_a_judged_variant_stands_for_its_source_until_that_is_switched_off(
     assert is_of_bundle(ortprep.session(model, providers=CPU)) != switched_off
 
 
-def test_a_damaged_bundle_is_a_warning_and_a_plain_session(
-    model: Path, bundle: Path, said: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_bundle_is_a_warning_and_a_plain_session(model, bundle, said):
     weights = bundle / "cpu/linear_optimized.onnx.data"
     weights.write_bytes(bytes(len(weights.read_bytes())))
     assert not is_of_bundle(ortprep.session(model, providers=CPU))
@@ -332,7 +308,7 @@ def test_a_damaged_bundle_is_a_warning_and_a_plain_session(
 
 
 @pytest.mark.usefixtures("bundle")
-def test_other_providers_later_are_those_of_the_source(model: Path) -> None:
+def test_other_providers_later_are_those_of_the_source(model):
     options = onnxruntime.SessionOptions()
     session = ortprep.session(model, options, CPU)
     assert is_of_bundle(session)
@@ -341,7 +317,7 @@ def test_other_providers_later_are_those_of_the_source(model: Path) -> None:
 
 
 @pytest.mark.usefixtures("bundle")
-def test_bound_runs_work(model: Path) -> None:
+def test_bound_runs_work(model):
     session = ortprep.session(model, providers=CPU)
     binding = session.io_binding()
     binding.bind_cpu_input("x", sample())

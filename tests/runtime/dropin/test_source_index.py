@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from ortprep.runtime.dropin.source_index import is_source, list_bundles, name_place, split_places
@@ -24,7 +22,7 @@ pytestmark = pytest.mark.runtime
         ("s3://x/net@v1:file:///srv/net@v2:", ["s3://x/net@v1", "file:///srv/net@v2"]),
     ],
 )
-def test_places_are_folders_and_references(places: str, expected: list[str]) -> None:
+def test_places_are_folders_and_references(places, expected):
     assert split_places(places) == expected
 
 
@@ -38,11 +36,11 @@ def test_places_are_folders_and_references(places: str, expected: list[str]) -> 
         ("s3://x/net@v1?sig=secret/key", "s3://…/net@v1"),
     ],
 )
-def test_a_place_is_logged_without_credentials(place: str, expected: str) -> None:
+def test_a_place_is_logged_without_credentials(place, expected):
     assert name_place(place) == expected
 
 
-def test_every_file_of_the_source_counts(tmp_path: Path) -> None:
+def test_every_file_of_the_source_counts(tmp_path):
     model = write_source(tmp_path / "model/net.onnx")
     write_bundle_of(model, tmp_path / "bundles/net")
     (bundle,) = list_bundles(str(tmp_path / "bundles"))
@@ -56,7 +54,7 @@ def test_every_file_of_the_source_counts(tmp_path: Path) -> None:
     assert not is_source(bundle, str(model))
 
 
-def test_what_one_process_read_no_other_reads_again(tmp_path: Path, own_cache: Path) -> None:
+def test_what_one_process_read_no_other_reads_again(tmp_path, own_cache):
     bundles = tmp_path / "bundles"
     for name in ("one", "two\ttabs"):
         write_bundle_of(write_source(tmp_path / "net.onnx"), bundles / name)
@@ -76,7 +74,7 @@ def test_what_one_process_read_no_other_reads_again(tmp_path: Path, own_cache: P
     assert run() == "2 True"
 
 
-def test_what_is_no_bundle_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_no_bundle_is_passed_over(tmp_path, caplog):
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged/loader.json").write_text("{}")
     (tmp_path / "empty").mkdir()
@@ -87,9 +85,7 @@ def test_what_is_no_bundle_is_passed_over(tmp_path: Path, caplog: pytest.LogCapt
     assert "\n" not in message
 
 
-def test_a_reference_that_cannot_be_pulled_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_reference_that_cannot_be_pulled_is_one_line(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("ORTPREP_REGISTRY", str(tmp_path / "registry"))
     for _ in range(2):
         assert list_bundles("registry://net@v1") == []
@@ -98,9 +94,7 @@ def test_a_reference_that_cannot_be_pulled_is_one_line(
     assert "\n" not in message
 
 
-def test_a_damaged_bundle_is_read_once_until_it_is_written_again(
-    tmp_path: Path, own_cache: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_bundle_is_read_once_until_it_is_written_again(tmp_path, own_cache, caplog):
     (tmp_path / "bundles/net").mkdir(parents=True)
     (tmp_path / "bundles/net/loader.json").write_text("{}")
     for _ in range(3):

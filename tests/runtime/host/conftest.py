@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,7 +48,7 @@ def freeze_host() -> int:
 
 
 @pytest.fixture(autouse=True)
-def runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def runtime_folder(tmp_path, monkeypatch):
     """The folder of this test's hosts; none is left afterwards, nor a socket, nor a descriptor."""
     runtime = tmp_path / "run"
     runtime.mkdir(mode=0o700)
@@ -64,5 +63,5 @@ def runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 @pytest.fixture
-def bundle(tmp_path: Path) -> Path:
+def bundle(tmp_path):
     return write_bundle(tmp_path / "linear")

@@ -111,16 +111,14 @@ JUNK = {
 
 
 @pytest.mark.parametrize("packet", JUNK.values(), ids=JUNK)
-def test_a_client_that_breaks_the_protocol_is_closed_and_others_are_served(
-    bundle: Path, packet: bytes
-) -> None:
+def test_a_client_that_breaks_the_protocol_is_closed_and_others_are_served(bundle, packet):
     with connect(bundle, start=True) as session, connection(bundle) as sock:
         sock.send(packet)
         assert is_closed_with_an_error(sock)
         np.testing.assert_allclose(session.run(None, {"x": sample()})[0], sample() @ weights_of(0), rtol=1e-5)
 
 
-def test_a_request_before_a_model_and_a_name_that_is_no_path_are_errors(bundle: Path) -> None:
+def test_a_request_before_a_model_and_a_name_that_is_no_path_are_errors(bundle):
     connect(bundle, start=True).close()
     with connection() as sock:
         sock.send(request(X, data=bytes(32)))
@@ -161,9 +159,7 @@ DESCRIPTORS: dict[str, tuple[Callable[[], int], int]] = {
 
 
 @pytest.mark.parametrize(("make", "size"), DESCRIPTORS.values(), ids=DESCRIPTORS)
-def test_a_descriptor_that_is_no_sealed_memory_is_refused(
-    bundle: Path, make: Callable[[], int], size: int
-) -> None:
+def test_a_descriptor_that_is_no_sealed_memory_is_refused(bundle, make, size):
     with connect(bundle, start=True) as session, connection(bundle) as sock:
         descriptor = make()
         socket.send_fds(sock, [head(RUN, 1, len(X), size) + X], [descriptor])
@@ -178,7 +174,7 @@ def host_descriptors() -> int:
     return len(list(Path(f"/proc/{status['pid']}/fd").iterdir()))
 
 
-def test_descriptors_that_nobody_asked_for_are_closed(bundle: Path) -> None:
+def test_descriptors_that_nobody_asked_for_are_closed(bundle):
     connect(bundle, start=True).close()
     before = host_descriptors()
     for count, packet in 5 * ((1, head(OPEN)), (30, head(RUN, size=4096)), (1, b""), (2, b"junk")):
@@ -193,7 +189,7 @@ def test_descriptors_that_nobody_asked_for_are_closed(bundle: Path) -> None:
     wait_for(lambda: host_descriptors() <= before, what="no descriptor is left in the host")
 
 
-def test_clients_that_leave_or_do_not_read_cost_no_thread(bundle: Path) -> None:
+def test_clients_that_leave_or_do_not_read_cost_no_thread(bundle):
     with connect(bundle, start=True) as session:
         idle = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(100)]
         folder = HostFolder()
@@ -213,7 +209,7 @@ def test_clients_that_leave_or_do_not_read_cost_no_thread(bundle: Path) -> None:
             sock.close()
 
 
-def test_more_clients_than_there_is_room_for_are_told_so(bundle: Path) -> None:
+def test_more_clients_than_there_is_room_for_are_told_so(bundle):
     with connect(bundle, start=True) as session:
         folder = HostFolder()
         clients = []
@@ -278,9 +274,7 @@ LIES: dict[str, Callable[[socket.socket], object]] = {
 
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
-def test_a_host_that_breaks_the_protocol_is_an_error(
-    bundle: Path, lie: Callable[[socket.socket], object]
-) -> None:
+def test_a_host_that_breaks_the_protocol_is_an_error(bundle, lie):
     with fake_host(opened, lie):
         session = connect(bundle, timeout_s=5)
         with pytest.raises(HostError, match=r"host broke the protocol"):
@@ -288,7 +282,7 @@ def test_a_host_that_breaks_the_protocol_is_an_error(
         session.close()
 
 
-def test_a_host_that_leaves_at_once_is_an_error_and_no_endless_loop(bundle: Path) -> None:
+def test_a_host_that_leaves_at_once_is_an_error_and_no_endless_loop(bundle):
     with fake_host(opened, lambda sock: sock.close()):
         session = connect(bundle, timeout_s=5)
         with pytest.raises(HostDiedError, match="before it answered"):
@@ -297,7 +291,7 @@ def test_a_host_that_leaves_at_once_is_an_error_and_no_endless_loop(bundle: Path
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o711])
-def test_a_folder_that_others_may_enter_is_refused(bundle: Path, runtime_folder: Path, mode: int) -> None:
+def test_a_folder_that_others_may_enter_is_refused(bundle, runtime_folder, mode):
     runtime_folder.mkdir(parents=True)
     runtime_folder.chmod(mode)
     for start in (False, True):
@@ -307,9 +301,7 @@ def test_a_folder_that_others_may_enter_is_refused(bundle: Path, runtime_folder:
         read_status()
 
 
-def test_a_link_or_a_file_in_place_of_the_folder_is_refused(
-    bundle: Path, runtime_folder: Path, tmp_path: Path
-) -> None:
+def test_a_link_or_a_file_in_place_of_the_folder_is_refused(bundle, runtime_folder, tmp_path):
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     runtime_folder.parent.mkdir(mode=0o700)
     runtime_folder.symlink_to(tmp_path / "elsewhere")
@@ -325,7 +317,7 @@ def test_a_link_or_a_file_in_place_of_the_folder_is_refused(
 
 @needs_root
 @pytest.mark.parametrize("part", ["ortprep", "ortprep/host"])
-def test_a_folder_of_another_user_is_refused(bundle: Path, runtime_folder: Path, part: str) -> None:
+def test_a_folder_of_another_user_is_refused(bundle, runtime_folder, part):
     runtime = runtime_folder.parent.parent
     for name in ("ortprep", "ortprep/host"):
         (runtime / name).mkdir(mode=0o700)
@@ -351,7 +343,7 @@ def as_nobody(act: Callable[[], object]) -> int:
 
 
 @needs_root
-def test_another_user_that_reaches_the_socket_is_not_served(bundle: Path) -> None:
+def test_another_user_that_reaches_the_socket_is_not_served(bundle):
     connect(bundle, start=True).close()
     folder = HostFolder()
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -376,7 +368,7 @@ def test_another_user_that_reaches_the_socket_is_not_served(bundle: Path) -> Non
 
 
 @needs_root
-def test_a_host_of_another_user_is_not_asked(tmp_path: Path) -> None:
+def test_a_host_of_another_user_is_not_asked(tmp_path):
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(path))

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,7 +38,7 @@ from tests.runtime.pool.builders import write_model_bundle
 pytestmark = pytest.mark.runtime
 
 
-def test_answers_are_those_of_the_model_whether_they_fit_a_packet_or_not(bundle: Path) -> None:
+def test_answers_are_those_of_the_model_whether_they_fit_a_packet_or_not(bundle):
     with connect(bundle, start=True) as session:
         for rows in (1, 0, 3, 20_000, 2, 50_000):
             x = batch_of(rows)
@@ -54,7 +53,7 @@ def test_answers_are_those_of_the_model_whether_they_fit_a_packet_or_not(bundle:
 
 
 @pytest.mark.parametrize("size", [6, 30_000])
-def test_types_that_numpy_lacks_go_both_ways(tmp_path: Path, size: int) -> None:
+def test_types_that_numpy_lacks_go_both_ways(tmp_path, size):
     x = narrow(np.arange(size, dtype=np.float32).reshape(2, -1), ELEMENT_TYPES["bfloat16"])
     both = ("bfloat16", ("a", "b"))
     operators, golden = {"y": ("Identity", ("x",))}, {"input:x": x, "output:y": x}
@@ -63,7 +62,7 @@ def test_types_that_numpy_lacks_go_both_ways(tmp_path: Path, size: int) -> None:
         np.testing.assert_array_equal(session.run(None, {"x": x})[0], x)
 
 
-def test_a_client_imports_no_onnxruntime_and_few_modules(bundle: Path) -> None:
+def test_a_client_imports_no_onnxruntime_and_few_modules(bundle):
     connect(bundle, start=True).close()
     program = (
         "import numpy, sys; before = set(sys.modules)\n"
@@ -101,16 +100,14 @@ def test_a_client_imports_no_onnxruntime_and_few_modules(bundle: Path) -> None:
     ],
     ids=["missing", "unknown", "type", "strings", "objects", "huge"],
 )
-def test_wrong_inputs_are_errors_and_the_session_goes_on(
-    bundle: Path, feeds: dict[str, object], problem: str
-) -> None:
+def test_wrong_inputs_are_errors_and_the_session_goes_on(bundle, feeds, problem):
     with connect(bundle, start=True) as session:
         with pytest.raises(InvalidRequestError, match=problem):
             session.run(None, feeds)
         assert session.run(None, {"x": sample()})[0].shape == (2, 4)
 
 
-def test_a_refused_run_and_an_unknown_output_are_errors_and_the_session_goes_on(bundle: Path) -> None:
+def test_a_refused_run_and_an_unknown_output_are_errors_and_the_session_goes_on(bundle):
     with connect(bundle, start=True) as session:
         with pytest.raises(RunError, match="ONNX Runtime cannot run linear"):
             session.run(None, {"x": np.zeros((2, ROWS + 1), np.float32)})
@@ -119,7 +116,7 @@ def test_a_refused_run_and_an_unknown_output_are_errors_and_the_session_goes_on(
         assert session.run(None, {"x": sample()})[0].shape == (2, 4)
 
 
-def test_without_a_host_a_client_says_how_to_start_one(bundle: Path) -> None:
+def test_without_a_host_a_client_says_how_to_start_one(bundle):
     for _ in range(2):
         with pytest.raises(HostError, match="no host runs") as raised:
             connect(bundle)
@@ -128,19 +125,19 @@ def test_without_a_host_a_client_says_how_to_start_one(bundle: Path) -> None:
     assert stop_host() is None
 
 
-def test_a_name_that_the_host_was_not_given_is_an_error(bundle: Path) -> None:
+def test_a_name_that_the_host_was_not_given_is_an_error(bundle):
     with pytest.raises(LoadError, match="no model of this name: 'linear'"):
         connect("linear", start=True)
 
 
-def test_a_damaged_bundle_is_refused_as_load_refuses_it(bundle: Path) -> None:
+def test_a_damaged_bundle_is_refused_as_load_refuses_it(bundle):
     with next(bundle.glob("cpu/*.onnx")).open("ab") as file:
         file.write(b"x")
     with pytest.raises(IntegrityError):
         connect(bundle, start=True)
 
 
-def test_many_clients_at_once_start_one_host(bundle: Path, runtime_folder: Path) -> None:
+def test_many_clients_at_once_start_one_host(bundle, runtime_folder):
     program = (
         "import sys, numpy; from ortprep.runtime import connect\n"
         "with connect(sys.argv[1], start=True) as session:\n"
@@ -154,9 +151,7 @@ def test_many_clients_at_once_start_one_host(bundle: Path, runtime_folder: Path)
     assert status["requests"] == 6
 
 
-def test_a_host_without_requests_ends_and_the_next_call_starts_another(
-    bundle: Path, runtime_folder: Path
-) -> None:
+def test_a_host_without_requests_ends_and_the_next_call_starts_another(bundle, runtime_folder):
     with connect(bundle, start=True, idle_s=0.5) as session:
         session.run(None, {"x": sample()})
         wait_for(lambda: not hosts(runtime_folder), what="the host has ended")
@@ -165,13 +160,13 @@ def test_a_host_without_requests_ends_and_the_next_call_starts_another(
         assert len(hosts(runtime_folder)) == 1
 
 
-def test_after_a_kill_between_requests_the_next_one_is_answered(bundle: Path) -> None:
+def test_after_a_kill_between_requests_the_next_one_is_answered(bundle):
     with connect(bundle, start=True) as session:
         kill_host()
         np.testing.assert_allclose(session.run(None, {"x": sample()})[0], sample() @ weights_of(0), rtol=1e-5)
 
 
-def test_a_kill_during_a_request_is_an_error_that_says_to_call_again(bundle: Path) -> None:
+def test_a_kill_during_a_request_is_an_error_that_says_to_call_again(bundle):
     x = batch_of(3_000_000)
     with connect(bundle, start=True) as session:
         threading.Timer(0.3, os.kill, (freeze_host(), signal.SIGKILL)).start()
@@ -181,7 +176,7 @@ def test_a_kill_during_a_request_is_an_error_that_says_to_call_again(bundle: Pat
         np.testing.assert_allclose(session.run(None, {"x": sample()})[0], sample() @ weights_of(0), rtol=1e-5)
 
 
-def test_a_deadline_ends_the_wait_and_its_answer_is_never_another_requests(bundle: Path) -> None:
+def test_a_deadline_ends_the_wait_and_its_answer_is_never_another_requests(bundle):
     with connect(bundle, start=True) as session:
         pid = freeze_host()
         began = time.monotonic()
@@ -192,7 +187,7 @@ def test_a_deadline_ends_the_wait_and_its_answer_is_never_another_requests(bundl
         np.testing.assert_allclose(session.run(None, {"x": sample()})[0], sample() @ weights_of(0), rtol=1e-5)
 
 
-def test_a_bundle_that_was_replaced_answers_as_the_new_one(bundle: Path, tmp_path: Path) -> None:
+def test_a_bundle_that_was_replaced_answers_as_the_new_one(bundle, tmp_path):
     with connect(bundle, start=True) as session:
         session.run(None, {"x": sample()})
         other = write_bundle(tmp_path / "other", seed=1)
@@ -204,7 +199,7 @@ def test_a_bundle_that_was_replaced_answers_as_the_new_one(bundle: Path, tmp_pat
             session.run(None, {"x": sample()})
 
 
-def test_threads_share_a_session_and_a_fork_connects_again(bundle: Path) -> None:
+def test_threads_share_a_session_and_a_fork_connects_again(bundle):
     with connect(bundle, start=True) as session:
 
         def run(seed: int) -> None:
@@ -223,7 +218,7 @@ def test_threads_share_a_session_and_a_fork_connects_again(bundle: Path) -> None
         assert os.waitpid(child, 0)[1] == 0
 
 
-def test_a_thread_waits_for_its_turn_no_longer_than_its_deadline(bundle: Path) -> None:
+def test_a_thread_waits_for_its_turn_no_longer_than_its_deadline(bundle):
     with connect(bundle, start=True) as session, ThreadPoolExecutor(1) as threads:
         pid = freeze_host()
         first = threads.submit(session.run, None, {"x": sample()}, timeout_s=30)
@@ -238,7 +233,7 @@ def test_a_thread_waits_for_its_turn_no_longer_than_its_deadline(bundle: Path) -
         np.testing.assert_allclose(first.result()[0], sample() @ weights_of(0), rtol=1e-5)
 
 
-def test_a_start_that_hangs_takes_its_timeout_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_hangs_takes_its_timeout_once(monkeypatch):
     kept: list[int] = []
 
     def hang(*_: object, pass_fds: tuple[int, int], timeout: float, **__: object) -> None:
@@ -255,7 +250,7 @@ def test_a_start_that_hangs_takes_its_timeout_once(monkeypatch: pytest.MonkeyPat
     os.close(kept[0])
 
 
-def test_idle_time_counts_from_the_end_of_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_time_counts_from_the_end_of_an_answer(monkeypatch):
     folder, ran_s = HostFolder(make=True), []
     server = Server(folder, HostConfig())
     monkeypatch.setattr(server, "describe", lambda: {"at": ran_s.append(time.monotonic())})
@@ -270,14 +265,14 @@ def test_idle_time_counts_from_the_end_of_an_answer(monkeypatch: pytest.MonkeyPa
         folder.close()
 
 
-def test_a_closed_session_says_so(bundle: Path) -> None:
+def test_a_closed_session_says_so(bundle):
     session = connect(bundle, start=True)
     session.close()
     with pytest.raises(HostError, match="session is closed"):
         session.run(None, {"x": sample()})
 
 
-def test_stop_lets_a_busy_host_end_and_kills_one_that_hangs(bundle: Path, runtime_folder: Path) -> None:
+def test_stop_lets_a_busy_host_end_and_kills_one_that_hangs(bundle, runtime_folder):
     connect(bundle, start=True).close()
     pid = freeze_host()
     with pytest.raises(HostError, match=f"process {pid} did not answer"):
@@ -287,7 +282,7 @@ def test_stop_lets_a_busy_host_end_and_kills_one_that_hangs(bundle: Path, runtim
     assert list(runtime_folder.iterdir()) == []
 
 
-def test_the_model_that_was_unused_for_longest_is_dropped_and_loads_again(tmp_path: Path) -> None:
+def test_the_model_that_was_unused_for_longest_is_dropped_and_loads_again(tmp_path):
     folders = [str(write_bundle(tmp_path / str(seed), seed=seed)) for seed in range(3)]
     table = ModelTable(HostConfig(models={"first": folders[0]}))
     for seed in (0, 1, 2, 0):

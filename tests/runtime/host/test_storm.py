@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,9 +41,7 @@ print(json.dumps(found))
 """
 
 
-def test_no_answer_is_wrong_and_no_program_hangs_while_the_host_is_killed(
-    bundle: Path, tmp_path: Path
-) -> None:
+def test_no_answer_is_wrong_and_no_program_hangs_while_the_host_is_killed(bundle, tmp_path):
     np.save(tmp_path / "weights.npy", weights_of(0))
     command = [sys.executable, "-c", CLIENT, str(bundle), str(tmp_path / "weights.npy")]
     clients = [

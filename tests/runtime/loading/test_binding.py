@@ -22,11 +22,11 @@ pytestmark = pytest.mark.runtime
 
 
 @pytest.fixture
-def bundle(tmp_path: Path) -> Path:
+def bundle(tmp_path):
     return write_bundle(tmp_path / "bundle")
 
 
-def test_a_bound_run_answers_as_a_plain_one(bundle: Path) -> None:
+def test_a_bound_run_answers_as_a_plain_one(bundle):
     session = load(bundle)
     feeds = {"x": sample()}
     bound, plain = run_once(session, feeds, io_binding=True), run_session(session, feeds)
@@ -35,7 +35,7 @@ def test_a_bound_run_answers_as_a_plain_one(bundle: Path) -> None:
     np.testing.assert_allclose(bound["y"], sample() @ weights_of(0), rtol=1e-4)
 
 
-def test_a_bound_run_gives_its_outputs_in_the_same_memory_every_time(bundle: Path) -> None:
+def test_a_bound_run_gives_its_outputs_in_the_same_memory_every_time(bundle):
     run = BoundRun(load(bundle), {"x": sample()})
     addresses = set()
     for _ in range(5):
@@ -45,7 +45,7 @@ def test_a_bound_run_gives_its_outputs_in_the_same_memory_every_time(bundle: Pat
     np.testing.assert_allclose(run.outputs()["y"], sample() @ weights_of(0), rtol=1e-4)
 
 
-def test_bound_runs_answer_batches_of_any_shapes_as_plain_ones_do(bundle: Path) -> None:
+def test_bound_runs_answer_batches_of_any_shapes_as_plain_ones_do(bundle):
     session = load(bundle)
     runs, answers = BoundRuns(session), []
     batches = [sample()[:rows] * factor for factor in (1, 2, 3) for rows in (2, 1, 2)]
@@ -65,9 +65,7 @@ def mark_bound(bundle: Path) -> None:
     write_record(bundle)
 
 
-def test_f20_the_golden_sample_is_run_bound_where_the_variant_asks_for_it(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_f20_the_golden_sample_is_run_bound_where_the_variant_asks_for_it(bundle, monkeypatch):
     mark_bound(bundle)
 
     calls: list[str] = []
@@ -87,7 +85,7 @@ def _noting(name: str, calls: list[str]) -> Callable[..., Any]:
     return noting
 
 
-def test_f20_a_wrong_answer_of_a_bound_run_is_told(bundle: Path, tmp_path: Path) -> None:
+def test_f20_a_wrong_answer_of_a_bound_run_is_told(bundle, tmp_path):
     mark_bound(bundle)
     other = write_bundle(tmp_path / "other", seed=1)
     (bundle / "golden.npz").write_bytes((other / "golden.npz").read_bytes())

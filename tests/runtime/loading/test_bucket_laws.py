@@ -71,9 +71,7 @@ def taken(config: LoaderConfig, shapes: Shapes, general: Variant = GENERAL) -> s
 
 
 @given(BINDINGS, SIZES, SIZES, SIZES)
-def test_a_bucket_takes_the_batches_that_have_all_its_sizes_and_no_other(
-    binding: dict[str, int], batch: int, length: int, rows: int
-) -> None:
+def test_a_bucket_takes_the_batches_that_have_all_its_sizes_and_no_other(binding, batch, length, rows):
     sizes = {"batch": batch, "length": length, "x[1]": rows}
     fits = all(sizes[name] == size for name, size in binding.items())
     config = config_of(variant("bucket", binding))
@@ -81,9 +79,7 @@ def test_a_bucket_takes_the_batches_that_have_all_its_sizes_and_no_other(
 
 
 @given(st.lists(BINDINGS, max_size=5), SIZES, SIZES, SIZES)
-def test_of_several_that_fit_the_one_that_binds_most_is_taken(
-    bindings: list[dict[str, int]], batch: int, length: int, rows: int
-) -> None:
+def test_of_several_that_fit_the_one_that_binds_most_is_taken(bindings, batch, length, rows):
     buckets = [variant(str(number), binding) for number, binding in enumerate(bindings)]
     sizes = {"batch": batch, "length": length, "x[1]": rows}
     fitting = [one for one in buckets if one.binding.items() <= sizes.items()]
@@ -95,9 +91,7 @@ def test_of_several_that_fit_the_one_that_binds_most_is_taken(
 
 
 @given(BINDINGS, st.permutations(["ids", "x"]))
-def test_the_order_in_which_inputs_are_given_does_not_matter(
-    binding: dict[str, int], order: list[str]
-) -> None:
+def test_the_order_in_which_inputs_are_given_does_not_matter(binding, order):
     shapes = shapes_of(1, 2, 3)
     config = config_of(variant("bucket", binding))
     assert taken(config, {name: shapes[name] for name in order}) == taken(config, shapes)
@@ -117,11 +111,11 @@ def test_the_order_in_which_inputs_are_given_does_not_matter(
     ],
     ids=str,
 )
-def test_what_no_variant_takes_is_left_to_the_general_one(shapes: Shapes) -> None:
+def test_what_no_variant_takes_is_left_to_the_general_one(shapes):
     assert taken(config_of(variant("bucket", {"batch": 1})), shapes) is None
 
 
-def test_the_answer_keeps_its_target_and_precision_whatever_the_batch() -> None:
+def test_the_answer_keeps_its_target_and_precision_whatever_the_batch():
     kinds = list(itertools.product(("cpu", "cuda"), ("fp32", "int8")))
     buckets = [variant(f"{t}-{p}", {"batch": 1}, target=t, precision=p) for t, p in kinds]
     for target, precision in kinds:
@@ -129,22 +123,22 @@ def test_the_answer_keeps_its_target_and_precision_whatever_the_batch() -> None:
         assert taken(config_of(*buckets), shapes_of(1, 2, 3), general) == f"{target}-{precision}"
 
 
-def test_a_size_that_no_input_shows_is_never_taken_for_granted() -> None:
+def test_a_size_that_no_input_shows_is_never_taken_for_granted():
     assert taken(config_of(variant("bucket", {"batch": 1, "past": 1})), shapes_of(1, 2, 3)) is None
 
 
-def test_a_bucket_that_was_asked_for_by_name_takes_everything_itself() -> None:
+def test_a_bucket_that_was_asked_for_by_name_takes_everything_itself():
     named, other = variant("cpu-batch1", {"batch": 1}), variant("cpu-batch2", {"batch": 2})
     assert taken(config_of(named, other), shapes_of(2, 2, 3), named) is None
 
 
 @pytest.mark.parametrize(("shape", "fits"), [((4, 2), True), ((4,), True), ((3, 2), False), ((), False)])
-def test_an_input_of_unknown_rank_is_judged_by_the_axes_it_has(shape: tuple[int, ...], fits: bool) -> None:
+def test_an_input_of_unknown_rank_is_judged_by_the_axes_it_has(shape, fits):
     config = config_of(variant("bucket", {"x[0]": 4}), inputs=(TensorSpec("x", "float32", None),))
     assert taken(config, {"x": shape}) == ("bucket" if fits else None)
 
 
-def test_sizes_that_the_general_variant_is_bound_to_hold_for_its_buckets_too() -> None:
+def test_sizes_that_the_general_variant_is_bound_to_hold_for_its_buckets_too():
     general = variant("cpu", {"length": 2}, bucket=False)
     config = config_of(variant("bucket", {"batch": 1}))
     assert taken(config, shapes_of(1, 2, 3), general) == "bucket"

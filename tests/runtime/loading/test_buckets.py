@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,7 @@ BUCKET_MODEL = "cpu-batch4/linear_optimized.onnx"
 
 
 @pytest.fixture
-def bundle(tmp_path: Path) -> Path:
+def bundle(tmp_path):
     return write_converted(tmp_path / "bundle")
 
 
@@ -59,16 +58,14 @@ def asked(session: Any, size: int) -> int:
     ],
 )
 def test_f22_every_batch_goes_to_the_variant_for_its_sizes_in_the_precision_asked_for(
-    bundle: Path, precision: str, by_size: dict[int, int]
-) -> None:
+    bundle, precision, by_size
+):
     bucketed = load(bundle, precision=precision, check="golden")
     for _ in range(2):
         assert {size: asked(bucketed, size) for size in by_size} == by_size
 
 
-def test_a_bucket_is_made_when_a_batch_first_needs_it_and_never_again(
-    bundle: Path, sessions: list[Any]
-) -> None:
+def test_a_bucket_is_made_when_a_batch_first_needs_it_and_never_again(bundle, sessions):
     bucketed = load(bundle)
     counts = []
     for size in (1, 8, 8, 4, 8):
@@ -77,7 +74,7 @@ def test_a_bucket_is_made_when_a_batch_first_needs_it_and_never_again(
     assert counts == [1, 2, 2, 3, 3]
 
 
-def test_threads_that_need_the_same_bucket_make_it_once(bundle: Path, sessions: list[Any]) -> None:
+def test_threads_that_need_the_same_bucket_make_it_once(bundle, sessions):
     barrier = threading.Barrier(8)
 
     def ask(number: int) -> int:
@@ -90,7 +87,7 @@ def test_threads_that_need_the_same_bucket_make_it_once(bundle: Path, sessions: 
     assert len(sessions) == 3
 
 
-def test_a_bundle_without_buckets_answers_as_ever(tmp_path: Path) -> None:
+def test_a_bundle_without_buckets_answers_as_ever(tmp_path):
     plain = write_bundle(tmp_path / "plain")
     bucketed = load(plain)
     assert session_for(bucketed, {"x": (4, 8)}) is bucketed
@@ -100,16 +97,14 @@ def test_a_bundle_without_buckets_answers_as_ever(tmp_path: Path) -> None:
     )
 
 
-def test_the_session_of_some_shapes_can_be_had_before_the_first_batch(
-    bundle: Path, sessions: list[Any]
-) -> None:
+def test_the_session_of_some_shapes_can_be_had_before_the_first_batch(bundle, sessions):
     bucketed = load(bundle)
     ahead = session_for(bucketed, {"x": (8, 8)})
     assert asked(ahead, 8) == asked(bucketed, 8) == FP32_8
     assert len(sessions) == 2
 
 
-def test_what_is_asked_of_the_session_is_answered_for_all_shapes(bundle: Path) -> None:
+def test_what_is_asked_of_the_session_is_answered_for_all_shapes(bundle):
     plain = load(bundle)
     bucketed = load(bundle)
     asked(bucketed, 4)
@@ -123,7 +118,7 @@ def test_what_is_asked_of_the_session_is_answered_for_all_shapes(bundle: Path) -
     assert seed_of(binding.copy_outputs_to_cpu()[0], 4) == FP32
 
 
-def test_ort_values_find_their_bucket_and_lists_the_general_variant(bundle: Path) -> None:
+def test_ort_values_find_their_bucket_and_lists_the_general_variant(bundle):
     import onnxruntime
 
     value = onnxruntime.OrtValue.ortvalue_from_numpy(batch_of(4))
@@ -135,7 +130,7 @@ def test_ort_values_find_their_bucket_and_lists_the_general_variant(bundle: Path
             assert seed_of(bucketed.run(None, {"x": feed})[0], 4) == FP32
 
 
-def test_a_bucket_that_has_to_be_bound_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_that_has_to_be_bound_is(tmp_path, monkeypatch):
     import onnxruntime
 
     parts = (Part("cpu", seed=0), Part("cpu-batch4", seed=2, batch=4, io_binding=True))
@@ -161,9 +156,7 @@ def test_a_bucket_that_has_to_be_bound_is(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(plain) == 1
 
 
-def test_a_bucket_that_this_machine_cannot_run_is_passed_over_aloud(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_bucket_that_this_machine_cannot_run_is_passed_over_aloud(tmp_path, caplog):
     parts = (Part("cpu", seed=0), Part("cpu-batch4", seed=2, batch=4, requirements=UNMET))
     bucketed = load(write_converted(tmp_path / "b", parts))
     with caplog.at_level(logging.WARNING):
@@ -171,7 +164,7 @@ def test_a_bucket_that_this_machine_cannot_run_is_passed_over_aloud(
     assert "bucket passed over: cpu-batch4: expected ONNX Runtime >= 99.0" in caplog.text
 
 
-def test_a_bucket_that_cannot_be_loaded_is_the_error_of_its_batches_until_it_can(bundle: Path) -> None:
+def test_a_bucket_that_cannot_be_loaded_is_the_error_of_its_batches_until_it_can(bundle):
     model = bundle / BUCKET_MODEL
     whole = model.read_bytes()
     bucketed = load(bundle, digests="off")
@@ -184,7 +177,7 @@ def test_a_bucket_that_cannot_be_loaded_is_the_error_of_its_batches_until_it_can
     assert asked(bucketed, 4) == FP32_4
 
 
-def test_one_changed_byte_of_a_bucket_is_reported_before_it_is_used(bundle: Path) -> None:
+def test_one_changed_byte_of_a_bucket_is_reported_before_it_is_used(bundle):
     bucketed = load(bundle)
     data = bundle / f"{BUCKET_MODEL}.data"
     data.write_bytes(bytes([data.read_bytes()[0] ^ 1]) + data.read_bytes()[1:])
@@ -193,7 +186,7 @@ def test_one_changed_byte_of_a_bucket_is_reported_before_it_is_used(bundle: Path
     assert asked(bucketed, 1) == FP32
 
 
-def test_f24_a_bucket_is_checked_with_answers_of_its_own(bundle: Path) -> None:
+def test_f24_a_bucket_is_checked_with_answers_of_its_own(bundle):
     wrong = {"input:x": batch_of(4), "output:y": batch_of(4) @ weights_of(FP32)}
     write_tensors(bundle / "cpu-batch4/golden.npz", wrong)
     rewrite_digests(bundle)
@@ -203,7 +196,7 @@ def test_f24_a_bucket_is_checked_with_answers_of_its_own(bundle: Path) -> None:
     assert asked(bucketed, 8) == FP32_8
 
 
-def test_f17_buckets_of_another_build_are_never_mixed_in(bundle: Path, tmp_path: Path) -> None:
+def test_f17_buckets_of_another_build_are_never_mixed_in(bundle, tmp_path):
     bucketed = load(bundle, digests="off")
     bundle.rename(tmp_path / "old")
     write_converted(bundle, BUCKETED[:-1])
@@ -212,17 +205,17 @@ def test_f17_buckets_of_another_build_are_never_mixed_in(bundle: Path, tmp_path:
 
 
 @pytest.mark.parametrize("argument", [{"precision": "int9"}, {"digests": "some"}])
-def test_a_misspelt_argument_is_an_error(bundle: Path, argument: dict[str, Any]) -> None:
+def test_a_misspelt_argument_is_an_error(bundle, argument):
     with pytest.raises(LoadError, match=f"bad argument of load: {next(iter(argument))}"):
         load(bundle, **argument)
 
 
-def test_a_precision_that_the_bundle_lacks_is_named_with_those_it_has(bundle: Path) -> None:
+def test_a_precision_that_the_bundle_lacks_is_named_with_those_it_has(bundle):
     with pytest.raises(LoadError, match=r"precision 'fp16'(?s:.*)cpu-int8 \(int8\)") as caught:
         load(bundle, precision="fp16")
     assert caught.value.hint is not None
     assert "precision: fp16" in caught.value.hint
 
 
-def test_f23_a_bucket_is_loaded_alone_only_by_its_name(bundle: Path) -> None:
+def test_f23_a_bucket_is_loaded_alone_only_by_its_name(bundle):
     assert asked(load(bundle, target="cpu-batch4", check="golden"), 4) == FP32_4

@@ -27,7 +27,7 @@ OWN = SessionOptionsRecord("ORT_DISABLE_ALL", {"intra_op_num_threads": 2}, {PREP
 
 
 @pytest.fixture
-def bundle(tmp_path: Path) -> Path:
+def bundle(tmp_path):
     return write_bundle(tmp_path / "b", options=OWN, first=OWN)
 
 
@@ -54,9 +54,7 @@ FORMS: dict[str, Callable[[dict[str, Any]], Any]] = {"mapping": as_mapping, "obj
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_callers_values_win_in_both_phases_and_the_bundle_adds_what_they_leave(
-    tmp_path: Path, form: str
-) -> None:
+def test_the_callers_values_win_in_both_phases_and_the_bundle_adds_what_they_leave(tmp_path, form):
     one_thread = SessionOptionsRecord(
         "ORT_DISABLE_ALL", {"intra_op_num_threads": 1, "enable_mem_pattern": False}
     )
@@ -79,7 +77,7 @@ def test_the_callers_values_win_in_both_phases_and_the_bundle_adds_what_they_lea
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_contradiction_is_logged_once(bundle: Path, form: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_contradiction_is_logged_once(bundle, form, caplog):
     with caplog.at_level(logging.WARNING, logger="ortprep"):
         for _ in range(3):
             chosen = {"intra_op_num_threads": 1, PREPACKING: "0"}
@@ -92,9 +90,7 @@ def test_a_contradiction_is_logged_once(bundle: Path, form: str, caplog: pytest.
     assert f"{PREPACKING}='0' instead of '1'" in message
 
 
-def test_an_object_is_given_back_as_it_was_and_serves_for_several_bundles(
-    bundle: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_object_is_given_back_as_it_was_and_serves_for_several_bundles(bundle, tmp_path, caplog):
     other = SessionOptionsRecord("ORT_ENABLE_BASIC", {"intra_op_num_threads": 1}, {PREPACKING: "0"})
     options = as_object({"enable_cpu_mem_arena": False})
     with caplog.at_level(logging.WARNING, logger="ortprep"):
@@ -112,7 +108,7 @@ def test_an_object_is_given_back_as_it_was_and_serves_for_several_bundles(
     assert caplog.records == []
 
 
-def test_an_enumeration_may_be_given_by_its_member_or_its_name(bundle: Path) -> None:
+def test_an_enumeration_may_be_given_by_its_member_or_its_name(bundle):
     parallel = onnxruntime.ExecutionMode.ORT_PARALLEL
     for mode in (parallel, "ORT_PARALLEL"):
         made = load(bundle, session_options={"execution_mode": mode}).get_session_options()
@@ -120,25 +116,25 @@ def test_an_enumeration_may_be_given_by_its_member_or_its_name(bundle: Path) -> 
 
 
 @pytest.mark.parametrize("given", [{"enable_arena": True}, {1: 2}, 3, ["intra_op_num_threads"]])
-def test_what_is_no_option_is_an_error_that_names_those_there_are(bundle: Path, given: Any) -> None:
+def test_what_is_no_option_is_an_error_that_names_those_there_are(bundle, given):
     with pytest.raises(LoadError, match="bad argument of load: session_options") as caught:
         load(bundle, session_options=given)
     assert "attribute" in str(caught.value)
 
 
-def test_a_value_that_onnxruntime_refuses_is_a_load_error(bundle: Path) -> None:
+def test_a_value_that_onnxruntime_refuses_is_a_load_error(bundle):
     with pytest.raises(LoadError, match="intra_op_num_threads='many'"):
         load(bundle, session_options={"intra_op_num_threads": "many"})
 
 
-def test_a_deadline_leaves_no_flag_in_the_callers_object(bundle: Path) -> None:
+def test_a_deadline_leaves_no_flag_in_the_callers_object(bundle):
     options = as_object({})
     for _ in range(2):
         check_answer(load(bundle, session_options=options, timeout_s=600))
     check_answer(onnxruntime.InferenceSession(str(bundle / MODEL), options))
 
 
-def test_threads_that_share_an_object_each_get_their_own_bundles_values(bundle: Path, tmp_path: Path) -> None:
+def test_threads_that_share_an_object_each_get_their_own_bundles_values(bundle, tmp_path):
     other = write_bundle(
         tmp_path / "other", options=SessionOptionsRecord("ORT_DISABLE_ALL", {"logid": "other"})
     )
@@ -154,7 +150,7 @@ def test_threads_that_share_an_object_each_get_their_own_bundles_values(bundle: 
     assert set(found[1::2]) == {(0, "other")}
 
 
-def test_waiting_for_an_object_counts_as_loading(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_an_object_counts_as_loading(bundle, monkeypatch):
     options, begun, go_on = as_object({}), threading.Event(), threading.Event()
     make = onnxruntime.InferenceSession
 
@@ -175,7 +171,7 @@ def test_waiting_for_an_object_counts_as_loading(bundle: Path, monkeypatch: pyte
         check_answer(first.result(300))
 
 
-def test_what_one_bundle_sets_does_not_reach_the_next(bundle: Path, tmp_path: Path) -> None:
+def test_what_one_bundle_sets_does_not_reach_the_next(bundle, tmp_path):
     entries = {
         "optimization.disable_specified_optimizers": "ConstantFolding",
         "session.dynamic_block_base": "4",
@@ -188,7 +184,7 @@ def test_what_one_bundle_sets_does_not_reach_the_next(bundle: Path, tmp_path: Pa
     check_answer(onnxruntime.InferenceSession(str(bundle / MODEL), options))
 
 
-def test_an_object_is_not_lent_for_what_it_could_not_lose_again(tmp_path: Path) -> None:
+def test_an_object_is_not_lent_for_what_it_could_not_lose_again(tmp_path):
     affinities = {"session.intra_op_thread_affinities": "1"}
     bound = SessionOptionsRecord("ORT_DISABLE_ALL", {"intra_op_num_threads": 2}, affinities)
     folder = write_bundle(tmp_path / "bound", options=bound)
@@ -197,13 +193,13 @@ def test_an_object_is_not_lent_for_what_it_could_not_lose_again(tmp_path: Path) 
     load(folder, session_options={"enable_cpu_mem_arena": False})
 
 
-def test_a_load_leaves_the_object_usable(bundle: Path) -> None:
+def test_a_load_leaves_the_object_usable(bundle):
     options = as_object({})
     wait_steady(load(bundle, session_options=options), 60)
     check_answer(onnxruntime.InferenceSession(str(bundle / MODEL), options))
 
 
-def test_another_level_is_logged_and_not_taken(bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_level_is_logged_and_not_taken(bundle, caplog):
     with caplog.at_level(logging.WARNING, logger="ortprep"):
         session = load(bundle, session_options={"graph_optimization_level": "ORT_ENABLE_BASIC"})
     level = session.get_session_options().graph_optimization_level

@@ -43,7 +43,7 @@ def load_on(processor: str, bundle: Path) -> str:
     return done.stdout.strip()
 
 
-def test_prepared_with_avx512_and_loaded_without_takes_the_portable_variant(tmp_path: Path) -> None:
+def test_prepared_with_avx512_and_loaded_without_takes_the_portable_variant(tmp_path):
     wide = dataclasses.replace(CPU_ONLY, cpu_features=("avx512f",))
     bundle = write_bundle(tmp_path / "b", requirements={"cpu": wide, "portable": CPU_ONLY})
     said = load_on("Haswell", bundle)

@@ -54,8 +54,8 @@ def bundle_that_refers_to(location: str, place: str, folder: Path) -> Path:
 )
 @pytest.mark.attack
 def test_f25_a_model_that_refers_to_what_is_not_listed_is_refused_before_onnxruntime_sees_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, location: str, place: str, digests: str
-) -> None:
+    tmp_path, monkeypatch, location, place, digests
+):
     bundle = bundle_that_refers_to(location, place, tmp_path / "b")
     (tmp_path / "outside.bin").write_bytes(bytes(128))
     if digests != "full":  # which finds files that were added
@@ -67,7 +67,7 @@ def test_f25_a_model_that_refers_to_what_is_not_listed_is_refused_before_onnxrun
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_model_may_refer_to_what_is_listed(tmp_path: Path, place: str) -> None:
+def test_a_model_may_refer_to_what_is_listed(tmp_path, place):
     session = load(bundle_that_refers_to(DATA, place, tmp_path / "b"), digests="full")
     feeds = {"x": sample(), "yes": np.array(True)}
     (answer,) = session.run(None, {one.name: feeds[one.name] for one in session.get_inputs()})
@@ -76,7 +76,7 @@ def test_a_model_may_refer_to_what_is_listed(tmp_path: Path, place: str) -> None
 
 
 @pytest.mark.attack
-def test_f25_an_address_in_memory_is_refused_even_where_a_file_of_its_name_is_listed(tmp_path: Path) -> None:
+def test_f25_an_address_in_memory_is_refused_even_where_a_file_of_its_name_is_listed(tmp_path):
     bundle = bundle_that_refers_to(TAG, "weights", tmp_path / "b")
     (bundle / "cpu" / TAG).parent.mkdir(parents=True)
     (bundle / "cpu" / DATA).rename(bundle / "cpu" / TAG)
@@ -92,7 +92,7 @@ def test_f25_an_address_in_memory_is_refused_even_where_a_file_of_its_name_is_li
 
 
 @pytest.mark.attack
-def test_f25_a_tag_that_protobuf_cuts_to_another_is_refused(tmp_path: Path) -> None:
+def test_f25_a_tag_that_protobuf_cuts_to_another_is_refused(tmp_path):
     bundle = write_bundle(tmp_path / "b")
     model = bundle / MODEL
     # external_data is field 13 of a tensor; 13 and 2**29 more are the same 32 bits.
@@ -104,7 +104,7 @@ def test_f25_a_tag_that_protobuf_cuts_to_another_is_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.attack
-def test_f25_a_model_behind_a_link_is_looked_at_where_onnxruntime_looks(tmp_path: Path) -> None:
+def test_f25_a_model_behind_a_link_is_looked_at_where_onnxruntime_looks(tmp_path):
     bundle = write_bundle(tmp_path / "b")
     (bundle / "other").mkdir()
     (bundle / MODEL).rename(bundle / "other/real.onnx")
@@ -114,7 +114,7 @@ def test_f25_a_model_behind_a_link_is_looked_at_where_onnxruntime_looks(tmp_path
         load(bundle)
 
 
-def test_a_deadline_ends_the_look_at_a_model(tmp_path: Path) -> None:
+def test_a_deadline_ends_the_look_at_a_model(tmp_path):
     bundle = write_bundle(tmp_path / "b")
     (bundle / MODEL).write_bytes((bundle / MODEL).read_bytes() + b"\xf8\x3f\x00" * 7_000_000)  # 0.8 s
     rewrite_digests(bundle)
@@ -122,7 +122,7 @@ def test_a_deadline_ends_the_look_at_a_model(tmp_path: Path) -> None:
         load(bundle, timeout_s=0.1)
 
 
-def test_what_no_parser_of_protobuf_takes_is_refused(tmp_path: Path) -> None:
+def test_what_no_parser_of_protobuf_takes_is_refused(tmp_path):
     bundle = write_bundle(tmp_path / "b")
     (bundle / MODEL).write_bytes(b"\x0b" + (bundle / MODEL).read_bytes())  # a group, which old parsers skip
     rewrite_digests(bundle)
@@ -130,9 +130,7 @@ def test_what_no_parser_of_protobuf_takes_is_refused(tmp_path: Path) -> None:
         load(bundle)
 
 
-def test_the_models_are_looked_at_once_for_any_number_of_loads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_models_are_looked_at_once_for_any_number_of_loads(tmp_path, monkeypatch):
     looked = []
     check = variant_files.check_external_data
 

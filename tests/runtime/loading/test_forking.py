@@ -59,11 +59,11 @@ def assert_passes(bundle: Path, script: str) -> str:
 
 
 @pytest.fixture
-def bundle(tmp_path: Path) -> Path:
+def bundle(tmp_path):
     return write_bundle(tmp_path / "linear")
 
 
-def test_a_child_runs_on_what_its_parent_loaded(bundle: Path) -> None:
+def test_a_child_runs_on_what_its_parent_loaded(bundle):
     assert_passes(
         bundle,
         """
@@ -89,7 +89,7 @@ class Threaded:
     """What stands for a session."""
 
 
-def test_a_session_is_known_to_have_threads_before_it_is_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_is_known_to_have_threads_before_it_is_in_place(monkeypatch):
     """Else a process that is forked between the two would run it, and hang."""
     session, known = Threaded(), []
     state: Any = SimpleNamespace(replacing=threading.Lock(), has_threads=False, is_unusable=True)
@@ -102,7 +102,7 @@ def test_a_session_is_known_to_have_threads_before_it_is_in_place(monkeypatch: p
 
 
 @pytest.mark.skipif(not phases.may_swap(), reason="ONNX Runtime before 1.31, or a single core")
-def test_children_change_to_threads_of_their_own_and_the_parent_never_does(bundle: Path) -> None:
+def test_children_change_to_threads_of_their_own_and_the_parent_never_does(bundle):
     log = assert_passes(
         bundle,
         """
@@ -133,7 +133,7 @@ assert session.get_session_options().intra_op_num_threads == 1
     assert log.count("cannot run after this fork; creating a session") == 3
 
 
-def test_a_child_of_a_parent_that_is_running_makes_its_own(bundle: Path) -> None:
+def test_a_child_of_a_parent_that_is_running_makes_its_own(bundle):
     assert_passes(
         bundle,
         """
@@ -166,7 +166,7 @@ in_child(lambda: sys.exit("wrong") if not same(session) or id(session._sess) != 
     )
 
 
-def test_a_child_of_a_parent_that_is_loading_can_load(bundle: Path) -> None:
+def test_a_child_of_a_parent_that_is_loading_can_load(bundle):
     assert_passes(
         bundle,
         """
@@ -206,9 +206,7 @@ other.join()
         ({"threads_after": "2"}, "expected None, or a number from 1"),
     ],
 )
-def test_what_cannot_be_inherited_is_refused_at_the_call(
-    bundle: Path, arguments: dict[str, Any], said: str
-) -> None:
+def test_what_cannot_be_inherited_is_refused_at_the_call(bundle, arguments, said):
     with pytest.raises(LoadError, match=said):
         load_before_fork(bundle, **arguments)
 
@@ -221,9 +219,7 @@ NO_THREADS = [
 
 
 @pytest.mark.parametrize("own", NO_THREADS)
-def test_options_that_add_no_thread_are_accepted(
-    bundle: Path, own: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_that_add_no_thread_are_accepted(bundle, own, monkeypatch):
     monkeypatch.setattr(forking, "has_telemetry_thread", lambda: False)
     session = load_before_fork(bundle, session_options=own)
     assert session.get_session_options().intra_op_num_threads == 1
@@ -235,7 +231,7 @@ def test_options_that_add_no_thread_are_accepted(
     assert forking.find_fork_obstacle(options) is None
 
 
-def test_a_child_of_a_parent_that_opens_a_bucket_opens_its_own(tmp_path: Path) -> None:
+def test_a_child_of_a_parent_that_opens_a_bucket_opens_its_own(tmp_path):
     bundle = write_converted(tmp_path / "linear")
     assert_passes(
         bundle,
@@ -259,7 +255,7 @@ in_child(check)
     )
 
 
-def test_other_options_of_the_application_hold_in_every_session(bundle: Path) -> None:
+def test_other_options_of_the_application_hold_in_every_session(bundle):
     assert_passes(
         bundle,
         """
@@ -277,7 +273,7 @@ in_child(check)
     )
 
 
-def test_the_thread_of_the_telemetry_is_refused(bundle: Path) -> None:
+def test_the_thread_of_the_telemetry_is_refused(bundle):
     script = """
 import onnxruntime, sys, types, warnings
 from ortprep.errors import LoadError

@@ -58,7 +58,7 @@ POLICIES = ("changed", "full", "off")
 
 
 @pytest.fixture
-def bundle(tmp_path: Path) -> Path:
+def bundle(tmp_path):
     return write_bundle(tmp_path / "linear")
 
 
@@ -81,18 +81,18 @@ def edit_config(folder: Path, change: Callable[[Any], None]) -> None:
 
 @pytest.mark.parametrize("digests", POLICIES)
 @pytest.mark.parametrize("check", ["none", "golden"])
-def test_a_whole_bundle_loads_and_answers(bundle: Path, digests: Any, check: Any) -> None:
+def test_a_whole_bundle_loads_and_answers(bundle, digests, check):
     session = load(bundle, digests=digests, check=check)
     (answer,) = session.run(None, {"x": sample()})
     np.testing.assert_allclose(answer, sample() @ weights_of(0), rtol=1e-5, atol=1e-6)
 
 
-def test_a_bundle_loads_by_a_relative_path(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundle_loads_by_a_relative_path(bundle, monkeypatch):
     monkeypatch.chdir(bundle.parent)
     assert load("linear").get_inputs()[0].name == "x"
 
 
-def test_a_bundle_loads_through_a_link(bundle: Path, tmp_path: Path) -> None:
+def test_a_bundle_loads_through_a_link(bundle, tmp_path):
     link = tmp_path / "current"
     link.symlink_to(bundle)
     assert load(link, digests="full").get_inputs()[0].name == "x"
@@ -101,7 +101,7 @@ def test_a_bundle_loads_through_a_link(bundle: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("digests", ["changed", "full"])
 @pytest.mark.parametrize("file", [DATA, "cpu/linear_optimized.onnx"])
 @pytest.mark.attack
-def test_one_changed_byte_is_reported_before_anything_is_built(bundle: Path, file: str, digests: Any) -> None:
+def test_one_changed_byte_is_reported_before_anything_is_built(bundle, file, digests):
     flip_byte(bundle / file)
     with pytest.raises(IntegrityError, match=file) as caught:
         load(bundle, digests=digests)
@@ -109,41 +109,41 @@ def test_one_changed_byte_is_reported_before_anything_is_built(bundle: Path, fil
 
 
 @pytest.mark.attack
-def test_a_byte_changed_after_a_load_is_reported_by_the_next(bundle: Path) -> None:
+def test_a_byte_changed_after_a_load_is_reported_by_the_next(bundle):
     load(bundle)
     flip_byte(bundle / DATA)
     with pytest.raises(IntegrityError, match="content"):
         load(bundle)
 
 
-def test_without_digests_nothing_is_hashed(bundle: Path) -> None:
+def test_without_digests_nothing_is_hashed(bundle):
     flip_byte(bundle / DATA)
     (answer,) = load(bundle, digests="off").run(None, {"x": sample()})
     assert not np.allclose(answer, sample() @ weights_of(0), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("digests", ["changed", "full"])
-def test_a_missing_file_is_reported(bundle: Path, digests: Any) -> None:
+def test_a_missing_file_is_reported(bundle, digests):
     (bundle / DATA).unlink()
     with pytest.raises(IntegrityError, match="missing"):
         load(bundle, digests=digests)
 
 
-def test_a_truncated_file_is_reported(bundle: Path) -> None:
+def test_a_truncated_file_is_reported(bundle):
     os.truncate(bundle / DATA, 16)
     with pytest.raises(IntegrityError, match="size: expected 128 bytes, got 16 bytes"):
         load(bundle)
 
 
 @pytest.mark.attack
-def test_an_added_file_is_reported_by_the_full_policy(bundle: Path) -> None:
+def test_an_added_file_is_reported_by_the_full_policy(bundle):
     (bundle / "cpu" / "extra.bin").write_bytes(b"x")
     load(bundle)
     with pytest.raises(IntegrityError, match=r"cpu/extra\.bin: added"):
         load(bundle, digests="full")
 
 
-def test_the_full_policy_also_hashes_variants_that_are_not_loaded(tmp_path: Path) -> None:
+def test_the_full_policy_also_hashes_variants_that_are_not_loaded(tmp_path):
     folder = write_bundle(tmp_path / "b", requirements={"cpu": CPU_ONLY, "portable": CPU_ONLY})
     flip_byte(folder / "portable/linear_optimized.onnx.data")
     load(folder)
@@ -152,7 +152,7 @@ def test_the_full_policy_also_hashes_variants_that_are_not_loaded(tmp_path: Path
 
 
 @pytest.mark.attack
-def test_the_full_policy_trusts_no_remembered_digest(bundle: Path) -> None:
+def test_the_full_policy_trusts_no_remembered_digest(bundle):
     stat = (bundle / DATA).stat()
     load(bundle)
     flip_byte(bundle / DATA)
@@ -161,19 +161,19 @@ def test_the_full_policy_trusts_no_remembered_digest(bundle: Path) -> None:
         load(bundle, digests="full")
 
 
-def test_a_bundle_without_manifest_cannot_pass_the_full_policy(bundle: Path) -> None:
+def test_a_bundle_without_manifest_cannot_pass_the_full_policy(bundle):
     (bundle / "manifest.json").unlink()
     with pytest.raises(BundleError, match=r"manifest\.json"):
         load(bundle, digests="full")
 
 
-def test_an_empty_deadline_and_one_that_is_no_number_are_told_apart(bundle: Path) -> None:
+def test_an_empty_deadline_and_one_that_is_no_number_are_told_apart(bundle):
     for timeout_s in (-1.0, float("nan")):
         with pytest.raises(LoadError, match="bad argument of load: timeout_s"):
             load(bundle, timeout_s=timeout_s)
 
 
-def test_a_bundle_behind_links_in_a_circle_is_a_bundle_error(tmp_path: Path) -> None:
+def test_a_bundle_behind_links_in_a_circle_is_a_bundle_error(tmp_path):
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(BundleError, match="no bundle there"):
@@ -183,25 +183,21 @@ def test_a_bundle_behind_links_in_a_circle_is_a_bundle_error(tmp_path: Path) -> 
 @pytest.mark.parametrize("digests", POLICIES)
 @pytest.mark.parametrize("name", ["loader.json", "cpu/linear_optimized.onnx", DATA, "golden.npz"])
 @pytest.mark.attack
-def test_f7_a_pipe_in_a_files_place_is_an_error_and_never_waited_for(
-    bundle: Path, name: str, digests: Any
-) -> None:
+def test_f7_a_pipe_in_a_files_place_is_an_error_and_never_waited_for(bundle, name, digests):
     (bundle / name).unlink()
     os.mkfifo(bundle / name)
     with pytest.raises(BundleError, match=r"regular file"):
         load(bundle, digests=digests, check="golden")
 
 
-def test_a_folder_whose_name_is_not_text_is_a_load_error(bundle: Path) -> None:
+def test_a_folder_whose_name_is_not_text_is_a_load_error(bundle):
     with pytest.raises(LoadError, match="cannot load"):
         load(bundle.rename(bundle.with_name("b\udcff")))
 
 
 @pytest.mark.parametrize("digests", ["changed", "off"])
 @pytest.mark.attack
-def test_f17_a_file_exchanged_while_it_is_loaded_is_reported(
-    bundle: Path, digests: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_f17_a_file_exchanged_while_it_is_loaded_is_reported(bundle, digests, monkeypatch):
     build = session.build_session
 
     def build_late(*args: Any, **kwargs: Any) -> Any:
@@ -216,7 +212,7 @@ def test_f17_a_file_exchanged_while_it_is_loaded_is_reported(
 
 
 @pytest.mark.parametrize("digests", ["changed", "full"])
-def test_a_deadline_ends_the_hashing(bundle: Path, digests: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deadline_ends_the_hashing(bundle, digests, monkeypatch):
     class Clock:
         """Lets a second pass at every look at it."""
 
@@ -232,13 +228,13 @@ def test_a_deadline_ends_the_hashing(bundle: Path, digests: Any, monkeypatch: py
         load(bundle, digests=digests, timeout_s=1.5)
 
 
-def test_damage_of_a_variant_that_does_not_fit_is_no_obstacle(tmp_path: Path) -> None:
+def test_damage_of_a_variant_that_does_not_fit_is_no_obstacle(tmp_path):
     folder = write_bundle(tmp_path / "b", requirements={"cpu": UNMET, "portable": CPU_ONLY})
     flip_byte(folder / DATA)
     assert open_bundle(folder).variant.name == "portable"
 
 
-def test_a_changed_loader_config_is_reported(bundle: Path) -> None:
+def test_a_changed_loader_config_is_reported(bundle):
     text = (bundle / LOADER_FILE).read_text().replace("ORT_DISABLE_ALL", "ORT_ENABLE_ALL")
     (bundle / LOADER_FILE).write_text(text)
     with pytest.raises(IntegrityError, match="changed after it was written"):
@@ -246,38 +242,38 @@ def test_a_changed_loader_config_is_reported(bundle: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"\xff\xfe", b"{" * 100_000], ids=range(5))
-def test_a_loader_config_that_is_none_is_a_bundle_error(bundle: Path, damage: bytes) -> None:
+def test_a_loader_config_that_is_none_is_a_bundle_error(bundle, damage):
     (bundle / LOADER_FILE).write_bytes(damage)
     with pytest.raises(BundleError, match=LOADER_FILE):
         load(bundle)
 
 
-def test_a_folder_that_is_no_bundle_is_a_bundle_error(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_bundle_is_a_bundle_error(tmp_path):
     with pytest.raises(BundleError, match=r"no bundle there: .*\n  expected a folder with loader") as caught:
         load(tmp_path / "nothing")
     assert caught.value.hint is not None
 
 
-def test_a_path_no_file_system_takes_is_a_load_error() -> None:
+def test_a_path_no_file_system_takes_is_a_load_error():
     with pytest.raises(LoadError, match="not a bundle path"):
         load("a\0b")
 
 
-def test_a_newer_schema_is_refused_with_the_way_out(bundle: Path) -> None:
+def test_a_newer_schema_is_refused_with_the_way_out(bundle):
     edit_config(bundle, lambda data: data.update(schema_version="2.0"))
     with pytest.raises(UnsupportedVersionError, match=r"got 2\.0") as caught:
         load(bundle)
     assert caught.value.hint == upgrade_command()
 
 
-def test_a_newer_minor_schema_is_read(bundle: Path) -> None:
+def test_a_newer_minor_schema_is_read(bundle):
     edit_config(bundle, lambda data: data.update(schema_version="1.9", novelty=[1]))
     assert load(bundle)
 
 
 @pytest.mark.parametrize("path", ["../secret.onnx", "/etc/passwd", "cpu/../../secret.onnx", "cpu\\x", ""])
 @pytest.mark.attack
-def test_a_path_that_escapes_is_refused(bundle: Path, path: str) -> None:
+def test_a_path_that_escapes_is_refused(bundle, path):
     def escape(data: Any) -> None:
         data["variants"][0]["model"] = path
         data["variants"][0]["files"][0]["path"] = path
@@ -289,7 +285,7 @@ def test_a_path_that_escapes_is_refused(bundle: Path, path: str) -> None:
 
 @pytest.mark.parametrize("digests", POLICIES)
 @pytest.mark.attack
-def test_a_link_that_leads_out_is_refused(bundle: Path, tmp_path: Path, digests: Any) -> None:
+def test_a_link_that_leads_out_is_refused(bundle, tmp_path, digests):
     outside = tmp_path / "outside.data"
     (bundle / DATA).rename(outside)
     (bundle / DATA).symlink_to(outside)
@@ -298,7 +294,7 @@ def test_a_link_that_leads_out_is_refused(bundle: Path, tmp_path: Path, digests:
 
 
 @pytest.mark.attack
-def test_f18_a_bundle_that_asks_to_write_files_is_refused(tmp_path: Path) -> None:
+def test_f18_a_bundle_that_asks_to_write_files_is_refused(tmp_path):
     target = tmp_path / "written"
     options = SessionOptionsRecord("ORT_DISABLE_ALL", {"optimized_model_filepath": str(target)})
     folder = write_bundle(tmp_path / "b", options=options)
@@ -321,15 +317,15 @@ def test_f18_a_bundle_that_asks_to_write_files_is_refused(tmp_path: Path) -> Non
     ],
 )
 @pytest.mark.attack
-def test_f18_a_session_entry_about_files_is_refused(tmp_path: Path, key: str) -> None:
+def test_f18_a_session_entry_about_files_is_refused(tmp_path, key):
     folder = write_bundle(tmp_path / "b", options=SessionOptionsRecord("ORT_DISABLE_ALL", {}, {key: "x"}))
     with pytest.raises(IntegrityError, match=rf"'{re.escape(key)}' (must not be set|is unknown)"):
         load(folder)
 
 
 def test_f18_an_entry_that_only_a_newer_onnxruntime_knows_is_taken_with_one_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    tmp_path, monkeypatch, caplog
+):
     options = SessionOptionsRecord("ORT_DISABLE_ALL", {}, {"session.from_the_future": "1"})
     folder = write_bundle(tmp_path / "b", options=options)
     with pytest.raises(IntegrityError, match="is unknown to ONNX Runtime"):
@@ -344,8 +340,8 @@ def test_f18_an_entry_that_only_a_newer_onnxruntime_knows_is_taken_with_one_warn
 @pytest.mark.parametrize("value", ["x", "/tmp/trace", "140028371632128"])
 @pytest.mark.attack
 def test_f18_a_newer_onnxruntime_does_not_let_in_what_could_be_a_path_or_an_address(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
-) -> None:
+    tmp_path, monkeypatch, value
+):
     options = SessionOptionsRecord("ORT_DISABLE_ALL", {}, {"session.from_the_future": value})
     folder = write_bundle(tmp_path / "b", options=options)
     monkeypatch.setattr(onnxruntime, "__version__", "1.99.0")
@@ -358,9 +354,7 @@ def test_f18_a_newer_onnxruntime_does_not_let_in_what_could_be_a_path_or_an_addr
     [{"mlas.kleidiai.conv_igemm_max_work": "banana"}, {"session.intra_op.allow_spinning": "perhaps"}],
 )
 @pytest.mark.attack
-def test_f18_a_session_entry_that_could_end_the_process_is_refused(
-    tmp_path: Path, entries: dict[str, str]
-) -> None:
+def test_f18_a_session_entry_that_could_end_the_process_is_refused(tmp_path, entries):
     folder = write_bundle(tmp_path / "b", options=SessionOptionsRecord("ORT_DISABLE_ALL", {}, entries))
     with pytest.raises(IntegrityError, match="has a bad value: expected"):
         load(folder)
@@ -379,15 +373,13 @@ def test_f18_a_session_entry_that_could_end_the_process_is_refused(
     ],
 )
 @pytest.mark.attack
-def test_f18_a_session_option_out_of_range_is_refused_before_anything_is_built(
-    tmp_path: Path, attributes: dict[str, str | int | bool]
-) -> None:
+def test_f18_a_session_option_out_of_range_is_refused_before_anything_is_built(tmp_path, attributes):
     folder = write_bundle(tmp_path / "b", options=SessionOptionsRecord("ORT_DISABLE_ALL", attributes))
     with pytest.raises(IntegrityError, match=f"'{next(iter(attributes))}' has a bad value: expected"):
         load(folder)
 
 
-def test_f18_session_options_in_range_are_taken(tmp_path: Path) -> None:
+def test_f18_session_options_in_range_are_taken(tmp_path):
     options = SessionOptionsRecord(
         "ORT_DISABLE_ALL",
         {"intra_op_num_threads": 2, "enable_mem_pattern": False, "execution_mode": "ORT_PARALLEL"},
@@ -396,7 +388,7 @@ def test_f18_session_options_in_range_are_taken(tmp_path: Path) -> None:
     assert load(folder).get_session_options().intra_op_num_threads == 2
 
 
-def test_f18_a_session_entry_about_threads_is_taken(tmp_path: Path) -> None:
+def test_f18_a_session_entry_about_threads_is_taken(tmp_path):
     entries = {"session.intra_op.allow_spinning": "0", "session.use_memory_mapped_ort_model": "0"}
     folder = write_bundle(tmp_path / "b", options=SessionOptionsRecord("ORT_DISABLE_ALL", {}, entries))
     assert load(folder)
@@ -412,9 +404,7 @@ def test_f18_a_session_entry_about_threads_is_taken(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.attack
-def test_f18_a_provider_option_with_an_address_or_a_library_is_refused(
-    bundle: Path, provider: str, option: str
-) -> None:
+def test_f18_a_provider_option_with_an_address_or_a_library_is_refused(bundle, provider, option):
     (variant,) = read_loader_config(bundle).variants
     variant = dataclasses.replace(variant, providers=(ProviderRecord(provider, {option: "1"}),))
     with pytest.raises(IntegrityError, match=f"{provider} .*{option}|options of {provider} are not known"):
@@ -423,14 +413,14 @@ def test_f18_a_provider_option_with_an_address_or_a_library_is_refused(
 
 @pytest.mark.parametrize("entry", [("", "1"), ("k" * 5000, "1"), ("session.x", "1" * 50_000)])
 @pytest.mark.attack
-def test_f18_an_entry_that_no_version_knows_is_refused(tmp_path: Path, entry: tuple[str, str]) -> None:
+def test_f18_an_entry_that_no_version_knows_is_refused(tmp_path, entry):
     options = SessionOptionsRecord("ORT_DISABLE_ALL", {}, dict([entry]))
     folder = write_bundle(tmp_path / "b", options=options)
     with pytest.raises(IntegrityError, match="is unknown to ONNX Runtime"):
         load(folder)
 
 
-def test_a_version_out_of_range_is_refused_with_reason_and_hint(tmp_path: Path) -> None:
+def test_a_version_out_of_range_is_refused_with_reason_and_hint(tmp_path):
     needs = dataclasses.replace(CPU_ONLY, onnxruntime=VersionRange("1.2", "1.3"))
     folder = write_bundle(tmp_path / "b", requirements={"cpu": needs})
     with pytest.raises(LoadError, match=r"cpu: expected ONNX Runtime >= 1\.2 and < 1\.3, got 1\.") as caught:
@@ -438,7 +428,7 @@ def test_a_version_out_of_range_is_refused_with_reason_and_hint(tmp_path: Path) 
     assert caught.value.hint == "ortprep prepare linear --target cpu"
 
 
-def test_f13_every_variant_passed_over_is_listed_with_its_reasons(tmp_path: Path) -> None:
+def test_f13_every_variant_passed_over_is_listed_with_its_reasons(tmp_path):
     mainframe = dataclasses.replace(CPU_ONLY, machine="s390x", cpu_features=("vx",))
     folder = write_bundle(tmp_path / "b", requirements={"cpu": UNMET, "portable": mainframe})
     with pytest.raises(LoadError) as caught:
@@ -449,7 +439,7 @@ def test_f13_every_variant_passed_over_is_listed_with_its_reasons(tmp_path: Path
     assert "expected a processor with vx" in message
 
 
-def test_f13_falling_back_is_said_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_f13_falling_back_is_said_aloud(tmp_path, caplog):
     folder = write_bundle(tmp_path / "b", requirements={"cpu": UNMET, "portable": CPU_ONLY})
     with caplog.at_level(logging.INFO, logger="ortprep"):
         opened = open_bundle(folder)
@@ -459,13 +449,13 @@ def test_f13_falling_back_is_said_aloud(tmp_path: Path, caplog: pytest.LogCaptur
     assert "taking variant portable; passed over: cpu: expected ONNX Runtime >= 99.0" in record.getMessage()
 
 
-def test_taking_the_first_variant_is_no_warning(bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_taking_the_first_variant_is_no_warning(bundle, caplog):
     with caplog.at_level(logging.INFO, logger="ortprep"):
         load(bundle)
     assert [(r.levelname, r.getMessage()) for r in caplog.records] == [("INFO", "linear: taking variant cpu")]
 
 
-def test_a_target_is_never_replaced_by_another(tmp_path: Path) -> None:
+def test_a_target_is_never_replaced_by_another(tmp_path):
     folder = write_bundle(tmp_path / "b", requirements={"cuda": UNMET, "cpu": CPU_ONLY})
     with pytest.raises(LoadError, match="cuda: expected ONNX Runtime") as caught:
         load(folder, target="cuda")
@@ -473,19 +463,19 @@ def test_a_target_is_never_replaced_by_another(tmp_path: Path) -> None:
     assert load(folder, target="cpu")
 
 
-def test_a_target_the_bundle_lacks_is_named(bundle: Path) -> None:
+def test_a_target_the_bundle_lacks_is_named(bundle):
     with pytest.raises(
         LoadError, match=r"for target 'cuda'.*\n  expected one of the targets cpu or of the variants cpu"
     ):
         load(bundle, target="cuda")
 
 
-def test_a_variant_can_be_asked_for_by_name(tmp_path: Path) -> None:
+def test_a_variant_can_be_asked_for_by_name(tmp_path):
     folder = write_bundle(tmp_path / "b", requirements={"cpu": CPU_ONLY, "portable": CPU_ONLY})
     assert open_bundle(folder, target="portable").variant.name == "portable"
 
 
-def test_a_fitting_variant_that_cannot_be_loaded_is_an_error_not_a_fallback(tmp_path: Path) -> None:
+def test_a_fitting_variant_that_cannot_be_loaded_is_an_error_not_a_fallback(tmp_path):
     folder = write_bundle(tmp_path / "b", requirements={"cpu": CPU_ONLY, "portable": CPU_ONLY})
     (folder / "cpu/linear_optimized.onnx").write_bytes(b"not a model")
     rewrite_digests(folder)
@@ -493,21 +483,19 @@ def test_a_fitting_variant_that_cannot_be_loaded_is_an_error_not_a_fallback(tmp_
         load(folder)
 
 
-def test_f14_an_option_this_onnxruntime_lacks_is_an_error(tmp_path: Path) -> None:
+def test_f14_an_option_this_onnxruntime_lacks_is_an_error(tmp_path):
     options = SessionOptionsRecord("ORT_DISABLE_ALL", {"warp_drive": 1})
     folder = write_bundle(tmp_path / "b", options=options)
     with pytest.raises(IntegrityError, match="warp_drive"):
         load(folder)
 
 
-def test_a_device_without_gpu_variant_is_said_to_have_no_effect(
-    bundle: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_device_without_gpu_variant_is_said_to_have_no_effect(bundle, caplog):
     load(bundle, device_id=1)
     assert "device_id=1 has no effect" in caplog.text
 
 
-def test_a_cuda_variant_is_passed_over_where_there_is_no_gpu(tmp_path: Path) -> None:
+def test_a_cuda_variant_is_passed_over_where_there_is_no_gpu(tmp_path):
     from ortprep.runtime.machine.hardware import read_gpus
 
     if read_gpus():
@@ -519,7 +507,7 @@ def test_a_cuda_variant_is_passed_over_where_there_is_no_gpu(tmp_path: Path) -> 
 
 
 @pytest.mark.attack
-def test_a_compressed_golden_sample_is_refused(bundle: Path) -> None:
+def test_a_compressed_golden_sample_is_refused(bundle):
     golden = bundle / "golden.npz"
     np.savez_compressed(golden, **read_tensors(golden))  # type: ignore[arg-type]
     rewrite_digests(bundle)
@@ -534,7 +522,7 @@ def alter_golden(folder: Path) -> None:
 
 
 @pytest.mark.attack
-def test_a_golden_sample_altered_with_its_digests_fails_the_golden_check(bundle: Path) -> None:
+def test_a_golden_sample_altered_with_its_digests_fails_the_golden_check(bundle):
     alter_golden(bundle)
     rewrite_digests(bundle)
     load(bundle, digests="full")
@@ -542,7 +530,7 @@ def test_a_golden_sample_altered_with_its_digests_fails_the_golden_check(bundle:
         load(bundle, check="golden")
 
 
-def test_a_golden_answer_of_another_shape_is_told_by_its_shape_alone(bundle: Path) -> None:
+def test_a_golden_answer_of_another_shape_is_told_by_its_shape_alone(bundle):
     tensors = read_tensors(bundle / "golden.npz")
     write_tensors(bundle / "golden.npz", {**tensors, "output:y": tensors["output:y"][:, :2]})
     rewrite_digests(bundle)
@@ -558,9 +546,7 @@ def record_part(bundle: Path, step: int, *, values: NDArray[np.float32], layout:
 
 
 @pytest.mark.parametrize(("step", "index"), [(1, (1, 3)), (3, (1, 2)), (7, (1, 3))])
-def test_a_part_of_an_output_is_checked_at_its_positions(
-    bundle: Path, step: int, index: tuple[int, int]
-) -> None:
+def test_a_part_of_an_output_is_checked_at_its_positions(bundle, step, index):
     answer = read_tensors(bundle / "golden.npz")["output:y"]
     record_part(bundle, step, values=answer, layout=[step, *answer.shape])
     load(bundle, check="golden")
@@ -571,7 +557,7 @@ def test_a_part_of_an_output_is_checked_at_its_positions(
         load(bundle, check="golden")
 
 
-def test_an_output_of_another_shape_than_its_part_was_taken_of_is_told(bundle: Path) -> None:
+def test_an_output_of_another_shape_than_its_part_was_taken_of_is_told(bundle):
     answer = read_tensors(bundle / "golden.npz")["output:y"]
     record_part(bundle, 3, values=answer, layout=[3, 8])
     with pytest.raises(LoadError, match=r"y: shape: expected \[8\], got \[2, 4\]"):
@@ -579,7 +565,7 @@ def test_an_output_of_another_shape_than_its_part_was_taken_of_is_told(bundle: P
 
 
 @pytest.mark.parametrize("layout", [[], [0, 2, 4], [-1, 2, 4], [3, 2, 5], [3, -2, -4], [3, 2**62, 2**62]])
-def test_a_part_that_its_layout_contradicts_is_refused(bundle: Path, layout: list[int]) -> None:
+def test_a_part_that_its_layout_contradicts_is_refused(bundle, layout):
     answer = read_tensors(bundle / "golden.npz")["output:y"]
     record_part(bundle, 3, values=answer, layout=layout)
     with pytest.raises(BundleError, match="bad golden sample: output 'y'"):
@@ -587,7 +573,7 @@ def test_a_part_that_its_layout_contradicts_is_refused(bundle: Path, layout: lis
 
 
 @pytest.mark.attack
-def test_weights_altered_with_their_digests_fail_the_golden_check(bundle: Path) -> None:
+def test_weights_altered_with_their_digests_fail_the_golden_check(bundle):
     write_linear(bundle / "cpu/linear_optimized.onnx", weights_of(1))
     rewrite_digests(bundle)
     with pytest.raises(LoadError, match="does not answer as recorded"):
@@ -595,33 +581,33 @@ def test_weights_altered_with_their_digests_fail_the_golden_check(bundle: Path) 
 
 
 @pytest.mark.parametrize("digests", ["changed", "full"])
-def test_an_altered_golden_sample_is_reported_when_it_is_used(bundle: Path, digests: Any) -> None:
+def test_an_altered_golden_sample_is_reported_when_it_is_used(bundle, digests):
     alter_golden(bundle)
     with pytest.raises(IntegrityError, match=r"golden\.npz"):
         load(bundle, check="golden", digests=digests)
 
 
-def test_a_golden_sample_of_another_model_fails_the_golden_check(bundle: Path) -> None:
+def test_a_golden_sample_of_another_model_fails_the_golden_check(bundle):
     write_tensors(bundle / "golden.npz", {"input:other": sample(), "output:y": sample()})
     rewrite_digests(bundle)
     with pytest.raises(LoadError, match="cannot run its golden sample"):
         load(bundle, check="golden")
 
 
-def test_a_golden_sample_without_outputs_fails_the_golden_check(bundle: Path) -> None:
+def test_a_golden_sample_without_outputs_fails_the_golden_check(bundle):
     write_tensors(bundle / "golden.npz", {"input:x": sample()})
     rewrite_digests(bundle)
     with pytest.raises(LoadError, match="holds no output"):
         load(bundle, check="golden")
 
 
-def test_a_deadline_that_has_passed_stops_a_load(bundle: Path) -> None:
+def test_a_deadline_that_has_passed_stops_a_load(bundle):
     with pytest.raises(LoadTimeoutError, match="within 0 s") as caught:
         load(bundle, timeout_s=0)
     assert "longer timeout_s" in str(caught.value.hint)
 
 
-def test_a_deadline_that_passes_while_the_session_is_made_stops_it(tmp_path: Path) -> None:
+def test_a_deadline_that_passes_while_the_session_is_made_stops_it(tmp_path):
     folder = write_bundle(tmp_path / "b")
     write_chain(folder / "cpu/linear_optimized.onnx", 30_000)
     rewrite_digests(folder)
@@ -630,14 +616,14 @@ def test_a_deadline_that_passes_while_the_session_is_made_stops_it(tmp_path: Pat
         load(folder, timeout_s=0.1)
 
 
-def test_a_long_deadline_leaves_no_thread_behind(bundle: Path) -> None:
+def test_a_long_deadline_leaves_no_thread_behind(bundle):
     before = threading.active_count()
     load(bundle, timeout_s=600)
     assert wait_for(lambda: threading.active_count() <= before, what="every thread of the load ends")
 
 
 @pytest.mark.parametrize("arguments", [{"digests": "some"}, {"check": "all"}])
-def test_a_misspelt_policy_is_an_error(bundle: Path, arguments: dict[str, Any]) -> None:
+def test_a_misspelt_policy_is_an_error(bundle, arguments):
     with pytest.raises(LoadError, match="bad argument of load") as caught:
         load(bundle, **arguments)
     assert f"load(…, {next(iter(arguments))}=" in str(caught.value.hint)
@@ -654,21 +640,19 @@ def test_a_misspelt_policy_is_an_error(bundle: Path, arguments: dict[str, Any]) 
         {"digests": ["full"]},
     ],
 )
-def test_an_argument_of_a_wrong_type_is_an_error_with_a_hint(
-    bundle: Path, arguments: dict[str, Any], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_argument_of_a_wrong_type_is_an_error_with_a_hint(bundle, arguments, capfd):
     with pytest.raises(LoadError, match="bad argument of load") as caught:
         load(bundle, **arguments)
     assert f"load(…, {next(iter(arguments))}=" in str(caught.value.hint)
     assert capfd.readouterr() == ("", "")
 
 
-def test_an_ordinal_of_numpy_is_one(bundle: Path) -> None:
+def test_an_ordinal_of_numpy_is_one(bundle):
     assert load(bundle, device_id=np.int64(0), timeout_s=np.float64(600))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("path", [b"artifacts/net", 3, None, Path("a\0b")])
-def test_what_names_no_path_is_an_error_with_a_hint(path: Any) -> None:
+def test_what_names_no_path_is_an_error_with_a_hint(path):
     with pytest.raises(LoadError, match="not a bundle path") as caught:
         load(path)
     assert "artifacts/NAME" in str(caught.value.hint)
@@ -686,21 +670,19 @@ def replace_while_loading(monkeypatch: pytest.MonkeyPatch, bundle: Path, seeds: 
     monkeypatch.setattr(opened_bundle, "build_session", build_late)
 
 
-def test_a_bundle_replaced_while_loading_is_loaded_anew(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bundle_replaced_while_loading_is_loaded_anew(bundle, monkeypatch):
     replace_while_loading(monkeypatch, bundle, [7])
     (answer,) = load(bundle).run(None, {"x": sample()})
     np.testing.assert_allclose(answer, sample() @ weights_of(7), rtol=1e-5, atol=1e-6)
 
 
-def test_a_bundle_replaced_again_and_again_is_an_error(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundle_replaced_again_and_again_is_an_error(bundle, monkeypatch):
     replace_while_loading(monkeypatch, bundle, [7, 8])
     with pytest.raises(LoadError, match="replaced twice"):
         load(bundle)
 
 
-def test_an_error_of_a_replaced_bundle_does_not_count(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_a_replaced_bundle_does_not_count(bundle, monkeypatch):
     flip_byte(bundle / DATA)
     compare = verification.compare_files
 
@@ -715,7 +697,7 @@ def test_an_error_of_a_replaced_bundle_does_not_count(bundle: Path, monkeypatch:
 
 
 @pytest.mark.attack
-def test_an_extra_file_in_loader_config_alone_is_a_contradiction(bundle: Path) -> None:
+def test_an_extra_file_in_loader_config_alone_is_a_contradiction(bundle):
     config = read_loader_config(bundle)
     stray = FileEntry("cpu/stray.bin", 1, "sha256:" + "0" * 64)
     variant = dataclasses.replace(config.variants[0], files=(*config.variants[0].files, stray))
@@ -724,7 +706,7 @@ def test_an_extra_file_in_loader_config_alone_is_a_contradiction(bundle: Path) -
         load(bundle, digests="full")
 
 
-def test_errors_of_a_load_survive_a_manifest_rewritten_by_hand(bundle: Path) -> None:
+def test_errors_of_a_load_survive_a_manifest_rewritten_by_hand(bundle):
     (bundle / "manifest.json").write_text("{}")
     with pytest.raises(BundleError, match=r"manifest\.json"):
         load(bundle, digests="full")

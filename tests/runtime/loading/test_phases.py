@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -57,19 +57,19 @@ STEADY = SessionOptionsRecord("ORT_DISABLE_ALL", {"intra_op_num_threads": 2})
 
 
 @pytest.fixture(autouse=True)
-def no_build_left() -> Iterator[None]:
+def no_build_left():
     yield
     gc.collect()
     wait_for(lambda: not phases._UNDER_WAY, what="every build has ended")
 
 
 @pytest.fixture
-def bundle(tmp_path: Path) -> Path:
+def bundle(tmp_path):
     return write_bundle(tmp_path / "linear", options=STEADY, first=FIRST)
 
 
 @pytest.fixture
-def chain(tmp_path: Path) -> Path:
+def chain(tmp_path):
     """A bundle that takes long to load."""
     folder = write_bundle(tmp_path / "chain", options=STEADY, first=FIRST)
     write_chain(folder / "cpu/linear_optimized.onnx", 30_000)
@@ -106,7 +106,7 @@ def threads_of(session: Any) -> int:
     return int(session.get_session_options().intra_op_num_threads)
 
 
-def test_f19_the_first_phase_serves_first_and_the_variants_own_options_after_it(bundle: Path) -> None:
+def test_f19_the_first_phase_serves_first_and_the_variants_own_options_after_it(bundle):
     session = load(bundle)
     assert isinstance(session, onnxruntime.InferenceSession)
     assert threads_of(session) == 1
@@ -117,9 +117,7 @@ def test_f19_the_first_phase_serves_first_and_the_variants_own_options_after_it(
 
 
 @pytest.mark.parametrize(("choice", "threads"), [("steady", 2), ("first", 1)])
-def test_f19_a_caller_may_take_one_phase(
-    bundle: Path, choice: Any, threads: int, sessions: list[Any]
-) -> None:
+def test_f19_a_caller_may_take_one_phase(bundle, choice, threads, sessions):
     session = load(bundle, phases=choice)
     answer(session)
     wait_steady(session, 0)
@@ -129,9 +127,7 @@ def test_f19_a_caller_may_take_one_phase(
 
 
 @pytest.mark.parametrize("why_not", ["no first phase", "a single core", "a profile"])
-def test_one_phase_serves_where_two_do_not_pay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why_not: str
-) -> None:
+def test_one_phase_serves_where_two_do_not_pay(tmp_path, monkeypatch, why_not):
     monkeypatch.chdir(tmp_path)
     first = None if why_not == "no first phase" else FIRST
     folder = write_bundle(tmp_path / "b", options=STEADY, first=first)
@@ -143,7 +139,7 @@ def test_one_phase_serves_where_two_do_not_pay(
     assert threads_of(session) == (1 if why_not == "a single core" else 2)
 
 
-def test_nothing_is_built_before_the_first_run(bundle: Path, sessions: list[Any]) -> None:
+def test_nothing_is_built_before_the_first_run(bundle, sessions):
     session = load(bundle)
     assert (len(sessions), len(phases._UNDER_WAY)) == (1, 0)
     answer(session)
@@ -152,8 +148,8 @@ def test_nothing_is_built_before_the_first_run(bundle: Path, sessions: list[Any]
 
 
 def test_a_process_that_ends_after_its_first_run_has_no_second_session_to_wait_for(
-    bundle: Path, sessions: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    bundle, sessions, monkeypatch
+):
     monkeypatch.setattr(phases, "_GRACE_S", PATIENCE_S)
     session = load(bundle)
     answer(session)
@@ -161,7 +157,7 @@ def test_a_process_that_ends_after_its_first_run_has_no_second_session_to_wait_f
     assert len(sessions) == 1
 
 
-def test_the_golden_sample_is_a_first_run(bundle: Path, sessions: list[Any]) -> None:
+def test_the_golden_sample_is_a_first_run(bundle, sessions):
     session = load(bundle, check="golden", digests="full")
     wait_for(lambda: threads_of(session) == 2, what="the steady session serves")
     assert len(sessions) == 2
@@ -184,7 +180,7 @@ def run_across_the_swap(session: Any, seed: int, *, runs: int) -> set[tuple[int,
     return seen
 
 
-def test_every_answer_from_many_threads_is_right_across_the_swap(bundle: Path) -> None:
+def test_every_answer_from_many_threads_is_right_across_the_swap(bundle):
     workers, session = 8, load(bundle)
     with ThreadPoolExecutor(workers) as pool:
         together = threading.Barrier(workers)
@@ -198,7 +194,7 @@ def test_every_answer_from_many_threads_is_right_across_the_swap(bundle: Path) -
     assert (2, 1) not in seen
 
 
-def test_the_first_session_is_freed_once_the_steady_one_serves(bundle: Path, sessions: list[Any]) -> None:
+def test_the_first_session_is_freed_once_the_steady_one_serves(bundle, sessions):
     session = load(bundle)
     answer(session)
     wait_steady(session, PATIENCE_S)
@@ -208,7 +204,7 @@ def test_the_first_session_is_freed_once_the_steady_one_serves(bundle: Path, ses
     assert steady() is not None
 
 
-def test_it_answers_what_a_session_answers(bundle: Path) -> None:
+def test_it_answers_what_a_session_answers(bundle):
     plain, session = load(bundle, phases="steady"), load(bundle)
     for _ in range(2):
         for ours, theirs in [
@@ -225,7 +221,7 @@ def test_it_answers_what_a_session_answers(bundle: Path) -> None:
         wait_steady(session, PATIENCE_S)
 
 
-def test_ort_values_run_in_either_phase(bundle: Path) -> None:
+def test_ort_values_run_in_either_phase(bundle):
     value, session = onnxruntime.OrtValue.ortvalue_from_numpy(sample()), load(bundle)
     for _ in range(2):
         (got,) = session.run_with_ort_values(["y"], {"x": value})
@@ -233,7 +229,7 @@ def test_ort_values_run_in_either_phase(bundle: Path) -> None:
         assert_right(got.numpy())
 
 
-def test_a_binding_waits_for_the_steady_session(bundle: Path) -> None:
+def test_a_binding_waits_for_the_steady_session(bundle):
     session = load(bundle)
     binding = session.io_binding()
     assert threads_of(session) == 2
@@ -243,9 +239,7 @@ def test_a_binding_waits_for_the_steady_session(bundle: Path) -> None:
     assert_right(binding.copy_outputs_to_cpu()[0])
 
 
-def test_a_binding_that_was_made_of_the_first_session_keeps_and_runs_it(
-    bundle: Path, sessions: list[Any]
-) -> None:
+def test_a_binding_that_was_made_of_the_first_session_keeps_and_runs_it(bundle, sessions):
     session = load(bundle)
     binding = onnxruntime.IOBinding(session)
     binding.bind_cpu_input("x", sample())
@@ -259,14 +253,14 @@ def test_a_binding_that_was_made_of_the_first_session_keeps_and_runs_it(
     assert sessions[0]() is None
 
 
-def test_what_ties_a_caller_to_one_session_waits_for_the_steady_one(bundle: Path) -> None:
+def test_what_ties_a_caller_to_one_session_waits_for_the_steady_one(bundle):
     session, done = load(bundle), threading.Event()
     session.run_async(["y"], {"x": sample()}, lambda outputs, data, error: done.set(), None)
     assert done.wait(PATIENCE_S)
     assert threads_of(session) == 2
 
 
-def test_other_providers_are_for_good(bundle: Path, sessions: list[Any]) -> None:
+def test_other_providers_are_for_good(bundle, sessions):
     session = load(bundle)
     session.set_providers(["CPUExecutionProvider"])
     answer(session)
@@ -274,16 +268,14 @@ def test_other_providers_are_for_good(bundle: Path, sessions: list[Any]) -> None
     assert len(sessions) == 1
 
 
-def test_a_run_that_fails_is_the_callers_alone(bundle: Path) -> None:
+def test_a_run_that_fails_is_the_callers_alone(bundle):
     session = load(bundle)
     with pytest.raises(ValueError, match="missing from input feed"):
         session.run(None, {"unknown": sample()})
     assert_right(answer(session))
 
 
-def test_options_that_onnxruntime_refuses_leave_the_first_in_service(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_options_that_onnxruntime_refuses_leave_the_first_in_service(tmp_path, caplog):
     # One group of processors too few.
     groups = {"session.intra_op_thread_affinities": "1"}
     refused = SessionOptionsRecord("ORT_DISABLE_ALL", {"intra_op_num_threads": 3}, groups)
@@ -300,9 +292,7 @@ def test_options_that_onnxruntime_refuses_leave_the_first_in_service(
     assert "the first session stays in service: ONNX Runtime cannot load" in record.getMessage()
 
 
-def test_a_steady_session_that_answers_wrongly_never_serves(
-    bundle: Path, tmp_path: Path, sessions: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_steady_session_that_answers_wrongly_never_serves(bundle, tmp_path, sessions, monkeypatch):
     other = str(write_linear(tmp_path / "other.onnx", weights_of(9))[0])
     replace_steady(monkeypatch, lambda plan: default_plan(other))
     session = load(bundle, check="golden")
@@ -313,7 +303,7 @@ def test_a_steady_session_that_answers_wrongly_never_serves(
     assert [one() is None for one in sessions] == [False, True], "what failed must not be kept"
 
 
-def test_an_error_that_nobody_foresaw_is_a_load_error(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_nobody_foresaw_is_a_load_error(bundle, monkeypatch):
     def fail(plan: SessionPlan) -> SessionPlan:
         raise MemoryError("too much")
 
@@ -324,9 +314,7 @@ def test_an_error_that_nobody_foresaw_is_a_load_error(bundle: Path, monkeypatch:
     assert_right(answer(session))
 
 
-def test_a_thread_that_cannot_be_started_costs_the_caller_nothing(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_thread_that_cannot_be_started_costs_the_caller_nothing(bundle, monkeypatch):
     def refuse(*args: object) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -338,7 +326,7 @@ def test_a_thread_that_cannot_be_started_costs_the_caller_nothing(
         wait_steady(session, PATIENCE_S)
 
 
-def test_a_first_session_that_answers_wrongly_is_never_returned(bundle: Path) -> None:
+def test_a_first_session_that_answers_wrongly_is_never_returned(bundle):
     tensors = read_tensors(bundle / "golden.npz")
     write_tensors(bundle / "golden.npz", {**tensors, "output:y": tensors["output:y"] + 1})
     rewrite_digests(bundle)
@@ -346,7 +334,7 @@ def test_a_first_session_that_answers_wrongly_is_never_returned(bundle: Path) ->
         load(bundle, check="golden")
 
 
-def test_f17_files_exchanged_between_the_two_sessions_are_reported(bundle: Path) -> None:
+def test_f17_files_exchanged_between_the_two_sessions_are_reported(bundle):
     session = load(bundle)
     write_bundle(bundle, seed=7, options=STEADY, first=FIRST)
     with pytest.raises(IntegrityError, match="files changed while they were loaded"):
@@ -373,15 +361,13 @@ def test_f17_files_exchanged_between_the_two_sessions_are_reported(bundle: Path)
     ],
 )
 @pytest.mark.parametrize("choice", ["auto", "steady"])
-def test_f19_a_first_phase_may_ask_for_no_more_than_a_variant(
-    tmp_path: Path, first: SessionOptionsRecord, message: str, choice: Any
-) -> None:
+def test_f19_a_first_phase_may_ask_for_no_more_than_a_variant(tmp_path, first, message, choice):
     folder = write_bundle(tmp_path / "b", options=STEADY, first=first)
     with pytest.raises(IntegrityError, match=message):
         load(folder, phases=choice)
 
 
-def test_a_deadline_is_the_first_sessions_alone(bundle: Path) -> None:
+def test_a_deadline_is_the_first_sessions_alone(bundle):
     with pytest.raises(LoadTimeoutError):
         load(bundle, timeout_s=0)
     session = load(bundle, timeout_s=PATIENCE_S)
@@ -389,18 +375,18 @@ def test_a_deadline_is_the_first_sessions_alone(bundle: Path) -> None:
     assert threads_of(session) == 2
 
 
-def test_a_misspelt_phase_is_an_error(bundle: Path) -> None:
+def test_a_misspelt_phase_is_an_error(bundle):
     with pytest.raises(LoadError, match="bad argument of load: phases='later'"):
         load(bundle, phases="later")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("timeout_s", [-1.0, float("nan"), "1"])
-def test_a_time_to_wait_that_is_none_is_an_error(bundle: Path, timeout_s: Any) -> None:
+def test_a_time_to_wait_that_is_none_is_an_error(bundle, timeout_s):
     with pytest.raises(LoadError, match="bad argument of wait_steady: timeout_s"):
         wait_steady(load(bundle), timeout_s)
 
 
-def test_waiting_ends_in_time_and_the_build_goes_on(chain: Path) -> None:
+def test_waiting_ends_in_time_and_the_build_goes_on(chain):
     session = load(chain)
     with pytest.raises(
         LoadTimeoutError, match=r"not in service yet: variant cpu of .*\n  expected it within 0 s"
@@ -410,7 +396,7 @@ def test_waiting_ends_in_time_and_the_build_goes_on(chain: Path) -> None:
     assert threads_of(session) == 2
 
 
-def test_a_load_that_somebody_waits_for_goes_first(chain: Path, bundle: Path, sessions: list[Any]) -> None:
+def test_a_load_that_somebody_waits_for_goes_first(chain, bundle, sessions):
     session = load(chain)
     with pytest.raises(LoadTimeoutError):
         wait_steady(session, 0)
@@ -422,9 +408,7 @@ def test_a_load_that_somebody_waits_for_goes_first(chain: Path, bundle: Path, se
     assert (len(sessions), threads_of(session)) == (3, 2)
 
 
-def test_the_steady_session_is_made_at_the_lowest_priority_and_runs_at_the_callers(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_steady_session_is_made_at_the_lowest_priority_and_runs_at_the_callers(bundle, monkeypatch):
     lowered: dict[int, int] = {}
     set_priority = os.setpriority
 
@@ -447,7 +431,7 @@ def threads_of_this_process() -> set[int]:
     return {int(path.name) for path in Path("/proc/self/task").iterdir()}
 
 
-def test_one_that_nobody_holds_any_more_ends_its_build(chain: Path, sessions: list[Any]) -> None:
+def test_one_that_nobody_holds_any_more_ends_its_build(chain, sessions):
     session = load(chain)
     with pytest.raises(LoadTimeoutError):
         wait_steady(session, 0)
@@ -465,7 +449,7 @@ def _wait_in_a_fork(session: Any, answers: Any) -> None:
         answers.put(str(error))
 
 
-def test_a_forked_process_does_not_wait_for_a_thread_of_its_parent(chain: Path) -> None:
+def test_a_forked_process_does_not_wait_for_a_thread_of_its_parent(chain):
     session, context = load(chain), multiprocessing.get_context("fork")
     with pytest.raises(LoadTimeoutError):
         wait_steady(session, 0)
@@ -496,9 +480,7 @@ if sys.argv[3] == "raise":
 @pytest.mark.slow
 @pytest.mark.parametrize("wait_s", [0, 0.1])
 @pytest.mark.parametrize(("end", "code"), [("return", 0), ("raise", 3)])
-def test_an_interpreter_that_ends_during_a_build_neither_hangs_nor_crashes(
-    chain: Path, wait_s: float, end: str, code: int
-) -> None:
+def test_an_interpreter_that_ends_during_a_build_neither_hangs_nor_crashes(chain, wait_s, end, code):
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", EXIT, str(chain), str(wait_s), end],
         capture_output=True,
@@ -510,9 +492,7 @@ def test_an_interpreter_that_ends_during_a_build_neither_hangs_nor_crashes(
 
 
 @pytest.mark.parametrize("given", ["nothing", "options"])
-def test_an_unmodified_application_gets_both_phases(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
-) -> None:
+def test_an_unmodified_application_gets_both_phases(tmp_path, monkeypatch, given):
     model = write_source(tmp_path / "linear.onnx")
     write_bundle_of(model, tmp_path / "bundles/linear", options=STEADY, first=FIRST)
     monkeypatch.setenv("ORTPREP_BUNDLES", str(tmp_path / "bundles"))
@@ -532,9 +512,7 @@ def test_an_unmodified_application_gets_both_phases(
     assert served.get_session_options().graph_optimization_level.name == "ORT_ENABLE_ALL"
 
 
-def test_a_process_that_serves_a_model_is_ready_with_the_first_phase(
-    bundle: Path, sessions: list[Any]
-) -> None:
+def test_a_process_that_serves_a_model_is_ready_with_the_first_phase(bundle, sessions):
     model = open_model(str(bundle), ModelLoadOptions())
     assert_right(model.run([sample()])[0])
     wait_steady(model.session, PATIENCE_S)
@@ -542,7 +520,7 @@ def test_a_process_that_serves_a_model_is_ready_with_the_first_phase(
     assert_right(model.run([sample()])[0])
 
 
-def test_a_pool_answers_in_both_phases(bundle: Path) -> None:
+def test_a_pool_answers_in_both_phases(bundle):
     large = np.random.default_rng(0).standard_normal((8_000, ROWS)).astype(np.float32)  # bound outputs
     with SessionPool(bundle, PoolConfig(devices="cpu")) as pool:
         for _ in range(50):

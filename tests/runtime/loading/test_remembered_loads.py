@@ -29,7 +29,7 @@ pytestmark = pytest.mark.runtime
 
 
 @pytest.fixture
-def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def bundle(tmp_path, monkeypatch):
     monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
     folder = write_bundle(tmp_path / "b", requirements={"cpu": CPU_ONLY, "portable": CPU_ONLY})
     time.sleep(0.05)  # what changed just now is not remembered
@@ -37,7 +37,7 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def decided(monkeypatch):
     """The folders of the bundles of which it was decided anew what is loaded."""
     folders: list[str] = []
     resolve = variant_resolver.resolve
@@ -59,14 +59,14 @@ def assert_right(bundle: Path, **arguments: Any) -> None:
     np.testing.assert_allclose(answer, sample() @ weights_of(0), rtol=1e-5, atol=1e-6)
 
 
-def test_a_second_load_is_not_decided_anew(bundle: Path, decided: list[str]) -> None:
+def test_a_second_load_is_not_decided_anew(bundle, decided):
     for _ in range(3):
         assert_right(bundle)
     assert decided == [str(bundle)]
     assert open_bundle(bundle).variant.name == "cpu"
 
 
-def test_the_threads_of_a_large_machine_are_remembered(bundle: Path, decided: list[str]) -> None:
+def test_the_threads_of_a_large_machine_are_remembered(bundle, decided):
     write_bundle(bundle, options=SessionOptionsRecord("ORT_DISABLE_ALL", {"inter_op_num_threads": 128}))
     time.sleep(0.05)  # what changed just now is not remembered
     for _ in range(2):
@@ -74,7 +74,7 @@ def test_the_threads_of_a_large_machine_are_remembered(bundle: Path, decided: li
     assert len(decided) == 1
 
 
-def test_what_a_memory_would_not_be_believed_is_not_written(bundle: Path, decided: list[str]) -> None:
+def test_what_a_memory_would_not_be_believed_is_not_written(bundle, decided):
     options = SessionOptionsRecord("ORT_DISABLE_ALL", {"log_severity_level": 3})
     write_bundle(bundle, options=options)
     time.sleep(0.05)  # what changed just now is not remembered
@@ -83,7 +83,7 @@ def test_what_a_memory_would_not_be_believed_is_not_written(bundle: Path, decide
     assert (len(decided), entries(bundle)) == (2, [])
 
 
-def test_every_request_is_remembered_by_itself(bundle: Path, decided: list[str]) -> None:
+def test_every_request_is_remembered_by_itself(bundle, decided):
     requests: list[dict[str, Any]] = [
         {},
         {"target": "cpu"},
@@ -99,7 +99,7 @@ def test_every_request_is_remembered_by_itself(bundle: Path, decided: list[str])
 
 
 @pytest.mark.parametrize("digests", ["full", "off"])
-def test_the_other_policies_remember_nothing(bundle: Path, decided: list[str], digests: Any) -> None:
+def test_the_other_policies_remember_nothing(bundle, decided, digests):
     for _ in range(2):
         assert_right(bundle, digests=digests)
     assert len(decided) == 2
@@ -107,7 +107,7 @@ def test_the_other_policies_remember_nothing(bundle: Path, decided: list[str], d
 
 
 @pytest.mark.attack
-def test_a_changed_byte_is_found_after_any_number_of_loads(bundle: Path) -> None:
+def test_a_changed_byte_is_found_after_any_number_of_loads(bundle):
     for _ in range(3):
         assert_right(bundle)
     data = bundle / "cpu/linear_optimized.onnx.data"
@@ -119,7 +119,7 @@ def test_a_changed_byte_is_found_after_any_number_of_loads(bundle: Path) -> None
 
 
 @pytest.mark.attack
-def test_a_file_in_the_place_of_another_is_found(bundle: Path, tmp_path: Path) -> None:
+def test_a_file_in_the_place_of_another_is_found(bundle, tmp_path):
     assert_right(bundle)
     other = write_bundle(tmp_path / "other", seed=1)
     (other / "cpu/linear_optimized.onnx.data").replace(bundle / "cpu/linear_optimized.onnx.data")
@@ -127,14 +127,14 @@ def test_a_file_in_the_place_of_another_is_found(bundle: Path, tmp_path: Path) -
         load(bundle)
 
 
-def test_a_bundle_built_anew_is_decided_anew(bundle: Path, decided: list[str]) -> None:
+def test_a_bundle_built_anew_is_decided_anew(bundle, decided):
     assert_right(bundle)
     write_bundle(bundle, seed=0, requirements={"portable": CPU_ONLY})
     assert open_bundle(bundle).variant.name == "portable"
     assert len(decided) == 2
 
 
-def test_a_copy_elsewhere_is_decided_by_itself(bundle: Path, decided: list[str]) -> None:
+def test_a_copy_elsewhere_is_decided_by_itself(bundle, decided):
     assert_right(bundle)
     moved = bundle.rename(bundle.with_name("moved"))
     assert_right(moved)
@@ -152,9 +152,7 @@ CHANGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_the_decision_depended_on_has_to_be_the_same(
-    bundle: Path, decided: list[str], monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
+def test_what_the_decision_depended_on_has_to_be_the_same(bundle, decided, monkeypatch, change):
     assert_right(bundle)
     CHANGES[change](monkeypatch)
     assert_right(bundle)
@@ -162,17 +160,15 @@ def test_what_the_decision_depended_on_has_to_be_the_same(
 
 
 def test_where_the_system_does_not_name_its_boot_nothing_is_remembered(
-    bundle: Path, decided: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    bundle, decided, monkeypatch, tmp_path
+):
     monkeypatch.setattr(resolved_variant, "_BOOT_ID", str(tmp_path / "none"))
     for _ in range(2):
         assert_right(bundle)
     assert len(decided) == 2
 
 
-def test_a_decision_on_a_bundle_that_is_replaced_meanwhile_is_not_remembered(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_decision_on_a_bundle_that_is_replaced_meanwhile_is_not_remembered(bundle, monkeypatch):
     read = loader_config.read_loader_config
 
     def read_then_replace(folder: Path) -> Any:
@@ -187,9 +183,7 @@ def test_a_decision_on_a_bundle_that_is_replaced_meanwhile_is_not_remembered(
 
 
 @pytest.mark.attack
-def test_a_memory_of_what_lies_elsewhere_is_not_believed(
-    bundle: Path, decided: list[str], tmp_path: Path
-) -> None:
+def test_a_memory_of_what_lies_elsewhere_is_not_believed(bundle, decided, tmp_path):
     assert_right(bundle)
     (entry,) = entries(bundle)
     other, _ = write_linear(tmp_path / "other.onnx", weights_of(9))
@@ -213,9 +207,7 @@ EVIL = {
 
 @pytest.mark.attack
 @pytest.mark.parametrize("kind", EVIL)
-def test_an_option_that_no_bundle_may_set_is_not_taken_from_a_memory_either(
-    bundle: Path, decided: list[str], tmp_path: Path, kind: str
-) -> None:
+def test_an_option_that_no_bundle_may_set_is_not_taken_from_a_memory_either(bundle, decided, tmp_path, kind):
     assert_right(bundle)
     (entry,) = entries(bundle)
     old, new = EVIL[kind]
@@ -228,7 +220,7 @@ def test_an_option_that_no_bundle_may_set_is_not_taken_from_a_memory_either(
     assert not list(tmp_path.glob("written*"))
 
 
-def test_what_is_taken_from_a_memory_unasked_is_what_a_bundle_may_set() -> None:
+def test_what_is_taken_from_a_memory_unasked_is_what_a_bundle_may_set():
     switches = dict.fromkeys(resolved_variant.SWITCHES, "1")
     counts = {name: str(maximum) for name, maximum in resolved_variant.MAX_COUNTS.items()}
     choices = [{name: value} for name, values in resolved_variant.CHOICES.items() for value in values]
@@ -254,7 +246,7 @@ def variant_with(attributes: Any = (), entries: Any = (), provider: Any = ()) ->
     "arguments",
     [{"target": 5}, {"target": ["cpu"]}, {"precision": "a\0b"}, {"precision": "../x"}, {"target": "../x"}],
 )
-def test_what_names_nothing_is_a_load_error(bundle: Path, arguments: dict[str, Any]) -> None:
+def test_what_names_nothing_is_a_load_error(bundle, arguments):
     with pytest.raises(LoadError):
         load(bundle, **arguments)
 
@@ -263,7 +255,7 @@ JUNK = [b"", b"(", b"None", b"((), ())", b"[" * 60_000, b"\xff", b"(1, 2, 3)", b
 
 
 @pytest.mark.parametrize("junk", JUNK, ids=range(len(JUNK)))
-def test_a_memory_that_is_none_is_not_believed(bundle: Path, decided: list[str], junk: bytes) -> None:
+def test_a_memory_that_is_none_is_not_believed(bundle, decided, junk):
     assert_right(bundle)
     (entry,) = entries(bundle)
     entry.write_bytes(junk)
@@ -274,7 +266,7 @@ def test_a_memory_that_is_none_is_not_believed(bundle: Path, decided: list[str],
 
 
 @pytest.mark.attack
-def test_a_memory_that_others_may_write_to_is_not_believed(bundle: Path, decided: list[str]) -> None:
+def test_a_memory_that_others_may_write_to_is_not_believed(bundle, decided):
     assert_right(bundle)
     (entry,) = entries(bundle)
     entry.chmod(0o666)
@@ -282,9 +274,7 @@ def test_a_memory_that_others_may_write_to_is_not_believed(bundle: Path, decided
     assert len(decided) == 2
 
 
-def test_a_cache_that_cannot_be_written_costs_nothing_but_time(
-    bundle: Path, decided: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_cannot_be_written_costs_nothing_but_time(bundle, decided, monkeypatch):
     monkeypatch.setenv("ORTPREP_CACHE_DIR", os.devnull)
     for _ in range(2):
         assert_right(bundle)
@@ -336,7 +326,7 @@ def modules_of_a_load(bundle: Path) -> list[str]:
     return done.stdout.split()
 
 
-def test_a_load_of_a_bundle_that_is_remembered_brings_in_these_modules_and_no_other(bundle: Path) -> None:
+def test_a_load_of_a_bundle_that_is_remembered_brings_in_these_modules_and_no_other(bundle):
     time.sleep(0.05)  # what changed just now is not remembered
     assert "ortprep.bundle.loader_config" in modules_of_a_load(bundle)
     assert modules_of_a_load(bundle) == LOADS_MODULES
@@ -344,7 +334,7 @@ def test_a_load_of_a_bundle_that_is_remembered_brings_in_these_modules_and_no_ot
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 @pytest.mark.parametrize("depth", [1, 10, 30])
-def test_a_load_maps_hardly_more_than_the_import_alone(bundle: Path, depth: int) -> None:
+def test_a_load_maps_hardly_more_than_the_import_alone(bundle, depth):
     # CPython's frame stack and malloc's arenas can each cost more than a thousand calls, here unseen.
     load(bundle)
     nested = (
@@ -371,7 +361,7 @@ def count_mapping_calls(script: str) -> int:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="how glibc's malloc behaves")
-def test_arrays_after_a_load_reuse_the_memory_of_those_before(bundle: Path) -> None:
+def test_arrays_after_a_load_reuse_the_memory_of_those_before(bundle):
     script = (
         "import resource, sys, numpy\n"
         "from ortprep.runtime import load\n"

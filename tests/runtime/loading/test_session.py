@@ -24,7 +24,7 @@ pytestmark = pytest.mark.runtime
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> str:
+def model(tmp_path):
     return str(write_linear(tmp_path / "linear.onnx", weights_of(0))[0])
 
 
@@ -32,7 +32,7 @@ def plan_with(model: str, **attributes: int | bool | str) -> SessionPlan:
     return default_plan(model, attributes=attributes)
 
 
-def test_the_default_plan_is_what_plain_onnxruntime_does(model: str) -> None:
+def test_the_default_plan_is_what_plain_onnxruntime_does(model):
     import onnxruntime
 
     ours = build_session(default_plan(model))
@@ -44,7 +44,7 @@ def test_the_default_plan_is_what_plain_onnxruntime_does(model: str) -> None:
     np.testing.assert_array_equal(ours.run(None, {"x": sample()})[0], plain.run(None, {"x": sample()})[0])
 
 
-def test_f14_recorded_options_reach_the_session(model: str) -> None:
+def test_f14_recorded_options_reach_the_session(model):
     import onnxruntime
 
     record = SessionOptionsRecord(
@@ -60,7 +60,7 @@ def test_f14_recorded_options_reach_the_session(model: str) -> None:
     assert options.get_session_config_entry("session.disable_prepacking") == "1"
 
 
-def test_a_build_may_have_the_optimised_model_written(model: str, tmp_path: Path) -> None:
+def test_a_build_may_have_the_optimised_model_written(model, tmp_path):
     written = tmp_path / "out.onnx"
     build_session(plan_with(model, optimized_model_filepath=str(written)))
     assert written.stat().st_size > 0
@@ -75,63 +75,61 @@ def test_a_build_may_have_the_optimised_model_written(model: str, tmp_path: Path
         ({"execution_mode": "SIDEWAYS"}, "no ExecutionMode named 'SIDEWAYS'"),
     ],
 )
-def test_an_option_that_cannot_be_set_is_an_error(
-    model: str, attributes: dict[str, int | bool | str], message: str
-) -> None:
+def test_an_option_that_cannot_be_set_is_an_error(model, attributes, message):
     with pytest.raises(LoadError, match=message):
         build_session(plan_with(model, **attributes))
 
 
-def test_a_level_that_does_not_exist_is_an_error(model: str) -> None:
+def test_a_level_that_does_not_exist_is_an_error(model):
     with pytest.raises(LoadError, match="no GraphOptimizationLevel named 'ORT_ENABLE_MAGIC'"):
         build_session(default_plan(model, level="ORT_ENABLE_MAGIC"))
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00" * 64, b"not a model"])
-def test_a_file_that_is_no_model_is_an_error_that_names_it(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_model_is_an_error_that_names_it(tmp_path, content):
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(content)
     with pytest.raises(LoadError, match=r"cannot load .*broken\.onnx"):
         build_session(default_plan(str(broken)))
 
 
-def test_a_missing_model_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_a_missing_model_is_an_error_that_names_it(tmp_path):
     with pytest.raises(LoadError, match=r"nothing\.onnx"):
         build_session(default_plan(str(tmp_path / "nothing.onnx")))
 
 
-def test_missing_weights_are_an_error(model: str) -> None:
+def test_missing_weights_are_an_error(model):
     Path(f"{model}.data").unlink()
     with pytest.raises(LoadError, match="cannot load"):
         build_session(default_plan(model))
 
 
 @pytest.mark.skipif(bool(read_gpus()), reason="this machine has a GPU")
-def test_asking_for_cuda_never_gives_a_cpu_session(model: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_asking_for_cuda_never_gives_a_cpu_session(model, capfd):
     with pytest.raises(ProviderError, match=CUDA) as caught:
         build_session(default_plan(model, CUDA))
     assert "[cuda]" in str(caught.value)
     assert capfd.readouterr().out == ""
 
 
-def test_a_provider_that_does_not_exist_is_an_error(model: str) -> None:
+def test_a_provider_that_does_not_exist_is_an_error(model):
     with pytest.raises(ProviderError, match="no FancyExecutionProvider"):
         build_session(default_plan(model, "FancyExecutionProvider"))
 
 
-def test_a_deadline_that_has_passed_gives_no_session(model: str) -> None:
+def test_a_deadline_that_has_passed_gives_no_session(model):
     with pytest.raises(LoadTimeoutError):
         build_session(default_plan(model), timeout_s=0)
 
 
-def test_a_load_is_cancelled_at_its_deadline(tmp_path: Path) -> None:
+def test_a_load_is_cancelled_at_its_deadline(tmp_path):
     chain = write_chain(tmp_path / "chain.onnx", 30_000)
     with pytest.raises(LoadTimeoutError, match=r"chain\.onnx"):
         build_session(default_plan(str(chain), level="ORT_DISABLE_ALL"), timeout_s=0.05)
 
 
 @pytest.mark.parametrize("timeout_s", [600, float("inf")])
-def test_a_session_in_time_is_not_disturbed_by_its_deadline(model: str, timeout_s: float) -> None:
+def test_a_session_in_time_is_not_disturbed_by_its_deadline(model, timeout_s):
     session = build_session(default_plan(model), timeout_s=timeout_s)
     assert session.run(None, {"x": sample()})
 
@@ -169,30 +167,30 @@ class Workshop:
 
 
 @pytest.fixture
-def workshop(monkeypatch: pytest.MonkeyPatch) -> Workshop:
+def workshop(monkeypatch):
     return Workshop(monkeypatch)
 
 
 @pytest.mark.parametrize("plan", [default_plan("m"), with_device(default_plan("m", CUDA), 1)])
-def test_one_session_at_a_time_is_made_on_a_device(workshop: Workshop, plan: SessionPlan) -> None:
+def test_one_session_at_a_time_is_made_on_a_device(workshop, plan):
     assert len(workshop.build_at_once(plan, plan, plan)) == 3
     assert workshop.most == 1
 
 
-def test_sessions_on_different_devices_are_made_at_once(workshop: Workshop) -> None:
+def test_sessions_on_different_devices_are_made_at_once(workshop):
     workshop.meeting = threading.Barrier(3)
     cuda = default_plan("m", CUDA)
     workshop.build_at_once(default_plan("m"), cuda, with_device(cuda, 1))
     assert workshop.most == 3
 
 
-def test_no_device_named_is_the_first(workshop: Workshop) -> None:
+def test_no_device_named_is_the_first(workshop):
     cuda = default_plan("m", CUDA)
     workshop.build_at_once(cuda, with_device(cuda, 0))
     assert workshop.most == 1
 
 
-def test_waiting_for_a_device_is_part_of_the_deadline(workshop: Workshop) -> None:
+def test_waiting_for_a_device_is_part_of_the_deadline(workshop):
     workshop.may_end.clear()
     with ThreadPoolExecutor(1) as threads:
         first = threads.submit(build_session, default_plan("first"))
@@ -203,13 +201,13 @@ def test_waiting_for_a_device_is_part_of_the_deadline(workshop: Workshop) -> Non
     assert first.result()
 
 
-def test_a_session_that_cannot_be_made_leaves_its_device_free(model: str) -> None:
+def test_a_session_that_cannot_be_made_leaves_its_device_free(model):
     with pytest.raises(LoadError, match="cannot load"):
         build_session(default_plan(f"{model}.none"))
     assert build_session(default_plan(model), timeout_s=600)
 
 
-def test_another_device_changes_the_cuda_provider_alone() -> None:
+def test_another_device_changes_the_cuda_provider_alone():
     plan = default_plan("m.onnx", CUDA, provider_options={"use_tf32": "0"})
     assert with_device(plan, 3).providers == (
         ProviderRecord(CUDA, {"use_tf32": "0", "device_id": "3"}),
@@ -218,6 +216,6 @@ def test_another_device_changes_the_cuda_provider_alone() -> None:
     assert with_device(default_plan("m.onnx"), 3) == default_plan("m.onnx")
 
 
-def test_a_plan_survives_the_way_to_a_child() -> None:
+def test_a_plan_survives_the_way_to_a_child():
     plan = default_plan("m.onnx", CUDA, attributes={"intra_op_num_threads": 2}, config_entries={"a": "b"})
     assert decode(SessionPlan, encode(plan)) == plan

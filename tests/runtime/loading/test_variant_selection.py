@@ -70,16 +70,16 @@ def chosen(config: LoaderConfig, **changes: Any) -> str | None:
     return None if variant is None else variant.name
 
 
-def test_the_first_variant_that_fits_is_taken() -> None:
+def test_the_first_variant_that_fits_is_taken():
     assert chosen(config_of(cpu=NEEDS_CPU, portable=NEEDS_CPU)) == "cpu"
 
 
-def test_variants_after_the_taken_one_are_not_judged() -> None:
+def test_variants_after_the_taken_one_are_not_judged():
     impossible = dataclasses.replace(NEEDS_CPU, machine="vax")
     assert select(config_of(cpu=NEEDS_CPU, portable=impossible)).passed_over == ()
 
 
-def test_f13_all_reasons_of_a_variant_are_told_together() -> None:
+def test_f13_all_reasons_of_a_variant_are_told_together():
     needs = Requirements(
         VersionRange("2.0"), (CUDA, "TensorrtExecutionProvider"), machine="aarch64", cpu_features=("sve",)
     )
@@ -108,25 +108,23 @@ def test_f13_all_reasons_of_a_variant_are_told_together() -> None:
         ("1.31.0", None, "1.31", True),
     ],
 )
-def test_f12_versions_are_compared_by_their_numbers(
-    minimum: str, below: str | None, version: str, fits: bool
-) -> None:
+def test_f12_versions_are_compared_by_their_numbers(minimum, below, version, fits):
     needs = dataclasses.replace(NEEDS_CPU, onnxruntime=VersionRange(minimum, below))
     assert (chosen(config_of(cpu=needs), onnxruntime=version) == "cpu") is fits
 
 
 @pytest.mark.parametrize("version", ["nightly", "", "9" * 5000])
-def test_an_installed_version_without_numbers_fits_nothing(version: str) -> None:
+def test_an_installed_version_without_numbers_fits_nothing(version):
     (passed_over,) = select(config_of(cpu=NEEDS_CPU), onnxruntime=version).passed_over
     assert passed_over.reasons == (f"expected ONNX Runtime >= 1.23, got {version}",)
 
 
-def test_an_unknown_version_is_not_judged() -> None:
+def test_an_unknown_version_is_not_judged():
     needs = dataclasses.replace(NEEDS_CPU, onnxruntime=VersionRange("99"), providers=("Unknown",))
     assert chosen(config_of(cpu=needs), onnxruntime=None, providers=None) == "cpu"
 
 
-def test_a_graph_for_wide_blocks_is_passed_over_on_a_narrow_machine() -> None:
+def test_a_graph_for_wide_blocks_is_passed_over_on_a_narrow_machine():
     wide = dataclasses.replace(NEEDS_CPU, cpu_features=("avx512f",))
     narrow_machine = dataclasses.replace(MACHINE, cpu_features=AVX2)
     config = config_of(cpu=wide, portable=NEEDS_CPU)
@@ -134,7 +132,7 @@ def test_a_graph_for_wide_blocks_is_passed_over_on_a_narrow_machine() -> None:
     assert chosen(config, hardware=narrow_machine) == "portable"
 
 
-def test_a_graph_for_narrow_blocks_is_passed_over_on_a_wide_machine() -> None:
+def test_a_graph_for_narrow_blocks_is_passed_over_on_a_wide_machine():
     narrow = dataclasses.replace(NEEDS_CPU, cpu_features=("avx2",), cpu_features_absent=("avx512f",))
     config = config_of(cpu=narrow, portable=NEEDS_CPU)
     assert chosen(config) == "portable"
@@ -145,7 +143,7 @@ def test_a_graph_for_narrow_blocks_is_passed_over_on_a_wide_machine() -> None:
     ("capability", "fits"),
     [((7, 5), False), ((8, 0), True), ((9, 0), True), ((10, 0), False), ((12, 0), False)],
 )
-def test_f12_compute_capabilities_are_a_half_open_range(capability: tuple[int, int], fits: bool) -> None:
+def test_f12_compute_capabilities_are_a_half_open_range(capability, fits):
     gpu = dataclasses.replace(H200, compute_capability=capability)
     hardware = dataclasses.replace(MACHINE, gpus=(gpu,))
     assert (chosen(config_of(cuda=NEEDS_CUDA), hardware=hardware) == "cuda") is fits
@@ -154,7 +152,7 @@ def test_f12_compute_capabilities_are_a_half_open_range(capability: tuple[int, i
 @pytest.mark.parametrize(
     ("device_id", "expected"), [(None, "cuda"), (0, "cuda"), (1, "cpu"), (2, "cpu"), (-1, "cpu")]
 )
-def test_it_is_the_capability_of_the_asked_device_that_counts(device_id: int | None, expected: str) -> None:
+def test_it_is_the_capability_of_the_asked_device_that_counts(device_id, expected):
     hardware = dataclasses.replace(MACHINE, gpus=(H200, T4))
     assert (
         chosen(config_of(cuda=NEEDS_CUDA, cpu=NEEDS_CPU), hardware=hardware, device_id=device_id) == expected
@@ -165,9 +163,7 @@ def test_it_is_the_capability_of_the_asked_device_that_counts(device_id: int | N
     ("recorded", "device_id", "expected"),
     [("0", None, "cuda"), ("1", None, "cpu"), ("1", 0, "cuda"), ("first", None, "cpu"), ("-1", None, "cpu")],
 )
-def test_it_is_the_recorded_device_that_counts_where_none_is_asked_for(
-    recorded: str, device_id: int | None, expected: str
-) -> None:
+def test_it_is_the_recorded_device_that_counts_where_none_is_asked_for(recorded, device_id, expected):
     config = config_of(cuda=NEEDS_CUDA, cpu=NEEDS_CPU)
     providers = (ProviderRecord(CUDA, {"device_id": recorded}), ProviderRecord(CPU))
     cuda = dataclasses.replace(config.variants[0], providers=providers)
@@ -176,7 +172,7 @@ def test_it_is_the_recorded_device_that_counts_where_none_is_asked_for(
     assert chosen(config, hardware=hardware, device_id=device_id) == expected
 
 
-def test_a_target_restricts_the_variants_and_a_name_selects_one() -> None:
+def test_a_target_restricts_the_variants_and_a_name_selects_one():
     config = config_of(cuda=NEEDS_CUDA, cpu=NEEDS_CPU, portable=NEEDS_CPU)
     assert chosen(config, target="cpu") == "cpu"
     assert chosen(config, target="portable") == "portable"
@@ -194,20 +190,20 @@ def with_kinds(**kinds: tuple[str, bool]) -> LoaderConfig:
     return dataclasses.replace(config, variants=variants)
 
 
-def test_the_fastest_is_the_bundles_first_and_a_precision_its_first_of_that() -> None:
+def test_the_fastest_is_the_bundles_first_and_a_precision_its_first_of_that():
     config = with_kinds(int8=("int8", False), fp32=("fp32", False), other=("fp32", False))
     assert chosen(config) == "int8"
     assert chosen(config, precision="fp32", target="cpu") == "fp32"
     assert select(config, precision="fp16") == Selection(None, ())
 
 
-def test_a_name_and_a_precision_must_both_be_met() -> None:
+def test_a_name_and_a_precision_must_both_be_met():
     config = with_kinds(int8=("int8", False), fp32=("fp32", False))
     assert chosen(config, target="int8", precision="int8") == "int8"
     assert chosen(config, target="int8", precision="fp32") is None
 
 
-def test_what_takes_certain_sizes_only_is_taken_by_its_name_alone() -> None:
+def test_what_takes_certain_sizes_only_is_taken_by_its_name_alone():
     config = with_kinds(batch8=("fp32", True), fp32=("fp32", False))
     assert chosen(config) == chosen(config, target="cpu") == "fp32"
     assert chosen(config, target="batch8") == "batch8"

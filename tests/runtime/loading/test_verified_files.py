@@ -17,7 +17,6 @@ import pytest
 from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.errors import CacheError, IntegrityError, LoadError
 from ortprep.runtime import load, wait_steady
-from ortprep.runtime.loading.load_options import CheckPolicy
 from tests.runtime.builders import batch_of, sample, weights_of, write_bundle, write_converted
 
 pytestmark = pytest.mark.runtime
@@ -28,13 +27,13 @@ MAPPED = SessionOptionsRecord("ORT_DISABLE_ALL", {}, {"session.disable_prepackin
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture
-def bundle(tmp_path: Path, cache: Path) -> Path:
+def bundle(tmp_path, cache):
     return write_bundle(
         tmp_path / "place" / "linear", options=MAPPED, first=SessionOptionsRecord("ORT_DISABLE_ALL")
     )
@@ -78,9 +77,7 @@ def nothing(bundle: Path) -> None:
 @pytest.mark.parametrize(
     "permit", [let_others_write, let_a_group_replace, let_a_group_replace_the_bundle, nothing]
 )
-def test_a_session_keeps_the_weights_that_were_hashed_whatever_a_writer_does_later(
-    bundle: Path, permit: Callable[[Path], None]
-) -> None:
+def test_a_session_keeps_the_weights_that_were_hashed_whatever_a_writer_does_later(bundle, permit):
     permit(bundle)
     with mapped(bundle / DATA) as change:
         session = load(bundle, digests="full")
@@ -92,7 +89,7 @@ def test_a_session_keeps_the_weights_that_were_hashed_whatever_a_writer_does_lat
 
 
 @pytest.mark.attack
-def test_weights_that_change_without_a_trace_never_get_into_the_second_phase(bundle: Path) -> None:
+def test_weights_that_change_without_a_trace_never_get_into_the_second_phase(bundle):
     with mapped(bundle / DATA) as change:
         session = load(bundle, digests="full")
         assert is_right(session)
@@ -103,7 +100,7 @@ def test_weights_that_change_without_a_trace_never_get_into_the_second_phase(bun
 
 
 @pytest.mark.attack
-def test_weights_that_change_without_a_trace_never_get_into_a_bucket(tmp_path: Path, cache: Path) -> None:
+def test_weights_that_change_without_a_trace_never_get_into_a_bucket(tmp_path, cache):
     folder = write_converted(tmp_path / "converted")
     data = folder / "cpu-batch4" / "linear_optimized.onnx.data"
     with mapped(data) as change:
@@ -114,7 +111,7 @@ def test_weights_that_change_without_a_trace_never_get_into_a_bucket(tmp_path: P
 
 
 @pytest.mark.parametrize("check", ["none", "golden"])
-def test_copies_are_gone_once_the_session_exists(bundle: Path, cache: Path, check: CheckPolicy) -> None:
+def test_copies_are_gone_once_the_session_exists(bundle, cache, check):
     let_others_write(bundle)
     session = load(bundle, digests="full", check=check)
     assert is_right(session)
@@ -122,7 +119,7 @@ def test_copies_are_gone_once_the_session_exists(bundle: Path, cache: Path, chec
     assert list((cache / "copies").iterdir()) == []
 
 
-def test_copies_of_what_is_refused_are_gone_too(bundle: Path, cache: Path) -> None:
+def test_copies_of_what_is_refused_are_gone_too(bundle, cache):
     let_others_write(bundle)
     (bundle / DATA).write_bytes(weights_of(9).tobytes())
     with pytest.raises(IntegrityError, match="content"):
@@ -130,14 +127,12 @@ def test_copies_of_what_is_refused_are_gone_too(bundle: Path, cache: Path) -> No
     assert list((cache / "copies").iterdir()) == []
 
 
-def test_what_nobody_else_can_change_is_not_copied(bundle: Path, cache: Path) -> None:
+def test_what_nobody_else_can_change_is_not_copied(bundle, cache):
     assert is_right(load(bundle, digests="full"))
     assert not cache.exists()
 
 
-def test_without_a_cache_that_can_be_trusted_what_others_may_write_is_refused(
-    bundle: Path, cache: Path
-) -> None:
+def test_without_a_cache_that_can_be_trusted_what_others_may_write_is_refused(bundle, cache):
     cache.mkdir()
     cache.chmod(0o777)
     assert is_right(load(bundle, digests="full"))
@@ -146,9 +141,7 @@ def test_without_a_cache_that_can_be_trusted_what_others_may_write_is_refused(
         load(bundle, digests="full")
 
 
-def test_copies_that_a_killed_process_left_are_removed_and_those_in_use_stay(
-    bundle: Path, cache: Path
-) -> None:
+def test_copies_that_a_killed_process_left_are_removed_and_those_in_use_stay(bundle, cache):
     let_others_write(bundle)
     for name in ("left", "used"):
         (cache / "copies" / name).mkdir(parents=True)
@@ -161,7 +154,7 @@ def test_copies_that_a_killed_process_left_are_removed_and_those_in_use_stay(
     assert [path.name for path in (cache / "copies").iterdir()] == ["used"]
 
 
-def test_a_full_disk_is_told_as_one(bundle: Path, cache: Path) -> None:
+def test_a_full_disk_is_told_as_one(bundle, cache):
     let_others_write(bundle)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]))

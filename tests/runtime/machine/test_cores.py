@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,7 +25,7 @@ V1_FOLDER = "sys/fs/cgroup/cpu,cpuacct"
 
 
 @pytest.fixture(autouse=True)
-def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def eight_cores(monkeypatch):
     read_hardware()  # remembered by the process, so before it looks different
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
@@ -78,9 +77,7 @@ def machine(root: Path, files: Mapping[str, str]) -> str:
         ({"proc/self/cgroup": "nonsense\n:::\n0::/../..\n", "sys/fs/cgroup/cpu.max": "\n"}, 8),
     ],
 )
-def test_usable_cores_are_those_of_the_strictest_limit(
-    tmp_path: Path, files: Mapping[str, str], expected: int
-) -> None:
+def test_usable_cores_are_those_of_the_strictest_limit(tmp_path, files, expected):
     assert usable_cores(machine(tmp_path, files)) == expected
 
 
@@ -96,27 +93,23 @@ def test_usable_cores_are_those_of_the_strictest_limit(
         *(({"ORTPREP_WORKERS": text}, None) for text in ("", "0", "-2", "two", "9" * 99)),
     ],
 )
-def test_workers_share_the_cores(tmp_path: Path, environment: dict[str, str], expected: int | None) -> None:
+def test_workers_share_the_cores(tmp_path, environment, expected):
     limit = find_thread_limit(environment, str(tmp_path))
     assert (None if limit is None else limit[0]) == expected
 
 
 @pytest.mark.parametrize(("workers", "expected"), [(1, None), (2, 4), (3, 2), (8, 1), (100, 1)])
-def test_a_number_of_workers_that_is_passed_wins(tmp_path: Path, workers: int, expected: int | None) -> None:
+def test_a_number_of_workers_that_is_passed_wins(tmp_path, workers, expected):
     limit = find_thread_limit({"ORTPREP_WORKERS": "5"}, str(tmp_path), workers=workers)
     assert (None if limit is None else limit[0]) == expected
 
 
-def test_a_process_with_fewer_cores_than_the_machine_gets_no_more_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_with_fewer_cores_than_the_machine_gets_no_more_threads(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     assert find_thread_limit({}, str(tmp_path)) == (8, "8 usable cores of 64")
 
 
-def test_a_session_takes_its_share_unless_the_application_says_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_takes_its_share_unless_the_application_says_otherwise(tmp_path, monkeypatch):
     bundle = write_bundle(tmp_path / "b")
 
     def threads(workers: int | None = None, **own: int) -> int:
@@ -131,22 +124,20 @@ def test_a_session_takes_its_share_unless_the_application_says_otherwise(
 
 
 @pytest.mark.parametrize("workers", [0, -1, 2.5, True, "2"])
-def test_what_is_no_number_of_workers_is_refused(tmp_path: Path, workers: Any) -> None:
+def test_what_is_no_number_of_workers_is_refused(tmp_path, workers):
     with pytest.raises(LoadError, match="bad argument of load: workers="):
         load(tmp_path, workers=workers)
 
 
 @pytest.mark.parametrize(("count", "expected"), [(1, None), (2, 4), (16, 1)])
-def test_workers_of_a_pool_share_the_cores(tmp_path: Path, count: int, expected: int | None) -> None:
+def test_workers_of_a_pool_share_the_cores(tmp_path, count, expected):
     bundle = write_bundle(tmp_path / "b")
     config = PoolConfig(devices="cpu", workers_per_device=count)
     workers, _ = plan_workers({"b": bundle}, {"b": read_loader_config(bundle)}, config)
     assert [worker.job.load.threads for worker in workers] == [expected] * count
 
 
-def test_the_number_and_the_reason_are_logged_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_number_and_the_reason_are_logged_once(tmp_path, monkeypatch, caplog):
     bundle = write_bundle(tmp_path / "b")
     monkeypatch.setattr(opened_bundle, "_LOGGED", set())
     with caplog.at_level("INFO", logger="ortprep"):

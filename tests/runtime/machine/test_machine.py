@@ -8,7 +8,7 @@ import gc
 import mmap
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +40,14 @@ def resident_pages(path: Path) -> int:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     path = tmp_path / "weights"
     path.write_bytes(os.urandom(SIZE))
     return path
 
 
 @pytest.fixture
-def quiet() -> Iterator[None]:
+def quiet():
     """Nothing that earlier tests left gives memory back meanwhile: no garbage, no thread that reads ahead."""
     for thread in threading.enumerate():
         if thread.name == "ortprep-prefetch":
@@ -59,7 +59,7 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_private_memory_grows_with_what_is_written_to(file: Path) -> None:
+def test_private_memory_grows_with_what_is_written_to(file):
     content = file.read_bytes()
     before = private_bytes()
     with mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as ballast:
@@ -68,14 +68,14 @@ def test_private_memory_grows_with_what_is_written_to(file: Path) -> None:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_private_memory_does_not_count_mapped_files(file: Path) -> None:
+def test_private_memory_does_not_count_mapped_files(file):
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         before = private_bytes()
         assert sum(mapped[i] for i in range(0, SIZE, mmap.PAGESIZE)) > 0
         assert private_bytes() - before < SIZE / 2
 
 
-def test_the_peak_never_falls() -> None:
+def test_the_peak_never_falls():
     before = peak_rss_bytes()
     ballast = bytearray(os.urandom(1)) * (64 * 2**20)
     during = peak_rss_bytes()
@@ -86,7 +86,7 @@ def test_the_peak_never_falls() -> None:
     assert peak_rss_bytes() >= during - rough
 
 
-def test_a_dropped_file_is_read_from_disk_again_and_a_prefetched_one_is_not(file: Path) -> None:
+def test_a_dropped_file_is_read_from_disk_again_and_a_prefetched_one_is_not(file):
     drop_file(file)
     left = resident_pages(file)
     if left == SIZE // mmap.PAGESIZE:
@@ -97,19 +97,19 @@ def test_a_dropped_file_is_read_from_disk_again_and_a_prefetched_one_is_not(file
     assert resident_pages(file) == SIZE // mmap.PAGESIZE
 
 
-def test_prefetching_a_missing_file_fails_nothing(file: Path) -> None:
+def test_prefetching_a_missing_file_fails_nothing(file):
     thread = start_prefetch([file.with_name("missing"), file])
     thread.join(600)
     assert not thread.is_alive()
 
 
-def test_a_pipe_is_never_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_is_never_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="not a regular file"):
         prefetch_file(tmp_path / "pipe")
 
 
-def test_dropping_a_missing_file_is_an_error(tmp_path: Path) -> None:
+def test_dropping_a_missing_file_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         drop_file(tmp_path / "missing")
 
@@ -121,20 +121,18 @@ def show_gpu(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(availability, "read_hardware", lambda: here)
 
 
-def test_the_cpu_is_always_available() -> None:
+def test_the_cpu_is_always_available():
     assert unavailable_reason("cpu") is None
 
 
 @pytest.mark.skipif(bool(read_gpus()), reason="this machine has a GPU")
-def test_without_a_gpu_cuda_is_unavailable_and_nothing_is_tried(own_cache: Path) -> None:
+def test_without_a_gpu_cuda_is_unavailable_and_nothing_is_tried(own_cache):
     assert unavailable_reason("cuda") == "no CUDA device or driver"
     assert list(own_cache.iterdir()) == []
 
 
 @pytest.mark.skipif(bool(read_gpus()), reason="this machine has a GPU")
-def test_a_gpu_without_its_libraries_is_unavailable_and_the_answer_is_remembered(
-    own_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_without_its_libraries_is_unavailable_and_the_answer_is_remembered(own_cache, monkeypatch):
     show_gpu(monkeypatch)
     reason = unavailable_reason("cuda")
     assert reason is not None
@@ -144,9 +142,7 @@ def test_a_gpu_without_its_libraries_is_unavailable_and_the_answer_is_remembered
     assert unavailable_reason("cuda") is None
 
 
-def test_a_failure_that_may_pass_is_not_remembered(
-    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_that_may_pass_is_not_remembered(own_cache, tmp_path, monkeypatch):
     def run(function: Any, request: Mapping[str, Any], **options: Any) -> Reply[Any]:
         # Its own work may be done in time if the deadline is noticed late.
         return run_child(fakes.hang, {"pid_file": str(tmp_path / "pid")}, **options)
@@ -162,9 +158,7 @@ def test_a_failure_that_may_pass_is_not_remembered(
 
 @pytest.mark.attack
 @pytest.mark.skipif(bool(read_gpus()), reason="this machine has a GPU")
-def test_an_answer_that_others_could_write_is_not_believed(
-    own_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_others_could_write_is_not_believed(own_cache, monkeypatch):
     show_gpu(monkeypatch)
     reason = unavailable_reason("cuda")
     (entry,) = (own_cache / "availability").iterdir()
@@ -173,13 +167,13 @@ def test_an_answer_that_others_could_write_is_not_believed(
     assert unavailable_reason("cuda") == reason is not None
 
 
-def test_an_unknown_target_is_unavailable() -> None:
+def test_an_unknown_target_is_unavailable():
     assert unavailable_reason("abacus") == "unknown target 'abacus'"
 
 
-def test_the_tiny_model_runs_where_its_provider_does() -> None:
+def test_the_tiny_model_runs_where_its_provider_does():
     assert run_tiny_model({"provider": "CPUExecutionProvider"}) == {}
 
 
-def test_an_unknown_gpu_has_no_memory_reading() -> None:
+def test_an_unknown_gpu_has_no_memory_reading():
     assert used_gpu_bytes("GPU-00000000-0000-0000-0000-000000000000") is None

@@ -21,7 +21,7 @@ def names(devices: tuple[Device, ...]) -> list[str]:
     return [device.name for device in devices]
 
 
-def test_all_means_every_gpu_or_else_the_cpu() -> None:
+def test_all_means_every_gpu_or_else_the_cpu():
     assert names(resolve_devices("all", machine(3))) == ["cuda:0", "cuda:1", "cuda:2"]
     assert names(resolve_devices("all", machine(0))) == ["cpu"]
     assert names(resolve_devices(["all"], machine(1))) == ["cuda:0"]
@@ -30,12 +30,12 @@ def test_all_means_every_gpu_or_else_the_cpu() -> None:
 
 
 @pytest.mark.parametrize("wanted", [[], ["cpu", "cpu"], "cuda:2", "cuda", "gpu", ["tpu:0"], "cuda:-1"])
-def test_what_is_not_there_is_refused_by_name(wanted: str | list[str]) -> None:
+def test_what_is_not_there_is_refused_by_name(wanted):
     with pytest.raises(PoolError, match="device"):
         resolve_devices(wanted, machine(2))
 
 
-def test_a_worker_on_the_cpu_sees_no_gpu() -> None:
+def test_a_worker_on_the_cpu_sees_no_gpu():
     (place,) = plan_environments(
         [CPU], workers_per_device=1, processors=range(8), nodes=[], visible="0,1", threads=3
     )
@@ -60,15 +60,15 @@ def places(count: int, **changes: object) -> list[tuple[int | None, bool, tuple[
     return [(place.threads, place.may_spin, place.processors) for place in found]
 
 
-def test_one_worker_has_the_machine_as_recorded() -> None:
+def test_one_worker_has_the_machine_as_recorded():
     assert places(1) == [(None, True, None)]
 
 
-def test_several_do_not_spin() -> None:
+def test_several_do_not_spin():
     assert places(4, threads=2) == [(2, False, None)] * 4
 
 
-def test_workers_stay_on_a_node_where_there_are_several() -> None:
+def test_workers_stay_on_a_node_where_there_are_several():
     assert [place[2] for place in places(4, nodes=[range(4), range(4, 8)])] == [
         (0, 1, 2, 3),
         (0, 1, 2, 3),
@@ -82,7 +82,7 @@ def test_workers_stay_on_a_node_where_there_are_several() -> None:
     ("visible", "expected"),
     [(None, ["0", "1"]), ("3,5", ["3", "5"]), ("GPU-a, GPU-b", ["GPU-a", "GPU-b"]), ("", ["0", "1"])],
 )
-def test_a_worker_sees_its_own_gpu_alone(visible: str | None, expected: list[str]) -> None:
+def test_a_worker_sees_its_own_gpu_alone(visible, expected):
     found = plan_environments(
         [Device("cuda", 0), Device("cuda", 1)],
         workers_per_device=1,
@@ -99,7 +99,7 @@ def threads_of(limited: SessionPlan) -> object:
     return limited.session_options.attributes.get("intra_op_num_threads")
 
 
-def test_a_plan_takes_no_more_than_its_share() -> None:
+def test_a_plan_takes_no_more_than_its_share():
     assert threads_of(limit_threads(plan(), 2, may_spin=True)) == 2
     assert threads_of(limit_threads(plan(0), 2, may_spin=True)) == 2
     assert threads_of(limit_threads(plan(8), 2, may_spin=True)) == 2
@@ -108,16 +108,16 @@ def test_a_plan_takes_no_more_than_its_share() -> None:
     assert limit_threads(plan(), None, may_spin=True) == plan()
 
 
-def test_threads_between_operators_are_limited_where_there_are_any() -> None:
+def test_threads_between_operators_are_limited_where_there_are_any():
     parallel = limit_threads(plan(8, inter_op_num_threads=6), 2, may_spin=True)
     assert parallel.session_options.attributes == {"intra_op_num_threads": 2, "inter_op_num_threads": 2}
 
 
-def test_who_shares_cores_does_not_spin() -> None:
+def test_who_shares_cores_does_not_spin():
     entries = limit_threads(plan(), 2, may_spin=False).session_options.config_entries
     assert entries["session.intra_op.allow_spinning"] == "0"
 
 
-def test_lists_of_the_kernel_are_read() -> None:
+def test_lists_of_the_kernel_are_read():
     assert parse_processors("0-3,8,10-11\n") == (0, 1, 2, 3, 8, 10, 11)
     assert parse_processors("\n") == ()

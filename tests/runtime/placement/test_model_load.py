@@ -37,7 +37,7 @@ def record_of(name: str, *, plan: str = "prepared") -> VariantRecord:
 
 
 @pytest.fixture
-def bundle(tmp_path: Path) -> Path:
+def bundle(tmp_path):
     folder = write_converted(tmp_path / "bundle")
     manifest = read_manifest(folder)
     records = tuple(record_of(part.name) for part in BUCKETED)
@@ -60,22 +60,22 @@ def files_bytes(bundle: Path, *names: str) -> int:
 )
 @pytest.mark.parametrize("copies", [1, 3])
 def test_memory_is_that_of_all_that_is_loaded_and_time_that_of_the_variant_for_all_shapes(
-    bundle: Path, precision: str, buckets: bool, names: list[str], copies: int
-) -> None:
+    bundle, precision, buckets, names, copies
+):
     load = read_load("m", bundle, "cpu", copies=copies, precision=precision, buckets=buckets)
     private = sum(int(PRIVATE_MB[name] * MB) for name in names)
     assert load.memory_bytes == private * copies + files_bytes(bundle, *names)
     assert load.cost_ms == STEADY_MS[names[0]]
 
 
-def test_without_measurements_the_size_of_the_weights_stands_for_both(tmp_path: Path) -> None:
+def test_without_measurements_the_size_of_the_weights_stands_for_both(tmp_path):
     bundle = write_converted(tmp_path / "bundle")
     load = read_load("m", bundle, "cpu", buckets=False)
     assert load.memory_bytes == files_bytes(bundle, "cpu") > ROWS * COLUMNS * 4
     assert load.cost_ms == load.memory_bytes / MB
 
 
-def test_a_portable_graph_that_is_shipped_for_a_target_costs_what_it_was_measured_at(tmp_path: Path) -> None:
+def test_a_portable_graph_that_is_shipped_for_a_target_costs_what_it_was_measured_at(tmp_path):
     parts = (dataclasses.replace(BUCKETED[0], name="portable"),)
     bundle = write_converted(tmp_path / "bundle", parts)
     manifest = read_manifest(bundle)

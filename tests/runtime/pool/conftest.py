@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from tests.runtime.pool.builders import write_doubling
 
 
 @pytest.fixture
-def bundle(tmp_path: Path) -> Path:
+def bundle(tmp_path):
     return write_doubling(tmp_path / "doubling")
 
 
@@ -78,7 +77,7 @@ def descriptors() -> int:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+def nothing_is_left(request):
     """No worker, no shared memory and no descriptor outlives a test of a pool."""
     if request.node.get_closest_marker("runtime") is None:
         yield

@@ -9,7 +9,6 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -165,7 +164,7 @@ class Office:
 
 
 @pytest.fixture(autouse=True)
-def closed_offices() -> Iterator[None]:
+def closed_offices():
     yield
     for office in Office.opened:
         office.close()
@@ -179,7 +178,7 @@ def lying(number: int, place: TensorPlace) -> bytes:
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, 100_000])
-def test_an_answer_is_its_requests_and_all_memory_comes_back(size: int) -> None:
+def test_an_answer_is_its_requests_and_all_memory_comes_back(size):
     office = Office()
     for value in range(4):
         future = office.submit(value, size)
@@ -189,7 +188,7 @@ def test_an_answer_is_its_requests_and_all_memory_comes_back(size: int) -> None:
         assert office.used == 0
 
 
-def test_a_slot_grows_once_for_inputs_of_a_size() -> None:
+def test_a_slot_grows_once_for_inputs_of_a_size():
     office = Office()
     for number in range(3):
         future = office.submit(number, 100_000)
@@ -199,7 +198,7 @@ def test_a_slot_grows_once_for_inputs_of_a_size() -> None:
         assert (future.result(0)["y"] == 2 * number).all()
 
 
-def test_an_answer_that_needs_more_than_there_is_fails_alone() -> None:
+def test_an_answer_that_needs_more_than_there_is_fails_alone():
     office = Office(max_bytes=2**20)
     first, second = office.submit(1, 250_000), office.submit(2)
     packet = office.answer_to(0, office.receive().popleft())
@@ -212,7 +211,7 @@ def test_an_answer_that_needs_more_than_there_is_fails_alone() -> None:
     assert office.used == 0
 
 
-def test_what_a_worker_had_is_served_by_another_also_where_its_slot_had_grown() -> None:
+def test_what_a_worker_had_is_served_by_another_also_where_its_slot_had_grown():
     office = Office(workers=2)
     futures = [office.submit(n, 100_000, retries=1) for n in range(4)]
     assert office.deliver(1, office.answer_to(1, office.receive(1).popleft())) is None
@@ -223,7 +222,7 @@ def test_what_a_worker_had_is_served_by_another_also_where_its_slot_had_grown() 
     assert office.used == 0
 
 
-def test_an_array_of_the_pool_is_not_copied_and_held_until_it_is_answered() -> None:
+def test_an_array_of_the_pool_is_not_copied_and_held_until_it_is_answered():
     office = Office()
     array = office.broker.empty("double", "x", (100_000,), RequestOptions())
     array[...] = 2
@@ -250,7 +249,7 @@ def test_an_array_of_the_pool_is_not_copied_and_held_until_it_is_answered() -> N
         TensorPlace(IN_PACKET, 0, (0,) * 33),
     ],
 )
-def test_an_answer_that_cannot_be_fails_its_request_and_no_other(place: TensorPlace) -> None:
+def test_an_answer_that_cannot_be_fails_its_request_and_no_other(place):
     office = Office()
     futures = [office.submit(n, 100_000) for n in range(2)]
     received = office.receive().popleft()
@@ -265,7 +264,7 @@ def test_an_answer_that_cannot_be_fails_its_request_and_no_other(place: TensorPl
 
 
 @pytest.mark.attack
-def test_an_answer_with_other_outputs_than_the_models_or_another_workers_is_an_error() -> None:
+def test_an_answer_with_other_outputs_than_the_models_or_another_workers_is_an_error():
     office = Office(workers=2)
     futures = [office.submit(n) for n in range(2)]
     received = office.receive(0).popleft()
@@ -279,9 +278,7 @@ def test_an_answer_with_other_outputs_than_the_models_or_another_workers_is_an_e
     assert futures[0].result(0)["y"][0] == 0
 
 
-def test_every_request_of_a_lost_worker_ends_whatever_fails_on_the_way(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_every_request_of_a_lost_worker_ends_whatever_fails_on_the_way(monkeypatch):
     office = Office()
     futures = [office.submit(n, 100_000) for n in range(3)]
 
@@ -297,7 +294,7 @@ def test_every_request_of_a_lost_worker_ends_whatever_fails_on_the_way(
     assert [str(future.exception(0)) for future in futures] == [str(DIED), *["pool was closed"] * 2]
 
 
-def test_closing_while_a_request_is_written_leaves_nobody_waiting() -> None:
+def test_closing_while_a_request_is_written_leaves_nobody_waiting():
     office = Office()
     inside, go_on = threading.Event(), threading.Event()
 
@@ -326,7 +323,7 @@ def test_closing_while_a_request_is_written_leaves_nobody_waiting() -> None:
     assert office.used == 0
 
 
-def test_a_deadline_that_is_next_is_watched_and_passes() -> None:
+def test_a_deadline_that_is_next_is_watched_and_passes():
     office = Office(workers=1)
     office.broker.wakeup.planned = time.monotonic() + 50
     now = office.submit(1, timeout_s=0.0)
@@ -344,7 +341,7 @@ def test_a_deadline_that_is_next_is_watched_and_passes() -> None:
     assert office.used == 0
 
 
-def test_memory_held_by_arrays_is_an_error_in_the_end_and_waited_for_while_answers_come() -> None:
+def test_memory_held_by_arrays_is_an_error_in_the_end_and_waited_for_while_answers_come():
     office = Office(max_bytes=2**20)
     held = [office.broker.empty("double", "x", (250_000,), RequestOptions())]
     with pytest.raises(NoRoomError, match="full"):
@@ -361,7 +358,7 @@ def test_memory_held_by_arrays_is_an_error_in_the_end_and_waited_for_while_answe
     assert waiting.result(0)["y"][0] == 2
 
 
-def test_a_caller_that_may_not_wait_is_told() -> None:
+def test_a_caller_that_may_not_wait_is_told():
     office = Office(max_pending=1)
     office.submit(1)
     inputs = {"x": np.ones(3, np.float32)}
@@ -370,7 +367,7 @@ def test_a_caller_that_may_not_wait_is_told() -> None:
         office.submit(2, timeout_s=0.05)
 
 
-def test_a_hard_stop_leaves_nothing_that_a_later_close_would_wait_for() -> None:
+def test_a_hard_stop_leaves_nothing_that_a_later_close_would_wait_for():
     office = Office()
     futures = [office.submit(n) for n in range(5)]
     office.broker.close(PoolClosedError("closed"))
@@ -380,7 +377,7 @@ def test_a_hard_stop_leaves_nothing_that_a_later_close_would_wait_for() -> None:
     assert office.broker.wait_idle(0)
 
 
-def test_unavailable_models_fail_what_waits_and_what_comes() -> None:
+def test_unavailable_models_fail_what_waits_and_what_comes():
     office = Office()
     office.lose()
     waiting = [office.submit(n) for n in range(3)]
@@ -392,7 +389,7 @@ def test_unavailable_models_fail_what_waits_and_what_comes() -> None:
     assert office.used == 0
 
 
-def test_every_future_ends_however_the_work_goes() -> None:
+def test_every_future_ends_however_the_work_goes():
     generator = np.random.default_rng(0)
     for _round in range(30):
         office = Office(workers=3, max_pending=1000)
@@ -426,7 +423,7 @@ def test_every_future_ends_however_the_work_goes() -> None:
         assert office.used == 0
 
 
-def test_memory_for_an_answer_is_a_wish_that_no_request_waits_for() -> None:
+def test_memory_for_an_answer_is_a_wish_that_no_request_waits_for():
     office = Office(max_bytes=64 * 2**20)
     office.submit(1, 10)
     number = office.receive().popleft().head.number
@@ -445,7 +442,7 @@ def allocated(office: Office) -> int:
 
 
 @pytest.mark.attack
-def test_what_a_worker_wrote_where_it_may_not_goes_back_to_the_system_with_it() -> None:
+def test_what_a_worker_wrote_where_it_may_not_goes_back_to_the_system_with_it():
     office = Office()
     future = office.submit(1, 100_000, retries=1)
     file, size = office.kept[0].file, office.memory.region_bytes
@@ -459,7 +456,7 @@ def test_what_a_worker_wrote_where_it_may_not_goes_back_to_the_system_with_it() 
     assert (future.result(0)["y"] == 2).all()
 
 
-def test_a_request_of_a_worker_that_may_still_write_goes_on_in_other_memory() -> None:
+def test_a_request_of_a_worker_that_may_still_write_goes_on_in_other_memory():
     office = Office()
     future = office.submit(3, 100_000, retries=1)
     (received,) = office.receive()
@@ -476,7 +473,7 @@ def test_a_request_of_a_worker_that_may_still_write_goes_on_in_other_memory() ->
 
 
 @pytest.mark.attack
-def test_outputs_that_overlap_or_hide_bytes_are_refused() -> None:
+def test_outputs_that_overlap_or_hide_bytes_are_refused():
     reader = PlaceReader([4] * 50, "answer of m")
     places = tuple([TensorPlace(IN_SLOT, 0, (2**18,))] * 50)
     text = _encode_places(places)
@@ -489,7 +486,7 @@ def test_outputs_that_overlap_or_hide_bytes_are_refused() -> None:
         reader.read(junk, head._replace(text_bytes=len(text) + 1000), 2**26)
 
 
-def test_a_signal_that_breaks_off_the_bookkeeping_closes_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_that_breaks_off_the_bookkeeping_closes_the_pool(monkeypatch):
     office = Office()
 
     def interrupted(*_: Any) -> None:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.runtime
 
 
 @pytest.fixture
-def bundle(tmp_path: Path) -> Path:
+def bundle(tmp_path):
     return write_converted(tmp_path / "bundle")
 
 
@@ -33,7 +33,7 @@ def having(config: LoaderConfig, *names: str) -> LoaderConfig:
     return dataclasses.replace(config, variants=tuple(by_name[name] for name in names))
 
 
-def test_requests_are_answered_by_the_variants_for_their_sizes(bundle: Path) -> None:
+def test_requests_are_answered_by_the_variants_for_their_sizes(bundle):
     with SessionPool(bundle, PoolConfig(devices="cpu", precision="int8")) as pool:
         (worker,) = pool.stats().workers
         assert worker.variants == {"linear": "cpu-int8"}
@@ -44,7 +44,7 @@ def test_requests_are_answered_by_the_variants_for_their_sizes(bundle: Path) -> 
         assert pool.check() == {}
 
 
-def test_a_drive_asks_what_every_variant_recorded(bundle: Path) -> None:
+def test_a_drive_asks_what_every_variant_recorded(bundle):
     result, stats = load_test_bundle(
         bundle,
         devices="cpu",
@@ -58,7 +58,7 @@ def test_a_drive_asks_what_every_variant_recorded(bundle: Path) -> None:
     assert sum(worker.served for worker in stats.workers) == 30
 
 
-def test_the_cases_are_the_samples_of_the_variants_that_answer_them(bundle: Path) -> None:
+def test_the_cases_are_the_samples_of_the_variants_that_answer_them(bundle):
     config = read_loader_config(bundle)
     cases = read_golden_cases(having(config, "cpu", "cpu-batch4", "cpu-batch8"), bundle)
     assert [case.inputs["x"].shape[0] for case in cases] == [2, 4, 8]
@@ -68,9 +68,7 @@ def test_the_cases_are_the_samples_of_the_variants_that_answer_them(bundle: Path
         assert case.find_problems({"y": x @ weights_of(1)}) != []
 
 
-def test_workers_with_different_variants_cannot_be_checked_and_that_is_said(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_with_different_variants_cannot_be_checked_and_that_is_said(bundle, monkeypatch):
     stats = SessionPool.stats
 
     def differ(pool: SessionPool) -> PoolStats:
@@ -106,19 +104,19 @@ def opened(bundle: Path, *, buckets: bool = True) -> ServedModel:
     return open_served(ModelJob(0, "m", str(bundle), config), job)
 
 
-def test_a_worker_loads_buckets_only_where_the_pool_wants_them(bundle: Path) -> None:
+def test_a_worker_loads_buckets_only_where_the_pool_wants_them(bundle):
     assert opened(bundle).buckets == ("cpu-batch4", "cpu-batch8")
     assert opened(bundle, buckets=False).buckets == ()
 
 
-def test_a_worker_with_a_bucket_that_answers_wrongly_does_not_become_ready(bundle: Path) -> None:
+def test_a_worker_with_a_bucket_that_answers_wrongly_does_not_become_ready(bundle):
     wrong = {"input:x": batch_of(4), "output:y": batch_of(4) @ weights_of(0)}
     write_tensors(bundle / "cpu-batch4/golden.npz", wrong)
     with pytest.raises(LoadError, match=r"'cpu-batch4'.*does not answer as recorded"):
         opened(bundle)
 
 
-def test_a_check_runs_the_samples_of_buckets_too(bundle: Path) -> None:
+def test_a_check_runs_the_samples_of_buckets_too(bundle):
     model = opened(bundle)
     model.check()
     wrong = {"input:x": batch_of(8), "output:y": batch_of(8) @ weights_of(0)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
@@ -19,13 +18,13 @@ from ortprep.runtime.pool.worker import PoolConnection, serve
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[PacketChannel, socket.socket]]:
+def ends():
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with mine, its:
         yield PacketChannel(mine), its
 
 
-def test_what_there_is_no_room_for_goes_later_and_in_order(ends: tuple[PacketChannel, socket.socket]) -> None:
+def test_what_there_is_no_room_for_goes_later_and_in_order(ends):
     channel, worker = ends
     packets = [n.to_bytes(4, "big") * 5000 for n in range(100)]
     for packet in packets:
@@ -39,9 +38,7 @@ def test_what_there_is_no_room_for_goes_later_and_in_order(ends: tuple[PacketCha
     assert channel.flush()
 
 
-def test_however_many_threads_send_the_order_is_that_of_putting_down(
-    ends: tuple[PacketChannel, socket.socket],
-) -> None:
+def test_however_many_threads_send_the_order_is_that_of_putting_down(ends):
     channel, worker = ends
     lock, count = threading.Lock(), [0]
     got: list[int] = []
@@ -93,11 +90,9 @@ class CountingModel:
         return f"{head.number} is {self.count}".encode()
 
 
-def test_a_packet_whose_sender_a_signal_broke_off_is_answered_once(
-    ends: tuple[PacketChannel, socket.socket],
-) -> None:
+def test_a_packet_whose_sender_a_signal_broke_off_is_answered_once(ends):
     channel, worker = ends
-    whole, channel._socket = channel._socket, cast(Any, TornSocket(channel._socket))
+    whole, channel._socket = channel._socket, cast("Any", TornSocket(channel._socket))
     for number in (1, 2):
         channel.put(encode_head(MessageKind.RUN, number))
     with pytest.raises(KeyboardInterrupt):
@@ -107,14 +102,14 @@ def test_a_packet_whose_sender_a_signal_broke_off_is_answered_once(
     channel.put(encode_head(MessageKind.STOP))
     assert channel.flush()
     connection = PoolConnection(os.dup(worker.fileno()))
-    serve(connection, cast(Any, {0: CountingModel()}), cast(Any, None))
+    serve(connection, cast("Any", {0: CountingModel()}), cast("Any", None))
     connection.close()
     assert bytes(channel.receive() or b"") == b"1 is 1"
     assert bytes(channel.receive() or b"") == b"2 is 2"
     assert channel.receive() is None
 
 
-def test_after_close_nothing_is_sent_and_nothing_raises(ends: tuple[PacketChannel, socket.socket]) -> None:
+def test_after_close_nothing_is_sent_and_nothing_raises(ends):
     channel, worker = ends
     channel.close()
     channel.put(b"late")
@@ -122,9 +117,7 @@ def test_after_close_nothing_is_sent_and_nothing_raises(ends: tuple[PacketChanne
     assert worker.recv(100) == b""
 
 
-def test_what_a_worker_sent_before_it_ended_is_read_although_it_left_packets_unread(
-    ends: tuple[PacketChannel, socket.socket],
-) -> None:
+def test_what_a_worker_sent_before_it_ended_is_read_although_it_left_packets_unread(ends):
     channel, worker = ends
     for n in range(5):
         channel.put(b"request")
@@ -137,9 +130,7 @@ def test_what_a_worker_sent_before_it_ended_is_read_although_it_left_packets_unr
     assert channel.flush()
 
 
-def test_a_template_that_once_was_late_is_not_waited_for_again(
-    ends: tuple[PacketChannel, socket.socket], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_template_that_once_was_late_is_not_waited_for_again(ends, monkeypatch):
     channel, template = ends
     monkeypatch.setattr(process, "_ASK_TIMEOUT_S", 0.05)
     with pytest.raises(ConnectionError, match="nothing came"):
@@ -151,14 +142,14 @@ def test_a_template_that_once_was_late_is_not_waited_for_again(
             channel.ask(encode_head(MessageKind.FORK), (), MessageKind.FORKED)
 
 
-def test_how_another_process_ended_is_no_answer(ends: tuple[PacketChannel, socket.socket]) -> None:
+def test_how_another_process_ended_is_no_answer(ends):
     channel, template = ends
     template.send(encode_head(MessageKind.REAPED, 8))
     with pytest.raises(ConnectionError, match="8 instead of 7"):
         channel.ask(encode_head(MessageKind.REAP, 7), (), MessageKind.REAPED)
 
 
-def test_an_empty_packet_is_no_end(ends: tuple[PacketChannel, socket.socket]) -> None:
+def test_an_empty_packet_is_no_end(ends):
     channel, worker = ends
     worker.send(b"answer")
     worker.send(b"")
@@ -172,9 +163,7 @@ def test_an_empty_packet_is_no_end(ends: tuple[PacketChannel, socket.socket]) ->
     assert not end
 
 
-def test_a_packet_larger_than_any_is_cut_and_its_descriptors_are_closed(
-    ends: tuple[PacketChannel, socket.socket],
-) -> None:
+def test_a_packet_larger_than_any_is_cut_and_its_descriptors_are_closed(ends):
     channel, worker = ends
     descriptor = create_memory(4096)
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names are not looked at

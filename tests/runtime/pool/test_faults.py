@@ -47,7 +47,7 @@ def is_right(future: Future[Any], first: float = 1) -> bool:
     return bool((future.result(PATIENCE_S)["y"] == 2 * batch(first)["x"]).all())
 
 
-def test_a_worker_that_exits_on_its_way_up_is_reported_whole(bundle: Path) -> None:
+def test_a_worker_that_exits_on_its_way_up_is_reported_whole(bundle):
     with pytest.raises(WorkerDiedError, match="out of luck") as caught:
         SessionPool(bundle, PoolConfig(**SOON, worker=f"{MODULE}:exits", max_restarts=1))
     assert caught.value.returncode == 3
@@ -65,9 +65,7 @@ def test_a_worker_that_exits_on_its_way_up_is_reported_whole(bundle: Path) -> No
         ("babbles", "unreadable message", 600),
     ],
 )
-def test_a_worker_that_goes_wrong_on_its_way_up_is_ended(
-    bundle: Path, fault: str, said: str, timeout_s: float
-) -> None:
+def test_a_worker_that_goes_wrong_on_its_way_up_is_ended(bundle, fault, said, timeout_s):
     worker = f"{MODULE}:{fault}"
     config = PoolConfig(devices="cpu", worker=worker, max_restarts=0, start_timeout_s=timeout_s)
     with pytest.raises(WorkerDiedError, match=said):
@@ -75,7 +73,7 @@ def test_a_worker_that_goes_wrong_on_its_way_up_is_ended(
 
 
 @pytest.mark.attack
-def test_a_worker_that_floods_the_pool_on_its_way_up_is_ended(bundle: Path) -> None:
+def test_a_worker_that_floods_the_pool_on_its_way_up_is_ended(bundle):
     states: list[str] = []
     config = PoolConfig(
         devices="cpu",
@@ -89,7 +87,7 @@ def test_a_worker_that_floods_the_pool_on_its_way_up_is_ended(bundle: Path) -> N
     assert states.count("ready") == 1
 
 
-def test_what_load_would_have_raised_arrives_as_it_is(bundle: Path) -> None:
+def test_what_load_would_have_raised_arrives_as_it_is(bundle):
     golden = bundle / "golden.npz"
     data = bytearray(golden.read_bytes())
     data[-200] ^= 0xFF
@@ -99,7 +97,7 @@ def test_what_load_would_have_raised_arrives_as_it_is(bundle: Path) -> None:
     assert type(caught.value).__name__ == "IntegrityError"
 
 
-def test_a_model_that_answers_wrongly_never_serves(tmp_path: Path) -> None:
+def test_a_model_that_answers_wrongly_never_serves(tmp_path):
     x = np.ones((2, 2), np.float32)
     liar = write_model_bundle(
         tmp_path / "liar",
@@ -112,7 +110,7 @@ def test_a_model_that_answers_wrongly_never_serves(tmp_path: Path) -> None:
         SessionPool(liar, PoolConfig(**SOON))
 
 
-def test_one_bad_worker_does_not_hide_the_others(bundle: Path) -> None:
+def test_one_bad_worker_does_not_hide_the_others(bundle):
     with SessionPool(
         bundle,
         PoolConfig(
@@ -146,7 +144,7 @@ def test_one_bad_worker_does_not_hide_the_others(bundle: Path) -> None:
         (bad_workers.EMPTY, -signal.SIGKILL, "empty packet"),
     ],
 )
-def test_a_worker_that_dies_of_a_request_is_replaced(bundle: Path, wish: int, code: int, said: str) -> None:
+def test_a_worker_that_dies_of_a_request_is_replaced(bundle, wish, code, said):
     with SessionPool(bundle, PoolConfig(**SOON, worker=BAD)) as pool:
         first = pool.stats().workers[0].pid
         deadly = pool.submit(batch(wish))
@@ -165,7 +163,7 @@ def test_a_worker_that_dies_of_a_request_is_replaced(bundle: Path, wish: int, co
 @pytest.mark.parametrize(
     "wish", [bad_workers.OUTSIDE, bad_workers.FEW, bad_workers.LONG, bad_workers.INSATIABLE]
 )
-def test_an_answer_that_is_none_is_an_error_and_ends_the_worker(bundle: Path, wish: int) -> None:
+def test_an_answer_that_is_none_is_an_error_and_ends_the_worker(bundle, wish):
     with SessionPool(bundle, PoolConfig(**SOON, worker=BAD)) as pool:
         with pytest.raises(PoolError, match="answer"):
             pool.run(batch(wish))
@@ -173,16 +171,14 @@ def test_an_answer_that_is_none_is_an_error_and_ends_the_worker(bundle: Path, wi
         assert pool.stats().workers[0].restarts == 1
 
 
-def test_a_worker_that_hangs_is_ended_and_replaced(bundle: Path) -> None:
+def test_a_worker_that_hangs_is_ended_and_replaced(bundle):
     with SessionPool(bundle, PoolConfig(**SOON, worker=BAD, run_timeout_s=4)) as pool:
         with pytest.raises(WorkerDiedError, match=r"took too long for one request(?s:.)*SIGKILL"):
             pool.run(batch(bad_workers.HANG))
         assert is_right(pool.submit(batch(), retries=9))
 
 
-def test_a_killed_worker_that_never_ends_keeps_no_request(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_worker_that_never_ends_keeps_no_request(bundle, monkeypatch):
     monkeypatch.setattr(supervisor, "_EXIT_TIMEOUT_S", 0.5)
     with SessionPool(bundle, PoolConfig(**SOON, worker=BAD, run_timeout_s=4)) as pool:
         (stuck,) = (worker.pid for worker in pool.stats().workers)
@@ -198,7 +194,7 @@ def test_a_killed_worker_that_never_ends_keeps_no_request(
         wait_for(lambda: pool.stats().used_bytes == 0, what="its memory comes back")
 
 
-def test_a_worker_that_answers_twice_is_ended_and_takes_nothing_with_it(bundle: Path) -> None:
+def test_a_worker_that_answers_twice_is_ended_and_takes_nothing_with_it(bundle):
     with SessionPool(bundle, PoolConfig(**SOON, worker=BAD)) as pool:
         assert pool.run(batch(bad_workers.TWICE))["y"].shape == (0, 1)
         behind = [pool.submit(batch(n)) for n in range(5)]
@@ -206,7 +202,7 @@ def test_a_worker_that_answers_twice_is_ended_and_takes_nothing_with_it(bundle: 
         assert pool.stats().workers[0].restarts == 1
 
 
-def test_a_worker_that_reads_nothing_for_long_misses_nothing(tmp_path: Path) -> None:
+def test_a_worker_that_reads_nothing_for_long_misses_nothing(tmp_path):
     bundles = {name: write_doubling(tmp_path / name) for name in "ab"}
     with SessionPool(bundles, PoolConfig(**SOON, worker=BAD)) as pool:
         for _ in range(20):  # short runs: then it may have more requests at once than a socket holds
@@ -219,7 +215,7 @@ def test_a_worker_that_reads_nothing_for_long_misses_nothing(tmp_path: Path) -> 
         assert pool.stats().workers[0].restarts == 0
 
 
-def test_what_onnxruntime_refuses_to_bind_is_a_request_s_error_and_no_death(bundle: Path) -> None:
+def test_what_onnxruntime_refuses_to_bind_is_a_request_s_error_and_no_death(bundle):
     with SessionPool(bundle, PoolConfig(**SOON, worker=f"{MODULE}:cannot_bind")) as pool:
         large = batch(1, 100_000)
         pool.run(large)  # until its answer's shapes are known, nothing is bound
@@ -229,7 +225,7 @@ def test_what_onnxruntime_refuses_to_bind_is_a_request_s_error_and_no_death(bund
         assert [worker.restarts for worker in pool.stats().workers] == [0]
 
 
-def test_an_answer_without_room_is_its_request_s_error_and_no_death(bundle: Path) -> None:
+def test_an_answer_without_room_is_its_request_s_error_and_no_death(bundle):
     with SessionPool(bundle, PoolConfig(**SOON, worker=BAD)) as pool:
         with pytest.raises(PoolError, match="no shared memory for"):
             pool.run(batch(bad_workers.GREEDY))
@@ -237,7 +233,7 @@ def test_an_answer_without_room_is_its_request_s_error_and_no_death(bundle: Path
         assert pool.stats().workers[0].restarts == 0
 
 
-def test_a_request_may_be_tried_on_another_worker(bundle: Path) -> None:
+def test_a_request_may_be_tried_on_another_worker(bundle):
     events: list[WorkerEvent] = []
 
     def deaths() -> int:
@@ -260,7 +256,7 @@ def test_a_request_may_be_tried_on_another_worker(bundle: Path) -> None:
         assert deaths() == 3
 
 
-def test_a_worker_that_dies_again_and_again_is_given_up(bundle: Path) -> None:
+def test_a_worker_that_dies_again_and_again_is_given_up(bundle):
     with SessionPool(bundle, PoolConfig(**SOON, worker=BAD, max_restarts=1)) as pool:
         for _ in range(2):
             with pytest.raises(WorkerDiedError):
@@ -286,7 +282,7 @@ def no_descriptors(*, but: int = 0) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_pool_without_descriptors_is_an_error_and_leaves_none(bundle: Path) -> None:
+def test_a_pool_without_descriptors_is_an_error_and_leaves_none(bundle):
     SessionPool(bundle, PoolConfig(**SOON)).close()  # all that is imported, and opened once, is there now
     gc.collect()
     opened, said = descriptors(), set()
@@ -301,7 +297,7 @@ def test_a_pool_without_descriptors_is_an_error_and_leaves_none(bundle: Path) ->
     assert said == {"cannot make a pool", "cannot start cpu/0"}
 
 
-def test_a_worker_is_started_again_once_there_are_descriptors(bundle: Path) -> None:
+def test_a_worker_is_started_again_once_there_are_descriptors(bundle):
     with SessionPool(bundle, PoolConfig(**SOON, max_restarts=1)) as pool:
         (worker,) = pool.stats().workers
         with no_descriptors():
@@ -315,7 +311,7 @@ def test_a_worker_is_started_again_once_there_are_descriptors(bundle: Path) -> N
         assert is_right(behind)
 
 
-def test_a_worker_without_descriptors_is_given_up_when_its_start_times_out(bundle: Path) -> None:
+def test_a_worker_without_descriptors_is_given_up_when_its_start_times_out(bundle):
     with SessionPool(bundle, PoolConfig(devices="cpu", start_timeout_s=8)) as pool:
         (worker,) = pool.stats().workers
         with no_descriptors():
@@ -325,9 +321,7 @@ def test_a_worker_without_descriptors_is_given_up_when_its_start_times_out(bundl
         assert pool.stats().workers[0].state == "failed"
 
 
-def test_every_request_ends_although_the_supervisor_fails(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_request_ends_although_the_supervisor_fails(bundle, monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("the books contradict each other")
 
@@ -339,7 +333,7 @@ def test_every_request_ends_although_the_supervisor_fails(
         assert all("the books contradict" in str(error) for error in errors[1:])
 
 
-def test_what_waits_for_a_worker_that_is_given_up_is_told(bundle: Path) -> None:
+def test_what_waits_for_a_worker_that_is_given_up_is_told(bundle):
     with SessionPool(bundle, PoolConfig(**SOON, worker=BAD, max_restarts=0)) as pool:
         pool.submit(batch(bad_workers.BLOCK))  # so that all of them wait before the worker comes to the first
         futures = [pool.submit(batch(bad_workers.EXIT)), *(pool.submit(batch(n)) for n in range(20))]
@@ -349,7 +343,7 @@ def test_what_waits_for_a_worker_that_is_given_up_is_told(bundle: Path) -> None:
         assert all("no worker is left" in str(error) for error in errors[1:])
 
 
-def test_a_worker_that_begins_to_answer_wrongly_is_found_and_replaced(bundle: Path) -> None:
+def test_a_worker_that_begins_to_answer_wrongly_is_found_and_replaced(bundle):
     with SessionPool(bundle, PoolConfig(**SOON, worker=f"{MODULE}:answers_wrongly_when_told")) as pool:
         assert pool.check(timeout_s=PATIENCE_S) == {}
         bundle.with_name("wrong").touch()
@@ -359,7 +353,7 @@ def test_a_worker_that_begins_to_answer_wrongly_is_found_and_replaced(bundle: Pa
         assert pool.check(timeout_s=PATIENCE_S) == {}
 
 
-def test_a_worker_that_hangs_in_its_check_is_replaced_and_no_request_is_blamed(bundle: Path) -> None:
+def test_a_worker_that_hangs_in_its_check_is_replaced_and_no_request_is_blamed(bundle):
     config = PoolConfig(**SOON, worker=f"{MODULE}:hangs_when_checked", run_timeout_s=4)
     with SessionPool(bundle, config) as pool:
         futures: list[Future[Any]] = []
@@ -371,7 +365,7 @@ def test_a_worker_that_hangs_in_its_check_is_replaced_and_no_request_is_blamed(b
         assert pool.stats().workers[0].restarts == 1
 
 
-def test_a_worker_that_refuses_all_it_gets_is_checked_and_replaced(bundle: Path) -> None:
+def test_a_worker_that_refuses_all_it_gets_is_checked_and_replaced(bundle):
     with SessionPool(bundle, PoolConfig(**SOON, worker=f"{MODULE}:answers_wrongly_when_told")) as pool:
         bundle.with_name("wrong").touch()
         for _ in range(16):
@@ -381,7 +375,7 @@ def test_a_worker_that_refuses_all_it_gets_is_checked_and_replaced(bundle: Path)
         assert is_right(pool.submit(batch()))
 
 
-def test_workers_that_are_killed_all_the_time_lose_nothing(bundle: Path) -> None:
+def test_workers_that_are_killed_all_the_time_lose_nothing(bundle):
     """The million of `bench.pool`, shorter: every request ends, and every answer is right."""
     threads, each = 8, 250
     with SessionPool(bundle, PoolConfig(**SOON, workers_per_device=2, max_restarts=1000)) as pool:
@@ -424,7 +418,7 @@ def test_workers_that_are_killed_all_the_time_lose_nothing(bundle: Path) -> None
         assert pool.stats().used_bytes == 0
 
 
-def test_a_pool_that_waits_for_nobody_serves_as_soon_as_it_can(bundle: Path) -> None:
+def test_a_pool_that_waits_for_nobody_serves_as_soon_as_it_can(bundle):
     with SessionPool(bundle, PoolConfig(**SOON, min_ready=0)) as pool:
         pool.wait_ready(1)
         assert is_right(pool.submit(batch()))

@@ -27,13 +27,13 @@ def resident(file: MemoryFile) -> int:
     return int(part[part.index("Rss:") :].split()[1]) * 1024
 
 
-def test_more_than_a_file_can_have_is_an_error_of_the_pool() -> None:
+def test_more_than_a_file_can_have_is_an_error_of_the_pool():
     with pytest.raises(PoolError, match="cannot make"):
         create_memory(2**64)
 
 
 @pytest.mark.attack
-def test_a_size_that_was_sealed_cannot_be_changed() -> None:
+def test_a_size_that_was_sealed_cannot_be_changed():
     descriptor = create_memory(4 * PAGE_BYTES)
     for size in (0, PAGE_BYTES, 8 * PAGE_BYTES):
         with pytest.raises(PermissionError):
@@ -46,7 +46,7 @@ def test_a_size_that_was_sealed_cannot_be_changed() -> None:
 @given(
     st.lists(st.tuples(st.sampled_from(["take", "lend", "grow", "end"]), st.integers(1, 3 * MB)), max_size=60)
 )
-def test_no_two_hold_the_same_region_and_a_reserved_one_is_always_left(steps: list[tuple[str, int]]) -> None:
+def test_no_two_hold_the_same_region_and_a_reserved_one_is_always_left(steps):
     """Whatever is in use, each worker can have a region for an answer that needs more than was foreseen."""
     table = RegionTable(6, 2, 8 * MB)
     held: list[tuple[Region | None, Array | None, int]] = []
@@ -76,7 +76,7 @@ def test_no_two_hold_the_same_region_and_a_reserved_one_is_always_left(steps: li
     table.close()
 
 
-def test_requests_wait_for_bytes_and_too_large_ones_are_refused() -> None:
+def test_requests_wait_for_bytes_and_too_large_ones_are_refused():
     table = RegionTable(6, 2, 8 * MB)
     first = table.take(5 * MB)
     assert table.has_room(3 * MB)
@@ -90,7 +90,7 @@ def test_requests_wait_for_bytes_and_too_large_ones_are_refused() -> None:
     table.close()
 
 
-def test_pages_are_kept_for_the_next_slot_up_to_the_limit() -> None:
+def test_pages_are_kept_for_the_next_slot_up_to_the_limit():
     table = RegionTable(6, 2, 8 * MB)
     regions = [table.take(3 * MB), table.take(3 * MB), table.grow(None, 6 * MB)]
     for region in regions:
@@ -102,7 +102,7 @@ def test_pages_are_kept_for_the_next_slot_up_to_the_limit() -> None:
     table.close()
 
 
-def test_an_array_keeps_its_region_even_after_the_pool_is_closed() -> None:
+def test_an_array_keeps_its_region_even_after_the_pool_is_closed():
     table = RegionTable(6, 2, 8 * MB)
     arrays = [table.lend(table.take(MB)).view(_BYTE, (MB,)) for _ in range(3)]
     for array in arrays:

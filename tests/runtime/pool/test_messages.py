@@ -48,9 +48,7 @@ def packet_of(layout: Layout, sizes: tuple[int, ...]) -> memoryview:
 
 
 @given(_SHAPES, _ITEMSIZES, st.data())
-def test_tensors_are_laid_out_one_after_the_other_and_read_as_they_were_written(
-    shapes: tuple[tuple[int, ...], ...], itemsize: int, data: st.DataObject
-) -> None:
+def test_tensors_are_laid_out_one_after_the_other_and_read_as_they_were_written(shapes, itemsize, data):
     sizes = sizes_of(shapes, itemsize)
     offsets = tuple(data.draw(st.none() | st.integers(0, 2**40)) for _ in shapes)
     layout = lay_out(shapes, sizes, offsets)
@@ -83,9 +81,7 @@ def test_tensors_are_laid_out_one_after_the_other_and_read_as_they_were_written(
 
 
 @given(_SHAPES, _ITEMSIZES, st.integers(0, 10_000), st.integers(0, 255))
-def test_a_changed_byte_is_an_error_or_places_that_lie_inside(
-    shapes: tuple[tuple[int, ...], ...], itemsize: int, at: int, value: int
-) -> None:
+def test_a_changed_byte_is_an_error_or_places_that_lie_inside(shapes, itemsize, at, value):
     layout = lay_out(shapes, sizes_of(shapes, itemsize))
     packet = packet_of(layout, sizes_of(shapes, itemsize))
     packet[at % (HEAD_BYTES + len(layout.text))] = value
@@ -101,7 +97,7 @@ def test_a_changed_byte_is_an_error_or_places_that_lie_inside(
 
 
 @given(st.binary(max_size=200))
-def test_garbage_is_a_pool_error_and_nothing_else(data: bytes) -> None:
+def test_garbage_is_a_pool_error_and_nothing_else(data):
     packet = memoryview(data)
     with suppress(PoolError):
         head = decode_head(packet, "test")
@@ -111,26 +107,26 @@ def test_garbage_is_a_pool_error_and_nothing_else(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("shape", [(2**62, 2**62, 0), (0, 2**63), (2**40, 2**40), (1,) * 33])
-def test_a_shape_that_no_array_can_have_is_a_pool_error(shape: tuple[int, ...]) -> None:
+def test_a_shape_that_no_array_can_have_is_a_pool_error(shape):
     layout = lay_out((shape,), (0,))
     packet = packet_of(layout, (0,))
     with pytest.raises(PoolError):
         PlaceReader([4], "test").read(packet, decode_head(packet, "test"), 0)
 
 
-def test_tensors_that_are_too_many_for_a_packet_are_an_error() -> None:
+def test_tensors_that_are_too_many_for_a_packet_are_an_error():
     with pytest.raises(PoolError, match="too many tensors"):
         lay_out(((1,),) * 4000, (4,) * 4000)
 
 
 @pytest.mark.parametrize("text", [b"[1]", b"{", b"\xff", b"[" * 10_000])
-def test_what_is_no_object_is_a_pool_error(text: bytes) -> None:
+def test_what_is_no_object_is_a_pool_error(text):
     packet = memoryview(encode_head(MessageKind.FAILED) + text)
     with pytest.raises(PoolError, match="unreadable message"):
         decode_json(packet, "test")
 
 
-def test_a_text_that_is_too_long_is_cut() -> None:
+def test_a_text_that_is_too_long_is_cut():
     content = {"kind": "RunError", "message": "ä" * 10**6, "hint": None}
     packet = memoryview(encode(MessageKind.FAILED, 9, content))
     assert len(packet) <= MAX_PACKET_BYTES

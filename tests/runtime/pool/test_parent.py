@@ -86,9 +86,7 @@ def _is_zombie(pid: int) -> bool:
 @pytest.mark.parametrize("threads", [1, 2], ids=["forked", "started"])
 @pytest.mark.parametrize("ending", ["sleep", "hang"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_killed_program_leaves_nothing(
-    tmp_path: Path, bundle: Path, number: signal.Signals, ending: str, threads: int
-) -> None:
+def test_a_killed_program_leaves_nothing(tmp_path, bundle, number, ending, threads):
     process, pids = start(tmp_path, bundle, ending, threads)
     assert len(pids) == 2
     process.send_signal(number)
@@ -97,9 +95,7 @@ def test_a_killed_program_leaves_nothing(
 
 
 @pytest.mark.parametrize(("ending", "code"), [("end", 0), ("raise", 1), ("fork", 0)])
-def test_a_program_that_never_closes_its_pool_ends_all_the_same(
-    tmp_path: Path, bundle: Path, ending: str, code: int
-) -> None:
+def test_a_program_that_never_closes_its_pool_ends_all_the_same(tmp_path, bundle, ending, code):
     process, pids = start(tmp_path, bundle, ending)
     assert process.stdout is not None
     assert process.stderr is not None

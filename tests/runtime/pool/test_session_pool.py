@@ -7,7 +7,6 @@ import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,7 +29,7 @@ pytestmark = pytest.mark.runtime
 BAD = "tests.runtime.pool.fakes:goes_wrong_when_asked"
 
 
-def test_a_pool_answers_as_its_model_does(bundle: Path) -> None:
+def test_a_pool_answers_as_its_model_does(bundle):
     with SessionPool(bundle, PoolConfig(devices="cpu", workers_per_device=2)) as pool:
         for size in (0, 1, 5, 100_000):
             answer = pool.run(batch(size=size) if size else {"x": np.empty((1, 0), np.float32)})
@@ -48,7 +47,7 @@ def test_a_pool_answers_as_its_model_does(bundle: Path) -> None:
     assert [worker.state for worker in pool.stats().workers] == ["stopped", "stopped"]
 
 
-def test_workers_take_the_callers_session_options(bundle: Path, tmp_path: Path) -> None:
+def test_workers_take_the_callers_session_options(bundle, tmp_path):
     chosen = {"enable_profiling": True, "profile_file_prefix": str(tmp_path / "trace")}
     with SessionPool(bundle, PoolConfig(devices="cpu", session_options=chosen)) as pool:
         pool.run(batch())
@@ -59,7 +58,7 @@ def test_workers_take_the_callers_session_options(bundle: Path, tmp_path: Path) 
         SessionPool(bundle, PoolConfig(devices="cpu", session_options={"no_such": 1}))
 
 
-def test_requests_of_many_threads_get_their_own_answers(bundle: Path) -> None:
+def test_requests_of_many_threads_get_their_own_answers(bundle):
     with (
         SessionPool(bundle, PoolConfig(devices="cpu", workers_per_device=2)) as pool,
         ThreadPoolExecutor(16) as threads,
@@ -73,7 +72,7 @@ def test_requests_of_many_threads_get_their_own_answers(bundle: Path) -> None:
         assert pool.stats().pending == 0
 
 
-def test_arrays_of_the_pool_are_not_copied_in_and_answers_are_ordinary_arrays(bundle: Path) -> None:
+def test_arrays_of_the_pool_are_not_copied_in_and_answers_are_ordinary_arrays(bundle):
     with SessionPool(bundle, PoolConfig(devices="cpu", max_shared_bytes=2**28)) as pool:
         x = pool.empty("x", (1024, 1024))
         assert x.dtype == np.float32
@@ -93,7 +92,7 @@ def test_arrays_of_the_pool_are_not_copied_in_and_answers_are_ordinary_arrays(bu
     assert (half == 6).all()
 
 
-def test_requests_and_arrays_that_never_fit_are_refused(bundle: Path) -> None:
+def test_requests_and_arrays_that_never_fit_are_refused(bundle):
     with SessionPool(bundle, PoolConfig(devices="cpu", max_shared_bytes=4 * 2**20)) as pool:
         for _ in range(20):
             assert (pool.run({"x": np.ones((256, 1024), np.float32)})["y"] == 2).all()
@@ -104,7 +103,7 @@ def test_requests_and_arrays_that_never_fit_are_refused(bundle: Path) -> None:
         assert pool.stats().shared_bytes <= 4 * 2**20
 
 
-def test_who_waits_for_memory_gets_it_when_an_array_is_let_go(bundle: Path) -> None:
+def test_who_waits_for_memory_gets_it_when_an_array_is_let_go(bundle):
     with SessionPool(bundle, PoolConfig(devices="cpu", worker=BAD, max_shared_bytes=2**20)) as pool:
         held = [pool.empty("x", (220, 1024))]
         assert (pool.run(batch())["y"] == 2 * batch()["x"]).all()  # for which there is room
@@ -115,7 +114,7 @@ def test_who_waits_for_memory_gets_it_when_an_array_is_let_go(bundle: Path) -> N
         pool.close(drain=False)
 
 
-def test_shapes_that_depend_on_values_are_answered_too(tmp_path: Path) -> None:
+def test_shapes_that_depend_on_values_are_answered_too(tmp_path):
     generator = np.random.default_rng(0)
     with SessionPool(write_finding(tmp_path / "finding"), PoolConfig(devices="cpu")) as pool:
         for density in (0.5, 0.5, 0.1, 0.9, 0.0, 0.5):
@@ -125,7 +124,7 @@ def test_shapes_that_depend_on_values_are_answered_too(tmp_path: Path) -> None:
             np.testing.assert_array_equal(answer["z"], -x)
 
 
-def test_inputs_are_checked_by_name_and_type(bundle: Path) -> None:
+def test_inputs_are_checked_by_name_and_type(bundle):
     with SessionPool(bundle, PoolConfig(devices="cpu")) as pool:
         with pytest.raises(InvalidRequestError, match=r"expected x, got z"):
             pool.run({"z": np.ones((1, 1), np.float32)})
@@ -143,7 +142,7 @@ def test_inputs_are_checked_by_name_and_type(bundle: Path) -> None:
         assert pool.stats().used_bytes == 0
 
 
-def test_map_keeps_the_order_and_bounds_what_is_in_flight(bundle: Path) -> None:
+def test_map_keeps_the_order_and_bounds_what_is_in_flight(bundle):
     with SessionPool(bundle, PoolConfig(devices="cpu", workers_per_device=2)) as pool:
         drawn = []
 
@@ -161,7 +160,7 @@ def test_map_keeps_the_order_and_bounds_what_is_in_flight(bundle: Path) -> None:
         assert got == {2.0 * n for n in range(40)}
 
 
-def test_asyncio_awaits_answers(bundle: Path) -> None:
+def test_asyncio_awaits_answers(bundle):
     async def ask(pool: SessionPool) -> list[float]:
         answers = await asyncio.gather(*(pool.arun(batch(n)) for n in range(100)))
         return [float(answer["y"][0, 0]) for answer in answers]
@@ -170,7 +169,7 @@ def test_asyncio_awaits_answers(bundle: Path) -> None:
         assert asyncio.run(ask(pool)) == [2.0 * n for n in range(100)]
 
 
-def test_what_is_cancelled_while_it_waits_for_room_is_taken_back(bundle: Path) -> None:
+def test_what_is_cancelled_while_it_waits_for_room_is_taken_back(bundle):
     async def ask(pool: SessionPool) -> None:
         running = [pool.submit(batch(bad_workers.BLOCK)) for _ in range(3)]
         waiting = asyncio.create_task(pool.arun(batch()))
@@ -188,7 +187,7 @@ def test_what_is_cancelled_while_it_waits_for_room_is_taken_back(bundle: Path) -
         assert pool.stats().pending == 0
 
 
-def test_a_batch_is_split_and_comes_back_in_order(bundle: Path) -> None:
+def test_a_batch_is_split_and_comes_back_in_order(bundle):
     with SessionPool(bundle, PoolConfig(devices="cpu", workers_per_device=2)) as pool:
         x = np.arange(7 * 5, dtype=np.float32).reshape(7, 5)
         for parts in (None, 1, 3, 7, 100):
@@ -197,7 +196,7 @@ def test_a_batch_is_split_and_comes_back_in_order(bundle: Path) -> None:
             pool.run_split({"x": np.empty((0, 5), np.float32)})
 
 
-def test_an_output_without_batch_cannot_be_put_together(tmp_path: Path) -> None:
+def test_an_output_without_batch_cannot_be_put_together(tmp_path):
     with (
         SessionPool(write_finding(tmp_path / "finding"), PoolConfig(devices="cpu")) as pool,
         pytest.raises(PoolError, match="cannot join output"),
@@ -205,7 +204,7 @@ def test_an_output_without_batch_cannot_be_put_together(tmp_path: Path) -> None:
         pool.run_split({"x": np.ones((6, 2), np.float32)}, parts=2)
 
 
-def test_several_models_are_routed_and_run_together(tmp_path: Path) -> None:
+def test_several_models_are_routed_and_run_together(tmp_path):
     negative = write_model_bundle(
         tmp_path / "negative",
         {"z": ("Neg", ("x",))},
@@ -228,7 +227,7 @@ def test_several_models_are_routed_and_run_together(tmp_path: Path) -> None:
             pool.run_all({"x": x, "w": x})
 
 
-def test_a_request_that_waits_can_be_cancelled_and_one_that_runs_not(bundle: Path) -> None:
+def test_a_request_that_waits_can_be_cancelled_and_one_that_runs_not(bundle):
     with SessionPool(bundle, PoolConfig(devices="cpu", worker=BAD)) as pool:
         running = pool.submit(batch(bad_workers.BLOCK))
         others = [pool.submit(batch(n)) for n in range(5)]
@@ -244,7 +243,7 @@ def test_a_request_that_waits_can_be_cancelled_and_one_that_runs_not(bundle: Pat
         assert pool.stats().used_bytes == 0
 
 
-def test_deadlines_hold_for_what_waits_and_for_what_runs(bundle: Path) -> None:
+def test_deadlines_hold_for_what_waits_and_for_what_runs(bundle):
     with SessionPool(bundle, PoolConfig(devices="cpu", worker=BAD)) as pool:
         with pytest.raises(RequestTimeoutError, match="worker 0 has it"):
             pool.run(batch(bad_workers.BLOCK), timeout_s=2)
@@ -258,7 +257,7 @@ def test_deadlines_hold_for_what_waits_and_for_what_runs(bundle: Path) -> None:
         assert pool.stats().used_bytes == 0
 
 
-def test_close_answers_what_was_taken_and_takes_nothing_more(bundle: Path) -> None:
+def test_close_answers_what_was_taken_and_takes_nothing_more(bundle):
     pool = SessionPool(bundle, PoolConfig(devices="cpu", worker=BAD))
     futures = [pool.submit(batch(bad_workers.SLOW)) for _ in range(3)]
     pool.close()
@@ -270,7 +269,7 @@ def test_close_answers_what_was_taken_and_takes_nothing_more(bundle: Path) -> No
     pool.close()
 
 
-def test_an_exception_fails_what_was_taken_and_the_pool_can_be_closed_again(bundle: Path) -> None:
+def test_an_exception_fails_what_was_taken_and_the_pool_can_be_closed_again(bundle):
     pool = SessionPool(bundle, PoolConfig(devices="cpu", worker=BAD))
     futures = [pool.submit(batch(bad_workers.HANG)) for _ in range(5)]
     with pytest.raises(KeyboardInterrupt), pool:
@@ -279,7 +278,7 @@ def test_an_exception_fails_what_was_taken_and_the_pool_can_be_closed_again(bund
     pool.close()
 
 
-def test_a_pool_that_is_forgotten_ends_its_workers(bundle: Path) -> None:
+def test_a_pool_that_is_forgotten_ends_its_workers(bundle):
     pool = SessionPool(bundle, PoolConfig(devices="cpu"))
     pool.run(batch())
     (worker,) = pool.stats().workers
@@ -291,7 +290,7 @@ def test_a_pool_that_is_forgotten_ends_its_workers(bundle: Path) -> None:
     wait_for(lambda: start_ticks(pid) != ticks, what="its worker ends")
 
 
-def test_an_observer_sees_every_step_and_cannot_break_the_pool(bundle: Path) -> None:
+def test_an_observer_sees_every_step_and_cannot_break_the_pool(bundle):
     events: list[WorkerEvent] = []
 
     def watch(event: WorkerEvent) -> None:
@@ -318,21 +317,19 @@ def test_an_observer_sees_every_step_and_cannot_break_the_pool(bundle: Path) -> 
         ({"start_timeout_s": "60"}, "expected a number above 0, got '60'"),
     ],
 )
-def test_arguments_are_checked_before_anything_is_started(
-    bundle: Path, arguments: dict[str, object], message: str
-) -> None:
+def test_arguments_are_checked_before_anything_is_started(bundle, arguments, message):
     with pytest.raises(PoolError, match=message):
         SessionPool(bundle, PoolConfig(**{"devices": "cpu", **arguments}))  # type: ignore[arg-type]
 
 
-def test_plans_that_need_binding_are_served(tmp_path: Path) -> None:
+def test_plans_that_need_binding_are_served(tmp_path):
     path = write_doubling(tmp_path / "bound", io_binding=True)
     with SessionPool(path, PoolConfig(devices="cpu")) as pool:
         for n, size in itertools.product(range(5), (4, 9, 100_000)):
             assert (pool.run(batch(n, size))["y"] == 2 * batch(n, size)["x"]).all()
 
 
-def test_an_output_that_is_an_input_is_this_requests_every_time(tmp_path: Path) -> None:
+def test_an_output_that_is_an_input_is_this_requests_every_time(tmp_path):
     x = np.ones((2, 2), np.float32)
     both = ("float32", ("a", "b"))
     path = write_model_bundle(
@@ -349,7 +346,7 @@ def test_an_output_that_is_an_input_is_this_requests_every_time(tmp_path: Path) 
             assert (answer["y"] == 2 * n).all()
 
 
-def test_refused_requests_are_told_even_while_the_pool_is_stopped(bundle: Path) -> None:
+def test_refused_requests_are_told_even_while_the_pool_is_stopped(bundle):
     for _ in range(3):
         pool = SessionPool(bundle, PoolConfig(devices="cpu"))
         futures = [pool.submit({"x": np.ones(3, np.float32)}) for _ in range(200)]
@@ -357,7 +354,7 @@ def test_refused_requests_are_told_even_while_the_pool_is_stopped(bundle: Path) 
         assert all(future.exception(300) is not None for future in futures)
 
 
-def test_a_check_waits_its_turn(bundle: Path) -> None:
+def test_a_check_waits_its_turn(bundle):
     with SessionPool(bundle, PoolConfig(devices="cpu", worker=BAD, run_timeout_s=3)) as pool:
         futures = [pool.submit(batch(bad_workers.SLOW)) for _ in range(12)]
         assert pool.check(timeout_s=300) == {}
@@ -365,7 +362,7 @@ def test_a_check_waits_its_turn(bundle: Path) -> None:
         assert pool.stats().workers[0].restarts == 0
 
 
-def test_who_would_wait_for_themselves_are_told(bundle: Path) -> None:
+def test_who_would_wait_for_themselves_are_told(bundle):
     told: list[BaseException] = []
     done = threading.Event()
     with SessionPool(bundle, PoolConfig(devices="cpu", worker=BAD, max_pending=1)) as pool:

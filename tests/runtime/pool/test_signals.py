@@ -90,9 +90,7 @@ def wait_in_vain(office: Office, futures: list[Future[Any]]) -> None:
 
 
 @pytest.mark.parametrize("act", [submit, cancel, take_array, wait_in_vain])
-def test_an_exception_at_any_step_of_a_call_leaves_the_books_whole(
-    act: Callable[[Office, list[Future[Any]]], None],
-) -> None:
+def test_an_exception_at_any_step_of_a_call_leaves_the_books_whole(act):
     for count in range(1, 5000):
         office = Office()
         futures: list[Future[Any]] = [office.submit(n) for n in range(2)]
@@ -202,5 +200,5 @@ def has_none_pending(pool: SessionPool) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.runtime
-def test_a_storm_of_signals_loses_no_request_and_holds_no_lock(bundle: Path) -> None:
+def test_a_storm_of_signals_loses_no_request_and_holds_no_lock(bundle):
     assert weather(bundle, 4.0, 0.001)["signals"] > 10

@@ -22,7 +22,7 @@ _STEPS = st.lists(
 
 
 @given(_STEPS, st.integers(0, 2))
-def test_every_slot_is_freed_exactly_once(steps: list[tuple[str, int]], retries: int) -> None:
+def test_every_slot_is_freed_exactly_once(steps, retries):
     table, ends, acquired, now = SlotTable(), Counter[int](), 0, 0.0
     models = {0: "a", 1: "b", 2: "ab"}
     abandoned: set[int] = set()
@@ -104,7 +104,7 @@ def assign(table: SlotTable) -> list[tuple[int, int]]:
     return [(slot.number, worker) for slot, worker in table.assign(0.0)]
 
 
-def test_slots_go_to_the_worker_with_the_fewest_up_to_its_depth() -> None:
+def test_slots_go_to_the_worker_with_the_fewest_up_to_its_depth():
     assert admit(make(3), 1, 2, 3, 4) == [(1, 0), (2, 1), (3, 2), (4, 0)]
     table = make()
     assert admit(table, 1, 2, 3) == [(1, 0), (2, 0)]
@@ -116,9 +116,7 @@ def test_slots_go_to_the_worker_with_the_fewest_up_to_its_depth() -> None:
 
 
 @pytest.mark.parametrize("blames", [True, False])
-def test_the_oldest_is_blamed_once_for_each_of_its_tries_and_the_others_keep_their_turn(
-    *, blames: bool
-) -> None:
+def test_the_oldest_is_blamed_once_for_each_of_its_tries_and_the_others_keep_their_turn(*, blames):
     table = make()
     admit(table, 1, 2, 3, retries=1)
     assert table.lose(0, fails_oldest=blames) == []
@@ -129,7 +127,7 @@ def test_the_oldest_is_blamed_once_for_each_of_its_tries_and_the_others_keep_the
     assert assign(table)[0] == ((2, 0) if blames else (1, 0))
 
 
-def test_no_model_waits_for_the_backlog_of_another() -> None:
+def test_no_model_waits_for_the_backlog_of_another():
     table = make(models="ab")
     order = admit(table, *range(1, 10), model="a") + admit(table, 10, model="b")
     order += admit(table, *range(11, 20), model="a")
@@ -139,7 +137,7 @@ def test_no_model_waits_for_the_backlog_of_another() -> None:
     assert [number for number, _ in order] == list(range(1, 20))
 
 
-def test_an_answer_out_of_turn_is_an_error_that_tells_a_repeated_one() -> None:
+def test_an_answer_out_of_turn_is_an_error_that_tells_a_repeated_one():
     table = make()
     admit(table, 1, 2, 3)
     with pytest.raises(PoolError, match="expected one to request 1, got one to 2"):
@@ -156,7 +154,7 @@ def test_an_answer_out_of_turn_is_an_error_that_tells_a_repeated_one() -> None:
 
 
 @pytest.mark.attack
-def test_a_worker_asks_for_memory_once_and_so_cannot_keep_a_slot_for_ever() -> None:
+def test_a_worker_asks_for_memory_once_and_so_cannot_keep_a_slot_for_ever():
     table = make()
     admit(table, 1)
     table.grow(0, 1, 1.0)
@@ -164,7 +162,7 @@ def test_a_worker_asks_for_memory_once_and_so_cannot_keep_a_slot_for_ever() -> N
         table.grow(0, 1, 2.0)
 
 
-def test_the_time_of_a_run_begins_when_its_turn_comes() -> None:
+def test_the_time_of_a_run_begins_when_its_turn_comes():
     table = make()
     admit(table, 1, 2)
     assert table.queue_of(0).since == 0.0
@@ -174,7 +172,7 @@ def test_the_time_of_a_run_begins_when_its_turn_comes() -> None:
     assert table.queue_of(0).since == math.inf
 
 
-def test_what_nobody_waits_for_is_dropped_with_its_worker() -> None:
+def test_what_nobody_waits_for_is_dropped_with_its_worker():
     table = make()
     slot = Slot(1, "m", deadline=5.0)
     table.acquire(slot)

@@ -6,7 +6,6 @@ import functools
 import selectors
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any, cast
 
@@ -47,9 +46,9 @@ class Watched:
 
     def __init__(self) -> None:
         self.office = Office()
-        self.worker = WorkerState({}, cast(Any, None), WorkerStats(0, "cpu/0", "cpu", ("double",)))
+        self.worker = WorkerState({}, cast("Any", None), WorkerStats(0, "cpu/0", "cpu", ("double",)))
         self.process = Process(self.office)
-        self.worker.process = cast(WorkerProcess, self.process)
+        self.worker.process = cast("WorkerProcess", self.process)
         self.worker.change("ready")
         self.supervisor = Supervisor([self.worker], PoolConfig(max_restarts=0), self.office.broker)
         self.office.broker.slots.open_worker(0)
@@ -68,13 +67,13 @@ class Watched:
 
 
 @pytest.fixture
-def watched() -> Iterator[Watched]:
+def watched():
     one = Watched()
     yield one
     one.close()
 
 
-def test_what_a_worker_answers_after_a_failed_check_counts_no_more(watched: Watched) -> None:
+def test_what_a_worker_answers_after_a_failed_check_counts_no_more(watched):
     checked: Future[str | None] = Future()
     watched.worker.checks.append((0.0, checked))
     future = watched.office.submit(1)
@@ -87,19 +86,19 @@ def test_what_a_worker_answers_after_a_failed_check_counts_no_more(watched: Watc
     assert not future.done()
 
 
-def test_who_is_behind_a_request_that_was_answered_in_time_is_not_blamed(watched: Watched) -> None:
+def test_who_is_behind_a_request_that_was_answered_in_time_is_not_blamed(watched):
     first, second = watched.office.submit(1), watched.office.submit(2)
     received = watched.office.receive().popleft()
     watched.far_end.send(watched.office.answer_to(0, received))  # is in the socket when it is ended
     watched.manager.kill(watched.worker, PoolError("took too long"))
-    watched.manager._has_ended(watched.worker, cast(WorkerProcess, watched.process))
+    watched.manager._has_ended(watched.worker, cast("WorkerProcess", watched.process))
     assert first.result(0)
     error = second.exception(0)  # no worker is left for it, and it is not what the last one died of
     assert isinstance(error, PoolError)
     assert not isinstance(error, WorkerDiedError)
 
 
-def test_the_thread_sleeps_again_once_a_full_socket_has_room(watched: Watched) -> None:
+def test_the_thread_sleeps_again_once_a_full_socket_has_room(watched):
     watched.office.broker.slots.queue_of(0).depth = 16
     futures = [watched.office.submit(1, 4090) for _ in range(16)]
     assert watched.process.channel._packets  # more than the socket holds

@@ -7,7 +7,6 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +55,7 @@ def wait_until_back(pool: SessionPool, restarts: int) -> None:
     )
 
 
-def test_a_killed_worker_is_forked_again_and_its_exit_is_known(bundle: Path) -> None:
+def test_a_killed_worker_is_forked_again_and_its_exit_is_known(bundle):
     with open_pool(bundle, worker=f"{MODULE}:goes_wrong_when_asked") as pool:
         template = template_of(pool)
         for number, (wish, code) in enumerate([(bad_workers.EXIT, 7), (bad_workers.SEGFAULT, -11)], 1):
@@ -69,7 +68,7 @@ def test_a_killed_worker_is_forked_again_and_its_exit_is_known(bundle: Path) -> 
         assert all({"import", "doubling"} <= worker.phases_s.keys() for worker in pool.stats().workers)
 
 
-def test_what_a_forked_worker_prints_is_quoted_in_its_error(bundle: Path) -> None:
+def test_what_a_forked_worker_prints_is_quoted_in_its_error(bundle):
     with (
         open_pool(bundle, worker=f"{MODULE}:goes_wrong_when_asked") as pool,
         pytest.raises(WorkerDiedError, match="a bug in the worker"),
@@ -77,7 +76,7 @@ def test_what_a_forked_worker_prints_is_quoted_in_its_error(bundle: Path) -> Non
         pool.run(batch(bad_workers.RAISE))
 
 
-def test_workers_outlive_their_template_and_are_forked_from_the_next_one(bundle: Path) -> None:
+def test_workers_outlive_their_template_and_are_forked_from_the_next_one(bundle):
     with open_pool(bundle) as pool:
         template, workers = template_of(pool), pids(pool)
         os.kill(template, signal.SIGKILL)
@@ -90,7 +89,7 @@ def test_workers_outlive_their_template_and_are_forked_from_the_next_one(bundle:
         assert template_of(pool) != template
 
 
-def test_a_template_that_does_not_answer_is_replaced(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_template_that_does_not_answer_is_replaced(bundle, monkeypatch):
     monkeypatch.setattr(process, "_ASK_TIMEOUT_S", 0.5)
     with open_pool(bundle, workers=1) as pool:
         template = template_of(pool)
@@ -100,7 +99,7 @@ def test_a_template_that_does_not_answer_is_replaced(bundle: Path, monkeypatch: 
         assert template_of(pool) != template
 
 
-def test_a_template_that_stalls_delays_the_others_once(bundle: Path) -> None:
+def test_a_template_that_stalls_delays_the_others_once(bundle):
     with open_pool(bundle, workers=4) as pool:
         template, killed = template_of(pool), pids(pool)[:3]
         assert is_right(pool)
@@ -115,7 +114,7 @@ def test_a_template_that_stalls_delays_the_others_once(bundle: Path) -> None:
 
 
 @pytest.fixture
-def subreaper() -> Iterator[None]:
+def subreaper():
     """Makes this process the parent of orphans, as the first process of a container is."""
     prctl, pr_set_child_subreaper = ctypes.CDLL(None).prctl, 36
     assert prctl(pr_set_child_subreaper, 1, 0, 0, 0) == 0
@@ -125,7 +124,7 @@ def subreaper() -> Iterator[None]:
 
 @pytest.mark.usefixtures("subreaper")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_no_worker_that_ends_after_its_template_stays_a_zombie(bundle: Path, number: signal.Signals) -> None:
+def test_no_worker_that_ends_after_its_template_stays_a_zombie(bundle, number):
     with open_pool(bundle) as pool:
         for count in range(1, 4):
             template, ended = template_of(pool), pids(pool)
@@ -156,7 +155,7 @@ def find_shared(processes):
 
 
 @pytest.mark.attack
-def test_no_worker_has_a_descriptor_of_another_or_of_its_template(bundle: Path) -> None:
+def test_no_worker_has_a_descriptor_of_another_or_of_its_template(bundle):
     with open_pool(bundle, workers=3) as pool:
         template = template_of(pool)
         standard_input = {os.readlink(f"/proc/{template}/fd/0")}  # noqa: PTH115 - no path
@@ -171,28 +170,28 @@ def test_no_worker_has_a_descriptor_of_another_or_of_its_template(bundle: Path) 
             wait_until_back(pool, 1)
 
 
-def test_models_that_cannot_be_inherited_are_opened_by_each_worker(bundle: Path) -> None:
+def test_models_that_cannot_be_inherited_are_opened_by_each_worker(bundle):
     with open_pool(bundle, worker=f"{MODULE}:cannot_be_forked") as pool:
         assert is_right(pool)
         assert {parent_of(pid) for pid in pids(pool)} == {os.getpid()}
         assert not pool.stats().is_degraded
 
 
-def test_what_a_template_cannot_load_is_raised_as_load_does(bundle: Path) -> None:
+def test_what_a_template_cannot_load_is_raised_as_load_does(bundle):
     golden = bundle / "golden.npz"
     golden.write_bytes(golden.read_bytes()[:-1] + b"?")
     with pytest.raises(IntegrityError, match=r"golden\.npz"):
         open_pool(bundle)
 
 
-def test_workers_with_threads_or_own_options_start_by_themselves(bundle: Path) -> None:
+def test_workers_with_threads_or_own_options_start_by_themselves(bundle):
     for settings in ({"threads": 2}, {"session_options": {"intra_op_num_threads": 1}}):
         with open_pool(bundle, **settings) as pool:
             assert {parent_of(pid) for pid in pids(pool)} == {os.getpid()}
             assert is_right(pool)
 
 
-def test_large_answers_of_forked_workers_are_their_own(bundle: Path) -> None:
+def test_large_answers_of_forked_workers_are_their_own(bundle):
     with open_pool(bundle) as pool:
         futures = [pool.submit({"x": np.full((300, 1000), n, np.float32)}) for n in range(40)]
         assert all((future.result(PATIENCE_S)["y"] == 2 * n).all() for n, future in enumerate(futures))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -18,7 +16,7 @@ NATIVE = sorted(CODES.keys() - {"string", "bfloat16"})
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", NATIVE)
-def test_every_type_of_numpy_comes_back_as_it_was_sent(tmp_path: Path, dtype: str) -> None:
+def test_every_type_of_numpy_comes_back_as_it_was_sent(tmp_path, dtype):
     generator = np.random.default_rng(0)
     sample = generator.integers(0, 2 if dtype == "bool" else 100, (3, 5)).astype(dtype)
     with SessionPool(write_passing_on(tmp_path / "same", dtype, sample), PoolConfig(devices="cpu")) as pool:
@@ -29,7 +27,7 @@ def test_every_type_of_numpy_comes_back_as_it_was_sent(tmp_path: Path, dtype: st
             np.testing.assert_array_equal(y, x)
 
 
-def test_a_type_that_numpy_lacks_comes_back_as_it_was_sent(tmp_path: Path) -> None:
+def test_a_type_that_numpy_lacks_comes_back_as_it_was_sent(tmp_path):
     kind = ELEMENT_TYPES["bfloat16"]
     sample = narrow(np.linspace(-2, 2, 15).reshape(3, 5), kind)
     with SessionPool(
@@ -46,19 +44,19 @@ def test_a_type_that_numpy_lacks_comes_back_as_it_was_sent(tmp_path: Path) -> No
             pool.run({"x": sample["bfloat16"]})
 
 
-def test_strings_are_refused_by_name(tmp_path: Path) -> None:
+def test_strings_are_refused_by_name(tmp_path):
     path = write_passing_on(tmp_path / "text", "string", np.array([["a"]]))
     with pytest.raises(PoolError, match=r"text cannot be served(?s:.)*got x: string, y: string"):
         SessionPool(path, PoolConfig(devices="cpu"))
 
 
-def test_scalars_have_no_axis(tmp_path: Path) -> None:
+def test_scalars_have_no_axis(tmp_path):
     with SessionPool(write_doubling(tmp_path / "scalar", shape=()), PoolConfig(devices="cpu")) as pool:
         y = pool.run({"x": np.float32(4)})["y"]
         assert (y.shape, float(y)) == ((), 8.0)
 
 
-def test_any_order_stride_and_endianness_means_the_same(bundle: Path) -> None:
+def test_any_order_stride_and_endianness_means_the_same(bundle):
     x = np.arange(200 * 300, dtype=np.float32).reshape(200, 300)
     with SessionPool(bundle, PoolConfig(devices="cpu")) as pool:
         shared = pool.empty("x", (300, 200))
@@ -77,7 +75,7 @@ def test_any_order_stride_and_endianness_means_the_same(bundle: Path) -> None:
             np.testing.assert_array_equal(y, 2 * np.asarray(array, np.float32))
 
 
-def test_read_only_and_subclassed_arrays_are_taken(bundle: Path) -> None:
+def test_read_only_and_subclassed_arrays_are_taken(bundle):
     x = np.ones((2, 3), np.float32)
     x.flags.writeable = False
     with SessionPool(bundle, PoolConfig(devices="cpu")) as pool:

@@ -48,21 +48,21 @@ def same(left: Array, right: Array) -> bool:
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-def test_an_array_reads_back_as_it_was_written(tmp_path: Path, name: str) -> None:
+def test_an_array_reads_back_as_it_was_written(tmp_path, name):
     write_tensors(tmp_path / "a.npz", {name: ARRAYS[name]})
     (read,) = read_tensors(tmp_path / "a.npz").items()
     assert read[0] == name
     assert same(read[1], ARRAYS[name])
 
 
-def test_arrays_keep_their_order_and_their_file_its_bytes(tmp_path: Path) -> None:
+def test_arrays_keep_their_order_and_their_file_its_bytes(tmp_path):
     for path in ("a.npz", "b.npz"):
         write_tensors(tmp_path / path, ARRAYS)
     assert list(read_tensors(tmp_path / "a.npz")) == list(ARRAYS)
     assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
 
 
-def test_numpy_reads_what_we_write_and_we_read_what_numpy_writes(tmp_path: Path) -> None:
+def test_numpy_reads_what_we_write_and_we_read_what_numpy_writes(tmp_path):
     write_tensors(tmp_path / "ours.npz", {"input:x": ARRAYS["large"]})
     with np.load(tmp_path / "ours.npz", allow_pickle=False) as loaded:
         assert same(loaded["input:x"], ARRAYS["large"])
@@ -70,7 +70,7 @@ def test_numpy_reads_what_we_write_and_we_read_what_numpy_writes(tmp_path: Path)
     assert same(read_tensors(tmp_path / "theirs.npz")["x"], ARRAYS["large"])
 
 
-def test_object_arrays_of_strings_become_strings_and_others_are_refused(tmp_path: Path) -> None:
+def test_object_arrays_of_strings_become_strings_and_others_are_refused(tmp_path):
     write_tensors(tmp_path / "a.npz", {"x": np.array(["a", "bcd"], dtype=object)})
     assert read_tensors(tmp_path / "a.npz")["x"].tolist() == ["a", "bcd"]
     for bad in (np.array([{}], dtype=object), np.array(["2020"], dtype="M8[Y]"), np.array([b"bytes"])):
@@ -79,20 +79,20 @@ def test_object_arrays_of_strings_become_strings_and_others_are_refused(tmp_path
 
 
 @pytest.mark.parametrize("name", ["a\0b", "x" * 70_000])
-def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_name_that_no_file_can_have_is_refused(tmp_path, name):
     with pytest.raises(BundleError, match="cannot write"):
         write_tensors(tmp_path / "a.npz", {name: np.zeros(1)})
 
 
 @pytest.mark.attack
-def test_f15_pickled_objects_are_never_read(tmp_path: Path) -> None:
+def test_f15_pickled_objects_are_never_read(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.array([print], dtype=object))
     with pytest.raises(BundleError, match="pickled"):
         read_tensors(tmp_path / "a.npz")
 
 
 @pytest.mark.attack
-def test_a_small_file_of_large_arrays_is_refused_by_its_size_in_memory(tmp_path: Path) -> None:
+def test_a_small_file_of_large_arrays_is_refused_by_its_size_in_memory(tmp_path):
     np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros(2_000_000, np.uint8))
     assert (tmp_path / "bomb.npz").stat().st_size < 10_000
     with pytest.raises(BundleError, match="too large"):
@@ -100,7 +100,7 @@ def test_a_small_file_of_large_arrays_is_refused_by_its_size_in_memory(tmp_path:
 
 
 @pytest.mark.attack
-def test_an_empty_array_has_no_size_that_takes_gigabytes_of_a_graph(tmp_path: Path) -> None:
+def test_an_empty_array_has_no_size_that_takes_gigabytes_of_a_graph(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.zeros((0, 200_000_000), np.float32))
     with pytest.raises(BundleError, match="shape"):
         read_tensors(tmp_path / "a.npz")
@@ -112,7 +112,7 @@ def test_an_empty_array_has_no_size_that_takes_gigabytes_of_a_graph(tmp_path: Pa
 
 
 @pytest.mark.attack
-def test_only_files_of_ones_own_may_be_compressed(tmp_path: Path) -> None:
+def test_only_files_of_ones_own_may_be_compressed(tmp_path):
     # A golden sample of 1 MB cost whoever loaded its bundle 1 GB.
     np.savez_compressed(tmp_path / "a.npz", x=np.zeros(2_000_000, np.uint8))
     assert read_tensors(tmp_path / "a.npz")["x"].size == 2_000_000
@@ -122,7 +122,7 @@ def test_only_files_of_ones_own_may_be_compressed(tmp_path: Path) -> None:
 
 @pytest.mark.attack
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_no_method_whose_file_chooses_its_readers_memory(tmp_path: Path, method: int) -> None:
+def test_no_method_whose_file_chooses_its_readers_memory(tmp_path, method):
     with zipfile.ZipFile(tmp_path / "a.npz", "w", method) as archive:
         archive.writestr("x.npy", header() + b"1234")
     with pytest.raises(BundleError, match="expected uncompressed or deflated ones"):
@@ -130,7 +130,7 @@ def test_no_method_whose_file_chooses_its_readers_memory(tmp_path: Path, method:
 
 
 @pytest.mark.attack
-def test_stored_entries_that_share_their_bytes_take_no_more_than_the_file(tmp_path: Path) -> None:
+def test_stored_entries_that_share_their_bytes_take_no_more_than_the_file(tmp_path):
     path = zip_of(tmp_path / "a.npz", header(shape=(100_000,)) + bytes(100_000))
     data = path.read_bytes()
     begin, end = data.index(b"PK\1\2"), data.index(b"PK\5\6")
@@ -143,7 +143,7 @@ def test_stored_entries_that_share_their_bytes_take_no_more_than_the_file(tmp_pa
 
 
 @pytest.mark.attack
-def test_a_header_of_an_array_is_read_to_its_bound_only(tmp_path: Path) -> None:
+def test_a_header_of_an_array_is_read_to_its_bound_only(tmp_path):
     large = b"\x93NUMPY\x02\x00" + struct.pack("<L", 20_000_000) + b" " * 20_000_000
     with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x.npy", large)
@@ -156,7 +156,7 @@ def test_a_header_of_an_array_is_read_to_its_bound_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.attack
-def test_a_long_list_of_entries_is_refused_before_it_is_read(tmp_path: Path) -> None:
+def test_a_long_list_of_entries_is_refused_before_it_is_read(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("x.npy", header() + b"1234")
     data = (tmp_path / "a.npz").read_bytes()
@@ -213,31 +213,31 @@ def header(**fields: Any) -> bytes:
         literal("[('a', '<f4')]", "(1,)") + b"1234",
     ],
 )
-def test_an_array_that_is_not_what_it_says_is_refused(tmp_path: Path, member: bytes) -> None:
+def test_an_array_that_is_not_what_it_says_is_refused(tmp_path, member):
     with pytest.raises(BundleError, match=r"a\.npz"):
         read_tensors(zip_of(tmp_path / "a.npz", member))
 
 
 @pytest.mark.attack
-def test_a_pipe_in_a_files_place_is_never_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_in_a_files_place_is_never_waited_for(tmp_path):
     os.mkfifo(tmp_path / "a.npz")
     with pytest.raises(BundleError, match="not a regular file"):
         read_tensors(tmp_path / "a.npz")
 
 
-def test_a_well_formed_array_of_that_form_is_read(tmp_path: Path) -> None:
+def test_a_well_formed_array_of_that_form_is_read(tmp_path):
     assert read_tensors(zip_of(tmp_path / "a.npz", header() + b"\1\2\3\4"))["x"].tolist() == [1, 2, 3, 4]
 
 
 @pytest.mark.attack
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_two_arrays_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_arrays_of_one_name_are_refused(tmp_path):
     with pytest.raises(BundleError, match="same name"):
         read_tensors(zip_of(tmp_path / "a.npz", header() + b"1234", count=2))
 
 
 @pytest.mark.attack
-def test_every_cut_and_every_flipped_bit_is_an_error_or_harmless(tmp_path: Path) -> None:
+def test_every_cut_and_every_flipped_bit_is_an_error_or_harmless(tmp_path):
     write_tensors(tmp_path / "a.npz", {"x": np.arange(3, dtype=np.uint8)})
     whole = (tmp_path / "a.npz").read_bytes()
     damaged = [whole[:length] for length in range(len(whole))]
@@ -252,7 +252,7 @@ def test_every_cut_and_every_flipped_bit_is_an_error_or_harmless(tmp_path: Path)
         assert [array.tolist() for array in read.values()] in ([[0, 1, 2]], [])
 
 
-def test_a_missing_file_is_a_bundle_error(tmp_path: Path) -> None:
+def test_a_missing_file_is_a_bundle_error(tmp_path):
     with pytest.raises(BundleError, match=r"gone\.npz"):
         read_tensors(tmp_path / "gone.npz")
 
@@ -268,7 +268,7 @@ LIMITS = {
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_small_floats_have_the_largest_and_smallest_number_of_their_specification(name: str) -> None:
+def test_small_floats_have_the_largest_and_smallest_number_of_their_specification(name):
     kind = ELEMENT_TYPES[name]
     numbers = widen(np.arange(2**kind.bits, dtype=np.uint8).view(kind.dtype))
     finite = numbers[np.isfinite(numbers)]
@@ -276,7 +276,7 @@ def test_small_floats_have_the_largest_and_smallest_number_of_their_specificatio
 
 
 @pytest.mark.parametrize("name", ELEMENT_TYPES)
-def test_narrowing_a_widened_number_gives_it_back(name: str) -> None:
+def test_narrowing_a_widened_number_gives_it_back(name):
     kind = ELEMENT_TYPES[name]
     codes = np.arange(2**16 if name == "bfloat16" else 2**kind.bits)
     if kind.is_integer:
@@ -326,12 +326,12 @@ def run(model: bytes, feed: Array) -> Array:
 
 
 @pytest.mark.parametrize("name", [name for name in ELEMENT_TYPES if name not in NOT_EVERYWHERE])
-def test_types_numpy_lacks_go_into_a_session_and_come_out(name: str) -> None:
+def test_types_numpy_lacks_go_into_a_session_and_come_out(name):
     assert_round_trip(ELEMENT_TYPES[name], [1, 2, 7])
 
 
 @pytest.mark.parametrize("name", ["uint2", "int2"])
-def test_types_of_newer_onnx_runtimes_go_into_a_session_and_come_out(name: str) -> None:
+def test_types_of_newer_onnx_runtimes_go_into_a_session_and_come_out(name):
     import onnxruntime
 
     if tuple(map(int, onnxruntime.__version__.split(".")[:2])) < (1, 25):
@@ -348,20 +348,20 @@ def assert_round_trip(kind: ElementType, values: list[int], *, opset: int = 21) 
     assert run(one_node("Cast", kind.code, FLOAT, opset=opset), narrowed).tolist() == values
 
 
-def test_strings_go_into_a_session_and_come_out() -> None:
+def test_strings_go_into_a_session_and_come_out():
     words = np.array(["a", "bé", ""])
     assert same(run(one_node("Identity", STRING, STRING), words), words)
     assert same(run(one_node("Identity", STRING, STRING), words.astype(object)), words)
 
 
-def test_arrays_that_are_not_contiguous_are_taken_as_they_read() -> None:
+def test_arrays_that_are_not_contiguous_are_taken_as_they_read():
     numbers = np.arange(6, dtype=np.float32)
     strided = narrow(numbers, ELEMENT_TYPES["bfloat16"])[::2]
     assert run(one_node("Cast", 16, FLOAT), strided).tolist() == [0, 2, 4]
     assert run(one_node("Identity", FLOAT, FLOAT), numbers[::2]).tolist() == [0, 2, 4]
 
 
-def test_float32_is_narrowed_where_half_is_taken_and_nothing_else_is_changed() -> None:
+def test_float32_is_narrowed_where_half_is_taken_and_nothing_else_is_changed():
     feeds = {"x": np.array([1.5, -np.inf], np.float32), "ids": np.array([7]), "other": np.array([0.1], "f4")}
     fitting = fit_feeds(feeds, {"x", "ids"})
     assert fitting["x"].dtype == np.float16
@@ -370,15 +370,13 @@ def test_float32_is_narrowed_where_half_is_taken_and_nothing_else_is_changed() -
     assert fitting["other"] is feeds["other"]
 
 
-def test_a_number_that_would_become_infinite_is_refused() -> None:
+def test_a_number_that_would_become_infinite_is_refused():
     with pytest.raises(RunError, match=r"input 'x' does not fit into float16(?s:.*)got 70000"):
         fit_feeds({"x": np.array([3, 7e4, np.inf], np.float32)}, {"x"})
 
 
 @pytest.mark.attack
-def test_a_file_with_64_bit_numbers_at_its_end_is_read_and_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_with_64_bit_numbers_at_its_end_is_read_and_bounded(tmp_path, monkeypatch):
     # zipfile writes them above 2 GiB. A lower limit makes it write them into a small file.
     monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 64)
     path = tmp_path / "large.npz"

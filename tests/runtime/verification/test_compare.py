@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ def compare(expected: Any, got: Any, tolerance: Tolerance = EXACT, **options: An
     return compare_output(np.asarray(expected), np.asarray(got), tolerance, name="y", **options)
 
 
-def test_the_worst_element_is_the_furthest_in_units_of_its_tolerance() -> None:
+def test_the_worst_element_is_the_furthest_in_units_of_its_tolerance():
     result = compare([[100.0, 1.0], [0.0, 5.0]], [[101.0, 1.5], [0.0, 5.0]], Tolerance(0.1, 0.0))
     assert not result.ok
     assert (result.worst_index, result.expected, result.got) == ((0, 1), 1.0, 1.5)
@@ -32,14 +31,14 @@ def test_the_worst_element_is_the_furthest_in_units_of_its_tolerance() -> None:
     assert result.max_rel == 0.5
 
 
-def test_what_is_within_its_tolerance_is_equal_and_still_measured() -> None:
+def test_what_is_within_its_tolerance_is_equal_and_still_measured():
     result = compare([2.0, 4.0], [2.0, 4.25], Tolerance(0.125, 0))
     assert result.ok
     assert result.reason == ""
     assert (result.worst_index, result.ratio, result.max_abs, result.wrong) == ((1,), 0.5, 0.25, 0)
 
 
-def test_the_bound_itself_is_allowed() -> None:
+def test_the_bound_itself_is_allowed():
     assert compare([0.0], [0.5], Tolerance(0, 0.5)).ok
     assert not compare([0.0], [np.nextafter(0.5, 1)], Tolerance(0, 0.5)).ok
 
@@ -60,7 +59,7 @@ def test_the_bound_itself_is_allowed() -> None:
         (np.zeros(()), np.zeros((1,)), "shape: expected [], got [1]"),
     ],
 )
-def test_another_type_or_shape_is_never_equal(expected: Any, got: Any, reason: str) -> None:
+def test_another_type_or_shape_is_never_equal(expected, got, reason):
     result = compare(expected, got, Tolerance(INF, INF))
     assert not result.ok
     assert reason in result.reason
@@ -81,7 +80,7 @@ def test_another_type_or_shape_is_never_equal(expected: Any, got: Any, reason: s
     ],
     ids=str,
 )
-def test_equal_even_without_tolerance(expected: Any, got: Any) -> None:
+def test_equal_even_without_tolerance(expected, got):
     result = compare(expected, np.asarray(got, np.asarray(expected).dtype.newbyteorder("=")))
     assert result.ok
     assert result.ratio == 0
@@ -99,40 +98,38 @@ def test_equal_even_without_tolerance(expected: Any, got: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("tolerance", [EXACT, Tolerance(1, 1e6)])
-def test_nan_and_infinity_are_never_within_a_tolerance(
-    expected: Any, got: Any, reason: str, tolerance: Tolerance
-) -> None:
+def test_nan_and_infinity_are_never_within_a_tolerance(expected, got, reason, tolerance):
     result = compare(expected, got, tolerance)
     assert (result.ok, result.reason, result.worst_index, result.ratio) == (False, reason, (2,), INF)
 
 
-def test_integers_are_exact_whatever_the_relative_tolerance() -> None:
+def test_integers_are_exact_whatever_the_relative_tolerance():
     result = compare([50_000, 7], [50_001, 7], Tolerance(0.5, 1e-5))
     assert (result.ok, result.expected, result.got) == (False, 50_000, 50_001)
 
 
-def test_integers_may_differ_by_an_absolute_tolerance_of_a_step() -> None:
+def test_integers_may_differ_by_an_absolute_tolerance_of_a_step():
     step = Tolerance(0, 1)
     assert compare(np.array([3, 255], np.uint8), np.array([4, 254], np.uint8), step).ok
     assert not compare(np.array([0], np.uint8), np.array([255], np.uint8), step).ok
     assert not compare(np.array([-128], np.int8), np.array([127], np.int8), step).ok
 
 
-def test_integers_beyond_the_precision_of_floats_are_told_apart() -> None:
+def test_integers_beyond_the_precision_of_floats_are_told_apart():
     assert not compare([2**62], [2**62 + 1]).ok
     extremes = compare([-(2**63)], [2**63 - 1])
     assert (extremes.ok, extremes.max_abs) == (False, 2.0**64)
     assert not compare(np.array([2**64 - 1], np.uint64), np.array([0], np.uint64), Tolerance(0, 2.0**63)).ok
 
 
-def test_booleans_and_strings_know_no_tolerance() -> None:
+def test_booleans_and_strings_know_no_tolerance():
     loose = Tolerance(9, 9)
     assert not compare([True], [False], loose).ok
     result = compare([["a", "b"]], [["a", "c"]], loose)
     assert (result.ok, result.worst_index, result.expected, result.got) == (False, (0, 1), "b", "c")
 
 
-def test_complex_numbers_are_compared_by_their_distance() -> None:
+def test_complex_numbers_are_compared_by_their_distance():
     assert compare([1000 + 0j], [1000 + 1j], Tolerance(1e-3, 0)).ok
     assert not compare([1000 + 0j], [1000 + 1.1j], Tolerance(1e-3, 0)).ok
     assert not compare(
@@ -141,7 +138,7 @@ def test_complex_numbers_are_compared_by_their_distance() -> None:
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float8e4m3fn", "float8e5m2", "int4"])
-def test_types_numpy_lacks_are_compared_by_value(name: str) -> None:
+def test_types_numpy_lacks_are_compared_by_value(name):
     kind = ELEMENT_TYPES[name]
     expected, got = narrow(np.array([1, 4, 2]), kind), narrow(np.array([1, 5, 2]), kind)
     assert compare(expected, expected).ok
@@ -150,12 +147,12 @@ def test_types_numpy_lacks_are_compared_by_value(name: str) -> None:
     assert compare(expected, got, Tolerance(0, 1)).ok
 
 
-def test_differences_that_overflow_are_wrong_and_no_warning() -> None:
+def test_differences_that_overflow_are_wrong_and_no_warning():
     assert not compare([1.7e308], [-1.7e308], Tolerance(0.5, 0)).ok
     assert not compare(np.array([3e38], np.float32), np.array([-3e38], np.float32), Tolerance(1, 0)).ok
 
 
-def test_memory_maps_of_any_layout_are_compared_without_being_held(tmp_path: Path) -> None:
+def test_memory_maps_of_any_layout_are_compared_without_being_held(tmp_path):
     values = np.random.default_rng(0).standard_normal((300, 1000))
     np.save(tmp_path / "c.npy", values)
     np.save(tmp_path / "f.npy", np.asfortranarray(values))

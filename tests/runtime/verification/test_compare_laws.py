@@ -44,7 +44,7 @@ def compare(
 
 
 @given(array=ARRAYS, tolerance=TOLERANCES, block=BLOCKS)
-def test_an_array_equals_itself(array: Array, tolerance: Tolerance, block: int) -> None:
+def test_an_array_equals_itself(array, tolerance, block):
     result = compare(array, array.copy(), tolerance, block_elements=block)
     assert result.ok
     assert (result.reason, result.ratio, result.max_abs, result.wrong) == ("", 0, 0, 0)
@@ -52,9 +52,7 @@ def test_an_array_equals_itself(array: Array, tolerance: Tolerance, block: int) 
 
 
 @given(data=st.data(), tolerance=TOLERANCES, block=BLOCKS, factor=st.floats(1.01, 1e6))
-def test_one_element_past_its_tolerance_is_always_found(
-    data: st.DataObject, tolerance: Tolerance, block: int, factor: float
-) -> None:
+def test_one_element_past_its_tolerance_is_always_found(data, tolerance, block, factor):
     shape = data.draw(hnp.array_shapes(max_side=6))
     expected = data.draw(hnp.arrays(np.float64, shape, elements=st.floats(-1e100, 1e100)))
     index = tuple(data.draw(st.integers(0, side - 1)) for side in shape)
@@ -69,9 +67,7 @@ def test_one_element_past_its_tolerance_is_always_found(
 
 
 @given(data=st.data(), tolerance=TOLERANCES, block=BLOCKS)
-def test_one_element_within_its_tolerance_never_fails(
-    data: st.DataObject, tolerance: Tolerance, block: int
-) -> None:
+def test_one_element_within_its_tolerance_never_fails(data, tolerance, block):
     expected = data.draw(hnp.arrays(np.float64, hnp.array_shapes(), elements=st.floats(-1e6, 1e6)))
     share = data.draw(hnp.arrays(np.float64, expected.shape, elements=st.floats(-0.99, 0.99)))
     got = expected + share * (tolerance.atol + tolerance.rtol * np.abs(expected))
@@ -80,9 +76,7 @@ def test_one_element_within_its_tolerance_never_fails(
 
 
 @given(data=st.data(), tolerance=TOLERANCES, block=BLOCKS)
-def test_the_block_size_never_changes_the_answer(
-    data: st.DataObject, tolerance: Tolerance, block: int
-) -> None:
+def test_the_block_size_never_changes_the_answer(data, tolerance, block):
     expected = data.draw(ARRAYS)
     got = data.draw(hnp.arrays(expected.dtype, expected.shape))
     whole = compare(expected, got, tolerance, block_elements=10_000)
@@ -91,9 +85,7 @@ def test_the_block_size_never_changes_the_answer(
 
 
 @given(data=st.data(), tolerance=TOLERANCES)
-def test_a_nan_on_one_side_only_is_always_found_at_its_place(
-    data: st.DataObject, tolerance: Tolerance
-) -> None:
+def test_a_nan_on_one_side_only_is_always_found_at_its_place(data, tolerance):
     array = data.draw(FLOATS.filter(lambda array: not np.isnan(array).all()))
     place = int(data.draw(st.sampled_from(np.flatnonzero(~np.isnan(array)).tolist())))
     other = array.copy()
@@ -105,9 +97,7 @@ def test_a_nan_on_one_side_only_is_always_found_at_its_place(
 
 
 @given(data=st.data(), tolerance=TOLERANCES)
-def test_wider_tolerances_never_fail_what_narrower_ones_pass(
-    data: st.DataObject, tolerance: Tolerance
-) -> None:
+def test_wider_tolerances_never_fail_what_narrower_ones_pass(data, tolerance):
     expected = data.draw(FLOATS)
     got = data.draw(hnp.arrays(expected.dtype, expected.shape))
     if compare(expected, got, tolerance).ok:
@@ -119,9 +109,7 @@ def test_wider_tolerances_never_fail_what_narrower_ones_pass(
 
 
 @given(data=st.data(), tolerance=TOLERANCES)
-def test_a_result_is_ok_exactly_when_nothing_is_wrong_and_no_ratio_is_above_1(
-    data: st.DataObject, tolerance: Tolerance
-) -> None:
+def test_a_result_is_ok_exactly_when_nothing_is_wrong_and_no_ratio_is_above_1(data, tolerance):
     expected = data.draw(ARRAYS)
     result = compare(expected, data.draw(hnp.arrays(expected.dtype, expected.shape)), tolerance)
     assert result.ok == (result.wrong == 0) == (result.reason == "") == (result.ratio <= 1)
@@ -130,7 +118,7 @@ def test_a_result_is_ok_exactly_when_nothing_is_wrong_and_no_ratio_is_above_1(
 @given(
     arrays=st.dictionaries(st.text(st.characters(exclude_characters="\0", codec="utf-8")), ARRAYS, max_size=4)
 )
-def test_what_is_written_reads_back(arrays: dict[str, Array]) -> None:
+def test_what_is_written_reads_back(arrays):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.npz"
         write_tensors(path, arrays)
@@ -142,7 +130,7 @@ def test_what_is_written_reads_back(arrays: dict[str, Array]) -> None:
 
 
 @given(data=st.binary(max_size=300))
-def test_any_bytes_are_read_or_refused_in_our_own_words(data: bytes) -> None:
+def test_any_bytes_are_read_or_refused_in_our_own_words(data):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.npz"
         path.write_bytes(data)
@@ -160,7 +148,7 @@ THEIRS = {
 
 
 @pytest.mark.parametrize("name", THEIRS)
-def test_every_bit_pattern_has_the_value_another_implementation_gives_it(name: str) -> None:
+def test_every_bit_pattern_has_the_value_another_implementation_gives_it(name):
     kind = ELEMENT_TYPES[name]
     codes = np.arange(2**kind.bits).astype(kind.storage)
     with np.errstate(invalid="ignore"):
@@ -170,7 +158,7 @@ def test_every_bit_pattern_has_the_value_another_implementation_gives_it(name: s
 
 @given(number=st.floats(-200, 200, width=32))
 @pytest.mark.parametrize("name", THEIRS)
-def test_narrowing_takes_a_nearest_number(name: str, number: float) -> None:
+def test_narrowing_takes_a_nearest_number(name, number):
     kind = ELEMENT_TYPES[name]
     numbers = widen(np.arange(2**kind.bits).astype(kind.storage).view(kind.dtype)).astype(np.float64)
     nearest = np.nanmin(np.abs(numbers - number))

@@ -29,7 +29,7 @@ WITH_TOOLS = importlib.util.find_spec("onnxruntime_tools") is not None
 
 
 @pytest.fixture(scope="module")
-def transformers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def transformers(tmp_path_factory):
     """BERT and GPT-2 as the benchmarks have them, but with two narrow layers; BERT's weights are outside."""
     folder = tmp_path_factory.mktemp("transformers")
     sizes = {"LAYERS": 2, "HIDDEN": WIDTH, "HEADS": HEADS, "INTERMEDIATE": 64, "VOCABULARY": 50}
@@ -75,9 +75,7 @@ def answer(path: Path) -> list[NDArray[np.float32]]:
         ("gpt2", {"FastGelu": 2, "SkipLayerNormalization": 4}),
     ],
 )
-def test_a_fused_transformer_answers_as_its_source_by_the_same_interface(
-    transformers: dict[str, Path], tmp_path: Path, name: str, fused: dict[str, int]
-) -> None:
+def test_a_fused_transformer_answers_as_its_source_by_the_same_interface(transformers, tmp_path, name, fused):
     model = onnx.load(transformers[name])
     if name == "gpt2":  # an input that nothing reads is kept
         model.graph.input.insert(0, models.value("unread", TensorProto.FLOAT, [1]))
@@ -101,9 +99,7 @@ def test_a_fused_transformer_answers_as_its_source_by_the_same_interface(
         ({"model_type": "vit"}, "fusion changed inputs of the model: attention_mask"),
     ],
 )
-def test_what_would_be_wrong_is_refused_and_nothing_is_written(
-    transformers: dict[str, Path], tmp_path: Path, fields: dict[str, Any], said: str
-) -> None:
+def test_what_would_be_wrong_is_refused_and_nothing_is_written(transformers, tmp_path, fields, said):
     with pytest.raises(PipelineError, match=said) as error:
         fuse(transformers["bert"], tmp_path / "model.onnx", **fields)
     assert error.value.hint is not None
@@ -111,7 +107,7 @@ def test_what_would_be_wrong_is_refused_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_fusing_nothing_is_an_error(tmp_path: Path) -> None:
+def test_fusing_nothing_is_an_error(tmp_path):
     source = models.write_model(models.conv_net(), tmp_path / "source" / "model.onnx")
     with pytest.raises(StageError, match="found nothing to fuse: model_type swin"):
         fuse(source, tmp_path / "model.onnx", "swin")
@@ -119,14 +115,14 @@ def test_fusing_nothing_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(WITH_TOOLS, reason="onnxruntime-tools is installed")
-def test_the_older_package_is_asked_for_by_its_extra(transformers: dict[str, Path], tmp_path: Path) -> None:
+def test_the_older_package_is_asked_for_by_its_extra(transformers, tmp_path):
     with pytest.raises(MissingExtraError) as error:
         fuse(transformers["bert"], tmp_path / "model.onnx", "bert", library="onnxruntime-tools")
     assert error.value.hint == install_command("onnxruntime-tools")
 
 
 @pytest.mark.skipif(not WITH_TOOLS, reason="onnxruntime-tools is not installed")
-def test_the_older_package_fuses_as_well(transformers: dict[str, Path], tmp_path: Path) -> None:
+def test_the_older_package_fuses_as_well(transformers, tmp_path):
     written = tmp_path / "model.onnx"
     reply = fuse(transformers["bert"], written, "bert", library="onnxruntime-tools")
     assert reply.fused["Attention"] == 2
@@ -161,20 +157,18 @@ def heads_graph(sizes: list[Any], *, perm: tuple[int, ...] = (0, 2, 1, 3)) -> on
         ([0, None, None, 4], (0, 2, 1, 3), ()),
     ],
 )
-def test_heads_are_found_however_a_reshape_is_written(
-    sizes: list[Any], perm: tuple[int, ...], found: tuple[Heads, ...]
-) -> None:
+def test_heads_are_found_however_a_reshape_is_written(sizes, perm, found):
     assert find_heads(heads_graph(sizes, perm=perm)) == found
 
 
-def test_heads_that_no_reshape_tells_are_asked_for() -> None:
+def test_heads_that_no_reshape_tells_are_asked_for():
     graph = heads_graph([0, None, None, 4])
     with pytest.raises(StageError, match="num_heads 3, hidden_size 0\n  expected both to be set"):
         choose_heads(graph, Heads(3))
     assert choose_heads(graph, Heads(3, 12)) == Heads(3, 12)
 
 
-def test_rewriting_scores_and_masks_leaves_answers_as_they_are(tmp_path: Path) -> None:
+def test_rewriting_scores_and_masks_leaves_answers_as_they_are(tmp_path):
     nodes = [
         helper.make_node("MatMul", ["x", "x"], ["product"], name="product"),
         helper.make_node("Mul", ["product", "scale"], ["scores"], name="scaled"),

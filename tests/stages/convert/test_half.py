@@ -132,16 +132,14 @@ CASES: list[tuple[str, onnx.ModelProto, Feeds]] = [
 @pytest.mark.parametrize("keep_io", [True, False])
 @pytest.mark.parametrize("external", [False, True], ids=["inline", "external"])
 @pytest.mark.parametrize(("model", "feeds"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
-def test_answers_are_those_of_the_source_to_half_precision(
-    model: onnx.ModelProto, feeds: Feeds, external: bool, keep_io: bool, tmp_path: Path
-) -> None:
+def test_answers_are_those_of_the_source_to_half_precision(model, feeds, external, keep_io, tmp_path):
     converted = Converted(model, tmp_path, external=external, keep_io=keep_io)
 
     converted.assert_agrees(feeds)
     assert {path.name for path in converted.written.parent.iterdir()} <= {"m.onnx", "m.onnx.data"}
 
 
-def test_weights_are_rounded_as_the_library_does() -> None:
+def test_weights_are_rounded_as_the_library_does():
     numbers = np.concatenate(
         [
             RNG.normal(0, 1, 1000),
@@ -159,7 +157,7 @@ def test_weights_are_rounded_as_the_library_does() -> None:
     assert largest_beyond(numbers, FLOAT16) == magnitude[magnitude < 1e38].max()
 
 
-def test_bfloat16_rounds_to_nearest_even_and_never_to_infinity() -> None:
+def test_bfloat16_rounds_to_nearest_even_and_never_to_infinity():
     largest = np.finfo(np.float32).max
     numbers = np.array([1 + 2**-8, 1 + 3 * 2**-8, 1e-12, largest, -largest, np.inf, np.nan], np.float32)
 
@@ -172,7 +170,7 @@ def test_bfloat16_rounds_to_nearest_even_and_never_to_infinity() -> None:
     assert largest_beyond(np.array([3.4e38], np.float32), BFLOAT16) == 0  # between its largest and float32's
 
 
-def test_a_value_between_kept_nodes_never_passes_through_half_precision(tmp_path: Path) -> None:
+def test_a_value_between_kept_nodes_never_passes_through_half_precision(tmp_path):
     model = chain("Relu", ("Mul", "big"), ("Div", "big"), "Relu", weights={"big": 1e5})
 
     converted = Converted(model, tmp_path, keep_nodes=("n1", "n2"))
@@ -184,7 +182,7 @@ def test_a_value_between_kept_nodes_never_passes_through_half_precision(tmp_path
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("case", ["conv", "embedding", "branches", "loop", "int8"])
-def test_whatever_nodes_are_kept_the_model_loads_and_agrees(case: str, seed: int, tmp_path: Path) -> None:
+def test_whatever_nodes_are_kept_the_model_loads_and_agrees(case, seed, tmp_path):
     model, feeds = next((model, feeds) for name, model, feeds in CASES if name == case)
     rng = np.random.default_rng(seed)
     eligible = Converted(model, tmp_path / "all").reply.converted
@@ -196,7 +194,7 @@ def test_whatever_nodes_are_kept_the_model_loads_and_agrees(case: str, seed: int
     assert set(chosen) <= set(converted.reply.kept)
 
 
-def test_an_output_that_other_nodes_and_a_weight_that_is_an_output_keep_their_names(tmp_path: Path) -> None:
+def test_an_output_that_other_nodes_and_a_weight_that_is_an_output_keep_their_names(tmp_path):
     model = chain("Relu", ("Mul", "w"), weights={"w": [1, 2, 3, 4]})
     model.graph.output.extend([value("v1", FLOAT, [4]), value("w", FLOAT, [4])])
 
@@ -209,7 +207,7 @@ def test_an_output_that_other_nodes_and_a_weight_that_is_an_output_keep_their_na
             assert all(np.array_equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
-def test_what_subgraphs_hold_and_read_stays_float32(tmp_path: Path) -> None:
+def test_what_subgraphs_hold_and_read_stays_float32(tmp_path):
     model = models.if_net(size=4)
     model.graph.node.insert(2, helper.make_node("Exp", ["x"], ["exp"], name="exp"))
     for attribute in model.graph.node[3].attribute:
@@ -222,7 +220,7 @@ def test_what_subgraphs_hold_and_read_stays_float32(tmp_path: Path) -> None:
     converted.assert_agrees({"x": X4[None]})
 
 
-def test_constants_follow_the_nodes_that_take_them(tmp_path: Path) -> None:
+def test_constants_follow_the_nodes_that_take_them(tmp_path):
     model = chain(("Mul", "c"), ("Add", "d"))
     model.graph.node.insert(0, helper.make_node("Constant", [], ["c"], value_float=1e5))
     model.graph.node.insert(0, helper.make_node("Constant", [], ["d"], value_floats=[1.0, 2.0, 3.0, 4.0]))
@@ -234,7 +232,7 @@ def test_constants_follow_the_nodes_that_take_them(tmp_path: Path) -> None:
     assert (converted.reply.nodes, converted.reply.converted) == (4, ("n1",))
 
 
-def test_a_weight_out_of_range_is_an_error_that_names_it_and_its_nodes(tmp_path: Path) -> None:
+def test_a_weight_out_of_range_is_an_error_that_names_it_and_its_nodes(tmp_path):
     model = chain(("Mul", "w"), ("Add", "w"), weights={"w": [1, -7e4, 1e5, np.inf]})
 
     with pytest.raises(StageError, match=r"tensor 'w' of 'n0', 'n1': 100000") as caught:
@@ -243,7 +241,7 @@ def test_a_weight_out_of_range_is_an_error_that_names_it_and_its_nodes(tmp_path:
     assert caught.value.hint == "convert: {half: {keep_nodes: [n0, n1]}}"
 
 
-def test_clipping_says_what_it_clipped(tmp_path: Path) -> None:
+def test_clipping_says_what_it_clipped(tmp_path):
     lowest = np.finfo(np.float32).min  # as masks have it, which is not too large
     model = chain(("Add", "w"), ("Add", "mask"), weights={"w": [1e-9, -7e4, 1e5, -np.inf], "mask": [lowest]})
 
@@ -255,7 +253,7 @@ def test_clipping_says_what_it_clipped(tmp_path: Path) -> None:
     assert converted.reply.too_large == ("n0",)
 
 
-def test_inputs_that_kernels_take_as_float32_only_stay_so(tmp_path: Path) -> None:
+def test_inputs_that_kernels_take_as_float32_only_stay_so(tmp_path):
     model = chain(("GroupNorm", "gamma"), weights={"gamma": [1, 1, 1, 1], "beta": [0, 0, 0, 0]})
     node = model.graph.node[0]
     node.domain = "com.microsoft"
@@ -269,7 +267,7 @@ def test_inputs_that_kernels_take_as_float32_only_stay_so(tmp_path: Path) -> Non
     assert converted.operators == ["Cast", "GroupNorm", "Cast"]
 
 
-def test_operators_of_onnx_runtime_are_converted_and_what_follows_them_too(tmp_path: Path) -> None:
+def test_operators_of_onnx_runtime_are_converted_and_what_follows_them_too(tmp_path):
     model = chain(
         ("SkipLayerNormalization", "w"), ("MatMul", "m"), weights={"w": [[1, 2, 3, 4]], "g": [1] * 4}
     )
@@ -286,7 +284,7 @@ def test_operators_of_onnx_runtime_are_converted_and_what_follows_them_too(tmp_p
     converted.assert_agrees({"x": X4[None]})
 
 
-def test_casts_that_change_nothing_any_more_are_no_casts(tmp_path: Path) -> None:
+def test_casts_that_change_nothing_any_more_are_no_casts(tmp_path):
     model = chain("Cast", "Sqrt", "Cast", "Cast", "Neg")
     for node, kind in zip(model.graph.node[::2], (TensorProto.FLOAT16, FLOAT), strict=False):
         node.attribute.append(helper.make_attribute("to", kind))
@@ -298,7 +296,7 @@ def test_casts_that_change_nothing_any_more_are_no_casts(tmp_path: Path) -> None
     converted.assert_agrees({"x": abs(X4)})
 
 
-def test_bfloat16_replaces_float32_and_leaves_float16_alone(tmp_path: Path) -> None:
+def test_bfloat16_replaces_float32_and_leaves_float16_alone(tmp_path):
     weight = np.array([0.1, 0.2, 0.3, 1e30], np.float32)
     model = chain(("Add", "w"), "Cast", "Cast", ("Mul", "h"), weights={"w": weight})
     for index, kind in ((1, TensorProto.FLOAT16), (2, FLOAT)):
@@ -316,7 +314,7 @@ def test_bfloat16_replaces_float32_and_leaves_float16_alone(tmp_path: Path) -> N
     onnx.checker.check_model(converted.graph, full_check=True)
 
 
-def test_a_weight_that_a_kept_node_shares_with_others_is_not_rounded_for_it(tmp_path: Path) -> None:
+def test_a_weight_that_a_kept_node_shares_with_others_is_not_rounded_for_it(tmp_path):
     weight = np.full((8, 8), 1 + 2**-20, np.float32)
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"], name="converted"),

@@ -28,14 +28,14 @@ REAL = 6
 
 
 @pytest.fixture
-def judged(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, int]]:
+def judged(monkeypatch):
     """Returns how many samples calibrated and judged each pass that was tried; all of them are refused."""
     found: dict[str, tuple[int, int]] = {}
     requests: list[PassRequest] = []
 
     def convert(_context: object, request: PassRequest) -> PassReply:
         requests.append(request)
-        return cast(PassReply, SimpleNamespace(converted=("node",), kept=(), nodes=1, too_large=()))
+        return cast("PassReply", SimpleNamespace(converted=("node",), kept=(), nodes=1, too_large=()))
 
     def judge(_spec: object, samples: tuple[Sample, ...], *, expected: Answers, got: object) -> object:
         assert len(expected.samples) == len(samples) == got
@@ -67,17 +67,15 @@ def attempts_of(
     spec = parse_spec({"name": "m", "source": {"path": "m.onnx"}, "convert": {"search": search, **convert}})
     plan = Plan(spec, ("cpu",), {})
     upstream = {TaskId("verify", "cpu"): SimpleNamespace(folder=folder)}
-    context = Context(plan, variant, cast(Any, upstream), folder, lambda _line: None)
+    context = Context(plan, variant, cast("Any", upstream), folder, lambda _line: None)
     x, y = (TensorSpec(name, "float32", (4,)) for name in "xy")
     interface = ModelInterface((x,), (y,), {}, external=False)
     description = SimpleNamespace(interface=interface, source=SimpleNamespace(operators={"Conv": 3}))
     parent = SimpleNamespace(description=description, path=folder / "m.onnx", folder=folder)
-    return PrecisionAttempts(context, folder, cast(Any, parent))
+    return PrecisionAttempts(context, folder, cast("Any", parent))
 
 
-def test_only_static_int8_is_judged_by_half_of_the_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, judged: dict[str, tuple[int, int]]
-) -> None:
+def test_only_static_int8_is_judged_by_half_of_the_samples(tmp_path, monkeypatch, judged):
     convert = {"precision": "int8", "ladder": ["int8", "fp16"]}
     attempts = attempts_of(tmp_path, monkeypatch, "cpu-int8", **convert)
     steps = [attempts.try_step("int8"), attempts.try_step("fp16")]
@@ -90,9 +88,7 @@ def test_only_static_int8_is_judged_by_half_of_the_samples(
     assert [one and one.count for one in attempts.sample_sets([taken])] == [3, 3]
 
 
-def test_samples_that_calibrate_nothing_may_have_any_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, judged: dict[str, tuple[int, int]]
-) -> None:
+def test_samples_that_calibrate_nothing_may_have_any_numbers(tmp_path, monkeypatch, judged):
     def refuse(*_arguments: object) -> None:
         raise StageError("bad calibration sample")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -151,9 +150,7 @@ def _tied() -> onnx.ModelProto:
 
 @pytest.mark.parametrize("build", [conv_net, matmul_net, two_inputs, _attend, _tied])
 @pytest.mark.parametrize(("name", "share"), [("dynamic", 0.05), ("static", 0.15), ("weights", 0.2)])
-def test_answers_stay_near_those_of_the_source(
-    tmp_path: Path, name: str, share: float, build: Callable[[], onnx.ModelProto]
-) -> None:
+def test_answers_stay_near_those_of_the_source(tmp_path, name, share, build):
     model = build()
     _quantize(name, model, tmp_path)
     # ONNX Runtime 1.31 cannot rewrite a table that is quantised once and used three times.
@@ -161,7 +158,7 @@ def test_answers_stay_near_those_of_the_source(
 
 
 @EVERY_PASS
-def test_one_model_file_and_one_data_file_are_written(tmp_path: Path, name: str) -> None:
+def test_one_model_file_and_one_data_file_are_written(tmp_path, name):
     temporary = tempfile.tempdir
     _quantize(name, matmul_net(), tmp_path)
     assert {file.name for file in (tmp_path / "written").iterdir()} == {"m.onnx", "m.onnx.data"}
@@ -174,7 +171,7 @@ def test_one_model_file_and_one_data_file_are_written(tmp_path: Path, name: str)
 
 
 @EVERY_PASS
-def test_shapes_that_an_exporter_notes_of_weights_are_no_hindrance(tmp_path: Path, name: str) -> None:
+def test_shapes_that_an_exporter_notes_of_weights_are_no_hindrance(tmp_path, name):
     # As PyTorch does for a classifier, whose Gemm reads its weight transposed.
     model = build_model(
         [helper.make_node("Gemm", ["x", "w", "b"], ["y"], transB=1)],
@@ -194,7 +191,7 @@ def test_shapes_that_an_exporter_notes_of_weights_are_no_hindrance(tmp_path: Pat
 
 
 @EVERY_PASS
-def test_an_excluded_node_keeps_its_weight_as_it_was(tmp_path: Path, name: str) -> None:
+def test_an_excluded_node_keeps_its_weight_as_it_was(tmp_path, name):
     model = matmul_net()
     reply = _quantize(name, model, tmp_path, exclude=("matmul0",), operators=("MatMul",))
     assert (reply.converted, reply.kept) == (("matmul1",), ("matmul0",))
@@ -206,7 +203,7 @@ def test_an_excluded_node_keeps_its_weight_as_it_was(tmp_path: Path, name: str) 
 
 
 @EVERY_PASS
-def test_excluding_one_reader_of_a_shared_weight_leaves_it_float32(tmp_path: Path, name: str) -> None:
+def test_excluding_one_reader_of_a_shared_weight_leaves_it_float32(tmp_path, name):
     model = _tied()
     reply = _quantize(name, model, tmp_path, operators=("Gemm",), exclude=("second",))
     assert (reply.converted, reply.kept) == (("first",), ("second",))
@@ -218,9 +215,7 @@ def test_excluding_one_reader_of_a_shared_weight_leaves_it_float32(tmp_path: Pat
 
 
 @EVERY_PASS
-def test_unknown_names_are_refused_and_nothing_left_to_quantise_is_answered(
-    tmp_path: Path, name: str
-) -> None:
+def test_unknown_names_are_refused_and_nothing_left_to_quantise_is_answered(tmp_path, name):
     model = matmul_net()
     for wanted, says in (
         ({"exclude": ("matmul_0",)}, "unknown node to exclude: 'matmul_0'\n.*matmul0"),
@@ -234,7 +229,7 @@ def test_unknown_names_are_refused_and_nothing_left_to_quantise_is_answered(
 
 
 @EVERY_PASS
-def test_data_that_is_a_hard_link_is_read(tmp_path: Path, name: str) -> None:
+def test_data_that_is_a_hard_link_is_read(tmp_path, name):
     write_external_model(matmul_net(), tmp_path / "source" / "m.onnx")
     os.link(tmp_path / "source" / "weights.bin", tmp_path / "link")
     _quantize(name, matmul_net(), tmp_path)
@@ -242,7 +237,7 @@ def test_data_that_is_a_hard_link_is_read(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["dynamic", "static"])
-def test_what_comes_from_a_contrib_operator_is_quantised(tmp_path: Path, name: str) -> None:
+def test_what_comes_from_a_contrib_operator_is_quantised(tmp_path, name):
     model = matmul_net()
     gelu = helper.make_node("FastGelu", ["h1"], ["g"], domain="com.microsoft", name="gelu")
     model.graph.node[1].input[0] = "g"
@@ -253,7 +248,7 @@ def test_what_comes_from_a_contrib_operator_is_quantised(tmp_path: Path, name: s
     _assert_near(model, tmp_path, share=0.2)
 
 
-def test_dynamic_leaves_weights_of_three_axes_alone_per_channel(tmp_path: Path) -> None:
+def test_dynamic_leaves_weights_of_three_axes_alone_per_channel(tmp_path):
     model = matmul_net()
     weight = np.random.default_rng(0).normal(0, 0.1, (1, 64, 64)).astype(np.float32)
     model.graph.initializer[0].CopyFrom(tensor("w0", weight))
@@ -264,7 +259,7 @@ def test_dynamic_leaves_weights_of_three_axes_alone_per_channel(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("per_channel", [True, False])
-def test_dynamic_quantises_both_directions_of_an_lstm(tmp_path: Path, per_channel: bool) -> None:
+def test_dynamic_quantises_both_directions_of_an_lstm(tmp_path, per_channel):
     rng = np.random.default_rng(0)
     model = build_model(
         [helper.make_node("LSTM", ["x", "w", "r"], ["y"], hidden_size=8, direction="bidirectional")],
@@ -279,7 +274,7 @@ def test_dynamic_quantises_both_directions_of_an_lstm(tmp_path: Path, per_channe
     _assert_near(model, tmp_path, share=0.05)
 
 
-def test_a_real_convolution_net_of_an_old_opset_stays_near_its_source(tmp_path: Path) -> None:
+def test_a_real_convolution_net_of_an_old_opset_stays_near_its_source(tmp_path):
     write_demo_model("squeezenet", tmp_path / "demo.onnx")
     model = onnx.load(tmp_path / "demo.onnx")
     reply = _quantize("static", model, tmp_path, operators=("Conv",))
@@ -290,7 +285,7 @@ def test_a_real_convolution_net_of_an_old_opset_stays_near_its_source(tmp_path: 
 
 @pytest.mark.parametrize("method", ["minmax", "entropy", "percentile"])
 @pytest.mark.parametrize("activation", ["uint8", "int8"])
-def test_every_way_to_calibrate_stays_near_the_source(tmp_path: Path, method: str, activation: str) -> None:
+def test_every_way_to_calibrate_stays_near_the_source(tmp_path, method, activation):
     model = conv_net()
     _quantize("static", model, tmp_path, calibration={"method": method}, activation=activation)
     _assert_near(model, tmp_path, share=0.15)
@@ -304,9 +299,7 @@ def test_every_way_to_calibrate_stays_near_the_source(tmp_path: Path, method: st
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_one_weight_at_a_time_gives_what_the_whole_model_gives(
-    tmp_path: Path, bits: int, symmetric: bool
-) -> None:
+def test_one_weight_at_a_time_gives_what_the_whole_model_gives(tmp_path, bits, symmetric):
     model = matmul_net(size=100)  # not a multiple of the block
     _quantize(f"int{bits}-weights", model, tmp_path, symmetric=symmetric, block_size=32)
     whole = MatMulNBitsQuantizer(model, bits=bits, block_size=32, is_symmetric=symmetric, accuracy_level=4)
@@ -322,13 +315,13 @@ def test_one_weight_at_a_time_gives_what_the_whole_model_gives(
     _assert_near(model, tmp_path, share=0.2)
 
 
-def test_weights_of_subgraphs_are_quantised(tmp_path: Path) -> None:
+def test_weights_of_subgraphs_are_quantised(tmp_path):
     model = loop_net()
     assert _quantize("weights", model, tmp_path).converted == ("MatMul_0",)
     _assert_near(model, tmp_path, share=0.2)
 
 
-def test_static_ranges_cover_every_sample(tmp_path: Path) -> None:
+def test_static_ranges_cover_every_sample(tmp_path):
     model = matmul_net()
     paths = _write_samples(model, tmp_path)
     write_tensors(paths[3], {"x": np.full((2, 64), 100, np.float32)})

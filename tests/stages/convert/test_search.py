@@ -62,7 +62,7 @@ def monotone(draw: st.DrawFn) -> tuple[tuple[str, ...], Holds]:
 
 
 @given(monotone())
-def test_nothing_more_can_be_given_up_of_what_is_kept(case: tuple[tuple[str, ...], Holds]) -> None:
+def test_nothing_more_can_be_given_up_of_what_is_kept(case):
     nodes, holds = case
     kept, _ = find(nodes, Gate(holds))
     assert kept == frozenset(nodes) or holds(kept)
@@ -70,9 +70,7 @@ def test_nothing_more_can_be_given_up_of_what_is_kept(case: tuple[tuple[str, ...
 
 
 @given(NODES, st.data(), st.integers(0, 30))
-def test_what_is_kept_holds_however_strange_the_gate_and_small_the_budget(
-    nodes: tuple[str, ...], data: st.DataObject, max_trials: int
-) -> None:
+def test_what_is_kept_holds_however_strange_the_gate_and_small_the_budget(nodes, data, max_trials):
     seed = data.draw(st.integers(0, 1000))
     gate = Gate(lambda kept: hash((seed, len(kept), sum(map(nodes.index, kept)))) % 3 > 0)
     kept, trials = find(nodes, gate, max_trials=max_trials)
@@ -81,14 +79,14 @@ def test_what_is_kept_holds_however_strange_the_gate_and_small_the_budget(
     assert kept == frozenset(nodes) or (kept in gate.asked and gate.holds(kept))
 
 
-def test_of_two_halves_one_is_not_tried_if_the_other_could_be_given_up() -> None:
+def test_of_two_halves_one_is_not_tried_if_the_other_could_be_given_up():
     nodes = name_nodes(512)
     assert find(nodes, Gate(needs(nodes[-1:]))) == (frozenset(nodes[-1:]), 9)
     assert find(nodes, Gate(needs(nodes[255::256]))) == (frozenset(nodes[255::256]), 2 + 2 * 8)
 
 
 @given(st.integers(6, 600), st.sets(st.integers(0, 599), min_size=1, max_size=6))
-def test_scattered_culprits_take_a_logarithm_of_trials_each(count: int, places: set[int]) -> None:
+def test_scattered_culprits_take_a_logarithm_of_trials_each(count, places):
     nodes = name_nodes(count)
     culprits = frozenset(nodes[place % count] for place in places)
     (kept, trials), many = find(nodes, Gate(needs(culprits))), len(culprits)
@@ -96,7 +94,7 @@ def test_scattered_culprits_take_a_logarithm_of_trials_each(count: int, places: 
     assert trials <= 2 * many * math.log2(count / many) + 4 * many
 
 
-def test_a_search_ends_when_its_time_is_up() -> None:
+def test_a_search_ends_when_its_time_is_up():
     nodes, asked = name_nodes(100), Gate(needs(name_nodes(3)))
     assert search(nodes, asked, max_trials=1000, expired=lambda: len(asked.asked) >= 5)[1] == 5
     assert search(nodes, asked, max_trials=1000, expired=lambda: True) == (frozenset(nodes), 0)

@@ -36,7 +36,7 @@ def shape(value: onnx.ValueInfoProto) -> list[int | str | None]:
     return [dim.dim_param or (dim.dim_value if dim.HasField("dim_value") else None) for dim in dims]
 
 
-def test_a_bound_name_has_its_size_in_every_input_and_output(tmp_path: Path) -> None:
+def test_a_bound_name_has_its_size_in_every_input_and_output(tmp_path):
     source = models.write_model(models.two_inputs(), tmp_path / "model.onnx")
     inputs, written = bind(source, {"batch": 3})
     graph = onnx.load(written).graph
@@ -44,7 +44,7 @@ def test_a_bound_name_has_its_size_in_every_input_and_output(tmp_path: Path) -> 
     assert [shape(output) for output in graph.output] == [[3, 5]]
 
 
-def test_an_axis_without_a_name_is_called_by_input_and_number(tmp_path: Path) -> None:
+def test_an_axis_without_a_name_is_called_by_input_and_number(tmp_path):
     source = models.write_model(models.conv_net(batch=None), tmp_path / "model.onnx")
     inputs, written = bind(source, {"image[0]": 4})
     assert inputs == {"image": (4, 3, 16, 16)}
@@ -60,9 +60,7 @@ def test_an_axis_without_a_name_is_called_by_input_and_number(tmp_path: Path) ->
         ({"batch": 2, "right[0]": 3}, "expected 2, as for batch, got 3"),
     ],
 )
-def test_what_cannot_be_bound_is_refused_and_nothing_is_written(
-    tmp_path: Path, sizes: dict[str, int], said: str
-) -> None:
+def test_what_cannot_be_bound_is_refused_and_nothing_is_written(tmp_path, sizes, said):
     source = models.write_model(models.two_inputs(), tmp_path / "model.onnx")
     with pytest.raises(StageError, match=said) as error:
         bind(source, sizes)
@@ -71,7 +69,7 @@ def test_what_cannot_be_bound_is_refused_and_nothing_is_written(
     assert list((tmp_path / "bound").iterdir()) == []
 
 
-def test_notes_of_sequences_stay_what_they_are(tmp_path: Path) -> None:
+def test_notes_of_sequences_stay_what_they_are(tmp_path):
     model = models.conv_net()
     note = onnx.helper.make_tensor_sequence_value_info("parts", TensorProto.FLOAT, None)
     model.graph.value_info.append(note)
@@ -79,7 +77,7 @@ def test_notes_of_sequences_stay_what_they_are(tmp_path: Path) -> None:
     assert list(onnx.load(written).graph.value_info) == [note]
 
 
-def test_external_weights_are_linked_and_not_read(tmp_path: Path) -> None:
+def test_external_weights_are_linked_and_not_read(tmp_path):
     source = models.write_external_model(models.matmul_net(), tmp_path / "model.onnx", location="data/w.bin")
     _, written = bind(source, {"batch": 2})
     assert (written.parent / "data/w.bin").samefile(tmp_path / "data/w.bin")
@@ -88,7 +86,7 @@ def test_external_weights_are_linked_and_not_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(answer(written, feeds), answer(source, feeds))
 
 
-def test_external_weights_of_branches_are_copied_since_links_to_them_are_refused(tmp_path: Path) -> None:
+def test_external_weights_of_branches_are_copied_since_links_to_them_are_refused(tmp_path):
     source = models.write_external_model(models.if_net(size=4096), tmp_path / "model.onnx")
     _, written = bind(source, {"batch": 1})
     assert not (written.parent / "weights.bin").samefile(tmp_path / "weights.bin")

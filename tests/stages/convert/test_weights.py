@@ -23,7 +23,7 @@ def expected_values(model: onnx.ModelProto) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("model", [matmul_net(size=128), if_net(size=8192)], ids=["main graph", "branches"])
-def test_values_are_read_wherever_they_lie(model: onnx.ModelProto, tmp_path: Path) -> None:
+def test_values_are_read_wherever_they_lie(model, tmp_path):
     expected = expected_values(model)
 
     inline = write_model(model, tmp_path / "inline" / "m.onnx")
@@ -33,7 +33,7 @@ def test_values_are_read_wherever_they_lie(model: onnx.ModelProto, tmp_path: Pat
     assert values_of(read_graph(external), external.parent) == expected
 
 
-def test_large_values_inside_a_model_are_not_read_with_its_graph(tmp_path: Path) -> None:
+def test_large_values_inside_a_model_are_not_read_with_its_graph(tmp_path):
     path = write_model(matmul_net(size=256), tmp_path / "m.onnx")
 
     graph = read_graph(path)
@@ -44,7 +44,7 @@ def test_large_values_inside_a_model_are_not_read_with_its_graph(tmp_path: Path)
 @pytest.mark.parametrize(
     "kind", [TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.INT64]
 )
-def test_values_in_typed_fields_are_read_as_raw_ones(kind: int, tmp_path: Path) -> None:
+def test_values_in_typed_fields_are_read_as_raw_ones(kind, tmp_path):
     numbers = np.arange(5000) % 100
     typed = helper.make_tensor("w", kind, [5000], numbers.tolist())
     assert not typed.raw_data
@@ -54,7 +54,7 @@ def test_values_in_typed_fields_are_read_as_raw_ones(kind: int, tmp_path: Path) 
     assert values_of(read_graph(path), tmp_path) == {"w": expected}
 
 
-def test_external_data_that_is_short_missing_or_of_another_length_is_reported(tmp_path: Path) -> None:
+def test_external_data_that_is_short_missing_or_of_another_length_is_reported(tmp_path):
     path = write_external_model(matmul_net(layers=1), tmp_path / "m.onnx")
     graph = read_graph(path)
     graph.graph.initializer[0].dims[0] = 63
@@ -70,7 +70,7 @@ def test_external_data_that_is_short_missing_or_of_another_length_is_reported(tm
         values_of(read_graph(path), tmp_path)
 
 
-def test_a_truncated_model_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_model_is_refused(tmp_path):
     path = write_model(matmul_net(), tmp_path / "m.onnx")
     os.truncate(path, path.stat().st_size - 10)
 
@@ -78,7 +78,7 @@ def test_a_truncated_model_is_refused(tmp_path: Path) -> None:
         read_graph(path)
 
 
-def test_what_is_written_is_read_back_aligned_and_small_tensors_stay_inside(tmp_path: Path) -> None:
+def test_what_is_written_is_read_back_aligned_and_small_tensors_stay_inside(tmp_path):
     sizes = {"small": EXTERNAL_BYTES // 4 - 1, "odd": EXTERNAL_BYTES // 4 + 1, "next": 1000, "page": 4096}
     tensors = [tensor(name, np.arange(size, dtype=np.float32)) for name, size in sizes.items()]
     model = build_model([], inputs=[], outputs=[], initializers=tensors)
@@ -98,12 +98,12 @@ def test_what_is_written_is_read_back_aligned_and_small_tensors_stay_inside(tmp_
     }
 
 
-def test_a_model_of_small_tensors_leaves_no_data_file(tmp_path: Path) -> None:
+def test_a_model_of_small_tensors_leaves_no_data_file(tmp_path):
     write_tensor(tensor("w", np.float32(1)), [bytes(4)], tmp_path / "m.onnx")
 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_bytes_that_do_not_make_the_tensor_are_refused(tmp_path: Path) -> None:
+def test_bytes_that_do_not_make_the_tensor_are_refused(tmp_path):
     with pytest.raises(StageError, match=r"'w'\n  expected 4000 bytes, got 3999"):
         write_tensor(tensor("w", np.zeros(1000, np.float32)), [bytes(3999)], tmp_path / "m.onnx")

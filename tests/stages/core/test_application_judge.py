@@ -31,13 +31,13 @@ MakeJudge = Callable[..., ApplicationJudge]
 
 
 @pytest.fixture
-def said() -> list[str]:
+def said():
     """Returns what judges say."""
     return []
 
 
 @pytest.fixture
-def make_judge(tmp_path: Path, said: list[str]) -> MakeJudge:
+def make_judge(tmp_path, said):
     """Returns a function that makes the judge of an application, given its last lines."""
 
     def make(program: str, **options: object) -> ApplicationJudge:
@@ -54,7 +54,7 @@ def make_judge(tmp_path: Path, said: list[str]) -> MakeJudge:
 
 
 @pytest.fixture
-def bundle(make_judge: MakeJudge, tmp_path: Path) -> Path:
+def bundle(make_judge, tmp_path):
     """Returns a bundle of the application's model."""
     source = tuple(one for one in describe_files(tmp_path, DigestCache().digest) if one.path == "net.onnx")
     tensors = [(TensorSpec(name, "float32", ("batch", 64)),) for name in ("x", "y")]
@@ -77,15 +77,13 @@ def bundle(make_judge: MakeJudge, tmp_path: Path) -> Path:
         ("print(1)", {"compare": "own.py:agree"}, "No module named 'own'"),
     ],
 )
-def test_what_gives_no_answer_by_itself_is_an_error_that_says_why(
-    make_judge: MakeJudge, program: str, options: dict[str, object], message: str
-) -> None:
+def test_what_gives_no_answer_by_itself_is_an_error_that_says_why(make_judge, program, options, message):
     with pytest.raises(SpecError, match=r"convert\.judge") as caught:
         make_judge(program, **options)
     assert message in str(caught.value)
 
 
-def test_a_program_that_takes_too_long_leaves_no_process(make_judge: MakeJudge, tmp_path: Path) -> None:
+def test_a_program_that_takes_too_long_leaves_no_process(make_judge, tmp_path):
     started = "import subprocess\nopen('pid', 'w').write(str(subprocess.Popen(['sleep', '600']).pid))\n"
     with pytest.raises(SpecError):
         make_judge(f"{started}time.sleep(600)", timeout_s=3)
@@ -105,17 +103,13 @@ def test_a_program_that_takes_too_long_leaves_no_process(make_judge: MakeJudge, 
         ("print('page')\nif with_bundle: time.sleep(600)", "it took longer than"),
     ],
 )
-def test_what_fails_with_the_candidate_only_refuses_the_candidate(
-    make_judge: MakeJudge, bundle: Path, program: str, reason: str
-) -> None:
+def test_what_fails_with_the_candidate_only_refuses_the_candidate(make_judge, bundle, program, reason):
     verdict = make_judge(program, timeout_s=15).judge(bundle, STAGED_VARIANT)
     assert not verdict.holds
     assert reason in verdict.reason
 
 
-def test_a_candidate_that_the_application_did_not_load_is_not_judged(
-    make_judge: MakeJudge, bundle: Path, tmp_path: Path, said: list[str]
-) -> None:
+def test_a_candidate_that_the_application_did_not_load_is_not_judged(make_judge, bundle, tmp_path, said):
     judge = make_judge("print('page')\nprint('ortprep: page 7', file=sys.stderr)")
     write_model(matmul_net(seed=1), tmp_path / "net.onnx")
     with pytest.raises(StageError, match="did not use the converted model") as caught:
@@ -124,9 +118,7 @@ def test_a_candidate_that_the_application_did_not_load_is_not_judged(
     assert "page 7" not in str(caught.value)
 
 
-def test_what_the_program_writes_is_said_and_not_recorded(
-    make_judge: MakeJudge, bundle: Path, said: list[str]
-) -> None:
+def test_what_the_program_writes_is_said_and_not_recorded(make_judge, bundle, said):
     program = "print('page')\nif with_bundle: raise ValueError('private page')"
     verdict = make_judge(program).judge(bundle, STAGED_VARIANT)
     assert "private page" in said[-1]
@@ -142,17 +134,17 @@ def test_what_the_program_writes_is_said_and_not_recorded(
         (["/opt/read-pages", "token"], "read-pages"),
     ],
 )
-def test_a_description_of_a_program_has_no_other_arguments(command: list[str], described: str) -> None:
+def test_a_description_of_a_program_has_no_other_arguments(command, described):
     assert describe_program(command) == described
 
 
-def test_what_is_run_is_said_before_it_starts(make_judge: MakeJudge, said: list[str]) -> None:
+def test_what_is_run_is_said_before_it_starts(make_judge, said):
     with pytest.raises(SpecError):
         make_judge("sys.exit(3)", run=[sys.executable, "app.py", "token"])
     assert said == [f"judge runs: '{Path(sys.executable).name} app.py'"]
 
 
-def test_runs_in_one_folder_take_turns(make_judge: MakeJudge) -> None:
+def test_runs_in_one_folder_take_turns(make_judge):
     alone = "os.close(os.open('busy', os.O_CREAT | os.O_EXCL)); time.sleep(0.3); os.remove('busy')"
     program = f"{alone}\nopen('answers.txt', 'w').write('same')"
     with ThreadPoolExecutor(2) as threads:
@@ -161,7 +153,7 @@ def test_runs_in_one_folder_take_turns(make_judge: MakeJudge) -> None:
             judge.result()
 
 
-def test_the_agreement_of_lines_is_the_share_of_equal_ones(make_judge: MakeJudge, bundle: Path) -> None:
+def test_the_agreement_of_lines_is_the_share_of_equal_ones(make_judge, bundle):
     program = "print('a\\nb\\nc\\n' + ('x' if with_bundle else 'd'))"
     strict = make_judge(program).judge(bundle, STAGED_VARIANT)
     assert (strict.agreement, strict.equal, strict.lines, strict.holds) == (0.75, 3, 4, False)
@@ -169,21 +161,19 @@ def test_the_agreement_of_lines_is_the_share_of_equal_ones(make_judge: MakeJudge
     assert make_judge(program, min_agreement=0.75).judge(bundle, STAGED_VARIANT).holds
 
 
-def test_a_line_that_is_missing_counts_as_different(make_judge: MakeJudge, bundle: Path) -> None:
+def test_a_line_that_is_missing_counts_as_different(make_judge, bundle):
     verdict = make_judge("print('a' if with_bundle else 'a\\nb')").judge(bundle, STAGED_VARIANT)
     assert verdict.agreement == 0.5
 
 
-def test_a_file_may_be_the_answer(make_judge: MakeJudge, bundle: Path) -> None:
+def test_a_file_may_be_the_answer(make_judge, bundle):
     program = "print(random.random())\nopen('answers.txt', 'w').write('same')"
     verdict = make_judge(program, compare="answers.txt").judge(bundle, STAGED_VARIANT)
     assert verdict.holds
     assert verdict.compared == "answers.txt"
 
 
-def test_an_own_function_says_how_far_answers_agree(
-    make_judge: MakeJudge, bundle: Path, tmp_path: Path
-) -> None:
+def test_an_own_function_says_how_far_answers_agree(make_judge, bundle, tmp_path):
     (tmp_path / "own.py").write_text(
         "def agree(plain, candidate):\n    return float(plain.split()[0] == candidate.split()[0])\n"
     )
@@ -191,9 +181,7 @@ def test_an_own_function_says_how_far_answers_agree(
     assert make_judge(program, compare="own.py:agree").judge(bundle, STAGED_VARIANT).holds
 
 
-def test_the_runs_without_bundles_do_not_see_those_of_the_build(
-    make_judge: MakeJudge, bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_runs_without_bundles_do_not_see_those_of_the_build(make_judge, bundle, monkeypatch):
     monkeypatch.setenv("ORTPREP_BUNDLES", str(bundle))
     monkeypatch.setenv("ORTPREP_PRECISION", "fp32")
     judge = make_judge("print(with_bundle, os.environ.get('ORTPREP_PRECISION'))", min_agreement=0)

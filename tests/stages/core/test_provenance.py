@@ -29,7 +29,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
+def repository(tmp_path):
     folder = tmp_path / "repository"
     (folder / "configs").mkdir(parents=True)
     (folder / "configs/net.yaml").write_text("name: net\n")

@@ -17,7 +17,7 @@ LARGE = np.arange(300_000, dtype=np.float64)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """A spec's folder whose name needs no luck: `spec's ü`."""
     folder = tmp_path / "spec's ü"
     folder.mkdir()

@@ -32,7 +32,7 @@ X = {"x": {"shapes": [[2, 4]]}}
 
 
 @pytest.fixture(autouse=True)
-def _own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_caches(tmp_path, monkeypatch):
     monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(transfer, "FIRST_PAUSE_S", 0.001)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from ortprep.stages.fetch.stage import FetchStage
 from ortprep.versions import install_command
 from tests import builders as models
 from tests.fakes import FileServer, Handler, send_cut, send_whole
-from tests.stages.fetch.fakes import TOKEN, Hub, serve_hub
+from tests.stages.fetch.fakes import TOKEN, serve_hub
 
 constants = pytest.importorskip("huggingface_hub.constants")
 STAGE = FetchStage()
@@ -35,13 +34,13 @@ CONFIG = b'{"model_type": "bert"}'
 
 
 @pytest.fixture
-def stack() -> Iterator[ExitStack]:
+def stack():
     with ExitStack() as stack:
         yield stack
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stack: ExitStack) -> Hub:
+def hub(tmp_path, monkeypatch, stack):
     """A Hub that `stack.close()` takes off the network."""
     hub = stack.enter_context(serve_hub())
     monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))

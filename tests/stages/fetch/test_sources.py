@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -44,7 +43,7 @@ CUT = 2 * BLOCK_BYTES
 
 
 @pytest.fixture(autouse=True)
-def _own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(transfer, "FIRST_PAUSE_S", 0.001)
@@ -52,7 +51,7 @@ def _own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def server() -> Iterator[FileServer]:
+def server():
     with serve() as running:
         running.files["/m.onnx"] = CONTENT
         yield running
@@ -217,7 +216,7 @@ def test_what_leads_to_no_server_is_told(tmp_path, url, message):
 
 
 @pytest.fixture
-def memory() -> Iterator[str]:
+def memory():
     folder = f"memory://{uuid4().hex}"
     with fsspec.open(f"{folder}/m.onnx", "wb") as file:
         file.write(CONTENT)

@@ -36,7 +36,7 @@ class Machine:
 
 
 @pytest.fixture
-def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def context(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     measure = MeasureSpec(rounds=3, cold_rounds=0, steady_s=0.01)
     return build_context(tmp_path, spec=SPEC.model_copy(update={"measure": measure}))

@@ -39,7 +39,7 @@ PROVIDERS = (ProviderRecord(CPU),)
 
 
 @pytest.fixture(autouse=True)
-def private_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def private_locks(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 

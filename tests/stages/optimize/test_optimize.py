@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import signal
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from tests.stages.optimize.builders import Build
 
 
 @pytest.fixture
-def build(tmp_path: Path) -> Build:
+def build(tmp_path):
     return Build(tmp_path)
 
 

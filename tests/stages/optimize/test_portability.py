@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +25,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module", params=[8, 32], ids=["half a block", "whole blocks"])
-def elsewhere(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+def elsewhere(request, tmp_path_factory):
     prepared = prepare(tmp_path_factory.mktemp("net"), channels=request.param)
     here = open_bundle(prepared.bundle)
     assert here.variant.name == "cpu", here.passed_over

@@ -122,9 +122,7 @@ def test_the_version_that_wrote_a_graph_always_reads_it(opset, ir_version, domai
         ("aarch64", ("asimddp",), "int8"),
     ],
 )
-def test_integers_are_for_processors_that_multiply_them_exactly(
-    machine: str, features: tuple[str, ...], expected: str | None
-):
+def test_integers_are_for_processors_that_multiply_them_exactly(machine, features, expected):
     hardware = Hardware(machine, "", features, cores=2, memory_bytes=2**30)
     assert find_integer_type(hardware) == expected
 

@@ -7,8 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
-
 from ortprep.bundle.conversion_record import ApplicationVerdict, ConversionRecord
 from ortprep.bundle.loader_config import (
     FileEntry,
@@ -30,7 +28,7 @@ from ortprep.stages.core.contract import Context, VariantPlan
 from ortprep.stages.package import judged_variants
 from ortprep.stages.package.prepared_variants import PreparedVariant
 
-NOTHING = cast(Any, None)
+NOTHING = cast("Any", None)
 PRECISIONS = {"cpu-int8": "int8", "cpu-fp16": "fp16", "cpu-int4": "int4", "cpu": "fp32"}
 
 
@@ -60,7 +58,7 @@ def variant(name: str) -> Variant:
     return Variant(name, "cpu", file.path, (file,), options, providers, needs)
 
 
-def test_each_precision_is_judged_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_precision_is_judged_by_itself(tmp_path, monkeypatch):
     monkeypatch.setattr(judged_variants, "ApplicationJudge", FirstVariantJudge)
     convert = {"precision": ["int8", "fp16", "int4"], "judge": {"run": ["app.py"]}}
     spec = parse_spec({"name": "net", "source": {"path": "net.onnx"}, "convert": convert})
@@ -72,7 +70,7 @@ def test_each_precision_is_judged_by_itself(tmp_path: Path, monkeypatch: pytest.
     context = SimpleNamespace(spec=spec, folder=tmp_path / "net", say=lambda _line: None)
 
     config, kept, left_out = judged_variants.judge_variants(
-        cast(Context, context), config, list(map(prepared, PRECISIONS))
+        cast("Context", context), config, list(map(prepared, PRECISIONS))
     )
 
     assert [one.plan.name for one in kept] == ["cpu-int8", "cpu-fp16", "cpu"]

@@ -34,7 +34,7 @@ def variant(
     decision = Decision(shipped, faster=True, reason="") if costs else None
     bucket = "batch" in name
     plan = VariantPlan(name, name.partition("-")[0].replace(PORTABLE, "cpu"), parent=parent, is_bucket=bucket)
-    nothing = cast(Any, None)
+    nothing = cast("Any", None)
     record = VariantRecord(name, plan.target, "all", (), nothing, measurements, decision)
     return PreparedVariant(plan, nothing, nothing, record)
 

@@ -85,7 +85,7 @@ def test_onnx_runtimes_own_format_is_for_the_version_that_wrote_it(artefacts):
 
 
 @pytest.fixture(scope="module")
-def optimized(tmp_path_factory: pytest.TempPathFactory) -> Build:
+def optimized(tmp_path_factory):
     build = Build(tmp_path_factory.mktemp("optimized"))
     models.write_model(models.matmul_net(size=128), build.source / "model.onnx")
     assert build.optimize(inputs={"x": {"shapes": [[1, 128]]}}).step == "all"
@@ -93,7 +93,7 @@ def optimized(tmp_path_factory: pytest.TempPathFactory) -> Build:
 
 
 @pytest.fixture
-def context(optimized: Build, tmp_path: Path) -> Context:
+def context(optimized, tmp_path):
     optimized.said.clear()
     return context_in(optimized, tmp_path)
 
@@ -107,7 +107,7 @@ def artefacts_of(optimized: Build, context: Context) -> Artefacts:
 
 
 @pytest.fixture(scope="module")
-def artefacts(optimized: Build, tmp_path_factory: pytest.TempPathFactory) -> Artefacts:
+def artefacts(optimized, tmp_path_factory):
     """Every test's, so that each form is written once."""
     return artefacts_of(optimized, context_in(optimized, tmp_path_factory.mktemp("artefacts")))
 

@@ -114,12 +114,12 @@ class Build:
 
 
 @pytest.fixture
-def build_in_children(tmp_path: Path) -> Build:
+def build_in_children(tmp_path):
     return Build(tmp_path)
 
 
 @pytest.fixture
-def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
+def build(tmp_path, monkeypatch):
     """Does the children's work in this process: what is compared is the same, without their starting."""
     for module in (answers, samples):
         monkeypatch.setattr(module, "run_child", run_here)
