@@ -326,10 +326,6 @@ class CacheError(PipelineError):
     """The cache folder cannot be made, or others could change what is in it."""
 
 
-class InstallationError(PipelineError):
-    """An environment cannot be made, or a package cannot be installed in it."""
-
-
 def hint_of_os_error(error: OSError, *folders: str) -> str | None:
     """Returns the command that shows how full the disks of some folders are, where that is what failed."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -25,8 +25,8 @@ import numpy, onnxruntime
 session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
 print([one.shape for one in session.run(None, {"data_0": numpy.ones((1, 3, 224, 224), "f4")})])
 """
-ELSEWHERE = {"ortprep prepare --engine ray", "ortprep upgrade-check"}
-"""What tests/cluster/building runs, since it needs a cluster, and tests/cli/test_upgrade_command.py."""
+ELSEWHERE = {"ortprep prepare --engine ray"}
+"""What tests/cluster/building runs, since it needs a cluster."""
 
 
 @dataclass(frozen=True)

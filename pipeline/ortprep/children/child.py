@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
 
@@ -80,26 +80,6 @@ class Reply(Generic[R]):
     peak_rss_bytes: int
 
 
-@dataclass(frozen=True)
-class Interpreter:
-    """A Python that runs child functions, of the version of this one.
-
-    Attributes:
-        executable: Path of the program.
-        path: Folders it imports from, the package `ortprep` among them.
-        environment: Environment variables to set on top of this process's.
-    """
-
-    executable: str
-    path: tuple[str, ...]
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-
-def own_interpreter() -> Interpreter:
-    """Returns this process's interpreter: its children find the packages that it finds, and no others."""
-    return Interpreter(sys.executable, tuple(entry or str(Path.cwd()) for entry in sys.path))
-
-
 def run_child(
     function: Callable[[Q], R],
     request: Q,
@@ -108,9 +88,10 @@ def run_child(
     environment: Mapping[str, str] | None = None,
     memory_bytes: int | None = None,
     script: Path | None = None,
-    interpreter: Interpreter | None = None,
 ) -> Reply[R]:
     """Runs a function in a fresh Python process, which imports the function's module.
+
+    The child finds the packages that this process finds, and no others.
 
     The request and what the function returns travel as JSON (`ortprep.bundle.codec`): records, spec sections,
     paths, tuples and scalars, of the types that the function's annotations name.
@@ -124,7 +105,6 @@ def run_child(
             allocations fail. None for no limit.
         script: File that is run in place of the few lines that call `main`. It finds its job in `marshal`'s
             format, and calls `main` itself; until then it does not end with this process.
-        interpreter: The Python of another environment; None for `own_interpreter`.
 
     Raises:
         PipelineError: The function raised it, of the same class.
@@ -133,16 +113,15 @@ def run_child(
         OSError: There is no room on the disk for what the function wrote, the request or the answer. No
             `PipelineError`, so that it is never taken for a failure of what was tried.
     """
-    python = interpreter or own_interpreter()
     with scratch_folder("ortprep-child-") as folder:
         name = _name_of(function)
-        job = {"path": list(python.path), "function": name, "request": encode(request)}
+        path = [entry or str(Path.cwd()) for entry in sys.path]
+        job = {"path": path, "function": name, "request": encode(request)}
         (folder / _REQUEST).write_bytes(json.dumps(job).encode() if script is None else marshal.dumps(job))
         code = ("-c", _BOOTSTRAP) if script is None else (str(script),)
         # -P, so that a file of the working folder is never taken for a module.
-        command = [python.executable, "-P", *code, str(folder / _REQUEST), str(folder / _REPLY)]
-        variables = {**python.environment, **(environment or {})}
-        process, started_s = _spawn(folder, command, variables, memory_bytes)
+        command = [sys.executable, "-P", *code, str(folder / _REQUEST), str(folder / _REPLY)]
+        process, started_s = _spawn(folder, command, environment or {}, memory_bytes)
         timed_out = wait_for_end(process, timeout_s)
         elapsed_s = time.monotonic() - started_s
         if timed_out:

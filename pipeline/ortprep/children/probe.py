@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.figures import PlanFigures, Samples
 from ortprep.bundle.session_record import SessionPlan
-from ortprep.children.child import Interpreter, run_child
+from ortprep.children.child import run_child
 from ortprep.children.probe_process import measure
 from ortprep.errors import ChildError
 from ortprep.runtime.loading.session import CUDA
@@ -132,7 +132,6 @@ def measure_plan(
     timeout_s: float,
     memory_bytes: int | None = None,
     function: ProbeFunction = measure,
-    interpreter: Interpreter | None = None,
 ) -> ProbeResult:
     """Measures one load in one fresh process.
 
@@ -144,7 +143,6 @@ def measure_plan(
         memory_bytes: Most private memory the process may take; None for no limit.
         function: What the process does with the session, if more than to measure: it takes and returns what
             `probe_process.measure` does; a subclass of the request has further fields for it.
-        interpreter: The Python of another environment, with its ONNX Runtime; None for this one's.
 
     Raises:
         LoadError: The session could not be made.
@@ -162,7 +160,6 @@ def measure_plan(
         timeout_s=timeout_s,
         memory_bytes=memory_bytes,
         script=_SCRIPT,
-        interpreter=interpreter,
     )
     answer = reply.value
     answer["ready_ms"] = (answer.pop("ready_s") - reply.started_s) * 1e3

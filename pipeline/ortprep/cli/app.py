@@ -21,14 +21,13 @@ from ortprep.cli import (  # noqa: F401  puts the commands on the app
     pool_commands,
     registry_commands,
     run_command,
-    upgrade_command,
 )
 from ortprep.cli.command import app
 from ortprep.cli.console import echo, start_logging, start_streams, write_line
 
 _PANELS = {
     "Prepare models": ("prepare", "init", "explain", "tune", "options", "schema", "node-labels"),
-    "Examine bundles and machines": ("show", "check", "report", "compare", "upgrade-check", "doctor"),
+    "Examine bundles and machines": ("show", "check", "report", "compare", "doctor"),
     "Use bundles in existing applications": ("adopt", "run"),
     "Serve and export": ("host", "place", "serve-check", "serve-config", "export"),
     "Registries": ("publish", "pull", "promote", "rollback", "list", "versions", "verify", "gc"),

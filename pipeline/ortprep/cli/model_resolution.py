@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from ortprep.bundle.digest import DigestCache
-from ortprep.bundle.manifest import MANIFEST_FILE, SourceRecord, read_manifest
+from ortprep.bundle.manifest import MANIFEST_FILE
 from ortprep.bundle.onnx_inputs import read_inputs
 from ortprep.bundle.onnx_wire import WireError
-from ortprep.bundle.verification import compare_files
-from ortprep.cli.command import find_bundle, locate_bundle
+from ortprep.cli.command import locate_bundle
 from ortprep.cli.console import echo
 from ortprep.cli.progress import BuildObserver
 from ortprep.doctor.doctor_model import DoctorModel
@@ -79,35 +77,6 @@ def _examine(name: str, locations: Locations, shapes: Mapping[str, tuple[int, ..
             hint="ortprep doctor --help",
         )
     return _examine_spec(name, locations)
-
-
-def examine_prepared(name: str, locations: Locations) -> DoctorModel:
-    """Returns a bundle with its golden sample as input, and its source if there is a spec of that name.
-
-    The source is fetched if needed, and left out if it is no longer what the bundle was prepared from.
-
-    Raises:
-        BundleError: There is no such bundle, or it cannot be read.
-        PipelineError: The source cannot be fetched.
-    """
-    bundle = find_bundle(name, locations.artifacts)
-    with working():
-        prepared = examine_bundle(bundle, locations.folder)
-    if not _is_spec(prepared.name, locations.configs):
-        remark = f"its source is not compared: there is no spec {locations.configs / prepared.name}.yaml"
-        return replace(prepared, remarks=(remark,))
-    source = _examine_spec(prepared.name, locations).require_source()
-    if not _is_source(Path(source), read_manifest(bundle).source):
-        remark = "its source is not compared: it is not the one that the bundle was prepared from"
-        return replace(prepared, remarks=(remark,))
-    return replace(prepared, source=source)
-
-
-def _is_source(model: Path, recorded: SourceRecord) -> bool:
-    """Says whether a model and its external data are what a bundle was prepared from."""
-    digest = DigestCache().digest
-    # The first file is the model itself, which may have another name by now.
-    return digest(model) == recorded.sha256 and not compare_files(model.parent, recorded.files[1:], digest)
 
 
 def _examine_spec(name: str, locations: Locations) -> DoctorModel:

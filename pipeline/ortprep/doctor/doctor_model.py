@@ -10,7 +10,6 @@ from pathlib import Path
 
 from ortprep.bundle.loader_config import Variant, read_loader_config
 from ortprep.bundle.session_record import SessionPlan
-from ortprep.children.child import Interpreter
 from ortprep.children.probe import ProbeRequest, ProbeResult, measure_plan
 from ortprep.errors import LoadError
 from ortprep.measuring.device_lock import CPU_DEVICE, measuring
@@ -145,7 +144,6 @@ def measure_loads(
     requests: Mapping[str, ProbeRequest],
     *,
     rounds: int,
-    interpreters: Mapping[str, Interpreter] | None = None,
 ) -> InterleavedRuns[str, ProbeResult]:
     """Measures ways to load a model in interleaved rounds of fresh processes, with a warm page cache.
 
@@ -155,12 +153,10 @@ def measure_loads(
         requests: Request of a process of each way, by the way's name.
         rounds: Number of processes per way. One more goes before, brings the files into the page cache, and
             does not count.
-        interpreters: The Python of another environment, by way.
     """
 
     def measure(way: str) -> ProbeResult:
-        interpreter = (interpreters or {}).get(way)
-        return measure_plan(requests[way], timeout_s=CHILD_TIMEOUT_S, interpreter=interpreter)
+        return measure_plan(requests[way], timeout_s=CHILD_TIMEOUT_S)
 
     warm = run_interleaved(tuple(requests), measure, max_rounds=1)
     runs = run_interleaved(tuple(warm.rounds), measure, max_rounds=rounds)
