@@ -150,16 +150,6 @@ def walk_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
         yield field.number, _decode_varint(payload, 0)[0] if field.wire_type == _VARINT else payload
 
 
-def walk_sizes(message: bytes) -> Iterator[tuple[int, int]]:
-    """Yields the numbers of a message's fields and the bytes of their payloads, of which it copies none.
-
-    Raises:
-        WireError: The bytes are not a protobuf message.
-    """
-    for field in _fields(lambda start, end: message[start:end], 0, len(message)):
-        yield field.number, field.end - field.payload
-
-
 def write_tensor_field(*, header: bytes, values_bytes: int) -> bytes:
     """Returns what precedes a tensor's raw values in a serialised graph."""
     values_head = encode_varint(_RAW_DATA << 3 | _LENGTH) + encode_varint(values_bytes)

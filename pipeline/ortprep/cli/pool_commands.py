@@ -113,7 +113,6 @@ def serve_config(
         str | None, typer.Option(metavar="PATH", help="File with the token of clients, on every node.")
     ] = None,
     http_port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
-    grpc_port: Annotated[int | None, typer.Option(min=1, max=65535, help="No gRPC by default.")] = None,
     precision: Precision = FASTEST,
     json: Annotated[bool, typer.Option("--json", help="Write JSON instead of YAML.")] = False,
 ) -> Output:
@@ -137,7 +136,7 @@ def serve_config(
             f"warning: anyone who reaches {host} can send requests; --token-file and --token-env prevent that"
         )
     figures = _read_figures(bundles, artifacts, config)
-    file = plan_serve_file(figures, config, host=host, http_port=http_port, grpc_port=grpc_port)
+    file = plan_serve_file(figures, config, host=host, http_port=http_port)
     return Output(file, format_yaml(file).splitlines())
 
 

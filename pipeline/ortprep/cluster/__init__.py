@@ -1,7 +1,7 @@
 """The same stages and sessions on Ray.
 
 building   prepare on the nodes of a cluster
-serving    on Ray Serve: handles, HTTP and gRPC; needs nothing of the build
+serving    on Ray Serve: handles and HTTP; needs nothing of the build
 data       on Ray Data: `OnnxPredictor`; needs nothing of the build
 nodes      the nodes of a cluster, and their labels
 device     the device that Ray gave a process

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from ray import serve
 
-from ortprep.cluster.serving.grpc_api import SERVICER
 from ortprep.runtime.tensors.element_types import Array
 from tests.fakes import free_port
 from tests.runtime.pool.builders import write_doubling
 
-HTTP_PORT, GRPC_PORT = free_port(), free_port()
+HTTP_PORT = free_port()
 
 
 @pytest.fixture(scope="package")
@@ -19,11 +18,7 @@ def served(cluster):
     """A head without processors, and two nodes with one each; to be left with two such nodes."""
     cluster.add_node()
     cluster.add_node()
-    serve.start(
-        proxy_location="HeadOnly",
-        http_options={"host": "127.0.0.1", "port": HTTP_PORT},
-        grpc_options={"port": GRPC_PORT, "grpc_servicer_functions": [SERVICER]},
-    )
+    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": HTTP_PORT})
     yield cluster
     serve.shutdown()
     cluster.clear()

@@ -1,25 +1,24 @@
-"""Clients that mean harm: a real replica, without Serve, answers them over HTTP and gRPC."""
+"""Clients that mean harm: a real replica, without Serve, answers them."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-import pickle
+import threading
+import weakref
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
-from ray.serve._private.grpc_util import gRPCGenericServer
 from starlette.requests import Request
-from tritonclient.grpc import service_pb2
 
 from ortprep.bundle.codec import encode
+from ortprep.cluster.serving import http_api
 from ortprep.cluster.serving.config import ServeConfig
 from ortprep.cluster.serving.deployment import BundleDeployment
-from ortprep.cluster.serving.grpc_api import add_servicer
 from ortprep.cluster.serving.pinning import pin_version
 from ortprep.errors import PipelineError, PoolError
 from ortprep.runtime.tensors.arrays import write_tensors
@@ -72,28 +71,6 @@ async def ask(
     return await replica(Request(scope, receive))
 
 
-class Call:
-    """What Serve gives a gRPC method to answer with, beside its message."""
-
-    def __init__(self, **metadata: str) -> None:
-        self.metadata, self.code, self.details = list(metadata.items()), grpc.StatusCode.OK, ""
-
-    def invocation_metadata(self) -> list[tuple[str, str]]:
-        return self.metadata
-
-    def set_code(self, code: grpc.StatusCode) -> None:
-        self.code = code
-
-    def set_details(self, details: str) -> None:
-        self.details = details
-
-
-def message_of(shape: list[int], data: bytes = b"") -> bytes:
-    message = service_pb2.ModelInferRequest(model_name="sizing", raw_input_contents=[data])
-    message.inputs.add(name="x", datatype="FP32", shape=shape)
-    return bytes(message.SerializeToString())
-
-
 def body_of(shape: list[int], data: list[float]) -> bytes:
     tensor = {"name": "x", "datatype": "FP32", "shape": shape, "data": data}
     return json.dumps({"inputs": [tensor]}).encode()
@@ -101,14 +78,12 @@ def body_of(shape: list[int], data: list[float]) -> bytes:
 
 def test_a_request_of_some_bytes_takes_no_gigabytes(sizing):
     async def attack() -> None:
-        replica, call = await open_replica(sizing), Call()
+        replica = await open_replica(sizing)
         body = body_of([0, 200_000_000], [])
         assert len(body) < 100
         refused = await ask(replica, INFER, [body])
         assert refused.status_code == 400
         assert b"sizes beside the 0" in refused.body
-        await replica.ModelInfer(message_of([0, 200_000_000]), call)
-        assert call.code == grpc.StatusCode.INVALID_ARGUMENT
         served = await ask(replica, INFER, [body_of([0, 5], [])])
         assert json.loads(served.body)["outputs"][0]["data"] == [0.0] * 5
 
@@ -133,18 +108,6 @@ def test_without_the_token_only_health_is_answered(sizing, tmp_path, caplog):
             assert (await ask(replica, path)).status_code == 200
         served = await ask(replica, INFER, [body], Authorization=f"Bearer {TOKEN}")
         assert json.loads(served.body)["outputs"][0]["data"] == [0, 0, 0]
-        for method, message in (
-            (replica.ServerMetadata, b""),
-            (replica.ModelReady, service_pb2.ModelReadyRequest(name="sizing").SerializeToString()),
-            (replica.ModelMetadata, service_pb2.ModelMetadataRequest(name="sizing").SerializeToString()),
-            (replica.ModelInfer, message_of([1, 3], bytes(12))),
-        ):
-            for call in (Call(), Call(authorization=f"Bearer {wrong}")):
-                refused = await method(message, call)
-                assert call.code == grpc.StatusCode.UNAUTHENTICATED
-                assert refused.ByteSize() == 0
-            await method(message, call := Call(authorization=f"bearer {TOKEN}"))
-            assert call.code == grpc.StatusCode.OK
 
     asyncio.run(attack())
     assert not any(secret in caplog.text for secret in (TOKEN, wrong))
@@ -173,89 +136,6 @@ def test_a_token_given_as_a_name_is_not_repeated():
         with pytest.raises(PoolError, match="bad token_") as caught:
             config.check()
         assert "k9" not in str(caught.value)
-
-
-def test_a_message_has_no_more_bytes_than_a_body(sizing):
-    numbers = service_pb2.ModelInferRequest(model_name="sizing")
-    tensor = numbers.inputs.add(name="x", datatype="FP32", shape=[1, 300])
-    tensor.contents.fp32_contents.extend([1.0] * 300)
-    empty = service_pb2.ModelInferRequest(model_name="sizing", raw_input_contents=[b""] * 1000)
-
-    async def attack() -> None:
-        replica = await open_replica(sizing, max_body_bytes=4096, max_json_bytes=1024)
-        texts = [message.SerializeToString() for message in (numbers, empty)]
-        for message in (message_of([1, 1024], bytes(4096)), *texts):
-            await replica.ModelInfer(message, call := Call())
-            assert call.code == grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert "request is too large" in call.details
-        await replica.ModelInfer(message_of([1, 900], bytes(3600)), call := Call())
-        assert call.code == grpc.StatusCode.OK
-        replica = await open_replica(sizing)  # with the usual limits
-        query = service_pb2.ModelReadyRequest(name="x" * 2**16).SerializeToString()
-        for ask_about in (replica.ModelReady, replica.ModelMetadata):
-            await ask_about(query, call := Call())
-            assert "request is too large" in call.details
-
-    asyncio.run(attack())
-
-
-EMPTY_INPUT = b"\x2a\x00"
-"""Two bytes that take a hundred as a message."""
-
-
-def test_a_proxy_passes_a_message_on_as_the_bytes_that_came():
-    attack_bytes, pickles = EMPTY_INPUT * 500_000, []
-
-    def make_handler(service_method: str, **_: Any) -> Any:
-        async def answer(request: Any, _: Any) -> bytes:
-            pickles.append((service_method, pickle.dumps(request)))
-            return b"answer"
-
-        return answer
-
-    async def attack() -> bytes:
-        server = gRPCGenericServer(make_handler)
-        add_servicer(BundleDeployment, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        try:
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                answer = await channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(attack_bytes)
-                stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
-                with pytest.raises(grpc.aio.AioRpcError, match="UNIMPLEMENTED"):
-                    await stream(iter([attack_bytes])).read()
-            return bytes(answer)
-        finally:
-            await server.stop(None)
-
-    assert asyncio.run(attack()) == b"answer"
-    assert pickles == [("/inference.GRPCInferenceService/ModelInfer", pickle.dumps(attack_bytes))]
-
-
-def test_a_message_is_parsed_after_its_token_and_fields_are_checked(sizing, tmp_path):
-    (tmp_path / "token").write_text(TOKEN)
-    valid = message_of([1, 3], bytes(12))
-    cases = [
-        (valid, grpc.StatusCode.OK),
-        (valid + EMPTY_INPUT * 1_000_000, grpc.StatusCode.RESOURCE_EXHAUSTED),
-        (b"\x3a\x00" * 5000, grpc.StatusCode.RESOURCE_EXHAUSTED),
-        (b"\x0a\x01\xff", grpc.StatusCode.INVALID_ARGUMENT),  # a name that is not UTF-8
-        (valid[:-1], grpc.StatusCode.INVALID_ARGUMENT),
-        (b"\xff" * 100, grpc.StatusCode.INVALID_ARGUMENT),
-    ]
-
-    async def attack() -> None:
-        replica = await open_replica(sizing, token_file=str(tmp_path / "token"))
-        for message, code in cases:
-            await replica.ModelInfer(message, call := Call())
-            assert call.code == grpc.StatusCode.UNAUTHENTICATED
-            await replica.ModelInfer(message, call := Call(authorization=f"Bearer {TOKEN}"))
-            assert call.code == code, call.details
-        for method in (replica.ModelReady, replica.ModelMetadata):
-            await method(b"\x0a\x01\xff", call := Call(authorization=f"Bearer {TOKEN}"))
-            assert call.code == grpc.StatusCode.INVALID_ARGUMENT
-
-    asyncio.run(attack())
 
 
 def test_an_answer_that_is_large_is_not_written_as_json(sizing):
@@ -312,11 +192,74 @@ def test_bodies_together_take_no_more_than_their_budget(sizing):
         await asyncio.sleep(0)
         refused = await ask(replica, INFER, [body])
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-        await replica.ModelInfer(message_of([1, 200], bytes(800)), call := Call())
-        assert call.code == grpc.StatusCode.RESOURCE_EXHAUSTED
         goes_on.set()
         assert [(await task).status_code for task in slow] == [200, 200, 200]
         for _ in range(5):
             assert (await ask(replica, INFER, [body])).status_code == 200
 
     asyncio.run(attack())
+
+
+def test_a_client_that_does_not_finish_its_request_is_turned_away(sizing, monkeypatch):
+    monkeypatch.setattr(http_api, "BODY_TIMEOUT_S", 0.05)
+
+    async def stall() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    async def attack() -> None:
+        refused = await asyncio.wait_for(ask(await open_replica(sizing), INFER, stall()), 10)
+        assert refused.status_code == 408
+        assert "within 0.05 s, got 1 bytes" in json.loads(refused.body)["error"]
+
+    asyncio.run(attack())
+
+
+def test_the_event_loop_goes_on_while_a_large_request_is_parsed_and_its_answer_written(tmp_path):
+    count, limit = 2_000_000, 2**30
+    data = ",".join(["0.5"] * count)
+    tensor = f'{{"name": "x", "datatype": "FP32", "shape": [1, {count}], "data": [{data}]}}'
+
+    async def attack() -> None:
+        replica = await open_replica(
+            write_doubling(tmp_path / "doubling"), max_body_bytes=limit, max_json_bytes=limit
+        )
+        body = f'{{"inputs": [{tensor}]}}'.encode()
+        answer, turns = asyncio.create_task(ask(replica, "/v2/models/doubling/infer", [body])), 0
+        while not answer.done():
+            await asyncio.sleep(0.001)
+            turns += 1
+        assert (await answer).status_code == 200
+        assert turns > 10, "the loop waited for the conversion"
+
+    asyncio.run(attack())
+
+
+def test_a_client_that_leaves_holds_no_body_beyond_its_budget(sizing):
+    may_end, kept = threading.Event(), []
+
+    async def attack() -> None:
+        replica = await open_replica(sizing)
+
+        async def hold(body) -> None:
+            kept.append(weakref.ref(body))
+            await replica.convert(2**20, lambda _: may_end.wait(10), body)
+
+        running, queued = (asyncio.create_task(hold(np.zeros(2**20))) for _ in range(2))
+        await asyncio.sleep(0.05)
+        running.cancel(), queued.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await queued
+        await asyncio.sleep(0)
+        assert kept[1]() is None, "it waits in the queue"
+        assert not running.done(), "its body is in use"
+        may_end.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        await asyncio.sleep(0)
+        assert kept[0]() is None
+
+    try:
+        asyncio.run(attack())
+    finally:
+        may_end.set()

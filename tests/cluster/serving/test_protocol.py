@@ -1,16 +1,14 @@
-"""Clients that are not ours are served by HTTP and gRPC, and told in a few words what they did wrong."""
+"""Clients that are not ours are served by HTTP, and their mistakes are answered with what is expected."""
 
 from __future__ import annotations
 
 import http.client
 import json
 import threading
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-import tritonclient.grpc
 import tritonclient.http
 from ray import serve
 from tritonclient.utils import InferenceServerException
@@ -20,7 +18,7 @@ from ortprep.cluster.serving.application import build_application
 from ortprep.cluster.serving.pinning import pin_version
 from ortprep.runtime import load
 from tests.cluster.serving.builders import write_slow
-from tests.cluster.serving.conftest import GRPC_PORT, HTTP_PORT
+from tests.cluster.serving.conftest import HTTP_PORT
 from tests.runtime.pool.builders import write_finding
 
 pytestmark = [
@@ -58,14 +56,8 @@ def client(service):
         yield made
 
 
-@pytest.fixture
-def grpc_client(service):
-    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{GRPC_PORT}") as made:
-        yield made
-
-
-def tensor(kind: Any, name: str, array: np.ndarray[Any, Any], **options: Any) -> Any:
-    made = kind.InferInput(name, array.shape, tritonclient.utils.np_to_triton_dtype(array.dtype))
+def tensor(name, array, **options):
+    made = tritonclient.http.InferInput(name, array.shape, tritonclient.utils.np_to_triton_dtype(array.dtype))
     made.set_data_from_numpy(array, **options)
     return made
 
@@ -104,7 +96,7 @@ def test_the_server_and_its_models_are_described(client):
 @pytest.mark.parametrize("binary_in", [True, False])
 @pytest.mark.parametrize("binary_out", [True, False])
 def test_tensors_travel_as_bytes_or_as_json(client, *, binary_in, binary_out):
-    inputs = [tensor(tritonclient.http, "x", X, binary_data=binary_in)]
+    inputs = [tensor("x", X, binary_data=binary_in)]
     outputs = [tritonclient.http.InferRequestedOutput("y", binary_data=binary_out)]
     result = client.infer("doubling", inputs, outputs=outputs, request_id="mine")
     assert (result.as_numpy("y") == 2 * X).all()
@@ -113,51 +105,18 @@ def test_tensors_travel_as_bytes_or_as_json(client, *, binary_in, binary_out):
 
 def test_shapes_that_depend_on_values_and_empty_ones_come_through(client):
     for array in (X, np.zeros((0, 3), np.float32)):
-        result = client.infer("finding", [tensor(tritonclient.http, "x", array)])
+        result = client.infer("finding", [tensor("x", array)])
         assert (result.as_numpy("y") == np.array(np.nonzero(array))).all()
         assert (result.as_numpy("z") == -array).all()
 
 
-def test_a_shipped_model_answers_as_it_does_here(client, grpc_client, squeezenet):
+def test_a_shipped_model_answers_as_it_does_here(client, squeezenet):
     session = load(squeezenet.bundle("squeezenet"))
     name = session.get_outputs()[0].name
     image = np.random.default_rng(0).random((1, 3, 224, 224), np.float32)
     (expected,) = session.run([name], {"data_0": image})
-    for kind, one in ((tritonclient.http, client), (tritonclient.grpc, grpc_client)):
-        got = one.infer("squeezenet", [tensor(kind, "data_0", image)]).as_numpy(name)
-        assert got.tobytes() == expected.tobytes()
-
-
-def test_grpc_says_and_does_the_same(grpc_client):
-    assert grpc_client.is_server_live()
-    assert grpc_client.is_server_ready()
-    assert grpc_client.is_model_ready("doubling")
-    assert not grpc_client.is_model_ready("nobody")
-    assert not grpc_client.is_model_ready("doubling", "1")
-    said = grpc_client.get_model_metadata("doubling", as_json=True)
-    assert grpc_client.is_model_ready("doubling", said["versions"][0])
-    assert said["inputs"] == [{"name": "x", "datatype": "FP32", "shape": ["-1", "-1"]}]
-    outputs = [tritonclient.grpc.InferRequestedOutput("y")]
-    result = grpc_client.infer(
-        "doubling", [tensor(tritonclient.grpc, "x", X)], outputs=outputs, request_id="mine"
-    )
-    assert (result.as_numpy("y") == 2 * X).all()
-    assert result.get_response().id == "mine"
-
-
-@pytest.mark.parametrize(
-    ("model", "name", "array", "code", "message"),
-    [
-        ("nobody", "x", X, "NOT_FOUND", "no such model"),
-        ("doubling", "w", X, "INVALID_ARGUMENT", r"expected x FP32 \[-1, -1\]"),
-        ("doubling", "x", X.astype(np.float64), "INVALID_ARGUMENT", "got 'FP64'"),
-        ("squeezenet", "data_0", X, "INVALID_ARGUMENT", r"expected FP32 \[1, 3, 224, 224\]"),
-    ],
-)
-def test_grpc_refuses_with_a_reason(grpc_client, model, name, array, code, message):
-    with pytest.raises(InferenceServerException, match=message) as caught:
-        grpc_client.infer(model, [tensor(tritonclient.grpc, name, array)])
-    assert caught.value.status() == f"StatusCode.{code}"
+    got = client.infer("squeezenet", [tensor("data_0", image)]).as_numpy(name)
+    assert got.tobytes() == expected.tobytes()
 
 
 def infer_body(**changes: Any) -> bytes:
@@ -198,7 +157,7 @@ def test_http_refuses_with_a_status_and_no_trace_of_the_inside(service, method, 
 
 def test_a_wrong_shape_is_answered_with_what_is_expected(client):
     with pytest.raises(InferenceServerException, match=r"expected FP32 \[-1, -1\], got 'FP32' \[2, 1, 1\]"):
-        client.infer("doubling", [tensor(tritonclient.http, "x", np.ones((2, 1, 1), np.float32))])
+        client.infer("doubling", [tensor("x", np.ones((2, 1, 1), np.float32))])
 
 
 @pytest.mark.attack
@@ -213,9 +172,9 @@ def test_a_chunked_body_is_bounded_too(service):
 def test_json_is_bounded_apart_from_binary_tensors(client):
     large = np.ones((1, 5_000_000), np.float32)
     with pytest.raises(InferenceServerException, match=rf"{MAX_JSON_BYTES} bytes of JSON, or binary tensors"):
-        client.infer("doubling", [tensor(tritonclient.http, "x", large, binary_data=False)])
+        client.infer("doubling", [tensor("x", large, binary_data=False)])
     outputs = [tritonclient.http.InferRequestedOutput("y", binary_data=True)]
-    result = client.infer("doubling", [tensor(tritonclient.http, "x", large)], outputs=outputs)
+    result = client.infer("doubling", [tensor("x", large)], outputs=outputs)
     assert (result.as_numpy("y") == 2 * large).all()
 
 
@@ -271,14 +230,5 @@ def test_serves_proxies_pass_the_token_on(service, bundle, tmp_path):
         assert (status, headers["www-authenticate"], set(said)) == (401, "Bearer", {"error"})
         assert ask("GET", "/guarded/v2/health/ready")[0] == 200
         assert ask("GET", path, Authorization=f"Bearer {token}")[0] == 200
-        with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{GRPC_PORT}") as client:
-            given, inputs = {"application": "guarded"}, [tensor(tritonclient.grpc, "x", X)]
-            assert client.is_server_live(headers=given)
-            for call in (client.get_model_metadata, partial(client.infer, inputs=inputs)):
-                with pytest.raises(InferenceServerException, match="not authorised") as caught:
-                    call("doubling", headers=given)
-                assert caught.value.status() == "StatusCode.UNAUTHENTICATED"
-            answer = client.infer("doubling", inputs, headers={**given, "authorization": f"Bearer {token}"})
-            assert (answer.as_numpy("y") == 2 * X).all()
     finally:
         serve.delete("guarded")

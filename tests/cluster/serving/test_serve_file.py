@@ -84,10 +84,6 @@ def test_nobody_else_reaches_what_is_served_unless_the_user_says_so():
     given = [figures("a")]
     assert plan_serve_file(given, ServeConfig())["http_options"]["host"] == "127.0.0.1"
     assert plan_serve_file(given, ServeConfig(), host="0.0.0.0")["http_options"]["host"] == "0.0.0.0"
-    with pytest.raises(PoolError, match="gRPC without a token"):
-        plan_serve_file(given, ServeConfig(), grpc_port=9000)
-    for config, host in ((ServeConfig(token_env="TOKEN"), "127.0.0.1"), (ServeConfig(), "0.0.0.0")):
-        assert plan_serve_file(given, config, host=host, grpc_port=9000)["grpc_options"]["port"] == 9000
 
 
 @pytest.mark.attack

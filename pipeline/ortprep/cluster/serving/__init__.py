@@ -5,6 +5,7 @@ application         bundles as a Serve application
 serve_file          the Serve config file that `ortprep serve-config` writes
 deployment          what runs in a replica
 admission           the bearer token of clients, and room for the bodies of their requests
-http_api, grpc_api  the Open Inference Protocol, as a replica answers it
+http_api            the Open Inference Protocol over HTTP, as a replica answers it
+inference_protocol  its requests and responses, as functions of bytes
 pinning             an alias becomes the version it names now; replicas may follow it
 """

@@ -7,7 +7,6 @@ import hashlib
 import hmac
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from ortprep.bundle.file_memory import open_regular
 from ortprep.cluster.serving.config import ServeConfig
@@ -95,14 +94,3 @@ class BodyBudget:
             yield take
         finally:
             self._held_bytes -= held_bytes
-
-
-class ReplicaApi:
-    """The parts of a replica that its answers over HTTP and gRPC need; `BundleDeployment` has them."""
-
-    config: ServeConfig
-    token: BearerToken | None
-    bodies: BodyBudget
-    find_model: Callable[..., Any]
-    infer: Callable[..., Any]
-    convert: Callable[..., Any]

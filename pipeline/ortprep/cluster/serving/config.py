@@ -33,13 +33,13 @@ class ServeConfig:
         labels: Labels that a node must have to be used.
         max_ongoing_requests: Maximum number of requests that a replica has at a time.
         max_queued_requests: Most requests that wait at each proxy; more are answered with 503.
-        max_body_bytes: Largest request that HTTP and gRPC clients may send.
-        max_json_bytes: Largest request that is JSON alone, without binary tensors: to parse it takes a
-            replica's processor, and many times its size in memory. Over gRPC, the same for tensors that
-            come as numbers; and for the arrays of outputs that are answered as JSON.
-        max_inflight_bytes: Most bytes of requests over HTTP and gRPC that a replica has at a time; further
-            requests are answered with 503.
-        token_env: Environment variable of replicas with the token that HTTP and gRPC clients must send.
+        max_body_bytes: Size limit of one HTTP request, in bytes.
+        max_json_bytes: Size limit of a request that is JSON alone, without binary tensors: to parse it takes
+            a replica's processor, and many times its size in memory. The same holds for the arrays of
+            outputs that are answered as JSON.
+        max_inflight_bytes: Most bytes of HTTP requests that a replica has at a time; further requests are
+            answered with 503.
+        token_env: Environment variable of replicas with the token that HTTP clients must send.
         token_file: File with that token, on every node; without either, nobody has to send one.
         run_timeout_s: Timeout of the health check, in seconds: a replica whose run hangs is replaced.
         health_check_period_s: Time between two runs of the golden samples, in seconds.

@@ -1,4 +1,4 @@
-"""The replica of Ray Serve: the sessions of its models, behind a handle, HTTP and gRPC."""
+"""The replica of Ray Serve: the sessions of its models, behind a handle and HTTP."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from ortprep.bundle.codec import decode
 from ortprep.cluster.device import prepare_device, reserved_cpus
 from ortprep.cluster.serving.admission import BodyBudget, read_token
 from ortprep.cluster.serving.config import ServeConfig
-from ortprep.cluster.serving.grpc_api import GrpcMethods
 from ortprep.cluster.serving.http_api import HttpMethods
 from ortprep.cluster.serving.inference_protocol import ProtocolError, describe_inputs
 from ortprep.cluster.serving.pinning import PinnedBundle, follow_aliases, keep_in_cache, require_version
@@ -77,7 +76,7 @@ class ServedBundle:
         return read_signature(self.name, self.opened.config)
 
 
-class BundleDeployment(HttpMethods, GrpcMethods):
+class BundleDeployment(HttpMethods):
     """A Serve deployment of one or several bundles, on the device that Ray gave the replica.
 
     `user_config` names the bundles (`{"bundles": {NAME: {"bundle": …, "version": …}}}`). A new one is opened

@@ -12,7 +12,6 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 import ortprep
-from ortprep.cluster.serving.admission import ReplicaApi
 from ortprep.cluster.serving.config import RETRY_AFTER_S
 from ortprep.cluster.serving.inference_protocol import (
     EXTENSIONS,
@@ -27,6 +26,9 @@ from ortprep.cluster.serving.inference_protocol import (
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from ortprep.cluster.serving.admission import BearerToken, BodyBudget
+    from ortprep.cluster.serving.config import ServeConfig
+
 log = logging.getLogger(__name__)
 
 BODY_TIMEOUT_S = 30.0
@@ -36,8 +38,15 @@ _CLIENT_CLOSED = 499
 _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": str(RETRY_AFTER_S)}}
 
 
-class HttpMethods(ReplicaApi):
-    """The answers of a replica to requests below `/v2`."""
+class HttpMethods:
+    """The answers of a replica to requests below `/v2`; `BundleDeployment` has what they need."""
+
+    config: ServeConfig
+    token: BearerToken | None
+    bodies: BodyBudget
+    find_model: Callable[..., Any]
+    infer: Callable[..., Any]
+    convert: Callable[..., Any]
 
     async def __call__(self, request: Request) -> Response:
         """Answers a request; whatever goes wrong is an answer too, without a trace of where it did."""

@@ -2,7 +2,7 @@
 
 https://github.com/kserve/open-inference-protocol, with the binary tensor extension
 (https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md). What a
-client sends is checked before anything is allocated for it. Nothing here knows HTTP, gRPC or Ray.
+client sends is checked before anything is allocated for it. Nothing here knows HTTP or Ray.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,7 +66,7 @@ class ProtocolError(InvalidRequestError):
 
 @dataclass(frozen=True)
 class OutputRequest:
-    """An output that a client wants.
+    """An output that a client requests.
 
     Attributes:
         index: Its position among the model's.
@@ -161,19 +161,11 @@ def parse_request(body: bytes, header_length: int | None, config: LoaderConfig) 
         )
     header = _parse_json(body if header_length is None else body[:header_length])
     binary = memoryview(body)[len(body) if header_length is None else header_length :]
-    outputs = _objects(header, "outputs") if header.get("outputs") else []
-    is_binary = _parameters(header).get("binary_data_output") is True
-    flags = [_parameters(entry).get("binary_data", is_binary) is True for entry in outputs]
     request_id = header.get("id", "")
     if not isinstance(request_id, str):
         raise ProtocolError("bad id\n  expected a string")
-    names = [entry.get("name") for entry in outputs]
-    tensors = _split_tensors(_objects(header, "inputs"), binary)
-    request = build_request(config, tensors, names, request_id, binary=is_binary)
-    if not outputs:
-        return request
-    wanted = (OutputRequest(one.index, flag) for one, flag in zip(request.outputs, flags, strict=True))
-    return replace(request, outputs=tuple(wanted))
+    arrays = _read_inputs(config, _split_tensors(_objects(header, "inputs"), binary))
+    return InferRequest(arrays, _read_outputs(config, header), request_id)
 
 
 def _split_tensors(entries: Sequence[Mapping[str, Any]], binary: memoryview) -> Iterator[SentTensor]:
@@ -233,27 +225,8 @@ def _is_whole(value: object) -> bool:
     return type(value) is int and value >= 0
 
 
-def build_request(
-    config: LoaderConfig,
-    tensors: Iterable[SentTensor],
-    outputs: Sequence[object],
-    request_id: str,
-    *,
-    binary: bool = True,
-) -> InferRequest:
-    """Returns a request, over HTTP or gRPC, if the model takes all of it.
-
-    Args:
-        config: The bundle's loader config.
-        tensors: The inputs, in any order.
-        outputs: Names of the outputs that are wanted; none for all.
-        request_id: The client's name of the request.
-        binary: Whether outputs go as bytes.
-
-    Raises:
-        ProtocolError: An input is missing, unknown, there twice or does not fit; or an output is unknown or
-            there twice.
-    """
+def _read_inputs(config: LoaderConfig, tensors: Iterable[SentTensor]) -> tuple[Array, ...]:
+    """Returns the arrays of the inputs in the model's order; raises unless there is exactly one for each."""
     arrays: dict[str, Array] = {}
     for sent in tensors:
         tensor = next((one for one in config.inputs if one.name == sent.name), None)
@@ -263,16 +236,25 @@ def build_request(
     missing = [tensor.name for tensor in config.inputs if tensor.name not in arrays]
     if missing:
         raise _wrong_inputs(config, f"missing {', '.join(missing)}")
+    return tuple(arrays[tensor.name] for tensor in config.inputs)
+
+
+def _read_outputs(config: LoaderConfig, header: Mapping[str, Any]) -> tuple[OutputRequest, ...]:
+    """Returns the requested outputs, by default all; raises if one is unknown or there twice."""
     declared = [tensor.name for tensor in config.outputs]
-    remaining = list(declared)
-    for name in outputs:
+    is_binary = _parameters(header).get("binary_data_output") is True
+    if not header.get("outputs"):
+        return tuple(OutputRequest(index, is_binary) for index in range(len(declared)))
+    requests, remaining = [], list(declared)
+    for entry in _objects(header, "outputs"):
+        name = entry.get("name")
         if name not in remaining:
             expected = f"some of {', '.join(declared)}, each once"
             raise ProtocolError(f"wrong outputs for {config.name}\n  expected {expected}, got {_quote(name)}")
-        remaining.remove(str(name))
-    wanted = (OutputRequest(declared.index(str(name)), binary) for name in outputs or declared)
-    ordered = (arrays[tensor.name] for tensor in config.inputs)
-    return InferRequest(tuple(ordered), tuple(wanted), request_id)
+        remaining.remove(name)
+        as_bytes = _parameters(entry).get("binary_data", is_binary) is True
+        requests.append(OutputRequest(declared.index(name), as_bytes))
+    return tuple(requests)
 
 
 def _wrong_inputs(config: LoaderConfig, got: str) -> ProtocolError:
@@ -283,7 +265,7 @@ def _read_tensor(config: LoaderConfig, tensor: TensorSpec, sent: SentTensor) -> 
     """Returns the array of an input that a client sends; that of raw bytes without copying them."""
     shape = _check_shape(config, tensor, sent)
     dtype = numpy_dtype(tensor.dtype)
-    if not isinstance(sent.data, bytes | memoryview):
+    if not isinstance(sent.data, memoryview):
         return _read_values(config, tensor, shape, sent.data)
     expected = math.prod(shape) * dtype.itemsize
     if len(sent.data) != expected:

@@ -119,7 +119,6 @@ def plan_serve_file(
     *,
     host: str = LOOPBACK,
     http_port: int = 8000,
-    grpc_port: int | None = None,
 ) -> dict[str, Any]:
     """Returns a Serve config file as JSON types: an application per group of models that share a device.
 
@@ -128,34 +127,21 @@ def plan_serve_file(
         config: Settings; numbers of requests and the period of checks follow from the figures.
         host: Address that Serve's HTTP proxies listen at.
         http_port: Port of the HTTP proxies.
-        grpc_port: Port of its gRPC proxies, which listen at every address; None for none.
 
     Raises:
-        PoolError: Models for GPUs and for CPUs are mixed, one fits nowhere, or gRPC would be open to others
-            although neither `host` nor a token says so.
+        PoolError: Models for GPUs and for CPUs are mixed, or one fits nowhere.
     """
-    if grpc_port is not None and is_loopback(host) and not has_token(config):
-        raise PoolError(
-            "gRPC without a token\n  expected a token or another --host: Ray Serve's gRPC proxies listen at "
-            "every address of a node",
-            hint="ortprep serve-config --token-file FILE, or --host 0.0.0.0",
-        )
     if len({bundle.on_gpu for bundle in bundles}) != 1:
         raise PoolError(
             "models for GPUs and models for CPUs cannot share replicas",
             hint="ortprep serve-config --device cpu BUNDLE…, or write one file per kind",
         )
     groups = _group(bundles)
-    file: dict[str, Any] = {
+    return {
         "proxy_location": "EveryNode",
         "http_options": {"host": host, "port": http_port},
         "applications": [_application(group, config, alone=len(groups) == 1) for group in groups],
     }
-    if grpc_port is not None:
-        from ortprep.cluster.serving.grpc_api import SERVICER
-
-        file["grpc_options"] = {"port": grpc_port, "grpc_servicer_functions": [SERVICER]}
-    return file
 
 
 def _group(bundles: Sequence[BundleFigures]) -> list[list[BundleFigures]]:
