@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import onnxruntime
 import pytest
 import typer
 
@@ -113,11 +112,6 @@ COMMANDS = (
     Command(
         "ortprep export triton squeezenet --out triton",
         lambda _, project: (project.root / "triton/squeezenet/config.pbtxt").is_file(),
-    ),
-    Command(
-        "ortprep export ort-package squeezenet --out package",
-        lambda _, project: (project.root / "package/manifest.json").is_file(),
-        "" if hasattr(onnxruntime, "ModelPackage") else "no model packages before ONNX Runtime 1.32",
     ),
     Command(
         "ortprep report squeezenet --out one.html", lambda _, project: _is_page(project.root / "one.html")

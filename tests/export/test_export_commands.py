@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import onnxruntime
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -30,31 +29,6 @@ def test_triton_writes_a_model_per_bundle_and_lists_them(bundles, tmp_path):
     assert "linear: variant cpu of linear" in ended.stdout
     assert "optimization.graph.level=2" in ended.stdout
     assert [warm_up(tmp_path / "repository" / name) for name in ("linear", "double")]
-
-
-@pytest.mark.skipif(
-    hasattr(onnxruntime, "ModelPackage"), reason="this ONNX Runtime has model packages in Python"
-)
-def test_an_onnxruntime_without_packages_is_refused_with_a_way_out(bundles, tmp_path):
-    ended = call("ort-package", *bundles, "--out", tmp_path / "package")
-    assert ended.exit_code == 1
-    assert "expected 1.32 or newer" in ended.stderr
-    assert "pip install" in ended.stderr
-    assert not (tmp_path / "package").exists()
-
-
-@pytest.mark.skipif(
-    not hasattr(onnxruntime, "ModelPackage"),
-    reason="no model packages before ONNX Runtime 1.32",
-)
-def test_ort_package_writes_a_component_per_bundle(bundles, tmp_path):
-    ended = call("ort-package", *bundles, "--out", tmp_path / "package", "--json")
-    assert ended.exit_code == 0
-    exported = json.loads(ended.stdout)
-    assert exported["path"] == str(tmp_path / "package")
-    assert [one["name"] for one in exported["models"]] == ["linear/cpu", "double/cpu"]
-    package = onnxruntime.ModelPackageContext(str(tmp_path / "package"))
-    assert sorted(package.get_component_names()) == ["double", "linear"]
 
 
 def test_json_is_all_there_is_on_stdout(bundles, tmp_path):
@@ -92,8 +66,3 @@ def test_the_hint_for_a_bundle_that_fits_nowhere_names_the_options(tmp_path):
     ended = call("triton", bundle, "--out", tmp_path / "repository", "--onnxruntime", "1.28.0")
     assert ended.exit_code == 1
     assert "--here" in ended.stderr
-
-
-def test_the_commands_are_of_export_alone():
-    top = {one.callback.__name__ for one in app.registered_commands if one.callback is not None}
-    assert not top & {"triton", "ort_package"}

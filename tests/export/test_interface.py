@@ -11,8 +11,8 @@ from tritonclient.grpc import model_config_pb2 as messages
 from ortprep.bundle.digest import digest_bytes
 from ortprep.bundle.loader_config import FileEntry, Golden, LoaderConfig, TensorSpec, Tolerance
 from ortprep.errors import ExportError
+from ortprep.export.model_config import add_warm_up, describe_tensor, resolve_interface
 from ortprep.export.placement import TrialResult
-from ortprep.export.triton_config import add_warm_up, describe_tensor, resolve_interface
 from tests.export.builders import make_variant
 
 ABSENT = TrialResult(missing=("expected a GPU",))

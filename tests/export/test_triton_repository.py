@@ -22,8 +22,8 @@ from ortprep.bundle.loader_config import (
 from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.bundle.verification import check_bundle
 from ortprep.errors import ExportError, IntegrityError, LoadError, MissingExtraError
-from ortprep.export.result import ExportedModel, ExportRequest, ExportResult
-from ortprep.export.triton import export_triton
+from ortprep.export.repository import ExportedModel, ExportResult, export_triton
+from ortprep.export.variant_selection import ExportRequest
 from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.runtime.tensors.element_types import Array, find_element_type
 from ortprep.versions import install_command
@@ -76,7 +76,7 @@ def test_a_bundle_becomes_a_model_that_answers_as_the_golden_sample_says(bundle,
     assert next(folder.rglob("*.data")).samefile(next((bundle / "cpu").glob("*.data")))
     # The record says what is carried and what is left out.
     record = json.loads((folder / "ortprep-export.json").read_text())
-    assert decode(tuple[ExportedModel, ...], record["models"]) == (model,)
+    assert decode(ExportedModel, record["model"]) == model
     assert [*model.carried.values()] == [
         "optimization.graph.level=2",
         "parameters.intra_op_thread_count=2",
@@ -282,15 +282,6 @@ def test_two_bundles_of_one_name_are_refused_before_anything_is_written(tmp_path
     with pytest.raises(ExportError, match="two models with the same name"):
         export_triton(bundles, tmp_path / "repository")
     assert not (tmp_path / "repository").exists()
-
-
-def test_an_export_in_another_layout_is_not_overwritten(tmp_path):
-    bundle, repository = write_doubling(tmp_path / "double"), tmp_path / "repository"
-    export_one(bundle, repository)
-    record = repository / "double" / "ortprep-export.json"
-    record.write_text(record.read_text().replace('"triton"', '"ort-package"'))
-    with pytest.raises(ExportError, match="got ort-package"):
-        export_one(bundle, repository)
 
 
 def test_no_export_goes_into_a_bundle_onto_a_file_or_through_a_link(tmp_path):

@@ -17,8 +17,8 @@ from ortprep.bundle.loader_config import (
     VersionRange,
 )
 from ortprep.errors import ExportError
-from ortprep.export.result import ExportRequest
 from ortprep.export.variant_selection import (
+    ExportRequest,
     choose_variants,
     contradictions,
     describe_needs,
@@ -118,13 +118,6 @@ def test_a_wish_that_nothing_serves_is_told_with_what_there_is():
         choose_variants(ALL, ExportRequest(precision="int4"))
     assert raised.value.hint is not None
     assert raised.value.hint.startswith("ortprep prepare net")
-
-
-def test_a_package_gets_one_variant_per_provider():
-    variants, _ = choose_variants(ALL, ExportRequest(), per_provider=True)
-    assert [one.name for one in variants] == ["cuda", "portable"]
-    variants, _ = choose_variants(ALL, ExportRequest(onnxruntime="1.31.1", hardware=OLD), per_provider=True)
-    assert [one.name for one in variants] == ["portable"]
 
 
 def test_needs_say_every_requirement():

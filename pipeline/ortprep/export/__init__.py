@@ -1,4 +1,8 @@
-"""Bundles laid out for what serves them elsewhere: NVIDIA Triton, and ONNX Runtime's model packages.
+"""Bundles as models of NVIDIA Triton's ONNX Runtime backend.
 
-Each layout is a pure plan (what of a variant it can say, and what it cannot) and a thin shell that writes it.
+variant_selection  which variants a server can run that is known in part
+options            what of a variant's options the backend takes
+placement          a variant's files in the export, and their trial in a child
+model_config       `config.pbtxt`, of Triton's own messages
+repository         the models of a repository, each written whole or not at all
 """

@@ -27,9 +27,7 @@ from ortprep.bundle.session_record import SessionPlan
 from ortprep.bundle.verification import check_bundle, compare_files, raise_differences
 from ortprep.children.child import run_child
 from ortprep.errors import ChildError, ExportError
-from ortprep.export.option_mapping import MappedOptions
-from ortprep.export.result import ExportedModel
-from ortprep.export.variant_selection import describe_needs
+from ortprep.export.options import MappedOptions
 from ortprep.runtime.loading.variant_resolver import build_plan
 
 TIMEOUT_S = 3600.0
@@ -79,10 +77,10 @@ def read_source(bundle: Path) -> SourceBundle:
     return SourceBundle(root, read_loader_config(root), read_manifest(root))
 
 
-def place_variant(
-    source: SourceBundle, variant: Variant, export: Path, folder: str, model: str, options: MappedOptions
-) -> tuple[ExportedModel, TrialResult]:
-    """Places a variant's files in an export, and runs the model there.
+def place_files(
+    source: SourceBundle, variant: Variant, export: Path, folder: str, model: str
+) -> tuple[FileEntry, ...]:
+    """Places a variant's files in an export, and returns them by their new paths.
 
     Args:
         source: Bundle of the variant.
@@ -90,12 +88,10 @@ def place_variant(
         export: The export's folder.
         folder: Relative POSIX path of the variant's folder in it.
         model: File name of the model in that folder.
-        options: The options that remain.
 
     Raises:
         ExportError: A file is not beside the model, or has a name that the layout cannot have.
         IntegrityError: A file is not what the bundle records.
-        LoadError: The model does not load, or does not answer as recorded.
     """
     placed = plan_files(variant, folder, model=model)
     original = resolve_inside(source.root, variant.model)
@@ -106,20 +102,7 @@ def place_variant(
         place(file, export / path)
     files = tuple(FileEntry(path, one.size_bytes, one.sha256) for path, one in placed.items())
     raise_differences(export, compare_files(export, files, DigestCache().digest))
-    trial = try_model(source.root, variant, options, export / folder / model)
-    exported = ExportedModel(
-        name=f"{source.config.name}/{variant.name}",
-        bundle=source.config.name,
-        variant=variant.name,
-        source_sha256=source.manifest.source.sha256,
-        prepared_with=str(source.manifest.environment.get("onnxruntime", "")),
-        files=files,
-        carried=options.carried,
-        left_out=options.left_out,
-        needs=tuple(describe_needs(variant)),
-        trial=str(trial),
-    )
-    return exported, trial
+    return files
 
 
 def plan_files(variant: Variant, folder: str, *, model: str) -> dict[str, FileEntry]:

@@ -8,28 +8,53 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from ortprep.bundle.loader_config import LoaderConfig, Requirements, Variant, VersionRange, find_variant
 from ortprep.errors import ExportError
-from ortprep.export.result import ExportRequest
 from ortprep.quoting import quoted
-from ortprep.runtime.loading.variant_selection import Machine, PassedOver, find_reasons, needs_gpu, serves
+from ortprep.runtime.loading.variant_selection import (
+    FASTEST,
+    Machine,
+    PassedOver,
+    find_reasons,
+    needs_gpu,
+    serves,
+)
 from ortprep.runtime.machine.hardware import Hardware
-
-Choice = tuple[tuple[Variant, ...], tuple[PassedOver, ...]]
-"""The variants that are exported, and those that were not taken though they serve the target."""
 
 _NO_HARDWARE = Hardware("", "", (), 0, 0)
 
 
-def choose_variants(config: LoaderConfig, request: ExportRequest, *, per_provider: bool = False) -> Choice:
-    """Returns the variants that were named, or else the first that is known to fit.
+@dataclass(frozen=True)
+class ExportRequest:
+    """The variants to export, and what is known of their server.
 
-    Args:
-        config: The bundle's loader config.
-        request: Names of variants, and known facts of the server.
-        per_provider: Whether to take the first of every execution provider. A GPU is then taken to be there:
-            the reader of the export looks for a variant of the provider it has.
+    Attributes:
+        variants: Names of variants; empty for a choice.
+        target: `cpu` or `cuda`, None for any.
+        precision: One of `ortprep.runtime.loading.variant_selection.PRECISIONS`, or `FASTEST` for any.
+        onnxruntime: The server's version of ONNX Runtime, None if it is not known.
+        hardware: The server's processor and GPUs, None if they are not known.
+        name: Name of the model, None for the bundle's. Several variants of a bundle are NAME-VARIANT.
+        instances: Number of instances on the processor, or on each GPU.
+        max_batch_size: Largest batch that Triton may form; 0 leaves requests as they are.
+    """
+
+    variants: tuple[str, ...] = ()
+    target: str | None = None
+    precision: str = FASTEST
+    onnxruntime: str | None = None
+    hardware: Hardware | None = None
+    name: str | None = None
+    instances: int = 1
+    max_batch_size: int = 0
+
+
+def choose_variants(
+    config: LoaderConfig, request: ExportRequest
+) -> tuple[tuple[Variant, ...], tuple[PassedOver, ...]]:
+    """Returns the variants that were named, or else the first that is known to fit, and those before it.
 
     Raises:
         ExportError: A name is not a variant's, a named variant does not fit what is known of the server, or
@@ -37,30 +62,15 @@ def choose_variants(config: LoaderConfig, request: ExportRequest, *, per_provide
     """
     if request.variants:
         return _named(config, request), ()
-    chosen: dict[str, Variant] = {}
     passed_over: list[PassedOver] = []
     for variant in config.variants:
         if not serves(variant, request.target, request.precision):
             continue
-        provider = variant.providers[0].name if per_provider else ""
-        if provider in chosen and not per_provider:
-            break
-        objections: tuple[str, ...]
-        if provider in chosen:
-            objections = (f"expected one variant for {provider}, got {chosen[provider].name} before it",)
-        else:
-            is_gpu_known = request.target is not None or per_provider
-            objections = (
-                *contradictions(variant, request),
-                *_doubts(variant.requirements, request, is_gpu_known=is_gpu_known),
-            )
-        if objections:
-            passed_over.append(PassedOver(variant.name, objections))
-        else:
-            chosen[provider] = variant
-    if not chosen:
-        raise _nothing_fits(config, request, passed_over)
-    return tuple(chosen.values()), tuple(passed_over)
+        objections = (*contradictions(variant, request), *_doubts(variant.requirements, request))
+        if not objections:
+            return (variant,), tuple(passed_over)
+        passed_over.append(PassedOver(variant.name, objections))
+    raise _nothing_fits(config, request, passed_over)
 
 
 def contradictions(variant: Variant, request: ExportRequest) -> tuple[str, ...]:
@@ -86,7 +96,7 @@ def _named(config: LoaderConfig, request: ExportRequest) -> tuple[Variant, ...]:
     return tuple(variants)
 
 
-def _doubts(needs: Requirements, request: ExportRequest, *, is_gpu_known: bool) -> Iterator[str]:
+def _doubts(needs: Requirements, request: ExportRequest) -> Iterator[str]:
     """Yields what a variant needs and nothing is known of."""
     if request.onnxruntime is None and needs.onnxruntime.below is not None:
         yield f"expected {describe_versions(needs.onnxruntime)}, got a server of unknown version"
@@ -94,7 +104,7 @@ def _doubts(needs: Requirements, request: ExportRequest, *, is_gpu_known: bool) 
         return
     if (processor := describe_processor(needs)) is not None:
         yield f"expected {processor}, got an unknown one"
-    if needs_gpu(needs) and not is_gpu_known:
+    if needs_gpu(needs) and request.target is None:
         yield "expected a GPU, got an unknown machine"
 
 

@@ -1,4 +1,4 @@
-"""Options of a variant that Triton's ONNX Runtime backend takes, and their places.
+"""Options of a variant that Triton's ONNX Runtime backend takes, and their places in `config.pbtxt`. Pure.
 
 The backend reads a fixed set of keys of `parameters`, a graph level, and any option of the CUDA provider as a
 parameter of the accelerator `cuda`, which it passes to ONNX Runtime unchanged. Whenever the configuration has
@@ -8,22 +8,20 @@ defaults, after the accelerator's: those go to `parameters`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from ortprep.bundle.loader_config import Variant
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.errors import ExportError
-from ortprep.export.option_mapping import (
-    ATTRIBUTE,
-    ENTRY,
-    LEVEL,
-    MappedOptions,
-    Place,
-    RecordedOption,
-    map_options,
-)
 from ortprep.options import OLDEST, format_option, known_provider_options, version_parts
 from ortprep.options.option import NEWEST, Option
 from ortprep.runtime.loading.session import CPU, CUDA
+
+ATTRIBUTE = "session option"
+ENTRY = "session entry"
+LEVEL = "graph_optimization_level"
 
 _DEVICE_ALLOCATOR = "session.use_device_allocator_for_initializers"
 
@@ -64,14 +62,74 @@ _CUDA_GRAPH = (
     "the backend binds other memory at every request, and a recorded graph would go on reading the old; "
     "kernels are launched one by one"
 )
-_PROPERTIES = {
-    "first phase": "the backend makes one session per instance, with the options for steady runs",
-    "io_binding": "the backend binds each request's own memory",
-}
+_ONE_SESSION = "the backend makes one session per instance, with the options for steady runs"
+_OWN_MEMORY = "the backend binds each request's own memory"
+
+
+class RecordedOption(NamedTuple):
+    """An option that a variant's session is made with.
+
+    Attributes:
+        kind: `session option`, `session entry`, or the name of an execution provider.
+        name: ONNX Runtime's name of it.
+        value: The recorded value.
+    """
+
+    kind: str
+    name: str
+    value: str | int | bool
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}={self.value}"
+
+
+class Place(NamedTuple):
+    """Key and value of an option in one of the sections of a model configuration."""
+
+    section: str
+    key: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.section}.{self.key}={self.value}"
+
+
+@dataclass(frozen=True)
+class MappedOptions:
+    """A variant's options in a model configuration.
+
+    Attributes:
+        places: Places of the options that the configuration has.
+        left_out: Options and other properties that it does not have, and why.
+        session_options: The session options that remain.
+        providers: The execution providers, with the options that remain.
+    """
+
+    places: Mapping[RecordedOption, Place]
+    left_out: Mapping[str, str]
+    session_options: SessionOptionsRecord
+    providers: tuple[ProviderRecord, ...]
+
+    def section(self, name: str) -> Mapping[str, str]:
+        """Returns the keys and values of a section, none if nothing is there."""
+        return {place.key: place.value for place in self.places.values() if place.section == name}
+
+
+def recorded_options(variant: Variant) -> Iterator[RecordedOption]:
+    """Yields every option of a variant's session: level, attributes, entries, and those of its providers."""
+    options = variant.session_options
+    yield RecordedOption(ATTRIBUTE, LEVEL, options.graph_optimization_level)
+    for name, value in options.attributes.items():
+        yield RecordedOption(ATTRIBUTE, name, value)
+    for key, entry in options.config_entries.items():
+        yield RecordedOption(ENTRY, key, entry)
+    for provider in variant.providers:
+        for name, text in provider.options.items():
+            yield RecordedOption(provider.name, name, text)
 
 
 def plan_options(variant: Variant, *, onnxruntime: str | None = None) -> MappedOptions:
-    """Returns a variant's options as sections of Triton's model configuration.
+    """Returns a variant's options as sections of a model configuration, and what it cannot have.
 
     Without the server's version of ONNX Runtime, only options pass that every version has.
 
@@ -84,7 +142,27 @@ def plan_options(variant: Variant, *, onnxruntime: str | None = None) -> MappedO
             f"cannot export variant {variant.name!r} for Triton\n"
             f"  expected the execution providers {CUDA} and {CPU}, got {', '.join(names)}"
         )
-    return map_options(variant, lambda option: _find_place(option, onnxruntime), _PROPERTIES)
+    places: dict[RecordedOption, Place] = {}
+    left_out: dict[str, str] = {}
+    for option in recorded_options(variant):
+        place = _find_place(option, onnxruntime)
+        if isinstance(place, Place):
+            places[option] = place
+        else:
+            left_out[str(option)] = place
+    if variant.first_phase is not None:
+        left_out["first phase"] = _ONE_SESSION
+    if variant.io_binding:
+        left_out["io_binding"] = _OWN_MEMORY
+    attributes = {one.name: one.value for one in places if one.kind == ATTRIBUTE}
+    level = str(attributes.pop(LEVEL, "ORT_ENABLE_ALL"))
+    session_options = SessionOptionsRecord(level, attributes, _texts_of(places, ENTRY))
+    providers = tuple(ProviderRecord(one.name, _texts_of(places, one.name)) for one in variant.providers)
+    return MappedOptions(places, left_out, session_options, providers)
+
+
+def _texts_of(options: Iterable[RecordedOption], kind: str) -> dict[str, str]:
+    return {one.name: str(one.value) for one in options if one.kind == kind}
 
 
 def _find_place(option: RecordedOption, version: str | None) -> Place | str:

@@ -12,10 +12,9 @@ import numpy as np
 
 from ortprep.bundle.loader_config import LoaderConfig, TensorSpec, Variant
 from ortprep.errors import ExportError, MissingExtraError
-from ortprep.export.option_mapping import MappedOptions
+from ortprep.export.options import ACCELERATOR, GPUS, GRAPH, PARAMETERS, MappedOptions
 from ortprep.export.placement import TrialResult
-from ortprep.export.result import ExportRequest
-from ortprep.export.triton_options import ACCELERATOR, GPUS, GRAPH, PARAMETERS
+from ortprep.export.variant_selection import ExportRequest
 from ortprep.runtime.loading.session import CUDA
 from ortprep.runtime.tensors.element_types import Array, element_type_of
 from ortprep.versions import install_command

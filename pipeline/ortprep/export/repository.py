@@ -6,39 +6,80 @@ What its ONNX Runtime backend takes is read from its source: triton-inference-se
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from ortprep.bundle.atomic import new_folder
-from ortprep.bundle.loader_config import Variant, golden_of
+import ortprep
+from ortprep.bundle.atomic import new_folder, write_json_atomic
+from ortprep.bundle.codec import encode, read_json
+from ortprep.bundle.loader_config import FileEntry, Variant, golden_of
 from ortprep.bundle.paths import is_safe_name
-from ortprep.errors import ExportError
-from ortprep.export.placement import SourceBundle, place_variant, read_source
-from ortprep.export.result import (
-    ExportedModel,
-    ExportRequest,
-    ExportResult,
-    check_replaceable,
-    resolve_destination,
-    write_export_record,
-)
-from ortprep.export.triton_config import (
+from ortprep.errors import BundleError, ExportError
+from ortprep.export.model_config import (
     add_warm_up,
     build_config,
     format_config,
     import_messages,
     resolve_interface,
 )
-from ortprep.export.triton_options import plan_options
-from ortprep.export.variant_selection import choose_variants
+from ortprep.export.options import plan_options
+from ortprep.export.placement import SourceBundle, place_files, read_source, try_model
+from ortprep.export.variant_selection import ExportRequest, choose_variants, describe_needs
+from ortprep.runtime.loading.variant_selection import PassedOver
 from ortprep.runtime.tensors.arrays import fit_feeds
 from ortprep.runtime.verification.golden import read_golden
 
-LAYOUT = "triton"
+EXPORT_FILE = "ortprep-export.json"
+EXPORT_SCHEMA_VERSION = "1.0"
 _VERSION = "1"
 _ORT_FORMAT = ".ort"
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """One variant of a bundle as a model of the repository.
+
+    Attributes:
+        name: Its name in the repository.
+        bundle: Name of the bundle's model.
+        variant: Name of the variant.
+        source_sha256: Digest of the model the bundle was prepared from.
+        prepared_with: Version of ONNX Runtime it was prepared with, "" if that is not recorded.
+        files: Its files in the export; bytes and digests are the bundle's.
+        carried: Recorded options that the export has, and where.
+        left_out: Recorded options and other properties that it does not have, and why.
+        needs: Requirements of the variant, which its server does not check.
+        trial: Result of running it here, in a sentence.
+    """
+
+    name: str
+    bundle: str
+    variant: str
+    source_sha256: str
+    prepared_with: str
+    files: tuple[FileEntry, ...]
+    carried: Mapping[str, str]
+    left_out: Mapping[str, str]
+    needs: tuple[str, ...]
+    trial: str
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """Models that an export wrote, and variants that it did not take.
+
+    Attributes:
+        path: Folder of the repository.
+        models: The new models in it.
+        passed_over: Variants that were not taken, and why.
+    """
+
+    path: Path
+    models: tuple[ExportedModel, ...]
+    passed_over: tuple[PassedOver, ...] = ()
 
 
 def export_triton(
@@ -61,7 +102,7 @@ def export_triton(
     """
     request = request or ExportRequest()
     import_messages()
-    repository = resolve_destination(repository, bundles)
+    repository = _resolve_destination(repository, bundles)
     sources = [read_source(bundle) for bundle in bundles]
     choices = [choose_variants(source.config, request) for source in sources]
     named = [
@@ -72,9 +113,7 @@ def export_triton(
     if twice := [name for name, count in names.items() if count > 1]:
         raise ExportError(f"two models with the same name\n  expected one each, got {', '.join(twice)} twice")
     for name in names:
-        if (repository / name).is_symlink():
-            raise ExportError(f"will not replace a link: {repository / name}", hint="remove it yourself")
-        check_replaceable(repository / name, layout=LAYOUT)
+        _check_replaceable(repository / name)
     exported = [
         _export(source, variant, repository / name, request)
         for source, models in zip(sources, named, strict=True)
@@ -100,10 +139,12 @@ def _export(
 ) -> ExportedModel:
     """Writes one model: its files, which are tried, its warm-up, its configuration and the record."""
     options = plan_options(variant, onnxruntime=request.onnxruntime)
+    left_out = dict(options.left_out)
     model_file, folder = _plan_layout(variant)
     feeds, answers = read_golden(golden_of(source.config, variant), source.root)
     with new_folder(destination) as place:
-        exported, trial = place_variant(source, variant, place, folder, model_file, options)
+        files = place_files(source, variant, place, folder, model_file)
+        trial = try_model(source.root, variant, options, place / folder / model_file)
 
         shapes = {name: one.shape for name, one in answers.items()}
         shapes |= {name: array.shape for name, array in feeds.items()}
@@ -113,15 +154,31 @@ def _export(
         halves = [one.name for one in interface[0] if one.dtype == "float16"]
         warm_up = add_warm_up(config, fit_feeds(feeds, halves))
         if isinstance(warm_up, str):
-            exported = replace(exported, left_out={**exported.left_out, "warm-up": warm_up})
+            left_out["warm-up"] = warm_up
         else:
             (place / "warmup").mkdir()
             for name, data in warm_up.items():
                 (place / "warmup" / name).write_bytes(data)
-
         (place / "config.pbtxt").write_text(format_config(config), encoding="utf-8")
-        exported = replace(exported, name=destination.name)
-        write_export_record(place, LAYOUT, [exported])
+
+        exported = ExportedModel(
+            name=destination.name,
+            bundle=source.config.name,
+            variant=variant.name,
+            source_sha256=source.manifest.source.sha256,
+            prepared_with=str(source.manifest.environment.get("onnxruntime", "")),
+            files=files,
+            carried={str(option): str(where) for option, where in options.places.items()},
+            left_out=left_out,
+            needs=tuple(describe_needs(variant)),
+            trial=str(trial),
+        )
+        record = {
+            "schema_version": EXPORT_SCHEMA_VERSION,
+            "pipeline_version": ortprep.__version__,
+            "model": encode(exported),
+        }
+        write_json_atomic(place / EXPORT_FILE, record)
     return exported
 
 
@@ -140,3 +197,34 @@ def _plan_layout(variant: Variant) -> tuple[str, str]:
         )
     model_file = f"model{_ORT_FORMAT}" if suffix == _ORT_FORMAT else "model.onnx"
     return model_file, _VERSION if is_alone else f"{_VERSION}/{model_file}"
+
+
+def _resolve_destination(out: Path, bundles: Sequence[Path]) -> Path:
+    """Returns the folder of an export, links followed; raises if it is a file or inside a bundle."""
+    place = Path(os.path.realpath(out))
+    for bundle in bundles:
+        if place.is_relative_to(os.path.realpath(bundle)):
+            raise ExportError(
+                f"will not export into a bundle\n  expected a folder outside {bundle}, got {out}",
+                hint="choose another --out",
+            )
+    if place.exists() and not place.is_dir():
+        raise ExportError(
+            f"will not overwrite {out}\n  expected a folder, got a file", hint="choose another --out"
+        )
+    return place
+
+
+def _check_replaceable(folder: Path) -> None:
+    """Raises unless a folder is absent, empty, or marked by its record as an export."""
+    if folder.is_symlink():
+        raise ExportError(f"will not replace a link: {folder}", hint="remove it yourself")
+    if not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    try:
+        read_json(folder / EXPORT_FILE)
+    except BundleError:
+        raise ExportError(
+            f"will not overwrite {folder}\n  expected no such folder, or an export of ortprep",
+            hint="choose another --out, or remove it yourself",
+        ) from None

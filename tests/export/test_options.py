@@ -1,9 +1,8 @@
-"""Which recorded options Triton's backend and a model package have, where, and what is said of the rest."""
+"""Which recorded options Triton's backend takes, where, and why it does not take the others."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -12,22 +11,17 @@ from tritonclient.grpc import model_config_pb2 as messages
 from ortprep.bundle.loader_config import FirstPhase, TensorSpec, Variant
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.errors import ExportError
-from ortprep.export import ort_package
-from ortprep.export import triton_options as triton
-from ortprep.export.option_mapping import MappedOptions, recorded_options
-from ortprep.export.result import ExportRequest
-from ortprep.export.triton_config import build_config
-from tests.export.builders import CUDA, any_variant, make_variant
+from ortprep.export.model_config import build_config
+from ortprep.export.options import plan_options, recorded_options
+from ortprep.export.variant_selection import ExportRequest
+from tests.export.builders import any_variant, make_variant
 from tests.export.fakes import LEVELS, cuda_options, session_options
-
-LAYOUTS = pytest.mark.parametrize("plan", [triton.plan_options, ort_package.plan_options])
-Plan = Callable[[Variant], MappedOptions]
 
 
 def config_of(variant: Variant) -> messages.ModelConfig:
     """Returns the model configuration of a variant with one input and output."""
     tensors = (TensorSpec("x", "float32", ("n", 3)),)
-    options = triton.plan_options(variant)
+    options = plan_options(variant)
     return build_config("m", "model.onnx", (tensors, tensors), options, ExportRequest())
 
 
@@ -36,28 +30,16 @@ def with_first_phase(variant: Variant) -> Variant:
     return dataclasses.replace(variant, first_phase=first, io_binding=True)
 
 
-@LAYOUTS
-@given(variant=any_variant)
-def test_every_recorded_option_is_in_the_export_or_in_the_list(plan, variant):
-    options = plan(variant)
-    assert sorted([*options.carried, *options.left_out]) == sorted(map(str, recorded_options(variant)))
-
-
-@LAYOUTS
-@given(variant=any_variant)
-def test_what_is_carried_is_written_and_nothing_else(plan, variant):
-    options = plan(variant)
-    written = {
-        f"{section}.{key}={value}"
-        for section, values in options.sections.items()
-        for key, value in values.items()
-    }
-    assert written == set(options.carried.values())
+@given(any_variant)
+def test_every_recorded_option_is_in_the_export_or_in_the_list(variant):
+    options = plan_options(variant)
+    recorded = sorted(map(str, recorded_options(variant)))
+    assert sorted([*map(str, options.places), *options.left_out]) == recorded
 
 
 @given(any_variant)
 def test_what_is_carried_is_what_triton_s_backend_makes_of_the_configuration(variant):
-    options, config = triton.plan_options(variant), config_of(variant)
+    options, config = plan_options(variant), config_of(variant)
     session = session_options(config)
     for name, value in options.session_options.attributes.items():
         actual = getattr(session, name)
@@ -68,12 +50,6 @@ def test_what_is_carried_is_what_triton_s_backend_makes_of_the_configuration(var
     for name, text in options.providers[0].options.items():
         if name != "device_id":
             assert given_cuda[name] == text
-
-
-@given(any_variant)
-def test_nothing_that_a_package_refuses_is_written(variant):
-    written = ort_package.plan_options(variant).section("session_options")
-    assert not written.keys() & (ort_package.FORBIDDEN | ort_package.PATHS)
 
 
 @pytest.mark.parametrize(
@@ -87,14 +63,8 @@ def test_a_level_is_carried_as_the_backend_numbers_it(level, expected):
 def test_a_level_the_backend_lacks_is_left_out_and_said():
     variant = make_variant("ORT_ENABLE_LAYOUT")
     assert config_of(variant).optimization.graph.level == 0
-    (reason,) = triton.plan_options(variant).left_out.values()
+    (reason,) = plan_options(variant).left_out.values()
     assert "every optimisation" in reason
-
-
-def test_a_package_spells_a_level_as_the_c_interface_takes_it():
-    for level, expected in (("ORT_DISABLE_ALL", "disable_all"), ("ORT_ENABLE_LAYOUT", "enable_layout")):
-        written = ort_package.plan_options(make_variant(level)).section("session_options")
-        assert written == {"session.graph_optimization_level": expected}
 
 
 def test_options_of_cuda_that_parameters_overrule_go_to_parameters():
@@ -108,14 +78,14 @@ def test_options_of_cuda_that_parameters_overrule_go_to_parameters():
 
 def test_a_cuda_option_the_server_s_version_lacks_and_a_cuda_graph_are_left_out():
     variant = make_variant(cuda={"enable_cudnn": "0"})
-    assert triton.plan_options(variant, onnxruntime="1.31.1").section("cuda") == {"enable_cudnn": "0"}
+    assert plan_options(variant, onnxruntime="1.31.1").section("cuda") == {"enable_cudnn": "0"}
     graph = make_variant(cuda={"enable_cuda_graph": "1"})
     for one, version, expected in (
         (variant, None, "1.30"),
         (variant, "1.28.0", "1.30"),
         (graph, "1.31.1", "other memory"),
     ):
-        options = triton.plan_options(one, onnxruntime=version)
+        options = plan_options(one, onnxruntime=version)
         assert options.section("cuda") == {}
         (reason,) = options.left_out.values()
         assert expected in reason
@@ -126,20 +96,12 @@ def test_a_device_becomes_the_gpu_of_the_instances():
     assert (group.kind, list(group.gpus)) == (messages.ModelInstanceGroup.KIND_GPU, [3])
 
 
-def test_options_of_the_preferred_provider_are_the_package_s():
-    cuda = {"use_tf32": "0", "enable_cuda_graph": "1"}
-    options = ort_package.plan_options(make_variant(cuda=cuda))
-    assert options.section("provider_options") == cuda
-    assert [one.name for one in options.providers] == [CUDA, "CPUExecutionProvider"]
-
-
 def test_triton_refuses_another_provider():
     other = dataclasses.replace(make_variant(), providers=(ProviderRecord("QNNExecutionProvider"),))
     with pytest.raises(ExportError, match="QNNExecutionProvider"):
-        triton.plan_options(other)
+        plan_options(other)
 
 
 def test_first_phase_and_binding_are_in_the_list():
     variant = with_first_phase(make_variant())
-    assert [*triton.plan_options(variant).left_out] == ["first phase", "io_binding"]
-    assert [*ort_package.plan_options(variant).left_out] == ["first phase"]
+    assert [*plan_options(variant).left_out] == ["first phase", "io_binding"]
