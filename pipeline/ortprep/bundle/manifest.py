@@ -96,6 +96,7 @@ class OutputError:
         worst_expected: The reference there.
         worst_got: The candidate there.
         ratio: The element's difference divided by its tolerance; above 1 is a failure.
+        largest: Largest magnitude of a reference of floats; 0 for other types.
     """
 
     output: str
@@ -106,6 +107,7 @@ class OutputError:
     worst_expected: float
     worst_got: float
     ratio: float
+    largest: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from typing import Any
 from ortprep.bundle.loader_config import TensorSpec
 from ortprep.init.input_search import Feed
 from ortprep.init.trial_run import InitTrial
-from ortprep.spec.models import VerifySpec
 from ortprep.spec.reading import OPEN_QUESTION
 
 _WIDTH = 110
@@ -21,7 +20,6 @@ _WORDS = frozenset(("null", "true", "false"))
 _TRIALS = 40
 _MIN_BUDGET_S, _MAX_BUDGET_S = 60, 900
 _PROCESS_S = 1.0
-_TOLERANCE_ROOM = 3.0
 _PRECISION = (
     "Precision: that of the model. Lower precision changes answers, so you must ask for it: "
     "`convert: {precision: int8, ladder: [int8, fp32]}` tries int8 behind an accuracy gate."
@@ -76,8 +74,6 @@ def write_spec_text(
     for key, section in proposed.items():
         if key not in sections and key not in defaults:
             lines += section
-    if "verify" not in sections:
-        lines += _tolerances(trial.noise)
     lines += [f"{_scalar(key)}: {_flow(value)}" for key, value in sections.items()]
     return "\n".join([*lines, ""])
 
@@ -119,29 +115,6 @@ def _budget(trial: InitTrial) -> str:
     budget = min(max(math.ceil(_TRIALS * trial_s / 30) * 30, _MIN_BUDGET_S), _MAX_BUDGET_S)
     count = max(1, int(budget / trial_s))
     return f"tune: {{runs_per_load: 1000, budget_s: {budget}}}  # about {count} plans at {trial_s:.1f} s each"
-
-
-def _tolerances(noise: Mapping[str, float]) -> Iterator[str]:
-    """Yields a tolerance for each output that ONNX Runtime's own optimisation moves."""
-    if noise:
-        yield from comment(
-            "ONNX Runtime's own optimisation changes these outputs by "
-            + ", ".join(f"{one:.2g}" for one in noise.values())
-            + ", close to or beyond the usual tolerance, so they get three times that."
-        )
-        outputs = {
-            output: {"rtol": VerifySpec().rtol, "atol": _round_up(_TOLERANCE_ROOM * one)}
-            for output, one in noise.items()
-        }
-        yield f"verify: {_flow({'outputs': outputs})}"
-
-
-def _round_up(value: float) -> float:
-    """Returns a number of one digit that is not smaller; the usual tolerance for 0."""
-    if value <= 0:
-        return VerifySpec().atol
-    step = 10.0 ** math.floor(math.log10(value))
-    return float(f"{math.ceil(value / step) * step:.6g}")
 
 
 def _scalar(text: str) -> str:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ortprep.bundle.loader_config import Tolerance
 from ortprep.bundle.model_facts import ModelFacts, ModelInterface
 from ortprep.children.child import run_child
 from ortprep.errors import ChildError, LoadError, PipelineError, SourceError, SpecError
@@ -31,7 +30,6 @@ from ortprep.runtime.loading.session import (
 from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.runtime.tensors.arrays import run_session
 from ortprep.runtime.tensors.element_types import Array
-from ortprep.runtime.verification.compare import compare_output
 from ortprep.spec.fields import MAX_DIMENSION
 from ortprep.spec.models import VerifySpec
 from ortprep.stages.core.fallback import plain_refusal
@@ -45,8 +43,6 @@ _MAX_ERROR = 600
 _MAX_TRIED = 12
 _MEMORY_SHARE = 0.75
 _MAX_ELEMENTS = 2**24
-_NEAR_TOLERANCE = 0.5
-_MAX_RELATIVE_NOISE = 0.1
 _NOT_FINITE = "Some answers are not finite numbers: other ranges may suit the model better."
 _NOT_REPEATABLE = "The model draws random numbers: two runs differ, so answers cannot be verified."
 
@@ -65,8 +61,6 @@ class InitTrial:
         attempts: Number of runs.
         load_s: Seconds that making the session took, without optimisation.
         run_s: Seconds of one run, without optimisation; 0 if it did not run.
-        noise: Distance by which ONNX Runtime's own optimisation moves those outputs that need a tolerance of
-            their own.
         onnxruntime: Version that ran it.
     """
 
@@ -79,7 +73,6 @@ class InitTrial:
     attempts: int
     load_s: float
     run_s: float
-    noise: Mapping[str, float]
     onnxruntime: str
 
 
@@ -140,13 +133,11 @@ def run_trial(request: TrialRequest) -> InitTrial:
     load_s = time.perf_counter() - started
     search = InputSearch(facts, request.observed, model.run)
     best = search.find()
-    run_s, noise = 0.0, {}
+    run_s = 0.0
     if not best.result.error:
         started = time.perf_counter()
-        answers = run_session(model.session, model.draw(best.feeds))
+        run_session(model.session, model.draw(best.feeds))
         run_s = time.perf_counter() - started
-        if not best.result.doubt:
-            noise = model.measure_noise(best.feeds, answers)
     failed = [one.feeds for one in search.attempts if one.result.error][:_MAX_TRIED]
     return InitTrial(
         facts=facts.model,
@@ -158,7 +149,6 @@ def run_trial(request: TrialRequest) -> InitTrial:
         attempts=len(search.attempts),
         load_s=load_s,
         run_s=run_s,
-        noise=noise,
         onnxruntime=onnxruntime.__version__,
     )
 
@@ -223,24 +213,6 @@ class _TrialModel:
         if not all(one.dtype.kind not in "fc" or np.isfinite(one).all() for one in first.values()):
             return RunResult(doubt=_NOT_FINITE)
         return RunResult(doubt="" if all(map(_is_same, first.values(), second.values())) else _NOT_REPEATABLE)
-
-    def measure_noise(self, feeds: Mapping[str, Feed], expected: Mapping[str, Array]) -> dict[str, float]:
-        """Returns how far ONNX Runtime's own optimisation moves outputs, where they come near the tolerance.
-
-        A difference that is not small beside the values of the output is left to `verify`, which refuses it.
-        """
-        try:
-            got = run_session(_open(self._path, "ORT_ENABLE_ALL"), self.draw(feeds))
-        except _refusals():
-            return {}
-        usual = Tolerance(VerifySpec().rtol, VerifySpec().atol)
-        noise = {}
-        for name, array in expected.items():
-            compared = compare_output(array, got[name], usual, name=name)
-            is_noisy = array.dtype.kind == "f" and array.size > 0 and not compared.ratio <= _NEAR_TOLERANCE
-            if is_noisy and compared.max_abs <= _MAX_RELATIVE_NOISE * float(np.nanmax(np.abs(array))):
-                noise[name] = compared.max_abs
-        return noise
 
     def draw(self, feeds: Mapping[str, Feed]) -> dict[str, Array]:
         """Returns the seeded arrays that a build draws for such a spec."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 from ortprep.bundle.loader_config import Tolerance
+from ortprep.bundle.manifest import OutputError
 from ortprep.spec.conversion import ConvertSpec
 from ortprep.spec.fields import (
     Glob,
@@ -96,6 +97,15 @@ class InputSpec(SpecSection):
         return self
 
 
+DEFAULT_TOLERANCE = Tolerance(1e-3, 1e-5)
+
+NOISE_MARGIN = 2.0
+"""How many times the noise floor a difference may be and still be called noise."""
+
+MOST_NOISE = 0.01
+"""The largest noise floor, relative to the output's largest value, that still looks like rounding."""
+
+
 class ToleranceSpec(SpecSection):
     """Tolerance of one output."""
 
@@ -106,22 +116,32 @@ class ToleranceSpec(SpecSection):
 class VerifySpec(SpecSection):
     """Tolerance of a prepared model's answers: |got − expected| ≤ atol + rtol · |expected|."""
 
-    rtol: NotNegative = Field(default=1e-3, description="Relative tolerance.")
-    atol: NotNegative = Field(default=1e-5, description="Absolute tolerance.")
+    rtol: NotNegative | None = Field(default=None, description="Relative tolerance; 1e-3 if not given.")
+    atol: NotNegative | None = Field(
+        default=None,
+        description="Absolute tolerance; if neither is given, 1e-5, or twice what ONNX Runtime's own "
+        "optimisation of the source changes, if that is more and still looks like rounding.",
+    )
     seed: int = Field(default=0, ge=0, le=2**32 - 1, description="Seed of the generated inputs.")
     outputs: Mapping[str, ToleranceSpec] = Field(
         default_factory=dict, description="Tolerances by output name."
     )
 
-    def tolerances(self) -> dict[str, Tolerance]:
-        """Returns the tolerances by output, "" for outputs without their own."""
-        own = {name: Tolerance(tolerance.rtol, tolerance.atol) for name, tolerance in self.outputs.items()}
-        return {"": Tolerance(self.rtol, self.atol), **own}
+    def tolerances(self, noise_floor: Iterable[OutputError] = ()) -> dict[str, Tolerance]:
+        """Returns the tolerances by output, "" for outputs without their own.
 
-    def tolerance_of(self, output: str) -> Tolerance:
-        """Returns an output's tolerance."""
-        tolerances = self.tolerances()
-        return tolerances.get(output, tolerances[""])
+        Args:
+            noise_floor: How far ONNX Runtime's own optimisation moves each output of the source: what plain
+                ONNX Runtime answers. A tolerance that the spec sets is not widened by it.
+        """
+        rtol = DEFAULT_TOLERANCE.rtol if self.rtol is None else self.rtol
+        atol = DEFAULT_TOLERANCE.atol if self.atol is None else self.atol
+        tolerances = {"": Tolerance(rtol, atol)}
+        if self.rtol is None and self.atol is None:
+            for noise in noise_floor:
+                if NOISE_MARGIN * noise.ratio > 1 and noise.max_abs <= MOST_NOISE * noise.largest:
+                    tolerances[noise.output] = Tolerance(rtol, max(atol, NOISE_MARGIN * noise.max_abs))
+        return tolerances | {name: Tolerance(own.rtol, own.atol) for name, own in self.outputs.items()}
 
 
 class OptimizeSpec(SpecSection):

@@ -281,6 +281,24 @@ def test_a_tolerance_below_the_noise_floor_is_called_too_tight_for_noise_alone(b
     assert expected in str(caught.value.hint)
 
 
+@pytest.mark.parametrize("is_noise", [True, False])
+def test_twice_the_noise_floor_is_tolerated_unless_the_spec_sets_a_tolerance(build, is_noise):
+    source = changed(normalized_conv(), lambda graph: set_weights(graph.initializer[0], 1e4))
+    if is_noise:
+        optimise(models.write_model(source, build.root / "inline.onnx"), build.candidate)
+    else:
+        broken = changed(source, lambda graph: set_weight(graph.initializer[0], 7.0))
+        models.write_external_model(broken, build.candidate)
+    many = {"inputs": {"image": {"shapes": [[64, 3, 16, 16]]}}}
+    if is_noise:
+        record = build.verify(source, **many).record
+        assert record.noise_floor[0].ratio > 1 > record.errors[0].ratio
+        assert "atol" in build.said[-1]
+        build.folder.rename(build.root / "first")
+    with pytest.raises(VerificationError):
+        build.verify(source, verify={"rtol": 1e-3} if is_noise else {}, **many)
+
+
 def test_an_output_may_have_a_tolerance_of_its_own(build):
     source = two_outputs()
     candidate = changed(source, lambda graph: set_weight(graph.initializer[1], 0.001))
@@ -372,6 +390,10 @@ def set_weight(tensor: onnx.TensorProto, value: float) -> None:
     values = onnx.numpy_helper.to_array(tensor).copy()
     values.flat[0] = value
     tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+
+
+def set_weights(tensor: onnx.TensorProto, factor: float) -> None:
+    tensor.CopyFrom(models.tensor(tensor.name, onnx.numpy_helper.to_array(tensor) * np.float32(factor)))
 
 
 def normalized_conv() -> onnx.ModelProto:

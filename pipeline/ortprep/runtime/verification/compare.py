@@ -49,6 +49,7 @@ class OutputComparison:
         reason: What is wrong, in a phrase; "" if nothing is.
         max_abs: Largest absolute difference of elements that are finite on both sides.
         max_rel: Largest of these differences relative to a reference other than 0.
+        largest: Largest finite magnitude of a reference of floats or complex numbers; 0 for other types.
         worst_index: Index of the first wrong NaN or infinity, else of the largest difference, counted
             in units of its tolerance; () without elements and where types or shapes differ.
         expected: The reference there; None without such an element.
@@ -63,6 +64,7 @@ class OutputComparison:
     wrong: int = 0
     max_abs: float = 0.0
     max_rel: float = 0.0
+    largest: float = 0.0
     worst_index: tuple[int, ...] = ()
     expected: Element | None = None
     got: Element | None = None
@@ -77,6 +79,7 @@ class _Block:
     wrong: int
     max_abs: float
     max_rel: float
+    largest: float
     worst: int
     ratio: float
 
@@ -117,6 +120,7 @@ def compare_output(
             wrong=result.wrong + block.wrong,
             max_abs=max(result.max_abs, block.max_abs),
             max_rel=max(result.max_rel, block.max_rel),
+            largest=max(result.largest, block.largest),
         )
     return result
 
@@ -169,6 +173,7 @@ def _compare_floats(expected: Array, got: Array, tolerance: Tolerance) -> _Block
         absolute, magnitude = np.abs(right - left), np.abs(left)
         allowed = tolerance.atol + tolerance.rtol * magnitude
     block = _summarise(absolute, magnitude, allowed=allowed, wrong=absolute > allowed)
+    block = replace(block, largest=float(magnitude.max()))
     for reason, mask in ((_NAN, wrong_nan), (_INFINITY, wrong_infinity)):
         if mask.any():
             wrong = block.wrong + int(np.count_nonzero(wrong_nan | wrong_infinity))
@@ -198,6 +203,7 @@ def _summarise(
         wrong=count,
         max_abs=float(absolute.max()),
         max_rel=float(relative.max()),
+        largest=0.0,
         worst=worst,
         ratio=float(ratios[worst]),
     )

@@ -215,7 +215,7 @@ def place_golden(context: Context) -> Golden:
         OSError: The disk is full.
     """
     entry = _place_file(context, reference_variant(context.plan), GOLDEN_FILE, GOLDEN_FILE)
-    tolerances = context.spec.verify.tolerances()
+    tolerances = _tolerances(context)
     return Golden(entry, tolerances.pop(""), tolerances)
 
 
@@ -227,12 +227,19 @@ def _place_own_golden(context: Context, prepared: PreparedVariant) -> Golden:
     """
     name = prepared.plan.name
     entry = _place_file(context, name, OWN_GOLDEN_FILE, f"{name}/{GOLDEN_FILE}")
-    tolerances = context.spec.verify.tolerances()
+    tolerances = _tolerances(context)
     if prepared.plan.has_own_precision:
         for accuracy in prepared.record.accuracy:
-            own = context.spec.verify.tolerance_of(accuracy.output)
+            own = tolerances.get(accuracy.output, tolerances[""])
             tolerances[accuracy.output] = Tolerance(own.rtol, max(own.atol, accuracy.max_abs))
     return Golden(entry, tolerances.pop(""), tolerances)
+
+
+def _tolerances(context: Context) -> dict[str, Tolerance]:
+    """Returns what `verify` tolerated, by output."""
+    owner = TaskId("verify", reference_variant(context.plan))
+    verified = decode(VerifyResult, context.upstream[owner].result)
+    return context.spec.verify.tolerances(verified.record.noise_floor)
 
 
 def _place_file(context: Context, variant: str, file: str, name: str) -> FileEntry:

@@ -126,7 +126,7 @@ class SearchContext:
             steady_s=self.tune.steady_s,
             io_binding=variant.io_binding,
             checks=self.checks,
-            tolerances=spec.verify.tolerances(),
+            tolerances=spec.verify.tolerances(self.reference.noise),
             gate=convert_section(spec).thresholds(of_all=False) if is_gated else None,
         )
         memory_bytes = None if self.context.target == "cuda" else available_bytes()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.answers import Answers, read_answer, write_answers
 from ortprep.errors import ChildTimeoutError, ResourceError
 from ortprep.runtime.verification.compare import Element, OutputComparison, compare_output
-from ortprep.spec.models import ModelSpec
+from ortprep.spec.models import NOISE_MARGIN
 from ortprep.stages.core.contract import Context
 from ortprep.stages.core.inputs.samples import Sample
 
@@ -39,9 +39,9 @@ def run_samples(context: Context, plan: SessionPlan, samples: Sequence[Sample], 
 
 
 def judge(
-    spec: ModelSpec, samples: Sequence[Sample], *, expected: Answers, got: Answers
+    tolerances: Mapping[str, Tolerance], samples: Sequence[Sample], *, expected: Answers, got: Answers
 ) -> Iterator[SampleComparison]:
-    """Yields every output of every sample, compared.
+    """Yields every output of every sample, compared within its tolerance, that of "" if it has none.
 
     Raises:
         StageError: An answer's file is gone or damaged.
@@ -49,7 +49,7 @@ def judge(
     for sample, left, right in zip(samples, expected.samples, got.samples, strict=True):
         for reference, candidate in zip(left, right, strict=True):
             name = reference.output
-            tolerance = spec.verify.tolerance_of(name)
+            tolerance = tolerances.get(name, tolerances[""])
             comparison = compare_output(read_answer(reference), read_answer(candidate), tolerance, name=name)
             yield SampleComparison(sample.shapes, tolerance, comparison)
 
@@ -87,6 +87,7 @@ def build_errors(judged: Iterable[SampleComparison]) -> tuple[OutputError, ...]:
                 shapes=worst.shapes,
                 max_abs=_finite(max(item.comparison.max_abs for item in items)),
                 max_rel=_finite(max(item.comparison.max_rel for item in items)),
+                largest=_finite(max(item.comparison.largest for item in items)),
                 worst_index=worst.comparison.worst_index,
                 worst_expected=_finite(worst.comparison.expected),
                 worst_got=_finite(worst.comparison.got),
@@ -136,10 +137,6 @@ def _show(element: Element | None) -> str:
     return f"{element:.8g}" if isinstance(element, float | complex) else repr(element)
 
 
-_NOISE_MARGIN = 2.0
-"""How far above the noise floor a difference may be and still be called noise."""
-
-
 def suggest(worst: SampleComparison, noise: OutputError | None, *, in_tf32: bool) -> str:
     """Returns what a user can do about a failure.
 
@@ -150,8 +147,8 @@ def suggest(worst: SampleComparison, noise: OutputError | None, *, in_tf32: bool
     """
     ratio = worst.comparison.ratio
     # A record's ratio is never infinite: a wrong NaN is written as the largest number there is.
-    if noise is not None and 1 < noise.ratio < sys.float_info.max and ratio <= _NOISE_MARGIN * noise.ratio:
-        room = _NOISE_MARGIN * noise.ratio
+    if noise is not None and 1 < noise.ratio < sys.float_info.max and ratio <= NOISE_MARGIN * noise.ratio:
+        room = NOISE_MARGIN * noise.ratio
         rtol, atol = worst.tolerance.rtol * room, worst.tolerance.atol * room
         return (
             "ONNX Runtime's own optimisation of the source is outside this tolerance too; if its answers "

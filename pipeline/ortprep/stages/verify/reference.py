@@ -136,9 +136,10 @@ def _measure_noise(
 ) -> tuple[OutputError, ...]:
     """Compares the fully optimised source with the source itself; none if it does not run."""
     context.say("noise floor")
+    tolerances = context.spec.verify.tolerances()
     try:
         optimised = run_samples(context, default_plan(model, CPU), samples, scratch / "noise")
-        return build_errors(tuple(judge(context.spec, samples, expected=answers, got=optimised)))
+        return build_errors(tuple(judge(tolerances, samples, expected=answers, got=optimised)))
     except PipelineError as error:
         context.say(f"no noise floor: {error.message}")
         return ()
