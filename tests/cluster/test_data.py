@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from ortprep.bundle.loader_config import TensorSpec, read_loader_config, write_loader_config
 from ortprep.bundle.session_record import ProviderRecord
 from ortprep.cluster import OnnxPredictor
-from ortprep.cluster.data import Piece, cut, find_fixed_size, join, plan_pieces
+from ortprep.cluster.data import Piece, cut, find_batch_sizes, plan_pieces
 from ortprep.errors import InvalidRequestError, LoadError, PipelineError, PoolError, RunError
 from ortprep.runtime import load
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
@@ -259,50 +259,40 @@ sizes = st.lists(st.integers(1, 64), max_size=4)
 
 @given(st.integers(0, 300), sizes)
 def test_every_row_is_in_one_piece_and_in_order(count, lengths):
-    pieces = plan_pieces(count, lengths)
+    pieces = list(plan_pieces(count, lengths))
     assert [row for piece in pieces for row in range(piece.start, piece.stop)] == list(range(count))
-    assert all(piece.stop - piece.start <= piece.size for piece in pieces)
-
-
-@given(st.integers(1, 300), sizes.filter(bool))
-def test_a_padded_batch_has_one_of_the_lengths_and_only_the_last_is_padded(count, lengths):
-    pieces = plan_pieces(count, lengths)
-    assert {piece.size for piece in pieces} <= set(lengths)
+    assert {piece.size for piece in pieces} <= set(lengths or [count])
     assert all(piece.stop - piece.start == piece.size for piece in pieces[:-1])
 
 
-def test_padding_is_less_than_half_where_a_smaller_length_is_there():
-    assert plan_pieces(9, (1, 8, 32)) == (Piece(0, 8, 8), Piece(8, 9, 1))
-    assert plan_pieces(20, (1, 8, 32)) == (Piece(0, 20, 32),)
-    assert plan_pieces(3, (8,)) == (Piece(0, 3, 8),)
-    assert plan_pieces(11, ()) == (Piece(0, 11, 11),)
-
-
 @given(st.integers(1, 40), sizes)
-def test_what_is_cut_and_joined_is_what_it_was(count, lengths):
+def test_what_is_cut_is_what_it_was_and_padding_repeats_the_last_row(count, lengths):
     rows = np.arange(count * 2).reshape(count, 2)
-    pieces = plan_pieces(count, lengths)
-    parts = [(piece, cut(rows, piece)) for piece in pieces]
-    assert all(len(part) == piece.size for piece, part in parts)
-    assert (join(parts, output="y", model="net") == rows).all()
+    pieces = list(plan_pieces(count, lengths))
+    parts = [cut(rows, piece) for piece in pieces]
+    assert [len(part) for part in parts] == [piece.size for piece in pieces]
+    joined = np.concatenate(parts)
+    assert (joined[:count] == rows).all()
+    assert (joined[count:] == rows[-1]).all()
 
 
-def test_padding_repeats_the_last_row():
-    assert cut(np.array([1, 2, 3]), Piece(1, 3, 5)).tolist() == [2, 3, 3, 3, 3]
+def test_the_remainder_goes_in_the_smallest_batch_that_takes_it():
+    assert list(plan_pieces(41, (1, 8, 32))) == [Piece(0, 32, 32), Piece(32, 41, 32)]
+    assert list(plan_pieces(37, (1, 8, 32))) == [Piece(0, 32, 32), Piece(32, 37, 8)]
+    assert list(plan_pieces(11, ())) == [Piece(0, 11, 11)]
 
 
-def test_an_answer_without_a_row_for_every_row_is_refused():
-    for wrong in (np.float32(1), np.ones((2, 4))):
-        with pytest.raises(PoolError, match="output 'y' of net does not have one row per input row"):
-            join([(Piece(0, 3, 3), np.asarray(wrong))], output="y", model="net")
-
-
-def test_the_length_that_a_model_fixes_is_found():
-    free, fixed = TensorSpec("a", "float32", ("n", 3)), TensorSpec("b", "float32", (4, 3))
-    assert find_fixed_size([free]) is None
-    assert find_fixed_size([free, fixed]) == 4
-    with pytest.raises(PoolError, match="different fixed batch sizes"):
-        find_fixed_size([fixed, TensorSpec("c", "float32", (5,))])
-    with pytest.raises(PoolError, match="'k' has no axis for rows"):
-        find_fixed_size([fixed, TensorSpec("k", "int64", ())])
-    assert find_fixed_size([fixed, TensorSpec("k", "int64", ())], constant=["k"]) == 4
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"b": (4, 3), "c": (5,)}, "different fixed batch sizes"),
+        ({"b": (4, 3), "k": ()}, "'k' has no axis for rows"),
+    ],
+)
+def test_inputs_without_a_common_length_of_batches_are_refused(net, inputs, message):
+    config = read_loader_config(net)
+    tensors = tuple(TensorSpec(name, "float32", shape) for name, shape in inputs.items())
+    with pytest.raises(PoolError, match=message):
+        find_batch_sizes(dataclasses.replace(config, inputs=tensors), ())
+    *_, last = inputs
+    assert find_batch_sizes(dataclasses.replace(config, inputs=tensors), (last,)) == (4,)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ortprep.bundle.loader_config import LoaderConfig, TensorSpec, golden_of
+from ortprep.bundle.loader_config import LoaderConfig, golden_of
 from ortprep.cluster.device import prepare_device, reserved_cpus
 from ortprep.errors import InvalidRequestError, PoolError
 from ortprep.runtime.loading.load_options import check_choice
@@ -32,62 +32,46 @@ class Piece(NamedTuple):
     size: int
 
 
-def plan_pieces(count: int, sizes: Sequence[int]) -> tuple[Piece, ...]:
-    """Returns how rows are cut into batches.
-
-    As many as fit go in batches of the largest size. The remainder goes in one of the smallest size that
-    takes all of it, unless more than half of that would be padding: then a smaller one is filled first.
+def plan_pieces(count: int, sizes: Sequence[int]) -> Iterator[Piece]:
+    """Yields how rows are cut into batches: the largest size, then the smallest that takes the remainder.
 
     Args:
         count: Number of rows.
         sizes: Lengths of batches that the model was prepared for; none for any.
     """
-    lengths, pieces, start = set(sizes) or {count}, [], 0
-    while start < count:
-        left = count - start
-        filled = max((size for size in lengths if size <= left), default=0)
-        padded = min((size for size in lengths if size >= left), default=0)
-        size = filled if not padded or (filled and padded > 2 * left) else padded
-        pieces.append(Piece(start, min(count, start + size), size))
-        start += size
-    return tuple(pieces)
+    lengths = sizes or (max(1, count),)
+    for start in range(0, count, max(lengths)):
+        stop = min(count, start + max(lengths))
+        yield Piece(start, stop, min(size for size in lengths if size >= stop - start))
 
 
-def find_fixed_size(inputs: Sequence[TensorSpec], *, constant: Iterable[str] = ()) -> int | None:
-    """Returns the length of a batch that a model fixes, None where it takes any.
+def find_batch_sizes(config: LoaderConfig, constants: Iterable[str]) -> tuple[int, ...]:
+    """Returns the lengths of batches that a model, or the opened buckets of its bundle, are for; () for any.
 
     Raises:
         PoolError: An input has no axis for rows, or two fix different lengths.
     """
-    sizes: dict[str, int] = {}
-    for tensor in inputs:
-        if tensor.name in constant or tensor.shape is None:
+    fixed: dict[str, int] = {}
+    free: set[str] = set()
+    for tensor in config.inputs:
+        if tensor.name in constants or tensor.shape is None:
             continue
         if not tensor.shape:
             raise PoolError(
                 f"input {tensor.name!r} has no axis for rows\n  expected one, got a scalar",
                 hint=f"OnnxPredictor(constants={{{tensor.name!r}: value}})",
             )
-        first = tensor.shape[0]
-        if isinstance(first, int):
-            sizes[tensor.name] = first
-    if len(set(sizes.values())) > 1:
+        if isinstance(tensor.shape[0], int):
+            fixed[tensor.name] = tensor.shape[0]
+        else:
+            free.add(tensor.shape[0] or f"{tensor.name}[0]")
+    if len(set(fixed.values())) > 1:
         raise PoolError(
-            f"inputs have different fixed batch sizes\n  expected one, got {sizes}",
+            f"inputs have different fixed batch sizes\n  expected one, got {fixed}",
             hint="OnnxPredictor(constants={INPUT: value}) for an input that is the same for every row",
         )
-    return next(iter(sizes.values()), None)
-
-
-def find_bucket_sizes(config: LoaderConfig) -> tuple[int, ...]:
-    """Returns the lengths of batches that the opened buckets of a bundle are there for, in order."""
-    names = {
-        tensor.shape[0] if isinstance(tensor.shape[0], str) else f"{tensor.name}[0]"
-        for tensor in config.inputs
-        if tensor.shape
-    }
-    sizes = {size for bucket in config.variants[1:] for name, size in bucket.binding.items() if name in names}
-    return tuple(sorted(sizes))
+    bindings = [item for bucket in config.variants[1:] for item in bucket.binding.items()]
+    return tuple(sorted(set(fixed.values()) or {size for name, size in bindings if name in free}))
 
 
 def cut(array: Array, piece: Piece) -> Array:
@@ -95,23 +79,6 @@ def cut(array: Array, piece: Piece) -> Array:
     rows = array[piece.start : piece.stop]
     missing = piece.size - len(rows)
     return rows if not missing else np.concatenate([rows, np.repeat(rows[-1:], missing, axis=0)])
-
-
-def join(parts: Sequence[tuple[Piece, Array]], *, output: str, model: str) -> Array:
-    """Returns the answers to some pieces as one column, without those to padding.
-
-    Raises:
-        PoolError: An answer does not have a row for every row.
-    """
-    for piece, part in parts:
-        if part.ndim == 0 or part.shape[0] != piece.size:
-            raise PoolError(
-                f"output {output!r} of {model} does not have one row per input row\n"
-                f"  expected {piece.size} along the first axis, got shape {list(part.shape)}",
-                hint=f"OnnxPredictor(outputs=…) without {output!r}",
-            )
-    trimmed = [part[: piece.stop - piece.start] for piece, part in parts]
-    return trimmed[0] if len(trimmed) == 1 else np.concatenate(trimmed)
 
 
 class OnnxPredictor:
@@ -125,23 +92,18 @@ class OnnxPredictor:
             num_gpus=1,
         )
 
-    It is made once in every actor: it opens the bundle with optimisation disabled on the device that Ray gave
-    the actor, and checks the golden sample. Where the model, or its shape buckets, are for batches of certain
-    lengths, rows are cut into those; the last batch is padded with copies of its last row, and the answers to
-    those are dropped. So rows must not depend on each other.
+    Every actor opens the bundle once, on the device that Ray gave it, and checks the golden sample. Where the
+    model, or its shape buckets, are for batches of certain lengths, rows are cut into those, and the last one
+    is padded with copies of its last row. So rows must not depend on each other.
 
     Args:
-        bundle: A bundle for `ortprep.runtime.load`, on every node. `pin_bundle` turns an alias into what it
-            names now, for all actors to have the same.
-        columns: The column that each input is taken from; inputs that are not named, from those of their
-            name.
-        outputs: Names of the outputs' columns; None for all, by their names. Outputs that are not named are
-            left out, as those without a row for every row must be.
-        constants: Inputs that are the same for every row, whole, as arrays of the model's types.
-        keep: Columns of the batch to be returned too; True for all but those that answers have the names of.
-        device: `auto` (the GPU that Ray gave the actor or task, or the CPU), `cpu` or `cuda`. In an actor
-            other GPUs are hidden from the process; elsewhere its environment is left alone.
-        load: Options for the bundle; without `threads`, with as many as processors are reserved.
+        bundle: A bundle for `ortprep.runtime.load`, on every node; see `pin_bundle`.
+        columns: Column of each input; by default the one of its name.
+        outputs: Names of the outputs to return, or the column of each; None for all, by their names.
+        constants: Inputs that are the same for every row, as arrays of the model's types.
+        keep: Columns to pass through; True for all but those that an output has the name of.
+        device: `auto` (the GPU that Ray gave the actor or task, or the CPU), `cpu` or `cuda`.
+        load: Options for the bundle; without `threads`, as many as processors are reserved.
 
     Raises:
         PipelineError: The bundle cannot be loaded here, as `load` raises it.
@@ -171,39 +133,31 @@ class OnnxPredictor:
         self._model = open_model(os.fspath(bundle), options, device_id=0 if on_gpu else None)
         self._name, self._signature = self._model.name, self._model.signature
         columns, constants = columns or {}, constants or {}
-        self._require("columns", columns, self._signature.inputs)
-        self._require("constants", constants, self._signature.inputs)
-        self._columns = {
-            name: columns.get(name, name) for name in self._signature.inputs if name not in constants
-        }
+        inputs, results = list(self._signature.inputs), list(self._signature.outputs)
+        chosen = results if outputs is None else outputs
+        renamed = chosen if isinstance(chosen, Mapping) else {name: name for name in chosen}
+        for argument, names, known in (
+            ("columns", columns, inputs),
+            ("constants", constants, inputs),
+            ("outputs", renamed, results),
+        ):
+            if unknown := [name for name in names if name not in known]:
+                raise PoolError(
+                    f"bad {argument}: {self._name} has no {unknown[0]!r}\n"
+                    f"  expected some of {', '.join(known)}"
+                )
+        self._columns = {name: columns.get(name, name) for name in inputs if name not in constants}
         if not self._columns:
             raise PoolError(
                 f"bad constants: {self._name} has no input left\n  expected at least one with a value per row"
             )
         self._constants = {name: array.copy() for name, array in self._check(constants).items()}
-        self._outputs = self._place_outputs(outputs)
-        self._keep = keep
-        fixed = find_fixed_size(self._model.config.inputs, constant=constants)
-        self.batch_sizes = find_bucket_sizes(self._model.config) if fixed is None else (fixed,)
-        """Lengths of batches that rows are cut into; none where they are run as they come."""
-
-    def _place_outputs(self, outputs: Mapping[str, str] | Sequence[str] | None) -> list[tuple[str, int]]:
-        """Returns the column and the position of every output that is returned."""
-        names = list(self._signature.outputs)
-        chosen = names if outputs is None else outputs
-        self._require("outputs", chosen, names)
-        renamed = chosen if isinstance(chosen, Mapping) else {name: name for name in chosen}
-        if len(set(renamed.values())) < len(renamed):
+        self._outputs = {column: results.index(name) for name, column in renamed.items()}
+        if len(self._outputs) < len(renamed):
             raise PoolError(f"bad outputs of {self._name}\n  expected a column for each, got {dict(renamed)}")
-        return [(column, names.index(name)) for name, column in renamed.items()]
-
-    def _require(self, argument: str, names: Iterable[str], known: Iterable[str]) -> None:
-        """Raises unless all names are those of the model's inputs or outputs."""
-        unknown = [name for name in names if name not in known]
-        if unknown:
-            raise PoolError(
-                f"bad {argument}: {self._name} has no {unknown[0]!r}\n  expected some of {', '.join(known)}"
-            )
+        self._keep = keep
+        self.batch_sizes = find_batch_sizes(self._model.config, constants)
+        """Lengths of batches that rows are cut into; none where they are run as they come."""
 
     def _check(self, arrays: Mapping[str, Any]) -> dict[str, Array]:
         """Returns arrays of some inputs in the model's types; raises InvalidRequestError for other types."""
@@ -248,20 +202,22 @@ class OnnxPredictor:
         return {**{name: batch[name] for name in kept if name not in answers}, **answers}
 
     def _run(self, arrays: Mapping[str, Array], count: int) -> dict[str, Array]:
-        """Returns the answers to some rows, by column."""
-        parts = []
+        """Returns the answers to some rows, by column, without those to padding."""
+        parts: dict[str, list[Array]] = {column: [] for column in self._outputs}
         for piece in plan_pieces(count, self.batch_sizes):
             feeds = {name: cut(array, piece) for name, array in arrays.items()} | self._constants
-            parts.append((piece, self._model.run([feeds[name] for name in self._signature.inputs])))
-        names = list(self._signature.outputs)
-        return {
-            column: join(
-                [(piece, answers[position]) for piece, answers in parts],
-                output=names[position],
-                model=self._name,
-            )
-            for column, position in self._outputs
-        }
+            answers = self._model.run([feeds[name] for name in self._signature.inputs])
+            for column, position in self._outputs.items():
+                answer = answers[position]
+                if answer.ndim == 0 or answer.shape[0] != piece.size:
+                    output = list(self._signature.outputs)[position]
+                    raise PoolError(
+                        f"output {output!r} of {self._name} does not have one row per input row\n"
+                        f"  expected {piece.size} along the first axis, got shape {list(answer.shape)}",
+                        hint=f"OnnxPredictor(outputs=…) without {output!r}",
+                    )
+                parts[column].append(answer[: piece.stop - piece.start])
+        return {column: rows[0] if len(rows) == 1 else np.concatenate(rows) for column, rows in parts.items()}
 
     @functools.cached_property
     def _empty(self) -> dict[str, Array]:
