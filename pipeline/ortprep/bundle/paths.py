@@ -14,9 +14,7 @@ NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 RECEIPT_FOLDER = ".registry"
 """Where a bundle that was pulled keeps where it is from; no session reads what is in it."""
 
-RECEIPT_FILES = frozenset(
-    f"{RECEIPT_FOLDER}/{name}" for name in ("pulled.json", "part.json", "provenance.json")
-)
+RECEIPT_FILES = frozenset(f"{RECEIPT_FOLDER}/{name}" for name in ("pulled.json", "part.json"))
 """All that may be in that folder."""
 
 MAX_NAME = 128

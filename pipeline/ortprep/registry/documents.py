@@ -33,9 +33,6 @@ MAX_DOCUMENT_BYTES = 4 * 1024 * 1024
 MAX_FILE_BYTES = 2**44
 """Largest file, in bytes, that a document may name."""
 
-PROVENANCE = f"{RECEIPT_FOLDER}/provenance.json"
-"""The file that a part adds to its bundle; it may have no other in that folder."""
-
 OCI = "org.opencontainers.image."
 OWN = "dev.ortprep."
 FULL_DIGEST = re.compile(r"(sha256:)?[0-9a-f]{64}")
@@ -387,9 +384,8 @@ def _check_paths(paths: list[PurePosixPath]) -> None:
     if len(files) != len(paths):
         raise IntegrityError("a path is listed twice in a part")
     for path in paths:
-        is_reserved = path.parts[0] == RECEIPT_FOLDER and str(path) != PROVENANCE
-        if is_reserved or not files.isdisjoint(path.parents):
+        if path.parts[0] == RECEIPT_FOLDER or not files.isdisjoint(path.parents):
             raise IntegrityError(
                 f"conflicting path: {str(path)!r} in a part\n"
-                f"  expected only ortprep's own in {RECEIPT_FOLDER}, and none below another file"
+                f"  expected none in {RECEIPT_FOLDER}, and none below another file"
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from ortprep.registry.documents import (
     OCI,
     OWN,
     PART_TYPE,
-    PROVENANCE,
     Part,
     PartVariant,
     as_mapping,
@@ -37,7 +35,6 @@ from ortprep.registry.documents import (
     encode_variants,
     parse_part,
 )
-from ortprep.registry.provenance import build_provenance
 from ortprep.registry.references import VersionRef
 from ortprep.runtime.loading.variant_selection import Machine, find_reasons, needs_gpu
 from ortprep.runtime.machine.hardware import Hardware
@@ -51,15 +48,7 @@ _MAX_REASON = 2000
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-@dataclass(frozen=True)
-class PartBundle:
-    """A bundle as a part, with the content of the file that the part adds."""
-
-    part: Part
-    provenance: bytes
-
-
-def read_part_bundle(bundle: Path) -> PartBundle:
+def read_part(bundle: Path) -> Part:
     """Checks every byte of a bundle, and returns it as a part.
 
     Raises:
@@ -75,13 +64,8 @@ def read_part_bundle(bundle: Path) -> PartBundle:
             hint=f"ortprep prepare {quoted(manifest.name)}",
         )
     manifest_file = bundle / MANIFEST_FILE
-    files = (
-        *manifest.files,
-        FileEntry(MANIFEST_FILE, manifest_file.stat().st_size, cache.digest(manifest_file)),
-    )
-    provenance = build_provenance(manifest, files)
-    added = FileEntry(PROVENANCE, len(provenance), digest_bytes(provenance))
-    return PartBundle(build_part(manifest, config, (*files, added)), provenance)
+    itself = FileEntry(MANIFEST_FILE, manifest_file.stat().st_size, cache.digest(manifest_file))
+    return build_part(manifest, config, (*manifest.files, itself))
 
 
 def _runs_anywhere(variant: Variant) -> bool:
@@ -91,7 +75,7 @@ def _runs_anywhere(variant: Variant) -> bool:
 def check_part_bundle(part: Part, config: LoaderConfig, manifest: Manifest) -> None:
     """Raises IntegrityError if the two records of a pulled part contradict its document."""
     expected = build_part(manifest, config, part.files)
-    bundled = {entry for entry in part.files if entry.path not in (PROVENANCE, MANIFEST_FILE)}
+    bundled = {entry for entry in part.files if entry.path != MANIFEST_FILE}
     problems = [
         *(
             f"{name}: expected what is in its manifest.json and loader.json"

@@ -6,7 +6,6 @@ incomplete, and the next one uploads only what is missing.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,8 +16,8 @@ from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import ConflictError, SignatureError
 from ortprep.registry.backend import Kind, file_blob, ref_name
 from ortprep.registry.catalogue import Catalogue
-from ortprep.registry.documents import PROVENANCE, Part, Version, build_version
-from ortprep.registry.part_bundle import PartBundle, read_part_bundle
+from ortprep.registry.documents import Part, Version, build_version
+from ortprep.registry.part_bundle import read_part
 from ortprep.registry.signatures import find_own_signature, sign_part, verify_part
 from ortprep.registry.transfer import Observer, Progress, ignore, map_parallel, run_parallel
 from ortprep.registry.versions import ModelState, check_alias_name, merge_parts
@@ -82,26 +81,25 @@ def publish(
         ConflictError: The label is another version's, or others publish without pause.
         RegistryError: The registry failed, or the label is no name.
     """
-    part_bundle = read_part_bundle(bundle)
-    part, model = part_bundle.part, part_bundle.part.model
-    before = catalogue.read_state(model)
+    part = read_part(bundle)
+    before = catalogue.read_state(part.model)
     if label is not None:
         _check_label(label, before, part)
     signatures = _sign_once(part, catalogue, private_key)
     if public_key is not None:
         found = verify_part(part, (*catalogue.read_signatures(part), *signatures), public_key)
         signatures = tuple(dict.fromkeys((*signatures, found)))
-    uploaded = _upload(part_bundle, bundle, catalogue, observer, repair=repair)
+    uploaded = _upload(part, bundle, catalogue, observer, repair=repair)
     for signature in signatures:  # one that was there is refreshed: a collection may be about to remove it
         catalogue.attach(Kind.SIGNATURE, part, signature)
     version = _merge(_Publication(part, catalogue, label, by, host, public_key))
     # A collection that began before may have removed what was there: look again, now that it is named.
     if find_missing(part, catalogue):
-        uploaded += _upload(part_bundle, bundle, catalogue, observer, repair=False)
+        uploaded += _upload(part, bundle, catalogue, observer, repair=False)
     return PublishResult(
         part=part.digest,
         version=version,
-        superseded_by=catalogue.read_state(model).superseded_by.get(version.digest, ""),
+        superseded_by=catalogue.read_state(part.model).superseded_by.get(version.digest, ""),
         uploaded_bytes=uploaded,
         total_bytes=part.summary.size_bytes,
         is_new=version.digest not in before.versions,
@@ -142,24 +140,18 @@ def find_missing(part: Part, catalogue: Catalogue) -> tuple[FileEntry, ...]:
     return tuple(entry for digest, entry in entries.items() if not there[digest])
 
 
-def _upload(
-    part_bundle: PartBundle, bundle: Path, catalogue: Catalogue, observer: Observer, *, repair: bool
-) -> int:
+def _upload(part: Part, bundle: Path, catalogue: Catalogue, observer: Observer, *, repair: bool) -> int:
     """Uploads what is missing and writes the part; returns the number of bytes sent."""
-    backend, part = catalogue.backend, part_bundle.part
+    backend = catalogue.backend
     missing = find_missing(part, catalogue)
     entries = tuple({entry.sha256: entry for entry in part.files}.values()) if repair else missing
     progress = Progress("upload", sum(entry.size_bytes for entry in entries), observer)
-    with tempfile.TemporaryDirectory(prefix="ortprep-") as folder:
-        provenance = Path(folder, "provenance.json")
-        provenance.write_bytes(part_bundle.provenance)
 
-        def upload(entry: FileEntry) -> None:
-            source = provenance if entry.path == PROVENANCE else bundle / entry.path
-            backend.put_blob(file_blob(part, entry), source, progress.add)
+    def upload(entry: FileEntry) -> None:
+        backend.put_blob(file_blob(part, entry), bundle / entry.path, progress.add)
 
-        # The largest first, so that none is left over when the others are done.
-        run_parallel(upload, sorted(entries, key=lambda entry: -entry.size_bytes))
+    # The largest first, so that none is left over when the others are done.
+    run_parallel(upload, sorted(entries, key=lambda entry: -entry.size_bytes))
     backend.put_ref(part.model, Kind.PART, ref_name(part.digest), part.data)
     return progress.total_bytes
 

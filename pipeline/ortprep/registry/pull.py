@@ -28,7 +28,6 @@ from ortprep.registry.backend import ref_name
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import Part, Version, parse_part, parse_version
 from ortprep.registry.part_bundle import choose_part, small_files
-from ortprep.registry.provenance import check_provenance
 from ortprep.registry.receipt import PullReceipt, find_differences, verify_bundle, write_receipt
 from ortprep.registry.references import VersionRef
 from ortprep.registry.signatures import verify_part
@@ -311,7 +310,6 @@ def _fetch(
         others = [entry for entry in largest_first if entry not in graphs]
         run_parallel(lambda entry: place(entry, alone), others)
         check_bundle(folder, DigestCache().digest)
-        check_provenance(folder, part)
         check_replaceable(out)
 
 

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,8 +23,7 @@ from ortprep.bundle.verification import (
 )
 from ortprep.errors import BundleError
 from ortprep.quoting import quoted
-from ortprep.registry.documents import MAX_DOCUMENT_BYTES, PROVENANCE, Part, parse_part
-from ortprep.registry.provenance import check_provenance
+from ortprep.registry.documents import MAX_DOCUMENT_BYTES, Part, parse_part
 from ortprep.registry.signatures import MAX_SIGNATURE_BYTES, PART_FILE, verify_part
 
 _RECEIPT_FILE = f"{RECEIPT_FOLDER}/pulled.json"
@@ -90,7 +88,6 @@ def verify_bundle(bundle: Path, public_key: Path, *, digest_cache: DigestCache |
     digest_of = digest_file if digest_cache is None else digest_cache.digest
     differences = find_differences(bundle, part, digest_of)
     raise_differences(bundle, differences, hint=f"ortprep pull {quoted(receipt.reference)} --out DIR")
-    check_provenance(bundle, part)
     return part
 
 
@@ -117,7 +114,6 @@ def read_signed_part(bundle: Path, public_key: Path) -> tuple[PullReceipt, Part]
 
 def find_differences(bundle: Path, part: Part, digest: Digester) -> tuple[FileDifference, ...]:
     """Returns the differences of a bundle from a part; raises BundleError if it cannot be read."""
-    unsigned = {PROVENANCE} if os.path.lexists(bundle / PROVENANCE) else set()
-    paths = sorted(find_added(bundle) | unsigned - {entry.path for entry in part.files})
+    paths = sorted(find_added(bundle))
     added = (FileDifference(path, "added", "no such file", "a file") for path in paths)
     return (*compare_files(bundle, part.files, digest), *added)
