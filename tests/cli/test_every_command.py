@@ -89,7 +89,6 @@ COMMANDS = (
         "ortprep publish squeezenet --registry registry --label v1 --sign keys/key.pem",
         lambda o, _: o.out.startswith("squeezenet@sha256:"),
     ),
-    Command("doit publish", lambda o, _: "done publish:squeezenet" in o.err),
     Command(
         "ortprep promote squeezenet@v1 production --registry registry",
         lambda o, _: "squeezenet@production: v1" in o.out,
@@ -181,7 +180,7 @@ def _kind(words):
 def project(tmp_path_factory):
     """A spec and its model, never built; two bundles of another model, and keys to sign with."""
     root = tmp_path_factory.mktemp("commands") / "project"
-    made = new_squeezenet(root, tune=TUNE, publish={"registry": str(root / "registry")})
+    made = new_squeezenet(root, tune=TUNE)
     made.models.mkdir()
     write_demo_model("squeezenet", made.models / "squeezenet.onnx")
     (made.root / "app.py").write_text(APPLICATION)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 
@@ -14,7 +13,7 @@ from ortprep.errors import MissingExtraError, NotPublishedError, RegistryError, 
 from ortprep.registry import transfer
 from ortprep.runtime import PoolConfig, SessionPool, load, locate
 from ortprep.versions import install_command
-from tests.prepare.builders import SHAPES, Project, is_intact
+from tests.prepare.builders import Project, is_intact
 from tests.registry.builders import Build, Made, read_tree, write_bundle, write_keys
 from tests.registry.servers import oci_server
 from tests.runtime.builders import CPU_ONLY, CUDA_NEEDED, sample, weights_of
@@ -184,42 +183,6 @@ def test_without_a_registry_the_error_says_where_to_name_one(project, monkeypatc
 
 
 @pytest.mark.slow
-def test_doit_publishes_what_the_spec_says_after_building_it(built):
-    project = built
-    shutil.rmtree(project.bundle())  # so that it is packaged, with the commit, and published
-    _, public = write_keys(project.root / "keys")
-    subprocess.run(["git", "init", "-q", str(project.root)], check=True)
-    project.write_spec(
-        inputs=SHAPES,
-        publish={
-            "registry": "../registry",
-            "label": "1.0",
-            "alias": "candidate",
-            "sign": "../keys/key.pem",
-            "require_signature": "../keys/key.pub",
-        },
-    )
-    identity = ["-c", "user.name=Ada", "-c", "user.email=ada@example.org"]
-    for command in (["add", "configs"], [*identity, "commit", "-qm", "Add the spec"]):
-        subprocess.run(["git", "-C", str(project.root), *command], check=True)
-    published = project.doit("publish:net")
-    assert published.code == 0, published.err
-    assert "net@1.0: sha256:" in published.err
-    assert "net@candidate: sha256:" in published.err
-    again = project.doit("publish")
-    assert again.code == 0, again.err
-    assert "unchanged" in again.err
-    url = str(project.root / "registry")
-    pulled = project.run("pull", "net@candidate", "--registry", url, "--out", "out", "--verify", str(public))
-    assert pulled.code == 0, pulled.err
-    assert is_intact(project.root / "out")
-    manifest = json.loads((project.root / "out/manifest.json").read_text())
-    head = ["git", "-C", str(project.root), "rev-parse", "HEAD"]
-    commit = subprocess.run(head, capture_output=True, text=True, check=True).stdout.strip()
-    assert manifest["spec_commit"] == commit
-    assert "Ada" not in json.dumps(manifest)
-
-
 def test_credentials_are_in_no_log_no_error_and_no_argument(project, tmp_path):
     (tmp_path / "server").mkdir()
     with oci_server(tmp_path / "server", auth=True) as server:

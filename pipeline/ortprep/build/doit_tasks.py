@@ -65,14 +65,12 @@ def build_doit_tasks(builds: Sequence[Sequence[Task]], observer: Observer) -> It
             yield {"basename": stage, "name": None, "doc": doc}
     if builds:
         yield _report_task(builds, observer)
-    if any(tasks[-1].plan.spec.publish for tasks in builds):
-        yield {"basename": "publish", "name": None, "doc": "publish every bundle whose spec says where"}
     for tasks in builds:
         yield from _tasks_of_model(tasks, observer)
 
 
 def _tasks_of_model(tasks: Sequence[Task], observer: Observer) -> Iterator[dict[str, Any]]:
-    """Yields a model's tasks: to prepare, to publish if its spec says where, and each stage."""
+    """Yields a model's tasks: to prepare it, and each stage."""
     cache, model = DigestCache(), tasks[0].model
     yield {
         "basename": "prepare",
@@ -81,15 +79,6 @@ def _tasks_of_model(tasks: Sequence[Task], observer: Observer) -> Iterator[dict[
         "clean": [(remove_outcomes, (tasks[::-1],))],
         "doc": f"the bundle {model}",
     }
-    if tasks[-1].plan.spec.publish is not None:
-        # The registry knows whether there is anything to do.
-        yield {
-            "basename": "publish",
-            "name": model,
-            "actions": [functools.partial(_publish, tasks[-1], observer)],
-            "task_dep": [f"prepare:{model}"],
-            "doc": f"publish the bundle {model}, as publish: in its spec says",
-        }
     names = {task.id: task.name for task in tasks}
     for task in tasks:
         yield {
@@ -134,14 +123,6 @@ def remove_outcomes(tasks: Sequence[Task]) -> None:
 def _run(tasks: Sequence[Task], observer: Observer) -> TaskFailed | None:
     errors = run_tasks((tasks,), observer)
     return TaskFailed(str(errors[0])) if errors else None
-
-
-def _publish(task: Task, observer: Observer) -> TaskFailed | None:
-    # Imported here: a machine that only builds need not have what registries need.
-    from ortprep.build.publication import publish_model
-
-    name = f"publish:{task.model}"
-    return _attempt(name, lambda: publish_model(task, functools.partial(observer.said, name)), observer)
 
 
 def _attempt(name: str, work: Callable[[], object], observer: Observer) -> TaskFailed | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 from ortprep.bundle.loader_config import Tolerance
 from ortprep.bundle.manifest import OutputError
@@ -26,9 +26,8 @@ from ortprep.spec.fields import (
     Target,
     Text,
     Url,
-    check_text,
 )
-from ortprep.spec.redaction import has_credentials, redact_url
+from ortprep.spec.redaction import redact_url
 from ortprep.spec.session_options import SessionAttributes
 
 
@@ -245,39 +244,6 @@ class TuneSpec(SpecSection):
         return weights
 
 
-def _check_registry(registry: str) -> str:
-    if has_credentials(registry):
-        raise ValueError(
-            "expected a URL without user and password: each kind of registry takes them from its own place"
-        )
-    return check_text(registry)
-
-
-class PublishSpec(SpecSection):
-    """Registry that `doit publish` publishes the bundle to."""
-
-    registry: Annotated[str, AfterValidator(_check_registry)] = Field(
-        description="A folder, relative to the spec; s3://, gs://, az://, …; oci://HOST/PREFIX; mlflow+http://HOST:PORT."
-    )
-    label: Name | None = Field(
-        default=None, description="Name of the version; by default the date and some digits."
-    )
-    alias: Name | None = Field(
-        default=None, description="Alias that the version is promoted to, if it passes the gate."
-    )
-    sign: Text | None = Field(
-        default=None, description="Private key to sign with: a file, relative to the spec."
-    )
-    require_signature: Text | None = Field(
-        default=None,
-        description="Public key, a file relative to the spec: parts not signed with it are not published.",
-    )
-    max_regression: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
-        default=1.10,
-        description="How many times its value in the alias's version a figure may be, beyond the noise.",
-    )
-
-
 class ModelSpec(SpecSection):
     """One model and everything that is to be done with it."""
 
@@ -301,10 +267,6 @@ class ModelSpec(SpecSection):
     verify: VerifySpec = VerifySpec()
     tune: TuneSpec = TuneSpec()
     measure: MeasureSpec = MeasureSpec()
-    publish: PublishSpec | None = Field(
-        default=None,
-        description="Where `doit publish` publishes the bundle; the build does not depend on it.",
-    )
 
     _folder: Path = PrivateAttr(default=Path())
     _file: str | None = PrivateAttr(default=None)
@@ -357,8 +319,7 @@ def resolved_spec(spec: ModelSpec) -> dict[str, Any]:
     part of a key. Of a local source its file's name is left: its digest is part of every key. Secrets of the
     source's URL are redacted: the result is published with the bundle.
     """
-    # Where it is published makes no other bundle: the same model from two places is one version.
-    data = spec.model_dump(mode="json", exclude={"publish"})
+    data = spec.model_dump(mode="json")
     if spec.source.url is not None:
         data["source"]["url"] = redact_url(spec.source.url)
     if spec.source.path is not None:

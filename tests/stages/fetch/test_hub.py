@@ -30,7 +30,6 @@ STAGE = FetchStage()
 MODEL = models.zero_inputs().SerializeToString()
 OTHER = MODEL + b"\x12\x00"
 """The same model, by a producer with an empty name."""
-CONFIG = b'{"model_type": "bert"}'
 
 
 @pytest.fixture
@@ -121,28 +120,26 @@ def test_a_revision_is_pinned_to_its_commit(hub, tmp_path):
     assert hub.requests == [], "a commit means the same for ever"
 
 
-def test_external_data_and_configuration_come_along(hub, tmp_path):
+def test_external_data_comes_along(hub, tmp_path):
     source = models.write_external_model(models.matmul_net(), tmp_path / "m.onnx", location="sub/w.bin")
     files = {"onnx/m.onnx": source.read_bytes(), "onnx/sub/w.bin": (tmp_path / "sub/w.bin").read_bytes()}
-    repository = hub.add("o/r", {**files, "config.json": CONFIG})
+    hub.add("o/r", files)
     task = task_of(tmp_path, "hf://o/r/onnx/m.onnx", inputs={"x": {"shapes": [[1, 64]]}})
     result = run(task)
     assert {entry.path for entry in result.source.files} == {"m.onnx", "sub/w.bin"}
     assert (task.folder / "sub/w.bin").read_bytes() == files["onnx/sub/w.bin"]
-    assert result.config == CONFIG.decode()
-    repository.commit({**files, "config.json": CONFIG, "onnx/config.json": b"{}"})
-    assert run(task).config == "{}", "the one beside the model goes first"
 
 
 def test_a_busy_hub_is_asked_again(hub, tmp_path):
-    hub.add("o/r", {"onnx/m.onnx": MODEL, "config.json": CONFIG})
+    hub.add("o/r", {"onnx/m.onnx": MODEL})
     task = task_of(tmp_path, "hf://o/r/onnx/m.onnx")
     key = task.stage.key(task.plan, None)
-    hub.unavailable = ["config.json"] * 9
-    with pytest.raises(SourceError, match=r"cannot reach the Hub: .*config\.json\n  got HTTP 520"):
+    file = f"{key['source']['commit']}/onnx/m.onnx"
+    hub.unavailable = [file] * 9
+    with pytest.raises(SourceError, match=r"cannot reach the Hub: .*m\.onnx.*\n  got HTTP 520"):
         run(task)
-    hub.unavailable = ["/r/config.json", f"{key['source']['commit']}/onnx/m.onnx", "config.json"]
-    assert run(task).config == CONFIG.decode()
+    hub.unavailable = [file]
+    assert run(task).source.sha256 == digest_bytes(MODEL)
 
 
 def test_a_branch_that_moved_is_fetched_again(hub, tmp_path):
@@ -217,13 +214,13 @@ def test_a_file_that_is_said_to_be_on_this_machine_is_refused(hub, tmp_path):
 @pytest.mark.parametrize("place", ["variable", "file"])
 def test_the_token_of_the_login_goes_to_the_hub_alone(hub, tmp_path, monkeypatch, caplog, place):
     caplog.set_level(logging.DEBUG)
-    hub.add("o/r", {"m.onnx": MODEL, "config.json": CONFIG}, private=True)
+    hub.add("o/r", {"m.onnx": MODEL}, private=True)
     if place == "variable":
         monkeypatch.setenv("HF_TOKEN", TOKEN)
     else:
         (tmp_path / "token").write_text(TOKEN)
     task = task_of(tmp_path, "hf://o/r/m.onnx")
-    assert run(task).config == CONFIG.decode()
+    run(task)
     assert {token for _, _, token in hub.requests} == {TOKEN}
     assert [headers for _, headers in hub.store.requests if "Authorization" in headers] == []
     written = caplog.text + task.receipt.read_text()

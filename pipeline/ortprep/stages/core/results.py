@@ -27,14 +27,12 @@ class FetchResult:
 
     Attributes:
         model: Path of the model file in the stage's folder.
-        config: Text of the `config.json` that came along with a model of the Hub, None without one.
         conversion: Record of its conversion, None for the source.
     """
 
     model: str
     source: SourceRecord
     interface: ModelInterface
-    config: str | None = None
     conversion: ConversionRecord | None = None
 
 

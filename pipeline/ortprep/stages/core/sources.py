@@ -13,9 +13,6 @@ from ortprep.stages.core.results import FetchResult, PreparedResult
 
 FETCH = TaskId("fetch")
 
-CONFIG_FILE = "config.json"
-"""The configuration that a model of the Hub brings along: beside it or at the root of its repository."""
-
 
 @dataclass(frozen=True)
 class Graph:

@@ -15,7 +15,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,15 +23,12 @@ from ortprep.bundle.digest import PREFIX, digest_json
 from ortprep.bundle.file_memory import cache_folder, read_entry, write_entry
 from ortprep.errors import (
     MissingExtraError,
-    NotPublishedError,
     RegistryError,
     RegistryUnavailableError,
 )
 from ortprep.registry.backend import Download
-from ortprep.registry.transfer import with_retries
 from ortprep.spec.hub_url import HubAddress, is_commit
 from ortprep.spec.redaction import hide_queries_in_logs
-from ortprep.stages.core.sources import CONFIG_FILE
 from ortprep.stages.fetch.sources import WebFile, check_redirect, source_errors
 from ortprep.versions import install_command
 
@@ -86,19 +82,6 @@ class HubFile:
     def beside(self, location: str) -> HubFile:
         """Returns a file of the same commit in this one's folder, or below it."""
         return HubFile(self.address.at(posixpath.join(posixpath.dirname(self.address.path), location)))
-
-
-def find_config(model: HubFile) -> HubFile | None:
-    """Returns the configuration that belongs to a model, None if its repository has none.
-
-    Raises:
-        SourceError: There is no access to the repository, or the Hub does not answer.
-    """
-    for config in dict.fromkeys((model.beside(CONFIG_FILE), HubFile(model.address.at(CONFIG_FILE)))):
-        with source_errors(), suppress(NotPublishedError):
-            with_retries(partial(_ask, config.address))
-            return config
-    return None
 
 
 def pin(address: HubAddress) -> HubAddress:
@@ -186,8 +169,7 @@ def _explain(error: BaseException, address: HubAddress, errors: Any) -> Registry
     """Returns what to raise for an error of the Hub's client."""
     for name, message, hint in _REFUSALS:
         if isinstance(error, getattr(errors, name)):
-            kind = NotPublishedError if name == "EntryNotFoundError" else RegistryError
-            return kind(message.format(address), hint=hint)
+            return RegistryError(message.format(address), hint=hint)
     first_line = (str(error) or type(error).__name__).splitlines()[0][:300]
     passes = not isinstance(error, ValueError)
     if isinstance(error, errors.HfHubHTTPError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -23,15 +22,11 @@ from ortprep.stages.core.inputs.agreement import require_fit
 from ortprep.stages.core.inputs.sample_files import calibration_key, inputs_key, samples_key
 from ortprep.stages.core.provenance import ONNXRUNTIME, installed_version, installed_versions
 from ortprep.stages.core.results import FetchResult
-from ortprep.stages.core.sources import CONFIG_FILE
 from ortprep.stages.fetch.demo import GENERATOR_VERSION, check_demo_name, write_demo_model
 from ortprep.stages.fetch.external_data import check_location, digest_beside
-from ortprep.stages.fetch.hub_file import HubFile, find_config, pin
+from ortprep.stages.fetch.hub_file import HubFile, pin
 from ortprep.stages.fetch.inspection import inspect_file
 from ortprep.stages.fetch.sources import LocalFile, Source, fetch_file, source_of
-
-MAX_CONFIG_BYTES = 8 << 20
-"""Largest `config.json` that comes along with a model, in bytes."""
 
 _DOWNLOAD = "open the URL in a browser, and download the file itself"
 _NOT_A_MODEL = (
@@ -46,7 +41,7 @@ class FetchStage:
     """Brings a model into the build and refuses what cannot be prepared, before any long work."""
 
     name = "fetch"
-    version = 4
+    version = 5
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:  # noqa: ARG002 - part of the stage contract
         """Runs once per model."""
@@ -106,8 +101,7 @@ class FetchStage:
             operators=inspection.operators,
             initializer_bytes=inspection.initializer_bytes,
         )
-        config = _fetch_config(context, source) if isinstance(source, HubFile) else None
-        return dict(encode(FetchResult(file, record, inspection.interface, config)))
+        return dict(encode(FetchResult(file, record, inspection.interface)))
 
 
 def _model_source(spec: ModelSpec, key: Mapping[str, Any]) -> Source | None:
@@ -154,19 +148,6 @@ def _fetch_external(
                 hint="copy or download the file again",
             )
     return tuple(entries.values())
-
-
-def _fetch_config(context: Context, model: HubFile) -> str | None:
-    """Returns the configuration of a model of the Hub, None where there is none."""
-    config = find_config(model)
-    if config is None:
-        return None
-    context.say(f"fetching {config.address.path}")
-    # Not into the stage's folder: what is there is taken for a part of the model.
-    with tempfile.TemporaryDirectory(prefix="ortprep-config-") as folder:
-        file = Path(folder) / CONFIG_FILE
-        fetch_file(config, file, max_bytes=MAX_CONFIG_BYTES)
-        return file.read_text(encoding="utf-8", errors="replace")
 
 
 def _source_key(spec: ModelSpec) -> Mapping[str, Any]:

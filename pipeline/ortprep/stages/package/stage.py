@@ -23,7 +23,6 @@ from ortprep.spec.models import resolved_spec
 from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId
 from ortprep.stages.core.provenance import describe_environment, read_spec_commit
 from ortprep.stages.core.sources import (
-    CONFIG_FILE,
     FETCH,
     prepared_task,
     read_fetched,
@@ -73,8 +72,6 @@ class PackageStage:
             for variant in prepared
             if variant.plan.name == PORTABLE or shipped_plan(variant.record) != PORTABLE
         )
-        if fetched.config is not None:
-            (context.folder / CONFIG_FILE).write_text(fetched.config, encoding="utf-8")
         config = LoaderConfig(
             schema_version=LOADER_SCHEMA_VERSION,
             name=spec.name,
