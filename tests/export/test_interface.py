@@ -32,12 +32,6 @@ def test_without_a_session_sizes_are_those_the_variant_is_bound_to():
     assert [one.shape for one in (*inputs, *outputs)] == [(4, 7, 3), (4,), (4, "n"), None]
 
 
-def test_without_a_session_half_precision_is_where_the_bundle_lists_float32():
-    variant = dataclasses.replace(make_variant(), half_io=True)
-    inputs, outputs = resolve_interface(CONFIG, variant, ABSENT, {})
-    assert [one.dtype for one in (*inputs, *outputs)] == ["float16", "int64", "float16", "float16"]
-
-
 def test_a_session_has_the_last_word():
     said = (TensorSpec("x", "float16", (1, 2)),)
     assert resolve_interface(CONFIG, make_variant(), TrialResult((), said, said), {}) == (said, said)

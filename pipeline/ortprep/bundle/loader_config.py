@@ -150,7 +150,6 @@ class Variant:
         binding: Sizes its symbolic dimensions are bound to, by name, or by `INPUT[AXIS]` where one has none.
         bucket: Whether it is there for batches of these sizes only, beside one for all.
         golden: Its own golden sample; None for the bundle's.
-        half_io: Whether its float32 inputs and outputs, as the bundle lists them, are float16.
         judged: Whether the application that uses the model judged its precision, so that its sessions may be
             of this variant though it asks for none.
     """
@@ -168,7 +167,6 @@ class Variant:
     binding: Mapping[str, int] = field(default_factory=dict)
     bucket: bool = False
     golden: Golden | None = None
-    half_io: bool = False
     judged: bool = False
 
 

@@ -18,7 +18,7 @@ from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.child import run_child
 from ortprep.errors import StageError
 from ortprep.runtime.loading.session import build_session, onnxruntime_errors
-from ortprep.runtime.tensors.arrays import fit_feeds, half_inputs, read_tensors, run_session
+from ortprep.runtime.tensors.arrays import read_tensors, run_session
 from ortprep.runtime.tensors.element_types import Array
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _answer(
     session: onnxruntime.InferenceSession, model: str, sample: Path, *, folder: Path
 ) -> tuple[Answer, ...]:
     """Runs a session on one sample and writes its outputs."""
-    feeds = fit_feeds(read_tensors(sample), half_inputs(session))
+    feeds = read_tensors(sample)
     try:
         outputs = run_session(session, feeds)
     except onnxruntime_errors() as error:

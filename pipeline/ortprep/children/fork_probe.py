@@ -57,10 +57,10 @@ def measure_fork(request: ForkProbeRequest, *, timeout_s: float) -> ProbeResult:
 def run_fork(request: ForkProbeRequest) -> ProbeResult:
     """Loads, forks and returns what the child measured (child function); raises as `measure_fork`."""
     from ortprep.runtime import load_before_fork
-    from ortprep.runtime.tensors.arrays import fit_feeds, half_inputs, read_tensors
+    from ortprep.runtime.tensors.arrays import read_tensors
 
     session = load_before_fork(request.bundle)
-    feeds = fit_feeds(read_tensors(Path(request.sample)), half_inputs(session))
+    feeds = read_tensors(Path(request.sample))
     reader, writer = os.pipe()
     sys.stderr.flush()
     forked_s = time.monotonic()

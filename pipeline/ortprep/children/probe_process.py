@@ -15,7 +15,7 @@ from ortprep.runtime.loading.phases import wait_steady
 from ortprep.runtime.loading.session import CUDA, build_session
 from ortprep.runtime.machine.gpu_memory import used_gpu_bytes
 from ortprep.runtime.machine.process_memory import peak_rss_bytes, private_bytes
-from ortprep.runtime.tensors.arrays import fit_feeds, half_inputs, read_tensors, run_session
+from ortprep.runtime.tensors.arrays import read_tensors, run_session
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -103,7 +103,7 @@ def _time(function: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def _prepare_run(session: onnxruntime.InferenceSession, sample: str, *, io_binding: bool) -> PreparedRun:
-    feeds = fit_feeds(read_tensors(Path(sample)), half_inputs(session))
+    feeds = read_tensors(Path(sample))
     if io_binding:
         from ortprep.runtime.loading.binding import BoundRun
 

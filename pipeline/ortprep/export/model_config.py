@@ -209,14 +209,13 @@ def resolve_interface(
 
 
 def _convert(specs: Sequence[TensorSpec], variant: Variant) -> tuple[TensorSpec, ...]:
-    """Returns tensors of the source with a converted variant's types and the sizes it is bound to."""
+    """Returns tensors of the source with the sizes that a variant is bound to."""
     converted = []
     for spec in specs:
-        dtype = "float16" if variant.half_io and spec.dtype == "float32" else spec.dtype
         shape: list[int | str | None] | None = None if spec.shape is None else list(spec.shape)
         for axis, size in enumerate(spec.shape or ()):
             if shape is not None and not isinstance(size, int):
                 bound = variant.binding.get(size or "", variant.binding.get(f"{spec.name}[{axis}]"))
                 shape[axis] = bound or size
-        converted.append(TensorSpec(spec.name, dtype, None if shape is None else tuple(shape)))
+        converted.append(TensorSpec(spec.name, spec.dtype, None if shape is None else tuple(shape)))
     return tuple(converted)

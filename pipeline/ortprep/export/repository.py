@@ -29,7 +29,6 @@ from ortprep.export.options import plan_options
 from ortprep.export.placement import SourceBundle, place_files, read_source, try_model
 from ortprep.export.variant_selection import ExportRequest, choose_variants, describe_needs
 from ortprep.runtime.loading.variant_selection import PassedOver
-from ortprep.runtime.tensors.arrays import fit_feeds
 from ortprep.runtime.verification.golden import read_golden
 
 EXPORT_FILE = "ortprep-export.json"
@@ -151,8 +150,7 @@ def _export(
         interface = resolve_interface(source.config, variant, trial, shapes)
         config = build_config(destination.name, model_file, interface, options, request)
 
-        halves = [one.name for one in interface[0] if one.dtype == "float16"]
-        warm_up = add_warm_up(config, fit_feeds(feeds, halves))
+        warm_up = add_warm_up(config, feeds)
         if isinstance(warm_up, str):
             left_out["warm-up"] = warm_up
         else:

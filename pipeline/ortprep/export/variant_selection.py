@@ -149,5 +149,3 @@ def describe_needs(variant: Variant) -> Iterator[str]:
     if variant.binding:
         sizes = ", ".join(f"{name}={size}" for name, size in variant.binding.items())
         yield f"inputs of these sizes only: {sizes}"
-    if variant.half_io:
-        yield "float16 where the bundle lists float32 inputs and outputs"

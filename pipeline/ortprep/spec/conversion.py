@@ -58,11 +58,8 @@ class FusionSpec(SpecSection):
 
 
 class HalfSpec(SpecSection):
-    """Conversion to fp16 or bf16."""
+    """Conversion to fp16 or bf16; inputs and outputs keep their types."""
 
-    keep_io: bool = Field(
-        default=True, description="Whether inputs and outputs keep their types; bf16 always does."
-    )
     block_operators: tuple[OperatorType, ...] = Field(
         default=(), description="Operators that stay in fp32, besides those without half precision."
     )

@@ -129,11 +129,10 @@ CASES: list[tuple[str, onnx.ModelProto, Feeds]] = [
 ]
 
 
-@pytest.mark.parametrize("keep_io", [True, False])
 @pytest.mark.parametrize("external", [False, True], ids=["inline", "external"])
 @pytest.mark.parametrize(("model", "feeds"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
-def test_answers_are_those_of_the_source_to_half_precision(model, feeds, external, keep_io, tmp_path):
-    converted = Converted(model, tmp_path, external=external, keep_io=keep_io)
+def test_answers_are_those_of_the_source_to_half_precision(model, feeds, external, tmp_path):
+    converted = Converted(model, tmp_path, external=external)
 
     converted.assert_agrees(feeds)
     assert {path.name for path in converted.written.parent.iterdir()} <= {"m.onnx", "m.onnx.data"}
@@ -188,7 +187,7 @@ def test_whatever_nodes_are_kept_the_model_loads_and_agrees(case, seed, tmp_path
     eligible = Converted(model, tmp_path / "all").reply.converted
     chosen = tuple(name for name in eligible if rng.random() < 0.5)
 
-    converted = Converted(model, tmp_path / "some", keep_io=bool(seed % 2), keep_nodes=chosen)
+    converted = Converted(model, tmp_path / "some", keep_nodes=chosen)
 
     converted.assert_agrees(feeds)
     assert set(chosen) <= set(converted.reply.kept)
@@ -198,13 +197,12 @@ def test_an_output_that_other_nodes_and_a_weight_that_is_an_output_keep_their_na
     model = chain("Relu", ("Mul", "w"), weights={"w": [1, 2, 3, 4]})
     model.graph.output.extend([value("v1", FLOAT, [4]), value("w", FLOAT, [4])])
 
-    for folder, keep_io in (("kept", True), ("half", False)):
-        converted = Converted(model, tmp_path / folder, keep_io=keep_io)
-        assert converted.weight("w")[0] == (FLOAT if keep_io else TensorProto.FLOAT16)
-        expected = run(converted.source, {"x": X4}, LEVELS[1])
-        for level in LEVELS:
-            got = run(converted.written, {"x": X4}, level)
-            assert all(np.array_equal(a, b) for a, b in zip(got, expected, strict=True))
+    converted = Converted(model, tmp_path)
+    assert converted.weight("w")[0] == FLOAT
+    expected = run(converted.source, {"x": X4}, LEVELS[1])
+    for level in LEVELS:
+        got = run(converted.written, {"x": X4}, level)
+        assert all(np.array_equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
 def test_what_subgraphs_hold_and_read_stays_float32(tmp_path):
@@ -213,7 +211,7 @@ def test_what_subgraphs_hold_and_read_stays_float32(tmp_path):
     for attribute in model.graph.node[3].attribute:
         attribute.g.node[0].input[0] = "exp"
 
-    converted = Converted(model, tmp_path, keep_io=False)
+    converted = Converted(model, tmp_path)
 
     assert "exp" in converted.reply.converted
     assert [converted.weight(name)[0] for name in ("then.w", "else.w")] == [FLOAT, FLOAT]

@@ -61,7 +61,7 @@ class LoadedModel:
         """Returns the outputs by name; raises `InvalidRequestError` or `RunError`."""
         feeds = zip(self._signature.inputs, check_inputs(self._signature, arrays), strict=True)
         with self._turn:
-            outputs = self._runner.run(self._runner.fit(dict(feeds)))
+            outputs = self._runner.run(dict(feeds))
         return dict(zip(self._signature.outputs, outputs, strict=True))
 
 

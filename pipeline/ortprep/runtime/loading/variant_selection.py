@@ -118,13 +118,13 @@ def serves(
 ) -> bool:
     """Returns whether a variant is what a job requests: its target, its name, or anything, in that precision.
 
-    One that takes batches of certain sizes only has to be asked for by name, one that takes other types than
-    the bundle lists by name or precision. Mixed precision that had to keep nothing in fp32 is fp16.
+    One that takes batches of certain sizes only has to be asked for by name. Mixed precision that had to keep
+    nothing in fp32 is fp16.
 
     With `as_source` it also has to take every size that the source takes, by runs like the source's, and to
     be in the source's precision, or in one that the application itself has judged.
     """
-    if as_source and (variant.binding or variant.half_io or variant.io_binding):
+    if as_source and (variant.binding or variant.io_binding):
         return False
     if as_source and variant.precision != SOURCE_PRECISION and not variant.judged:
         return False
@@ -133,8 +133,7 @@ def serves(
         return False
     if target == variant.name:
         return True
-    is_special = variant.bucket or (variant.half_io and precision == FASTEST)
-    return target in (None, variant.target) and not is_special
+    return target in (None, variant.target) and not variant.bucket
 
 
 def needs_gpu(requirements: Requirements) -> bool:

@@ -111,7 +111,6 @@ class ServedSession:
 
     def run(self, feeds: Mapping[str, Array], shapes: Shapes, head: Head, memory: SlotMemory) -> bytes:
         """Runs on inputs whose shapes are in the model's order; raises as `ServedModel.run`."""
-        feeds = self.runner.fit(feeds)
         started = time.perf_counter_ns()
         known = self._layouts.get(shapes)
         try:

@@ -130,4 +130,4 @@ class OpenedModel:
         """Runs on arrays in the model's order; returns outputs in its order, or raises `RunError`."""
         shapes = tuple(array.shape for array in arrays)
         runner = self._runners.find(shapes)
-        return runner.run(runner.fit(dict(zip(self._names, arrays, strict=True))))
+        return runner.run(dict(zip(self._names, arrays, strict=True)))

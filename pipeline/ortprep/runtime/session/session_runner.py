@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import numpy as np
-
 from ortprep.errors import RunError
 from ortprep.runtime.loading.binding import BoundRuns
 from ortprep.runtime.loading.bucket_loader import with_runnable_buckets
@@ -16,7 +14,7 @@ from ortprep.runtime.loading.bundle_loader import open_bucket
 from ortprep.runtime.loading.load_options import LoadOptions
 from ortprep.runtime.loading.opened_bundle import OpenedBundle
 from ortprep.runtime.loading.session import onnxruntime_errors
-from ortprep.runtime.tensors.arrays import fit_feeds, half_inputs, run_session, tensor_element_type
+from ortprep.runtime.tensors.arrays import run_session, tensor_element_type
 from ortprep.runtime.tensors.element_types import Array, element_type_of
 from ortprep.runtime.tensors.signatures import Signature
 from ortprep.runtime.verification.golden import check_answers
@@ -44,8 +42,6 @@ class SessionRunner:
         kinds = [element_type_of(dtype) for dtype in signature.inputs.values()]
         outputs = [tensor_element_type(value.type) for value in opened.session.get_outputs()]
         self.is_native = not any(kinds) and not any(outputs)
-        halves = half_inputs(opened.session)
-        self._narrowed = [name for name in halves if signature.inputs[name] == np.float32]
         self.bound = BoundRuns(opened.session) if opened.variant.io_binding else None
         self.errors = onnxruntime_errors()
 
@@ -59,10 +55,6 @@ class SessionRunner:
         import onnxruntime
 
         return onnxruntime.IOBinding(self.session)
-
-    def fit(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Returns a batch in the session's own types, where the variant's are narrower than the model's."""
-        return fit_feeds(feeds, self._narrowed) if self._narrowed else feeds
 
     def run(self, feeds: Mapping[str, Array]) -> list[Array]:
         """Runs on what `fit` returned; returns outputs in the model's order, or raises `RunError`."""

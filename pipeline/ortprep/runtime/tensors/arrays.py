@@ -12,7 +12,7 @@ import math
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortprep.bundle.file_memory import open_regular
-from ortprep.errors import BundleError, RunError
+from ortprep.errors import BundleError
 from ortprep.runtime.tensors.element_types import (
     Array,
     ElementType,
@@ -225,41 +225,6 @@ def _read_into(file: IO[bytes], target: NDArray[np.uint8]) -> None:
         position += len(block)
     if position != len(target):
         raise EOFError(f"expected {len(target)} bytes of data, got {position}")
-
-
-def half_inputs(session: onnxruntime.InferenceSession) -> frozenset[str]:
-    """Returns the names of a session's float16 inputs."""
-    return frozenset(value.name for value in session.get_inputs() if value.type == "tensor(float16)")
-
-
-def fit_feeds(feeds: Mapping[str, Array], halves: Collection[str]) -> dict[str, Array]:
-    """Returns feeds with float32 arrays narrowed where a session takes float16.
-
-    Variants of one bundle are fed the same, and one in half precision may take half precision.
-
-    Args:
-        feeds: Arrays by input name.
-        halves: What `half_inputs` returns for the session.
-
-    Raises:
-        RunError: A number is finite, and too large for float16.
-    """
-    return {
-        name: _narrow(name, array) if array.dtype == np.float32 and name in halves else array
-        for name, array in feeds.items()
-    }
-
-
-def _narrow(name: str, array: Array) -> Array:
-    try:
-        with np.errstate(over="raise"):
-            return array.astype(np.float16)
-    except FloatingPointError:
-        largest = float(np.abs(array, where=np.isfinite(array), out=np.zeros_like(array)).max())
-        raise RunError(
-            f"input {name!r} does not fit into float16\n  expected at most 65504, got {largest:g}",
-            hint="load(…, precision='fp32')",
-        ) from None
 
 
 def run_session(session: onnxruntime.InferenceSession, feeds: Mapping[str, Array]) -> dict[str, Array]:

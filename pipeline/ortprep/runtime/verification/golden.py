@@ -46,15 +46,13 @@ def check_answers(
         BundleError: The sample cannot be read, or lies outside the bundle.
     """
     from ortprep.runtime.loading.binding import run_once
-    from ortprep.runtime.tensors.arrays import fit_feeds, half_inputs
 
     golden = golden_of(config, variant)
     feeds, expected = read_golden(golden, root)
     subject = f"variant {variant.name!r} of {root}"
     hint = f"ortprep prepare {quoted(config.name)}"
     try:
-        fitting = fit_feeds(feeds, half_inputs(session))
-        answers = run_once(session, fitting, io_binding=variant.io_binding)
+        answers = run_once(session, feeds, io_binding=variant.io_binding)
     except onnxruntime_errors() as error:
         raise LoadError(
             f"{subject} cannot run its golden sample\n  {type(error).__name__}: {error}",

@@ -142,11 +142,8 @@ class _Conversion:
         self.kept: list[str] = []
         self.half_users: dict[str, list[str]] = {}
         self.out_of_range: list[tuple[str, tuple[str, ...], float]] = []
-        # Inputs and outputs of the model that are to be in half precision.
-        ends = [] if half.keep_io else [value.name for value in (*self._graph.input, *self._graph.output)]
-        self._half_ends = {name for name in ends if self._types[name] == FLOAT}
         # Values that are made in half precision; and which types, half or not, are taken of each value.
-        self._made_half = self._half_ends & {value.name for value in self._graph.input}
+        self._made_half: set[str] = set()
         self._wanted: dict[str, set[bool]] = {}
         self._half_inputs: dict[str, frozenset[int]] = {}
 
@@ -189,10 +186,8 @@ class _Conversion:
         return frozenset(inputs), frozenset(outputs)
 
     def name_of(self, value: str, *, is_half: bool) -> str:
-        """Returns what a value is called in a type: an end keeps its name in its own, others in float32."""
-        if self._types.get(value) != FLOAT or is_half == (value in self._half_ends):
-            return value
-        return f"{value}:{self._suffix if is_half else 'float32'}"
+        """Returns what a value is called in a type: in float32 it keeps its name."""
+        return f"{value}:{self._suffix}" if is_half and self._types.get(value) == FLOAT else value
 
     def wanted_types(self, weight: str) -> list[bool]:
         """Returns in which types a weight is stored: whether it is half precision."""
@@ -217,7 +212,7 @@ class _Conversion:
                 # Float32 of the values around it; `_take` leaves its own as they are.
                 node.input[:] = [self._take(name, is_half=False) for name in node.input]
         for output in graph.output:
-            self._take(output.name, is_half=output.name in self._half_ends)
+            self._take(output.name, is_half=False)
 
         # Put each cast behind the node that makes its value.
         values = [value.name for value in graph.input]
@@ -230,8 +225,8 @@ class _Conversion:
         graph.node.extend(nodes)
 
         inner = made_half - {value.name for value in graph.output}
-        for value in (*graph.input, *graph.output, *graph.value_info):
-            if value.name in self._half_ends or value.name in inner:
+        for value in graph.value_info:
+            if value.name in inner:
                 value.type.tensor_type.elem_type = self.code
                 value.name = self.name_of(value.name, is_half=True)
 

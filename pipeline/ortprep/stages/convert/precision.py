@@ -365,8 +365,6 @@ class PrecisionAttempts:
             name=names.get(precision, int8),
             half=half.model_copy(
                 update={
-                    # Neither numpy nor a job has bf16 to feed.
-                    "keep_io": half.keep_io or precision == "bf16",
                     "keep_nodes": tuple(sorted({*half.keep_nodes, *kept})),
                     # Nodes whose weights do not fit are kept in mixed precision, once they are known.
                     "clip": half.clip or precision == "mixed",

@@ -17,7 +17,7 @@ from ortprep.children.child import run_child
 from ortprep.errors import ChildKilledError, RunFailedError
 from ortprep.runtime.loading.session import build_session, onnxruntime_errors
 from ortprep.runtime.machine.hardware import read_hardware
-from ortprep.runtime.tensors.arrays import fit_feeds, half_inputs, run_session
+from ortprep.runtime.tensors.arrays import run_session
 from ortprep.runtime.tensors.element_types import Array, dtype_name
 from ortprep.spec.models import InputSpec, ModelSpec
 from ortprep.stages.core.contract import PORTABLE, Context
@@ -110,7 +110,7 @@ def reload(request: tuple[SessionPlan, ModelSpec, Path, ModelInterface]) -> None
     session = build_session(plan)
     chosen, origin = _choose_feeds(spec, interface)
     try:
-        run_session(session, fit_feeds(chosen, half_inputs(session)))
+        run_session(session, chosen)
     except onnxruntime_errors() as error:
         fed = "\n  ".join(_describe_feeds(spec, chosen, origin))
         raise RunFailedError(

@@ -169,7 +169,6 @@ def _result_of(
     options = step_options(spec.runtime, step)
     providers = loading_providers(spec.runtime, role_of(context))
     precision = SOURCE_PRECISION if conversion is None else conversion.precision
-    keeps_io = spec.convert is None or spec.convert.half.keep_io
     variant = Variant(
         name=plan.name,
         target=plan.target,
@@ -181,6 +180,5 @@ def _result_of(
         precision=precision,
         binding=plan.binding,
         bucket=plan.is_bucket,
-        half_io=not keeps_io and precision in ("fp16", "mixed"),
     )
     return PreparedResult(variant, step.name, attempts, saved.onnxruntime)

@@ -187,18 +187,14 @@ def _require_signature(context: Context, expected: Answers, got: Answers) -> Non
     Raises:
         VerificationError: The candidate takes or gives something else.
     """
-    plan, convert = context.variant_plan, context.spec.convert
-    halved = plan.has_own_precision and convert is not None and not convert.half.keep_io
 
     def show(values: Sequence[TensorDeclaration], *, shapes: bool) -> str:
-        kinds = (one.type.replace("(float16)", "(float)") if halved else one.type for one in values)
         return ", ".join(
-            f"{one.name} {kind}{list(one.shape) if shapes and one.shape else ''}"
-            for one, kind in zip(values, kinds, strict=True)
+            f"{one.name} {one.type}{list(one.shape) if shapes and one.shape else ''}" for one in values
         )
 
     for what, left, right, shapes in (
-        ("inputs", expected.inputs, got.inputs, not plan.binding),
+        ("inputs", expected.inputs, got.inputs, not context.variant_plan.binding),
         ("outputs", expected.outputs, got.outputs, False),
     ):
         wanted, found = show(left, shapes=shapes), show(right, shapes=shapes)
