@@ -16,12 +16,6 @@ from ortprep.stages.fetch.stage import refuse_what_is_no_model
 if TYPE_CHECKING:
     import onnx
 
-_PASSED_ON = frozenset(
-    {"Cast", "Clip", "Expand", "Flatten", "Identity", "Pad", "Reshape", "Resize", "Slice", "Squeeze"}
-    | {"Tile", "Transpose", "Unsqueeze"}
-)
-"""Operators whose output has the values of their first input."""
-
 _MIN_PIXEL_MEAN = 30.0
 
 
@@ -64,6 +58,8 @@ def find_highest(graph: onnx.GraphProto) -> Mapping[str, float]:
     A graph says so where it scales pixels or encodes classes itself: by the constant that the first operator
     takes which does more than move or cast an input's values.
     """
+    from ortprep.stages.fetch.index_bounds import PASSED_ON
+
     constants = {tensor.name: tensor for tensor in graph.initializer}
     origins = {item.name: item.name for item in graph.input if item.name not in constants}
     highest: dict[str, float] = {}
@@ -74,7 +70,7 @@ def find_highest(graph: onnx.GraphProto) -> Mapping[str, float]:
         first, second = (*node.input, "", "")[:2]
         if first not in origins:
             continue
-        if node.op_type in _PASSED_ON:
+        if node.op_type in PASSED_ON and node.output:
             origins[node.output[0]] = origins[first]
         elif second in constants:
             found = _expected(node.op_type, constants[second])
