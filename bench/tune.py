@@ -23,7 +23,7 @@ from bench.models import SPECS, source_of
 from bench.result_file import describe_machine, format_results
 from ortprep.build.build_plan import plan_builds
 from ortprep.build.execution import Task, open_context
-from ortprep.build.search_results import read_searches, tune_tasks
+from ortprep.build.queries import read_searches, tune_tasks
 from ortprep.bundle.codec import encode
 from ortprep.bundle.figures import PlanFigures, Samples
 from ortprep.bundle.tuning_record import TuningRecord

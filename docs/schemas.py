@@ -14,7 +14,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from ortprep.bundle.loader_config import LoaderConfig
 from ortprep.bundle.manifest import Manifest
-from ortprep.spec.schema import spec_schema
+from ortprep.spec.models import spec_schema
 
 FOLDER = Path(__file__).parent
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -102,7 +102,7 @@ class PreparedBundle:
             MissingExtraError: The packages of the extra `report` are not installed.
             BundleError: The bundle was removed or changed.
         """
-        from ortprep.build.report_file import write_report
+        from ortprep.build.queries import write_report
 
         path = self.folder.parent / f"report-{self.name}.html" if out is None else Path(out)
         write_report((self.folder / MANIFEST_FILE,), path)

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from ortprep.adopt.adoption import AdoptedModel, adopt_models
-from ortprep.adopt.model_use import MAX_SHAPES, ModelUse, merge_uses
+from ortprep.adopt.model_use import MAX_SHAPES, ModelUse, SpecOptions, merge_uses, options_of
 from ortprep.adopt.observation import FeedRecord, ModelRecord, ProcessRecord
-from ortprep.adopt.recorded_run import read_records
-from ortprep.adopt.spec_options import SpecOptions, options_of
+from ortprep.adopt.recorder import read_records
 from ortprep.bundle.codec import encode, format_json
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.errors import SpecError

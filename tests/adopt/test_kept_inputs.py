@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ortprep.adopt import kept_inputs
-from ortprep.adopt.kept_inputs import InputKeeper, choose_spread
+from ortprep.adopt import observation
+from ortprep.adopt.observation import InputKeeper, choose_spread
 from ortprep.runtime.tensors.arrays import read_tensors
 
 
@@ -53,7 +53,7 @@ def test_more_shapes_than_room_keep_to_the_limit(tmp_path):
 
 
 def test_the_size_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(kept_inputs, "MAX_KEPT_BYTES", 100)
+    monkeypatch.setattr(observation, "MAX_KEPT_BYTES", 100)
     keeper = InputKeeper(tmp_path, "net", 64)
     for _ in range(10):
         keeper.add(feed(2))  # 32 bytes
@@ -61,7 +61,7 @@ def test_the_size_is_bounded(tmp_path, monkeypatch):
 
 
 def test_the_size_is_bounded_when_larger_inputs_replace_smaller_ones(tmp_path, monkeypatch):
-    monkeypatch.setattr(kept_inputs, "MAX_KEPT_BYTES", 200)
+    monkeypatch.setattr(observation, "MAX_KEPT_BYTES", 200)
     keeper = InputKeeper(tmp_path, "net", 4)
     for rows in [1, 1, 1, 1, 8, 9, 10]:  # 16 bytes a row
         keeper.add(feed(rows))
@@ -69,7 +69,7 @@ def test_the_size_is_bounded_when_larger_inputs_replace_smaller_ones(tmp_path, m
 
 
 def test_the_number_of_shapes_that_are_counted_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(kept_inputs, "MAX_COUNTED_SHAPES", 3)
+    monkeypatch.setattr(observation, "MAX_COUNTED_SHAPES", 3)
     keeper = InputKeeper(tmp_path, "net", 64)
     for rows in [1, 2, 3, 4, 1]:
         keeper.add(feed(rows))

@@ -19,7 +19,7 @@ from filelock import FileLock
 
 from ortprep.build import receipts
 from ortprep.build.execution import Task, remove_outcome, run_task, why_stale
-from ortprep.build.explanation import explain_tasks, format_explanations
+from ortprep.build.queries import explain_tasks, format_explanations
 from ortprep.build.receipts import NOT_OURS, read_receipt, write_receipt
 from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.verification import describe_files

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortprep.init.error_hints import find_index_limit, find_input, find_node, suggest_sizes
-from ortprep.init.shapes import MAX_SIZE
+from ortprep.init.shapes import MAX_SIZE, find_index_limit, find_input, find_node, suggest_sizes
 
 CONCAT = (
     "Non-zero status code returned while running Concat node. Name:'join' Status Message: concat.cc:183 "

@@ -12,8 +12,8 @@ import pytest
 
 from ortprep.errors import SourceError, SpecError
 from ortprep.init import InitResult, ObservedInput, Question, find_spec_name, init_spec
+from ortprep.init.draft import choose_name
 from ortprep.init.input_search import Feed
-from ortprep.init.naming import choose_name
 from ortprep.init.trial_run import TrialRequest, run_trial
 from ortprep.spec.models import InputSpec
 from ortprep.spec.reading import OPEN_QUESTION, read_spec

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ortprep.children.scratch_folder import scratch_folder
+from ortprep.children.child import scratch_folder
 
 pytestmark = pytest.mark.runtime
 

@@ -9,8 +9,8 @@ import pytest
 
 from ortprep.errors import SpecError
 from ortprep.spec import reading
-from ortprep.spec.problems import MAX_REPORTED
 from ortprep.spec.reading import read_spec, read_specs
+from ortprep.spec.yaml_text import MAX_REPORTED
 
 GOOD = "name: good\nsource: {demo: resnet50}\n"
 

@@ -11,8 +11,8 @@ import onnx.backend.test
 import pytest
 import yaml
 
+from ortprep.spec.models import spec_schema
 from ortprep.spec.reading import read_spec
-from ortprep.spec.schema import spec_schema
 from tests.spec.test_models import FULL
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -10,7 +10,7 @@ from ortprep.cluster.building.work_store import WorkStore
 from ortprep.errors import RegistryError
 from ortprep.registry.references import open_registry
 from ortprep.spec.models import SourceSpec
-from ortprep.spec.url_schemes import SCHEMES, check_url
+from ortprep.spec.urls import SCHEMES, check_url
 from tests.fakes import serve
 
 

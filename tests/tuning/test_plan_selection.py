@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ortprep.children.probe import ProbeResult
 from ortprep.errors import TuningError
-from ortprep.tuning.first_phase import MAX_FIRST_PHASE_RATIO
+from ortprep.tuning.final import MAX_FIRST_PHASE_RATIO
 from ortprep.tuning.knobs import shares_files
 from ortprep.tuning.objective import Objective, Trial
 from ortprep.tuning.plan_selection import choose

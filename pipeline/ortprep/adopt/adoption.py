@@ -10,10 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ortprep.adopt.kept_inputs import choose_spread
-from ortprep.adopt.model_use import ModelUse, merge_uses
-from ortprep.adopt.observation import ModelRecord, ProcessRecord
-from ortprep.adopt.spec_options import SpecOptions, options_of
+from ortprep.adopt.model_use import ModelUse, SpecOptions, merge_uses, options_of
+from ortprep.adopt.observation import ModelRecord, ProcessRecord, choose_spread
 from ortprep.bundle.digest import DigestCache
 from ortprep.errors import PipelineError, SourceError
 from ortprep.init import choose_name, find_spec_name, init_spec

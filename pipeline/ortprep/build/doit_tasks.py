@@ -100,7 +100,7 @@ def _report_task(builds: Sequence[Sequence[Task]], observer: Observer) -> dict[s
 
     def write() -> None:
         # Imported here: a machine that only builds need not have what reports need.
-        from ortprep.build.report_file import write_report
+        from ortprep.build.queries import write_report
 
         size_bytes = write_report(manifests, out)
         observer.said("report", f"{out}: {size_bytes / 2**20:.1f} MB")

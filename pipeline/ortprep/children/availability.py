@@ -14,8 +14,7 @@ from ortprep.bundle.atomic import write_json_atomic
 from ortprep.bundle.codec import read_json
 from ortprep.bundle.digest import digest_json
 from ortprep.bundle.file_memory import cache_folder
-from ortprep.children.child import run_child
-from ortprep.children.scratch_folder import scratch_folder
+from ortprep.children.child import run_child, scratch_folder
 from ortprep.errors import BundleError, PipelineError, ProviderError
 from ortprep.runtime.loading.session import CUDA, build_session, default_plan
 from ortprep.runtime.machine.hardware import hardware_fingerprint, read_hardware

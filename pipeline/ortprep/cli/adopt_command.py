@@ -68,8 +68,8 @@ def adopt(
     max_inputs = record_inputs or (_DEFAULT_INPUTS if precision == AUTO else 0)
     check_writable(out, hint=f"ortprep adopt --out FOLDER -- {quoted(*program)}")
     from ortprep.adopt.adoption import SAMPLES_FOLDER, adopt_models
-    from ortprep.adopt.recorded_run import read_records, run_recorded
-    from ortprep.children.scratch_folder import scratch_folder
+    from ortprep.adopt.recorder import read_records, run_recorded
+    from ortprep.children.child import scratch_folder
 
     if judge is not None:
         echo(_ARGUMENTS)

@@ -192,7 +192,7 @@ def explain(
 ) -> Output:
     """Say what `prepare` would do, and why."""
     from ortprep.build.build_plan import plan_builds
-    from ortprep.build.explanation import explain_tasks, format_explanations
+    from ortprep.build.queries import explain_tasks, format_explanations
     from ortprep.bundle.digest import DigestCache
 
     builds = plan_builds(
@@ -214,8 +214,8 @@ def tune(
 ) -> Output:
     """Search for the best way to store, load and run models, and show every trial."""
     from ortprep.build.build_plan import plan_builds
+    from ortprep.build.queries import read_searches, tune_tasks
     from ortprep.build.runner import run_builds, with_requirements
-    from ortprep.build.search_results import read_searches, tune_tasks
     from ortprep.cli.tables import describe_search
     from ortprep.report.trials import build_trials_table
 
@@ -243,6 +243,6 @@ def tune(
 @command
 def schema() -> None:
     """Print the JSON Schema of a spec, for editors."""
-    from ortprep.spec.schema import spec_schema
+    from ortprep.spec.models import spec_schema
 
     write_json(spec_schema())

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from ortprep.bundle.codec import encode
-from ortprep.children.scratch_folder import scratch_folder
+from ortprep.children.child import scratch_folder
 from ortprep.cli.command import ARTIFACTS, CONFIGS, Artifacts, AsJson, Configs, Devices, command
 from ortprep.cli.console import echo, write_json, write_line, write_table
 from ortprep.cli.model_resolution import Locations, examine_all

@@ -82,7 +82,7 @@ def _examine(name: str, locations: Locations, shapes: Mapping[str, tuple[int, ..
 def _examine_spec(name: str, locations: Locations) -> DoctorModel:
     """Returns the source of a spec, which is fetched if need be, as a model to examine."""
     # Imported here: who examines a file or a bundle need not have what builds need.
-    from ortprep.build.doctor_subject import examine_spec
+    from ortprep.build.queries import examine_spec
 
     return examine_spec(
         name,

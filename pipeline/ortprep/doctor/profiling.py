@@ -16,9 +16,8 @@ from typing import Any
 
 from ortprep.bundle.codec import encode
 from ortprep.bundle.session_record import SessionPlan
-from ortprep.children.child import run_child
+from ortprep.children.child import run_child, scratch_folder
 from ortprep.children.probe import ProbeRequest, measure_plan
-from ortprep.children.scratch_folder import scratch_folder
 from ortprep.doctor.diagnosis import Diagnosis, Finding, diagnose
 from ortprep.doctor.doctor_model import CHILD_TIMEOUT_S, DoctorModel, guard_device, plan_of
 from ortprep.errors import LoadError

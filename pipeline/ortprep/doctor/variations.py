@@ -11,9 +11,8 @@ from typing import Literal, NamedTuple, TypeAlias
 from ortprep.bundle.codec import encode
 from ortprep.bundle.figures import Samples
 from ortprep.bundle.session_record import SessionPlan
-from ortprep.children.child import run_child
+from ortprep.children.child import run_child, scratch_folder
 from ortprep.children.probe import ProbeRequest, ProbeResult
-from ortprep.children.scratch_folder import scratch_folder
 from ortprep.doctor.diagnosis import Diagnosis, Finding, diagnose
 from ortprep.doctor.doctor_model import (
     CHILD_TIMEOUT_S,

@@ -1,28 +1,30 @@
-"""`init`: from a model file to a spec that it runs with."""
+"""`init`: from a model file to a spec that it runs with, under a name of its own."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ortprep.bundle.atomic import write_bytes_atomic
 from ortprep.bundle.file_memory import open_regular
+from ortprep.bundle.paths import make_name
 from ortprep.errors import DISK_ERRORS, SourceError, SpecError
-from ortprep.init.error_hints import find_input
 from ortprep.init.input_search import ObservedInput
-from ortprep.init.naming import choose_name, find_spec_name
+from ortprep.init.shapes import find_input
 from ortprep.init.spec_text import show, show_shape, write_spec_text
 from ortprep.init.tensor_copy import copy_path
 from ortprep.init.trial_run import InitTrial, TrialRequest, try_inputs
 from ortprep.quoting import quoted
 from ortprep.spec.models import ModelSpec
-from ortprep.spec.reading import DEFAULTS_FILE
+from ortprep.spec.reading import DEFAULTS_FILE, list_sources
 from ortprep.spec.redaction import redact_url
 from ortprep.spec.validation import parse_spec
 from ortprep.spec.yaml_text import MAX_BYTES, parse_yaml
+from ortprep.stages.fetch.stage import local_source
 
 _MAX_SHOWN = 6
 
@@ -230,3 +232,38 @@ def _default_keys(folder: Path) -> frozenset[str]:
             return frozenset(parse_yaml(stream.read(MAX_BYTES + 1), file=str(path)).data)
     except OSError:
         return frozenset()
+
+
+def find_spec_name(model: Path, configs: Path, *, or_copy: bool = False) -> str | None:
+    """Returns the name of the spec in a folder whose source is that file, None if there is none.
+
+    Args:
+        model: The model's file.
+        configs: The folder of specs.
+        or_copy: Whether a spec counts whose source is the copy that `init` made of the file.
+    """
+    wanted = {os.path.realpath(one) for one in (model, *([copy_path(model, configs)] if or_copy else []))}
+    for name, spec in list_sources(configs).items():
+        with suppress(SourceError):
+            source = None if spec is None else local_source(spec)
+            if source is not None and os.path.realpath(source) in wanted:
+                return name
+    return None
+
+
+def choose_name(model: Path, configs: Path) -> str:
+    """Returns a name that no spec has: that of a model's file, or of its folder and its file.
+
+    Raises:
+        SpecError: Other models have both.
+    """
+    taken, absolute = list_sources(configs), model.absolute()
+    candidates = [make_name(model.stem), make_name(f"{absolute.parent.name}-{model.stem}")]
+    for name in candidates:
+        if name not in taken and not (configs / f"{name}.yaml").exists():
+            return name
+    raise SpecError(
+        f"no name left for the spec of {model}\n  expected a free name, got other models called "
+        f"{' and '.join(dict.fromkeys(candidates))} in {configs}",
+        hint=f"ortprep init {quoted(model)} --name NAME",
+    )

@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ortprep.init.error_hints import find_index_limit, find_node, suggest_sizes
 from ortprep.init.graph_facts import GraphFacts
 from ortprep.init.input_roles import CHANNELS, Scalar, Values, propose_values, resolve
-from ortprep.init.shapes import plan_shapes
+from ortprep.init.shapes import find_index_limit, find_node, plan_shapes, suggest_sizes
 
 MAX_ATTEMPTS = 150
 MAX_SEARCH_S = 120.0

@@ -28,7 +28,7 @@ from ortprep.errors import (
 from ortprep.registry.backend import BLOCK_BYTES, Block, Download, Report
 from ortprep.registry.transfer import check_copied, copy_blocks, counted, read_blocks, with_retries
 from ortprep.spec.redaction import redact_url
-from ortprep.spec.url_schemes import STORES, check_url
+from ortprep.spec.urls import STORES, check_url
 from ortprep.versions import install_command
 
 T = TypeVar("T")

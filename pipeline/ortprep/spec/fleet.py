@@ -19,9 +19,8 @@ from typing import Annotated, get_args
 from pydantic import AfterValidator, Field, field_validator
 
 from ortprep.spec.fields import Name, Positive, SpecSection, Target
-from ortprep.spec.problems import build_error
 from ortprep.spec.validation import check, locate
-from ortprep.spec.yaml_text import read_yaml
+from ortprep.spec.yaml_text import build_error, read_yaml
 
 FLEET_FILE = "fleet.yaml"
 """The fleet file, beside the specs."""

@@ -1,4 +1,4 @@
-"""The spec that a user writes: `configs/NAME.yaml`, validated."""
+"""The spec that a user writes: `configs/NAME.yaml`, validated, and its JSON Schema."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from pydantic.json_schema import GenerateJsonSchema
 
 from ortprep.bundle.loader_config import Tolerance
 from ortprep.bundle.manifest import OutputError
@@ -325,3 +326,19 @@ def resolved_spec(spec: ModelSpec) -> dict[str, Any]:
     if spec.source.path is not None:
         data["source"]["path"] = Path(spec.source.path).name
     return data
+
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+class _Untitled(GenerateJsonSchema):
+    """Leaves out the titles that pydantic derives from fields' names; editors show the names."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002
+        return False
+
+
+def spec_schema() -> dict[str, Any]:
+    """Returns the JSON Schema (draft 2020-12) of `configs/NAME.yaml`, defaults merged in."""
+    body = ModelSpec.model_json_schema(schema_generator=_Untitled)
+    return {"$schema": DIALECT, **body, "title": "ortprep model spec"}

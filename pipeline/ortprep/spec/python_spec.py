@@ -13,9 +13,9 @@ from pydantic import BaseModel
 from ortprep.bundle.atomic import write_bytes_atomic
 from ortprep.bundle.paths import make_name
 from ortprep.errors import SpecError
-from ortprep.spec.hub_url import is_hub_url, parse_hub_url
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.session_options import warn_if_newer
+from ortprep.spec.urls import is_hub_url, parse_hub_url
 from ortprep.spec.validation import parse_spec
 from ortprep.versions import installed_onnxruntime
 

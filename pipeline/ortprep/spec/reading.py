@@ -10,11 +10,10 @@ from ortprep.errors import SpecError, require_known
 from ortprep.quoting import quoted
 from ortprep.spec.fleet import FLEET_FILE
 from ortprep.spec.models import ModelSpec
-from ortprep.spec.problems import Problem, build_error
 from ortprep.spec.python_spec import merge
 from ortprep.spec.session_options import warn_if_newer
 from ortprep.spec.validation import locate, validate
-from ortprep.spec.yaml_text import YamlDocument, read_yaml
+from ortprep.spec.yaml_text import Problem, YamlDocument, build_error, read_yaml
 from ortprep.versions import installed_onnxruntime
 
 DEFAULTS_FILE = "defaults.yaml"

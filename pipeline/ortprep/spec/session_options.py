@@ -23,7 +23,7 @@ from ortprep.options import (
     known_attributes,
 )
 from ortprep.spec.fields import SpecSection, Threads
-from ortprep.spec.problems import Place
+from ortprep.spec.yaml_text import Place
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,9 @@ from pydantic import BaseModel, ValidationError
 
 from ortprep.errors import propose
 from ortprep.spec.models import ModelSpec
-from ortprep.spec.problems import MAX_REPORTED, SHOWN_CHARACTERS, Place, Problem, build_error
 from ortprep.spec.redaction import redact_url
 from ortprep.spec.session_options import find_option_problems
-from ortprep.spec.yaml_text import YamlDocument
+from ortprep.spec.yaml_text import MAX_REPORTED, SHOWN_CHARACTERS, Place, Problem, YamlDocument, build_error
 
 Fault = tuple[Place, str]
 """What is wrong at a place."""

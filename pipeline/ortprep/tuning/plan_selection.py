@@ -9,8 +9,7 @@ from statistics import median
 from ortprep.children.probe import ProbeResult
 from ortprep.errors import TuningError
 from ortprep.measuring.comparison import MIN_ROUNDS, is_below, paired_ratio
-from ortprep.tuning.final import rank
-from ortprep.tuning.first_phase import SAME_COST_RATIO, find_first, find_soonest, overlap_mb, pair_costs
+from ortprep.tuning.final import SAME_COST_RATIO, find_first, find_soonest, overlap_mb, pair_costs, rank
 from ortprep.tuning.objective import Finals, Objective, describe_memory, ratio, ready_ms, steady_ms
 from ortprep.tuning.search import PlanSearchResult
 from ortprep.tuning.space import DEFAULT, PlanChoice, Space

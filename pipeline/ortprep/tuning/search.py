@@ -21,8 +21,7 @@ from ortprep.children.probe import ProbeResult
 from ortprep.errors import PipelineError, TuningError
 from ortprep.measuring.comparison import MIN_ROUNDS
 from ortprep.measuring.rounds import order_of_round
-from ortprep.tuning.final import compare_finalists, measure_with_retry, pick_entrants
-from ortprep.tuning.first_phase import rank_firsts
+from ortprep.tuning.final import compare_finalists, measure_with_retry, pick_entrants, rank_firsts
 from ortprep.tuning.knobs import FORM, OFF, PREPACKING
 from ortprep.tuning.objective import Finals, Objective, Trial
 from ortprep.tuning.space import DEFAULT, PlanChoice, Space

@@ -18,7 +18,7 @@ from bench.language.transformer import Width
 from ortprep.children.child import run_child
 from ortprep.errors import MissingExtraError, PipelineError, StageError
 from ortprep.spec.conversion import FusionSpec
-from ortprep.stages.convert.fusion_graph import Heads, choose_heads, find_heads, rewrite_as_patterns_expect
+from ortprep.stages.convert.fusion import Heads, choose_heads, find_heads, rewrite_as_patterns_expect
 from ortprep.stages.convert.pass_records import PassReply, PassRequest
 from ortprep.stages.convert.passes import change_graph
 from ortprep.versions import install_command

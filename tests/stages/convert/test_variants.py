@@ -12,7 +12,7 @@ from ortprep.bundle.paths import is_safe_name
 from ortprep.spec.validation import parse_spec
 from ortprep.stages.convert.precision import plan_steps, why_not_needed
 from ortprep.stages.core.contract import Plan, TaskId
-from ortprep.stages.core.sources import FETCH, source_task
+from ortprep.stages.core.results import FETCH, source_task
 
 
 def plan(*targets: str, **convert: Any) -> Plan:

@@ -15,8 +15,8 @@ from ortprep.bundle.codec import decode
 from ortprep.bundle.digest import DigestCache, digest_bytes
 from ortprep.errors import MissingExtraError, PipelineError, SourceError
 from ortprep.registry import transfer
-from ortprep.spec.hub_url import HubAddress, parse_hub_url
 from ortprep.spec.models import ModelSpec
+from ortprep.spec.urls import HubAddress, parse_hub_url
 from ortprep.stages.core.contract import Plan
 from ortprep.stages.core.results import FetchResult
 from ortprep.stages.fetch.stage import FetchStage

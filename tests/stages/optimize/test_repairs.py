@@ -5,7 +5,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from ortprep.runtime.loading.session import build_session, default_plan
-from ortprep.stages.optimize.repairs import remove_copies, remove_phantom_inputs
+from ortprep.stages.optimize.graph_writer import remove_copies, remove_phantom_inputs
 from tests import builders as models
 
 ON_DEVICE = "_CUDAExecutionProvider"

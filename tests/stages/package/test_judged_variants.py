@@ -25,7 +25,7 @@ from ortprep.errors import StageError
 from ortprep.runtime.loading.session import CPU
 from ortprep.spec.validation import parse_spec
 from ortprep.stages.core.contract import Context, VariantPlan
-from ortprep.stages.package import judged_variants
+from ortprep.stages.package import stage as package
 from ortprep.stages.package.prepared_variants import PreparedVariant
 
 NOTHING = cast("Any", None)
@@ -59,7 +59,7 @@ def variant(name: str) -> Variant:
 
 
 def test_each_precision_is_judged_by_itself(tmp_path, monkeypatch):
-    monkeypatch.setattr(judged_variants, "ApplicationJudge", FirstVariantJudge)
+    monkeypatch.setattr(package, "ApplicationJudge", FirstVariantJudge)
     convert = {"precision": ["int8", "fp16", "int4"], "judge": {"run": ["app.py"]}}
     spec = parse_spec({"name": "net", "source": {"path": "net.onnx"}, "convert": convert})
     golden = Golden(FileEntry("golden.npz", 0, "sha256:" + "0" * 64), Tolerance(0, 0))
@@ -69,7 +69,7 @@ def test_each_precision_is_judged_by_itself(tmp_path, monkeypatch):
     write_loader_config(tmp_path / "net", config)
     context = SimpleNamespace(spec=spec, folder=tmp_path / "net", say=lambda _line: None)
 
-    config, kept, left_out = judged_variants.judge_variants(
+    config, kept, left_out = package.judge_variants(
         cast("Context", context), config, list(map(prepared, PRECISIONS))
     )
 

@@ -22,8 +22,7 @@ import numpy as np
 
 from ortprep.bundle.onnx_wire import encode_varint, write_graph_field, write_tensor_field
 from ortprep.bundle.session_record import SessionPlan
-from ortprep.children.child import run_child
-from ortprep.children.scratch_folder import scratch_folder
+from ortprep.children.child import run_child, scratch_folder
 from ortprep.doctor.doctor_model import plan_on, with_threads
 from ortprep.doctor.parallel.sessions import CHILD_TIMEOUT_S
 from ortprep.runtime.loading.session import build_session, import_onnxruntime

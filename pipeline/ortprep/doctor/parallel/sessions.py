@@ -17,8 +17,7 @@ from statistics import median
 from typing import Any, TypeVar
 
 from ortprep.bundle.session_record import SessionPlan
-from ortprep.children.child import run_child
-from ortprep.children.scratch_folder import scratch_folder
+from ortprep.children.child import run_child, scratch_folder
 from ortprep.errors import ChildError, LoadError
 from ortprep.runtime.loading.session import (
     CUDA,

@@ -42,7 +42,7 @@ from ortprep.registry.backends.rest import (
 from ortprep.registry.fsspec_folder import FsspecFolder, StoredFile
 from ortprep.registry.transfer import check_copied, read_limit, with_retries
 from ortprep.spec.redaction import redact_url
-from ortprep.spec.url_schemes import OBJECT_STORES
+from ortprep.spec.urls import OBJECT_STORES
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Longest answer that is read; a list of 100,000 files takes about 15 MB."""

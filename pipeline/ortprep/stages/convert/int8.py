@@ -35,16 +35,17 @@ from ortprep.runtime.loading.session import CPU
 from ortprep.runtime.tensors.arrays import read_tensors
 from ortprep.runtime.tensors.element_types import Array
 from ortprep.stages.convert.pass_records import PassReply, PassRequest
-from ortprep.stages.convert.quantizable import (
+from ortprep.stages.convert.value_types import FLOAT, Schemas, infer_value_types
+from ortprep.stages.convert.weights import (
     CONTRIB,
+    EXTERNAL_BYTES,
     PLAIN_DOMAINS,
     describe_result,
     is_plain_gemm,
+    move_weights,
     read_attribute,
     read_checked_graph,
 )
-from ortprep.stages.convert.value_types import FLOAT, Schemas, infer_value_types
-from ortprep.stages.convert.weights import EXTERNAL_BYTES, move_weights
 from ortprep.stages.core.graphs.graph_walk import name_nodes, walk_graphs, walk_nodes
 
 DYNAMIC_OPERATORS = ("MatMul", "Gemm", "Attention", "LSTM")

@@ -37,7 +37,7 @@ from ortprep.stages.core.fallback import REFUSALS, TAKEN
 from ortprep.stages.core.inputs.agreement import MIN_AUTO_SAMPLES
 from ortprep.stages.core.inputs.sample_files import check_calibration, find_calibration_files
 from ortprep.stages.core.inputs.samples import calibrates
-from ortprep.stages.core.sources import Graph, read_fetched
+from ortprep.stages.core.results import Graph, read_fetched
 from ortprep.stages.optimize.requirements import NO_INTEGERS, find_integer_type
 from ortprep.stages.optimize.session_plans import loading_options, loading_providers, without_optimizers
 from ortprep.stages.verify.reference import (

@@ -38,8 +38,7 @@ from ortprep.stages.core.inputs.sample_files import (
     samples_key,
 )
 from ortprep.stages.core.provenance import installed_versions, runtime_versions
-from ortprep.stages.core.results import FetchResult
-from ortprep.stages.core.sources import Graph, read_graph, source_task
+from ortprep.stages.core.results import FetchResult, Graph, read_graph, source_task
 from ortprep.stages.fetch.inspection import inspect_file
 from ortprep.stages.optimize.session_plans import runtime_key
 from ortprep.stages.verify.reference import reference_variant

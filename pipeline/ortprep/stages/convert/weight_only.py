@@ -29,15 +29,17 @@ from onnxruntime.quantization.matmul_nbits_quantizer import (
 )
 
 from ortprep.stages.convert.pass_records import PassReply, PassRequest
-from ortprep.stages.convert.quantizable import (
+from ortprep.stages.convert.weights import (
     CONTRIB,
     PLAIN_DOMAINS,
     describe_result,
     is_plain_gemm,
+    move_weights,
     read_attribute,
     read_checked_graph,
+    read_pieces,
+    write_tensor,
 )
-from ortprep.stages.convert.weights import move_weights, read_pieces, write_tensor
 from ortprep.stages.core.graphs.graph_walk import (
     defined_names,
     new_name,

@@ -31,7 +31,7 @@ from ortprep.runtime.dropin.launch import BUNDLES_VARIABLE, SIGNATURE_VARIABLE, 
 from ortprep.runtime.loading.load_options import PRECISION_VARIABLE
 from ortprep.spec.conversion import JudgeSpec
 from ortprep.spec.models import ModelSpec
-from ortprep.stages.core.user_function import compare_texts
+from ortprep.stages.core.accuracy import compare_texts
 
 MAX_ANSWER_BYTES = 64 * 2**20
 """Largest answer of an application that is compared, in bytes."""

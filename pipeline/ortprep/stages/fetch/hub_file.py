@@ -27,8 +27,8 @@ from ortprep.errors import (
     RegistryUnavailableError,
 )
 from ortprep.registry.backend import Download
-from ortprep.spec.hub_url import HubAddress, is_commit
 from ortprep.spec.redaction import hide_queries_in_logs
+from ortprep.spec.urls import HubAddress, is_commit
 from ortprep.stages.fetch.sources import WebFile, check_redirect, source_errors
 from ortprep.versions import install_command
 

@@ -146,7 +146,7 @@ class LocalFile:
 
 @dataclass(frozen=True)
 class StoreObject:
-    """A file on an object store: `s3://`, `gs://`, `az://`, …, as `spec.url_schemes` allows."""
+    """A file on an object store: `s3://`, `gs://`, `az://`, …, as `spec.urls` allows."""
 
     url: str
 

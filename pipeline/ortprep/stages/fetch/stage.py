@@ -14,9 +14,9 @@ from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.manifest import SourceRecord
 from ortprep.errors import SourceError
 from ortprep.quoting import quoted
-from ortprep.spec.hub_url import is_hub_url, parse_hub_url
 from ortprep.spec.models import ModelSpec, SourceSpec
 from ortprep.spec.redaction import redact_url
+from ortprep.spec.urls import is_hub_url, parse_hub_url
 from ortprep.stages.core.contract import Context, Plan, TaskId
 from ortprep.stages.core.inputs.agreement import require_fit
 from ortprep.stages.core.inputs.sample_files import calibration_key, inputs_key, samples_key

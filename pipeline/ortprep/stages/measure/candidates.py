@@ -11,7 +11,7 @@ from ortprep.measuring.device_lock import CPU_DEVICE
 from ortprep.measuring.shipped import DEFAULT, FIRST, PARENT, PORTABLE, PREPARED
 from ortprep.runtime.loading.session import CUDA
 from ortprep.stages.core.contract import Context, Plan, VariantPlan
-from ortprep.stages.core.sources import read_fetched, read_prepared
+from ortprep.stages.core.results import read_fetched, read_prepared
 from ortprep.stages.optimize.session_plans import loading_options, loading_providers
 
 Candidate = tuple[Path, Variant]

@@ -22,8 +22,14 @@ from ortprep.measuring.staged_bundles import StagedBundles
 from ortprep.runtime.machine.hardware import hardware_fingerprint, read_hardware
 from ortprep.stages.core.contract import Context, Plan, TaskId, target_of
 from ortprep.stages.core.provenance import runtime_versions
-from ortprep.stages.core.results import MeasureResult, session_of
-from ortprep.stages.core.sources import FETCH, prepared_task, read_source, source_task
+from ortprep.stages.core.results import (
+    FETCH,
+    MeasureResult,
+    prepared_task,
+    read_source,
+    session_of,
+    source_task,
+)
 from ortprep.stages.measure.candidates import (
     Candidate,
     build_candidates,

@@ -25,7 +25,7 @@ from ortprep.stages.core.fallback import REFUSALS, TAKEN
 from ortprep.stages.core.inputs.agreement import shape_sets
 from ortprep.stages.core.inputs.sample_files import find_sample_files, fits_interface, fits_shape
 from ortprep.stages.core.inputs.samples import build_feeds, read_sample
-from ortprep.stages.core.sources import read_source
+from ortprep.stages.core.results import read_source
 from ortprep.stages.optimize.graph_writer import SaveRequest, SaveResult, save_optimized
 from ortprep.stages.optimize.lint import LintContext, errors_of
 from ortprep.stages.optimize.requirements import derive_requirements

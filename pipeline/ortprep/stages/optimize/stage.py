@@ -35,8 +35,7 @@ from ortprep.stages.core.fallback import descend, describe_failures, plain_refus
 from ortprep.stages.core.inputs.agreement import require_fit
 from ortprep.stages.core.inputs.sample_files import inputs_key, samples_key
 from ortprep.stages.core.provenance import runtime_versions
-from ortprep.stages.core.results import PreparedResult
-from ortprep.stages.core.sources import Graph, read_source, source_task
+from ortprep.stages.core.results import Graph, PreparedResult, read_source, source_task
 from ortprep.stages.optimize.attempt import model_name, requirements_of, role_of, run_reload, try_step
 from ortprep.stages.optimize.graph_writer import SaveResult
 from ortprep.stages.optimize.session_plans import (

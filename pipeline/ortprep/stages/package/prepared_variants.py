@@ -16,8 +16,13 @@ from ortprep.bundle.manifest import Decision, MeasurementRecord, VariantRecord
 from ortprep.bundle.verification import describe_files
 from ortprep.measuring.shipped import DEFAULT, PARENT, PREPARED, shipped_plan
 from ortprep.stages.core.contract import LEFT_OUT, PORTABLE, Context, TaskId, VariantPlan
-from ortprep.stages.core.results import MeasureResult, PreparedResult, VerifyResult
-from ortprep.stages.core.sources import read_prepared, source_task
+from ortprep.stages.core.results import (
+    MeasureResult,
+    PreparedResult,
+    VerifyResult,
+    read_prepared,
+    source_task,
+)
 from ortprep.stages.measure.candidates import default_candidate
 from ortprep.stages.measure.decision import STEADY_ALLOWANCE
 from ortprep.stages.optimize.requirements import with_options

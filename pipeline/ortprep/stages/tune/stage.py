@@ -24,8 +24,7 @@ from ortprep.runtime.machine.hardware import hardware_fingerprint, read_hardware
 from ortprep.stages.core.accuracy import gate_key
 from ortprep.stages.core.contract import Context, Plan, TaskId, target_of
 from ortprep.stages.core.provenance import runtime_versions
-from ortprep.stages.core.results import PreparedResult, session_of
-from ortprep.stages.core.sources import FETCH, source_task
+from ortprep.stages.core.results import FETCH, PreparedResult, session_of, source_task
 from ortprep.stages.optimize.requirements import needs_of_both
 from ortprep.stages.optimize.session_plans import runtime_key
 from ortprep.stages.tune.search_context import SearchContext, open_search

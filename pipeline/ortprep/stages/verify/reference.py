@@ -24,7 +24,7 @@ from ortprep.stages.core.accuracy import judge_accuracy
 from ortprep.stages.core.contract import PORTABLE, Context, Plan
 from ortprep.stages.core.inputs.sample_files import fits_interface
 from ortprep.stages.core.inputs.samples import Sample, make_samples
-from ortprep.stages.core.sources import read_fetched
+from ortprep.stages.core.results import read_fetched
 from ortprep.stages.verify.comparison import build_errors, describe, judge, run_samples
 
 SAMPLES_FOLDER = "samples"

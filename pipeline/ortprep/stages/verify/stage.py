@@ -27,8 +27,16 @@ from ortprep.stages.core.contract import Context, Plan, TaskId, target_of
 from ortprep.stages.core.inputs.sample_files import inputs_key, samples_key
 from ortprep.stages.core.inputs.samples import Sample, draw_sample
 from ortprep.stages.core.provenance import runtime_versions
-from ortprep.stages.core.results import VerifyResult, session_of
-from ortprep.stages.core.sources import FETCH, Graph, read_fetched, read_optimized, read_source, source_task
+from ortprep.stages.core.results import (
+    FETCH,
+    Graph,
+    VerifyResult,
+    read_fetched,
+    read_optimized,
+    read_source,
+    session_of,
+    source_task,
+)
 from ortprep.stages.verify.comparison import (
     SampleComparison,
     build_errors,

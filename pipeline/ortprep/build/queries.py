@@ -1,0 +1,201 @@
+"""Answers about a build for other commands: reasons, searches, a model for the doctor, the report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import ortprep
+from ortprep.build.build_plan import plan_builds
+from ortprep.build.execution import Task, why_stale
+from ortprep.build.receipts import NEVER_DONE, WORK_FOLDER, find_receipt, read_receipt
+from ortprep.build.runner import Observer, run_builds
+from ortprep.bundle.atomic import write_bytes_atomic
+from ortprep.bundle.codec import decode
+from ortprep.bundle.digest import DigestCache
+from ortprep.bundle.manifest import MANIFEST_FILE
+from ortprep.bundle.tuning_record import TuningRecord
+from ortprep.errors import PipelineError, SpecError
+from ortprep.quoting import quoted
+from ortprep.stages.core.contract import LEFT_OUT, TaskId
+from ortprep.stages.core.inputs.samples import make_samples
+from ortprep.stages.core.results import FetchResult, PreparedResult
+from ortprep.tables import Table, fill_table, format_duration, format_instant, number_cell
+
+if TYPE_CHECKING:
+    from ortprep.doctor.doctor_model import DoctorModel
+    from ortprep.report.report_subjects import ReportSubject
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Reasons for which one task would run.
+
+    Attributes:
+        model: Name of its model.
+        reasons: One reason a line; none if it would not run.
+        is_new: Whether it was never done.
+    """
+
+    model: str
+    task: TaskId
+    reasons: tuple[str, ...]
+    is_new: bool = False
+
+
+def explain_tasks(tasks: Iterable[Task], *, cache: DigestCache) -> tuple[Explanation, ...]:
+    """Returns, for tasks in build order, why each would run, those before it taken into account."""
+    explanations: list[Explanation] = []
+    stale: set[TaskId] = set()
+    for task in tasks:
+        waiting = tuple(f"{required} runs before it" for required in task.requires if required in stale)
+        # What else would change is known once those have run.
+        reasons = waiting or _reasons(task, cache)
+        if reasons:
+            stale.add(task.id)
+        is_new = find_receipt(task.receipt) == NEVER_DONE
+        explanations.append(Explanation(task.model, task.id, reasons, is_new))
+    return tuple(explanations)
+
+
+def _reasons(task: Task, cache: DigestCache) -> tuple[str, ...]:
+    try:
+        return why_stale(task, cache)
+    except PipelineError as error:
+        return (f"it would fail: {error.message}",)
+
+
+def format_explanations(explanations: Iterable[Explanation]) -> Iterator[str]:
+    """Yields explanations as lines for a person; a model that is all new or all up to date takes one."""
+    for model, group in groupby(explanations, lambda explanation: explanation.model):
+        tasks = tuple(group)
+        stale = [explanation for explanation in tasks if explanation.reasons]
+        if not stale:
+            yield f"{model}: up to date, {_count_stages(tasks)}"
+        elif all(explanation.is_new for explanation in tasks):
+            yield f"{model}: never done; runs {_count_stages(tasks)}"
+        else:
+            yield from _format_stale(stale)
+            if len(stale) < len(tasks):
+                yield f"{model}: {len(tasks) - len(stale)} other tasks up to date"
+
+
+def _format_stale(stale: Iterable[Explanation]) -> Iterator[str]:
+    for explanation in stale:
+        yield f"{explanation.model}: {explanation.task}: runs, because"
+        yield from (f"    {line}" for reason in explanation.reasons for line in reason.split("\n"))
+
+
+def _count_stages(tasks: Iterable[Explanation]) -> str:
+    """Returns the stages in order, each with its number of tasks where that is more than one."""
+    counts = Counter(explanation.task.stage for explanation in tasks)
+    return ", ".join(f"{stage} ({count})" if count > 1 else stage for stage, count in counts.items())
+
+
+def tune_tasks(builds: Sequence[Sequence[Task]], *, named: bool = True) -> tuple[Task, ...]:
+    """Returns the tasks that search.
+
+    Args:
+        builds: The tasks of each model.
+        named: Whether the user named the models; else models without a search are skipped if another has one.
+
+    Raises:
+        SpecError: A model's spec asks for no search.
+    """
+    searches = tuple(task for tasks in builds for task in tasks if task.id.stage == "tune")
+    searched = {task.model for task in searches}
+    off = [tasks[0].model for tasks in builds if tasks[0].model not in searched]
+    if off and (named or not searches):
+        raise SpecError(
+            f"search is off for {off[0]}\n  expected tune.max_trials above 0, got 0",
+            hint="tune: {max_trials: 100}   # in its spec",
+        )
+    return searches
+
+
+def read_searches(tasks: Iterable[Task]) -> dict[str, TuningRecord]:
+    """Returns the records of searches, by `MODEL/VARIANT`, without variants that are not built.
+
+    Raises:
+        SpecError: One was not done.
+    """
+    searches = {}
+    for task in tasks:
+        receipt = read_receipt(task.receipt)
+        if receipt is None:
+            hint = f"ortprep tune {quoted(task.model)}"
+            raise SpecError(f"not searched yet: {task.id} of {task.model}", hint=hint)
+        if LEFT_OUT not in receipt.result:
+            record = decode(PreparedResult, receipt.result).record
+            assert record is not None
+            searches[f"{task.model}/{task.id.variant}"] = record
+    return searches
+
+
+def examine_spec(
+    name: str, folder: Path, *, configs: Path, artifacts: Path, observer: Observer
+) -> DoctorModel:
+    """Returns a spec's model as a subject; fetches its source first if needed.
+
+    Raises:
+        SpecError: The spec is missing, wrong, or does not fit its model.
+        PipelineError: The source cannot be fetched.
+    """
+    from ortprep.doctor.doctor_model import DoctorModel
+
+    tasks = plan_builds(configs, artifacts, names=(name,), skip_unavailable=True)[0]
+    fetch = next(task for task in tasks if task.id.stage == "fetch")
+    for error in run_builds(((fetch,),), observer):
+        raise error
+    receipt = read_receipt(fetch.receipt)
+    assert receipt is not None
+    fetched = decode(FetchResult, receipt.result)
+    sample = make_samples(fetch.plan.spec, fetched.interface, folder / name)[0]
+    bundle = artifacts / name
+    return DoctorModel(
+        name,
+        sample.file,
+        str(fetch.folder / fetched.model),
+        str(bundle.resolve()) if (bundle / MANIFEST_FILE).is_file() else None,
+    )
+
+
+def build_history_table(bundle: Path) -> Table:
+    """Returns when a bundle's tasks were last run, and why; no rows if its receipts are missing."""
+    folder = bundle.absolute()
+    files = sorted((folder.parent / WORK_FOLDER / folder.name / "receipts").glob("*.json"))
+    receipts = [receipt for path in files if (receipt := read_receipt(path)) is not None]
+    return fill_table(
+        "Tasks of the build",
+        sorted(receipts, key=lambda receipt: receipt.finished_at),
+        (
+            ("task", lambda receipt: receipt.task),
+            ("last run", lambda receipt: format_instant(receipt.finished_at)),
+            ("took", lambda receipt: number_cell(receipt.elapsed_s, format_duration(receipt.elapsed_s))),
+            ("because", lambda receipt: "; ".join(receipt.reasons) or "not recorded"),
+        ),
+    )
+
+
+def write_report(manifests: Sequence[Path], out: Path, *, others: Sequence[ReportSubject] = ()) -> int:
+    """Writes the report of some manifests, and returns its size in bytes.
+
+    Raises:
+        MissingExtraError: The packages of the extra `report` are not installed.
+        BundleError: A manifest cannot be read.
+        OSError: The disk is full or read-only.
+    """
+    # Imported here: a machine that only builds need not have what reports need.
+    from ortprep.report.html_page import read_vega, render_report
+    from ortprep.report.report_builder import build_report
+    from ortprep.report.report_subjects import read_subjects
+
+    subjects = (*read_subjects(manifests, build_history_table), *others)
+    report = build_report(subjects, version=ortprep.__version__)
+    page = render_report(report, library=read_vega()).encode()
+    write_bytes_atomic(out, page)
+    return len(page)
