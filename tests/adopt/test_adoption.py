@@ -66,7 +66,7 @@ def test_runs_and_limits_of_all_processes_count_the_most_frequent_shapes_first()
     second = model(feed(4, x=(1, 8)), limits={"x": (0.0, 2.000001)}, others=3, options=ONE_THREAD)
     use = merge_uses([first, second])
     assert (use.inputs["x"].shapes, use.inputs["x"].range) == (((1, 8), (1, 9)), (-0.123456, 2.000001))
-    assert (use.weights, use.loads, use.runs, use.runs_per_load) == ((6, 3), 3, 12, 4)
+    assert (use.loads, use.runs, use.runs_per_load) == (3, 12, 4)
     assert (use.shapes, use.other_runs, use.shape_count) == (2, 3, "2 or more")
     assert (use.model.options, use.other_options) == (ONE_THREAD, 1)
 
@@ -115,7 +115,7 @@ def test_values_of_a_small_array_are_not_those_of_a_large_one():
 
 def test_a_model_that_never_ran_says_nothing_of_its_inputs():
     use = merge_uses([model(loads=3)])
-    assert (use.inputs, use.weights, use.runs_per_load) == ({}, (), 1)
+    assert (use.inputs, use.runs_per_load) == ({}, 1)
 
 
 def test_what_differs_from_defaults_is_fixed_in_runtime_and_nothing_else_is():
@@ -126,7 +126,7 @@ def test_what_differs_from_defaults_is_fixed_in_runtime_and_nothing_else_is():
         {
             "targets": ["cpu"],
             "runtime": {**attributes, "session_config": {"session.intra_op.allow_spinning": "0"}},
-            "tune": {"runs_per_load": 5, "shape_weights": [6, 4]},
+            "tune": {"runs_per_load": 5},
         },
         (),
     )

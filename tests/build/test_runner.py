@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-from dataclasses import dataclass, field
-
 import pytest
 
 from ortprep.build.runner import run_builds, with_requirements
-from ortprep.stages.core.contract import Context
 from tests.build.fakes import Count, Shout, tasks
 from tests.prepare.builders import AS_PREPARED, SHAPES, Project, folding_net
 
@@ -67,14 +63,13 @@ def test_a_second_run_does_nothing_and_says_so(tmp_path):
     assert second.told == ["current shout:m", "current count:m/cpu", "ended"]
 
 
-@pytest.mark.parametrize("jobs", [1, 2, 5])
-def test_a_failed_model_holds_up_no_other(tmp_path, jobs):
+def test_a_failed_model_holds_up_no_other(tmp_path):
     recorder = Recorder()
     builds = (
         tasks(tmp_path, Shout(fails=True), Count(), name="bad"),
         tasks(tmp_path, Shout(), Count(), name="good"),
     )
-    (error,) = run_builds(builds, recorder, jobs=jobs)
+    (error,) = run_builds(builds, recorder)
     assert error.message.startswith("shout of bad: lost its voice")
     assert error.hint == "drink tea"
     assert "skipped count:bad/cpu: shout:bad failed" in recorder.told
@@ -100,33 +95,6 @@ def test_what_a_task_needs_is_all_that_runs_with_it(tmp_path):
     shout, count = tasks(tmp_path, Shout(), Count())
     assert with_requirements((shout, count), [count]) == (shout, count)
     assert with_requirements((shout, count), [shout]) == (shout,)
-
-
-@dataclass
-class Meeting(Shout):
-    """Waits until another model's task runs too: a run that is not parallel does not get through."""
-
-    barrier: threading.Barrier = field(default_factory=lambda: threading.Barrier(2))
-
-    def run(self, context: Context) -> dict[str, int]:
-        self.barrier.wait(timeout=30)
-        return dict(super().run(context))
-
-
-def test_with_two_jobs_two_models_are_under_way(tmp_path):
-    shout = Meeting()
-    builds = tuple(tasks(tmp_path, shout, Count(), name=name) for name in ("a", "b"))
-    assert run_builds(builds, Recorder(), jobs=2) == ()
-
-
-def test_an_error_of_the_observer_ends_a_run_of_several_threads(tmp_path):
-    class Broken(Recorder):
-        def finished(self, task: str) -> None:
-            raise ZeroDivisionError(task)
-
-    builds = tuple(tasks(tmp_path, Shout(), Count(), name=name) for name in ("a", "b", "c"))
-    with pytest.raises(ZeroDivisionError):
-        run_builds(builds, Broken(), jobs=2)
 
 
 @pytest.mark.slow

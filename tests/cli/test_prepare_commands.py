@@ -126,16 +126,6 @@ def test_prepare_of_a_model_file_writes_a_spec_first(project):
     assert "0 done" in project.run("prepare", "models/net.onnx").err
 
 
-@pytest.mark.slow
-def test_on_a_terminal_the_question_is_asked(project):
-    models.write_model(impossible(), project.models / "odd.onnx")
-    code, said = project.on_terminal("-m", "ortprep", "init", "models/odd.onnx", keys=b"nonsense\n3,5\n\n")
-    assert code == 2
-    assert said.count("which shape does input x [rows, columns] take?") >= 2
-    assert "not a shape" in said
-    assert "shapes: [[3, 5]]" in (project.configs / "odd.yaml").read_text()
-
-
 # -- what `prepare` says of its engines before anything is begun
 
 
@@ -144,9 +134,6 @@ def test_options_of_one_engine_are_refused_by_the_other(tmp_path):
     ended = project.run("prepare", "--store", "store", "--no-collect", "--node-timeout", "1")
     assert ended.code == 2
     assert "option of another engine: --store, --collect, --node-timeout" in ended.err
-    ended = project.run("prepare", "--engine", "ray", "--store", "store", "-n", "4")
-    assert ended.code == 2
-    assert "option of another engine: --jobs\n  expected it only with --engine local" in ended.err
 
 
 def test_a_cluster_needs_a_store(tmp_path):

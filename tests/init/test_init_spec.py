@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from ortprep.errors import SourceError, SpecError
-from ortprep.init import InitResult, ObservedInput, Question, find_spec_name, init_spec
+from ortprep.init import InitResult, ObservedInput, find_spec_name, init_spec
 from ortprep.init.draft import choose_name
 from ortprep.init.input_search import Feed
 from ortprep.init.trial_run import TrialRequest, run_trial
@@ -144,19 +144,6 @@ def test_a_model_that_does_not_run_leaves_one_question_in_its_spec(tmp_path):
     assert "onnxruntime_src" not in result.question.text
     marked = [line for line in result.text.splitlines() if line.startswith(OPEN_QUESTION)]
     assert marked == [f"{OPEN_QUESTION} {result.question.text}"]
-
-
-def test_what_the_user_answers_is_tried(tmp_path):
-    asked: list[Question] = []
-
-    def answer(question: Question) -> tuple[int, ...] | None:
-        asked.append(question)
-        return (7, 5) if len(asked) == 1 else None
-
-    result = draft(open_models.impossible(), tmp_path, ask=answer)
-    assert [one.input for one in asked] == ["x", "x"]
-    assert result.spec.inputs["x"].shapes == ((7, 5),)
-    assert "Tried [7, 5];" in asked[1].text
 
 
 def test_what_is_known_counts_more_than_what_would_be_proposed(tmp_path):

@@ -347,7 +347,6 @@ def test_what_may_explain_a_difference_is_listed():
         variant(level="extended"),
         name="other",
         spec_digest="sha256:other",
-        spec_commit="abc",
         environment={
             "onnxruntime": "1.32.0",
             "packages": {"numpy": "2.4"},
@@ -359,7 +358,6 @@ def test_what_may_explain_a_difference_is_listed():
     assert told(comparison) == {
         ("model", "net", "other"),
         ("spec", "sha256:spec", "sha256:other"),
-        ("git commit", "", "abc"),
         ("optimisation level", "all", "extended"),
         ("onnxruntime", "1.31.1", "1.32.0"),
         ("packages.numpy", "", "2.4"),

@@ -276,11 +276,6 @@ WRONG = {
         {"space": {"form": ["zip"]}},
         "tune.space: unknown value 'zip' of knob 'form'; expected one of mapped, inline, ort, prepacked",
     ),
-    "too few weights": (
-        {"shape_weights": [1.0]},
-        "tune.shape_weights: expected 2 weights, one per declared shape, got 1",
-    ),
-    "too many weights": ({"shape_weights": [1.0, 2.0, 3.0]}, "expected 2 weights"),
 }
 
 

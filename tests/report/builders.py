@@ -250,7 +250,6 @@ def manifest(story=None, **changes):
         variants=(cpu, portable),
         files=(FileEntry("cpu/net_optimized.onnx.data", story.size_bytes, digest_bytes(b"weights")),),
         missing_targets=(MissingTarget("cuda", "no CUDA device"),),
-        spec_commit="0123456789abcdef0123456789abcdef01234567",
     )
 
 

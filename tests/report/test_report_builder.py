@@ -23,7 +23,6 @@ from ortprep.report.trials import (
     find_front,
     find_legs,
 )
-from ortprep.report.variant_sections import build_measurement_sections
 from tests.report.builders import CHOSEN, around, manifest, subject, trial_figures, tuning
 
 
@@ -192,19 +191,6 @@ def test_plans_that_were_not_measured_are_named_with_the_reason():
     assert any("first phase: not measured, the child died" in note for note in section(ALL, "Measured").notes)
 
 
-def test_a_fork_is_not_compared_by_when_it_is_ready():
-    """Its time counts from the fork on, that of the others from the start of a process."""
-    variant = manifest().variants[0]
-    warm = variant.measurements[0]
-    with_fork = replace(warm, plans=(*warm.plans, replace(warm.plans[-1], plan="forked")))
-    (ready, *_) = build_measurement_sections(replace(variant, measurements=(with_fork,)))
-    assert "in turn, forked after the others; inputs" in ready.notes[0]
-    figures = {str(row[0]): row for row in ready.tables[0].rows}
-    *_, compared, fork = figures["ready sooner"]
-    assert compared is not None
-    assert fork is None
-
-
 # -- the search
 
 
@@ -315,7 +301,7 @@ def test_equal_environments_are_told_once():
 # -- whatever a manifest holds
 
 
-BARE = replace(manifest(), variants=(), files=(), environment={}, spec_commit=None, missing_targets=())
+BARE = replace(manifest(), variants=(), files=(), environment={}, missing_targets=())
 
 
 def zeroed(made):

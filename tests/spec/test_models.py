@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from ortprep.bundle.codec import canonical_json
 from ortprep.errors import SpecError
@@ -159,24 +158,6 @@ def test_a_spec_has_a_bounded_number_of_shapes():
 def test_a_number_of_thousands_of_digits_is_no_spec():
     with pytest.raises(SpecError, match="numbers"):
         parse_spec(FULL | {"verify": {"seed": 10**5000}})
-
-
-@pytest.mark.parametrize(("weights", "works"), [([1, 2], True), ([1], False), ([1, 2, 3], False)])
-def test_there_is_one_weight_for_every_declared_shape(weights, works):
-    document = {
-        "name": "net",
-        "source": {"path": "net.onnx"},
-        "inputs": {"x": {"shapes": [[1, 4], [8, 4]]}, "mask": {"shapes": [[1, 4]]}},
-        "tune": {"shape_weights": weights},
-    }
-    if works:
-        assert ModelSpec.model_validate(document).tune.shape_weights == tuple(weights)
-        return
-    with pytest.raises(
-        ValidationError, match=f"expected 2 weights, one per declared shape, got {len(weights)}"
-    ):
-        ModelSpec.model_validate(document)
-    assert ModelSpec.model_validate({**document, "samples": "*.npz"}).tune.shape_weights == tuple(weights)
 
 
 def test_an_output_s_thresholds_change_the_common_ones_and_none_stands_for_no_threshold():

@@ -31,7 +31,6 @@ from ortprep.tuning.trial import (
     TrialRequest,
     measure_and_check,
     measure_trial,
-    weighted_mean,
 )
 from tests.runtime.builders import write_linear
 from tests.tuning import fakes
@@ -54,8 +53,7 @@ def request_of_all(tmp_path_factory):
     plan = default_plan(str(model), CPU, level="ORT_DISABLE_ALL")
     answers = write_answers(plan, files, folder / "answers", timeout_s=TIMEOUT_S)
     checks = tuple(
-        CheckedSample(str(file), answer, weight)
-        for file, answer, weight in zip(files, answers.samples, (3.0, 1.0), strict=True)
+        CheckedSample(str(file), answer) for file, answer in zip(files, answers.samples, strict=True)
     )
     first, *others = map(str, files)
     return TrialRequest(
@@ -94,12 +92,6 @@ def test_figures_are_those_of_a_small_process(request_of_all, io_binding):
     assert 1 < figures.private_mb < 2000
     assert figures.private_mb < figures.peak_mb < 4000
     assert figures.gpu_mb is None
-
-
-def test_the_steady_figure_weighs_the_shapes():
-    assert weighted_mean((2.0, 10.0), (3.0, 1.0)) == 4.0
-    assert weighted_mean((2.0, 10.0), (0.0, 1.0)) == 10.0
-    assert math.isclose(weighted_mean((2.0,), (0.1,)), 2.0)
 
 
 def test_a_wrong_answer_is_an_error_that_names_output_and_element(request_of_all, tmp_path):

@@ -34,7 +34,6 @@ class ModelUse:
         shapes: Number of different sets of shapes that were kept apart.
         other_runs: Number of runs with other shapes than those.
         inputs: What is fed, by input name; empty if no session ran.
-        weights: Number of runs of each set of shapes in `inputs`.
         excluded_shapes: Number of sets of shapes not in `inputs` since small inputs had other values there.
         other_options: Number of further sets of options that sessions of this model had.
     """
@@ -45,7 +44,6 @@ class ModelUse:
     shapes: int
     other_runs: int
     inputs: Mapping[str, ObservedInput]
-    weights: tuple[int, ...]
     excluded_shapes: int
     other_options: int
 
@@ -83,7 +81,6 @@ def merge_uses(models: Sequence[ModelRecord], *, ids: Collection[str] = ()) -> M
         shapes=len(feeds),
         other_runs=runs - sum(feed.runs for feed in feeds),
         inputs=inputs,
-        weights=tuple(feed.runs for feed in chosen),
         excluded_shapes=excluded_shapes,
         other_options=len(options) - 1,
     )
@@ -185,11 +182,6 @@ class SpecOptions:
         sections, left_out = dict(self.sections), self.left_out
         if count:
             sections["samples"] = pattern
-            # The inputs have shapes of their own, which nobody weighed.
-            tune = {
-                name: value for name, value in sections.pop("tune", {}).items() if name != "shape_weights"
-            }
-            sections |= {"tune": tune} if tune else {}
         if convert is not None and count >= MIN_AUTO_SAMPLES:
             sections["convert"] = convert
         elif convert is not None:
@@ -210,7 +202,7 @@ def options_of(use: ModelUse, *, version: str) -> SpecOptions:
     sections = {
         "targets": ["cuda" if CUDA in use.model.obtained else "cpu"],
         "runtime": _runtime_section(use, version, left_out),
-        "tune": _tune_section(use),
+        "tune": {"runs_per_load": use.runs_per_load} if use.runs else {},
     }
     if use.excluded_shapes:
         left_out.append(f"sets of shapes with other values of small inputs: {use.excluded_shapes}")
@@ -240,10 +232,3 @@ def _runtime_section(use: ModelUse, version: str, left_out: list[str]) -> dict[s
         elif own and provider.name != CPU:
             left_out.append(f"options of {provider.name}: {', '.join(own)}")
     return {name: value for name, value in section.items() if value != {}}
-
-
-def _tune_section(use: ModelUse) -> dict[str, Any]:
-    section: dict[str, Any] = {"runs_per_load": use.runs_per_load} if use.runs else {}
-    if len(use.weights) > 1:
-        section["shape_weights"] = list(use.weights)
-    return section

@@ -6,7 +6,6 @@ A task that fails holds up those that require it, and no other. `LineObserver` s
 from __future__ import annotations
 
 import functools
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -57,7 +56,6 @@ class BuildRequest:
         configs: Folder of `NAME.yaml` files and `defaults.yaml`.
         artifacts: Folder of the bundles.
         names: Models; all of them if empty.
-        jobs: Maximum number of concurrent tasks, on this machine.
     """
 
     configs: Path
@@ -65,7 +63,6 @@ class BuildRequest:
     names: tuple[str, ...] = ()
     only: str | None = None
     skip_unavailable: bool = False
-    jobs: int = 1
 
 
 def is_current(task: Task, cache: DigestCache) -> bool:
@@ -79,7 +76,7 @@ def is_current(task: Task, cache: DigestCache) -> bool:
 def build_here(request: BuildRequest, observer: Observer) -> tuple[PipelineError, ...]:
     """Builds what is not up to date, one bundle after the other, and returns the errors of failed tasks.
 
-    With several jobs, as many bundles are under way as keep them busy. A failed model holds up no other.
+    A failed model holds up no other.
 
     Raises:
         SpecError: A spec is wrong, or a target is not available; nothing was started.
@@ -91,55 +88,64 @@ def build_here(request: BuildRequest, observer: Observer) -> tuple[PipelineError
         only=request.only,
         skip_unavailable=request.skip_unavailable,
     )
-    return run_builds(builds, observer, jobs=request.jobs)
+    return run_builds(builds, observer)
 
 
 def run_builds(
-    builds: Sequence[Sequence[Task]], observer: Observer, *, jobs: int = 1, keep_going: bool = True
+    builds: Sequence[Sequence[Task]], observer: Observer, *, keep_going: bool = True
 ) -> tuple[PipelineError, ...]:
     """Runs all that is not up to date on this machine, and says when nothing more comes.
 
     Arguments and result are those of `run_tasks`.
     """
     try:
-        return run_tasks(builds, observer, jobs=jobs, keep_going=keep_going)
+        return run_tasks(builds, observer, keep_going=keep_going)
     finally:
         observer.ended()
 
 
 def run_tasks(
-    builds: Sequence[Sequence[Task]],
-    observer: Observer,
-    *,
-    jobs: int = 1,
-    keep_going: bool = True,
+    builds: Sequence[Sequence[Task]], observer: Observer, *, keep_going: bool = True
 ) -> tuple[PipelineError, ...]:
-    """Runs what is not up to date; a free thread takes the first task that has all it requires.
-
-    So a model is finished before the next one begins; with several jobs, the next one takes idle threads.
+    """Runs what is not up to date, one task after the other: a model is finished before the next one begins.
 
     Args:
         builds: The tasks of each model, in build order; what they require and is not among them is done.
         observer: Takes the events of the run.
-        jobs: Maximum number of concurrent tasks. With 1, all is done in the calling thread.
         keep_going: Whether tasks that do not need the failed one are tried.
 
     Returns:
         What failed, in the order of the failures.
     """
-    run = _Run(builds, observer, keep_going)
-    if jobs == 1:
-        run.work()
-        return tuple(run.errors)
-    # An interrupt ends the program without waiting for threads; their child processes end with them.
-    threads = [threading.Thread(target=run.work_in_thread, daemon=True) for _ in range(jobs)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if run.crash is not None:
-        raise run.crash
-    return tuple(run.errors)
+    failed: dict[tuple[str, TaskId], str] = {}
+    errors: list[PipelineError] = []
+    cache = DigestCache()
+    for task in (task for tasks in builds for task in tasks):
+        cause = next(filter(None, (failed.get((task.model, one)) for one in task.requires)), None)
+        if errors and not keep_going:
+            cause = failed[next(iter(failed))]
+        if cause is not None:
+            failed[task.model, task.id] = cause
+            observer.skipped(task.name, f"{cause} failed")
+            continue
+        try:
+            _run(task, observer, cache)
+        except PipelineError as error:
+            observer.failed(task.name, str(error))
+            failed[task.model, task.id] = task.name
+            errors.append(error)
+    return tuple(errors)
+
+
+def _run(task: Task, observer: Observer, cache: DigestCache) -> None:
+    """Runs a task unless it is up to date; raises as `run_task`."""
+    if is_current(task, cache):
+        observer.current(task.name)
+        return
+    observer.started(task.name)
+    say = functools.partial(observer.said, task.name)
+    run_task(task, cache=cache, say=say, progress=functools.partial(observer.progressed, task.name))
+    observer.finished(task.name)
 
 
 def with_requirements(tasks: Sequence[Task], wanted: Sequence[Task]) -> tuple[Task, ...]:
@@ -149,82 +155,6 @@ def with_requirements(tasks: Sequence[Task], wanted: Sequence[Task]) -> tuple[Ta
         if task.id in needed:
             needed.update(task.requires)
     return tuple(task for task in tasks if task.id in needed)
-
-
-class _Run:
-    """The state of one run, which its threads share."""
-
-    def __init__(self, builds: Sequence[Sequence[Task]], observer: Observer, keep_going: bool) -> None:
-        self._todo = [task for tasks in builds for task in tasks]
-        self._unsettled = {(task.model, task.id) for task in self._todo}
-        self._failed: dict[tuple[str, TaskId], str] = {}
-        self._observer, self._keep_going, self._cache = observer, keep_going, DigestCache()
-        self._changed = threading.Condition()
-        self.errors: list[PipelineError] = []
-        self.crash: BaseException | None = None
-
-    def work_in_thread(self) -> None:
-        """Does as `work`; keeps what is raised, and lets the other threads come to their end."""
-        try:
-            self.work()
-        except BaseException as error:  # noqa: BLE001 - raised again where the run was started
-            with self._changed:
-                self.crash = error
-                self._todo.clear()
-                self._changed.notify_all()
-
-    def work(self) -> None:
-        """Settles one task after the other, until none is left."""
-        while (task := self._take()) is not None:
-            self._settle(task)
-            with self._changed:
-                self._unsettled.discard((task.model, task.id))
-                self._changed.notify_all()
-
-    def _take(self) -> Task | None:
-        """Returns the first task whose requirements are settled; waits for one if need be."""
-        with self._changed:
-            while self._todo:
-                for task in self._todo:
-                    if not any((task.model, required) in self._unsettled for required in task.requires):
-                        self._todo.remove(task)
-                        return task
-                self._changed.wait()
-        return None
-
-    def _settle(self, task: Task) -> None:
-        cause = next(filter(None, (self._failed.get((task.model, id_)) for id_ in task.requires)), None)
-        if cause is not None:
-            self._failed[task.model, task.id] = cause
-            self._tell("skipped", task, f"{cause} failed")
-            return
-        try:
-            if is_current(task, self._cache):
-                self._tell("current", task)
-                return
-            self._tell("started", task)
-            say = functools.partial(self._observer.said, task.name)
-            progress = functools.partial(self._observer.progressed, task.name)
-            run_task(task, cache=self._cache, say=say, progress=progress)
-        except PipelineError as error:
-            self._fail(task, error)
-        else:
-            self._tell("finished", task)
-
-    def _fail(self, task: Task, error: PipelineError) -> None:
-        with self._changed:
-            self._tell("failed", task, str(error))
-            self._failed[task.model, task.id] = task.name
-            self.errors.append(error)
-            if not self._keep_going:
-                for other in self._todo:
-                    self._tell("skipped", other, f"{task.name} failed")
-                self._todo.clear()
-
-    def _tell(self, event: str, task: Task, *text: str) -> None:
-        """Passes an event on; observers count, so one at a time."""
-        with self._changed:
-            getattr(self._observer, event)(task.name, *text)
 
 
 class LineObserver:

@@ -139,8 +139,7 @@ class MeasurementRecord:
         cache: `warm` or `cold` (the files were dropped from the page cache before each load).
         rounds: Processes per plan.
         shapes: Input shapes measured, as `name=[…]` joined by spaces.
-        plans: Figures of the plans that answered in every round; their order within a round changes. Those of
-            `forked`, a fork of a process that loaded what ships, come after all rounds of the others.
+        plans: Figures of the plans that answered in every round; their order within a round changes.
         skipped: Plans without figures, and why: they failed, or could not be made.
     """
 
@@ -218,7 +217,6 @@ class Manifest:
         variants: One record per variant of `loader.json`, in the same order.
         missing_targets: Targets that were skipped.
         files: Every file of the bundle except this one.
-        spec_commit: Commit that was checked out where the spec lies, None if it lies in no git repository.
         left_out: Variants of the spec that no precision was good enough for, or that were not needed.
     """
 
@@ -232,7 +230,6 @@ class Manifest:
     variants: tuple[VariantRecord, ...]
     files: tuple[FileEntry, ...]
     missing_targets: tuple[MissingTarget, ...] = field(default=())
-    spec_commit: str | None = None
     left_out: tuple[LeftOut, ...] = ()
 
 

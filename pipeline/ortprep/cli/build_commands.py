@@ -53,9 +53,6 @@ PrepareTarget = Annotated[
     str | None,
     typer.Option(metavar="T", help="Build only this target: cpu, cuda, or a kind of hardware of the fleet."),
 ]
-Jobs = Annotated[
-    int, typer.Option("--jobs", "-n", min=1, help="Maximum number of tasks at a time on this machine.")
-]
 ChosenEngine = Annotated[EngineName, typer.Option(help="local: on this machine; ray: on a cluster.")]
 Address = Annotated[
     str | None,
@@ -106,7 +103,6 @@ def prepare(
     artifacts: Artifacts = ARTIFACTS,
     target: PrepareTarget = None,
     skip_unavailable: SkipUnavailable = False,
-    jobs: Jobs = 1,
     engine: ChosenEngine = EngineName.LOCAL,
     address: Address = None,
     fleet: Fleet = None,
@@ -130,7 +126,6 @@ def prepare(
         _refuse([name for name, value in of_ray.items() if value is not None], EngineName.RAY)
         build = build_here
     else:
-        _refuse(["--jobs"] if jobs > 1 else [], EngineName.LOCAL)
         from ortprep.cluster.building.engine import NODE_TIMEOUT_S, RayEngine
 
         build = RayEngine(
@@ -147,7 +142,6 @@ def prepare(
         names=names_of_specs(names or (), configs),
         only=target,
         skip_unavailable=skip_unavailable,
-        jobs=jobs,
     )
     if errors := build(request, BuildObserver()):
         raise typer.Exit(exit_code_of(errors))

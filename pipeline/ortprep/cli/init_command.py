@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,9 +14,8 @@ from ortprep.errors import PipelineError, SpecError
 from ortprep.quoting import quoted
 
 if TYPE_CHECKING:
-    from ortprep.init import InitResult, Question
+    from ortprep.init import InitResult
 
-_SHAPE = re.compile(r"[\[(]?\s*(\d{1,9}(?:\s*[,x× ]\s*\d{1,9})*)?\s*[\])]?")
 _MODEL_SUFFIX = ".onnx"
 
 
@@ -88,8 +85,7 @@ def _write_spec(model: str, out: Path, *, name: str | None = None, force: bool =
             f"{_spec_command('init', model, '--out', out)} --force",
         )
     check_writable(out, hint="ortprep init MODEL --out DIR")
-    ask = _ask if _may_ask() else None
-    result = init_spec(model, folder=out, name=name, ask=ask, say=echo, may_copy=True)
+    result = init_spec(model, folder=out, name=name, say=echo, may_copy=True)
     result.write(force=force)
     attempts = result.trial.attempts
     tries = "the first try" if attempts == 1 else f"try {attempts}"
@@ -103,22 +99,3 @@ def _write_spec(model: str, out: Path, *, name: str | None = None, force: bool =
 def _spec_command(action: str, subject: str | Path, option: str, folder: Path) -> str:
     """Returns a command to run, with the folder of specs where it is not the default."""
     return quoted("ortprep", action, subject, *(() if folder == CONFIGS else (option, folder)))
-
-
-def _may_ask() -> bool:
-    return sys.stdin.isatty() and sys.stderr.isatty()
-
-
-def _ask(question: Question) -> tuple[int, ...] | None:
-    """Asks on the terminal until the answer is a shape, or empty."""
-    echo(question.text)
-    while True:
-        answer = typer.prompt(
-            "shape, such as 1,3,640,640; empty to skip", default="", show_default=False, err=True
-        )
-        match = _SHAPE.fullmatch(answer.strip())
-        if not answer.strip():
-            return None
-        if match is not None:
-            return tuple(int(size) for size in re.findall(r"\d+", match[1] or ""))
-        echo(f"not a shape: {answer!r}")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from ortprep.init.draft import Ask, InitResult, Question, choose_name, find_spec_name, init_spec
+from ortprep.init.draft import InitResult, Question, choose_name, find_spec_name, init_spec
 from ortprep.init.input_search import ObservedInput
 from ortprep.init.tensor_copy import refresh_tensor_copy
 
 __all__ = [
-    "Ask",
     "InitResult",
     "ObservedInput",
     "Question",

@@ -42,9 +42,6 @@ class Question:
     text: str
 
 
-Ask = Callable[[Question], tuple[int, ...] | None]
-"""Asks the user for a shape; None if the user does not know."""
-
 Say = Callable[[str], None]
 """Takes a line about what is going on."""
 
@@ -101,7 +98,6 @@ def init_spec(
     name: str | None = None,
     observed: Mapping[str, ObservedInput] | None = None,
     sections: Mapping[str, Any] | None = None,
-    ask: Ask | None = None,
     say: Say = lambda _line: None,
     may_copy: bool = False,
 ) -> InitResult:
@@ -113,7 +109,6 @@ def init_spec(
         name: Name of the spec; else that of this model's spec in the folder, else the file's.
         observed: Known inputs, by name; they replace the proposed ones.
         sections: Further sections of the spec, as JSON types; they replace the proposed ones.
-        ask: Asked for a shape where the model does not run; None to leave the question in the spec.
         say: Takes what is going on.
         may_copy: Whether a model that ends with a `ZipMap` may get a copy that answers with a matrix.
 
@@ -131,7 +126,8 @@ def init_spec(
     spec_name = name or find_spec_name(path, folder, or_copy=may_copy) or choose_name(path, folder)
     say(f"running {path.name} on proposed inputs")
     copy = copy_path(path, folder) if may_copy else None
-    trial, question = _try_with_answers(TrialRequest(path, copy, known), ask)
+    trial = try_inputs(TrialRequest(path, copy, known))
+    question = _find_question(trial, path)
     if copy is not None and trial.changes:
         say(f"wrote {copy}: {'; '.join(trial.changes)}")
         path = copy
@@ -172,18 +168,6 @@ def _local_path(model: Path | str) -> Path:
             hint=f"find {quoted(path)} -name '*.onnx'" if path.is_dir() else quoted("ls", nearest),
         )
     return path
-
-
-def _try_with_answers(request: TrialRequest, ask: Ask | None) -> tuple[InitTrial, Question | None]:
-    """Runs the model, with the shapes that the user answers, until it runs or the user does not know."""
-    while True:
-        trial = try_inputs(request)
-        question = _find_question(trial, request.model)
-        answer = None if ask is None or question is None else ask(question)
-        if question is None or answer is None:
-            return trial, question
-        known = ObservedInput(shapes=(answer,), reason="as you said")
-        request = request._replace(observed={**request.observed, question.input: known})
 
 
 def _find_question(trial: InitTrial, model: Path) -> Question | None:

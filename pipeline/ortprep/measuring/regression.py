@@ -288,7 +288,6 @@ def _describe_manifest(manifest: Manifest) -> dict[str, str]:
         "model": manifest.name,
         "source": manifest.source.sha256,
         "spec": manifest.spec_digest,
-        "git commit": manifest.spec_commit or "",
         "ortprep": manifest.pipeline_version,
     }
 

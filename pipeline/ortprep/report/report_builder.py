@@ -155,8 +155,6 @@ def _notes(manifest: Manifest) -> Iterator[str]:
         f"Source: {source.kind} {source.location}, {format_mb(source.initializer_bytes)} of weights, "
         f"{count_of(sum(source.operators.values()), 'node')}, {source.sha256}."
     )
-    if manifest.spec_commit is not None:
-        yield f"Spec: commit {manifest.spec_commit}."
     for missing in manifest.missing_targets:
         yield f"Target {missing.target} is missing: {missing.reason}."
     for left_out in manifest.left_out:

@@ -213,11 +213,6 @@ class TuneSpec(SpecSection):
     max_steady_ratio: Positive | None = Field(
         default=None, description="Maximum time of a run, relative to default ONNX Runtime."
     )
-    shape_weights: Annotated[tuple[NotNegative, ...], Field(min_length=1)] | None = Field(
-        default=None,
-        description="How often each declared shape is sent, in the order of the shapes; equally often by "
-        "default.",
-    )
     allow: tuple[Literal["tf32", "cudnn_default", "io_binding"], ...] = Field(
         default=(),
         description="Options to search although they change answers (tf32), can be very slow "
@@ -236,13 +231,6 @@ class TuneSpec(SpecSection):
     def needs_trials(self) -> bool:
         """Whether plans are tried: to search, or to compare the plan of `space` with the default."""
         return self.max_trials > 0 or bool(self.space)
-
-    @field_validator("shape_weights")
-    @classmethod
-    def _not_all_zero(cls, weights: tuple[float, ...] | None) -> tuple[float, ...] | None:
-        if weights is not None and sum(weights) == 0:
-            raise ValueError("expected at least one weight above 0")
-        return weights
 
 
 class ModelSpec(SpecSection):
@@ -278,23 +266,6 @@ class ModelSpec(SpecSection):
         if targets != "auto" and len(set(targets)) != len(targets):
             raise ValueError(f"expected every target once, got {list(targets)}")
         return targets
-
-    @model_validator(mode="after")
-    def _weights_of_declared_shapes(self) -> ModelSpec:
-        weights = self.tune.shape_weights
-        count = self._count_shapes()
-        # Real samples have shapes of their own, which are read with them.
-        if weights is not None and self.samples is None and len(weights) != count:
-            raise ValueError(
-                f"tune.shape_weights: expected {count} weights, one per declared shape, got {len(weights)}"
-            )
-        return self
-
-    def _count_shapes(self) -> int:
-        """Returns the number of declared sets of shapes: the k-th shapes of all inputs are one set."""
-        columns = [input_spec.shapes for input_spec in self.inputs.values() if len(input_spec.shapes) > 1]
-        count = max((len(column) for column in columns), default=1)
-        return len({tuple(column[index % len(column)] for column in columns) for index in range(count)})
 
     @property
     def folder(self) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
 from ortprep.bundle.codec import decode
@@ -22,12 +23,11 @@ class CheckedSample:
 
     Attributes:
         file: `.npz` of arrays by input name.
-        weight: Weight of this input's runs in the steady figure.
+        answers: Its answers, in the order of the session's outputs.
     """
 
     file: str
     answers: tuple[Answer, ...]
-    weight: float
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,7 @@ def measure_trial(
     result = measure_plan(
         request, timeout_s=timeout_s, memory_bytes=memory_bytes, function=function or measure_and_check
     )
-    steady_ms = weighted_mean(
-        (result.steady_ms, *result.more_steady_ms), [check.weight for check in request.checks]
-    )
-    return replace(result, steady_ms=steady_ms)
-
-
-def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
-    """Returns the mean of values by weights, at least one of them above zero."""
-    return sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
+    return replace(result, steady_ms=fmean((result.steady_ms, *result.more_steady_ms)))
 
 
 def measure_and_check(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -69,7 +69,6 @@ def build_batch(part: Part, manifest_data: bytes) -> dict[str, Any]:
     return {
         "metrics": [{"key": key, "value": value, "timestamp": at_ms, "step": 0} for key, value in figures],
         "params": as_pairs(params),
-        "tags": as_pairs({"ortprep.git_commit": manifest.spec_commit} if manifest.spec_commit else {}),
     }
 
 

@@ -27,7 +27,7 @@ from ortprep.runtime.loading.variant_selection import needs_gpu
 from ortprep.spec.models import resolved_spec
 from ortprep.stages.core.application_judge import ApplicationJudge
 from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId
-from ortprep.stages.core.provenance import describe_environment, read_spec_commit
+from ortprep.stages.core.provenance import describe_environment
 from ortprep.stages.core.results import (
     FETCH,
     prepared_task,
@@ -107,7 +107,6 @@ class PackageStage:
             variants=tuple(variant.record for variant in prepared),
             files=describe_files(context.folder, DigestCache().digest),
             missing_targets=tuple(starmap(MissingTarget, context.plan.missing.items())),
-            spec_commit=read_spec_commit(spec.folder),
             left_out=(*left_out, *refused),
         )
         write_manifest(context.folder, manifest)

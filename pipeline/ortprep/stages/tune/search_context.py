@@ -15,7 +15,7 @@ from ortprep.bundle.model_facts import ModelFacts
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
 from ortprep.children.child import run_child
 from ortprep.children.probe import ProbeResult
-from ortprep.errors import PipelineError, SpecError, StageError
+from ortprep.errors import PipelineError, StageError
 from ortprep.measuring.device_lock import working
 from ortprep.measuring.staged_bundles import StagedBundles
 from ortprep.options import format_option, with_external_data
@@ -23,7 +23,7 @@ from ortprep.quoting import quoted
 from ortprep.runtime.loading.session import CPU, build_session
 from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.runtime.machine.process_memory import available_bytes
-from ortprep.spec.models import ModelSpec, TuneSpec
+from ortprep.spec.models import TuneSpec
 from ortprep.stages.core.accuracy import convert_section
 from ortprep.stages.core.contract import Context, TaskId
 from ortprep.stages.core.results import PreparedResult, read_optimized, read_source, session_of
@@ -152,7 +152,6 @@ def open_search(context: Context) -> Iterator[SearchContext]:
     """Yields what a search works with, while its files and staged bundles exist.
 
     Raises:
-        SpecError: The spec weighs other shapes than there are.
         PipelineError: The prepared graph cannot be read.
     """
     with TemporaryDirectory(prefix=".plans-", dir=context.folder) as scratch:
@@ -183,7 +182,7 @@ def _build_search_context(context: Context, scratch: Path) -> SearchContext:
         artefacts=artefacts,
         reference=reference,
         default=default_candidate(context, context.variant_plan),
-        checks=_checked_samples(context.spec, every, reference),
+        checks=_checked_samples(every, reference),
         staged=StagedBundles(
             scratch / "staged", graph.description.interface.inputs, graph.description.interface.outputs
         ),
@@ -217,26 +216,14 @@ def _levels(facts: ModelFacts, step: str, *, target: str) -> tuple[str, ...]:
     return (ALL, ALL_REDUCED, EXTENDED) if NCHWC_DOMAIN in facts.domains else (ALL,)
 
 
-def _checked_samples(
-    spec: ModelSpec, every: ReferenceAnswers, fitting: ReferenceAnswers
-) -> tuple[CheckedSample, ...]:
-    """Returns one sample per set of shapes."""
-    shapes = tuple(dict.fromkeys(sample.shapes for sample in every.samples))
-    weights = spec.tune.shape_weights or (1.0,) * len(shapes)
-    if len(weights) != len(shapes):
-        raise SpecError(
-            f"tune.shape_weights does not fit the declared shapes: {spec.name}\n"
-            f"  expected {len(shapes)} weights ({'; '.join(shapes)}), got {len(weights)}"
-        )
-    weight_of = dict(zip(shapes, weights, strict=True))
+def _checked_samples(every: ReferenceAnswers, fitting: ReferenceAnswers) -> tuple[CheckedSample, ...]:
+    """Returns one sample per set of shapes that the model takes."""
+    shapes = dict.fromkeys(sample.shapes for sample in every.samples)
     first = {
-        sample.shapes: CheckedSample(sample.file, answers, weight_of[sample.shapes])
+        sample.shapes: CheckedSample(sample.file, answers)
         for sample, answers in reversed(tuple(zip(fitting.samples, fitting.answers.samples, strict=True)))
     }
-    chosen = tuple(first[shape] for shape in shapes if shape in first)
-    # What is never sent to the model at large may be all that is sent to a bucket.
-    sent = any(sample.weight for sample in chosen)
-    return chosen if sent else tuple(dataclasses.replace(sample, weight=1.0) for sample in chosen)
+    return tuple(first[shape] for shape in shapes if shape in first)
 
 
 _PREPACKED_ENTRY = "session.save_external_prepacked_constant_initializers"
