@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ortprep import BuildProgress, PreparedBundle, Spec, prepare
+from ortprep import BuildProgress, PreparedBundle, prepare
 from ortprep.errors import SourceError, SpecError
 from ortprep.spec.reading import read_spec
 from ortprep.versions import install_command
@@ -62,7 +62,7 @@ except MissingExtraError as error:
 @pytest.mark.parametrize(
     ("model", "sections", "error", "text"),
     [
-        (7, {}, SpecError, "bad argument of prepare: model\n  expected a path, a URL or a Spec, got 7"),
+        (7, {}, SpecError, "bad argument of prepare: model\n  expected a path or a URL, got 7"),
         ("models/net.onnx", {"artifacts": None}, SpecError, "artifacts\n  expected a folder, got None"),
         ("models/net.onnx", {"configs": "s3://b/c"}, SpecError, "expected a folder on this machine, got a"),
         ("models/net.onnx", {"on_progress": 3}, SpecError, "on_progress\n  expected a function, or None"),
@@ -179,28 +179,8 @@ def test_a_second_call_does_nothing_at_once(built, capfd):
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     events: list[BuildProgress] = []
     started_s = time.perf_counter()
-    prepare(Spec("models/net.onnx", **NET), on_progress=events.append)  # type: ignore[arg-type]
+    prepare("models/net.onnx", on_progress=events.append, **NET)  # type: ignore[arg-type]
     assert time.perf_counter() - started_s < 1
     assert {event.event for event in events} == {"current"}
     assert capfd.readouterr() == ("", "")
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
-
-
-@pytest.mark.slow
-def test_the_command_line_finds_it_up_to_date(built):
-    built.bundle.write_spec("configs/net.yaml")
-    outcome = built.project.run("prepare")
-    assert (outcome.code, outcome.err) == (0, "0 done, 7 up to date\n")
-    events: list[BuildProgress] = []
-    prepare("configs/net.yaml", on_progress=events.append)
-    assert {event.event for event in events} == {"current"}
-
-
-@pytest.mark.slow
-def test_a_notebook_shows_a_table(built):
-    html = built.bundle._repr_html_()
-    assert html is not None
-    assert "<strong>net</strong>" in html
-    assert "<table" in html
-    assert "default" in html
-    assert "<script" not in html

@@ -10,16 +10,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ortprep.preparation import BuildProgress, PreparedBundle, prepare
     from ortprep.runtime.dropin.session import session
-    from ortprep.spec.python_spec import Spec
 
 __version__ = "0.1.0"
 
-__all__ = ["BuildProgress", "PreparedBundle", "Spec", "prepare", "session"]
+__all__ = ["BuildProgress", "PreparedBundle", "prepare", "session"]
 
 _HOMES = {
     "BuildProgress": "ortprep.preparation",
     "PreparedBundle": "ortprep.preparation",
-    "Spec": "ortprep.spec.python_spec",
     "prepare": "ortprep.preparation",
     "session": "ortprep.runtime.dropin.session",
 }

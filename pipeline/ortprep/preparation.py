@@ -1,4 +1,4 @@
-"""The build as a function: `from ortprep import prepare, Spec`, in the calling process."""
+"""The build as a function: `from ortprep import prepare`, in the calling process."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ortprep.build.build_plan import check_buildable, plan_specs
 from ortprep.build.runner import run_builds
-from ortprep.bundle.manifest import MANIFEST_FILE, Manifest, read_manifest
-from ortprep.errors import MissingExtraError, SourceError, SpecError
+from ortprep.bundle.manifest import Manifest, read_manifest
+from ortprep.errors import SourceError, SpecError
 from ortprep.init import find_spec_name, init_spec, refresh_tensor_copy
 from ortprep.quoting import quoted
 from ortprep.spec.models import ModelSpec
-from ortprep.spec.python_spec import Spec, override, write_spec
-from ortprep.spec.reading import read_spec, read_specs
+from ortprep.spec.reading import make_spec, override, read_spec, read_specs
 from ortprep.stages.fetch.stage import local_source
 
 if TYPE_CHECKING:
@@ -92,47 +91,12 @@ class PreparedBundle:
 
         return load(self.folder, **options)
 
-    def report(self, out: str | os.PathLike[str] | None = None) -> Path:
-        """Writes the HTML report of this bundle, and returns its path.
-
-        Args:
-            out: The file; by default `report-NAME.html` beside the bundle.
-
-        Raises:
-            MissingExtraError: The packages of the extra `report` are not installed.
-            BundleError: The bundle was removed or changed.
-        """
-        from ortprep.build.queries import write_report
-
-        path = self.folder.parent / f"report-{self.name}.html" if out is None else Path(out)
-        write_report((self.folder / MANIFEST_FILE,), path)
-        return path
-
-    def write_spec(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the spec as YAML, so that the command line finds this bundle up to date; returns the path.
-
-        Args:
-            path: The file, such as `configs/net.yaml`; an existing one is replaced.
-        """
-        place = Path(path)
-        write_spec(self.spec, place)
-        return place
-
-    def _repr_html_(self) -> str | None:
-        """Shows the bundle in a notebook: its figures as a table."""
-        from ortprep.report.html_page import render_summary
-
-        try:
-            return render_summary(self.manifest)
-        except MissingExtraError:
-            return None  # the notebook shows the text form
-
 
 ProgressCallback: TypeAlias = Callable[[BuildProgress], object]
 
 
 def prepare(
-    model: str | os.PathLike[str] | ModelSpec,
+    model: str | os.PathLike[str],
     *,
     name: str | None = None,
     artifacts: str | os.PathLike[str] = "artifacts",
@@ -149,8 +113,8 @@ def prepare(
     code, use `await asyncio.to_thread(prepare, …)`.
 
     Args:
-        model: A spec's file (`configs/net.yaml`, over the `defaults.yaml` beside it), a model's path or URL,
-            or a `Spec`.
+        model: A spec's file (`configs/net.yaml`, over the `defaults.yaml` beside it), or a model's path or
+            URL.
         name: Name of the bundle; by default the spec's, else that of the model's file.
         artifacts: Folder of bundles.
         configs: Folder of specs. For a model's path without `inputs` and `samples`, the spec is looked up
@@ -188,7 +152,7 @@ def _check_arguments(
     """Checks what no spec does; raises `SpecError`."""
     path = (str, os.PathLike)
     problems = (
-        ("model", model, isinstance(model, (*path, ModelSpec)), "a path, a URL or a Spec"),
+        ("model", model, isinstance(model, path), "a path or a URL"),
         ("artifacts", artifacts, isinstance(artifacts, path), "a folder"),
         ("configs", configs, isinstance(configs, path), "a folder"),
         ("skip_unavailable", skip_unavailable, isinstance(skip_unavailable, bool), "True or False"),
@@ -213,7 +177,7 @@ def _ignore(progress: BuildProgress) -> None:
 
 
 def _find_spec(
-    model: str | os.PathLike[str] | ModelSpec,
+    model: str | os.PathLike[str],
     name: str | None,
     configs: Path,
     report: ProgressCallback,
@@ -221,12 +185,10 @@ def _find_spec(
 ) -> ModelSpec:
     """Returns the spec that the arguments of `prepare` name, drafted if there is none."""
     own = {**({} if name is None else {"name": name}), **sections}
-    if isinstance(model, ModelSpec):
-        return override(model, own)
     text = os.fspath(model)
     if text.lower().endswith((".yaml", ".yml")) and "://" not in text:
         return override(read_spec(Path(text).absolute()), own)
-    spec = Spec(text, name=name, **sections)
+    spec = make_spec(text, name=name, sections=sections)
     path = local_source(spec)
     if path is not None and not path.is_file():
         got = "a folder" if path.is_dir() else "none"

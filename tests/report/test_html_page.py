@@ -4,7 +4,6 @@ import base64
 import hashlib
 import json
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -12,9 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ortprep.quoting import printable
-from ortprep.report.html_page import format_script_json, make_environment, render_report, render_summary
+from ortprep.report.html_page import format_script_json, make_environment, render_report
 from ortprep.report.report_builder import build_report
-from tests.report.builders import Story, manifest, subject
+from tests.report.builders import Story, subject
 
 # -- one file, well formed, that nothing which is told in it can break
 
@@ -136,27 +135,3 @@ def test_no_control_or_bidirectional_character_stays_in_a_page():
     assert template.render(text="\x1b[2J\u202e<b>") == "\ufffd[2J\ufffd&lt;b&gt;"
     breakable = make_environment().from_string("{{ text|breakable }}")
     assert breakable.render(text="\x1b_\u202e<b>") == "\ufffd_<wbr>\ufffd&lt;b&gt;"
-
-
-# -- what a notebook shows of a bundle: its headline and a table, and no text of others as markup
-
-
-def test_a_measured_model_has_a_table_without_empty_rows():
-    html = render_summary(manifest())
-    assert html.count("<table") == 1
-    assert "GPU MB" not in html
-    assert "prepared (shipped)" in html
-    assert "<script" not in html
-    assert "http-equiv" not in html
-
-
-def test_a_model_that_was_not_measured_has_none():
-    html = render_summary(replace(manifest(), variants=()))
-    assert "not measured" in html
-    assert "<table" not in html
-
-
-@pytest.mark.parametrize("name", ["<img src=x onerror=alert(1)>", "a&b"])
-def test_text_of_others_is_no_markup(name):
-    html = render_summary(replace(manifest(), name=name))
-    assert name not in html

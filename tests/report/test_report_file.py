@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from ortprep.build.execution import run_task
-from ortprep.build.queries import build_history_table, write_report
+from ortprep.build.report_file import build_history_table, write_report
 from ortprep.bundle.digest import DigestCache
 from ortprep.errors import BundleError, IntegrityError
 from ortprep.report.report_subjects import find_manifests, read_subjects

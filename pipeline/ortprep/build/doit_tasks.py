@@ -15,8 +15,9 @@ from doit.exceptions import BaseFail, InvalidTask, TaskFailed, UnmetDependency
 from doit.reporter import ZeroReporter
 
 from ortprep.build.execution import Task, remove_outcome
+from ortprep.build.observers import Observer
 from ortprep.build.receipts import REPORT_FILE
-from ortprep.build.runner import Observer, is_current, run_tasks
+from ortprep.build.runner import is_current, run_tasks
 from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.manifest import MANIFEST_FILE
 from ortprep.errors import PipelineError
@@ -100,7 +101,7 @@ def _report_task(builds: Sequence[Sequence[Task]], observer: Observer) -> dict[s
 
     def write() -> None:
         # Imported here: a machine that only builds need not have what reports need.
-        from ortprep.build.queries import write_report
+        from ortprep.build.report_file import write_report
 
         size_bytes = write_report(manifests, out)
         observer.said("report", f"{out}: {size_bytes / 2**20:.1f} MB")

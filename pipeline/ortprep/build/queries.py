@@ -1,4 +1,4 @@
-"""Answers about a build for other commands: reasons, searches, a model for the doctor, the report."""
+"""Answers about a build for other commands: reasons, searches, and a model for the doctor."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import ortprep
 from ortprep.build.build_plan import plan_builds
 from ortprep.build.execution import Task, why_stale
-from ortprep.build.receipts import NEVER_DONE, WORK_FOLDER, find_receipt, read_receipt
-from ortprep.build.runner import Observer, run_builds
-from ortprep.bundle.atomic import write_bytes_atomic
+from ortprep.build.observers import Observer
+from ortprep.build.receipts import NEVER_DONE, find_receipt, read_receipt
+from ortprep.build.runner import run_builds
 from ortprep.bundle.codec import decode
 from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.manifest import MANIFEST_FILE
@@ -24,11 +23,9 @@ from ortprep.quoting import quoted
 from ortprep.stages.core.contract import LEFT_OUT, TaskId
 from ortprep.stages.core.inputs.samples import make_samples
 from ortprep.stages.core.results import FetchResult, PreparedResult
-from ortprep.tables import Table, fill_table, format_duration, format_instant, number_cell
 
 if TYPE_CHECKING:
     from ortprep.doctor.doctor_model import DoctorModel
-    from ortprep.report.report_subjects import ReportSubject
 
 
 @dataclass(frozen=True)
@@ -162,40 +159,3 @@ def examine_spec(
         str(fetch.folder / fetched.model),
         str(bundle.resolve()) if (bundle / MANIFEST_FILE).is_file() else None,
     )
-
-
-def build_history_table(bundle: Path) -> Table:
-    """Returns when a bundle's tasks were last run, and why; no rows if its receipts are missing."""
-    folder = bundle.absolute()
-    files = sorted((folder.parent / WORK_FOLDER / folder.name / "receipts").glob("*.json"))
-    receipts = [receipt for path in files if (receipt := read_receipt(path)) is not None]
-    return fill_table(
-        "Tasks of the build",
-        sorted(receipts, key=lambda receipt: receipt.finished_at),
-        (
-            ("task", lambda receipt: receipt.task),
-            ("last run", lambda receipt: format_instant(receipt.finished_at)),
-            ("took", lambda receipt: number_cell(receipt.elapsed_s, format_duration(receipt.elapsed_s))),
-            ("because", lambda receipt: "; ".join(receipt.reasons) or "not recorded"),
-        ),
-    )
-
-
-def write_report(manifests: Sequence[Path], out: Path, *, others: Sequence[ReportSubject] = ()) -> int:
-    """Writes the report of some manifests, and returns its size in bytes.
-
-    Raises:
-        MissingExtraError: The packages of the extra `report` are not installed.
-        BundleError: A manifest cannot be read.
-        OSError: The disk is full or read-only.
-    """
-    # Imported here: a machine that only builds need not have what reports need.
-    from ortprep.report.html_page import read_vega, render_report
-    from ortprep.report.report_builder import build_report
-    from ortprep.report.report_subjects import read_subjects
-
-    subjects = (*read_subjects(manifests, build_history_table), *others)
-    report = build_report(subjects, version=ortprep.__version__)
-    page = render_report(report, library=read_vega()).encode()
-    write_bytes_atomic(out, page)
-    return len(page)

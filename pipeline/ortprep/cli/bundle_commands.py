@@ -113,8 +113,8 @@ def report(
     registry: Registry = None,
 ) -> None:
     """Write one HTML file about bundles: charts, every trial, and the reasons."""
-    from ortprep.build.queries import write_report
     from ortprep.build.receipts import REPORT_FILE, refuse_links
+    from ortprep.build.report_file import write_report
     from ortprep.report.report_subjects import ReportSubject, find_manifests
 
     if out is None:

@@ -20,7 +20,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as RichProgress
 
-from ortprep.build.runner import LineObserver
+from ortprep.build.observers import LineObserver
 from ortprep.cli.console import echo
 from ortprep.quoting import printable
 from ortprep.registry.transfer import Progress

@@ -9,13 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ortprep.bundle.manifest import Manifest
 from ortprep.children.child import run_child
 from ortprep.errors import MissingExtraError
 from ortprep.quoting import printable
 from ortprep.report.content import Chart, Report
-from ortprep.report.speedup import build_gain_facts, describe_gain, find_gain, headline_variant
-from ortprep.report.variant_sections import build_measurement_sections
 from ortprep.versions import install_command
 
 if TYPE_CHECKING:
@@ -58,28 +55,6 @@ def render_report(report: Report, *, library: str) -> str:
         licences=Markup(_read("licences.txt")),
         place=place,
         charts=lambda: Markup(format_script_json(_encode(placed))),
-    )
-
-
-def render_summary(manifest: Manifest) -> str:
-    """Returns a bundle's headline and figures as a fragment of HTML without scripts, files or network.
-
-    Raises:
-        MissingExtraError: The template engine is not installed.
-    """
-    variant = headline_variant(manifest)
-    gain = None if variant is None else find_gain(variant)
-    section = None if variant is None else next(build_measurement_sections(variant), None)
-    return (
-        make_environment()
-        .get_template("summary.html.jinja")
-        .render(
-            manifest=manifest,
-            variant=variant,
-            headline=describe_gain(gain),
-            facts=build_gain_facts(gain),
-            tables=() if section is None else section.tables,
-        )
     )
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
+from ortprep.bundle.paths import make_name
 from ortprep.errors import SpecError, require_known
 from ortprep.quoting import quoted
 from ortprep.spec.fleet import FLEET_FILE
 from ortprep.spec.models import ModelSpec
-from ortprep.spec.python_spec import merge
 from ortprep.spec.session_options import warn_if_newer
-from ortprep.spec.validation import locate, validate
+from ortprep.spec.urls import is_hub_url, parse_hub_url
+from ortprep.spec.validation import locate, parse_spec, validate
 from ortprep.spec.yaml_text import Problem, YamlDocument, build_error, read_yaml
 from ortprep.versions import installed_onnxruntime
 
@@ -154,3 +158,83 @@ def _find_namesakes(documents: Sequence[YamlDocument]) -> Iterator[Problem]:
         if isinstance(name, str) and first.setdefault(name, document.file) != document.file:
             text = f"{name!r} is already the name of {first[name]}; expected another"
             yield Problem(document.file, document.line_of(("name",)), ("name",), text)
+
+
+_HINT = (
+    'prepare("net.onnx", inputs={"image": {"shapes": [[1, 3, 224, 224]]}}, tune={"budget_s": 60})'
+    "   # ortprep schema: every key and what it takes"
+)
+
+
+def make_spec(source: str, *, name: str | None = None, sections: Mapping[str, Any]) -> ModelSpec:
+    """Returns a spec of a model, with the content of a `configs/NAME.yaml`.
+
+    Relative paths start from the working folder. Numpy's arrays and numbers, and paths, are accepted.
+
+    Args:
+        source: Path or URL of the model.
+        name: Name of the bundle; by default that of the source's file.
+        sections: The other sections: `inputs`, `tune`, `convert`, ….
+
+    Raises:
+        SpecError: Something is wrong; the message lists every problem.
+    """
+    kind = "url" if "://" in source else "path"
+    data = {"name": name or _bundle_name(source), "source": {kind: source}, **sections}
+    return _check(as_json(data)).located_in(Path.cwd())
+
+
+def override(spec: ModelSpec, sections: Mapping[str, object]) -> ModelSpec:
+    """Returns a spec with some keys merged over its own, mapping by mapping.
+
+    Raises:
+        SpecError: The result is wrong; the message lists every problem.
+    """
+    if not sections:
+        return spec
+    data = merge(spec.model_dump(mode="json", exclude_unset=True), as_json(sections))
+    return _check(data).located_in(spec.folder)
+
+
+def _check(data: Mapping[str, Any]) -> ModelSpec:
+    onnxruntime = installed_onnxruntime()
+    spec = parse_spec(data, onnxruntime=onnxruntime, hint=_HINT)
+    warn_if_newer(data.get("runtime"), version=onnxruntime)
+    return spec
+
+
+def merge(beneath: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `own` over `beneath`, mapping by mapping; lists are not merged."""
+    merged = {**beneath, **own}
+    for key, value in own.items():
+        under = beneath.get(key)
+        if isinstance(value, Mapping) and isinstance(under, Mapping):
+            merged[key] = merge(under, value)
+    return merged
+
+
+def _bundle_name(source: str) -> str:
+    """Returns a name for a bundle; of a file on the Hub, where most are `model.onnx`, the repository's."""
+    if "://" not in source:
+        return make_name(PurePosixPath(source).stem)
+    if is_hub_url(source):
+        try:
+            address = parse_hub_url(source)
+        except ValueError:
+            return make_name("")  # the check of the URL says what is wrong
+        stem = PurePosixPath(address.path).stem
+        repository = address.repository.rpartition("/")[2]
+        return make_name(repository if stem == "model" else f"{repository}-{stem}")
+    return make_name(PurePosixPath(unquote(urlsplit(source).path)).stem)
+
+
+def as_json(value: Any) -> Any:
+    """Returns what Python code writes, paths and numbers of numpy included, as JSON types."""
+    if isinstance(value, Mapping):
+        return {key: as_json(item) for key, item in value.items()}
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, list | tuple | range):
+        return [as_json(item) for item in value]
+    # Numbers and arrays of numpy, which need not be imported for it.
+    return value.tolist() if hasattr(value, "tolist") else value

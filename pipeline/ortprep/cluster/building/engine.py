@@ -20,8 +20,9 @@ from typing import NamedTuple
 
 from ortprep.build.build_plan import STAGES, read_build_specs
 from ortprep.build.execution import as_pipeline_errors, build_tasks, run_task
+from ortprep.build.observers import Observer
 from ortprep.build.receipts import TaskReceipt, read_receipt
-from ortprep.build.runner import BuildRequest, Observer
+from ortprep.build.runner import BuildRequest
 from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.verification import check_bundle
 from ortprep.cluster.building.connection import Connection, ObjectRef, connect

@@ -21,8 +21,9 @@ from filelock import FileLock, Timeout
 import ortprep
 from ortprep.build.build_plan import STAGES
 from ortprep.build.execution import Task, as_pipeline_errors, build_tasks, why_other
+from ortprep.build.observers import LineObserver, Observer
 from ortprep.build.receipts import RECEIPT_VERSION, read_receipt, write_receipt
-from ortprep.build.runner import LineObserver, Observer, run_tasks
+from ortprep.build.runner import run_tasks
 from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.file_memory import require_cache_folder
 from ortprep.children.availability import unavailable_reason
