@@ -80,7 +80,7 @@ class PlanFigures:
     """Costs of one way of loading a model, over fresh processes.
 
     Attributes:
-        plan: `default`, `prepared`, `portable`, …; `trial N` in a search.
+        plan: `default`, `prepared`, `portable`, `forked`, …; `trial N` in a search.
         ready_ms: From the start of the process to its first result.
         import_ms: Importing ONNX Runtime.
         init_ms: Making the session.

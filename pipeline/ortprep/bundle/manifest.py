@@ -139,7 +139,8 @@ class MeasurementRecord:
         cache: `warm` or `cold` (the files were dropped from the page cache before each load).
         rounds: Processes per plan.
         shapes: Input shapes measured, as `name=[…]` joined by spaces.
-        plans: Figures of the plans that answered in every round; their order within a round changes.
+        plans: Figures of the plans that answered in every round; their order within a round changes. Those of
+            `forked`, a fork of a process that loaded what ships, come after all rounds of the others.
         skipped: Plans without figures, and why: they failed, or could not be made.
     """
 

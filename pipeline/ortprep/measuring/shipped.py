@@ -23,6 +23,9 @@ PARENT = "unconverted"
 PORTABLE = "portable"
 """The portable variant, which a bundle may ship in place of another."""
 
+FORKED = "forked"
+"""A fork of a process that opened what ships with `load_before_fork`; its times begin at the fork."""
+
 
 def shipped_plan(record: VariantRecord) -> str:
     """Returns the name of the plan that a variant ships."""

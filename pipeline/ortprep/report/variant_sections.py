@@ -10,7 +10,7 @@ from ortprep.bundle.figures import PlanFigures, Samples
 from ortprep.bundle.manifest import MeasurementRecord, OutputError, VariantRecord
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.errors import SpecError
-from ortprep.measuring.shipped import find_plan
+from ortprep.measuring.shipped import FORKED, find_plan
 from ortprep.options import (
     NEWEST,
     Option,
@@ -48,6 +48,7 @@ MEANINGS = {
     "first phase": "what serves until the prepared plan is ready",
     "prepared": "what was prepared for this target",
     "portable": "the variant that runs on any machine",
+    "forked": "a fork of a process that has loaded what ships, on one thread, from the fork on",
 }
 """What each plan of a measurement is."""
 
@@ -123,8 +124,9 @@ def build_measurement_sections(variant: VariantRecord) -> Iterator[ReportSection
     for measurement in sorted(variant.measurements, key=lambda one: one.cache != "warm"):
         cache = f"{measurement.cache} page cache"
         meanings = [f"{one.plan}: {MEANINGS[one.plan]}" for one in measurement.plans if one.plan in MEANINGS]
+        but = f", {FORKED} after the others" if find_plan(measurement, FORKED) else ""
         notes = (
-            f"{count_of(measurement.rounds, 'round')}, one fresh process per plan and round, in turn; "
+            f"{count_of(measurement.rounds, 'round')}, one fresh process per plan and round, in turn{but}; "
             f"inputs {measurement.shapes}.",
             *(f"{plan}: not measured, {reason}" for plan, reason in measurement.skipped.items()),
             *([f"{'; '.join(meanings)}."] if meanings else []),
@@ -173,7 +175,7 @@ def build_plans_table(measurement: MeasurementRecord, title: str, *, shipped: st
     default = find_plan(measurement, DEFAULT)
 
     def sooner(plan: PlanFigures) -> CellValue:
-        if default is None or plan is default:
+        if default is None or plan is default or plan.plan == FORKED:  # which counts from the fork on
             return None
         ratio = compare(default.ready_ms, plan.ready_ms)
         return None if ratio is None else Cell(str(ratio), ratio.value)

@@ -101,8 +101,8 @@ def test_every_plan_is_measured_with_a_warm_and_with_a_cold_cache(tmp_path):
     # A model this small may or may not be faster; if not, the rounds are doubled before that is believed.
     assert warm.rounds == 6 or (warm.rounds, result.decision.shipped) == (3, "prepared")
     assert (warm.cache, cold.cache, cold.rounds) == ("warm", "cold", 1)
-    for record in (warm, cold):
-        assert [figures.plan for figures in record.plans] == ["default", "prepared", "portable"]
+    for record, forked in ((warm, ["forked"]), (cold, [])):
+        assert [figures.plan for figures in record.plans] == ["default", "prepared", "portable", *forked]
         assert all(figures.init_ms.count == record.rounds for figures in record.plans)
         assert record.shapes == "image=[2, 3, 16, 16]"
         assert not record.skipped
@@ -118,7 +118,7 @@ def test_a_plan_that_fails_is_recorded_and_the_rest_compared(tmp_path):
     (tmp_path / "fetch" / "net.onnx").write_bytes(b"not a model")
     _, result = measured(context)
     (warm,) = result.measurements
-    assert [figures.plan for figures in warm.plans] == ["prepared", "portable"]
+    assert [figures.plan for figures in warm.plans] == ["prepared", "portable", "forked"]
     assert warm.skipped.keys() == {"default"}
     assert (result.decision.shipped, result.decision.faster) == ("prepared", False)
     assert len([line for line in said(context) if line.startswith("default failed")]) == 1

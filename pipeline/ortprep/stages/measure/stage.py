@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
 from ortprep.bundle.codec import encode
 from ortprep.bundle.manifest import Decision, MeasurementRecord
+from ortprep.children.fork_probe import ForkProbeRequest, measure_fork
 from ortprep.children.probe import ProbeRequest, ProbeResult, join_results, measure_plan
 from ortprep.errors import StageError
 from ortprep.measuring.device_lock import measuring
 from ortprep.measuring.rounds import InterleavedRuns, run_interleaved
-from ortprep.measuring.shipped import DEFAULT, PORTABLE, PREPARED
+from ortprep.measuring.shipped import DEFAULT, FORKED, PORTABLE, PREPARED
 from ortprep.measuring.staged_bundles import StagedBundles
 from ortprep.runtime.machine.hardware import hardware_fingerprint, read_hardware
 from ortprep.stages.core.contract import Context, Plan, TaskId, target_of
@@ -35,6 +38,7 @@ from ortprep.stages.measure.candidates import (
     is_shipped_as_asked,
 )
 from ortprep.stages.measure.decision import (
+    STEADY_ALLOWANCE,
     decide,
     decide_converted,
     decide_fallback,
@@ -126,7 +130,7 @@ class _Comparison:
         first = self._measure_rounds(1)
         self._candidates = {name: self._candidates[name] for name in first.rounds}
         warm, decision = self._measure_until_sure()
-        outcomes = {"warm": warm}
+        outcomes = {"warm": self._with_forks(warm, decision)}
         if rounds := self._spec.cold_rounds:
             outcomes["cold"] = self._measure_rounds(rounds, cold=True)
         records = tuple(
@@ -143,6 +147,38 @@ class _Comparison:
         if fallback is None and self._context.target == "cpu":
             fallback = decide_fallback(with_common_start(warm.rounds), objective=self._objective)
         return MeasureResult(records, decision, fallback)
+
+    def _with_forks(self, warm: Runs, decision: Decision) -> Runs:
+        """Adds what a fork costs of a process that loaded what ships; says so if its runs are slower."""
+        folder, variant = self._candidates[decision.shipped]
+        if self._context.target != "cpu" or variant.io_binding:
+            return warm
+
+        def measure_once(name: str) -> ProbeResult:
+            if name == DEFAULT:
+                return self._measure(DEFAULT, cold=False)
+            timeout_s = self._spec.timeout_s
+            bundle = self._staged.stage(folder, variant, timeout_s=timeout_s)
+            request = ForkProbeRequest(str(bundle), self._sample.file, self._spec.steady_s)
+            return measure_fork(request, timeout_s=timeout_s)
+
+        # In turn with the default once more: the machine may be slower than it was in the rounds before.
+        rounds = len(warm.rounds[PREPARED])
+        compared = tuple(name for name in (DEFAULT, FORKED) if name == FORKED or name in warm.rounds)
+        self._planned += rounds * (len(compared) - 1)
+        forks = run_interleaved(compared, measure_once, max_rounds=rounds)
+        default, forked = forks.rounds.get(DEFAULT), forks.rounds.get(FORKED)
+        if default and forked:
+            ratio = median(one.steady_ms for one in forked) / median(one.steady_ms for one in default)
+            if ratio > STEADY_ALLOWANCE:
+                self._context.say(
+                    f"a forked worker, on one thread, takes {ratio:.2f}× default ONNX Runtime's time per run;"
+                    " threads_after of load_before_fork gives it more"
+                )
+        # The default's figures are those of the rounds in which what ships was chosen.
+        if forked is None:
+            return replace(warm, failures={**warm.failures, FORKED: forks.failures[FORKED]})
+        return replace(warm, rounds={**warm.rounds, FORKED: forked})
 
     def _measure_until_sure(self) -> tuple[Runs, Decision]:
         """Measures once more as long when the prepared plan loses.
