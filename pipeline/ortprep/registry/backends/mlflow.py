@@ -23,7 +23,7 @@ from ortprep.bundle.paths import is_safe_name
 from ortprep.errors import NotPublishedError, RegistryError, RegistryUnavailableError
 from ortprep.quoting import quoted
 from ortprep.registry.backend import Backend, Blob, Download, Kind, Report, SweepResult, digests_of
-from ortprep.registry.backends.mlflow_run import TAG_KIND, TAG_PART, build_batch, describe_part, join_texts
+from ortprep.registry.backends.mlflow_run import TAG_KIND, TAG_PART, describe_part, join_texts, list_metrics
 from ortprep.registry.backends.mlflow_server import (
     EXISTS,
     MISSING,
@@ -31,11 +31,9 @@ from ortprep.registry.backends.mlflow_server import (
     ProxiedArtifacts,
     as_pairs,
     objects_in,
-    open_artifacts,
     tags_of,
 )
 from ortprep.registry.documents import Part, Version, as_mapping, parse_attached, parse_part, parse_version
-from ortprep.registry.fsspec_folder import FsspecFolder
 from ortprep.registry.transfer import ignore
 from ortprep.registry.versions import check_model_name
 
@@ -67,7 +65,7 @@ class Run:
     part: str
     used_ms: int
     tags: Mapping[str, str]
-    artifacts: FsspecFolder | ProxiedArtifacts
+    artifacts: ProxiedArtifacts
 
 
 class MlflowBackend(Backend):
@@ -95,8 +93,7 @@ class MlflowBackend(Backend):
         if run is None or blob.entry is None:
             return False
         for path in _paths_of(blob):
-            file = run.artifacts.find(posixpath.dirname(path)).get(path)
-            if file is None or file.size_bytes != blob.entry.size_bytes:
+            if run.artifacts.find(posixpath.dirname(path)).get(path) != blob.entry.size_bytes:
                 return False
         if _now_ms() - run.used_ms > _FRESH_MS:
             tag = {"key": _TAG_REFRESHED, "value": str(_now_ms())}
@@ -271,7 +268,7 @@ class MlflowBackend(Backend):
             part=tags.get(TAG_PART, ""),
             used_ms=max((int(time_ms) for time_ms in times if _NUMBER.fullmatch(time_ms)), default=0),
             tags=tags,
-            artifacts=open_artifacts(uri, self._server),
+            artifacts=ProxiedArtifacts(uri, self._server),
         )
 
     def _find_experiment(self, model: str) -> str:
@@ -299,7 +296,7 @@ class MlflowBackend(Backend):
         """Returns what `_find_run` returned last, or asks again; raises NotPublishedError."""
         run = self._known.get((model, part)) or self._find_run(model, part)
         if run is None:
-            raise NotPublishedError(f"no such part: {part} of {model} in {self._server.tracking_url}")
+            raise NotPublishedError(f"no such part: {part} of {model} in {self._server.url}")
         return run
 
     def _make_run(self, part: Part) -> Run:
@@ -338,7 +335,8 @@ class MlflowBackend(Backend):
             return
         if any(entry.path == MANIFEST_FILE for entry in part.files):
             manifest = run.artifacts.read(f"{_BUNDLE}/{MANIFEST_FILE}", limit_bytes=MAX_MANIFEST_BYTES)
-            self._server.call("POST", "runs/log-batch", run_id=run.run_id, **build_batch(part, manifest))
+            metrics = list_metrics(part, manifest)
+            self._server.call("POST", "runs/log-batch", run_id=run.run_id, metrics=metrics)
         done: dict[str, Any] = {"status": _FINISHED, "end_time": _now_ms()}
         self._server.call("POST", "runs/update", run_id=run.run_id, **done)
 

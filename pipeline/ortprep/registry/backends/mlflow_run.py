@@ -1,4 +1,4 @@
-"""The run of a part as MLflow's users see it: its tags, parameters and metrics. Pure."""
+"""The run of a part as MLflow's users see it: its tags and metrics. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 from ortprep.bundle.codec import decode, parse_json
 from ortprep.bundle.manifest import Manifest
 from ortprep.errors import BundleError
-from ortprep.registry.backends.mlflow_server import as_pairs
 from ortprep.registry.documents import Part
 
 log = logging.getLogger(__name__)
@@ -46,30 +45,20 @@ def join_texts(texts: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(filter(None, texts)))[:_MAX_TEXT]
 
 
-def build_batch(part: Part, manifest_data: bytes) -> dict[str, Any]:
-    """Returns what `runs/log-batch` takes: what a part's `manifest.json` says, in MLflow's terms."""
-    params = {"targets": join_texts(variant.target for variant in part.summary.variants)}
+def list_metrics(part: Part, manifest_data: bytes) -> list[dict[str, Any]]:
+    """Returns the figures in a part's `manifest.json` as `runs/log-batch` takes them; none if it is bad."""
     try:
         manifest = decode(Manifest, parse_json(manifest_data, name="manifest.json"))
     except BundleError as error:
         log.warning("no metrics in MLflow for a part of %s: %s", part.model, error.message)
-        return {"params": as_pairs(params)}
-    params["pipeline_version"] = manifest.pipeline_version[:_MAX_TEXT]
-    params |= {
-        f"{variant.name}.plan": variant.decision.shipped
-        for variant in manifest.variants[:50]
-        if variant.decision
-    }
-    # Always the same, so that logging a figure again does not make it a second one.
+        return []
+    # Always the same time, so that logging a figure again does not make it a second one.
     try:
         at_ms = int(datetime.fromisoformat(part.summary.created_at).timestamp() * 1000)
     except ValueError:
         at_ms = 0
     figures = tuple(_list_figures(manifest))[:_MAX_METRICS]
-    return {
-        "metrics": [{"key": key, "value": value, "timestamp": at_ms, "step": 0} for key, value in figures],
-        "params": as_pairs(params),
-    }
+    return [{"key": key, "value": value, "timestamp": at_ms, "step": 0} for key, value in figures]
 
 
 def _list_figures(manifest: Manifest) -> Iterator[tuple[str, float]]:

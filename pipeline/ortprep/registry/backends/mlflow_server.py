@@ -7,7 +7,6 @@ the token, and has neither progress nor ranges.
 from __future__ import annotations
 
 import base64
-import math
 import os
 import posixpath
 from collections.abc import Iterator, Mapping
@@ -39,10 +38,8 @@ from ortprep.registry.backends.rest import (
     read_refusal,
     upload_timeout_s,
 )
-from ortprep.registry.fsspec_folder import FsspecFolder, StoredFile
 from ortprep.registry.transfer import check_copied, read_limit, with_retries
 from ortprep.spec.redaction import redact_url
-from ortprep.spec.urls import OBJECT_STORES
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Longest answer that is read; a list of 100,000 files takes about 15 MB."""
@@ -88,29 +85,27 @@ class _MlflowAuth(AuthBase):
 class MlflowServer:
     """A tracking server and its model registry, by `mlflow+` and a URL.
 
-    `mlflow://` stands for those in `$MLFLOW_TRACKING_URI` and `$MLFLOW_REGISTRY_URI`.
+    `mlflow://` stands for the one in `$MLFLOW_TRACKING_URI`.
 
     Raises:
         RegistryError: The URL is malformed, has credentials in it, or names no server.
     """
 
     def __init__(self, url: str) -> None:
-        registry_url = tracking_url = url.partition("+")[2]
+        server_url = url.partition("+")[2]
         if url in ("mlflow:", "mlflow://"):
-            tracking_url = os.environ.get("MLFLOW_TRACKING_URI", "")
-            registry_url = os.environ.get("MLFLOW_REGISTRY_URI") or tracking_url
-            if not tracking_url:
+            server_url = os.environ.get("MLFLOW_TRACKING_URI", "")
+            if not server_url:
                 raise RegistryError(
                     "no tracking URI for mlflow://\n  expected one in MLFLOW_TRACKING_URI, got none",
                     hint="export MLFLOW_TRACKING_URI=http://HOST:PORT",
                 )
-        self.tracking_url = tracking_url.rstrip("/")
-        self.tracking, self._registry = _open_client(tracking_url), _open_client(registry_url)
+        self.url = server_url.rstrip("/")
+        self.client = _open_client(server_url)
 
     def close(self) -> None:
         """Closes all connections."""
-        self.tracking.close()
-        self._registry.close()
+        self.client.close()
 
     def call(self, method: str, endpoint: str, *, tolerated: str = "", **fields: Any) -> dict[str, Any]:
         """Returns the answer of the REST API; an empty one if it refuses with the error code `tolerated`.
@@ -120,10 +115,9 @@ class MlflowServer:
         Raises:
             RegistryError: It refuses, or is no MLflow server; by kind.
         """
-        is_registry = endpoint.startswith(("registered-models/", "model-versions/"))
-        client = self._registry if is_registry else self.tracking
+        client = self.client
         which = next((fields[name] for name in _NAMES if name in fields), "")
-        doing = f"call {endpoint} for {which} at {redact_url(client.base.rstrip('/'))}"
+        doing = f"call {endpoint} for {which} at {redact_url(self.url)}"
         options: dict[str, Any] = {"params" if method == "GET" else "json": fields, "expected": ANY_STATUS}
 
         def ask() -> dict[str, Any]:
@@ -228,54 +222,50 @@ def _no_server(doing: str, got: str) -> RegistryError:
     return RegistryError(f"no MLflow server there: cannot {doing}\n  expected its REST API, got {got}")
 
 
-def open_artifacts(artifact_uri: str, server: MlflowServer) -> FsspecFolder | ProxiedArtifacts:
-    """Returns the files below the address that a run has for them.
+class ProxiedArtifacts:
+    """Files of a run, which the tracking server proxies.
 
-    The creator of the experiment wrote that address. The server's credentials go to the server alone, and a
-    server cannot make its clients read or write their own disks.
+    Args:
+        artifact_uri: Address of the run's files. The creator of the experiment wrote it, so it is followed to
+            the server alone: a server cannot make its clients read or write their own disks, and its
+            credentials go nowhere else.
+        server: The server.
 
     Raises:
-        AccessDeniedError: It leads elsewhere.
-        MissingExtraError: The object store's filesystem is not installed.
+        AccessDeniedError: The address leads elsewhere.
     """
-    address, server_address = urlsplit(artifact_uri), urlsplit(server.tracking_url)
-    if ".." in unquote(address.path).split("/"):
-        raise AccessDeniedError(
-            f"artifacts at a bad address: {redact_url(artifact_uri)[:200]}\n  expected no .."
-        )
-    if address.scheme == "mlflow-artifacts" and address.netloc in ("", server_address.netloc):
-        return ProxiedArtifacts(server, address.path)
-    if (address.scheme, address.netloc) == (server_address.scheme, server_address.netloc):
-        return ProxiedArtifacts(server, address.path.partition(_API)[2])
-    if address.scheme not in OBJECT_STORES or "::" in artifact_uri:  # fsspec's mark of one URL in another
-        raise AccessDeniedError(
-            f"artifacts are stored elsewhere: {redact_url(artifact_uri)[:200]}\n"
-            f"  expected {redact_url(server.tracking_url)} itself or an object store",
-            hint="give the experiment another artifact location: mlflow-artifacts:/…, s3://…, gs://…",
-        )
-    return FsspecFolder(artifact_uri, called="MLflow store")
 
-
-class ProxiedArtifacts:
-    """Files of a run that the tracking server proxies; `root` is the run's folder in its API."""
-
-    def __init__(self, server: MlflowServer, root: str) -> None:
-        self._server = server
-        self._root = root.strip("/")
+    def __init__(self, artifact_uri: str, server: MlflowServer) -> None:
+        address, server_address = urlsplit(artifact_uri), urlsplit(server.url)
+        if ".." in unquote(address.path).split("/"):
+            raise AccessDeniedError(
+                f"artifacts at a bad address: {redact_url(artifact_uri)[:200]}\n  expected no .."
+            )
+        if address.scheme == "mlflow-artifacts" and address.netloc in ("", server_address.netloc):
+            root = address.path
+        elif (address.scheme, address.netloc) == (server_address.scheme, server_address.netloc):
+            root = address.path.partition(_API)[2]
+        else:
+            raise AccessDeniedError(
+                f"artifacts are stored elsewhere: {redact_url(artifact_uri)[:200]}\n"
+                f"  expected {redact_url(server.url)} itself",
+                hint="mlflow server --serve-artifacts   (it then proxies its object store)",
+            )
+        self._server, self._root = server, root.strip("/")
 
     def _open(
         self, method: str, path: str, doing: str, *, tolerated: int = 0, **options: Any
     ) -> requests.Response:
         """Returns an answer of success, or of the status `tolerated`, as `HttpClient.open` does."""
         where = f"/{quote(posixpath.join(self._root, path))}" if path else ""
-        url, expected = f"{self._server.tracking_url}{_API}{where}", (*range(200, 300), tolerated)
-        return self._server.tracking.open(method, url, doing, expected=expected, **options)
+        url, expected = f"{self._server.url}{_API}{where}", (*range(200, 300), tolerated)
+        return self._server.client.open(method, url, doing, expected=expected, **options)
 
-    def find(self, folder: str) -> Mapping[str, StoredFile]:
-        """Returns the files right in a folder by path; none for one that is not there."""
+    def find(self, folder: str) -> Mapping[str, int]:
+        """Returns the sizes in bytes of the files right in a folder, by path; none if it is not there."""
         return with_retries(lambda: self._find(folder))
 
-    def _find(self, folder: str) -> Mapping[str, StoredFile]:
+    def _find(self, folder: str) -> Mapping[str, int]:
         """Lists a folder once; see `find`."""
         doing = f"list artifacts: {folder}"
         where = {"path": posixpath.join(self._root, folder)}
@@ -283,9 +273,7 @@ class ProxiedArtifacts:
             body = read_body(response, doing, MAX_ANSWER_BYTES)
         try:
             return {
-                posixpath.join(folder, posixpath.basename(file["path"])): StoredFile(
-                    int(file.get("file_size") or 0), math.inf
-                )
+                posixpath.join(folder, posixpath.basename(file["path"])): int(file.get("file_size") or 0)
                 for file in parse_json(body, name="a listing").get("files", [])
                 if not file["is_dir"]
             }
@@ -314,7 +302,7 @@ class ProxiedArtifacts:
                 # Servers before an object store say so of what is not there.
                 if path not in self._find(posixpath.dirname(path)):
                     raise NotPublishedError(f"not in MLflow: {path}\n  expected to find it, got none")
-                raise self._server.tracking.refuse(response, read_refusal(response, doing), doing)
+                raise self._server.client.refuse(response, read_refusal(response, doing), doing)
             yield response
 
     def write(self, path: str, data: bytes) -> None:
