@@ -56,7 +56,7 @@ class Node:
         spec = read_spec(self.workshop.configs / "net.yaml")
         store, registry = str(self.workshop.store / "work"), str(self.workshop.store / "registry")
         fetched = fetch_source(spec, store, self.workshop.root / f"driver{seed}", Recorder())
-        return BuildJob(fetched.spec, fetched.source, "farm", "cpu", store, registry)
+        return BuildJob(*fetched, "farm", "cpu", store, registry)
 
     def build(self, job: BuildJob, folder: str, *, until: str = "") -> JobResult | None:
         """Builds a job, or is killed when a task begins."""

@@ -7,16 +7,13 @@ died. All that has to outlive a node or the driver is in the work store and the 
 from __future__ import annotations
 
 import logging
-import queue
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from ortprep.build.build_plan import STAGES, read_build_specs
 from ortprep.build.execution import as_pipeline_errors, build_tasks, run_task
@@ -44,7 +41,6 @@ from ortprep.stages.core.contract import Plan
 log = logging.getLogger(__name__)
 
 NODE_TIMEOUT_S = 600.0
-_FETCH_THREADS = 4
 _POLL_INTERVAL_S = 0.1
 _NODE_POLL_INTERVAL_S = 2.0
 
@@ -115,16 +111,13 @@ def _absolute(url: str) -> str:
     return url if "://" in url else str(Path(url).expanduser().absolute())
 
 
-class FetchedModel(NamedTuple):
-    """A model that nodes can start with: its spec, the receipt of its source, and whether that was there."""
-
-    spec: ShippedSpec
-    source: TaskReceipt
-    is_current: bool
-
-
-def fetch_source(spec: ModelSpec, store_url: str, artifacts: Path, observer: Observer) -> FetchedModel:
+def fetch_source(
+    spec: ModelSpec, store_url: str, artifacts: Path, observer: Observer
+) -> tuple[ShippedSpec, TaskReceipt]:
     """Brings what the nodes need of a model into the store, by way of the driver's folder of bundles.
+
+    Returns:
+        The spec as it travels, and the receipt of the fetched source.
 
     Raises:
         PipelineError: The source, a file of the spec or the store fails.
@@ -138,11 +131,12 @@ def fetch_source(spec: ModelSpec, store_url: str, artifacts: Path, observer: Obs
     receipt = read_receipt(task.receipt)
     assert receipt is not None
     store.upload(task.folder, receipt.files)
-    return FetchedModel(shipped, receipt, not is_new)
+    (observer.finished if is_new else observer.current)(task.name)
+    return shipped, receipt
 
 
 class BuildRun:
-    """One build: submits a model's jobs once it is fetched, and collects results.
+    """One build: fetches model after model, submits their jobs, and collects the results.
 
     Args:
         cluster: Connection that runs the jobs.
@@ -171,22 +165,22 @@ class BuildRun:
             kind: cluster.reserve(kind, reservation) for kind, reservation in plan.reservations.items()
         }
         self._specs = {one.spec.name: one.spec for one in plan.assignments}
-        self._fetching = set(self._specs)
-        self._fetched: queue.SimpleQueue[tuple[str, FetchedModel | PipelineError]] = queue.SimpleQueue()
         self._waiting: dict[ObjectRef, BuildJob] = {}
         self._deaths: Counter[str] = Counter()
         self._gone_since: dict[str, float] = {}
+        self._nodes_checked_s = time.monotonic()
         self._parts: dict[str, list[str]] = {}
         self._errors: list[PipelineError] = []
         self._failed: set[str] = set()
 
     def run(self) -> tuple[PipelineError, ...]:
         """Builds everything, and returns what failed; an interrupt ends what runs on the nodes."""
-        todo = iter(self._specs.values())
         try:
-            for _ in range(_FETCH_THREADS):  # daemons: an interrupted program does not wait for them to end
-                threading.Thread(target=self._fetch_all, args=(todo,), daemon=True).start()
-            self._event_loop()
+            for spec in self._specs.values():
+                self._start_jobs(spec)
+                self._settle_done(0)
+            while self._waiting:
+                self._settle_done(_POLL_INTERVAL_S)
             if self._engine.collect:
                 self._pull_bundles()
         except BaseException:  # an interrupt too ends what runs on the nodes
@@ -196,44 +190,29 @@ class BuildRun:
             self._observer.ended()
         return tuple(self._errors)
 
-    def _fetch_all(self, todo: Iterator[ModelSpec]) -> None:
-        """Fetches models until none is left; runs in several threads, which share `todo`."""
-        for spec in todo:
-            fetched: FetchedModel | PipelineError
-            try:
-                with as_pipeline_errors(f"fetch of {spec.name}", str(self._artifacts)):
-                    self._observer.started(f"fetch:{spec.name}")
-                    fetched = fetch_source(spec, self._engine.store_url, self._artifacts, self._observer)
-            except PipelineError as error:
-                fetched = error
-            self._fetched.put((spec.name, fetched))
-
-    def _event_loop(self) -> None:
-        """Submits a model's jobs once it is fetched, until all are done."""
-        checked = time.monotonic()
-        while self._fetching or self._waiting:
-            with suppress(queue.Empty):
-                while self._fetching:
-                    self._start_jobs(*self._fetched.get(timeout=0 if self._waiting else _POLL_INTERVAL_S))
-            for done in self._cluster.wait(list(self._waiting), _POLL_INTERVAL_S) if self._waiting else ():
-                self._settle(self._waiting.pop(done), done)
-            if time.monotonic() - checked >= _NODE_POLL_INTERVAL_S:
-                checked = time.monotonic()
-                self._give_up_without_node(self._cluster.list_nodes(), checked)
-
-    def _start_jobs(self, model: str, fetched: FetchedModel | PipelineError) -> None:
-        """Submits the jobs of a model that was fetched, one for each kind of hardware."""
-        task = f"fetch:{model}"
-        self._fetching.remove(model)
-        if isinstance(fetched, PipelineError):
-            self._fail(model, task, fetched)
+    def _start_jobs(self, spec: ModelSpec) -> None:
+        """Fetches a model, and submits its jobs, one for each kind of hardware."""
+        task, store, registry = f"fetch:{spec.name}", self._engine.store_url, self._engine.registry_url
+        self._observer.started(task)
+        try:
+            with as_pipeline_errors(f"fetch of {spec.name}", str(self._artifacts)):
+                shipped, source = fetch_source(spec, store, self._artifacts, self._observer)
+        except PipelineError as error:
+            self._fail(spec.name, task, error)
             return
-        (self._observer.current if fetched.is_current else self._observer.finished)(task)
-        store, registry = self._engine.store_url, self._engine.registry_url
-        for one in (one for one in self._plan.assignments if one.spec.name == model):
-            job = BuildJob(fetched.spec, fetched.source, one.kind, one.target, store, registry)
+        for one in (one for one in self._plan.assignments if one.spec.name == spec.name):
+            job = BuildJob(shipped, source, one.kind, one.target, store, registry)
             self._observer.started(job.name)
             self._submit(job)
+
+    def _settle_done(self, timeout_s: float) -> None:
+        """Takes the results that are there after so many seconds, and looks for nodes now and then."""
+        for done in self._cluster.wait(list(self._waiting), timeout_s) if self._waiting else ():
+            self._settle(self._waiting.pop(done), done)
+        now_s = time.monotonic()
+        if now_s - self._nodes_checked_s >= _NODE_POLL_INTERVAL_S:
+            self._nodes_checked_s = now_s
+            self._give_up_without_node(self._cluster.list_nodes(), now_s)
 
     def _submit(self, job: BuildJob) -> None:
         self._waiting[self._cluster.submit(job, self._places[job.kind])] = job
@@ -318,17 +297,12 @@ def _find_version(name: str, parts: Sequence[str], catalogue: Catalogue) -> str:
     """
     state = catalogue.read_state(name)
     holders = [version for version in state.versions.values() if not version.part_digests.isdisjoint(parts)]
-    families = {version.family for version in holders}
-    current = [
-        digest
-        for digest, version in state.versions.items()
-        if version.family in families and digest not in state.superseded_by
-    ]
+    merged = {state.superseded_by.get(version.digest, version.digest) for version in holders}
     published = {part for version in holders for part in version.part_digests}
-    if len(families) != 1 or not published.issuperset(parts) or not current:
+    if len(merged) != 1 or not published.issuperset(parts):
         raise ClusterError(
             f"no version of {name} has the parts that its nodes published\n"
             f"  expected one of {', '.join(parts)} in {redact_url(catalogue.backend.url)}",
             hint=f"ortprep versions {quoted(name)}   # one was published or collected meanwhile",
         )
-    return current[-1]
+    return merged.pop()
