@@ -46,7 +46,7 @@ from ortprep.registry.promotion import promote
 from ortprep.registry.publish import PublishResult, publish
 from ortprep.registry.pull import MAX_BYTES_VARIABLE, TIMEOUT_VARIABLE, PullRequest, pull, pull_cached
 from ortprep.registry.references import VersionRef, open_registry, parse_reference, split_location
-from ortprep.registry.transfer import map_parallel, run_parallel, with_retries
+from ortprep.registry.transfer import map_parallel, with_retries
 from ortprep.registry.versions import Move, encode_move, parse_move
 from ortprep.time_limit import OutOfTimeError, call_in_time, limit_time
 from tests.registry.builders import (
@@ -533,7 +533,7 @@ def test_a_registry_that_does_not_answer_has_no_more_time_than_the_pull():
         call_in_time(lambda: time.sleep(10), 60)
 
     with limit_time(0.2, lambda: RegistryError("late")), pytest.raises(OutOfTimeError):
-        run_parallel(lambda _: ask(), [1])
+        map_parallel(lambda _: ask(), [1])
     with limit_time(0, lambda: RegistryError("late")), pytest.raises(RegistryError, match="late"):
         map_parallel(lambda _: with_retries(ask), [1])
     assert time.monotonic() - begun_s < 5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,9 +71,6 @@ def publish(
         bool, typer.Option("--repair", help="Upload also files that the registry seems to have.")
     ] = False,
     by: By = "",
-    record_host: Annotated[
-        bool, typer.Option("--record-host", help="Record this machine's name in the registry.")
-    ] = False,
     json: AsJson = False,
 ) -> Output:
     """Publish a bundle to a registry, merged with what other machines published from the same source."""
@@ -86,7 +82,6 @@ def publish(
             catalogue,
             label=label,
             by=by,
-            host=socket.gethostname() if record_host else "",
             private_key=sign,
             public_key=verify,
             repair=repair,

@@ -132,7 +132,6 @@ class Version:
         label: Its human name, which never moves, since it is in the document.
         published_at: When, ISO 8601, UTC.
         by: Its publisher, if recorded.
-        host: The machine it was published on, if recorded.
     """
 
     digest: str
@@ -144,7 +143,6 @@ class Version:
     published_at: str
     parts: tuple[PartSummary, ...]
     by: str = ""
-    host: str = ""
 
     @property
     def family(self) -> tuple[str, str]:
@@ -164,7 +162,6 @@ def build_version(
     label: str | None,
     published_at: str,
     by: str = "",
-    host: str = "",
 ) -> Version:
     """Returns the version of these parts, at least one, all of one source and spec.
 
@@ -177,7 +174,6 @@ def build_version(
         f"{OWN}source": ordered[0].source,
         f"{OWN}spec": ordered[0].spec,
         **({f"{OWN}by": by} if by else {}),
-        **({f"{OWN}host": host} if host else {}),
     }
     document = {
         "schemaVersion": 2,
@@ -366,7 +362,6 @@ def parse_version(data: bytes) -> Version:
         published_at=_text(annotations, f"{OCI}created"),
         parts=parts,
         by=_text(annotations, f"{OWN}by", default=""),
-        host=_text(annotations, f"{OWN}host", default=""),
         **_origin(annotations),
     )
 

@@ -19,7 +19,7 @@ from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import Part, Version, build_version
 from ortprep.registry.part_bundle import read_part
 from ortprep.registry.signatures import find_own_signature, sign_part, verify_part
-from ortprep.registry.transfer import Observer, Progress, ignore, map_parallel, run_parallel
+from ortprep.registry.transfer import Observer, Progress, ignore, map_parallel
 from ortprep.registry.versions import ModelState, check_alias_name, merge_parts
 
 _MAX_ROUNDS = 20
@@ -53,7 +53,6 @@ def publish(
     *,
     label: str | None = None,
     by: str = "",
-    host: str = "",
     private_key: Path | None = None,
     public_key: Path | None = None,
     repair: bool = False,
@@ -67,7 +66,6 @@ def publish(
         label: Human name of the version; None for the date and some digits. Where an older version of the
             same source and spec has it, a number is added: `1.4-2`.
         by: Who publishes; "" records nobody.
-        host: On which machine; "" records none.
         private_key: Key to sign the part with; None leaves it unsigned.
         public_key: Key that every part of the version must be signed with; others' parts without it are left
             out.
@@ -92,7 +90,7 @@ def publish(
     uploaded = _upload(part, bundle, catalogue, observer, repair=repair)
     for signature in signatures:  # one that was there is refreshed: a collection may be about to remove it
         catalogue.attach(Kind.SIGNATURE, part, signature)
-    version = _merge(_Publication(part, catalogue, label, by, host, public_key))
+    version = _merge(_Publication(part, catalogue, label, by, public_key))
     # A collection that began before may have removed what was there: look again, now that it is named.
     if find_missing(part, catalogue):
         uploaded += _upload(part, bundle, catalogue, observer, repair=False)
@@ -151,7 +149,7 @@ def _upload(part: Part, bundle: Path, catalogue: Catalogue, observer: Observer, 
         backend.put_blob(file_blob(part, entry), bundle / entry.path, progress.add)
 
     # The largest first, so that none is left over when the others are done.
-    run_parallel(upload, sorted(entries, key=lambda entry: -entry.size_bytes))
+    map_parallel(upload, sorted(entries, key=lambda entry: -entry.size_bytes))
     backend.put_ref(part.model, Kind.PART, ref_name(part.digest), part.data)
     return progress.total_bytes
 
@@ -164,7 +162,6 @@ class _Publication:
     catalogue: Catalogue
     label: str | None
     by: str
-    host: str
     public_key: Path | None
 
 
@@ -226,7 +223,7 @@ def _add_version(new: _Publication, parts: Sequence[Part], state: ModelState) ->
         label = new.label if new.label is None or number == 1 else f"{new.label}-{number}"
         if label in used:
             continue
-        version = build_version(state.model, parts, label=label, published_at=now, by=new.by, host=new.host)
+        version = build_version(state.model, parts, label=label, published_at=now, by=new.by)
         if claim_label(version, new.catalogue):
             return version
         _check_holders(new.catalogue.read_state(state.model), version.label, version.family)

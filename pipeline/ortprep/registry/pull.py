@@ -31,7 +31,7 @@ from ortprep.registry.part_bundle import choose_part, small_files
 from ortprep.registry.receipt import PullReceipt, find_differences, verify_bundle, write_receipt
 from ortprep.registry.references import VersionRef
 from ortprep.registry.signatures import verify_part
-from ortprep.registry.transfer import Observer, Progress, ignore, read_limit, run_parallel
+from ortprep.registry.transfer import Observer, Progress, ignore, map_parallel, read_limit
 from ortprep.registry.versions import resolve
 from ortprep.runtime.machine.hardware import Hardware, read_hardware
 from ortprep.spec.redaction import redact_url
@@ -304,11 +304,11 @@ def _fetch(
         write_receipt(folder, receipt, part, signatures)
         largest_first = sorted(part.files, key=lambda entry: -entry.size_bytes)
         graphs = [entry for entry in largest_first if entry.path.endswith(".onnx")]
-        run_parallel(place, graphs)
+        map_parallel(place, graphs)
         # The graphs say which of the other files must be copies.
         alone = _find_alone(graphs, folder)
         others = [entry for entry in largest_first if entry not in graphs]
-        run_parallel(lambda entry: place(entry, alone), others)
+        map_parallel(lambda entry: place(entry, alone), others)
         check_bundle(folder, DigestCache().digest)
         check_replaceable(out)
 

@@ -12,7 +12,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import copy_context
@@ -31,8 +31,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 R = TypeVar("R")
 
-PARALLEL_TRANSFERS = 4
-PARALLEL_REQUESTS = 8
+PARALLEL_CALLS = 8
 ATTEMPTS = 4
 FIRST_PAUSE_S = 0.25
 MAX_PAUSE_S = 30.0
@@ -96,27 +95,20 @@ def check_copied(entry: FileEntry, size_bytes: int, digest: str) -> None:
         )
 
 
-def run_parallel(action: Callable[[T], None], items: Sequence[T]) -> None:
-    """Calls `action` for every item, several at a time; the first error ends it, and is raised.
+def map_parallel(action: Callable[[T], R], items: Iterable[T]) -> dict[T, R]:
+    """Returns what `action` returns for every item, called for several at a time, in their order.
 
-    What has begun is waited for, so that nothing is written after this returned.
+    The first error is raised. What has begun by then is waited for, so that nothing is written afterwards.
     """
-    with ThreadPoolExecutor(PARALLEL_TRANSFERS, thread_name_prefix="ortprep-transfer") as pool:
-        futures = [pool.submit(copy_context().run, action, item) for item in items]
+    with ThreadPoolExecutor(PARALLEL_CALLS, thread_name_prefix="ortprep-transfer") as pool:
+        context = copy_context()  # of the time limit that the caller has
+        futures = {item: pool.submit(context.copy().run, action, item) for item in dict.fromkeys(items)}
         try:
-            for future in as_completed(futures):
+            for future in as_completed(futures.values()):
                 future.result()
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def map_parallel(action: Callable[[T], R], items: Iterable[T]) -> dict[T, R]:
-    """Returns what `action` returns for every item; it is called for several at a time."""
-    with ThreadPoolExecutor(PARALLEL_REQUESTS, thread_name_prefix="ortprep-request") as pool:
-        context = copy_context()  # of the time limit that the caller has
-        items = list(items)
-        results = pool.map(lambda item: context.copy().run(action, item), items)
-        return dict(zip(items, results, strict=True))
+    return {item: future.result() for item, future in futures.items()}
 
 
 def read_limit(variable: str, default: int) -> int:

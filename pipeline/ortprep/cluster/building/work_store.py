@@ -20,7 +20,7 @@ from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.paths import is_safe_name, resolve_inside
 from ortprep.errors import BundleError, IntegrityError, NotPublishedError, RegistryError
 from ortprep.registry.fsspec_folder import FsspecFolder
-from ortprep.registry.transfer import download, ignore, run_parallel
+from ortprep.registry.transfer import download, ignore, map_parallel
 from ortprep.spec.redaction import has_credentials, redact_url
 
 MAX_RECORD_BYTES = 32 * 2**20
@@ -101,7 +101,7 @@ class WorkStore:
             if file is None or file.size_bytes != entry.size_bytes:
                 self._folder.upload(path, entry, folder / entry.path, ignore)
 
-        run_parallel(send, list({entry.sha256: entry for entry in entries}.values()))
+        map_parallel(send, list({entry.sha256: entry for entry in entries}.values()))
 
     def fetch_files(self, folder: Path, entries: Sequence[FileEntry]) -> None:
         """Makes a folder of exactly these files, whole or not at all.
@@ -111,7 +111,7 @@ class WorkStore:
             IntegrityError: A file has other bytes than its entry says.
         """
         with new_folder(folder, durable=False) as written:
-            run_parallel(lambda entry: self._fetch(entry, written), entries)
+            map_parallel(lambda entry: self._fetch(entry, written), entries)
 
     def _fetch(self, entry: FileEntry, folder: Path) -> None:
         """Fetches a file to its place below a folder."""

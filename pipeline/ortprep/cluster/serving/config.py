@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,6 @@ class ServeConfig:
         cpus: Processors that Ray reserves for a replica, which are its threads too; None for one, or, in
             `ortprep serve-config`, as many as the bundles were tuned with.
         gpus: GPUs, or the part of one, that Ray reserves for a replica on GPUs.
-        labels: Labels that a node must have to be used.
         max_ongoing_requests: Maximum number of requests that a replica has at a time.
         max_queued_requests: Most requests that wait at each proxy; more are answered with 503.
         max_body_bytes: Size limit of one HTTP request, in bytes.
@@ -53,7 +51,6 @@ class ServeConfig:
     max_replicas: int | None = None
     cpus: float | None = None
     gpus: float = 1.0
-    labels: Mapping[str, str] = field(default_factory=dict)
     max_ongoing_requests: int = 16
     max_queued_requests: int = 256
     max_body_bytes: int = 256 * 2**20
@@ -110,8 +107,6 @@ class ServeConfig:
 def deployment_options(config: ServeConfig, *, on_gpu: bool, replicas: int) -> dict[str, Any]:
     """Returns the options of a Serve deployment, as `serve.deployment` and a Serve config file take them."""
     actor: dict[str, Any] = {"num_cpus": config.cpus or 1, "num_gpus": config.gpus if on_gpu else 0}
-    if config.labels:
-        actor["label_selector"] = dict(config.labels)
     options: dict[str, Any] = {
         "max_ongoing_requests": config.max_ongoing_requests,
         "max_queued_requests": config.max_queued_requests,

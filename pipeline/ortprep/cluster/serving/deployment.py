@@ -13,8 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ray.serve.metrics import Counter, Histogram
-
 from ortprep.bundle.codec import decode
 from ortprep.cluster.device import prepare_device, reserved_cpus
 from ortprep.cluster.serving.admission import BodyBudget, read_token
@@ -35,8 +33,6 @@ T = TypeVar("T")
 
 _SMALL_BYTES = 64 * 1024
 """What is larger is not converted on the event loop, where health checks and other requests would wait."""
-
-_BOUNDARIES_MS = [0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000]
 
 
 async def run_in_turn(executor: ThreadPoolExecutor, call: Callable[..., T], *arguments: Any) -> T:
@@ -101,17 +97,6 @@ class BundleDeployment(HttpMethods):
         self._runner = ThreadPoolExecutor(1, thread_name_prefix="ortprep-run")
         # One at a time too: many large requests at once would take the memory of all.
         self._converter = ThreadPoolExecutor(1, thread_name_prefix="ortprep-convert")
-        self._requests = Counter(
-            "ortprep_inference_requests",
-            description="Inference requests by model and outcome.",
-            tag_keys=("model", "outcome"),
-        )
-        self._latency = Histogram(
-            "ortprep_inference_latency_ms",
-            description="Time from a request's arrival at the replica to its answer, by model.",
-            boundaries=_BOUNDARIES_MS,
-            tag_keys=("model",),
-        )
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """Opens the bundles that are named now; those that stay the same stay open.
@@ -211,7 +196,7 @@ class BundleDeployment(HttpMethods):
         if served is None:
             expected = ", ".join(self._models)
             raise InvalidRequestError(f"no such model: {model}\n  expected one of {expected}")
-        outputs = await self._run_counted(served, check_inputs(served.signature, inputs))
+        outputs = await self._run(served.opened.run, check_inputs(served.signature, inputs))
         return dict(zip(served.signature.outputs, outputs, strict=True))
 
     async def infer(self, served: ServedBundle, arrays: Sequence[Array]) -> list[Array]:
@@ -221,24 +206,13 @@ class BundleDeployment(HttpMethods):
             ProtocolError: ONNX Runtime refused them.
         """
         try:
-            return await self._run_counted(served, arrays)
+            return await self._run(served.opened.run, arrays)
         except RunError as error:  # its text may name files of the server
             log.warning("%s", error)
             raise ProtocolError(
                 f"cannot run {served.name} on these inputs\n  expected "
                 f"{describe_inputs(served.opened.config)}, got {[list(array.shape) for array in arrays]}"
             ) from None
-
-    async def _run_counted(self, served: ServedBundle, arrays: Sequence[Array]) -> list[Array]:
-        """Runs a model and adds the run to the metrics."""
-        started, outcome = time.perf_counter(), "failed"
-        try:
-            outputs = await self._run(served.opened.run, arrays)
-            outcome = "ok"
-            return outputs
-        finally:
-            self._requests.inc(tags={"model": served.name, "outcome": outcome})
-            self._latency.observe((time.perf_counter() - started) * 1000, tags={"model": served.name})
 
     async def convert(self, size_bytes: int, call: Callable[..., T], *arguments: Any) -> T:
         """Returns what a conversion of so many bytes returns; a large one is done beside the event loop."""

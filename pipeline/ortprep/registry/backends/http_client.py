@@ -9,7 +9,6 @@ from urllib.parse import urljoin
 
 import requests
 from requests.adapters import HTTPAdapter
-from requests.auth import AuthBase
 from urllib3.util import parse_url
 
 from ortprep.errors import RegistryError
@@ -40,7 +39,7 @@ class HttpClient:
 
     Args:
         base: URL of its API, which relative locations are relative to.
-        auth: Adds credentials to a request; it is called for every request, to whatever host.
+        authorize: Adds credentials to a request; it is called for requests to the server itself only.
         timeout_s: Timeouts of a connection, and of the next bytes of an answer, in seconds.
         answer_timeout_s: Longest time until an answer begins; None for `rest.ANSWER_TIMEOUT_S`.
         login_hint: How to give other credentials.
@@ -50,7 +49,7 @@ class HttpClient:
     def __init__(
         self,
         base: str,
-        auth: AuthBase,
+        authorize: Callable[[requests.PreparedRequest], None],
         *,
         timeout_s: tuple[float, float],
         answer_timeout_s: float | None = None,
@@ -64,8 +63,14 @@ class HttpClient:
         self._read_reason = read_reason
         self._session = requests.Session()
         self._session.headers.update(UNENCODED)
+
         # A callable: requests would otherwise send what `~/.netrc` has for a host.
-        self._session.auth = auth
+        def add_login(request: requests.PreparedRequest) -> requests.PreparedRequest:
+            if self.is_own(str(request.url)):
+                authorize(request)
+            return request
+
+        self._session.auth = add_login
         adapter = HTTPAdapter()
         adapter.init_poolmanager(_CONNECTIONS, _CONNECTIONS, blocksize=BLOCK_BYTES)
         self._session.mount("https://", adapter)

@@ -16,7 +16,6 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 import requests
-from requests.auth import AuthBase
 
 from ortprep.bundle.codec import parse_json
 from ortprep.bundle.digest import digest_file
@@ -63,23 +62,16 @@ _CREDENTIALS_HINT = (
 )
 
 
-class _MlflowAuth(AuthBase):
-    """Adds what MLflow's environment variables have to requests to the server's own origin."""
-
-    client: HttpClient
-
-    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        user, password, token = (
-            os.environ.get(f"MLFLOW_TRACKING_{name}", "") for name in ("USERNAME", "PASSWORD", "TOKEN")
-        )
-        if user and password:
-            login = base64.b64encode(f"{user}:{password}".encode()).decode()
-            header = f"Basic {login}"
-        else:
-            header = f"Bearer {token}" if token else ""
-        if header and self.client.is_own(str(request.url)):
-            request.headers["Authorization"] = header
-        return request
+def _authorize(request: requests.PreparedRequest) -> None:
+    """Adds what MLflow's environment variables have."""
+    user, password, token = (
+        os.environ.get(f"MLFLOW_TRACKING_{name}", "") for name in ("USERNAME", "PASSWORD", "TOKEN")
+    )
+    if user and password:
+        login = base64.b64encode(f"{user}:{password}".encode()).decode()
+        request.headers["Authorization"] = f"Basic {login}"
+    elif token:
+        request.headers["Authorization"] = f"Bearer {token}"
 
 
 class MlflowServer:
@@ -172,22 +164,20 @@ def _open_client(url: str) -> HttpClient:
             "not the URL of an MLflow server\n  expected mlflow+https://HOST:PORT, or mlflow://",
             hint="mlflow server   (for a store without one), or use a folder as the registry",
         )
-    auth = _MlflowAuth()
     timeout_s = read_limit(_TIMEOUT_VARIABLE, _ANSWER_TIMEOUT_S)
     if not 0 < timeout_s <= _MAX_TIMEOUT_S:
         raise RegistryError(
             f"bad {_TIMEOUT_VARIABLE}: {timeout_s}\n  expected seconds from 1 to {_MAX_TIMEOUT_S}",
             hint=f"unset {_TIMEOUT_VARIABLE}",
         )
-    auth.client = HttpClient(
+    return HttpClient(
         f"{url.rstrip('/')}/",
-        auth,
+        _authorize,
         timeout_s=(_CONNECT_TIMEOUT_S, timeout_s),
         answer_timeout_s=max(timeout_s, ANSWER_TIMEOUT_S),
         login_hint=_CREDENTIALS_HINT,
         read_reason=_read_message,
     )
-    return auth.client
 
 
 def _read_message(refusal: Mapping[str, Any]) -> str:

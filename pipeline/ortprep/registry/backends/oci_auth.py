@@ -16,7 +16,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import requests
-from requests.auth import AuthBase
 from urllib3.util import parse_url
 
 from ortprep.bundle.codec import parse_json, read_json
@@ -46,7 +45,7 @@ def open_client(host: str, *, secure: bool, timeout_s: tuple[float, float]) -> H
     auth = _RegistryAuth(host)
     auth.client = HttpClient(
         f"{'https' if secure else 'http'}://{host}/v2/",
-        auth,
+        auth.authorize,
         timeout_s=timeout_s,
         login_hint=f"docker login {quoted(host)}",
         read_reason=read_code,
@@ -54,8 +53,8 @@ def open_client(host: str, *, secure: bool, timeout_s: tuple[float, float]) -> H
     return auth.client
 
 
-class _RegistryAuth(AuthBase):
-    """Adds credentials to requests to the registry's own origin, and answers its challenges alone."""
+class _RegistryAuth:
+    """Adds credentials to requests to the registry itself, and answers its challenges alone."""
 
     client: HttpClient
 
@@ -64,13 +63,11 @@ class _RegistryAuth(AuthBase):
         self._headers: dict[tuple[str, str], str] = {}
         self._lock = threading.Lock()
 
-    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        if self.client.is_own(str(request.url)):
-            header = self._headers.get(_scope_of(request))
-            if header:
-                request.headers["Authorization"] = header
-            request.register_hook("response", self._answer_challenge)
-        return request
+    def authorize(self, request: requests.PreparedRequest) -> None:
+        """Adds the credentials that were accepted last for such a request."""
+        if header := self._headers.get(_scope_of(request)):
+            request.headers["Authorization"] = header
+        request.register_hook("response", self._answer_challenge)
 
     def _answer_challenge(self, response: requests.Response, **options: Any) -> requests.Response:
         """Sends a refused request once more, with other credentials."""
