@@ -301,7 +301,7 @@ def deploy(bundle: Path, replicas: int) -> Any:
     from ray import serve
 
     from ortprep.cluster import ServeConfig
-    from ortprep.cluster.serving.application import build_application
+    from ortprep.cluster.serving.deployment import build_application
     from ortprep.cluster.serving.pinning import pin_version
 
     _, pinned = pin_version(str(bundle))

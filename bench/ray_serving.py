@@ -153,7 +153,7 @@ def measure_small(request: Mapping[str, Any]) -> dict[str, Any]:
     from ray import serve
 
     from ortprep.cluster import ServeConfig
-    from ortprep.cluster.serving.application import build_application
+    from ortprep.cluster.serving.deployment import build_application
     from ortprep.cluster.serving.pinning import pin_version
     from ortprep.runtime import PoolConfig, SessionPool
 

@@ -33,9 +33,14 @@ from ortprep.registry.backend import Blob, Kind
 from ortprep.registry.promotion import PromotionGate, promote
 from ortprep.registry.publish import publish
 from ortprep.registry.pull import PullRequest, pull
-from ortprep.registry.receipt import verify_bundle
 from ortprep.registry.references import VersionRef
-from ortprep.registry.signatures import MAX_SIGNATURE_BYTES, PASSWORD_VARIABLE, sign_part, verify_part
+from ortprep.registry.signatures import (
+    MAX_SIGNATURE_BYTES,
+    PASSWORD_VARIABLE,
+    sign_part,
+    verify_bundle,
+    verify_part,
+)
 from ortprep.runtime.loading.sources import locate
 from tests.registry.builders import (
     BARE,

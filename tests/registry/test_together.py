@@ -23,8 +23,8 @@ from ortprep.registry.garbage_collection import RetentionPolicy, collect
 from ortprep.registry.promotion import promote
 from ortprep.registry.publish import publish
 from ortprep.registry.pull import PullRequest, pull, pull_cached
-from ortprep.registry.receipt import verify_bundle
 from ortprep.registry.references import VersionRef, open_registry
+from ortprep.registry.signatures import verify_bundle
 from tests.fakes import wait_for
 from tests.registry.builders import (
     BARE,

@@ -159,7 +159,7 @@ def verify(
     json: AsJson = False,
 ) -> Output:
     """Check a pulled bundle against the signatures that it was published with."""
-    from ortprep.registry.receipt import verify_bundle
+    from ortprep.registry.signatures import verify_bundle
 
     part = verify_bundle(find_bundle(bundle, artifacts), key)
     # What pulled.json says besides, the version for example, is not signed.

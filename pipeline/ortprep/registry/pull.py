@@ -28,9 +28,14 @@ from ortprep.registry.backend import ref_name
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import Part, Version, parse_part, parse_version
 from ortprep.registry.part_bundle import choose_part, small_files
-from ortprep.registry.receipt import PullReceipt, find_differences, verify_bundle, write_receipt
 from ortprep.registry.references import VersionRef
-from ortprep.registry.signatures import verify_part
+from ortprep.registry.signatures import (
+    PullReceipt,
+    find_differences,
+    verify_bundle,
+    verify_part,
+    write_receipt,
+)
 from ortprep.registry.transfer import Observer, Progress, ignore, map_parallel, read_limit
 from ortprep.registry.versions import resolve
 from ortprep.runtime.machine.hardware import Hardware, read_hardware

@@ -7,8 +7,8 @@ from pathlib import Path
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.registry.catalogue import open_catalogue
 from ortprep.registry.pull import PullRequest, pull_cached
-from ortprep.registry.receipt import read_signed_part
 from ortprep.registry.references import split_location
+from ortprep.registry.signatures import read_signed_part
 
 
 def locate(bundle: str, *, require_signature: str | None = None) -> tuple[Path, tuple[FileEntry, ...] | None]:

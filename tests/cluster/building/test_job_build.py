@@ -10,8 +10,7 @@ import pytest
 from ortprep.bundle.digest import digest_file
 from ortprep.bundle.manifest import read_manifest
 from ortprep.cluster.building.engine import fetch_source
-from ortprep.cluster.building.job import BuildJob, JobResult
-from ortprep.cluster.building.node import build_job, working_folder
+from ortprep.cluster.building.job import BuildJob, JobResult, build_job, working_folder
 from ortprep.errors import ClusterError
 from ortprep.registry.catalogue import open_catalogue
 from ortprep.registry.pull import PullRequest, pull

@@ -9,8 +9,7 @@ import sys
 import pytest
 
 from ortprep.build.receipts import RECEIPT_VERSION, TaskReceipt
-from ortprep.cluster.building.job import BuildJob, ShippedSpec
-from ortprep.cluster.building.node import working_folder
+from ortprep.cluster.building.job import BuildJob, ShippedSpec, working_folder
 from ortprep.errors import CacheError
 
 SPEC = ShippedSpec({"name": "net"}, "net.yaml", ".", ())
@@ -20,7 +19,7 @@ JOB = BuildJob(SPEC, SOURCE, "farm", "cpu", "file:///store", "file:///registry")
 CHILD = """
 import logging, os
 logging.basicConfig(format="%(message)s")
-from ortprep.cluster.building.node import reset_niceness
+from ortprep.cluster.building.job import reset_niceness
 os.nice(5)
 if {drop}:
     os.setuid(65534)

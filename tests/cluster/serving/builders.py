@@ -11,7 +11,7 @@ import numpy as np
 from ray import serve
 
 from ortprep.cluster import ServeConfig
-from ortprep.cluster.serving.application import build_application
+from ortprep.cluster.serving.deployment import build_application
 from ortprep.cluster.serving.pinning import pin_version
 from ortprep.runtime.tensors.element_types import Array
 from tests.runtime.pool.builders import write_model_bundle

@@ -14,7 +14,7 @@ from ray import serve
 from tritonclient.utils import InferenceServerException
 
 from ortprep.cluster import ServeConfig
-from ortprep.cluster.serving.application import build_application
+from ortprep.cluster.serving.deployment import build_application
 from ortprep.cluster.serving.pinning import pin_version
 from ortprep.runtime import load
 from tests.cluster.serving.builders import write_slow

@@ -31,8 +31,8 @@ from ortprep.errors import BundleError, ClusterError, PipelineError, from_dict
 from ortprep.quoting import quoted
 from ortprep.registry.catalogue import Catalogue, open_catalogue
 from ortprep.registry.pull import PullRequest, pull
-from ortprep.registry.receipt import read_receipt as read_pull_receipt
 from ortprep.registry.references import VersionRef
+from ortprep.registry.signatures import read_receipt as read_pull_receipt
 from ortprep.spec.fleet import Fleet, read_fleet
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.redaction import redact_url

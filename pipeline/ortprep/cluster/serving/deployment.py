@@ -1,4 +1,4 @@
-"""The replica of Ray Serve: the sessions of its models, behind a handle and HTTP."""
+"""The replica of Ray Serve: the sessions of its models, behind a handle and HTTP; and applications of it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ortprep.bundle.codec import decode
+from ray import serve
+
+from ortprep.bundle.codec import decode, encode
 from ortprep.cluster.device import prepare_device, reserved_cpus
-from ortprep.cluster.serving.admission import BodyBudget, read_token
-from ortprep.cluster.serving.config import ServeConfig
-from ortprep.cluster.serving.http_api import HttpMethods
+from ortprep.cluster.serving.config import DEPLOYMENT, ServeConfig, deployment_options
+from ortprep.cluster.serving.http_api import BodyBudget, HttpMethods, read_token
 from ortprep.cluster.serving.inference_protocol import ProtocolError, describe_inputs
-from ortprep.cluster.serving.pinning import PinnedBundle, follow_aliases, keep_in_cache, require_version
+from ortprep.cluster.serving.pinning import PinnedBundle, follow_aliases, require_version
 from ortprep.errors import InvalidRequestError, RunError
 from ortprep.runtime.tensors.signatures import Signature, check_inputs, read_signature
 
@@ -144,7 +145,6 @@ class BundleDeployment(HttpMethods):
             if served is None or served.pinned != pinned:
                 opened = open_model(pinned.bundle, load, name=name, device_id=0 if self._on_gpu else None)
                 require_version(pinned, opened.root)
-                keep_in_cache(pinned, opened.root)
                 served = ServedBundle(name, pinned, opened)
             models[name] = served
         return models
@@ -219,3 +219,26 @@ class BundleDeployment(HttpMethods):
         if size_bytes <= _SMALL_BYTES:
             return call(*arguments)
         return await run_in_turn(self._converter, call, *arguments)
+
+
+def build_application(
+    config: ServeConfig, bundles: Mapping[str, PinnedBundle], *, on_gpu: bool, replicas: int
+) -> Any:
+    """Returns the application that serves some bundles, by name, with as many replicas at the start."""
+    options = deployment_options(config, on_gpu=on_gpu, replicas=replicas)
+    deployment = serve.deployment(BundleDeployment).options(
+        name=DEPLOYMENT,
+        user_config={"bundles": encode(bundles)},
+        max_constructor_retry_count=3,
+        **options,
+    )
+    return deployment.bind(encode(config))
+
+
+def build_app(args: Mapping[str, Any]) -> Any:
+    """Returns the application that a Serve config file describes, whose `import_path` this is.
+
+    Args:
+        args: `config`: a `ServeConfig` as JSON types. The rest is in the file's `deployments`.
+    """
+    return serve.deployment(BundleDeployment).options(name=DEPLOYMENT).bind(dict(args["config"]))

@@ -74,14 +74,6 @@ def require_version(pinned: PinnedBundle, root: Path) -> None:
         )
 
 
-def keep_in_cache(pinned: PinnedBundle, root: Path) -> None:
-    """Keeps a pulled bundle in the node's cache until this process ends, whatever else is pulled."""
-    if "://" in pinned.bundle:
-        from ortprep.registry.cache import Cache
-
-        Cache().keep(root)
-
-
 def _read_version(root: Path) -> str:
     return digest_json(encode(read_loader_config(root)))
 

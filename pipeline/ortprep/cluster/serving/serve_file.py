@@ -180,7 +180,7 @@ def _application(group: Sequence[BundleFigures], config: ServeConfig, *, alone: 
     return {
         "name": name,
         "route_prefix": "/" if alone else f"/{name}",
-        "import_path": "ortprep.cluster.serving.application:build_app",
+        "import_path": "ortprep.cluster.serving.deployment:build_app",
         "args": {"config": config_values},
         "deployments": [
             {
