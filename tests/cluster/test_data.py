@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -296,3 +298,21 @@ def test_inputs_without_a_common_length_of_batches_are_refused(net, inputs, mess
         find_batch_sizes(dataclasses.replace(config, inputs=tensors), ())
     *_, last = inputs
     assert find_batch_sizes(dataclasses.replace(config, inputs=tensors), (last,)) == (4,)
+
+
+BUILD = {"onnx", "doit", "typer", "ortprep.stages", "ortprep.build", "ortprep.tuning"}
+
+
+def brought_in(statement: str) -> set[str]:
+    code = f"{statement}\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_the_package_itself_brings_in_next_to_nothing():
+    assert not {"ray", "numpy", "onnxruntime"} & brought_in("import ortprep.cluster")
+
+
+def test_a_name_needs_ray_only_where_ray_made_it():
+    names = "OnnxPredictor, ServeConfig, pin_bundle"
+    assert not {"ray", *BUILD} & brought_in(f"from ortprep.cluster import {names}")
