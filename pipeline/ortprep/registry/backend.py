@@ -1,4 +1,4 @@
-"""What every kind of registry offers: files by digest, and refs, which are names of small documents."""
+"""The interface of every kind of registry: files by digest, and refs, which are names of small documents."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class Blob:
     """Bytes in a registry: a file of a part, or the document of a ref.
 
     Attributes:
-        model: The model whose they are.
-        digest: Their SHA-256.
+        model: Model that the bytes belong to.
+        digest: SHA-256 of the bytes.
         kind: Kind of the ref whose document they are; None for a file.
         ref: Name of that ref.
         entry: The file; None for a document.
@@ -85,7 +85,7 @@ class Blob:
 
     @property
     def name(self) -> str:
-        """How messages call it."""
+        """Name for messages."""
         return f"{self.kind}/{self.ref}" if self.entry is None else self.entry.path
 
 
@@ -112,7 +112,7 @@ def digests_of(names: Iterable[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What a collection removed, or would remove: digests of parts, and a number of files."""
+    """Parts by digest, and the number of files, that a collection removed or would remove."""
 
     parts: tuple[str, ...] = ()
     files: int = 0

@@ -46,7 +46,7 @@ _MAX_TEXT = 10_000
 
 @dataclass(frozen=True)
 class Descriptor:
-    """How an OCI document refers to content; `size` is in bytes."""
+    """A reference of an OCI document to content; `size` is in bytes."""
 
     digest: str
     size: Any
@@ -88,7 +88,7 @@ class PartSummary:
     """The record of a part in a version.
 
     Attributes:
-        created_at: When it was prepared, ISO 8601, UTC.
+        created_at: Time of the preparation, ISO 8601, UTC.
         machine: Processor architecture it was prepared on, as OCI spells it; "" if unknown.
     """
 
@@ -130,7 +130,7 @@ class Version:
 
     Attributes:
         label: Its human name, which never moves, since it is in the document.
-        published_at: When, ISO 8601, UTC.
+        published_at: Time of publication, ISO 8601, UTC.
         by: Its publisher, if recorded.
     """
 

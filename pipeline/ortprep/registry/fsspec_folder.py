@@ -63,7 +63,7 @@ class StoredFile:
 
     Attributes:
         size_bytes: Its size, None if the store does not say.
-        modified_s: When it was written, in seconds since 1970; infinite if the store does not say.
+        modified_s: Time of the last write, in seconds since 1970; infinite if the store does not say.
         version: Changes when the file does, None if the store has no such thing.
     """
 

@@ -30,7 +30,7 @@ class RetentionPolicy:
 
 @dataclass(frozen=True)
 class CollectResult:
-    """What is, or would be, removed: versions, oldest first, parts and files; and how many versions stay."""
+    """Removed versions, oldest first, parts and files, also of a dry run; and the number of versions kept."""
 
     model: str
     versions: tuple[Version, ...]

@@ -180,10 +180,10 @@ def choose_part(
     Among equals it is the one prepared last.
 
     Args:
-        parts: The parts.
+        parts: Candidates.
         read_config: Reads the `loader.json` of a part; a version may have more than fit into memory at once.
-        reference: What the parts are called in messages.
-        hardware: The machine.
+        reference: Name of the parts in messages.
+        hardware: Processor and GPUs of the machine.
         onnxruntime: Its installed version of ONNX Runtime, None to check none.
         digest: A part for another machine, whose configuration is not read.
 

@@ -39,10 +39,10 @@ MAX_REGRESSION = 1.10
 
 @dataclass(frozen=True)
 class PromotionGate:
-    """What stands between a version and an alias.
+    """Conditions for an alias to name a version.
 
     Attributes:
-        max_regression: How many times worse a figure may be than that of the version the alias names now.
+        max_regression: Factor by which a figure may be worse than that of the version the alias names now.
         force: Whether objections are overruled, and recorded.
         across_hardware: Whether figures from different hardware are compared all the same.
         public_key: Key that every part of the version must be signed with, even if forced; None for none.

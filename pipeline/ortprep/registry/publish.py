@@ -62,15 +62,15 @@ def publish(
 
     Args:
         bundle: The bundle's folder.
-        catalogue: Where to.
+        catalogue: Registry to publish to.
         label: Human name of the version; None for the date and some digits. Where an older version of the
             same source and spec has it, a number is added: `1.4-2`.
-        by: Who publishes; "" records nobody.
+        by: Name of the publisher; "" records nobody.
         private_key: Key to sign the part with; None leaves it unsigned.
         public_key: Key that every part of the version must be signed with; others' parts without it are left
             out.
         repair: Whether to upload files that the registry seems to have, too.
-        observer: Told how it goes.
+        observer: Takes the progress.
 
     Raises:
         BundleError: The bundle cannot be read, or has no portable variant; or, as IntegrityError, is not as
@@ -246,13 +246,13 @@ def claim_label(version: Version, catalogue: Catalogue) -> bool:
     is_contended = False
     while True:
         claims = catalogue.read_state(version.model).labels().get(version.label, ())
-        rivals = [claim.digest for claim in claims if claim.digest != version.digest]
-        if not rivals:
-            if is_contended:  # a registry's own tag of the label may have gone with a rival
+        others = [claim.digest for claim in claims if claim.digest != version.digest]
+        if not others:
+            if is_contended:  # a registry's own tag of the label may have gone with another claim
                 backend.put_ref(version.model, Kind.VERSION, name, version.data)
             return True
         is_contended = True
-        if min(rivals) < version.digest or time.monotonic() > deadline_s:
+        if min(others) < version.digest or time.monotonic() > deadline_s:
             backend.delete_ref(version.model, Kind.VERSION, name)
             return False
         time.sleep(_POLL_INTERVAL_S)

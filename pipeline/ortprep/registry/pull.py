@@ -52,7 +52,7 @@ DEFAULT_TIMEOUT_S = 6 * 3600
 
 @dataclass(frozen=True)
 class PullRequest:
-    """What is to be pulled.
+    """A version, or a part of it, to pull.
 
     Attributes:
         part: Digest of the part, for another machine; None for the one that fits this machine best.

@@ -189,14 +189,14 @@ def _translated(what: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class PullReceipt:
-    """Where a bundle is from.
+    """Origin of a pulled bundle.
 
     Attributes:
         registry: Its URL without credentials.
-        reference: What was asked for.
+        reference: Requested reference.
         version: Digest of the version.
         part: Digest of the part.
-        signatures: What was attached to the part, as text; unverified.
+        signatures: Signatures that were attached to the part, as text; unverified.
     """
 
     registry: str
@@ -238,7 +238,7 @@ def verify_bundle(bundle: Path, public_key: Path, *, digest_cache: DigestCache |
 
     Raises:
         IntegrityError: A file is not what was signed; every difference is named.
-        PipelineError: As `read_signed_part`.
+        PipelineError: `read_signed_part` raises it.
     """
     receipt, part = read_signed_part(bundle, public_key)
     digest_of = digest_file if digest_cache is None else digest_cache.digest

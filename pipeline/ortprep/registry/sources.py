@@ -1,4 +1,4 @@
-"""What `load` calls for a bundle in a registry, and for a signature that it has to have."""
+"""Bundles in registries, and required signatures, for `load`."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def with_retries(
     """Returns what `action` returns, and repeats it while it raises RegistryUnavailableError.
 
     Raises:
-        Exception: What `check_time` raises, once the time of all requests together is over.
+        Exception: `check_time` raises it, once the time of all requests together is over.
     """
     for failures in range(1, attempts + 1):
         check_time()
@@ -250,7 +250,7 @@ def download(
         RegistryError: The file is not there, or is too large.
         IntegrityError: It has other bytes than `expected`.
         OSError: `path` cannot be written.
-        Exception: What `check_time` raises, once the time of the caller is over.
+        Exception: `check_time` raises it, once the time of the caller is over.
     """
     failures, version = 0, None
     with path.open("wb" if expected is None else "ab") as file:

@@ -160,8 +160,8 @@ class Move:
         sequence: Number of the move, from 1 on.
         action: `promote` or `rollback`.
         before: Digest of the version that the alias named until then, "" if it named none.
-        reason: Why, in the user's words; always given when forced.
-        forced: What the gate objected to, when it was overruled.
+        reason: The user's reason; always given when forced.
+        forced: Objections of the gate that were overruled.
     """
 
     alias: str

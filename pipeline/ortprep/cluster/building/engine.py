@@ -142,7 +142,7 @@ class BuildRun:
         cluster: Connection that runs the jobs.
         fleet: The kinds of hardware.
         plan: Models by kind of hardware.
-        engine: Its settings.
+        engine: Settings of the build.
         artifacts: The driver's folder of bundles.
         observer: Takes the events.
 

@@ -42,7 +42,7 @@ class HttpClient:
         authorize: Adds credentials to a request; it is called for requests to the server itself only.
         timeout_s: Timeouts of a connection, and of the next bytes of an answer, in seconds.
         answer_timeout_s: Longest time until an answer begins; None for `rest.ANSWER_TIMEOUT_S`.
-        login_hint: How to give other credentials.
+        login_hint: Hint for errors: a way to give other credentials.
         read_reason: Returns, of the JSON object of a refusal, what may be shown.
     """
 
@@ -102,14 +102,14 @@ class HttpClient:
         """Asks once, and returns the answer with its body unread; the caller closes it.
 
         Args:
-            method: HTTP's method.
+            method: HTTP method.
             url: Relative to the base, or a whole URL that the server gave.
-            doing: What it is for, and where, as in "list the tags: HOST/REPOSITORY".
+            doing: Purpose and place for messages, as in "list the tags: HOST/REPOSITORY".
             expected: The statuses that are no error.
             follows: Whether to follow redirects, with credentials for the base's own origin only; else one is
                 an unexpected answer.
             limit_s: Longest time until the answer begins; None for that of a request without a large body.
-            options: Those of `requests`, as `headers` and `data`.
+            options: Further options of `requests`: `headers`, `data`, ….
 
         Raises:
             AccessDeniedError: There are no credentials, or they are not accepted.

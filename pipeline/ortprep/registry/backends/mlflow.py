@@ -55,7 +55,7 @@ class Run:
     Attributes:
         is_finished: Whether all that it is to hold is there.
         part: Digest of the part.
-        used_ms: When it was begun or refreshed, in milliseconds since 1970.
+        used_ms: Time of its start or last refresh, in milliseconds since 1970.
         artifacts: Its files; `artifact_uri` says where they are in MLflow's terms.
     """
 

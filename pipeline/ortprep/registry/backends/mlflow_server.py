@@ -219,7 +219,7 @@ class ProxiedArtifacts:
         artifact_uri: Address of the run's files. The creator of the experiment wrote it, so it is followed to
             the server alone: a server cannot make its clients read or write their own disks, and its
             credentials go nowhere else.
-        server: The server.
+        server: Tracking server of the run.
 
     Raises:
         AccessDeniedError: The address leads elsewhere.

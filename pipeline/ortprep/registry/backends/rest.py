@@ -118,7 +118,7 @@ def follow_redirects(
 
     Args:
         ask: Asks at a URL, with the options `UNREAD`.
-        url: Where to begin.
+        url: First URL.
         check: Takes the URL of a redirect and its target, and returns the target as it may be asked.
 
     Raises:
@@ -244,9 +244,9 @@ def open_file(
 
     Args:
         ask: Asks for the file, once, with the headers that it is given.
-        doing: What is done, for messages: "read m.onnx".
+        doing: Purpose for messages: "read m.onnx".
         offset: Offset of the first byte that is wanted.
-        version: What the file's version has to be for `offset` to count.
+        version: Version of the file that `offset` refers to.
 
     Raises:
         NotPublishedError: It is not there.
