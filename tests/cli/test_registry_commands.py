@@ -114,14 +114,13 @@ def test_listings_are_tables_or_json(project, registry):
     for i in range(2):
         build = Build((Made("portable", weights=bytes([i])),), spec=bytes([i]))
         write_bundle(project.artifacts / f"net{i}", build)
-        assert project.call("publish", f"net{i}", "--label", f"v{i}", "--by", "Ada").code == 0
-        assert project.call("promote", f"net@v{i}", "production", "--by", "Ada").code == 0
+        assert project.call("publish", f"net{i}", "--label", f"v{i}").code == 0
+        assert project.call("promote", f"net@v{i}", "production").code == 0
     listed = project.run("list")
     assert "production → v1" in listed.out
     (model,) = json.loads(project.call("list", "--json").out)
     assert (model["model"], model["versions"]) == ("net", 2)
     versions = project.run("versions", "net")
-    assert "Ada" in versions.out
     assert "promote" in versions.out
     state = json.loads(project.call("versions", "net", "--json").out)
     assert state["latest"] == state["labels"]["v1"]

@@ -31,7 +31,6 @@ Registry = Annotated[
         help="A folder, s3://…, gs://…, oci://HOST/PREFIX, mlflow+http://HOST:PORT; else $ORTPREP_REGISTRY.",
     ),
 ]
-By = Annotated[str, typer.Option(metavar="TEXT", help="Who does this; recorded in the registry.")]
 Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why; recorded in the registry.")]
 Verify = Annotated[
     Path | None,
@@ -70,7 +69,6 @@ def publish(
     repair: Annotated[
         bool, typer.Option("--repair", help="Upload also files that the registry seems to have.")
     ] = False,
-    by: By = "",
     json: AsJson = False,
 ) -> Output:
     """Publish a bundle to a registry, merged with what other machines published from the same source."""
@@ -81,7 +79,6 @@ def publish(
             find_bundle(bundle, artifacts),
             catalogue,
             label=label,
-            by=by,
             private_key=sign,
             public_key=verify,
             repair=repair,
@@ -184,7 +181,6 @@ def promote(
     force: Annotated[bool, typer.Option("--force", help="Override the gate; needs --reason.")] = False,
     verify: Verify = None,
     reason: Reason = "",
-    by: By = "",
     json: AsJson = False,
 ) -> Output:
     """Point an alias to a version, unless it is unverified or `ortprep compare` finds it worse."""
@@ -195,7 +191,7 @@ def promote(
     gate = PromotionGate(max_regression, force, across_hardware, verify)
     with _open(registry) as catalogue:
         version = parse_reference(reference)
-        moved = move_alias(version, alias, catalogue, gate=gate, reason=reason, by=by)
+        moved = move_alias(version, alias, catalogue, gate=gate, reason=reason)
     return _show_moved(moved)
 
 
@@ -205,14 +201,13 @@ def rollback(
     alias: Annotated[str, typer.Argument(metavar="ALIAS", help="The alias.")],
     registry: Registry = None,
     reason: Reason = "",
-    by: By = "",
     json: AsJson = False,
 ) -> Output:
     """Point an alias to its previous version."""
     from ortprep.registry.promotion import rollback as roll_back
 
     with _open(registry) as catalogue:
-        moved = roll_back(name, alias, catalogue, reason=reason, by=by)
+        moved = roll_back(name, alias, catalogue, reason=reason)
     return _show_moved(moved)
 
 
@@ -305,7 +300,6 @@ def _build_versions_table(state: ModelState) -> Table:
             ("aliases", aliases),
             ("parts", lambda one: "; ".join(", ".join(map(variant, part.variants)) for part in one.parts)),
             ("published", lambda one: one.published_at[:16]),
-            ("by", lambda one: one.by),
             ("MB", lambda one: sum(part.size_bytes for part in one.parts) / 2**20),
         ),
     )
@@ -321,7 +315,6 @@ def _build_moves_table(state: ModelState, moves: Iterable[Move]) -> Table:
             ("when", lambda move: move.at[:16]),
             ("what", lambda move: move.action),
             ("version", lambda move: state.versions[move.version].label),
-            ("by", lambda move: move.by),
             ("reason", lambda move: move.reason),
             ("overridden", lambda move: "; ".join(move.forced)),
         ),

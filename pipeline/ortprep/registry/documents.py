@@ -131,7 +131,6 @@ class Version:
     Attributes:
         label: Its human name, which never moves, since it is in the document.
         published_at: Time of publication, ISO 8601, UTC.
-        by: Its publisher, if recorded.
     """
 
     digest: str
@@ -142,7 +141,6 @@ class Version:
     spec: str
     published_at: str
     parts: tuple[PartSummary, ...]
-    by: str = ""
 
     @property
     def family(self) -> tuple[str, str]:
@@ -161,7 +159,6 @@ def build_version(
     *,
     label: str | None,
     published_at: str,
-    by: str = "",
 ) -> Version:
     """Returns the version of these parts, at least one, all of one source and spec.
 
@@ -173,7 +170,6 @@ def build_version(
         f"{OCI}title": model,
         f"{OWN}source": ordered[0].source,
         f"{OWN}spec": ordered[0].spec,
-        **({f"{OWN}by": by} if by else {}),
     }
     document = {
         "schemaVersion": 2,
@@ -361,7 +357,6 @@ def parse_version(data: bytes) -> Version:
         label=_name(annotations, _LABEL),
         published_at=_text(annotations, f"{OCI}created"),
         parts=parts,
-        by=_text(annotations, f"{OWN}by", default=""),
         **_origin(annotations),
     )
 

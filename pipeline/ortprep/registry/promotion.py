@@ -71,11 +71,10 @@ def promote(
     *,
     gate: PromotionGate | None = None,
     reason: str = "",
-    by: str = "",
 ) -> PromoteResult:
     """Makes a new or existing alias name a version.
 
-    `reason` and `by` are recorded with the move; overruling the gate needs a reason.
+    `reason` is recorded with the move; overruling the gate needs one.
 
     Raises:
         NotPublishedError: There is no such version.
@@ -95,7 +94,7 @@ def promote(
     now = catalogue.list_refs(reference.name, Kind.ALIAS).get(alias)
     serving = None if now is None or now == version.digest else state.versions.get(now)
     forced = _pass_gate(catalogue, version, serving, gate)
-    move = Move(alias, version.digest, 1, "promote", "", reason=reason, forced=forced, by=by)
+    move = Move(alias, version.digest, 1, "promote", "", reason=reason, forced=forced)
     return _record_and_move(catalogue, version, move)
 
 
@@ -105,7 +104,6 @@ def rollback(
     catalogue: Catalogue,
     *,
     reason: str = "",
-    by: str = "",
 ) -> PromoteResult:
     """Makes an alias of a model name what it named before; the gate does not ask, since that served already.
 
@@ -127,7 +125,7 @@ def rollback(
             hint=f"ortprep versions {quoted(name)}",
         )
     version = state.versions[earlier[-1]]
-    move = Move(alias, version.digest, 1, "rollback", "", reason=reason, by=by)
+    move = Move(alias, version.digest, 1, "rollback", "", reason=reason)
     return _record_and_move(catalogue, version, move)
 
 

@@ -52,7 +52,6 @@ def publish(
     catalogue: Catalogue,
     *,
     label: str | None = None,
-    by: str = "",
     private_key: Path | None = None,
     public_key: Path | None = None,
     repair: bool = False,
@@ -65,7 +64,6 @@ def publish(
         catalogue: Registry to publish to.
         label: Human name of the version; None for the date and some digits. Where an older version of the
             same source and spec has it, a number is added: `1.4-2`.
-        by: Name of the publisher; "" records nobody.
         private_key: Key to sign the part with; None leaves it unsigned.
         public_key: Key that every part of the version must be signed with; others' parts without it are left
             out.
@@ -90,7 +88,7 @@ def publish(
     uploaded = _upload(part, bundle, catalogue, observer, repair=repair)
     for signature in signatures:  # one that was there is refreshed: a collection may be about to remove it
         catalogue.attach(Kind.SIGNATURE, part, signature)
-    version = _merge(_Publication(part, catalogue, label, by, public_key))
+    version = _merge(_Publication(part, catalogue, label, public_key))
     # A collection that began before may have removed what was there: look again, now that it is named.
     if find_missing(part, catalogue):
         uploaded += _upload(part, bundle, catalogue, observer, repair=False)
@@ -161,7 +159,6 @@ class _Publication:
     part: Part
     catalogue: Catalogue
     label: str | None
-    by: str
     public_key: Path | None
 
 
@@ -223,7 +220,7 @@ def _add_version(new: _Publication, parts: Sequence[Part], state: ModelState) ->
         label = new.label if new.label is None or number == 1 else f"{new.label}-{number}"
         if label in used:
             continue
-        version = build_version(state.model, parts, label=label, published_at=now, by=new.by)
+        version = build_version(state.model, parts, label=label, published_at=now)
         if claim_label(version, new.catalogue):
             return version
         _check_holders(new.catalogue.read_state(state.model), version.label, version.family)

@@ -172,7 +172,6 @@ class Move:
     before: str = ""
     reason: str = ""
     forced: tuple[str, ...] = ()
-    by: str = ""
 
 
 def encode_move(move: Move) -> bytes:
