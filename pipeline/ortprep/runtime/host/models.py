@@ -55,7 +55,7 @@ class LoadedModel:
         self._signature = read_signature(opened.config.name, opened.config)
         self._runner = SessionRunner(self._signature, opened)
         # A bound run has its inputs and outputs in one place.
-        self._turn = contextlib.nullcontext() if self._runner.bound is None else threading.Lock()
+        self._turn = threading.Lock() if opened.variant.io_binding else contextlib.nullcontext()
 
     def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Returns the outputs by name; raises `InvalidRequestError` or `RunError`."""

@@ -2,9 +2,8 @@
 
 session_pool    what jobs call
 config          settings of a pool
-books           the lock of the books, which are whole whatever a signal breaks off
 broker          how requests come in
-request_table   requests that are not answered yet, and what becomes of them
+request_table   requests that are not answered yet, what becomes of them, and the lock of the books
 slots           a slot is a request's permit, memory and entry in the books: bookkeeping alone
 memory          the memory file, and its regions
 messages        packets between the pool and its workers

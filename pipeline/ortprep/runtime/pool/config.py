@@ -51,8 +51,8 @@ class PoolConfig:
         start_timeout_s: Seconds within which a worker must be ready.
         run_timeout_s: Seconds that one run may take; a worker that takes longer is killed and replaced.
         max_pending: Maximum number of unanswered requests; further calls block.
-        max_shared_bytes: Maximum shared memory of requests, their answers and arrays from `empty`; None for
-            half of what this machine and the control group of this process have free.
+        max_shared_bytes: Maximum shared memory of requests, and of one request with its answer; None for half
+            of what this machine and the control group of this process have free.
         max_restarts: Restarts of a worker in a row, before it is given up; an answer, or 30 s of uptime,
             resets the count.
         observer: Called with every `WorkerEvent`, on a thread of the pool.

@@ -1,6 +1,6 @@
 """What goes between a pool and a worker: packets of a sequenced-packet socket, each one message.
 
-A packet has a head, then where each tensor lies, then the data of small tensors, or JSON where it is rare.
+A packet has a head, then the shapes of its tensors, then the data of small tensors, or JSON where it is rare.
 Data begins on multiples of 64 bytes, in C order and native endianness. Types and numbers of tensors are those
 of the model, which both sides have. What a worker sends is checked as if a stranger had sent it: the model
 that it runs may have overwritten it. This module needs no numpy, which a worker imports after ONNX Runtime.
@@ -15,23 +15,24 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ortprep.bundle.loader_config import MAX_RANK
 from ortprep.errors import PoolError
+from ortprep.runtime.tensors.array_layout import (
+    INLINE_BYTES,
+    MAX_PACKET_BYTES,
+    Shape,
+    align,
+    copy_arrays,
+    decode_shape,
+    encode_shape,
+    place_arrays,
+)
 
-INLINE_BYTES = 16 * 1024
-"""Maximum data of tensors that travels in a packet; more lies in the slot's region of shared memory."""
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
-MAX_PACKET_BYTES = 96 * 1024
-"""Largest packet, under half of what a socket of Linux holds by default (`net.core.wmem_default`)."""
-
-IN_PACKET, IN_SLOT, IN_FILE = 0, 1, 2
-"""What a tensor's offset counts from: its packet, the region of its slot, or the memory file."""
-
-_HEAD = struct.Struct("<BxHHxxI4xQQQQ")
-_PLACE = struct.Struct("<IIQ")
-_ALIGNMENT = 64
+_HEAD = struct.Struct("<BxHIQQQQ")
 _MAX_CACHED = 1024
 _MAX_TEXT = 7_000
 HEAD_BYTES = _HEAD.size
@@ -43,20 +44,16 @@ class MessageKind(enum.IntEnum):
     To a template: `FORK` a worker, whose descriptors come with it, and `REAP` one that has ended; from it:
     `FORKED` with the worker's process or why not, and `REAPED` with how it ended.
 
-    To a worker: `RUN` a request; `GROW`, its slot has as much room as its answer needs, or never will have
-    (size 0); `CHECK` the golden samples; `STOP`. From a worker: `DONE`, a request; `NEED`, its answer does
-    not fit its slot; and as JSON `READY`, `BROKEN` where it cannot start, `FAILED`, a
-    request, and `CHECKED`.
+    To a worker: `RUN` a request; `CHECK` the golden samples; `STOP`. From a worker: `DONE`, a request; and as
+    JSON `READY`, `BROKEN` where it cannot start, `FAILED`, a request, and `CHECKED`.
     """
 
     RUN = 1
-    GROW = 2
     CHECK = 3
     STOP = 4
     FORK = 5
     REAP = 6
     DONE = 16
-    NEED = 17
     READY = 19
     BROKEN = 20
     FAILED = 21
@@ -87,16 +84,16 @@ class Head(NamedTuple):
 
     Attributes:
         model: Number of the model in the pool, of `RUN`.
+        text_bytes: Bytes of the shapes.
         number: The slot's number, which no other slot of the pool ever had; a process (`FORKED`, `REAP`).
-        begin: Where the slot's region begins in the file, to a worker.
-        size: Bytes of the region, to a worker; 0 without one.
-        figure: Bytes of the region that inputs take (`RUN`) or the answer needs (`NEED`); nanoseconds that
-            the run took (`DONE`); an error's number (`FORKED`); the system's status of a process (`REAPED`).
+        begin: Where the slot's region begins in the file, of `RUN`.
+        size: Bytes of the region, of `RUN`.
+        figure: Nanoseconds that the run took (`DONE`); an error's number (`FORKED`); the system's status of a
+            process (`REAPED`).
     """
 
     kind: MessageKind
     model: int = 0
-    tensors: int = 0
     text_bytes: int = 0
     number: int = 0
     begin: int = 0
@@ -104,83 +101,68 @@ class Head(NamedTuple):
     figure: int = 0
 
 
-class TensorPlace(NamedTuple):
-    """Where a tensor lies: what its offset counts from, the offset, and its shape."""
-
-    base: int
-    offset: int
-    shape: tuple[int, ...]
-
-
 class Layout(NamedTuple):
-    """Where the tensors of a message go: `text` is the places as bytes.
+    """Where the tensors of a message lie.
 
     Attributes:
-        copied: Positions of those that are copied into the packet or the slot's region.
-        slot_bytes: Where they end in the region; 0 if none is needed.
+        text: The shapes as bytes.
+        shapes: Shape of each tensor.
+        offsets: Offset of each, from the beginning of its packet, or of its part of the slot's region.
+        end: Where the last one ends.
+        data_bytes: Bytes of all of them.
+        slot_bytes: Bytes that they take in the slot's region; 0 if they travel in the packet.
     """
 
     text: bytes
-    places: tuple[TensorPlace, ...]
-    copied: tuple[int, ...]
+    shapes: tuple[Shape, ...]
+    offsets: tuple[int, ...]
+    end: int
+    data_bytes: int
     slot_bytes: int
 
 
 @functools.lru_cache(_MAX_CACHED)
-def lay_out(
-    shapes: tuple[tuple[int, ...], ...],
-    sizes: tuple[int, ...],
-    offsets: tuple[int | None, ...] | None = None,
-) -> Layout:
+def lay_out(shapes: tuple[Shape, ...], itemsizes: tuple[int, ...]) -> Layout:
     """Returns where tensors go: to the packet if they are small together, else to the slot's region.
-
-    Those that have an offset are in the file already, and are not copied.
 
     Raises:
         PoolError: There are too many for a message.
     """
-    known_offsets = offsets or (None,) * len(shapes)
-    copied = tuple(position for position, offset in enumerate(known_offsets) if offset is None)
-    text_bytes = sum(_PLACE.size + 8 * len(shape) for shape in shapes)
-    if _align(HEAD_BYTES + text_bytes) + INLINE_BYTES > MAX_PACKET_BYTES:
+    text = b"".join(map(encode_shape, shapes))
+    first = align(HEAD_BYTES + len(text))
+    if first + INLINE_BYTES > MAX_PACKET_BYTES:
         raise PoolError(f"too many tensors for a message\n  got {len(shapes)}")
-    is_inline = sum(_align(sizes[position]) for position in copied) <= INLINE_BYTES
-    end, places = _align(HEAD_BYTES + text_bytes) if is_inline else 0, []
-    for shape, size, offset in zip(shapes, sizes, known_offsets, strict=True):
-        if offset is not None:
-            places.append(TensorPlace(IN_FILE, offset, shape))
-            continue
-        places.append(TensorPlace(IN_PACKET if is_inline else IN_SLOT, end, shape))
-        end += _align(size)
-    return Layout(_encode_places(places), tuple(places), copied, 0 if is_inline else end)
+    sizes = [math.prod(shape) * itemsize for shape, itemsize in zip(shapes, itemsizes, strict=True)]
+    offsets, end = places = place_arrays(sizes)
+    slot_bytes = end
+    if places.is_inline:
+        offsets, end, slot_bytes = tuple([first + offset for offset in offsets]), first + end, 0
+    return Layout(text, shapes, offsets, end, sum(sizes), slot_bytes)
 
 
-@functools.lru_cache(_MAX_CACHED)
-def fit_into(layout: Layout, begin: int, size: int) -> Layout | None:
-    """Returns where tensors lie in a region of some bytes, from `begin`; None if they do not fit."""
-    if begin + layout.slot_bytes > size:
-        return None
-    places = tuple(
-        [
-            place._replace(offset=place.offset + begin) if place.base == IN_SLOT else place
-            for place in layout.places
-        ]
-    )
-    return layout._replace(text=_encode_places(places), places=places)
+def encode_tensors(
+    kind: MessageKind, number: int, layout: Layout, arrays: Sequence[NDArray[Any]] = (), **fields: int
+) -> bytes:
+    """Returns a message with tensors, with their data if they travel in the packet.
+
+    Args:
+        kind: Kind of message.
+        number: Number of the slot.
+        layout: Where the tensors lie.
+        arrays: The tensors.
+        fields: Other fields of `Head`.
+    """
+    return encode_head(kind, number, text_bytes=len(layout.text), **fields) + encode_body(layout, arrays)
 
 
-def _encode_places(places: Sequence[TensorPlace]) -> bytes:
-    return b"".join(
-        _PLACE.pack(base, len(shape), offset) + struct.pack(f"<{len(shape)}Q", *shape)
-        for base, offset, shape in places
-    )
-
-
-def encode_tensors(kind: MessageKind, number: int, layout: Layout, **fields: int) -> bytes:
-    """Returns head and places of a message with tensors; `fields` are others of `Head`."""
-    return encode_head(kind, number, tensors=len(layout.places), text_bytes=len(layout.text), **fields) + (
-        layout.text
-    )
+def encode_body(layout: Layout, arrays: Sequence[NDArray[Any]]) -> bytes:
+    """Returns what follows the head of a message with tensors."""
+    if layout.slot_bytes:
+        return layout.text
+    packet = bytearray(layout.end)
+    packet[HEAD_BYTES : HEAD_BYTES + len(layout.text)] = layout.text
+    copy_arrays(arrays, layout.offsets, packet)
+    return bytes(memoryview(packet)[HEAD_BYTES:])
 
 
 def encode_head(kind: MessageKind, number: int = 0, **fields: int) -> bytes:
@@ -218,56 +200,46 @@ def decode_json(packet: memoryview, sender: str) -> dict[str, Any]:
     return dict(content)
 
 
-class PlaceReader:
-    """Reads where the tensors of a model's messages lie; batch after batch it is the same."""
+class LayoutReader:
+    """Reads where the tensors of a model's messages lie; batch after batch it is the same.
+
+    Args:
+        itemsizes: Item size of each tensor, in bytes.
+        subject: What the messages are, for errors.
+    """
 
     def __init__(self, itemsizes: Sequence[int], subject: str) -> None:
         self._itemsizes, self._subject = tuple(itemsizes), subject
-        self._known: dict[bytes, tuple[tuple[TensorPlace, ...], tuple[int, ...]]] = {}
+        self._known: dict[bytes, Layout] = {}
 
-    def read(self, packet: memoryview, head: Head, region_bytes: int) -> tuple[TensorPlace, ...]:
-        """Returns the places; those in the packet or in a slot's region of some bytes lie inside of it.
+    def read(self, packet: memoryview, head: Head, slot_bytes: int) -> Layout:
+        """Returns the layout of a message whose tensors have so many bytes in a slot's region.
 
         Raises:
-            PoolError: They are cut short, contradict themselves, or lie outside.
+            PoolError: It is cut short, impossible, or does not fit the packet or the region.
         """
         text = bytes(packet[HEAD_BYTES : HEAD_BYTES + head.text_bytes])
-        decoded = self._known.get(text)
-        if decoded is None:
+        layout = self._known.get(text)
+        if layout is None:
             if len(self._known) >= _MAX_CACHED:
                 self._known.clear()
-            decoded = self._known[text] = self._decode(text, head.tensors)
-        limits, used = (len(packet), region_bytes), [0, 0, 0]
-        for place, size in zip(*decoded, strict=True):
-            used[place.base] += size  # tensors that overlap would be copied more than once
-            if place.base <= IN_SLOT and max(place.offset + size, used[place.base]) > limits[place.base]:
-                raise PoolError(f"{self._subject} lies outside of its memory\n  got {size} bytes at {place}")
-        return decoded[0]
-
-    def _decode(self, text: bytes, count: int) -> tuple[tuple[TensorPlace, ...], tuple[int, ...]]:
-        if count != len(self._itemsizes):
-            expected = len(self._itemsizes)
+            layout = self._known[text] = self._decode(text)
+        limit = slot_bytes if layout.slot_bytes else len(packet)
+        if layout.end > limit:
             raise PoolError(
-                f"{self._subject} has a different number of tensors than its model\n"
-                f"  expected {expected}, got {count}"
+                f"{self._subject} lies outside of its memory\n"
+                f"  expected at most {limit} bytes, got {layout.end}"
             )
-        places, sizes, position = [], [], 0
+        return layout
+
+    def _decode(self, text: bytes) -> Layout:
+        shapes, position = [], 0
         try:
             for itemsize in self._itemsizes:
-                base, rank, offset = _PLACE.unpack_from(text, position)
-                position += _PLACE.size
-                shape = struct.unpack_from(f"<{min(rank, MAX_RANK)}Q", text, position)
-                position += 8 * rank
-                places.append(TensorPlace(base, offset, shape))
-                sizes.append(math.prod(shape) * itemsize)
-                if rank > MAX_RANK or base > IN_FILE or max((sizes[-1], *shape)) >= 2**62:
-                    raise PoolError(f"{self._subject} has an impossible tensor\n  got {places[-1]}")
-        except struct.error as error:
-            raise PoolError(f"{self._subject} is cut short\n  {error}") from error
+                shape, position = decode_shape(text, position, itemsize)
+                shapes.append(shape)
+        except (struct.error, ValueError) as error:
+            raise PoolError(f"{self._subject} is cut short or impossible\n  {error}") from error
         if position != len(text):
             raise PoolError(f"{self._subject} has {len(text) - position} bytes too many")
-        return tuple(places), tuple(sizes)
-
-
-def _align(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+        return lay_out(tuple(shapes), self._itemsizes)

@@ -23,14 +23,8 @@ from ortprep.bundle.codec import encode as encode_record
 from ortprep.bundle.loader_config import LoaderConfig
 from ortprep.errors import PoolError
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
-from ortprep.runtime.pool.messages import (
-    MAX_PACKET_BYTES,
-    Head,
-    MessageKind,
-    decode_head,
-    encode,
-    encode_head,
-)
+from ortprep.runtime.pool.messages import Head, MessageKind, decode_head, encode, encode_head
+from ortprep.runtime.tensors.array_layout import MAX_PACKET_BYTES
 
 _READ_BYTES = 64 * 1024
 _ASK_TIMEOUT_S = 1.0

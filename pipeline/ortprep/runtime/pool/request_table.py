@@ -2,13 +2,14 @@
 
 The supervisor's thread takes the answers, copies them out and frees their slots. When a slot leaves the
 books, its outcome joins a queue before anything else is done that could fail. `resolve_ended` then resolves
-the futures, without the lock.
+the futures, without the lock. The books are whole, or closed, whatever a signal's handler breaks off.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import os
 import threading
 import time
 from collections import deque
@@ -17,29 +18,49 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from ortprep.errors import NoRoomError, PipelineError, PoolError, RequestTimeoutError
-from ortprep.runtime.pool.books import Books, abort_if_interrupted, clone_error
+from ortprep.errors import PipelineError, PoolClosedError, PoolError, RequestTimeoutError
 from ortprep.runtime.pool.memory import Region, RegionTable
-from ortprep.runtime.pool.messages import (
-    HEAD_BYTES,
-    IN_FILE,
-    IN_SLOT,
-    Head,
-    MessageKind,
-    PlaceReader,
-    encode_head,
-)
-from ortprep.runtime.pool.process import PacketChannel
+from ortprep.runtime.pool.messages import Head, LayoutReader, MessageKind, encode_head
+from ortprep.runtime.pool.process import PacketChannel, WakeupEvent
 from ortprep.runtime.pool.slots import Slot, SlotTable
 from ortprep.runtime.tensors.element_types import Array
 from ortprep.runtime.tensors.signatures import Signature
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Table = TypeVar("Table", bound="RequestTable")
 
-_MAX_KNOWN = 1024
 _MAX_KEPT_BYTES = 2**20
-_NO_REGION = Region(0)
+
+
+def abort_if_interrupted(
+    method: Callable[Concatenate[Table, P], T],
+) -> Callable[Concatenate[Table, P], T]:
+    """Returns a method, called with the lock held, that closes the pool if a signal breaks it off.
+
+    A signal's handler may raise anywhere in the main thread, and again while that is handled. So the books
+    are marked while they are changed, a few microseconds for a request; where they still are marked when the
+    lock is free, they could contradict each other. Every request then fails with this as its reason, and none
+    is left unanswered.
+    """
+
+    @functools.wraps(method)
+    def guarded(self: Table, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        self.close_if_interrupted()
+        self._is_changing = True
+        try:
+            result = method(self, *args, **kwargs)
+        except (PipelineError, MemoryError):
+            self._is_changing = False
+            raise
+        except BaseException as error:
+            os.eventfd_write(self.wakeup.descriptor, 1)  # comes before another signal can
+            self.close_if_interrupted(type(error).__name__)
+            raise
+        self._is_changing = False
+        return result
+
+    return guarded
 
 
 def _then_send(
@@ -59,43 +80,112 @@ def _then_send(
     return changed
 
 
-class RequestTable(Books):
+class RequestTable:
     """The slots of a pool, at most `max_pending`; further calls block.
 
     Attributes:
+        lock: `with` takes it in one step; a condition is Python code, which a signal may break off.
+        wakeup: Wakes the supervisor.
+        answering: The thread that resolves futures, and must not wait for itself.
         copied_in_bytes, copied_out_bytes: Bytes of inputs and outputs that were copied.
     """
 
     def __init__(
         self, signatures: Mapping[str, Signature], memory: RegionTable, max_pending: int = 1024
     ) -> None:
-        super().__init__()
+        self.lock = threading.RLock()
+        self.wakeup = WakeupEvent()
+        self.answering: threading.Thread | None = None
         self.signatures, self.memory = signatures, memory
         self.slots = SlotTable()
-        self._given_up: deque[Slot] = deque()
         self.copied_in_bytes = self.copied_out_bytes = 0
+        self._waiting: deque[threading.Lock] = deque()
+        self._is_changing = False
+        self._closed_by: PipelineError | None = None
+        self._given_up: deque[Slot] = deque()
         self._max_pending = max_pending
         self._unavailable: dict[str, PipelineError] = {}
         self._channels: dict[int, PacketChannel] = {}
         self._ended: deque[Slot] = deque()
         self._models = {name: number for number, name in enumerate(signatures)}
-        self._answer_bytes: dict[tuple[str, tuple[tuple[int, ...], ...]], int] = {}
         self._readers = {
-            name: PlaceReader([dtype.itemsize for dtype in one.outputs.values()], f"answer of {name}")
+            name: LayoutReader([dtype.itemsize for dtype in one.outputs.values()], f"answer of {name}")
             for name, one in signatures.items()
         }
 
-    def _require_open(self, model: str) -> None:
-        error = self._closed_by or self._unavailable.get(model)
-        if error is not None:
-            raise clone_error(error)
+    # How it is closed.
+
+    def close(self, error: PipelineError) -> None:
+        """Takes no more requests, for the first reason given; those that were taken go on."""
+        with self.lock:
+            self._closed_by = self._closed_by or error
+            self.notify()
+
+    @property
+    def closed_error(self) -> PipelineError:
+        """What requests of a closed pool fail with; a new one each time."""
+        return clone_error(self._closed_by or PoolClosedError("pool was closed"))
+
+    def forget(self, error: PipelineError) -> None:
+        """Becomes closed and empty, in a fork of its process, with a lock that no other thread can hold."""
+        self.lock = threading.RLock()
+        self.slots, self._closed_by = SlotTable(), error
+        self._waiting.clear()
+        self._channels.clear()
+        self.memory.close(discards=False)
+
+    def abort(self) -> None:
+        """Fails every request that is not answered; workers must be gone."""
+        with self.lock:
+            self._end(*self.slots.clear(), error=self.closed_error)
+            self._channels.clear()
+            self.memory.close()
+            self.notify()
+
+    def wait_idle(self, timeout_s: float | None) -> bool:
+        """Waits until every request that somebody waits for is answered, and returns whether all are."""
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        change: threading.Lock | None = None
+        while True:
+            with self.lock:
+                self.collect()
+                if self.slots.is_idle():
+                    return True
+                change = self.next_change(change)
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                return False
+            change.acquire(timeout=min(left_s, threading.TIMEOUT_MAX))
 
     # With the lock held.
 
+    def close_if_interrupted(self, got: str = "an exception") -> None:
+        """Closes the pool if a signal's handler raised while the books were changed."""
+        if self._is_changing:
+            self.close(PoolError(f"request interrupted by a signal; pool closed\n  got {got}"))
+            self.wakeup.stop_soon()
+            self._is_changing = False
+
+    def next_change(self, previous: threading.Lock | None = None) -> threading.Lock:
+        """Returns a lock that can be taken after the next change; `previous` if there was none since."""
+        if previous is not None and previous in self._waiting:
+            return previous
+        change = threading.Lock()
+        change.acquire()
+        self._waiting.append(change)
+        return change
+
+    def notify(self) -> None:
+        """Wakes all that wait for a change."""
+        for change in self._waiting:
+            if change.locked():  # else this was broken off by a signal before
+                change.release()
+        self._waiting.clear()
+
     @abort_if_interrupted
     def collect(self) -> bool:
-        """Frees the slots that callers gave up, and arrays that are gone; returns whether there were any."""
-        has_any = self.memory.collect()
+        """Frees the slots that callers gave up, and returns whether there were any."""
+        has_any = False
         while self._given_up:
             slot = self._given_up.popleft()
             if not slot.is_filled:
@@ -104,26 +194,29 @@ class RequestTable(Books):
                 self._free(slot)
         return has_any
 
-    def _encode(self, slot: Slot) -> bytes:
-        """Returns the head of the packet that sends a slot."""
-        layout, region = slot.layout, slot.region or _NO_REGION
-        return encode_head(
-            MessageKind.RUN,
-            slot.number,
-            model=self._models[slot.model],
-            tensors=len(layout.places),
-            text_bytes=len(layout.text),
-            begin=region.begin,
-            size=region.size,
-            figure=layout.slot_bytes,
-        )
+    def _require_open(self, model: str) -> None:
+        error = self._closed_by or self._unavailable.get(model)
+        if error is not None:
+            raise clone_error(error)
 
     def _assign(self, model: str | None = None) -> None:
-        for slot, worker in self.slots.assign(time.monotonic(), model):
-            self._channels[worker].put(slot.packet)
+        """Gives waiting slots to workers that have room; each then has a region, if only for its answer."""
+        pairs = self.slots.assign(time.monotonic(), model)
+        while self.memory.has_free and (pair := next(pairs, None)) is not None:
+            slot, worker = pair
+            region = slot.region = slot.region or self.memory.take(0)
+            head = encode_head(
+                MessageKind.RUN,
+                slot.number,
+                model=self._models[slot.model],
+                text_bytes=len(slot.layout.text),
+                begin=region.begin,
+                size=self.memory.region_bytes,
+            )
+            self._channels[worker].put(head + slot.body)
 
     def _free(self, slot: Slot) -> None:
-        region, slot.region, slot.arrays = slot.region, None, ()
+        region, slot.region = slot.region, None
         if region is not None:
             self.memory.release(region)
 
@@ -168,26 +261,26 @@ class RequestTable(Books):
             ValueError: A shape is none that an array can have.
         """
         slot = self.slots.expect(worker, head.number, position=position)
-        region, outputs, answer = slot.region, self.signatures[slot.model].outputs, {}
-        places = self._readers[slot.model].read(packet, head, 0 if region is None else region.size)
+        region, begin = slot.region, slot.layout.slot_bytes
+        layout = self._readers[slot.model].read(packet, head, self.memory.region_bytes - begin)
         slot.answer, slot.service_s = {}, head.figure / 1e9
-        if slot.is_abandoned:
+        if region is not None:
+            slot.copied_bytes = layout.data_bytes if layout.slot_bytes else 0
+            slot.written_bytes = begin + layout.slot_bytes
+        if slot.is_abandoned or region is None:
             return slot  # nobody waits for it
+        outputs = self.signatures[slot.model].outputs
         try:
-            for (name, dtype), place in zip(outputs.items(), places, strict=True):
-                base, offset, shape = place
-                if base == IN_FILE:
-                    raise PoolError("answer lies outside of its memory")
-                if base == IN_SLOT and region is not None:
-                    view = self.memory.file.view(region.begin + offset, dtype, shape)
-                    slot.copied_bytes += view.nbytes
-                    slot.answer_bytes = max(slot.answer_bytes, offset + view.nbytes - slot.layout.slot_bytes)
+            for (name, dtype), offset, shape in zip(
+                outputs.items(), layout.offsets, layout.shapes, strict=True
+            ):
+                if layout.slot_bytes:
+                    view = self.memory.file.view(region.begin + begin + offset, dtype, shape)
                 else:
                     view = np.ndarray(shape, dtype, packet, offset)
-                answer[name] = _copy(view)
+                slot.answer[name] = _copy(view)
         except MemoryError:
             slot.error = PoolError("no memory for the copy of an answer")
-        slot.answer = answer
         return slot
 
     @_then_send
@@ -196,46 +289,11 @@ class RequestTable(Books):
         now = time.monotonic()
         for slot in slots:
             self.slots.answer(worker, slot.number, now, service_s=slot.service_s)
-            self._adapt(slot, slot.answer_bytes)
+            if slot.region is not None:
+                self.memory.note_written(slot.region, slot.written_bytes)
             self.copied_out_bytes += slot.copied_bytes
             self._end(slot)
         return [now - slot.begun for slot in slots]
-
-    @_then_send
-    def grow(self, worker: int, number: int, size: int) -> None:
-        """Gives a worker's slot as much memory for its answer as the worker says that it needs.
-
-        That may be more than the pool is to use: it then accepts no request until some is free.
-
-        Raises:
-            PoolError: It has grown already, or is none whose turn it is.
-        """
-        slot, now = self.slots.expect(worker, number), time.monotonic()
-        is_refused = slot.is_abandoned or (slot.region is None and self.memory.is_exhausted)
-        if is_refused or slot.layout.slot_bytes + size > self.memory.region_bytes:
-            self.slots.answer(worker, number, now)
-            self._end(slot, error=NoRoomError(f"no shared memory for an answer of {size} bytes"))
-            self._channels[worker].put(encode_head(MessageKind.GROW, number))
-        else:
-            self.slots.grow(worker, number, now)
-            slot.region = self.memory.grow(slot.region, slot.layout.slot_bytes + size)
-            slot.packet = self._encode(slot) + slot.packet[HEAD_BYTES:]
-            self._remember(slot, size)
-            region = slot.region
-            self._channels[worker].put(
-                encode_head(MessageKind.GROW, number, begin=region.begin, size=region.size)
-            )
-
-    def _remember(self, slot: Slot, size: int) -> None:
-        """Remembers what the answer to inputs of some shapes takes, so that the next slot is large enough."""
-        if len(self._answer_bytes) >= _MAX_KNOWN:
-            self._answer_bytes.clear()
-        self._answer_bytes[_kind_of(slot)] = size
-
-    def _adapt(self, slot: Slot, size: int) -> None:
-        """Remembers less where an answer took less than half of what was remembered."""
-        if slot.region is not None and 2 * size < self._answer_bytes.get(_kind_of(slot), 0):
-            self._answer_bytes[_kind_of(slot)] = size
 
     @_then_send
     def failed(self, worker: int, number: int, error: PipelineError) -> None:
@@ -250,34 +308,33 @@ class RequestTable(Books):
         """
         self._channels.pop(worker, None)
         self.memory.scrub()
+        sent = tuple(self.slots.queue_of(worker).sent)
         self._end(*self.slots.lose(worker, fails_oldest=fails_oldest), error=error)
+        for slot in sent:
+            if slot.region is not None and slot.region.is_for_answer:
+                self._free(slot)
 
-    def set_aside(self, worker: int) -> Region | None:
-        """Returns the memory of the request that a worker is at, which goes on with a copy of its inputs.
+    def set_aside(self, worker: int, error: PipelineError) -> Region | None:
+        """Returns the memory of the request that a worker is at, which is lost and may still write to it.
 
-        For a worker that is lost and may still write. Without memory for a copy, the request fails.
+        The request fails with `error` if its inputs lie there.
         """
         with self.lock:
             sent = self.slots.queue_of(worker).sent
-            if not sent or sent[0].region is None:
+            if not sent:
                 return None
             slot, region = sent[0], sent[0].region
             slot.region = None
-            if self.memory.is_exhausted:
+            if slot.layout.slot_bytes:
                 self.slots.answer(worker, slot.number, time.monotonic())
-                self._end(slot, error=NoRoomError("no shared memory to try a request again"))
-                return region
-            slot.region = self.memory.grow(None, region.size)
-            self.memory.file.copy(region.begin, slot.region.begin, slot.layout.slot_bytes)
-            slot.packet = self._encode(slot) + slot.packet[HEAD_BYTES:]
+                self._end(slot, error=error)
             return region
 
+    @_then_send
     def give_back(self, region: Region | None) -> None:
         """Takes memory back that was set aside."""
         if region is not None:
-            with self.lock:
-                self.memory.release(region)
-                self.notify()
+            self.memory.release(region)
 
     def mark_unavailable(self, model: str, error: PipelineError) -> None:
         """Fails what waits for a model that no worker serves any more, and all later requests for it."""
@@ -292,7 +349,7 @@ class RequestTable(Books):
             self._ended.popleft().resolve()
 
     def expire(self) -> None:
-        """Fails the requests whose deadline has passed, and takes back memory that was let go."""
+        """Fails the requests whose deadline has passed, and frees the slots that callers gave up."""
         with self.lock:
             self.close_if_interrupted()
             is_changed = self.collect()
@@ -307,40 +364,12 @@ class RequestTable(Books):
             if is_changed:
                 self.notify()
 
-    def forget(self, error: PipelineError) -> None:
-        """Becomes closed and empty, in a fork of its process, with a lock that no other thread can hold."""
-        self.lock = threading.RLock()
-        self.slots, self._closed_by = SlotTable(), error
-        self._waiting.clear()
-        self._channels.clear()
-        self.memory.close(discards=False)
 
-    def abort(self) -> None:
-        """Fails every request that is not answered; workers must be gone."""
-        with self.lock:
-            self._end(*self.slots.clear(), error=self.closed_error)
-            self._channels.clear()
-            self.memory.close()
-            self.notify()
-
-    def wait_idle(self, timeout_s: float | None) -> bool:
-        """Waits until every request that somebody waits for is answered, and returns whether all are."""
-        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        change: threading.Lock | None = None
-        while True:
-            with self.lock:
-                self.collect()
-                if self.slots.is_idle():
-                    return True
-                change = self.next_change(change)
-            left_s = until - time.monotonic()
-            if left_s <= 0:
-                return False
-            change.acquire(timeout=min(left_s, threading.TIMEOUT_MAX))
-
-
-def _kind_of(slot: Slot) -> tuple[str, tuple[tuple[int, ...], ...]]:
-    return slot.model, tuple([place.shape for place in slot.layout.places])
+def clone_error(error: PipelineError) -> PipelineError:
+    """Returns an equal error; one that is raised again and again drags all its tracebacks along."""
+    clone = type(error)(error.message, hint=error.hint)
+    clone.__dict__.update(error.__dict__)
+    return clone
 
 
 def _copy(view: Array) -> Array:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, wait
 from types import TracebackType
 from typing import Any, Unpack
-
-import numpy as np
 
 from ortprep.bundle.loader_config import read_loader_config
 from ortprep.errors import InvalidRequestError, PoolClosedError, PoolError, RequestTimeoutError
@@ -20,12 +18,10 @@ from ortprep.runtime.machine.process_memory import free_bytes
 from ortprep.runtime.pool.broker import CallOptions, RequestBroker, RequestOptions
 from ortprep.runtime.pool.config import Bundle, PoolConfig, name_bundles, plan_workers
 from ortprep.runtime.pool.memory import RegionTable
-from ortprep.runtime.pool.messages import INLINE_BYTES
 from ortprep.runtime.pool.slots import MAX_DEPTH, Answer, PoolFuture
 from ortprep.runtime.pool.supervisor import Supervisor
 from ortprep.runtime.pool.workers import PoolStats
-from ortprep.runtime.tensors.element_types import Array
-from ortprep.runtime.tensors.signatures import check_inputs, read_signature
+from ortprep.runtime.tensors.signatures import read_signature
 
 _SHARE_OF_MEMORY = 0.5
 _STOP_GRACE_S = 10.0
@@ -35,8 +31,8 @@ _LONG_COPY_BYTES = 2**20
 class SessionPool:
     """Sessions of one or several bundles, in one process per device; all processes start at once.
 
-    It may be used from many threads. Large arrays travel through shared memory; arrays from `empty` are not
-    copied on their way in. Answers are ordinary arrays. It needs Linux.
+    It may be used from many threads. Large arrays travel through shared memory. Answers are ordinary arrays.
+    It needs Linux.
 
     Args:
         bundles: A bundle's folder or registry reference, as `load` takes it, or several by the names that
@@ -60,9 +56,7 @@ class SessionPool:
         if min_ready > len(workers):
             raise PoolError(f"bad min_ready\n  expected 0 to {len(workers)}, got {min_ready}")
         shared_bytes = config.max_shared_bytes or max(2**20, int(free_bytes() * _SHARE_OF_MEMORY))
-        # A worker may need a region for each request that it has; as many more are for callers.
-        reserved = MAX_DEPTH * len(workers)
-        memory = RegionTable(2 * reserved, reserved, shared_bytes)
+        memory = RegionTable(MAX_DEPTH * len(workers), shared_bytes)
         try:
             self._broker = RequestBroker(signatures, memory, config.max_pending)
             self._supervisor = Supervisor(workers, config, self._broker)
@@ -172,120 +166,13 @@ class SessionPool:
         try:
             for batch in batches:
                 futures.append(self.submit(batch, model=name, **options))
-                if len(futures) >= (in_flight or max(8, 4 * self._count_workers())):
+                if len(futures) >= (in_flight or max(8, 4 * len(self._supervisor.workers))):
                     yield _take(futures, ordered=ordered)
             while futures:
                 yield _take(futures, ordered=ordered)
         finally:
             for future in futures:
                 future.cancel()
-
-    def run_split(
-        self,
-        inputs: Mapping[str, Any],
-        *,
-        model: str | None = None,
-        parts: int | None = None,
-        **options: Unpack[CallOptions],
-    ) -> Answer:
-        """Cuts a batch along the first axis, runs the parts on all workers at once, and joins the answers.
-
-        Args:
-            inputs: Arrays by input name, all of one length along the first axis.
-            model: Which model.
-            parts: How many; None for one per worker that serves the model.
-            options: Options of each part, see `CallOptions`.
-
-        Returns:
-            Outputs by name, the parts one after the other along the first axis, as new arrays.
-
-        Raises:
-            InvalidRequestError: The inputs cannot be cut.
-            PoolError: An output has no axis that grows with the batch, or as `run`.
-        """
-        name = self._model(model)
-        signature = self._signatures[name]
-        arrays = dict(zip(signature.inputs, check_inputs(signature, inputs), strict=True))
-        sizes = {array.shape[0] if array.ndim else 0 for array in arrays.values()}
-        count = sizes.pop() if len(sizes) == 1 else 0
-        if not count:
-            shapes = {key: array.shape for key, array in arrays.items()}
-            raise InvalidRequestError(
-                f"cannot split a batch of {name}\n  expected equal lengths, got {shapes}"
-            )
-        parts = max(1, min(count, parts or self._count_workers(name)))
-        cut = zip(*(np.array_split(array, parts) for array in arrays.values()), strict=True)
-        pieces = [dict(zip(arrays, piece, strict=True)) for piece in cut]
-        lengths = [len(next(iter(piece.values()))) for piece in pieces]
-        answers = list(self.map(pieces, model=name, in_flight=len(pieces), **options))
-        return {
-            output: _join(name, output, [answer[output] for answer in answers], lengths)
-            for output in answers[0]
-        }
-
-    def run_all(
-        self,
-        inputs: Mapping[str, Any],
-        *,
-        models: Sequence[str] | None = None,
-        **options: Unpack[CallOptions],
-    ) -> dict[str, Answer]:
-        """Runs several models on the same inputs at once; each gets the inputs that it has.
-
-        Args:
-            inputs: Arrays by input name; large ones are moved once for all.
-            models: Which; None for all of the pool.
-            options: Options of each run, see `CallOptions`.
-
-        Returns:
-            Outputs by model.
-
-        Raises:
-            InvalidRequestError: An input belongs to none of the models.
-            PoolError: As `run`.
-        """
-        names = [self._model(name) for name in (models or self._signatures)]
-        unknown = [key for key in inputs if not any(key in self._signatures[name].inputs for name in names)]
-        if unknown:
-            raise InvalidRequestError(f"wrong inputs\n  expected those of {', '.join(names)}, got {unknown}")
-        shared: dict[str, Any] = {}
-        for key, value in inputs.items():
-            takers = [name for name in names if key in self._signatures[name].inputs]
-            shared[key] = self._share(takers[0], key, value, options) if len(takers) > 1 else value
-        futures: dict[str, PoolFuture] = {}
-        try:
-            for name in names:
-                model_inputs = {key: shared[key] for key in self._signatures[name].inputs if key in shared}
-                futures[name] = self.submit(model_inputs, model=name, **options)
-            return {name: future.result() for name, future in futures.items()}
-        finally:
-            for future in futures.values():
-                future.cancel()
-
-    def empty(
-        self, name: str, shape: Sequence[int], *, model: str | None = None, timeout_s: float | None = None
-    ) -> Array:
-        """Returns an array for an input, to be filled in place, where the pool would have it.
-
-        Args:
-            name: The input.
-            shape: One size per axis. Slices of it along the first axis can be handed over too.
-            model: Which model.
-            timeout_s: Seconds to wait for memory; None as long as it takes.
-
-        Raises:
-            InvalidRequestError: The model has no such input, or a size is negative.
-            RequestTimeoutError: There was no memory before the deadline.
-            PoolError: All memory is held by arrays in use, or the pool is closed.
-        """
-        model = self._model(model)
-        if name not in self._signatures[model].inputs:
-            expected = ", ".join(self._signatures[model].inputs)
-            raise InvalidRequestError(f"{model} has no input {name!r}\n  expected one of {expected}")
-        sizes = tuple(int(size) for size in shape)
-        if any(size < 0 for size in sizes):
-            raise InvalidRequestError(f"bad shape\n  expected sizes from 0, got {list(shape)}")
-        return self._broker.empty(model, name, sizes, RequestOptions(timeout_s=timeout_s))
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -326,8 +213,6 @@ class SessionPool:
     def close(self, *, drain: bool = True, timeout_s: float | None = None) -> None:
         """Accepts no more requests, ends the workers, and removes the shared memory.
 
-        Answers that are still held stay readable.
-
         Args:
             drain: Whether accepted requests are answered first; otherwise they fail.
             timeout_s: Seconds to wait for that; None as long as it takes.
@@ -351,17 +236,6 @@ class SessionPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(drain=kind is None)
-
-    def _count_workers(self, model: str | None = None) -> int:
-        return sum(model is None or model in worker.models for worker in self._supervisor.workers)
-
-    def _share(self, model: str, name: str, value: Any, options: CallOptions) -> Any:
-        """Returns an input of several models as what is moved once for all of them."""
-        array = np.asarray(value)
-        if array.nbytes < INLINE_BYTES or array.dtype != self._signatures[model].inputs[name]:
-            return array
-        waits = RequestOptions(timeout_s=options.get("timeout_s"))
-        return self._broker.share(model, name, array, waits)
 
     def _model(self, model: str | None) -> str:
         if model is None and len(self._signatures) == 1:
@@ -387,14 +261,3 @@ def _take(futures: deque[PoolFuture], *, ordered: bool) -> Answer:
     future = next(future for future in futures if future in done)
     futures.remove(future)
     return future.result()
-
-
-def _join(model: str, output: str, parts: list[Array], lengths: list[int]) -> Array:
-    for part, length in zip(parts, lengths, strict=True):
-        if part.ndim == 0 or part.shape[0] != length:
-            raise PoolError(
-                f"cannot join output {output!r} of {model}\n"
-                f"  expected {length} along the first axis, got shape {list(part.shape)}",
-                hint="run() takes the whole batch",
-            )
-    return np.concatenate(parts)

@@ -15,7 +15,7 @@ import math
 import threading
 from _thread import RLock
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,7 +31,7 @@ Answer = dict[str, Array]
 MAX_DEPTH = 16
 """Maximum number of requests that a worker has at once."""
 
-NO_TENSORS = Layout(b"", (), (), 0)
+NO_TENSORS = Layout(b"", (), (), 0, 0, 0)
 
 log = logging.getLogger(__name__)
 
@@ -91,16 +91,15 @@ class Slot:
         deadline: When its caller stops waiting, by `time.monotonic()`; infinite for never.
         retries: How often it may still be sent to another worker after one died of it.
         layout: Where its inputs are.
-        arrays: Inputs that lie in shared memory of their own, and are kept until it is answered.
-        region: Its memory; None where all its tensors travel in packets.
+        body: What follows the head of the packet that sends it.
+        region: Its memory; None where its inputs travel in the packet, unless a worker has it.
         worker: Number of the worker that has it; None while it is filled or waits.
         is_filled: Whether its caller has admitted it.
-        has_grown: Whether its worker asked for more memory, which it may do once.
         is_abandoned: Whether its caller has stopped waiting while a worker had it.
         is_cancelled: Whether its caller took it back.
         service_s: Seconds that the run took.
         copied_bytes: Bytes of outputs that were copied out of its memory.
-        answer_bytes: Bytes of its memory that they took.
+        written_bytes: Bytes of its memory that inputs and outputs took.
     """
 
     number: int
@@ -110,19 +109,17 @@ class Slot:
     future: PoolFuture = field(default_factory=lambda: PoolFuture(lambda: False))
     begun: float = 0.0
     layout: Layout = NO_TENSORS
-    packet: bytes = b""
-    arrays: Sequence[Array] = ()
+    body: bytes = b""
     region: Region | None = None
     worker: int | None = None
     is_filled: bool = False
-    has_grown: bool = False
     is_abandoned: bool = False
     is_cancelled: bool = False
     error: PipelineError | None = None
     answer: Answer | None = None
     service_s: float = 0.0
     copied_bytes: int = 0
-    answer_bytes: int = 0
+    written_bytes: int = 0
 
     def resolve(self) -> None:
         """Tells its caller what became of it; whatever callbacks of its future do stays theirs."""
@@ -220,7 +217,7 @@ class SlotTable:
             queue = self._workers[worker]
             if not queue.sent:
                 queue.since = now
-            slot.worker, slot.has_grown = worker, False
+            slot.worker = worker
             queue.sent.append(slot)
             del self._queues[slot.model][slot.number]
             yield slot, worker
@@ -273,21 +270,6 @@ class SlotTable:
             queue.service_s = service_s if old is None else old + (service_s - old) / 8
             queue.depth = depth_for(queue.service_s)
         return self._slots.pop(slot.number)
-
-    def grow(self, worker: int, number: int, now: float) -> Slot:
-        """Puts a worker's oldest slot, whose answer needs more memory, behind the others that it has.
-
-        Raises:
-            PoolError: It has grown already, or as `expect`.
-        """
-        slot = self.expect(worker, number)
-        if slot.has_grown:
-            raise PoolError(f"answer needs memory again\n  expected an answer to request {number}")
-        slot.has_grown = True
-        queue = self._workers[worker]
-        queue.sent.rotate(-1)
-        queue.since = now if queue.since < math.inf else math.inf
-        return slot
 
     def find_waiting(self, number: int) -> Slot | None:
         """Returns a slot that waits for a worker; None if there is none such."""

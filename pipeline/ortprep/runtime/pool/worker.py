@@ -23,7 +23,6 @@ from ortprep.bundle.codec import encode as encode_record
 from ortprep.errors import PipelineError, to_dict
 from ortprep.runtime.loading.session import import_onnxruntime
 from ortprep.runtime.pool.messages import (
-    MAX_PACKET_BYTES,
     Head,
     MessageKind,
     ReadyReport,
@@ -33,11 +32,13 @@ from ortprep.runtime.pool.messages import (
     encode_head,
 )
 from ortprep.runtime.pool.process import die_with
+from ortprep.runtime.tensors.array_layout import MAX_PACKET_BYTES
 from ortprep.telemetry import has_telemetry_thread
 
 if TYPE_CHECKING:
+    from ortprep.runtime.pool.memory import MemoryFile
     from ortprep.runtime.pool.process import WorkerJob
-    from ortprep.runtime.pool.served_model import ServedModel, SlotMemory
+    from ortprep.runtime.pool.served_model import ServedModel
 
 _SPIN_S = 0.0002
 
@@ -82,9 +83,9 @@ def main(job: WorkerJob) -> None:
     try:
         models, phases_s, threads = _open_models(job)
         from ortprep.runtime.machine.process_memory import private_bytes, written_bytes
-        from ortprep.runtime.pool.served_model import SlotMemory
+        from ortprep.runtime.pool.memory import MemoryFile
 
-        memory = SlotMemory(job.descriptors[3], job.memory_bytes)
+        memory = MemoryFile(job.descriptors[3], job.memory_bytes)
     except PipelineError as error:
         connection.send(encode(MessageKind.BROKEN, 0, to_dict(error)))
         return
@@ -189,7 +190,7 @@ def _open_models(job: WorkerJob) -> tuple[dict[int, ServedModel], dict[str, floa
     )
 
 
-def serve(connection: PoolConnection, models: dict[int, ServedModel], memory: SlotMemory) -> None:
+def serve(connection: PoolConnection, models: dict[int, ServedModel], memory: MemoryFile) -> None:
     """Answers messages until there are no more."""
     previous = None
     while packet := connection.receive():
@@ -199,18 +200,15 @@ def serve(connection: PoolConnection, models: dict[int, ServedModel], memory: Sl
         previous = head.kind, head.number
         if head.kind is MessageKind.RUN:
             connection.send(_run(head, packet, models[head.model], memory))
-        elif head.kind is MessageKind.GROW:
-            if (answer := memory.grown(head)) is not None:
-                connection.send(answer)
         elif head.kind is MessageKind.CHECK:
             connection.send(encode(MessageKind.CHECKED, head.number, _check(models)))
         elif head.kind is MessageKind.STOP:
             return
 
 
-def _run(head: Head, packet: memoryview, model: ServedModel, memory: SlotMemory) -> bytes:
+def _run(head: Head, packet: memoryview, model: ServedModel, memory: MemoryFile) -> bytes:
     try:
-        return model.run(head, packet, memory)
+        return model.answer(head, packet, memory)
     except (PipelineError, MemoryError) as error:
         return encode(MessageKind.FAILED, head.number, to_dict(error))
 

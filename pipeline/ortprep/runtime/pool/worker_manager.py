@@ -184,12 +184,9 @@ class WorkerManager:
                     continue
                 # Answers are taken in the order in which they were given.
                 self._take_replies(worker, replies)
-                if head.kind is MessageKind.NEED:
-                    self._broker.grow(worker.number, head.number, head.figure)
-                else:
-                    self._handle(worker, head, decode_json(packet, worker.name))
-                    if worker.is_killed:
-                        return True  # what it says after a wrong answer counts no more
+                self._handle(worker, head, decode_json(packet, worker.name))
+                if worker.is_killed:
+                    return True  # what it says after a wrong answer counts no more
         finally:
             self._take_replies(worker, replies)
         return False
@@ -296,12 +293,13 @@ class WorkerManager:
         self.is_stale = True
         for descriptor in (process.channel.descriptor, process.output):
             self._unregister(descriptor)
-        left = process, self._broker.set_aside(worker.number)
+        error = worker.describe_end(process.pid, None, "was killed and does not end")
+        left = process, self._broker.set_aside(worker.number, error)
         self.left_behind.append(left)
         self.selector.modify(process.sentinel, selectors.EVENT_READ, partial(self._has_ended_late, *left))
         with self._broker.lock:
             worker.process = None
-        self._handle_exit(worker, worker.describe_end(process.pid, None, "was killed and does not end"))
+        self._handle_exit(worker, error)
 
     def _has_ended_late(self, process: WorkerProcess, region: Region | None) -> None:
         self._unregister(process.sentinel)

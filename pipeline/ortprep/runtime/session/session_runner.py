@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from ortprep.errors import RunError
 from ortprep.runtime.loading.binding import BoundRuns
@@ -19,9 +19,6 @@ from ortprep.runtime.tensors.element_types import Array, element_type_of
 from ortprep.runtime.tensors.signatures import Signature
 from ortprep.runtime.verification.golden import check_answers
 
-if TYPE_CHECKING:
-    import onnxruntime
-
 _MAX_CACHED = 1024
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -31,51 +28,36 @@ T = TypeVar("T")
 
 
 class SessionRunner:
-    """A session, run the way its variant and its types need it.
-
-    `is_native`: whether numpy has all its types; `bound` is None unless its variant needs bound runs.
-    """
+    """A session, run the way its variant and its types need it."""
 
     def __init__(self, signature: Signature, opened: OpenedBundle) -> None:
         self._name, self._opened, self._outputs = signature.model, opened, list(signature.outputs)
         self.session = opened.session
         kinds = [element_type_of(dtype) for dtype in signature.inputs.values()]
         outputs = [tensor_element_type(value.type) for value in opened.session.get_outputs()]
-        self.is_native = not any(kinds) and not any(outputs)
-        self.bound = BoundRuns(opened.session) if opened.variant.io_binding else None
-        self.errors = onnxruntime_errors()
+        self._is_native = not any(kinds) and not any(outputs)
+        self._bound = BoundRuns(opened.session) if opened.variant.io_binding else None
+        self._errors = onnxruntime_errors()
 
     def check(self) -> None:
         """Runs the golden sample; raises as `check_answers`."""
         opened = self._opened
         check_answers(self.session, opened.config, opened.root, variant=opened.variant)
 
-    def bind(self) -> onnxruntime.IOBinding:
-        """Returns a binding of the session in service, for one run; it waits for no other session."""
-        import onnxruntime
-
-        return onnxruntime.IOBinding(self.session)
-
     def run(self, feeds: Mapping[str, Array]) -> list[Array]:
-        """Runs on what `fit` returned; returns outputs in the model's order, or raises `RunError`."""
+        """Runs on a batch; returns outputs in the model's order, or raises `RunError`."""
         try:
-            return self.attempt(feeds)
-        except self.errors as error:
-            raise self.refusal(error) from None
-
-    def refusal(self, error: BaseException) -> RunError:
-        """Returns the error that a caller gets for one of ONNX Runtime."""
-        return RunError(f"ONNX Runtime cannot run {self._name}\n  {type(error).__name__}: {error}")
-
-    def attempt(self, feeds: Mapping[str, Array]) -> list[Any]:
-        """Does what `run` does, and leaves `errors` as they are."""
-        if self.bound is not None:
-            answers = self.bound.run(feeds)
-        elif self.is_native:
-            return list(self.session.run(self._outputs, feeds))
-        else:
-            answers = run_session(self.session, feeds)
-        return [answers[name] for name in self._outputs]
+            if self._bound is not None:
+                answers = self._bound.run(feeds)
+            elif self._is_native:
+                return list(self.session.run(self._outputs, feeds))
+            else:
+                answers = run_session(self.session, feeds)
+            return [answers[name] for name in self._outputs]
+        except self._errors as error:
+            raise RunError(
+                f"ONNX Runtime cannot run {self._name}\n  {type(error).__name__}: {error}"
+            ) from None
 
 
 class ShapeDispatcher(Generic[T]):
