@@ -6,7 +6,6 @@ Measures both in interleaved fresh processes with the same calls, on the bundle 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import subprocess
@@ -38,12 +37,8 @@ def measure(bundle: Path, requests: int) -> dict[str, float]:
             requests // 4
         )
     with SessionPool(bundle, PoolConfig(devices="cpu", workers_per_device=2)) as pool:
-        places = itertools.cycle([pool.empty("x", plain.shape) for _ in range(4)])
-        for place in itertools.islice(places, 4):
-            place[...] = 1
         ways = {
             "256 KB, 16 in flight": (lambda: pool.submit({"x": middle}), requests // 8, 16),
-            "64 MB in place": (lambda: pool.submit({"x": next(places)}), 24, 2),
             "64 MB copied": (lambda: pool.submit({"x": plain}), 24, 2),
         }
         for name, (submit, count, in_flight) in ways.items():

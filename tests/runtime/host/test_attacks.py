@@ -71,11 +71,10 @@ def head(kind: int, arrays: int = 0, text: int = 0, size: int = 0, magic: bytes 
     return struct.pack("<8sBxHIqQ", magic, kind, arrays, text, 0, size)
 
 
-def place(
-    name: bytes, dtype: bytes, shape: tuple[int, ...], offset: int = 0, rank: int | None = None
-) -> bytes:
+def place(name, dtype, shape, rank=None):
     ranks = len(shape) if rank is None else rank
-    return struct.pack(f"<HBBQ{len(shape)}Q", len(name), len(dtype), ranks, offset, *shape) + name + dtype
+    names = struct.pack("<HB", len(name), len(dtype)) + name + dtype
+    return names + struct.pack(f"<B{len(shape)}Q", ranks, *shape)
 
 
 def request(*places: bytes, data: bytes = b"", count: int | None = None) -> bytes:
@@ -97,15 +96,15 @@ JUNK = {
     "fewer arrays than it says": request(X, count=60_000),
     "more arrays than it says": request(X, X, count=1),
     "the same name twice": request(X, X, data=bytes(64)),
-    "data outside": request(place(b"x", b"float32", (1, 8), 1), data=bytes(32)),
-    "an offset near the end": request(place(b"x", b"float32", (1, 8), 2**64 - 16), data=bytes(32)),
-    "sizes whose product wraps": request(place(b"x", b"float32", (2**32, 2**32)), data=bytes(32)),
-    "a size below zero": request(place(b"x", b"float32", (2**64 - 1,)), data=bytes(32)),
-    "255 axes": request(place(b"x", b"float32", (1,) * 8, rank=255), data=bytes(32)),
-    "objects": request(place(b"x", b"object", (1,)), data=bytes(32)),
-    "a structure": request(place(b"x", b"O,O", (1,)), data=bytes(32)),
-    "strings": request(place(b"x", b"U4", (1,)), data=bytes(32)),
-    "no text": request(place(b"\xff", b"float32", (1, 8)), data=bytes(32)),
+    "data outside": request(place(b"x", b"float32", (1, 17)), data=bytes(64)),
+    "a second array outside": request(X, place(b"y", b"float32", (1, 8)), data=bytes(64)),
+    "sizes whose product wraps": request(place(b"x", b"float32", (2**32, 2**32)), data=bytes(64)),
+    "a size below zero": request(place(b"x", b"float32", (2**64 - 1,)), data=bytes(64)),
+    "255 axes": request(place(b"x", b"float32", (1,) * 8, rank=255), data=bytes(64)),
+    "objects": request(place(b"x", b"object", (1,)), data=bytes(64)),
+    "a structure": request(place(b"x", b"O,O", (1,)), data=bytes(64)),
+    "strings": request(place(b"x", b"U4", (1,)), data=bytes(64)),
+    "no text": request(place(b"\xff", b"float32", (1, 8)), data=bytes(64)),
     "an empty array of impossible sizes": request(place(b"x", b"float32", (2**63, 2**63, 0))),
 }
 
@@ -121,7 +120,7 @@ def test_a_client_that_breaks_the_protocol_is_closed_and_others_are_served(bundl
 def test_a_request_before_a_model_and_a_name_that_is_no_path_are_errors(bundle):
     connect(bundle, start=True).close()
     with connection() as sock:
-        sock.send(request(X, data=bytes(32)))
+        sock.send(request(X, data=bytes(64)))
         assert is_closed_with_an_error(sock)
     for name in (
         b"",
@@ -203,7 +202,7 @@ def test_clients_that_leave_or_do_not_read_cost_no_thread(bundle):
                     sock.setblocking(False)
                     with suppress(OSError):
                         for _ in range(1000):
-                            sock.send(request(X, data=bytes(32)))
+                            sock.send(request(X, data=bytes(64)))
         np.testing.assert_allclose(session.run(None, {"x": sample()})[0], sample() @ weights_of(0), rtol=1e-5)
         for sock in idle:
             sock.close()

@@ -19,26 +19,21 @@ import numpy as np
 from ortprep.bundle.codec import encode as encode_record
 from ortprep.errors import LoadError
 from ortprep.runtime.pool import served_model, worker
-from ortprep.runtime.pool.memory import pack_inline
 from ortprep.runtime.pool.messages import (
-    IN_FILE,
-    Head,
-    Layout,
     MessageKind,
     ReadyReport,
     encode,
     encode_head,
     encode_tensors,
-    fit_into,
     lay_out,
 )
 from ortprep.runtime.pool.process import WorkerJob
-from ortprep.runtime.pool.served_model import SlotMemory
+from ortprep.runtime.tensors.array_layout import encode_shape
 
-EXIT, SEGFAULT, HANG, GARBAGE, WRONG_TURN, OUTSIDE, GREEDY = range(-107, -100)
-INSATIABLE, SLOW, RAISE, FEW, LONG, TWICE, EMPTY, BLOCK = range(-115, -107)
+EXIT, SEGFAULT, HANG, GARBAGE, WRONG_TURN, OUTSIDE = range(-107, -101)
+SLOW, RAISE, FEW, LONG, TWICE, EMPTY, BLOCK = range(-114, -107)
 Packet = bytes
-_FLOATS = lay_out(((10_000,),), (40_000,))
+_FLOATS = lay_out(((10_000,),), (4,))
 
 
 def exits(job: WorkerJob) -> None:
@@ -82,11 +77,10 @@ def second_of_two_exits(job: WorkerJob) -> None:
 
 def goes_wrong_when_asked(job: WorkerJob) -> None:
     """Serves, and does what a request's first element says if that is one of the numbers above."""
-    serve = served_model.ServedModel.run
+    serve = served_model.ServedModel.answer
 
-    def run(self: served_model.ServedModel, head: Head, packet: memoryview, memory: SlotMemory) -> Packet:
-        places = self._reader.read(packet, head, head.size)
-        array = memory.read(places[0], self._inputs[0][1], packet, head)
+    def answer(self, head, packet, memory):
+        (array, *_), _ = self.read(head, packet, memory)
         wish = int(array.flat[0]) if array.size else 0
         if wish in _DEEDS:
             done = _DEEDS[wish](head, memory, job)
@@ -94,19 +88,7 @@ def goes_wrong_when_asked(job: WorkerJob) -> None:
                 return done
         return serve(self, head, packet, memory)
 
-    served_model.ServedModel.run = run  # type: ignore[method-assign]
-    worker.main(job)
-
-
-def cannot_bind(job: WorkerJob) -> None:
-    """Has ONNX Runtime refuse to bind inputs, as it does where there is no room on a GPU to copy them to."""
-
-    import onnxruntime
-
-    def bind(*_: Any) -> None:
-        raise RuntimeError("no room to bind to")
-
-    onnxruntime.IOBinding.bind_cpu_input = bind
+    served_model.ServedModel.answer = answer
     worker.main(job)
 
 
@@ -128,11 +110,6 @@ def answers_wrongly_when_told(job: WorkerJob) -> None:
     worker.main(job)
 
 
-def hangs_when_checked(job: WorkerJob) -> None:
-    served_model.ServedModel.check = hangs  # type: ignore[assignment,method-assign]
-    worker.main(job)
-
-
 def _exit(*_: Any) -> None:
     sys.stderr.write("exiting as asked\n")
     sys.stderr.flush()
@@ -143,58 +120,45 @@ def _segfault(*_: Any) -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
-def _hang(head: Head, memory: SlotMemory, job: WorkerJob) -> None:
+def _hang(head, memory, job):
     hangs(job)
 
 
-def _babble(head: Head, memory: SlotMemory, job: WorkerJob) -> None:
+def _babble(head, memory, job):
     os.write(job.descriptors[0], b"garbage" * 20)
     time.sleep(3600)
 
 
-def _send_nothing(head: Head, memory: SlotMemory, job: WorkerJob) -> None:
+def _send_nothing(head, memory, job):
     with socket.socket(fileno=os.dup(job.descriptors[0])) as own:
         own.send(b"")
     time.sleep(3600)
 
 
-def _answer_another(head: Head, memory: SlotMemory, job: WorkerJob) -> None:
+def _answer_another(head, memory, job):
     os.write(job.descriptors[0], encode_tensors(MessageKind.DONE, head.number + 1, _FLOATS, figure=1))
     time.sleep(3600)
 
 
-def _answer_twice(head: Head, memory: SlotMemory, job: WorkerJob) -> Packet:
-    layout = lay_out(((0, 1),), (0,))
-    begin = encode_tensors(MessageKind.DONE, head.number, layout, figure=1)
-    packet = pack_inline(begin, layout, [np.empty((0, 1), np.float32)])
+def _answer_twice(head, memory, job):
+    layout = lay_out(((0, 1),), (4,))
+    packet = encode_tensors(MessageKind.DONE, head.number, layout, [np.empty((0, 1), np.float32)], figure=1)
     os.write(job.descriptors[0], packet)
     return packet
 
 
-def _answer_outside(head: Head, memory: SlotMemory, job: WorkerJob) -> Packet:
-    place = _FLOATS.places[0]._replace(base=IN_FILE)
-    lying = fit_into(_FLOATS._replace(places=(place,)), 0, 2**40)
-    assert lying is not None
-    return encode_tensors(MessageKind.DONE, head.number, lying)
+def _answer_outside(head, memory, job):
+    text = encode_shape((2**50,))
+    return encode_head(MessageKind.DONE, head.number, text_bytes=len(text)) + text
 
 
-def _answer_beyond(head: Head, memory: SlotMemory, job: WorkerJob) -> Packet:
-    return encode_tensors(MessageKind.DONE, head.number, _FLOATS)
+def _answer_beyond(head, memory, job):
+    text = encode_shape((10,))
+    return encode_head(MessageKind.DONE, head.number, text_bytes=len(text)) + text
 
 
-def _answer_little(head: Head, memory: SlotMemory, job: WorkerJob) -> Packet:
-    return encode_tensors(MessageKind.DONE, head.number, Layout(b"", (), (), 0))
-
-
-def _be_greedy(head: Head, memory: SlotMemory, job: WorkerJob) -> Packet:
-    layout = _FLOATS._replace(slot_bytes=2**50)
-    return memory.answer(head, layout, [np.zeros(10_000, np.float32)], 1)
-
-
-def _be_insatiable(head: Head, memory: SlotMemory, job: WorkerJob) -> Packet:
-    packet = encode_head(MessageKind.NEED, head.number, figure=2**20)
-    os.write(job.descriptors[0], packet)
-    return packet
+def _answer_little(head, memory, job):
+    return encode_head(MessageKind.DONE, head.number)
 
 
 def _be_slow(*_: Any) -> None:
@@ -206,7 +170,7 @@ def unblock(bundle: Path) -> None:
     bundle.with_name("unblocked").touch()
 
 
-def _block(head: Head, memory: SlotMemory, job: WorkerJob) -> None:
+def _block(head, memory, job):
     while not Path(job.models[0].bundle).with_name("unblocked").exists():
         time.sleep(0.005)
 
@@ -215,20 +179,18 @@ def _raise(*_: Any) -> None:
     raise AssertionError("a bug in the worker")
 
 
-_DEEDS: dict[int, Callable[[Head, SlotMemory, WorkerJob], Packet | None]] = {
+_DEEDS: dict[int, Callable[..., Packet | None]] = {
     EXIT: _exit,
     SEGFAULT: _segfault,
     HANG: _hang,
     GARBAGE: _babble,
     WRONG_TURN: _answer_another,
     OUTSIDE: _answer_outside,
-    GREEDY: _be_greedy,
     SLOW: _be_slow,
     RAISE: _raise,
     FEW: _answer_little,
     LONG: _answer_beyond,
     TWICE: _answer_twice,
     EMPTY: _send_nothing,
-    INSATIABLE: _be_insatiable,
     BLOCK: _block,
 }

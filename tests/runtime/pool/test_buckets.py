@@ -41,7 +41,6 @@ def test_requests_are_answered_by_the_variants_for_their_sizes(bundle):
         for size, seed in [(1, 1), (4, 4), (5, 1), (4, 4), (8, 1)]:
             answer = pool.run({"x": batch_of(size)})["y"]
             np.testing.assert_allclose(answer, batch_of(size) @ weights_of(seed), rtol=1e-4, atol=1e-4)
-        assert pool.check() == {}
 
 
 def test_a_drive_asks_what_every_variant_recorded(bundle):

@@ -160,9 +160,7 @@ def test_a_worker_that_dies_of_a_request_is_replaced(bundle, wish, code, said):
 
 
 @pytest.mark.attack
-@pytest.mark.parametrize(
-    "wish", [bad_workers.OUTSIDE, bad_workers.FEW, bad_workers.LONG, bad_workers.INSATIABLE]
-)
+@pytest.mark.parametrize("wish", [bad_workers.OUTSIDE, bad_workers.FEW, bad_workers.LONG])
 def test_an_answer_that_is_none_is_an_error_and_ends_the_worker(bundle, wish):
     with SessionPool(bundle, PoolConfig(**SOON, worker=BAD)) as pool:
         with pytest.raises(PoolError, match="answer"):
@@ -215,24 +213,6 @@ def test_a_worker_that_reads_nothing_for_long_misses_nothing(tmp_path):
         assert pool.stats().workers[0].restarts == 0
 
 
-def test_what_onnxruntime_refuses_to_bind_is_a_request_s_error_and_no_death(bundle):
-    with SessionPool(bundle, PoolConfig(**SOON, worker=f"{MODULE}:cannot_bind")) as pool:
-        large = batch(1, 100_000)
-        pool.run(large)  # until its answer's shapes are known, nothing is bound
-        with pytest.raises(RunError, match=r"cannot run doubling\n  RuntimeError: no room to bind to"):
-            pool.run(large)
-        assert (pool.run(batch(2))["y"] == 2 * batch(2)["x"]).all()
-        assert [worker.restarts for worker in pool.stats().workers] == [0]
-
-
-def test_an_answer_without_room_is_its_request_s_error_and_no_death(bundle):
-    with SessionPool(bundle, PoolConfig(**SOON, worker=BAD)) as pool:
-        with pytest.raises(PoolError, match="no shared memory for"):
-            pool.run(batch(bad_workers.GREEDY))
-        assert is_right(pool.submit(batch()))
-        assert pool.stats().workers[0].restarts == 0
-
-
 def test_a_request_may_be_tried_on_another_worker(bundle):
     events: list[WorkerEvent] = []
 
@@ -263,8 +243,6 @@ def test_a_worker_that_dies_again_and_again_is_given_up(bundle):
                 pool.run(batch(bad_workers.EXIT))
         with pytest.raises(PoolError, match="no worker is left for doubling"):
             pool.run(batch())
-        with pytest.raises(PoolError, match="no worker is left"):
-            pool.empty("x", (1, 1))
         assert pool.stats().workers[0].state == "failed"
         assert pool.stats().pending == 0
 
@@ -343,35 +321,12 @@ def test_what_waits_for_a_worker_that_is_given_up_is_told(bundle):
         assert all("no worker is left" in str(error) for error in errors[1:])
 
 
-def test_a_worker_that_begins_to_answer_wrongly_is_found_and_replaced(bundle):
-    with SessionPool(bundle, PoolConfig(**SOON, worker=f"{MODULE}:answers_wrongly_when_told")) as pool:
-        assert pool.check(timeout_s=PATIENCE_S) == {}
-        bundle.with_name("wrong").touch()
-        assert pool.check(timeout_s=PATIENCE_S) == {"cpu/0": "y: expected 2.0, got 3.0"}
-        assert is_right(pool.submit(batch()))
-        assert pool.stats().workers[0].restarts == 1
-        assert pool.check(timeout_s=PATIENCE_S) == {}
-
-
-def test_a_worker_that_hangs_in_its_check_is_replaced_and_no_request_is_blamed(bundle):
-    config = PoolConfig(**SOON, worker=f"{MODULE}:hangs_when_checked", run_timeout_s=4)
-    with SessionPool(bundle, config) as pool:
-        futures: list[Future[Any]] = []
-        asker = threading.Timer(0.3, lambda: futures.append(pool.submit(batch())))
-        asker.start()
-        assert "too long" in pool.check(timeout_s=PATIENCE_S)["cpu/0"]
-        asker.join()
-        assert is_right(futures[0])
-        assert pool.stats().workers[0].restarts == 1
-
-
-def test_a_worker_that_refuses_all_it_gets_is_checked_and_replaced(bundle):
+def test_a_worker_that_refuses_all_it_gets_checks_itself_and_is_replaced(bundle):
     with SessionPool(bundle, PoolConfig(**SOON, worker=f"{MODULE}:answers_wrongly_when_told")) as pool:
         bundle.with_name("wrong").touch()
-        for _ in range(16):
-            with pytest.raises(RunError):
+        for number in range(16):
+            with pytest.raises(RunError if number < 15 else WorkerDiedError):
                 pool.run({"x": np.ones(3, np.float32)})
-        wait_for(lambda: pool.stats().workers[0].restarts == 1, what="it is replaced")
         assert is_right(pool.submit(batch()))
 
 

@@ -25,8 +25,7 @@ if __name__ == "__main__":
     bundle, worker, ending, threads = sys.argv[1:]
     config = PoolConfig(devices="cpu", workers_per_device=2, worker=worker, threads=int(threads))
     pool = SessionPool(bundle, config)
-    x = pool.empty("x", (64, 1024))
-    x[...] = 1
+    x = np.ones((64, 1024), np.float32)
     kept = pool.run({"x": x})["y"]
     if ending == "hang":
         x[...] = -105

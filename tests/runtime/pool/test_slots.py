@@ -14,7 +14,7 @@ from ortprep.runtime.pool.slots import RepeatedAnswerError, Slot, SlotTable, dep
 
 _STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["admit", "fail", "answer", "grow", "lose", "open", "withdraw", "expire"]),
+        st.sampled_from(["admit", "fail", "answer", "lose", "open", "withdraw", "expire"]),
         st.integers(0, 9),
     ),
     max_size=120,
@@ -47,9 +47,6 @@ def test_every_slot_is_freed_exactly_once(steps, retries):
         elif step == "answer" and sent:
             slot = table.answer(worker, sent[0].number, now, service_s=0.01)
             ends[slot.number] += slot.number not in abandoned
-        elif step == "grow" and sent and not sent[0].has_grown:
-            slot = table.grow(worker, sent[0].number, now)
-            assert sent[-1] is slot
         elif step == "lose":
             before = [slot.number for slot in sent]
             lost = {slot.number for slot in table.lose(worker, fails_oldest=pick < 5)}
@@ -151,15 +148,6 @@ def test_an_answer_out_of_turn_is_an_error_that_tells_a_repeated_one():
     with pytest.raises(PoolError) as caught:
         table.expect(0, 3)
     assert not isinstance(caught.value, RepeatedAnswerError)
-
-
-@pytest.mark.attack
-def test_a_worker_asks_for_memory_once_and_so_cannot_keep_a_slot_for_ever():
-    table = make()
-    admit(table, 1)
-    table.grow(0, 1, 1.0)
-    with pytest.raises(PoolError, match="needs memory again"):
-        table.grow(0, 1, 2.0)
 
 
 def test_the_time_of_a_run_begins_when_its_turn_comes():

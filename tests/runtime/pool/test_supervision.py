@@ -6,14 +6,13 @@ import functools
 import selectors
 import threading
 import time
-from concurrent.futures import Future
 from typing import Any, cast
 
 import pytest
 
-from ortprep.errors import LoadError, PoolError, WorkerDiedError, to_dict
+from ortprep.errors import PoolError, WorkerDiedError
 from ortprep.runtime.pool.config import PoolConfig
-from ortprep.runtime.pool.messages import MessageKind, decode_head, encode
+from ortprep.runtime.pool.messages import decode_head
 from ortprep.runtime.pool.process import WorkerProcess
 from ortprep.runtime.pool.supervisor import Supervisor
 from ortprep.runtime.pool.workers import WorkerState, WorkerStats
@@ -71,19 +70,6 @@ def watched():
     one = Watched()
     yield one
     one.close()
-
-
-def test_what_a_worker_answers_after_a_failed_check_counts_no_more(watched):
-    checked: Future[str | None] = Future()
-    watched.worker.checks.append((0.0, checked))
-    future = watched.office.submit(1)
-    (received,) = watched.office.receive()
-    watched.far_end.send(encode(MessageKind.CHECKED, 0, to_dict(LoadError("wrong"))))
-    watched.far_end.send(watched.office.answer_to(0, received))
-    watched.read()
-    assert watched.process.is_killed
-    assert "wrong" in str(checked.result(0))
-    assert not future.done()
 
 
 def test_who_is_behind_a_request_that_was_answered_in_time_is_not_blamed(watched):

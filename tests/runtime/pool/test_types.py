@@ -38,8 +38,6 @@ def test_a_type_that_numpy_lacks_comes_back_as_it_was_sent(tmp_path):
                 y = pool.run({"x": x})["y"]
                 assert y.dtype == kind.dtype
                 np.testing.assert_array_equal(y["bfloat16"], x["bfloat16"])
-        x = pool.empty("x", (2, 2))
-        assert x.dtype == kind.dtype
         with pytest.raises(InvalidRequestError, match="expected bfloat16, got uint16"):
             pool.run({"x": sample["bfloat16"]})
 
@@ -59,16 +57,12 @@ def test_scalars_have_no_axis(tmp_path):
 def test_any_order_stride_and_endianness_means_the_same(bundle):
     x = np.arange(200 * 300, dtype=np.float32).reshape(200, 300)
     with SessionPool(bundle, PoolConfig(devices="cpu")) as pool:
-        shared = pool.empty("x", (300, 200))
-        shared[...] = x.T
         for array in (
             np.asfortranarray(x),
             x.astype(">f4"),
             x[::2, ::-3],
             x[5:6],
             np.broadcast_to(x[:1], (50, 300)),
-            shared.T,
-            shared[:100],
         ):
             y = pool.run({"x": array})["y"]
             assert y.dtype == np.float32

@@ -1,7 +1,7 @@
 """Packets between a client and the host, and the memory of large arrays.
 
-A packet has a head, a text (a name, JSON, or where each array lies) and data. What the other side sends is
-checked as if a stranger had sent it. Clients import this module, so it needs only numpy and built-in modules.
+A packet has a head, a text (a name, JSON, or name, type and shape of each array) and data. What the other side
+sends is checked as if a stranger had sent it. Clients import this module, so it needs only numpy and built-in modules.
 """
 
 from __future__ import annotations
@@ -13,6 +13,15 @@ import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+from ortprep.runtime.tensors.array_layout import (
+    MAX_PACKET_BYTES,
+    copy_arrays,
+    create_memory,
+    decode_shape,
+    encode_shape,
+    place_arrays,
+)
 
 if TYPE_CHECKING:
     import mmap
@@ -28,18 +37,13 @@ OPEN, RUN, STATUS = 1, 2, 3
 OPENED, DONE, FAILED, REPORT = 16, 17, 18, 19
 """What the host answers: `DONE` with arrays, the others with JSON."""
 
-MAX_PACKET_BYTES = 96 * 1024
-"""Largest packet, under half of what a socket of Linux holds by default (`net.core.wmem_default`)."""
-
 MAX_REGION_BYTES = 2**32
 """Largest request or answer: 4 GiB."""
 
 MAX_TEXT_BYTES = 64 * 1024
 
-_INLINE_BYTES = 16 * 1024
-_MAX_RANK, _ALIGNMENT = 64, 64
 _HEAD, _MAGIC = struct.Struct("<8sBxHIqQ"), b"ortprep1"
-_PLACE = struct.Struct("<HBBQ")
+_NAMES = struct.Struct("<HB")
 _ONE_DESCRIPTOR = _socket.CMSG_LEN(4)  # the kernel closes those that come beside it
 _NUMBERS = frozenset(np.dtype(code).name for code in "?bBhHiIqQefdFD")
 
@@ -70,14 +74,10 @@ class Region:
     __slots__ = ("descriptor", "memory")
 
     def __init__(self, size: int) -> None:
-        import fcntl  # here, as small requests need neither
-        import mmap
+        import mmap  # here, as small requests do not need it
 
-        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-        self.descriptor = os.memfd_create("ortprep-host", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.descriptor = create_memory("ortprep-host", size)
         try:
-            os.ftruncate(self.descriptor, size)
-            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
             self.memory = mmap.mmap(self.descriptor, size)
         except BaseException:
             os.close(self.descriptor)
@@ -182,21 +182,17 @@ def send_arrays(
         HostError: They are too many or too large.
         OSError: The other side left or does not read, or there is no memory.
     """
-    places, begins, end = [], [], 0
+    texts = []
     for name, array in arrays.items():
         title, dtype = name.encode(), _dtype_name(array.dtype).encode()
-        place = struct.pack(f"<HBBQ{array.ndim}Q", len(title), len(dtype), array.ndim, end, *array.shape)
-        places.append(place + title + dtype)
-        begins.append(end)
-        end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-    text = b"".join(places)
-    if len(text) > MAX_TEXT_BYTES or end > MAX_REGION_BYTES:
-        raise violation("caller", f"{len(arrays)} arrays of {end} bytes are too many or too large")
-    region = find_region(end) if end > _INLINE_BYTES else None
-    memory = bytearray(end) if region is None else region.memory
-    for array, begin in zip(arrays.values(), begins, strict=True):
-        if array.nbytes:
-            np.ndarray(array.shape, array.dtype.newbyteorder("="), memory, begin)[...] = array
+        texts.append(_NAMES.pack(len(title), len(dtype)) + title + dtype + encode_shape(array.shape))
+    text = b"".join(texts)
+    places = place_arrays([array.nbytes for array in arrays.values()])
+    if len(text) > MAX_TEXT_BYTES or places.end > MAX_REGION_BYTES:
+        raise violation("caller", f"{len(arrays)} arrays of {places.end} bytes are too many or too large")
+    region = None if places.is_inline else find_region(places.end)
+    memory = bytearray(places.end) if region is None else region.memory
+    copy_arrays(arrays.values(), places.offsets, memory)
     data = bytes(memory) if region is None else region
     send(sock, kind, text, arrays=len(arrays), deadline_ns=deadline_ns, data=data)
 
@@ -207,23 +203,27 @@ def read_arrays(packet: Packet, sender: str) -> dict[str, NDArray[Any]]:
     Raises:
         HostError: They are cut short, contradict themselves, lie outside, or are not of numbers.
     """
-    arrays: dict[str, NDArray[Any]] = {}
+    specs: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
     text, position = packet.text, 0
     try:
         for _ in range(packet.arrays):
-            title_bytes, dtype_bytes, rank, offset = _PLACE.unpack_from(text, position)
-            shape = struct.unpack_from(f"<{min(rank, _MAX_RANK)}Q", text, position + _PLACE.size)
-            position += _PLACE.size + 8 * rank + title_bytes + dtype_bytes
-            names = text[position - title_bytes - dtype_bytes : position]
-            dtype = _find_dtype(names[title_bytes:].decode())
-            if offset + math.prod(shape) * dtype.itemsize > len(packet.data):
-                raise ValueError(f"{shape} at {offset} lies outside of its memory")
-            arrays[names[:title_bytes].decode()] = np.ndarray(shape, dtype, packet.data, offset)
-        if position != len(text) or len(arrays) != packet.arrays:
+            title_bytes, dtype_bytes = _NAMES.unpack_from(text, position)
+            middle = position + _NAMES.size + title_bytes
+            end = middle + dtype_bytes
+            name, dtype = text[middle - title_bytes : middle].decode(), _find_dtype(text[middle:end].decode())
+            shape, position = decode_shape(text, end, dtype.itemsize)
+            specs[name] = dtype, shape
+        if position != len(text) or len(specs) != packet.arrays:
             raise ValueError(f"expected {packet.arrays} arrays with a name each")
+        places = place_arrays([math.prod(shape) * dtype.itemsize for dtype, shape in specs.values()])
+        if places.end > len(packet.data):
+            raise ValueError(f"arrays of {places.end} bytes lie outside of their memory")
+        return {
+            name: np.ndarray(shape, dtype, packet.data, offset)
+            for (name, (dtype, shape)), offset in zip(specs.items(), places.offsets, strict=True)
+        }
     except (struct.error, ValueError, TypeError, OverflowError) as error:
         raise violation(sender, f"its arrays are unreadable: {error}") from error
-    return arrays
 
 
 def _dtype_name(dtype: np.dtype[Any]) -> str:

@@ -44,12 +44,11 @@ class MessageKind(enum.IntEnum):
     To a template: `FORK` a worker, whose descriptors come with it, and `REAP` one that has ended; from it:
     `FORKED` with the worker's process or why not, and `REAPED` with how it ended.
 
-    To a worker: `RUN` a request; `CHECK` the golden samples; `STOP`. From a worker: `DONE`, a request; and as
-    JSON `READY`, `BROKEN` where it cannot start, `FAILED`, a request, and `CHECKED`.
+    To a worker: `RUN` a request; `STOP`. From a worker: `DONE`, a request; and as JSON `READY`, `BROKEN`
+    where it cannot start, and `FAILED`, a request.
     """
 
     RUN = 1
-    CHECK = 3
     STOP = 4
     FORK = 5
     REAP = 6
@@ -57,7 +56,6 @@ class MessageKind(enum.IntEnum):
     READY = 19
     BROKEN = 20
     FAILED = 21
-    CHECKED = 22
     FORKED = 23
     REAPED = 24
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Unpack
 
 from ortprep.bundle.loader_config import read_loader_config
-from ortprep.errors import InvalidRequestError, PoolClosedError, PoolError, RequestTimeoutError
+from ortprep.errors import InvalidRequestError, PoolClosedError, PoolError
 from ortprep.runtime.loading.model_load_options import require_counts
 from ortprep.runtime.loading.session import keep_freed_memory
 from ortprep.runtime.machine.process_memory import free_bytes
@@ -178,24 +178,6 @@ class SessionPool:
     def models(self) -> tuple[str, ...]:
         """Names of the models."""
         return tuple(self._signatures)
-
-    def check(self, timeout_s: float | None = None) -> dict[str, str]:
-        """Makes every ready worker run its golden samples again; a worker with a wrong answer is replaced.
-
-        Args:
-            timeout_s: Seconds to wait; None as long as it takes.
-
-        Returns:
-            What was wrong, by worker's name; empty if nothing was.
-
-        Raises:
-            RequestTimeoutError: Some workers had not answered by then.
-        """
-        self._broker.refuse_in_callback("check()")
-        checks = self._supervisor.manager.begin_check()
-        if wait(checks.values(), timeout_s).not_done:
-            raise RequestTimeoutError(f"check took too long\n  expected an end within {timeout_s:g} s")
-        return {name: wrong for name, check in checks.items() if (wrong := check.result()) is not None}
 
     def wait_ready(self, count: int | None = None) -> None:
         """Waits until this many workers are ready; None for all.

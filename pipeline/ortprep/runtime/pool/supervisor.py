@@ -178,9 +178,6 @@ class Supervisor:
         config, stop_at = self._config, self._wakeup.stop_at
         oldest_since = self._broker.slots.queue_of(worker.number).since
         yield oldest_since + config.run_timeout_s, partial(self._kill_stuck, worker, process)
-        if worker.checks:
-            overdue_at, _ = worker.checks[0]
-            yield overdue_at, partial(self._kill_stuck, worker, process, is_check=True)
         if worker.state == "starting":
             yield worker.started_at + config.start_timeout_s, partial(self._kill_late, worker)
         if worker in self.manager.templates:
@@ -205,12 +202,10 @@ class Supervisor:
         )
         self.manager.kill(worker, error)
 
-    def _kill_stuck(self, worker: WorkerState, process: WorkerProcess, *, is_check: bool = False) -> None:
+    def _kill_stuck(self, worker: WorkerState, process: WorkerProcess) -> None:
         """Ends a worker that takes too long, unless its answer is here: this thread may be late itself."""
         self.manager.read_packets(worker, process)
         due_at = self._broker.slots.queue_of(worker.number).since + self._config.run_timeout_s
-        if is_check:
-            due_at = worker.checks[0][0] if worker.checks else math.inf
         if worker.is_killed or due_at > time.monotonic():
             return
         error = PoolError(
@@ -218,7 +213,7 @@ class Supervisor:
             f"  expected an answer within {self._config.run_timeout_s:g} s",
             hint="PoolConfig(run_timeout_s=…)",
         )
-        self.manager.kill(worker, error, fails_oldest=not is_check)
+        self.manager.kill(worker, error)
 
     # How the pool ends.
 
@@ -243,8 +238,6 @@ class Supervisor:
                 for worker in self.manager.everyone:
                     worker.process = None
                     worker.change("failed" if worker.state == "failed" else "stopped", pid=None)
-                    while worker.checks:
-                        worker.answer_check("pool was closed")
                 self._broker.notify()
                 self._broker.abort()
         finally:

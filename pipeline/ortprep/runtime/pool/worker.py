@@ -17,13 +17,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ortprep.bundle.codec import encode as encode_record
 from ortprep.errors import PipelineError, to_dict
 from ortprep.runtime.loading.session import import_onnxruntime
 from ortprep.runtime.pool.messages import (
-    Head,
     MessageKind,
     ReadyReport,
     decode_head,
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from ortprep.runtime.pool.served_model import ServedModel
 
 _SPIN_S = 0.0002
+_MAX_REFUSALS = 16
 
 
 class PoolConnection:
@@ -191,32 +191,25 @@ def _open_models(job: WorkerJob) -> tuple[dict[int, ServedModel], dict[str, floa
 
 
 def serve(connection: PoolConnection, models: dict[int, ServedModel], memory: MemoryFile) -> None:
-    """Answers messages until there are no more."""
-    previous = None
+    """Answers messages until there are no more.
+
+    Raises `LoadError`, which ends the process, if a model that has refused many requests in a row no longer
+    answers its golden sample as recorded.
+    """
+    previous, refusals = None, 0
     while packet := connection.receive():
         head = decode_head(packet, "the pool")
         if (head.kind, head.number) == previous:
             continue  # a signal broke off who sent it, and it was sent again
         previous = head.kind, head.number
         if head.kind is MessageKind.RUN:
-            connection.send(_run(head, packet, models[head.model], memory))
-        elif head.kind is MessageKind.CHECK:
-            connection.send(encode(MessageKind.CHECKED, head.number, _check(models)))
+            model = models[head.model]
+            try:
+                answer, refusals = model.answer(head, packet, memory), 0
+            except (PipelineError, MemoryError) as error:
+                answer, refusals = encode(MessageKind.FAILED, head.number, to_dict(error)), refusals + 1
+                if refusals % _MAX_REFUSALS == 0:
+                    model.check()
+            connection.send(answer)
         elif head.kind is MessageKind.STOP:
             return
-
-
-def _run(head: Head, packet: memoryview, model: ServedModel, memory: MemoryFile) -> bytes:
-    try:
-        return model.answer(head, packet, memory)
-    except (PipelineError, MemoryError) as error:
-        return encode(MessageKind.FAILED, head.number, to_dict(error))
-
-
-def _check(models: dict[int, ServedModel]) -> dict[str, Any]:
-    try:
-        for model in models.values():
-            model.check()
-    except PipelineError as error:
-        return to_dict(error)
-    return {}

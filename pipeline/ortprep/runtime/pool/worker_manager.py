@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import logging
 import selectors
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -24,7 +22,6 @@ from ortprep.runtime.pool.messages import (
     ReadyReport,
     decode_head,
     decode_json,
-    encode_head,
 )
 from ortprep.runtime.pool.process import WorkerProcess, fork_from, spawn
 from ortprep.runtime.pool.request_table import RequestTable
@@ -36,9 +33,6 @@ log = logging.getLogger(__name__)
 _PACKETS_PER_TURN = 64
 _MAX_TURN_BYTES = 2**24
 """Bytes of answers that are copied before other workers, and deadlines, have their turn."""
-
-_MAX_REFUSALS = 16
-"""Requests in a row that a worker refused before it has to run its golden samples."""
 
 _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
 """Why a process cannot be made now, although it may be later."""
@@ -60,7 +54,6 @@ class WorkerManager:
         self.selector = selectors.DefaultSelector()
         self.is_stale = True
         self.left_behind: list[tuple[WorkerProcess, Region | None]] = []
-        self._check_numbers = itertools.count(1)
 
     def ready(self) -> list[WorkerState]:
         """Returns the workers that take requests."""
@@ -77,26 +70,6 @@ class WorkerManager:
     def processes(self) -> list[WorkerProcess]:
         """Returns every process that has not ended."""
         return [process for _, process in self.running()] + [process for process, _ in self.left_behind]
-
-    def begin_check(self, only: WorkerState | None = None) -> dict[str, Future[str | None]]:
-        """Has workers that are ready, or `only` one, run their golden samples.
-
-        Returns what is wrong, by worker's name; None if nothing is. Raises if the pool is closed.
-        """
-        checks: dict[str, Future[str | None]] = {}
-        with self._broker.lock:
-            if self._wakeup.stop_at is not None:
-                raise self._broker.closed_error
-            for worker in self.ready():
-                if only in (None, worker) and worker.process is not None:
-                    # It has its turn behind the requests that the worker has.
-                    before = len(self._broker.slots.queue_of(worker.number).sent) + len(worker.checks)
-                    overdue_at = time.monotonic() + self._config.run_timeout_s * (before + 1)
-                    checks[worker.name] = Future()
-                    worker.checks.append((overdue_at, checks[worker.name]))
-                    worker.process.channel.put(encode_head(MessageKind.CHECK, next(self._check_numbers)))
-        self._wakeup.set()
-        return checks
 
     def send_waiting(self) -> None:
         """Sends what workers had no room for, or waits for room."""
@@ -185,8 +158,6 @@ class WorkerManager:
                 # Answers are taken in the order in which they were given.
                 self._take_replies(worker, replies)
                 self._handle(worker, head, decode_json(packet, worker.name))
-                if worker.is_killed:
-                    return True  # what it says after a wrong answer counts no more
         finally:
             self._take_replies(worker, replies)
         return False
@@ -203,15 +174,10 @@ class WorkerManager:
         if head.kind is MessageKind.FAILED:
             self._broker.failed(worker.number, head.number, from_dict(content))
             worker.note_refusal()
-            if worker.refusals % _MAX_REFUSALS == 0:
-                with suppress(PoolError):  # it is closed
-                    self.begin_check(worker)
         elif head.kind is MessageKind.READY and is_starting:
             self._has_become_ready(worker, decode(ReadyReport, content))
         elif head.kind is MessageKind.BROKEN and is_starting:
             worker.start_error = from_dict(content)
-        elif head.kind is MessageKind.CHECKED and worker.checks:
-            self._has_checked(worker, content)
         else:
             raise PoolError(f"unexpected message from {worker.name}\n  got {head.kind.name}")
 
@@ -232,16 +198,6 @@ class WorkerManager:
             worker.figures.start_s or 0.0,
         )
         self._observe(worker)
-
-    def _has_checked(self, worker: WorkerState, content: Mapping[str, Any]) -> None:
-        error = from_dict(content) if content else None
-        if error is not None:
-            # Before a caller gets the result: it may send requests then, and this one must not answer.
-            log.error("%s gave a wrong answer: %s; replacing it", worker.name, error.message)
-            if worker.process is not None:
-                self._unregister(worker.process.channel.descriptor)
-            self.kill(worker, error, fails_oldest=False)
-        worker.answer_check(None if error is None else str(error))
 
     def _read_output(self, worker: WorkerState, process: WorkerProcess) -> bool:
         """Takes what a worker printed, and returns whether there may be more already."""
@@ -327,8 +283,6 @@ class WorkerManager:
                 worker.die(now, error, max_restarts=self._config.max_restarts)
             reason = self._broker.closed_error if is_stopping else error
             self._broker.lose(worker.number, reason, fails_oldest=worker.fails_oldest)
-            while worker.checks:
-                worker.answer_check(error.message)
             self._broker.notify()
         if not is_stopping:
             self._report_end(worker, error)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -121,7 +120,6 @@ class WorkerState:
         start_error: What it said when it could not start.
         short_since: Since when the system has had no room for its process; None while it has.
         served_now: Requests it answered with the process that it has.
-        checks: When a check of its golden samples is overdue, and what was wrong; the oldest first.
     """
 
     variables: Mapping[str, str]
@@ -141,12 +139,10 @@ class WorkerState:
     short_since: float | None = None
     served: int = 0
     served_now: int = 0
-    refusals: int = 0
     starts: int = 0
     deaths_in_a_row: int = 0
     output: OutputTail = field(default_factory=lambda: OutputTail())
     latencies_s: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES))
-    checks: deque[tuple[float, Future[str | None]]] = field(default_factory=deque)
 
     @property
     def number(self) -> int:
@@ -235,7 +231,6 @@ class WorkerState:
         """Notes how long the requests took that it answered, in seconds."""
         self.served += len(waited_s)
         self.served_now += len(waited_s)
-        self.refusals = 0
         self._note_answer_of_killed()
         self.latencies_s.extend(waited_s)
 
@@ -247,13 +242,7 @@ class WorkerState:
         """Notes that it refused a request."""
         self.served += 1
         self.served_now += 1
-        self.refusals += 1
         self._note_answer_of_killed()
-
-    def answer_check(self, problem: str | None) -> None:
-        """Ends the oldest check of its golden samples with what was wrong; None if nothing was."""
-        _, check = self.checks.popleft()
-        check.set_result(problem)
 
     def stats(self, in_flight: int) -> WorkerStats:
         """Returns what it is now."""

@@ -1,8 +1,8 @@
 """Where the arrays of a message lie: one after the other, in its packet or, if they are large, a memory file.
 
 A message carries shapes and no offsets. Sender and receiver compute the same offsets from shapes and item
-sizes, so arrays cannot overlap; the receiver checks where they end. Pool and host share this. numpy is imported
-only when arrays are copied: workers import ONNX Runtime before numpy.
+sizes, so arrays cannot overlap; the receiver checks where they end. Pool and host share this. numpy is
+imported when arrays are copied: workers import ONNX Runtime before numpy.
 """
 
 from __future__ import annotations
