@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ortprep.bundle.loader_config import Golden, LoaderConfig, golden_of, read_loader_config
 from ortprep.errors import PipelineError, PoolClosedError, PoolError
-from ortprep.runtime.loading.bucket_selection import choose_bucket
+from ortprep.runtime.loading.buckets import choose_bucket
 from ortprep.runtime.loading.variant_selection import FASTEST
 from ortprep.runtime.pool.config import PoolConfig
 from ortprep.runtime.pool.session_pool import SessionPool

@@ -20,7 +20,7 @@ from ortprep.bundle.loader_config import (
     VersionRange,
 )
 from ortprep.bundle.session_record import SessionOptionsRecord
-from ortprep.runtime.loading.bucket_selection import choose_bucket
+from ortprep.runtime.loading.buckets import choose_bucket
 
 Shape = tuple[int | str | None, ...] | None
 Shapes = Mapping[str, tuple[int, ...]]

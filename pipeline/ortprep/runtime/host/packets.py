@@ -1,7 +1,8 @@
 """Packets between a client and the host, and the memory of large arrays.
 
-A packet has a head, a text (a name, JSON, or name, type and shape of each array) and data. What the other side
-sends is checked as if a stranger had sent it. Clients import this module, so it needs only numpy and built-in modules.
+A packet has a head, a text (a name, JSON, or name, type and shape of each array) and data. What the other
+side sends is checked as if a stranger had sent it. Clients import this module, so it needs only numpy and
+built-in modules.
 """
 
 from __future__ import annotations

@@ -1,21 +1,24 @@
-"""Buckets behind one session: batches of certain sizes run on the variants that are there for them."""
+"""Buckets: variants for batches of certain sizes, which run behind the session for all shapes."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ortprep.bundle.loader_config import LoaderConfig, TensorSpec, Variant
 from ortprep.errors import LoadError
-from ortprep.runtime.loading.bucket_selection import choose_bucket
 from ortprep.runtime.loading.session import described_as
 
 if TYPE_CHECKING:
     import onnxruntime
 
-    from ortprep.bundle.loader_config import LoaderConfig, Variant
     from ortprep.runtime.loading.binding import BoundRuns
+    from ortprep.runtime.loading.load_options import LoadOptions
+    from ortprep.runtime.loading.opened_bundle import OpenedBundle
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
@@ -25,19 +28,102 @@ BUCKETS = "_ortprep_buckets"
 _MAX_CACHED = 1024
 
 
-def serve_buckets(session: onnxruntime.InferenceSession, buckets: Buckets) -> None:
-    """Has each batch that `session` runs go to the bucket for its sizes, if there is one.
+def find_buckets(config: LoaderConfig, general: Variant) -> tuple[Variant, ...]:
+    """Returns the variants for certain sizes that may serve beside one for all, in the bundle's order.
 
-    Methods that describe the session, and its bindings, are those of the variant for all shapes. If the
-    session of a bucket cannot be created, the run that needs it raises the error, as `load` does.
+    They are for the same target and in the same precision, so that answers do not change their kind with the
+    batch. A bucket that was requested by name has none beside it.
+    """
+    if general.bucket:
+        return ()
+    return tuple(
+        variant
+        for variant in config.variants
+        if variant.bucket and (variant.target, variant.precision) == (general.target, general.precision)
+    )
+
+
+def choose_bucket(
+    config: LoaderConfig, general: Variant, *, shapes: Mapping[str, Sequence[int]]
+) -> Variant | None:
+    """Returns the variant that is there for batches of these shapes, None where the general one takes them.
+
+    It is one whose every size the batch has, while all other axes are as the general variant takes them. Of
+    several it is the one that binds most dimensions, and among those the bundle's first.
 
     Args:
-        session: The session for all shapes, which becomes an instance of a subclass of its class.
-        buckets: The variants for certain sizes.
+        config: The bundle, with those of its variants that this machine can run.
+        general: The variant that takes what no other does.
+        shapes: Shapes of the batch by input name.
     """
-    setattr(session, BUCKETS, buckets)
-    plain: Any = type(session)
-    session.__class__ = _bucketed_class(plain)
+    if shapes.keys() != {tensor.name for tensor in config.inputs}:
+        return None
+    fitting = [
+        bucket
+        for bucket in find_buckets(config, general)
+        if _has_sizes(config.inputs, shapes, {**general.binding, **bucket.binding})
+    ]
+    return max(fitting, key=lambda bucket: len(bucket.binding), default=None)
+
+
+def _has_sizes(
+    inputs: Sequence[TensorSpec], shapes: Mapping[str, Sequence[int]], binding: Mapping[str, int]
+) -> bool:
+    bound: set[str] = set()
+    for tensor in inputs:
+        shape = shapes[tensor.name]
+        declared = (None,) * len(shape) if tensor.shape is None else tensor.shape
+        if len(declared) != len(shape):
+            return False
+        for axis, (expected, size) in enumerate(zip(declared, shape, strict=True)):
+            if isinstance(expected, int) and expected != size:
+                return False
+            names = binding.keys() & {expected, f"{tensor.name}[{axis}]"}
+            if any(binding[name] != size for name in names):
+                return False
+            bound |= names
+    # Sizes of dimensions that no input has cannot be read from a batch.
+    return bound == binding.keys()
+
+
+def with_runnable_buckets(config: LoaderConfig, variant: Variant, *, device_id: int | None) -> LoaderConfig:
+    """Returns a bundle with one variant and those of its buckets that this machine can run.
+
+    The reasons against the others are logged at WARNING.
+    """
+    from ortprep.runtime.loading.variant_selection import PassedOver, find_reasons_here
+
+    runnable = []
+    for bucket in find_buckets(config, variant):
+        reasons = find_reasons_here(bucket, device_id=device_id)
+        if reasons:
+            import logging
+
+            passed = PassedOver(bucket.name, reasons)
+            logging.getLogger(__name__).warning("%s: bucket passed over: %s", config.name, passed)
+        else:
+            runnable.append(bucket)
+    return dataclasses.replace(config, variants=(variant, *runnable))
+
+
+def serve_buckets(
+    opened: OpenedBundle, open_bucket: Callable[[Path, LoaderConfig, Variant, LoadOptions], OpenedBundle]
+) -> None:
+    """Has each batch that an opened bundle's session runs go to the bucket for its sizes, if there is one.
+
+    Methods that describe the session, its bindings and runs on `OrtValue`s are those of the variant for all
+    shapes. If the session of a bucket cannot be created, the run that needs it raises the error, as `load`
+    does.
+    """
+    # Not `opened` itself, which holds the first session.
+    root, config, variant, options = opened.root, opened.config, opened.variant, opened.later_options()
+    buckets = Buckets(
+        lambda: with_runnable_buckets(config, variant, device_id=options.device_id),
+        lambda bucket: open_bucket(root, config, bucket, options).session,
+    )
+    setattr(opened.session, BUCKETS, buckets)
+    plain: Any = type(opened.session)
+    opened.session.__class__ = _bucketed_class(plain)
 
 
 def session_for(
@@ -55,7 +141,8 @@ def session_for(
         PipelineError: As `load`.
     """
     buckets: Buckets | None = getattr(session, BUCKETS, None)
-    chosen = None if buckets is None else buckets.choose(shapes)
+    named = tuple((name, tuple(shape)) for name, shape in shapes.items())
+    chosen = None if buckets is None else buckets.find(named)
     return session if chosen is None else chosen.session()
 
 
@@ -64,8 +151,7 @@ class Buckets:
 
     Args:
         read: Returns the bundle, with the variant for all shapes first and those of its buckets that this
-        machine
-            can run; it is called for the first batch.
+            machine can run; it is called for the first batch.
         create: Makes the session of a bucket.
     """
 
@@ -81,20 +167,16 @@ class Buckets:
         """Returns the same without a session."""
         return Buckets(self._read, self._create)
 
-    def choose(self, shapes: Mapping[str, Sequence[int]]) -> BucketSession | None:
-        """Returns the bucket for a batch of some shapes; None where the variant for all shapes takes it."""
-        config = self._read()
-        bucket = choose_bucket(config, config.variants[0], shapes=shapes)
-        if bucket is None:
-            return None
-        return self._sessions.setdefault(bucket.name, BucketSession(bucket, self._create))
-
     def find(self, shapes: Shapes) -> BucketSession | None:
-        """Does what `choose` does, and remembers it."""
+        """Returns the bucket for a batch of some shapes; None where the variant for all shapes takes it."""
         try:
             return self._known[shapes]
         except KeyError:
-            chosen = self.choose(dict(shapes))
+            config = self._read()
+            bucket = choose_bucket(config, config.variants[0], shapes=dict(shapes))
+            chosen = None
+            if bucket is not None:
+                chosen = self._sessions.setdefault(bucket.name, BucketSession(bucket, self._create))
             if len(self._known) >= _MAX_CACHED:
                 self._known.clear()
             self._known[shapes] = chosen
@@ -154,17 +236,7 @@ def _bucketed_class(plain: Any) -> type:
             return chosen.run_bound(output_names, input_feed)
         return chosen.session().run(output_names, input_feed, run_options)
 
-    @functools.wraps(plain.run_with_ort_values)
-    def run_with_ort_values(self: Any, output_names: Any, values: Any, run_options: Any = None) -> Any:
-        shapes = _shapes_of_values(values)
-        chosen = None if shapes is None else self._ortprep_buckets.find(shapes)
-        # `session_for` gives the session of a variant that has to be bound.
-        if chosen is None or chosen.needs_binding:
-            return plain.run_with_ort_values(self, output_names, values, run_options)
-        return chosen.session().run_with_ort_values(output_names, values, run_options)
-
-    methods = {"run": run, "run_with_ort_values": run_with_ort_values}
-    return described_as(plain, type(plain)(plain.__name__, (plain,), methods))
+    return described_as(plain, type(plain)(plain.__name__, (plain,), {"run": run}))
 
 
 def _shapes_of_arrays(feed: Mapping[str, Any]) -> Shapes | None:
@@ -174,9 +246,3 @@ def _shapes_of_arrays(feed: Mapping[str, Any]) -> Shapes | None:
         return None
     # An `OrtValue` has a method of this name.
     return shapes if all(type(shape) is tuple for _, shape in shapes) else None
-
-
-def _shapes_of_values(feed: Mapping[str, Any]) -> Shapes | None:
-    if not all(value.is_tensor() for value in feed.values()):
-        return None
-    return tuple([(name, tuple(value.shape())) for name, value in feed.items()])

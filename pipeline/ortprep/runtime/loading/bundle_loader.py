@@ -199,9 +199,9 @@ def _open(root: str, options: LoadOptions) -> OpenedBundle:
 def _serve_later_sessions(opened: OpenedBundle) -> None:
     """Has the session of an opened bundle use its buckets, and change to its steady phase."""
     if opened.options.buckets and opened.resolved.has_buckets:
-        from ortprep.runtime.loading.bucket_loader import serve_buckets_of
+        from ortprep.runtime.loading.buckets import serve_buckets
 
-        serve_buckets_of(opened, open_bucket)
+        serve_buckets(opened, open_bucket)
     if opened.options.phases == "auto":
         from ortprep.runtime.loading.phases import serve_in_phases
 

@@ -14,7 +14,7 @@ from ortprep.bundle.paths import resolve_inside
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.errors import IntegrityError, LoadError, NoVariantError
 from ortprep.quoting import quoted
-from ortprep.runtime.loading.bucket_selection import find_buckets
+from ortprep.runtime.loading.buckets import find_buckets
 from ortprep.runtime.loading.option_policy import find_invalid_options, find_unlisted_options
 from ortprep.runtime.loading.resolved_variant import ResolvedVariant, read_compute_capabilities
 from ortprep.runtime.loading.session import with_device

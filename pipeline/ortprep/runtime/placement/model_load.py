@@ -8,7 +8,7 @@ from pathlib import Path
 from ortprep.bundle.figures import PlanFigures
 from ortprep.bundle.loader_config import Variant, listed_files, read_loader_config
 from ortprep.bundle.manifest import MANIFEST_FILE, VariantRecord, read_manifest
-from ortprep.runtime.loading.bucket_selection import find_buckets
+from ortprep.runtime.loading.buckets import find_buckets
 from ortprep.runtime.loading.variant_selection import FASTEST, serves
 from ortprep.runtime.placement.assignment import ModelLoad, Placement, Room, place_models
 from ortprep.runtime.placement.devices import Device

@@ -250,7 +250,10 @@ class WorkerManager:
         for descriptor in (process.channel.descriptor, process.output):
             self._unregister(descriptor)
         error = worker.describe_end(process.pid, None, "was killed and does not end")
-        left = process, self._broker.set_aside(worker.number, error)
+        region = self._broker.set_aside(worker.number, error)
+        if region is not None and not region.is_for_answer:
+            worker.fails_oldest = False  # that request has failed, and those behind it have no part in it
+        left = process, region
         self.left_behind.append(left)
         self.selector.modify(process.sentinel, selectors.EVENT_READ, partial(self._has_ended_late, *left))
         with self._broker.lock:

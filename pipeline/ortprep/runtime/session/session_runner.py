@@ -8,8 +8,7 @@ from typing import Generic, TypeVar
 
 from ortprep.errors import RunError
 from ortprep.runtime.loading.binding import BoundRuns
-from ortprep.runtime.loading.bucket_loader import with_runnable_buckets
-from ortprep.runtime.loading.bucket_selection import choose_bucket, find_buckets
+from ortprep.runtime.loading.buckets import choose_bucket, find_buckets, with_runnable_buckets
 from ortprep.runtime.loading.bundle_loader import open_bucket
 from ortprep.runtime.loading.load_options import LoadOptions
 from ortprep.runtime.loading.opened_bundle import OpenedBundle
