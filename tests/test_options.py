@@ -25,8 +25,8 @@ from ortprep.options import (
     known_session_config,
 )
 from ortprep.options.option import version_parts
-from ortprep.runtime.loading.option_policy import find_invalid_options
 from ortprep.runtime.loading.session import CPU, CUDA
+from ortprep.runtime.loading.variant_resolver import find_invalid_options
 from tests.runtime.builders import add_model
 
 pytestmark = pytest.mark.runtime

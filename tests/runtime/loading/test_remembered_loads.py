@@ -22,7 +22,7 @@ from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.errors import IntegrityError, LoadError
 from ortprep.runtime import load, open_bundle
 from ortprep.runtime.loading import resolved_variant, variant_resolver
-from ortprep.runtime.loading.option_policy import find_invalid_options
+from ortprep.runtime.loading.variant_resolver import find_invalid_options
 from tests.runtime.builders import CPU_ONLY, sample, weights_of, write_bundle, write_linear
 
 pytestmark = pytest.mark.runtime

@@ -98,12 +98,16 @@ def make_session(
     plan = resolved.steady if first is None else first
     if options.digests != "full":
         return _make_session(plan, resolved, options, cancellation, resolved.root)
-    from ortprep.runtime.loading.verified_files import verified_files
+    from pathlib import Path
 
-    with verified_files(resolved, options) as files:
-        made = plan._replace(model=files.model)
-        are_copies = files.are_copies
-        made, session = _make_session(made, resolved, options, cancellation, files.root, are_copies)
+    from ortprep.bundle.paths import resolve_inside
+    from ortprep.runtime.loading.variant_files import verified_files
+    from ortprep.runtime.loading.variant_resolver import read_config, read_variant
+
+    root, variant = Path(resolved.root), read_variant(resolved)
+    with verified_files(root, read_config(resolved), variant, options) as folder:
+        made = plan._replace(model=str(resolve_inside(folder, variant.model)))
+        made, session = _make_session(made, resolved, options, cancellation, str(folder))
     return made._replace(model=plan.model), session
 
 
@@ -113,7 +117,6 @@ def _make_session(
     options: LoadOptions,
     cancellation: Cancellation | None,
     root: str,
-    are_copies: bool = False,
 ) -> tuple[SessionPlan, onnxruntime.InferenceSession]:
     if options.device_id is not None:
         plan = with_device(plan, options.device_id)
@@ -140,7 +143,8 @@ def _make_session(
         from ortprep.runtime.loading.variant_resolver import check_resolved
 
         check_resolved(resolved, session, root)
-    changed = () if are_copies else resolved.find_changed()
+    # Copies cannot change.
+    changed = resolved.find_changed() if root == resolved.root else ()
     if changed:
         from ortprep.errors import IntegrityError
 

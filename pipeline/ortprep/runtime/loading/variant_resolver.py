@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import functools
+import re
 import time
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortprep.bundle import LOADER_FILE
 from ortprep.bundle.file_memory import find_stamp, is_settled
-from ortprep.bundle.loader_config import LoaderConfig, Variant, read_loader_config
+from ortprep.bundle.loader_config import FirstPhase, LoaderConfig, Variant, read_loader_config
 from ortprep.bundle.paths import resolve_inside
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.errors import IntegrityError, LoadError, NoVariantError
 from ortprep.quoting import quoted
 from ortprep.runtime.loading.buckets import find_buckets
-from ortprep.runtime.loading.option_policy import find_invalid_options, find_unlisted_options
 from ortprep.runtime.loading.resolved_variant import ResolvedVariant, read_compute_capabilities
-from ortprep.runtime.loading.session import with_device
+from ortprep.runtime.loading.session import CPU, CUDA, import_onnxruntime, with_device
 from ortprep.runtime.loading.variant_files import check_files
 from ortprep.runtime.loading.variant_selection import (
     FASTEST,
@@ -38,6 +40,12 @@ if TYPE_CHECKING:
 
     from ortprep.bundle.loader_config import FileEntry
     from ortprep.runtime.loading.load_options import LoadOptions, Phases
+
+
+_MAX_PROBLEMS = 20
+_OPTIMIZERS, _DEVICE = "optimization.disable_specified_optimizers", "device_id"
+_WRITTEN_BY_BUILDS = {_OPTIMIZERS: r"[A-Za-z0-9_]+(;[A-Za-z0-9_]+)*", _DEVICE: r"[0-9]{1,9}"}
+"""What builds write into bundles though users do not set it by name, and what its values look like."""
 
 
 def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
@@ -191,3 +199,66 @@ def _nothing_fits(
         f"  expected one of the targets {targets} or of the variants {variants}",
         hint=hint,
     )
+
+
+# What a bundle may set: how a session is made and run. Options of ONNX Runtime can write files, read others
+# than the bundle's own, load libraries and call addresses (F18 of docs/format.md).
+
+
+def find_invalid_options(variant: Variant) -> tuple[str, ...]:
+    """Returns what a variant or its first phase sets and must not, one phrase each, the first 20 at most.
+
+    That is every option the table keeps from users, every value it does not accept, and every option it does
+    not know, unless the installed ONNX Runtime is newer than the table and the value cannot name a file:
+    ONNX Runtime takes most invalid values silently, but some end the whole process (a word where `mlas.…`
+    entries expect a number aborts, measured on 1.31.1), which no caller of `load` could catch.
+    """
+    problems = (problem for plan in _plans(variant) for problem in _problems(plan))
+    return tuple(dict.fromkeys(islice(problems, _MAX_PROBLEMS)))
+
+
+def find_unlisted_options(variant: Variant) -> tuple[str, ...]:
+    """Returns the options that only an ONNX Runtime newer than the table can know."""
+    options: dict[str, None] = {}
+    for plan in _plans(variant):
+        providers = ((provider.name, provider.options) for provider in plan.providers)
+        for provider, names in ((None, plan.session_options.config_entries), *providers):
+            if names:
+                from ortprep.options import find_unlisted
+
+                version = import_onnxruntime().__version__
+                options |= dict.fromkeys(find_unlisted(names, provider=provider, version=version))
+    return tuple(options)
+
+
+def _plans(variant: Variant) -> tuple[Variant | FirstPhase, ...]:
+    return (variant,) if variant.first_phase is None else (variant, variant.first_phase)
+
+
+def _problems(plan: Variant | FirstPhase) -> Iterator[str]:
+    options = plan.session_options
+    for provider in plan.providers:
+        if provider.name not in (CPU, CUDA):
+            yield f"the execution provider {provider.name[:80]}, where {CPU} or {CUDA} is expected"
+    if options.attributes or options.config_entries or any(provider.options for provider in plan.providers):
+        from ortprep.options import (
+            NEWEST,
+            check_attributes,
+            check_provider_options,
+            check_session_config,
+            version_parts,
+        )
+
+        # Which of the listed versions has an option is the affair of the variant's requirements.
+        version = max(NEWEST, import_onnxruntime().__version__, key=version_parts)
+        yield from check_attributes(options.attributes, version=version)
+        yield from check_session_config(_without(_OPTIMIZERS, options.config_entries), version=version)
+        for provider in plan.providers:
+            chosen = _without(_DEVICE, provider.options)
+            yield from check_provider_options(provider.name, chosen, version=version)
+
+
+def _without(name: str, chosen: Mapping[str, str]) -> dict[str, str]:
+    """Returns options without the one that builds write, if that has a value as they write it."""
+    is_sound = name in chosen and re.fullmatch(_WRITTEN_BY_BUILDS[name], chosen[name]) is not None
+    return {key: value for key, value in chosen.items() if not (is_sound and key == name)}
