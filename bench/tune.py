@@ -26,7 +26,7 @@ from ortprep.build.execution import Task, open_context
 from ortprep.build.queries import read_searches, tune_tasks
 from ortprep.bundle.codec import encode
 from ortprep.bundle.figures import PlanFigures, Samples
-from ortprep.bundle.tuning_record import TuningRecord
+from ortprep.bundle.manifest import TuningRecord
 from ortprep.children.probe import ProbeResult, join_results
 from ortprep.errors import PipelineError, StageError
 from ortprep.measuring.comparison import paired_ratio, standard_error

@@ -24,6 +24,7 @@ from ortprep.bundle.loader_config import (
 from ortprep.bundle.manifest import (
     MANIFEST_SCHEMA_VERSION,
     Decision,
+    FirstPhaseRecord,
     LadderAttempt,
     LintFinding,
     Manifest,
@@ -31,16 +32,13 @@ from ortprep.bundle.manifest import (
     MissingTarget,
     OutputError,
     SourceRecord,
+    TrialRecord,
+    TuningRecord,
     VariantRecord,
     VerificationRecord,
     write_manifest,
 )
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from ortprep.bundle.tuning_record import (
-    FirstPhaseRecord,
-    TrialRecord,
-    TuningRecord,
-)
 from ortprep.report.report_subjects import ReportSubject
 from ortprep.tables import Table
 

@@ -16,8 +16,7 @@ from ortprep.build.receipts import NEVER_DONE, find_receipt, read_receipt
 from ortprep.build.runner import run_builds
 from ortprep.bundle.codec import decode
 from ortprep.bundle.digest import DigestCache
-from ortprep.bundle.manifest import MANIFEST_FILE
-from ortprep.bundle.tuning_record import TuningRecord
+from ortprep.bundle.manifest import MANIFEST_FILE, TuningRecord
 from ortprep.errors import PipelineError, SpecError
 from ortprep.quoting import quoted
 from ortprep.stages.core.contract import LEFT_OUT, TaskId

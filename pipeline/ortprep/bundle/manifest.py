@@ -12,11 +12,16 @@ from ortprep.bundle.conversion_record import ConversionRecord, LeftOut, OutputAc
 from ortprep.bundle.figures import PlanFigures
 from ortprep.bundle.loader_config import FileEntry, check_file_entries
 from ortprep.bundle.record import read_record, write_record
-from ortprep.bundle.tuning_record import TuningRecord
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 
 MANIFEST_FILE = "manifest.json"
+REQUIREMENTS_FILE = "requirements.txt"
+"""File with the ONNX Runtime that a bundle's variants were prepared with, as pip takes it."""
+
 MANIFEST_SCHEMA_VERSION = "1.4"
 MAX_MANIFEST_BYTES = MAX_JSON_BYTES
+
+_DISTRIBUTIONS = ("onnxruntime-gpu", "onnxruntime")
 
 
 @dataclass(frozen=True)
@@ -167,6 +172,76 @@ class Decision:
 
 
 @dataclass(frozen=True)
+class TrialRecord:
+    """One plan that was tried.
+
+    Attributes:
+        number: In the order they were tried.
+        kind: Reason of the trial: `default`, `base`, `form`, `change`.
+        choice: Value by knob; `plan: default` for default ONNX Runtime.
+        session_options: Options of the session; None where it could not come to that.
+        providers: Execution providers; None where it could not come to that.
+        figures: Measured costs, None if it failed.
+        failure: Reason for missing figures, None if there are figures.
+        violations: Limits the figures exceed.
+        final: Figures of the last comparison, for the plans that took part in it.
+    """
+
+    number: int
+    kind: str
+    choice: Mapping[str, str]
+    session_options: SessionOptionsRecord | None
+    providers: tuple[ProviderRecord, ...]
+    figures: PlanFigures | None
+    failure: str | None = None
+    violations: tuple[str, ...] = ()
+    final: PlanFigures | None = None
+
+
+@dataclass(frozen=True)
+class FirstPhaseRecord:
+    """The plan that may serve until the chosen one is ready.
+
+    Attributes:
+        trial: Its number.
+        overlap_mb: Private memory of both sessions together once both are ready, in MB of 2**20 bytes;
+            interpreter and libraries count twice.
+    """
+
+    trial: int
+    overlap_mb: float
+
+
+@dataclass(frozen=True)
+class TuningRecord:
+    """A search for a plan.
+
+    Attributes:
+        runs_per_load: Runs of a session before it is gone: what the costs are of.
+        limits: Limits of a plan, by name.
+        knobs: Searched values by knob, the base plan's first.
+        trials: Every plan that was tried.
+        chosen: Number of the plan that was prepared.
+        reason: One sentence with the figures.
+        ended: Reason for the end of the search.
+        noise: Distance between the quartiles of a plan's cost relative to the default's of the same round.
+        elapsed_s: Duration of the search, in seconds.
+        first_phase: Plan that may serve first, None for none.
+    """
+
+    runs_per_load: int
+    limits: Mapping[str, float]
+    knobs: Mapping[str, tuple[str, ...]]
+    trials: tuple[TrialRecord, ...]
+    chosen: int
+    reason: str
+    ended: str
+    noise: float
+    elapsed_s: float
+    first_phase: FirstPhaseRecord | None = None
+
+
+@dataclass(frozen=True)
 class VariantRecord:
     """The record of one variant.
 
@@ -256,3 +331,34 @@ def read_manifest(folder: Path) -> Manifest:
     manifest = read_record(Manifest, path, supported=MANIFEST_SCHEMA_VERSION, max_bytes=MAX_MANIFEST_BYTES)
     check_file_entries(manifest.files, name=str(path))
     return manifest
+
+
+def pin_onnxruntime(environment: Mapping[str, Any]) -> str:
+    """Returns the pin of ONNX Runtime, `onnxruntime-gpu==1.31.1` say, from a manifest's `environment`."""
+    packages = environment.get("packages")
+    installed = packages if isinstance(packages, Mapping) else {}
+    name = next((name for name in _DISTRIBUTIONS if name in installed), "onnxruntime")
+    return f"{name}=={installed.get(name, environment.get('onnxruntime', '?'))}"
+
+
+def describe_need(environment: Mapping[str, Any], *, on_gpu: bool) -> str:
+    """Returns which ONNX Runtime the jobs of a bundle need, in words.
+
+    Args:
+        environment: The manifest's.
+        on_gpu: Whether a variant of the bundle needs a GPU, and with it the package that has its provider.
+    """
+    pin = pin_onnxruntime(environment)
+    if on_gpu:
+        return f"{pin}, as in its {REQUIREMENTS_FILE}"
+    version, either = pin.partition("==")[2], " or ".join(sorted(_DISTRIBUTIONS))
+    return f"ONNX Runtime {version} ({either}); its {REQUIREMENTS_FILE} has {pin}"
+
+
+def format_requirements(name: str, environment: Mapping[str, Any]) -> str:
+    """Returns the content of the file for the bundle `name`."""
+    return (
+        f"# The ONNX Runtime that {name} was prepared with. Other versions may get its portable variant,\n"
+        "# which starts more slowly. Jobs also need ortprep itself.\n"
+        f"{pin_onnxruntime(environment)}\n"
+    )

@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING
 from ortprep.bundle.conversion_record import ConversionRecord
 from ortprep.bundle.figures import PlanFigures
 from ortprep.bundle.loader_config import LoaderConfig
-from ortprep.bundle.manifest import Manifest, VariantRecord, VerificationRecord
-from ortprep.bundle.requirements_file import pin_onnxruntime
-from ortprep.bundle.tuning_record import FirstPhaseRecord, TuningRecord
+from ortprep.bundle.manifest import (
+    FirstPhaseRecord,
+    Manifest,
+    TuningRecord,
+    VariantRecord,
+    VerificationRecord,
+    pin_onnxruntime,
+)
 from ortprep.measuring.shipped import shipped_figures
 from ortprep.report.trials import describe_choice, find_legs
 from ortprep.report.variant_sections import MEANINGS

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ortprep.bundle.figures import PlanFigures
-from ortprep.bundle.tuning_record import TrialRecord, TuningRecord
+from ortprep.bundle.manifest import TrialRecord, TuningRecord
 from ortprep.measuring.comparison import pareto_front
 from ortprep.report.content import Chart, ReportSection
 from ortprep.tables import Cell, CellValue, Table, Tone, count_of, fill_table, format_duration, number_cell

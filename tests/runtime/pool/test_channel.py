@@ -11,10 +11,10 @@ import pytest
 
 from ortprep.errors import PoolError
 from ortprep.runtime.pool import process
-from ortprep.runtime.pool.memory import create_memory
 from ortprep.runtime.pool.messages import Head, MessageKind, encode_head
 from ortprep.runtime.pool.process import PacketChannel
 from ortprep.runtime.pool.worker import PoolConnection, serve
+from ortprep.runtime.tensors.array_layout import create_memory
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ class CountingModel:
     def __init__(self) -> None:
         self.count = 0
 
-    def run(self, head: Head, *_: object) -> bytes:
+    def answer(self, head: Head, *_: object) -> bytes:
         self.count += 1
         return f"{head.number} is {self.count}".encode()
 
@@ -165,12 +165,12 @@ def test_an_empty_packet_is_no_end(ends):
 
 def test_a_packet_larger_than_any_is_cut_and_its_descriptors_are_closed(ends):
     channel, worker = ends
-    descriptor = create_memory(4096)
+    descriptor = create_memory("ortprep-pool", 4096)
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names are not looked at
     socket.send_fds(worker, [b"x" * 150_000], [descriptor] * 10)
     packet = channel.receive()
     assert packet is not None
     assert len(packet) == 96 * 1024
     assert channel.receive() is None
-    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208 - likewise
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208 - names are not looked at
     os.close(descriptor)

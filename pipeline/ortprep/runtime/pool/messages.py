@@ -23,7 +23,6 @@ from ortprep.runtime.tensors.array_layout import (
     MAX_PACKET_BYTES,
     Shape,
     align,
-    copy_arrays,
     decode_shape,
     encode_shape,
     place_arrays,
@@ -157,10 +156,13 @@ def encode_body(layout: Layout, arrays: Sequence[NDArray[Any]]) -> bytes:
     """Returns what follows the head of a message with tensors."""
     if layout.slot_bytes:
         return layout.text
-    packet = bytearray(layout.end)
-    packet[HEAD_BYTES : HEAD_BYTES + len(layout.text)] = layout.text
-    copy_arrays(arrays, layout.offsets, packet)
-    return bytes(memoryview(packet)[HEAD_BYTES:])
+    parts, end = [layout.text], HEAD_BYTES + len(layout.text)
+    for array, offset in zip(arrays, layout.offsets, strict=True):
+        native = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+        parts += (bytes(offset - end), native.tobytes())
+        end = offset + array.nbytes
+    parts.append(bytes(layout.end - end))
+    return b"".join(parts)
 
 
 def encode_head(kind: MessageKind, number: int = 0, **fields: int) -> bytes:

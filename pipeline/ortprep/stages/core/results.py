@@ -13,11 +13,11 @@ from ortprep.bundle.manifest import (
     LadderAttempt,
     MeasurementRecord,
     SourceRecord,
+    TuningRecord,
     VerificationRecord,
 )
 from ortprep.bundle.model_facts import ModelInterface
 from ortprep.bundle.session_record import SessionPlan
-from ortprep.bundle.tuning_record import TuningRecord
 from ortprep.spec.urls import is_hub_url, parse_hub_url
 from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId
 

@@ -16,7 +16,7 @@ from ortprep.bundle.codec import encode
 from ortprep.bundle.figures import PlanFigures
 from ortprep.bundle.file_links import share_model
 from ortprep.bundle.loader_config import FirstPhase, Variant
-from ortprep.bundle.tuning_record import FirstPhaseRecord, TrialRecord, TuningRecord
+from ortprep.bundle.manifest import FirstPhaseRecord, TrialRecord, TuningRecord
 from ortprep.children.probe import ProbeResult, join_results
 from ortprep.errors import PipelineError
 from ortprep.measuring.device_lock import measuring, working
