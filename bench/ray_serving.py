@@ -225,7 +225,7 @@ def classify_by_hand(request: Mapping[str, Any]) -> dict[str, Any]:
         request: `bundle`, `rows`.
     """
     from ortprep.runtime.loading.model_load_options import ModelLoadOptions
-    from ortprep.runtime.session.opened_model import open_model
+    from ortprep.runtime.opened_model import open_model
 
     started = time.perf_counter()
     session = open_model(request["bundle"], ModelLoadOptions(threads=1)).session

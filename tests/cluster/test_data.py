@@ -25,7 +25,7 @@ from ortprep.cluster.data import Piece, cut, find_batch_sizes, plan_pieces
 from ortprep.errors import InvalidRequestError, LoadError, PipelineError, PoolError, RunError
 from ortprep.runtime import load
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
-from ortprep.runtime.session.opened_model import choose_target
+from ortprep.runtime.opened_model import choose_target
 from tests.runtime.builders import CUDA_NEEDED
 from tests.runtime.pool.builders import (
     write_finding,

@@ -125,7 +125,7 @@ class OnnxPredictor:
         check_choice("device", device, ("auto", "cpu", "cuda"))
         on_gpu = prepare_device(device)
         # Only then: ONNX Runtime looks for GPUs when it is imported.
-        from ortprep.runtime.session.opened_model import open_model
+        from ortprep.runtime.opened_model import open_model
 
         options = load or ModelLoadOptions()
         if options.threads is None:

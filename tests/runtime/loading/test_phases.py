@@ -27,7 +27,7 @@ from ortprep.runtime.loading import opened_bundle, phases
 from ortprep.runtime.loading import session as session_module
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
 from ortprep.runtime.loading.session import default_plan
-from ortprep.runtime.session.opened_model import open_model
+from ortprep.runtime.opened_model import open_model
 from ortprep.runtime.tensors.arrays import read_tensors, run_session, write_tensors
 from ortprep.runtime.tensors.element_types import Array
 from tests.fakes import wait_for

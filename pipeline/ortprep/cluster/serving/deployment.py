@@ -25,7 +25,7 @@ from ortprep.errors import InvalidRequestError, RunError
 from ortprep.runtime.tensors.signatures import Signature, check_inputs, read_signature
 
 if TYPE_CHECKING:
-    from ortprep.runtime.session.opened_model import OpenedModel
+    from ortprep.runtime.opened_model import OpenedModel
     from ortprep.runtime.tensors.element_types import Array
 
 log = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ class BundleDeployment(HttpMethods):
 
     def _open(self, bundles: Mapping[str, PinnedBundle]) -> dict[str, ServedBundle]:
         """Opens the bundles that are not open yet; runs in a thread."""
-        from ortprep.runtime.session.opened_model import open_model  # imports ONNX Runtime
+        from ortprep.runtime.opened_model import open_model  # imports ONNX Runtime
 
         load = self.config.load
         if load.threads is None:

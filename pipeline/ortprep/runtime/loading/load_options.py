@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import TypeAlias, TypedDict
+    from typing import TypeAlias
 
     import onnxruntime
 
@@ -19,20 +19,6 @@ if TYPE_CHECKING:
 
     SessionOptions: TypeAlias = onnxruntime.SessionOptions | Mapping[str, str | int | bool]
     SessionFactory: TypeAlias = Callable[..., onnxruntime.InferenceSession]
-
-    class LoadArguments(TypedDict, total=False):
-        """The arguments of `load` besides the bundle."""
-
-        target: str | None
-        device_id: int | None
-        digests: DigestPolicy
-        check: CheckPolicy
-        timeout_s: float | None
-        require_signature: str | os.PathLike[str] | None
-        precision: str
-        session_options: SessionOptions | None
-        phases: Phases
-        workers: int | None
 
 
 PRECISION_VARIABLE = "ORTPREP_PRECISION"

@@ -11,9 +11,9 @@ import numpy as np
 from ortprep.bundle.codec import encode
 from ortprep.errors import LoadError, NoRoomError, PoolError
 from ortprep.runtime.loading.opened_bundle import OpenedBundle
+from ortprep.runtime.opened_model import OpenedModel, open_variants
 from ortprep.runtime.pool.memory import MemoryFile
 from ortprep.runtime.pool.messages import Head, LayoutReader, MessageKind, encode_tensors, lay_out
-from ortprep.runtime.session.opened_model import OpenedModel, open_variants
 from ortprep.runtime.tensors.array_layout import copy_arrays
 from ortprep.runtime.tensors.element_types import Array
 
@@ -88,6 +88,6 @@ class ServedModel(OpenedModel):
 
     def find_unfit(self) -> str:
         """Returns why its sessions cannot be inherited by a fork; empty if they can be."""
-        providers = {name for one in self._runners.all for name in one.session.get_providers()}
+        providers = {name for one in self._runners.values() for name in one.session.get_providers()}
         others = sorted(providers - {"CPUExecutionProvider"})
         return f"{self.name} uses {', '.join(others)}" if others else ""

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ortprep.bundle.loader_config import read_loader_config
-from ortprep.errors import LoadError
+from ortprep.errors import LoadError, RunError
 from ortprep.quoting import quoted
-from ortprep.runtime.loading.bundle_loader import open_folder
+from ortprep.runtime.loading.binding import BoundRuns
+from ortprep.runtime.loading.buckets import choose_bucket, with_runnable_buckets
+from ortprep.runtime.loading.bundle_loader import open_bucket, open_folder
 from ortprep.runtime.loading.forking import with_one_thread
 from ortprep.runtime.loading.load_options import DigestPolicy, LoadOptions
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
 from ortprep.runtime.loading.opened_bundle import OpenedBundle, find_threads
+from ortprep.runtime.loading.session import onnxruntime_errors
 from ortprep.runtime.loading.sources import locate
 from ortprep.runtime.loading.variant_selection import needs_gpu, read_machine, select_variant
-from ortprep.runtime.session.session_runner import SessionRunner, ShapeDispatcher, open_buckets
-from ortprep.runtime.tensors.element_types import Array
-from ortprep.runtime.tensors.signatures import read_signature
+from ortprep.runtime.tensors.arrays import run_session, tensor_element_type
+from ortprep.runtime.tensors.element_types import Array, element_type_of
+from ortprep.runtime.tensors.signatures import Signature, read_signature
+from ortprep.runtime.verification.golden import check_answers
 
 if TYPE_CHECKING:
     import onnxruntime
 
     from ortprep.bundle.loader_config import LoaderConfig
+
+_MAX_CACHED = 1024
 
 
 def open_model(
@@ -75,7 +81,11 @@ def open_variants(
             f"{' | '.join(map(str, opened.passed_over)) or 'none'}",
             hint=f"device={'cpu' if on_gpu else 'cuda'!r}, or ortprep check {quoted(root)}",
         )
-    return opened, open_buckets(opened, load_options) if options.buckets else []
+    if not options.buckets:
+        return opened, []
+    runnable = with_runnable_buckets(opened.config, opened.variant, device_id=device_id)
+    buckets = [open_bucket(opened.root, opened.config, one, load_options) for one in runnable.variants[1:]]
+    return opened, buckets
 
 
 def choose_target(root: Path, options: ModelLoadOptions, *, on_gpu: bool) -> str | None:
@@ -94,17 +104,59 @@ def choose_target(root: Path, options: ModelLoadOptions, *, on_gpu: bool) -> str
     return None if variant is None else variant.name
 
 
+class SessionRunner:
+    """A session, run the way its variant and its types need it."""
+
+    def __init__(self, signature: Signature, opened: OpenedBundle) -> None:
+        self._name, self._opened, self._outputs = signature.model, opened, list(signature.outputs)
+        self.session = opened.session
+        kinds = [element_type_of(dtype) for dtype in signature.inputs.values()]
+        outputs = [tensor_element_type(value.type) for value in opened.session.get_outputs()]
+        self._is_native = not any(kinds) and not any(outputs)
+        self._bound = BoundRuns(opened.session) if opened.variant.io_binding else None
+        self._errors = onnxruntime_errors()
+
+    def check(self) -> None:
+        """Runs the golden sample; raises as `check_answers`."""
+        opened = self._opened
+        check_answers(self.session, opened.config, opened.root, variant=opened.variant)
+
+    def run(self, feeds: Mapping[str, Array]) -> list[Array]:
+        """Runs on a batch; returns outputs in the model's order, or raises `RunError`."""
+        try:
+            if self._bound is not None:
+                answers = self._bound.run(feeds)
+            elif self._is_native:
+                return list(self.session.run(self._outputs, feeds))
+            else:
+                answers = run_session(self.session, feeds)
+            return [answers[name] for name in self._outputs]
+        except self._errors as error:
+            raise RunError(
+                f"ONNX Runtime cannot run {self._name}\n  {type(error).__name__}: {error}"
+            ) from None
+
+
 class OpenedModel:
-    """A model's sessions; `config` is the bundle's, with no variants but those that are open."""
+    """A model's sessions, one per variant that is open.
+
+    Attributes:
+        name: Name of the model in errors.
+        config: The bundle's loader config, with no variants but those that are open.
+        variant: Name of the variant for all shapes.
+        buckets: Names of the others.
+    """
 
     def __init__(self, name: str, opened: OpenedBundle, buckets: Sequence[OpenedBundle] = ()) -> None:
         self.name = name
         self.signature = read_signature(name, opened.config)
         self._names, self._general = tuple(self.signature.inputs), opened
-        make = partial(SessionRunner, self.signature)
-        self._runners = ShapeDispatcher(opened, buckets, make)
-        self.config = self._runners.config
-        self.variant, self.buckets = self._runners.variant, self._runners.buckets
+        everything = (opened, *buckets)
+        self.config = dataclasses.replace(opened.config, variants=tuple(one.variant for one in everything))
+        self._runners = {one.variant.name: SessionRunner(self.signature, one) for one in everything}
+        self._known: dict[tuple[tuple[int, ...], ...], SessionRunner] = {}
+        self.variant, *rest = self._runners
+        self.buckets = tuple(rest)
 
     @property
     def session(self) -> onnxruntime.InferenceSession:
@@ -123,11 +175,17 @@ class OpenedModel:
 
     def check(self) -> None:
         """Runs the golden sample of every variant; raises as `check_answers`."""
-        for runner in self._runners.all:
+        for runner in self._runners.values():
             runner.check()
 
     def run(self, arrays: Sequence[Array]) -> list[Array]:
         """Runs on arrays in the model's order; returns outputs in its order, or raises `RunError`."""
-        shapes = tuple(array.shape for array in arrays)
-        runner = self._runners.find(shapes)
+        shapes = tuple([array.shape for array in arrays])
+        runner = self._known.get(shapes)
+        if runner is None:
+            named = dict(zip(self._names, shapes, strict=True))
+            chosen = choose_bucket(self.config, self._general.variant, shapes=named)
+            if len(self._known) >= _MAX_CACHED:
+                self._known.clear()
+            runner = self._known[shapes] = self._runners[self.variant if chosen is None else chosen.name]
         return runner.run(dict(zip(self._names, arrays, strict=True)))
