@@ -6,8 +6,7 @@ from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, 
 from ortprep.errors import PoolError
 from ortprep.runtime.loading.opened_bundle import limit_threads
 from ortprep.runtime.machine.hardware import Gpu, Hardware
-from ortprep.runtime.placement.devices import Device, resolve_devices
-from ortprep.runtime.placement.environment import parse_processors, plan_environments
+from ortprep.runtime.placement.devices import Device, parse_processors, plan_environments, resolve_devices
 
 GPU = Gpu("a GPU", (9, 0), 80 * 2**30, "580", "13.0", "GPU-0")
 CPU = Device("cpu")

@@ -17,10 +17,8 @@ from ortprep.runtime.loading.opened_bundle import find_threads
 from ortprep.runtime.loading.sources import locate
 from ortprep.runtime.loading.variant_selection import FASTEST
 from ortprep.runtime.machine.hardware import read_hardware
-from ortprep.runtime.placement.assignment import Placement
-from ortprep.runtime.placement.devices import resolve_devices
-from ortprep.runtime.placement.environment import plan_environments, read_numa_nodes
-from ortprep.runtime.placement.model_load import place_bundles
+from ortprep.runtime.placement.assignment import Placement, place_bundles
+from ortprep.runtime.placement.devices import plan_environments, read_numa_nodes, resolve_devices
 from ortprep.runtime.pool.process import ModelJob, WorkerJob
 from ortprep.runtime.pool.workers import WorkerEvent, WorkerState, WorkerStats
 
