@@ -6,7 +6,7 @@ from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, 
 from ortprep.errors import PoolError
 from ortprep.runtime.loading.opened_bundle import limit_threads
 from ortprep.runtime.machine.hardware import Gpu, Hardware
-from ortprep.runtime.placement.devices import Device, parse_processors, plan_environments, resolve_devices
+from ortprep.runtime.placement.devices import Device, device_variables, resolve_devices
 
 GPU = Gpu("a GPU", (9, 0), 80 * 2**30, "580", "13.0", "GPU-0")
 CPU = Device("cpu")
@@ -35,10 +35,7 @@ def test_what_is_not_there_is_refused_by_name(wanted):
 
 
 def test_a_worker_on_the_cpu_sees_no_gpu():
-    (place,) = plan_environments(
-        [CPU], workers_per_device=1, processors=range(8), nodes=[], visible="0,1", threads=3
-    )
-    assert (place.variables, place.device_id, place.threads) == ({"CUDA_VISIBLE_DEVICES": ""}, None, 3)
+    assert device_variables(CPU, "0,1") == {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def plan(threads: int | None = None, **more: int) -> SessionPlan:
@@ -47,51 +44,14 @@ def plan(threads: int | None = None, **more: int) -> SessionPlan:
     return SessionPlan("m.onnx", options, (ProviderRecord("CPUExecutionProvider"),))
 
 
-def places(count: int, **changes: object) -> list[tuple[int | None, bool, tuple[int, ...] | None]]:
-    arguments = {
-        "workers_per_device": count,
-        "processors": range(8),
-        "nodes": [range(8)],
-        "visible": None,
-        **changes,
-    }
-    found = plan_environments([CPU], **arguments)  # type: ignore[arg-type]
-    return [(place.threads, place.may_spin, place.processors) for place in found]
-
-
-def test_one_worker_has_the_machine_as_recorded():
-    assert places(1) == [(None, True, None)]
-
-
-def test_several_do_not_spin():
-    assert places(4, threads=2) == [(2, False, None)] * 4
-
-
-def test_workers_stay_on_a_node_where_there_are_several():
-    assert [place[2] for place in places(4, nodes=[range(4), range(4, 8)])] == [
-        (0, 1, 2, 3),
-        (0, 1, 2, 3),
-        (4, 5, 6, 7),
-        (4, 5, 6, 7),
-    ]
-    assert [place[2] for place in places(2, processors=range(4), nodes=[range(4), range(4, 8)])] == [None] * 2
-
-
 @pytest.mark.parametrize(
     ("visible", "expected"),
     [(None, ["0", "1"]), ("3,5", ["3", "5"]), ("GPU-a, GPU-b", ["GPU-a", "GPU-b"]), ("", ["0", "1"])],
 )
 def test_a_worker_sees_its_own_gpu_alone(visible, expected):
-    found = plan_environments(
-        [Device("cuda", 0), Device("cuda", 1)],
-        workers_per_device=1,
-        processors=range(8),
-        nodes=[],
-        visible=visible,
-    )
-    assert [place.variables["CUDA_VISIBLE_DEVICES"] for place in found] == expected
-    assert [place.device_id for place in found] == [0, 0]
-    assert all(place.variables["CUDA_MODULE_LOADING"] == "LAZY" for place in found)
+    found = [device_variables(Device("cuda", ordinal), visible) for ordinal in (0, 1)]
+    assert [variables["CUDA_VISIBLE_DEVICES"] for variables in found] == expected
+    assert all(variables["CUDA_MODULE_LOADING"] == "LAZY" for variables in found)
 
 
 def threads_of(limited: SessionPlan) -> object:
@@ -115,8 +75,3 @@ def test_threads_between_operators_are_limited_where_there_are_any():
 def test_who_shares_cores_does_not_spin():
     entries = limit_threads(plan(), 2, may_spin=False).session_options.config_entries
     assert entries["session.intra_op.allow_spinning"] == "0"
-
-
-def test_lists_of_the_kernel_are_read():
-    assert parse_processors("0-3,8,10-11\n") == (0, 1, 2, 3, 8, 10, 11)
-    assert parse_processors("\n") == ()

@@ -97,7 +97,6 @@ def opened(bundle: Path, *, buckets: bool = True) -> ServedModel:
         path=(),
         models=(),
         device_id=None,
-        processors=None,
         load=load,
     )
     return open_served(ModelJob(0, "m", str(bundle), config), job)

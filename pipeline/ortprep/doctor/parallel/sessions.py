@@ -27,7 +27,7 @@ from ortprep.runtime.loading.session import (
     with_device,
 )
 from ortprep.runtime.machine.process_memory import private_bytes
-from ortprep.runtime.placement.devices import Device, plan_environments
+from ortprep.runtime.placement.devices import Device, device_variables
 from ortprep.runtime.tensors.arrays import read_tensors, run_session
 
 CHILD_TIMEOUT_S = 24 * 3600.0
@@ -185,14 +185,8 @@ def isolate(plan: SessionPlan) -> tuple[SessionPlan, Mapping[str, str]]:
     cuda = next((provider for provider in plan.providers if provider.name == CUDA), None)
     if cuda is None:
         return plan, {}
-    (place,) = plan_environments(
-        (Device("cuda", int(cuda.options.get("device_id", "0"))),),
-        workers_per_device=1,
-        processors=(0,),
-        nodes=(),
-        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
-    )
-    return with_device(plan, place.device_id or 0), place.variables
+    device = Device("cuda", int(cuda.options.get("device_id", "0")))
+    return with_device(plan, 0), device_variables(device, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ortprep.runtime.loading.sources import locate
 from ortprep.runtime.loading.variant_selection import FASTEST
 from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.runtime.placement.assignment import Placement, place_bundles
-from ortprep.runtime.placement.devices import plan_environments, read_numa_nodes, resolve_devices
+from ortprep.runtime.placement.devices import device_variables, resolve_devices
 from ortprep.runtime.pool.process import ModelJob, WorkerJob
 from ortprep.runtime.pool.workers import WorkerEvent, WorkerState, WorkerStats
 
@@ -156,29 +156,21 @@ def plan_workers(
     threads, total = config.threads, len(devices) * count
     if threads is None and total > 1:
         threads = find_threads(total)
-    environments = plan_environments(
-        devices,
-        workers_per_device=count,
-        processors=sorted(os.sched_getaffinity(0)),
-        nodes=read_numa_nodes(),
-        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
-        threads=threads,
-    )
+    load = config.load_options(threads=threads, may_spin=total == 1)
     workers: list[WorkerState] = []
-    for index, environment in enumerate(environments):
-        names = placement.assignments[index // count].models
-        if names:
-            device = environment.device.name
-            figures = WorkerStats(len(workers), f"{device}/{index % count}", device, names)
-            job = WorkerJob(
-                entry=config.worker,
-                path=tuple(str(entry) or str(Path.cwd()) for entry in sys.path),
-                models=tuple(models[name] for name in names),
-                device_id=environment.device_id,
-                processors=environment.processors,
-                load=config.load_options(threads=environment.threads, may_spin=environment.may_spin),
-            )
-            workers.append(WorkerState(environment.variables, job, figures))
+    for device, assignment in zip(devices, placement.assignments, strict=True):
+        variables = device_variables(device, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        job = WorkerJob(
+            entry=config.worker,
+            path=tuple(str(entry) or str(Path.cwd()) for entry in sys.path),
+            models=tuple(models[name] for name in assignment.models),
+            device_id=None if device.kind == "cpu" else 0,  # a worker sees its own GPU alone
+            load=load,
+        )
+        for number in range(count if assignment.models else 0):
+            name = f"{device.name}/{number}"
+            figures = WorkerStats(len(workers), name, device.name, assignment.models)
+            workers.append(WorkerState(variables, job, figures))
     _add_templates(workers)
     return workers, placement
 
@@ -196,7 +188,7 @@ def _add_templates(workers: Sequence[WorkerState]) -> None:
         if worker.models not in templates:
             figures = WorkerStats(-1 - len(templates), f"template/{len(templates)}", "cpu", ())
             load = replace(job.load, for_fork=True)
-            template_job = replace(job, load=load, processors=None, is_template=True)
+            template_job = replace(job, load=load, is_template=True)
             templates[worker.models] = WorkerState(
                 {**worker.variables, "OPENBLAS_NUM_THREADS": "1"}, template_job, figures
             )

@@ -23,7 +23,7 @@ from ortprep.bundle.codec import encode as encode_record
 from ortprep.bundle.loader_config import LoaderConfig
 from ortprep.errors import PoolError
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
-from ortprep.runtime.pool.messages import Head, MessageKind, decode_head, encode, encode_head
+from ortprep.runtime.pool.messages import Head, MessageKind, decode_head, encode_head
 from ortprep.runtime.tensors.array_layout import MAX_PACKET_BYTES
 
 _READ_BYTES = 64 * 1024
@@ -57,7 +57,6 @@ class WorkerJob:
         path: Where modules are found.
         is_template: Whether it is to be forked for every worker, and serves nothing itself.
         device_id: CUDA ordinal inside the worker; None on the CPU.
-        processors: Processors it is kept to; None for all.
         memory_bytes: Size of the memory file.
         descriptors: File descriptors: socket, parent-death pipe, output and memory file.
     """
@@ -66,7 +65,6 @@ class WorkerJob:
     path: tuple[str, ...]
     models: tuple[ModelJob, ...]
     device_id: int | None
-    processors: tuple[int, ...] | None
     load: ModelLoadOptions
     memory_bytes: int = 0
     is_template: bool = False
@@ -358,8 +356,7 @@ def fork_from(template: PacketChannel, job: WorkerJob, _: Mapping[str, str]) -> 
         ConnectionError: The template does not answer.
         OSError: The system has no room for the process.
     """
-    packet = encode(MessageKind.FORK, 0, {"processors": job.processors})
-    head = template.ask(packet, job.descriptors[:3], MessageKind.FORKED)
+    head = template.ask(encode_head(MessageKind.FORK), job.descriptors[:3], MessageKind.FORKED)
     if head.figure:
         raise OSError(head.figure, os.strerror(head.figure))
     return ForkedProcess(template, head.number)

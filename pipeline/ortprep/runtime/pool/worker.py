@@ -14,7 +14,6 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +25,6 @@ from ortprep.runtime.pool.messages import (
     MessageKind,
     ReadyReport,
     decode_head,
-    decode_json,
     encode,
     encode_head,
 )
@@ -79,7 +77,6 @@ class PoolConnection:
 def main(job: WorkerJob) -> None:
     """Begins: makes the sessions a job names, and serves them until the pool ends it."""
     connection = PoolConnection(job.descriptors[0], may_spin=job.load.may_spin)
-    _keep_to(job.processors)
     try:
         models, phases_s, threads = _open_models(job)
         from ortprep.runtime.machine.process_memory import private_bytes, written_bytes
@@ -135,7 +132,6 @@ def fork_workers(connection: PoolConnection, job: WorkerJob) -> PoolConnection:
             _, status = os.waitpid(head.number, 0)
             connection.send(encode_head(MessageKind.REAPED, head.number, figure=status))
             continue
-        processors = decode_json(memoryview(packet), "the pool")["processors"]
         try:
             pid = os.fork()
         except OSError as error:
@@ -143,15 +139,13 @@ def fork_workers(connection: PoolConnection, job: WorkerJob) -> PoolConnection:
         else:
             if pid == 0:
                 connection.close()
-                return _become_worker(job, descriptors, processors)
+                return _become_worker(job, descriptors)
             connection.send(encode_head(MessageKind.FORKED, pid))
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-def _become_worker(
-    job: WorkerJob, descriptors: Sequence[int], processors: Sequence[int] | None
-) -> PoolConnection:
+def _become_worker(job: WorkerJob, descriptors: Sequence[int]) -> PoolConnection:
     """Makes a fork a worker of its own; nothing of the template's that leads to the pool stays open."""
     own, death_pipe, output = descriptors
     die_with(death_pipe)
@@ -160,14 +154,7 @@ def _become_worker(
         os.dup2(output, standard)
     for descriptor in (output, *job.descriptors[1:3]):
         os.close(descriptor)
-    _keep_to(processors)
     return PoolConnection(own, may_spin=job.load.may_spin)
-
-
-def _keep_to(processors: Sequence[int] | None) -> None:
-    if processors:
-        with suppress(OSError):  # they may have been taken away since; anywhere is better than nowhere
-            os.sched_setaffinity(0, processors)
 
 
 def _open_models(job: WorkerJob) -> tuple[dict[int, ServedModel], dict[str, float], int]:
