@@ -29,14 +29,12 @@ from ortprep.errors import (
     LoadError,
     LoadTimeoutError,
     PipelineError,
-    UnsupportedVersionError,
 )
 from ortprep.runtime import load
 from ortprep.runtime.loading import load_options, opened_bundle, session, variant_files
 from ortprep.runtime.loading.bundle_loader import open_bundle
 from ortprep.runtime.loading.variant_resolver import build_plan
 from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
-from ortprep.versions import upgrade_command
 from tests.fakes import wait_for
 from tests.runtime.builders import (
     CPU_ONLY,
@@ -234,20 +232,6 @@ def test_damage_of_a_variant_that_does_not_fit_is_no_obstacle(tmp_path):
     assert open_bundle(folder).variant.name == "portable"
 
 
-def test_a_changed_loader_config_is_reported(bundle):
-    text = (bundle / LOADER_FILE).read_text().replace("ORT_DISABLE_ALL", "ORT_ENABLE_ALL")
-    (bundle / LOADER_FILE).write_text(text)
-    with pytest.raises(IntegrityError, match="changed after it was written"):
-        load(bundle)
-
-
-@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"\xff\xfe", b"{" * 100_000], ids=range(5))
-def test_a_loader_config_that_is_none_is_a_bundle_error(bundle, damage):
-    (bundle / LOADER_FILE).write_bytes(damage)
-    with pytest.raises(BundleError, match=LOADER_FILE):
-        load(bundle)
-
-
 def test_a_folder_that_is_no_bundle_is_a_bundle_error(tmp_path):
     with pytest.raises(BundleError, match=r"no bundle there: .*\n  expected a folder with loader") as caught:
         load(tmp_path / "nothing")
@@ -257,18 +241,6 @@ def test_a_folder_that_is_no_bundle_is_a_bundle_error(tmp_path):
 def test_a_path_no_file_system_takes_is_a_load_error():
     with pytest.raises(LoadError, match="not a bundle path"):
         load("a\0b")
-
-
-def test_a_newer_schema_is_refused_with_the_way_out(bundle):
-    edit_config(bundle, lambda data: data.update(schema_version="2.0"))
-    with pytest.raises(UnsupportedVersionError, match=r"got 2\.0") as caught:
-        load(bundle)
-    assert caught.value.hint == upgrade_command()
-
-
-def test_a_newer_minor_schema_is_read(bundle):
-    edit_config(bundle, lambda data: data.update(schema_version="1.9", novelty=[1]))
-    assert load(bundle)
 
 
 @pytest.mark.parametrize("path", ["../secret.onnx", "/etc/passwd", "cpu/../../secret.onnx", "cpu\\x", ""])
