@@ -1,8 +1,8 @@
-"""Writes the results of `bench.load_cost` and `bench.rapidocr_app` into README and docs/performance.md.
+"""Writes the results of `bench.load_cost` into README and docs/performance.md.
 
     python -m bench.load_cost_tables
 
-Reads `bench/results/load_cost.json` and `rapidocr_app.json`, and replaces the text between the markers
+Reads `bench/results/load_cost.json`, and replaces the text between the markers
 `<!-- NAME -->` and `<!-- end of NAME -->`.
 """
 
@@ -15,7 +15,6 @@ from statistics import geometric_mean
 from typing import Any
 
 from bench.load_cost import FALLBACK, HAND, LOAD, NEW_CONTAINER, PLAIN
-from bench.rapidocr_app import BUNDLES
 from bench.start import ROOT
 
 RESULTS = ROOT / "bench" / "results"
@@ -122,23 +121,6 @@ def _performance_row(section: Section, name: str, arms: Sequence[str]) -> list[s
     return [*cells, f"{figures['load_private']:.2f}", adds]
 
 
-def application_table(application: Section) -> str:
-    """Returns a row per figure of RapidOCR, and the result of each goal."""
-    titles = {
-        "first_ms": "process start to first result, ms",
-        "page_ms": "time per page, ms",
-        "private_mb": "private memory, MB",
-    }
-    rows = []
-    for name, title in titles.items():
-        figures = application["figures"][name]
-        medians = (f"{figures[arm]['median']:.0f}" for arm in (PLAIN, BUNDLES))
-        rows.append([title, *medians, f"{figures['bundles_to_plain']:.2f}×"])
-    identical = "identical" if application["reached"]["answers identical"] else "different"
-    rows.append(["boxes, texts and scores", "", identical, ""])
-    return _table(["RapidOCR", PLAIN, BUNDLES, "bundles to plain"], rows)
-
-
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -160,10 +142,8 @@ def replace_between(text: str, name: str, new: str) -> str:
 
 def main() -> int:
     """Replaces the tables; returns 0."""
-    report, application = (
-        json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
-        for file in (RESULTS / "load_cost.json", RESULTS / "rapidocr_app.json")
-    )
+    file = RESULTS / "load_cost.json"
+    report = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
     if report is None:
         raise SystemExit(
             "nothing measured yet\n\nhint: python -m bench.load_cost --out bench/results/load_cost.json"
@@ -175,11 +155,6 @@ def main() -> int:
             for kind, section in report.items()
         ),
         (performance, "bench.load_cost", performance_tables(report)),
-        *(
-            []
-            if application is None
-            else [(performance, "bench.rapidocr_app", application_table(application))]
-        ),
     )
     for path, name, table in tables:
         path.write_text(replace_between(path.read_text(encoding="utf-8"), name, table), encoding="utf-8")

@@ -13,9 +13,8 @@ from bench.load_cost import (
     judge,
     summarise_arm,
 )
-from bench.load_cost_tables import application_table, performance_tables, readme_table, replace_between
+from bench.load_cost_tables import performance_tables, readme_table, replace_between
 from bench.models import DEFAULTS, write_specs
-from bench.rapidocr_app import BUNDLES
 from bench.small_models import SMALL_MODELS, small_specs
 from bench.start import (
     ScriptTimes,
@@ -134,21 +133,15 @@ def measured(kind, arms):
     }
 
 
-def test_tables_have_every_model_the_means_and_the_application():
+def test_tables_have_every_model_and_the_means():
     arms = (LOAD, HAND, SAME_FILE, IMPORTED, FALLBACK)
     report = {
         "small": measured("small", arms),
         "large": measured("large", arms),
     }
-    figures = {
-        name: {PLAIN: {"median": 10.0}, BUNDLES: {"median": 5.0}, "bundles_to_plain": 0.5}
-        for name in ("first_ms", "page_ms", "private_mb")
-    }
-    application = {"figures": figures, "reached": {"answers identical": True}}
     table = readme_table(report["small"], is_busy=True)
     assert "| Magika, 3 MB | 2.00× [2.00–2.00] | 2.00× [2.00–2.00] | 1.00× |" in table
     assert "| **mean of 2** | 2.00× | 2.00× | 1.00× |" in table
-    assert "| time per page, ms | 10 | 5 | 0.50× |" in application_table(application)
     details = performance_tables(report)
     assert "| magika, 3.2 MB | 100, 5.0 ms | 50 ms (2.00×) | 1.00 |" in details
     assert (

@@ -15,7 +15,7 @@ def test_the_environment_is_below_the_folder_and_a_temporary_one_is_removed(tmp_
     folder = tmp_path / "work"
     folder.mkdir()
 
-    def refuse(environment: Path) -> Path:
+    def refuse(environment: Path, requirements: object) -> Path:
         assert environment.parent == folder
         raise StageError("cannot install RapidOCR")
 
