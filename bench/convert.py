@@ -54,7 +54,7 @@ def write_specs(folder: Path, exported: Path | None, names: tuple[str, ...], *, 
     for name in chosen:
         convert: dict[str, Any] = {"precision": ["fp16", "mixed", "int8"], "ladder": _LADDER}
         if name in _FUSED:
-            convert["fusion"] = {"model_type": _FUSED[name]}
+            convert["fusion"] = {"model_type": _FUSED[name], "num_heads": 12, "hidden_size": 768}
         inputs = {"inputs": _DEMOS[name]} if name in _DEMOS else {}
         measure = {"rounds": rounds, "cold_rounds": 0, "steady_s": 0.3}
         more = {**_COMMON, "measure": measure, "convert": convert}

@@ -49,8 +49,12 @@ class FusionSpec(SpecSection):
     """Fusion of transformer subgraphs by `onnxruntime.transformers.optimizer`."""
 
     model_type: Text = Field(description="Kind of model that the optimizer knows: bert, gpt2, vit, unet, ….")
-    num_heads: int = Field(default=0, ge=0, le=65_536, description="Attention heads; 0 finds them.")
-    hidden_size: int = Field(default=0, ge=0, le=2**24, description="Hidden size; 0 finds it.")
+    num_heads: int = Field(
+        default=0, ge=0, le=65_536, description="Attention heads; required if attention is to be fused."
+    )
+    hidden_size: int = Field(
+        default=0, ge=0, le=2**24, description="Features per token, of all heads together; as num_heads."
+    )
     library: Literal["onnxruntime", "onnxruntime-tools"] = Field(
         default="onnxruntime", description="Package whose optimizer fuses; the second is the older one."
     )

@@ -18,7 +18,7 @@ from bench.language.transformer import Width
 from ortprep.children.child import run_child
 from ortprep.errors import MissingExtraError, PipelineError, StageError
 from ortprep.spec.conversion import FusionSpec
-from ortprep.stages.convert.fusion import Heads, choose_heads, find_heads, rewrite_as_patterns_expect
+from ortprep.stages.convert.fusion import rewrite_as_patterns_expect
 from ortprep.stages.convert.pass_records import PassReply, PassRequest
 from ortprep.stages.convert.passes import change_graph
 from ortprep.versions import install_command
@@ -45,7 +45,7 @@ def transformers(tmp_path_factory):
 
 
 def fuse(source: Path, written: Path, model_type: str, **fields: Any) -> PassReply:
-    fusion = FusionSpec(model_type=model_type, **fields)
+    fusion = FusionSpec(model_type=model_type, **{"num_heads": HEADS, "hidden_size": WIDTH, **fields})
     request = PassRequest(name="fusion", source=source, written=written, fusion=fusion)
     # One process has one library, and it takes as long to import as all that is done with it here.
     here = fusion.library == "onnxruntime"
@@ -94,7 +94,7 @@ def test_a_fused_transformer_answers_as_its_source_by_the_same_interface(transfo
     [
         ({"model_type": "brt"}, "did you mean 'bert'"),
         ({"model_type": "bert", "disable": ("atention",)}, "did you mean 'attention'"),
-        ({"model_type": "bert", "num_heads": 8}, "expected 4 heads of 8"),
+        ({"model_type": "bert", "num_heads": 0}, "num_heads 0, hidden_size 32\n  expected both to be set"),
         # Of images: its attention has no mask.
         ({"model_type": "vit"}, "fusion changed inputs of the model: attention_mask"),
     ],
@@ -128,44 +128,6 @@ def test_the_older_package_fuses_as_well(transformers, tmp_path):
     assert reply.fused["Attention"] == 2
     for got, expected in zip(answer(written), answer(transformers["bert"]), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-5)
-
-
-def heads_graph(sizes: list[Any], *, perm: tuple[int, ...] = (0, 2, 1, 3)) -> onnx.GraphProto:
-    """Tokens, normalised over 12 features, reshaped to `sizes`; None are read from the input."""
-    values = [models.tensor(f"size{i}", np.array([size or 0], np.int64)) for i, size in enumerate(sizes)]
-    parts = ["length" if size is None else value.name for size, value in zip(sizes, values, strict=True)]
-    nodes = [
-        helper.make_node("LayerNormalization", ["x", "scale"], ["n"]),
-        helper.make_node("Shape", ["x"], ["length"], start=1, end=2),
-        helper.make_node("Concat", parts, ["sizes"], axis=0),
-        helper.make_node("Reshape", ["n", "sizes"], ["r"]),
-        helper.make_node("Transpose", ["r"], ["y"], perm=perm),
-    ]
-    scale = models.tensor("scale", np.ones(12, np.float32))
-    return helper.make_graph(nodes, "heads", [], [], initializer=[scale, *values])
-
-
-@pytest.mark.parametrize(
-    ("sizes", "perm", "found"),
-    [
-        ([0, 0, 3, 4], (0, 2, 1, 3), (Heads(3, 12),)),
-        ([0, None, 3, 4], (0, 2, 3, 1), (Heads(3, 12),)),
-        ([0, None, -1, 4], (0, 2, 1, 3), (Heads(3, 12),)),
-        ([0, None, 3, 2, 6], (2, 0, 3, 1, 4), (Heads(2, 12),)),
-        # Channels of convolutions that are shuffled among groups.
-        ([0, 3, 4, 8, 8], (0, 2, 1, 3, 4), ()),
-        ([0, None, None, 4], (0, 2, 1, 3), ()),
-    ],
-)
-def test_heads_are_found_however_a_reshape_is_written(sizes, perm, found):
-    assert find_heads(heads_graph(sizes, perm=perm)) == found
-
-
-def test_heads_that_no_reshape_tells_are_asked_for():
-    graph = heads_graph([0, None, None, 4])
-    with pytest.raises(StageError, match="num_heads 3, hidden_size 0\n  expected both to be set"):
-        choose_heads(graph, Heads(3))
-    assert choose_heads(graph, Heads(3, 12)) == Heads(3, 12)
 
 
 def test_rewriting_scores_and_masks_leaves_answers_as_they_are(tmp_path):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,6 +23,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ortprep.errors import MissingExtraError, StageError, require_known
 from ortprep.quoting import quoted
+from ortprep.spec.conversion import FusionSpec
 from ortprep.stages.convert.pass_records import PassReply, PassRequest
 from ortprep.stages.convert.weights import keep_real_inputs, move_weights
 from ortprep.stages.core.graphs.graph_walk import load_with_weights, name_nodes, values_bytes, walk_nodes
@@ -45,13 +45,13 @@ class _Library(NamedTuple):
         name: Its name and version.
         model_types: Kinds of model it knows.
         options: Makes its options for a kind of model; those named `enable_…` turn fusions on.
-        optimize: Fuses a model by kind of model, heads and options; returns its wrapper, an `OnnxModel`.
+        optimize: Fuses a model as the spec says, with options; returns its wrapper, an `OnnxModel`.
     """
 
     name: str
     model_types: tuple[str, ...]
     options: Callable[[str], Any]
-    optimize: Callable[[onnx.ModelProto, str, Heads, Any], Any]
+    optimize: Callable[[onnx.ModelProto, FusionSpec, Any], Any]
 
 
 def fuse(request: PassRequest) -> PassReply:
@@ -59,7 +59,8 @@ def fuse(request: PassRequest) -> PassReply:
 
     Raises:
         SpecError: The model type or a fusion is unknown.
-        StageError: Heads cannot be found, the optimizer fails or changes the interface, or nothing is fused.
+        StageError: Heads are missing in the spec, the optimizer fails or changes the interface, or nothing is
+            fused.
         MissingExtraError: The package is not installed.
         OSError: Data is missing, or the disk is full.
     """
@@ -81,10 +82,9 @@ def fuse(request: PassRequest) -> PassReply:
 
     # Fuse.
     rewrite_as_patterns_expect(model.graph)
-    heads = Heads(fusion.num_heads, fusion.hidden_size)
     if fusion.model_type not in _FINDS_HEADS and "attention" not in fusion.disable:
-        heads = choose_heads(model.graph, heads)
-    optimizer = library.optimize(model, fusion.model_type, heads, options)
+        _require_heads(fusion)
+    optimizer = library.optimize(model, fusion, options)
     model = optimizer.model
     unread = {value.name for value in inputs if value.name in read} - _names_read(model)
     if unread or list(model.graph.output) != outputs:
@@ -114,6 +114,17 @@ def fuse(request: PassRequest) -> PassReply:
     return PassReply(fused=dict(fused), library=library.name)
 
 
+def _require_heads(fusion: FusionSpec) -> None:
+    """Raises `StageError` without sizes of attention: most patterns take a wrong one, and answer wrongly."""
+    if not (fusion.num_heads and fusion.hidden_size):
+        raise StageError(
+            f"cannot fuse attention: num_heads {fusion.num_heads}, hidden_size {fusion.hidden_size}\n"
+            "  expected both to be set, as the model's configuration has them",
+            hint=f"fusion: {{model_type: {fusion.model_type}, num_heads: 12, hidden_size: 768}}, "
+            "or fusion: {disable: [attention]}",
+        )
+
+
 def _options_without(disabled: Iterable[str], options: Any) -> Any:
     """Returns a library's options with some fusions off; raises SpecError for one that it does not have."""
     known = sorted(name.removeprefix(_PREFIX) for name in vars(options) if name.startswith(_PREFIX))
@@ -140,8 +151,9 @@ def _own() -> _Library:
             options.use_raw_attention_mask()
         return options
 
-    def optimize(model: onnx.ModelProto, model_type: str, heads: Heads, options: Any) -> Any:
-        return optimize_model(model, model_type, *heads, optimization_options=options, opt_level=0)
+    def optimize(model: onnx.ModelProto, fusion: FusionSpec, options: Any) -> Any:
+        heads = fusion.num_heads, fusion.hidden_size
+        return optimize_model(model, fusion.model_type, *heads, optimization_options=options, opt_level=0)
 
     return _Library(f"onnxruntime {onnxruntime.__version__}", tuple(MODEL_TYPES), make_options, optimize)
 
@@ -167,9 +179,9 @@ def _tools() -> _Library:
             f"cannot import onnxruntime-tools\n  {error}", hint=install_command("onnxruntime-tools")
         ) from error
 
-    def optimize(model: onnx.ModelProto, model_type: str, heads: Heads, options: Any) -> Any:
+    def optimize(model: onnx.ModelProto, fusion: FusionSpec, options: Any) -> Any:
         # Its optimize_model wants a file, which it always has ONNX Runtime rewrite first.
-        optimizer = MODEL_CLASSES[model_type][0](model, *heads)
+        optimizer = MODEL_CLASSES[fusion.model_type][0](model, fusion.num_heads, fusion.hidden_size)
         optimizer.optimize(options)
         return optimizer
 
@@ -204,104 +216,6 @@ def _names_read(model: onnx.ModelProto) -> set[str]:
 
 def _count_operators(model: onnx.ModelProto) -> Counter[tuple[str, str]]:
     return Counter((node.domain, node.op_type) for node in model.graph.node)
-
-
-_SMALL_ELEMENTS = 16
-_UNKNOWN = -2
-
-
-class Heads(NamedTuple):
-    """Sizes of multi-head attention.
-
-    Attributes:
-        num_heads: Attention heads; 0 if not known.
-        hidden_size: Features per token, of all heads together; 0 if not known.
-    """
-
-    num_heads: int = 0
-    hidden_size: int = 0
-
-
-def choose_heads(graph: onnx.GraphProto, given: Heads) -> Heads:
-    """Returns the likeliest attention sizes that a graph shows, of those that agree with what the user says.
-
-    Raises:
-        StageError: The graph contradicts the user, or neither says how many heads there are.
-    """
-    cuts = find_heads(graph)
-    for cut in cuts:
-        if given.num_heads in (0, cut.num_heads) and given.hidden_size in (0, cut.hidden_size):
-            return cut
-    if not cuts and all(given):
-        return given
-    # Most patterns take a wrong number, and the model then answers wrongly.
-    listed = ", ".join(f"{cut.num_heads} heads of {cut.hidden_size // cut.num_heads}" for cut in cuts)
-    shown = Heads(12, 768) if not cuts else cuts[0]
-    raise StageError(
-        f"cannot fuse attention: num_heads {given.num_heads}, hidden_size {given.hidden_size}\n"
-        f"  expected {listed or 'both to be set, since the graph shows no heads in its Reshape nodes'}",
-        hint=f"fusion: {{num_heads: {shown.num_heads:d}, hidden_size: {shown.hidden_size:d}}}",
-    )
-
-
-def find_heads(graph: onnx.GraphProto) -> tuple[Heads, ...]:
-    """Returns every way in which a graph cuts tokens into heads, the likeliest first; () if there is none.
-
-    A cut is a `Reshape` to [batch, sequence, heads, size], or to [batch, sequence, 3, heads, size] if
-    queries, keys and values are one tensor, whose heads a `Transpose` then moves before the tokens. Its sizes
-    may be one constant, or the last two parts of a `Concat`, and -1 for the number of heads means as many as
-    make up the width of the normalisations. Cuts into heads that make up the width of the normalisations come
-    first: those of keys and values may have fewer heads than those of queries.
-
-    Args:
-        graph: The graph; tensors of up to 16 elements must have their values.
-    """
-    constants = _constants(graph)
-    producers = {name: node for node in graph.node for name in node.output}
-    dims = {weight.name: tuple(weight.dims) for weight in graph.initializer}
-    # Scale and bias; of those with a skip, the second input is no initializer and the third is the scale.
-    normalised = [
-        name for node in graph.node if node.op_type.endswith("Normalization") for name in node.input[1:3]
-    ]
-    widths = Counter(dims[name][-1] for name in normalised if len(dims.get(name, ())) == 1)
-    width = max(widths, key=lambda size: (widths[size], size), default=0)
-    cuts: Counter[Heads] = Counter()
-    for node in graph.node:
-        reshape = producers.get(node.input[0]) if node.op_type == "Transpose" else None
-        if reshape is None or reshape.op_type != "Reshape":
-            continue
-        sizes = _sizes(reshape.input[1], constants, producers)
-        order = next((list(item.ints) for item in node.attribute if item.name == "perm"), [])
-        if len(sizes) in (4, 5) and len(order) == len(sizes) and order[-2] != len(sizes) - 2:
-            heads = width // sizes[-1] if sizes[-2] == -1 else sizes[-2]
-            cuts[Heads(heads, heads * sizes[-1])] += 1
-    cuts.pop(Heads(), None)
-    return tuple(sorted(cuts, key=lambda cut: (cut.hidden_size != width, -cuts[cut], -cut.num_heads)))
-
-
-def _sizes(
-    name: str, constants: Mapping[str, tuple[int, ...]], producers: Mapping[str, onnx.NodeProto]
-) -> tuple[int, ...]:
-    """Returns what a `Reshape` reshapes to, if the last two sizes are known, else ()."""
-    concat = producers.get(name)
-    sizes = constants.get(name, ())
-    if not sizes and concat is not None and concat.op_type == "Concat":
-        sizes = tuple(size for part in concat.input for size in constants.get(part, (_UNKNOWN,)))
-    is_known = len(sizes) > 2 and sizes[-1] > 0 and sizes[-2] not in (0, _UNKNOWN)
-    return sizes if is_known else ()
-
-
-def _constants(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
-    """Returns the values of small vectors of int64: initializers, and what `Constant` nodes give."""
-    tensors = {weight.name: weight for weight in graph.initializer}
-    for node in graph.node:
-        for attribute in node.attribute if node.op_type == "Constant" else ():
-            tensors[node.output[0]] = attribute.t
-    return {
-        name: tuple(int(size) for size in numpy_helper.to_array(tensor).reshape(-1))
-        for name, tensor in tensors.items()
-        if tensor.data_type == TensorProto.INT64 and math.prod(tensor.dims) <= _SMALL_ELEMENTS
-    }
 
 
 def rewrite_as_patterns_expect(graph: onnx.GraphProto) -> None:

@@ -9,18 +9,16 @@ A branch can move, so a revision is resolved to a commit first, and every file i
 
 from __future__ import annotations
 
-import logging
 import posixpath
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
 from ortprep import time_limit
-from ortprep.bundle.digest import PREFIX, digest_json
-from ortprep.bundle.file_memory import cache_folder, read_entry, write_entry
+from ortprep.bundle.digest import PREFIX
 from ortprep.errors import (
     MissingExtraError,
     RegistryError,
@@ -32,13 +30,10 @@ from ortprep.spec.urls import HubAddress, is_commit
 from ortprep.stages.fetch.sources import WebFile, check_redirect, source_errors
 from ortprep.versions import install_command
 
-log = logging.getLogger(__name__)
-
 ANSWER_TIMEOUT_S = 120.0
 
 _KINDS = {"datasets": "dataset", "spaces": "space"}
 _PASSING_STATUS = frozenset({408, 425, 429})
-_COMMIT_BYTES = 40
 _SHA256 = re.compile("[0-9a-f]{64}")
 _LOGIN = "hf auth login   # or set HF_TOKEN"
 
@@ -87,40 +82,20 @@ class HubFile:
 def pin(address: HubAddress) -> HubAddress:
     """Returns the same file of the commit that its revision names now.
 
-    This machine remembers the answer for when the Hub cannot be reached, and logs at WARNING when it goes by
-    that.
-
     Raises:
-        SourceError: There is no such file or revision, no access to it, the Hub's answer is no commit, or the
-            Hub cannot be reached and was never asked before.
+        SourceError: There is no such file or revision, no access to it, the Hub cannot be reached, or its
+            answer is no commit.
         MissingExtraError: The Hub's client is not installed.
     """
     if address.commit is not None:
         return address
-    entry = _entry(address)
     with source_errors():
-        try:
-            commit = str(_ask(address)[0].commit_hash)
-        except RegistryUnavailableError:
-            commit = (read_entry(entry, max_bytes=_COMMIT_BYTES) or b"").decode("ascii", errors="replace")
-            if not is_commit(commit):
-                raise
-            log.warning("%s: cannot reach the Hub; using the last known commit, %s", address, commit)
-            return replace(address, revision=commit)
+        commit = str(_ask(address)[0].commit_hash)
         if not is_commit(commit):
             raise RegistryError(
                 f"unexpected answer from the Hub: {address}\n  expected a commit, got {commit[:80]!r}"
             )
-    with suppress(OSError):
-        write_entry(entry, commit.encode("ascii"))
     return replace(address, revision=commit)
-
-
-def _entry(address: HubAddress) -> str | None:
-    """Returns the file that remembers the commit of a revision."""
-    folder = cache_folder("hub")
-    key = {"endpoint": _client().constants.ENDPOINT, "revision": str(replace(address, path=""))}
-    return None if folder is None else f"{folder}/{digest_json(key).removeprefix(PREFIX)}"
 
 
 def _client() -> Any:
