@@ -1,4 +1,4 @@
-"""The task graph as doit sees it: `doit list`, `prepare`, `prepare:NAME`, `report`, `clean`.
+"""The task graph as doit sees it: `doit list`, `prepare`, `prepare:NAME`, `clean`.
 
 Variables: `doit configs=DIR artifacts=DIR target=T skip_unavailable=1 prepare`.
 """

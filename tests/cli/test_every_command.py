@@ -115,7 +115,6 @@ COMMANDS = (
     Command(
         "ortprep report squeezenet --out one.html", lambda _, project: _is_page(project.root / "one.html")
     ),
-    Command("doit report", lambda _, project: _is_page(project.artifacts / "report.html")),
     Command(
         "ortprep compare squeezenet artifacts/squeezenet", lambda o, _: "within the limit" in o.out + o.err
     ),

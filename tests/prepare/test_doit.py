@@ -33,7 +33,7 @@ def test_the_listing_says_what_every_task_is_for(built):
         line.split(maxsplit=1) for line in built.doit("list", "--all").out.splitlines() if line.strip()
     )
     expected = all_tasks() | {task.partition(":")[0] for task in all_tasks()}
-    assert set(listed) == expected | {"prepare", "prepare:net", "report"}
+    assert set(listed) == expected | {"prepare", "prepare:net"}
     assert all(listed.values())
 
     short = [line.split()[0] for line in built.doit("list").out.splitlines()]
@@ -43,7 +43,6 @@ def test_the_listing_says_what_every_task_is_for(built):
         "optimize",
         "package",
         "prepare",
-        "report",
         "verify",
     ]
 

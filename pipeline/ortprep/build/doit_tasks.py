@@ -16,10 +16,8 @@ from doit.reporter import ZeroReporter
 
 from ortprep.build.execution import Task, remove_outcome
 from ortprep.build.observers import Observer
-from ortprep.build.receipts import REPORT_FILE
 from ortprep.build.runner import is_current, run_tasks
 from ortprep.bundle.digest import DigestCache
-from ortprep.bundle.manifest import MANIFEST_FILE
 from ortprep.errors import PipelineError
 
 STAGE_DOCS = {
@@ -64,8 +62,6 @@ def build_doit_tasks(builds: Sequence[Sequence[Task]], observer: Observer) -> It
     for stage, doc in STAGE_DOCS.items():
         if stage in used:
             yield {"basename": stage, "name": None, "doc": doc}
-    if builds:
-        yield _report_task(builds, observer)
     for tasks in builds:
         yield from _tasks_of_model(tasks, observer)
 
@@ -93,28 +89,6 @@ def _tasks_of_model(tasks: Sequence[Task], observer: Observer) -> Iterator[dict[
         }
 
 
-def _report_task(builds: Sequence[Sequence[Task]], observer: Observer) -> dict[str, Any]:
-    """Returns the task that reports on all bundles, at least one."""
-    packages = [tasks[-1] for tasks in builds]
-    manifests = [task.folder / MANIFEST_FILE for task in packages]
-    out = packages[0].artifacts / REPORT_FILE
-
-    def write() -> None:
-        # Imported here: a machine that only builds need not have what reports need.
-        from ortprep.build.report_file import write_report
-
-        size_bytes = write_report(manifests, out)
-        observer.said("report", f"{out}: {size_bytes / 2**20:.1f} MB")
-
-    return {
-        "basename": "report",
-        "actions": [functools.partial(_attempt, "report", write, observer)],
-        "task_dep": [f"prepare:{task.model}" for task in packages],
-        "clean": [(out.unlink, (True,))],
-        "doc": "write a report on all bundles as one HTML file",
-    }
-
-
 def remove_outcomes(tasks: Sequence[Task]) -> None:
     """Removes what tasks left; doit shows the function's name."""
     for task in tasks:
@@ -124,18 +98,6 @@ def remove_outcomes(tasks: Sequence[Task]) -> None:
 def _run(tasks: Sequence[Task], observer: Observer) -> TaskFailed | None:
     errors = run_tasks((tasks,), observer)
     return TaskFailed(str(errors[0])) if errors else None
-
-
-def _attempt(name: str, work: Callable[[], object], observer: Observer) -> TaskFailed | None:
-    """Does work that is none of a stage's, and says how it goes."""
-    observer.started(name)
-    try:
-        work()
-    except PipelineError as error:
-        observer.failed(name, str(error))
-        return TaskFailed(str(error))
-    observer.finished(name)
-    return None
 
 
 def spec_errors_as_doit_errors(
