@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
+from ortprep.bundle.onnx_inputs import dimension_name, read_inputs
 from ortprep.errors import SourceError, SpecError
-from ortprep.init import InitResult, ObservedInput, find_spec_name, init_spec
+from ortprep.init import InitResult, ObservedInput, find_spec_name, init_spec, refresh_tensor_copy
 from ortprep.init.draft import choose_name
 from ortprep.init.input_search import Feed
+from ortprep.init.tensor_copy import copy_path
 from ortprep.init.trial_run import TrialRequest, run_trial
-from ortprep.spec.models import InputSpec
+from ortprep.spec.models import InputSpec, ModelSpec
 from ortprep.spec.reading import OPEN_QUESTION, read_spec
+from ortprep.stages.convert.pass_records import PassRequest
+from ortprep.stages.convert.shapes import bind_shapes
+from ortprep.stages.core.inputs.agreement import require_fit, shape_sets
+from ortprep.stages.fetch.inspection import inspect_model
 from tests import builders as models
 from tests.init import builders as open_models
-from tests.init.builders import copies
+from tests.init.builders import copies, map_classifier
 
 Build = Callable[[], onnx.ModelProto]
 
@@ -214,3 +222,84 @@ def test_what_is_no_model_and_an_unknown_observed_input_are_told(tmp_path):
 def test_known_values_that_do_not_fit_are_left_to_the_check_of_the_spec(tmp_path):
     result = draft(copies("uint8[1] x"), tmp_path, observed={"x": ObservedInput(values=(300,))})
     assert result.spec.inputs["x"].values == (300,)
+
+
+# -- dimensions that only say that a size is not known are independent, in specs and where shapes are bound
+
+
+NAMELESS = ["", "?", "-1", "unk__6", "DynamicDimension.0", "p2o.DynamicDimension.0"]
+
+
+def unrelated_net(written: str) -> onnx.ModelProto:
+    """`left` [?, 4] and `right` [?, 4]: their sizes have nothing in common."""
+    model = copies("float[n, 4] left", "float[n, 4] right")
+    for item in (*model.graph.input, *model.graph.output):
+        item.type.tensor_type.shape.dim[0].dim_param = written
+    return model
+
+
+@pytest.mark.parametrize("written", ["batch", "s0", "N", "unknown", "past + 1"])
+def test_a_name_is_a_name(written):
+    assert dimension_name(written) == written
+
+
+@pytest.mark.parametrize("written", NAMELESS)
+def test_what_says_nothing_is_no_name_and_gets_sizes_of_its_own(tmp_path, written):
+    path = models.write_model(unrelated_net(written), tmp_path / "m.onnx")
+    assert [item.shape for item in read_inputs(path)] == [(None, 4), (None, 4)]
+    interface = inspect_model((str(path), "m")).interface
+    inputs = {"left": {"shapes": [[3, 4]]}, "right": {"shapes": [[5, 4]]}}
+    spec = ModelSpec.model_validate({"name": "m", "source": {"path": "m.onnx"}, "inputs": inputs})
+    require_fit(spec, interface)
+    assert shape_sets(spec, interface) == ({"left": (3, 4), "right": (5, 4)},)
+
+    bound = tmp_path / "bound" / "m.onnx"
+    bound.parent.mkdir()
+    bind_shapes(PassRequest(name="shapes", source=path, written=bound, dimensions={"left[0]": 3}))
+    assert [item.shape for item in read_inputs(bound)] == [(3, 4), (None, 4)]
+
+
+# -- a classifier that answers with a list of maps is prepared as a copy that answers with a matrix
+
+
+def test_the_copy_answers_with_the_values_of_the_maps(tmp_path):
+    path = models.write_model(map_classifier(), tmp_path / "net.onnx")
+    result = init_spec(path, folder=tmp_path / "configs", may_copy=True)
+    spec = read_spec(result.write())
+    assert find_spec_name(path, tmp_path / "configs", or_copy=True) == spec.name == "net"
+    assert "a matrix with a column per class (no, yes)" in result.text.replace("\n# ", " ")
+    feed = {"x": np.array([[1.0, -2.0, 0.5, 3.0]], np.float32)}
+    maps, matrix = (
+        onnxruntime.InferenceSession(one).run(["probabilities"], feed)[0]
+        for one in (path, copy_path(path, tmp_path / "configs"))
+    )
+    assert matrix.tolist() == [[maps[0]["no"], maps[0]["yes"]]]
+
+
+def test_no_copy_is_made_where_the_original_is_to_be_served(tmp_path):
+    path = models.write_model(map_classifier(), tmp_path / "net.onnx")
+    with pytest.raises(SourceError, match="not a tensor"):
+        init_spec(path, folder=tmp_path / "configs")
+    assert not (tmp_path / "configs").exists()
+
+
+def test_copies_of_models_of_one_name_are_apart(tmp_path):
+    first, second = (tmp_path / one / "net.onnx" for one in ("a", "b"))
+    assert copy_path(first, tmp_path) != copy_path(second, tmp_path)
+
+
+def test_the_copy_follows_its_model(tmp_path):
+    path = models.write_model(map_classifier(), tmp_path / "net.onnx")
+    init_spec(path, folder=tmp_path, may_copy=True).write()
+    copy = copy_path(path, tmp_path)
+    before = copy.read_bytes()
+    changed = map_classifier()
+    changed.graph.node[0].name = "renamed"
+    models.write_model(changed, path)
+    os.utime(path, ns=(copy.stat().st_mtime_ns + 10**9,) * 2)
+    refresh_tensor_copy(path, tmp_path)
+    assert copy.read_bytes() != before
+    models.write_model(models.conv_net(), path)
+    os.utime(path, ns=(copy.stat().st_mtime_ns + 10**9,) * 2)
+    refresh_tensor_copy(path, tmp_path)
+    assert not copy.exists()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -7,14 +9,20 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.figures import Samples
 from ortprep.bundle.loader_config import Requirements, Variant, VersionRange
 from ortprep.bundle.manifest import SourceRecord
 from ortprep.bundle.model_facts import ModelInterface
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.children.answers import Answers
+from ortprep.children.probe import ProbeResult
 from ortprep.errors import StageError
+from ortprep.measuring.comparison import is_below, paired_ratio
+from ortprep.measuring.shipped import DEFAULT, FIRST
 from ortprep.runtime.loading.session import CPU, CUDA, build_session, default_plan
 from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.spec.models import MeasureSpec, ModelSpec, SourceSpec, TuneSpec
@@ -22,9 +30,11 @@ from ortprep.stages.core.contract import Context, Plan, TaskId, Upstream
 from ortprep.stages.core.inputs.samples import Sample
 from ortprep.stages.core.results import FetchResult, MeasureResult, PreparedResult
 from ortprep.stages.measure.candidates import device_of
+from ortprep.stages.measure.decision import decide, decide_fallback, with_common_start
 from ortprep.stages.measure.stage import MeasureStage
 from ortprep.stages.verify.reference import ReferenceAnswers, write_reference
 from tests.builders import conv_net
+from tests.tuning.builders import per_load
 
 pytestmark = pytest.mark.slow
 
@@ -153,3 +163,239 @@ def test_the_device_that_is_locked_is_the_one_that_runs(options, device):
         Requirements(VersionRange("1.0"), ()),
     )
     assert device_of(variant) == device
+
+
+figures = st.floats(min_value=0.001, max_value=1e6)
+rounds = st.lists(figures, min_size=3, max_size=15)
+
+# Milliseconds of ResNet-50 on two cores, five interleaved rounds: default, and mapped weights.
+DEFAULT_FIRST = (228.4, 231.9, 230.2, 263.0, 229.7)
+MAPPED_FIRST = (46.1, 47.3, 45.8, 46.0, 59.9)
+STEADY = (18.1, 18.0, 18.3, 18.0, 18.2)
+
+
+OBJECTIVE = per_load(1000)
+
+
+def samples(
+    first: tuple[float, ...], steady: tuple[float, ...] = STEADY, *, private_mb: float = 100.0
+) -> tuple[ProbeResult, ...]:
+    return tuple(
+        ProbeResult(one, 0.8 * one, 0.2 * one, other, private_mb, 2 * private_mb)
+        for one, other in zip(first, steady, strict=True)
+    )
+
+
+def scaled(values: tuple[float, ...], factor: float) -> tuple[float, ...]:
+    return tuple(value * factor for value in values)
+
+
+def test_summary_of_five_processes_is_their_order_statistics():
+    summary = Samples.of((5.0, 1.0, 4.0, 2.0, 3.0))
+    assert (summary.minimum, summary.p25, summary.median, summary.p75, summary.maximum) == (1, 2, 3, 4, 5)
+    assert summary.count == 5
+
+
+@given(rounds)
+def test_order_statistics_are_in_order(values):
+    s = Samples.of(values)
+    assert s.minimum <= s.p25 <= s.median <= s.p75 <= s.maximum
+
+
+def test_the_prepared_plan_ships_when_it_is_sooner_and_as_fast():
+    decision = decide(
+        {
+            DEFAULT: samples(DEFAULT_FIRST),
+            "prepared": samples(MAPPED_FIRST),
+            "portable": samples(DEFAULT_FIRST),
+        },
+        candidates=("prepared", "portable"),
+        objective=OBJECTIVE,
+    )
+    assert (decision.shipped, decision.faster) == ("prepared", True)
+    assert "5.0× sooner" in decision.reason
+    assert "1.00×" in decision.reason
+
+
+def test_a_gain_within_the_noise_ships_the_default_and_says_so():
+    decision = decide(
+        {DEFAULT: samples(DEFAULT_FIRST), "prepared": samples(scaled(DEFAULT_FIRST, 0.999))},
+        candidates=("prepared",),
+        objective=OBJECTIVE,
+    )
+    assert (decision.shipped, decision.faster) == (DEFAULT, False)
+    assert "not ready sooner beyond the noise" in decision.reason
+    assert "230" in decision.reason
+    said = "nothing prepared beats plain ONNX Runtime for 1000 runs per load: the bundle ships the source"
+    assert decision.reason.startswith(said)
+
+
+def test_a_plan_slower_per_run_gives_way_to_the_portable_one():
+    decision = decide(
+        {
+            DEFAULT: samples(DEFAULT_FIRST),
+            "prepared": samples(MAPPED_FIRST, scaled(STEADY, 1.4)),
+            "portable": samples(scaled(MAPPED_FIRST, 1.5)),
+        },
+        candidates=("prepared", "portable"),
+        objective=OBJECTIVE,
+    )
+    assert (decision.shipped, decision.faster) == ("portable", True)
+    assert "prepared takes 1.40× the time per run" in decision.reason
+
+
+def test_a_plan_slower_per_run_by_less_than_the_allowance_ships():
+    prepared = samples(MAPPED_FIRST, scaled(STEADY, 1.025))
+    assert is_below(STEADY, scaled(STEADY, 1.025))
+    decision = decide(
+        {DEFAULT: samples(DEFAULT_FIRST), "prepared": prepared}, candidates=("prepared",), objective=OBJECTIVE
+    )
+    assert decision.shipped == "prepared"
+
+
+def test_the_fallback_is_the_source_unless_the_portable_graph_is_better_beyond_the_noise():
+    plans = {DEFAULT: samples(DEFAULT_FIRST), "prepared": samples(MAPPED_FIRST)}
+    for first, steady, shipped in (
+        (scaled(DEFAULT_FIRST, 0.999), STEADY, DEFAULT),
+        (scaled(DEFAULT_FIRST, 0.7), scaled(STEADY, 1.4), DEFAULT),
+        (scaled(DEFAULT_FIRST, 0.7), STEADY, "portable"),
+    ):
+        fallback = decide_fallback({**plans, "portable": samples(first, steady)}, objective=OBJECTIVE)
+        assert fallback is not None
+        assert (fallback.shipped, fallback.faster) == (shipped, shipped != DEFAULT)
+    assert decide_fallback(plans, objective=OBJECTIVE) is None
+
+
+def test_a_limit_of_the_target_s_plan_does_not_choose_the_fallback():
+    plans = {
+        DEFAULT: samples(DEFAULT_FIRST, private_mb=300.0),
+        "portable": samples(DEFAULT_FIRST, private_mb=300.0),
+    }
+    fallback = decide_fallback(plans, objective=per_load(1000, max_private_mb=200.0))
+    assert fallback is not None
+    assert fallback.shipped == DEFAULT
+
+
+def test_a_plan_is_judged_with_the_first_phase_that_serves_before_it():
+    default, first = samples(DEFAULT_FIRST), samples(MAPPED_FIRST, scaled(STEADY, 2.0))
+    alone = {DEFAULT: default, "prepared": samples(DEFAULT_FIRST)}
+    assert decide(alone, candidates=("prepared",), objective=OBJECTIVE).shipped == DEFAULT
+    decision = decide({**alone, FIRST: first}, candidates=("prepared",), objective=OBJECTIVE)
+    assert (decision.shipped, decision.faster) == ("prepared", True)
+    assert "prepared with its first phase" in decision.reason
+    slow = {DEFAULT: default, "prepared": samples(DEFAULT_FIRST, scaled(STEADY, 1.3)), FIRST: first}
+    assert decide(slow, candidates=("prepared",), objective=OBJECTIVE).shipped == DEFAULT
+
+
+def test_a_start_that_all_have_in_common_does_not_hide_what_differs():
+    starts = {DEFAULT: (90.0, 140.0, 95.0, 150.0, 100.0), "prepared": (150.0, 95.0, 140.0, 90.0, 130.0)}
+    own = {DEFAULT: (50.0, 52.0, 49.0, 51.0, 50.0), "prepared": (30.0, 31.0, 29.0, 30.0, 30.0)}
+    measured = {
+        name: tuple(
+            ProbeResult(start + one, 0.8 * one, 0.2 * one, 18.0, 100.0, 200.0)
+            for start, one in zip(starts[name], own[name], strict=True)
+        )
+        for name in starts
+    }
+    assert decide(measured, candidates=("prepared",), objective=OBJECTIVE).shipped == DEFAULT
+    levelled = with_common_start(measured)
+    assert decide(levelled, candidates=("prepared",), objective=OBJECTIVE).shipped == "prepared"
+    assert levelled[DEFAULT][0].ready_ms == pytest.approx(115.0 + 50.0)
+
+
+def test_slower_runs_within_the_noise_do_not_count():
+    noisy = (18.0, 24.0, 17.9, 23.5, 18.9)
+    default = samples(DEFAULT_FIRST, (17.9, 23.9, 17.8, 18.0, 18.8))
+    decision = decide(
+        {DEFAULT: default, "prepared": samples(MAPPED_FIRST, noisy)},
+        candidates=("prepared",),
+        objective=OBJECTIVE,
+    )
+    assert decision.shipped == "prepared"
+
+
+def test_a_failed_candidate_is_passed_over():
+    decision = decide(
+        {DEFAULT: samples(DEFAULT_FIRST), "prepared": samples(MAPPED_FIRST)},
+        candidates=("tuned", "prepared"),
+        objective=OBJECTIVE,
+    )
+    assert decision.shipped == "prepared"
+
+
+def test_without_a_default_nothing_is_claimed_to_be_faster():
+    decision = decide(
+        {"prepared": samples(MAPPED_FIRST)}, candidates=("prepared", "portable"), objective=OBJECTIVE
+    )
+    assert (decision.shipped, decision.faster) == ("prepared", False)
+    assert "without a comparison" in decision.reason
+
+
+def test_runs_that_look_slower_by_less_than_their_error_do_not_refuse_a_sooner_load():
+    # Milliseconds per run of one model, as measured on a machine that others share: equal plans.
+    default = samples(
+        (*DEFAULT_FIRST, *DEFAULT_FIRST), (12.4, 11.6, 12.5, 10.8, 12.6, 11.5, 9.9, 12.7, 11.2, 10.6)
+    )
+    steady = (12.8, 13.5, 10.4, 13.1, 12.2, 13.6, 10.6, 12.9, 10.9, 12.6)
+    prepared = samples((*MAPPED_FIRST, *MAPPED_FIRST), steady)
+    plans = {DEFAULT: default, "prepared": prepared}
+    assert paired_ratio(steady, [run.steady_ms for run in default]) > 1.05
+    assert decide(plans, candidates=("prepared",), objective=OBJECTIVE).shipped == "prepared"
+
+
+def test_slower_runs_count_within_the_noise_where_they_outweigh_the_load():
+    noisy = (18.0, 22.0, 17.9, 25.0, 18.5)
+    plans = {DEFAULT: samples(DEFAULT_FIRST, noisy), "prepared": samples(MAPPED_FIRST, scaled(noisy, 1.06))}
+    for runs, shipped in ((1000, DEFAULT), (2, "prepared")):
+        decision = decide(plans, candidates=("prepared",), objective=per_load(runs))
+        assert decision.shipped == shipped
+
+
+def test_runs_far_slower_count_though_the_noise_is_as_large():
+    default = samples(DEFAULT_FIRST, (1.0, 1.0, 1.0, 4.5, 4.5))
+    slow = samples(MAPPED_FIRST, (4.0,) * 5)
+    assert not is_below([1.0, 1.0, 1.0, 4.5, 4.5], [4.0] * 5)
+    decision = decide({DEFAULT: default, "prepared": slow}, candidates=("prepared",), objective=OBJECTIVE)
+    assert decision.shipped == DEFAULT
+    assert "the time per run in steady state" in decision.reason
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.floats(0.3, 3), st.floats(0.5, 2), st.sampled_from((1, 30, 10_000)), st.integers(0, 10**6))
+def test_no_plan_ships_that_truly_costs_more_than_the_default_or_runs_longer(first, steady, runs, seed):
+    chance, objective = random.Random(seed), per_load(runs)
+
+    def rounds_of(first_ms: float, steady_ms: float) -> tuple[ProbeResult, ...]:
+        figures = [(first_ms * noise(), steady_ms * noise()) for _ in range(7)]
+        return samples(*(tuple(column) for column in zip(*figures, strict=True)))
+
+    def noise() -> float:
+        return math.exp(chance.gauss(0, 0.02))
+
+    plans = {DEFAULT: rounds_of(230, 18), "prepared": rounds_of(230 * first, 18 * steady)}
+    decision = decide(plans, candidates=("prepared",), objective=objective)
+    cost = (230 * first + (runs - 1) * 18 * steady) / (230 + (runs - 1) * 18)
+    if decision.shipped == "prepared":
+        assert cost < 1.04 or (first < 1.04 and steady < 1.08)
+
+
+def test_a_default_beyond_a_limit_is_no_way_out():
+    plans = {DEFAULT: samples(DEFAULT_FIRST, private_mb=300.0), "prepared": samples(DEFAULT_FIRST)}
+    limited = per_load(1000, max_private_mb=200.0)
+    assert decide(plans, candidates=("prepared",), objective=OBJECTIVE).shipped == DEFAULT
+    assert decide(plans, candidates=("prepared",), objective=limited).shipped == "prepared"
+
+
+def test_a_plan_beyond_a_limit_gives_way_to_one_that_keeps_it():
+    plans = {
+        DEFAULT: samples(DEFAULT_FIRST),
+        "prepared": samples(MAPPED_FIRST, private_mb=300.0),
+        "portable": samples(scaled(MAPPED_FIRST, 1.5)),
+    }
+    decision = decide(
+        plans,
+        candidates=("prepared", "portable"),
+        objective=per_load(1000, max_private_mb=200.0),
+    )
+    assert decision.shipped == "portable"
+    assert "prepared exceeds its limits: private memory 300 MB, allowed 200" in decision.reason

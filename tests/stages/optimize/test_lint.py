@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
+from ortprep.runtime.loading.session import build_session, default_plan
+from ortprep.stages.optimize.graph_writer import remove_copies, remove_phantom_inputs
 from ortprep.stages.optimize.lint import REQUIREMENT, LintContext, errors_of, lint_model
 from tests import builders as models
 
@@ -138,3 +141,103 @@ def test_weights_in_attributes_are_looked_at():
     constant = helper.make_node("Constant", [], ["c"])
     constant.attribute.append(helper.make_attribute("value", tensor))
     assert found(net(constant)) == {"external-elsewhere": "error"}
+
+
+ON_DEVICE = "_CUDAExecutionProvider"
+
+
+def add_copies(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Does to `two_inputs` what a session on CUDA would: `left` goes up, the sum comes down."""
+    add, matmul = model.graph.node
+    add.input[0] += ON_DEVICE
+    add.output[0] += ON_DEVICE
+    nodes = [
+        helper.make_node("MemcpyFromHost", ["left"], [f"left{ON_DEVICE}"], name="Memcpy"),
+        add,
+        helper.make_node("MemcpyToHost", [f"sum{ON_DEVICE}"], ["sum"], name="Memcpy_token_1"),
+        matmul,
+    ]
+    model.graph.ClearField("node")
+    model.graph.node.extend(nodes)
+    model.graph.value_info.append(models.value(f"sum{ON_DEVICE}", TensorProto.FLOAT, ["batch", 4]))
+    return model
+
+
+def test_a_graph_without_its_copies_is_the_graph_before_them():
+    model = add_copies(models.two_inputs())
+    assert remove_copies(model) == 2
+    assert model == models.two_inputs()
+
+
+def test_a_graph_without_copies_stays_as_it_is():
+    for build in (models.two_inputs, models.conv_net, models.if_net, models.loop_net, models.function_net):
+        model = build()
+        assert remove_copies(model) == 0
+        assert model == build()
+
+
+def test_a_doubled_weight_is_single_again():
+    model = models.two_inputs()
+    doubled = model.graph.initializer.add()
+    doubled.CopyFrom(model.graph.initializer[0])
+    doubled.name = f"w{ON_DEVICE}"
+    model.graph.node[1].input[1] = doubled.name
+    assert remove_copies(model) == 1
+    assert model == models.two_inputs()
+
+
+def test_copies_within_subgraphs_are_removed_each_in_its_own():
+    model = models.if_net()
+    for attribute in model.graph.node[-1].attribute:
+        (node,) = attribute.g.node
+        node.input[0] = f"x{ON_DEVICE}"
+        attribute.g.node.insert(0, helper.make_node("MemcpyFromHost", ["x"], [f"x{ON_DEVICE}"]))
+    assert remove_copies(model) == 2
+    assert model == models.if_net()
+
+
+def test_a_value_copied_outside_is_known_by_its_own_name_inside_a_subgraph():
+    model = models.if_net()
+    for attribute in model.graph.node[-1].attribute:
+        attribute.g.node[0].input[0] = f"x{ON_DEVICE}"
+    model.graph.node.insert(0, helper.make_node("MemcpyFromHost", ["x"], [f"x{ON_DEVICE}"]))
+    assert remove_copies(model) == 1
+    assert model == models.if_net()
+
+
+def test_a_copy_under_another_name_is_left_for_the_lint():
+    model = models.two_inputs()
+    model.graph.node[0].input[0] = "above"
+    model.graph.node.insert(0, helper.make_node("MemcpyFromHost", ["left"], ["above"]))
+    assert remove_copies(model) == 0
+
+
+def test_the_repaired_graph_answers_as_before(tmp_path):
+    repaired = add_copies(models.two_inputs())
+    remove_copies(repaired)
+    feeds = {name: np.arange(8, dtype=np.float32).reshape(2, 4) for name in ("left", "right")}
+    answers = [
+        build_session(default_plan(str(models.write_model(model, tmp_path / name)))).run(None, feeds)[0]
+        for name, model in (("repaired.onnx", repaired), ("source.onnx", models.two_inputs()))
+    ]
+    np.testing.assert_array_equal(*answers)
+
+
+def test_an_input_nobody_reads_and_the_source_has_not_is_removed():
+    model = models.two_inputs()
+    model.graph.input.append(models.value("merged_away", TensorProto.FLOAT, [4]))
+    assert remove_phantom_inputs(model, ["left", "right"]) == 1
+    assert model == models.two_inputs()
+
+
+def test_inputs_of_the_source_stay_even_if_nobody_reads_them_any_more():
+    model = models.two_inputs()
+    model.graph.node[0].input[1] = "left"
+    assert remove_phantom_inputs(model, ["left", "right"]) == 0
+    assert [value.name for value in model.graph.input] == ["left", "right"]
+
+
+def test_an_input_that_a_subgraph_reads_and_a_listed_initializer_stay():
+    model = models.if_net()
+    model.graph.input.append(models.value("zero", TensorProto.FLOAT, []))
+    assert remove_phantom_inputs(model, []) == 0
