@@ -6,9 +6,10 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ortprep.build.build_plan import check_buildable, plan_specs
+from ortprep.build.observers import BuildEvent, EventKind, Observer
 from ortprep.build.runner import run_builds
 from ortprep.bundle.manifest import Manifest, read_manifest
 from ortprep.errors import SourceError, SpecError
@@ -20,8 +21,6 @@ from ortprep.stages.fetch.stage import local_source
 
 if TYPE_CHECKING:
     import onnxruntime
-
-BuildEvent: TypeAlias = Literal["started", "said", "progressed", "finished", "current", "failed"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class BuildProgress:
     """
 
     task: str
-    event: BuildEvent
+    event: EventKind
     text: str
     done: int
     total: int
@@ -137,7 +136,7 @@ def prepare(
     folder = Path(artifacts).absolute()
     check_buildable((spec,), folder)
     (tasks,) = plan_specs((spec,), folder, only=target, skip_unavailable=skip_unavailable)
-    for error in run_builds((tasks,), _Observer(report, len(tasks)), keep_going=False):
+    for error in run_builds((tasks,), _count(report, len(tasks)), keep_going=False):
         raise error
     return PreparedBundle(tasks[-1].folder, spec)
 
@@ -215,39 +214,16 @@ def _find_drafted(model: Path, name: str | None, configs: Path, report: Progress
     return read_spec(drafted.write().absolute())
 
 
-class _Observer:
-    """Turns the events of a build into `BuildProgress`."""
+def _count(report: ProgressCallback, total: int) -> Observer:
+    """Returns what turns the events of a build of one model into `BuildProgress`."""
+    done = 0
 
-    def __init__(self, report: ProgressCallback, total: int) -> None:
-        self._report = report
-        self._done = 0
-        self._total = total
+    def take(event: BuildEvent) -> None:
+        nonlocal done
+        done += event.kind in ("finished", "current")
+        # The error that is raised names the task that failed, and the call returns at the end.
+        if event.kind not in ("skipped", "ended"):
+            fraction = 1.0 if event.kind in ("finished", "current") else event.fraction
+            report(BuildProgress(event.task, event.kind, event.text, done, total, fraction))
 
-    def _emit(self, task: str, event: BuildEvent, text: str = "", *, fraction: float = 0.0) -> None:
-        self._report(BuildProgress(task, event, text, self._done, self._total, fraction))
-
-    def started(self, task: str) -> None:
-        self._emit(task, "started")
-
-    def said(self, task: str, line: str) -> None:
-        self._emit(task, "said", line)
-
-    def progressed(self, task: str, fraction: float) -> None:
-        self._emit(task, "progressed", fraction=fraction)
-
-    def finished(self, task: str) -> None:
-        self._done += 1
-        self._emit(task, "finished", fraction=1.0)
-
-    def current(self, task: str) -> None:
-        self._done += 1
-        self._emit(task, "current", fraction=1.0)
-
-    def failed(self, task: str, message: str) -> None:
-        self._emit(task, "failed", message)
-
-    def skipped(self, task: str, message: str) -> None:
-        """Reports nothing: the error that is raised names the task that failed."""
-
-    def ended(self) -> None:
-        """Reports nothing: the call returns."""
+    return take

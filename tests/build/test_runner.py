@@ -15,29 +15,11 @@ class Recorder:
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def started(self, task: str) -> None:
-        self.told.append(f"started {task}")
-
-    def said(self, task: str, line: str) -> None:
-        self.told.append(f"{task} said {line}")
-
-    def progressed(self, task: str, fraction: float) -> None:
-        self.told.append(f"progressed {task}")
-
-    def finished(self, task: str) -> None:
-        self.told.append(f"finished {task}")
-
-    def current(self, task: str) -> None:
-        self.told.append(f"current {task}")
-
-    def failed(self, task: str, message: str) -> None:
-        self.told.append(f"failed {task}: {message}")
-
-    def skipped(self, task: str, message: str) -> None:
-        self.told.append(f"skipped {task}: {message}")
-
-    def ended(self) -> None:
-        self.told.append("ended")
+    def __call__(self, event):
+        if event.kind == "said":
+            self.told.append(f"{event.task} said {event.text}")
+        else:
+            self.told.append(f"{event.kind} {event.task}{event.text and ': '}{event.text}".rstrip())
 
     def finished_tasks(self) -> list[str]:
         return [line.removeprefix("finished ") for line in self.told if line.startswith("finished ")]

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ortprep.build.observers import BuildEvent
 from ortprep.bundle.digest import digest_json
 from ortprep.cli.console import draw_waterfall, echo, start_logging, write_json, write_line, write_table
 from ortprep.cli.progress import BuildObserver
@@ -67,17 +68,18 @@ def test_no_other_packages_debug_log_reaches_the_terminal(monkeypatch):
 
 BUILD = """
 import time
+from ortprep.build.observers import BuildEvent
 from ortprep.cli.progress import BuildObserver
 observer = BuildObserver()
-observer.started("measure:net/cpu")
+observer(BuildEvent("started", "measure:net/cpu"))
 time.sleep(0.4)
-observer.progressed("measure:net/cpu", 0.25)
+observer(BuildEvent("progressed", "measure:net/cpu", fraction=0.25))
 time.sleep(0.4)
-observer.progressed("measure:net/cpu", 0.5)
-observer.progressed("measure:other", 0.5)
+observer(BuildEvent("progressed", "measure:net/cpu", fraction=0.5))
+observer(BuildEvent("progressed", "measure:other", fraction=0.5))
 time.sleep(0.4)
-observer.finished("measure:net/cpu")
-observer.ended()
+observer(BuildEvent("finished", "measure:net/cpu"))
+observer(BuildEvent("ended"))
 """
 
 
@@ -244,9 +246,9 @@ def test_a_hostile_receipt_of_a_pulled_bundle_writes_no_order(project, tmp_path)
 @pytest.mark.attack
 def test_every_way_to_a_terminal_takes_orders_out(capsys):
     observer = BuildObserver()
-    observer.started(HOSTILE)
-    observer.said(HOSTILE, HOSTILE)
-    observer.failed(HOSTILE, HOSTILE)
+    observer(BuildEvent("started", HOSTILE))
+    observer(BuildEvent("said", HOSTILE, HOSTILE))
+    observer(BuildEvent("failed", HOSTILE, HOSTILE))
     write_line(HOSTILE)
     write_json({HOSTILE: HOSTILE})
     echo(HOSTILE)

@@ -15,7 +15,7 @@ from doit.exceptions import BaseFail, InvalidTask, TaskFailed, UnmetDependency
 from doit.reporter import ZeroReporter
 
 from ortprep.build.execution import Task, remove_outcome
-from ortprep.build.observers import Observer
+from ortprep.build.observers import BuildEvent, Observer
 from ortprep.build.runner import is_current, run_tasks
 from ortprep.bundle.digest import DigestCache
 from ortprep.errors import PipelineError
@@ -129,21 +129,21 @@ class Reporter(ZeroReporter):  # type: ignore[misc]
     def add_failure(self, task: Any, fail: BaseFail) -> None:
         """Called when a task failed, or was not tried because another failed."""
         if isinstance(fail, UnmetDependency):
-            self._observer.skipped(task.name, fail.message)
+            self._observer(BuildEvent("skipped", task.name, fail.message))
         elif not isinstance(fail, TaskFailed):
-            self._observer.failed(task.name, fail.get_msg().strip())
+            self._observer(BuildEvent("failed", task.name, fail.get_msg().strip()))
 
     def skip_uptodate(self, task: Any) -> None:
         """Called when a task was up to date."""
-        self._observer.current(task.name)
+        self._observer(BuildEvent("current", task.name))
 
     def cleanup_error(self, exception: BaseFail) -> None:
         """Called when a teardown failed; there are none."""
 
     def runtime_error(self, msg: str) -> None:
         """Called when doit itself cannot go on."""
-        self._observer.failed("doit", msg)
+        self._observer(BuildEvent("failed", "doit", msg))
 
     def complete_run(self) -> None:
         """Called when nothing more comes."""
-        self._observer.ended()
+        self._observer(BuildEvent("ended"))

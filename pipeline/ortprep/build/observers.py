@@ -1,39 +1,34 @@
-"""Takers of the events of a build. Needs nothing that only a build needs."""
+"""Events of a build, and lines that say them. Needs nothing that only a build needs."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, NamedTuple
+
+EventKind = Literal["started", "said", "progressed", "finished", "current", "failed", "skipped", "ended"]
 
 
-class Observer(Protocol):
-    """Takes the events of a build. `task` is `STAGE:MODEL` or `STAGE:MODEL/VARIANT`."""
+class BuildEvent(NamedTuple):
+    """One event of a build.
 
-    def started(self, task: str) -> None:
-        """A task begins."""
+    Attributes:
+        kind: The task `started`, `said` something, `progressed`, was `finished`, `current` (up to date), or
+            `failed`, or was `skipped` because one before it failed; `ended`: nothing more comes.
+        task: `STAGE:MODEL` or `STAGE:MODEL/VARIANT`; "" where the build as a whole ended.
+        text: Line that the task said, or why it failed or was skipped; else "".
+        fraction: Completed fraction of this task's work, from 0 to 1, as far as it is known.
+    """
 
-    def said(self, task: str, line: str) -> None:
-        """A running task has something to say; may be called in another process than the other events."""
+    kind: EventKind
+    task: str = ""
+    text: str = ""
+    fraction: float = 0.0
 
-    def progressed(self, task: str, fraction: float) -> None:
-        """A running task has done a fraction of its work, from 0 to 1; not every task or engine says so."""
 
-    def finished(self, task: str) -> None:
-        """A task was done."""
-
-    def current(self, task: str) -> None:
-        """A task was up to date."""
-
-    def failed(self, task: str, message: str) -> None:
-        """A task failed."""
-
-    def skipped(self, task: str, message: str) -> None:
-        """A task was not tried, because one before it failed."""
-
-    def ended(self) -> None:
-        """Nothing more comes."""
+Observer = Callable[[BuildEvent], None]
+"""Takes the events of a build; what a running task says may come on another thread than the rest."""
 
 
 class LineObserver:
@@ -47,41 +42,26 @@ class LineObserver:
     def __init__(self, write: Callable[[str], object], *, suffix: str = "") -> None:
         self._write_line, self._suffix = write, suffix
         self._started_s: dict[str, float] = {}
-        self._counts: Counter[str] = Counter()
+        self._counts: Counter[EventKind] = Counter()
 
-    def started(self, task: str) -> None:
-        """Remembers when a task began."""
-        self._started_s[task] = time.monotonic()
+    def __call__(self, event: BuildEvent) -> None:
+        """Writes what an event has to say, and at the end how many tasks were done, up to date and failed."""
+        name, now_s = f"{event.task}{self._suffix}", time.monotonic()
+        self._counts[event.kind] += 1
+        match event.kind:
+            case "started":
+                self._started_s[event.task] = now_s
+            case "said":
+                self._write_line(f"  {name}: {event.text}")
+            case "finished":
+                self._write_line(f"done {name} ({now_s - self._started_s.get(event.task, now_s):.1f} s)")
+            case "failed":
+                self._write_line(f"FAILED {name}\nerror: {event.text}")
+            case "ended":
+                self._write_counts()
 
-    def said(self, task: str, line: str) -> None:
-        """Writes a line of a running task."""
-        self._write_line(f"  {task}{self._suffix}: {line}")
-
-    def progressed(self, task: str, fraction: float) -> None:
-        """Writes nothing: lines show whole tasks."""
-
-    def finished(self, task: str) -> None:
-        """Writes that a task is done, and how long it took in seconds."""
-        self._counts["done"] += 1
-        now_s = time.monotonic()
-        self._write_line(f"done {task}{self._suffix} ({now_s - self._started_s.get(task, now_s):.1f} s)")
-
-    def current(self, task: str) -> None:  # noqa: ARG002
-        """Counts a task that was up to date."""
-        self._counts["current"] += 1
-
-    def failed(self, task: str, message: str) -> None:
-        """Writes why a task failed."""
-        self._counts["failed"] += 1
-        self._write_line(f"FAILED {task}{self._suffix}\nerror: {message}")
-
-    def skipped(self, task: str, message: str) -> None:  # noqa: ARG002
-        """Counts a task that was not tried, since one before it failed."""
-        self._counts["skipped"] += 1
-
-    def ended(self) -> None:
-        """Writes how many tasks were done, up to date, failed and not tried."""
+    def _write_counts(self) -> None:
         count = self._counts
-        if count["done"] or count["current"] or count["failed"]:
+        if count["finished"] or count["current"] or count["failed"]:
             failed = f", {count['failed']} failed, {count['skipped']} not tried" if count["failed"] else ""
-            self._write_line(f"{count['done']} done, {count['current']} up to date{failed}")
+            self._write_line(f"{count['finished']} done, {count['current']} up to date{failed}")

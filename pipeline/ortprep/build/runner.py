@@ -5,14 +5,13 @@ A task that fails holds up those that require it, and no other.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ortprep.build.build_plan import plan_builds
 from ortprep.build.execution import Task, run_task, why_stale
-from ortprep.build.observers import Observer
+from ortprep.build.observers import BuildEvent, Observer
 from ortprep.bundle.digest import DigestCache
 from ortprep.errors import PipelineError
 from ortprep.stages.core.contract import TaskId
@@ -71,7 +70,7 @@ def run_builds(
     try:
         return run_tasks(builds, observer, keep_going=keep_going)
     finally:
-        observer.ended()
+        observer(BuildEvent("ended"))
 
 
 def run_tasks(
@@ -96,12 +95,12 @@ def run_tasks(
             cause = failed[next(iter(failed))]
         if cause is not None:
             failed[task.model, task.id] = cause
-            observer.skipped(task.name, f"{cause} failed")
+            observer(BuildEvent("skipped", task.name, f"{cause} failed"))
             continue
         try:
             _run(task, observer, cache)
         except PipelineError as error:
-            observer.failed(task.name, str(error))
+            observer(BuildEvent("failed", task.name, str(error)))
             failed[task.model, task.id] = task.name
             errors.append(error)
     return tuple(errors)
@@ -109,13 +108,18 @@ def run_tasks(
 
 def _run(task: Task, observer: Observer, cache: DigestCache) -> None:
     """Runs a task unless it is up to date; raises as `run_task`."""
+    name = task.name
     if is_current(task, cache):
-        observer.current(task.name)
+        observer(BuildEvent("current", name))
         return
-    observer.started(task.name)
-    say = functools.partial(observer.said, task.name)
-    run_task(task, cache=cache, say=say, progress=functools.partial(observer.progressed, task.name))
-    observer.finished(task.name)
+    observer(BuildEvent("started", name))
+    run_task(
+        task,
+        cache=cache,
+        say=lambda line: observer(BuildEvent("said", name, line)),
+        progress=lambda fraction: observer(BuildEvent("progressed", name, fraction=fraction)),
+    )
+    observer(BuildEvent("finished", name))
 
 
 def with_requirements(tasks: Sequence[Task], wanted: Sequence[Task]) -> tuple[Task, ...]:

@@ -20,7 +20,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as RichProgress
 
-from ortprep.build.observers import LineObserver
+from ortprep.build.observers import BuildEvent, LineObserver
 from ortprep.cli.console import echo
 from ortprep.quoting import printable
 from ortprep.registry.transfer import Progress
@@ -104,30 +104,19 @@ class BuildObserver(LineObserver):
         )
         super().__init__(self._bars.write)
 
-    def started(self, task: str) -> None:
-        """Shows a task as running."""
-        super().started(task)
-        self._bars.show(task)
-
-    def progressed(self, task: str, fraction: float) -> None:
-        """Shows how much of a running task is done."""
-        if task in self._bars:
-            self._bars.show(task, completed=fraction, total=1.0)
-
-    def finished(self, task: str) -> None:
-        """Writes that a task is done, and how long it took in seconds."""
-        super().finished(task)
-        self._bars.remove(task)
-
-    def failed(self, task: str, message: str) -> None:
-        """Writes why a task failed."""
-        super().failed(task, message)
-        self._bars.remove(task)
-
-    def ended(self) -> None:
-        """Writes how many tasks were done, up to date, failed and not tried."""
-        self._bars.stop()
-        super().ended()
+    def __call__(self, event: BuildEvent) -> None:
+        """Shows a running task, and takes it away before a line says what became of it."""
+        if event.kind == "progressed":
+            if event.task in self._bars:
+                self._bars.show(event.task, completed=event.fraction, total=1.0)
+            return
+        if event.kind == "ended":
+            self._bars.stop()
+        super().__call__(event)
+        if event.kind == "started":
+            self._bars.show(event.task)
+        elif event.kind in ("finished", "failed"):
+            self._bars.remove(event.task)
 
 
 class TransferBar:

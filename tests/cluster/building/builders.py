@@ -69,33 +69,10 @@ class Recorder:
     events: list[tuple[str, str, str]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def _note(self, what: str, task: str, text: str = "") -> None:
+    def __call__(self, event):
         with self.lock:
-            self.events.append((what, task, text))
-
-    def started(self, task: str) -> None:
-        self._note("started", task)
-
-    def said(self, task: str, line: str) -> None:
-        self._note("said", task, line)
-
-    def progressed(self, task: str, fraction: float) -> None:
-        self._note("progressed", task, str(fraction))
-
-    def finished(self, task: str) -> None:
-        self._note("finished", task)
-
-    def current(self, task: str) -> None:
-        self._note("current", task)
-
-    def failed(self, task: str, message: str) -> None:
-        self._note("failed", task, message)
-
-    def skipped(self, task: str, message: str) -> None:
-        self._note("skipped", task, message)
-
-    def ended(self) -> None:
-        self._note("ended", "")
+            text = event.text if event.kind != "progressed" else str(event.fraction)
+            self.events.append((event.kind, event.task, text))
 
     def tasks(self, what: str) -> list[str]:
         with self.lock:

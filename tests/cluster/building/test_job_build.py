@@ -31,9 +31,9 @@ class KillingObserver(Recorder):
 
     until = ""
 
-    def started(self, task: str) -> None:
-        super().started(task)
-        if task == self.until:
+    def __call__(self, event):
+        super().__call__(event)
+        if event[:2] == ("started", self.until):
             raise Killed
 
 

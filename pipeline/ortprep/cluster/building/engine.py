@@ -12,12 +12,11 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from ortprep.build.build_plan import STAGES, read_build_specs
 from ortprep.build.execution import as_pipeline_errors, build_tasks, run_task
-from ortprep.build.observers import Observer
+from ortprep.build.observers import BuildEvent, Observer
 from ortprep.build.receipts import TaskReceipt, read_receipt
 from ortprep.build.runner import BuildRequest
 from ortprep.bundle.digest import DigestCache
@@ -127,11 +126,13 @@ def fetch_source(
     shipped, folder = describe_spec(spec)
     store.upload(folder, shipped.files)
     task = build_tasks(Plan(spec=spec, targets=("cpu",), missing={}), STAGES, artifacts)[0]
-    is_new = run_task(task, cache=DigestCache(), say=partial(observer.said, task.name))
+    is_new = run_task(
+        task, cache=DigestCache(), say=lambda line: observer(BuildEvent("said", task.name, line))
+    )
     receipt = read_receipt(task.receipt)
     assert receipt is not None
     store.upload(task.folder, receipt.files)
-    (observer.finished if is_new else observer.current)(task.name)
+    observer(BuildEvent("finished" if is_new else "current", task.name))
     return shipped, receipt
 
 
@@ -187,13 +188,13 @@ class BuildRun:
             self._cluster.cancel(list(self._waiting))
             raise
         finally:
-            self._observer.ended()
+            self._observer(BuildEvent("ended"))
         return tuple(self._errors)
 
     def _start_jobs(self, spec: ModelSpec) -> None:
         """Fetches a model, and submits its jobs, one for each kind of hardware."""
         task, store, registry = f"fetch:{spec.name}", self._engine.store_url, self._engine.registry_url
-        self._observer.started(task)
+        self._observer(BuildEvent("started", task))
         try:
             with as_pipeline_errors(f"fetch of {spec.name}", str(self._artifacts)):
                 shipped, source = fetch_source(spec, store, self._artifacts, self._observer)
@@ -202,7 +203,7 @@ class BuildRun:
             return
         for one in (one for one in self._plan.assignments if one.spec.name == spec.name):
             job = BuildJob(shipped, source, one.kind, one.target, store, registry)
-            self._observer.started(job.name)
+            self._observer(BuildEvent("started", job.name))
             self._submit(job)
 
     def _settle_done(self, timeout_s: float) -> None:
@@ -224,7 +225,7 @@ class BuildRun:
         except ClusterError as error:
             self._deaths[job.name] += 1
             if self._deaths[job.name] <= self._engine.retries:
-                self._observer.said(job.name, f"started again: {error.message}")
+                self._observer(BuildEvent("said", job.name, f"started again: {error.message}"))
                 self._submit(job)
             else:
                 tries = f"{self._deaths[job.name]} times, the last time"
@@ -235,12 +236,12 @@ class BuildRun:
             self._fail(job.model, job.name, failure)
         if result.part is not None:
             self._parts.setdefault(job.model, []).append(result.part)
-            (self._observer.current if result.is_current else self._observer.finished)(job.name)
+            self._observer(BuildEvent("current" if result.is_current else "finished", job.name))
 
     def _fail(self, model: str, task: str, error: PipelineError) -> None:
         self._failed.add(model)
         self._errors.append(error)
-        self._observer.failed(task, str(error))
+        self._observer(BuildEvent("failed", task, str(error)))
 
     def _give_up_without_node(self, nodes: Sequence[ClusterNode], now_s: float) -> None:
         """Ends the jobs of kinds that no node could serve for too long."""
@@ -263,13 +264,13 @@ class BuildRun:
         registry = self._engine.registry_url
         for name in [name for name in self._specs if name not in self._failed]:
             task = f"pull:{name}"
-            self._observer.started(task)
+            self._observer(BuildEvent("started", task))
             try:
                 is_new = pull_merged_bundle(name, self._parts[name], registry, self._artifacts / name)
             except PipelineError as error:
                 self._fail(name, task, error)
             else:
-                (self._observer.finished if is_new else self._observer.current)(task)
+                self._observer(BuildEvent("finished" if is_new else "current", task))
 
 
 def pull_merged_bundle(name: str, parts: Sequence[str], registry: str, out: Path) -> bool:
