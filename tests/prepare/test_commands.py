@@ -140,9 +140,7 @@ def test_a_wrong_use_is_told_in_the_form_of_all_errors(first_build, arguments):
     assert re.fullmatch(r"error: .+\n(  .+\n)+\nhint: .+\n", outcome.err)
 
 
-@pytest.mark.parametrize(
-    "arguments", [("prepare", "--bogus"), ("frobnicate",), ("show",), ("prepare", "-n", "0")]
-)
+@pytest.mark.parametrize("arguments", [("prepare", "--bogus"), ("frobnicate",), ("show",)])
 def test_an_argument_that_does_not_exist_is_wrong_use(first_build, arguments):
     outcome = first_build[0].run(*arguments)
     assert (outcome.code, outcome.out) == (2, "")

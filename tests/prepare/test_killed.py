@@ -76,8 +76,11 @@ def test_what_was_finished_before_the_kill_is_not_done_again(project):
 
 
 @pytest.mark.manual
-@pytest.mark.parametrize("with_doit", [False, True], ids=["ortprep", "doit"])
-@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["alone", "in parallel"])
+@pytest.mark.parametrize(
+    ("options", "with_doit"),
+    [((), False), ((), True), (("-n", "2"), True)],
+    ids=["ortprep", "doit", "doit, in parallel"],
+)
 def test_an_interrupted_build_says_so_and_goes_on_later(project, options, with_doit):
     process = pause_in(project, "optimize", *options, with_doit=with_doit)
     outcome = kill(process, with_signal=signal.SIGINT)
