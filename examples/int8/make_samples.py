@@ -1,4 +1,4 @@
-"""Writes inputs from real files, half of them to `calibration/*.npz` and half to `samples/*.npz`."""
+"""Writes inputs from real files to `samples/*.npz`, files of each type spread over all of them."""
 
 from __future__ import annotations
 
@@ -39,6 +39,5 @@ if __name__ == "__main__":
         if path.is_file() and path.stat().st_size >= 64:
             by_suffix[path.suffix].append(path)
     chosen = [path for paths in by_suffix.values() for path in paths[:: len(paths) // MAX_FILES + 1]]
-    write_samples(Path("calibration"), chosen[0::2])
-    write_samples(Path("samples"), chosen[1::2])
+    write_samples(Path("samples"), chosen)
     print(len(chosen), "files of", len(by_suffix), "suffixes")

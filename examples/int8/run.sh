@@ -11,7 +11,7 @@ cp -r wheels/magika/magika/models/standard_v3_3 models
 pip download --no-deps --dest wheels sphinx==9.0.4
 python -m zipfile -e wheels/sphinx-9.0.4-*.whl files
 python make_samples.py files
-ls calibration
+ls samples
 python -c 'import numpy; print({name: (a.dtype, a.shape) for name, a in numpy.load("samples/000.npz").items()})'
 
 #~ strict

@@ -122,17 +122,6 @@ def test_versions_in_a_registry_are_bundles_like_others(project):
     assert project.call("report", "net@2.0", "--registry", "registry").code == 5
 
 
-def test_doit_writes_the_report_of_all_models(built):
-    project = built
-    first = project.doit("report")
-    assert first.code == 0, first.err
-    assert "report" in {line.split()[1] for line in first.err.splitlines() if line.startswith("done ")}
-    page = project.artifacts / "report.html"
-    assert "never done" in page.read_text()
-    assert project.doit("clean", "report").code == 0
-    assert not page.exists()
-
-
 WITHOUT = """\
 import sys
 for module in {modules!r}:

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from ortprep.spec.fields import (
-    Glob,
     NotNegative,
     Number,
     Seconds,
@@ -75,17 +74,6 @@ class HalfSpec(SpecSection):
     )
 
 
-class CalibrationSpec(SpecSection):
-    """Source of the ranges of activations, for `mode: static`."""
-
-    samples: Glob | None = Field(
-        default=None, description="Glob of .npz files, relative to the spec; the spec's samples if not given."
-    )
-    method: Literal["minmax", "entropy", "percentile"] = Field(
-        default="minmax", description="How a range is computed from the observed values."
-    )
-
-
 class QuantizeSpec(SpecSection):
     """Quantisation, for `int8` and `int4`."""
 
@@ -107,7 +95,11 @@ class QuantizeSpec(SpecSection):
         default=32, description="For weight_only: number of weights that share a scale."
     )
     symmetric: bool = Field(default=True, description="For weight_only: whether zero is exact.")
-    calibration: CalibrationSpec = CalibrationSpec()
+    calibration: Literal["minmax", "entropy", "percentile"] = Field(
+        default="minmax",
+        description="For static: how a range is computed from the values that the samples give. Every other "
+        "sample of the spec calibrates, and the rest judges.",
+    )
 
 
 class ThresholdsSpec(SpecSection):

@@ -16,14 +16,13 @@ from ortprep.cluster.building.job import BuildJob, ShippedSpec, describe_spec, p
 from ortprep.errors import CacheError
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.accuracy import gate_key
-from ortprep.stages.core.inputs.sample_files import calibration_key, samples_key
+from ortprep.stages.core.inputs.sample_files import samples_key
 
 
 def build(root: Path) -> ModelSpec:
-    for folder in ("samples/deep", "calibration", "team/configs"):
+    for folder in ("samples/deep", "team/configs"):
         (root / folder).mkdir(parents=True)
     np.savez(root / "samples" / "deep" / "a.npz", x=np.zeros(1))
-    np.savez(root / "calibration" / "b.npz", x=np.ones(1))
     (root / "team" / "configs" / "metrics.py").write_text("def f(inputs, expected, got): return 1.0\n")
     data = {
         "name": "net",
@@ -31,7 +30,7 @@ def build(root: Path) -> ModelSpec:
         "samples": "../../samples/**/*.npz",
         "convert": {
             "precision": ["int8"],
-            "quantize": {"mode": "static", "calibration": {"samples": "../../calibration/*.npz"}},
+            "quantize": {"mode": "static"},
             "gate": {"metric": "metrics:f", "metric_at_least": 0.5},
         },
     }
@@ -43,7 +42,6 @@ def test_every_key_is_the_same_where_it_comes_to_lie(tmp_path):
     shipped, root = describe_spec(spec)
     assert {entry.path for entry in shipped.files} == {
         "samples/deep/a.npz",
-        "calibration/b.npz",
         "team/configs/metrics.py",
     }
     away = tmp_path / "away"
@@ -53,7 +51,7 @@ def test_every_key_is_the_same_where_it_comes_to_lie(tmp_path):
     placed = place_spec(shipped, away)
     assert placed.folder == away / "team" / "configs"
     assert placed.model_dump() == spec.model_dump()
-    for key in (samples_key, calibration_key, gate_key):
+    for key in (samples_key, gate_key):
         assert key(placed) == key(spec)
 
 

@@ -42,7 +42,7 @@ from ortprep.registry.transfer import with_retries
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.accuracy import metric_files
 from ortprep.stages.core.contract import Plan
-from ortprep.stages.core.inputs.sample_files import find_calibration_files, find_sample_files
+from ortprep.stages.core.inputs.sample_files import find_sample_files
 from ortprep.versions import install_command
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class ShippedSpec:
         data: The spec, as JSON types.
         file: Name of its file, for messages.
         place: Path of its folder relative to that of `files`, `.` for the same.
-        files: Samples, calibration and metric.
+        files: Samples and metric.
     """
 
     data: Mapping[str, Any]
@@ -168,7 +168,6 @@ def _find_files(spec: ModelSpec) -> tuple[Path, ...]:
     metric = None if spec.convert is None else spec.convert.gate.metric
     return (
         *find_sample_files(spec),
-        *(find_calibration_files(spec) or ()),
         *(() if metric is None else metric_files(metric, spec.folder)),
     )
 

@@ -149,7 +149,7 @@ def _call_quantiser(staged: Path, request: PassRequest, operators: Sequence[str]
             op_types_to_quantize=list(operators),
             nodes_to_quantize=names,
             activation_type=_ACTIVATIONS[quantize.activation],
-            calibrate_method=_METHODS[quantize.calibration.method],
+            calibrate_method=_METHODS[quantize.calibration],
             extra_options={
                 # One sample at a time. The quantiser else keeps what every layer gave for all of them,
                 # and cannot make histograms of samples of different shapes.

@@ -35,7 +35,7 @@ from ortprep.stages.core.application_judge import ApplicationJudge
 from ortprep.stages.core.contract import SOURCE_PRECISION, Context, TaskId
 from ortprep.stages.core.fallback import REFUSALS, TAKEN
 from ortprep.stages.core.inputs.agreement import MIN_AUTO_SAMPLES
-from ortprep.stages.core.inputs.sample_files import check_calibration, find_calibration_files
+from ortprep.stages.core.inputs.sample_files import check_calibration
 from ortprep.stages.core.inputs.samples import calibrates
 from ortprep.stages.core.results import Graph, read_fetched
 from ortprep.stages.optimize.requirements import NO_INTEGERS, find_integer_type
@@ -155,12 +155,8 @@ class PrecisionAttempts:
         return precision == "int8" and self._mode == "static"
 
     def _choose_calibration(self) -> None:
-        """Settles what calibrates; the spec's own samples then judge by their other half only."""
+        """Settles what calibrates; the spec's samples judge by their other half only."""
         samples = self._reference.samples
-        own = find_calibration_files(self._context.spec)
-        if own is not None:
-            self._calibration = own
-            return
         judging = [not calibrates(sample) for sample in samples]
         if all(judging) or sum(sample.real is not None for sample in samples) < MIN_AUTO_SAMPLES:
             self._calibration = [sample.path for sample in samples]

@@ -33,7 +33,6 @@ from ortprep.stages.core.contract import (
 )
 from ortprep.stages.core.fallback import TAKEN, descend, describe_failures
 from ortprep.stages.core.inputs.sample_files import (
-    calibration_key,
     inputs_key,
     samples_key,
 )
@@ -82,7 +81,6 @@ class ConvertStage:
             "others": [name for name in convert.precisions(target) if name in steps[1:]],
             "inputs": inputs_key(plan.spec),
             "samples": samples_key(plan.spec),
-            "calibration": calibration_key(plan.spec),
             "runtime": runtime_key(plan.spec.runtime, target),
             "optimize": plan.spec.optimize.model_dump(mode="json", exclude={"timeout_s"}),
             "tools": libraries,

@@ -19,7 +19,7 @@ from ortprep.spec.redaction import redact_url
 from ortprep.spec.urls import is_hub_url, parse_hub_url
 from ortprep.stages.core.contract import Context, Plan, TaskId
 from ortprep.stages.core.inputs.agreement import require_fit
-from ortprep.stages.core.inputs.sample_files import calibration_key, inputs_key, samples_key
+from ortprep.stages.core.inputs.sample_files import inputs_key, samples_key
 from ortprep.stages.core.provenance import ONNXRUNTIME, installed_version, installed_versions
 from ortprep.stages.core.results import FetchResult
 from ortprep.stages.fetch.demo import GENERATOR_VERSION, check_demo_name, write_demo_model
@@ -181,7 +181,6 @@ def _checked_key(spec: ModelSpec) -> Mapping[str, Any]:
         and {
             "shapes": [dict(binding) for binding in (convert.binding, *convert.buckets)],
             "gate": sorted(convert.gate.outputs),
-            "calibration": calibration_key(spec),
         },
     }
 

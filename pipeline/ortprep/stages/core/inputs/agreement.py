@@ -12,9 +12,7 @@ from ortprep.errors import SpecError, StageError, propose
 from ortprep.quoting import quoted
 from ortprep.spec.models import InputSpec, ModelSpec
 from ortprep.stages.core.inputs.sample_files import (
-    check_calibration,
     check_sample_files,
-    find_calibration_files,
     find_sample_files,
     fits_shape,
 )
@@ -41,7 +39,7 @@ _MAX_PROPOSALS = 20
 
 
 def require_fit(spec: ModelSpec, interface: ModelInterface) -> None:
-    """Checks that a spec and its samples fit a model, by the headers of all samples but calibration files.
+    """Checks that a spec and its samples fit a model, by the headers of all samples.
 
     `fetch` does so before it fetches weights. Later stages do so again: a changed spec does not download a
     model again.
@@ -52,7 +50,6 @@ def require_fit(spec: ModelSpec, interface: ModelInterface) -> None:
     problems = (*check_agreement(spec, interface), *check_sample_files(spec, interface))
     problems = problems or (
         *_binding_problems(spec, interface),
-        *_calibration_problems(spec, interface),
         *_sample_count_problems(spec),
     )
     if problems:
@@ -73,18 +70,6 @@ def _sample_count_problems(spec: ModelSpec) -> Iterator[str]:
             f"samples: expected at least {MIN_AUTO_SAMPLES} real inputs for convert.precision: auto, "
             f"half of them to calibrate and the others to judge, got {count}"
         )
-
-
-def _calibration_problems(spec: ModelSpec, interface: ModelInterface) -> Iterator[str]:
-    """Yields what keeps a spec's calibration files from feeding the model."""
-    files = find_calibration_files(spec)
-    if spec.convert is None or files is None:
-        return
-    try:
-        check_calibration(files, interface)
-    except StageError as error:
-        where = f"{spec.convert.quantize.calibration.samples!r} in {spec.folder}"
-        yield f"convert.quantize.calibration.samples ({where}): {error.message}"
 
 
 def check_agreement(spec: ModelSpec, interface: ModelInterface) -> tuple[str, ...]:

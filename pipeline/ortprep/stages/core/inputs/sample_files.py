@@ -30,12 +30,6 @@ _NO_FOLDER = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES})
 """Errors of a path that is no folder to look into; others, such as of a name that is too long, are raised."""
 
 
-def find_calibration_files(spec: ModelSpec) -> tuple[Path, ...] | None:
-    """Returns the files that a spec calibrates static quantisation with, sorted; None if it names none."""
-    pattern = None if spec.convert is None else spec.convert.quantize.calibration.samples
-    return None if pattern is None else _list_files(spec, pattern)
-
-
 def _list_files(spec: ModelSpec, pattern: str) -> tuple[Path, ...]:
     """Lists files by one part of the glob at a time, so that links lead into no folder again and again."""
     *parts, name = pattern.split("/")
@@ -69,12 +63,6 @@ def fits_shape(item: TensorSpec, shape: tuple[int, ...]) -> bool:
     return len(item.shape) == len(shape) and all(
         not isinstance(axis, int) or axis == size for axis, size in fixed
     )
-
-
-def calibration_key(spec: ModelSpec) -> list[list[str]] | None:
-    """Returns name and digest of every calibration file that a spec names, None if it names none."""
-    files = find_calibration_files(spec)
-    return None if files is None else _digests(spec, files)
 
 
 def _digests(spec: ModelSpec, files: tuple[Path, ...]) -> list[list[str]]:
