@@ -156,14 +156,6 @@ class RunFailedError(StageError):
     """A model loads, and does not run on what it is fed."""
 
 
-class ResourceError(StageError):
-    """A machine lacked the memory or the time for some work, which says nothing of the work itself."""
-
-
-class TuningError(PipelineError):
-    """A search for a plan cannot begin or go on; a trial that fails is none, it is a result."""
-
-
 class ChildError(PipelineError):
     """A child process died, hung past its deadline, or answered with something unreadable."""
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortprep.children.probe import ProbeResult
-from ortprep.errors import TuningError
+from ortprep.errors import StageError
 from ortprep.tuning.final import MAX_FIRST_PHASE_RATIO
 from ortprep.tuning.knobs import shares_files
 from ortprep.tuning.objective import Objective, Trial
@@ -107,7 +107,7 @@ def test_without_a_comparison_the_base_is_left_or_what_worked():
 def test_a_plan_that_failed_is_never_what_is_left():
     trials = (tried(BASE, failure="SIGSEGV"), tried(SAVED, failure="hung"))
     with pytest.raises(
-        TuningError, match=r"no plan except default ONNX Runtime runs\n  the base plan: SIGSEGV"
+        StageError, match=r"no plan except default ONNX Runtime runs\n  the base plan: SIGSEGV"
     ):
         choose(
             SPACE,
@@ -121,7 +121,7 @@ def test_where_nothing_beats_the_default_what_keeps_the_limits_is_left():
     assert choose(SPACE, per_load(1000), found(finals)).choice == BASE
     limited = per_load(1000, max_private_mb=300)
     assert choose(SPACE, limited, found(finals)).choice == UNPACKED
-    with pytest.raises(TuningError, match="no plan stays within the limits") as caught:
+    with pytest.raises(StageError, match="no plan stays within the limits") as caught:
         choose(SPACE, per_load(1000, max_private_mb=100), found(finals))
     assert "prepacking=off: private memory 150 MB, allowed 100" in caught.value.message
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ortprep.children.probe import ProbeResult
-from ortprep.errors import ChildTimeoutError, TuningError
+from ortprep.errors import ChildTimeoutError, StageError
 from ortprep.measuring.comparison import MIN_ROUNDS
 from ortprep.tuning.objective import Objective
 from ortprep.tuning.plan_selection import PlanSelection, choose
@@ -185,7 +185,7 @@ def test_a_plan_that_fails_in_any_round_is_never_adopted_and_never_ends_the_sear
     machine = Machine(TRANSFORMER_TABLE, SMALL, seed, fails=fails)
     try:
         found, verdict = searched(machine, per_load(runs))
-    except TuningError:
+    except StageError:
         assert {DEFAULT, SMALL.base} <= machine.failed
         return
     working = set(found.finals) - {DEFAULT}
@@ -229,7 +229,7 @@ def test_without_the_base_what_works_is_chosen():
 @pytest.mark.parametrize("max_trials", [1, 2, 100])
 def test_with_neither_the_default_nor_the_base_there_is_no_search(max_trials):
     machine = Machine(TRANSFORMER_TABLE, SMALL, fails=of(DEFAULT, SMALL.base))
-    with pytest.raises(TuningError, match="neither the default nor the base runs\n  crashed"):
+    with pytest.raises(StageError, match="neither the default nor the base runs\n  crashed"):
         searched(machine, per_load(1), limits(math.inf, max_trials))
     assert machine.measured[DEFAULT] == 2  # the machine may have been at fault
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.children.probe import ProbeResult
-from ortprep.errors import TuningError
+from ortprep.errors import StageError
 from ortprep.options import CUDA
 from ortprep.tuning.knobs import restrict
 from ortprep.tuning.objective import Trial
@@ -88,7 +88,7 @@ def test_any_number_of_threads_may_be_asked_for():
 
 
 def test_a_restriction_to_nothing_that_is_here_is_told_with_what_is():
-    with pytest.raises(TuningError, match="no value of form is left to search\n  expected one of mapped"):
+    with pytest.raises(StageError, match="no value of form is left to search\n  expected one of mapped"):
         restrict(cpu_space(), {"form": ("zip",)})
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from ortprep.bundle.model_facts import ModelFacts, ModelInterface
-from ortprep.errors import TuningError, propose
+from ortprep.errors import StageError, propose
 from ortprep.options import CUDA, NEWEST, known_provider_options, known_session_config
 from ortprep.tuning.space import ATTRIBUTES, Options, PlanChoice, Space
 
@@ -218,14 +218,14 @@ def restrict(space: Space, wanted: Mapping[str, tuple[str, ...]]) -> Space:
     A knob that does not exist here is ignored: a spec is for several targets and versions.
 
     Raises:
-        TuningError: None of a knob's values exists here.
+        StageError: None of a knob's values exists here.
     """
     knobs = dict(space.knobs)
     for knob in (knob for knob in space.knobs if knob in wanted):
         values = _with_counts(knob, knobs[knob], wanted[knob])
         left = {value: values[value] for value in wanted[knob] if value in values}
         if not left:
-            raise TuningError(
+            raise StageError(
                 f"no value of {knob} is left to search\n"
                 f"  expected one of {', '.join(knobs[knob])}, got {', '.join(wanted[knob])}"
             )

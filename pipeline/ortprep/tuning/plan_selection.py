@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from ortprep.children.probe import ProbeResult
-from ortprep.errors import TuningError
+from ortprep.errors import StageError
 from ortprep.measuring.comparison import MIN_ROUNDS, is_below, paired_ratio
 from ortprep.tuning.final import SAME_COST_RATIO, find_first, find_soonest, overlap_mb, pair_costs, rank
 from ortprep.tuning.objective import Finals, Objective, describe_memory, ratio, ready_ms, steady_ms
@@ -39,7 +39,7 @@ def choose(space: Space, objective: Objective, found: PlanSearchResult) -> PlanS
     cheapest, the one that is ready soonest is taken, then the one with the fewest changes.
 
     Raises:
-        TuningError: No plan but the default runs, or none keeps the limits.
+        StageError: No plan but the default runs, or none keeps the limits.
     """
     finals = {choice: figures for choice, figures in found.finals.items() if len(figures) >= MIN_ROUNDS}
     baseline = finals.get(found.baseline, ())
@@ -92,13 +92,13 @@ def _find_untested(
         return space.base if space.base in working else best
     if not compared:
         failures = [f"  {space.describe(c)}: {t.failure}" for c, t in trials.items() if t.failure is not None]
-        raise TuningError("\n".join(["no plan except default ONNX Runtime runs", *failures[:5]]))
+        raise StageError("\n".join(["no plan except default ONNX Runtime runs", *failures[:5]]))
     baseline = found.finals.get(found.baseline, ())
     lines = [
         f"  {space.describe(choice)}: {'; '.join(objective.violations(figures, baseline or figures))}"
         for choice, figures in compared.items()
     ]
-    raise TuningError(
+    raise StageError(
         "\n".join(["no plan stays within the limits", *lines]),
         hint="raise or remove the tune.max_… limit in its spec",
     )

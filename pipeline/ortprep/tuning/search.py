@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from ortprep.children.probe import ProbeResult
-from ortprep.errors import PipelineError, TuningError
+from ortprep.errors import PipelineError, StageError
 from ortprep.measuring.comparison import MIN_ROUNDS
 from ortprep.measuring.rounds import order_of_round
 from ortprep.tuning.final import compare_finalists, measure_with_retry, pick_entrants, rank_firsts
@@ -94,7 +94,7 @@ def search(space: Space, objective: Objective, effects: SearchEffects) -> PlanSe
     first-phase plan are always compared in three rounds, even if no budget or trials are left.
 
     Raises:
-        TuningError: Neither the default nor the base could be measured.
+        StageError: Neither the default nor the base could be measured.
     """
     return _Search(space, objective, effects).run()
 
@@ -128,7 +128,7 @@ class _Search:
         self._race([self._space.base, *firsts], "form")
         base, slowest_s = self._trials[self._space.base], max(self._seconds, default=0.0)
         if default.failure is not None and base.failure is not None:
-            raise TuningError(
+            raise StageError(
                 f"nothing to compare with: neither the default nor the base runs\n  {base.failure}"
             )
         self._deadline_s = max(MIN_DEADLINE_S, MAX_SLOWDOWN * slowest_s)

@@ -77,7 +77,7 @@ class TuneStage:
 
         Raises:
             SpecError: The spec weighs other shapes than there are.
-            TuningError: Neither the default nor the prepared plan could be measured, or the spec restricts
+            StageError: Neither the default nor the prepared plan could be measured, or the spec restricts
                 the space to what cannot be had here.
             StageError: The disk is full.
         """

@@ -12,7 +12,7 @@ from ortprep.bundle.loader_config import Tolerance
 from ortprep.bundle.manifest import OutputError
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.answers import Answers, read_answer, write_answers
-from ortprep.errors import ChildTimeoutError, ResourceError
+from ortprep.errors import ChildTimeoutError, StageError
 from ortprep.runtime.verification.compare import Element, OutputComparison, compare_output
 from ortprep.spec.models import NOISE_MARGIN
 from ortprep.stages.core.contract import Context
@@ -23,8 +23,7 @@ def run_samples(context: Context, plan: SessionPlan, samples: Sequence[Sample], 
     """Has a session answer every sample, in a process of its own, into a folder.
 
     Raises:
-        ResourceError: It took longer than the spec allows.
-        StageError: A run failed.
+        StageError: A run failed, or all of them took longer than the spec allows.
         OSError: The disk is full; that is not the model's fault, so it is no `PipelineError`.
         PipelineError: Anything else that keeps it from answering.
     """
@@ -32,7 +31,7 @@ def run_samples(context: Context, plan: SessionPlan, samples: Sequence[Sample], 
     try:
         return write_answers(plan, [sample.path for sample in samples], folder, timeout_s=timeout_s)
     except ChildTimeoutError as error:
-        raise ResourceError(
+        raise StageError(
             f"verification took too long: {describe(context)}\n  {error.message}",
             hint=f"raise the deadline in the spec: optimize: {{timeout_s: {timeout_s * 2:g}}}",
         ) from error

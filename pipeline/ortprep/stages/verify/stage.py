@@ -47,10 +47,12 @@ from ortprep.stages.verify.comparison import (
     run_samples,
     suggest,
 )
-from ortprep.stages.verify.golden import GOLDEN_FILE, OWN_GOLDEN_FILE, keep_golden
 from ortprep.stages.verify.reference import (
+    GOLDEN_FILE,
+    OWN_GOLDEN_FILE,
     ReferenceAnswers,
     fitting,
+    keep_golden,
     make_reference,
     read_reference,
     reference_variant,
