@@ -76,10 +76,8 @@ class TuneStage:
         """Searches, and puts the chosen plan's files in place.
 
         Raises:
-            SpecError: The spec weighs other shapes than there are.
             StageError: Neither the default nor the prepared plan could be measured, or the spec restricts
-                the space to what cannot be had here.
-            StageError: The disk is full.
+                the space to what cannot be had here, or the disk is full.
         """
         with open_search(context) as search_context:
             search_result = _search(search_context)
