@@ -51,7 +51,7 @@ def unavailable_reason(target: str) -> str | None:
     entry = None if folder is None else Path(folder, name)
     answer = None if entry is None else _recall(entry)
     if answer is None:
-        failure = _try_target(target)
+        failure = _try_cuda()
         answer = {"reason": None if failure is None else _explain(target, failure)}
         if entry is not None and (failure is None or isinstance(failure, ProviderError)):
             _remember(entry, answer)
@@ -59,21 +59,20 @@ def unavailable_reason(target: str) -> str | None:
     return None if reason is None else str(reason)
 
 
-def run_tiny_model(request: Mapping[str, Any]) -> dict[str, Any]:
+def run_tiny_model(provider: str) -> None:
     """Makes and runs a session on one node; runs in a child."""
     import numpy as np
 
     with scratch_folder("ortprep-available-") as folder:
         model = folder / "add.onnx"
         model.write_bytes(_MODEL)
-        session = build_session(default_plan(str(model), request["provider"]))
+        session = build_session(default_plan(str(model), provider))
         session.run(None, {"x": np.ones(2, np.float32)})
-    return {}
 
 
-def _try_target(target: str) -> PipelineError | None:
+def _try_cuda() -> PipelineError | None:
     try:
-        run_child(run_tiny_model, {"provider": {"cuda": CUDA}[target]}, timeout_s=_TIMEOUT_S)
+        run_child(run_tiny_model, CUDA, timeout_s=_TIMEOUT_S)
     except PipelineError as error:
         return error
     return None

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.loader_config import LoaderConfig, Variant, read_loader_config
 from ortprep.children.child import run_child
 from ortprep.errors import ChildError, LoadError
@@ -58,22 +57,22 @@ def check_variants(bundle: Path, *, timeout_s: float | None = None) -> Iterator[
 
 
 def _check_in_child(bundle: Path, variant: str, timeout_s: float | None) -> Checked:
-    request = {"bundle": str(bundle.absolute()), "variant": variant}
     try:
-        return decode(Checked, run_child(check_variant, request, timeout_s=timeout_s).value)
+        return run_child(check_variant, (bundle.absolute(), variant), timeout_s=timeout_s).value
     except ChildError as error:
         raise type(error)(f"variant {variant!r} of {bundle}: {error.message}", hint=error.hint) from error
 
 
-def check_variant(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Child function: loads one variant by each of its plans, and checks its golden sample."""
-    root, name = Path(os.path.realpath(request["bundle"])), request["variant"]
+def check_variant(request: tuple[Path, str]) -> Checked:
+    """Child function: loads one variant of a bundle by each of its plans, and checks its golden sample."""
+    bundle, name = request
+    root = Path(os.path.realpath(bundle))
     config = read_loader_config(root)
     variant = next(variant for variant in config.variants if variant.name == name)
     reasons = find_reasons_here(variant)
     if not reasons:
         _require_answers(config, root, variant)
-    return dict(encode(Checked(name, reasons)))
+    return Checked(name, reasons)
 
 
 def _require_answers(config: LoaderConfig, root: Path, variant: Variant) -> None:

@@ -318,7 +318,7 @@ def try_provider(name: str) -> ProviderAttempt:
     failure, output = None, Path(tempfile.gettempdir(), "provider-output")
     with output_to(output):
         try:
-            run_tiny_model({"provider": name})
+            run_tiny_model(name)
         except PipelineError as error:
             failure = error.message
     return ProviderAttempt(failure, read_start(output, _MAX_TEXT_BYTES))
