@@ -1,4 +1,4 @@
-"""Writes inputs from real files to `samples/*.npz`, files of each type spread over all of them."""
+"""Writes inputs from real files to `samples/*.npz`; of two neighbours, each has every other file."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ def read_file(path: Path) -> np.ndarray[Any, Any]:
 
 
 def write_samples(folder: Path, paths: list[Path]) -> None:
-    """Writes one `.npz` per batch; the array in it has the name of the model's input."""
+    """Writes two `.npz` per 16 files, one to calibrate and one to judge; its array is named as the input."""
     folder.mkdir()
-    for start in range(0, len(paths) - BATCH + 1, BATCH):
-        batch = np.stack([read_file(path) for path in paths[start : start + BATCH]])
-        np.savez(folder / f"{start // BATCH:03}.npz", bytes=batch)
+    for number in range(len(paths) // BATCH // 2 * 2):
+        start = number // 2 * 2 * BATCH
+        rows = [read_file(path) for path in paths[start + number % 2 : start + 2 * BATCH : 2]]
+        np.savez(folder / f"{number:03}.npz", bytes=np.stack(rows))
 
 
 if __name__ == "__main__":
