@@ -35,7 +35,7 @@ from ortprep.spec.models import VerifySpec
 from ortprep.stages.core.fallback import plain_refusal
 
 if TYPE_CHECKING:
-    import onnxruntime
+    pass
 
 _DEADLINE_S = 600.0
 _PLACE = re.compile(r"\S*/onnxruntime/\S+\.(?:cc|h):\d+ .*? was false\. ")
@@ -194,9 +194,11 @@ class _TrialModel:
     """A model's session without optimisation, which names the graph's own nodes when a run fails."""
 
     def __init__(self, path: str, interface: ModelInterface) -> None:
-        self._path, self._interface = path, interface
+        self._interface = interface
         self._max_elements = sys.maxsize
-        self.session = _open(path, "ORT_DISABLE_ALL")
+        # Errors are read from exceptions.
+        quiet = {"log_severity_level": 4}
+        self.session = build_session(default_plan(path, level="ORT_DISABLE_ALL", attributes=quiet))
 
     def run(self, feeds: Mapping[str, Feed]) -> RunResult:
         """Runs twice on seeded values."""
@@ -205,10 +207,11 @@ class _TrialModel:
             return RunResult(f"an input of {largest} elements was not tried")
         # What is proposed first is tried at any size: the graph may ask for it.
         self._max_elements = min(max(largest, _MAX_ELEMENTS), self._max_elements)
+        refusals: tuple[type[Exception], ...] = (*onnxruntime_errors(), MemoryError, PipelineError)
         try:
             arrays = self.draw(feeds)
             first, second = (run_session(self.session, arrays) for _ in range(2))
-        except _refusals() as error:
+        except refusals as error:
             return RunResult(str(error) or type(error).__name__)
         if not all(one.dtype.kind not in "fc" or np.isfinite(one).all() for one in first.values()):
             return RunResult(doubt=_NOT_FINITE)
@@ -227,15 +230,6 @@ class _TrialModel:
             )
             for item in self._interface.inputs
         }
-
-
-def _refusals() -> tuple[type[Exception], ...]:
-    """Returns every class of error that says that a model did not run, or could not be fed."""
-    return (*onnxruntime_errors(), MemoryError, PipelineError)
-
-
-def _open(model: str, level: str) -> onnxruntime.InferenceSession:
-    return build_session(default_plan(model, level=level, attributes={"log_severity_level": 4}))
 
 
 def _is_same(first: Array, second: Array) -> bool:

@@ -14,7 +14,7 @@ import ortprep
 from ortprep.bundle import LOADER_FILE
 from ortprep.bundle.conversion_record import LeftOut
 from ortprep.bundle.digest import DigestCache, digest_json
-from ortprep.bundle.loader_config import LOADER_SCHEMA_VERSION, LoaderConfig, Variant, write_loader_config
+from ortprep.bundle.loader_config import LOADER_SCHEMA_VERSION, LoaderConfig, write_loader_config
 from ortprep.bundle.manifest import (
     MANIFEST_SCHEMA_VERSION,
     REQUIREMENTS_FILE,
@@ -190,13 +190,9 @@ def judge_variants(
                 shutil.rmtree(context.folder / one.plan.name)
         prepared = changed
         removed = {one.variant for one in left_out}
-        config = replace(config, variants=_without(config.variants, removed))
+        config = replace(config, variants=tuple(one for one in config.variants if one.name not in removed))
         write_loader_config(context.folder, config)
     return config, tuple(prepared), tuple(left_out)
-
-
-def _without(variants: Sequence[Variant], names: set[str]) -> tuple[Variant, ...]:
-    return tuple(variant for variant in variants if variant.name not in names)
 
 
 def _other_bundles(artifacts: Path, name: str) -> tuple[Path, ...]:
