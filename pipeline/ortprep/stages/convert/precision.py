@@ -66,22 +66,22 @@ _SLOWER = 1.25
 _NO_MEMORY = re.compile("bad_alloc|bad allocation|Failed to allocate memory|out of memory", re.IGNORECASE)
 
 
-def plan_steps(requested: str, ladder: Sequence[str]) -> tuple[str, ...]:
-    """Returns the precisions to try, in order: the requested one, then the rest of the ladder.
+def plan_steps(requested: str, fallbacks: Sequence[str]) -> tuple[str, ...]:
+    """Returns the precisions to try, in order: the requested one, then its fallbacks.
 
     Args:
         requested: A precision.
-        ladder: The spec's ladder: if it names the precision, only what comes after it is tried; if not, only
-            what is wider.
+        fallbacks: Precisions that the spec falls back to: if it names the requested one, only what comes
+            after it is tried; if not, only what is wider.
     """
-    if requested in ladder:
-        return (requested, *ladder[ladder.index(requested) + 1 :])
+    if requested in fallbacks:
+        return (requested, *fallbacks[fallbacks.index(requested) + 1 :])
     rank = {precision: position for position, precision in enumerate(_NARROWEST_FIRST)}
-    return (requested, *(step for step in ladder if rank[step] > rank[requested]))
+    return (requested, *(step for step in fallbacks if rank[step] > rank[requested]))
 
 
 def why_not_needed(step: str, requested: Sequence[str]) -> str | None:
-    """Returns why a step of the ladder makes no variant; None if it makes one."""
+    """Returns why a fallback step makes no variant; None if it makes one."""
     if step == SOURCE_PRECISION:
         return "it steps down to fp32, which the bundle already has"
     if step in requested:
@@ -128,7 +128,7 @@ class PrecisionAttempts:
             parent: The model to convert.
 
         Raises:
-            SpecError: The calibration set does not fit the model; no step of the ladder may hide it.
+            SpecError: The calibration set does not fit the model; no fallback step may hide it.
         """
         self._context, self._convert, self._parent = context, convert_section(context.spec), parent
         self.hint: str | None = None

@@ -88,10 +88,10 @@ class ConvertStage:
         }
 
     def run(self, context: Context) -> Mapping[str, Any]:
-        """Runs the passes, or goes down the ladder of precisions until the gate holds.
+        """Runs the passes, or tries fallback steps until the gate holds.
 
         Raises:
-            StageError: A pass refuses the model, or no step of the ladder is accurate enough.
+            StageError: A pass refuses the model, or no fallback step is accurate enough.
             SpecError: The calibration set does not fit the model.
         """
         variant = context.variant_plan
@@ -171,18 +171,18 @@ def _bind_and_fuse(
 
 
 def _descend(context: Context, attempts: PrecisionAttempts) -> tuple[PrecisionStep, ...]:
-    """Tries precisions down the ladder, from the requested one; the last step returned is the taken one."""
-    ladder, others = convert_section(context.spec).steps_below, _other_precisions(context)
+    """Tries the requested precision, and then its fallback steps; the last step returned is the taken one."""
+    fallbacks, others = convert_section(context.spec).steps_below, _other_precisions(context)
 
     def attempt(step: str) -> PrecisionStep:
         is_needed = why_not_needed(step, others) is None
         return attempts.try_step(step) if is_needed else PrecisionStep(step, TAKEN)
 
-    tried = descend(plan_steps(context.variant_plan.precision, ladder), attempt)
+    tried = descend(plan_steps(context.variant_plan.precision, fallbacks), attempt)
     if tried[-1].outcome == TAKEN:
         return tried
     hint = "add to the spec: convert: {ladder: [int8, mixed, fp16, fp32]}; or widen the gate"
-    if ladder:
+    if fallbacks:
         hint = "end convert.ladder with fp32 to leave the variant out; or widen the gate in the spec"
     raise StageError(
         f"no precision of the ladder works: {context.spec.name}/{context.variant}\n"
