@@ -41,7 +41,7 @@ from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Context, Plan, TaskId, Upstream
 from ortprep.stages.core.inputs import samples
 from ortprep.stages.core.results import FetchResult, PreparedResult, VerifyResult
-from ortprep.stages.verify import golden, stage
+from ortprep.stages.verify import reference, stage
 from ortprep.stages.verify.stage import VerifyStage
 from tests import builders as models
 
@@ -357,9 +357,9 @@ def test_of_every_output_all_is_recorded_or_as_much_of_it_as_has_room(tmp_path_f
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
     write_tensors(folder / "sample.npz", {"x": np.zeros(3)})
-    with mock.patch.multiple(golden, MAX_GOLDEN_BYTES=0, MIN_OUTPUT_BYTES=3000):
+    with mock.patch.multiple(reference, MAX_GOLDEN_BYTES=0, MIN_OUTPUT_BYTES=3000):
         for name in ("golden.npz", "again.npz"):
-            golden.write_golden(folder / name, sample=folder / "sample.npz", answers=recorded)
+            reference.write_golden(folder / name, sample=folder / "sample.npz", answers=recorded)
     assert (folder / "golden.npz").read_bytes() == (folder / "again.npz").read_bytes()
     entry = FileEntry("golden.npz", 0, "")
     inputs, outputs = read_golden(Golden(entry, Tolerance(0, 0)), folder)
