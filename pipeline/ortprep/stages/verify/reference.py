@@ -264,7 +264,7 @@ def write_golden(path: Path, *, sample: Path, answers: Sequence[Answer]) -> None
             arrays[f"{OUTPUT}{answer.output}"] = array
             continue
         # Odd, so that the elements are not all of one column where the last axis is a power of two.
-        step = -(-array.nbytes // share_bytes) | 1
+        step = -(-array.size // max(1, share_bytes // array.itemsize)) | 1
         arrays[f"{PART}{answer.output}"] = array.reshape(-1)[::step]
         arrays[f"{LAYOUT}{answer.output}"] = np.array([step, *array.shape], np.int64)
     write_tensors(path, arrays)
