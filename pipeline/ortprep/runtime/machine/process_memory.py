@@ -7,14 +7,13 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+from ortprep.runtime.machine.cores import group_folders, read_text
+
 _SMAPS_ROLLUP = Path("/proc/self/smaps_rollup")
 _STATUS = Path("/proc/self/status")
 _MEMINFO = Path("/proc/meminfo")
-_CGROUP = Path("/proc/self/cgroup")
-_CGROUP_FILES = {
-    "": (Path("/sys/fs/cgroup"), ("memory.max", "memory.current")),
-    "memory": (Path("/sys/fs/cgroup/memory"), ("memory.limit_in_bytes", "memory.usage_in_bytes")),
-}
+_GROUP_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+"""Limit and use of a control group, in version 2 of the interface and in version 1."""
 
 
 def private_bytes() -> int:
@@ -58,32 +57,14 @@ def free_bytes() -> int:
 
 
 def _read_control_groups() -> Iterator[tuple[int, int]]:
-    """Yields limit and use of every control group that this process is in, version 2 and version 1."""
-    try:
-        lines = _CGROUP.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        root, names = _CGROUP_FILES[controllers]
-        folder = root / path.strip("/")
-        for group in (folder, *folder.parents):
-            if not group.is_relative_to(root):
-                break
-            figures = [_read_number(group / name) for name in names]
-            if figures[0] is not None and figures[1] is not None:
+    """Yields limit and use of every control group that this process is in."""
+    for folder in group_folders("/", "memory"):
+        for names in _GROUP_FILES:
+            limit, used = (read_text(f"{folder}/{name}") for name in names)
+            if limit.isdigit() and used.isdigit():  # else there is none, or no limit ("max")
                 # Files that were read and not used since are given up for whatever is needed.
-                cached = _read_field(group / "memory.stat", "inactive_file ", scale=1) or 0
-                yield figures[0], max(0, figures[1] - cached)
-
-
-def _read_number(path: Path) -> int | None:
-    try:
-        return int(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):  # "max": no limit
-        return None
+                cached = _read_field(Path(folder) / "memory.stat", "inactive_file ", scale=1) or 0
+                yield int(limit), max(0, int(used) - cached)
 
 
 def _read_field(path: Path, name: str, *, scale: int = 1024) -> int | None:
