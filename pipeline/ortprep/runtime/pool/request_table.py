@@ -7,6 +7,7 @@ the futures, without the lock. The books are whole, or closed, whatever a signal
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import os
@@ -124,7 +125,7 @@ class RequestTable:
     @property
     def closed_error(self) -> PipelineError:
         """What requests of a closed pool fail with; a new one each time."""
-        return clone_error(self._closed_by or PoolClosedError("pool was closed"))
+        return copy.copy(self._closed_by or PoolClosedError("pool was closed"))
 
     def forget(self, error: PipelineError) -> None:
         """Becomes closed and empty, in a fork of its process, with a lock that no other thread can hold."""
@@ -197,7 +198,7 @@ class RequestTable:
     def _require_open(self, model: str) -> None:
         error = self._closed_by or self._unavailable.get(model)
         if error is not None:
-            raise clone_error(error)
+            raise copy.copy(error)  # one that is raised again and again drags all its tracebacks along
 
     def _assign(self, model: str | None = None) -> None:
         """Gives waiting slots to workers that have room; each then has a region, if only for its answer."""
@@ -223,7 +224,7 @@ class RequestTable:
     def _end(self, *slots: Slot, error: PipelineError | None = None) -> None:
         for slot in slots:
             if not slot.is_abandoned:
-                slot.error = slot.error if error is None else clone_error(error)
+                slot.error = slot.error if error is None else copy.copy(error)
                 self._ended.append(slot)
         for slot in slots:
             self._free(slot)
@@ -363,13 +364,6 @@ class RequestTable:
                 self._ended.append(slot)
             if is_changed:
                 self.notify()
-
-
-def clone_error(error: PipelineError) -> PipelineError:
-    """Returns an equal error; one that is raised again and again drags all its tracebacks along."""
-    clone = type(error)(error.message, hint=error.hint)
-    clone.__dict__.update(error.__dict__)
-    return clone
 
 
 def _copy(view: Array) -> Array:
