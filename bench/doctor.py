@@ -1,4 +1,4 @@
-"""Do the phases of a start add up, and how long does `doctor all` take? `python -m bench.doctor`.
+"""Do the phases of a start add up? `python -m bench.doctor`.
 
 Checks the phases on several models and, with `--python`, with other interpreters whose ONNX Runtime has
 another version; these need only numpy and ONNX Runtime. Run nothing else on the machine meanwhile.
@@ -11,7 +11,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from ortprep.errors import StageError
 from ortprep.stages.fetch.demo import write_demo_model
 
 MODELS = ("resnet50", "bert-base", "densenet121")
-GOAL_APART, GOAL_ALL_S = 0.10, 90.0
+GOAL_APART = 0.10
 
 _ROOT = Path(__file__).resolve().parents[1]
 _TAKE_APART = """\
@@ -49,17 +48,9 @@ def take_apart(python: str, model: Path, *, rounds: int) -> dict[str, Any]:
     }
 
 
-def time_all(model: Path, folder: Path) -> dict[str, Any]:
-    """Returns how long `doctor all` takes on a model, in all and by check."""
-    command = [sys.executable, "-m", "ortprep", "doctor", "all", str(model), "--json"]
-    started = time.monotonic()
-    output = _output([*command, "--trace", str(folder / "trace.json")], codes=(0, 1))
-    return {"seconds": time.monotonic() - started, "checks": [one["check"] for one in json.loads(output)]}
-
-
-def _output(command: Sequence[str], *, codes: Sequence[int] = (0,)) -> str:
+def _output(command: Sequence[str]) -> str:
     done = subprocess.run(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode not in codes:
+    if done.returncode:
         raise StageError(f"bench command failed with {done.returncode}: {' '.join(command[:3])}")
     return done.stdout
 
@@ -80,15 +71,13 @@ def main() -> None:
             for python in (sys.executable, *arguments.python):
                 found = take_apart(python, folder / f"{model}.onnx", rounds=arguments.rounds)
                 starts[f"{model}, ONNX Runtime {found['onnxruntime']}"] = found
-        whole = time_all(folder / "resnet50.onnx", folder)
-    result = {"machine": describe_machine(), "rounds": arguments.rounds, "starts": starts, "all": whole}
+    result = {"machine": describe_machine(), "rounds": arguments.rounds, "starts": starts}
     arguments.out.write_text(format_results(result) + "\n", encoding="utf-8")
     print("| start | phases ms | measured ms | ratio |\n|---|---|---|---|")
     for title, one in starts.items():
         reached = abs(one["ratio"] - 1) <= GOAL_APART
         figures = f"{one['phases_ms']:.0f} | {one['measured_ms']:.0f} | {one['ratio']:.3f}"
         print(f"| {title} | {figures}{'' if reached else ' (goal: within 10 %)'} |")
-    print(f"doctor all on resnet50: {whole['seconds']:.0f} s (goal: {GOAL_ALL_S:.0f} s)")
 
 
 if __name__ == "__main__":

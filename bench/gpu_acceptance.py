@@ -36,7 +36,7 @@ from ortprep.runtime import PoolConfig, SessionPool, open_bundle
 from ortprep.runtime.loading.session import CUDA
 from ortprep.runtime.verification.golden import find_problems, read_golden
 
-DOCTOR = ("env", "init", "options", "parallel", "profile")
+DOCTOR = ("env", "init", "parallel", "profile")
 ROUNDS = 3
 PROBE_TIMEOUT_S = 120.0
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortprep.children.probe import ProbeResult, join_results
-from ortprep.doctor.parallel.experiment import MAX_COMPARISON_S
+from ortprep.doctor.parallel import MAX_COMPARISON_S
 from ortprep.errors import ChildError
 from ortprep.measuring.rounds import (
     InterleavedRuns,

@@ -10,10 +10,8 @@ from pathlib import Path
 
 from ortprep.bundle.loader_config import Variant, read_loader_config
 from ortprep.bundle.session_record import SessionPlan
-from ortprep.children.probe import ProbeRequest, ProbeResult, measure_plan
 from ortprep.errors import LoadError
 from ortprep.measuring.device_lock import CPU_DEVICE, measuring
-from ortprep.measuring.rounds import InterleavedRuns, run_interleaved
 from ortprep.quoting import quoted
 from ortprep.runtime.loading.session import CPU, CUDA, default_plan
 from ortprep.runtime.loading.variant_resolver import build_plan
@@ -138,26 +136,3 @@ def variant_for(bundle: Path, device: str) -> Variant:
 
 def _ordinal(device: str) -> int | None:
     return None if device == CPU_DEVICE else int(device.removeprefix("cuda:"))
-
-
-def measure_loads(
-    requests: Mapping[str, ProbeRequest],
-    *,
-    rounds: int,
-) -> InterleavedRuns[str, ProbeResult]:
-    """Measures ways to load a model in interleaved rounds of fresh processes, with a warm page cache.
-
-    The caller holds the device's lock.
-
-    Args:
-        requests: Request of a process of each way, by the way's name.
-        rounds: Number of processes per way. One more goes before, brings the files into the page cache, and
-            does not count.
-    """
-
-    def measure(way: str) -> ProbeResult:
-        return measure_plan(requests[way], timeout_s=CHILD_TIMEOUT_S)
-
-    warm = run_interleaved(tuple(requests), measure, max_rounds=1)
-    runs = run_interleaved(tuple(warm.rounds), measure, max_rounds=rounds)
-    return InterleavedRuns(runs.rounds, {**warm.failures, **runs.failures}, runs.round_s)

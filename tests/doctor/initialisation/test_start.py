@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ortprep.doctor.doctor_model import plan_on
 from ortprep.doctor.initialisation.phases import Initialisation, Phase, PhaseName
-from ortprep.doctor.initialisation.start import ACCOUNTED, Start, find_in_start, saved_by
+from ortprep.doctor.initialisation.start import ACCOUNTED, Start, find_in_start
 from ortprep.doctor.initialisation.tracing import trace_plan
 from tests.builders import conv_net, write_model
 
@@ -50,7 +50,6 @@ def test_a_phase_that_takes_long_is_found_with_what_removes_it(phase, code, on_g
     advice = next(one for one in found if one.code == code)
     assert "500 ms of 502 ms" in advice.text
     assert advice.hint
-    assert advice.saves_ms == 500
     assert code not in codes(start_of((phase, 5.0), ("finish", 500.0), on_gpu=on_gpu))
 
 
@@ -59,7 +58,7 @@ def test_what_cannot_apply_is_not_advised():
     advised = {one.code for one in find_in_start(start_of(*phases)) if one.severity == "advice"}
     assert advised == {"optimised-at-every-load", "weights-inside-the-model-file"}
     assert "weights-inside-the-model-file" not in codes(start_of(*phases, weights_outside=True))
-    assert not saved_by(start_of(*phases, is_prepared=True)).keys() & advised
+    assert not codes(start_of(*phases, is_prepared=True)).keys() & advised
 
 
 def test_a_first_run_that_takes_long_is_explained_by_the_device():
@@ -78,13 +77,6 @@ def test_whether_the_phases_add_up_is_said(measured_ms, share):
     roughly = codes(start_of(("finish", measured_ms * share), measured_init_ms=measured_ms, is_apart=False))
     assert "phases-do-not-add-up" not in roughly
     assert "phases-add-up" in roughly
-
-
-def test_what_measures_save_is_what_their_phases_take():
-    saved = saved_by(start_of(("inline", 2.0), ("optimise", 30.0), ("parse", 7.0)))
-    assert saved["optimised-at-every-load"] == 32
-    assert saved["weights-inside-the-model-file"] == 7
-    assert saved["prepacked-at-every-load"] == 0
 
 
 def test_a_trace_of_a_real_model_names_the_phases_and_the_transformers(tmp_path):

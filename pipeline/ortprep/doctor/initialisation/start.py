@@ -137,11 +137,6 @@ SAVINGS = (
 )
 
 
-def saved_by(start: Start) -> dict[str, float]:
-    """Returns by measure how much of the start, in ms, its phases are: the most that it can save."""
-    return {one.code: start.initialisation.ms(*one.phases) for one in SAVINGS if one.applies(start)}
-
-
 def find_in_start(start: Start) -> tuple[Finding, ...]:
     """Returns what a start shows, and which measure would remove which part of it. Pure."""
     return (*_accounts(start), *_savings(start), *_first_run(start))
@@ -171,7 +166,7 @@ def _savings(start: Start) -> Iterator[Finding]:
             what = " and ".join(TITLES[name] for name in saving.phases if start.initialisation.ms(name))
             share = f"{ms:.0f} ms of {start.total_ms:.0f} ms to the first result"
             text = f"{what}: {share}; most of that is saved by {saving.does}"
-            yield Finding(saving.code, "advice", text, saving.hint, saves_ms=ms)
+            yield Finding(saving.code, "advice", text, saving.hint)
 
 
 def _first_run(start: Start) -> Iterator[Finding]:
@@ -182,7 +177,7 @@ def _first_run(start: Start) -> Iterator[Finding]:
     text = f"the first run takes {ms:.0f} ms longer than later ones ({start.steady_ms:.1f} ms)"
     if start.on_gpu:
         text = f"{text}: kernels are loaded, convolutions planned, memory pools grown"
-        yield Finding("first-run-takes-long", "advice", text, _TUNE, saves_ms=ms)
+        yield Finding("first-run-takes-long", "advice", text, _TUNE)
     else:
         text = f"{text}: memory is touched for the first time"
         hint = "answer requests only after a warm-up run: load(bundle, check='golden')   (docs/loading.md)"
@@ -344,7 +339,6 @@ def _figures(start: Start, measured: _Measured) -> dict[str, Any]:
         **encode(start),
         "init_ms": start.initialisation.total_ms,
         "total_ms": start.total_ms,
-        "saved_by_ms": saved_by(start),
         "onnxruntime": measured.traced[0].onnxruntime,
         "processes": {
             "plain": encode(tuple(measured.plain)),

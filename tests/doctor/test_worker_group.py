@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from ortprep.doctor.doctor_model import plan_on
-from ortprep.doctor.parallel.sessions import Barrier, isolate, join, run_in_threads, run_together
+from ortprep.doctor.worker_group import Barrier, isolate, join, run_in_threads, run_together
 from ortprep.errors import ChildError, LoadError
 from tests.conftest import ROOT
 from tests.fakes import wait_for

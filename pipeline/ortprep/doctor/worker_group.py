@@ -1,4 +1,4 @@
-"""Processes that make and run sessions at once: each starts fresh, and all wait for each other."""
+"""Workers of a model at once: sessions in fresh processes, or in threads of one, that wait for each other."""
 
 from __future__ import annotations
 
@@ -191,16 +191,14 @@ def isolate(plan: SessionPlan) -> tuple[SessionPlan, Mapping[str, str]]:
 
 @dataclass(frozen=True)
 class SessionsRequest:
-    """Sessions that one process makes and runs.
+    """Sessions that one process makes and runs, in a thread each.
 
     Attributes:
         loads: Plans of its sessions and their samples.
-        at_once: Whether its sessions are made and run in a thread each, or one after another.
         window_s: Time that each session is run, in seconds.
     """
 
     loads: tuple[Load, ...]
-    at_once: bool
     window_s: float
 
 
@@ -208,9 +206,6 @@ class SessionsRequest:
 class ProcessFigures:
     """Figures of one process; times are `time.monotonic()`, one clock for all processes."""
 
-    onnxruntime: str
-    imported_s: float
-    begun_s: tuple[float, ...]
     ready_s: tuple[float, ...]
     private_mb: float
     runs_ms: tuple[tuple[float, ...], ...]
@@ -221,32 +216,25 @@ class GroupFigures:
     """Figures of several sessions, in all their processes together.
 
     Attributes:
-        onnxruntime: Version of ONNX Runtime.
         ready_ms: Time from before the first process starts until the last session is ready.
-        start_ms: Part of it until the last process has imported ONNX Runtime.
-        creating_ms: Time from the first session begun to the last ready.
         private_mb: Anonymous memory with all sessions there.
-        run_ms: Median run of each session.
-        runs_per_s: Runs of all sessions per second; of sessions that ran at once.
+        run_ms: Median run of all sessions.
+        runs_per_s: Runs of all sessions per second.
     """
 
-    onnxruntime: str
     ready_ms: float
-    start_ms: float
-    creating_ms: float
     private_mb: float
-    run_ms: tuple[float, ...]
+    run_ms: float
     runs_per_s: float
 
 
-def measure_group(shares: Sequence[Sequence[Load]], *, at_once: bool, window_s: float) -> GroupFigures:
-    """Makes and runs sessions in a fresh process for each share of them.
+def measure_group(shares: Sequence[Sequence[Load]], *, window_s: float) -> GroupFigures:
+    """Makes and runs sessions at once, in a fresh process for each share of them and a thread for each.
 
     A process with a single session sees only the GPU of its plan, as a pool's worker does.
 
     Args:
         shares: Sessions of each process.
-        at_once: Whether sessions of one process are made and run in a thread each, or one after another.
         window_s: Time that each session is run, in seconds.
 
     Raises:
@@ -259,18 +247,14 @@ def measure_group(shares: Sequence[Sequence[Load]], *, at_once: bool, window_s: 
         if len(loads) == 1:
             plan, isolated = isolate(loads[0][0])
             loads, variables = ((plan, loads[0][1]),), dict(isolated)
-        jobs.append((SessionsRequest(loads, at_once, window_s), variables))
+        jobs.append((SessionsRequest(loads, window_s), variables))
     started_s, processes = run_together(use_sessions, jobs, participants=sum(map(len, shares)))
     ready_s = max(time for each in processes for time in each.ready_s)
-    begun_s = min(time for each in processes for time in each.begun_s)
     runs_ms = [runs for each in processes for runs in each.runs_ms]
     return GroupFigures(
-        onnxruntime=processes[0].onnxruntime,
         ready_ms=(ready_s - started_s) * 1e3,
-        start_ms=(max(each.imported_s for each in processes) - started_s) * 1e3,
-        creating_ms=(ready_s - begun_s) * 1e3,
         private_mb=sum(each.private_mb for each in processes),
-        run_ms=tuple(median(runs) for runs in runs_ms),
+        run_ms=median(median(runs) for runs in runs_ms),
         runs_per_s=sum(len(runs) / sum(runs) * 1e3 for runs in runs_ms),
     )
 
@@ -285,38 +269,28 @@ def use_sessions(request: SessionsRequest) -> ProcessFigures:
         ChildError: Another process failed.
     """
     barrier = join()
-    onnxruntime = import_onnxruntime()
-    imported_s = time.monotonic()
-    plans = [plan for plan, _ in request.loads]
-    start = threading.Barrier(len(plans)) if request.at_once else None
-    call_all = run_in_threads if request.at_once else _call_in_turn
-    made = call_all([functools.partial(_make, plan, start) for plan in plans])
-    for _ in plans[1:]:
+    import_onnxruntime()
+    # Not one after the other has begun, nor in turns, as `load` would have threads of one device take.
+    start = threading.Barrier(len(request.loads))
+    made = run_in_threads([functools.partial(_make, plan, start) for plan, _ in request.loads])
+    for _ in request.loads[1:]:
         barrier.arrive("ready")
     # Otherwise the last figures would include memory that others give back, and their exit.
     barrier.wait("ready")
     memory_mb = private_bytes() / _MB
-    shared = barrier if request.at_once else None
     runs = [
-        functools.partial(_measure, _runner(session, plan.model, Path(sample)), shared, request.window_s)
-        for (_, _, session), (plan, sample) in zip(made, request.loads, strict=True)
+        functools.partial(_measure, _runner(session, plan.model, Path(sample)), barrier, request.window_s)
+        for (_, session), (plan, sample) in zip(made, request.loads, strict=True)
     ]
-    begun_s, ready_s, _ = zip(*made, strict=True)
-    runs_ms = tuple(call_all(runs))
-    return ProcessFigures(onnxruntime.__version__, imported_s, begun_s, ready_s, memory_mb, runs_ms)
+    ready_s, _ = zip(*made, strict=True)
+    return ProcessFigures(ready_s, memory_mb, tuple(run_in_threads(runs)))
 
 
-def _call_in_turn(functions: Sequence[Callable[[], R]]) -> list[R]:
-    return [function() for function in functions]
-
-
-def _make(plan: SessionPlan, start: threading.Barrier | None) -> tuple[float, float, Any]:
-    """Returns when a session was begun, when it was ready, and the session."""
-    if start is not None:
-        start.wait()
-    begun_s = time.monotonic()
+def _make(plan: SessionPlan, start: threading.Barrier) -> tuple[float, Any]:
+    """Returns when a session was ready, and the session."""
+    start.wait()
     session = build_session(plan, take_turns=False)
-    return begun_s, time.monotonic(), session
+    return time.monotonic(), session
 
 
 def _runner(session: Any, model: str, sample: Path) -> Callable[[], object]:
@@ -332,21 +306,19 @@ def _runner(session: Any, model: str, sample: Path) -> Callable[[], object]:
     return run
 
 
-def _measure(run: Callable[[], object], barrier: Barrier | None, window_s: float) -> tuple[float, ...]:
-    """Returns the duration of each run in the window, which all participants of a barrier share."""
+def _measure(run: Callable[[], object], barrier: Barrier, window_s: float) -> tuple[float, ...]:
+    """Returns the duration of each run in the window, which all participants of the barrier share."""
     for _ in range(_WARM_UP_RUNS):
         run()
-    if barrier is not None:
-        barrier.wait("warm")
+    barrier.wait("warm")
     run_ms: list[float] = []
     now_s = begun_s = time.perf_counter()
     while len(run_ms) < _MIN_RUNS or now_s < begun_s + window_s:
         run()
         before_s, now_s = now_s, time.perf_counter()
         run_ms.append((now_s - before_s) * 1e3)
-    if barrier is not None:
-        # Runs on until nobody measures: the slowest would otherwise be measured on an idle machine.
-        barrier.arrive("measured")
-        while not barrier.is_complete("measured"):
-            run()
+    # Runs on until nobody measures: the slowest would otherwise be measured on an idle machine.
+    barrier.arrive("measured")
+    while not barrier.is_complete("measured"):
+        run()
     return tuple(run_ms)

@@ -1,0 +1,251 @@
+"""`doctor parallel MODEL`: workers in threads against processes, and what default threads cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal, TypeAlias
+
+from ortprep.bundle.codec import encode
+from ortprep.bundle.figures import Samples
+from ortprep.doctor.diagnosis import Diagnosis, Finding, diagnose
+from ortprep.doctor.doctor_model import DoctorModel, guard_device, plan_of, with_threads
+from ortprep.doctor.worker_group import GroupFigures, Load, measure_group
+from ortprep.measuring.comparison import MIN_ROUNDS, is_below, paired_ratio
+from ortprep.measuring.device_lock import CPU_DEVICE
+from ortprep.measuring.rounds import InterleavedRuns, run_interleaved
+from ortprep.runtime.machine.cores import find_thread_limit
+from ortprep.tables import CellValue, Table, count_of, fill_table
+
+WORKERS = (1, 2, 4)
+"""Numbers of workers that are tried."""
+
+MAX_COMPARISON_S = 1800.0
+"""Seconds that the first `MIN_ROUNDS` rounds may take together; a longer comparison is cut."""
+
+MIN_GAIN = 0.05
+"""Smallest relative difference that is worth a change, noise or not."""
+
+Way: TypeAlias = Literal["processes", "threads"]
+
+PHRASES: Mapping[Way, str] = {"processes": "in a process each", "threads": "in threads of one process"}
+
+_BUDGET_S = 7.0
+_MAX_ROUNDS = 7
+_NOT_PROMISED = (
+    "ONNX Runtime does not promise that sessions on one device can be made at once "
+    "(microsoft/onnxruntime #27089), so this package's load has threads take turns there"
+)
+
+
+@dataclass(frozen=True)
+class WorkerSetup:
+    """Workers of one model, with a session each.
+
+    Attributes:
+        workers: Number of workers.
+        way: Whether each is a process or a thread.
+        threads: Threads of each for its operators, None for ONNX Runtime's default.
+    """
+
+    workers: int
+    way: Way
+    threads: int | None
+
+    def __str__(self) -> str:
+        threads = "default threads" if self.threads is None else f"{count_of(self.threads, 'thread')} each"
+        return f"{count_of(self.workers, 'worker')} {PHRASES[self.way]}, {threads}"
+
+
+Figures: TypeAlias = Mapping[WorkerSetup, Sequence[GroupFigures]]
+"""Figures of each setup that was measured, one a round."""
+
+
+def diagnose_parallel(subject: DoctorModel, *, devices: Sequence[str], seconds: float = 1.5) -> Diagnosis:
+    """Makes and runs a session per worker at once, in interleaved rounds of fresh processes.
+
+    Args:
+        subject: The model; its source goes before its bundle.
+        devices: `cpu`, `cuda:0`, …: workers are put on them in turn.
+        seconds: Time that each setup is run, all rounds together.
+
+    Raises:
+        LoadError: Not even one session can be made and run, or no variant of a bundle runs on its device.
+        ChildError: The process that makes one died.
+        BundleError: A bundle cannot be read.
+        StageError: The folder of the device's lock cannot be trusted, or this thread measures already.
+        OSError: There is no room on the disk for what processes are asked and answer.
+    """
+    setups = plan_workers(WORKERS, on_cpu=set(devices) == {CPU_DEVICE})
+    by_name, window_s = {str(setup): setup for setup in setups}, seconds / MIN_ROUNDS
+
+    def measure(name: str) -> GroupFigures:
+        loads = _list_loads(subject, by_name[name], devices)
+        return measure_group(
+            [loads] if by_name[name].way == "threads" else [[load] for load in loads], window_s=window_s
+        )
+
+    # A measurement holds the CPU whatever its device: one device's lock keeps all others out.
+    with guard_device(devices[0]):
+        # This one does not count: it brings the files into memory, says soon whether the model can be loaded
+        # and run at all, and shows how long it takes to load it so many times.
+        begun_s = time.monotonic()
+        measure_group([_list_loads(subject, setups[0], devices)], window_s=0.0)
+        once_s = time.monotonic() - begun_s
+        runs = run_interleaved(
+            tuple(by_name),
+            measure,
+            estimate_s=sum(setup.workers for setup in setups) * once_s,
+            max_rounds=_MAX_ROUNDS,
+            max_comparison_s=MAX_COMPARISON_S,
+            budget_s=_BUDGET_S,
+        )
+    return diagnose(
+        "parallel",
+        find_in(runs, setups, devices=devices),
+        subject=subject.name,
+        tables=[build_table(runs, setups, devices)],
+        figures={"devices": list(devices), "setups": encode(setups), **encode(runs)},
+    )
+
+
+def plan_workers(counts: Sequence[int], *, on_cpu: bool) -> tuple[WorkerSetup, ...]:
+    """Returns the setups to try.
+
+    On the CPU, each number of processes has ONNX Runtime's default threads and, if it differs, the number of
+    threads that `load` sets; several workers are also threads of one process, with the latter.
+    """
+    setups: list[WorkerSetup] = []
+    for count in counts:
+        limit = find_thread_limit({"ORTPREP_WORKERS": str(count)}) if on_cpu else None
+        threads = None if limit is None else limit[0]
+        setups += [WorkerSetup(count, "processes", number) for number in dict.fromkeys((None, threads))]
+        if count > 1:
+            setups.append(WorkerSetup(count, "threads", threads))
+    return tuple(setups)
+
+
+def _list_loads(subject: DoctorModel, setup: WorkerSetup, devices: Sequence[str]) -> list[Load]:
+    """Returns the session of each worker, on the devices in turn."""
+    loads = []
+    for index in range(setup.workers):
+        device = devices[index % len(devices)]
+        plan = plan_of(subject, device)
+        if device == CPU_DEVICE:
+            # 0 is ONNX Runtime's own choice, whatever a bundle records.
+            plan = with_threads(plan, setup.threads or 0)
+        loads.append((plan, subject.sample))
+    return loads
+
+
+def build_table(
+    runs: InterleavedRuns[str, GroupFigures], setups: Sequence[WorkerSetup], devices: Sequence[str]
+) -> Table:
+    """Returns a row per setup, with its figures over all rounds."""
+
+    def samples(read: Callable[[GroupFigures], float]) -> Callable[[WorkerSetup], CellValue]:
+        return lambda setup: Samples.of(map(read, runs.rounds[str(setup)]))
+
+    return fill_table(
+        f"workers on {', '.join(devices)}, all at once",
+        [setup for setup in setups if str(setup) in runs.rounds],
+        (
+            ("workers", lambda setup: setup.workers),
+            ("where", lambda setup: PHRASES[setup.way]),
+            ("threads each", lambda setup: setup.threads or "default"),
+            ("all ready ms", samples(lambda one: one.ready_ms)),
+            ("runs per s", samples(lambda one: one.runs_per_s)),
+            ("run ms", samples(lambda one: one.run_ms)),
+            ("private MB", samples(lambda one: one.private_mb)),
+        ),
+    )
+
+
+def find_in(
+    runs: InterleavedRuns[str, GroupFigures], setups: Sequence[WorkerSetup], *, devices: Sequence[str]
+) -> tuple[Finding, ...]:
+    """Returns what could not be measured, and what the rest shows. Pure."""
+    found = list(_find_failures(runs, setups, devices))
+    if runs.completed >= MIN_ROUNDS:
+        figures = {setup: runs.rounds[str(setup)] for setup in setups if str(setup) in runs.rounds}
+        found += [*_find_better_way(figures, devices), *_find_thread_costs(figures, devices)]
+    return tuple(found)
+
+
+def _find_failures(
+    runs: InterleavedRuns[str, GroupFigures], setups: Sequence[WorkerSetup], devices: Sequence[str]
+) -> Iterator[Finding]:
+    """Yields what could not be measured, or not often enough."""
+    for setup in setups:
+        reason = runs.failures.get(str(setup))
+        if reason is None:
+            continue
+        if setup.way == "threads" and setup.workers > len(devices):
+            text = f"{setup}, failed: {reason}; {_NOT_PROMISED}"
+            yield Finding("way-failed", "note", text, "fewer at once")
+        else:
+            yield Finding("way-failed", "problem", f"{setup}, failed: {reason}", "fewer at once")
+    if runs.completed < MIN_ROUNDS and (runs.completed or not runs.failures):
+        text = (
+            f"a round takes up to {runs.round_s / 60:.0f} minutes, so there were {runs.completed} "
+            f"instead of {MIN_ROUNDS}: too few to tell a difference from noise"
+        )
+        yield Finding("rounds-cut", "note", text, "compare a smaller model of the same kind")
+
+
+def _find_better_way(figures: Figures, devices: Sequence[str]) -> Iterator[Finding]:
+    """Yields whether the most workers serve more as processes than as threads of one process."""
+    for threads in sorted((one for one in figures if one.way == "threads"), key=lambda one: -one.workers):
+        processes = WorkerSetup(threads.workers, "processes", threads.threads)
+        if processes not in figures:
+            continue
+        faster, text = _compare_speeds(figures, processes, threads)
+        ready = [median(one.ready_ms for one in figures[setup]) for setup in (processes, threads)]
+        text += f"; all ready after {ready[0]:.0f} ms, against {ready[1]:.0f}"
+        if faster:
+            yield Finding("threads-contend", "advice", text, _pool_call(devices, threads.workers))
+        else:
+            yield Finding("threads-as-good", "ok", f"processes gain nothing beyond the noise: {text}")
+        return
+
+
+def _pool_call(devices: Sequence[str], workers: int) -> str:
+    """Returns the call that serves a model from processes on devices, which `resolve_devices` named."""
+    config = f"PoolConfig(devices={list(devices)}, workers_per_device={-(-workers // len(devices))})"
+    return f'SessionPool("artifacts/NAME", {config})'
+
+
+def _find_thread_costs(figures: Figures, devices: Sequence[str]) -> Iterator[Finding]:
+    """Yields what ONNX Runtime's default number of threads costs processes, the worst first."""
+    if set(devices) != {CPU_DEVICE}:
+        return
+    costs: list[tuple[float, WorkerSetup, str]] = []
+    for setup in figures:
+        default = WorkerSetup(setup.workers, "processes", None)
+        if setup.way == "threads" or setup.threads is None or default not in figures:
+            continue
+        faster, text = _compare_speeds(figures, setup, default)
+        if faster:
+            costs.append((faster, setup, text))
+    if not costs:
+        text = "ONNX Runtime's default number of threads costs no speed here, beyond the noise"
+        yield Finding("default-threads-as-good", "ok", text)
+        return
+    costs.sort(key=lambda cost: -cost[0])
+    worst = costs[0][1]
+    hint = f"SessionOptions.intra_op_num_threads = {worst.threads:d}; `load` sets it"
+    if worst.workers > 1:
+        hint += f" where ORTPREP_WORKERS={worst.workers} is in the environment of each worker"
+    text = "ONNX Runtime's default number of threads is that of the machine's cores, and costs speed here"
+    yield Finding("default-threads-cost", "advice", f"{text}: {'; '.join(one[2] for one in costs)}", hint)
+
+
+def _compare_speeds(figures: Figures, one: WorkerSetup, other: WorkerSetup) -> tuple[float, str]:
+    """Returns how many times more one setup serves, 0 if not beyond the noise, and that in words."""
+    fast, slow = ([group.runs_per_s for group in figures[setup]] for setup in (one, other))
+    ratio = paired_ratio(fast, slow)
+    difference = PHRASES[other.way] if one.way != other.way else "with default threads"
+    text = f"{one}: {median(fast):.3g} runs per s, {ratio:.2f}× of {median(slow):.3g} {difference}"
+    return ratio if is_below(slow, fast, min_gain=MIN_GAIN) else 0.0, text

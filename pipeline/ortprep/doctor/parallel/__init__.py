@@ -1,1 +1,0 @@
-"""`doctor parallel`: sessions in threads against processes, what the GIL does to them, workers' threads."""
