@@ -67,24 +67,6 @@ def codes(profile: Profile, *, on_gpu: bool, steady_ms: float = 0.001) -> set[st
     return {one.code for one in find_in_profile(profile, on_gpu=on_gpu, steady_ms=steady_ms)}
 
 
-def test_nodes_that_fell_back_to_the_cpu_are_named():
-    run = (("a", "Conv", CUDA, 5.0), ("b", "NonZero", CPU, 50.0), ("m", "MemcpyToHost", CUDA, 1.0))
-    profile = summarise_profile(events_of(run, run))
-    found = find_in_profile(profile, on_gpu=True, steady_ms=1.0)
-    text = next(one.text for one in found if one.code == "nodes-on-the-cpu")
-    assert "1 of 3 nodes" in text
-    assert "NonZero" in text
-    assert "Conv" not in text
-    assert "copies-between-devices" in codes(profile, on_gpu=True)
-    assert profile.copies() == 1
-    assert "nodes-on-the-cpu" not in codes(profile, on_gpu=False)
-
-
-def test_a_run_all_on_the_device_is_said_to_be():
-    run = (("a", "Conv", CUDA, 5.0),)
-    assert "all-on-the-device" in codes(summarise_profile(events_of(run, run)), on_gpu=True)
-
-
 def test_a_loop_takes_what_its_body_does_not():
     nodes = [
         TraceEvent("loop", 0.0, 100.0, "Loop", CPU),
@@ -124,15 +106,6 @@ def test_time_between_nodes_is_found_by_runs_without_the_profiler():
     assert "time-between-nodes" in codes(profile, on_gpu=False, steady_ms=0.060)
     # The profiler's own work lies between nodes too; a run as long as its nodes has nothing there.
     assert "time-between-nodes" not in codes(profile, on_gpu=False, steady_ms=0.030)
-
-
-def test_arithmetic_on_shapes_may_be_on_the_cpu():
-    run = (("a", "Conv", CUDA, 5.0), ("s", "Shape", CPU, 1.0), ("g", "Gather", CPU, 1.0))
-    found = codes(summarise_profile(events_of(run, run)), on_gpu=True)
-    assert "shapes-on-the-cpu" in found
-    assert "nodes-on-the-cpu" not in found
-    copied = (*run, ("m", "MemcpyFromHost", CUDA, 1.0))
-    assert "nodes-on-the-cpu" in codes(summarise_profile(events_of(copied, copied)), on_gpu=True)
 
 
 def test_times_of_launches_are_not_taken_for_times_of_operators():

@@ -22,7 +22,6 @@ from ortprep.doctor.diagnosis import Diagnosis, Finding, diagnose
 from ortprep.doctor.doctor_model import CHILD_TIMEOUT_S, DoctorModel, guard_device, plan_of
 from ortprep.errors import LoadError
 from ortprep.measuring.device_lock import CPU_DEVICE
-from ortprep.runtime.loading.session import CPU
 from ortprep.tables import Table, fill_table
 
 _MAX_ROWS = 12
@@ -32,16 +31,6 @@ _MIN_RUNS, _MAX_RUNS, _BUDGET_S = 4, 50, 2.0
 _KERNEL, _RUN = "_kernel_time", "model_run"
 _OVERHEAD = 0.3
 _MANY_NODES = 20
-_COPIES = frozenset({"MemcpyFromHost", "MemcpyToHost"})
-_SHAPES = frozenset(
-    (
-        *("Shape", "Size", "Gather", "Slice", "Concat", "Unsqueeze", "Squeeze", "Reshape", "Cast"),
-        *("Add", "Sub", "Mul", "Div", "Mod", "Equal", "Less", "Greater", "Where", "Range", "Expand"),
-        *("ReduceProd", "ReduceMax", "ReduceMin", "Floor", "Ceil", "Min", "Max", "Not", "And", "Or"),
-        *("ConstantOfShape", "Identity"),
-    )
-)
-"""Operators that arithmetic on shapes consists of."""
 
 
 @dataclass(frozen=True)
@@ -125,10 +114,6 @@ class Profile:
         """All nodes together."""
         return sum(one.ms for one in self.operators)
 
-    def copies(self) -> int:
-        """Returns how many copies between devices a run makes."""
-        return sum(one.nodes for one in self.operators if one.operator in _COPIES)
-
 
 def diagnose_profile(
     subject: DoctorModel, *, device: str = CPU_DEVICE, trace: Path | None = None
@@ -162,12 +147,7 @@ def diagnose_profile(
         findings,
         subject=subject.name,
         tables=_tables(profile, device, steady),
-        figures={
-            "device": device,
-            **encode(profile),
-            "copies": profile.copies(),
-            "steady_ms": steady,
-        },
+        figures={"device": device, **encode(profile), "steady_ms": steady},
     )
 
 
@@ -341,8 +321,8 @@ def summarise_profile(events: ProfileEvents) -> Profile:
     return Profile(len(runs), median(us for us, _ in runs) / 1e3, tuple(slowest), ran)
 
 
-def find_in_profile(profile: Profile, *, on_gpu: bool, steady_ms: float) -> tuple[Finding, ...]:
-    """Returns what a profile shows.
+def find_in_profile(profile: Profile, *, on_gpu: bool, steady_ms: float) -> Iterator[Finding]:
+    """Yields what takes most of a run: one operator type, or the time between nodes.
 
     Args:
         profile: Summary of the runs.
@@ -350,12 +330,13 @@ def find_in_profile(profile: Profile, *, on_gpu: bool, steady_ms: float) -> tupl
         steady_ms: A run without the profiler.
     """
     if on_gpu:
-        return tuple(_placement(profile))
-    return tuple(_times(profile, steady_ms))
-
-
-def _times(profile: Profile, steady_ms: float) -> Iterator[Finding]:
-    """Yields what takes most of a run on the CPU: one operator type, or the time between nodes."""
+        text = (
+            "times of nodes are those of launching their kernels, not of running them, since ONNX Runtime "
+            "does not record kernels (microsoft/onnxruntime #20398)"
+        )
+        hint = "nsys profile --trace=cuda,nvtx python your_job.py"
+        yield Finding("times-are-of-launches", "note", text, hint)
+        return
     if profile.operators:
         slowest = profile.operators[0]
         share = f"{slowest.ms / (profile.nodes_ms or 1.0):.0%} of the time of its nodes"
@@ -366,32 +347,3 @@ def _times(profile: Profile, steady_ms: float) -> Iterator[Finding]:
         text = f"at least {between:.0%} of a run ({steady_ms:.2f} ms) lies between its nodes: they are small"
         hint = "send larger batches; --shape 'INPUT=8,…' measures what that gains"
         yield Finding("time-between-nodes", "advice", text, hint)
-
-
-def _placement(profile: Profile) -> Iterator[Finding]:
-    """Yields which nodes of a session for a GPU run elsewhere."""
-    text = (
-        "times of nodes are those of launching their kernels, not of running them, since ONNX Runtime does "
-        "not record kernels (microsoft/onnxruntime #20398)"
-    )
-    yield Finding("times-are-of-launches", "note", text, "nsys profile --trace=cuda,nvtx python your_job.py")
-    total, fallen, copies = sum(profile.ran.values()), profile.ran.get(CPU, 0), profile.copies()
-    if fallen:
-        on_cpu = [row for row in profile.operators if row.provider == CPU]
-        kinds = tuple(dict.fromkeys(row.operator for row in on_cpu))
-        ms = sum(row.ms for row in on_cpu)
-        text = f"{fallen} of {total} nodes run on the CPU, {ms:.2f} ms a run: {', '.join(kinds)[:300]}"
-        if _SHAPES.issuperset(kinds) and not copies:
-            # ONNX Runtime moves arithmetic on shapes there itself, since copying them would take longer.
-            text = f"{text}; arithmetic on shapes, which belongs on the CPU"
-            yield Finding("shapes-on-the-cpu", "note", text)
-        else:
-            hint = "export with another opset or element type, if the provider has no kernel for these"
-            yield Finding("nodes-on-the-cpu", "advice", text, hint)
-    if copies:
-        text = f"{copies} copies between devices in every run"
-        hint = "keep neighbouring nodes on one device; tune: {allow: [io_binding]} spares copies of inputs"
-        yield Finding("copies-between-devices", "advice", text, hint)
-    if not fallen and not copies:
-        text = f"all {total} nodes run on the device, without copies between"
-        yield Finding("all-on-the-device", "ok", text)

@@ -12,7 +12,6 @@ from ortprep.doctor.diagnosis import Finding
 from ortprep.doctor.environment.facts import (
     DiskSpace,
     Facts,
-    GpuState,
     InstalledRuntime,
     ProviderAttempt,
     parse_reason,
@@ -34,7 +33,7 @@ HEALTHY = Facts(
         libraries={"libcublas.so.13": "/usr/lib/libcublas.so.13"},
     ),
     providers={CUDA: None, CPU: None},
-    gpus=(GpuState(HOPPER, free_bytes=79 * GB, persistence=True),),
+    gpus=(HOPPER,),
     bus_gpus=1,
     driver="580.65.06",
     hardware=Hardware("x86_64", "a processor", ("avx", "avx2", "avx512f", "fma"), 8, 64 * GB),

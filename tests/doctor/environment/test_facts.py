@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -12,16 +11,14 @@ from pathlib import Path
 import pytest
 
 from ortprep.doctor.environment.facts import (
-    GpuState,
     count_bus_gpus,
     read_disk_space,
-    read_gpu_states,
     read_wheels,
 )
 from ortprep.doctor.environment.topics import describe
 from ortprep.runtime.machine.cgroups import ResourceLimits, read_limits
 from ortprep.versions import installed_onnxruntime
-from tests.doctor.environment.builders import HEALTHY, HOPPER, codes
+from tests.doctor.environment.builders import HEALTHY, codes
 
 
 def test_a_folder_not_made_yet_is_on_the_disk_it_will_be_on(tmp_path):
@@ -92,32 +89,6 @@ def test_a_finder_that_a_package_put_in_python_s_place_changes_nothing(site):
     plant_wheel(site, "onnxruntime", "1.30.0")
     (site / "half-1.0.dist-info").mkdir()
     assert list(read_wheels()) == ["onnxruntime"]
-
-
-@pytest.fixture
-def plant(tmp_path, monkeypatch):
-    """Makes an `nvidia-smi` that prints a text."""
-
-    def write(text: str) -> None:
-        program = tmp_path / "nvidia-smi"
-        program.write_text(f"#!/bin/sh\necho '{text}'\n", encoding="utf-8")
-        program.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-
-    return write
-
-
-def test_a_gpu_s_memory_and_persistence_are_read(plant):
-    plant("GPU-1, 7, Enabled\nGPU-0, 5, Disabled")
-    (state,) = read_gpu_states([HOPPER])
-    assert (state.free_bytes, state.persistence) == (5 * 2**20, False)
-
-
-def test_what_is_not_told_is_none_and_no_failure(plant):
-    plant("GPU-0, [N/A], [N/A]")
-    assert read_gpu_states([HOPPER]) == (GpuState(HOPPER),)
-    plant("GPU-other, 5, Disabled\nNo devices were found")
-    assert read_gpu_states([HOPPER]) == (GpuState(HOPPER),)
 
 
 def _plant_device(sys: Path, name: str, vendor: str, kind: str) -> None:

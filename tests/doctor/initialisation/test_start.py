@@ -24,7 +24,6 @@ def start_of(*phases: tuple[PhaseName, float], **changes: float | bool) -> Start
         first_extra_ms=0.0,
         steady_ms=1.0,
         measured_init_ms=initialisation.total_ms,
-        on_gpu=False,
     )
     return replace(start, **changes)  # type: ignore[arg-type]
 
@@ -34,23 +33,21 @@ def codes(start: Start) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("phase", "code", "on_gpu"),
+    ("phase", "code"),
     [
-        ("optimise", "optimised-at-every-load", False),
-        ("inline", "optimised-at-every-load", False),
-        ("parse", "weights-inside-the-model-file", False),
-        ("weights_out", "weights-inside-the-model-file", False),
-        ("prepack", "prepacked-at-every-load", False),
-        ("provider", "device-made-ready-at-every-load", True),
-        ("weights_in", "weights-copied-to-the-device", True),
+        ("optimise", "optimised-at-every-load"),
+        ("inline", "optimised-at-every-load"),
+        ("parse", "weights-inside-the-model-file"),
+        ("weights_out", "weights-inside-the-model-file"),
+        ("prepack", "prepacked-at-every-load"),
     ],
 )
-def test_a_phase_that_takes_long_is_found_with_what_removes_it(phase, code, on_gpu):
-    found = find_in_start(start_of((phase, 500.0), ("finish", 1.0), on_gpu=on_gpu))
+def test_a_phase_that_takes_long_is_found_with_what_removes_it(phase, code):
+    found = find_in_start(start_of((phase, 500.0), ("finish", 1.0)))
     advice = next(one for one in found if one.code == code)
     assert "500 ms of 502 ms" in advice.text
     assert advice.hint
-    assert code not in codes(start_of((phase, 5.0), ("finish", 500.0), on_gpu=on_gpu))
+    assert code not in codes(start_of((phase, 5.0), ("finish", 500.0)))
 
 
 def test_what_cannot_apply_is_not_advised():
@@ -61,12 +58,9 @@ def test_what_cannot_apply_is_not_advised():
     assert not codes(start_of(*phases, is_prepared=True)).keys() & advised
 
 
-def test_a_first_run_that_takes_long_is_explained_by_the_device():
-    on_cpu = codes(start_of(("finish", 10.0), first_extra_ms=90.0))["first-run-takes-long"]
-    on_gpu = codes(start_of(("finish", 10.0), first_extra_ms=90.0, on_gpu=True))["first-run-takes-long"]
-    assert "90 ms longer" in on_cpu
-    assert "touched for the first time" in on_cpu
-    assert "convolutions planned" in on_gpu
+def test_a_first_run_that_takes_long_is_said_to():
+    found = codes(start_of(("finish", 10.0), first_extra_ms=90.0))
+    assert "90 ms longer" in found["first-run-takes-long"]
 
 
 @given(st.floats(1, 1e6), st.floats(0.5, 2))

@@ -11,7 +11,6 @@ import io
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,8 +41,6 @@ _WHEEL_NAMES = re.compile(r"(onnxruntime|ort)([-_.][a-z0-9-_.]+)?", re.IGNORECAS
 _OWNED = "onnxruntime/__init__.py"
 _NVIDIA = "0x10de"
 _DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers; the same card's sound device is neither
-_SMI = ("nvidia-smi", "--query-gpu=uuid,memory.free,persistence_mode", "--format=csv,noheader,nounits")
-_SMI_TIMEOUT_S = 60.0
 _TIMEOUT_S = 120.0
 _MAX_TEXT_BYTES = 16_384
 _MAPS = Path("/proc/self/maps")
@@ -100,21 +97,6 @@ class ProviderAttempt:
 
 
 @dataclass(frozen=True)
-class GpuState:
-    """A CUDA device and what NVIDIA's management library says of it.
-
-    Attributes:
-        device: The device by the CUDA driver.
-        free_bytes: Memory nobody uses, None where it is unknown.
-        persistence: Whether the driver keeps it initialised while nobody uses it, None where it is unknown.
-    """
-
-    device: Gpu
-    free_bytes: int | None = None
-    persistence: bool | None = None
-
-
-@dataclass(frozen=True)
 class DiskSpace:
     """A file system.
 
@@ -151,7 +133,7 @@ class Facts:
     wheels: Mapping[str, str]
     runtime: InstalledRuntime
     providers: Mapping[str, str | None]
-    gpus: tuple[GpuState, ...]
+    gpus: tuple[Gpu, ...]
     bus_gpus: int
     driver: str
     hardware: Hardware
@@ -195,7 +177,7 @@ def read_facts(
         wheels=read_wheels(),
         runtime=runtime,
         providers=try_providers(runtime.available),
-        gpus=read_gpu_states(hardware.gpus),
+        gpus=hardware.gpus,
         bus_gpus=count_bus_gpus(root / "sys"),
         driver=read_text(f"{root}/sys/module/nvidia/version"),
         hardware=replace(hardware, gpus=()),
@@ -237,27 +219,6 @@ def read_disk_space(folder: Path) -> DiskSpace:
     """Reads the size of the file system that a folder is on, or will be on once it is made."""
     usage = shutil.disk_usage(next(level for level in (folder, *folder.parents) if level.is_dir()))
     return DiskSpace(str(folder), usage.total, usage.free)
-
-
-def read_gpu_states(gpus: Sequence[Gpu]) -> tuple[GpuState, ...]:
-    """Returns CUDA devices with their free memory and persistence mode, as far as `nvidia-smi` tells."""
-    text = ""
-    try:
-        if gpus:
-            done = subprocess.run(_SMI, capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=True)
-            text = done.stdout
-    except (OSError, subprocess.SubprocessError):
-        pass
-    rows = {
-        uuid: state for uuid, *state in (re.split(r"\s*,\s*", line.strip()) for line in text.splitlines())
-    }
-    return tuple(_parse_state(gpu, rows.get(gpu.uuid, [])) for gpu in gpus)
-
-
-def _parse_state(gpu: Gpu, state: Sequence[str]) -> GpuState:
-    free_mib, mode = state if len(state) == 2 else ("", "")
-    free_bytes = int(free_mib) * 2**20 if free_mib.isdigit() else None
-    return GpuState(gpu, free_bytes, {"Enabled": True, "Disabled": False}.get(mode))
 
 
 def count_bus_gpus(sys: Path = Path("/sys")) -> int:

@@ -20,7 +20,7 @@ MIN_SPACE_BYTES = MIN_MEMORY_BYTES = 1024**3
 LOW_SPACE_BYTES = 5 * MIN_SPACE_BYTES
 _THROTTLED_SHARE = 0.01
 
-_HIDING, _LOADING = "CUDA_VISIBLE_DEVICES", "CUDA_MODULE_LOADING"
+_HIDING = "CUDA_VISIBLE_DEVICES"
 _LOOK_FOR_GPUS = "nvidia-smi  (in a container: docker run --gpus all …, which brings libcuda.so.1)"
 _LOOK_FOR_AVX2 = (
     "lscpu | grep -o 'avx[^ ]*'  (a virtual machine may hide it: give it the host's processor model)"
@@ -29,15 +29,9 @@ _LOOK_FOR_AVX2 = (
 
 def gpu_rows(facts: Facts) -> Iterator[Row]:
     """Yields every GPU."""
-    for ordinal, state in enumerate(facts.gpus):
-        device = state.device
-        yield (
-            f"{ordinal} {device.name}",
-            round(device.memory_bytes / 1e9, 1),
-            None if state.free_bytes is None else round(state.free_bytes / 1e9, 1),
-            ".".join(map(str, device.compute_capability)),
-            None if state.persistence is None else "on" if state.persistence else "off",
-        )
+    for ordinal, gpu in enumerate(facts.gpus):
+        capability = ".".join(map(str, gpu.compute_capability))
+        yield f"{ordinal} {gpu.name}", round(gpu.memory_bytes / 1e9, 1), capability
 
 
 def find_missing_gpus(facts: Facts) -> Iterator[Finding]:
@@ -61,9 +55,9 @@ def find_in_gpus(facts: Facts) -> Iterator[Finding]:
     """Yields what keeps GPUs that are there from being used, or used well."""
     if not facts.gpus:
         return
-    runtime, device = facts.runtime, facts.gpus[0].device
+    runtime, device = facts.runtime, facts.gpus[0]
     if runtime.version and CUDA not in runtime.available:
-        names = ", ".join(dict.fromkeys(state.device.name for state in facts.gpus))
+        names = ", ".join(dict.fromkeys(gpu.name for gpu in facts.gpus))
         wheel = f"{runtime.package or 'the wheel'} {runtime.version}"
         text = f"{len(facts.gpus)} GPU(s) here ({names}), and {wheel} has no code for CUDA"
         severity: Severity = "problem" if CUDA in facts.expected else "advice"
@@ -76,19 +70,6 @@ def find_in_gpus(facts: Facts) -> Iterator[Finding]:
         )
         hint = f"update the NVIDIA driver, or install an ONNX Runtime built with CUDA {served[0]:d}"
         yield Finding("driver-too-old", "problem", text, hint)
-    if facts.variables.get(_LOADING, "").upper() == "EAGER":
-        text = f"{_LOADING}=EAGER loads every kernel of every library at start, used or not"
-        hint = f"unset {_LOADING}  (CUDA has loaded lazily by itself since 12.2)"
-        yield Finding("eager-module-loading", "advice", text, hint)
-    for ordinal, state in enumerate(facts.gpus):
-        if state.persistence is False:
-            text = (
-                f"GPU {ordinal} ({state.device.name}): persistence mode is off, so a process that finds no "
-                "other on it waits 1 to 3 s for the driver to initialise it "
-                "(https://docs.nvidia.com/deploy/driver-persistence/overview.html)"
-            )
-            hint = "sudo nvidia-smi -pm 1  (or run nvidia-persistenced)"
-            yield Finding("gpu-persistence-off", "advice", text, hint)
 
 
 def machine_rows(facts: Facts) -> Iterator[Row]:

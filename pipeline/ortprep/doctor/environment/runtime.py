@@ -30,7 +30,7 @@ def runtime_rows(facts: Facts) -> Iterator[Row]:
     if runtime.cuda_version:
         yield "built with CUDA", runtime.cuda_version
     if facts.gpus:
-        device = facts.gpus[0].device
+        device = facts.gpus[0]
         yield "driver", f"{facts.driver or device.driver_version}, serves CUDA up to {device.cuda_version}"
     elif facts.driver:
         yield "driver", facts.driver

@@ -50,7 +50,7 @@ def diagnose_environment(*, artifacts: Path, expect: Sequence[str] = ()) -> Diag
 def describe(facts: Facts) -> Diagnosis:
     """Returns the diagnosis of facts that were read here or elsewhere. Pure."""
     tried = "Execution providers, each tried in a process of its own"
-    gpu_columns = ("GPU", "memory, GB", "free, GB", "capability", "persistence")
+    gpu_columns = ("GPU", "memory, GB", "capability")
     tables = (
         Table("ONNX Runtime", ("what", "is"), tuple(runtime.runtime_rows(facts))),
         Table(tried, ("provider", "usable", "why not"), tuple(runtime.provider_rows(facts))),

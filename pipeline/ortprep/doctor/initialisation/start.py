@@ -56,7 +56,6 @@ class Start:
         first_extra_ms: Extra time of the first run over later ones.
         steady_ms: Time of a later run.
         measured_init_ms: Time to make the session, in processes without logging.
-        on_gpu: Whether it is for a GPU.
         is_prepared: Whether it is of a bundle.
         weights_outside: Whether the weights are in a file of their own.
         is_apart: Whether processes with and without logging differ beyond the noise.
@@ -68,7 +67,6 @@ class Start:
     first_extra_ms: float
     steady_ms: float
     measured_init_ms: float
-    on_gpu: bool
     is_prepared: bool = False
     weights_outside: bool = False
     is_apart: bool = True
@@ -120,20 +118,6 @@ SAVINGS = (
         _TUNE,
         lambda _: True,
     ),
-    Saving(
-        "device-made-ready-at-every-load",
-        ("provider",),
-        "making the devices of a node ready at once, each in a process of its own",
-        "SessionPool(bundle)   (docs/serving.md)",
-        lambda start: start.on_gpu,
-    ),
-    Saving(
-        "weights-copied-to-the-device",
-        ("weights_in",),
-        "reading weights in several threads and giving them one block of memory",
-        _TUNE,
-        lambda start: start.on_gpu,
-    ),
 )
 
 
@@ -170,18 +154,13 @@ def _savings(start: Start) -> Iterator[Finding]:
 
 
 def _first_run(start: Start) -> Iterator[Finding]:
-    """Yields that the first run takes long, and why."""
+    """Yields that the first run takes long."""
     ms = start.first_extra_ms
     if ms < WORTH_TELLING * start.total_ms:
         return
     text = f"the first run takes {ms:.0f} ms longer than later ones ({start.steady_ms:.1f} ms)"
-    if start.on_gpu:
-        text = f"{text}: kernels are loaded, convolutions planned, memory pools grown"
-        yield Finding("first-run-takes-long", "advice", text, _TUNE)
-    else:
-        text = f"{text}: memory is touched for the first time"
-        hint = "answer requests only after a warm-up run: load(bundle, check='golden')   (docs/loading.md)"
-        yield Finding("first-run-takes-long", "advice", text, hint)
+    hint = "answer requests only after a warm-up run: load(bundle, check='golden')   (docs/loading.md)"
+    yield Finding("first-run-takes-long", "advice", text, hint)
 
 
 @dataclass
@@ -221,7 +200,7 @@ def diagnose_initialisation(
         plans[PREPARED] = plan_of_bundle(Path(subject.bundle), device)
     with guard_device(device):
         measured = _measure(plans, subject.sample, rounds)
-    starts = {name: _build_start(plans[name], measured[name], name, device) for name in plans}
+    starts = {name: _build_start(plans[name], measured[name], name) for name in plans}
     first = next(iter(starts))
     return diagnose(
         "init",
@@ -262,7 +241,7 @@ def _probe(plan: SessionPlan, sample: str) -> ProbeResult:
     return measure_plan(ProbeRequest(plan, sample, _STEADY_S), timeout_s=CHILD_TIMEOUT_S)
 
 
-def _build_start(plan: SessionPlan, measured: _Measured, name: str, device: str) -> Start:
+def _build_start(plan: SessionPlan, measured: _Measured, name: str) -> Start:
     """Returns the start that the processes of one plan show."""
     traced, plain = measured.traced, measured.plain
     steady_ms = median(result.steady_ms for result in plain)
@@ -278,7 +257,6 @@ def _build_start(plan: SessionPlan, measured: _Measured, name: str, device: str)
         first_extra_ms=max(median(result.first_ms for result in plain) - steady_ms, 0.0),
         steady_ms=steady_ms,
         measured_init_ms=median(measured_ms),
-        on_gpu=device != CPU_DEVICE,
         is_prepared=name == PREPARED,
         weights_outside=weights_outside,
         is_apart=is_below(logged_ms, measured_ms, min_gain=_MIN_DIFFERENCE)
