@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from ortprep.bundle.codec import encode
-from ortprep.cli.options_table import OptionOwner, build_options_table, list_options
+from ortprep.cli.options_command import OptionOwner, build_options_table, list_options
 from ortprep.options import (
     CUDA,
     NEWEST,

@@ -7,7 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner, Result
 
-from ortprep.cli import export_commands  # noqa: F401  puts the commands on the app
+from ortprep.cli import serving_commands  # noqa: F401  puts the commands on the app
 from ortprep.cli.command import app
 from tests.export.fakes import warm_up
 from tests.runtime.builders import UNMET, write_bundle

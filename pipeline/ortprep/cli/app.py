@@ -10,17 +10,14 @@ import typer
 
 import ortprep
 from ortprep.cli import (  # noqa: F401  puts the commands on the app
-    adopt_command,
+    application_commands,
     build_commands,
     bundle_commands,
-    compare_command,
     doctor_commands,
-    export_commands,
-    host_command,
     init_command,
-    pool_commands,
+    options_command,
     registry_commands,
-    run_command,
+    serving_commands,
 )
 from ortprep.cli.command import app
 from ortprep.cli.console import echo, start_logging, start_streams, write_line

@@ -1,38 +1,48 @@
-"""The commands that show and check bundles: `show`, `check`, `report`, and the options ONNX Runtime knows."""
+"""The commands that show, check, report on and compare bundles."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ortprep.bundle.digest import PREFIX, is_digest
+from ortprep.bundle.figures import Samples
 from ortprep.bundle.loader_config import read_loader_config
-from ortprep.bundle.manifest import read_manifest
+from ortprep.bundle.manifest import MANIFEST_FILE, Manifest, read_manifest
 from ortprep.bundle.verification import check_bundle
 from ortprep.children.variant_check import check_variants
-from ortprep.cli.command import ARTIFACTS, Artifacts, AsJson, Bundle, Output, command, find_bundle
-from ortprep.cli.console import Block, Prose, echo, write_line
-from ortprep.cli.manifest_sources import is_in_registry, read_compared
-from ortprep.cli.options_table import (
-    OptionOwner,
-    build_options_table,
-    describe_version,
-    encode_groups,
-    list_options,
+from ortprep.cli.command import (
+    ARTIFACTS,
+    Artifacts,
+    AsJson,
+    Bundle,
+    Output,
+    command,
+    find_bundle,
+    locate_bundle,
 )
+from ortprep.cli.console import Block, Prose, Talk, echo, write_line
 from ortprep.cli.registry_commands import Registry
 from ortprep.cli.tables import (
+    LEGEND,
     build_accuracy_table,
     build_variants_table,
     describe_bundle,
     describe_figures,
     describe_interface,
 )
-from ortprep.options import NEWEST
+from ortprep.errors import BundleError, PipelineError
+from ortprep.measuring.change import FIGURES, Change, Verdict, format_value, parse_limits
+from ortprep.measuring.regression import Comparison, Difference
+from ortprep.measuring.regression import compare as compare_bundles
+from ortprep.quoting import printable, quoted
+from ortprep.report.report_subjects import read_manifest_file
 from ortprep.report.variant_sections import build_plans_table
-from ortprep.versions import installed_onnxruntime
+from ortprep.spec.redaction import redact_url
+from ortprep.tables import CellValue, Table, fill_table, number_cell
 
 
 @command
@@ -77,26 +87,6 @@ def check(
 
 
 @command
-def options(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="List only names that contain this text.")] = "",
-    provider: Annotated[OptionOwner | None, typer.Option(help="List only these.")] = None,
-    onnxruntime: Annotated[
-        str | None,
-        typer.Option(metavar="VERSION", help="Version of ONNX Runtime; by default the installed one."),
-    ] = None,
-    json: AsJson = False,
-) -> Output:
-    """List the options of ONNX Runtime: values, default, effect and first version."""
-    version = onnxruntime or installed_onnxruntime() or NEWEST
-    groups = list_options(version, provider, part=name)
-    for remark in describe_version(version):
-        echo(remark)
-    if not groups:
-        echo(f"no option has {name!r} in its name")
-    return Output(encode_groups(version, groups), [build_options_table(group, version) for group in groups])
-
-
-@command
 def report(
     names: Annotated[
         list[str] | None,
@@ -132,3 +122,190 @@ def report(
     write_line(str(place))
     count = len(manifests) + len(others)
     echo(f"{count} {'bundle' if count == 1 else 'bundles'}, {size_bytes / 2**20:.1f} MB")
+
+
+_VERDICTS: dict[Verdict, str] = {
+    "regression": "regression",
+    "improvement": "improvement",
+    "noise": "within the noise",
+    "same": "within the limit",
+    "missing": "missing",
+    "new": "new",
+    "incomparable": "not comparable",
+}
+_MAX_CHARACTERS = 90
+_DIGEST_DIGITS = 12
+_WHICH = "a model, a bundle, a manifest.json, or NAME@VERSION in a registry."
+
+
+@command
+def compare(
+    old: Annotated[str, typer.Argument(metavar="OLD", help=f"The current version: {_WHICH}")],
+    new: Annotated[
+        str, typer.Argument(metavar="NEW", help="The version to compare with it, in the same forms.")
+    ],
+    fail_over: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LIMIT",
+            help="How much worse a figure may become: 10% (the default), 0.1, or init=20% for one figure; "
+            "may be repeated.",
+        ),
+    ] = None,
+    across_hardware: Annotated[
+        bool, typer.Option("--across-hardware", help="Compare figures from different hardware anyway.")
+    ] = False,
+    partial: Annotated[
+        bool,
+        typer.Option(
+            "--partial", help="NEW is from one of several machines: it may lack the others' variants."
+        ),
+    ] = False,
+    if_published: Annotated[
+        bool,
+        typer.Option(
+            "--if-published", help="Pass if the registry has no version OLD yet, as before the first release."
+        ),
+    ] = False,
+    registry: Registry = None,
+    artifacts: Artifacts = ARTIFACTS,
+    json: AsJson = False,
+) -> Output:
+    """Compare two versions of a bundle, and fail if anything became worse."""
+    limits = parse_limits(fail_over or ())
+    before = read_compared(old, artifacts=artifacts, registry=registry, if_published=if_published)
+    after = read_compared(new, artifacts=artifacts, registry=registry)
+    if not before:
+        nothing = Talk(printable(f"nothing to compare with: {old} is not published yet", lines=False))
+        return Output(Comparison(after[0].name, "ok", (), ()), [nothing])
+    comparison = compare_bundles(
+        before, after, limits=limits, across_hardware=across_hardware, partial=partial
+    )
+    title = f"{old} → {new}"
+    return Output(comparison, _blocks(comparison, title=title), _judge(comparison, title=title))
+
+
+def _blocks(comparison: Comparison, *, title: str) -> Iterator[Block]:
+    """Yields what changed of every variant, what else did, and what there is to remark."""
+    for variant in comparison.variants:
+        name = f"{comparison.model} on {variant.new or variant.old or ''}"
+        if variant.changes:
+            yield _build_changes_table(variant.changes, title=f"{name}, {title}")
+        yield from _difference_tables((*variant.hardware, *variant.differences), title=name)
+    if any(variant.changes for variant in comparison.variants):
+        yield LEGEND
+    yield from _difference_tables(comparison.differences, title=comparison.model)
+    for variant in comparison.variants:
+        for remark in variant.remarks:
+            yield Talk(printable(f"{variant.old or variant.new}: {remark}", lines=False))
+
+
+def _build_changes_table(changes: Sequence[Change], *, title: str) -> Table:
+    """Returns one row per figure of a variant."""
+
+    def figure(summary: Samples | None, change: Change) -> CellValue:
+        if summary is None or change.cache:
+            return summary
+        return number_cell(summary.median, format_value(summary.median))  # exact: it has no spread
+
+    return fill_table(
+        title,
+        changes,
+        (
+            ("figure", lambda change: f"{change.figure} {FIGURES[change.figure]}"),
+            ("cache", lambda change: change.cache),
+            ("old", lambda change: figure(change.old, change)),
+            ("new", lambda change: figure(change.new, change)),
+            ("ratio", lambda change: change.ratio and number_cell(change.ratio, f"{change.ratio:.2f}×")),
+            ("verdict", lambda change: _VERDICTS[change.verdict]),
+        ),
+    )
+
+
+def _difference_tables(differences: Sequence[Difference], *, title: str) -> Iterator[Table]:
+    columns = (
+        ("what else changed", lambda one: _shorten(one.what)),
+        ("old", lambda one: _shorten(one.old)),
+        ("new", lambda one: _shorten(one.new)),
+    )
+    if differences:
+        yield fill_table(title, differences, columns)
+
+
+def _judge(comparison: Comparison, *, title: str) -> PipelineError | None:
+    """Returns why the new bundle may not take the old one's place; None if it may."""
+    if comparison.outcome == "ok":
+        return None
+    lines = "".join(
+        "\n  " + printable(f"{variant.old or variant.new}: {failure}", lines=False)
+        for variant in comparison.variants
+        for failure in variant.failures
+    )
+    if comparison.outcome == "regression":
+        return PipelineError(f"worse than before: {title}{lines}")
+    return PipelineError(
+        f"cannot be compared: {title}{lines}",
+        hint="prepare both on the same machine with the same inputs, or ortprep compare … --across-hardware",
+    )
+
+
+def _shorten(text: str) -> str:
+    line = printable(text, lines=False)
+    if is_digest(line):
+        return line.removeprefix(PREFIX)[:_DIGEST_DIGITS]
+    return line if len(line) <= _MAX_CHARACTERS else f"{line[: _MAX_CHARACTERS - 1]}…"
+
+
+def read_compared(
+    text: str, *, artifacts: Path, registry: str | None, if_published: bool = False
+) -> tuple[Manifest, ...]:
+    """Returns the manifests that a user names: one, or one per machine that prepared a published version.
+
+    Args:
+        text: A model below `artifacts`, a bundle's folder, a manifest's file, `NAME@VERSION` or
+            `registry://NAME@VERSION` in a registry, or `REGISTRY/NAME@VERSION` with the registry's URL. What
+            lies on this machine goes first.
+        artifacts: Folder of bundles.
+        registry: URL of the registry, None for what `$ORTPREP_REGISTRY` names.
+        if_published: Whether a registry that was read, and has no version of that name, gives no manifests.
+
+    Raises:
+        BundleError: There is nothing of that name, or nothing that can be read.
+        IntegrityError: It was changed after it was written.
+        NotPublishedError: The registry has no such version.
+        RegistryError: The registry failed, or none was named.
+    """
+    if is_in_registry(text, artifacts):
+        return _read_version(text if "://" in text else f"registry://{text}", registry, if_published)
+    if Path(text).is_file():
+        return (read_manifest_file(Path(text)),)
+    folder = locate_bundle(text, artifacts)
+    if folder is not None:
+        return (read_manifest(folder),)
+    raise BundleError(
+        f"nothing to compare: {quoted(text)}\n"
+        f"  expected a model below {artifacts}, a bundle, a {MANIFEST_FILE}, or NAME@VERSION, got none",
+        hint="ortprep compare NAME@VERSION NAME --registry URL   (published against local)",
+    )
+
+
+def is_in_registry(text: str, artifacts: Path) -> bool:
+    """Returns whether a text names a version in a registry; what lies on this machine goes first."""
+    if "://" in text:
+        return True
+    return "@" in text and "/" not in text and not Path(text).exists() and not (artifacts / text).exists()
+
+
+def _read_version(location: str, registry: str | None, if_published: bool) -> tuple[Manifest, ...]:
+    """Returns the manifests of a version's parts; the models stay where they are."""
+    from ortprep.registry.catalogue import open_catalogue
+    from ortprep.registry.references import split_location
+    from ortprep.registry.versions import is_published, resolve
+
+    url, reference = split_location(location, registry=registry)
+    with open_catalogue(url) as catalogue:
+        state = catalogue.read_state(reference.name)
+        if if_published and not is_published(state, reference.version):
+            return ()
+        version = resolve(state, reference.version, registry=redact_url(url))
+        return tuple(manifest for _, manifest in catalogue.read_manifests(catalogue.read_parts(version)))

@@ -1,4 +1,4 @@
-"""`ortprep adopt`: specs for the models that an application loads."""
+"""The commands for existing applications: `adopt` writes specs for their models, `run` gives them bundles."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ortprep.adopt.observation import MAX_MODELS
+from ortprep.cli import quick_run
 from ortprep.cli.command import CONFIGS, AsJson, Output, check_writable, command
 from ortprep.cli.console import Block, Talk, echo
 from ortprep.errors import SpecError
 from ortprep.quoting import quoted
 from ortprep.tables import Table, fill_table
 from ortprep.versions import installed_onnxruntime
+
+if TYPE_CHECKING:
+    from ortprep.adopt.adoption import AdoptedModel
+    from ortprep.adopt.observation import ProcessRecord
 
 MAX_INPUTS = 1024
 _DEFAULT_INPUTS = 32
@@ -25,10 +30,6 @@ _KEEPING = (
 )
 _ARGUMENTS = "the specs contain the program's arguments; pass secrets by environment variables"
 AUTO = "auto"
-
-if TYPE_CHECKING:
-    from ortprep.adopt.adoption import AdoptedModel
-    from ortprep.adopt.observation import ProcessRecord
 
 
 def adopt(
@@ -161,3 +162,37 @@ def _describe_options(model: AdoptedModel) -> list[str]:
 
 
 command(adopt, takes_program=True)
+
+
+def run(
+    program: Annotated[
+        list[str] | None, typer.Argument(metavar="PROGRAM", help="The program to run.")
+    ] = None,
+    bundles: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DIR",
+            help="A bundle, a folder of bundles, or registry://NAME@VERSION; may be repeated. "
+            "By default $ORTPREP_BUNDLES, else artifacts/.",
+        ),
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Write one line per session: its bundle, or why it has none.")
+    ] = False,
+    print_environment: Annotated[
+        bool,
+        typer.Option(
+            "--print-environment", help="Print environment variables with the same effect, and run nothing."
+        ),
+    ] = False,
+) -> None:
+    """Run a program with bundles of its models: `ortprep run -- python app.py`."""
+    if print_environment:
+        quick_run.print_environment(bundles or [], verbose=verbose)
+    elif program:
+        quick_run.start_program(program, bundles or [], verbose=verbose)
+    else:
+        raise typer.BadParameter("expected a program, as in: ortprep run -- python app.py")
+
+
+command(run, takes_program=True)

@@ -1,17 +1,20 @@
-"""The options that ONNX Runtime knows, as tables for people and as JSON for programs."""
+"""`ortprep options`: what ONNX Runtime knows, as tables for people and as JSON for programs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from ortprep.bundle.codec import encode
+from ortprep.cli.command import AsJson, Output, command
+from ortprep.cli.console import echo
 from ortprep.options import (
     CUDA,
     NEWEST,
@@ -22,6 +25,7 @@ from ortprep.options import (
     known_session_config,
     version_parts,
 )
+from ortprep.versions import installed_onnxruntime
 
 _EFFECT_WIDTH, _VALUES_WIDTH = 80, 30
 
@@ -101,3 +105,23 @@ def _describe_values(option: Option) -> Text:
         return Text()
     since = f"{option.since} or earlier" if option.since == OLDEST else option.since
     return Text(f"{option.expected}\ndefault {option.default}\nsince {since}")
+
+
+@command
+def options(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="List only names that contain this text.")] = "",
+    provider: Annotated[OptionOwner | None, typer.Option(help="List only these.")] = None,
+    onnxruntime: Annotated[
+        str | None,
+        typer.Option(metavar="VERSION", help="Version of ONNX Runtime; by default the installed one."),
+    ] = None,
+    json: AsJson = False,
+) -> Output:
+    """List the options of ONNX Runtime: values, default, effect and first version."""
+    version = onnxruntime or installed_onnxruntime() or NEWEST
+    groups = list_options(version, provider, part=name)
+    for remark in describe_version(version):
+        echo(remark)
+    if not groups:
+        echo(f"no option has {name!r} in its name")
+    return Output(encode_groups(version, groups), [build_options_table(group, version) for group in groups])

@@ -1,0 +1,338 @@
+"""The commands that serve and export: `host`, `place`, `serve-check`, `serve-config`, `export triton`."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from ortprep.bundle.codec import encode
+from ortprep.bundle.loader_config import read_loader_config
+from ortprep.cli.command import (
+    ARTIFACTS,
+    Artifacts,
+    AsJson,
+    Bundle,
+    Devices,
+    Output,
+    Precision,
+    app,
+    command,
+    find_bundle,
+)
+from ortprep.cli.console import Block, Talk, echo, format_yaml, write_json, write_line
+from ortprep.errors import PoolError, SpecError
+from ortprep.runtime.host.models import HostConfig
+from ortprep.runtime.host.process import read_status, serve_models, stop_host
+from ortprep.runtime.loading.load_options import DigestPolicy, check_choice
+from ortprep.runtime.loading.sources import locate
+from ortprep.runtime.loading.variant_selection import FASTEST, PRECISIONS
+from ortprep.runtime.machine.hardware import read_hardware
+from ortprep.versions import parse_version
+
+if TYPE_CHECKING:
+    from ortprep.cluster.serving.config import ServeConfig
+    from ortprep.cluster.serving.serve_file import BundleFigures
+    from ortprep.export.repository import ExportedModel
+
+
+@command
+def place(
+    bundles: Annotated[list[str], typer.Argument(metavar="BUNDLE", help="Models, or paths of bundles.")],
+    artifacts: Artifacts = ARTIFACTS,
+    devices: Devices = None,
+    precision: Precision = FASTEST,
+    json: AsJson = False,
+) -> Output:
+    """Show which device a pool would give each of these bundles, and why."""
+    from ortprep.cli.tables import build_placement_table
+    from ortprep.runtime.placement.assignment import place_bundles
+    from ortprep.runtime.placement.devices import resolve_devices
+
+    folders = [find_bundle(name, artifacts) for name in bundles]
+    names = [path.resolve().name for path in folders]
+    paths = {
+        name if names.count(name) == 1 else str(path): path for name, path in zip(names, folders, strict=True)
+    }
+    check_choice("precision", precision, (FASTEST, *PRECISIONS))
+    places = resolve_devices(devices or "all", read_hardware())
+    loads, placement = place_bundles(paths, places, precision=precision)
+    table = build_placement_table(loads, placement)
+    return Output({"loads": loads, "placement": placement}, [table, *placement.reasons])
+
+
+@command
+def serve_check(
+    bundle: Bundle,
+    artifacts: Artifacts = ARTIFACTS,
+    devices: Devices = None,
+    workers_per_device: Annotated[int, typer.Option(min=1, max=256, help="Processes per device.")] = 1,
+    requests: Annotated[int, typer.Option(min=1, help="Number of requests.")] = 1000,
+    clients: Annotated[int, typer.Option(min=1, max=256, help="Threads that send them.")] = 4,
+    precision: Precision = FASTEST,
+    json: AsJson = False,
+) -> Output:
+    """Load a bundle on every device at once, send its golden samples, and check every answer."""
+    from ortprep.cli.tables import build_workers_table, describe_load_test
+    from ortprep.doctor.load_test import load_test_bundle
+
+    result, stats = load_test_bundle(
+        find_bundle(bundle, artifacts),
+        devices=devices or "all",
+        workers_per_device=workers_per_device,
+        requests=requests,
+        clients=clients,
+        precision=precision,
+        observer=lambda event: echo(f"{event.name}: {event.state}"),
+    )
+    return Output(
+        {"drive": result, "pool": stats},
+        [build_workers_table(stats), *describe_load_test(result)],
+        exit_code=1 if result.wrong or result.failed else 0,
+    )
+
+
+@command
+def serve_config(
+    bundles: Annotated[
+        list[str],
+        typer.Argument(metavar="BUNDLE", help="Models, paths of bundles, or registry references."),
+    ],
+    artifacts: Artifacts = ARTIFACTS,
+    device: Annotated[
+        str, typer.Option(metavar="D", help="cpu or cuda; by default that of the first variant.")
+    ] = "all",
+    replicas: Annotated[int, typer.Option(min=1, max=4096, help="Replicas at the start.")] = 1,
+    max_replicas: Annotated[
+        int | None, typer.Option(min=1, max=4096, help="Maximum for autoscaling; no autoscaling by default.")
+    ] = None,
+    cpus: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Processors per replica; by default those it was tuned with."),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Address for HTTP; 0.0.0.0 for every address of a node.")
+    ] = "127.0.0.1",
+    token_env: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Environment variable with the token of clients.")
+    ] = None,
+    token_file: Annotated[
+        str | None, typer.Option(metavar="PATH", help="File with the token of clients, on every node.")
+    ] = None,
+    http_port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    precision: Precision = FASTEST,
+    json: Annotated[bool, typer.Option("--json", help="Write JSON instead of YAML.")] = False,
+) -> Output:
+    """Print the config file with which `serve run` and `serve deploy` serve bundles."""
+    from ortprep.cluster.serving.config import ServeConfig
+    from ortprep.cluster.serving.serve_file import has_token, is_loopback, plan_serve_file
+    from ortprep.runtime.loading.model_load_options import ModelLoadOptions
+
+    config = ServeConfig(
+        device=device,
+        replicas=replicas,
+        max_replicas=max_replicas,
+        load=ModelLoadOptions(precision=precision),
+        cpus=cpus,
+        token_env=token_env,
+        token_file=token_file,
+    )
+    config.check()
+    if not is_loopback(host) and not has_token(config):
+        echo(
+            f"warning: anyone who reaches {host} can send requests; --token-file and --token-env prevent that"
+        )
+    figures = _read_figures(bundles, artifacts, config)
+    file = plan_serve_file(figures, config, host=host, http_port=http_port)
+    return Output(file, format_yaml(file).splitlines())
+
+
+def _read_figures(bundles: list[str], artifacts: Path, config: ServeConfig) -> list[BundleFigures]:
+    """Returns the figures of bundles, each pinned to its version; raises `PoolError` for a repeated name."""
+    from ortprep.cluster.serving.pinning import pin_version
+    from ortprep.cluster.serving.serve_file import read_bundle_figures
+
+    figures: dict[str, BundleFigures] = {}
+    for bundle in bundles:
+        name, pinned = pin_version(bundle if "://" in bundle else str(find_bundle(bundle, artifacts)))
+        if name in figures:
+            raise PoolError(f"two bundles of one name: {name}\n  expected every model once")
+        figures[name] = read_bundle_figures(name, pinned, config)
+    return list(figures.values())
+
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
+_BYTES = {"M": 2**20, "G": 2**30}
+
+
+@command
+def host(
+    bundles: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="BUNDLE", help="Models that clients may name, paths of bundles, or references."
+        ),
+    ] = None,
+    artifacts: Artifacts = ARTIFACTS,
+    idle: Annotated[
+        str | None, typer.Option(metavar="TIME", help="End after so long without a request: 90s, 10m, 8h.")
+    ] = None,
+    max_memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Drop models unused for longest above this memory: 500M, 4G."),
+    ] = None,
+    digests: Annotated[str, typer.Option(metavar="POLICY", help="changed, full or off, as for load.")] = (
+        "changed"
+    ),
+    precision: Precision = FASTEST,
+    require_signature: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Refuse bundles not signed with this public key.")
+    ] = None,
+    status: Annotated[bool, typer.Option("--status", help="Show your running host.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="End your running host.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Keep models loaded for your programs: `ortprep.runtime.connect("mynet")`."""
+    if status:
+        _show_status(as_json=json)
+    elif stop:
+        pid = stop_host()
+        echo("no host runs" if pid is None else f"host ended: process {pid}")
+    else:
+        check_choice("precision", precision, (FASTEST, *PRECISIONS))
+        check_choice("digests", digests, ("changed", "full", "off"))
+        config = HostConfig(
+            models=_find_models(bundles or [], artifacts, require_signature),
+            idle_s=None if idle is None else _parse(idle, _SECONDS, "--idle", "90s, 10m or 8h"),
+            max_memory_bytes=None if max_memory is None else _parse(max_memory, _BYTES, "--max-memory", "4G"),
+            digests=cast(DigestPolicy, digests),
+            precision=precision,
+            require_signature=require_signature,
+        )
+        names = ", ".join(config.models) or "models by their folders"
+        if not serve_models(config, on_ready=lambda: echo(f"host is ready: {names}")):
+            echo("warning: ended while a request was running")
+
+
+def _find_models(bundles: list[str], artifacts: Artifacts, require_signature: str | None) -> dict[str, str]:
+    """Returns the folders of bundles by their models' names."""
+    models: dict[str, str] = {}
+    for bundle in bundles:
+        is_reference = "://" in bundle
+        folder = (
+            locate(bundle, require_signature=require_signature)
+            if is_reference
+            else find_bundle(bundle, artifacts)
+        )
+        name = read_loader_config(folder).name
+        if models.setdefault(name, str(folder.resolve())) != str(folder.resolve()):
+            raise SpecError(f"two models have the name {name}\n  got {models[name]} and {folder}")
+    return models
+
+
+def _parse(text: str, units: dict[str, int], option: str, example: str) -> int:
+    found = re.fullmatch(rf"(\d{{1,9}})([{''.join(units)}])", text)
+    if found is None:
+        raise typer.BadParameter(f"expected a number with a unit, as in {example}", param_hint=option)
+    return int(found[1]) * units[found[2]]
+
+
+def _show_status(*, as_json: bool) -> None:
+    found = read_status()
+    if as_json:
+        write_json(found)
+    elif found is None:
+        echo("no host runs")
+    if found is None:
+        raise typer.Exit(1)
+    if as_json:
+        return
+    memory = found["private_bytes"] / 2**20
+    write_line(
+        f"process {found['pid']}, up for {found['up_s']} s: {found['requests']} requests, "
+        f"{found['clients']} clients, {memory:.0f} MiB of private memory"
+    )
+    for model in found["models"]:
+        state = f"loaded, variant {model['variant']}" if model["variant"] else "not loaded"
+        write_line(f"{model['name'] or '-'}  {model['bundle']}  {state}")
+
+
+export_app = typer.Typer(help="Write bundles in the layout of other servers.", no_args_is_help=True)
+app.add_typer(export_app, name="export")
+
+
+@functools.partial(command, group=export_app)
+def triton(
+    bundles: Annotated[list[str], typer.Argument(metavar="BUNDLE", help="Models, or paths of bundles.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The model repository; other models in it stay.")],
+    artifacts: Artifacts = ARTIFACTS,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(metavar="V", help="Export this one, even if not known to fit; may be repeated."),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="T", help="cpu or cuda; by default the first that fits.")
+    ] = None,
+    precision: Precision = FASTEST,
+    onnxruntime: Annotated[
+        str | None,
+        typer.Option(metavar="VERSION", help="The server's ONNX Runtime; unknown by default."),
+    ] = None,
+    here: Annotated[
+        bool, typer.Option("--here", help="The server has this machine's processor and GPUs.")
+    ] = False,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the model; by default the bundle's.")
+    ] = None,
+    instances: Annotated[int, typer.Option(min=1, max=1024, help="Instances on the CPU, or per GPU.")] = 1,
+    max_batch_size: Annotated[
+        int,
+        typer.Option(
+            min=0, max=65_536, help="Maximum number of rows in a batch that Triton forms; 0 for no batching."
+        ),
+    ] = 0,
+    json: AsJson = False,
+) -> Output:
+    """Write a model repository of NVIDIA Triton, for its ONNX Runtime backend."""
+    from ortprep.export.repository import export_triton
+    from ortprep.export.variant_selection import ExportRequest
+
+    if name is not None and len(bundles) > 1:
+        raise typer.BadParameter("expected one bundle with it", param_hint="--name")
+    check_choice("precision", precision, (FASTEST, *PRECISIONS))
+    if onnxruntime is not None and parse_version(onnxruntime) is None:
+        raise typer.BadParameter(f"expected a version, got {onnxruntime!r}", param_hint="--onnxruntime")
+    request = ExportRequest(
+        variants=tuple(variant or ()),
+        target=target,
+        precision=precision,
+        onnxruntime=onnxruntime,
+        hardware=read_hardware() if here else None,
+        name=name,
+        instances=instances,
+        max_batch_size=max_batch_size,
+    )
+    exported = export_triton([find_bundle(bundle, artifacts) for bundle in bundles], out, request)
+    blocks: list[Block] = [Talk(f"passed over {passed}") for passed in exported.passed_over]
+    blocks += [str(exported.path), *itertools.chain(*map(_describe_model, exported.models))]
+    return Output(encode(exported) | {"path": str(exported.path)}, blocks)
+
+
+def _describe_model(model: ExportedModel) -> Iterator[str]:
+    """Yields the lines that describe one exported model: its needs, and the options it has and lacks."""
+    size_mb = sum(entry.size_bytes for entry in model.files) / 2**20
+    prepared = f", prepared with ONNX Runtime {model.prepared_with}" if model.prepared_with else ""
+    yield f"{model.name}: variant {model.variant} of {model.bundle}, {size_mb:.1f} MB{prepared}"
+    yield f"  {model.trial}"
+    yield "  needs, and its server does not check:"
+    yield from (f"    {need}" for need in model.needs)
+    if model.carried:
+        yield "  carried over:"
+        yield from (f"    {option} -> {where}" for option, where in model.carried.items())
+    yield "  left out:" if model.left_out else "  left out: nothing"
+    yield from (f"    {what}: {reason}" for what, reason in model.left_out.items())
