@@ -14,14 +14,6 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-from ortprep.report.html_page import bundle_vega
-
-
-@pytest.fixture(scope="session")
-def library():
-    """The script that draws charts."""
-    return bundle_vega("window.vegaEmbed = vegaEmbed;")
-
 
 @pytest.fixture(scope="module")
 def chromium():
@@ -58,19 +50,6 @@ class Page:
     def open_all(self):
         """Opens every part that can be opened."""
         self.ask("for (const part of document.querySelectorAll('details')) part.open = true;")
-
-    def draw_all(self):
-        """Scrolls through the page until every chart that can be seen is drawn."""
-        figures = "[...document.querySelectorAll('figure[data-chart]')]"
-        for index, is_shown in enumerate(self.ask(f"return {figures}.map(one => one.checkVisibility())")):
-            if is_shown:
-                self.draw(index)
-
-    def draw(self, index):
-        """Scrolls to a chart and waits until it is drawn."""
-        which = f"document.querySelectorAll('figure[data-chart]')[{index}]"
-        self.ask(f"{which}.scrollIntoView({{block: 'center'}})")
-        self.wait_for(f"{which}.dataset.drawn === 'true'")
 
     def wait_for(self, condition):
         waiting = WebDriverWait(self.driver, _PATIENCE_S, poll_frequency=0.05)

@@ -1,4 +1,4 @@
-"""A report in a real browser: drawn, sorted, filtered, on a phone, in the dark, and without any network."""
+"""A report in a real browser: sorted, filtered, on a phone, in the dark, and without any network."""
 
 import itertools
 
@@ -19,13 +19,13 @@ HOSTILE = '</script><img src=x onerror="window.hacked=1"><script>window.hacked=1
 
 
 @pytest.fixture(scope="module")
-def one(pages, library):
+def one(pages):
     """The report of one model."""
-    return write(pages / "one.html", library, subject(trials=40))
+    return write(pages / "one.html", subject(trials=40))
 
 
 @pytest.fixture(scope="module")
-def many(pages, library):
+def many(pages):
     """The report of several models."""
     stories = [
         Story(name=LONG),
@@ -33,48 +33,21 @@ def many(pages, library):
         Story(name="c", trials=0),
         Story(name="d", sooner=3),
     ]
-    return write(pages / "many.html", library, *(subject(story) for story in stories))
+    return write(pages / "many.html", *(subject(story) for story in stories))
 
 
-def write(path, library, *subjects):
+def write(path, *subjects):
     report = build_report(subjects, version="0.1.0")  # type: ignore[arg-type]
-    path.write_text(render_report(report, library=library), encoding="utf-8")
+    path.write_text(render_report(report), encoding="utf-8")
     return path
-
-
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_every_chart_is_drawn_without_a_word_on_the_console(chromium, one, dark):
-    page = chromium.show(one, dark=dark)
-    page.open_all()
-    page.draw_all()
-    figures = page.ask(
-        "return [...document.querySelectorAll('figure[data-chart]')].map(figure => ["
-        " figure.querySelector('.chart-title').textContent,"
-        " figure.querySelectorAll('.drawing svg path').length,"
-        " figure.querySelector('.drawing svg')?.getBoundingClientRect().height ?? 0])"
-    )
-    assert len(figures) == 3
-    for title, marks, height in figures:
-        assert marks >= 2, title
-        assert height > 60, title
-    assert page.complaints() == []
-
-
-def test_charts_are_drawn_only_when_they_come_into_view(chromium, many):
-    page = chromium.show(many)
-    assert page.find_all("figure[data-drawn]") == [], "models are closed"
-    page.find(f"a[href='#{page.find('.model').get_attribute('id')}']").click()
-    page.wait_for("document.querySelector('.model').open")
-    page.draw(0)
-    assert page.complaints() == []
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_the_page_asks_for_nothing_but_itself(chromium, one, dark):
     page = chromium.show(one, dark=dark)
     page.open_all()
-    page.draw_all()
     assert page.requests() == [one.as_uri()]
+    assert page.complaints() == []
     assert page.ask("return performance.getEntriesByType('resource').map(entry => entry.name)") == []
 
 
@@ -141,11 +114,10 @@ def test_the_filter_shows_the_rows_that_have_every_word(chromium, one):
 def test_a_phone_never_scrolls_sideways(chromium, which, width, request):
     page = chromium.show(request.getfixturevalue(which), width=width, height=844)
     page.open_all()
-    page.draw_all()
     assert page.ask("return document.documentElement.scrollWidth") <= width
     wide = page.ask(
-        "return [...document.querySelectorAll('figure, .facts, .scroll, .drawing svg, summary, p')]"
-        ".filter(one => one.offsetParent !== null || one.tagName === 'svg')"
+        "return [...document.querySelectorAll('.facts, .scroll, summary, p')]"
+        ".filter(one => one.offsetParent !== null)"
         ".filter(one => one.getBoundingClientRect().right > innerWidth + 0.5)"
         ".map(one => one.tagName + '.' + (one.className.baseVal ?? one.className))"
     )
@@ -163,20 +135,12 @@ def test_a_screen_of_1200_pixels_scrolls_no_table_sideways(chromium, one, many):
         assert [label for label, excess in tables if excess > 0] == []
 
 
-def test_the_chosen_trial_stands_out_in_the_table_and_in_the_charts(chromium, one):
+def test_the_chosen_trial_stands_out_in_the_table(chromium, one):
     page = chromium.show(one)
-    page.draw_all()
     (row,) = page.find_all(".table.sortable tr.marked")
     assert row.find_element(By.CSS_SELECTOR, "td").text == "4"
     star = page.ask("return getComputedStyle(arguments[0].cells[0], '::before').content", row)
     assert star.strip('"') == "★ "
-    labels = page.ask(
-        "return [...document.querySelectorAll('figure')]"
-        ".filter(one => one.textContent.includes('against steady'))"
-        ".map(one => [...one.querySelectorAll('.mark-text text')].map(label => label.textContent))"
-    )
-    assert labels
-    assert all("4, chosen" in texts for texts in labels)
 
 
 CONTRASTS = """
@@ -192,11 +156,11 @@ const behind = element => {
   }
   return [255, 255, 255];
 };
-const all = "h1, h2, h3, h4, h5, h6, p, a, summary, th, td, caption, dt, dd strong, dd span, figcaption, " +
-  ".badge, td span, output, label, button, .drawing svg text";
+const all = "h1, h2, h3, h4, h5, h6, p, a, summary, th, td, caption, dt, dd strong, dd span, .badge, " +
+  "td span, output, label, button";
 return [...document.querySelectorAll(all)].filter(one => one.textContent.trim()).map(one => {
   const style = getComputedStyle(one);
-  const text = luminance(parse(one.tagName === "text" ? style.fill : style.color));
+  const text = luminance(parse(style.color));
   const back = luminance(behind(one));
   const contrast = (Math.max(text, back) + 0.05) / (Math.min(text, back) + 0.05);
   const name = one.tagName + "." + (one.className.baseVal ?? one.className);
@@ -209,21 +173,9 @@ return [...document.querySelectorAll(all)].filter(one => one.textContent.trim())
 def test_every_text_stands_out_from_what_is_behind_it(chromium, many, dark):
     page = chromium.show(many, dark=dark)
     page.open_all()
-    page.draw(0)
-    page.draw(1)
     found = page.ask(CONTRASTS)
     assert len(found) > 200
     assert {text for text, contrast in found if contrast < 4.5} == set(), "WCAG 2.2, 1.4.3"
-
-
-def test_every_chart_has_its_words_for_who_cannot_see_it(chromium, one):
-    page = chromium.show(one)
-    named = page.ask(
-        "const textOf = id => document.getElementById(id).textContent;"
-        "return [...document.querySelectorAll('.drawing')].map(one => [one.getAttribute('role'),"
-        " one.getAttribute('aria-labelledby').split(' ').map(textOf).join()])"
-    )
-    assert [words for role, words in named if role != "img" or len(words) < 50] == []
 
 
 def test_headings_never_skip_a_level(chromium, one, many):
@@ -238,14 +190,13 @@ def test_headings_never_skip_a_level(chromium, one, many):
 # -- strangers
 
 
-def test_nothing_a_model_or_registry_says_becomes_part_of_the_page(chromium, pages, library):
+def test_nothing_a_model_or_registry_says_becomes_part_of_the_page(chromium, pages):
     hostile = subject(name=HOSTILE, outputs=(HOSTILE, "$unit", "@bad", "datum.x"))
-    page = chromium.show(write(pages / "hostile.html", library, hostile, subject(name="other")))
+    page = chromium.show(write(pages / "hostile.html", hostile, subject(name="other")))
     page.open_all()
-    page.draw_all()
     assert page.ask("return window.hacked") is None
     assert page.ask("return document.querySelectorAll('img').length") == 0
-    assert page.ask("return document.querySelectorAll('script').length") == 3
+    assert page.ask("return document.querySelectorAll('script').length") == 1
     names = page.ask("return [...document.querySelectorAll('.model-title')].map(one => one.textContent)")
     assert names == [printable(HOSTILE), "other"]
     assert page.complaints() == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import ortprep
 from ortprep.build.receipts import WORK_FOLDER, read_receipt
 from ortprep.bundle.atomic import write_bytes_atomic
-from ortprep.report.html_page import read_vega, render_report
+from ortprep.report.html_page import render_report
 from ortprep.report.report_builder import build_report
 from ortprep.report.report_subjects import ReportSubject, read_subjects
 from ortprep.tables import Table, fill_table, format_duration, format_instant, number_cell
@@ -41,6 +41,6 @@ def write_report(manifests: Sequence[Path], out: Path, *, others: Sequence[Repor
     """
     subjects = (*read_subjects(manifests, build_history_table), *others)
     report = build_report(subjects, version=ortprep.__version__)
-    page = render_report(report, library=read_vega()).encode()
+    page = render_report(report).encode()
     write_bytes_atomic(out, page)
     return len(page)

@@ -102,7 +102,7 @@ def report(
     ] = None,
     registry: Registry = None,
 ) -> None:
-    """Write one HTML file about bundles: charts, every trial, and the reasons."""
+    """Write one HTML file about bundles: figures, every trial, and the reasons."""
     from ortprep.build.receipts import REPORT_FILE, refuse_links
     from ortprep.build.report_file import write_report
     from ortprep.report.report_subjects import ReportSubject, find_manifests

@@ -1,15 +1,15 @@
-"""A search: every trial in a table and in charts, what was chosen, and why. Pure."""
+"""A search: every trial in a table, what was chosen, and why. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from ortprep.bundle.figures import PlanFigures
 from ortprep.bundle.manifest import TrialRecord, TuningRecord
 from ortprep.measuring.comparison import pareto_front
-from ortprep.report.content import Chart, ReportSection
+from ortprep.report.content import ReportSection
 from ortprep.tables import Cell, CellValue, Table, Tone, count_of, fill_table, format_duration, number_cell
 
 
@@ -40,13 +40,8 @@ def format_cost(value: float) -> str:
     return f"{value:.3g}×"
 
 
-def rounded(value: float) -> float | None:
-    """Returns a figure with five digits, for a chart: more cannot be seen; None if it cannot be drawn."""
-    return float(f"{value:.5g}") if math.isfinite(value) else None
-
-
 def build_search_section(record: TuningRecord) -> ReportSection:
-    """Returns how a search went, its charts, and every trial."""
+    """Returns how a search went, and every trial."""
     notes = [
         f"{count_of(len(record.trials), 'plan')} tried in "
         f"{format_duration(record.elapsed_s)}, until {record.ended}; noise {record.noise:.1%}.",
@@ -64,10 +59,7 @@ def build_search_section(record: TuningRecord) -> ReportSection:
     title = f"Every trial, cheapest first, at {runs} per load, relative to the default; ★ is the chosen one"
     tables = (_break_even_table(record), build_trials_table(record, title))
     shown = tuple(table for table in tables if table.rows)
-    return ReportSection("Search", tuple(notes), tuple(build_front_charts(record)), shown)
-
-
-# -- tables
+    return ReportSection("Search", tuple(notes), shown)
 
 
 FIGURES: tuple[tuple[str, Callable[[PlanFigures], CellValue]], ...] = (
@@ -196,49 +188,3 @@ def build_knobs_table(record: TuningRecord) -> Table | None:
             ("values", lambda choice: ", ".join(record.knobs.get(choice[0], choice[1:]))),
         ),
     )
-
-
-# -- charts
-
-
-def build_front_charts(record: TuningRecord) -> Iterator[Chart]:
-    """Yields the plans by when they are ready and how long their runs take, if any can be drawn."""
-    spots = [trial for trial in record.trials if min(_place(trial)) > 0 and math.isfinite(sum(_place(trial)))]
-    if not spots:
-        return
-    front = [trial for trial in find_front(record) if trial in spots]
-    ranks = {trial.number: rank for rank, trial in enumerate(front)}
-    table = fill_table(
-        "Plans that no other plan beats in both figures",
-        front,
-        (
-            ("trial", lambda trial: trial.number),
-            ("ready, ms", lambda trial: _place(trial)[0]),
-            ("steady run, ms", lambda trial: _place(trial)[1]),
-            ("plan", lambda trial: describe_choice(record, trial)),
-        ),
-    )
-    # The chosen one last, so that it is drawn over the others.
-    ordered = sorted(spots, key=lambda trial: trial.number == record.chosen)
-    yield Chart(
-        kind="front",
-        title="Ready against steady run",
-        values=tuple(_spot_row(record, trial, ranks) for trial in ordered),
-        table=table,
-        parameters={"x": "ready, ms", "y": "steady run, ms"},
-    )
-
-
-def _spot_row(record: TuningRecord, trial: TrialRecord, ranks: Mapping[int, int]) -> Mapping[str, Any]:
-    """Returns the data of a trial's point: its place, what it is, its rank in the front and its label."""
-    number, (x, y) = trial.number, _place(trial)
-    row: dict[str, Any] = {"trial": number, "x": rounded(x), "y": rounded(y), "what": "trial"}
-    if number in ranks:
-        row |= {"what": "front", "rank": ranks[number]}
-    if record.first_phase is not None and number == record.first_phase.trial:
-        row["what"] = "serves first"
-    if trial.choice.get("plan") == "default":
-        row["what"] = "default"
-    if number == record.chosen:
-        row |= {"what": "chosen", "label": f"{number}, chosen"}
-    return row

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ortprep.bundle.conversion_record import ConversionRecord
-from ortprep.bundle.figures import PlanFigures, Samples
+from ortprep.bundle.figures import PlanFigures
 from ortprep.bundle.manifest import MeasurementRecord, OutputError, VariantRecord
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.errors import SpecError
@@ -19,17 +19,11 @@ from ortprep.options import (
     known_session_config,
     version_parts,
 )
-from ortprep.report.content import Chart, ReportSection
+from ortprep.report.content import ReportSection
 from ortprep.report.report_subjects import ReportSubject
 from ortprep.report.speedup import DEFAULT, compare
-from ortprep.report.trials import build_knobs_table, find_chosen, rounded
+from ortprep.report.trials import build_knobs_table, find_chosen
 from ortprep.tables import Cell, CellValue, Table, count_of, fill_table, number_cell
-
-PHASES: tuple[tuple[str, Callable[[PlanFigures], Samples]], ...] = (
-    ("import", lambda plan: plan.import_ms),
-    ("init", lambda plan: plan.init_ms),
-    ("first run", lambda plan: plan.first_ms),
-)
 
 _Figure: TypeAlias = tuple[str, Callable[[PlanFigures], CellValue]]
 
@@ -133,35 +127,7 @@ def build_measurement_sections(variant: VariantRecord) -> Iterator[ReportSection
         )
         title = f"All figures, {cache}: median ± half the distance between quartiles"
         tables = (build_plans_table(measurement, title, shipped=shipped),) if measurement.plans else ()
-        charts = (_build_waterfall(measurement, cache),) if measurement.plans else ()
-        yield ReportSection(
-            f"Measured, {cache}", notes, charts, tables, quiet=measurement.cache != "warm" and bool(charts)
-        )
-
-
-def _build_waterfall(measurement: MeasurementRecord, cache: str) -> Chart:
-    """Returns the chart of the phases of each plan's load."""
-    phases = fill_table(
-        f"Phases of a load, {cache}",
-        measurement.plans,
-        (
-            ("plan", lambda plan: plan.plan),
-            ("ms to the first result", lambda plan: sum(read(plan).median for _, read in PHASES)),
-            *((f"{phase} ms", read) for phase, read in PHASES),
-        ),
-    )
-    title = f"From start to first result, {cache}"
-    return Chart("waterfall", title, tuple(_waterfall(measurement)), phases, {})
-
-
-def _waterfall(measurement: MeasurementRecord) -> Iterator[Mapping[str, Any]]:
-    """Yields a bar per plan and phase, which begins where the one before it ended, in ms."""
-    for plan in measurement.plans:
-        start = 0.0
-        for phase, read in PHASES:
-            end = start + read(plan).median
-            yield {"row": plan.plan, "phase": phase, "from": rounded(start), "to": rounded(end)}
-            start = end
+        yield ReportSection(f"Measured, {cache}", notes, tables, quiet=measurement.cache != "warm")
 
 
 def build_plans_table(measurement: MeasurementRecord, title: str, *, shipped: str = "") -> Table:
