@@ -32,7 +32,7 @@ ROOT = Path(__file__).parent
 SCOPES = {
     "a cluster": ("cluster",),
     "registries": ("registry",),
-    "the machine": ("runtime/pool", "doctor", "cli/test_doctor_command.py", "cli/test_pool_commands.py"),
+    "the machine": ("runtime/pool", "doctor", "cli/test_doctor_command.py", "cli/test_serving_commands.py"),
 }
 """Tests that share servers, or that count or time what others of their kind would disturb."""
 

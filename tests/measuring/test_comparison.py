@@ -1,16 +1,28 @@
-"""Which of two plans is smaller beyond the noise, by pairs of the same rounds."""
+"""Interleaved rounds, and which of two plans is smaller beyond the noise."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
+from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ortprep.bundle.figures import Samples
+from ortprep.children.probe import ProbeResult, join_results
+from ortprep.doctor.parallel import MAX_COMPARISON_S
+from ortprep.errors import ChildError
 from ortprep.measuring.comparison import is_apart, is_below
+from ortprep.measuring.rounds import (
+    InterleavedRuns,
+    is_affordable,
+    order_of_round,
+    run_interleaved,
+)
 
 positive = st.floats(0.01, 1e6)
 rounds = st.lists(st.tuples(positive, positive), min_size=3, max_size=12)
@@ -90,3 +102,146 @@ def test_gaps_that_the_rounds_do_not_agree_in_are_noise():
 def test_rounds_of_one_plan_only_cannot_be_paired():
     with pytest.raises(ValueError, match=r"shorter|longer"):
         is_below((1.0, 1.0, 1.0), (2.0, 2.0, 2.0, 2.0))
+
+
+PLANS = ("default", "recipe", "prepared", "portable")
+
+
+def result(init_ms: float, *, gpu_mb: float | None = None) -> ProbeResult:
+    return ProbeResult(
+        ready_ms=init_ms + 150.0,
+        import_ms=120.0,
+        init_ms=init_ms,
+        first_ms=10.0,
+        steady_ms=8.0,
+        runs=50,
+        private_mb=64.0,
+        peak_mb=200.0,
+        gpu_mb=gpu_mb,
+        onnxruntime="1.31.1",
+    )
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_every_round_runs_every_plan_once(count):
+    plans = [f"plan{i}" for i in range(count)]
+    for index in range(3 * count):
+        assert sorted(order_of_round(plans, index)) == plans
+
+
+@pytest.mark.parametrize("count", range(2, 8))
+def test_every_plan_follows_every_other_equally_often(count):
+    plans = [f"plan{i}" for i in range(count)]
+    rounds = count if count % 2 == 0 else 2 * count
+    neighbours: Counter[tuple[str, str]] = Counter()
+    for index in range(rounds):
+        order = order_of_round(plans, index)
+        neighbours.update(itertools.pairwise(order))
+    assert len(neighbours) == count * (count - 1)
+    assert len(set(neighbours.values())) == 1
+
+
+def test_plans_are_interleaved():
+    measured: list[str] = []
+
+    def measure(plan: str) -> ProbeResult:
+        measured.append(plan)
+        return result(1.0)
+
+    run_interleaved(PLANS, measure, max_rounds=5)
+    for start in range(0, 20, 4):
+        assert sorted(measured[start : start + 4]) == sorted(PLANS)
+
+
+def test_rounds_that_go_on_take_the_orders_that_come_next():
+    measured: list[str] = []
+
+    def measure(plan: str) -> ProbeResult:
+        measured.append(plan)
+        return result(1.0)
+
+    run_interleaved(PLANS, measure)
+    run_interleaved(PLANS, measure, first=3)
+    assert measured == [plan for index in range(6) for plan in order_of_round(PLANS, index)]
+
+
+def test_a_plan_that_fails_once_leaves_the_comparison_and_the_others_go_on():
+    attempts: Counter[str] = Counter()
+
+    def measure(plan: str) -> ProbeResult:
+        attempts[plan] += 1
+        if plan == "recipe" and attempts[plan] == 2:
+            raise ChildError("child process died: SIGSEGV")
+        return result(float(attempts[plan]))
+
+    runs = run_interleaved(PLANS, measure, max_rounds=4)
+    assert runs.failures == {"recipe": "child process died: SIGSEGV"}
+    assert list(runs.rounds) == ["default", "prepared", "portable"]
+    assert all(len(results) == 4 for results in runs.rounds.values())
+    assert attempts["recipe"] == 2
+
+
+def test_rounds_add_up_for_plans_that_never_failed():
+    one, two = (result(1.0),), (result(2.0),)
+    earlier = InterleavedRuns({"default": one, "prepared": one, "portable": one}, {"recipe": "early"}, 1.0)
+    later = InterleavedRuns({"default": two, "prepared": two}, {"recipe": "again", "portable": "late"}, 2.0)
+    joined = earlier.followed_by(later)
+    assert joined.rounds == {"default": one + two, "prepared": one + two}
+    assert joined.failures == {"recipe": "early", "portable": "late"}
+
+
+def test_time_to_first_result_is_summed_within_a_process():
+    figures = join_results("prepared", [result(1.0), result(5.0), result(9.0)])
+    assert (figures.init_ms.median, figures.first_result_ms.median) == (5.0, 15.0)
+
+
+def test_gpu_memory_is_told_only_where_every_process_told_it():
+    assert join_results("p", [result(1.0, gpu_mb=512.0), result(1.0)]).gpu_mb is None
+    told = join_results("p", [result(1.0, gpu_mb=512.0), result(1.0, gpu_mb=514.0)]).gpu_mb
+    assert told is not None
+    assert told.median == 513.0
+
+
+NAMES = ("a", "b", "c")
+
+
+def took(
+    seconds: Callable[[str], float], *, estimate_s: float, max_rounds: int = 7, budget_s: float = 7.0
+) -> tuple[InterleavedRuns[str, str], float]:
+    """Returns the runs, and how long all of them took."""
+    now_s = [100.0]
+
+    def measure(name: str) -> str:
+        now_s[0] += seconds(name)
+        return name.upper()
+
+    runs = run_interleaved(
+        NAMES,
+        measure,
+        estimate_s=estimate_s,
+        max_comparison_s=MAX_COMPARISON_S,
+        max_rounds=max_rounds,
+        budget_s=budget_s,
+        clock=lambda: now_s[0],
+    )
+    return runs, now_s[0] - 100
+
+
+def test_what_takes_hours_is_not_begun():
+    runs, took_s = took(lambda name: 3600.0, estimate_s=3 * 3600.0)
+    assert (runs.rounds, runs.failures, took_s) == ({}, {}, 0)
+    assert runs.round_s == 3 * 3600.0
+
+
+@given(st.integers(0, 6), st.floats(0, 1e5), st.floats(0, 1e5))
+def test_the_longer_a_round_the_sooner_it_ends(done, one_s, other_s):
+    short_s, long_s = sorted((one_s, other_s))
+    limits = {"max_comparison_s": MAX_COMPARISON_S, "budget_s": 7.0}
+    assert is_affordable(done, short_s, **limits) or not is_affordable(done, long_s, **limits)
+
+
+@given(st.floats(0, 1e5), st.floats(0, 1))
+def test_no_comparison_takes_much_longer_than_its_limit(estimate_s, share):
+    """Where the estimate is no less than what a round takes, as it is made to be."""
+    _, took_s = took(lambda name: estimate_s * share / len(NAMES), estimate_s=estimate_s)
+    assert took_s <= MAX_COMPARISON_S * 1.001

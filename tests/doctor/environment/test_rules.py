@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ortprep.doctor.diagnosis import Finding, Severity
+from ortprep.doctor.diagnosis import SEVERITIES, Finding, Severity, diagnose, exit_code_of
 from ortprep.doctor.environment import machine, runtime
 from ortprep.doctor.environment.facts import DiskSpace, Facts, InstalledRuntime
 from ortprep.doctor.environment.topics import describe, name_providers
@@ -196,3 +196,14 @@ def test_a_recorded_wheel_is_understood_on_a_machine_with_and_without_a_gpu(name
 def test_there_are_recordings_of_both_wheels_and_of_the_oldest_version():
     assert {"onnxruntime-1.23.2", "onnxruntime-gpu-1.23.2"} <= set(RECORDINGS)
     assert len(RECORDINGS) >= 5
+
+
+def test_findings_are_in_order_of_severity():
+    found = diagnose("env", [Finding(one, one, "") for one in SEVERITIES])
+    assert [one.severity for one in found.findings] == list(reversed(SEVERITIES))
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_only_a_problem_is_a_failure(severity):
+    assert exit_code_of([diagnose("env", [Finding("x", severity, "")])]) == (severity == "problem")
+    assert exit_code_of([]) == 0
