@@ -80,7 +80,7 @@ class ServedModel(OpenedModel):
             raise NoRoomError(
                 f"answer of {self.name} does not fit the pool's shared memory\n"
                 f"  expected at most {head.size} bytes with the request, got {begin + layout.slot_bytes}",
-                hint=f"PoolConfig(max_shared_bytes={2 * (begin + layout.slot_bytes)})",
+                hint=f"PoolConfig(max_shared_bytes={2 * (begin + layout.slot_bytes):d})",
             )
         if layout.slot_bytes:
             copy_arrays(outputs, layout.offsets, file.bytes, head.begin + begin)
