@@ -1,6 +1,6 @@
 """An MLflow server as a registry: bundles are artifacts of runs, versions are registered model versions.
 
-Experiment `ortprep/NAME`     a run per part: bundle/…, part.json, its figures as metrics, signatures as tags
+Experiment `ortprep/NAME`     a run per part: bundle/…, part.json, signatures as tags
 Registered model NAME         versions with their documents, labels and moves as tags; MLflow's own aliases
 """
 
@@ -18,12 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from ortprep.bundle.digest import PREFIX, digest_bytes
-from ortprep.bundle.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES
 from ortprep.bundle.paths import is_safe_name
 from ortprep.errors import NotPublishedError, RegistryError, RegistryUnavailableError
 from ortprep.quoting import quoted
 from ortprep.registry.backend import Backend, Blob, Download, Kind, Report, SweepResult, digests_of
-from ortprep.registry.backends.mlflow_run import TAG_KIND, TAG_PART, describe_part, join_texts, list_metrics
 from ortprep.registry.backends.mlflow_server import (
     EXISTS,
     MISSING,
@@ -40,12 +38,13 @@ from ortprep.registry.versions import check_model_name
 log = logging.getLogger(__name__)
 
 _EXPERIMENT = "ortprep/"
-_TAG_REFRESHED = "ortprep.refreshed_ms"
+_TAG_KIND, _TAG_PART, _TAG_REFRESHED = "ortprep.kind", "ortprep.part", "ortprep.refreshed_ms"
 _BUNDLE, _PART_FILE, _FINISHED = "bundle", "part.json", "FINISHED"
 _FRESH_MS = 3_600_000
 """Age up to which a run need not be refreshed, in milliseconds."""
 
 _NUMBER = re.compile("[0-9]{1,15}")
+_MAX_TAG_CHARACTERS = 5000
 
 
 @dataclass(frozen=True)
@@ -209,7 +208,7 @@ class MlflowBackend(Backend):
         tags = {
             "ortprep.version": version.digest,
             "ortprep.label": version.label,
-            "ortprep.targets": join_texts(targets),
+            "ortprep.targets": _join_texts(targets),
         }
         self._server.call("POST", "model-versions/create", name=model, tags=[*as_pairs(tags), tag], **files)
         # Another publisher may have registered the same at the same moment: the first of them stays.
@@ -251,7 +250,7 @@ class MlflowBackend(Backend):
         experiment = self._find_experiment(model)
         if not experiment:
             return ()
-        query = f"tags.`{TAG_PART}` = '{part}'" if part else f"tags.`{TAG_KIND}` = 'part'"
+        query = f"tags.`{_TAG_PART}` = '{part}'" if part else f"tags.`{_TAG_KIND}` = 'part'"
         where: dict[str, Any] = {"experiment_ids": [experiment], "order_by": ["start_time ASC"]}
         runs = self._server.list_all("POST", "runs/search", "runs", filter=query, **where)
         return tuple(sorted(map(self._parse_run, runs), key=lambda run: not run.is_finished))
@@ -265,7 +264,7 @@ class MlflowBackend(Backend):
             run_id=str(info.get("run_id", "")),
             artifact_uri=uri,
             is_finished=info.get("status") == _FINISHED,
-            part=tags.get(TAG_PART, ""),
+            part=tags.get(_TAG_PART, ""),
             used_ms=max((int(time_ms) for time_ms in times if _NUMBER.fullmatch(time_ms)), default=0),
             tags=tags,
             artifacts=ProxiedArtifacts(uri, self._server),
@@ -304,7 +303,7 @@ class MlflowBackend(Backend):
         with self._making:
             run = self._known.get((part.model, part.digest)) or self._find_run(part.model, part.digest)
             if run is None:
-                tags = describe_part(part)
+                tags = _describe_part(part)
                 self._server.call(
                     "POST",
                     "runs/create",
@@ -328,17 +327,12 @@ class MlflowBackend(Backend):
         return self._find_experiment(model)
 
     def _put_part(self, part: Part) -> None:
-        """Writes the document of a part, and the figures in its bundle as metrics of its run."""
+        """Writes the document of a part, and marks its run as finished."""
         run = self._make_run(part)
         run.artifacts.write(_PART_FILE, part.data)
-        if run.is_finished:
-            return
-        if any(entry.path == MANIFEST_FILE for entry in part.files):
-            manifest = run.artifacts.read(f"{_BUNDLE}/{MANIFEST_FILE}", limit_bytes=MAX_MANIFEST_BYTES)
-            metrics = list_metrics(part, manifest)
-            self._server.call("POST", "runs/log-batch", run_id=run.run_id, metrics=metrics)
-        done: dict[str, Any] = {"status": _FINISHED, "end_time": _now_ms()}
-        self._server.call("POST", "runs/update", run_id=run.run_id, **done)
+        if not run.is_finished:
+            done: dict[str, Any] = {"status": _FINISHED, "end_time": _now_ms()}
+            self._server.call("POST", "runs/update", run_id=run.run_id, **done)
 
 
 def _now_ms() -> int:
@@ -349,3 +343,23 @@ def _paths_of(blob: Blob) -> list[str]:
     """Returns where a file goes among a run's artifacts: MLflow keeps it once for each of its names."""
     files = blob.part.files if blob.part else ()
     return sorted({f"{_BUNDLE}/{entry.path}" for entry in files if entry.sha256 == blob.digest})
+
+
+def _describe_part(part: Part) -> dict[str, str]:
+    """Returns the tags of a part's run, by which it is found and which MLflow's users see."""
+    variants = part.summary.variants
+    return {
+        _TAG_PART: part.digest,
+        _TAG_KIND: "part",
+        "ortprep.source": part.source,
+        "ortprep.spec": part.spec,
+        "ortprep.created_at": part.summary.created_at,
+        "ortprep.targets": _join_texts(variant.target for variant in variants),
+        "ortprep.onnxruntime": _join_texts(variant.onnxruntime for variant in variants),
+        "ortprep.hardware": _join_texts(variant.hardware for variant in variants),
+    }
+
+
+def _join_texts(texts: Iterable[str]) -> str:
+    """Returns different texts as one tag, cut to what MLflow takes."""
+    return ", ".join(dict.fromkeys(filter(None, texts)))[:_MAX_TAG_CHARACTERS]

@@ -270,15 +270,6 @@ class ProxiedArtifacts:
         except (BundleError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise RegistryError(f"cannot {doing}\n  expected a list of files, got something else") from error
 
-    def read(self, path: str, *, limit_bytes: int) -> bytes:
-        """Returns a small file; raises RegistryError if it is larger than `limit_bytes`."""
-
-        def read() -> bytes:
-            with self._get(path, {}) as response:
-                return read_body(response, f"read artifact: {path}", limit_bytes)
-
-        return with_retries(read)
-
     def open(self, path: str, offset: int, *, name: str) -> AbstractContextManager[Download]:
         """Opens a file at an offset, or at 0; messages call it `name`. Raises as `rest.open_file`."""
         return open_file(lambda headers: self._get(path, headers), f"read artifact: {name}", offset)
