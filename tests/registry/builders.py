@@ -48,7 +48,7 @@ from ortprep.bundle.manifest import (
     write_manifest,
 )
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from ortprep.registry.backend import Backend, Blob, Kind, file_blob, ref_name
+from ortprep.registry.backend import Backend, Kind, ref_name
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import (
     FILE_TYPE,
@@ -307,7 +307,7 @@ def put_part(backend: Backend, part: Part, folder: Path) -> int:
     """Uploads what is missing of a part from a folder, and its document; returns the bytes reported."""
     reports: list[int] = []
     for entry in missing(backend, part):
-        backend.put_blob(file_blob(part, entry), folder / entry.path, reports.append)
+        backend.put_file(part, entry, folder / entry.path, reports.append)
     backend.put_ref(part.model, Kind.PART, ref_name(part.digest), part.data)
     return sum(reports)
 
@@ -315,24 +315,20 @@ def put_part(backend: Backend, part: Part, folder: Path) -> int:
 def missing(backend: Backend, part: Part) -> tuple[FileEntry, ...]:
     """Returns the files of a part that a backend says it does not have, each digest once."""
     entries = {entry.sha256: entry for entry in part.files}.values()
-    return tuple(entry for entry in entries if not backend.has_blob(file_blob(part, entry)))
-
-
-def read_blob(backend: Backend, blob: Blob, offset: int = 0) -> bytes:
-    """Returns what a backend has of a blob from an offset on."""
-    with backend.get_blob(blob, offset) as opened:
-        return b"".join(bytes(block) for block in opened.blocks)[offset - opened.start :]
+    return tuple(entry for entry in entries if not backend.has_file(part, entry))
 
 
 def read_part(backend: Backend, digest: str, model: str) -> bytes:
     """Returns the document of a part."""
-    return read_blob(backend, Blob(model, digest, Kind.PART, ref_name(digest)))
+    with backend.open_ref(model, Kind.PART, ref_name(digest)) as opened:
+        return b"".join(map(bytes, opened.blocks))
 
 
 def read_file(backend: Backend, part: Part, path: str, offset: int = 0) -> bytes:
     """Returns a file of a part from an offset on."""
     entry = next(entry for entry in part.files if entry.path == path)
-    return read_blob(backend, file_blob(part, entry), offset)
+    with backend.open_file(part, entry, offset) as opened:
+        return b"".join(map(bytes, opened.blocks))[offset - opened.start :]
 
 
 def list_versions(backend: Backend, model: str) -> list[str]:

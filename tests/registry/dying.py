@@ -24,10 +24,11 @@ from ortprep.registry.transfer import Progress
 _COUNTED = frozenset(
     {
         "delete_ref",
-        "get_blob",
-        "has_blob",
+        "has_file",
         "list_refs",
-        "put_blob",
+        "open_file",
+        "open_ref",
+        "put_file",
         "put_ref",
         "sweep",
     }

@@ -20,7 +20,7 @@ from ortprep.errors import (
     RegistryError,
     SignatureError,
 )
-from ortprep.registry.backend import Kind, file_blob
+from ortprep.registry.backend import Kind
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import open_catalogue
 from ortprep.registry.documents import build_version
@@ -380,7 +380,7 @@ def test_what_goes_wrong_with_the_reader_is_not_blamed_on_the_registry(catalogue
     part = part_of(catalogue, published)
 
     def read():
-        with catalogue.backend.get_blob(file_blob(part, part.files[0]), 0) as opened:
+        with catalogue.backend.open_file(part, part.files[0]) as opened:
             next(opened.blocks)
             raise OSError(28, "disk full")
 
@@ -396,7 +396,7 @@ def test_a_file_is_read_from_any_offset(catalogue, model, tmp_path):
     part = part_of(catalogue, published)
     entry = next(one for one in part.files if one.size_bytes == len(weights))
     for offset in (0, 1, 150_000):
-        with catalogue.backend.get_blob(file_blob(part, entry), offset) as opened:
+        with catalogue.backend.open_file(part, entry, offset) as opened:
             assert b"".join(bytes(block) for block in opened.blocks) == weights[opened.start :]
 
 
@@ -409,7 +409,7 @@ def test_a_file_with_other_bytes_is_not_kept(catalogue, model, tmp_path, data):
     for wrong in (data[:-1], data + b"x", data[:-1] + bytes([data[-1] ^ 1]), b""):
         (tmp_path / "a").write_bytes(wrong)
         with pytest.raises(IntegrityError, match="other bytes than recorded: a"):
-            catalogue.backend.put_blob(file_blob(part, part.files[0]), tmp_path / "a", lambda _: None)
+            catalogue.backend.put_file(part, part.files[0], tmp_path / "a", lambda _: None)
         assert missing(catalogue.backend, part) == part.files
         assert missing(catalogue.backend, make_part(model, {"a": wrong}))
 

@@ -24,7 +24,7 @@ from ortprep.errors import (
     RegistryError,
     RegistryUnavailableError,
 )
-from ortprep.registry.backend import Kind, file_blob, ref_name, subject_digits
+from ortprep.registry.backend import Kind, ref_name, subject_digits
 from ortprep.registry.backends.http_client import HttpClient
 from ortprep.registry.backends.oci import OciBackend
 from ortprep.registry.backends.oci_auth import open_client, read_credentials
@@ -123,8 +123,8 @@ def delete(backend, version):
 def upload(backend, tmp_path, data):
     part = part_of({"big.bin": data})
     reports: list[int] = []
-    backend.put_blob(
-        file_blob(part, part.files[0]), write_files(tmp_path, {"big.bin": data}) / "big.bin", reports.append
+    backend.put_file(
+        part, part.files[0], write_files(tmp_path, {"big.bin": data}) / "big.bin", reports.append
     )
     return sum(reports)
 
@@ -293,7 +293,7 @@ def test_a_cut_download_can_go_on(backend, proxy, tmp_path):
     proxy.faults.append(Fault("cut_answer", path="blobs/", at_bytes=1_100_000))
     part = part_of({"big.bin": BIG})
     got: list[bytes] = []
-    with backend.get_blob(file_blob(part, part.files[0])) as opened, pytest.raises(RegistryUnavailableError):
+    with backend.open_file(part, part.files[0]) as opened, pytest.raises(RegistryUnavailableError):
         got.extend(bytes(block) for block in opened.blocks)
     first = b"".join(got)
     assert 0 < len(first) <= 1_100_000

@@ -88,7 +88,7 @@ def age(registry):
 
 
 @pytest.mark.parametrize(
-    "method", ["has_blob", "put_blob", "put_ref parts", "put_ref versions", "list_refs versions"]
+    "method", ["has_file", "put_file", "put_ref parts", "put_ref versions", "list_refs versions"]
 )
 def test_a_collection_in_the_middle_of_publishing_spares_what_is_published(
     registry, catalogue, tmp_path, method
@@ -127,7 +127,7 @@ def test_a_file_that_a_collection_took_at_the_last_moment_is_uploaded_again(regi
 def test_a_puller_whose_version_is_collected_leaves_nothing(registry, catalogue, tmp_path):
     publish(write_bundle(tmp_path / "bundle", made=(Made("portable", weights=os.urandom(1000)),)), catalogue)
     slow, backend = interposed(
-        registry, tmp_path, "get_blob", lambda: collect("net", catalogue, policy=NOTHING, dry_run=False)
+        registry, tmp_path, "open_ref", lambda: collect("net", catalogue, policy=NOTHING, dry_run=False)
     )
     with pytest.raises(NotPublishedError):
         pull(PullRequest(VersionRef("net", None)), slow, tmp_path / "out", hardware=BARE)
@@ -250,11 +250,10 @@ def test_pullers_at_the_same_time_fetch_each_file_once(registry, catalogue, tmp_
             return getattr(self._backend, name)
 
         @contextmanager
-        def get_blob(self, blob, offset=0):
-            if blob.entry is not None:
-                opened.append(blob.digest)
+        def open_file(self, part, entry, offset=0):
+            opened.append(entry.sha256)
             time.sleep(0.05)
-            with self._backend.get_blob(blob, offset) as file:
+            with self._backend.open_file(part, entry, offset) as file:
                 yield file
 
     backend: Any = Counting()
@@ -276,7 +275,7 @@ def test_pullers_at_the_same_time_fetch_each_file_once(registry, catalogue, tmp_
 
 
 @pytest.mark.parametrize(
-    "method", ["list_refs signatures", "has_blob", "put_ref parts", "put_ref signatures", "put_ref versions"]
+    "method", ["list_refs signatures", "has_file", "put_ref parts", "put_ref signatures", "put_ref versions"]
 )
 def test_a_collection_while_signing_loses_no_signature(registry, catalogue, tmp_path, method):
     private, public = write_keys(tmp_path / "keys")
@@ -291,7 +290,7 @@ def test_a_collection_while_signing_loses_no_signature(registry, catalogue, tmp_
     assert verify_bundle(tmp_path / "out", public).model == "net"
 
 
-@pytest.mark.parametrize("method", ["has_blob", "put_ref parts", "put_ref versions"])
+@pytest.mark.parametrize("method", ["has_file", "put_ref parts", "put_ref versions"])
 def test_a_collection_while_publishing_loses_no_signature_that_was_asked_for(
     registry, catalogue, tmp_path, method
 ):

@@ -63,37 +63,6 @@ class Download:
     sha256: str | None = None
 
 
-@dataclass(frozen=True)
-class Blob:
-    """Bytes in a registry: a file of a part, or the document of a ref.
-
-    Attributes:
-        model: Model that the bytes belong to.
-        digest: SHA-256 of the bytes.
-        kind: Kind of the ref whose document they are; None for a file.
-        ref: Name of that ref.
-        entry: The file; None for a document.
-        part: The part that a file belongs to; None for a document.
-    """
-
-    model: str
-    digest: str
-    kind: Kind | None = None
-    ref: str = ""
-    entry: FileEntry | None = None
-    part: Part | None = None
-
-    @property
-    def name(self) -> str:
-        """Name for messages."""
-        return f"{self.kind}/{self.ref}" if self.entry is None else self.entry.path
-
-
-def file_blob(part: Part, entry: FileEntry) -> Blob:
-    """Returns a file of a part."""
-    return Blob(part.model, entry.sha256, entry=entry, part=part)
-
-
 def ref_name(digest: str, rest: str = "") -> str:
     """Returns the name of a ref: digits of its document's digest, and a label or digits of a subject."""
     return digest.removeprefix(PREFIX) + (f".{rest}" if rest else "")
@@ -104,9 +73,14 @@ def subject_digits(digest: str) -> str:
     return digest.removeprefix(PREFIX)[:32]
 
 
+def digest_of(name: str) -> str:
+    """Returns what the name of a ref has in place of the digest of its document."""
+    return PREFIX + name.partition(".")[0]
+
+
 def digests_of(names: Iterable[str]) -> dict[str, str]:
     """Returns the names of refs with the digests in them, without those that have none."""
-    digests = {name: PREFIX + name.partition(".")[0] for name in names}
+    digests = {name: digest_of(name) for name in names}
     return {name: digest for name, digest in digests.items() if is_digest(digest)}
 
 
@@ -120,7 +94,7 @@ class SweepResult:
 
 
 class Backend(Protocol):
-    """A registry: three methods for blobs, three for refs, and three that are the registry's own affair.
+    """A registry: three methods for files, four for refs, and three that are the registry's own affair.
 
     Bytes are returned unchecked. Methods may be called from several threads at once and repeated. No error
     and no log line has a credential in it. All methods raise:
@@ -134,18 +108,21 @@ class Backend(Protocol):
     url: str
     """Where it is, as the user wrote it; never with credentials."""
 
-    def has_blob(self, blob: Blob) -> bool:
-        """Says whether a file is there, with its size; its grace period begins again then."""
+    def has_file(self, part: Part, entry: FileEntry) -> bool:
+        """Says whether a file of a part is there, with its size; its grace period begins again then."""
 
-    def get_blob(self, blob: Blob, offset: int = 0) -> AbstractContextManager[Download]:
-        """Opens a file, or the document of a ref, at `offset` or at 0. Tries once: `download` goes on."""
+    def open_file(self, part: Part, entry: FileEntry, offset: int = 0) -> AbstractContextManager[Download]:
+        """Opens a file of a part, at `offset` or at 0. Tries once: `download` goes on."""
 
-    def put_blob(self, blob: Blob, source: Path, report: Report) -> None:
-        """Uploads a file; the registry keeps exactly the bytes that its entry describes.
+    def put_file(self, part: Part, entry: FileEntry, source: Path, report: Report) -> None:
+        """Uploads a file of a part; the registry keeps exactly the bytes that its entry describes.
 
         Raises:
             IntegrityError: The file at `source` has other bytes.
         """
+
+    def open_ref(self, model: str, kind: Kind, name: str) -> AbstractContextManager[Download]:
+        """Opens the document of a ref that is no alias. Tries once."""
 
     def list_refs(self, model: str, kind: Kind) -> Mapping[str, str]:
         """Returns the names of all refs of a kind, with the digests of their documents.

@@ -19,11 +19,10 @@ from ortprep.registry.backend import (
     MAX_LISTING_BYTES,
     MAX_REFS,
     Backend,
-    Blob,
     Download,
     Kind,
     Report,
-    file_blob,
+    digest_of,
     ref_name,
     subject_digits,
 )
@@ -116,7 +115,7 @@ class Catalogue:
             data = None
             with contextlib.suppress(NotPublishedError):  # removed since it was listed
                 if total <= MAX_LISTING_BYTES:
-                    data = self._fetch_document(Blob(model, refs[ref], kind, ref))
+                    data = self._fetch_document(model, kind, ref)
             with lock:
                 total += len(data or b"")
             return data
@@ -129,19 +128,19 @@ class Catalogue:
         for ref, data in found.items():
             checked = b""
             with _skipped(f"one of the {kind} of {model}"):
-                checked = self._keep_document(Blob(model, refs[ref], kind, ref), data) if data else b""
+                checked = self._keep_document(model, kind, ref, data) if data else b""
             if checked:
                 yield checked
 
-    def _fetch_document(self, blob: Blob) -> bytes:
+    def _fetch_document(self, model: str, kind: Kind, name: str) -> bytes:
         """Returns the document of a ref, unchecked and of at most one byte more than it may have."""
-        cached = self.cache.read_document(blob.digest)
+        cached = self.cache.read_document(digest_of(name))
         if cached is not None:
             return cached
 
         def fetch() -> bytes:
             data = bytearray()
-            with self.backend.get_blob(blob) as opened:
+            with self.backend.open_ref(model, kind, name) as opened:
                 for block in opened.blocks:
                     data += block
                     if len(data) > MAX_DOCUMENT_BYTES:
@@ -150,12 +149,12 @@ class Catalogue:
 
         return with_retries(fetch)
 
-    def _keep_document(self, blob: Blob, data: bytes) -> bytes:
+    def _keep_document(self, model: str, kind: Kind, name: str, data: bytes) -> bytes:
         """Returns a document, and keeps it; raises IntegrityError if it has another digest."""
-        if len(data) > MAX_DOCUMENT_BYTES or digest_bytes(data) != blob.digest:
+        if len(data) > MAX_DOCUMENT_BYTES or digest_bytes(data) != digest_of(name):
             raise IntegrityError(
-                f"a document does not match its digest: {blob.name} of {blob.model}\n"
-                f"  expected {blob.digest}, got other bytes"
+                f"a document does not match its digest: {kind}/{name} of {model}\n"
+                f"  expected {digest_of(name)}, got other bytes"
             )
         self.cache.write_document(data)
         return data
@@ -204,8 +203,9 @@ class Catalogue:
             IntegrityError: It is not what its digest says, or not of this model.
             NotPublishedError: It is not there.
         """
-        blob = Blob(model, digest, Kind.PART, ref_name(digest))
-        part = parse_part(self._keep_document(blob, self._fetch_document(blob)))
+        name = ref_name(digest)
+        data = self._fetch_document(model, Kind.PART, name)
+        part = parse_part(self._keep_document(model, Kind.PART, name, data))
         if part.model != model:
             raise IntegrityError(f"a part of another model: {digest}\n  expected {model}, got {part.model}")
         return part
@@ -291,7 +291,7 @@ class Catalogue:
         """
 
         def open_at(offset: int, _: str | None) -> AbstractContextManager[Download]:
-            return self.backend.get_blob(file_blob(part, entry), offset)
+            return self.backend.open_file(part, entry, offset)
 
         return self.cache.fetch_file(entry, open_at, report)
 

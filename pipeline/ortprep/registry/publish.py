@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import ConflictError, SignatureError
-from ortprep.registry.backend import Kind, file_blob, ref_name
+from ortprep.registry.backend import Kind, ref_name
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import Part, Version, build_version
 from ortprep.registry.part_bundle import read_part
@@ -132,7 +132,7 @@ def _check_holders(state: ModelState, label: str, family: tuple[str, str]) -> No
 def find_missing(part: Part, catalogue: Catalogue) -> tuple[FileEntry, ...]:
     """Returns the files of a part that have to be uploaded, each digest once; the others are refreshed."""
     entries = {entry.sha256: entry for entry in part.files}
-    there = map_parallel(lambda digest: catalogue.backend.has_blob(file_blob(part, entries[digest])), entries)
+    there = map_parallel(lambda digest: catalogue.backend.has_file(part, entries[digest]), entries)
     return tuple(entry for digest, entry in entries.items() if not there[digest])
 
 
@@ -144,7 +144,7 @@ def _upload(part: Part, bundle: Path, catalogue: Catalogue, observer: Observer, 
     progress = Progress("upload", sum(entry.size_bytes for entry in entries), observer)
 
     def upload(entry: FileEntry) -> None:
-        backend.put_blob(file_blob(part, entry), bundle / entry.path, progress.add)
+        backend.put_file(part, entry, bundle / entry.path, progress.add)
 
     # The largest first, so that none is left over when the others are done.
     map_parallel(upload, sorted(entries, key=lambda entry: -entry.size_bytes))

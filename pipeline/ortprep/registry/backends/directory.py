@@ -17,12 +17,12 @@ from pathlib import Path
 
 from ortprep.bundle.atomic import TEMP_PREFIX
 from ortprep.bundle.digest import PREFIX, digest_bytes, is_digest
+from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.paths import is_safe_name
 from ortprep.errors import NotPublishedError
 from ortprep.registry.backend import (
     MAX_REFS,
     Backend,
-    Blob,
     Download,
     Kind,
     Report,
@@ -53,20 +53,23 @@ class DirectoryBackend(Backend):
         self.url = url
         self._folder = FsspecFolder(url)
 
-    def has_blob(self, blob: Blob) -> bool:
-        file = self._folder.describe_file(_place_of(blob))
-        if file is None or blob.entry is None or file.size_bytes != blob.entry.size_bytes:
+    def has_file(self, part: Part, entry: FileEntry) -> bool:
+        path = _file_path(part.model, entry)
+        file = self._folder.describe_file(path)
+        if file is None or file.size_bytes != entry.size_bytes:
             return False
         with suppress(NotPublishedError):  # swept since it was looked for
-            return time.time() - file.modified_s < _FRESH_S or self._folder.refresh(_place_of(blob))
+            return time.time() - file.modified_s < _FRESH_S or self._folder.refresh(path)
         return False
 
-    def get_blob(self, blob: Blob, offset: int = 0) -> AbstractContextManager[Download]:
-        return self._folder.open(_place_of(blob), offset, name=blob.name)
+    def open_file(self, part: Part, entry: FileEntry, offset: int = 0) -> AbstractContextManager[Download]:
+        return self._folder.open(_file_path(part.model, entry), offset, name=entry.path)
 
-    def put_blob(self, blob: Blob, source: Path, report: Report) -> None:
-        if blob.entry is not None:
-            self._folder.upload(_place_of(blob), blob.entry, source, report)
+    def put_file(self, part: Part, entry: FileEntry, source: Path, report: Report) -> None:
+        self._folder.upload(_file_path(part.model, entry), entry, source, report)
+
+    def open_ref(self, model: str, kind: Kind, name: str) -> AbstractContextManager[Download]:
+        return self._folder.open(_path(model, kind, name), 0, name=f"{kind}/{name}")
 
     def list_refs(self, model: str, kind: Kind) -> Mapping[str, str]:
         folder = _path(model, kind)
@@ -98,7 +101,7 @@ class DirectoryBackend(Backend):
         return tuple(name for name in names if {Kind.VERSION, _BLOBS} & set(self._folder.list_names(name)))
 
     def sweep(self, model: str, live: Collection[Part], *, grace_s: float, dry_run: bool) -> SweepResult:
-        blobs = {_blob_path(model, entry.sha256) for part in live for entry in part.files}
+        blobs = {_file_path(model, entry) for part in live for entry in part.files}
         documents = {_path(model, Kind.PART, ref_name(part.digest)) for part in live}
         subjects = {subject_digits(part.digest) for part in live}
         signed = {
@@ -138,10 +141,6 @@ def _path(model: str, *parts: str) -> str:
     return "/".join((check_model_name(model), *parts))
 
 
-def _blob_path(model: str, digest: str) -> str:
-    text = digest.removeprefix(PREFIX)
+def _file_path(model: str, entry: FileEntry) -> str:
+    text = entry.sha256.removeprefix(PREFIX)
     return _path(model, _BLOBS, text[:2], text)
-
-
-def _place_of(blob: Blob) -> str:
-    return _path(blob.model, blob.kind, blob.ref) if blob.kind else _blob_path(blob.model, blob.digest)

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from ortprep.bundle.digest import PREFIX, digest_bytes
+from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.paths import is_safe_name
 from ortprep.errors import NotPublishedError, RegistryError, RegistryUnavailableError
 from ortprep.quoting import quoted
-from ortprep.registry.backend import Backend, Blob, Download, Kind, Report, SweepResult, digests_of
+from ortprep.registry.backend import Backend, Download, Kind, Report, SweepResult, digest_of, digests_of
 from ortprep.registry.backends.mlflow_server import (
     EXISTS,
     MISSING,
@@ -87,44 +88,45 @@ class MlflowBackend(Backend):
 
     # Files
 
-    def has_blob(self, blob: Blob) -> bool:
-        run = self._find_run(check_model_name(blob.model), blob.part.digest) if blob.part else None
-        if run is None or blob.entry is None:
+    def has_file(self, part: Part, entry: FileEntry) -> bool:
+        run = self._find_run(check_model_name(part.model), part.digest)
+        if run is None:
             return False
-        for path in _paths_of(blob):
-            if run.artifacts.find(posixpath.dirname(path)).get(path) != blob.entry.size_bytes:
+        for path in _paths_of(part, entry):
+            if run.artifacts.find(posixpath.dirname(path)).get(path) != entry.size_bytes:
                 return False
         if _now_ms() - run.used_ms > _FRESH_MS:
             tag = {"key": _TAG_REFRESHED, "value": str(_now_ms())}
             self._server.call("POST", "runs/set-tag", run_id=run.run_id, **tag)
         return True
 
-    def get_blob(self, blob: Blob, offset: int = 0) -> AbstractContextManager[Download]:
-        if blob.kind not in (None, Kind.PART):
-            if blob.digest not in self._documents:
-                self.list_refs(blob.model, blob.kind)
-            if blob.digest not in self._documents:
-                raise NotPublishedError(f"not in MLflow: {blob.name} of {blob.model}")
-            return nullcontext(Download(iter([self._documents[blob.digest]]), 0))
-        run = self._get_run(blob.model, blob.part.digest if blob.part else blob.digest)
-        path = _PART_FILE if blob.entry is None else f"{_BUNDLE}/{blob.entry.path}"
-        return run.artifacts.open(path, offset, name=blob.name)
+    def open_file(self, part: Part, entry: FileEntry, offset: int = 0) -> AbstractContextManager[Download]:
+        run = self._get_run(part.model, part.digest)
+        return run.artifacts.open(f"{_BUNDLE}/{entry.path}", offset, name=entry.path)
 
-    def put_blob(self, blob: Blob, source: Path, report: Report) -> None:
-        if blob.part is None or blob.entry is None:
-            return
-        paths = _paths_of(blob)
+    def put_file(self, part: Part, entry: FileEntry, source: Path, report: Report) -> None:
+        paths = _paths_of(part, entry)
         for path in paths:
             # Its server decodes names twice, so one with a percent sign could become another's.
             if "%" in path or "#" in path:
                 raise RegistryError(
                     f"MLflow cannot store a file of this name: {path}\n  expected one without '%' and '#'"
                 )
-        run = self._make_run(blob.part)
+        run = self._make_run(part)
         for path in paths:
-            run.artifacts.upload(path, blob.entry, source, report if path == paths[0] else ignore)
+            run.artifacts.upload(path, entry, source, report if path == paths[0] else ignore)
 
     # Refs
+
+    def open_ref(self, model: str, kind: Kind, name: str) -> AbstractContextManager[Download]:
+        digest = digest_of(name)
+        if kind == Kind.PART:
+            return self._get_run(model, digest).artifacts.open(_PART_FILE, 0, name=f"{kind}/{name}")
+        if digest not in self._documents:
+            self.list_refs(model, kind)
+        if digest not in self._documents:
+            raise NotPublishedError(f"not in MLflow: {kind}/{name} of {model}")
+        return nullcontext(Download(iter([self._documents[digest]]), 0))
 
     def list_refs(self, model: str, kind: Kind) -> Mapping[str, str]:
         if kind == Kind.ALIAS:
@@ -339,10 +341,9 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _paths_of(blob: Blob) -> list[str]:
+def _paths_of(part: Part, entry: FileEntry) -> list[str]:
     """Returns where a file goes among a run's artifacts: MLflow keeps it once for each of its names."""
-    files = blob.part.files if blob.part else ()
-    return sorted({f"{_BUNDLE}/{entry.path}" for entry in files if entry.sha256 == blob.digest})
+    return sorted({f"{_BUNDLE}/{one.path}" for one in part.files if one.sha256 == entry.sha256})
 
 
 def _describe_part(part: Part) -> dict[str, str]:

@@ -26,11 +26,11 @@ from ortprep.quoting import quoted
 from ortprep.registry.backend import (
     MAX_LISTING_BYTES,
     Backend,
-    Blob,
     Download,
     Kind,
     Report,
     SweepResult,
+    digest_of,
     digests_of,
     ref_name,
     subject_digits,
@@ -86,16 +86,23 @@ class OciBackend(Backend):
     def close(self) -> None:
         self._client.close()
 
-    def has_blob(self, blob: Blob) -> bool:
-        return self._has_blob(blob.model, blob.digest)
+    def has_file(self, part: Part, entry: FileEntry) -> bool:
+        return self._has_blob(part.model, entry.sha256)
 
     def _has_blob(self, model: str, digest: str) -> bool:
         path, expected = f"blobs/{digest}", (200, 404)
         return self._fetch("HEAD", model, path, "look for a file", expected=expected)[0].status_code == 200
 
-    def get_blob(self, blob: Blob, offset: int = 0) -> AbstractContextManager[Download]:
-        url, place = self._locate(blob.model, f"{'manifests' if blob.kind else 'blobs'}/{blob.digest}")
-        doing = f"read {blob.name}: {place}"
+    def open_file(self, part: Part, entry: FileEntry, offset: int = 0) -> AbstractContextManager[Download]:
+        return self._open(part.model, f"blobs/{entry.sha256}", entry.path, offset)
+
+    def open_ref(self, model: str, kind: Kind, name: str) -> AbstractContextManager[Download]:
+        return self._open(model, f"manifests/{digest_of(name)}", f"{kind}/{name}", 0)
+
+    def _open(self, model: str, path: str, name: str, offset: int) -> AbstractContextManager[Download]:
+        """Opens a blob or a manifest; messages call it `name`."""
+        url, place = self._locate(model, path)
+        doing = f"read {name}: {place}"
 
         def ask(headers: Mapping[str, str]) -> requests.Response:
             options: dict[str, Any] = {"expected": (200, 206), "follows": True}
@@ -103,10 +110,9 @@ class OciBackend(Backend):
 
         return rest.open_file(ask, doing, offset)
 
-    def put_blob(self, blob: Blob, source: Path, report: Report) -> None:
+    def put_file(self, part: Part, entry: FileEntry, source: Path, report: Report) -> None:
         """Uploads a file in one request; one that breaks off begins again."""
-        if blob.entry is not None:
-            self._upload(blob.model, blob.entry, source, report)
+        self._upload(part.model, entry, source, report)
 
     def _upload(self, model: str, entry: FileEntry, source: Path, report: Report) -> None:
         """Uploads a file, again from its beginning while the registry is unavailable."""
