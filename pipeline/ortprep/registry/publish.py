@@ -18,7 +18,7 @@ from ortprep.registry.backend import Kind, ref_name
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import Part, Version, build_version
 from ortprep.registry.part_bundle import read_part
-from ortprep.registry.signatures import find_own_signature, sign_part, verify_part
+from ortprep.registry.signatures import sign_once, verify_part
 from ortprep.registry.transfer import Observer, Progress, ignore, map_parallel
 from ortprep.registry.versions import ModelState, check_alias_name, merge_parts
 
@@ -81,7 +81,9 @@ def publish(
     before = catalogue.read_state(part.model)
     if label is not None:
         _check_label(label, before, part)
-    signatures = _sign_once(part, catalogue, private_key)
+    signatures: tuple[bytes, ...] = ()
+    if private_key is not None:
+        signatures = (sign_once(part, catalogue.read_signatures(part), private_key),)
     if public_key is not None:
         found = verify_part(part, (*catalogue.read_signatures(part), *signatures), public_key)
         signatures = tuple(dict.fromkeys((*signatures, found)))
@@ -100,14 +102,6 @@ def publish(
         total_bytes=part.summary.size_bytes,
         is_new=version.digest not in before.versions,
     )
-
-
-def _sign_once(part: Part, catalogue: Catalogue, private_key: Path | None) -> tuple[bytes, ...]:
-    """Returns the signature by a key, a new one unless there is a valid one already; none without a key."""
-    if private_key is None:
-        return ()
-    found = find_own_signature(part, catalogue.read_signatures(part), private_key)
-    return (found or sign_part(part, private_key),)
 
 
 def _check_label(label: str, state: ModelState, part: Part) -> None:

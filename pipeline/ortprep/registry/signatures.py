@@ -95,8 +95,13 @@ def verify_part(part: Part, signatures: Iterable[bytes], public_key: Path) -> by
     )
 
 
-def find_own_signature(part: Part, signatures: Iterable[bytes], private_key: Path) -> bytes | None:
-    """Returns the first valid signature of a part by this key, None without one; raises as `sign_part`."""
+def sign_once(part: Part, signatures: Iterable[bytes], private_key: Path) -> bytes:
+    """Returns a valid signature of a part by a key: one of those that are there, else a new one.
+
+    Raises:
+        SignatureError: The key cannot be used.
+        MissingExtraError: model-signing is not installed.
+    """
     _import_model_signing()
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
@@ -106,7 +111,7 @@ def find_own_signature(part: Part, signatures: Iterable[bytes], private_key: Pat
         file.write_bytes(public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
         with suppress(SignatureError):
             return verify_part(part, signatures, file)
-        return None
+    return sign_part(part, private_key)
 
 
 def _verify(part: Part, signature: bytes, public_key: Path) -> None:
