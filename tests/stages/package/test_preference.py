@@ -69,6 +69,12 @@ def test_what_fp32_ships_is_what_a_precision_has_to_beat():
     assert order(base, converted("cpu-int8", 0.5), ANYWHERE) == ["cpu", PORTABLE, "cpu-int8"]
 
 
+def test_both_are_compared_in_the_same_rounds_where_fp32_ships_the_source():
+    base = variant("cpu", shipped="default", default=100, prepared=120)  # another program ran for a moment
+    int8 = variant("cpu-int8", parent="cpu", default=100, unconverted=100, prepared=90)
+    assert order(base, int8, ANYWHERE)[0] == "cpu-int8"
+
+
 def test_a_slow_precision_of_a_gpu_still_comes_before_the_cpu():
     gpu, slow = variant("cuda", prepared=10), converted("cuda-fp16", 2.0, parent="cuda")
     made = order(BASE, gpu, slow, ANYWHERE, targets=("cuda", "cpu"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -68,10 +68,12 @@ def _find_slower(variants: Sequence[PreparedVariant], objective: Objective) -> I
     for name, one in by_name.items():
         general = by_name[one.plan.parent] if one.plan.is_bucket and one.plan.parent else one
         is_own = general.plan.has_own_precision
-        if is_own and _relative_cost(general, by_name[one.plan.target], objective) >= 1:
+        base = by_name[one.plan.target]
+        if is_own and _relative_cost(general, base, objective) >= 1:
             costs = _costs(general, objective)
-            figures = ", ".join(
-                f"{plan} {costs[plan]:.4g} ms" for plan in (PARENT, PREPARED) if plan in costs
+            fp32 = _fp32_cost(costs, base, objective)
+            figures = (
+                f"fp32 {fp32:.4g} ms, prepared {costs[PREPARED]:.4g} ms" if fp32 else "it was not measured"
             )
             yield name, f"no faster than fp32 for {objective.runs_per_load} runs per load: {figures}"
 
@@ -151,12 +153,17 @@ def _relative_cost(prepared: PreparedVariant, base: PreparedVariant, objective: 
     costs = _costs(prepared, objective)
     if not costs or prepared.plan.parent is None or prepared.plan.is_bucket:
         return 1.0
-    if PARENT not in costs:
-        return math.inf
-    own = _costs(base, objective)
-    shipped = own[shipped_plan(base.record)] / own[PREPARED] if own else 1.0
-    ratio = costs[PREPARED] / costs[PARENT] / shipped
+    fp32 = _fp32_cost(costs, base, objective)
+    ratio = costs[PREPARED] / fp32 if fp32 else math.inf
     return ratio if ratio * STEADY_ALLOWANCE < 1 else max(ratio, math.nextafter(1.0, 2.0))
+
+
+def _fp32_cost(costs: Mapping[str, float], base: PreparedVariant, objective: Objective) -> float:
+    """Returns the cost of the plan that ships in fp32, of the same rounds if it was there; 0 if unknown."""
+    shipped, own = shipped_plan(base.record), _costs(base, objective)
+    if shipped == DEFAULT and DEFAULT in costs:
+        return costs[DEFAULT]
+    return costs.get(PARENT, 0.0) * (own[shipped] / own[PREPARED] if own else 1.0)
 
 
 def _costs(prepared: PreparedVariant, objective: Objective) -> dict[str, float]:
