@@ -389,6 +389,22 @@ def test_what_a_worker_wrote_where_it_may_not_goes_back_to_the_system_with_it():
     assert (future.result(0)["y"] == 2).all()
 
 
+def test_an_answer_that_nobody_has_read_outlives_another_workers_death():
+    office = Office(workers=2)
+    futures = [office.submit(value, 100_000, retries=1) for value in (1, 2)]
+    lost, other = (0, 1) if office.receive(0) else (1, 0)
+    answer = office.answer_to(other, office.receive(other).popleft())
+    office.lose(lost)
+    assert office.deliver(other, answer) is None
+    office.open(lost)
+    for worker in (lost, other):
+        while office.receive(worker):
+            office.answer(worker)
+    assert all(
+        (future.result(0)["y"] == 2 * value).all() for value, future in zip((1, 2), futures, strict=True)
+    )
+
+
 def test_memory_that_a_lost_worker_may_still_write_to_is_not_used_again():
     office = Office()
     large, small = office.submit(3, 100_000, retries=1), office.submit(4, retries=1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,9 +163,14 @@ class RegionTable:
             if self.held_bytes <= self.max_bytes:
                 return
 
-    def scrub(self) -> None:
-        """Gives back what a worker that went wrong may have written where no request let it."""
-        for region in self._regions:
+    def scrub(self, lost: Iterable[Region]) -> None:
+        """Gives back what a worker that went wrong may have written beyond what is noted.
+
+        Args:
+            lost: Regions that it had. Free ones are looked at too; not those of other workers, since answers
+                that nobody has read lie there.
+        """
+        for region in (*self._free, *lost):
             self.file.discard(region.begin + region.kept, self.region_bytes - region.kept)
 
     def close(self, *, discards: bool = True) -> None:

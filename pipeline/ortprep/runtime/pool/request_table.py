@@ -219,6 +219,7 @@ class RequestTable:
     def _free(self, slot: Slot) -> None:
         region, slot.region = slot.region, None
         if region is not None:
+            self.memory.scrub([region])
             self.memory.release(region)
 
     def _end(self, *slots: Slot, error: PipelineError | None = None) -> None:
@@ -308,8 +309,8 @@ class RequestTable:
         Its oldest request, if `fails_oldest`, fails with `error`, unless that may be tried again.
         """
         self._channels.pop(worker, None)
-        self.memory.scrub()
         sent = tuple(self.slots.queue_of(worker).sent)
+        self.memory.scrub([slot.region for slot in sent if slot.region is not None])
         self._end(*self.slots.lose(worker, fails_oldest=fails_oldest), error=error)
         for slot in sent:
             if slot.region is not None and slot.region.is_for_answer:

@@ -195,8 +195,8 @@ def serve(connection: PoolConnection, models: dict[int, ServedModel], memory: Me
                 answer, refusals = model.answer(head, packet, memory), 0
             except (PipelineError, MemoryError) as error:
                 answer, refusals = encode(MessageKind.FAILED, head.number, to_dict(error)), refusals + 1
-                if refusals % _MAX_REFUSALS == 0:
-                    model.check()
             connection.send(answer)
+            if refusals and refusals % _MAX_REFUSALS == 0:
+                model.check()
         elif head.kind is MessageKind.STOP:
             return
