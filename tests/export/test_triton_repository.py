@@ -114,7 +114,10 @@ def test_what_is_no_export_is_never_overwritten(bundle, tmp_path):
     (own / "config.pbtxt").write_text("mine")
     with pytest.raises(ExportError, match="will not overwrite"):
         export_one(bundle, tmp_path / "repository")
-    assert [path.name for path in own.iterdir()] == ["config.pbtxt"]
+    (own / "ortprep-export.json").write_text("{}")
+    with pytest.raises(ExportError, match="will not overwrite"):
+        export_one(bundle, tmp_path / "repository")
+    assert (own / "config.pbtxt").read_text() == "mine"
 
 
 def test_a_failed_export_leaves_the_old_one(bundle, tmp_path):

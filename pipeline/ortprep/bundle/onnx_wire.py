@@ -150,18 +150,6 @@ def walk_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
         yield field.number, _decode_varint(payload, 0)[0] if field.wire_type == _VARINT else payload
 
 
-def write_tensor_field(*, header: bytes, values_bytes: int) -> bytes:
-    """Returns what precedes a tensor's raw values in a serialised graph."""
-    values_head = encode_varint(_RAW_DATA << 3 | _LENGTH) + encode_varint(values_bytes)
-    body_bytes = len(header) + len(values_head) + values_bytes
-    return encode_varint(5 << 3 | _LENGTH) + encode_varint(body_bytes) + header + values_head
-
-
-def write_graph_field(graph_bytes: int) -> bytes:
-    """Returns what precedes a graph of that length in a serialised model."""
-    return encode_varint(7 << 3 | _LENGTH) + encode_varint(graph_bytes)
-
-
 def encode_varint(value: int) -> bytes:
     """Encodes a number of zero or more in protobuf's variable length."""
     encoded = bytearray()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -219,10 +220,11 @@ def _check_replaceable(folder: Path) -> None:
         raise ExportError(f"will not replace a link: {folder}", hint="remove it yourself")
     if not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir())):
         return
-    try:
-        read_json(folder / EXPORT_FILE)
-    except BundleError:
+    is_export = False
+    with suppress(BundleError):
+        is_export = {"schema_version", "model"} <= dict(read_json(folder / EXPORT_FILE)).keys()
+    if not is_export:
         raise ExportError(
             f"will not overwrite {folder}\n  expected no such folder, or an export of ortprep",
             hint="choose another --out, or remove it yourself",
-        ) from None
+        )

@@ -67,7 +67,7 @@ def is_closed_with_an_error(sock: socket.socket) -> bool:
     return True
 
 
-def head(kind: int, arrays: int = 0, text: int = 0, size: int = 0, magic: bytes = b"ortprep1") -> bytes:
+def head(kind: int, arrays: int = 0, text: int = 0, size: int = 0, magic: bytes = b"ortprep2") -> bytes:
     return struct.pack("<8sBxHIqQ", magic, kind, arrays, text, 0, size)
 
 

@@ -6,6 +6,4 @@ installation     puts a class in the place of `onnxruntime.InferenceSession`
 session          that class: sessions of bundles, where there is one of the same model
 session_request  what an application requests of a session, and what no bundle can give
 source_index     which bundles there are, and of which models
-recorder         another such class, which notes what an application does with its sessions
-observation      what it notes
 """

@@ -43,7 +43,7 @@ MAX_REGION_BYTES = 2**32
 
 MAX_TEXT_BYTES = 64 * 1024
 
-_HEAD, _MAGIC = struct.Struct("<8sBxHIqQ"), b"ortprep1"
+_HEAD, _MAGIC = struct.Struct("<8sBxHIqQ"), b"ortprep2"
 _NAMES = struct.Struct("<HB")
 _ONE_DESCRIPTOR = _socket.CMSG_LEN(4)  # the kernel closes those that come beside it
 _NUMBERS = frozenset(np.dtype(code).name for code in "?bBhHiIqQefdFD")

@@ -81,7 +81,7 @@ class RegionTable:
     Attributes:
         region_bytes: Maximum bytes of a request with its answer.
         used_bytes: Bytes of requests in regions.
-        held_bytes: Bytes that may take memory, kept ones included.
+        held_bytes: Bytes that may take memory, kept ones included, and answers once they are read.
     """
 
     def __init__(self, count: int, max_bytes: int) -> None:

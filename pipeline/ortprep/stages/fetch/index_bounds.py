@@ -69,4 +69,4 @@ def _follow(
             if node.op_type in _SAME_SHAPE and first in tables:
                 tables[output] = tables[first]
         for inner in subgraphs(node):
-            _follow(inner, origins, tables, bounds)
+            _follow(inner, dict(origins), dict(tables), bounds)  # what a branch names, no other sees
