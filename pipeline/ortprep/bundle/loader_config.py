@@ -108,10 +108,19 @@ class FirstPhase:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """`|got − expected| <= atol + rtol · |expected|`, element by element."""
+    """`|got − expected| <= atol + rtol · |expected|`, by element, apart from a few that rounding moved.
+
+    Attributes:
+        rtol: Relative tolerance.
+        atol: Absolute tolerance.
+        noise: Largest difference that a few elements of floats may have beyond that; 0 for none.
+        noise_share: Share of elements that these few may be; one may always, if there is `noise`.
+    """
 
     rtol: float
     atol: float
+    noise: float = 0.0
+    noise_share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -231,7 +240,8 @@ def _check(config: LoaderConfig, *, name: str) -> None:
             raise BundleError(f"bad variant {variant.name!r} in {name}\n  {problem}")
     goldens = [config.golden, *(v.golden for v in config.variants if v.golden is not None)]
     for tolerance in (limits for golden in goldens for limits in (golden.default, *golden.outputs.values())):
-        if not (0 <= tolerance.rtol < math.inf and 0 <= tolerance.atol < math.inf):
+        values = (tolerance.rtol, tolerance.atol, tolerance.noise, tolerance.noise_share)
+        if not all(0 <= value < math.inf for value in values):
             raise BundleError(f"bad tolerance in {name}\n  expected finite numbers >= 0, got {tolerance}")
     check_file_entries((*listed_files(config), *config.source), name=name)
 

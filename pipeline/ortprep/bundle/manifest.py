@@ -100,8 +100,10 @@ class OutputError:
         worst_index: Index of the element furthest outside its tolerance, or nearest to it.
         worst_expected: The reference there.
         worst_got: The candidate there.
-        ratio: The element's difference divided by its tolerance; above 1 is a failure.
+        ratio: The element's difference divided by its tolerance, or, outside of it, by how far rounding may
+            move it; above 1 is a failure.
         largest: Largest magnitude of a reference of floats; 0 for other types.
+        share: Share of elements that are outside the tolerance.
     """
 
     output: str
@@ -113,6 +115,7 @@ class OutputError:
     worst_got: float
     ratio: float
     largest: float = 0.0
+    share: float = 0.0
 
 
 @dataclass(frozen=True)

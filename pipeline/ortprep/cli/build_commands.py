@@ -1,4 +1,4 @@
-"""The commands of a build: `prepare`, here or on a cluster, `explain`, `tune`, `trial`."""
+"""The commands of a build: `prepare`, here or on a cluster, `explain` and `tune`."""
 
 from __future__ import annotations
 

@@ -159,7 +159,10 @@ def _describe_verification(verification: VerificationRecord) -> str:
     worst = max((error.ratio for error in verification.errors), default=0.0)
     noise = max((error.ratio for error in verification.noise_floor), default=0.0)
     inputs = count_of(verification.samples, f"{verification.inputs} input")
-    return f"  verified on {inputs}: worst error {worst:.2g} of its tolerance, noise floor {noise:.2g}"
+    rounding = ", which rounding may exceed" if noise > 1 else ""
+    return (
+        f"  verified on {inputs}: worst error {worst:.2g} of its tolerance{rounding}, noise floor {noise:.2g}"
+    )
 
 
 def describe_bundle(manifest: Manifest) -> list[str]:

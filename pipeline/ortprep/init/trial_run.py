@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,9 +33,6 @@ from ortprep.runtime.tensors.element_types import Array
 from ortprep.spec.fields import MAX_DIMENSION
 from ortprep.spec.models import VerifySpec
 from ortprep.stages.core.fallback import plain_refusal
-
-if TYPE_CHECKING:
-    pass
 
 _DEADLINE_S = 600.0
 _PLACE = re.compile(r"\S*/onnxruntime/\S+\.(?:cc|h):\d+ .*? was false\. ")

@@ -102,7 +102,7 @@ DEFAULT_TOLERANCE = Tolerance(1e-3, 1e-5)
 NOISE_MARGIN = 2.0
 """How many times the noise floor a difference may be and still be called noise."""
 
-MOST_NOISE = 0.01
+MOST_NOISE = 1e-3
 """The largest noise floor, relative to the output's largest value, that still looks like rounding."""
 
 
@@ -119,13 +119,19 @@ class VerifySpec(SpecSection):
     rtol: NotNegative | None = Field(default=None, description="Relative tolerance; 1e-3 if not given.")
     atol: NotNegative | None = Field(
         default=None,
-        description="Absolute tolerance; if neither is given, 1e-5, or twice what ONNX Runtime's own "
-        "optimisation of the source changes, if that is more and still looks like rounding.",
+        description="Absolute tolerance; 1e-5 if not given. If neither is given, as many elements may be "
+        "further off as ONNX Runtime's own optimisation moves, and as far, twice, where that is rounding.",
     )
     seed: int = Field(default=0, ge=0, le=2**32 - 1, description="Seed of the generated inputs.")
     outputs: Mapping[str, ToleranceSpec] = Field(
         default_factory=dict, description="Tolerances by output name."
     )
+
+    def default_tolerance(self) -> dict[str, float | bool]:
+        """Returns the tolerance of outputs without their own, and whether rounding may exceed it."""
+        rtol = DEFAULT_TOLERANCE.rtol if self.rtol is None else self.rtol
+        atol = DEFAULT_TOLERANCE.atol if self.atol is None else self.atol
+        return {"rtol": rtol, "atol": atol, "allows_rounding": self.rtol is None and self.atol is None}
 
     def tolerances(self, noise_floor: Iterable[OutputError] = ()) -> dict[str, Tolerance]:
         """Returns the tolerances by output, "" for outputs without their own.
@@ -134,13 +140,14 @@ class VerifySpec(SpecSection):
             noise_floor: How far ONNX Runtime's own optimisation moves each output of the source: what plain
                 ONNX Runtime answers. A tolerance that the spec sets is not widened by it.
         """
-        rtol = DEFAULT_TOLERANCE.rtol if self.rtol is None else self.rtol
-        atol = DEFAULT_TOLERANCE.atol if self.atol is None else self.atol
+        default = self.default_tolerance()
+        rtol, atol = default["rtol"], default["atol"]
         tolerances = {"": Tolerance(rtol, atol)}
-        if self.rtol is None and self.atol is None:
+        if default["allows_rounding"]:
             for noise in noise_floor:
                 if NOISE_MARGIN * noise.ratio > 1 and noise.max_abs <= MOST_NOISE * noise.largest:
-                    tolerances[noise.output] = Tolerance(rtol, max(atol, NOISE_MARGIN * noise.max_abs))
+                    few = NOISE_MARGIN * noise.max_abs, NOISE_MARGIN * noise.share
+                    tolerances[noise.output] = Tolerance(rtol, atol, *few)
         return tolerances | {name: Tolerance(own.rtol, own.atol) for name, own in self.outputs.items()}
 
 

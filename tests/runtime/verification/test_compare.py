@@ -162,3 +162,18 @@ def test_memory_maps_of_any_layout_are_compared_without_being_held(tmp_path):
     changed[123, 456] += 1
     assert compare(left, changed).worst_index == (123, 456)
     assert compare(left[::2, ::3], values[::2, ::3]).ok
+
+
+@pytest.mark.parametrize(
+    ("wrong", "by", "ok"),
+    [(1, 0.01, True), (3, 0.01, True), (4, 0.01, False), (1, 0.03, False), (1, np.nan, False)],
+)
+def test_few_elements_may_be_off_as_far_as_rounding_moves_them(wrong, by, ok):
+    expected = np.linspace(-1, 1, 1000, dtype=np.float32)
+    got = expected.copy()
+    got[10 : 10 + wrong] += by
+    found = compare_output(expected, got, Tolerance(1e-3, 1e-5, 0.02, 0.003), name="y")
+    assert (found.ok, found.ratio > 1) == (ok, True)
+    assert not compare_output(expected, got, Tolerance(1e-3, 1e-5), name="y").ok
+    integers = Tolerance(0, 0, 100, 1)
+    assert not compare_output(np.array([1, 2]), np.array([1, 3]), integers, name="y").ok

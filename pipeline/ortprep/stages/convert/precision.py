@@ -158,7 +158,7 @@ class PrecisionAttempts:
         """Settles what calibrates; the spec's samples judge by their other half only."""
         samples = self._reference.samples
         judging = [not calibrates(sample) for sample in samples]
-        if all(judging) or sum(sample.real is not None for sample in samples) < MIN_AUTO_SAMPLES:
+        if len(set(judging)) < 2 or sum(sample.real is not None for sample in samples) < MIN_AUTO_SAMPLES:
             self._calibration = [sample.path for sample in samples]
             return
         self._calibration = [sample.path for sample in samples if calibrates(sample)]

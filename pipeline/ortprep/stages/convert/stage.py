@@ -49,7 +49,7 @@ class ConvertStage:
     """Writes the graph that one variant is optimised from."""
 
     name = "convert"
-    version = 4
+    version = 5
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
         """Returns the variants whose graph differs from their parent's."""

@@ -54,7 +54,7 @@ class PackageStage:
     """Puts a bundle together."""
 
     name = "package"
-    version = 7
+    version = 8
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:  # noqa: ARG002
         """Returns `(None,)`: once per model."""

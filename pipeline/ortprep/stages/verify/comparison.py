@@ -87,13 +87,21 @@ def build_errors(judged: Iterable[SampleComparison]) -> tuple[OutputError, ...]:
                 max_abs=_finite(max(item.comparison.max_abs for item in items)),
                 max_rel=_finite(max(item.comparison.max_rel for item in items)),
                 largest=_finite(max(item.comparison.largest for item in items)),
+                share=sum(one.comparison.wrong for one in items)
+                / max(1, sum(one.comparison.count for one in items)),
                 worst_index=worst.comparison.worst_index,
                 worst_expected=_finite(worst.comparison.expected),
                 worst_got=_finite(worst.comparison.got),
-                ratio=_finite(worst.comparison.ratio),
+                ratio=_finite(max(map(_ratio, items))),
             )
         )
     return tuple(errors)
+
+
+def _ratio(item: SampleComparison) -> float:
+    """Returns the largest difference in units of what was tolerated, which may be the noise."""
+    compared = item.comparison
+    return compared.max_abs / item.tolerance.noise if compared.ok and compared.ratio > 1 else compared.ratio
 
 
 def _finite(value: Element | None) -> float:

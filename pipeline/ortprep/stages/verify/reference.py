@@ -6,6 +6,7 @@ and keeps the answers and samples for the tasks of the other variants.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
@@ -263,8 +264,9 @@ def write_golden(path: Path, *, sample: Path, answers: Sequence[Answer]) -> None
         if array.nbytes <= share_bytes:
             arrays[f"{OUTPUT}{answer.output}"] = array
             continue
-        # Odd, so that the elements are not all of one column where the last axis is a power of two.
-        step = -(-array.size // max(1, share_bytes // array.itemsize)) | 1
+        step = -(-array.size // max(1, share_bytes // array.itemsize))
+        while math.gcd(step, array.size) > 1:  # else the elements could be all of one column
+            step += 1
         arrays[f"{PART}{answer.output}"] = array.reshape(-1)[::step]
         arrays[f"{LAYOUT}{answer.output}"] = np.array([step, *array.shape], np.int64)
     write_tensors(path, arrays)
