@@ -120,7 +120,7 @@ def _require_heads(fusion: FusionSpec) -> None:
         raise StageError(
             f"cannot fuse attention: num_heads {fusion.num_heads}, hidden_size {fusion.hidden_size}\n"
             "  expected both to be set, as the model's configuration has them",
-            hint=f"fusion: {{model_type: {fusion.model_type}, num_heads: N, hidden_size: N}}, "
+            hint=f"fusion: {{model_type: {quoted(fusion.model_type)}, num_heads: N, hidden_size: N}}, "
             "or fusion: {disable: [attention]}",
         )
 
