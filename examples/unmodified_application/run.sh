@@ -20,7 +20,7 @@ grep -v INFO adopt.txt
 
 #: spec
 ls configs
-cat configs/PP-OCRv6_rec_small.yaml
+sed -n '/^name/,$p' configs/PP-OCRv6_rec_small.yaml
 
 #~ prepare
 ortprep prepare
