@@ -103,7 +103,7 @@ class OutputError:
         ratio: The element's difference divided by its tolerance, or, outside of it, by how far rounding may
             move it; above 1 is a failure.
         largest: Largest magnitude of a reference of floats; 0 for other types.
-        share: Share of elements that are outside the tolerance.
+        share: Largest share of a sample's elements that are outside the tolerance.
     """
 
     output: str

@@ -127,11 +127,16 @@ class VerifySpec(SpecSection):
         default_factory=dict, description="Tolerances by output name."
     )
 
-    def default_tolerance(self) -> dict[str, float | bool]:
-        """Returns the tolerance of outputs without their own, and whether rounding may exceed it."""
-        rtol = DEFAULT_TOLERANCE.rtol if self.rtol is None else self.rtol
-        atol = DEFAULT_TOLERANCE.atol if self.atol is None else self.atol
-        return {"rtol": rtol, "atol": atol, "allows_rounding": self.rtol is None and self.atol is None}
+    @property
+    def allows_rounding(self) -> bool:
+        """Whether rounding may exceed the tolerance of outputs without their own: the spec sets none."""
+        return self.rtol is None and self.atol is None
+
+    def key(self) -> dict[str, Any]:
+        """Returns what decides whether answers are right, defaults included, as JSON types."""
+        default = self.tolerances()[""]
+        effective = {"rtol": default.rtol, "atol": default.atol, "allows_rounding": self.allows_rounding}
+        return self.model_dump(mode="json") | effective
 
     def tolerances(self, noise_floor: Iterable[OutputError] = ()) -> dict[str, Tolerance]:
         """Returns the tolerances by output, "" for outputs without their own.
@@ -140,14 +145,14 @@ class VerifySpec(SpecSection):
             noise_floor: How far ONNX Runtime's own optimisation moves each output of the source: what plain
                 ONNX Runtime answers. A tolerance that the spec sets is not widened by it.
         """
-        default = self.default_tolerance()
-        rtol, atol = default["rtol"], default["atol"]
+        rtol = DEFAULT_TOLERANCE.rtol if self.rtol is None else self.rtol
+        atol = DEFAULT_TOLERANCE.atol if self.atol is None else self.atol
         tolerances = {"": Tolerance(rtol, atol)}
-        if default["allows_rounding"]:
-            for noise in noise_floor:
-                if NOISE_MARGIN * noise.ratio > 1 and noise.max_abs <= MOST_NOISE * noise.largest:
-                    few = NOISE_MARGIN * noise.max_abs, NOISE_MARGIN * noise.share
-                    tolerances[noise.output] = Tolerance(rtol, atol, *few)
+        for noise in noise_floor if self.allows_rounding else ():
+            if NOISE_MARGIN * noise.ratio > 1 and noise.max_abs <= MOST_NOISE * noise.largest:
+                tolerances[noise.output] = Tolerance(
+                    rtol, atol, NOISE_MARGIN * noise.max_abs, NOISE_MARGIN * noise.share
+                )
         return tolerances | {name: Tolerance(own.rtol, own.atol) for name, own in self.outputs.items()}
 
 

@@ -149,8 +149,7 @@ def test_runs_in_one_folder_take_turns(make_judge):
     program = f"{alone}\nopen('answers.txt', 'w').write('same')"
     with ThreadPoolExecutor(2) as threads:
         judges = [threads.submit(make_judge, program, compare="answers.txt") for _ in range(2)]
-        for judge in judges:
-            judge.result()
+        assert all(judge.result() for judge in judges), "each refuses a program that fails"
 
 
 def test_the_agreement_of_lines_is_the_share_of_equal_ones(make_judge, bundle):

@@ -36,12 +36,14 @@ from ortprep.children.child import Reply
 from ortprep.errors import SpecError, StageError, VerificationError
 from ortprep.runtime.loading.session import CPU
 from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
+from ortprep.runtime.verification.compare import OutputComparison
 from ortprep.runtime.verification.golden import read_golden
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Context, Plan, TaskId, Upstream
 from ortprep.stages.core.inputs import samples
 from ortprep.stages.core.results import FetchResult, PreparedResult, VerifyResult
-from ortprep.stages.verify import reference, stage
+from ortprep.stages.verify import golden_sample, stage
+from ortprep.stages.verify.comparison import SampleComparison, build_errors
 from ortprep.stages.verify.stage import VerifyStage
 from tests import builders as models
 
@@ -299,6 +301,14 @@ def test_twice_the_noise_floor_is_tolerated_unless_the_spec_sets_a_tolerance(bui
         build.verify(source, verify={"rtol": 1e-3} if is_noise else {}, **many)
 
 
+def test_rounding_that_one_sample_has_is_tolerated_in_one_sample():
+    samples = [
+        SampleComparison(f"x=[{number}]", Tolerance(0, 0), OutputComparison("y", count=1000, wrong=wrong))
+        for number, wrong in enumerate((0, 4, 0))
+    ]
+    assert build_errors(samples)[0].share == 0.004
+
+
 def test_an_output_may_have_a_tolerance_of_its_own(build):
     source = two_outputs()
     candidate = changed(source, lambda graph: set_weight(graph.initializer[1], 0.001))
@@ -357,9 +367,9 @@ def test_of_every_output_all_is_recorded_or_as_much_of_it_as_has_room(tmp_path_f
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
     write_tensors(folder / "sample.npz", {"x": np.zeros(3)})
-    with mock.patch.multiple(reference, MAX_GOLDEN_BYTES=0, MIN_OUTPUT_BYTES=3000):
+    with mock.patch.multiple(golden_sample, MAX_GOLDEN_BYTES=0, MIN_OUTPUT_BYTES=3000):
         for name in ("golden.npz", "again.npz"):
-            reference.write_golden(folder / name, sample=folder / "sample.npz", answers=recorded)
+            golden_sample.write_golden(folder / name, sample=folder / "sample.npz", answers=recorded)
     assert (folder / "golden.npz").read_bytes() == (folder / "again.npz").read_bytes()
     entry = FileEntry("golden.npz", 0, "")
     inputs, outputs = read_golden(Golden(entry, Tolerance(0, 0)), folder)
@@ -370,6 +380,9 @@ def test_of_every_output_all_is_recorded_or_as_much_of_it_as_has_room(tmp_path_f
             outputs[name].values.reshape(-1), array.reshape(-1)[:: outputs[name].step]
         )
         assert outputs[name].values.nbytes <= 3000 // len(arrays)
+        assert outputs[name].step == 1 or math.gcd(outputs[name].step, array.size) == 1, (
+            "every axis, all of it"
+        )
 
 
 def two_outputs() -> onnx.ModelProto:

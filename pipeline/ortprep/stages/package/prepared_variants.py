@@ -26,7 +26,8 @@ from ortprep.stages.core.results import (
 from ortprep.stages.measure.candidates import default_candidate
 from ortprep.stages.measure.decision import STEADY_ALLOWANCE
 from ortprep.stages.optimize.requirements import with_options
-from ortprep.stages.verify.reference import GOLDEN_FILE, OWN_GOLDEN_FILE, reference_variant
+from ortprep.stages.verify.golden_sample import GOLDEN_FILE, OWN_GOLDEN_FILE
+from ortprep.stages.verify.reference import reference_variant
 from ortprep.tuning.objective import Objective
 
 

@@ -87,8 +87,7 @@ def build_errors(judged: Iterable[SampleComparison]) -> tuple[OutputError, ...]:
                 max_abs=_finite(max(item.comparison.max_abs for item in items)),
                 max_rel=_finite(max(item.comparison.max_rel for item in items)),
                 largest=_finite(max(item.comparison.largest for item in items)),
-                share=sum(one.comparison.wrong for one in items)
-                / max(1, sum(one.comparison.count for one in items)),
+                share=max(one.comparison.wrong / max(1, one.comparison.count) for one in items),
                 worst_index=worst.comparison.worst_index,
                 worst_expected=_finite(worst.comparison.expected),
                 worst_got=_finite(worst.comparison.got),

@@ -6,13 +6,10 @@ and keeps the answers and samples for the tasks of the other variants.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
-
-import numpy as np
 
 from ortprep.bundle.atomic import write_json_atomic
 from ortprep.bundle.codec import decode, encode, read_json
@@ -20,11 +17,9 @@ from ortprep.bundle.conversion_record import OutputAccuracy
 from ortprep.bundle.manifest import OutputError
 from ortprep.bundle.model_facts import ModelInterface
 from ortprep.bundle.session_record import SessionPlan
-from ortprep.children.answers import Answer, Answers, read_answer
-from ortprep.errors import PipelineError, SpecError, StageError, VerificationError
+from ortprep.children.answers import Answers
+from ortprep.errors import PipelineError, StageError, VerificationError
 from ortprep.runtime.loading.session import CPU, default_plan
-from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
-from ortprep.runtime.verification.golden import INPUT, LAYOUT, OUTPUT, PART
 from ortprep.stages.core.accuracy import judge_accuracy
 from ortprep.stages.core.contract import PORTABLE, Context, Plan
 from ortprep.stages.core.inputs.sample_files import fits_interface
@@ -181,92 +176,3 @@ def _moved(reference: ReferenceAnswers, move: Callable[[str], str]) -> Reference
         samples=tuple(replace(sample, file=move(sample.file)) for sample in reference.samples),
         answers=replace(reference.answers, samples=answers),
     )
-
-
-GOLDEN_FILE = "golden.npz"
-
-OWN_GOLDEN_FILE = "own_golden.npz"
-"""Of a converted variant: a sample that it takes, with its own answers if it has a precision of its own."""
-
-DrawnAnswers = Callable[[], tuple[Sample, tuple[Answer, ...]] | None]
-
-MAX_GOLDEN_BYTES = 2**20
-"""Size of the largest golden sample, unless its inputs, which are kept whole, are larger by themselves:
-every load that checks answers reads it."""
-
-MIN_OUTPUT_BYTES = 2**18
-"""What outputs may take in any case."""
-
-
-def keep_golden(
-    context: Context, name: str, samples: Sequence[Sample], answers: Answers, drawn: DrawnAnswers
-) -> None:
-    """Writes the smallest drawn sample and its answers into the task's folder.
-
-    Real samples can be private, and the golden sample is part of the bundle. So one is drawn where all are
-    real; a real one is never taken.
-
-    Args:
-        context: The task.
-        name: Name of the file.
-        samples: What was run.
-        answers: The answers to it.
-        drawn: Draws a sample and runs it; None if that is not possible.
-
-    Raises:
-        SpecError: All samples are real, and no drawn one runs.
-        StageError: An output cannot be read.
-        BundleError: The sample cannot be read.
-        OSError: The file cannot be written.
-    """
-    every = list(zip(samples, answers.samples, strict=True))
-    suitable = [(sample, answer) for sample, answer in every if sample.real is None]
-    if not suitable:
-        own = drawn()
-        if own is None:
-            raise SpecError(
-                f"no golden sample: {context.spec.name}/{context.variant}\n"
-                "  expected a drawn input that the model runs on, since a bundle gets no real ones, got none",
-                hint="declare inputs: {NAME: {shapes: [[…]], range: [0, 1]}}, or values, in the spec",
-            )
-        suitable = [own]
-    chosen, answer = min(suitable, key=lambda pair: pair[0].elements)
-    sample = chosen.path
-    write_golden(context.folder / name, sample=sample, answers=answer)
-    if sample.stat().st_size > MAX_GOLDEN_BYTES:
-        context.say(
-            f"golden sample with inputs of {sample.stat().st_size // 2**20} MB, since no declared shape is "
-            "smaller; every load that checks answers reads it"
-        )
-
-
-def write_golden(path: Path, *, sample: Path, answers: Sequence[Answer]) -> None:
-    """Writes a sample and the recorded answers to it, as `ortprep.runtime.verification.golden` reads them.
-
-    Every output is there, each with an equal share of the room: whole if it fits, else every k-th element.
-    Large outputs are never in memory.
-
-    Args:
-        path: The new `.npz` file; equal arrays give equal bytes.
-        sample: `.npz` of arrays by input name.
-        answers: The outputs, in the model's order.
-
-    Raises:
-        StageError: An output cannot be read.
-        BundleError: The sample cannot be read.
-        OSError: The file cannot be written.
-    """
-    arrays = {f"{INPUT}{name}": array for name, array in read_tensors(sample).items()}
-    room_bytes = max(MAX_GOLDEN_BYTES - sample.stat().st_size, MIN_OUTPUT_BYTES)
-    share_bytes = room_bytes // max(1, len(answers))
-    for answer in answers:
-        array = read_answer(answer)
-        if array.nbytes <= share_bytes:
-            arrays[f"{OUTPUT}{answer.output}"] = array
-            continue
-        step = -(-array.size // max(1, share_bytes // array.itemsize))
-        while math.gcd(step, array.size) > 1:  # else the elements could be all of one column
-            step += 1
-        arrays[f"{PART}{answer.output}"] = array.reshape(-1)[::step]
-        arrays[f"{LAYOUT}{answer.output}"] = np.array([step, *array.shape], np.int64)
-    write_tensors(path, arrays)

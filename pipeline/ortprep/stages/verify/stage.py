@@ -47,12 +47,10 @@ from ortprep.stages.verify.comparison import (
     run_samples,
     suggest,
 )
+from ortprep.stages.verify.golden_sample import GOLDEN_FILE, OWN_GOLDEN_FILE, keep_golden
 from ortprep.stages.verify.reference import (
-    GOLDEN_FILE,
-    OWN_GOLDEN_FILE,
     ReferenceAnswers,
     fitting,
-    keep_golden,
     make_reference,
     read_reference,
     reference_variant,
@@ -84,7 +82,7 @@ class VerifyStage:
         gated = variant is not None and plan.variant_plans[variant].has_own_precision
         return {
             **(gate_key(spec) if gated else {}),
-            "verify": spec.verify.model_dump(mode="json") | spec.verify.default_tolerance(),
+            "verify": spec.verify.key(),
             "inputs": inputs_key(spec),
             "samples": samples_key(spec),
             # numpy draws the seeded inputs.
