@@ -63,7 +63,7 @@ class VerifyStage:
     """Compares every output of every sample, and fails the build if one is outside its tolerance."""
 
     name = "verify"
-    version = 4
+    version = 5
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
         """Returns every variant that is built, the one whose task runs the source first."""
