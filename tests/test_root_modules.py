@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ortprep import errors
 from ortprep.quoting import printable, quoted
-from ortprep.runtime.pool.workers import OutputTail
+from ortprep.runtime.pool.worker_state import OutputTail
 from ortprep.tables import (
     Cell,
     Table,

@@ -10,8 +10,8 @@ import pytest
 
 from ortprep.cli.registry_commands import describe_transfer
 from ortprep.errors import MissingExtraError, NotPublishedError, RegistryError, SignatureError
-from ortprep.registry import transfer
 from ortprep.runtime import PoolConfig, SessionPool, load, locate
+from ortprep.transport import transfer
 from ortprep.versions import install_command
 from tests.prepare.builders import Project, is_intact
 from tests.registry.builders import Build, Made, read_tree, write_bundle, write_keys

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ortprep.registry import transfer
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import open_catalogue
+from ortprep.transport import transfer
 from tests.registry.servers import BUCKET, mlflow_server, oci_server, s3_server
 
 SLOW_KINDS = tuple(pytest.param(kind, marks=pytest.mark.slow) for kind in ("s3", "mlflow"))

@@ -19,7 +19,7 @@ from ortprep.registry.garbage_collection import RetentionPolicy, collect
 from ortprep.registry.publish import publish
 from ortprep.registry.pull import PullRequest, pull
 from ortprep.registry.references import VersionRef, open_registry
-from ortprep.registry.transfer import Progress
+from ortprep.transport.transfer import Progress
 
 _COUNTED = frozenset(
     {

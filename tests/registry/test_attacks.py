@@ -39,16 +39,16 @@ from ortprep.registry.documents import (
     parse_part,
     parse_version,
 )
-from ortprep.registry.fsspec_folder import FsspecFolder
 from ortprep.registry.garbage_collection import RetentionPolicy, collect
 from ortprep.registry.part_bundle import choose_part, read_part, small_files
 from ortprep.registry.promotion import promote
 from ortprep.registry.publish import PublishResult, publish
 from ortprep.registry.pull import MAX_BYTES_VARIABLE, TIMEOUT_VARIABLE, PullRequest, pull, pull_cached
 from ortprep.registry.references import VersionRef, open_registry, parse_reference, split_location
-from ortprep.registry.transfer import map_parallel, with_retries
 from ortprep.registry.versions import Move, encode_move, parse_move
-from ortprep.time_limit import OutOfTimeError, call_in_time, limit_time
+from ortprep.transport.fsspec_folder import FsspecFolder
+from ortprep.transport.time_limit import OutOfTimeError, call_in_time, limit_time
+from ortprep.transport.transfer import map_parallel, with_retries
 from tests.registry.builders import (
     BARE,
     Made,

@@ -22,14 +22,13 @@ from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.verification import check_bundle
 from ortprep.errors import CacheError, IntegrityError, RegistryError, RegistryUnavailableError
 from ortprep.registry import cache as cache_module
-from ortprep.registry.backend import Download
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue, open_catalogue
 from ortprep.registry.publish import publish
 from ortprep.registry.pull import TIMEOUT_VARIABLE, PullRequest, pull, pull_cached
 from ortprep.registry.references import VersionRef
 from ortprep.registry.signatures import verify_bundle
-from ortprep.registry.transfer import with_retries
+from ortprep.transport.transfer import Download, with_retries
 from tests.registry.builders import BARE, Made, read_tree, write_bundle, write_keys
 from tests.registry.fault_proxy import fault_proxy
 

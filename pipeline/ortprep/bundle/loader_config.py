@@ -23,6 +23,12 @@ MAX_LOADER_BYTES = 1024 * 1024
 MAX_RANK = 32
 """Most axes of a tensor; numpy 1 has no more."""
 
+SOURCE_PRECISION = "fp32"
+"""Precision of a variant that is not converted: whatever the source has."""
+
+PRECISIONS = (SOURCE_PRECISION, "fp16", "bf16", "mixed", "int8", "int4")
+"""What a variant may be in."""
+
 
 @dataclass(frozen=True)
 class FileEntry:
@@ -172,7 +178,7 @@ class Variant:
     requirements: Requirements
     first_phase: FirstPhase | None = None
     io_binding: bool = False
-    precision: str = "fp32"
+    precision: str = SOURCE_PRECISION
     binding: Mapping[str, int] = field(default_factory=dict)
     bucket: bool = False
     golden: Golden | None = None

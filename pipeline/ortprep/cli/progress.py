@@ -23,7 +23,7 @@ from rich.progress import Progress as RichProgress
 from ortprep.build.observers import BuildEvent, LineObserver
 from ortprep.cli.console import echo
 from ortprep.quoting import printable
-from ortprep.registry.transfer import Progress
+from ortprep.transport.transfer import Progress
 
 
 class _Bars:

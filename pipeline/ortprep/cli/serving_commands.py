@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from ortprep.bundle.codec import encode
-from ortprep.bundle.loader_config import read_loader_config
+from ortprep.bundle.loader_config import PRECISIONS, read_loader_config
 from ortprep.cli.command import (
     ARTIFACTS,
     Artifacts,
@@ -31,7 +31,7 @@ from ortprep.runtime.host.models import HostConfig
 from ortprep.runtime.host.process import read_status, serve_models, stop_host
 from ortprep.runtime.loading.load_options import DigestPolicy, check_choice
 from ortprep.runtime.loading.sources import locate
-from ortprep.runtime.loading.variant_selection import FASTEST, PRECISIONS
+from ortprep.runtime.loading.variant_selection import FASTEST
 from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.versions import parse_version
 

@@ -15,7 +15,7 @@ from ortprep.runtime.loading.buckets import choose_bucket
 from ortprep.runtime.loading.variant_selection import FASTEST
 from ortprep.runtime.pool.config import PoolConfig
 from ortprep.runtime.pool.session_pool import SessionPool
-from ortprep.runtime.pool.workers import PoolStats, WorkerEvent
+from ortprep.runtime.pool.worker_state import PoolStats, WorkerEvent
 from ortprep.runtime.tensors.element_types import Array
 from ortprep.runtime.verification.golden import RecordedOutput, find_problems, read_golden
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,15 +12,7 @@ from typing import Protocol
 from ortprep.bundle.digest import PREFIX, is_digest
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.registry.documents import Part
-
-Report = Callable[[int], None]
-"""Takes a number of transferred bytes; a negative one for bytes that have to be sent again."""
-
-Block = bytes | memoryview
-"""Part of a file; valid until the next one is read."""
-
-BLOCK_BYTES = 256 * 1024
-"""Size of the blocks that are read, hashed and written."""
+from ortprep.transport.transfer import Download, Report
 
 MAX_REFS = 10_000
 """Largest number of refs of one kind and model that is read."""
@@ -42,25 +34,6 @@ class Kind(StrEnum):
     SIGNATURE = "signatures"
     MOVE = "moves"
     ALIAS = "aliases"
-
-
-@dataclass(frozen=True)
-class Download:
-    """An open file of a registry or another source.
-
-    Attributes:
-        blocks: The file's bytes from `start` on.
-        start: Offset of the first byte: what was asked for, or 0 if the source cannot or must not go on.
-        size_bytes: Size of the whole file, None if the source does not say.
-        version: Changes when the file does (an ETag, say), None if the source gives no such thing.
-        sha256: Digest that the source gives for the whole file, None if it gives none.
-    """
-
-    blocks: Iterator[Block]
-    start: int
-    size_bytes: int | None = None
-    version: str | None = None
-    sha256: str | None = None
 
 
 def ref_name(digest: str, rest: str = "") -> str:

@@ -30,10 +30,9 @@ from ortprep.bundle.digest import PREFIX, DigestCache, digest_bytes, digest_json
 from ortprep.bundle.file_memory import require_cache_folder, require_private_folder
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import IntegrityError
-from ortprep.registry.backend import Report
 from ortprep.registry.documents import MAX_DOCUMENT_BYTES
-from ortprep.registry.transfer import OpenAt, download, read_limit
-from ortprep.time_limit import check_time, remaining_s
+from ortprep.transport.time_limit import check_time, remaining_s
+from ortprep.transport.transfer import OpenAt, Report, download, read_limit
 
 log = logging.getLogger(__name__)
 

@@ -19,9 +19,7 @@ from ortprep.registry.backend import (
     MAX_LISTING_BYTES,
     MAX_REFS,
     Backend,
-    Download,
     Kind,
-    Report,
     digest_of,
     ref_name,
     subject_digits,
@@ -39,9 +37,9 @@ from ortprep.registry.documents import (
 from ortprep.registry.part_bundle import check_part_bundle, small_files
 from ortprep.registry.references import open_registry
 from ortprep.registry.signatures import verify_part
-from ortprep.registry.transfer import ignore, map_parallel, with_retries
 from ortprep.registry.versions import ModelState, Move, build_state, is_alias_name, parse_move
-from ortprep.time_limit import limit_time
+from ortprep.transport.time_limit import limit_time
+from ortprep.transport.transfer import Download, Report, ignore, map_parallel, with_retries
 
 log = logging.getLogger(__name__)
 

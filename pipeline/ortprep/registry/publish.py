@@ -19,8 +19,8 @@ from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import Part, Version, build_version
 from ortprep.registry.part_bundle import read_part
 from ortprep.registry.signatures import sign_once, verify_part
-from ortprep.registry.transfer import Observer, Progress, ignore, map_parallel
 from ortprep.registry.versions import ModelState, check_alias_name, merge_parts
+from ortprep.transport.transfer import Observer, Progress, ignore, map_parallel
 
 _MAX_ROUNDS = 20
 _MAX_LABEL_NUMBER = 100

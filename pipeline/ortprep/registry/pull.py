@@ -36,11 +36,11 @@ from ortprep.registry.signatures import (
     verify_part,
     write_receipt,
 )
-from ortprep.registry.transfer import Observer, Progress, ignore, map_parallel, read_limit
 from ortprep.registry.versions import resolve
 from ortprep.runtime.machine.hardware import Hardware, read_hardware
 from ortprep.spec.redaction import redact_url
-from ortprep.time_limit import check_time, limit_time
+from ortprep.transport.time_limit import check_time, limit_time
+from ortprep.transport.transfer import Observer, Progress, ignore, map_parallel, read_limit
 from ortprep.versions import installed_onnxruntime
 
 log = logging.getLogger(__name__)

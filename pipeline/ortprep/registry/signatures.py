@@ -33,7 +33,7 @@ from ortprep.bundle.verification import (
 from ortprep.errors import BundleError, MissingExtraError, PipelineError, SignatureError
 from ortprep.quoting import quoted
 from ortprep.registry.documents import MAX_DOCUMENT_BYTES, Part, parse_part
-from ortprep.time_limit import check_time
+from ortprep.transport.time_limit import check_time
 from ortprep.versions import install_command
 
 PART_FILE = f"{RECEIPT_FOLDER}/part.json"

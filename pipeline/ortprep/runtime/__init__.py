@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from ortprep.runtime.placement.assignment import place_models as place_models
     from ortprep.runtime.pool.config import PoolConfig as PoolConfig
     from ortprep.runtime.pool.session_pool import SessionPool as SessionPool
-    from ortprep.runtime.pool.workers import PoolStats as PoolStats
-    from ortprep.runtime.pool.workers import WorkerEvent as WorkerEvent
-    from ortprep.runtime.pool.workers import WorkerStats as WorkerStats
+    from ortprep.runtime.pool.worker_state import PoolStats as PoolStats
+    from ortprep.runtime.pool.worker_state import WorkerEvent as WorkerEvent
+    from ortprep.runtime.pool.worker_state import WorkerStats as WorkerStats
 
 _HOMES = {
     "HostSession": "host.client",
     "OpenedBundle": "loading.opened_bundle",
     "PoolConfig": "pool.config",
-    "PoolStats": "pool.workers",
+    "PoolStats": "pool.worker_state",
     "SessionPool": "pool.session_pool",
-    "WorkerEvent": "pool.workers",
-    "WorkerStats": "pool.workers",
+    "WorkerEvent": "pool.worker_state",
+    "WorkerStats": "pool.worker_state",
     "connect": "host.client",
     "install": "dropin.installation",
     "load": "loading.bundle_loader",

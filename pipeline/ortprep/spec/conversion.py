@@ -21,7 +21,7 @@ from ortprep.spec.fields import (
 Precision = Literal["fp16", "bf16", "mixed", "int8", "int4"]
 """What a variant can be converted to; `mixed` is fp16 with as few fp32 nodes as its accuracy needs."""
 
-Step = Literal["fp32", "fp16", "bf16", "mixed", "int8", "int4"]
+Step = Literal["fp32", Precision]
 """A precision to fall back to; `fp32` leaves the variant out."""
 
 OperatorType = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")]

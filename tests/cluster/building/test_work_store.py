@@ -13,7 +13,7 @@ from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.verification import describe_files
 from ortprep.cluster.building.work_store import JobOutcome, WorkStore
 from ortprep.errors import IntegrityError, NotPublishedError, RegistryError
-from ortprep.registry.fsspec_folder import FsspecFolder
+from ortprep.transport.fsspec_folder import FsspecFolder
 from tests.registry.servers import BUCKET, s3_server
 
 SOURCE = f"sha256:{0:064x}"

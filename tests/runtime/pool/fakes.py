@@ -18,7 +18,7 @@ import numpy as np
 
 from ortprep.bundle.codec import encode as encode_record
 from ortprep.errors import LoadError
-from ortprep.runtime.pool import served_model, worker
+from ortprep.runtime.pool import served_model, worker_main
 from ortprep.runtime.pool.messages import (
     MessageKind,
     ReadyReport,
@@ -27,7 +27,7 @@ from ortprep.runtime.pool.messages import (
     encode_tensors,
     lay_out,
 )
-from ortprep.runtime.pool.process import WorkerJob
+from ortprep.runtime.pool.worker_process import WorkerJob
 from ortprep.runtime.tensors.array_layout import encode_shape
 
 EXIT, SEGFAULT, HANG, GARBAGE, WRONG_TURN, OUTSIDE = range(-107, -101)
@@ -72,7 +72,7 @@ def second_of_two_exits(job: WorkerJob) -> None:
         os.close(os.open(Path(job.models[0].bundle) / "first", os.O_CREAT | os.O_EXCL))
     except FileExistsError:
         exits(job)
-    worker.main(job)
+    worker_main.main(job)
 
 
 def goes_wrong_when_asked(job: WorkerJob) -> None:
@@ -89,12 +89,12 @@ def goes_wrong_when_asked(job: WorkerJob) -> None:
         return serve(self, head, packet, memory)
 
     served_model.ServedModel.answer = answer
-    worker.main(job)
+    worker_main.main(job)
 
 
 def cannot_be_forked(job: WorkerJob) -> None:
     served_model.ServedModel.find_unfit = lambda self: "it says so"  # type: ignore[method-assign]
-    worker.main(job)
+    worker_main.main(job)
 
 
 def answers_wrongly_when_told(job: WorkerJob) -> None:
@@ -107,7 +107,7 @@ def answers_wrongly_when_told(job: WorkerJob) -> None:
             raise LoadError("y: expected 2.0, got 3.0")
 
     served_model.ServedModel.check = check  # type: ignore[method-assign]
-    worker.main(job)
+    worker_main.main(job)
 
 
 def _exit(*_: Any) -> None:

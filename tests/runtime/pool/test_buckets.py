@@ -13,9 +13,9 @@ from ortprep.doctor.load_test import load_test_bundle, read_golden_cases
 from ortprep.errors import LoadError, PoolError
 from ortprep.runtime import PoolConfig, SessionPool
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
-from ortprep.runtime.pool.process import ModelJob, WorkerJob
 from ortprep.runtime.pool.served_model import ServedModel, open_served
-from ortprep.runtime.pool.workers import PoolStats
+from ortprep.runtime.pool.worker_process import ModelJob, WorkerJob
+from ortprep.runtime.pool.worker_state import PoolStats
 from ortprep.runtime.tensors.arrays import write_tensors
 from tests.runtime.builders import batch_of, weights_of, write_converted
 

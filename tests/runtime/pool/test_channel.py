@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 
 from ortprep.errors import PoolError
-from ortprep.runtime.pool import process
+from ortprep.runtime.pool import worker_process
 from ortprep.runtime.pool.messages import Head, MessageKind, encode_head
-from ortprep.runtime.pool.process import PacketChannel
-from ortprep.runtime.pool.worker import PoolConnection, serve
+from ortprep.runtime.pool.worker_main import PoolConnection, serve
+from ortprep.runtime.pool.worker_process import PacketChannel
 from ortprep.runtime.tensors.array_layout import create_memory
 
 
@@ -132,11 +132,11 @@ def test_what_a_worker_sent_before_it_ended_is_read_although_it_left_packets_unr
 
 def test_a_template_that_once_was_late_is_not_waited_for_again(ends, monkeypatch):
     channel, template = ends
-    monkeypatch.setattr(process, "_ASK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(worker_process, "_ASK_TIMEOUT_S", 0.05)
     with pytest.raises(ConnectionError, match="nothing came"):
         channel.ask(encode_head(MessageKind.REAP, 7), (), MessageKind.REAPED)
     template.send(encode_head(MessageKind.REAPED, 7))
-    monkeypatch.setattr(process, "_ASK_TIMEOUT_S", 1000.0)
+    monkeypatch.setattr(worker_process, "_ASK_TIMEOUT_S", 1000.0)
     for _ in range(2):  # the late answer is taken for no other's
         with pytest.raises(ConnectionError, match="did not answer before"):
             channel.ask(encode_head(MessageKind.FORK), (), MessageKind.FORKED)

@@ -28,8 +28,8 @@ from ortprep.errors import (
 )
 from ortprep.runtime import PoolConfig, SessionPool, WorkerEvent
 from ortprep.runtime.pool import supervisor
-from ortprep.runtime.pool.process import WorkerProcess
 from ortprep.runtime.pool.slots import SlotTable
+from ortprep.runtime.pool.worker_process import WorkerProcess
 from tests.fakes import wait_for
 from tests.runtime.pool import fakes as bad_workers
 from tests.runtime.pool.builders import write_doubling, write_model_bundle

@@ -13,9 +13,9 @@ import pytest
 from ortprep.errors import PoolError, WorkerDiedError
 from ortprep.runtime.pool.config import PoolConfig
 from ortprep.runtime.pool.messages import decode_head
-from ortprep.runtime.pool.process import WorkerProcess
 from ortprep.runtime.pool.supervisor import Supervisor
-from ortprep.runtime.pool.workers import WorkerState, WorkerStats
+from ortprep.runtime.pool.worker_process import WorkerProcess
+from ortprep.runtime.pool.worker_state import WorkerState, WorkerStats
 from tests.runtime.pool.test_broker import Office, Received
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from ortprep.errors import IntegrityError, WorkerDiedError
 from ortprep.runtime import PoolConfig, SessionPool
-from ortprep.runtime.pool import process
+from ortprep.runtime.pool import worker_process
 from tests.fakes import wait_for
 from tests.runtime.pool import fakes as bad_workers
 from tests.runtime.pool.conftest import batch, parent_of, start_ticks
@@ -90,7 +90,7 @@ def test_workers_outlive_their_template_and_are_forked_from_the_next_one(bundle)
 
 
 def test_a_template_that_does_not_answer_is_replaced(bundle, monkeypatch):
-    monkeypatch.setattr(process, "_ASK_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(worker_process, "_ASK_TIMEOUT_S", 0.5)
     with open_pool(bundle, workers=1) as pool:
         template = template_of(pool)
         os.kill(template, signal.SIGSTOP)

@@ -18,7 +18,6 @@ import pytest
 from ortprep.bundle.codec import decode
 from ortprep.bundle.digest import DigestCache, digest_file
 from ortprep.errors import SourceError, SpecError
-from ortprep.registry import transfer
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Context, Plan
 from ortprep.stages.core.results import FetchResult
@@ -26,6 +25,7 @@ from ortprep.stages.fetch.demo import DEMO_NAMES, check_demo_name, write_demo_mo
 from ortprep.stages.fetch.external_data import digest_beside
 from ortprep.stages.fetch.inspection import inspect_file
 from ortprep.stages.fetch.stage import FetchStage
+from ortprep.transport import transfer
 from tests import builders as models
 from tests.fakes import send_cut, send_status, serve
 

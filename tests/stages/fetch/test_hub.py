@@ -14,12 +14,12 @@ from ortprep.build.receipts import read_receipt
 from ortprep.bundle.codec import decode
 from ortprep.bundle.digest import DigestCache, digest_bytes
 from ortprep.errors import MissingExtraError, PipelineError, SourceError
-from ortprep.registry import transfer
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.urls import HubAddress, parse_hub_url
 from ortprep.stages.core.contract import Plan
 from ortprep.stages.core.results import FetchResult
 from ortprep.stages.fetch.stage import FetchStage
+from ortprep.transport import transfer
 from ortprep.versions import install_command
 from tests import builders as models
 from tests.fakes import FileServer, Handler, send_cut, send_whole

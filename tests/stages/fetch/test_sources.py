@@ -15,9 +15,6 @@ import pytest
 from ortprep.bundle.digest import digest_bytes
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import RegistryError, SourceError
-from ortprep.registry import transfer
-from ortprep.registry.backend import BLOCK_BYTES
-from ortprep.registry.backends import rest
 from ortprep.stages.fetch import sources
 from ortprep.stages.fetch.sources import (
     TIMEOUT_VARIABLE,
@@ -27,6 +24,8 @@ from ortprep.stages.fetch.sources import (
     find_login,
     source_of,
 )
+from ortprep.transport import http_answers, transfer
+from ortprep.transport.transfer import BLOCK_BYTES
 from tests.fakes import (
     FileServer,
     send_cut,
@@ -161,8 +160,8 @@ def test_a_file_is_limited_in_size_and_in_time_by_the_environment(server, tmp_pa
     "before", [b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n", b"HTTP/1.1 200 OK\r\nA: "]
 )
 def test_a_server_that_sends_a_byte_at_a_time_is_given_up(tmp_path, monkeypatch, before):
-    monkeypatch.setattr(rest, "ANSWER_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(rest, "BLOCK_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(http_answers, "ANSWER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(http_answers, "BLOCK_TIMEOUT_S", 0.2)
     results: list[BaseException] = []
 
     def fetch() -> None:

@@ -38,11 +38,11 @@ from ortprep.errors import ClusterError, NotPublishedError, PipelineError, Sourc
 from ortprep.quoting import printable, quoted, terminal_handler
 from ortprep.registry.catalogue import open_catalogue
 from ortprep.registry.publish import publish
-from ortprep.registry.transfer import with_retries
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.accuracy import metric_files
 from ortprep.stages.core.contract import Plan
 from ortprep.stages.core.inputs.sample_files import find_sample_files
+from ortprep.transport.transfer import with_retries
 from ortprep.versions import install_command
 
 log = logging.getLogger(__name__)

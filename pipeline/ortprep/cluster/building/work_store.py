@@ -19,9 +19,9 @@ from ortprep.bundle.digest import PREFIX
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.paths import is_safe_name, resolve_inside
 from ortprep.errors import BundleError, IntegrityError, NotPublishedError, RegistryError
-from ortprep.registry.fsspec_folder import FsspecFolder
-from ortprep.registry.transfer import download, ignore, map_parallel
 from ortprep.spec.redaction import has_credentials, redact_url
+from ortprep.transport.fsspec_folder import FsspecFolder
+from ortprep.transport.transfer import download, ignore, map_parallel
 
 MAX_RECORD_BYTES = 32 * 2**20
 """Largest record that is read; those of long searches take a few hundred KB."""

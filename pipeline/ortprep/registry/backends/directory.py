@@ -23,18 +23,16 @@ from ortprep.errors import NotPublishedError
 from ortprep.registry.backend import (
     MAX_REFS,
     Backend,
-    Download,
     Kind,
-    Report,
     SweepResult,
     digests_of,
     ref_name,
     subject_digits,
 )
 from ortprep.registry.documents import Part
-from ortprep.registry.fsspec_folder import FsspecFolder
-from ortprep.registry.transfer import map_parallel
 from ortprep.registry.versions import check_model_name
+from ortprep.transport.fsspec_folder import FsspecFolder
+from ortprep.transport.transfer import Download, Report, map_parallel
 
 _LEFTOVER_S = 24 * 3600.0
 _FRESH_S = 3600.0

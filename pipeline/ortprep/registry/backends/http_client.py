@@ -12,9 +12,9 @@ from requests.adapters import HTTPAdapter
 from urllib3.util import parse_url
 
 from ortprep.errors import RegistryError
-from ortprep.registry.backend import BLOCK_BYTES
-from ortprep.registry.backends import rest
-from ortprep.registry.backends.rest import (
+from ortprep.spec.redaction import hide_queries_in_logs
+from ortprep.transport import http_answers
+from ortprep.transport.http_answers import (
     MAX_ERROR_BYTES,
     UNENCODED,
     UNREAD,
@@ -25,7 +25,7 @@ from ortprep.registry.backends.rest import (
     read_refusal,
     status_error,
 )
-from ortprep.spec.redaction import hide_queries_in_logs
+from ortprep.transport.transfer import BLOCK_BYTES
 
 ANY_STATUS = range(100, 600)
 """Statuses for a caller that tells them apart itself."""
@@ -41,7 +41,7 @@ class HttpClient:
         base: URL of its API, which relative locations are relative to.
         authorize: Adds credentials to a request; it is called for requests to the server itself only.
         timeout_s: Timeouts of a connection, and of the next bytes of an answer, in seconds.
-        answer_timeout_s: Longest time until an answer begins; None for `rest.ANSWER_TIMEOUT_S`.
+        answer_timeout_s: Longest time until an answer begins; None for `http_answers.ANSWER_TIMEOUT_S`.
         login_hint: Hint for errors: a way to give other credentials.
         read_reason: Returns, of the JSON object of a refusal, what may be shown.
     """
@@ -118,8 +118,8 @@ class HttpClient:
 
         def ask(url: str) -> requests.Response:
             request = partial(self._session.request, method, url, **settings)
-            return rest.ask_in_time(
-                request, doing, limit_s or self._answer_timeout_s or rest.ANSWER_TIMEOUT_S
+            return http_answers.ask_in_time(
+                request, doing, limit_s or self._answer_timeout_s or http_answers.ANSWER_TIMEOUT_S
             )
 
         settings = {"timeout": self._timeout_s, **UNREAD, **options}

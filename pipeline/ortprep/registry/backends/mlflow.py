@@ -22,7 +22,7 @@ from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.paths import is_safe_name
 from ortprep.errors import NotPublishedError, RegistryError, RegistryUnavailableError
 from ortprep.quoting import quoted
-from ortprep.registry.backend import Backend, Download, Kind, Report, SweepResult, digest_of, digests_of
+from ortprep.registry.backend import Backend, Kind, SweepResult, digest_of, digests_of
 from ortprep.registry.backends.mlflow_server import (
     EXISTS,
     MISSING,
@@ -33,8 +33,8 @@ from ortprep.registry.backends.mlflow_server import (
     tags_of,
 )
 from ortprep.registry.documents import Part, Version, as_mapping, parse_attached, parse_part, parse_version
-from ortprep.registry.transfer import ignore
 from ortprep.registry.versions import check_model_name
+from ortprep.transport.transfer import Download, Report, ignore
 
 log = logging.getLogger(__name__)
 

@@ -27,9 +27,10 @@ from ortprep.errors import (
     RegistryError,
     RegistryUnavailableError,
 )
-from ortprep.registry.backend import MAX_LISTING_BYTES, Download, Report
+from ortprep.registry.backend import MAX_LISTING_BYTES
 from ortprep.registry.backends.http_client import ANY_STATUS, HttpClient
-from ortprep.registry.backends.rest import (
+from ortprep.spec.redaction import redact_url
+from ortprep.transport.http_answers import (
     ANSWER_TIMEOUT_S,
     open_file,
     open_upload,
@@ -37,8 +38,7 @@ from ortprep.registry.backends.rest import (
     read_refusal,
     upload_timeout_s,
 )
-from ortprep.registry.transfer import check_copied, read_limit, with_retries
-from ortprep.spec.redaction import redact_url
+from ortprep.transport.transfer import Download, Report, check_copied, read_limit, with_retries
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Longest answer that is read; a list of 100,000 files takes about 15 MB."""
@@ -271,7 +271,7 @@ class ProxiedArtifacts:
             raise RegistryError(f"cannot {doing}\n  expected a list of files, got something else") from error
 
     def open(self, path: str, offset: int, *, name: str) -> AbstractContextManager[Download]:
-        """Opens a file at an offset, or at 0; messages call it `name`. Raises as `rest.open_file`."""
+        """Opens a file at an offset, or at 0; messages call it `name`. Raises as `http_answers.open_file`."""
         return open_file(lambda headers: self._get(path, headers), f"read artifact: {name}", offset)
 
     @contextmanager

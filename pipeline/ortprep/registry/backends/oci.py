@@ -26,20 +26,18 @@ from ortprep.quoting import quoted
 from ortprep.registry.backend import (
     MAX_LISTING_BYTES,
     Backend,
-    Download,
     Kind,
-    Report,
     SweepResult,
     digest_of,
     digests_of,
     ref_name,
     subject_digits,
 )
-from ortprep.registry.backends import rest
 from ortprep.registry.backends.oci_auth import open_client, read_code
 from ortprep.registry.documents import EMPTY, INDEX, MANIFEST, MAX_DOCUMENT_BYTES, Part, parse_attached
-from ortprep.registry.transfer import check_copied, ignore, map_parallel, with_retries
 from ortprep.spec.redaction import redact_url
+from ortprep.transport import http_answers
+from ortprep.transport.transfer import Download, Report, check_copied, ignore, map_parallel, with_retries
 
 _HALF_WRITTEN = "DIGEST_INVALID"
 """What a registry says of a manifest put by tag, which has no digest to be wrong: it read one of its own
@@ -108,7 +106,7 @@ class OciBackend(Backend):
             options: dict[str, Any] = {"expected": (200, 206), "follows": True}
             return self._client.open("GET", url, doing, headers=_ACCEPT | dict(headers), **options)
 
-        return rest.open_file(ask, doing, offset)
+        return http_answers.open_file(ask, doing, offset)
 
     def put_file(self, part: Part, entry: FileEntry, source: Path, report: Report) -> None:
         """Uploads a file in one request; one that breaks off begins again."""
@@ -120,7 +118,7 @@ class OciBackend(Backend):
         doing = f"upload {entry.path}: {place}"
         if source.stat().st_size != entry.size_bytes:
             check_copied(entry, source.stat().st_size, digest_file(source))
-        limit_s = rest.upload_timeout_s(entry.size_bytes)
+        limit_s = http_answers.upload_timeout_s(entry.size_bytes)
 
         def send() -> None:
             begun, _ = self._client.ask("POST", url, doing, expected=(202,))
@@ -128,7 +126,7 @@ class OciBackend(Backend):
             mark = "&" if "?" in location else "?"
             target = f"{location}{mark}digest={quote(entry.sha256, safe='')}"
             headers = {"Content-Type": "application/octet-stream"}
-            with rest.open_upload(source, report) as body:
+            with http_answers.open_upload(source, report) as body:
                 options: dict[str, Any] = {"headers": headers, "data": body, "limit_s": limit_s}
                 expected = (201, 204, 400, 404, 416)
                 answer, _ = self._client.ask("PUT", target, doing, expected=expected, **options)
@@ -204,7 +202,7 @@ class OciBackend(Backend):
             options: dict[str, Any] = {"headers": headers, "data": data, "expected": (201, 400)}
             answer, body = self._client.ask("PUT", url, doing, **options)
             if answer.status_code == 400:
-                refusal = rest.parse_refusal(body)
+                refusal = http_answers.parse_refusal(body)
                 error = self._client.refuse(answer, refusal, doing)
                 raise (
                     RegistryUnavailableError(error.message) if read_code(refusal) == _HALF_WRITTEN else error

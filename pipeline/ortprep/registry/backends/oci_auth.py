@@ -22,8 +22,8 @@ from ortprep.bundle.codec import parse_json, read_json
 from ortprep.errors import AccessDeniedError, BundleError, RegistryError, RegistryUnavailableError
 from ortprep.quoting import quoted
 from ortprep.registry.backends.http_client import ANY_STATUS, HttpClient
-from ortprep.registry.backends.rest import read_refusal
 from ortprep.registry.documents import as_mapping
+from ortprep.transport.http_answers import read_refusal
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,10 @@ import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ortprep.bundle.loader_config import PRECISIONS
 from ortprep.errors import PoolError
 from ortprep.runtime.loading.load_options import check_choice
-from ortprep.runtime.loading.variant_selection import FASTEST, PRECISIONS
+from ortprep.runtime.loading.variant_selection import FASTEST
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 
 from ortprep.bundle import LOADER_FILE
 from ortprep.bundle.file_memory import find_stamp, is_settled
-from ortprep.bundle.loader_config import FirstPhase, LoaderConfig, Variant, read_loader_config
+from ortprep.bundle.loader_config import (
+    PRECISIONS,
+    SOURCE_PRECISION,
+    FirstPhase,
+    LoaderConfig,
+    Variant,
+    read_loader_config,
+)
 from ortprep.bundle.paths import resolve_inside
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.errors import IntegrityError, LoadError, NoVariantError
@@ -23,8 +30,6 @@ from ortprep.runtime.loading.session import CPU, CUDA, import_onnxruntime, with_
 from ortprep.runtime.loading.variant_files import check_files
 from ortprep.runtime.loading.variant_selection import (
     FASTEST,
-    PRECISIONS,
-    SOURCE_PRECISION,
     Selection,
     find_candidates,
     needs_gpu,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ortprep.bundle.loader_config import LoaderConfig, Requirements, Variant, VersionRange
+from ortprep.bundle.loader_config import SOURCE_PRECISION, LoaderConfig, Requirements, Variant, VersionRange
 from ortprep.runtime.loading.session import CUDA, import_onnxruntime
 from ortprep.runtime.machine.hardware import Hardware, read_hardware
 from ortprep.versions import parse_version
@@ -17,12 +17,6 @@ if TYPE_CHECKING:
 
 FASTEST = "fastest-within-gate"
 """Precision of a job that takes any: variants are in order of speed, and all of them passed their gate."""
-
-SOURCE_PRECISION = "fp32"
-"""What a bundle calls the precision of its source."""
-
-PRECISIONS = ("fp32", "fp16", "bf16", "mixed", "int8", "int4")
-"""What a variant may be in."""
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from ortprep.runtime.loading.variant_selection import FASTEST
 from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.runtime.placement.assignment import Placement, place_bundles
 from ortprep.runtime.placement.devices import device_variables, resolve_devices
-from ortprep.runtime.pool.process import ModelJob, WorkerJob
-from ortprep.runtime.pool.workers import WorkerEvent, WorkerState, WorkerStats
+from ortprep.runtime.pool.worker_process import ModelJob, WorkerJob
+from ortprep.runtime.pool.worker_state import WorkerEvent, WorkerState, WorkerStats
 
 if TYPE_CHECKING:
     from ortprep.runtime.loading.load_options import SessionOptions
@@ -77,7 +77,7 @@ class PoolConfig:
     max_shared_bytes: int | None = None
     max_restarts: int = 5
     observer: Callable[[WorkerEvent], None] | None = None
-    worker: str = "ortprep.runtime.pool.worker:main"
+    worker: str = "ortprep.runtime.pool.worker_main:main"
 
     def __post_init__(self) -> None:
         require_counts(

@@ -18,7 +18,7 @@ from ortprep.runtime.tensors.array_layout import copy_arrays
 from ortprep.runtime.tensors.element_types import Array
 
 if TYPE_CHECKING:
-    from ortprep.runtime.pool.process import ModelJob, WorkerJob
+    from ortprep.runtime.pool.worker_process import ModelJob, WorkerJob
 
 
 def open_served(model: ModelJob, job: WorkerJob) -> ServedModel:

@@ -20,7 +20,7 @@ from ortprep.runtime.pool.config import Bundle, PoolConfig, name_bundles, plan_w
 from ortprep.runtime.pool.memory import RegionTable
 from ortprep.runtime.pool.slots import MAX_DEPTH, Answer, PoolFuture
 from ortprep.runtime.pool.supervisor import Supervisor
-from ortprep.runtime.pool.workers import PoolStats
+from ortprep.runtime.pool.worker_state import PoolStats
 from ortprep.runtime.tensors.signatures import read_signature
 
 _SHARE_OF_MEMORY = 0.5

@@ -20,10 +20,10 @@ from functools import partial
 from ortprep.errors import LoadTimeoutError, PoolClosedError, PoolError
 from ortprep.runtime.pool.config import PoolConfig
 from ortprep.runtime.pool.messages import MessageKind, encode_head
-from ortprep.runtime.pool.process import WorkerProcess
 from ortprep.runtime.pool.request_table import RequestTable
 from ortprep.runtime.pool.worker_manager import WorkerManager
-from ortprep.runtime.pool.workers import PoolStats, WorkerState
+from ortprep.runtime.pool.worker_process import WorkerProcess
+from ortprep.runtime.pool.worker_state import PoolStats, WorkerState
 
 log = logging.getLogger(__name__)
 

@@ -23,10 +23,10 @@ from ortprep.runtime.pool.messages import (
     decode_head,
     decode_json,
 )
-from ortprep.runtime.pool.process import WorkerProcess, fork_from, spawn
 from ortprep.runtime.pool.request_table import RequestTable
 from ortprep.runtime.pool.slots import RepeatedAnswerError, Slot
-from ortprep.runtime.pool.workers import WorkerEvent, WorkerState
+from ortprep.runtime.pool.worker_process import WorkerProcess, fork_from, spawn
+from ortprep.runtime.pool.worker_state import WorkerEvent, WorkerState
 
 log = logging.getLogger(__name__)
 

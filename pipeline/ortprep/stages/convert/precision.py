@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 
 from ortprep.bundle.conversion_record import PrecisionStep, SampleSet
 from ortprep.bundle.digest import DigestCache, digest_json
+from ortprep.bundle.loader_config import SOURCE_PRECISION
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.answers import write_answers
 from ortprep.children.probe import ProbeRequest, measure_plan
@@ -32,11 +33,11 @@ from ortprep.stages.convert.passes import run_pass
 from ortprep.stages.convert.search import Kept, search
 from ortprep.stages.core.accuracy import convert_section, judge_accuracy
 from ortprep.stages.core.application_judge import ApplicationJudge
-from ortprep.stages.core.contract import SOURCE_PRECISION, Context, TaskId
+from ortprep.stages.core.contract import Context, TaskId
 from ortprep.stages.core.fallback import REFUSALS, TAKEN
-from ortprep.stages.core.inputs.agreement import MIN_AUTO_SAMPLES
 from ortprep.stages.core.inputs.sample_files import check_calibration
 from ortprep.stages.core.inputs.samples import calibrates
+from ortprep.stages.core.inputs.spec_fit import MIN_AUTO_SAMPLES
 from ortprep.stages.core.results import Graph, read_fetched
 from ortprep.stages.optimize.requirements import NO_INTEGERS, find_integer_type
 from ortprep.stages.optimize.session_plans import loading_options, loading_providers, without_optimizers
@@ -353,12 +354,12 @@ class PrecisionAttempts:
     def _request(self, precision: str, kept: Kept) -> PassRequest:
         """Returns the request that makes a precision, with nodes kept besides those of the spec."""
         half, quantize = self._convert.half, self._convert.quantize
-        names = {"fp16": "fp16", "mixed": "fp16", "bf16": "bf16", "int4": "int4-weights"}
         int8 = f"int8-{'weights' if self._mode == 'weight_only' else self._mode}"
+        names = {"fp16": "fp16", "mixed": "fp16", "bf16": "bf16", "int8": int8, "int4": "int4-weights"}
         return PassRequest(
             source=self._parent.path,
             written=self.written,
-            name=names.get(precision, int8),
+            name=names[precision],
             half=half.model_copy(
                 update={
                     "keep_nodes": tuple(sorted({*half.keep_nodes, *kept})),

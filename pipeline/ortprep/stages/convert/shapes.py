@@ -11,7 +11,7 @@ from ortprep.bundle.file_links import copy_file, link_or_copy, unlinkable_files
 from ortprep.bundle.onnx_inputs import dimension_name, read_inputs
 from ortprep.bundle.onnx_wire import external_locations, read_skeleton
 from ortprep.stages.convert.pass_records import PassReply, PassRequest
-from ortprep.stages.core.inputs.agreement import resolve_dimensions
+from ortprep.stages.core.inputs.spec_fit import resolve_dimensions
 
 if TYPE_CHECKING:
     import onnx

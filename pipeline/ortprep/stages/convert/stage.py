@@ -15,6 +15,7 @@ from typing import Any
 from ortprep.bundle.codec import encode
 from ortprep.bundle.conversion_record import ConversionRecord, PrecisionStep
 from ortprep.bundle.digest import DigestCache
+from ortprep.bundle.loader_config import SOURCE_PRECISION
 from ortprep.bundle.verification import describe_files
 from ortprep.errors import StageError
 from ortprep.runtime.machine.hardware import hardware_fingerprint
@@ -22,15 +23,7 @@ from ortprep.stages.convert.pass_records import PassRequest
 from ortprep.stages.convert.passes import run_pass
 from ortprep.stages.convert.precision import PrecisionAttempts, plan_steps, why_not_needed
 from ortprep.stages.core.accuracy import convert_section, gate_key
-from ortprep.stages.core.contract import (
-    LEFT_OUT,
-    SOURCE_PRECISION,
-    Context,
-    Plan,
-    TaskId,
-    VariantPlan,
-    target_of,
-)
+from ortprep.stages.core.contract import LEFT_OUT, Context, Plan, TaskId, VariantPlan, target_of
 from ortprep.stages.core.fallback import TAKEN, descend, describe_failures
 from ortprep.stages.core.inputs.sample_files import (
     inputs_key,

@@ -9,15 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
+from ortprep.bundle.loader_config import SOURCE_PRECISION
 from ortprep.errors import StageError
 from ortprep.spec.conversion import ConvertSpec, Precision
 from ortprep.spec.models import ModelSpec
 
 PORTABLE = "portable"
 """The variant every bundle carries: operators of ONNX and of the source only, for any machine."""
-
-SOURCE_PRECISION = "fp32"
-"""Precision of a variant that is not converted: whatever the source has."""
 
 _MAX_LABEL_LENGTH = 64
 _PRECISIONS = get_args(Precision)

@@ -17,17 +17,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from ortprep import time_limit
 from ortprep.bundle.digest import PREFIX
 from ortprep.errors import (
     MissingExtraError,
     RegistryError,
     RegistryUnavailableError,
 )
-from ortprep.registry.backend import Download
 from ortprep.spec.redaction import hide_queries_in_logs
 from ortprep.spec.urls import HubAddress, is_commit
 from ortprep.stages.fetch.sources import WebFile, check_redirect, source_errors
+from ortprep.transport import time_limit
+from ortprep.transport.transfer import Download
 from ortprep.versions import install_command
 
 ANSWER_TIMEOUT_S = 120.0

@@ -16,12 +16,11 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from ortprep.bundle.file_memory import read_stamp
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import IntegrityError, RegistryError, RegistryUnavailableError, SourceError
-from ortprep.registry.backend import Download
-from ortprep.registry.fsspec_folder import FsspecFolder
-from ortprep.registry.transfer import MAX_BYTES, download, read_blocks, read_limit
 from ortprep.spec.redaction import hide_queries_in_logs, redact_url
 from ortprep.stages.fetch.external_data import find_beside
-from ortprep.time_limit import limit_time
+from ortprep.transport.fsspec_folder import FsspecFolder
+from ortprep.transport.time_limit import limit_time
+from ortprep.transport.transfer import MAX_BYTES, Download, download, read_blocks, read_limit
 
 TIMEOUT_VARIABLE = "ORTPREP_FETCH_TIMEOUT_S"
 DEFAULT_TIMEOUT_S = 6 * 3600
@@ -198,7 +197,7 @@ class WebFile:
             RegistryUnavailableError: The server cannot be reached, is overloaded, or the connection broke.
             RegistryError: The server says that the file is not to be had.
         """
-        from ortprep.registry.backends.rest import open_file  # builds that fetch nothing do without requests
+        from ortprep.transport.http_answers import open_file  # builds that fetch nothing do without requests
 
         return open_file(self._ask, f"fetch: {self.name}", 0 if version is None else offset, version)
 
@@ -213,11 +212,11 @@ class WebFile:
         """Yields the answer to one request; credentials go to the URL that was asked for, and to no other."""
         import requests
 
-        from ortprep.registry.backends import rest
+        from ortprep.transport import http_answers
 
         doing = f"fetch: {self.name}"
         hide_queries_in_logs()
-        common = {"User-Agent": "ortprep", **rest.UNENCODED, **headers}
+        common = {"User-Agent": "ortprep", **http_answers.UNENCODED, **headers}
         with requests.Session() as session:
             # Trusts what the system trusts. Without `auth` it would look into `~/.netrc` for every host.
             paths = ssl.get_default_verify_paths()
@@ -228,22 +227,26 @@ class WebFile:
                 own = {"Authorization": self.authorization} if self.authorization and url == first else {}
                 auth = find_login(url) if url == first and not own else None
                 timeout = SILENCE_TIMEOUT_S
-                return session.get(url, headers=common | own, auth=auth, timeout=timeout, **rest.UNREAD)
+                return session.get(
+                    url, headers=common | own, auth=auth, timeout=timeout, **http_answers.UNREAD
+                )
 
             try:
-                first = rest.check_http_url(requests.utils.requote_uri(self.url))
-                response = rest.ask_in_time(
-                    lambda: rest.follow_redirects(ask, first, check_redirect), doing, rest.ANSWER_TIMEOUT_S
+                first = http_answers.check_http_url(requests.utils.requote_uri(self.url))
+                response = http_answers.ask_in_time(
+                    lambda: http_answers.follow_redirects(ask, first, check_redirect),
+                    doing,
+                    http_answers.ANSWER_TIMEOUT_S,
                 )
             except ValueError as error:
-                raise rest.connection_error(error, doing) from None
+                raise http_answers.connection_error(error, doing) from None
             with response:
                 if response.status_code in (200, 206):
                     yield response
                     return
                 if response.status_code != 416 or "Range" not in headers:
                     hint = "put the host's user and password into ~/.netrc, or ask for a fresh signed URL"
-                    raise rest.status_error(response, doing, hint=hint)
+                    raise http_answers.status_error(response, doing, hint=hint)
         with self._ask({}) as response:  # the file is shorter now
             yield response
 
@@ -271,7 +274,7 @@ def check_redirect(url: str, target: str) -> str:
     """
     import requests
 
-    from ortprep.registry.backends.rest import check_http_url
+    from ortprep.transport.http_answers import check_http_url
 
     allowed = ("https://",) if url.startswith("https:") else ("https://", "http://")
     if not target.lower().startswith(allowed):

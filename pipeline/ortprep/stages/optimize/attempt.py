@@ -22,9 +22,9 @@ from ortprep.runtime.tensors.element_types import Array, dtype_name
 from ortprep.spec.models import InputSpec, ModelSpec
 from ortprep.stages.core.contract import PORTABLE, Context
 from ortprep.stages.core.fallback import REFUSALS, TAKEN
-from ortprep.stages.core.inputs.agreement import shape_sets
 from ortprep.stages.core.inputs.sample_files import find_sample_files, fits_interface, fits_shape
 from ortprep.stages.core.inputs.samples import build_feeds, read_sample
+from ortprep.stages.core.inputs.spec_fit import shape_sets
 from ortprep.stages.core.results import read_source
 from ortprep.stages.optimize.graph_writer import SaveRequest, SaveResult, save_optimized
 from ortprep.stages.optimize.lint import LintContext, errors_of

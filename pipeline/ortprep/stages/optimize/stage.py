@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ortprep.bundle.codec import encode
-from ortprep.bundle.loader_config import Variant
+from ortprep.bundle.loader_config import SOURCE_PRECISION, Variant
 from ortprep.bundle.manifest import LadderAttempt
 from ortprep.errors import (
     ChildError,
@@ -30,10 +30,10 @@ from ortprep.quoting import quoted
 from ortprep.runtime.loading.session import CPU, default_plan
 from ortprep.runtime.machine.hardware import hardware_fingerprint
 from ortprep.spec.models import ModelSpec
-from ortprep.stages.core.contract import SOURCE_PRECISION, Context, Plan, TaskId, target_of
+from ortprep.stages.core.contract import Context, Plan, TaskId, target_of
 from ortprep.stages.core.fallback import descend, describe_failures, plain_refusal
-from ortprep.stages.core.inputs.agreement import require_fit
 from ortprep.stages.core.inputs.sample_files import inputs_key, samples_key
+from ortprep.stages.core.inputs.spec_fit import require_fit
 from ortprep.stages.core.provenance import runtime_versions
 from ortprep.stages.core.results import Graph, PreparedResult, read_source, source_task
 from ortprep.stages.optimize.attempt import model_name, requirements_of, role_of, run_reload, try_step

@@ -28,14 +28,14 @@ from ortprep.runtime.pool.messages import (
     encode,
     encode_head,
 )
-from ortprep.runtime.pool.process import die_with
+from ortprep.runtime.pool.worker_process import die_with
 from ortprep.runtime.tensors.array_layout import MAX_PACKET_BYTES
 from ortprep.telemetry import has_telemetry_thread
 
 if TYPE_CHECKING:
     from ortprep.runtime.pool.memory import MemoryFile
-    from ortprep.runtime.pool.process import WorkerJob
     from ortprep.runtime.pool.served_model import ServedModel
+    from ortprep.runtime.pool.worker_process import WorkerJob
 
 _SPIN_S = 0.0002
 _MAX_REFUSALS = 16

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from ortprep.bundle.digest import digest_bytes
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import RegistryError, RegistryUnavailableError
-from ortprep.registry import transfer
-from ortprep.registry.backend import BLOCK_BYTES, Download
-from ortprep.registry.transfer import download
-from ortprep.time_limit import limit_time
+from ortprep.transport import transfer
+from ortprep.transport.time_limit import limit_time
+from ortprep.transport.transfer import BLOCK_BYTES, Download, download
 
 SIZE = 5000
 

@@ -18,8 +18,8 @@ from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.runtime.tensors.element_types import Array
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.reading import read_spec
-from ortprep.stages.core.inputs.agreement import check_agreement, shape_sets
 from ortprep.stages.core.inputs.sample_files import check_calibration, check_sample_files, find_sample_files
+from ortprep.stages.core.inputs.spec_fit import find_misfits, shape_sets
 
 IMAGE = TensorSpec("image", "float32", ("batch", 3, 16, 16))
 LEFT, RIGHT = (TensorSpec(name, "float32", ("batch", 4)) for name in ("left", "right"))
@@ -37,19 +37,19 @@ def interface_of(*inputs: TensorSpec, **bounds: int) -> ModelInterface:
 
 
 def problems(inputs: Mapping[str, Any], *items: TensorSpec, **bounds: int) -> str:
-    return "\n".join(check_agreement(spec_of(inputs), interface_of(*items, **bounds)))
+    return "\n".join(find_misfits(spec_of(inputs), interface_of(*items, **bounds)))
 
 
 def test_a_spec_that_fits_has_no_problem():
     spec = spec_of({"image": {"shapes": [[1, 3, 16, 16], [8, 3, 16, 16]], "range": [0, 1]}})
-    assert check_agreement(spec, interface_of(IMAGE)) == ()
+    assert find_misfits(spec, interface_of(IMAGE)) == ()
     assert shape_sets(spec, interface_of(IMAGE)) == ({"image": (1, 3, 16, 16)}, {"image": (8, 3, 16, 16)})
 
 
 @pytest.mark.attack
 def test_of_thousands_of_unknown_names_the_first_are_told():
     known = [TensorSpec(f"input{number}", "float32", (1,)) for number in range(1000)]
-    found = check_agreement(spec_of({f"inputs{number}": {} for number in range(1000)}), interface_of(*known))
+    found = find_misfits(spec_of({f"inputs{number}": {} for number in range(1000)}), interface_of(*known))
     assert len(found) == 21
     assert found[-1] == "inputs: 980 more names are not in the model"
 
@@ -61,7 +61,7 @@ def test_every_problem_is_told_at_once():
     )
     words = TensorSpec("words", "string", (3,))
     image = TensorSpec("image", "float32", ("images", 3, 16, 16))
-    found = check_agreement(spec, interface_of(image, LEFT, words))
+    found = find_misfits(spec, interface_of(image, LEFT, words))
     assert [problem.partition(":")[0] for problem in found] == [
         "inputs.imag",
         "verify.outputs.score",
@@ -99,7 +99,7 @@ def test_a_symbol_has_one_size_in_a_set():
 
 def test_a_symbol_that_one_input_settles_fills_the_others():
     spec = spec_of({"left": {"shapes": [[2, 4], [5, 4]]}})
-    assert check_agreement(spec, interface_of(LEFT, RIGHT)) == ()
+    assert find_misfits(spec, interface_of(LEFT, RIGHT)) == ()
     assert shape_sets(spec, interface_of(LEFT, RIGHT)) == (
         {"left": (2, 4), "right": (2, 4)},
         {"left": (5, 4), "right": (5, 4)},
@@ -109,7 +109,7 @@ def test_a_symbol_that_one_input_settles_fills_the_others():
 def test_one_shape_goes_with_all_of_the_others():
     table = TensorSpec("table", "float32", (None, 4))
     spec = spec_of({"left": {"shapes": [[2, 4], [5, 4]]}, "table": {"shapes": [[7, 4]]}})
-    assert check_agreement(spec, interface_of(LEFT, table)) == ()
+    assert find_misfits(spec, interface_of(LEFT, table)) == ()
     assert [shapes["table"] for shapes in shape_sets(spec, interface_of(LEFT, table))] == [(7, 4), (7, 4)]
 
 
@@ -124,7 +124,7 @@ def test_inputs_and_outputs_that_are_no_tensors_are_refused_by_name(dtype):
     assert problems({}, strange) == (
         f"input 'strange' of the model: not supported, expected a tensor, got {dtype}"
     )
-    found = check_agreement(spec_of(), ModelInterface((), (strange,), {}, external=False))
+    found = find_misfits(spec_of(), ModelInterface((), (strange,), {}, external=False))
     assert found == (f"output 'strange' of the model: not supported, expected a tensor, got {dtype}",)
 
 
@@ -184,7 +184,7 @@ items = st.lists(st.one_of(st.none(), st.lists(axes, max_size=3).map(tuple)), ma
 def test_shapes_of_a_spec_that_fits_are_complete_and_fit_the_model(model, given_shapes):
     interface = interface_of(*(TensorSpec(f"x{i}", "float32", shape) for i, shape in enumerate(model)))
     spec = spec_of({f"x{i}": {"shapes": item} for i, item in enumerate(given_shapes[: len(model)])})
-    if check_agreement(spec, interface):
+    if find_misfits(spec, interface):
         return
     for chosen in shape_sets(spec, interface):
         symbols: dict[str, int] = {}

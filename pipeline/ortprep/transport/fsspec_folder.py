@@ -25,10 +25,19 @@ from ortprep.errors import (
     RegistryUnavailableError,
     hint_of_os_error,
 )
-from ortprep.registry.backend import BLOCK_BYTES, Block, Download, Report
-from ortprep.registry.transfer import check_copied, copy_blocks, counted, read_blocks, with_retries
 from ortprep.spec.redaction import redact_url
 from ortprep.spec.urls import STORES, check_url
+from ortprep.transport.transfer import (
+    BLOCK_BYTES,
+    Block,
+    Download,
+    Report,
+    check_copied,
+    copy_blocks,
+    counted,
+    read_blocks,
+    with_retries,
+)
 from ortprep.versions import install_command
 
 T = TypeVar("T")

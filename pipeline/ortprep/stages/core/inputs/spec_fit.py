@@ -47,7 +47,7 @@ def require_fit(spec: ModelSpec, interface: ModelInterface) -> None:
     Raises:
         SpecError: They do not fit; the message lists every problem.
     """
-    problems = (*check_agreement(spec, interface), *check_sample_files(spec, interface))
+    problems = (*find_misfits(spec, interface), *check_sample_files(spec, interface))
     problems = problems or (
         *_binding_problems(spec, interface),
         *_sample_count_problems(spec),
@@ -72,7 +72,7 @@ def _sample_count_problems(spec: ModelSpec) -> Iterator[str]:
         )
 
 
-def check_agreement(spec: ModelSpec, interface: ModelInterface) -> tuple[str, ...]:
+def find_misfits(spec: ModelSpec, interface: ModelInterface) -> tuple[str, ...]:
     """Returns every way in which a spec contradicts its model; nothing if it fits."""
     inputs, outputs = ([item.name for item in items] for items in (interface.inputs, interface.outputs))
     gated = () if spec.convert is None else spec.convert.gate.outputs

@@ -33,7 +33,7 @@ _BOOTSTRAP = """\
 import json, sys
 job = json.load(sys.stdin)
 sys.path[:] = job["path"]
-from ortprep.runtime.pool.process import enter
+from ortprep.runtime.pool.worker_process import enter
 enter(job)
 """
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ortprep.errors import PipelineError, WorkerDiedError, describe_exit
 from ortprep.quoting import printable
-from ortprep.runtime.pool.process import WorkerJob, WorkerProcess
+from ortprep.runtime.pool.worker_process import WorkerJob, WorkerProcess
 
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 10.0
 _STEADY_S = 30.0

@@ -27,9 +27,8 @@ from ortprep.errors import (
     RegistryError,
     RegistryUnavailableError,
 )
-from ortprep.registry.backend import BLOCK_BYTES, Download, Report
-from ortprep.registry.transfer import counted
-from ortprep.time_limit import OutOfTimeError, call_in_time
+from ortprep.transport.time_limit import OutOfTimeError, call_in_time
+from ortprep.transport.transfer import BLOCK_BYTES, Download, Report, counted
 
 T = TypeVar("T")
 

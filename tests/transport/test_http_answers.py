@@ -12,10 +12,10 @@ from contextlib import suppress
 import pytest
 
 from ortprep.errors import PipelineError, RegistryError, RegistryUnavailableError
-from ortprep.registry.backends import rest
 from ortprep.registry.backends.mlflow_server import MlflowServer
 from ortprep.registry.backends.oci_auth import open_client
 from ortprep.stages.fetch.sources import WebFile, fetch_file
+from ortprep.transport import http_answers
 from tests.fakes import send_status, serve, trickling_server
 
 pytestmark = pytest.mark.attack
@@ -49,11 +49,11 @@ def ask(url):
 
 @pytest.mark.parametrize("before", [HEAD + b"A: ", FIXED, CHUNKED])
 def test_a_document_that_comes_a_byte_at_a_time_is_given_up(monkeypatch, before):
-    monkeypatch.setattr(rest, "ANSWER_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(http_answers, "ANSWER_TIMEOUT_S", 0.3)
 
     def read():
         with ask(url) as response:
-            rest.read_body(response, "ask", 10**8)
+            http_answers.read_body(response, "ask", 10**8)
 
     with trickling_server(before) as url:
         error = end_of(read)
@@ -63,10 +63,10 @@ def test_a_document_that_comes_a_byte_at_a_time_is_given_up(monkeypatch, before)
 
 @pytest.mark.parametrize("before", [FIXED, CHUNKED])
 def test_a_file_that_comes_a_byte_at_a_time_is_given_up(monkeypatch, before):
-    monkeypatch.setattr(rest, "BLOCK_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(http_answers, "BLOCK_TIMEOUT_S", 0.3)
 
     def read():
-        with rest.open_file(lambda _: ask(url), "ask", 0) as opened:
+        with http_answers.open_file(lambda _: ask(url), "ask", 0) as opened:
             list(opened.blocks)
 
     with trickling_server(before) as url:
@@ -81,7 +81,7 @@ def test_the_size_of_a_chunk_that_never_ends_is_given_up(endless):
     with trickling_server(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + endless * 1000) as url:
         tracemalloc.start()
         with pytest.raises(RegistryError), ask(url) as response:
-            rest.read_body(response, "ask", 10**8)
+            http_answers.read_body(response, "ask", 10**8)
         peak_bytes = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peak_bytes < 2**24 + 66_000_000, "of which the server has most"
@@ -155,7 +155,7 @@ def test_the_body_of_a_redirect_is_not_unpacked(fetch, tmp_path):
             fetch(server.url, tmp_path)
         peak_bytes = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert len(server.requests) <= rest.MAX_REDIRECTS + 1
+        assert len(server.requests) <= http_answers.MAX_REDIRECTS + 1
     assert peak_bytes < 2**24, "it would be 2**28 bytes"
 
 
@@ -167,7 +167,7 @@ def test_a_time_to_wait_that_is_none_counts_as_none(wait):
         server.files["/v2/"] = b""
         server.script = [send_status(503, **{"Retry-After": wait})]
         with ask(server.url) as response:
-            error = rest.status_error(response, "ask")
+            error = http_answers.status_error(response, "ask")
     assert isinstance(error, RegistryUnavailableError)
     assert error.retry_after_s == 0
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import copy_context
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO, TypeVar
 
@@ -23,18 +24,45 @@ from ortprep.bundle.digest import PREFIX, DigestCache
 from ortprep.bundle.file_memory import open_regular
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import IntegrityError, RegistryError, RegistryUnavailableError
-from ortprep.registry.backend import BLOCK_BYTES, Download, Report
-from ortprep.time_limit import check_time, remaining_s
+from ortprep.transport.time_limit import check_time, remaining_s
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
 
+Report = Callable[[int], None]
+"""Takes a number of transferred bytes; a negative one for bytes that have to be sent again."""
+
+Block = bytes | memoryview
+"""Part of a file; valid until the next one is read."""
+
+BLOCK_BYTES = 256 * 1024
+"""Size of the blocks that are read, hashed and written."""
+
 PARALLEL_CALLS = 8
 ATTEMPTS = 4
 FIRST_PAUSE_S = 0.25
 MAX_PAUSE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Download:
+    """An open file of a registry or another source.
+
+    Attributes:
+        blocks: The file's bytes from `start` on.
+        start: Offset of the first byte: what was asked for, or 0 if the source cannot or must not go on.
+        size_bytes: Size of the whole file, None if the source does not say.
+        version: Changes when the file does (an ETag, say), None if the source gives no such thing.
+        sha256: Digest that the source gives for the whole file, None if it gives none.
+    """
+
+    blocks: Iterator[Block]
+    start: int
+    size_bytes: int | None = None
+    version: str | None = None
+    sha256: str | None = None
 
 
 def read_blocks(path: Path, offset: int = 0) -> Iterator[memoryview]:
@@ -50,9 +78,7 @@ def read_blocks(path: Path, offset: int = 0) -> Iterator[memoryview]:
             yield block[:count]
 
 
-def copy_blocks(
-    blocks: Iterable[bytes | memoryview], file: IO[bytes], entry: FileEntry, report: Report
-) -> None:
+def copy_blocks(blocks: Iterable[Block], file: IO[bytes], entry: FileEntry, report: Report) -> None:
     """Writes blocks to a file, reports each, and checks that together they are what `entry` says.
 
     Raises:
@@ -205,7 +231,7 @@ class _PartialFile:
         for block in read_blocks(path) if self.size_bytes else ():
             self._hash.update(block)
 
-    def append(self, block: bytes | memoryview) -> None:
+    def append(self, block: Block) -> None:
         self._file.write(block)
         self._hash.update(block)
         self.size_bytes += len(block)
