@@ -28,8 +28,8 @@ from ortprep.bundle.session_record import ProviderRecord, SessionPlan
 from ortprep.errors import PipelineError, StageError
 from ortprep.runtime.loading.session import CPU, build_session, default_plan, onnxruntime_errors
 from ortprep.runtime.tensors.arrays import run_session, to_storable
+from ortprep.runtime.tensors.compare import compare_output
 from ortprep.runtime.tensors.element_types import find_element_type
-from ortprep.runtime.verification.compare import compare_output
 from ortprep.spec.models import RuntimeSpec
 from ortprep.stages.optimize.graph_writer import SaveRequest, save_optimized
 from ortprep.stages.optimize.lint import LintContext, errors_of

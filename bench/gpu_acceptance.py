@@ -33,8 +33,8 @@ from ortprep.children.probe import ProbeRequest, ProbeResult, measure_plan
 from ortprep.errors import LoadError, PipelineError
 from ortprep.options import known_provider_options
 from ortprep.runtime import PoolConfig, SessionPool, open_bundle
+from ortprep.runtime.loading.golden import find_problems, read_golden
 from ortprep.runtime.loading.session import CUDA
-from ortprep.runtime.verification.golden import find_problems, read_golden
 
 DOCTOR = ("env", "init", "parallel", "profile")
 ROUNDS = 3

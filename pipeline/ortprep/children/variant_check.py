@@ -77,9 +77,9 @@ def check_variant(request: tuple[Path, str]) -> Checked:
 
 def _require_answers(config: LoaderConfig, root: Path, variant: Variant) -> None:
     """Raises unless each phase of a variant answers the golden sample as recorded."""
+    from ortprep.runtime.loading.golden import check_answers
     from ortprep.runtime.loading.session import build_session
     from ortprep.runtime.loading.variant_resolver import build_plan
-    from ortprep.runtime.verification.golden import check_answers
 
     choices: tuple[Phases, ...] = ("steady",) if variant.first_phase is None else ("steady", "first")
     for choice in choices:

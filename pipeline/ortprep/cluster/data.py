@@ -222,7 +222,7 @@ class OnnxPredictor:
     @functools.cached_property
     def _empty(self) -> dict[str, Array]:
         """The answer to no rows: types and further axes are those of the golden sample's answers."""
-        from ortprep.runtime.verification.golden import read_golden
+        from ortprep.runtime.loading.golden import read_golden
 
         config = self._model.bundle_config
         variant = next(candidate for candidate in config.variants if candidate.name == self._model.variant)

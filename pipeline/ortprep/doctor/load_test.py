@@ -12,12 +12,12 @@ from pathlib import Path
 from ortprep.bundle.loader_config import Golden, LoaderConfig, golden_of, read_loader_config
 from ortprep.errors import PipelineError, PoolClosedError, PoolError
 from ortprep.runtime.loading.buckets import choose_bucket
+from ortprep.runtime.loading.golden import RecordedOutput, find_problems, read_golden
 from ortprep.runtime.loading.variant_selection import FASTEST
 from ortprep.runtime.pool.config import PoolConfig
 from ortprep.runtime.pool.session_pool import SessionPool
 from ortprep.runtime.pool.worker_state import PoolStats, WorkerEvent
 from ortprep.runtime.tensors.element_types import Array
-from ortprep.runtime.verification.golden import RecordedOutput, find_problems, read_golden
 
 _KEPT = 10
 

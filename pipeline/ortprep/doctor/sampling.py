@@ -116,8 +116,8 @@ def _inputs_of(source: Path) -> tuple[TensorSpec, ...]:
 def write_golden(request: SampleRequest) -> str:
     """Writes the inputs of a bundle's golden sample; returns the model's name; runs in a child."""
     from ortprep.bundle.loader_config import read_loader_config
+    from ortprep.runtime.loading.golden import read_golden
     from ortprep.runtime.tensors.arrays import write_tensors
-    from ortprep.runtime.verification.golden import read_golden
 
     config = read_loader_config(request.model)
     write_tensors(request.sample, read_golden(config.golden, request.model)[0])

@@ -155,9 +155,9 @@ def run_trial(request: tuple[str, str, SessionPlan]) -> TrialResult:
 
     The request is the bundle's folder, the variant's name, and how the exported model's session is made.
     """
+    from ortprep.runtime.loading.golden import check_answers
     from ortprep.runtime.loading.session import build_session
     from ortprep.runtime.loading.variant_selection import find_reasons_here
-    from ortprep.runtime.verification.golden import check_answers
 
     folder, name, plan = request
     root = Path(folder)

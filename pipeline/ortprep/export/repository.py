@@ -29,8 +29,8 @@ from ortprep.export.model_config import (
 from ortprep.export.options import plan_options
 from ortprep.export.placement import SourceBundle, place_files, read_source, try_model
 from ortprep.export.variant_selection import ExportRequest, choose_variants, describe_needs
+from ortprep.runtime.loading.golden import read_golden
 from ortprep.runtime.loading.variant_selection import PassedOver
-from ortprep.runtime.verification.golden import read_golden
 
 EXPORT_FILE = "ortprep-export.json"
 EXPORT_SCHEMA_VERSION = "1.0"

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from ortprep.bundle.conversion_record import OutputAccuracy
 from ortprep.children.answers import Answer, read_answer
+from ortprep.runtime.tensors.compare import BLOCK_ELEMENTS, read_block
 from ortprep.runtime.tensors.element_types import Array, dtype_name, element_type_of, widen
-from ortprep.runtime.verification.compare import BLOCK_ELEMENTS, read_block
 
 SNR_CAP_DB = 200.0
 """Signal-to-noise ratio of equal arrays; float64 itself has about 310 dB."""

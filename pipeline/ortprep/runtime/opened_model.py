@@ -14,6 +14,7 @@ from ortprep.runtime.loading.binding import BoundRuns
 from ortprep.runtime.loading.buckets import choose_bucket, with_runnable_buckets
 from ortprep.runtime.loading.bundle_loader import open_bucket, open_folder
 from ortprep.runtime.loading.forking import with_one_thread
+from ortprep.runtime.loading.golden import check_answers
 from ortprep.runtime.loading.load_options import DigestPolicy, LoadOptions
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
 from ortprep.runtime.loading.opened_bundle import OpenedBundle, find_threads
@@ -23,7 +24,6 @@ from ortprep.runtime.loading.variant_selection import needs_gpu, read_machine, s
 from ortprep.runtime.tensors.arrays import run_session, tensor_element_type
 from ortprep.runtime.tensors.element_types import Array, element_type_of
 from ortprep.runtime.tensors.signatures import Signature, read_signature
-from ortprep.runtime.verification.golden import check_answers
 
 if TYPE_CHECKING:
     import onnxruntime

@@ -108,7 +108,7 @@ def _check_answers(
     outputs: Mapping[str, Array], sample: CheckedSample, tolerances: Mapping[str, Tolerance]
 ) -> None:
     """Raises VerificationError for an answer to one sample that is outside its tolerance."""
-    from ortprep.runtime.verification.compare import compare_output
+    from ortprep.runtime.tensors.compare import compare_output
 
     for answer in sample.answers:
         if answer.output not in outputs:

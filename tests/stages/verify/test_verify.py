@@ -34,10 +34,10 @@ from ortprep.children import answers
 from ortprep.children.answers import Answer
 from ortprep.children.child import Reply
 from ortprep.errors import SpecError, StageError, VerificationError
+from ortprep.runtime.loading.golden import read_golden
 from ortprep.runtime.loading.session import CPU
 from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
-from ortprep.runtime.verification.compare import OutputComparison
-from ortprep.runtime.verification.golden import read_golden
+from ortprep.runtime.tensors.compare import OutputComparison
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Context, Plan, TaskId, Upstream
 from ortprep.stages.core.inputs import samples

@@ -127,7 +127,7 @@ def read_variant(resolved: ResolvedVariant) -> Variant:
 
 def check_resolved(resolved: ResolvedVariant, session: onnxruntime.InferenceSession, root: str) -> None:
     """Runs the golden sample in a folder on a session of a variant; raises as `check_answers`."""
-    from ortprep.runtime.verification.golden import check_answers
+    from ortprep.runtime.loading.golden import check_answers
 
     check_answers(session, read_config(resolved), Path(root), variant=read_variant(resolved))
 

@@ -13,7 +13,7 @@ from ortprep.bundle.manifest import OutputError
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.answers import Answers, read_answer, write_answers
 from ortprep.errors import ChildTimeoutError, StageError
-from ortprep.runtime.verification.compare import Element, OutputComparison, compare_output
+from ortprep.runtime.tensors.compare import Element, OutputComparison, compare_output
 from ortprep.spec.models import NOISE_MARGIN
 from ortprep.stages.core.contract import Context
 from ortprep.stages.core.inputs.samples import Sample

@@ -10,8 +10,8 @@ import numpy as np
 
 from ortprep.children.answers import Answer, Answers, read_answer
 from ortprep.errors import SpecError
+from ortprep.runtime.loading.golden import INPUT, LAYOUT, OUTPUT, PART
 from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
-from ortprep.runtime.verification.golden import INPUT, LAYOUT, OUTPUT, PART
 from ortprep.stages.core.contract import Context
 from ortprep.stages.core.inputs.samples import Sample
 
@@ -73,7 +73,7 @@ def keep_golden(
 
 
 def write_golden(path: Path, *, sample: Path, answers: Sequence[Answer]) -> None:
-    """Writes a sample and the recorded answers to it, as `ortprep.runtime.verification.golden` reads them.
+    """Writes a sample and the recorded answers to it, as `ortprep.runtime.loading.golden` reads them.
 
     Every output is there, each with an equal share of the room: whole if it fits, else every k-th element.
     Large outputs are never in memory.

@@ -16,8 +16,8 @@ from hypothesis.extra import numpy as hnp
 from ortprep.bundle.loader_config import Tolerance
 from ortprep.errors import BundleError
 from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
+from ortprep.runtime.tensors.compare import OutputComparison, compare_output
 from ortprep.runtime.tensors.element_types import ELEMENT_TYPES, Array, narrow, widen
-from ortprep.runtime.verification.compare import OutputComparison, compare_output
 
 DTYPES = st.one_of(
     hnp.floating_dtypes(sizes=(16, 32, 64), endianness="="),

@@ -101,7 +101,7 @@ def _select(tensors: Mapping[str, Array], prefix: str) -> dict[str, Array]:
 def _find_problems(
     golden: Golden, expected: Mapping[str, RecordedOutput], answers: Mapping[str, Array]
 ) -> Iterator[str]:
-    from ortprep.runtime.verification.compare import compare_output
+    from ortprep.runtime.tensors.compare import compare_output
 
     if not expected:
         yield f"{golden.file.path} holds no output"

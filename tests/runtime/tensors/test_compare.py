@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ortprep.bundle.loader_config import Tolerance
+from ortprep.runtime.tensors.compare import OutputComparison, compare_output
 from ortprep.runtime.tensors.element_types import ELEMENT_TYPES, narrow
-from ortprep.runtime.verification.compare import OutputComparison, compare_output
 
 pytestmark = pytest.mark.runtime
 

@@ -1,1 +1,0 @@
-"""Whether answers are as recorded."""
