@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ortprep.stages.core.graphs.graph_walk import walk_initializers
+from ortprep.stages.core.graph_walk import walk_initializers
 
 OPSET = 17
 """Opset of the models here: every supported ONNX Runtime has it."""

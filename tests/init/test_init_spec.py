@@ -23,7 +23,7 @@ from ortprep.spec.models import InputSpec, ModelSpec
 from ortprep.spec.reading import OPEN_QUESTION, read_spec
 from ortprep.stages.convert.pass_records import PassRequest
 from ortprep.stages.convert.shapes import bind_shapes
-from ortprep.stages.core.inputs.spec_fit import require_fit, shape_sets
+from ortprep.stages.core.spec_fit import require_fit, shape_sets
 from ortprep.stages.fetch.inspection import inspect_model
 from tests import builders as models
 from tests.init import builders as open_models

@@ -17,7 +17,7 @@ from ortprep.options import (
     check_session_config,
 )
 from ortprep.runtime.loading.session import CPU
-from ortprep.stages.core.inputs.spec_fit import MIN_AUTO_SAMPLES
+from ortprep.stages.core.spec_fit import MIN_AUTO_SAMPLES
 
 MAX_SHAPES = 4
 """Maximum number of sets of shapes in a spec: every one is verified, tuned and measured."""

@@ -20,8 +20,8 @@ from ortprep.bundle.manifest import MANIFEST_FILE, TuningRecord
 from ortprep.errors import PipelineError, SpecError
 from ortprep.quoting import quoted
 from ortprep.stages.core.contract import LEFT_OUT, TaskId
-from ortprep.stages.core.inputs.samples import make_samples
 from ortprep.stages.core.results import FetchResult, PreparedResult
+from ortprep.stages.core.samples import make_samples
 
 if TYPE_CHECKING:
     from ortprep.doctor.doctor_model import DoctorModel

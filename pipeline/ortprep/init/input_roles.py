@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ortprep.bundle.loader_config import TensorSpec
 from ortprep.init.graph_facts import GraphFacts
-from ortprep.stages.core.inputs.spec_fit import INTEGER_RANGES
+from ortprep.stages.core.spec_fit import INTEGER_RANGES
 
 Scalar = str | int | float | bool
 """One element of a tensor, as a spec writes it."""

@@ -16,7 +16,7 @@ from ortprep.cluster.building.job import BuildJob, ShippedSpec, describe_spec, p
 from ortprep.errors import CacheError
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.accuracy import gate_key
-from ortprep.stages.core.inputs.sample_files import samples_key
+from ortprep.stages.core.sample_files import samples_key
 
 
 def build(root: Path) -> ModelSpec:

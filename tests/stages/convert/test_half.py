@@ -19,7 +19,7 @@ from ortprep.stages.convert.half import BFLOAT16, FLOAT16, largest_beyond, round
 from ortprep.stages.convert.pass_records import PassRequest
 from ortprep.stages.convert.passes import change_graph
 from ortprep.stages.convert.weights import read_graph, read_pieces
-from ortprep.stages.core.graphs.graph_walk import walk_graphs, walk_initializers
+from ortprep.stages.core.graph_walk import walk_graphs, walk_initializers
 from tests import builders as models
 from tests.builders import build_model, tensor, value, write_external_model, write_model
 

@@ -26,7 +26,7 @@ from ortprep.stages.convert.precision import PrecisionAttempts
 from ortprep.stages.convert.search import Kept, search
 from ortprep.stages.core.contract import Context, Plan, TaskId
 from ortprep.stages.core.fallback import TAKEN
-from ortprep.stages.core.inputs.samples import Sample
+from ortprep.stages.core.samples import Sample
 from ortprep.stages.verify.reference import ReferenceAnswers
 
 REAL = 6

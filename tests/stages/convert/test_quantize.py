@@ -20,7 +20,7 @@ from ortprep.runtime.tensors.element_types import Array
 from ortprep.spec.conversion import QuantizeSpec
 from ortprep.stages.convert.pass_records import PassReply, PassRequest
 from ortprep.stages.convert.passes import change_graph
-from ortprep.stages.core.graphs.graph_walk import values_bytes, walk_initializers
+from ortprep.stages.core.graph_walk import values_bytes, walk_initializers
 from ortprep.stages.fetch.demo import write_demo_model
 from tests.builders import (
     build_model,

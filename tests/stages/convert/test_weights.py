@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ortprep.errors import StageError
 from ortprep.stages.convert.weights import EXTERNAL_BYTES, read_graph, read_pieces, write_tensor
-from ortprep.stages.core.graphs.graph_walk import name_nodes, walk_initializers
+from ortprep.stages.core.graph_walk import name_nodes, walk_initializers
 from tests.builders import build_model, if_net, matmul_net, tensor, write_external_model, write_model
 
 

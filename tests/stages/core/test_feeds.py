@@ -14,7 +14,7 @@ from ortprep.bundle.model_facts import ModelInterface
 from ortprep.errors import SpecError
 from ortprep.runtime.tensors.element_types import ELEMENT_TYPES, Array, dtype_name, widen
 from ortprep.spec.models import ModelSpec
-from ortprep.stages.core.inputs.samples import build_feeds
+from ortprep.stages.core.samples import build_feeds
 
 FLOATS = ("float16", "float32", "float64", "bfloat16", "float8e4m3fn", "float8e5m2", "float4e2m1")
 INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (4, 8, 16, 32, 64))
@@ -124,7 +124,7 @@ def test_a_seed_gives_the_same_numbers_on_every_machine():
 def test_known_names_are_those_of_the_inspection(name):
     from onnx import TensorProto
 
-    from ortprep.stages.core.graphs.graph_walk import element_type_name
+    from ortprep.stages.core.graph_walk import element_type_name
 
     assert element_type_name(ELEMENT_TYPES[name].code) == name
     assert TensorProto.DataType.Name(ELEMENT_TYPES[name].code).lower() == name

@@ -18,8 +18,8 @@ from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.runtime.tensors.element_types import Array
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.reading import read_spec
-from ortprep.stages.core.inputs.sample_files import check_calibration, check_sample_files, find_sample_files
-from ortprep.stages.core.inputs.spec_fit import find_misfits, shape_sets
+from ortprep.stages.core.sample_files import check_calibration, check_sample_files, find_sample_files
+from ortprep.stages.core.spec_fit import find_misfits, shape_sets
 
 IMAGE = TensorSpec("image", "float32", ("batch", 3, 16, 16))
 LEFT, RIGHT = (TensorSpec(name, "float32", ("batch", 4)) for name in ("left", "right"))

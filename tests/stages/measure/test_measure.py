@@ -27,8 +27,8 @@ from ortprep.runtime.loading.session import CPU, CUDA, build_session, default_pl
 from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.spec.models import MeasureSpec, ModelSpec, SourceSpec, TuneSpec
 from ortprep.stages.core.contract import Context, Plan, TaskId, Upstream
-from ortprep.stages.core.inputs.samples import Sample
 from ortprep.stages.core.results import FetchResult, MeasureResult, PreparedResult
+from ortprep.stages.core.samples import Sample
 from ortprep.stages.measure.candidates import device_of
 from ortprep.stages.measure.decision import decide, decide_fallback, with_common_start
 from ortprep.stages.measure.stage import MeasureStage

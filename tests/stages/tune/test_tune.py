@@ -15,7 +15,7 @@ from ortprep.errors import PipelineError
 from ortprep.runtime.loading.session import CPU, build_session, default_plan
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Context, Plan, TaskId
-from ortprep.stages.core.graphs.graph_walk import walk_operators
+from ortprep.stages.core.graph_walk import walk_operators
 from ortprep.stages.fetch.inspection import has_1d_convolutions, measure_width
 from ortprep.stages.tune.search_context import Artefacts, readable_by, write_form
 from ortprep.stages.tune.stage import TuneStage

@@ -39,8 +39,8 @@ from ortprep.runtime.loading.session import CPU
 from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
 from ortprep.runtime.tensors.compare import OutputComparison
 from ortprep.spec.models import ModelSpec
+from ortprep.stages.core import samples
 from ortprep.stages.core.contract import Context, Plan, TaskId, Upstream
-from ortprep.stages.core.inputs import samples
 from ortprep.stages.core.results import FetchResult, PreparedResult, VerifyResult
 from ortprep.stages.verify import golden_sample, stage
 from ortprep.stages.verify.comparison import SampleComparison, build_errors

@@ -41,7 +41,7 @@ from ortprep.registry.publish import publish
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.accuracy import metric_files
 from ortprep.stages.core.contract import Plan
-from ortprep.stages.core.inputs.sample_files import find_sample_files
+from ortprep.stages.core.sample_files import find_sample_files
 from ortprep.transport.transfer import with_retries
 from ortprep.versions import install_command
 

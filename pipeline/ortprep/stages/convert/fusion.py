@@ -26,7 +26,7 @@ from ortprep.quoting import quoted
 from ortprep.spec.conversion import FusionSpec
 from ortprep.stages.convert.pass_records import PassReply, PassRequest
 from ortprep.stages.convert.weights import keep_real_inputs, move_weights
-from ortprep.stages.core.graphs.graph_walk import load_with_weights, name_nodes, values_bytes, walk_nodes
+from ortprep.stages.core.graph_walk import load_with_weights, name_nodes, values_bytes, walk_nodes
 from ortprep.versions import install_command
 
 _PREFIX = "enable_"

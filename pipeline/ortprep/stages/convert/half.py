@@ -30,7 +30,7 @@ from ortprep.spec.conversion import HalfSpec
 from ortprep.stages.convert.pass_records import PassReply, PassRequest
 from ortprep.stages.convert.value_types import FLOAT, Schemas, infer_value_types
 from ortprep.stages.convert.weights import move_weights, read_graph, read_pieces, write_tensor
-from ortprep.stages.core.graphs.graph_walk import (
+from ortprep.stages.core.graph_walk import (
     name_nodes,
     subgraphs,
     walk_graphs,

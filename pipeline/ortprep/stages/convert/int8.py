@@ -46,7 +46,7 @@ from ortprep.stages.convert.weights import (
     read_attribute,
     read_checked_graph,
 )
-from ortprep.stages.core.graphs.graph_walk import name_nodes, walk_graphs, walk_nodes
+from ortprep.stages.core.graph_walk import name_nodes, walk_graphs, walk_nodes
 
 DYNAMIC_OPERATORS = ("MatMul", "Gemm", "Attention", "LSTM")
 """What is quantised dynamically by default: where int8 arithmetic is faster than float32.

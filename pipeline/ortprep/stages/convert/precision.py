@@ -35,10 +35,10 @@ from ortprep.stages.core.accuracy import convert_section, judge_accuracy
 from ortprep.stages.core.application_judge import ApplicationJudge
 from ortprep.stages.core.contract import Context, TaskId
 from ortprep.stages.core.fallback import REFUSALS, TAKEN
-from ortprep.stages.core.inputs.sample_files import check_calibration
-from ortprep.stages.core.inputs.samples import calibrates
-from ortprep.stages.core.inputs.spec_fit import MIN_AUTO_SAMPLES
 from ortprep.stages.core.results import Graph, read_fetched
+from ortprep.stages.core.sample_files import check_calibration
+from ortprep.stages.core.samples import calibrates
+from ortprep.stages.core.spec_fit import MIN_AUTO_SAMPLES
 from ortprep.stages.optimize.requirements import NO_INTEGERS, find_integer_type
 from ortprep.stages.optimize.session_plans import loading_options, loading_providers, without_optimizers
 from ortprep.stages.verify.reference import (

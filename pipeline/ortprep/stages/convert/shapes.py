@@ -11,7 +11,7 @@ from ortprep.bundle.file_links import copy_file, link_or_copy, unlinkable_files
 from ortprep.bundle.onnx_inputs import dimension_name, read_inputs
 from ortprep.bundle.onnx_wire import external_locations, read_skeleton
 from ortprep.stages.convert.pass_records import PassReply, PassRequest
-from ortprep.stages.core.inputs.spec_fit import resolve_dimensions
+from ortprep.stages.core.spec_fit import resolve_dimensions
 
 if TYPE_CHECKING:
     import onnx
@@ -31,7 +31,7 @@ def bind_shapes(request: PassRequest) -> PassReply:
     import onnx
     from onnxruntime.tools.onnx_model_utils import make_dim_param_fixed
 
-    from ortprep.stages.core.graphs.graph_walk import name_nodes
+    from ortprep.stages.core.graph_walk import name_nodes
 
     source, written = request.source, request.written
     sizes = resolve_dimensions(read_inputs(source), request.dimensions)

@@ -25,12 +25,12 @@ from ortprep.stages.convert.precision import PrecisionAttempts, plan_steps, why_
 from ortprep.stages.core.accuracy import convert_section, gate_key
 from ortprep.stages.core.contract import LEFT_OUT, Context, Plan, TaskId, VariantPlan, target_of
 from ortprep.stages.core.fallback import TAKEN, descend, describe_failures
-from ortprep.stages.core.inputs.sample_files import (
+from ortprep.stages.core.provenance import installed_versions, runtime_versions
+from ortprep.stages.core.results import FetchResult, Graph, read_graph, source_task
+from ortprep.stages.core.sample_files import (
     inputs_key,
     samples_key,
 )
-from ortprep.stages.core.provenance import installed_versions, runtime_versions
-from ortprep.stages.core.results import FetchResult, Graph, read_graph, source_task
 from ortprep.stages.fetch.inspection import inspect_file
 from ortprep.stages.optimize.session_plans import runtime_key
 from ortprep.stages.verify.reference import reference_variant

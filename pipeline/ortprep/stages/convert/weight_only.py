@@ -40,7 +40,7 @@ from ortprep.stages.convert.weights import (
     read_pieces,
     write_tensor,
 )
-from ortprep.stages.core.graphs.graph_walk import (
+from ortprep.stages.core.graph_walk import (
     defined_names,
     new_name,
     value_names,

@@ -22,7 +22,7 @@ from ortprep.errors import StageError, require_known
 from ortprep.options import MIN_EXTERNAL_BYTES, PAGE_BYTES
 from ortprep.spec.conversion import QuantizeSpec
 from ortprep.stages.convert.pass_records import PassReply
-from ortprep.stages.core.graphs.graph_walk import name_nodes, values_bytes, walk_graphs, walk_nodes
+from ortprep.stages.core.graph_walk import name_nodes, values_bytes, walk_graphs, walk_nodes
 
 PIECE_BYTES = 16 * 1024 * 1024
 """Most bytes of a tensor that are in memory at a time; a multiple of every element's size."""

@@ -34,7 +34,7 @@ from ortprep.runtime.tensors.arrays import read_tensors
 from ortprep.runtime.tensors.element_types import Array, element_type_of, widen
 from ortprep.spec.conversion import ConvertSpec
 from ortprep.spec.models import ModelSpec
-from ortprep.stages.core.inputs.samples import Sample
+from ortprep.stages.core.samples import Sample
 
 _FIELD = "convert.gate.metric"
 _HINT = "def NAME(inputs, expected, got) -> float, in a module beside the spec; each is a list of dicts"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import onnx
 from onnx import TensorProto
 
-from ortprep.stages.core.graphs.graph_walk import subgraphs
+from ortprep.stages.core.graph_walk import subgraphs
 
 PASSED_ON = frozenset(
     {

@@ -69,7 +69,7 @@ def parse_skeleton(path: Path) -> onnx.ModelProto:
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-    from ortprep.stages.core.graphs.graph_walk import check_ranks
+    from ortprep.stages.core.graph_walk import check_ranks
 
     try:
         model = onnx.ModelProto.FromString(read_skeleton(path))
@@ -87,7 +87,7 @@ def describe_model(model: onnx.ModelProto) -> ModelFacts:
     Raises:
         ValueError: It refers to external data in a way that cannot be.
     """
-    from ortprep.stages.core.graphs.graph_walk import (
+    from ortprep.stages.core.graph_walk import (
         external_extents,
         values_bytes,
         walk_initializers,
@@ -127,7 +127,7 @@ def _operator(node: onnx.NodeProto) -> str:
 
 def _describe_value(value: onnx.ValueInfoProto) -> TensorSpec:
     """Returns an input or output; one that is no tensor is `sequence(…)`, `map(…)` or `optional(…)`."""
-    from ortprep.stages.core.graphs.graph_walk import element_type_name
+    from ortprep.stages.core.graph_walk import element_type_name
 
     kind = value.type.WhichOneof("value") or "unknown"
     if kind != "tensor_type":

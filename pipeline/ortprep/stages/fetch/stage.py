@@ -18,10 +18,10 @@ from ortprep.spec.models import ModelSpec, SourceSpec
 from ortprep.spec.redaction import redact_url
 from ortprep.spec.urls import is_hub_url, parse_hub_url
 from ortprep.stages.core.contract import Context, Plan, TaskId
-from ortprep.stages.core.inputs.sample_files import inputs_key, samples_key
-from ortprep.stages.core.inputs.spec_fit import require_fit
 from ortprep.stages.core.provenance import ONNXRUNTIME, installed_version, installed_versions
 from ortprep.stages.core.results import FetchResult
+from ortprep.stages.core.sample_files import inputs_key, samples_key
+from ortprep.stages.core.spec_fit import require_fit
 from ortprep.stages.fetch.demo import GENERATOR_VERSION, check_demo_name, write_demo_model
 from ortprep.stages.fetch.external_data import check_location, digest_beside
 from ortprep.stages.fetch.hub_file import HubFile, pin

@@ -22,10 +22,10 @@ from ortprep.runtime.tensors.element_types import Array, dtype_name
 from ortprep.spec.models import InputSpec, ModelSpec
 from ortprep.stages.core.contract import PORTABLE, Context
 from ortprep.stages.core.fallback import REFUSALS, TAKEN
-from ortprep.stages.core.inputs.sample_files import find_sample_files, fits_interface, fits_shape
-from ortprep.stages.core.inputs.samples import build_feeds, read_sample
-from ortprep.stages.core.inputs.spec_fit import shape_sets
 from ortprep.stages.core.results import read_source
+from ortprep.stages.core.sample_files import find_sample_files, fits_interface, fits_shape
+from ortprep.stages.core.samples import build_feeds, read_sample
+from ortprep.stages.core.spec_fit import shape_sets
 from ortprep.stages.optimize.graph_writer import SaveRequest, SaveResult, save_optimized
 from ortprep.stages.optimize.lint import LintContext, errors_of
 from ortprep.stages.optimize.requirements import derive_requirements

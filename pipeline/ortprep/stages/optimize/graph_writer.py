@@ -59,7 +59,7 @@ def save_optimized(request: SaveRequest) -> SaveResult:
     import onnx
     import onnxruntime
 
-    from ortprep.stages.core.graphs.graph_walk import walk_tensors
+    from ortprep.stages.core.graph_walk import walk_tensors
 
     repairs: tuple[LintFinding, ...] = ()
     if request.plan is None:

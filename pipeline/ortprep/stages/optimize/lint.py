@@ -93,7 +93,7 @@ def errors_of(findings: Iterable[LintFinding]) -> tuple[LintFinding, ...]:
 
 def _lint_nodes(model: ModelProto, context: LintContext) -> Iterator[LintFinding]:
     """Yields a finding for each rule of nodes, and for each operator that is for some machines only."""
-    from ortprep.stages.core.graphs.graph_walk import walk_operators
+    from ortprep.stages.core.graph_walk import walk_operators
 
     operators = list(walk_operators(model))
     for rule, matches, bound, what, issue in NODE_RULES:
@@ -111,7 +111,7 @@ def _lint_nodes(model: ModelProto, context: LintContext) -> Iterator[LintFinding
 
 def _lint_names(model: ModelProto) -> Iterator[LintFinding]:
     """Values named after an execution provider: ONNX Runtime gives such names when it places nodes again."""
-    from ortprep.stages.core.graphs.graph_walk import walk_graphs, walk_nodes, walk_tensors
+    from ortprep.stages.core.graph_walk import walk_graphs, walk_nodes, walk_tensors
 
     values = {name for node in walk_nodes(model) for name in (*node.input, *node.output)}
     values |= {value.name for graph in walk_graphs(model) for value in (*graph.input, *graph.output)}
@@ -124,7 +124,7 @@ def _lint_names(model: ModelProto) -> Iterator[LintFinding]:
 
 def _lint_data(model: ModelProto, data_files: Collection[str]) -> Iterator[LintFinding]:
     """Weights in another file than the one that was written: the source's own, or the writer's memory."""
-    from ortprep.stages.core.graphs.graph_walk import walk_tensors
+    from ortprep.stages.core.graph_walk import walk_tensors
 
     for tensor in walk_tensors(model):
         location = location_of(tensor)

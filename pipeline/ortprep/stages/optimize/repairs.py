@@ -19,7 +19,7 @@ from typing import Any
 
 import onnx
 
-from ortprep.stages.core.graphs.graph_walk import walk_graphs, walk_nodes
+from ortprep.stages.core.graph_walk import walk_graphs, walk_nodes
 from ortprep.stages.optimize.lint import COPY_OPERATORS, PROVIDER_SUFFIX
 
 

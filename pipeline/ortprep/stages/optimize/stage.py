@@ -32,10 +32,10 @@ from ortprep.runtime.machine.hardware import hardware_fingerprint
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Context, Plan, TaskId, target_of
 from ortprep.stages.core.fallback import descend, describe_failures, plain_refusal
-from ortprep.stages.core.inputs.sample_files import inputs_key, samples_key
-from ortprep.stages.core.inputs.spec_fit import require_fit
 from ortprep.stages.core.provenance import runtime_versions
 from ortprep.stages.core.results import Graph, PreparedResult, read_source, source_task
+from ortprep.stages.core.sample_files import inputs_key, samples_key
+from ortprep.stages.core.spec_fit import require_fit
 from ortprep.stages.optimize.attempt import model_name, requirements_of, role_of, run_reload, try_step
 from ortprep.stages.optimize.graph_writer import SaveResult
 from ortprep.stages.optimize.session_plans import (

@@ -340,7 +340,7 @@ def write_form(request: tuple[Path, Path, str]) -> None:
         return
     import onnx
 
-    from ortprep.stages.core.graphs.graph_walk import load_with_weights
+    from ortprep.stages.core.graph_walk import load_with_weights
 
     # ONNX Runtime would leave weights in the source's file, under the name that they have beside it.
     onnx.save(load_with_weights(source), written)

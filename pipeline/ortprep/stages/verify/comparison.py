@@ -16,7 +16,7 @@ from ortprep.errors import ChildTimeoutError, StageError
 from ortprep.runtime.tensors.compare import Element, OutputComparison, compare_output
 from ortprep.spec.models import NOISE_MARGIN
 from ortprep.stages.core.contract import Context
-from ortprep.stages.core.inputs.samples import Sample
+from ortprep.stages.core.samples import Sample
 
 
 def run_samples(context: Context, plan: SessionPlan, samples: Sequence[Sample], folder: Path) -> Answers:

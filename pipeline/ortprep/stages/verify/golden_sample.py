@@ -13,7 +13,7 @@ from ortprep.errors import SpecError
 from ortprep.runtime.loading.golden import INPUT, LAYOUT, OUTPUT, PART
 from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
 from ortprep.stages.core.contract import Context
-from ortprep.stages.core.inputs.samples import Sample
+from ortprep.stages.core.samples import Sample
 
 GOLDEN_FILE = "golden.npz"
 

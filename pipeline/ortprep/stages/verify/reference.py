@@ -22,9 +22,9 @@ from ortprep.errors import PipelineError, StageError, VerificationError
 from ortprep.runtime.loading.session import CPU, default_plan
 from ortprep.stages.core.accuracy import judge_accuracy
 from ortprep.stages.core.contract import PORTABLE, Context, Plan
-from ortprep.stages.core.inputs.sample_files import fits_interface
-from ortprep.stages.core.inputs.samples import Sample, make_samples
 from ortprep.stages.core.results import read_fetched
+from ortprep.stages.core.sample_files import fits_interface
+from ortprep.stages.core.samples import Sample, make_samples
 from ortprep.stages.verify.comparison import build_errors, describe, judge, run_samples
 
 SAMPLES_FOLDER = "samples"

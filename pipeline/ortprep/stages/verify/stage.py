@@ -24,8 +24,6 @@ from ortprep.runtime.loading.session import CUDA
 from ortprep.runtime.machine.hardware import hardware_fingerprint
 from ortprep.stages.core.accuracy import gate_key
 from ortprep.stages.core.contract import Context, Plan, TaskId, target_of
-from ortprep.stages.core.inputs.sample_files import inputs_key, samples_key
-from ortprep.stages.core.inputs.samples import Sample, draw_sample
 from ortprep.stages.core.provenance import runtime_versions
 from ortprep.stages.core.results import (
     FETCH,
@@ -37,6 +35,8 @@ from ortprep.stages.core.results import (
     session_of,
     source_task,
 )
+from ortprep.stages.core.sample_files import inputs_key, samples_key
+from ortprep.stages.core.samples import Sample, draw_sample
 from ortprep.stages.verify.comparison import (
     SampleComparison,
     build_errors,

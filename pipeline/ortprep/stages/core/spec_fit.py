@@ -11,7 +11,7 @@ from ortprep.bundle.model_facts import ModelInterface
 from ortprep.errors import SpecError, StageError, propose
 from ortprep.quoting import quoted
 from ortprep.spec.models import InputSpec, ModelSpec
-from ortprep.stages.core.inputs.sample_files import (
+from ortprep.stages.core.sample_files import (
     check_sample_files,
     find_sample_files,
     fits_shape,

@@ -1,1 +1,0 @@
-"""Reading ONNX graphs without their weights."""

@@ -1,1 +1,0 @@
-"""Inputs of a model: declared shapes, seeded values, the user's own samples."""
