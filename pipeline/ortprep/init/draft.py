@@ -17,7 +17,7 @@ from ortprep.init.input_search import ObservedInput
 from ortprep.init.shapes import find_input
 from ortprep.init.spec_text import show, show_shape, write_spec_text
 from ortprep.init.tensor_copy import copy_path
-from ortprep.init.trial_run import InitTrial, TrialRequest, try_inputs
+from ortprep.init.trial_run import InitTrial, InitTrialRequest, try_inputs
 from ortprep.quoting import quoted
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.reading import DEFAULTS_FILE, list_sources
@@ -126,7 +126,7 @@ def init_spec(
     spec_name = name or find_spec_name(path, folder, or_copy=may_copy) or choose_name(path, folder)
     say(f"running {path.name} on proposed inputs")
     copy = copy_path(path, folder) if may_copy else None
-    trial = try_inputs(TrialRequest(path, copy, known))
+    trial = try_inputs(InitTrialRequest(path, copy, known))
     question = _find_question(trial, path)
     if copy is not None and trial.changes:
         say(f"wrote {copy}: {'; '.join(trial.changes)}")

@@ -76,7 +76,7 @@ class RunResult:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class InputAttempt:
     """One run: what was fed, and how it went.
 
     Attributes:
@@ -118,9 +118,9 @@ class InputSearch:
             if one.range is not None or one.values is not None:
                 self._values[name] = (Values(one.reason, one.range, one.values),)
         self._deadline = time.monotonic() + MAX_SEARCH_S
-        self.attempts: list[Attempt] = []
+        self.attempts: list[InputAttempt] = []
 
-    def find(self) -> Attempt:
+    def find(self) -> InputAttempt:
         """Returns the first attempt that ran, else the one that came furthest."""
         best = self._first([({}, {})], -1)
         assert best is not None  # the first is always in time
@@ -135,7 +135,7 @@ class InputSearch:
             return best
         return self._first(self._other_values(best), self._beyond + 1) or best
 
-    def _first(self, choices: Iterable[Choice], progress: int) -> Attempt | None:
+    def _first(self, choices: Iterable[Choice], progress: int) -> InputAttempt | None:
         """Runs what differs from all before until one comes that far; None if none does in time."""
         tried = [one.feeds for one in self.attempts]
         for sizes, values in choices:
@@ -145,13 +145,13 @@ class InputSearch:
             if len(self.attempts) >= MAX_ATTEMPTS or time.monotonic() > self._deadline:
                 return None
             tried.append(feeds)
-            attempt = Attempt(sizes, values, feeds, self._run(feeds))
+            attempt = InputAttempt(sizes, values, feeds, self._run(feeds))
             self.attempts.append(attempt)
             if self._progress(attempt) >= progress:
                 return attempt
         return None
 
-    def _progress(self, attempt: Attempt) -> int:
+    def _progress(self, attempt: InputAttempt) -> int:
         """Returns which node failed, -1 if that is not known; beyond the last if the model ran.
 
         It is one more if a build can compare with the answers.
@@ -177,7 +177,7 @@ class InputSearch:
                 feeds[name] = Feed((shapes[name],), self._plan.explain(name, sizes), drawn)
         return feeds
 
-    def _moves(self, base: Attempt) -> Iterator[Choice]:
+    def _moves(self, base: InputAttempt) -> Iterator[Choice]:
         """Yields what to try after a failure, the likeliest first."""
         error = base.result.error
         limit = find_index_limit(error)
@@ -197,19 +197,19 @@ class InputSearch:
             for size in self._plan.open[group[0]].sizes:
                 yield _with_size(base, group, size)
 
-    def _other_values(self, base: Attempt) -> Iterator[Choice]:
+    def _other_values(self, base: InputAttempt) -> Iterator[Choice]:
         for name, proposed in self._values.items():
             for one in proposed:
                 yield base.sizes, {**base.values, name: one}
 
-    def _usual_sizes(self, group: Sequence[str], base: Attempt) -> Iterator[Choice]:
+    def _usual_sizes(self, group: Sequence[str], base: InputAttempt) -> Iterator[Choice]:
         """Yields usual sizes near one that a message led to; messages lead to any that runs."""
         size, role = self._size(base, group[0]), self._plan.open[group[0]]
         if role.name in _VARYING and size not in role.sizes:
             for one in sorted(role.sizes, key=lambda other: abs(math.log(other / size)))[:_MAX_USUAL]:
                 yield _with_size(base, group, one)
 
-    def _size(self, attempt: Attempt, key: str) -> int:
+    def _size(self, attempt: InputAttempt, key: str) -> int:
         return attempt.sizes.get(key, self._plan.open[key].sizes[0])
 
     def _groups(self) -> list[list[str]]:
@@ -235,5 +235,5 @@ class InputSearch:
         }
 
 
-def _with_size(base: Attempt, keys: Sequence[str], size: int) -> Choice:
+def _with_size(base: InputAttempt, keys: Sequence[str], size: int) -> Choice:
     return {**base.sizes, **dict.fromkeys(keys, size)}, base.values

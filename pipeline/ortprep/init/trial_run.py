@@ -73,7 +73,7 @@ class InitTrial:
     onnxruntime: str
 
 
-class TrialRequest(NamedTuple):
+class InitTrialRequest(NamedTuple):
     """A model to run.
 
     Attributes:
@@ -87,7 +87,7 @@ class TrialRequest(NamedTuple):
     observed: Mapping[str, ObservedInput]
 
 
-def try_inputs(request: TrialRequest) -> InitTrial:
+def try_inputs(request: InitTrialRequest) -> InitTrial:
     """Reads a model, and runs it in a child process until it runs or nothing is left to try.
 
     Raises:
@@ -109,7 +109,7 @@ def try_inputs(request: TrialRequest) -> InitTrial:
         raise type(error)(f"cannot run the model: {model}\n  {error.message}", hint=error.hint) from error
 
 
-def run_trial(request: TrialRequest) -> InitTrial:
+def run_trial(request: InitTrialRequest) -> InitTrial:
     """Child function of `try_inputs`.
 
     Raises:

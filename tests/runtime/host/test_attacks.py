@@ -26,7 +26,7 @@ from ortprep.runtime.host.packets import (
     OPEN,
     OPENED,
     RUN,
-    Region,
+    MemoryFile,
     receive,
     send,
     send_arrays,
@@ -197,7 +197,7 @@ def test_clients_that_leave_or_do_not_read_cost_no_thread(bundle):
         folder.close()
         for number in range(40):
             with connection(bundle) as sock:
-                send_arrays(sock, RUN, {"x": np.zeros((20_000, 8), np.float32)}, Region)
+                send_arrays(sock, RUN, {"x": np.zeros((20_000, 8), np.float32)}, MemoryFile)
                 if number % 2:  # requests whose answers nobody reads
                     sock.setblocking(False)
                     with suppress(OSError):

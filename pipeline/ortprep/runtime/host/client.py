@@ -56,7 +56,7 @@ class HostSession:
         self._model, self._start = model, start
         self._timeout_s, self._idle_s = timeout_s, idle_s
         self._socket: _socket.socket | None = None
-        self._region: packets.Region | None = None
+        self._region: packets.MemoryFile | None = None
         self._is_closed = False
         self._lock, self._pid = _thread.allocate_lock(), os.getpid()
         self._call(None, timeout_s)
@@ -193,11 +193,11 @@ class HostSession:
         except ConnectionError:
             return None
 
-    def _find_region(self, size: int) -> packets.Region:
+    def _find_region(self, size: int) -> packets.MemoryFile:
         """Returns the session's region, a new one if it is too small."""
         if self._region is None or len(self._region.memory) < size:
             self._region = None  # before the other is made
-            self._region = packets.Region(size)
+            self._region = packets.MemoryFile(size)
         return self._region
 
     def _disconnect(self) -> None:

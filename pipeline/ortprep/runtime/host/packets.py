@@ -65,7 +65,7 @@ class Packet(NamedTuple):
     data: Any
 
 
-class Region:
+class MemoryFile:
     """A memory file of a sealed size, so that no mapping of it can become invalid.
 
     Raises:
@@ -104,11 +104,11 @@ def send(
     *,
     arrays: int = 0,
     deadline_ns: int = 0,
-    data: bytes | Region = b"",
+    data: bytes | MemoryFile = b"",
 ) -> None:
     """Sends a packet; raises `OSError` if the other side left or does not read."""
     parts, ancillary, size = [text], [], 0
-    if isinstance(data, Region):
+    if isinstance(data, MemoryFile):
         size = len(data.memory)
         ancillary.append((_socket.SOL_SOCKET, _socket.SCM_RIGHTS, struct.pack("i", data.descriptor)))
     else:
@@ -166,7 +166,7 @@ def send_arrays(
     sock: _socket.socket,
     kind: int,
     arrays: Mapping[str, NDArray[Any]],
-    find_region: Callable[[int], Region],
+    find_region: Callable[[int], MemoryFile],
     *,
     deadline_ns: int = 0,
 ) -> None:

@@ -150,7 +150,7 @@ class Server:
         except Exception as error:  # noqa: BLE001 - errors of ONNX Runtime cross to the client
             kind, reply = packets.FAILED, to_dict(error)
         if kind == packets.DONE:
-            packets.send_arrays(sock, packets.DONE, reply, packets.Region)
+            packets.send_arrays(sock, packets.DONE, reply, packets.MemoryFile)
         else:
             _send_json(sock, kind, reply)
         return folder
