@@ -137,7 +137,7 @@ def describe_variant(variant: VariantRecord) -> list[str]:
     if variant.conversion is not None:
         lines += _describe_conversion(variant.conversion)
     if variant.accuracy:
-        lines.append(f"  passed its gate on {verification.samples} {verification.inputs} inputs")
+        lines.append(f"  passed its gate on {_count_inputs(verification)}")
     else:
         lines.append(_describe_verification(verification))
     if variant.tuning is not None:
@@ -158,11 +158,16 @@ def describe_variant(variant: VariantRecord) -> list[str]:
 def _describe_verification(verification: VerificationRecord) -> str:
     worst = max((error.ratio for error in verification.errors), default=0.0)
     noise = max((error.ratio for error in verification.noise_floor), default=0.0)
-    inputs = count_of(verification.samples, f"{verification.inputs} input")
     rounding = ", which rounding may exceed" if noise > 1 else ""
     return (
-        f"  verified on {inputs}: worst error {worst:.2g} of its tolerance{rounding}, noise floor {noise:.2g}"
+        f"  verified on {_count_inputs(verification)}: worst error {worst:.2g} of its tolerance{rounding}, "
+        f"noise floor {noise:.2g}"
     )
+
+
+def _count_inputs(verification: VerificationRecord) -> str:
+    """Returns on how many inputs a variant was verified: samples of the spec, or seeded ones."""
+    return count_of(verification.samples, "sample" if verification.inputs == "samples" else "seeded input")
 
 
 def describe_bundle(manifest: Manifest) -> list[str]:

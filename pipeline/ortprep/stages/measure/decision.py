@@ -151,10 +151,10 @@ def _reason(shipped: str, samples: PlanRounds, refused: Sequence[str], objective
     chosen = samples[shipped]
     first = samples.get(FIRST, chosen) if shipped == PREPARED else chosen
     sooner, steady = ratio(default, first, ready_ms), ratio(chosen, default, steady_ms)
-    with_first = "" if first is chosen else f" with its first phase, ready {_spread(first, ready_ms)} ms,"
+    with_first = "" if first is chosen else f" by its first phase, ready {_spread(first, ready_ms)} ms"
     sentence = (
-        f"{shipped}{with_first} is ready {format_ratio(sooner)} sooner than default ONNX Runtime, "
-        f"at {steady:.2f}× its time per run "
+        f"first result {format_ratio(sooner)} sooner than default ONNX Runtime{with_first}, "
+        f"later runs in {steady:.2f}× its time "
         f"({_figures(chosen)} against {_figures(default)}){describe_memory(chosen, default)}"
     )
     return f"{sentence}; {'; '.join(refused)}" if refused else sentence
