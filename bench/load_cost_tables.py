@@ -36,15 +36,11 @@ TITLES = {
 Section = Mapping[str, Any]
 
 
-def readme_table(section: Section, *, is_busy: bool) -> str:
+def readme_table(section: Section) -> str:
     """Returns a row per model of `TITLES` in a set, and the mean of the whole set.
 
     Every figure is how many times better than plain ONNX Runtime, so below 1 is worse; brackets have the
     quartiles over the rounds. Arms that were not measured have no column.
-
-    Args:
-        section: A set of `bench/results/load_cost.json`.
-        is_busy: Whether other work ran beside it, so that milliseconds say little here.
     """
     ratios = section["ratios"]
     columns = {
@@ -59,16 +55,21 @@ def readme_table(section: Section, *, is_busy: bool) -> str:
     def cell(figures: Mapping[str, float], key: str) -> str:
         if key.endswith("_sooner"):
             return _sooner(figures, key)
-        return f"{1 / figures[key]:.2f}×"
+        return _better(figures[key])
 
     rows = []
     for name in (name for name in ratios if name in TITLES):
-        plain = "" if is_busy else f", plain {section['models'][name][PLAIN]['ready_ms']['median']:.0f} ms"
-        title = f"{TITLES[name]}, {section['source_mb'][name]:.0f} MB{plain}"
+        plain_ms = section["models"][name][PLAIN]["ready_ms"]["median"]
+        title = f"{TITLES[name]}, {section['source_mb'][name]:.0f} MB, plain {plain_ms:.0f} ms"
         rows.append([title, *(cell(ratios[name], key) for key in columns)])
     means = {key: geometric_mean(figures[key] for figures in ratios.values()) for key in columns}
     rows.append([f"**mean of {len(ratios)}**", *(cell(means, key) for key in columns)])
     return _table(["", *columns.values()], rows)
+
+
+def _better(relative: float) -> str:
+    """Returns how many times better a figure is, of which less is better, given it relative to plain."""
+    return f"{1 / relative:.2f}×"
 
 
 def _sooner(figures: Mapping[str, float], key: str) -> str:
@@ -78,7 +79,7 @@ def _sooner(figures: Mapping[str, float], key: str) -> str:
 
 
 def performance_tables(report: Mapping[str, Section]) -> str:
-    """Returns a table per set with every model: medians in ms, what they are relative to plain, goals."""
+    """Returns a table per set with every model: medians in ms, times better than plain, goals."""
     parts = []
     for kind in ("small", "large"):
         if kind not in report:
@@ -88,7 +89,7 @@ def performance_tables(report: Mapping[str, Section]) -> str:
         arms = [arm for arm in _KEYS if arm in measured]
         header = ["model", PLAIN, *(f"{arm}: {what}" for arm in arms for what in _figures_of(arm))]
         rows = [_performance_row(section, name, arms) for name in section["ratios"]]
-        parts.append(_table([*header, "memory", "`load` adds"], rows))
+        parts.append(_table([*header, "private memory", "`load` adds"], rows))
         goals = [
             [one["goal"], f"{one['got']:.2f}", "reached" if one["reached"] else "missed"]
             for one in section["verdicts"]
@@ -102,7 +103,7 @@ _KEYS = {HAND: "hand", LOAD: "load", NEW_CONTAINER: "new_container", FALLBACK: "
 
 
 def _figures_of(arm: str) -> tuple[str, ...]:
-    return ("first result",) if arm == NEW_CONTAINER else ("first result", "steady")
+    return ("first result",) if arm == NEW_CONTAINER else ("first result", "later runs")
 
 
 def _performance_row(section: Section, name: str, arms: Sequence[str]) -> list[str]:
@@ -116,9 +117,9 @@ def _performance_row(section: Section, name: str, arms: Sequence[str]) -> list[s
     for arm in arms:
         ready, key = milliseconds(arm, "ready_ms"), _KEYS[arm]
         cells.append(f"{ready} ms ({figures[f'{key}_sooner']:.2f}×)")
-        cells += [f"{figures[f'{key}_steady']:.2f}"] if "steady" in _figures_of(arm) else []
+        cells += [_better(figures[f"{key}_steady"])] if "later runs" in _figures_of(arm) else []
     adds = f"{figures['load_adds_ms']:.1f} ms" if "load_adds_ms" in figures else "not measured"
-    return [*cells, f"{figures['load_private']:.2f}", adds]
+    return [*cells, _better(figures["load_private"]), adds]
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -150,10 +151,7 @@ def main() -> int:
         )
     readme, performance = ROOT / "README.md", ROOT / "docs" / "performance.md"
     tables = (
-        *(
-            (readme, f"bench.load_cost {kind}", readme_table(section, is_busy=kind == "small"))
-            for kind, section in report.items()
-        ),
+        *((readme, f"bench.load_cost {kind}", readme_table(section)) for kind, section in report.items()),
         (performance, "bench.load_cost", performance_tables(report)),
     )
     for path, name, table in tables:
