@@ -29,7 +29,7 @@ from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.runtime.dropin.import_hook import startup_environment
 from ortprep.runtime.dropin.session_request import SessionRequest
 from ortprep.runtime.tensors.arrays import read_tensors
-from tests.runtime.builders import add_model, sample, weights_of, write_linear
+from tests.runtime.builders import add_model, operator_model, sample, weights_of, write_linear
 
 pytestmark = pytest.mark.runtime
 
@@ -310,6 +310,19 @@ def test_the_size_is_bounded_when_larger_inputs_replace_smaller_ones(tmp_path, m
     for rows in [1, 1, 1, 1, 8, 9, 10]:  # 16 bytes a row
         keeper.add(feed(rows))
     assert shapes_of(tmp_path, keeper) == [1, 1, 1, 8]
+
+
+@pytest.mark.parametrize("fed", [[[1, 2]], [[True, False]], [[1.5, 2]]])
+@pytest.mark.parametrize("number", [2, 6, 9, 10, 11], ids=["uint8", "int32", "bool", "float16", "double"])
+def test_lists_are_kept_as_the_arrays_that_onnxruntime_makes_of_them(records, number, fed):
+    types = {"x": number, "y": number}
+    model = operator_model({"y": ("Identity", ["x"])}, {"x": ["n", 2]}, {"y": ["n", 2]}, types)
+    recorder = Recorder(records, max_inputs=4)
+    [answer] = session_of(recorder, model).run(None, {"x": fed})
+    [kept] = records.glob("*.npz")
+    [array] = read_tensors(kept).values()
+    assert array.dtype == answer.dtype
+    np.testing.assert_array_equal(array, answer)
 
 
 def test_the_number_of_shapes_that_are_counted_is_bounded(tmp_path, monkeypatch):

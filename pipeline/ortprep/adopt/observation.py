@@ -120,6 +120,11 @@ class ModelObserver:
         self._feeds: dict[Shapes, _Feed] = {}
         self.loads = self.runs = 0
 
+    @property
+    def inputs(self) -> Mapping[str, str]:
+        """Types of the model's inputs by name: `tensor(float)`."""
+        return self._model.inputs
+
     def add(self, feed: Mapping[str, Any]) -> bool:
         """Counts a run, and returns whether its shapes are new.
 

@@ -33,12 +33,13 @@ from ortprep.bundle.atomic import write_bytes_atomic
 from ortprep.bundle.codec import MAX_JSON_BYTES, check_json_values, decode, encode, format_json, read_json
 from ortprep.bundle.digest import PREFIX, digest_bytes
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from ortprep.errors import BundleError, LaunchError, ProgramNotFoundError, SpecError
+from ortprep.errors import BundleError, LaunchError, PipelineError, ProgramNotFoundError, SpecError
 from ortprep.runtime.dropin.import_hook import startup_environment
 from ortprep.runtime.dropin.installation import put_in_place
 from ortprep.runtime.dropin.session_request import SessionRequest, find_obstacle, watch_options
 from ortprep.runtime.loading.caller_options import split_options
 from ortprep.runtime.loading.session import PLAIN_CLASS, described_as, import_onnxruntime
+from ortprep.runtime.tensors.element_types import numpy_dtype
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class Recorder:
     def ran(self, observer: ModelObserver, feed: Mapping[str, Any]) -> None:
         """Records a run; `feed` as ONNX Runtime takes it."""
         with self._lock:
-            arrays = dict(_normalise(feed))
+            arrays = dict(_normalise(feed, observer.inputs))
             is_new = observer.add(arrays)
             if observer in self._keepers:
                 self._keepers[observer].add(arrays)
@@ -237,8 +238,11 @@ class _Shape(tuple[int, ...]):
     """Shape of a value that cannot be looked at."""
 
 
-def _normalise(feed: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields arrays, or shapes where a value lies on a device; what is no tensor is left out."""
+def _normalise(feed: Mapping[str, Any], types: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
+    """Yields arrays, or shapes where a value lies on a device; what is no tensor is left out.
+
+    Numbers and lists become arrays of the input's type, as ONNX Runtime makes them.
+    """
     for name, value in feed.items():
         if isinstance(value, np.ndarray | _Shape):
             yield name, value
@@ -246,8 +250,9 @@ def _normalise(feed: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             if value.is_tensor():
                 yield name, _Shape(value.shape())  # its values would have to be copied
         elif isinstance(value, list | tuple | int | float | str | np.generic):
-            with suppress(ValueError):  # arrays of several shapes: a sequence
-                yield name, np.asarray(value)
+            with suppress(PipelineError, ValueError):  # a sequence: its arrays may have several shapes
+                element_type = types.get(name, "").removeprefix("tensor(").removesuffix(")")
+                yield name, np.asarray(value, numpy_dtype(element_type))
 
 
 def _read_providers(providers: Any, options: Any) -> tuple[ProviderRecord, ...]:
