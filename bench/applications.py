@@ -155,11 +155,11 @@ def open_magika() -> Callable[[Path], Iterator[str]]:
 
 APPLICATIONS = {
     "rapidocr": Application(
-        ("rapidocr==3.10.0", "opencv-python-headless==5.0.0.93"), 8, 20, draw_page, open_rapidocr
+        ("rapidocr==3.10.0", "opencv-python-headless==5.0.0.93"), 24, 20, draw_page, open_rapidocr
     ),
-    "nudenet": Application(("nudenet==3.4.2", "pillow"), 12, 40, draw_figure, open_nudenet),
-    "ddddocr": Application(("ddddocr==1.6.1", "pillow"), 40, 100, draw_captcha, open_ddddocr),
-    "magika": Application(("magika==1.0.3",), 40, 100, copy_file, open_magika),
+    "nudenet": Application(("nudenet==3.4.2", "pillow"), 80, 40, draw_figure, open_nudenet),
+    "ddddocr": Application(("ddddocr==1.6.1", "pillow"), 100, 100, draw_captcha, open_ddddocr),
+    "magika": Application(("magika==1.0.3",), 100, 100, copy_file, open_magika),
 }
 
 

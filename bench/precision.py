@@ -80,7 +80,7 @@ def prepare(name: str, python: Path, folder: Path) -> dict[str, Any]:
     program, ortprep = [str(python), str(PROGRAM)], [sys.executable, "-m", "ortprep"]
     run([*program, "draw", name, "judged", "1", str(APPLICATIONS[name].judged)], folder)
     began = time.monotonic()
-    adopt = ["adopt", "--precision", "auto", "--record-inputs", "16", "--judge", "stdout", "--"]
+    adopt = ["adopt", "--precision", "auto", "--record-inputs", "32", "--judge", "stdout", "--"]
     run([*ortprep, *adopt, *program, "run", name, "judged"], folder)
     adopted = time.monotonic()
     run([*ortprep, "prepare"], folder)
