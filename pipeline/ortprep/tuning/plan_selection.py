@@ -66,8 +66,8 @@ def choose(space: Space, objective: Objective, found: PlanSearchResult) -> PlanS
     first = find_first(runners, best, objective) if best in runners else best
     if first == best:
         return PlanSelection(best, reason)
-    sooner = ratio(runners[first], runners[best], ready_ms)
-    reason = f"{reason}; {space.describe(first)} serves first, ready in {sooner:.3g}× its time"
+    sooner = ratio(runners[best], runners[first], ready_ms)
+    reason = f"{reason}; {space.describe(first)} serves first, ready {sooner:.3g}× sooner"
     return PlanSelection(best, reason, first, overlap_mb(runners, first, best))
 
 
@@ -111,8 +111,8 @@ def _describe(
     known = "default" if name == DEFAULT else "base plan"
     if not baseline:
         return f"costs least; the {known} failed in the last comparison"
-    readers = {"cost": objective.cost_ms, "ready": ready_ms, "steady run": steady_ms}
-    words = ", ".join(f"{what} {ratio(figures, baseline, read):.3g}×" for what, read in readers.items())
+    better = {"cost": objective.cost_ms, "first result": ready_ms, "later runs": steady_ms}
+    words = ", ".join(f"{what} {ratio(baseline, figures, read):.3g}×" for what, read in better.items())
     runs = objective.runs_per_load
     memory = describe_memory(figures, baseline)
-    return f"{words} of the {known}'s at {runs} {'run' if runs == 1 else 'runs'} per load{memory}"
+    return f"{words} better than the {known}'s at {runs} {'run' if runs == 1 else 'runs'} per load{memory}"

@@ -282,7 +282,7 @@ def test_a_plan_is_judged_with_the_first_phase_that_serves_before_it():
     assert decide(alone, candidates=("prepared",), objective=OBJECTIVE).shipped == DEFAULT
     decision = decide({**alone, FIRST: first}, candidates=("prepared",), objective=OBJECTIVE)
     assert (decision.shipped, decision.faster) == ("prepared", True)
-    assert "prepared with its first phase" in decision.reason
+    assert "by its first phase" in decision.reason
     slow = {DEFAULT: default, "prepared": samples(DEFAULT_FIRST, scaled(STEADY, 1.3)), FIRST: first}
     assert decide(slow, candidates=("prepared",), objective=OBJECTIVE).shipped == DEFAULT
 

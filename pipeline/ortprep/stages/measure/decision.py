@@ -150,11 +150,11 @@ def _reason(shipped: str, samples: PlanRounds, refused: Sequence[str], objective
         )
     chosen = samples[shipped]
     first = samples.get(FIRST, chosen) if shipped == PREPARED else chosen
-    sooner, steady = ratio(default, first, ready_ms), ratio(chosen, default, steady_ms)
+    sooner, faster = ratio(default, first, ready_ms), ratio(default, chosen, steady_ms)
     with_first = "" if first is chosen else f" by its first phase, ready {_spread(first, ready_ms)} ms"
     sentence = (
         f"first result {format_ratio(sooner)} sooner than default ONNX Runtime{with_first}, "
-        f"later runs in {steady:.2f}× its time "
+        f"later runs {faster:.2f}× faster "
         f"({_figures(chosen)} against {_figures(default)}){describe_memory(chosen, default)}"
     )
     return f"{sentence}; {'; '.join(refused)}" if refused else sentence
@@ -176,7 +176,7 @@ def _spread(figures: Sequence[ProbeResult], read: Reader) -> str:
     return f"{summary.median:.4g} [{summary.p25:.4g}–{summary.p75:.4g}]"
 
 
-def with_common_start(samples: PlanRounds) -> PlanRounds:
+def with_common_start(samples: PlanRounds) -> dict[str, tuple[ProbeResult, ...]]:
     """Returns figures with one start for all, the median of what came before the session in each process."""
     start_ms = median([run.start_ms for figures in samples.values() for run in figures])
     return {plan: tuple(run.with_start(start_ms) for run in figures) for plan, figures in samples.items()}

@@ -39,6 +39,7 @@ from ortprep.stages.measure.candidates import (
 )
 from ortprep.stages.measure.decision import (
     STEADY_ALLOWANCE,
+    PlanRounds,
     decide,
     decide_converted,
     decide_fallback,
@@ -145,7 +146,7 @@ class _Comparison:
         )
         fallback = decision if decision.shipped == PORTABLE else None
         if fallback is None and self._context.target == "cpu":
-            fallback = decide_fallback(with_common_start(warm.rounds), objective=self._objective)
+            fallback = decide_fallback(warm.rounds, objective=self._objective)
         return MeasureResult(records, decision, fallback)
 
     def _with_forks(self, warm: Runs, decision: Decision) -> Runs:
@@ -188,16 +189,17 @@ class _Comparison:
         """
         rounds = self._spec.rounds
         outcome = self._measure_rounds(rounds)
-        decision = self._decide(outcome)
+        compared = with_common_start(outcome.rounds)
+        decision = self._decide(compared)
         if decision.shipped == PREPARED:
-            return outcome, decision
+            return replace(outcome, rounds=compared), decision
         self._context.say(f"not faster beyond the noise after {rounds} rounds; measuring as many again")
         self._planned += len(self._candidates) * rounds
         outcome = outcome.followed_by(self._measure_rounds(rounds, first=rounds))
-        return outcome, self._decide(outcome)
+        compared = with_common_start(outcome.rounds)
+        return replace(outcome, rounds=compared), self._decide(compared)
 
-    def _decide(self, outcome: Runs) -> Decision:
-        samples = with_common_start(outcome.rounds)
+    def _decide(self, samples: PlanRounds) -> Decision:
         if is_shipped_as_asked(self._context.variant_plan):
             # It was asked for, and which of several a job is given is decided by what they cost.
             return decide_converted(samples, objective=self._objective)
