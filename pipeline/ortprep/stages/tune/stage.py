@@ -41,7 +41,7 @@ class TuneStage:
     """Tries plans in fresh processes and returns the best of them."""
 
     name = "tune"
-    version = 7
+    version = 8
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
         """Returns all variants but the portable one, or nothing for a spec that asks for no search."""
