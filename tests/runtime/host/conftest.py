@@ -16,11 +16,13 @@ from tests.runtime.pool.conftest import descriptors
 def hosts(folder: Path) -> set[int]:
     """Every process that has the folder of a host open, but for this one."""
     found = set()
-    for path in Path("/proc").glob("[0-9]*/fd/*"):
-        with suppress(OSError):
-            if path.readlink() == folder and path.parts[2] != str(os.getpid()):
-                found.add(int(path.parts[2]))
-    return found
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            for path in (process / "fd").iterdir():
+                with suppress(OSError):  # it was closed
+                    if path.readlink() == folder:
+                        found.add(int(process.name))
+    return found - {os.getpid()}
 
 
 def kill_host() -> None:
