@@ -1,6 +1,7 @@
 """Probes of loads, and checks of variants, in child processes."""
 
 import dataclasses
+import signal
 import subprocess
 import sys
 import time
@@ -87,7 +88,7 @@ def test_a_measured_process_has_imported_what_a_job_has_once_its_session_is_ther
     model, _ = write_linear(tmp_path / "m.onnx", weights_of(0))
     bundle = write_bundle(tmp_path / "b")
     plan, path = encode(default_plan(str(model))), str(bundle) if kind == "bundle" else None
-    request = {"plan": plan, "bundle": path, "target": None}
+    request = {"plan": plan, "bundle": path, "target": None, "forked": False}
     measured = f"names = {{'__name__': 'probe'}}\nexec(open({str(SCRIPT)!r}).read(), names)"
     assert modules_after(measured) - modules_after("") <= {"time", "marshal"}
     session = f"{measured}\nassert 'session' in names['start']({request!r})"
@@ -102,6 +103,25 @@ def test_at_least_five_runs_are_measured_however_short_the_time(tmp_path, inputs
     model, _ = write_linear(tmp_path / "m.onnx", weights_of(0))
     result = measure_plan(ProbeRequest(default_plan(str(model)), inputs, steady_s=1e-9), timeout_s=600)
     assert result.runs == 5
+
+
+@pytest.mark.runtime
+def test_a_fork_is_measured_from_the_fork_on(tmp_path, inputs):
+    bundle = str(write_bundle(tmp_path / "b"))
+    alone = measure_plan(ProbeRequest(None, inputs, 0.01, bundle=bundle), timeout_s=600)
+    fork = measure_plan(ProbeRequest(None, inputs, 0.01, bundle=bundle, forked=True), timeout_s=600)
+    assert 0 < fork.ready_ms < alone.ready_ms / 2
+    assert fork.start_ms == pytest.approx(0, abs=0.01)
+    assert 0 < fork.private_mb < alone.private_mb / 2
+    assert fork.runs >= 5
+
+
+@pytest.mark.runtime
+@pytest.mark.parametrize("end", ["os._exit(7)", "os.kill(os.getpid(), signal.SIGSEGV)"])
+def test_a_process_ends_as_the_fork_that_it_waits_for(end):
+    lines = "import os, signal\nfrom ortprep.children.probe_process import enter_fork\n"
+    ran = subprocess.run([sys.executable, "-c", f"{lines}enter_fork()\n{end}"], check=False)
+    assert ran.returncode == (7 if "exit" in end else -signal.SIGSEGV)
 
 
 @pytest.mark.runtime

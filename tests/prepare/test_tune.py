@@ -226,6 +226,22 @@ def test_two_phases_share_the_files_of_the_second_one_where_they_can(tuned):
         np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-5)
 
 
+def test_plans_for_forks_are_searched_on_one_thread_and_compared_as_forks(tuned):
+    write_spec(tuned, fork=True, space={"form": ["mapped", "prepacked"], "level": ["all"]})
+    outcome = tuned.run("prepare")
+    assert done(outcome) == {"tune:net/cpu", "measure:net/cpu", "package:net"}
+    record, decision = tuning(tuned), variant(tuned).decision
+    assert not {"threads", "spinning", "execution"} & record.knobs.keys()
+    assert record.first_phase is None
+    assert record.reason.startswith("as forked workers: ")
+    for trial in record.trials:
+        assert trial.figures is not None, trial.failure
+        assert trial.figures.ready_ms.median < 100  # no interpreter, no import
+    assert decision is not None
+    assert decision.reason.startswith("as forked workers, on one thread: ")
+    assert_answers_as_the_source(tuned)
+
+
 def test_another_number_of_runs_searches_again_and_optimises_nothing(tuned):
     files = stamps(tuned.work() / "optimize-cpu")
     write_spec(tuned, runs_per_load=1)

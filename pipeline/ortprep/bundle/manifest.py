@@ -144,7 +144,8 @@ class MeasurementRecord:
     """Plans compared in interleaved rounds, one fresh process per figure.
 
     Attributes:
-        cache: `warm` or `cold` (the files were dropped from the page cache before each load).
+        cache: `warm` or `cold` (the files were dropped from the page cache before each load); `forked` of
+            plans that were compared as forked workers.
         rounds: Processes per plan.
         shapes: Input shapes measured, as `name=[…]` joined by spaces.
         plans: Figures of the plans that answered in every round; their order within a round changes. Those of

@@ -38,6 +38,8 @@ class ProbeRequest:
         target: Target, as `load` takes it.
         more_samples: Samples of other shapes: each is run `steady_s` seconds after the first one's runs.
         io_binding: Runs with inputs and outputs bound to the session's device, copies left out.
+        forked: Measures a fork of a process that opened the bundle with `load_before_fork`: times begin at
+            the fork, which is `init_ms`, and `private_mb` is the memory that the fork has written to.
     """
 
     plan: SessionPlan | None
@@ -48,6 +50,7 @@ class ProbeRequest:
     target: str | None = None
     more_samples: tuple[str, ...] = ()
     io_binding: bool = False
+    forked: bool = False
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,7 @@ def measure_plan(
         script=_SCRIPT,
     )
     answer = reply.value
-    answer["ready_ms"] = (answer.pop("ready_s") - reply.started_s) * 1e3
+    answer["ready_ms"] = (answer.pop("ready_s") - answer.pop("forked_s", reply.started_s)) * 1e3
     after_bytes = answer.pop("gpu_bytes")
     on_gpu = before_bytes is not None and after_bytes is not None
     answer["gpu_mb"] = (after_bytes - before_bytes) / _MB if on_gpu else None

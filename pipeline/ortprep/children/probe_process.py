@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from ortprep.runtime.loading.binding import run_first
 from ortprep.runtime.loading.phases import wait_steady
 from ortprep.runtime.loading.session import CUDA, build_session
 from ortprep.runtime.machine.gpu_memory import used_gpu_bytes
-from ortprep.runtime.machine.process_memory import peak_rss_bytes, private_bytes
+from ortprep.runtime.machine.process_memory import peak_rss_bytes, private_bytes, written_bytes
 from ortprep.runtime.tensors.arrays import read_tensors, run_session
 
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ def measure(request: Mapping[str, Any]) -> dict[str, Any]:
 
     Returns:
         The fields of a `ProbeResult` but `ready_ms` and `gpu_mb`; `ready_s`, when the first result would have
-        been there had no sample been read, by `time.monotonic()`; and `gpu_bytes`, the GPU's memory in use
-        at the end.
+        been there had no sample been read, and of a fork `forked_s`, when it was made, both by
+        `time.monotonic()`; and `gpu_bytes`, the GPU's memory in use at the end.
 
     Raises:
         LoadError: The session could not be made, or its first run failed.
@@ -57,7 +58,7 @@ def measure(request: Mapping[str, Any]) -> dict[str, Any]:
 def measure_runs(request: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[PreparedRun, ...]]:
     """Does what `measure` does, and also returns what was run: one for every sample."""
     session = _session_of(request)
-    began_s, imported_s, loaded_s = request["times_s"]
+    began_s, imported_s, loaded_s = enter_fork() if request["forked"] else request["times_s"]
     run = _prepare_run(session, request["sample"], io_binding=request["io_binding"])
     model = request["bundle"] or request["plan"]["model"]
     first_ms, _ = _time(lambda: run_first(run.repeat, run.feeds, model))
@@ -77,6 +78,7 @@ def measure_runs(request: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Prep
     figures |= {
         "more_steady_ms": [_measure_other(other, request["steady_s"]) for other in more],
         **_read_memory(session, request["gpu"]),
+        **({"private_mb": written_bytes() / _MB, "forked_s": began_s} if request["forked"] else {}),
         "onnxruntime": onnxruntime.__version__,
     }
     return figures, (run, *more)
@@ -94,6 +96,21 @@ def _session_of(request: Mapping[str, Any]) -> onnxruntime.InferenceSession:
     if error is not None:
         raise error
     return session
+
+
+def enter_fork() -> tuple[float, float, float]:
+    """Goes on in a fork of this process, which waits for it and then ends as it did.
+
+    Returns when it was forked, twice, and when it began.
+    """
+    forked_s = time.monotonic()
+    pid = os.fork()
+    if pid == 0:
+        return forked_s, forked_s, time.monotonic()
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    os._exit(code)
 
 
 def _time(function: Callable[[], Any]) -> tuple[float, Any]:

@@ -26,7 +26,11 @@ def start(request: "dict[str, Any]") -> "dict[str, Any]":
         import onnxruntime
 
         imported_s = time.monotonic()
-        if request["bundle"] is not None:
+        if request["forked"]:
+            from ortprep.runtime import load_before_fork
+
+            session = load_before_fork(request["bundle"])
+        elif request["bundle"] is not None:
             from ortprep.runtime import load
 
             session = load(request["bundle"], target=request["target"])

@@ -38,6 +38,7 @@ from ortprep.errors import BundleError, PipelineError
 from ortprep.measuring.change import FIGURES, Change, Verdict, format_value, parse_limits
 from ortprep.measuring.regression import Comparison, Difference
 from ortprep.measuring.regression import compare as compare_bundles
+from ortprep.measuring.shipped import describe_cache
 from ortprep.quoting import printable, quoted
 from ortprep.report.report_subjects import read_manifest_file
 from ortprep.report.variant_sections import build_plans_table
@@ -64,7 +65,7 @@ def show(
             yield accuracy
         for variant in manifest.variants:
             for one in variant.measurements:
-                title = f"{manifest.name} on {variant.name}, {one.cache} cache, {one.shapes}"
+                title = f"{manifest.name} on {variant.name}, {describe_cache(one)}, {one.shapes}"
                 yield build_plans_table(one, title)
         yield from map(Prose, describe_figures(manifest))
 

@@ -37,6 +37,11 @@ def find_measurement(record: VariantRecord, *, cache: str) -> MeasurementRecord 
     return next((one for one in record.measurements if one.cache == cache), None)
 
 
+def describe_cache(measurement: MeasurementRecord) -> str:
+    """Returns how plans were measured: with which page cache, or as forked workers, which have it warm."""
+    return "forked workers" if measurement.cache == FORKED else f"{measurement.cache} cache"
+
+
 def find_plan(measurement: MeasurementRecord | None, name: str) -> PlanFigures | None:
     """Returns the figures of a plan, None if there are none."""
     plans = measurement.plans if measurement else ()

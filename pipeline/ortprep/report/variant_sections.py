@@ -10,7 +10,7 @@ from ortprep.bundle.figures import PlanFigures
 from ortprep.bundle.manifest import MeasurementRecord, OutputError, VariantRecord
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.errors import SpecError
-from ortprep.measuring.shipped import FORKED, find_plan
+from ortprep.measuring.shipped import FORKED, describe_cache, find_plan
 from ortprep.options import (
     NEWEST,
     Option,
@@ -113,10 +113,10 @@ def _conversion_notes(record: ConversionRecord) -> Iterator[str]:
 
 
 def build_measurement_sections(variant: VariantRecord) -> Iterator[ReportSection]:
-    """Yields a section for each page cache it was measured with, warm first."""
+    """Yields a section for each page cache it was measured with, warm first, and for forks compared."""
     shipped = variant.decision.shipped if variant.decision else ""
     for measurement in sorted(variant.measurements, key=lambda one: one.cache != "warm"):
-        cache = f"{measurement.cache} page cache"
+        cache = describe_cache(measurement)
         meanings = [f"{one.plan}: {MEANINGS[one.plan]}" for one in measurement.plans if one.plan in MEANINGS]
         but = f", {FORKED} after the others" if find_plan(measurement, FORKED) else ""
         notes = (

@@ -238,6 +238,11 @@ class TuneSpec(SpecSection):
         default=True,
         description="Whether to record a plan that serves until the chosen one is ready, too.",
     )
+    fork: bool = Field(
+        default=False,
+        description="Whether plans for the CPU are compared as forked workers of load_before_fork: on one "
+        "thread, from the fork on.",
+    )
 
     @property
     def needs_trials(self) -> bool:

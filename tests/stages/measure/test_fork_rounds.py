@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ortprep.children.probe import ProbeResult
+from ortprep.children.probe import ProbeRequest, ProbeResult
 from ortprep.errors import ChildError
-from ortprep.spec.models import MeasureSpec
+from ortprep.spec.models import MeasureSpec, TuneSpec
 from ortprep.stages.measure import stage
 from tests.stages.measure.test_measure import SPEC, build_context, measured, said
 
@@ -24,11 +24,11 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, slow_from: int) -> None:
         self.measured: list[str] = []
         self.fails_from, self._slow_from = 10**6, slow_from
-        monkeypatch.setattr(stage, "measure_plan", lambda *_, **__: self.measure("plan"))
-        monkeypatch.setattr(stage, "measure_fork", lambda *_, **__: self.measure("fork"))
+        monkeypatch.setattr(stage, "measure_plan", self.measure)
         monkeypatch.setattr(stage.StagedBundles, "stage", lambda *_, **__: Path("staged"))
 
-    def measure(self, what: str) -> ProbeResult:
+    def measure(self, request: ProbeRequest, **_: object) -> ProbeResult:
+        what = "fork" if request.forked else "plan"
         self.measured.append(what)
         if what == "plan" and len(self.measured) > self.fails_from:
             raise ChildError("the child died")
@@ -53,6 +53,20 @@ def test_a_machine_that_became_slower_is_no_fault_of_the_fork(context, monkeypat
     assert not [line for line in said(context) if "a forked worker" in line]
     steady = {plan.plan: plan.steady_ms.median for plan in result.measurements[0].plans}
     assert (steady["default"], steady["forked"]) == (1.0, 2.0)
+
+
+def test_plans_that_are_tuned_for_forks_are_compared_as_forks(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    tune = TuneSpec(max_trials=0, fork=True)
+    context = build_context(tmp_path, spec=SPEC.model_copy(update={"tune": tune}))
+    _, result = measured(context)
+    assert result.decision.reason.startswith("as forked workers, on one thread: ")
+    figures = {record.cache: {plan.plan: plan for plan in record.plans} for record in result.measurements}
+    assert list(figures) == ["forked", "warm", "cold"]
+    assert list(figures["forked"]) == ["default", "prepared", "portable"]
+    for name, fork in figures["forked"].items():
+        assert 0 < fork.ready_ms.median < figures["warm"][name].ready_ms.median / 2
+        assert 0 < fork.private_mb.median < figures["warm"][name].private_mb.median / 2
 
 
 def test_a_default_that_fails_beside_forks_was_measured_all_the_same(context, monkeypatch):

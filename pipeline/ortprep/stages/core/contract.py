@@ -200,6 +200,11 @@ class Context:
         """The model's spec."""
         return self.plan.spec
 
+    @property
+    def tunes_forks(self) -> bool:
+        """Whether plans of the task's variant are compared as forked workers."""
+        return self.spec.tune.fork and self.target == "cpu"
+
 
 class Stage(Protocol):
     """One step of the build."""

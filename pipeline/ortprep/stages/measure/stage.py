@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 from ortprep.bundle.codec import encode
 from ortprep.bundle.manifest import Decision, MeasurementRecord
-from ortprep.children.fork_probe import ForkProbeRequest, measure_fork
 from ortprep.children.probe import ProbeRequest, ProbeResult, join_results, measure_plan
 from ortprep.errors import StageError
 from ortprep.measuring.device_lock import measuring
@@ -56,7 +55,7 @@ class MeasureStage:
     """Compares plans in interleaved rounds, a fresh process for every figure, and decides what is shipped."""
 
     name = "measure"
-    version = 10
+    version = 11
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
         """Returns all variants but the portable one, which is measured along with those of its precision."""
@@ -78,7 +77,9 @@ class MeasureStage:
         target = target_of(plan, variant)
         return {
             "measure": plan.spec.measure.model_dump(mode="json", exclude={"timeout_s"}),
-            "objective": plan.spec.tune.model_dump(include={"runs_per_load", "max_private_mb", "max_gpu_mb"}),
+            "objective": plan.spec.tune.model_dump(
+                include={"runs_per_load", "max_private_mb", "max_gpu_mb", "fork"}
+            ),
             "runtime": runtime_key(plan.spec.runtime, target),
             "tools": runtime_versions(target, "numpy"),
             "python": platform.python_version(),
@@ -131,7 +132,14 @@ class _Comparison:
         first = self._measure_rounds(1)
         self._candidates = {name: self._candidates[name] for name in first.rounds}
         warm, decision = self._measure_until_sure()
-        outcomes = {"warm": self._with_forks(warm, decision)}
+        outcomes = {}
+        if self._context.tunes_forks:
+            decision = replace(decision, reason=f"as forked workers, on one thread: {decision.reason}")
+            outcomes[FORKED] = warm
+            self._planned += len(self._candidates) * self._spec.rounds
+            warm = self._measure_rounds(self._spec.rounds)
+            warm = replace(warm, rounds=with_common_start(warm.rounds))
+        outcomes["warm"] = self._with_forks(warm, decision)
         if rounds := self._spec.cold_rounds:
             outcomes["cold"] = self._measure_rounds(rounds, cold=True)
         records = tuple(
@@ -151,22 +159,18 @@ class _Comparison:
 
     def _with_forks(self, warm: Runs, decision: Decision) -> Runs:
         """Adds what a fork costs of a process that loaded what ships; says so if its runs are slower."""
-        folder, variant = self._candidates[decision.shipped]
+        _, variant = self._candidates[decision.shipped]
         if self._context.target != "cpu" or variant.io_binding:
             return warm
 
         def measure_once(name: str) -> ProbeResult:
-            if name == DEFAULT:
-                return self._measure(DEFAULT, cold=False)
-            timeout_s = self._spec.timeout_s
-            bundle = self._staged.stage(folder, variant, timeout_s=timeout_s)
-            request = ForkProbeRequest(str(bundle), self._sample.file, self._spec.steady_s)
-            return measure_fork(request, timeout_s=timeout_s)
+            is_fork = name == FORKED
+            return self._measure(decision.shipped if is_fork else name, forked=is_fork)
 
         # In turn with the default once more: the machine may be slower than it was in the rounds before.
         rounds = len(warm.rounds[PREPARED])
         compared = tuple(name for name in (DEFAULT, FORKED) if name == FORKED or name in warm.rounds)
-        self._planned += rounds * (len(compared) - 1)
+        self._planned += rounds * len(compared)
         forks = run_interleaved(compared, measure_once, max_rounds=rounds)
         default, forked = forks.rounds.get(DEFAULT), forks.rounds.get(FORKED)
         if default and forked:
@@ -187,15 +191,15 @@ class _Comparison:
         Another program that runs for a moment can only hide a gain. Of two equal plans this calls one faster
         about 1 % more often.
         """
-        rounds = self._spec.rounds
-        outcome = self._measure_rounds(rounds)
+        rounds, forked = self._spec.rounds, self._context.tunes_forks
+        outcome = self._measure_rounds(rounds, forked=forked)
         compared = with_common_start(outcome.rounds)
         decision = self._decide(compared)
         if decision.shipped == PREPARED:
             return replace(outcome, rounds=compared), decision
         self._context.say(f"not faster beyond the noise after {rounds} rounds; measuring as many again")
         self._planned += len(self._candidates) * rounds
-        outcome = outcome.followed_by(self._measure_rounds(rounds, first=rounds))
+        outcome = outcome.followed_by(self._measure_rounds(rounds, first=rounds, forked=forked))
         compared = with_common_start(outcome.rounds)
         return replace(outcome, rounds=compared), self._decide(compared)
 
@@ -207,11 +211,13 @@ class _Comparison:
         shippable = (PREPARED, PORTABLE) if self._context.target == "cpu" else (PREPARED,)
         return decide(samples, candidates=shippable, objective=self._objective)
 
-    def _measure_rounds(self, rounds: int, *, first: int = 0, cold: bool = False) -> Runs:
+    def _measure_rounds(
+        self, rounds: int, *, first: int = 0, cold: bool = False, forked: bool = False
+    ) -> Runs:
         """Measures interleaved rounds; raises StageError if the prepared plan fails."""
         outcome = run_interleaved(
             tuple(self._candidates),
-            lambda name: self._measure(name, cold=cold),
+            lambda name: self._measure(name, cold=cold, forked=forked),
             max_rounds=rounds,
             first=first,
         )
@@ -224,10 +230,10 @@ class _Comparison:
             )
         return outcome
 
-    def _measure(self, name: str, *, cold: bool) -> ProbeResult:
-        """Measures a candidate once, in a process of its own."""
+    def _measure(self, name: str, *, cold: bool = False, forked: bool = False) -> ProbeResult:
+        """Measures a candidate once, in a process of its own or in a fork of one that loaded it."""
         timeout_s, (folder, variant), bundle = self._spec.timeout_s, self._candidates[name], None
-        if name != DEFAULT:
+        if name != DEFAULT or forked:
             bundle = self._staged.stage(folder, variant, timeout_s=timeout_s)
         read = sorted((bundle or folder).rglob("*")) if cold else ()
         request = ProbeRequest(
@@ -237,6 +243,7 @@ class _Comparison:
             drop_cache=tuple(str(path) for path in read if path.is_file()),
             bundle=None if bundle is None else str(bundle),
             io_binding=variant.io_binding,
+            forked=forked,
         )
         try:
             return measure_plan(request, timeout_s=timeout_s)

@@ -129,7 +129,7 @@ class SearchContext:
         """
         spec, (folder, variant), bundle = self.context.spec, self.load(choice), None
         timeout_s = timeout_s or self.tune.timeout_s
-        if choice != DEFAULT:
+        if choice != DEFAULT or self.context.tunes_forks:
             bundle = str(self.staged.stage(folder, variant, timeout_s=timeout_s))
         is_gated = self.context.variant_plan.has_own_precision
         request = TrialRequest(
@@ -139,6 +139,7 @@ class SearchContext:
             more_samples=tuple(check.file for check in self.checks[1:]),
             steady_s=self.tune.steady_s,
             io_binding=variant.io_binding,
+            forked=self.context.tunes_forks,
             checks=self.checks,
             tolerances=spec.verify.tolerances(self.reference.noise),
             gate=convert_section(spec).thresholds(of_all=False) if is_gated else None,
@@ -178,7 +179,9 @@ def _build_search_context(context: Context, scratch: Path) -> SearchContext:
         context=context,
         optimized=optimized,
         space=_space(context, facts, optimized, fixed_shapes=fixed_shapes),
-        objective=Objective.of(context.spec.tune),
+        objective=Objective.of(
+            context.spec.tune, first_phase=context.spec.tune.first_phase and not context.tunes_forks
+        ),
         artefacts=artefacts,
         reference=reference,
         default=default_candidate(context, context.variant_plan),
@@ -192,6 +195,7 @@ def _build_search_context(context: Context, scratch: Path) -> SearchContext:
 def _space(context: Context, facts: ModelFacts, optimized: PreparedResult, *, fixed_shapes: bool) -> Space:
     """Returns the plans that can differ on this machine, as far as the spec allows them."""
     runtime, target = context.spec.runtime, context.target
+    threads = {"intra_op_num_threads": "1", "execution_mode": "ORT_SEQUENTIAL"}
     conditions = Conditions(
         target=target,
         onnxruntime=optimized.onnxruntime,
@@ -202,7 +206,8 @@ def _space(context: Context, facts: ModelFacts, optimized: PreparedResult, *, fi
         fixed={
             name: format_option(value)
             for name, value in {**runtime.session_config, **runtime.cuda, **runtime.attributes}.items()
-        },
+        }
+        | (threads if context.tunes_forks else {}),
     )
     return restrict(build_space(facts, conditions), context.spec.tune.space)
 

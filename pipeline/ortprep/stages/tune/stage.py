@@ -41,7 +41,7 @@ class TuneStage:
     """Tries plans in fresh processes and returns the best of them."""
 
     name = "tune"
-    version = 8
+    version = 9
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
         """Returns all variants but the portable one, or nothing for a spec that asks for no search."""
@@ -82,6 +82,8 @@ class TuneStage:
         with open_search(context) as search_context:
             search_result = _search(search_context)
             verdict = choose(search_context.space, search_context.objective, search_result)
+            if context.tunes_forks:
+                verdict = dataclasses.replace(verdict, reason=f"as forked workers: {verdict.reason}")
             with working():
                 _require_gate(search_context, verdict)
                 record = _build_record(search_context, search_result, verdict)
