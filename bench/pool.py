@@ -1,22 +1,20 @@
 """What do processes and shared memory cost, and what do they save? `python -m bench.pool`.
 
 Compares `SessionPool` with `ProcessPoolExecutor`, which pickles, on a model that does next to nothing. Starts
-four workers on a large model: in parallel, one after the other, and as threads of one process. Sends many
-small requests while workers are killed.
+four workers on a large model: in parallel, one after the other, and as threads of one process.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -40,7 +38,6 @@ GOALS = {
     "overhead_us": ("<=", 250.0),
     "parallel_start": ("<=", 1.5),
     "further_worker_memory": ("<=", 0.15),
-    "storm_failures": ("<=", 0.0),
 }
 """What each figure is to reach."""
 
@@ -285,87 +282,12 @@ def measure_start(bundle: Path, rounds: int) -> dict[str, Any]:
     }
 
 
-def _victim(worker: int, count: int) -> int:
-    """Returns which process to kill: a worker, and each tenth time the template that forked it."""
-    parent = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
-    return parent if count % 10 == 9 and parent not in (1, os.getpid()) else worker
-
-
-def weather_storm(bundle: Path, requests: int, threads: int = 16, interval_s: float = 1.0) -> dict[str, Any]:
-    """Sends many small requests while a process is killed every so often, and checks every answer."""
-    problems: list[str] = []
-    kills, is_over = [0], threading.Event()
-    with SessionPool(
-        bundle, PoolConfig(devices="cpu", workers_per_device=WORKERS, max_restarts=10**6)
-    ) as pool:
-
-        def kill() -> None:
-            while not is_over.wait(interval_s):
-                ready = [worker.pid for worker in pool.stats().workers if worker.state == "ready"]
-                if ready:
-                    with suppress(ProcessLookupError, FileNotFoundError):
-                        os.kill(_victim(ready[kills[0] % len(ready)] or 0, kills[0]), signal.SIGKILL)
-                        kills[0] += 1
-
-        def ask(seed: int) -> None:
-            x = np.empty(SMALL, np.float32)
-            for n in range(requests // threads):
-                x.fill(seed * 1000 + n % 1000)
-                try:
-                    y = pool.run({"x": x}, retries=100, timeout_s=60)["y"]
-                except PipelineError as error:
-                    problems.append(str(error))
-                    continue
-                if y.shape != x.shape or not (y == -x).all():
-                    problems.append(f"wrong answer to {x[0, 0]}")
-
-        killer = threading.Thread(target=kill)
-        askers = [threading.Thread(target=ask, args=(seed,)) for seed in range(threads)]
-        started = time.perf_counter()
-        killer.start()
-        for asker in askers:
-            asker.start()
-        for asker in askers:
-            asker.join()
-        elapsed_s = time.perf_counter() - started
-        is_over.set()
-        killer.join()
-        stats = pool.stats()
-    left = [path.name for path in Path("/dev/shm").glob("*ortprep-pool*")]
-    left += [f"process {pid}" for pid in _children()]
-    room = os.statvfs("/dev/shm")
-    return {
-        "dev_shm_bytes": room.f_blocks * room.f_frsize,
-        "requests": requests // threads * threads,
-        "threads": threads,
-        "kills": kills[0],
-        "elapsed_s": elapsed_s,
-        "failures": len(problems),
-        "problems": problems[:10],
-        "held_at_the_end_bytes": stats.used_bytes,
-        "left_behind": left,
-    }
-
-
-def _children() -> list[int]:
-    """Returns the processes of this one that still run."""
-    folder = Path(f"/proc/{os.getpid()}/task")
-    return [int(pid) for path in folder.glob("*/children") for pid in path.read_text().split()]
-
-
-def enter_small_shm(megabytes: int, arguments: Sequence[str]) -> None:
-    """Runs this benchmark again in a mount namespace whose `/dev/shm` has only so many megabytes."""
-    mount = f'mount -t tmpfs -o size={megabytes}m tmpfs /dev/shm && exec "$@"'
-    command = [sys.executable, "-m", "bench.pool", *arguments]
-    os.execvp("unshare", ["unshare", "-m", "sh", "-c", mount, "sh", *command])
-
-
 def _ratio(slow: Sequence[float], fast: Sequence[float]) -> float:
     """Returns the median of the ratios of rounds."""
     return median(s / f for s, f in zip(slow, fast, strict=True))
 
 
-def measure(artifacts: Path, *, rounds: int, storm: int) -> dict[str, Any]:
+def measure(artifacts: Path, *, rounds: int) -> dict[str, Any]:
     """Measures everything."""
     prepare(artifacts)
     trivial, large = artifacts / "trivial", artifacts / "large"
@@ -385,14 +307,12 @@ def measure(artifacts: Path, *, rounds: int, storm: int) -> dict[str, Any]:
     with SessionPool(trivial, PoolConfig(devices="cpu")) as pool:
         overhead = measure_overhead(pool, trivial, rounds)
     start = measure_start(large, rounds)
-    storms = weather_storm(trivial, storm)
     figures = {
         "large_batches": big["copied_ratio"],
         "small_requests": small["window_ratio"],
         "overhead_us": overhead["overhead_us"],
         "parallel_start": start["as_many_as_cores_ratio"],
         "further_worker_memory": start["further_worker_share"],
-        "storm_failures": float(storms["failures"] + len(storms["left_behind"])),
     }
     return {
         "question": "what do processes and shared memory cost, and what do they save?",
@@ -407,7 +327,6 @@ def measure(artifacts: Path, *, rounds: int, storm: int) -> dict[str, Any]:
         "small_with_a_worker_per_core": small_full,
         "overhead_with_a_worker_per_core": overhead_full,
         "start": start,
-        "storm": storms,
     }
 
 
@@ -421,28 +340,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measures and reports; returns 1 if a goal is missed."""
     parser = argparse.ArgumentParser(prog="python -m bench.pool", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, choices=range(1, 100), metavar="N")
-    parser.add_argument("--storm", type=int, default=1_000_000, metavar="N", help="requests of the storm")
-    parser.add_argument("--storm-only", action="store_true", help="measure nothing else")
-    parser.add_argument("--kill-every", type=float, default=1.0, metavar="S", help="with --storm-only")
-    parser.add_argument(
-        "--shm-mb", type=int, metavar="N", help="in a namespace with so small a /dev/shm; as root"
-    )
     parser.add_argument("--artifacts", type=Path, default=Path("artifacts/bench"))
     parser.add_argument("--out", type=Path, help="write everything to this JSON file")
     options = parser.parse_args(arguments)
-    if options.shm_mb:
-        given = list(sys.argv[1:] if arguments is None else arguments)
-        place = given.index("--shm-mb")
-        enter_small_shm(options.shm_mb, given[:place] + given[place + 2 :])
-    if options.storm_only:
-        bundle = options.artifacts.absolute() / "trivial"
-        storm = weather_storm(bundle, options.storm, interval_s=options.kill_every)
-        print(format_results(storm))
-        if options.out:
-            options.out.write_text(format_results({"machine": describe_machine(), "storm": storm}) + "\n")
-        return 1 if storm["failures"] or storm["left_behind"] else 0
     try:
-        report = measure(options.artifacts.absolute(), rounds=options.rounds, storm=options.storm)
+        report = measure(options.artifacts.absolute(), rounds=options.rounds)
     except PipelineError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -332,7 +332,7 @@ def test_a_worker_that_refuses_all_it_gets_checks_itself_and_is_replaced(bundle)
 
 
 def test_workers_that_are_killed_all_the_time_lose_nothing(bundle):
-    """The million of `bench.pool`, shorter: every request ends, and every answer is right."""
+    """The storm of `bench.storm`, shorter: every request ends, and every answer is right."""
     threads, each = 8, 250
     with SessionPool(bundle, PoolConfig(**SOON, workers_per_device=2, max_restarts=1000)) as pool:
         wrong: list[object] = []
