@@ -11,14 +11,17 @@ import pytest
 from onnx import TensorProto, helper
 
 from ortprep.bundle.loader_config import VersionRange
+from ortprep.children.answers import Answer, Answers
 from ortprep.errors import PipelineError
 from ortprep.runtime.loading.session import CPU, build_session, default_plan
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Context, Plan, TaskId
 from ortprep.stages.core.graph_walk import walk_operators
+from ortprep.stages.core.samples import Sample
 from ortprep.stages.fetch.inspection import has_1d_convolutions, measure_width
-from ortprep.stages.tune.search_context import Artefacts, readable_by, write_form
+from ortprep.stages.tune.search_context import Artefacts, checked_samples, readable_by, write_form
 from ortprep.stages.tune.stage import TuneStage
+from ortprep.stages.verify.reference import ReferenceAnswers, part_of
 from tests import builders as models
 from tests.stages.optimize.builders import Build
 
@@ -110,6 +113,16 @@ def artefacts_of(optimized: Build, context: Context) -> Artefacts:
 def artefacts(optimized, tmp_path_factory):
     """Every test's, so that each form is written once."""
     return artefacts_of(optimized, context_in(optimized, tmp_path_factory.mktemp("artefacts")))
+
+
+def test_each_shape_is_measured_by_a_sample_that_judges_if_there_is_one():
+    shapes = ("x=[1]", "x=[1]", "x=[2]", "x=[1]")  # the last one judges
+    samples = tuple(Sample(f"{number}.npz", shape, 1, number) for number, shape in enumerate(shapes))
+    answers = Answers((), (), tuple((Answer("y", sample.file),) for sample in samples))
+    every = ReferenceAnswers(samples, answers, ())
+    judging = part_of(every, [False, False, False, True])
+    assert [one.file for one in checked_samples(every, every)] == ["0.npz", "2.npz"]
+    assert [one.file for one in checked_samples(every, every, judging)] == ["3.npz", "2.npz"]
 
 
 def test_the_verified_file_is_taken_as_it_is(optimized, context):

@@ -37,14 +37,12 @@ from ortprep.stages.core.contract import Context, TaskId
 from ortprep.stages.core.fallback import REFUSALS, TAKEN
 from ortprep.stages.core.results import Graph, read_fetched
 from ortprep.stages.core.sample_files import check_calibration
-from ortprep.stages.core.samples import calibrates
-from ortprep.stages.core.spec_fit import MIN_AUTO_SAMPLES
 from ortprep.stages.optimize.requirements import NO_INTEGERS, find_integer_type
 from ortprep.stages.optimize.session_plans import loading_options, loading_providers, without_optimizers
 from ortprep.stages.verify.reference import (
     ReferenceAnswers,
     fitting,
-    part_of,
+    held_out,
     read_reference,
     reference_variant,
 )
@@ -157,13 +155,9 @@ class PrecisionAttempts:
 
     def _choose_calibration(self) -> None:
         """Settles what calibrates; the spec's samples judge by their other half only."""
-        samples = self._reference.samples
-        judging = [not calibrates(sample) for sample in samples]
-        if len(set(judging)) < 2 or sum(sample.real is not None for sample in samples) < MIN_AUTO_SAMPLES:
-            self._calibration = [sample.path for sample in samples]
-            return
-        self._calibration = [sample.path for sample in samples if calibrates(sample)]
-        self._held_out = part_of(self._reference, judging)
+        every, self._held_out = self._reference.samples, held_out(self._reference)
+        calibrating = [sample.path for sample in every if sample not in self._held_out.samples]
+        self._calibration = calibrating or [sample.path for sample in every]
 
     def _judging(self, precision: str) -> ReferenceAnswers:
         """Returns the samples and answers that judge a precision."""

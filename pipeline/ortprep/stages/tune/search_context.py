@@ -47,7 +47,13 @@ from ortprep.stages.optimize.session_plans import (
     loading_providers,
     plan_steps,
 )
-from ortprep.stages.verify.reference import ReferenceAnswers, fitting, read_reference, reference_variant
+from ortprep.stages.verify.reference import (
+    ReferenceAnswers,
+    fitting,
+    judging,
+    read_reference,
+    reference_variant,
+)
 from ortprep.tuning.knobs import (
     FORM,
     LEVEL,
@@ -69,7 +75,7 @@ class SearchContext:
     """Everything one target's search needs.
 
     Attributes:
-        reference: All samples, and the source's answers.
+        reference: All samples that judge, and the source's answers.
         default: The source in plain ONNX Runtime, which cannot be chosen.
         checks: The inputs that plans are measured on, and the source's answers: one of each shape.
         staged: Bundles that the plans are loaded from.
@@ -171,10 +177,12 @@ def _build_search_context(context: Context, scratch: Path) -> SearchContext:
             hint=f"ortprep prepare {quoted(context.spec.name)}",
         )
     every = read_reference(context.upstream[TaskId("verify", reference_variant(context.plan))].folder)
-    reference = fitting(every, graph.description.interface, f"{context.spec.name}/{context.variant}")
+    subject = f"{context.spec.name}/{context.variant}"
+    fits = fitting(every, graph.description.interface, subject)
+    reference = judging(every, graph, subject)
     artefacts = Artefacts(context, folder, optimized.step, scratch / "forms")
     facts = artefacts.get(MAPPED, optimized.step).saved.facts
-    fixed_shapes = len({sample.shapes for sample in reference.samples}) == 1
+    fixed_shapes = len({sample.shapes for sample in fits.samples}) == 1
     return SearchContext(
         context=context,
         optimized=optimized,
@@ -185,7 +193,7 @@ def _build_search_context(context: Context, scratch: Path) -> SearchContext:
         artefacts=artefacts,
         reference=reference,
         default=default_candidate(context, context.variant_plan),
-        checks=_checked_samples(every, reference),
+        checks=checked_samples(every, fits, reference),
         staged=StagedBundles(
             scratch / "staged", graph.description.interface.inputs, graph.description.interface.outputs
         ),
@@ -221,12 +229,13 @@ def _levels(facts: ModelFacts, step: str, *, target: str) -> tuple[str, ...]:
     return (ALL, ALL_REDUCED, EXTENDED) if NCHWC_DOMAIN in facts.domains else (ALL,)
 
 
-def _checked_samples(every: ReferenceAnswers, fitting: ReferenceAnswers) -> tuple[CheckedSample, ...]:
-    """Returns one sample per set of shapes that the model takes."""
+def checked_samples(every: ReferenceAnswers, *parts: ReferenceAnswers) -> tuple[CheckedSample, ...]:
+    """Returns one sample per set of shapes that the model takes: of the last part that has one."""
     shapes = dict.fromkeys(sample.shapes for sample in every.samples)
     first = {
         sample.shapes: CheckedSample(sample.file, answers)
-        for sample, answers in reversed(tuple(zip(fitting.samples, fitting.answers.samples, strict=True)))
+        for part in parts
+        for sample, answers in reversed(tuple(zip(part.samples, part.answers.samples, strict=True)))
     }
     return tuple(first[shape] for shape in shapes if shape in first)
 

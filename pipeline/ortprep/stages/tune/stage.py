@@ -41,7 +41,7 @@ class TuneStage:
     """Tries plans in fresh processes and returns the best of them."""
 
     name = "tune"
-    version = 9
+    version = 10
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
         """Returns all variants but the portable one, or nothing for a spec that asks for no search."""
@@ -132,7 +132,7 @@ def _search(search_context: SearchContext) -> PlanSearchResult:
 
 
 def _require_gate(search_context: SearchContext, verdict: PlanSelection) -> None:
-    """Judges the chosen plan of a converted variant on all samples: trials used one per shape."""
+    """Judges the chosen plan of a converted variant on all that judges: trials used one per shape."""
     context = search_context.context
     if not context.variant_plan.has_own_precision:
         return

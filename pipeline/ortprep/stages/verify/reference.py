@@ -22,9 +22,10 @@ from ortprep.errors import PipelineError, StageError, VerificationError
 from ortprep.runtime.loading.session import CPU, default_plan
 from ortprep.stages.core.accuracy import judge_accuracy
 from ortprep.stages.core.contract import PORTABLE, Context, Plan
-from ortprep.stages.core.results import read_fetched
+from ortprep.stages.core.results import Graph, read_fetched
 from ortprep.stages.core.sample_files import fits_interface
-from ortprep.stages.core.samples import Sample, make_samples
+from ortprep.stages.core.samples import Sample, calibrates, make_samples
+from ortprep.stages.core.spec_fit import MIN_AUTO_SAMPLES
 from ortprep.stages.verify.comparison import build_errors, describe, judge, run_samples
 
 SAMPLES_FOLDER = "samples"
@@ -69,6 +70,19 @@ def part_of(reference: ReferenceAnswers, chosen: Sequence[bool]) -> ReferenceAns
     """Returns the chosen samples of a reference, and the answers to them."""
     answers = replace(reference.answers, samples=tuple(compress(reference.answers.samples, chosen)))
     return replace(reference, samples=tuple(compress(reference.samples, chosen)), answers=answers)
+
+
+def held_out(reference: ReferenceAnswers) -> ReferenceAnswers:
+    """Returns what judges a model that samples calibrated: the other half; all where there are no halves."""
+    judging = [not calibrates(sample) for sample in reference.samples]
+    real = sum(sample.real is not None for sample in reference.samples)
+    return part_of(reference, judging) if len(set(judging)) == 2 and real >= MIN_AUTO_SAMPLES else reference
+
+
+def judging(every: ReferenceAnswers, graph: Graph, subject: str) -> ReferenceAnswers:
+    """Returns what judges a graph: what it takes and did not calibrate it. Raises as `fitting` does."""
+    fits, conversion = fitting(every, graph.description.interface, subject), graph.conversion
+    return held_out(fits) if conversion is not None and conversion.calibration is not None else fits
 
 
 def require_gate(

@@ -50,7 +50,7 @@ from ortprep.stages.verify.comparison import (
 from ortprep.stages.verify.golden_sample import GOLDEN_FILE, OWN_GOLDEN_FILE, keep_golden
 from ortprep.stages.verify.reference import (
     ReferenceAnswers,
-    fitting,
+    judging,
     make_reference,
     read_reference,
     reference_variant,
@@ -63,7 +63,7 @@ class VerifyStage:
     """Compares every output of every sample, and fails the build if one is outside its tolerance."""
 
     name = "verify"
-    version = 5
+    version = 6
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
         """Returns every variant that is built, the one whose task runs the source first."""
@@ -104,7 +104,7 @@ class VerifyStage:
         with TemporaryDirectory(prefix="answers-", dir=context.folder) as folder:
             scratch = Path(folder)
             every = _reference(context, scratch)
-            reference = fitting(every, read_source(context).description.interface, describe(context))
+            reference = judging(every, read_source(context), describe(context))
             candidate = _run_candidate(context, reference, scratch)
             tolerances = context.spec.verify.tolerances(reference.noise)
             judged = tuple(judge(tolerances, reference.samples, expected=reference.answers, got=candidate))
