@@ -9,7 +9,7 @@ from ortprep.runtime import load
 from ortprep.runtime.machine.hardware import read_hardware
 from tests.builders import matmul_net
 from tests.prepare.builders import AS_PREPARED, Project, answers, is_intact, source_answers
-from tests.stages.convert.builders import overflowing_net
+from tests.stages.convert.builders import outlier_net, overflowing_net
 
 pytestmark = pytest.mark.slow
 
@@ -115,6 +115,18 @@ def test_as_few_nodes_as_do_are_left_unquantised(tmp_path):
     outcome = project.doit("convert:net/cpu-int8")
     assert outcome.code == 0, outcome.err
     assert "keeping 1 of 2 nodes passes the gate" in outcome.out + outcome.err
+
+
+def test_the_node_with_the_largest_error_is_left_unquantised_first(tmp_path):
+    project = Project(tmp_path)
+    convert = {"precision": "int8", "quantize": {"mode": "static"}}
+    project.add(outlier_net(layers=24, bad=7), inputs={"x": {"shapes": [[8, 32]]}}, convert=convert)
+    outcome = project.doit("convert:net/cpu-int8")
+    said = outcome.out + outcome.err
+    assert outcome.code == 0, said
+    assert "largest errors of single nodes: matmul7 (100.0%)" in said
+    assert "trial 1: keeping 1 of 24 nodes passes the gate" in said
+    assert "trial 2" not in said
 
 
 @pytest.mark.manual

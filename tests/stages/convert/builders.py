@@ -1,4 +1,4 @@
-"""A model that float16 breaks in a few places only: where it computes beyond 65504 and scales back."""
+"""Models that a precision breaks in a few places only: float16 beyond 65504, int8 where ranges are wide."""
 
 from __future__ import annotations
 
@@ -32,6 +32,30 @@ def overflowing_net() -> onnx.ModelProto:
             nodes += _excursion(nodes[-1].output[0])
         x = nodes[-1].output[0]
     nodes.append(helper.make_node("Identity", [x], ["y"], name="last"))
+    return build_model(
+        nodes,
+        inputs=[value("x", TensorProto.FLOAT, ["batch", WIDTH])],
+        outputs=[value("y", TensorProto.FLOAT, ["batch", WIDTH])],
+        initializers=weights,
+    )
+
+
+def outlier_net(*, layers: int = 24, bad: int = 7) -> onnx.ModelProto:
+    """`x` [batch, 32] through MatMul and Relu to `y`; one MatMul reads a column of 10,000 times the range."""
+    rng, nodes, weights, x = np.random.default_rng(0), [], [], "x"
+    gain = np.where(np.arange(WIDTH) == 3, np.float32(1e4), np.float32(1))
+    for layer in range(layers):
+        weight = rng.normal(0, (2 / WIDTH) ** 0.5, (WIDTH, WIDTH))
+        if layer == bad:
+            weight /= gain[:, None]
+            weights.append(tensor("gain", gain))
+            nodes.append(helper.make_node("Mul", [x, "gain"], ["wide"], name="widen"))
+            x = "wide"
+        weights.append(tensor(f"w{layer}", weight.astype(np.float32)))
+        y = "y" if layer == layers - 1 else f"h{layer}"
+        nodes.append(helper.make_node("MatMul", [x, f"w{layer}"], [f"p{layer}"], name=f"matmul{layer}"))
+        nodes.append(helper.make_node("Relu", [f"p{layer}"], [y], name=f"relu{layer}"))
+        x = y
     return build_model(
         nodes,
         inputs=[value("x", TensorProto.FLOAT, ["batch", WIDTH])],

@@ -42,7 +42,7 @@ class ConvertStage:
     """Writes the graph that one variant is optimised from."""
 
     name = "convert"
-    version = 5
+    version = 6
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
         """Returns the variants whose graph differs from their parent's."""
