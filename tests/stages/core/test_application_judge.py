@@ -185,3 +185,11 @@ def test_the_runs_without_bundles_do_not_see_those_of_the_build(make_judge, bund
     monkeypatch.setenv("ORTPREP_PRECISION", "fp32")
     judge = make_judge("print(with_bundle, os.environ.get('ORTPREP_PRECISION'))", min_agreement=0)
     assert judge.judge(bundle, STAGED_VARIANT).equal == 0
+
+
+def test_a_program_that_changes_what_its_arguments_name_is_told(make_judge, said):
+    program = "open('log.txt', 'a').write('run'); print('page')"
+    make_judge(program)
+    assert not any("each build judges again" in line for line in said)
+    make_judge(program, run=[sys.executable, "app.py", "log.txt"])
+    assert "each build judges again" in said[-1]

@@ -23,6 +23,7 @@ from ortprep.stages.convert.pass_records import PassRequest
 from ortprep.stages.convert.passes import run_pass
 from ortprep.stages.convert.precision import PrecisionAttempts, plan_steps, why_not_needed
 from ortprep.stages.core.accuracy import convert_section, gate_key
+from ortprep.stages.core.application_judge import judge_key
 from ortprep.stages.core.contract import LEFT_OUT, Context, Plan, TaskId, VariantPlan, target_of
 from ortprep.stages.core.fallback import TAKEN, descend, describe_failures
 from ortprep.stages.core.provenance import installed_versions, runtime_versions
@@ -68,6 +69,7 @@ class ConvertStage:
         steps = plan_steps(variant_plan.precision, convert.steps_below)
         return {
             **gate_key(plan.spec),
+            **judge_key(plan.spec),
             **convert.model_dump(mode="json", include={"half", "quantize", "search"}),
             "steps": list(steps),
             "is_auto": convert.is_auto,

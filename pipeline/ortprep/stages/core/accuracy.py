@@ -53,16 +53,14 @@ class AccuracyResult(NamedTuple):
 
 
 def gate_key(spec: ModelSpec) -> Mapping[str, Any]:
-    """Returns what decides whether answers are accurate enough, for keys; of a judge's arguments a digest."""
+    """Returns what decides whether answers are accurate enough, for keys."""
     convert = convert_section(spec)
-    functions = [] if convert.gate.metric is None else [(".", convert.gate.metric)]
-    if convert.judge is not None and convert.judge.function is not None:
-        functions.append(convert.judge.function)
-    digests = [metric_digest(name, spec.folder / folder) for folder, name in functions]
-    key = {**convert.model_dump(mode="json", include={"gate", "judge"}), "functions": digests}
-    if convert.judge is not None:
-        key["judge"]["run"] = digest_json(convert.judge.run)
-    return key
+    metric = convert.gate.metric
+    return {
+        **convert.model_dump(mode="json", include={"gate"}),
+        "metric": None if metric is None else metric_digest(metric, spec.folder),
+        "has_judge": convert.judge is not None,
+    }
 
 
 def judge_accuracy(
@@ -109,14 +107,8 @@ def convert_section(spec: ModelSpec) -> ConvertSpec:
 def run_user_metric(request: MetricRequest, *, timeout_s: float | None) -> float:
     """Calls the user's metric in a fresh process, and returns its finite number.
 
-    Args:
-        request: The metric, and what it is called with.
-        timeout_s: Timeout of the process, in seconds; None for none.
-
     Raises:
-        SpecError: The function does not work.
-        ChildKilledError: Something outside killed the process.
-        BundleError: A sample cannot be read.
+        BundleError: A sample cannot be read; and what `call_guarded` raises.
     """
     return call_guarded(
         call_metric, request, function=request[0], field=_FIELD, hint=_HINT, timeout_s=timeout_s

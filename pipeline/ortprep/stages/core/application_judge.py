@@ -19,10 +19,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from ortprep.bundle.conversion_record import ApplicationVerdict
+from ortprep.bundle.digest import DigestCache, digest_json
 from ortprep.children.process_group import start_program, wait_for_end
 from ortprep.errors import DISK_ERRORS, SpecError, StageError
 from ortprep.quoting import quoted
@@ -31,16 +34,58 @@ from ortprep.runtime.dropin.launch import BUNDLES_VARIABLE, SIGNATURE_VARIABLE, 
 from ortprep.runtime.loading.load_options import PRECISION_VARIABLE
 from ortprep.spec.conversion import JudgeSpec
 from ortprep.spec.models import ModelSpec
-from ortprep.stages.core.accuracy import compare_texts
+from ortprep.stages.core.accuracy import compare_texts, convert_section, metric_digest
 
 MAX_ANSWER_BYTES = 64 * 2**20
 """Largest answer of an application that is compared, in bytes."""
+
+MAX_FOLDER_FILES = 1000
+"""Maximum number of files of a folder in a judge's key, in order of their names."""
 
 _FIELD = "convert.judge"
 _TRACEBACK = b"Traceback (most recent call last)"
 _ERROR_LINES = 8
 _SESSION = re.compile(r"ortprep: session of .*: (?P<bundle>.+), variant (?P<variant>[^;]+)(;.*)?")
 _OWN_VARIABLES = (BUNDLES_VARIABLE, STARTUP_VARIABLE, SIGNATURE_VARIABLE, PRECISION_VARIABLE)
+
+
+def judge_key(spec: ModelSpec) -> Mapping[str, Any]:
+    """Returns what decides an application's verdict, for keys: digests of its arguments and files they name.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    judge = convert_section(spec).judge
+    if judge is None:
+        return {}
+    key, digest, folder = judge.model_dump(mode="json"), DigestCache().digest, spec.folder / judge.folder
+    key["run"], key["files"] = digest_json(judge.run), {}  # arguments may be secrets
+    if judge.function is not None:
+        place, name = judge.function
+        key["function"] = metric_digest(name, spec.folder / place)
+    # A program without a slash is looked up in PATH.
+    for argument in judge.run[0 if "/" in judge.run[0] else 1 :]:
+        digests = [
+            (os.path.relpath(path, folder), digest(path))
+            for path in islice(_find_files(folder, argument), MAX_FOLDER_FILES)
+            if path.is_file() and path != folder / judge.compare
+        ]
+        if digests:
+            key["files"][argument] = digest_json(digests)
+    return {"judge": key}
+
+
+def _find_files(folder: Path, argument: str) -> Iterator[Path]:
+    """Yields the files that an argument names: of a script those beside it too, of a folder what is in it."""
+    path = folder / argument
+    if not os.access(path, os.R_OK):  # takes any text, unlike methods of Path
+        return
+    if path.is_file():
+        yield from sorted(path.parent.glob("*.py")) if path.suffix == ".py" else [path]
+    elif not folder.resolve().is_relative_to(path.resolve()):
+        for root, folders, names in os.walk(path):
+            folders[:] = sorted(name for name in folders if not name.startswith((".", "__pycache__")))
+            yield from (Path(root, name) for name in sorted(names) if not name.startswith("."))
 
 
 @dataclass(frozen=True)
@@ -65,6 +110,7 @@ class ApplicationJudge:
         self._spec, self._judge, self._say = spec, judge, say
         self._program = describe_program(judge.run)
         say(f"judge runs: {quoted(self._program)}")
+        key = judge_key(spec)
         first, second = (self._run_plain() for _ in range(2))
         repeated = self._compare(first, second)
         say(f"judge {self._program}: {first.seconds:.1f} s and {second.seconds:.1f} s without bundles")
@@ -75,6 +121,8 @@ class ApplicationJudge:
                 f"got {repeated.agreement:.4g}",
                 hint="compare: compare.py:agreement   (a function that ignores times and random parts)",
             )
+        if judge_key(spec) != key:
+            say(f"judge {self._program} changes files that its arguments name, so each build judges again")
         self._plain = min(first, second, key=lambda run: run.seconds)
 
     def judge(self, bundle: Path, variant: str, *, others: Sequence[Path] = ()) -> ApplicationVerdict:
@@ -93,15 +141,8 @@ class ApplicationJudge:
         run = self._run(dropin_environment(places, self._environment(), verbose=True))
         if run.problem:
             self._say(f"judge {self._program}: with the converted model it {run.problem}")
-            return ApplicationVerdict(
-                self._program,
-                self._judge.compare,
-                agreement=0.0,
-                min_agreement=self._judge.min_agreement,
-                plain_s=self._plain.seconds,
-                run_s=run.seconds,
-                reason=f"with the converted model it {run.problem.splitlines()[0]}",
-            )
+            reason = f"with the converted model it {run.problem.splitlines()[0]}"
+            return self._verdict(self._plain, run, agreement=0.0, reason=reason)
         sessions = [_SESSION.fullmatch(line) for line in _lines(run.stderr)]
         used = [(Path(one["bundle"]).resolve(), one["variant"]) for one in sessions if one is not None]
         if (bundle.resolve(), variant) not in used:
@@ -133,16 +174,12 @@ class ApplicationJudge:
                     f"{_FIELD}.compare returned no agreement: {judge.compare}\n"
                     f"  expected a number from 0 to 1, got {agreement:g}"
                 )
-        return ApplicationVerdict(
-            self._program,
-            judge.compare,
-            agreement=agreement,
-            min_agreement=judge.min_agreement,
-            lines=lines,
-            equal=equal,
-            plain_s=plain.seconds,
-            run_s=run.seconds,
-        )
+        return self._verdict(plain, run, agreement=agreement, lines=lines, equal=equal)
+
+    def _verdict(self, plain: _Run, run: _Run, **outcome: Any) -> ApplicationVerdict:
+        judge = self._judge
+        outcome |= {"plain_s": plain.seconds, "run_s": run.seconds}
+        return ApplicationVerdict(self._program, judge.compare, min_agreement=judge.min_agreement, **outcome)
 
     def _run_plain(self) -> _Run:
         run = self._run(self._environment())

@@ -32,7 +32,7 @@ from ortprep.errors import BundleError, ChildError, LoadError, StageError
 from ortprep.measuring.shipped import shipped_plan
 from ortprep.runtime.loading.variant_selection import needs_gpu
 from ortprep.spec.models import resolved_spec
-from ortprep.stages.core.application_judge import ApplicationJudge
+from ortprep.stages.core.application_judge import ApplicationJudge, judge_key
 from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId
 from ortprep.stages.core.provenance import describe_environment
 from ortprep.stages.core.results import (
@@ -70,8 +70,9 @@ class PackageStage:
         )
 
     def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:  # noqa: ARG002
-        """Returns the spec's digest and the targets left out."""
+        """Returns the spec's digest, the targets left out, and what the application is that judges."""
         return {
+            **({} if plan.spec.convert is None else judge_key(plan.spec)),
             "spec": digest_json(resolved_spec(plan.spec)),
             "missing": dict(plan.missing),
         }
