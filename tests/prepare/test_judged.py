@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,8 @@ from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
 from ortprep.stages.optimize.requirements import find_integer_type
 from tests.builders import matmul_net, write_model
-from tests.prepare.builders import QUICK, UNTUNED, Project
+from tests.prepare.builders import QUICK, UNTUNED, Project, source_answers, untouched
+from tests.prepare.test_disk import small_disk
 
 pytestmark = [
     pytest.mark.slow,
@@ -37,13 +41,48 @@ for seed in range(4):
 """
 
 
+PRINTS_A_TRACEBACK = """
+import traceback
+print("page")
+try:
+    1 / 0
+except ZeroDivisionError:
+    traceback.print_exc()
+"""
+
+EMULATED = """
+import numpy as np
+from ortprep.runtime.loading.bundle_loader import open_bundle
+
+opened = open_bundle("artifacts/net", check="golden")
+x = np.random.default_rng(9).normal(size=(2, 1024)).astype(np.float32)
+np.save("x.npy", x)
+np.save("y.npy", opened.session.run(None, {"x": x})[0])
+print(opened.variant.name, *opened.passed_over, sep="\\n")
+"""
+
+
 @pytest.fixture
 def project(tmp_path):
-    made = Project(tmp_path / "project")
+    return make_project(tmp_path / "project")
+
+
+def make_project(root: Path) -> Project:
+    made = Project(root)
     write_model(matmul_net(size=1024, layers=4), made.models / "net.onnx")
     (made.root / "app.py").write_text(APPLICATION)
     made.configs.mkdir()
     (made.configs / "defaults.yaml").write_text(json.dumps({"tune": UNTUNED, "measure": QUICK}))
+    return made
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    """Returns an adopted project with int8 that its application judged."""
+    made = make_project(tmp_path_factory.mktemp("judged") / "project")
+    adopt(made, "rounded")
+    outcome = made.run("prepare")
+    assert outcome.code == 0, outcome.err
     return made
 
 
@@ -60,41 +99,66 @@ def change_spec(project: Project, **convert: Any) -> None:
     spec.write_text("\n".join([*lines, f"convert: {json.dumps(convert)}", ""]))
 
 
-def test_an_application_gets_int8_that_it_judged_until_that_is_switched_off(project):
-    adopt(project, "rounded")
-    samples = sorted((project.configs / "samples" / "net").iterdir())
+def test_an_application_gets_int8_that_it_judged_until_that_is_switched_off(judged):
+    samples = sorted((judged.configs / "samples" / "net").iterdir())
     assert [oct(path.stat().st_mode & 0o777) for path in samples] == ["0o600"] * 4
-    outcome = project.run("prepare")
-    assert outcome.code == 0, outcome.err
-
-    assert read_loader_config(project.bundle()).variants[0].judged
-    record = next(one for one in read_manifest(project.bundle()).variants if one.name == "cpu-int8")
-    conversion = record.conversion
+    assert read_loader_config(judged.bundle()).variants[0].judged
+    records = {one.name: one for one in read_manifest(judged.bundle()).variants}
+    conversion = records["cpu-int8"].conversion
     assert conversion is not None
     assert conversion.calibration is not None
     assert conversion.judged_on is not None
     assert (conversion.calibration.count, conversion.judged_on.count) == (2, 2)
+    assert [records[name].verification.samples for name in ("cpu", "cpu-int8")] == [4, 2]
     assert conversion.verdict is not None
     assert (conversion.verdict.equal, conversion.verdict.lines) == (4, 4)
-    assert "4 of 4 lines of stdout the same" in project.run("show", "net").out.replace("\n", " ")
+    assert "4 of 4 lines of stdout the same" in judged.run("show", "net").out.replace("\n", " ")
 
     command = ("run", "--verbose", "--", sys.executable, "app.py", "rounded")
-    assert "variant cpu-int8" in project.run(*command).err
-    switched_off = {**project.environment(), "ORTPREP_PRECISION": "fp32"}
-    assert "cpu-int8" not in project.run(*command, env=switched_off).err
+    assert "variant cpu-int8" in judged.run(*command).err
+    switched_off = {**judged.environment(), "ORTPREP_PRECISION": "fp32"}
+    assert "cpu-int8" not in judged.run(*command, env=switched_off).err
 
 
-def test_no_real_input_is_in_a_bundle(project):
-    adopt(project, "rounded")
-    assert project.run("prepare").code == 0
+@pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="qemu-user is not installed")
+def test_a_processor_with_avx2_alone_answers_by_fp32(judged):
+    command = ["qemu-x86_64", "-cpu", "Haswell", sys.executable, "-c", EMULATED]
+    done = subprocess.run(
+        command, cwd=judged.root, env=judged.environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    variant, *passed_over = done.stdout.splitlines()
+    assert variant in ("cpu", "portable")
+    assert any(line.startswith("cpu-int8: expected a processor with ") for line in passed_over), passed_over
+    feeds = {"x": np.load(judged.root / "x.npy")}
+    expected = source_answers(judged.models / "net.onnx", feeds)["y"]
+    np.testing.assert_allclose(np.load(judged.root / "y.npy"), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_no_real_input_is_in_a_bundle(judged):
     kept = {
         row.tobytes()
-        for path in (project.configs / "samples" / "net").iterdir()
+        for path in (judged.configs / "samples" / "net").iterdir()
         for row in read_tensors(path)["x"]
     }
-    content = b"".join(path.read_bytes() for path in project.bundle().rglob("*") if path.is_file())
+    content = b"".join(path.read_bytes() for path in judged.bundle().rglob("*") if path.is_file())
     assert len(kept) == 4 * 64
     assert not any(row in content for row in kept)
+
+
+def test_another_application_judges_again(judged, tmp_path):
+    project = judged.copy_to(tmp_path / "copy")
+    assert project.explain() == {}
+    (project.root / "app.py").write_text(f"{APPLICATION}\n# changed\n")
+    reasons = project.explain()
+    assert set(reasons) == {
+        "convert/cpu-int8",
+        "optimize/cpu-int8",
+        "verify/cpu-int8",
+        "measure/cpu-int8",
+        "package",
+    }
+    assert "judge.files.app.py: was sha256:" in reasons["convert/cpu-int8"][0]
 
 
 def test_what_the_application_refuses_is_left_out_and_fp32_ships(project):
@@ -114,20 +178,33 @@ def test_what_the_application_refuses_is_left_out_and_fp32_ships(project):
     ("program", "message"),
     [
         ("import random; print(random.random())", "not stable from run to run"),
+        ("import os; os.abort()", "was ended by signal 6"),
+        (PRINTS_A_TRACEBACK, "printed a traceback"),
         ("raise ValueError('no pages')", "ValueError: no pages"),
         ("import time; time.sleep(600)", "took longer than 3 s"),
     ],
 )
-def test_a_judge_without_an_answer_fails_the_build_and_leaves_the_last_bundle(project, program, message):
-    adopt(project, "rounded")
-    change_spec(project)
-    assert project.run("prepare").code == 0
-    before = (project.bundle() / "loader.json").read_bytes()
+def test_a_judge_without_an_answer_fails_the_build_and_leaves_the_last_bundle(
+    judged, tmp_path, program, message
+):
+    project = judged.copy_to(tmp_path / "copy")
     change_spec(project, precision="auto", judge={"run": [sys.executable, "-c", program], "timeout_s": 3})
-    outcome = project.run("prepare")
+    with untouched(project):
+        outcome = project.run("prepare")
     assert outcome.code != 0
     assert message in outcome.err
-    assert (project.bundle() / "loader.json").read_bytes() == before
+
+
+def test_a_full_disk_is_told_and_leaves_the_last_bundle(judged, tmp_path):
+    project = judged.copy_to(tmp_path / "copy")
+    used_kb = sum(path.stat().st_size for path in project.artifacts.rglob("*") if path.is_file()) // 1024
+    with small_disk(project.artifacts, size_kb=used_kb + 8192):
+        (project.root / "app.py").write_text(f"{APPLICATION}\n# changed\n")
+        with untouched(project):
+            outcome = project.run("prepare")
+        assert outcome.code != 0
+        assert "error: convert/cpu-int8 of net: No space left on device" in outcome.err, outcome.err
+        assert "Traceback" not in outcome.err
 
 
 @pytest.mark.parametrize(
@@ -138,8 +215,8 @@ def test_a_judge_without_an_answer_fails_the_build_and_leaves_the_last_bundle(pr
         ("few", "expected at least 2 real inputs"),
     ],
 )
-def test_samples_that_cannot_calibrate_are_an_error(project, change, message):
-    adopt(project, "rounded")
+def test_samples_that_cannot_calibrate_are_an_error(judged, tmp_path, change, message):
+    project = judged.copy_to(tmp_path / "copy")
     first, *rest = sorted((project.configs / "samples" / "net").iterdir())
     arrays = {"x": read_tensors(first)["x"].copy()}
     if change == "nan":
@@ -150,7 +227,7 @@ def test_samples_that_cannot_calibrate_are_an_error(project, change, message):
         for path in rest:
             path.unlink()
     write_tensors(first, arrays)
-    outcome = project.run("prepare")
+    with untouched(project):
+        outcome = project.run("prepare")
     assert outcome.code != 0
     assert message in outcome.err.replace("\n", " ")
-    assert not project.bundle().exists()
