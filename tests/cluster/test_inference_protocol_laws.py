@@ -72,6 +72,8 @@ def test_binary_tensors_of_every_type_come_back_as_they_were(dtype, data):
     config, kind = config_of(dtype), numpy_dtype(dtype)
     shape = data.draw(st.lists(st.integers(0, 3), max_size=4))
     raw = data.draw(st.binary(min_size=(n := math.prod(shape) * kind.itemsize), max_size=n))
+    if dtype == "bool":
+        raw = bytes(byte % 2 for byte in raw)
     tensor = entry("x", datatype_of(config.inputs[0]), shape, parameters={"binary_data_size": len(raw)})
     header = body(tensor, parameters={"binary_data_output": True})
     request = parse_request(header + raw, len(header), config)
@@ -164,6 +166,17 @@ def test_many_outputs_are_refused_at_the_first_that_is_wrong():
     with pytest.raises(ProtocolError, match="each once"):
         parse_request(wanted, None, CONFIG)
     assert time.process_time() - begun < 5
+
+
+@pytest.mark.attack
+def test_complex_numbers_travel_as_bytes_alone():
+    config, raw = config_of("complex64"), np.array([1 + 2j], np.complex64).tobytes()
+    with pytest.raises(ProtocolError, match="wrong data"):
+        parse_request(body(entry("x", "COMPLEX64", [1], data=[1])), None, config)
+    header = body(entry("x", "COMPLEX64", [1], parameters={"binary_data_size": len(raw)}))
+    request = parse_request(header + raw, len(header), config)
+    with pytest.raises(ProtocolError, match="binary_data_output"):
+        encode_response(request, "net", "v", config, request.arrays)
 
 
 def test_unsigned_integers_of_any_size_travel_as_json():

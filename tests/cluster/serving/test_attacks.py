@@ -23,7 +23,7 @@ from ortprep.cluster.serving.pinning import pin_version
 from ortprep.errors import PipelineError, PoolError
 from ortprep.runtime.tensors.arrays import write_tensors
 from tests.cluster.serving.builders import write_sizing
-from tests.runtime.pool.builders import write_doubling
+from tests.runtime.pool.builders import write_doubling, write_model_bundle
 
 pytestmark = [
     pytest.mark.attack,
@@ -86,6 +86,46 @@ def test_a_request_of_some_bytes_takes_no_gigabytes(sizing):
         assert b"sizes beside the 0" in refused.body
         served = await ask(replica, INFER, [body_of([0, 5], [])])
         assert json.loads(served.body)["outputs"][0]["data"] == [0.0] * 5
+
+    asyncio.run(attack())
+
+
+def test_bytes_that_are_no_booleans_bring_no_memory_of_other_clients(tmp_path):
+    """`Compress` sums the bytes of its condition: its output was 255 times as long as what it kept."""
+    x, keep = np.arange(4, dtype=np.float32), np.array([True, False, True, False])
+    compress = write_model_bundle(
+        tmp_path / "m",
+        {"y": ("Compress", ("x", "keep"))},
+        {"x": ("float32", ("n",)), "keep": ("bool", ("n",))},
+        {"y": ("float32", ("k",))},
+        {"input:x": x, "input:keep": keep, "output:y": x[keep]},
+    )
+
+    async def infer(replica: BundleDeployment, kept: bytes) -> Any:
+        tensors = [("x", "FP32", bytes(4 * len(kept))), ("keep", "BOOL", kept)]
+        inputs = [
+            {
+                "name": name,
+                "datatype": kind,
+                "shape": [len(kept)],
+                "parameters": {"binary_data_size": len(raw)},
+            }
+            for name, kind, raw in tensors
+        ]
+        header = json.dumps({"inputs": inputs}).encode()
+        parts = [header, *(raw for _, _, raw in tensors)]
+        return await ask(
+            replica, "/v2/models/m/infer", parts, inference_header_content_length=str(len(header))
+        )
+
+    async def attack() -> None:
+        replica = await open_replica(compress)
+        for byte in (b"\xff", b"\x02", b"\x80"):
+            refused = await infer(replica, byte * 4096)
+            assert refused.status_code == 400
+            assert b"bytes of 0 and 1" in refused.body
+        served = await infer(replica, b"\0\1" * 2048)
+        assert json.loads(served.body)["outputs"][0]["data"] == [0] * 2048
 
     asyncio.run(attack())
 

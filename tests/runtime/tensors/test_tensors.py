@@ -208,6 +208,7 @@ def header(**fields: Any) -> bytes:
         literal("'|u1'", "(" * 4000),
         literal("'|u1'", "[" * 3000 + "]" * 3000),
         literal("'|u1'", "(True,)") + b"1",
+        header(descr="|b1") + b"\0\1\2\1",
         literal("'<U0'", "(1000000000,)"),
         literal("'|V0'", "(1000000000,)"),
         literal("[('a', '<f4')]", "(1,)") + b"1234",

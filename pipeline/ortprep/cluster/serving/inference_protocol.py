@@ -22,6 +22,7 @@ from ortprep.runtime.tensors.element_types import (
     Array,
     element_type_of,
     is_bounded_shape,
+    is_valid_bool,
     numpy_dtype,
     widen,
 )
@@ -273,7 +274,10 @@ def _read_tensor(config: LoaderConfig, tensor: TensorSpec, sent: SentTensor) -> 
             f"input {tensor.name!r} has the wrong size\n"
             f"  expected {expected} bytes for {list(shape)}, got {len(sent.data)}"
         )
-    return np.frombuffer(sent.data, dtype).reshape(shape)
+    array = np.frombuffer(sent.data, dtype).reshape(shape)
+    if not is_valid_bool(array):
+        raise ProtocolError(f"input {tensor.name!r} has wrong data\n  expected bytes of 0 and 1 for BOOL")
+    return array
 
 
 def _check_shape(config: LoaderConfig, tensor: TensorSpec, sent: SentTensor) -> Sequence[int]:
@@ -304,12 +308,13 @@ def _read_values(config: LoaderConfig, tensor: TensorSpec, shape: Sequence[int],
     dtype = numpy_dtype(tensor.dtype)
     expected = f"{math.prod(shape)} values of {datatype_of(tensor)}, or bytes"
     wrong = ProtocolError(f"input {tensor.name!r} of {config.name} has wrong data\n  expected {expected}")
-    if not isinstance(data, list) or element_type_of(dtype) is not None:
+    types = _JSON_TYPES.get(dtype.kind)
+    if not isinstance(data, list) or types is None:
         raise wrong
     try:
         # As objects: of texts, numpy gives every element the size of the longest.
         array = np.array(data, object).reshape(-1)
-        if array.size != math.prod(shape) or not _JSON_TYPES[dtype.kind].issuperset(map(type, array)):
+        if array.size != math.prod(shape) or not types.issuperset(map(type, array)):
             raise wrong
         with np.errstate(over="ignore"):
             return array.astype(dtype).reshape(shape)
@@ -357,6 +362,8 @@ def encode_response(
             entries.append(json.dumps(entry))
         else:
             plain = widen(array) if element_type_of(array.dtype) else array
+            if plain.dtype.kind not in _JSON_TYPES:
+                raise ProtocolError(f"output {tensor.name!r} has no JSON\n  ask for binary_data_output")
             entries.append(_add_to_object(entry, "data", _render_values(plain.reshape(-1))))
     header = {"model_name": model, "model_version": version, **({"id": request.id} if request.id else {})}
     text = _add_to_object(header, "outputs", ", ".join(entries)).encode()

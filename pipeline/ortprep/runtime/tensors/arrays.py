@@ -29,6 +29,7 @@ from ortprep.runtime.tensors.element_types import (
     element_type_of,
     find_element_type,
     is_bounded_shape,
+    is_valid_bool,
 )
 
 if TYPE_CHECKING:
@@ -179,6 +180,8 @@ def _read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Array:
         file.read(header_bytes)
         if size_bytes:
             _read_into(file, array.reshape(-1).view(np.uint8))
+    if not is_valid_bool(array):
+        raise ValueError(f"array {entry.filename!r} holds a boolean that is neither 0 nor 1")
     native = array.astype(dtype.newbyteorder("="), copy=False)
     return native.T if is_fortran else native
 

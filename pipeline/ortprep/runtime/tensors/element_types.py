@@ -36,6 +36,15 @@ def is_bounded_shape(shape: Sequence[int]) -> bool:
     return 0 not in shape or math.prod(size for size in shape if size) <= MAX_EMPTY_ELEMENTS
 
 
+def is_valid_bool(array: Array) -> bool:
+    """Returns whether all bytes of an array of booleans are 0 or 1; an array of another type is valid.
+
+    Operators of ONNX Runtime trust them: `Compress` sums bytes to know how many elements it keeps, so larger
+    ones make its output longer than what it writes, and the rest is memory that others used before.
+    """
+    return array.dtype != np.bool_ or bool(array.view(np.uint8).max(initial=0) <= 1)
+
+
 @dataclass(frozen=True)
 class _MiniFloat:
     """Layout of a float of at most 8 bits; `nan` and `inf` are bit patterns without sign."""
