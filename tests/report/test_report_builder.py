@@ -2,11 +2,12 @@
 
 import itertools
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ortprep.bundle.figures import Samples
@@ -15,6 +16,7 @@ from ortprep.report.report_builder import build_report
 from ortprep.report.report_subjects import ReportSubject
 from ortprep.report.speedup import compare, describe_gain, find_gain
 from ortprep.report.trials import (
+    build_search_section,
     build_trials_table,
     find_front,
     find_legs,
@@ -204,6 +206,29 @@ def test_legs_cover_every_number_of_runs_once_and_name_the_cheapest_plan(places)
         for runs in (leg.first, leg.to or 10_000):
             costs = [ready + (runs - 1) * steady for ready, steady in places]
             assert costs[leg.trial] == min(costs)
+
+
+anything = st.floats() | st.sampled_from([1e300, math.nextafter(1e300, math.inf), 5e-324, 1e308])
+
+
+@pytest.mark.attack
+@example([(1e300, 2.0), (math.nextafter(1e300, math.inf), 1.0)])
+@given(st.lists(st.tuples(anything, anything), min_size=1, max_size=30))
+def test_there_are_no_more_legs_than_plans_whatever_a_manifest_says(places):
+    record = search_of(places)
+    legs = find_legs(record)
+    assert len(legs) <= len(find_front(record))
+    assert all(one.first <= (one.to or 0) == other.first - 1 for one, other in itertools.pairwise(legs))
+    assert build_search_section(record).tables
+
+
+@pytest.mark.attack
+def test_a_manifest_of_thousands_of_plans_costs_no_square_of_them():
+    count = 10_000
+    record = search_of([(index**2 / 2, count - index) for index in range(count)])
+    begun_s = time.monotonic()
+    assert len(find_legs(record)) > count / 2
+    assert time.monotonic() - begun_s < 5
 
 
 def test_a_plan_beyond_a_limit_is_not_in_the_front():

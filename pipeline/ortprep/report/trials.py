@@ -141,7 +141,7 @@ class Leg(NamedTuple):
 
 def find_front(record: TuningRecord) -> tuple[TrialRecord, ...]:
     """Returns the plans within the limits that no other beats in both figures, soonest ready first."""
-    good = [trial for trial in record.trials if figures_of(trial) and not trial.violations]
+    good = [trial for trial in record.trials if all(map(math.isfinite, _place(trial))) and not trial.violations]
     return pareto_front(good, lambda trial: (*_place(trial), trial.number))
 
 
@@ -153,25 +153,19 @@ def _place(trial: TrialRecord) -> tuple[float, float]:
 
 def find_legs(record: TuningRecord) -> tuple[Leg, ...]:
     """Returns which plan costs least at how many runs per load, fewest runs first."""
-    places = {trial.number: _place(trial) for trial in find_front(record)}
-    legs: list[Leg] = []
-    runs: int | None = 1 if places else None
-    while runs is not None:
-        later = runs - 1
-        cheapest = min(places, key=lambda number: places[number][0] + later * places[number][1])
-        ready_ms, steady_ms = places[cheapest]
-        # From how many runs on a plan with shorter runs has made up for its later first result.
-        following = min(
-            (
-                max(runs + 1, 2 + int((later_ms - ready_ms) / (steady_ms - shorter_ms)))
-                for later_ms, shorter_ms in places.values()
-                if shorter_ms < steady_ms
-            ),
-            default=None,
-        )
-        legs.append(Leg(cheapest, runs, None if following is None else following - 1))
-        runs = following
-    return tuple(legs)
+    chain: list[tuple[int, float, float, int]] = []
+    for trial in find_front(record):  # each has a later first result than the one before, and shorter runs
+        (ready_ms, steady_ms), first = _place(trial), 1.0
+        while chain:
+            _, sooner_ms, longer_ms, since = chain[-1]
+            first = 2 + (ready_ms - sooner_ms) // (longer_ms - steady_ms)  # it has made up for it by then
+            if first > since:
+                break
+            chain.pop()  # another is cheaper wherever it is cheaper than those before it
+        if first < math.inf:
+            chain.append((trial.number, ready_ms, steady_ms, int(first)))
+    ends = [*(first - 1 for *_, first in chain[1:]), None]
+    return tuple(Leg(number, first, to) for (number, *_, first), to in zip(chain, ends, strict=True))
 
 
 def build_knobs_table(record: TuningRecord) -> Table | None:
