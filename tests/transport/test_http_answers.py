@@ -12,7 +12,7 @@ from contextlib import suppress
 import pytest
 
 from ortprep.errors import PipelineError, RegistryError, RegistryUnavailableError
-from ortprep.registry.backends.mlflow_server import MlflowServer
+from ortprep.registry.backends.mlflow_server import MlflowServer, ProxiedArtifacts
 from ortprep.registry.backends.oci_auth import open_client
 from ortprep.stages.fetch.sources import WebFile, fetch_file
 from ortprep.transport import http_answers
@@ -157,6 +157,28 @@ def test_the_body_of_a_redirect_is_not_unpacked(fetch, tmp_path):
         tracemalloc.stop()
         assert len(server.requests) <= http_answers.MAX_REDIRECTS + 1
     assert peak_bytes < 2**24, "it would be 2**28 bytes"
+
+
+@pytest.mark.parametrize("fetch", [ask_oci, ask_web])
+def test_no_cookie_of_a_server_is_kept(fetch, tmp_path):
+    """Each answer may bring 6 MB of them, which no limit on bodies counts."""
+    with serve() as server:
+        server.files["/v2/"] = b""
+        cookie = {"Set-Cookie": f"a={'x' * 4000}; Path=/", "Location": "/v2/"}
+        server.script = [send_status(307, **cookie), send_status(307, **cookie)]
+        fetch(server.url, tmp_path)
+        assert len(server.requests) == 3
+        assert not any("Cookie" in headers for _, headers in server.requests)
+
+
+@pytest.mark.parametrize("size", [b"1e999", b"-1e999", b"NaN", b'"' + b"9" * 5000 + b'"'])
+def test_a_size_that_is_no_number_of_bytes_is_an_error_of_the_registry(size):
+    with serve() as server:
+        listing = b'{"files": [{"path": "x", "is_dir": false, "file_size": %s}]}' % size
+        server.files["/api/2.0/mlflow-artifacts/artifacts"] = listing
+        artifacts = ProxiedArtifacts("mlflow-artifacts:/1/x", MlflowServer(f"mlflow+{server.url}"))
+        with pytest.raises(RegistryError, match="expected a list of files"):
+            artifacts.find("bundle")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
+from http.cookiejar import DefaultCookiePolicy
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urljoin
@@ -45,6 +46,14 @@ UNENCODED = {"Accept-Encoding": "identity"}
 """Headers of every request: a small compressed answer can become gigabytes, and has no offsets."""
 
 MAX_REDIRECTS = 10
+
+
+def make_session() -> requests.Session:
+    """Returns a session that asks for unencoded answers and keeps no cookies: a server may send gigabytes."""
+    session = requests.Session()
+    session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+    session.headers.update(UNENCODED)
+    return session
 
 
 def _hide_redirect(response: requests.Response, **_: object) -> None:

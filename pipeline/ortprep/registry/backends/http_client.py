@@ -16,11 +16,11 @@ from ortprep.spec.redaction import hide_queries_in_logs
 from ortprep.transport import http_answers
 from ortprep.transport.http_answers import (
     MAX_ERROR_BYTES,
-    UNENCODED,
     UNREAD,
     check_http_url,
     connection_error,
     follow_redirects,
+    make_session,
     read_body,
     read_refusal,
     status_error,
@@ -61,8 +61,7 @@ class HttpClient:
         self._answer_timeout_s = answer_timeout_s
         self._login_hint = login_hint
         self._read_reason = read_reason
-        self._session = requests.Session()
-        self._session.headers.update(UNENCODED)
+        self._session = make_session()
 
         # A callable: requests would otherwise send what `~/.netrc` has for a host.
         def add_login(request: requests.PreparedRequest) -> requests.PreparedRequest:

@@ -267,7 +267,7 @@ class ProxiedArtifacts:
                 for file in parse_json(body, name="a listing").get("files", [])
                 if not file["is_dir"]
             }
-        except (BundleError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except (BundleError, OverflowError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise RegistryError(f"cannot {doing}\n  expected a list of files, got something else") from error
 
     def open(self, path: str, offset: int, *, name: str) -> AbstractContextManager[Download]:

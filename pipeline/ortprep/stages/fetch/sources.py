@@ -216,8 +216,8 @@ class WebFile:
 
         doing = f"fetch: {self.name}"
         hide_queries_in_logs()
-        common = {"User-Agent": "ortprep", **http_answers.UNENCODED, **headers}
-        with requests.Session() as session:
+        common = {"User-Agent": "ortprep", **headers}
+        with http_answers.make_session() as session:
             # Trusts what the system trusts. Without `auth` it would look into `~/.netrc` for every host.
             paths = ssl.get_default_verify_paths()
             session.verify = paths.cafile or paths.capath or True
