@@ -26,6 +26,7 @@ from ortprep.errors import (
     BundleError,
     IntegrityError,
     PipelineError,
+    PromotionRefusedError,
     RegistryUnavailableError,
     SignatureError,
 )
@@ -371,6 +372,37 @@ def test_a_publisher_who_demands_signatures_takes_over_no_unsigned_part(catalogu
         )
     gate = PromotionGate(public_key=keys[1])
     promote(VersionRef("net", published.version.digest), "production", catalogue, gate=gate)
+
+
+def test_the_gate_compares_with_nothing_that_is_unsigned(catalogue, keys, tmp_path):
+    """Anybody who may write can make an alias name a version so bad that any other is better."""
+
+    def publish_it(label, ready_ms, **options):
+        bundle = write_bundle(
+            tmp_path / label, spec=label.encode(), made=(Made("portable", init_ms=ready_ms),)
+        )
+        return publish(bundle, catalogue, label=label, **options)
+
+    def promote_slow(**options):
+        gate = PromotionGate(public_key=keys[1], **options)
+        return promote(VersionRef("net", "slow"), "production", catalogue, gate=gate, reason="why")
+
+    publish_it("fast", 10.0, private_key=keys[0])
+    promote(VersionRef("net", "fast"), "production", catalogue, gate=PromotionGate(public_key=keys[1]))
+    publish_it("slow", 90.0, private_key=keys[0])
+    with pytest.raises(PromotionRefusedError, match="instead of"):
+        promote_slow()
+    evil = publish_it("evil", 1e6)
+    catalogue.backend.put_ref("net", Kind.ALIAS, "production", evil.version.data)
+    read: list[Any] = []
+    read_records = catalogue.read_records
+    catalogue.read_records = lambda part: read.append(part.digest) or read_records(part)
+    with pytest.raises(PromotionRefusedError, match=f"no valid signature: net .{evil.part}") as refused:
+        promote_slow()
+    assert "--force --reason" in str(refused.value.hint)
+    assert promote_slow(force=True).forced
+    assert read
+    assert evil.part not in read
 
 
 def test_nothing_of_an_unsigned_part_is_read(catalogue, keys, tmp_path):

@@ -46,6 +46,7 @@ class PromotionGate:
         force: Whether objections are overruled, and recorded.
         across_hardware: Whether figures from different hardware are compared all the same.
         public_key: Key that every part of the version must be signed with, even if forced; None for none.
+            Parts without it are not compared with either.
     """
 
     max_regression: float = MAX_REGRESSION
@@ -141,17 +142,19 @@ def _pass_gate(
             f"  expected a valid signature of each part, got none of {', '.join(sorted(missing))}",
             hint="ortprep publish BUNDLE --sign KEY --verify KEY   (publishes only signed parts)",
         )
+    hint = "ortprep promote … --force --reason 'why'   (the reason is recorded)"
     new = catalogue.read_manifests(parts)
     objections = tuple(text for part, manifest in new for text in _find_unverified(part, manifest))
     if serving is not None:
-        old = catalogue.read_manifests(catalogue.read_parts(serving))
-        objections += _find_regressions(old, new, gate)
+        try:
+            old = catalogue.read_manifests(catalogue.read_parts(serving, gate.public_key))
+            objections += _find_regressions(old, new, gate)
+        except SignatureError as error:
+            objections += (f"nothing to compare with in {serving.label}: {error.message.splitlines()[0]}",)
+            hint = f"ortprep versions {quoted(version.model)}   (then roll back to a signed one, or {hint})"
     if objections and not gate.force:
         lines = "\n".join(f"  {objection}" for objection in objections)
-        raise PromotionRefusedError(
-            f"not promoted: {version.model}@{version.digest}\n{lines}",
-            hint="ortprep promote … --force --reason 'why'   (the reason is recorded)",
-        )
+        raise PromotionRefusedError(f"not promoted: {version.model}@{version.digest}\n{lines}", hint=hint)
     return objections
 
 

@@ -141,7 +141,9 @@ class Leg(NamedTuple):
 
 def find_front(record: TuningRecord) -> tuple[TrialRecord, ...]:
     """Returns the plans within the limits that no other beats in both figures, soonest ready first."""
-    good = [trial for trial in record.trials if all(map(math.isfinite, _place(trial))) and not trial.violations]
+    good = [
+        trial for trial in record.trials if all(map(math.isfinite, _place(trial))) and not trial.violations
+    ]
     return pareto_front(good, lambda trial: (*_place(trial), trial.number))
 
 
