@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import threading
+import time
 import weakref
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
@@ -22,7 +24,7 @@ from ortprep.cluster.serving.deployment import BundleDeployment
 from ortprep.cluster.serving.pinning import pin_version
 from ortprep.errors import PipelineError, PoolError
 from ortprep.runtime.tensors.arrays import write_tensors
-from tests.cluster.serving.builders import write_sizing
+from tests.cluster.serving.builders import LONG, write_sizing, write_slow
 from tests.runtime.pool.builders import write_doubling, write_model_bundle
 
 pytestmark = [
@@ -303,3 +305,68 @@ def test_a_client_that_leaves_holds_no_body_beyond_its_budget(sizing):
         asyncio.run(attack())
     finally:
         may_end.set()
+
+
+def product_of(size: int) -> bytes:
+    """A valid request to `write_slow`, which takes as long as its size says."""
+    inputs = [
+        {"name": name, "datatype": kind, "shape": shape, "data": data}
+        for name, kind, shape, data in (
+            ("x", "FP32", [1, 1], [1]),
+            ("one", "FP32", [1, 1], [1]),
+            ("size", "INT64", [2], [size, size]),
+        )
+    ]
+    return json.dumps({"inputs": inputs}).encode()
+
+
+async def open_slow(folder: Path) -> tuple[BundleDeployment, float]:
+    """Returns a replica whose health is always checked, and the seconds that it takes for `LONG`."""
+    replica = await open_replica(write_slow(folder), health_check_period_s=1e-3)
+    for _ in range(2):  # the first takes longer
+        begun = time.monotonic()
+        assert (await ask(replica, "/v2/models/slow/infer", [product_of(LONG)])).status_code == 200
+    return replica, time.monotonic() - begun
+
+
+def test_valid_requests_that_fill_the_queue_do_not_make_a_replica_unhealthy(tmp_path):
+    """Serve replaces a replica after three health checks in a row that took too long."""
+
+    async def attack() -> None:
+        replica, one_s = await open_slow(tmp_path / "slow")
+        replica.config = dataclasses.replace(replica.config, run_timeout_s=8 * one_s)
+
+        async def send_for_ever() -> None:
+            while True:
+                assert (await ask(replica, "/v2/models/slow/infer", [product_of(LONG)])).status_code == 200
+
+        clients = [asyncio.create_task(send_for_ever()) for _ in range(replica.config.max_ongoing_requests)]
+        await asyncio.sleep(one_s)
+        for _ in range(6):
+            await asyncio.wait_for(replica.check_health(), replica.config.run_timeout_s)
+        assert replica._checked_at > time.monotonic() - 30 * one_s, "golden samples have their turn"
+        for client in clients:
+            client.cancel()
+        await asyncio.wait(clients)
+        await replica.check_health()
+
+    asyncio.run(attack())
+
+
+def test_a_run_that_hangs_makes_a_replica_unhealthy(tmp_path):
+    async def attack() -> None:
+        replica, one_s = await open_slow(tmp_path / "slow")
+        replica.config = dataclasses.replace(replica.config, run_timeout_s=one_s / 2)
+        hanging = asyncio.create_task(ask(replica, "/v2/models/slow/infer", [product_of(2 * LONG)]))
+        await asyncio.sleep(one_s / 4)
+
+        async def watch() -> None:
+            while not hanging.done():
+                await replica.check_health()
+
+        with pytest.raises(PoolError, match="a run hangs"):
+            await watch()
+        await hanging
+        await replica.check_health()
+
+    asyncio.run(attack())

@@ -39,7 +39,8 @@ class ServeConfig:
             answered with 503.
         token_env: Environment variable of replicas with the token that HTTP clients must send.
         token_file: File with that token, on every node; without either, nobody has to send one.
-        run_timeout_s: Timeout of the health check, in seconds: a replica whose run hangs is replaced.
+        run_timeout_s: Timeout of one run, in seconds: a replica whose run hangs is replaced. Requests that
+            wait behind others do not count.
         health_check_period_s: Time between two runs of the golden samples, in seconds.
         watch_s: Time between two looks at the aliases of bundles, in seconds: a replica opens what one names
             now beside what it named, and swaps. 0 to serve what they named when this was deployed.

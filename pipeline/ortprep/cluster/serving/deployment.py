@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import functools
 import logging
+import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from ortprep.cluster.serving.config import DEPLOYMENT, ServeConfig, deployment_o
 from ortprep.cluster.serving.http_api import BodyBudget, HttpMethods, read_token
 from ortprep.cluster.serving.inference_protocol import ProtocolError, describe_inputs
 from ortprep.cluster.serving.pinning import PinnedBundle, follow_aliases, require_version
-from ortprep.errors import InvalidRequestError, RunError
+from ortprep.errors import InvalidRequestError, PoolError, RunError
 from ortprep.runtime.tensors.signatures import Signature, check_inputs, read_signature
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ class BundleDeployment(HttpMethods):
         self.bodies = BodyBudget(self.config.max_inflight_bytes)
         self._models: dict[str, ServedBundle] = {}
         self._checked_at = 0.0
+        self._checking: asyncio.Task[None] | None = None
+        self._run_began_s = math.inf
         self._watching: asyncio.Task[None] | None = None
         # One at a time, in order: sessions are tuned and measured alone on their device.
         self._runner = ThreadPoolExecutor(1, thread_name_prefix="ortprep-run")
@@ -152,19 +155,38 @@ class BundleDeployment(HttpMethods):
     async def check_health(self) -> None:
         """Runs the golden samples, unless the bundles were opened, and so checked, a moment ago.
 
+        They wait for their turn behind the requests. A wait of more than half of `run_timeout_s` goes on
+        while the replica counts as healthy, as long as no run hangs; a later check has the result.
+
         Raises:
-            PipelineError: One is not answered as recorded.
+            PipelineError: A sample is not answered as recorded, or a run takes longer than `run_timeout_s`.
         """
-        if time.monotonic() - self._checked_at > self.config.health_check_period_s / 2:
-            await self._run(self._check)
+        check = self._checking
+        if check is None:
+            if time.monotonic() - self._checked_at <= self.config.health_check_period_s / 2:
+                return
+            check = self._checking = asyncio.create_task(self._run(self._check))
+        await asyncio.wait([check], timeout=self.config.run_timeout_s / 2)
+        if check.done():
+            self._checking = None
+            check.result()
             self._checked_at = time.monotonic()
+        elif time.monotonic() - self._run_began_s > self.config.run_timeout_s:
+            raise PoolError(f"a run hangs\n  expected its end within {self.config.run_timeout_s:g} s")
 
     def _check(self) -> None:
         for served in self._models.values():
             served.opened.check()
 
     async def _run(self, call: Callable[..., T], *arguments: Any) -> T:
-        return await run_in_turn(self._runner, call, *arguments)
+        return await run_in_turn(self._runner, self._run_timed, call, *arguments)
+
+    def _run_timed(self, call: Callable[..., T], *arguments: Any) -> T:
+        self._run_began_s = time.monotonic()
+        try:
+            return call(*arguments)
+        finally:
+            self._run_began_s = math.inf
 
     def find_model(self, name: str, version: str = "") -> ServedBundle:
         """Returns the model of a name, and of a version if one is given.
