@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from ortprep.runtime.loading.session import CPU, default_plan
 from ortprep.spec.validation import parse_spec
 from ortprep.stages.core.application_judge import ApplicationJudge, describe_program
 from tests.builders import matmul_net, write_model
+from tests.prepare.test_disk import small_disk
 
 START = """
 import os, random, sys, time
@@ -193,3 +195,12 @@ def test_a_program_that_changes_what_its_arguments_name_is_told(make_judge, said
     assert not any("each build judges again" in line for line in said)
     make_judge(program, run=[sys.executable, "app.py", "log.txt"])
     assert "each build judges again" in said[-1]
+
+
+def test_a_full_disk_refuses_no_candidate(make_judge, bundle, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    ignoring = "try: print('x' * 2_000_000, flush=True)\n    except OSError: os._exit(0)"
+    with small_disk(tmp_path / "tmp", size_kb=1024):
+        judge = make_judge(f"print('page', flush=True)\nif with_bundle:\n    {ignoring}")
+        with pytest.raises(OSError, match="No space left on device"):
+            judge.judge(bundle, STAGED_VARIANT)

@@ -12,9 +12,11 @@ What the program writes can be private, so it is said and never recorded.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -236,6 +238,8 @@ class ApplicationJudge:
             )
             expired = wait_for_end(process, timeout_s)
         seconds, errors = time.monotonic() - began_s, _read(err)
+        if not shutil.disk_usage(scratch).free:  # the answer may be cut off, whatever the program says
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(scratch))
         if refusal.exists():
             raise OSError(0, refusal.read_text(encoding="utf-8"))
         problem = _describe_end(None if expired else process.returncode, errors, timeout_s)
