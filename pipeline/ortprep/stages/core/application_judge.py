@@ -111,6 +111,9 @@ class ApplicationJudge:
     def __init__(self, spec: ModelSpec, judge: JudgeSpec, say: Callable[[str], None]) -> None:
         self._spec, self._judge, self._say = spec, judge, say
         self._program = describe_program(judge.run)
+        self._folder = (spec.folder / judge.folder).resolve()
+        self._output = "stdout" if judge.function else judge.compare
+        self._file = None if self._output == "stdout" else self._folder / judge.compare
         say(f"judge runs: {quoted(self._program)}")
         key = judge_key(spec)
         first, second = (self._run_plain() for _ in range(2))
@@ -185,25 +188,13 @@ class ApplicationJudge:
 
     def _run_plain(self) -> _Run:
         run = self._run(self._environment())
-        problem = run.problem or ("" if run.answer else f"wrote nothing to {self._output_name()}")
+        problem = run.problem or ("" if run.answer else f"wrote nothing to {self._output}")
         if problem:
             raise SpecError(
                 f"{_FIELD} gave no answer: {self._program}\n  without any bundle it {problem}",
                 hint="run it by hand in convert.judge.folder; it must work there and end by itself",
             )
         return run
-
-    def _output_name(self) -> str:
-        return self._judge.compare if self._file() is not None else "stdout"
-
-    def _file(self) -> Path | None:
-        """Returns the file that the program writes its answer to; None for stdout."""
-        if self._judge.compare == "stdout" or self._judge.function is not None:
-            return None
-        return self._folder() / self._judge.compare
-
-    def _folder(self) -> Path:
-        return (self._spec.folder / self._judge.folder).resolve()
 
     def _environment(self) -> dict[str, str]:
         return {name: value for name, value in os.environ.items() if name not in _OWN_VARIABLES}
@@ -212,25 +203,25 @@ class ApplicationJudge:
         """Runs the program to its end or its deadline; nothing of its process group is left afterwards."""
         try:
             # Two runs in one folder could read each other's answers.
-            with _locked(self._folder()), TemporaryDirectory(prefix="ortprep-judge-") as scratch:
+            with _locked(self._folder), TemporaryDirectory(prefix="ortprep-judge-") as scratch:
                 return self._run_alone(environment, Path(scratch))
         except OSError as error:
             if error.errno in DISK_ERRORS:
                 raise
             raise SpecError(
-                f"{_FIELD} cannot be run: {self._judge.run[0]}\n  {error.strerror}, in {self._folder()}"
+                f"{_FIELD} cannot be run: {self._judge.run[0]}\n  {error.strerror}, in {self._folder}"
             ) from error
 
     def _run_alone(self, environment: Mapping[str, str], scratch: Path) -> _Run:
         """Runs the program while no other run is in its folder; an OSError says why it cannot be started."""
-        file, timeout_s = self._file(), self._judge.timeout_s
+        file, timeout_s = self._file, self._judge.timeout_s
         before = _stamp(file)
         out, err, refusal = (scratch / name for name in ("stdout", "stderr", "refusal"))
         began_s = time.monotonic()
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = start_program(
                 self._judge.run,
-                folder=self._folder(),
+                folder=self._folder,
                 environment=environment,
                 refusal=refusal,
                 stdout=stdout,
@@ -247,7 +238,7 @@ class ApplicationJudge:
             problem = f"did not write {self._judge.compare}"
         source = out if file is None else file
         if not problem and source.stat().st_size > MAX_ANSWER_BYTES:
-            problem = f"wrote more than {MAX_ANSWER_BYTES} bytes to {self._output_name()}"
+            problem = f"wrote more than {MAX_ANSWER_BYTES} bytes to {self._output}"
         return _Run(b"" if problem else _read(source), errors, seconds, problem)
 
 
