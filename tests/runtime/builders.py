@@ -307,21 +307,27 @@ def refer_to(location: str, place: str, *, tag_bits: int = 0) -> bytes:
 
     Args:
         location: What it names.
-        place: `weights`: w itself; or, in what no run needs, a `constant`, a `subgraph`, a `function`, or the
-            `default` of a function's attribute.
+        place: `weights`: w itself; or, in what no run needs, a `constant`, a `sparse` one, a `subgraph`, a
+            `function`, or the `default` of a function's attribute.
         tag_bits: Added to the tags of the weights' references.
     """
     weights = np.zeros((8, 4), np.float32)
     outside = _external_tensor("outside", weights, location, 0)
     hidden = _field(5, _field(1, "value") + _field(5, outside) + _field(20, 4))
     constant = _node("Constant", (), "unused") + hidden
+    values = _external_tensor("", weights.ravel(), location, 0)
+    indices = _field(1, 32) + _field(2, 7) + _field(9, np.arange(32, dtype=np.int64).tobytes())
+    sparse = _field(1, values) + _field(2, indices) + _field(3, 8) + _field(3, 4)
+    hidden_sparse = _field(5, _field(1, "sparse_value") + _field(22, sparse) + _field(20, 11))
+    constants = {"constant": constant, "sparse": _node("Constant", (), "unused") + hidden_sparse}
     branch = _field(1, constant) + _field(2, "branch") + _field(12, _value("unused", (8, 4)))
     branches = b"".join(
         _field(5, _field(1, name) + _field(6, branch) + _field(20, 5))
         for name in ("then_branch", "else_branch")
     )
     choice = _node("If", ("yes",), "chosen") + branches
-    nodes = [_node("MatMul", ("x", "w"), "y"), *{"constant": [constant], "subgraph": [choice]}.get(place, [])]
+    extra = (constants | {"subgraph": choice}).get(place)
+    nodes = [_node("MatMul", ("x", "w"), "y"), *filter(None, [extra])]
     inputs: dict[str, Sequence[int | str]] = {"x": ("batch", 8)}
     if place == "subgraph":
         inputs["yes"] = ()

@@ -39,7 +39,7 @@ class ModelFacts:
         operators: Number of nodes by operator type (`domain.Type` outside ai.onnx), at every depth, without
             calls of the model's own functions.
         initializer_bytes: Size of all weights, external ones included.
-        external: Bytes that each external data file has to have at least, by its location.
+        external: Bytes that each external data file has to have at least, by its relative path.
         width: Maximum number of nodes with real work that could run at the same time.
         has_1d_convolutions: Whether a convolution of the main graph has a kernel of one axis.
     """

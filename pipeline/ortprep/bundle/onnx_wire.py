@@ -25,8 +25,7 @@ _WINDOW_BYTES = 4096
 _LOCATION_BYTES = 10
 """Bytes of the field that makes an entry a location; no shorter message has one."""
 
-# Submessages that may hold tensors: message → field number → message.
-_NESTED = {
+NESTED = {
     "model": {7: "graph", 20: "training", 25: "function"},
     "training": {1: "graph", 2: "graph"},
     "function": {7: "node", 11: "attribute"},
@@ -37,6 +36,7 @@ _NESTED = {
     "tensor": {13: "entry"},
     "entry": {},
 }
+"""Fields that may hold tensors, or name their files: message → field number → message."""
 _TENSOR_VALUES = frozenset({4, 5, 6, 7, 9, 10, 11})
 _RAW_DATA = 9
 
@@ -166,7 +166,7 @@ def _strip(
     """Returns a message without the values of its large tensors, those of nested messages included."""
     if depth > _MAX_DEPTH:
         raise WireError(f"messages nested deeper than {_MAX_DEPTH}")
-    nested = _NESTED[kind]
+    nested = NESTED[kind]
     skeleton, kept = bytearray(), start
     for field in _fields(read, start, end, min_bytes=SMALL_BYTES + 1):
         if kind == "tensor" and field.number in _TENSOR_VALUES:
@@ -194,8 +194,8 @@ def _locations(
     for field in _fields(lambda a, b: data[a:b], start, end, min_bytes=min_bytes):
         if kind == "entry":
             entry[field.number] = data[field.payload : field.end].decode("utf-8", "surrogateescape")
-        elif field.number in _NESTED[kind]:
-            inner = _NESTED[kind][field.number]
+        elif field.number in NESTED[kind]:
+            inner = NESTED[kind][field.number]
             below = in_subgraph or (kind, inner) == ("attribute", "graph")
             yield from _locations(data, field.payload, field.end, inner, depth + 1, in_subgraph=below)
     if entry.get(1) == "location":

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ortprep.bundle.model_facts import ModelFacts
+from ortprep.bundle.onnx_wire import read_skeleton
 from ortprep.stages.fetch.inspection import inspect_model, parse_skeleton
 from ortprep.stages.fetch.stage import refuse_what_is_no_model
 
@@ -44,11 +45,11 @@ def read_facts(model: Path) -> GraphFacts:
     """Reads a model file, but not its weights and external data; for child processes.
 
     Raises:
-        SourceError: It is not an ONNX model.
+        SourceError: It is not an ONNX model, or refers to data outside its folder.
     """
     refuse_what_is_no_model(model, str(model))
     facts = inspect_model((str(model), str(model)))
-    graph = parse_skeleton(model).graph
+    graph = parse_skeleton(read_skeleton(model)).graph
     return GraphFacts(facts, find_highest(graph), tuple(node.name for node in graph.node))
 
 

@@ -31,7 +31,7 @@ LOCATIONS = (
     "",
     "a\\b",
 )
-PLACES = ("weights", "constant", "subgraph", "function", "default")
+PLACES = ("weights", "constant", "sparse", "subgraph", "function", "default")
 MODEL, DATA = "cpu/linear_optimized.onnx", "linear_optimized.onnx.data"
 
 

@@ -20,6 +20,7 @@ from ortprep.bundle.digest import DigestCache, digest_file
 from ortprep.errors import SourceError, SpecError
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Context, Plan
+from ortprep.stages.core.graph_walk import external_extents
 from ortprep.stages.core.results import FetchResult
 from ortprep.stages.fetch.demo import DEMO_NAMES, check_demo_name, write_demo_model
 from ortprep.stages.fetch.external_data import digest_beside
@@ -28,6 +29,8 @@ from ortprep.stages.fetch.stage import FetchStage
 from ortprep.transport import transfer
 from tests import builders as models
 from tests.fakes import send_cut, send_status, serve
+from tests.runtime.builders import refer_to
+from tests.runtime.loading.test_external_data import PLACES
 
 STAGE = FetchStage()
 IMAGE = {"image": {"shapes": [[1, 3, 16, 16]]}}
@@ -214,6 +217,26 @@ def test_missing_and_short_external_data_is_told(tmp_path):
 def test_external_data_outside_the_folder_is_refused(tmp_path, location):
     external_model(tmp_path, location)
     assert f"external data outside the model's folder: {location!r}" in refusal(tmp_path, inputs=WANTED)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("location", ["../w.bin", "/etc/hostname", "*/_ORT_MEM_ADDR_/*"])
+def test_external_data_outside_the_folder_is_refused_wherever_a_model_refers_to_it(tmp_path, location, place):
+    """ONNX Runtime before 1.24 would read the file, and one that may be an address is none of any version."""
+    (tmp_path / "m.onnx").write_bytes(refer_to(location, place))
+    assert f"external data outside the model's folder: {location!r}" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_external_data_comes_along_wherever_a_model_refers_to_it(tmp_path, place):
+    (tmp_path / "m.onnx").write_bytes(refer_to("w.bin", place))
+    (tmp_path / "w.bin").write_bytes(bytes(128))
+    result = fetch(
+        plan_of(tmp_path, {"path": "m.onnx"}, inputs={"x": {"shapes": [[1, 8]]}}), tmp_path / "got"
+    )
+    assert [(file.path, file.size_bytes) for file in result.source.files[1:]] == [("w.bin", 128)]
+    assert external_extents(onnx.load(tmp_path / "got/m.onnx", load_external_data=False)) == {"w.bin": 128}
 
 
 @pytest.mark.attack

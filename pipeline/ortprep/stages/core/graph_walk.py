@@ -11,8 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
+from google.protobuf.message import Message  # type: ignore[import-untyped]
 from onnx import AttributeProto, TensorProto, helper
 from onnx.external_data_helper import ExternalDataInfo
+
+from ortprep.bundle.onnx_wire import NESTED
 
 MAX_RANK = 64
 """Maximum number of axes of a tensor; numpy takes no more."""
@@ -66,13 +69,16 @@ def walk_initializers(model: onnx.ModelProto) -> Iterator[TensorProto]:
 
 
 def walk_tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
-    """Yields every tensor: initializers, and those that nodes hold as attributes."""
-    yield from walk_initializers(model)
-    for node in walk_nodes(model):
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                yield attribute.t
-            yield from attribute.tensors
+    """Yields every tensor, wherever a model may have one; `external_locations` looks in the same places."""
+    yield from _tensors_below(model, "model")
+
+
+def _tensors_below(message: Message, kind: str) -> Iterator[TensorProto]:
+    for field, value in message.ListFields():
+        inner = NESTED[kind].get(field.number)
+        if inner is not None:
+            for one in (value,) if isinstance(value, Message) else value:
+                yield from (one,) if inner == "tensor" else _tensors_below(one, inner)
 
 
 def element_type_name(code: int) -> str:

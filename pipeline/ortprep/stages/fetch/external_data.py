@@ -27,13 +27,14 @@ def check_location(location: str, *, model: str) -> str:
     """Returns an external data location as a plain relative path.
 
     Raises:
-        SourceError: The path is absolute, climbs out, or is no path.
+        SourceError: The path is absolute, climbs out, or is no path. A star begins what ONNX Runtime takes
+            for an address in memory.
     """
     pure = PurePosixPath(location)
-    backwards = "\\" in location or "\x00" in location
-    if backwards or pure.is_absolute() or ".." in pure.parts or not pure.parts or len(location) > 1024:
+    is_odd = any(character in location for character in "\\\x00*")
+    if is_odd or pure.is_absolute() or ".." in pure.parts or not pure.parts or len(location) > 1024:
         raise SourceError(
-            f"external data outside the model's folder: {location!r} in {model}\n"
+            f"external data outside the model's folder: {location[:200]!r} in {model}\n"
             "  expected a relative path below the folder",
             hint="save the model again with its external data beside it",
         )

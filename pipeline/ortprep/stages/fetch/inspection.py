@@ -6,15 +6,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortprep.bundle.loader_config import TensorSpec
 from ortprep.bundle.model_facts import ModelFacts, ModelInterface
 from ortprep.bundle.onnx_inputs import dimension_name
-from ortprep.bundle.onnx_wire import WireError, read_skeleton
+from ortprep.bundle.onnx_wire import WireError, external_locations, read_skeleton
 from ortprep.children.child import run_child
 from ortprep.errors import SourceError
+from ortprep.stages.fetch.external_data import check_location
 
 if TYPE_CHECKING:
     import onnx
@@ -36,7 +38,7 @@ def inspect_file(model: Path, *, name: str, timeout_s: float | None = None) -> M
     """Reads a model file in a child process; its external data need not be there.
 
     Raises:
-        SourceError: It is not an ONNX model.
+        SourceError: It is not an ONNX model, or refers to data outside its folder.
     """
     return run_child(inspect_model, (str(model), name), timeout_s=timeout_s).value
 
@@ -51,20 +53,26 @@ def inspect_model(request: tuple[str, str]) -> ModelFacts:
             hint="save it with external data: onnx.save(model, path, save_as_external_data=True)",
         )
     try:
-        return describe_model(parse_skeleton(Path(path)))
+        skeleton = read_skeleton(Path(path))
+        facts = describe_model(parse_skeleton(skeleton))
+        locations = external_locations(skeleton)
     except (WireError, ValueError) as error:
         raise SourceError(
             f"not an ONNX model, or an incomplete one: {name}\n  expected a complete ONNX file, got: {error}",
             hint="export or download the model again",
         ) from error
+    external: dict[str, int] = {}
+    for location in locations:  # more than those of tensors that say so: no reader sees another one
+        file = check_location(location, model=name)
+        external[file] = max(facts.external.get(location, 0), external.get(file, 0))
+    return replace(facts, external=external)
 
 
-def parse_skeleton(path: Path) -> onnx.ModelProto:
+def parse_skeleton(skeleton: bytes) -> onnx.ModelProto:
     """Parses a model without the values of its large tensors; for child processes.
 
     Raises:
         ValueError: It is not an ONNX model.
-        OSError: It cannot be read.
     """
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -72,7 +80,7 @@ def parse_skeleton(path: Path) -> onnx.ModelProto:
     from ortprep.stages.core.graph_walk import check_ranks
 
     try:
-        model = onnx.ModelProto.FromString(read_skeleton(path))
+        model = onnx.ModelProto.FromString(skeleton)
     except DecodeError as error:
         raise ValueError("its bytes are not a ModelProto") from error
     if not model.HasField("graph") or not model.opset_import:

@@ -23,7 +23,7 @@ from ortprep.stages.core.results import FetchResult
 from ortprep.stages.core.sample_files import inputs_key, samples_key
 from ortprep.stages.core.spec_fit import require_fit
 from ortprep.stages.fetch.demo import GENERATOR_VERSION, check_demo_name, write_demo_model
-from ortprep.stages.fetch.external_data import check_location, digest_beside
+from ortprep.stages.fetch.external_data import digest_beside
 from ortprep.stages.fetch.hub_file import HubFile, pin
 from ortprep.stages.fetch.inspection import inspect_file
 from ortprep.stages.fetch.sources import LocalFile, Source, fetch_file, source_of
@@ -41,7 +41,7 @@ class FetchStage:
     """Brings a model into the build and refuses what cannot be prepared, before any long work."""
 
     name = "fetch"
-    version = 5
+    version = 6
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:  # noqa: ARG002 - part of the stage contract
         """Runs once per model."""
@@ -123,31 +123,28 @@ def _fetch_external(
 
     Args:
         context: The task; its folder takes the files.
-        external: Bytes that each file has to have at least, by location.
+        external: Bytes that each file has to have at least, by its relative path below the model's folder.
         model: Source of the model.
         file: The model's own name.
 
     Raises:
-        SourceError: A file is missing, too short, or outside the model's folder.
+        SourceError: A file is missing or too short, or a link leads out of the model's folder.
     """
     name = _shown(context.spec)
-    # All names before the first byte: a model that reaches outside its folder is not fetched in part.
-    needed = [(check_location(location, model=name), size) for location, size in external.items()]
-    entries: dict[str, FileEntry] = {}
-    for path, needed_bytes in needed:
+    entries: list[FileEntry] = []
+    for path, needed_bytes in external.items():
         if path == file or model is None:
             raise SourceError(f"external data and model are the same file: {path!r} of {name}")
-        if path not in entries:
-            context.say(f"fetching {path}")
-            received = fetch_file(model.beside(path), context.folder / path, progress=context.progress)
-            entries[path] = replace(received, path=path)
-        if entries[path].size_bytes < needed_bytes:
+        context.say(f"fetching {path}")
+        received = fetch_file(model.beside(path), context.folder / path, progress=context.progress)
+        entries.append(replace(received, path=path))
+        if received.size_bytes < needed_bytes:
             raise SourceError(
                 f"external data too short: {path!r} of {name}\n"
-                f"  expected at least {needed_bytes} bytes, got {entries[path].size_bytes}",
+                f"  expected at least {needed_bytes} bytes, got {received.size_bytes}",
                 hint="copy or download the file again",
             )
-    return tuple(entries.values())
+    return tuple(entries)
 
 
 def _source_key(spec: ModelSpec) -> Mapping[str, Any]:
