@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 
 from ortprep.bundle.loader_config import read_loader_config, write_loader_config
+from ortprep.children.variant_check import check_variant
+from ortprep.doctor.doctor_model import plan_of_bundle
 from ortprep.errors import IntegrityError, LoadTimeoutError
+from ortprep.export.options import MappedOptions
+from ortprep.export.placement import try_model
+from ortprep.measuring.device_lock import CPU_DEVICE
 from ortprep.runtime import load
 from ortprep.runtime.loading import session as session_module
 from ortprep.runtime.loading import variant_files
@@ -43,6 +48,18 @@ def bundle_that_refers_to(location: str, place: str, folder: Path) -> Path:
     return bundle
 
 
+def make_trial(request: tuple[Path, str]) -> object:
+    bundle, name = request
+    (variant,) = read_loader_config(bundle).variants
+    assert variant.name == name
+    options = MappedOptions({}, {}, variant.session_options, variant.providers)
+    return try_model(bundle, variant, options, bundle / MODEL)
+
+
+def make_doctor_plan(request: tuple[Path, str]) -> object:
+    return plan_of_bundle(request[0], CPU_DEVICE)
+
+
 @pytest.mark.parametrize(
     ("location", "place", "digests"),
     [
@@ -64,6 +81,16 @@ def test_f25_a_model_that_refers_to_what_is_not_listed_is_refused_before_onnxrun
     monkeypatch.setattr(session_module, "plain_session_class", lambda: None)
     with pytest.raises(IntegrityError, match="refers to data that its bundle does not list"):
         load(bundle, digests=digests)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("open_it", [check_variant, make_trial, make_doctor_plan])
+@pytest.mark.attack
+def test_f25_check_export_and_doctor_refuse_it_too(tmp_path, monkeypatch, open_it):
+    bundle = bundle_that_refers_to("unlisted.bin", "constant", tmp_path / "b")
+    (bundle / "cpu/unlisted.bin").write_bytes(bytes(128))
+    monkeypatch.setattr(session_module, "plain_session_class", lambda: None)
+    with pytest.raises(IntegrityError, match="refers to data that its bundle does not list"):
+        open_it((bundle, "cpu"))
 
 
 @pytest.mark.parametrize("place", PLACES)

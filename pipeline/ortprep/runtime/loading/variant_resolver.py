@@ -27,7 +27,7 @@ from ortprep.quoting import quoted
 from ortprep.runtime.loading.buckets import find_buckets
 from ortprep.runtime.loading.resolved_variant import ResolvedVariant, read_compute_capabilities
 from ortprep.runtime.loading.session import CPU, CUDA, import_onnxruntime, with_device
-from ortprep.runtime.loading.variant_files import check_files
+from ortprep.runtime.loading.variant_files import check_external_data, check_files
 from ortprep.runtime.loading.variant_selection import (
     FASTEST,
     Selection,
@@ -138,10 +138,11 @@ def build_plan(
     """Returns how a session of a variant is made.
 
     Raises:
-        IntegrityError: The model lies outside the bundle, or an option is one that no bundle may set, or
-            has a value that ONNX Runtime cannot take.
+        IntegrityError: The model lies outside the bundle or refers to data that the variant does not list, or
+            an option is one that no bundle may set, or has a value that ONNX Runtime cannot take.
     """
     _check_options(root, variant)
+    check_external_data(root, variant)
     plan = plan_of(root, variant, choice)
     return plan if device_id is None else with_device(plan, device_id)
 
