@@ -212,6 +212,7 @@ anything = st.floats() | st.sampled_from([1e300, math.nextafter(1e300, math.inf)
 
 
 @pytest.mark.attack
+@example([(0.0, math.inf)])
 @example([(1e300, 2.0), (math.nextafter(1e300, math.inf), 1.0)])
 @given(st.lists(st.tuples(anything, anything), min_size=1, max_size=30))
 def test_there_are_no_more_legs_than_plans_whatever_a_manifest_says(places):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -166,8 +167,8 @@ def find_legs(record: TuningRecord) -> tuple[Leg, ...]:
             chain.pop()  # another is cheaper wherever it is cheaper than those before it
         if first < math.inf:
             chain.append((trial.number, ready_ms, steady_ms, int(first)))
-    ends = [*(first - 1 for *_, first in chain[1:]), None]
-    return tuple(Leg(number, first, to) for (number, *_, first), to in zip(chain, ends, strict=True))
+    ends = itertools.chain((first - 1 for *_, first in chain[1:]), itertools.repeat(None))
+    return tuple(Leg(number, first, to) for (number, *_, first), to in zip(chain, ends, strict=False))
 
 
 def build_knobs_table(record: TuningRecord) -> Table | None:
