@@ -1,9 +1,9 @@
-"""Device locks: a measurement holds its device exclusively, other heavy work shares it.
+"""Locks of one user: a measurement holds its device exclusively, other heavy work shares it.
 
-The locks are `flock`s on files in a folder of the user's own, one file per device; the kernel releases them
-when their process ends. `flock` is not fair: new shared holders overtake a waiting exclusive one. So everyone
-first passes a gate, a second lock that is held only while waiting for the device: once a measurement waits at
-the device, later arrivals wait at the gate.
+The locks are `flock`s on files in a folder of the user's own, one file per device or folder; the kernel
+releases them when their process ends. `flock` is not fair: new shared holders overtake a waiting exclusive
+one. So everyone first passes a gate, a second lock that is held only while waiting for the device: once a
+measurement waits at the device, later arrivals wait at the gate.
 """
 
 from __future__ import annotations
@@ -61,6 +61,26 @@ def working(*, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
         yield
         return
     with _held([CPU_DEVICE], fcntl.LOCK_SH, on_wait=on_wait):
+        yield
+
+
+@contextmanager
+def hold_folder(folder: Path, *, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Keeps this user's other threads and processes from a folder while the block runs; waits for them.
+
+    The folder itself is not locked: another user who may read it could hold such a lock for ever.
+
+    Args:
+        folder: An existing folder, by any of its names.
+        on_wait: Called once if the folder is not free at once.
+
+    Raises:
+        StageError: The lock folder cannot be trusted.
+        OSError: There is no such folder.
+    """
+    status = folder.stat()
+    path = lock_folder() / f"folder-{status.st_dev}-{status.st_ino}.lock"
+    with _lock_file(path, fcntl.LOCK_EX, on_wait):
         yield
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import sys
 import tempfile
 import time
@@ -15,11 +17,13 @@ from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.loader_config import TensorSpec
 from ortprep.bundle.verification import describe_files
 from ortprep.errors import SpecError, StageError
+from ortprep.measuring.device_lock import hold_folder
 from ortprep.measuring.staged_bundles import STAGED_VARIANT, StagedBundles
 from ortprep.runtime.loading.session import CPU, default_plan
 from ortprep.spec.validation import parse_spec
 from ortprep.stages.core.application_judge import ApplicationJudge, describe_program
 from tests.builders import matmul_net, write_model
+from tests.fakes import wait_for
 from tests.prepare.test_disk import small_disk
 
 START = """
@@ -152,6 +156,31 @@ def test_runs_in_one_folder_take_turns(make_judge):
     with ThreadPoolExecutor(2) as threads:
         judges = [threads.submit(make_judge, program, compare="answers.txt") for _ in range(2)]
         assert all(judge.result() for judge in judges), "each refuses a program that fails"
+
+
+@pytest.mark.attack
+def test_a_lock_on_the_folder_that_any_reader_can_take_keeps_no_judge_waiting(make_judge, tmp_path, said):
+    handle = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        with ThreadPoolExecutor(1) as threads:
+            judge = threads.submit(make_judge, "print('page')")
+            try:
+                assert judge.result(60)
+            finally:
+                fcntl.flock(handle, fcntl.LOCK_UN)
+    finally:
+        os.close(handle)
+    assert not any("waiting" in line for line in said)
+
+
+def test_a_judge_that_waits_for_another_run_says_so(make_judge, tmp_path, said):
+    with ThreadPoolExecutor(1) as threads:
+        with hold_folder(tmp_path, on_wait=lambda: None):
+            judge = threads.submit(make_judge, "print('page')")
+            wait_for(lambda: any("waiting for another run" in line for line in said), what="it says so")
+            assert not judge.done()
+        assert judge.result()
 
 
 def test_the_agreement_of_lines_is_the_share_of_equal_ones(make_judge, bundle):

@@ -13,13 +13,11 @@ What the program writes can be private, so it is said and never recorded.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -30,6 +28,7 @@ from ortprep.bundle.conversion_record import ApplicationVerdict
 from ortprep.bundle.digest import DigestCache, digest_json
 from ortprep.children.process_group import start_program, wait_for_end
 from ortprep.errors import DISK_ERRORS, SpecError, StageError
+from ortprep.measuring.device_lock import hold_folder
 from ortprep.quoting import quoted
 from ortprep.runtime.dropin.import_hook import STARTUP_VARIABLE
 from ortprep.runtime.dropin.launch import BUNDLES_VARIABLE, SIGNATURE_VARIABLE, dropin_environment
@@ -203,7 +202,10 @@ class ApplicationJudge:
         """Runs the program to its end or its deadline; nothing of its process group is left afterwards."""
         try:
             # Two runs in one folder could read each other's answers.
-            with _locked(self._folder), TemporaryDirectory(prefix="ortprep-judge-") as scratch:
+            with (
+                hold_folder(self._folder, on_wait=self._say_wait),
+                TemporaryDirectory(prefix="ortprep-judge-") as scratch,
+            ):
                 return self._run_alone(environment, Path(scratch))
         except OSError as error:
             if error.errno in DISK_ERRORS:
@@ -211,6 +213,9 @@ class ApplicationJudge:
             raise SpecError(
                 f"{_FIELD} cannot be run: {self._judge.run[0]}\n  {error.strerror}, in {self._folder}"
             ) from error
+
+    def _say_wait(self) -> None:
+        self._say(f"judge {self._program}: waiting for another run in {self._folder}")
 
     def _run_alone(self, environment: Mapping[str, str], scratch: Path) -> _Run:
         """Runs the program while no other run is in its folder; an OSError says why it cannot be started."""
@@ -282,14 +287,3 @@ def _stamp(file: Path | None) -> tuple[int, int, int] | None:
 def _read(file: Path) -> bytes:
     with file.open("rb") as stream:
         return stream.read(MAX_ANSWER_BYTES)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Holds a folder for one run at a time, of all processes and threads."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
