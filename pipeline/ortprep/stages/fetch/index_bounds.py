@@ -6,6 +6,7 @@ which table an input ends up indexing. For child processes: it reads `onnx` mess
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping
 
 import onnx
@@ -41,14 +42,14 @@ def find_index_bounds(graph: onnx.GraphProto) -> Mapping[str, int]:
         if item.name not in held and item.type.tensor_type.elem_type in _INTEGERS
     }
     bounds: dict[str, int] = {}
-    _follow(graph, origins, {}, bounds)
+    _follow(graph, ChainMap(origins), ChainMap(), bounds)
     return bounds
 
 
 def _follow(
     graph: onnx.GraphProto,
-    origins: dict[str, str],
-    tables: dict[str, tuple[int, ...]],
+    origins: ChainMap[str, str],
+    tables: ChainMap[str, tuple[int, ...]],
     bounds: dict[str, int],
 ) -> None:
     """Adds a graph's bounds, given the input that each value comes from, and the shape of each table."""
@@ -69,4 +70,5 @@ def _follow(
             if node.op_type in _SAME_SHAPE and first in tables:
                 tables[output] = tables[first]
         for inner in subgraphs(node):
-            _follow(inner, dict(origins), dict(tables), bounds)  # what a branch names, no other sees
+            # What a branch names, no other sees. A copy for each would take the square of the model's size.
+            _follow(inner, origins.new_child(), tables.new_child(), bounds)

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 MAX_INLINE_BYTES = 2**31 - 1
 """Largest model file that protobuf reads; larger models keep their weights in external data."""
 
+TIMEOUT_S = 600.0
+"""Timeout of reading a model without its weights, in seconds; a graph of 100,000 nodes takes about 10 s."""
+
 _CHEAP = frozenset(
     {
         "Cast", "Concat", "Constant", "ConstantOfShape", "Expand", "Flatten", "Gather", "Identity", "Reshape",
@@ -34,10 +37,11 @@ _CHEAP = frozenset(
 """Operators that move or describe data: two of them side by side are no reason for two threads."""
 
 
-def inspect_file(model: Path, *, name: str, timeout_s: float | None = None) -> ModelFacts:
+def inspect_file(model: Path, *, name: str, timeout_s: float = TIMEOUT_S) -> ModelFacts:
     """Reads a model file in a child process; its external data need not be there.
 
     Raises:
+        ChildTimeoutError: It takes longer.
         SourceError: It is not an ONNX model, or refers to data outside its folder.
     """
     return run_child(inspect_model, (str(model), name), timeout_s=timeout_s).value
