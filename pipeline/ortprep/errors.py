@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import islice
 from typing import Any, ClassVar
 
 from ortprep.quoting import printable, quoted
@@ -20,6 +21,7 @@ DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 """What `OSError.errno` is when the disk, a quota or a limit is the cause, and not what was written."""
 
 _SHOWN_CHOICES = 40
+_COMPARED_CHOICES, _COMPARED_CHARACTERS = 1000, 100
 
 
 class PipelineError(Exception):
@@ -56,10 +58,15 @@ def _rebuild(kind: type[PipelineError], message: str, hint: str | None) -> Pipel
 
 
 def nearest_choice(name: str, choices: Iterable[str]) -> str | None:
-    """Returns the choice that a misspelt name most likely stands for, None if none is near."""
+    """Returns the choice that a misspelt name most likely stands for, None if none is near.
+
+    Ends of names are compared, with those of the first choices: the time grows with the square of a length.
+    """
     import difflib
 
-    return next(iter(difflib.get_close_matches(name, list(choices), n=1)), None)
+    ends = {choice[-_COMPARED_CHARACTERS:]: choice for choice in islice(choices, _COMPARED_CHOICES)}
+    nearest = difflib.get_close_matches(name[-_COMPARED_CHARACTERS:], ends, n=1)
+    return ends[nearest[0]] if nearest else None
 
 
 def propose(name: str, choices: Iterable[str]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,14 @@ from hypothesis import strategies as st
 
 from ortprep.bundle.loader_config import TensorSpec
 from ortprep.bundle.model_facts import ModelInterface
-from ortprep.errors import StageError
+from ortprep.errors import SpecError, StageError, propose
 from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.runtime.tensors.element_types import Array
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.reading import read_spec
 from ortprep.stages.core.sample_files import check_calibration, check_sample_files, find_sample_files
-from ortprep.stages.core.spec_fit import find_misfits, shape_sets
+from ortprep.stages.core.spec_fit import find_misfits, require_fit, shape_sets
+from tests.stages.fetch.test_inspection import peak_bytes
 
 IMAGE = TensorSpec("image", "float32", ("batch", 3, 16, 16))
 LEFT, RIGHT = (TensorSpec(name, "float32", ("batch", 4)) for name in ("left", "right"))
@@ -52,6 +55,43 @@ def test_of_thousands_of_unknown_names_the_first_are_told():
     found = find_misfits(spec_of({f"inputs{number}": {} for number in range(1000)}), interface_of(*known))
     assert len(found) == 21
     assert found[-1] == "inputs: 980 more names are not in the model"
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {"a": {"values": ["word"] * 100_000}},
+        {"a": {"shapes": [[1]] * 1000}, "b": {"shapes": [[2]] * 1000}},
+    ],
+)
+def test_a_spec_and_a_model_of_a_megabyte_make_no_message_of_gigabytes(inputs):
+    """A name of 300 KB was repeated for each of 200,000 values, a symbol of 1 MB for each of 1,000 shapes."""
+    long = {key: key * 300_000 for key in "abN"}
+    items = [TensorSpec(long[key], "float32", (long["N"],)) for key in "ab"]
+    spec = spec_of({long[key]: declared for key, declared in inputs.items()})
+    errors: list[SpecError] = []
+
+    def refuse() -> None:
+        with pytest.raises(SpecError) as caught:
+            require_fit(spec, interface_of(*items))
+        errors.append(caught.value)
+
+    assert peak_bytes(refuse) < 20 * 2**20
+    lines = errors[0].message.splitlines()
+    assert max(map(len, lines)) < 1100
+    assert len(lines) == 202
+    assert lines[-1] == "  more problems, which are not listed"
+
+
+@pytest.mark.attack
+def test_the_nearest_of_long_names_is_found_in_time():
+    """Two names of 20,000 letters took 14 s."""
+    letters = [chr(0x4E00 + number % 150) for number in range(20_000)]
+    names = ["".join(random.Random(seed).sample(letters, len(letters))) for seed in (0, 1)]
+    began = time.process_time()
+    propose(names[0], [names[1]])
+    assert time.process_time() - began < 1.0
 
 
 def test_every_problem_is_told_at_once():

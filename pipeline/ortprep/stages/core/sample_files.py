@@ -95,14 +95,12 @@ def samples_key(spec: ModelSpec) -> list[list[str]] | None:
         ) from error
 
 
-def check_sample_files(spec: ModelSpec, interface: ModelInterface) -> tuple[str, ...]:
-    """Returns every way in which the sample files contradict the model, going by their headers alone."""
-    if spec.samples is None:
-        return ()
+def check_sample_files(spec: ModelSpec, interface: ModelInterface) -> Iterator[str]:
+    """Yields every way in which the sample files contradict the model, going by their headers alone."""
     files = find_sample_files(spec)
-    if not files:
-        return (f"samples: expected .npz files, got none for {spec.samples!r} in {spec.folder}",)
-    return tuple(f"samples: {problem}" for path in files for problem in _header_problems(path, interface))
+    if spec.samples is not None and not files:
+        yield f"samples: expected .npz files, got none for {spec.samples!r} in {spec.folder}"
+    yield from (f"samples: {problem}" for path in files for problem in _header_problems(path, interface))
 
 
 def fits_interface(path: Path, interface: ModelInterface) -> bool:

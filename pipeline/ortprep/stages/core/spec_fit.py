@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
 
 from ortprep.bundle.loader_config import TensorSpec
 from ortprep.bundle.model_facts import ModelInterface
 from ortprep.errors import SpecError, StageError, propose
 from ortprep.quoting import quoted
 from ortprep.spec.models import InputSpec, ModelSpec
+from ortprep.spec.yaml_text import MAX_REPORTED
 from ortprep.stages.core.sample_files import (
     check_sample_files,
     find_sample_files,
@@ -37,6 +39,9 @@ MIN_AUTO_SAMPLES = 2
 _MAX_PROPOSALS = 20
 """Number of unknown names that are each compared with all known ones: that takes a while."""
 
+_SHOWN_CHARACTERS = 500
+"""Number of characters that are shown of each end of a problem: a model's names may be of any length."""
+
 
 def require_fit(spec: ModelSpec, interface: ModelInterface) -> None:
     """Checks that a spec and its samples fit a model, by the headers of all samples.
@@ -45,12 +50,11 @@ def require_fit(spec: ModelSpec, interface: ModelInterface) -> None:
     model again.
 
     Raises:
-        SpecError: They do not fit; the message lists every problem.
+        SpecError: They do not fit; the message lists every problem, the first 200 at most.
     """
-    problems = (*find_misfits(spec, interface), *check_sample_files(spec, interface))
-    problems = problems or (
-        *_binding_problems(spec, interface),
-        *_sample_count_problems(spec),
+    problems = _list_first(chain(find_misfits(spec, interface), check_sample_files(spec, interface)))
+    problems = problems or _list_first(
+        chain(_binding_problems(spec, interface), _sample_count_problems(spec))
     )
     if problems:
         lines = "\n".join(f"  {problem}" for problem in problems)
@@ -59,6 +63,19 @@ def require_fit(spec: ModelSpec, interface: ModelInterface) -> None:
             hint=f"correct the entries named above in {quoted(spec.place)}, "
             f"then ortprep prepare {quoted(spec.name)}",
         )
+
+
+def _list_first(problems: Iterable[str]) -> tuple[str, ...]:
+    """Returns the first problems, the long ones without their middle; the others are not even made."""
+    found = [_cut(problem) for problem in islice(problems, MAX_REPORTED + 1)]
+    if len(found) > MAX_REPORTED:
+        found[-1] = "more problems, which are not listed"
+    return tuple(found)
+
+
+def _cut(problem: str) -> str:
+    is_long = len(problem) > 2 * _SHOWN_CHARACTERS + 3
+    return f"{problem[:_SHOWN_CHARACTERS]} … {problem[-_SHOWN_CHARACTERS:]}" if is_long else problem
 
 
 def _sample_count_problems(spec: ModelSpec) -> Iterator[str]:
@@ -73,16 +90,18 @@ def _sample_count_problems(spec: ModelSpec) -> Iterator[str]:
 
 
 def find_misfits(spec: ModelSpec, interface: ModelInterface) -> tuple[str, ...]:
-    """Returns every way in which a spec contradicts its model; nothing if it fits."""
+    """Returns every way in which a spec contradicts its model, the first 200 at most; nothing if it fits."""
     inputs, outputs = ([item.name for item in items] for items in (interface.inputs, interface.outputs))
     gated = () if spec.convert is None else spec.convert.gate.outputs
-    return (
-        *_unsupported(interface),
-        *_unknown_names("inputs", spec.inputs, inputs),
-        *_unknown_names("verify.outputs", spec.verify.outputs, outputs),
-        *_unknown_names("convert.gate.outputs", gated, outputs),
-        *_input_problems(spec, interface),
-        *dict.fromkeys(_set_problems(spec, interface)),
+    return _list_first(
+        chain(
+            _unsupported(interface),
+            _unknown_names("inputs", spec.inputs, inputs),
+            _unknown_names("verify.outputs", spec.verify.outputs, outputs),
+            _unknown_names("convert.gate.outputs", gated, outputs),
+            _input_problems(spec, interface),
+            _set_problems(spec, interface),
+        )
     )
 
 
@@ -234,6 +253,7 @@ def _set_problems(spec: ModelSpec, interface: ModelInterface) -> Iterator[str]:
         listed = ", ".join(f"{name} {count}" for name, count in several.items())
         yield f"inputs: expected the same number of shapes for each input, or one, got {listed}"
         return
+    incomplete: set[str] = set()
     for index, (filled, uses) in enumerate(_sets(spec, interface)):
         for symbol, sizes in uses.items():
             if len({size for _, size in sizes}) > 1:
@@ -241,7 +261,9 @@ def _set_problems(spec: ModelSpec, interface: ModelInterface) -> Iterator[str]:
                 yield f"inputs: expected one size of {symbol!r} in shapes[{index}], got {listed}"
         for item in interface.inputs:
             shape = filled[item.name]
-            if "(" not in item.dtype and (shape is None or not all(isinstance(size, int) for size in shape)):
+            is_known = shape is not None and all(isinstance(size, int) for size in shape)
+            if "(" not in item.dtype and not is_known and item.name not in incomplete:
+                incomplete.add(item.name)
                 known = "no rank for it" if item.shape is None else _show_shape(item.shape)
                 what = f"missing, expected at least one, since the model has {known}"
                 yield f"inputs.{item.name}.shapes: {what}"
