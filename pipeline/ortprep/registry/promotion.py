@@ -151,7 +151,7 @@ def _pass_gate(
             objections += _find_regressions(old, new, gate)
         except SignatureError as error:
             objections += (f"nothing to compare with in {serving.label}: {error.message.splitlines()[0]}",)
-            hint = f"ortprep versions {quoted(version.model)}   (then roll back to a signed one, or {hint})"
+            hint = f"ortprep versions {quoted(version.model)}   (roll back, or --force --reason 'why')"
     if objections and not gate.force:
         lines = "\n".join(f"  {objection}" for objection in objections)
         raise PromotionRefusedError(f"not promoted: {version.model}@{version.digest}\n{lines}", hint=hint)
