@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,9 @@ from hypothesis import strategies as st
 from ortprep.bundle.figures import PlanFigures, Samples
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.manifest import (
+    MANIFEST_FILE,
     MANIFEST_SCHEMA_VERSION,
+    MAX_VARIANTS,
     Decision,
     Manifest,
     MeasurementRecord,
@@ -24,8 +27,11 @@ from ortprep.bundle.manifest import (
     SourceRecord,
     VariantRecord,
     VerificationRecord,
+    read_manifest,
+    read_manifest_file,
+    write_manifest,
 )
-from ortprep.errors import SpecError
+from ortprep.errors import BundleError, SpecError
 from ortprep.measuring.change import FIGURES, MEASURED, RegressionLimits, judge, parse_limits
 from ortprep.measuring.regression import Comparison
 from ortprep.measuring.regression import compare as compare_versions
@@ -338,6 +344,39 @@ def test_a_variant_is_compared_with_that_of_the_same_hardware_in_whatever_order(
 def told(comparison: Comparison) -> set[tuple[str, str, str]]:
     every: Sequence[Any] = [d for one in comparison.variants for d in (*one.hardware, *one.differences)]
     return {(d.what, d.old, d.new) for d in (*comparison.differences, *every)}
+
+
+@pytest.mark.attack
+def test_f10_a_manifest_of_more_variants_than_a_build_makes_is_refused(tmp_path):
+    many = [variant(f"v{index}") for index in range(MAX_VARIANTS + 1)]
+    write_manifest(tmp_path, manifest(*many[1:], sizes={}))
+    assert len(read_manifest(tmp_path).variants) == MAX_VARIANTS
+    write_manifest(tmp_path, manifest(*many, sizes={}))
+    for read in (read_manifest, lambda folder: read_manifest_file(folder / MANIFEST_FILE)):
+        with pytest.raises(BundleError, match=r"too many variants .*\n.*at most 256, got 257"):
+            read(tmp_path)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("depth", [1, 200])
+def test_many_variants_and_facts_of_strangers_are_compared_in_seconds(depth):
+    facts: Any = {f"{index:x}": index for index in range(50_000)}
+    for _ in range(depth):
+        facts = {"x" * 10_000: facts, "": {"": 0}}
+    sizes = {f"v{index}": 1 for index in range(50_000)}
+    old = [
+        manifest(
+            *(variant(f"v{index}") for index in range(64)),
+            sizes=sizes,
+            environment={"hardware": HERE | {"cores": machine}, "odd": facts, "machine": machine},
+            missing_targets=(MissingTarget("cpu", "why"),) * 50_000,
+        )
+        for machine in range(8)
+    ]
+    begun_s = time.monotonic()
+    comparison = compare_versions(old, [old[0], *(dataclasses.replace(one, variants=()) for one in old[1:])])
+    assert [one.outcome for one in comparison.variants] == ["ok"] * 64 + ["regression"] * 7 * 64
+    assert time.monotonic() - begun_s < 10
 
 
 def test_what_may_explain_a_difference_is_listed():

@@ -688,6 +688,15 @@ def test_the_records_of_a_version_are_read_one_at_a_time_and_up_to_a_bound(catal
     assert len(configs) == 3
 
 
+def test_the_variants_of_all_parts_are_compared_up_to_a_bound(catalogue, tmp_path, monkeypatch):
+    published = publish(write_bundle(tmp_path / "bundle"), catalogue)
+    part = catalogue.read_part("net", published.part)
+    monkeypatch.setattr(catalogue_module, "MAX_TOTAL_VARIANTS", 3)
+    assert len(catalogue.read_manifests([part] * 3)) == 3
+    with pytest.raises(RegistryError, match="too many variants in 4 parts"):
+        catalogue.read_manifests([part] * 4)
+
+
 def test_a_path_of_many_folders_is_refused(registry, catalogue, tmp_path):
     part = read_part(write_bundle(tmp_path / "bundle"))
     parse_part(tampered(part, add_layer("a/" * 31 + "b")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,15 +14,14 @@ from ortprep.bundle.figures import PlanFigures
 from ortprep.bundle.loader_config import FileEntry, check_file_entries
 from ortprep.bundle.record import read_record, write_record
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from ortprep.errors import BundleError
 
 MANIFEST_FILE = "manifest.json"
-REQUIREMENTS_FILE = "requirements.txt"
-"""File with the ONNX Runtime that a bundle's variants were prepared with, as pip takes it."""
-
 MANIFEST_SCHEMA_VERSION = "1.4"
 MAX_MANIFEST_BYTES = MAX_JSON_BYTES
 
-_DISTRIBUTIONS = ("onnxruntime-gpu", "onnxruntime")
+MAX_VARIANTS = 256
+"""Largest number of variants in a manifest; a build makes one per target, precision and bucket."""
 
 
 @dataclass(frozen=True)
@@ -324,45 +324,29 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Reads and checks `manifest.json`.
+    """Reads and checks a bundle's `manifest.json`; raises as `read_manifest_file`."""
+    return read_manifest_file(folder / MANIFEST_FILE)
+
+
+def read_manifest_file(path: Path) -> Manifest:
+    """Reads and checks a manifest, under any name.
 
     Raises:
-        BundleError: The file is missing, too large, or not of this form.
+        BundleError: The file is missing, too large, or not of this form, or has too many variants.
         UnsupportedVersionError: It has a newer major version.
         IntegrityError: It was changed, or names a file outside the bundle.
     """
-    path = folder / MANIFEST_FILE
     manifest = read_record(Manifest, path, supported=MANIFEST_SCHEMA_VERSION, max_bytes=MAX_MANIFEST_BYTES)
     check_file_entries(manifest.files, name=str(path))
+    if len(manifest.variants) > MAX_VARIANTS:
+        got = len(manifest.variants)
+        raise BundleError(f"too many variants in {path}\n  expected at most {MAX_VARIANTS}, got {got}")
     return manifest
 
 
-def pin_onnxruntime(environment: Mapping[str, Any]) -> str:
-    """Returns the pin of ONNX Runtime, `onnxruntime-gpu==1.31.1` say, from a manifest's `environment`."""
-    packages = environment.get("packages")
-    installed = packages if isinstance(packages, Mapping) else {}
-    name = next((name for name in _DISTRIBUTIONS if name in installed), "onnxruntime")
-    return f"{name}=={installed.get(name, environment.get('onnxruntime', '?'))}"
-
-
-def describe_need(environment: Mapping[str, Any], *, on_gpu: bool) -> str:
-    """Returns which ONNX Runtime the jobs of a bundle need, in words.
-
-    Args:
-        environment: The manifest's.
-        on_gpu: Whether a variant of the bundle needs a GPU, and with it the package that has its provider.
-    """
-    pin = pin_onnxruntime(environment)
-    if on_gpu:
-        return f"{pin}, as in its {REQUIREMENTS_FILE}"
-    version, either = pin.partition("==")[2], " or ".join(sorted(_DISTRIBUTIONS))
-    return f"ONNX Runtime {version} ({either}); its {REQUIREMENTS_FILE} has {pin}"
-
-
-def format_requirements(name: str, environment: Mapping[str, Any]) -> str:
-    """Returns the content of the file for the bundle `name`."""
-    return (
-        f"# The ONNX Runtime that {name} was prepared with. Other versions may get its portable variant,\n"
-        "# which starts more slowly. Jobs also need ortprep itself.\n"
-        f"{pin_onnxruntime(environment)}\n"
-    )
+def sum_folders(manifest: Manifest) -> Counter[str]:
+    """Returns the sizes in bytes of the folders of a bundle, by name; a variant's files are in its own."""
+    sizes: Counter[str] = Counter()
+    for entry in manifest.files:
+        sizes[entry.path.partition("/")[0]] += entry.size_bytes
+    return sizes

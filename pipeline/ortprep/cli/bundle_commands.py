@@ -11,7 +11,7 @@ import typer
 from ortprep.bundle.digest import PREFIX, is_digest
 from ortprep.bundle.figures import Samples
 from ortprep.bundle.loader_config import read_loader_config
-from ortprep.bundle.manifest import MANIFEST_FILE, Manifest, read_manifest
+from ortprep.bundle.manifest import MANIFEST_FILE, Manifest, read_manifest, read_manifest_file
 from ortprep.bundle.verification import check_bundle
 from ortprep.children.variant_check import check_variants
 from ortprep.cli.command import (
@@ -40,7 +40,6 @@ from ortprep.measuring.regression import Comparison, Difference
 from ortprep.measuring.regression import compare as compare_bundles
 from ortprep.measuring.shipped import describe_cache
 from ortprep.quoting import printable, quoted
-from ortprep.report.report_subjects import read_manifest_file
 from ortprep.report.variant_sections import build_plans_table
 from ortprep.spec.redaction import redact_url
 from ortprep.tables import CellValue, Table, fill_table, number_cell

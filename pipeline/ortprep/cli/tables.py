@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ortprep.bundle.conversion_record import ConversionRecord
+from ortprep.bundle.environment import pin_onnxruntime
 from ortprep.bundle.figures import PlanFigures
 from ortprep.bundle.loader_config import LoaderConfig
 from ortprep.bundle.manifest import (
@@ -14,7 +15,7 @@ from ortprep.bundle.manifest import (
     TuningRecord,
     VariantRecord,
     VerificationRecord,
-    pin_onnxruntime,
+    sum_folders,
 )
 from ortprep.measuring.shipped import shipped_figures
 from ortprep.report.trials import describe_choice, find_legs
@@ -52,14 +53,14 @@ def describe_first_phase(first: FirstPhaseRecord) -> str:
 
 def build_variants_table(manifest: Manifest) -> Table:
     """Returns one row per variant: the size and cost of what is shipped, side by side."""
+    sizes = sum_folders(manifest)
 
     def shapes(variant: VariantRecord) -> str:
         binding = {} if variant.conversion is None else variant.conversion.binding
         return " ".join(f"{name}={size}" for name, size in binding.items()) or "all shapes"
 
     def size_mb(variant: VariantRecord) -> float | None:
-        sizes = [one.size_bytes for one in manifest.files if one.path.startswith(f"{variant.name}/")]
-        return sum(sizes) / _MB if sizes else None
+        return sizes[variant.name] / _MB if variant.name in sizes else None
 
     def cost(read: Callable[[PlanFigures], CellValue]) -> Callable[[VariantRecord], CellValue]:
         return lambda variant: None if (shipped := shipped_figures(variant)) is None else read(shipped)

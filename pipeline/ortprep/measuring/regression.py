@@ -7,12 +7,14 @@ differs in how they were made.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
+from ortprep.bundle.environment import list_facts
 from ortprep.bundle.figures import Samples
-from ortprep.bundle.manifest import Manifest, VariantRecord
+from ortprep.bundle.manifest import Manifest, VariantRecord, sum_folders
 from ortprep.measuring.change import MEASURED, VERIFICATION, Change, RegressionLimits, compare_figure
 from ortprep.measuring.shipped import (
     DEFAULT,
@@ -31,9 +33,13 @@ _CACHES = ("warm", "cold")
 _CONTROLS = ("ready", "init", "first-result", "steady")
 _COUNTED = ("size", VERIFICATION)
 
-_HARDWARE = {"architecture": "machine", "processor": "cpu_model", "cores": "cores"}
-_GPU = {"GPU": "gpus.0.name", "compute capability": "gpus.0.compute_capability"}
-"""What figures depend on, by its name for users, and where the record of the hardware has it."""
+_HARDWARE = {
+    "architecture": "hardware.machine",
+    "processor": "hardware.cpu_model",
+    "cores": "hardware.cores",
+}
+_GPU = {"GPU": "hardware.gpus.0.name", "compute capability": "hardware.gpus.0.compute_capability"}
+"""What figures depend on, by its name for users, and its name among the facts of a bundle."""
 
 
 @dataclass(frozen=True)
@@ -83,20 +89,25 @@ class Comparison:
     variants: tuple[VariantComparison, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Snapshot:
-    """A variant of a bundle; a version from several machines has several of one name, which are numbered."""
+    """A variant of a bundle; a version from several machines has several of one name, which are numbered.
+
+    Attributes:
+        facts: What its bundle was made with, by dotted names.
+        sizes: The sizes of its bundle's folders, in bytes.
+    """
 
     name: str
     record: VariantRecord
-    manifest: Manifest
+    facts: Mapping[str, str]
+    sizes: Mapping[str, int]
 
     @property
     def hardware(self) -> dict[str, str]:
         """The hardware that its figures depend on; {} if it was not recorded."""
-        known = dict(_flatten(self.manifest.environment.get("hardware")))
-        facts = _HARDWARE if self.record.target == "cpu" else {**_HARDWARE, **_GPU}
-        return {name: known[key] for name, key in facts.items() if key in known}
+        wanted = _HARDWARE if self.record.target == "cpu" else {**_HARDWARE, **_GPU}
+        return {name: self.facts[key] for name, key in wanted.items() if key in self.facts}
 
 
 def compare(
@@ -123,12 +134,12 @@ def compare(
     rules = limits or RegressionLimits()
     pairs = _pair(_list_snapshots(old), _list_snapshots(new))
     partial = partial and any(was is not None and now is not None for was, now in pairs)
-    variants = []
+    variants, reasons = [], {missing.target: missing.reason for missing in new[0].missing_targets}
     for was, now in pairs:
         if now is not None:
             variants.append(_compare_variant(was, now, rules, across_hardware=across_hardware))
         elif was is not None:
-            variants.append(_miss(was, new[0], partial=partial))
+            variants.append(_miss(was, reasons.get(was.record.target), partial=partial))
     outcomes: list[Outcome] = [variant.outcome for variant in variants]
     outcome = max(outcomes, key=_OUTCOMES.index, default=_OUTCOMES[0])
     differences = _list_differences(_describe_manifest(old[0]), _describe_manifest(new[0]))
@@ -138,12 +149,16 @@ def compare(
 def _list_snapshots(manifests: Sequence[Manifest]) -> list[_Snapshot]:
     """Returns a version's variants; of one that equal machines prepared, that of the first bundle alone."""
     found: dict[tuple[str, ...], _Snapshot] = {}
+    numbers: Counter[str] = Counter()
     for manifest in manifests:
+        facts, sizes = list_facts(manifest.environment), sum_folders(manifest)
         machine = tuple(str(manifest.environment.get(name)) for name in ("onnxruntime", "hardware"))
         for record in manifest.variants:
-            number = 1 + sum(one.record.name == record.name for one in found.values())
-            name = record.name if number == 1 else f"{record.name} ({number})"
-            found.setdefault((record.name, *machine), _Snapshot(name, record, manifest))
+            if (record.name, *machine) not in found:
+                numbers[record.name] += 1
+                number = numbers[record.name]
+                name = record.name if number == 1 else f"{record.name} ({number})"
+                found[(record.name, *machine)] = _Snapshot(name, record, facts, sizes)
     return list(found.values())
 
 
@@ -151,26 +166,28 @@ def _pair(
     old: Sequence[_Snapshot], new: Sequence[_Snapshot]
 ) -> list[tuple[_Snapshot | None, _Snapshot | None]]:
     """Returns every variant with its counterpart, preferably from the same hardware, or None."""
-    candidates = sorted(
-        (was.hardware != now.hardware, i, k)
-        for i, was in enumerate(old)
-        for k, now in enumerate(new)
-        if (was.record.target, was.record.name) == (now.record.target, now.record.name)
-    )
-    partners: dict[int, int] = {}
-    for _, i, k in candidates:
-        if i not in partners and k not in partners.values():
-            partners[i] = k
-    matched = [(was, new[partners[i]] if i in partners else None) for i, was in enumerate(old)]
-    return [*matched, *((None, now) for k, now in enumerate(new) if k not in partners.values())]
+    partners: dict[_Snapshot, _Snapshot] = {}
+    free = dict.fromkeys(new)
+
+    def find_partners(read_key: Callable[[_Snapshot], object]) -> None:
+        candidates: defaultdict[object, deque[_Snapshot]] = defaultdict(deque)
+        for now in free:
+            candidates[read_key(now)].append(now)
+        for was in old:
+            if was not in partners and candidates[read_key(was)]:
+                partners[was] = candidates[read_key(was)].popleft()
+                del free[partners[was]]
+
+    find_partners(lambda one: (one.record.target, one.record.name, *one.hardware.items()))
+    find_partners(lambda one: (one.record.target, one.record.name))
+    return [*((was, partners.get(was)) for was in old), *((None, now) for now in free)]
 
 
-def _miss(was: _Snapshot, new: Manifest, *, partial: bool) -> VariantComparison:
+def _miss(was: _Snapshot, reason: str | None, *, partial: bool) -> VariantComparison:
     name, target = was.name, was.record.target
     if partial:
         return VariantComparison(name, None, target, "ok", remarks=("it is missing, and was not compared",))
-    reasons = [missing.reason for missing in new.missing_targets if missing.target == target]
-    failure = ": ".join(["it no longer exists", *reasons])
+    failure = "it no longer exists" if reason is None else f"it no longer exists: {reason}"
     return VariantComparison(name, None, target, "regression", (failure,))
 
 
@@ -238,8 +255,11 @@ def _read_counted(snapshot: _Snapshot) -> dict[str, Samples]:
     """Returns the size of a variant's files in MB, and its largest error in units of the tolerance."""
     # Where the portable variant was faster, its files are all there is.
     folder = PORTABLE if shipped_plan(snapshot.record) == PORTABLE else snapshot.record.name
-    sizes = [one.size_bytes for one in snapshot.manifest.files if one.path.startswith(f"{folder}/")]
-    found = {"size": sum(sizes) / 2**20 if sizes else None, VERIFICATION: worst_error(snapshot.record)}
+    size_bytes = snapshot.sizes.get(folder)
+    found = {
+        "size": None if size_bytes is None else size_bytes / 2**20,
+        VERIFICATION: worst_error(snapshot.record),
+    }
     return {name: Samples.of([value]) for name, value in found.items() if value is not None}
 
 
@@ -296,7 +316,6 @@ def _describe(snapshot: _Snapshot) -> dict[str, str]:
     """Returns how a variant was made, with the options that a search chose."""
     record = snapshot.record
     verification, tuning = record.verification, record.tuning
-    environment = dict(_flatten(snapshot.manifest.environment))
     trials = tuning.trials if tuning else ()
     choice = next((trial.choice for trial in trials if tuning and trial.number == tuning.chosen), {})
     return {
@@ -306,21 +325,9 @@ def _describe(snapshot: _Snapshot) -> dict[str, str]:
         **{f"option {knob}": choice[knob] for knob in sorted(choice)},
         "tolerance": f"rtol {verification.rtol:g}, atol {verification.atol:g}",
         "verified on": f"{verification.samples} {verification.inputs} inputs",
-        **{name: text for name, text in environment.items() if not name.startswith("hardware.")},
+        **{name: text for name, text in snapshot.facts.items() if not name.startswith("hardware.")},
         **{
-            f"GPU {name}": environment.get(f"hardware.gpus.0.{name}", "")
+            f"GPU {name}": snapshot.facts.get(f"hardware.gpus.0.{name}", "")
             for name in ("driver_version", "cuda_version")
         },
     }
-
-
-def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yields the leaves of nested JSON by their dotted names; a list of plain values is one leaf."""
-    if isinstance(value, Mapping):
-        for key in sorted(map(str, value)):
-            yield from _flatten(value[key], f"{name}.{key}" if name else key)
-    elif isinstance(value, list | tuple) and any(isinstance(one, Mapping) for one in value):
-        for index, one in enumerate(value):
-            yield from _flatten(one, f"{name}.{index}")
-    elif value is not None and name:
-        yield name, ".".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

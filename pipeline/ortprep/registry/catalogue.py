@@ -43,6 +43,9 @@ from ortprep.transport.transfer import Download, Report, ignore, map_parallel, w
 
 log = logging.getLogger(__name__)
 
+MAX_TOTAL_VARIANTS = 4096
+"""Largest number of variants of a version whose figures are read, over all of its parts."""
+
 LISTING_TIMEOUT_S = 1800.0
 """Longest time, in seconds, to list models, or what a model has."""
 
@@ -268,7 +271,8 @@ class Catalogue:
         """Reads the manifests of parts, those prepared last first; raises as `read_records`.
 
         Raises:
-            RegistryError: Together they are larger than `MAX_LISTING_BYTES`; none is read.
+            RegistryError: Together they are larger than `MAX_LISTING_BYTES`, and none is read; or they have
+                more than `MAX_TOTAL_VARIANTS`.
         """
         size_bytes = sum(entry.size_bytes for part in parts for entry in small_files(part).values())
         if size_bytes > MAX_LISTING_BYTES:
@@ -277,7 +281,12 @@ class Catalogue:
                 f"  expected {MAX_LISTING_BYTES} at most, got {size_bytes}"
             )
         newest = sorted(parts, key=lambda part: (part.summary.created_at, part.digest), reverse=True)
-        return tuple((part, self.read_records(part)[1]) for part in newest)
+        found = tuple((part, self.read_records(part)[1]) for part in newest)
+        if sum(len(manifest.variants) for _, manifest in found) > MAX_TOTAL_VARIANTS:
+            raise RegistryError(
+                f"too many variants in {len(parts)} parts\n  expected at most {MAX_TOTAL_VARIANTS}, got more"
+            )
+        return found
 
     def fetch_file(self, part: Part, entry: FileEntry, report: Report) -> Path:
         """Returns one of a part's files, from the cache or by way of it.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ortprep.bundle.digest import digest_json
+from ortprep.bundle.environment import list_facts
 from ortprep.bundle.manifest import Manifest, VariantRecord
 from ortprep.measuring.shipped import worst_error
 from ortprep.report.content import Fact, ModelPart, Report, ReportSection, VariantPart
@@ -39,6 +41,8 @@ from ortprep.tables import (
     number_cell,
     ratio_cell,
 )
+
+_GPU_NAME = re.compile(r"hardware\.gpus\.\d+\.name")
 
 
 def build_report(subjects: Sequence[ReportSubject], *, version: str) -> Report:
@@ -193,37 +197,25 @@ def _environment_sections(manifests: Sequence[Manifest]) -> Iterator[ReportSecti
         environment = manifest.environment
         found.setdefault(digest_json(environment), (environment, {}))[1][manifest.name] = None
     for environment, owners in found.values():
-        table = Table("Versions and hardware", ("what", "value"), tuple(_flatten(environment, "")))
+        table = Table("Versions and hardware", ("what", "value"), tuple(_describe_facts(environment)))
         notes = (f"Prepared here: {join_words([*owners])}.",)
         yield ReportSection(describe_machine(environment), notes, tables=(table,), quiet=True)
 
 
 def describe_machine(environment: Mapping[str, Any]) -> str:
     """Returns processor or GPU, cores and ONNX Runtime in a few words."""
-    hardware = environment.get("hardware")
-    hardware = hardware if isinstance(hardware, Mapping) else {}
-    gpus = [str(gpu.get("name")) for gpu in hardware.get("gpus") or () if isinstance(gpu, Mapping)]
-    cores = hardware.get("cores")
+    facts = list_facts(environment)
     parts = [
-        str(hardware.get("cpu_model") or ""),
-        f"{cores} cores" if cores else "",
-        join_words(gpus),
-        f"ONNX Runtime {environment['onnxruntime']}" if "onnxruntime" in environment else "",
+        facts.get("hardware.cpu_model", ""),
+        f"{facts['hardware.cores']} cores" if "hardware.cores" in facts else "",
+        join_words([text for name, text in facts.items() if _GPU_NAME.fullmatch(name)]),
+        f"ONNX Runtime {facts['onnxruntime']}" if "onnxruntime" in facts else "",
     ]
     return ", ".join(part for part in parts if part) or "not recorded"
 
 
-def _flatten(value: object, name: str) -> Iterator[tuple[str, str]]:
-    """Yields nested facts as dotted names and texts."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _flatten(item, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, list | tuple):
-        if any(isinstance(item, Mapping) for item in value):
-            for index, item in enumerate(value):
-                yield from _flatten(item, f"{name}.{index}")
-        else:
-            yield name, " ".join(map(str, value))
-    elif value is not None:
-        size = f" ({format_mb(value)})" if name.endswith("_bytes") and isinstance(value, int) else ""
-        yield name, f"{value}{size}"
+def _describe_facts(environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields names and texts of what a bundle was made with, sizes in MB too."""
+    for name, text in list_facts(environment).items():
+        is_size = name.endswith("_bytes") and text.isascii() and text.isdecimal()
+        yield name, f"{text} ({format_mb(int(text))})" if is_size else text

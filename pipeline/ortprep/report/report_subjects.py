@@ -7,15 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ortprep.bundle import LOADER_FILE
-from ortprep.bundle.loader_config import LoaderConfig, check_file_entries, read_loader_config
-from ortprep.bundle.manifest import (
-    MANIFEST_FILE,
-    MANIFEST_SCHEMA_VERSION,
-    MAX_MANIFEST_BYTES,
-    Manifest,
-    read_manifest,
-)
-from ortprep.bundle.record import read_record
+from ortprep.bundle.loader_config import LoaderConfig, read_loader_config
+from ortprep.bundle.manifest import MANIFEST_FILE, Manifest, read_manifest, read_manifest_file
 from ortprep.errors import BundleError
 from ortprep.quoting import quoted
 from ortprep.tables import Table
@@ -89,10 +82,3 @@ def read_subjects(
         loader = read_loader_config(folder) if (folder / LOADER_FILE).is_file() else None
         subjects.append(ReportSubject(read_manifest(folder), loader, build_history(folder)))
     return tuple(subjects)
-
-
-def read_manifest_file(path: Path) -> Manifest:
-    """Reads a manifest that lies by itself, under any name; raises as `read_subjects`."""
-    manifest = read_record(Manifest, path, supported=MANIFEST_SCHEMA_VERSION, max_bytes=MAX_MANIFEST_BYTES)
-    check_file_entries(manifest.files, name=str(path))
-    return manifest

@@ -14,16 +14,9 @@ import ortprep
 from ortprep.bundle import LOADER_FILE
 from ortprep.bundle.conversion_record import LeftOut
 from ortprep.bundle.digest import DigestCache, digest_json
+from ortprep.bundle.environment import REQUIREMENTS_FILE, describe_need, format_requirements
 from ortprep.bundle.loader_config import LOADER_SCHEMA_VERSION, LoaderConfig, write_loader_config
-from ortprep.bundle.manifest import (
-    MANIFEST_SCHEMA_VERSION,
-    REQUIREMENTS_FILE,
-    Manifest,
-    MissingTarget,
-    describe_need,
-    format_requirements,
-    write_manifest,
-)
+from ortprep.bundle.manifest import MANIFEST_SCHEMA_VERSION, Manifest, MissingTarget, write_manifest
 from ortprep.bundle.paths import is_safe_name
 from ortprep.bundle.verification import check_bundle, describe_files
 from ortprep.children.child import run_child
