@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import tempfile
 from pathlib import Path
@@ -333,7 +334,15 @@ def test_static_ranges_cover_every_sample(tmp_path):
     assert float(numpy_helper.to_array(scale)) * 255 >= 100
 
 
-@pytest.mark.parametrize("make", [conv_net, matmul_net, outlier_net])
+def numbered_net() -> onnx.ModelProto:
+    """Returns a net whose values are named as TensorFlow names them: `NODE:0`."""
+    model = matmul_net(layers=3)
+    for node, following in itertools.pairwise(model.graph.node):
+        node.output[0] = following.input[0] = f"{node.name}:0"
+    return model
+
+
+@pytest.mark.parametrize("make", [conv_net, matmul_net, numbered_net, outlier_net])
 def test_each_quantised_node_has_an_error_without_those_of_the_nodes_before(tmp_path, make):
     model = make()
     _quantize("static", model, tmp_path)

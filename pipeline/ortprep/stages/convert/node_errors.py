@@ -77,7 +77,7 @@ class _Copies:
         copy.CopyFrom(self._nodes[name])
         written, copy.name, copy.output[0] = copy.output[0], f"{name}:copy", f"{name}:copy"
         for index, value in enumerate(copy.input):
-            copy.input[index] = yield from self._round(value, node.input[index], f"{name}:{index}")
+            copy.input[index] = yield from self._round(value, node.input[index], f"{name}:input {index}")
         yield copy
         result = yield from self._round(self._rounded.get(written, ""), copy.name, f"{name}:rounded")
         yield helper.make_node("Sub", [result, exact], [f"{name}:difference"])

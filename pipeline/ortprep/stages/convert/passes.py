@@ -12,7 +12,7 @@ from ortprep.runtime.loading.session import onnxruntime_errors
 from ortprep.stages.convert.pass_records import PassReply, PassRequest
 from ortprep.stages.core.accuracy import convert_section
 from ortprep.stages.core.contract import Context
-from ortprep.stages.core.fallback import REFUSALS
+from ortprep.stages.core.fallback import REFUSALS, plain_refusal
 
 _BUGS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What a model that a library half knows makes it raise; the libraries have no errors of their own."""
@@ -77,7 +77,7 @@ def rank_nodes(context: Context, request: PassRequest, nodes: Sequence[str]) -> 
     try:
         errors = run_pass(context, dataclasses.replace(request, measures_errors=True)).errors
     except REFUSALS as error:
-        context.say(f"errors of single nodes were not measured: {error.message.splitlines()[0]}")
+        context.say(f"errors of single nodes were not measured: {plain_refusal(error.message)}")
         return None
     ranked = sorted(nodes, key=errors.__getitem__)
     worst = ", ".join(f"{name} ({errors[name]:.1%})" for name in ranked[:-4:-1])
