@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import socket
 import struct
 import threading
@@ -34,6 +35,8 @@ from ortprep.runtime.host.packets import (
 from ortprep.runtime.host.process import read_status
 from tests.fakes import wait_for
 from tests.runtime.builders import sample, weights_of
+from tests.runtime.host.conftest import freeze_host
+from tests.runtime.pool.builders import write_model_bundle
 
 pytestmark = [pytest.mark.runtime, pytest.mark.attack]
 
@@ -104,6 +107,7 @@ JUNK = {
     "objects": request(place(b"x", b"object", (1,)), data=bytes(64)),
     "a structure": request(place(b"x", b"O,O", (1,)), data=bytes(64)),
     "strings": request(place(b"x", b"U4", (1,)), data=bytes(64)),
+    "a boolean that is 2": request(place(b"x", b"bool", (64,)), data=b"\2" * 64),
     "no text": request(place(b"\xff", b"float32", (1, 8)), data=bytes(64)),
     "an empty array of impossible sizes": request(place(b"x", b"float32", (2**63, 2**63, 0))),
 }
@@ -223,6 +227,89 @@ def test_more_clients_than_there_is_room_for_are_told_so(bundle):
         assert session.run(None, {"x": sample()})[0].shape == (2, 4)
         for sock in clients:
             sock.close()
+
+
+def test_arrays_that_a_client_changes_meanwhile_are_used_as_they_were_checked(tmp_path):
+    d, i = np.ones((1, 4), np.float32), np.zeros(2_000_000, np.int64)
+    folder = write_model_bundle(
+        tmp_path / "gather",
+        {"y": ("Gather", ("d", "i"))},
+        {"d": ("float32", ("a", "b")), "i": ("int64", ("n",))},
+        {"y": ("float32", ("n", "b"))},
+        {"input:d": d, "input:i": i[:3], "output:y": d[i[:3]]},
+    )
+    with connect(folder, start=True) as session, connection(folder) as sock:
+        regions: list[MemoryFile] = []
+        is_over = threading.Event()
+
+        def flip() -> None:
+            while not is_over.wait(0.002):
+                for region in regions:
+                    indices = np.frombuffer(region.memory, np.int64, i.size, 64)
+                    indices[-1000:] = 2**40 - indices[-1000:]
+
+        def find_region(size: int) -> MemoryFile:
+            regions[:] = regions or [MemoryFile(size)]
+            return regions[0]
+
+        flipper = threading.Thread(target=flip)
+        flipper.start()
+        for _ in range(25):  # the host that used them in place ended by SIGSEGV after 3 to 16
+            send_arrays(sock, RUN, {"d": d, "i": i}, find_region)
+            assert receive(sock, "host") is not None
+        is_over.set()
+        flipper.join()
+        assert session.run(None, {"d": d, "i": i[:3]})[0].shape == (3, 4)
+
+
+def test_arrays_that_were_received_are_in_memory_of_the_receiver():
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    region = MemoryFile(2**16)
+    x = np.arange(2**14, dtype=np.float32)
+    with mine, its:
+        send_arrays(its, RUN, {"x": x}, lambda size: region)
+        packet = receive(mine, "client")
+    assert packet is not None
+    region.memory[:] = bytes(2**16)
+    np.testing.assert_array_equal(packet.arrays["x"], x)
+
+
+@contextmanager
+def lingering(count: int) -> Iterator[list[int]]:
+    """Sockets whose last `close` takes an hour, or until this ends."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        peers, descriptors = [], []
+        for _ in range(count):
+            sock = socket.create_connection(listener.getsockname())
+            peers.append(listener.accept()[0])
+            sock.setblocking(False)
+            with suppress(BlockingIOError):
+                while True:
+                    sock.send(bytes(2**16))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
+            descriptors.append(sock.detach())
+        yield descriptors
+        for peer in peers:
+            peer.close()
+
+
+@pytest.mark.parametrize("packets", [[b"junk"], [b""], [b"junk", b"junk"]], ids=["first", "empty", "behind"])
+def test_descriptors_that_linger_stop_nobody(bundle, packets):
+    with connect(bundle, start=True, timeout_s=20) as session, lingering(2 * 18) as descriptors:
+        pid, clients = freeze_host(), []
+        for number in range(18):  # more than the host has threads
+            with connection() as sock:
+                clients.append(sock.dup())
+                for packet in packets:
+                    socket.send_fds(sock, [packet], descriptors[2 * number : 2 * number + 2])
+        for descriptor in descriptors:
+            os.close(descriptor)  # the host's are the last
+        os.kill(pid, signal.SIGCONT)
+        for client in clients:
+            with client:
+                client.settimeout(20)
+                assert is_closed_with_an_error(client)
+        np.testing.assert_allclose(session.run(None, {"x": sample()})[0], sample() @ weights_of(0), rtol=1e-5)
 
 
 @contextmanager

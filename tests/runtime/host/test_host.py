@@ -84,6 +84,7 @@ def test_a_client_imports_no_onnxruntime_and_few_modules(bundle):
         "ortprep.runtime.host.client",
         "ortprep.runtime.host.folder",
         "ortprep.runtime.host.packets",
+        "ortprep.runtime.received_descriptors",
         "ortprep.runtime.tensors",
         "ortprep.runtime.tensors.array_layout",
     }

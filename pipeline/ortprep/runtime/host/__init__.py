@@ -16,12 +16,12 @@ requests run as there are threads, and the others wait in the kernel's queues. I
 by the host after a packet that breaks the protocol. It has no state but the model that it opened.
 
 Arrays of up to 16 KiB travel in packets. Larger ones lie in a *region*: a memory file without a name, sealed
-in size, so that no mapping of it can become invalid. Its descriptor travels with the packet.
+in size. Its descriptor travels with the packet. Who receives it reads the arrays out of it before anything
+else, and maps nothing: the other side can change them at any time.
 
-- The region of a request is the client's, which uses it for the next request again. The host maps it from
-  the packet's arrival to the answer, read-only, and keeps nothing. A client that gave up leaves its region.
-- The region of an answer is the host's until the packet is sent, and the client's from then on, which copies
-  the arrays and unmaps it.
+- The region of a request is the client's, which uses it for the next request again. A client that gave up
+  leaves its region.
+- The region of an answer is the host's until the packet is sent, and the client's from then on.
 
 The kernel frees regions with the last process that has them, however it ends. There is one host per user:
 it holds a lock on the folder (`flock`) until it ends. A client that starts one takes the lock first,

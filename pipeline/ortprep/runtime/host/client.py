@@ -124,9 +124,6 @@ class HostSession:
             packet = self._exchange(deadline_ns, arrays)
             if packet is None:
                 raise self._died("before it answered")
-            is_done = packet.kind == packets.DONE
-            found = packets.read_arrays(packet, "host") if is_done else {}
-            outputs = {name: array.copy() for name, array in found.items()}
         except BaseException as error:  # an interrupt, too: the next answer would be taken for another's
             self._disconnect()
             if not isinstance(error, TimeoutError):
@@ -138,7 +135,7 @@ class HostSession:
         finally:
             lock.release()
         _require(packet, packets.DONE)
-        return outputs
+        return packet.arrays
 
     def _connect(self, deadline_ns: int) -> None:
         """Connects and opens the model, unless the connection is alive."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ortprep.runtime.received_descriptors import ROOM, close_aside, close_descriptors, find_descriptors
 from ortprep.runtime.tensors.array_layout import (
     MAX_PACKET_BYTES,
     copy_arrays,
@@ -25,8 +26,7 @@ from ortprep.runtime.tensors.array_layout import (
 )
 
 if TYPE_CHECKING:
-    import mmap
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -45,7 +45,6 @@ MAX_TEXT_BYTES = 64 * 1024
 
 _HEAD, _MAGIC = struct.Struct("<8sBxHIqQ"), b"ortprep2"
 _NAMES = struct.Struct("<HB")
-_ONE_DESCRIPTOR = _socket.CMSG_LEN(4)  # the kernel closes those that come beside it
 _NUMBERS = frozenset(np.dtype(code).name for code in "?bBhHiIqQefdFD")
 
 
@@ -53,16 +52,15 @@ class Packet(NamedTuple):
     """A packet that was received.
 
     Attributes:
-        arrays: Number of its arrays.
         deadline_ns: Time at which its sender stops waiting, by `time.monotonic_ns()`; 0 for never.
-        data: Bytes, or the memory of its region; offsets of its arrays count from its beginning.
+        text: A name, or JSON.
+        arrays: Arrays by name, of `RUN` and `DONE`, in memory that its sender does not have.
     """
 
     kind: int
-    arrays: int
     deadline_ns: int
     text: bytes
-    data: Any
+    arrays: dict[str, NDArray[Any]]
 
 
 class MemoryFile:
@@ -122,44 +120,58 @@ def receive(sock: _socket.socket, sender: str) -> Packet | None:
 
     Raises:
         HostError: It breaks the protocol.
+        MemoryError: There is no memory for its arrays.
         OSError: There is none yet, or the connection is lost.
     """
-    content, ancillary, flags, _ = sock.recvmsg(MAX_PACKET_BYTES, _ONE_DESCRIPTOR, _socket.MSG_CMSG_CLOEXEC)
-    descriptors = [
-        descriptor
-        for _, kind, value in ancillary
-        if kind == _socket.SCM_RIGHTS
-        for (descriptor,) in struct.iter_unpack("i", value)
-    ]
+    content, ancillary, flags, _ = sock.recvmsg(MAX_PACKET_BYTES, ROOM, _socket.MSG_CMSG_CLOEXEC)
+    descriptors = find_descriptors(ancillary)
     try:
         if not content:
             return None
         if flags & (_socket.MSG_TRUNC | _socket.MSG_CTRUNC) or len(content) < _HEAD.size:
-            raise violation(sender, f"got a packet of {len(content)} bytes or more, or several descriptors")
+            raise violation(sender, f"got a packet of {len(content)} bytes or more, or many descriptors")
         magic, kind, arrays, text_bytes, deadline_ns, size = _HEAD.unpack_from(content)
         begin = _HEAD.size + text_bytes
         if magic != _MAGIC or begin > len(content) or len(descriptors) != bool(size):
             raise violation(sender, f"expected a head, got {content[: _HEAD.size].hex(' ')}")
-        data = _map_region(descriptors[0], size, sender) if size else content[begin:]
-        return Packet(kind, arrays, deadline_ns, content[_HEAD.size : begin], data)
+        text = content[_HEAD.size : begin]
+        if size:
+            _require_region(descriptors[0], size, sender)
+        if kind not in (RUN, DONE):
+            return Packet(kind, deadline_ns, text, {})
+        data = descriptors[0] if size else content[begin:]
+        return Packet(kind, deadline_ns, b"", _read_arrays(text, arrays, data, size, sender))
     finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
+        if descriptors:
+            _close(descriptors)
 
 
-def _map_region(descriptor: int, size: int, sender: str) -> mmap.mmap:
-    """Maps a region for reading, if it is one."""
-    import fcntl
-    import mmap
+def _close(descriptors: Sequence[int]) -> None:
+    """Closes what came with a packet, at once if that is one region, as it should be."""
+    if len(descriptors) == 1 and _find_seals(descriptors[0]) is not None:
+        os.close(descriptors[0])
+    else:
+        close_aside(lambda: close_descriptors(descriptors))
+
+
+def _find_seals(descriptor: int) -> int | None:
+    """Returns the seals of a memory file, None for anything else."""
+    import fcntl  # here, as small requests do not need it
 
     try:
-        is_sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
-        if is_sealed and size <= min(os.fstat(descriptor).st_size, MAX_REGION_BYTES):
-            return mmap.mmap(descriptor, size, prot=mmap.PROT_READ)
+        return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+    except OSError:
+        return None
+
+
+def _require_region(descriptor: int, size: int, sender: str) -> None:
+    """Raises unless a descriptor is that of a region: reading from anything else might take for ever."""
+    from fcntl import F_SEAL_SHRINK
+
+    is_sealed = (_find_seals(descriptor) or 0) & F_SEAL_SHRINK
+    if not is_sealed or size > min(os.fstat(descriptor).st_size, MAX_REGION_BYTES):
         problem = f"expected at most {MAX_REGION_BYTES} bytes, sealed in size, and got {size}"
-    except OSError as error:
-        problem = str(error.strerror)
-    raise violation(sender, f"its memory cannot be mapped: {problem}")
+        raise violation(sender, f"its memory cannot be read: {problem}")
 
 
 def send_arrays(
@@ -198,33 +210,63 @@ def send_arrays(
     send(sock, kind, text, arrays=len(arrays), deadline_ns=deadline_ns, data=data)
 
 
-def read_arrays(packet: Packet, sender: str) -> dict[str, NDArray[Any]]:
-    """Returns the arrays of a packet by name, where they lie.
+def _read_arrays(
+    text: bytes, count: int, data: bytes | int, size: int, sender: str
+) -> dict[str, NDArray[Any]]:
+    """Returns copies of the arrays of a packet by name.
+
+    They are checked and used as they are then. A region is read, not mapped: its sender can change it at any
+    time, and a page that is not to be had is an error of a read, and the end of a process that maps it.
+
+    Args:
+        text: Name, type and shape of each.
+        count: How many there are.
+        data: Where they lie: bytes, or the descriptor of a region.
+        size: Bytes of the region.
+        sender: Who sent them, for errors.
 
     Raises:
         HostError: They are cut short, contradict themselves, lie outside, or are not of numbers.
+        MemoryError: There is no memory for them.
     """
     specs: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
-    text, position = packet.text, 0
+    position = 0
     try:
-        for _ in range(packet.arrays):
+        for _ in range(count):
             title_bytes, dtype_bytes = _NAMES.unpack_from(text, position)
             middle = position + _NAMES.size + title_bytes
             end = middle + dtype_bytes
             name, dtype = text[middle - title_bytes : middle].decode(), _find_dtype(text[middle:end].decode())
             shape, position = decode_shape(text, end, dtype.itemsize)
             specs[name] = dtype, shape
-        if position != len(text) or len(specs) != packet.arrays:
-            raise ValueError(f"expected {packet.arrays} arrays with a name each")
+        if position != len(text) or len(specs) != count:
+            raise ValueError(f"expected {count} arrays with a name each")
         places = place_arrays([math.prod(shape) * dtype.itemsize for dtype, shape in specs.values()])
-        if places.end > len(packet.data):
+        if places.end > (size if isinstance(data, int) else len(data)):
             raise ValueError(f"arrays of {places.end} bytes lie outside of their memory")
         return {
-            name: np.ndarray(shape, dtype, packet.data, offset)
+            name: _read_array(data, offset, dtype, shape)
             for (name, (dtype, shape)), offset in zip(specs.items(), places.offsets, strict=True)
         }
-    except (struct.error, ValueError, TypeError, OverflowError) as error:
+    except (struct.error, ValueError, TypeError, OverflowError, OSError) as error:
         raise violation(sender, f"its arrays are unreadable: {error}") from error
+
+
+def _read_array(data: bytes | int, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    array = np.empty(shape, dtype)
+    content = array.reshape(-1).view(np.uint8)
+    if isinstance(data, int):
+        remaining = content.data
+        while remaining:
+            count = os.preadv(data, [remaining], offset)
+            if not count:
+                raise ValueError("their memory ends before them")
+            remaining, offset = remaining[count:], offset + count
+    else:
+        content[:] = np.ndarray(content.shape, np.uint8, data, offset)
+    if dtype == np.bool_ and content.max(initial=0) > 1:
+        raise ValueError("expected 0 or 1 for a boolean")  # numpy and ONNX Runtime count with them
+    return array
 
 
 def _dtype_name(dtype: np.dtype[Any]) -> str:

@@ -18,6 +18,7 @@ from ortprep.runtime.host.folder import HostFolder, require_same_user
 from ortprep.runtime.host.models import HostConfig, ModelTable
 from ortprep.runtime.machine.cores import usable_cores
 from ortprep.runtime.machine.process_memory import private_bytes
+from ortprep.runtime.received_descriptors import close_aside
 from ortprep.runtime.tensors.element_types import Array
 
 log = logging.getLogger(__name__)
@@ -65,9 +66,8 @@ class Server:
         end = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
-        self._listener.close()
-        for sock, _ in tuple(self._connections.values()):
-            sock.close()
+        for sock in (self._listener, *(sock for sock, _ in tuple(self._connections.values()))):
+            close_aside(sock.close)
         return not any(thread.is_alive() for thread in self._threads)
 
     def _serve(self) -> None:
@@ -94,11 +94,11 @@ class Server:
             require_same_user(sock)
         except HostError as error:
             log.warning("refused a client: %s", error)
-            sock.close()
+            close_aside(sock.close)
             return
         if len(self._connections) >= MAX_CONNECTIONS:
             _send_failure(sock, NoRoomError(f"host is full\n  expected at most {MAX_CONNECTIONS} clients"))
-            sock.close()
+            close_aside(sock.close)
             return
         self._connections[sock.fileno()] = sock, ""
         self._epoll.register(sock, _ONCE)
@@ -114,7 +114,7 @@ class Server:
             if packet is not None:
                 self._connections[descriptor] = sock, self._answer(sock, packet, folder)
                 is_open = True
-        except HostError as error:  # it breaks the protocol
+        except (HostError, MemoryError) as error:  # it breaks the protocol, or asks for too much
             log.warning("%s", error)
             _send_failure(sock, error)
         except Exception as error:  # noqa: BLE001 - it left or does not read, and the thread is to go on
@@ -126,7 +126,7 @@ class Server:
                 self.served -= 1
             if not is_open:
                 del self._connections[descriptor]
-                sock.close()
+                close_aside(sock.close)
         if is_open:
             self._epoll.modify(descriptor, _ONCE)
 
@@ -161,7 +161,7 @@ class Server:
         if 0 < packet.deadline_ns < time.monotonic_ns():
             raise RequestTimeoutError("request was not run: its deadline passed while the host was busy")
         with self.models.use(folder) as model:
-            return model.run(packets.read_arrays(packet, "client"))
+            return model.run(packet.arrays)
 
     def describe(self) -> dict[str, Any]:
         """Returns what `ortprep host --status` shows, as JSON types."""

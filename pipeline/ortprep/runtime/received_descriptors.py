@@ -1,0 +1,61 @@
+"""Descriptors that another process sent: to close one can take as long as that process likes.
+
+A socket may linger, a file system that a program serves (FUSE) may not answer, a terminal may have to drain.
+The kernel, too, closes: what `recvmsg` has no room for, and what is still in the queue of a socket that is
+closed. So who receives packets of others makes room for all, and closes on a thread of its own.
+"""
+
+from __future__ import annotations
+
+import _socket
+import _thread
+import contextlib
+import os
+import struct
+from collections.abc import Callable, Iterable
+from typing import Any
+
+ROOM = _socket.CMSG_SPACE(4 * 253)
+"""Bytes of ancillary data that hold all descriptors which Linux sends with one packet (`SCM_MAX_FD`)."""
+
+_MAX_WAIT_S = 0.2
+_NO_LINGERING = struct.pack("ii", 1, 0)
+
+
+def find_descriptors(ancillary: Iterable[tuple[int, int, Any]]) -> list[int]:
+    """Returns the descriptors in ancillary data, as `recvmsg` returns it."""
+    values = (value for _, kind, value in ancillary if kind == _socket.SCM_RIGHTS)
+    return [descriptor for value in values for (descriptor,) in struct.iter_unpack("i", value)]
+
+
+def close_descriptors(descriptors: Iterable[int]) -> None:
+    """Closes descriptors of any kind, sockets without lingering; see `close_aside`."""
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            try:
+                received = _socket.socket(fileno=descriptor)
+            except OSError:  # it is no socket
+                os.close(descriptor)
+                continue
+            with contextlib.suppress(OSError):
+                received.setsockopt(_socket.SOL_SOCKET, _socket.SO_LINGER, _NO_LINGERING)
+            received.close()
+
+
+def close_aside(close: Callable[[], object]) -> None:
+    """Calls a function that closes descriptors on a thread of its own, and waits for up to 0.2 s."""
+    is_closed = _thread.allocate_lock()
+    is_closed.acquire()
+
+    def run() -> None:
+        try:
+            close()
+        finally:
+            is_closed.release()
+
+    try:
+        _thread.start_new_thread(run, ())
+    except RuntimeError:  # there is no thread to be had, or the interpreter ends
+        close()
+    else:
+        is_closed.acquire(timeout=_MAX_WAIT_S)
