@@ -688,6 +688,38 @@ def test_the_records_of_a_version_are_read_one_at_a_time_and_up_to_a_bound(catal
     assert len(configs) == 3
 
 
+@pytest.mark.parametrize("command", ["collect", "publish"])
+def test_the_parts_of_all_versions_are_read_up_to_a_bound(registry, catalogue, tmp_path, command):
+    bundle = write_bundle(tmp_path / "bundle")
+    part = read_part(bundle)
+    for number in range(20):
+        data = canonical_json(json.loads(part.data) | {"number": number}).ljust(MAX_DOCUMENT_BYTES)
+        write_ref(registry, "net", Kind.PART, data)
+        version = json.loads(
+            build_version("net", [part], label=f"{number}", published_at="2030-01-01T00:00:00+00:00").data
+        )
+        version["manifests"][0] |= {"digest": digest_bytes(data), "size": len(data)}
+        put_version(catalogue, parse_version(canonical_json(version)))
+    with pytest.raises(RegistryError, match="too many bytes in the parts"):
+        collect("net", catalogue) if command == "collect" else publish(bundle, catalogue)
+
+
+def test_the_parts_of_all_versions_are_read_in_time(registry, catalogue, tmp_path, monkeypatch):
+    for number in range(10):
+        publish(write_bundle(tmp_path / f"{number}", spec=b"%d" % number), catalogue)
+    open_ref = catalogue.backend.open_ref
+
+    def open_slowly(model, kind, name):
+        time.sleep(0.3 if kind == Kind.PART else 0)
+        return open_ref(model, kind, name)
+
+    monkeypatch.setattr(catalogue_module, "LISTING_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(catalogue.backend, "open_ref", open_slowly)
+    catalogue.cache = Cache(tmp_path / "empty")
+    with pytest.raises(RegistryError, match="does not come to an end"):
+        collect("net", catalogue)
+
+
 def test_the_variants_of_all_parts_are_compared_up_to_a_bound(catalogue, tmp_path, monkeypatch):
     published = publish(write_bundle(tmp_path / "bundle"), catalogue)
     part = catalogue.read_part("net", published.part)

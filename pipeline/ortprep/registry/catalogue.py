@@ -212,32 +212,33 @@ class Catalogue:
         return part
 
     @_in_time()
-    def read_parts(self, version: Version, public_key: Path | None = None) -> tuple[Part, ...]:
-        """Reads the parts of a version; those not signed with a key are left out, and nothing else is read.
+    def read_parts(self, *versions: Version, public_key: Path | None = None) -> tuple[Part, ...]:
+        """Reads the parts of versions; those not signed with a key are left out, and nothing else is read.
 
         Raises:
             SignatureError: None is signed with the key.
             IntegrityError: One is of another source or spec, or not what its digest says.
             RegistryError: Together they are larger than `MAX_LISTING_BYTES`; the rest is not read.
         """
-        parts: list[Part] = []
+        found: dict[str, Part] = {}
         size_bytes = 0
-        for summary in version.parts:
-            part = self.read_part(version.model, summary.digest)
-            if (part.source, part.spec) != version.family:
-                raise IntegrityError(f"a part of another source or spec: {part.digest} in {version.digest}")
-            size_bytes += len(part.data)
-            if size_bytes > MAX_LISTING_BYTES:
-                raise RegistryError(
-                    f"too many bytes in the parts of {version.model}@{version.label}\n"
-                    f"  expected {MAX_LISTING_BYTES} at most, got more"
-                )
-            parts.append(part)
-        if public_key is None:
-            return tuple(parts)
-        signatures = self.read_attached(version.model, Kind.SIGNATURE, parts)
+        for version in versions:
+            for digest in (summary.digest for summary in version.parts):
+                if digest not in found:
+                    found[digest] = self.read_part(version.model, digest)
+                    size_bytes += len(found[digest].data)
+                if size_bytes > MAX_LISTING_BYTES:
+                    raise RegistryError(
+                        f"too many bytes in the parts of {version.model}@{version.label}\n"
+                        f"  expected {MAX_LISTING_BYTES} at most, with other versions that are read, got more"
+                    )
+                if (found[digest].source, found[digest].spec) != version.family:
+                    raise IntegrityError(f"a part of another source or spec: {digest} in {version.digest}")
+        if public_key is None or not found:
+            return tuple(found.values())
+        signatures = self.read_attached(versions[0].model, Kind.SIGNATURE, list(found.values()))
         verified, problems = [], []
-        for part in parts:
+        for part in found.values():
             try:
                 verify_part(part, signatures[part.digest], public_key)
                 verified.append(part)

@@ -91,8 +91,7 @@ def collect(
     for name in () if dry_run else listed_moves:
         if name.partition(".")[2] not in subjects:
             catalogue.backend.delete_ref(model, Kind.MOVE, name)
-    digests = sorted({part.digest for version in remaining for part in version.parts})
-    live = [catalogue.read_part(model, digest) for digest in digests]
+    live = catalogue.read_parts(*remaining)
     swept = catalogue.backend.sweep(model, live, grace_s=policy.grace_hours * 3600, dry_run=dry_run)
     return CollectResult(model, removed, swept, len(remaining))
 

@@ -134,7 +134,7 @@ def _pass_gate(
     catalogue: Catalogue, version: Version, serving: Version | None, gate: PromotionGate
 ) -> tuple[str, ...]:
     """Returns the overruled objections; raises SignatureError, or PromotionRefusedError for others."""
-    parts = catalogue.read_parts(version, gate.public_key)
+    parts = catalogue.read_parts(version, public_key=gate.public_key)
     if len(parts) < len(version.parts):
         missing = version.part_digests - {part.digest for part in parts}
         raise SignatureError(
@@ -147,7 +147,7 @@ def _pass_gate(
     objections = tuple(text for part, manifest in new for text in _find_unverified(part, manifest))
     if serving is not None:
         try:
-            old = catalogue.read_manifests(catalogue.read_parts(serving, gate.public_key))
+            old = catalogue.read_manifests(catalogue.read_parts(serving, public_key=gate.public_key))
             objections += _find_regressions(old, new, gate)
         except SignatureError as error:
             objections += (f"nothing to compare with in {serving.label}: {error.message.splitlines()[0]}",)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -192,13 +193,10 @@ def _choose_parts(new: _Publication, family: Sequence[Version]) -> tuple[Part, .
     """Returns the parts of the latest version or, if a newer bundle took this one's place, of one with it."""
     new_digest = new.part.digest
     by_digest = {new_digest: new.part}
-    for version in family:
-        if version.part_digests <= by_digest.keys():
-            continue
-        try:
-            by_digest |= {part.digest: part for part in new.catalogue.read_parts(version, new.public_key)}
-        except SignatureError:
-            continue  # not one part of it may be taken over; each was logged
+    others = [version for version in family if version.part_digests != {new_digest}]
+    with suppress(SignatureError):  # not one part may be taken over; each was logged
+        found = new.catalogue.read_parts(*others, public_key=new.public_key)
+        by_digest |= {part.digest: part for part in found}
     summaries = [part.summary for part in by_digest.values()]
     merged = merge_parts(summaries)
     if new_digest not in {part.digest for part in merged}:

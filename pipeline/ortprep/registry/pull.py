@@ -173,7 +173,7 @@ def _resolve(request: PullRequest, catalogue: Catalogue) -> tuple[Version, tuple
     try:
         state = catalogue.read_state(reference.name)
         version = resolve(state, reference.version, registry=redact_url(catalogue.backend.url))
-        parts = catalogue.read_parts(version, request.public_key)
+        parts = catalogue.read_parts(version, public_key=request.public_key)
     except RegistryUnavailableError as error:
         remembered = _recall(request, catalogue)
         if remembered is None:
