@@ -96,6 +96,6 @@ def test_links_in_an_artifacts_folder_that_a_clone_brings_are_refused(tmp_path, 
     link = tmp_path / "artifacts" / place
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(home)
-    with pytest.raises(SpecError, match=f"link in the artifacts folder: {link}\n") as caught:
+    with pytest.raises(SpecError, match=f"link where files are written: {link}\n") as caught:
         check_buildable([spec(tmp_path)], tmp_path / "artifacts")
     assert caught.value.hint == f"rm {link}"

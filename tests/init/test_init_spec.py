@@ -288,6 +288,25 @@ def test_copies_of_models_of_one_name_are_apart(tmp_path):
     assert copy_path(first, tmp_path) != copy_path(second, tmp_path)
 
 
+@pytest.mark.attack
+def test_a_copy_is_neither_written_nor_removed_through_a_strangers_link(tmp_path):
+    path = models.write_model(map_classifier(), tmp_path / "net.onnx")
+    configs, outside = tmp_path / "configs", tmp_path / "outside"
+    configs.mkdir()
+    outside.mkdir()
+    (configs / "models").symlink_to(outside)
+    with pytest.raises(SpecError, match=f"link where files are written: {configs / 'models'}"):
+        init_spec(path, folder=configs, may_copy=True)
+    assert not list(outside.iterdir())
+    other = outside / copy_path(path, configs).name
+    other.touch()
+    os.utime(other, ns=(0, 0))
+    models.write_model(models.conv_net(), path)
+    with pytest.raises(SpecError, match="link where files are written"):
+        refresh_tensor_copy(path, configs)
+    assert other.exists()
+
+
 def test_the_copy_follows_its_model(tmp_path):
     path = models.write_model(map_classifier(), tmp_path / "net.onnx")
     init_spec(path, folder=tmp_path, may_copy=True).write()

@@ -13,6 +13,7 @@ from typing import Any
 from ortprep.adopt.model_use import ModelUse, SpecOptions, merge_uses, options_of
 from ortprep.adopt.observation import ModelRecord, ProcessRecord, choose_spread
 from ortprep.bundle.digest import DigestCache
+from ortprep.bundle.file_links import refuse_links
 from ortprep.errors import PipelineError, SourceError
 from ortprep.init import choose_name, find_spec_name, init_spec
 from ortprep.options import NEWEST
@@ -164,6 +165,7 @@ def _describe(model: ModelRecord) -> str:
 def _keep(saved: Path, folder: Path) -> Path:
     """Copies a model that was given as bytes beside the specs."""
     copy = folder / MODELS_FOLDER / f"model-{saved.stem[:12]}.onnx"
+    refuse_links([copy.parent, copy])
     copy.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(saved, copy)
     return copy
@@ -180,9 +182,11 @@ def _keep_samples(chosen: Sequence[Path], folder: Path, *, force: bool) -> int:
 
     They replace earlier ones; where there are none, `force` removes those all the same.
     """
+    ignored = folder.parent / ".gitignore"
+    if chosen or force:
+        refuse_links([folder.parent, folder, ignored])
     if chosen:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        ignored = folder.parent / ".gitignore"
         if not ignored.exists():
             ignored.write_text("*\n", encoding="utf-8")
     if chosen or force:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import get_args
 
 from ortprep.build.execution import Task, build_tasks
-from ortprep.build.receipts import model_folder, refuse_links
+from ortprep.build.receipts import model_folder, written_paths
 from ortprep.bundle import LOADER_FILE
+from ortprep.bundle.file_links import refuse_links
 from ortprep.bundle.manifest import MANIFEST_FILE
 from ortprep.bundle.verification import may_be_replaced
 from ortprep.children.availability import unavailable_reason
@@ -114,7 +115,7 @@ def check_buildable(specs: Sequence[ModelSpec], artifacts: Path) -> None:
         SpecError: A search is restricted to what there is not, a bundle's folder holds something else, or the
             artifacts folder has links.
     """
-    refuse_links(artifacts.absolute(), [spec.name for spec in specs])
+    refuse_links(written_paths(artifacts.absolute(), [spec.name for spec in specs]))
     problems = [
         f"  {spec.name}: tune.space: {problem}"
         for spec in specs

@@ -20,8 +20,7 @@ from ortprep.bundle.digest import digest_json
 from ortprep.bundle.file_memory import cache_folder, read_entry
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.verification import compare_files
-from ortprep.errors import BundleError, SpecError
-from ortprep.quoting import quoted
+from ortprep.errors import BundleError
 
 if TYPE_CHECKING:
     from ortprep.stages.core.contract import TaskId  # who only reads receipts need not have what stages need
@@ -86,35 +85,13 @@ def receipt_path(artifacts: Path, model: str, task: TaskId) -> Path:
     return model_folder(artifacts, model) / "receipts" / f"{str(task).replace('/', '-')}.json"
 
 
-def refuse_links(artifacts: Path, models: Iterable[str]) -> None:
-    """Refuses an artifacts folder with links where a build of these models writes or removes.
-
-    Raises:
-        SpecError: It is a link itself, or has one; a clone can bring them, and they lead anywhere.
-    """
-    link = next(_find_links(artifacts, models), None)
-    if link is not None:
-        raise SpecError(
-            f"link in the artifacts folder: {link}\n  expected folders and files, which a build replaces",
-            hint=quoted("rm", link),
-        )
-
-
-def _find_links(artifacts: Path, models: Iterable[str]) -> Iterator[Path]:
-    for folder in (artifacts, artifacts / WORK_FOLDER):
-        if folder.is_symlink():
-            yield folder
-            return  # what it leads to is not looked at
+def written_paths(artifacts: Path, models: Iterable[str]) -> Iterator[Path]:
+    """Yields what a build of these models writes or removes in an artifacts folder, for `refuse_links`."""
+    yield from (artifacts, artifacts / WORK_FOLDER)
     for model in models:
-        for folder in (artifacts / model, model_folder(artifacts, model)):
-            if folder.is_symlink():
-                yield folder
-        yield from _links_below(model_folder(artifacts, model))
-
-
-def _links_below(folder: Path) -> Iterator[Path]:
-    for root, folders, files in os.walk(folder):
-        yield from (path for name in (*folders, *files) if (path := Path(root, name)).is_symlink())
+        yield from (artifacts / model, model_folder(artifacts, model))
+        for root, folders, files in os.walk(model_folder(artifacts, model)):
+            yield from (Path(root, name) for name in (*folders, *files))
 
 
 def find_receipt(path: Path) -> TaskReceipt | str:

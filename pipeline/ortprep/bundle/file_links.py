@@ -1,4 +1,6 @@
-"""Having a file in a second place without a second copy of its bytes, where ONNX Runtime loads it from there.
+"""Links between files: hard ones that are made, symbolic ones that are refused.
+
+Having a file in a second place without a second copy of its bytes, where ONNX Runtime loads it from there.
 
 ONNX Runtime checks the graphs that nodes hold, branches and loop bodies, as the onnx package does: external
 data of theirs is refused if it has more than one hard link, or is reached by a symbolic one ("possible
@@ -10,13 +12,29 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 
 from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.onnx_wire import WireError, read_skeleton, subgraph_locations
+from ortprep.errors import SpecError
+from ortprep.quoting import quoted
 
 _FICLONE = 0x40049409  # linux/fs.h
+
+
+def refuse_links(paths: Iterable[Path]) -> None:
+    """Refuses symbolic links where something is written or removed: a clone can bring them.
+
+    Raises:
+        SpecError: A path is one; those after it are not asked for.
+    """
+    link = next((path for path in paths if path.is_symlink()), None)
+    if link is not None:
+        raise SpecError(
+            f"link where files are written: {link}\n  expected a file or folder, as a link may lead anywhere",
+            hint=quoted("rm", link),
+        )
 
 
 def share_model(model: Path, destination: Path) -> None:

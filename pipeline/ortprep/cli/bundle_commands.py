@@ -103,12 +103,13 @@ def report(
     registry: Registry = None,
 ) -> None:
     """Write one HTML file about bundles: figures, every trial, and the reasons."""
-    from ortprep.build.receipts import REPORT_FILE, refuse_links
+    from ortprep.build.receipts import REPORT_FILE, written_paths
     from ortprep.build.report_file import write_report
+    from ortprep.bundle.file_links import refuse_links
     from ortprep.report.report_subjects import ReportSubject, find_manifests
 
     if out is None:
-        refuse_links(artifacts, ())
+        refuse_links(written_paths(artifacts, ()))
     place = out or artifacts / REPORT_FILE
     here = [name for name in names or () if not is_in_registry(name, artifacts)]
     manifests = find_manifests(here, artifacts) if here or not names else ()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortprep.bundle.atomic import write_bytes_atomic
+from ortprep.bundle.file_links import refuse_links
 from ortprep.children.child import run_child
 
 if TYPE_CHECKING:
@@ -47,10 +48,15 @@ def refresh_tensor_copy(model: Path, folder: Path) -> None:
 
 
 def copy_as_tensors(paths: tuple[Path, Path]) -> tuple[str, ...]:
-    """Child function of `write_tensor_copy`: the model, and its copy."""
+    """Child function of `write_tensor_copy`: the model, and its copy.
+
+    Raises:
+        SpecError: The copy's folder is a link.
+    """
     import onnx
 
     source, copy = paths
+    refuse_links([copy.parent])
     model = onnx.load(source)
     changes = tuple(filter(None, [_replace_zip_map(model.graph, node) for node in model.graph.node]))
     if changes:
