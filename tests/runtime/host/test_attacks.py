@@ -5,20 +5,24 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import select
 import signal
 import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
-from ortprep.errors import HostDiedError, HostError
+from ortprep.bundle.session_record import SessionOptionsRecord
+from ortprep.errors import HostDiedError, HostError, LoadTimeoutError, RequestTimeoutError
 from ortprep.runtime import connect
 from ortprep.runtime.host.folder import HostFolder, require_same_user
+from ortprep.runtime.host.models import HostConfig, ModelTable, NotLoadedError
 from ortprep.runtime.host.packets import (
     DONE,
     FAILED,
@@ -33,9 +37,10 @@ from ortprep.runtime.host.packets import (
     send_arrays,
 )
 from ortprep.runtime.host.process import read_status
+from ortprep.runtime.loading.load_options import Deadline
 from tests.fakes import wait_for
-from tests.runtime.builders import sample, weights_of
-from tests.runtime.host.conftest import freeze_host
+from tests.runtime.builders import rewrite_digests, sample, weights_of, write_bundle
+from tests.runtime.host.conftest import freeze_host, kill_host
 from tests.runtime.pool.builders import write_model_bundle
 
 pytestmark = [pytest.mark.runtime, pytest.mark.attack]
@@ -310,6 +315,77 @@ def test_descriptors_that_linger_stop_nobody(bundle, packets):
                 client.settimeout(20)
                 assert is_closed_with_an_error(client)
         np.testing.assert_allclose(session.run(None, {"x": sample()})[0], sample() @ weights_of(0), rtol=1e-5)
+
+
+def test_a_client_that_reads_no_answer_gets_no_second_one(bundle):
+    with connect(bundle, start=True), connection(bundle) as sock:
+        pid = freeze_host()
+        for _ in range(2):  # it closes after the second, so more would be none of its
+            send_arrays(sock, RUN, {"x": np.zeros((20_000, 8), np.float32)}, MemoryFile)
+        os.kill(pid, signal.SIGCONT)
+        poll = select.poll()
+        poll.register(sock, 0)
+        assert poll.poll(20_000) == [(sock.fileno(), select.POLLHUP)]
+        answer, error = receive(sock, "host"), receive(sock, "host")
+        assert answer is not None
+        assert error is not None
+        assert (answer.kind, error.kind) == (DONE, FAILED)
+        assert b"before the last answer was read" in error.text
+        status = read_status()
+        assert status is not None
+        assert status["requests"] == 1
+
+
+def write_endless(folder: Path) -> Path:
+    """Writes a bundle of 13 KB whose load takes hours: ONNX Runtime multiplies large constants."""
+    bundle = write_bundle(folder, options=SessionOptionsRecord("ORT_ENABLE_ALL"))
+    model = bundle / "cpu" / "linear_optimized.onnx"
+    links = [helper.make_node("MatMul", [f"c{n}", "c0"], [f"c{n + 1}"]) for n in range(500)]
+    nodes = [
+        helper.make_node("ConstantOfShape", ["sizes"], ["c0"]),
+        *links,
+        helper.make_node("ReduceMax", ["c500"], ["maximum"], keepdims=0),
+        helper.make_node("MatMul", ["x", "w"], ["z"]),
+        helper.make_node("Add", ["z", "maximum"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "endless",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 4])],
+        [
+            numpy_helper.from_array(np.array([2000, 2000], np.int64), "sizes"),
+            numpy_helper.from_array(weights_of(0), "w"),
+        ],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model.write_bytes(made.SerializeToString())
+    rewrite_digests(bundle)
+    return bundle
+
+
+def test_a_bundle_that_loads_for_hours_stops_no_model_that_is_loaded(bundle, tmp_path):
+    others = [write_bundle(tmp_path / f"other{seed}", seed=seed) for seed in range(18)]
+    with connect(bundle, start=True, timeout_s=20) as session, ExitStack() as opened:
+        with pytest.raises((RequestTimeoutError, LoadTimeoutError)):
+            connect(write_endless(tmp_path / "endless"), timeout_s=2)
+        for other in others:  # more than the host has threads, and all wait for that load
+            send(opened.enter_context(connection()), OPEN, bytes(other))
+        for _ in range(3):
+            (y,) = session.run(None, {"x": sample()})
+            np.testing.assert_allclose(y, sample() @ weights_of(0), rtol=1e-5)
+        with pytest.raises((RequestTimeoutError, LoadTimeoutError)):
+            connect(others[0], timeout_s=0.5)
+        kill_host()
+
+
+def test_a_load_ends_with_the_patience_of_its_client(bundle):
+    table = ModelTable(HostConfig())
+    with pytest.raises(LoadTimeoutError), table.use(str(bundle), Deadline(0, subject="")):
+        pass
+    with pytest.raises(NotLoadedError), table.use(str(bundle), None):
+        pass
+    assert table.describe() == []
 
 
 @contextmanager

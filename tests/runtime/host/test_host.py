@@ -29,6 +29,7 @@ from ortprep.runtime.host.folder import HostFolder
 from ortprep.runtime.host.models import HostConfig, ModelTable
 from ortprep.runtime.host.process import read_status, stop_host
 from ortprep.runtime.host.server import Server
+from ortprep.runtime.loading.load_options import NO_DEADLINE
 from ortprep.runtime.tensors.element_types import ELEMENT_TYPES, narrow
 from tests.fakes import wait_for
 from tests.runtime.builders import ROWS, batch_of, sample, weights_of, write_bundle
@@ -289,13 +290,13 @@ def test_the_model_that_was_unused_for_longest_is_dropped_and_loads_again(tmp_pa
     folders = [str(write_bundle(tmp_path / str(seed), seed=seed)) for seed in range(3)]
     table = ModelTable(HostConfig(models={"first": folders[0]}))
     for seed in (0, 1, 2, 0):
-        with table.use(folders[seed]) as model:
+        with table.use(folders[seed], NO_DEADLINE) as model:
             np.testing.assert_allclose(
                 model.run({"x": sample()})["y"], sample() @ weights_of(seed), rtol=1e-5
             )
     limited = ModelTable(HostConfig(max_memory_bytes=1))
-    with limited.use(folders[0]), limited.use(folders[1]):
+    with limited.use(folders[0], NO_DEADLINE), limited.use(folders[1], NO_DEADLINE):
         assert len(limited.describe()) == 2  # in use
-    with limited.use(folders[2]):
+    with limited.use(folders[2], NO_DEADLINE):
         assert [model["bundle"] for model in limited.describe()] == [folders[2]]
     assert [table.find_folder(model) for model in ("first", folders[1])] == folders[:2]

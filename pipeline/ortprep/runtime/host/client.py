@@ -182,7 +182,7 @@ class HostSession:
         try:
             sock.settimeout(_remaining_s(deadline_ns))
             if arrays is None:
-                packets.send(sock, packets.OPEN, os.fsencode(self._model))
+                packets.send(sock, packets.OPEN, os.fsencode(self._model), deadline_ns=deadline_ns)
             else:
                 packets.send_arrays(sock, packets.RUN, arrays, self._find_region, deadline_ns=deadline_ns)
             sock.settimeout(_remaining_s(deadline_ns))

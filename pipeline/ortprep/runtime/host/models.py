@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import ctypes
 import gc
@@ -16,6 +17,7 @@ from ortprep.bundle import LOADER_FILE
 from ortprep.bundle.file_memory import find_stamp
 from ortprep.errors import LoadError, propose
 from ortprep.runtime.loading.bundle_loader import open_bundle
+from ortprep.runtime.loading.load_options import Deadline
 from ortprep.runtime.machine.process_memory import private_bytes
 from ortprep.runtime.opened_model import SessionRunner
 from ortprep.runtime.tensors.signatures import check_inputs, read_signature
@@ -44,13 +46,17 @@ class HostConfig:
     require_signature: str | None = None
 
 
+class NotLoadedError(Exception):
+    """A model would have to be loaded, which can take any time, by who has none."""
+
+
 class LoadedModel:
     """A bundle's session; raises as `load` does, and `PoolError` if it takes or gives other than numbers."""
 
-    def __init__(self, folder: str, config: HostConfig) -> None:
+    def __init__(self, folder: str, config: HostConfig, timeout_s: float | None) -> None:
         self.stamp = _read_stamp(folder)
         policies = {name: getattr(config, name) for name in ("digests", "precision", "require_signature")}
-        opened = open_bundle(folder, **policies)
+        opened = open_bundle(folder, timeout_s=timeout_s, **policies)
         self.variant = opened.variant.name
         self._signature = read_signature(opened.config.name, opened.config)
         self._runner = SessionRunner(self._signature, opened)
@@ -78,7 +84,7 @@ class _Entry:
     loaded: LoadedModel | None = None
     users: int = 0
     used_s: float = 0.0
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: _thread.RLock = field(default_factory=_thread.RLock)
 
 
 class ModelTable:
@@ -100,10 +106,15 @@ class ModelTable:
         raise LoadError(problem, hint='connect("/path/of/the/bundle")')
 
     @contextlib.contextmanager
-    def use(self, folder: str) -> Iterator[LoadedModel]:
+    def use(self, folder: str, load_by: Deadline | None) -> Iterator[LoadedModel]:
         """Yields a model, which stays loaded meanwhile, of the bundle that is in a folder now.
 
+        Args:
+            folder: The folder.
+            load_by: When loading it is given up, as far as ONNX Runtime notices; None to load nothing.
+
         Raises:
+            NotLoadedError: It would have to be loaded.
             PipelineError: It cannot be loaded, as `LoadedModel`.
         """
         with self._lock:
@@ -112,11 +123,16 @@ class ModelTable:
         try:
             loaded = entry.loaded
             if loaded is None or loaded.stamp != _read_stamp(folder):
-                with entry.lock:
+                if load_by is None:
+                    raise NotLoadedError(folder)
+                load_by.acquire(entry.lock)
+                try:
                     loaded = entry.loaded
                     if loaded is None or loaded.stamp != _read_stamp(folder):
                         entry.loaded = None  # the old one must not answer for a bundle that was replaced
-                        entry.loaded = loaded = LoadedModel(folder, self._config)
+                        entry.loaded = loaded = LoadedModel(folder, self._config, load_by.remaining_s())
+                finally:
+                    entry.lock.release()
                 self.trim()
             yield loaded
         finally:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
 import select
 import socket
+import struct
+import termios
 import threading
 import time
 from typing import Any
@@ -15,7 +18,8 @@ from typing import Any
 from ortprep.errors import HostError, NoRoomError, RequestTimeoutError, to_dict
 from ortprep.runtime.host import packets
 from ortprep.runtime.host.folder import HostFolder, require_same_user
-from ortprep.runtime.host.models import HostConfig, ModelTable
+from ortprep.runtime.host.models import HostConfig, ModelTable, NotLoadedError
+from ortprep.runtime.loading.load_options import Deadline
 from ortprep.runtime.machine.cores import usable_cores
 from ortprep.runtime.machine.process_memory import private_bytes
 from ortprep.runtime.received_descriptors import close_aside
@@ -27,6 +31,7 @@ MAX_CONNECTIONS = 512
 _MAX_THREADS = 16
 _ONCE = select.EPOLLIN | select.EPOLLONESHOT  # to one thread
 _NO_DESCRIPTORS_DELAY_S = 0.05
+_POLL_INTERVAL_S = 0.01
 
 
 class Server:
@@ -53,7 +58,7 @@ class Server:
         self._epoll = select.epoll()
         self._epoll.register(self._wakeup, select.EPOLLIN)
         self._epoll.register(self._listener, _ONCE)
-        count = min(_MAX_THREADS, usable_cores() + 2)  # while some load a model, others run
+        count = min(_MAX_THREADS, usable_cores() + 2)
         self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(count)]
         for thread in self._threads:
             thread.start()
@@ -66,9 +71,11 @@ class Server:
         end = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
+        while self.served and time.monotonic() < end:  # by threads that load
+            time.sleep(_POLL_INTERVAL_S)
         for sock in (self._listener, *(sock for sock, _ in tuple(self._connections.values()))):
             close_aside(sock.close)
-        return not any(thread.is_alive() for thread in self._threads)
+        return not self.served
 
     def _serve(self) -> None:
         """Takes clients in and answers packets, in a thread of its own."""
@@ -79,6 +86,8 @@ class Server:
                 self._accept()
                 self._epoll.modify(listener, _ONCE)
             elif descriptor != self._wakeup:
+                with self._lock:
+                    self.served += 1
                 self._serve_connection(descriptor)
 
     def _accept(self) -> None:
@@ -103,49 +112,60 @@ class Server:
         self._connections[sock.fileno()] = sock, ""
         self._epoll.register(sock, _ONCE)
 
-    def _serve_connection(self, descriptor: int) -> None:
-        """Answers one packet of a client, and closes its connection if that was its last."""
-        with self._lock:
-            self.served += 1
+    def _serve_connection(self, descriptor: int, packet: packets.Packet | None = None) -> None:
+        """Answers one packet of a client, and closes its connection if that was its last.
+
+        Given a packet, it is on a thread of its own: those of the server load nothing, since a load that
+        lasts would be waited for by all of them.
+        """
         sock, folder = self._connections[descriptor]
-        packet, is_open = None, False
+        may_load, is_open = packet is not None, False
         try:
-            packet = packets.receive(sock, "client")
+            packet = packet or packets.receive(sock, "client")
             if packet is not None:
-                self._connections[descriptor] = sock, self._answer(sock, packet, folder)
+                try:
+                    folder = self._answer(sock, packet, folder, may_load=may_load)
+                except NotLoadedError:
+                    args = descriptor, packet
+                    threading.Thread(target=self._serve_connection, args=args, daemon=True).start()
+                    return
+                self._connections[descriptor] = sock, folder
                 is_open = True
         except (HostError, MemoryError) as error:  # it breaks the protocol, or asks for too much
             log.warning("%s", error)
             _send_failure(sock, error)
         except Exception as error:  # noqa: BLE001 - it left or does not read, and the thread is to go on
             log.debug("lost a client: %s", error)
-        finally:
-            with self._lock:
-                if packet is not None:  # before `served`, which is read before it
-                    self.last_s = time.monotonic()
-                self.served -= 1
-            if not is_open:
-                del self._connections[descriptor]
-                close_aside(sock.close)
+        with self._lock:
+            if packet is not None:  # before `served`, which is read before it
+                self.last_s = time.monotonic()
+            self.served -= 1
         if is_open:
             self._epoll.modify(descriptor, _ONCE)
+        else:
+            del self._connections[descriptor]
+            close_aside(sock.close)
 
-    def _answer(self, sock: socket.socket, packet: packets.Packet, folder: str) -> str:
+    def _answer(self, sock: socket.socket, packet: packets.Packet, folder: str, *, may_load: bool) -> str:
         """Answers a packet, and returns the folder of the model that the client has opened."""
         kind: int = packets.FAILED
         reply: dict[str, Any] = {}
         try:
+            if _has_unread_answer(sock):  # answers take memory until they are read
+                raise packets.violation("client", "packet before the last answer was read")
             if packet.kind == packets.OPEN:
+                if not may_load:  # to follow a path can take any time, too
+                    raise NotLoadedError
                 kind, folder = packets.OPENED, self.models.find_folder(os.fsdecode(packet.text))
-                with self.models.use(folder):
+                with self.models.use(folder, _deadline_of(packet, folder)):
                     pass
             elif packet.kind == packets.RUN and folder:
-                kind, reply = packets.DONE, self._run(packet, folder)
+                kind, reply = packets.DONE, self._run(packet, folder, may_load=may_load)
             elif packet.kind == packets.STATUS:
                 kind, reply = packets.REPORT, self.describe()
             else:
                 raise packets.violation("client", f"packet of kind {packet.kind} before a model was opened")
-        except HostError:
+        except (HostError, NotLoadedError):
             raise
         except Exception as error:  # noqa: BLE001 - errors of ONNX Runtime cross to the client
             kind, reply = packets.FAILED, to_dict(error)
@@ -155,12 +175,12 @@ class Server:
             _send_json(sock, kind, reply)
         return folder
 
-    def _run(self, packet: packets.Packet, folder: str) -> dict[str, Array]:
-        with self._lock:
-            self._requests += 1
+    def _run(self, packet: packets.Packet, folder: str, *, may_load: bool) -> dict[str, Array]:
         if 0 < packet.deadline_ns < time.monotonic_ns():
             raise RequestTimeoutError("request was not run: its deadline passed while the host was busy")
-        with self.models.use(folder) as model:
+        with self.models.use(folder, _deadline_of(packet, folder) if may_load else None) as model:
+            with self._lock:
+                self._requests += 1
             return model.run(packet.arrays)
 
     def describe(self) -> dict[str, Any]:
@@ -173,6 +193,16 @@ class Server:
             "private_bytes": private_bytes(),
             "models": self.models.describe(),
         }
+
+
+def _deadline_of(packet: packets.Packet, folder: str) -> Deadline:
+    remaining_s = max(0, packet.deadline_ns - time.monotonic_ns()) / 1e9
+    return Deadline(remaining_s if packet.deadline_ns > 0 else None, subject=folder)
+
+
+def _has_unread_answer(sock: socket.socket) -> bool:
+    """Returns whether the other side has not read all that it was sent (`SIOCOUTQ`)."""
+    return struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4))) > (0,)
 
 
 def _send_json(sock: socket.socket, kind: int, content: dict[str, Any]) -> None:
