@@ -191,6 +191,16 @@ def test_workers_with_threads_or_own_options_start_by_themselves(bundle):
             assert is_right(pool)
 
 
+@pytest.mark.parametrize("own", [None, "glibc.malloc.hugetlb=0"])
+def test_workers_ask_for_huge_pages_unless_the_application_decides(bundle, monkeypatch, own):
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    if own is not None:
+        monkeypatch.setenv("GLIBC_TUNABLES", own)
+    with open_pool(bundle, workers=1) as pool:
+        variables = Path(f"/proc/{template_of(pool)}/environ").read_text().split("\0")
+    assert f"GLIBC_TUNABLES={own or 'glibc.malloc.hugetlb=1'}" in variables
+
+
 def test_large_answers_of_forked_workers_are_their_own(bundle):
     with open_pool(bundle) as pool:
         futures = [pool.submit({"x": np.full((300, 1000), n, np.float32)}) for n in range(40)]
