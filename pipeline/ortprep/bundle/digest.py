@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -48,7 +50,7 @@ def digest_file(path: Path, *, between_blocks: Callable[[], object] = _carry_on)
     """Returns the digest of a file's bytes; what `between_blocks` raises ends the reading.
 
     Raises:
-        OSError: The file cannot be read, or is no regular file.
+        OSError: The file cannot be read, is no regular file, or has more bytes than its size says.
     """
     with open_regular(path) as file:
         return _digest_open(file, between_blocks)
@@ -56,9 +58,13 @@ def digest_file(path: Path, *, between_blocks: Callable[[], object] = _carry_on)
 
 def _digest_open(file: BinaryIO, between_blocks: Callable[[], object]) -> str:
     hasher, block = hashlib.sha256(), memoryview(bytearray(_BLOCK_BYTES))
+    left_bytes = os.fstat(file.fileno()).st_size
     while count := file.readinto(block):  # type: ignore[attr-defined]
         hasher.update(block[:count])
         between_blocks()
+        left_bytes -= count
+        if left_bytes < 0:  # files of /proc have no size, and some of them no end
+            raise OSError(errno.EFBIG, "more bytes than its size says")
     return PREFIX + hasher.hexdigest()
 
 
@@ -84,7 +90,7 @@ class DigestCache:
         """Returns the digest of the file at `path`, from the cache when its stamp is unchanged.
 
         Raises:
-            OSError: The file cannot be read, or is no regular file.
+            OSError: As of `digest_file`.
         """
         # One open file throughout: were the path looked up again, another file's digest could be remembered.
         with open_regular(path) as file:

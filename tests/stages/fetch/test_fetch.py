@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from ortprep.stages.core.results import FetchResult
 from ortprep.stages.fetch.demo import DEMO_NAMES, check_demo_name, write_demo_model
 from ortprep.stages.fetch.external_data import digest_beside
 from ortprep.stages.fetch.inspection import inspect_file
+from ortprep.stages.fetch.sources import TIMEOUT_VARIABLE
 from ortprep.stages.fetch.stage import FetchStage
 from ortprep.transport import transfer
 from tests import builders as models
@@ -237,6 +239,25 @@ def test_external_data_comes_along_wherever_a_model_refers_to_it(tmp_path, place
     )
     assert [(file.path, file.size_bytes) for file in result.source.files[1:]] == [("w.bin", 128)]
     assert external_extents(onnx.load(tmp_path / "got/m.onnx", load_external_data=False)) == {"w.bin": 128}
+
+
+@pytest.mark.attack
+def test_a_source_without_an_end_or_of_terabytes_is_refused_before_it_is_hashed(tmp_path, monkeypatch):
+    """`/proc/self/pagemap` has 256 TiB, and a size of 0; a file of holes costs a clone nothing."""
+    with pytest.raises(SourceError, match="cannot read /proc/self/maps\n  more bytes than its size says"):
+        key(plan_of(tmp_path, {"path": "/proc/self/maps"}))
+    with (tmp_path / "m.onnx").open("wb") as file:
+        file.truncate(2**42)
+    with pytest.raises(SourceError, match=r"model file too large: .*\n  expected under 2 GiB"):
+        key(plan_of(tmp_path, {"path": "m.onnx"}))
+    external_model(tmp_path)
+    os.truncate(tmp_path / "w.bin", 2**42)
+    plan = plan_of(tmp_path, {"path": "m.onnx"}, inputs=WANTED)
+    assert key(plan)["source"]["external"] == {"w.bin": "too large"}
+    os.truncate(tmp_path / "w.bin", 2**36)
+    monkeypatch.setenv(TIMEOUT_VARIABLE, "0")
+    with pytest.raises(SourceError, match="took too long: "):
+        key(plan)
 
 
 @pytest.mark.attack

@@ -16,6 +16,7 @@ from ortprep.bundle.digest import PREFIX, DigestCache
 from ortprep.bundle.file_memory import cache_folder, read_entry, write_entry
 from ortprep.bundle.onnx_wire import WireError, external_locations, read_skeleton
 from ortprep.errors import SourceError
+from ortprep.transport.transfer import MAX_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -65,12 +66,13 @@ def find_beside(model: Path, location: str) -> Path:
 def digest_beside(model: Path, sha256: str, cache: DigestCache) -> Mapping[str, str]:
     """Returns the digest of every external data file of a local model, by location.
 
-    What cannot be read has a word in place of its digest; fetching it will say what is wrong.
+    What cannot be fetched has words in place of its digest; fetching it will say what is wrong.
     """
     digests = {}
     for location in _known_locations(model, sha256):
         try:
-            digests[location] = cache.digest(find_beside(model, check_location(location, model=str(model))))
+            file = find_beside(model, check_location(location, model=str(model)))
+            digests[location] = "too large" if file.stat().st_size > MAX_BYTES else cache.digest(file)
         except (SourceError, OSError):
             digests[location] = "unreadable"
     return digests

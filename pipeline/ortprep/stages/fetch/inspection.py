@@ -50,12 +50,7 @@ def inspect_file(model: Path, *, name: str, timeout_s: float = TIMEOUT_S) -> Mod
 def inspect_model(request: tuple[str, str]) -> ModelFacts:
     """Child function of `inspect_file`, which has its errors: the file, and what messages call it."""
     path, name = request
-    size_bytes = Path(path).stat().st_size
-    if size_bytes > MAX_INLINE_BYTES:
-        raise SourceError(
-            f"model file too large: {name}\n  expected under 2 GiB, got {size_bytes} bytes",
-            hint="save it with external data: onnx.save(model, path, save_as_external_data=True)",
-        )
+    check_model_size(Path(path), name)
     try:
         skeleton = read_skeleton(Path(path))
         facts = describe_model(parse_skeleton(skeleton))
@@ -70,6 +65,16 @@ def inspect_model(request: tuple[str, str]) -> ModelFacts:
         file = check_location(location, model=name)
         external[file] = max(facts.external.get(location, 0), external.get(file, 0))
     return replace(facts, external=external)
+
+
+def check_model_size(path: Path, name: str) -> None:
+    """Raises `SourceError` for a file that is larger than any model; before it is read or hashed."""
+    size_bytes = path.stat().st_size
+    if size_bytes > MAX_INLINE_BYTES:
+        raise SourceError(
+            f"model file too large: {name}\n  expected under 2 GiB, got {size_bytes} bytes",
+            hint="save it with external data: onnx.save(model, path, save_as_external_data=True)",
+        )
 
 
 def parse_skeleton(skeleton: bytes) -> onnx.ModelProto:

@@ -83,20 +83,28 @@ def fetch_file(
         if size_bytes and progress is not None:
             progress(min(done_bytes / size_bytes, 1.0))
 
+    with limit_fetch(source.name):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        entry = download(
+            source.open, path, name=source.name, max_bytes=max_bytes, attempts=ATTEMPTS, progress=show
+        )
+    return FileEntry(path.name, entry.size_bytes, entry.sha256)
+
+
+@contextmanager
+def limit_fetch(name: str) -> Iterator[None]:
+    """Gives a block the time of a whole file, and turns what a download raises into a `SourceError`."""
+
     def late() -> RegistryError:
         return RegistryError(
-            f"took too long: {source.name}\n  expected {timeout_s} s at most",
+            f"took too long: {name}\n  expected {timeout_s} s at most",
             hint=f"export {TIMEOUT_VARIABLE}=SECONDS, or download the file and use source: {{path: …}}",
         )
 
     with source_errors():
         timeout_s = read_limit(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S)
-        path.parent.mkdir(parents=True, exist_ok=True)
         with limit_time(timeout_s, late):
-            entry = download(
-                source.open, path, name=source.name, max_bytes=max_bytes, attempts=ATTEMPTS, progress=show
-            )
-    return FileEntry(path.name, entry.size_bytes, entry.sha256)
+            yield
 
 
 @contextmanager

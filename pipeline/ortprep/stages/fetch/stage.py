@@ -25,8 +25,9 @@ from ortprep.stages.core.spec_fit import require_fit
 from ortprep.stages.fetch.demo import GENERATOR_VERSION, check_demo_name, write_demo_model
 from ortprep.stages.fetch.external_data import digest_beside
 from ortprep.stages.fetch.hub_file import HubFile, pin
-from ortprep.stages.fetch.inspection import inspect_file
-from ortprep.stages.fetch.sources import LocalFile, Source, fetch_file, source_of
+from ortprep.stages.fetch.inspection import check_model_size, inspect_file
+from ortprep.stages.fetch.sources import LocalFile, Source, fetch_file, limit_fetch, source_of
+from ortprep.transport.time_limit import check_time
 
 _DOWNLOAD = "open the URL in a browser, and download the file itself"
 _NOT_A_MODEL = (
@@ -58,7 +59,8 @@ class FetchStage:
         another URL its text: what changed behind it is fetched when `sha256` says so.
 
         Raises:
-            SourceError: The spec names a local file that is not there, or what the Hub does not have.
+            SourceError: The spec names a local file that is not there or cannot be a model, or what the Hub
+                does not have.
             MissingExtraError: The source is on the Hub, and its client is not installed.
         """
         spec = plan.spec
@@ -156,12 +158,14 @@ def _source_key(spec: ModelSpec) -> Mapping[str, Any]:
     if source.url is not None:
         commit = {"commit": pin(parse_hub_url(source.url)).revision} if is_hub_url(source.url) else {}
         return {"url": redact_url(source.url), **commit}
-    path, cache = _local_path(spec), DigestCache()
-    try:
-        digest = cache.digest(path)
-    except OSError as error:
-        raise SourceError(f"cannot read {path}\n  {error.strerror}") from error
-    return {"file": path.name, "digest": digest, "external": digest_beside(path, digest, cache)}
+    path, cache = _local_path(spec), DigestCache(between_blocks=check_time)
+    check_model_size(path, str(path))
+    with limit_fetch(str(path)):
+        try:
+            digest = cache.digest(path)
+        except OSError as error:
+            raise SourceError(f"cannot read {path}\n  {error.strerror}") from error
+        return {"file": path.name, "digest": digest, "external": digest_beside(path, digest, cache)}
 
 
 def _checked_key(spec: ModelSpec) -> Mapping[str, Any]:
