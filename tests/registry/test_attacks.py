@@ -11,6 +11,7 @@ import time
 import tracemalloc
 import weakref
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,8 @@ import pytest
 
 from ortprep.bundle.codec import canonical_json
 from ortprep.bundle.digest import digest_bytes
-from ortprep.bundle.loader_config import FileEntry, read_loader_config
+from ortprep.bundle.loader_config import FileEntry, read_loader_config, write_loader_config
+from ortprep.bundle.manifest import read_manifest, write_manifest
 from ortprep.errors import (
     BundleError,
     CacheError,
@@ -28,6 +30,7 @@ from ortprep.errors import (
     RegistryError,
 )
 from ortprep.registry import catalogue as catalogue_module
+from ortprep.registry import part_bundle
 from ortprep.registry.backend import MAX_LISTING_BYTES, Kind, ref_name, subject_digits
 from ortprep.registry.backends.http_client import HttpClient
 from ortprep.registry.cache import Cache
@@ -588,6 +591,39 @@ def test_locations_name_a_registry_and_a_reference(monkeypatch):
     ],
 )
 def test_a_part_cannot_put_a_file_where_a_puller_writes(registry, catalogue, tmp_path, path):
+    part = read_part(write_bundle(tmp_path / "bundle"))
+    put_document(catalogue, registry, part, tampered(part, add_layer(path)))
+    with pytest.raises(IntegrityError, match="conflicting path"):
+        pull_it(catalogue, tmp_path / "out")
+
+
+FOREIGN = ["dodo.py", "Makefile", "configs/m", "portable/m.yaml", "portable/a/evil.PY", "portable/unlisted"]
+
+
+@pytest.mark.parametrize("path", FOREIGN)
+def test_f28_no_part_brings_a_spec_or_a_program(catalogue, tmp_path, monkeypatch, path):
+    bundle = write_bundle(tmp_path / "bundle", extra={path: b"evil"})
+    config, manifest = read_loader_config(bundle), read_manifest(bundle)
+    if path != "portable/unlisted":
+        entry = next(entry for entry in manifest.files if entry.path == path)
+        variant = replace(config.variants[0], files=(*config.variants[0].files, entry))
+        write_loader_config(bundle, replace(config, variants=(variant,)))
+        data = (bundle / "loader.json").read_bytes()
+        files = [entry for entry in manifest.files if entry.path != "loader.json"]
+        files.append(FileEntry("loader.json", len(data), digest_bytes(data)))
+        write_manifest(bundle, replace(manifest, files=tuple(files)))
+    with pytest.raises(IntegrityError, match=f"files that no bundle has .*\n.*got {path}"):
+        publish(bundle, catalogue)
+    with monkeypatch.context() as evil:
+        evil.setattr(part_bundle, "check_bundle", lambda *_: None)
+        publish(bundle, catalogue)
+    with pytest.raises(IntegrityError, match=f"files that no bundle has .*\n.*got {path}"):
+        pull_it(catalogue, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("path", [".git/config", "portable/.env", "portable/.git/hooks/post-checkout", ".x"])
+def test_f28_a_part_with_a_hidden_file_is_not_read(registry, catalogue, tmp_path, path):
     part = read_part(write_bundle(tmp_path / "bundle"))
     put_document(catalogue, registry, part, tampered(part, add_layer(path)))
     with pytest.raises(IntegrityError, match="conflicting path"):

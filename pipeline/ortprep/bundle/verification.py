@@ -4,18 +4,39 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ortprep.bundle import LOADER_FILE
 from ortprep.bundle.digest import digest_file
-from ortprep.bundle.loader_config import FileEntry, listed_files, read_loader_config
+from ortprep.bundle.loader_config import FileEntry, LoaderConfig, listed_files, read_loader_config
 from ortprep.bundle.paths import RECEIPT_FILES, resolve_inside
 from ortprep.errors import BundleError, IntegrityError, UnsupportedVersionError
 from ortprep.quoting import quoted
 
 Digester = Callable[[Path], str]
+
+_AT_THE_TOP = frozenset({LOADER_FILE, "golden.npz", "requirements.txt"})
+_OBEYED = frozenset(
+    {
+        ".bat",
+        ".cfg",
+        ".ini",
+        ".mk",
+        ".ps1",
+        ".pth",
+        ".py",
+        ".pyc",
+        ".pyd",
+        ".sh",
+        ".so",
+        ".toml",
+        ".yaml",
+        ".yml",
+    }
+)
+"""How names of files end that programs run or obey, specs among them; weights may have any other."""
 
 
 @dataclass(frozen=True)
@@ -116,12 +137,27 @@ def compare_bundle(
     if stray:
         names = ", ".join(sorted(entry.path for entry in stray))
         raise IntegrityError(f"loader.json and manifest.json disagree in {root}\n  about {names}")
+    if foreign := ", ".join(sorted(_find_foreign(config, manifest.files))):
+        raise IntegrityError(
+            f"files that no bundle has in {root}\n  expected none but its own, got {foreign}"
+        )
     recorded = {entry.path for entry in manifest.files} | {MANIFEST_FILE}
     added = sorted(_present(root) - recorded)
     extra = (FileDifference(path, "added", "no such file", "a file") for path in added)
     expected = manifest.files if entries is None else entries
     compared = tuple(entry for entry in expected if entry not in but)
     return (*compare_files(root, compared, digest), *extra)
+
+
+def _find_foreign(config: LoaderConfig, files: Iterable[FileEntry]) -> Iterator[str]:
+    """Yields the paths of files that no bundle has: a stranger's must not bring a spec or a program."""
+    listed = {entry.path for entry in listed_files(config)}
+    folders = {variant.name for variant in config.variants}
+    for path in (PurePosixPath(entry.path) for entry in files):
+        is_weights = str(path) in listed and path.parts[0] in folders and len(path.parts) > 1
+        is_hidden = any(part.startswith(".") for part in path.parts)
+        if str(path) not in _AT_THE_TOP and (not is_weights or is_hidden or path.suffix.lower() in _OBEYED):
+            yield str(path)
 
 
 def find_added(root: Path) -> frozenset[str]:

@@ -15,7 +15,7 @@ from typing import Any
 from ortprep.bundle.codec import canonical_json, decode, encode, parse_json
 from ortprep.bundle.digest import PREFIX, digest_bytes, digest_json, is_digest
 from ortprep.bundle.loader_config import FileEntry, check_file_entries
-from ortprep.bundle.paths import RECEIPT_FOLDER, is_safe_name
+from ortprep.bundle.paths import is_safe_name
 from ortprep.errors import BundleError, IntegrityError
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -369,13 +369,13 @@ def _parse_summary(descriptor: Descriptor) -> PartSummary:
 
 
 def _check_paths(paths: list[PurePosixPath]) -> None:
-    """Raises if files overlap each other, or what a puller writes."""
+    """Raises if files overlap each other, or what a puller writes, or are hidden."""
     files = frozenset(paths)
     if len(files) != len(paths):
         raise IntegrityError("a path is listed twice in a part")
     for path in paths:
-        if path.parts[0] == RECEIPT_FOLDER or not files.isdisjoint(path.parents):
+        if any(part.startswith(".") for part in path.parts) or not files.isdisjoint(path.parents):
             raise IntegrityError(
                 f"conflicting path: {str(path)!r} in a part\n"
-                f"  expected none in {RECEIPT_FOLDER}, and none below another file"
+                "  expected no name that begins with '.', and none below another file"
             )
