@@ -184,16 +184,22 @@ def wait_for_a_tick(path):
 
 
 @contextmanager
-def trickling_server(before):
-    """A server that sends some bytes of an answer at once, and then one at a time, for ever."""
+def trickling_server(before, endless=b"x", *, first=b""):
+    """A server that sends some bytes of an answer at once, and then others every 20 ms, for ever.
+
+    If there is a `first` answer, it does so with the second request on a connection.
+    """
     ended = threading.Event()
 
     def answer(connection):
         with connection, suppress(OSError):
             connection.recv(65536)
+            if first:
+                connection.sendall(first)
+                connection.recv(65536)
             connection.sendall(before)
             while not ended.wait(0.02):
-                connection.sendall(b"x")
+                connection.sendall(endless)
 
     def accept(listener):
         with suppress(OSError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import logging
 import threading
 import tracemalloc
 from contextlib import suppress
@@ -16,7 +17,7 @@ from ortprep.registry.backends.mlflow_server import MlflowServer, ProxiedArtifac
 from ortprep.registry.backends.oci_auth import open_client
 from ortprep.stages.fetch.sources import WebFile, fetch_file
 from ortprep.transport import http_answers
-from tests.fakes import send_status, serve, trickling_server
+from tests.fakes import send_status, serve, trickling_server, wait_for
 
 pytestmark = pytest.mark.attack
 
@@ -73,6 +74,52 @@ def test_a_file_that_comes_a_byte_at_a_time_is_given_up(monkeypatch, before):
         error = end_of(read)
     assert isinstance(error, RegistryUnavailableError), "it does not wait for ever"
     assert "nothing in time" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("before", "endless"),
+    [
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 10_000),
+        (HEAD + b"A: ", b"x"),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"A: x\r\n" * 40_000),
+        (b"\x16\x03\x03\x40\x00", b"x"),
+    ],
+    ids=["continue", "header", "trailers", "handshake"],
+)
+@pytest.mark.parametrize("first", [b"", HEAD + b"Content-Length: 0\r\n\r\n"], ids=["new", "kept"])
+def test_a_request_that_is_given_up_leaves_no_thread(monkeypatch, before, endless, first):
+    """A process that lives on would have one more after every look at such a registry."""
+    monkeypatch.setattr(http_answers, "ANSWER_TIMEOUT_S", 0.3)
+    is_tls = before[:1] == b"\x16"
+    if is_tls and first:
+        pytest.skip("a connection that is kept has shaken hands")
+
+    def read():
+        http_answers.read_body(client.open("GET", client.base, "ask"), "ask", 10**8)
+
+    with trickling_server(before, endless, first=first) as url:
+        client = open_client(url.split("/")[2], secure=is_tls, timeout_s=(10, 60))
+        if first:
+            read()
+        assert "nothing in time" in str(end_of(read))
+        wait_for(
+            lambda: not any(thread.name == "ortprep-network" for thread in threading.enumerate()),
+            what="the request ends",
+            timeout_s=20,
+        )
+        client.close()
+
+
+def test_a_header_that_is_none_brings_no_secret_into_the_log(caplog):
+    """`urllib3` logs the URL of such an answer, and all headers behind that line."""
+    caplog.set_level(logging.DEBUG)
+    lines = [b"no header", b"Location: https://host/x?sig=hunter2", b"Set-Cookie: a=hunter2", b"", b"abc"]
+    with trickling_server(HEAD + b"\r\n".join(lines)) as url:
+        client = open_client(url.split("/")[2], secure=False, timeout_s=(10, 60))
+        client.open("GET", f"{url}?token=hunter2", "ask").close()
+        client.close()
+    assert "Failed to parse headers (url=http://127.0.0.1" in caplog.text
+    assert "hunter2" not in caplog.text
 
 
 @pytest.mark.parametrize("endless", [b"1" * 65536, b"1;" + b"x" * 65536, b"0\r\nA: " + b"x" * 65536])

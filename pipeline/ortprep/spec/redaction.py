@@ -40,21 +40,31 @@ def redact_url(url: str) -> str:
     return "::".join(_redact_link(link) for link in _LINK_BORDER.split(url))
 
 
-def hide_queries_in_logs(logger: str = "urllib3.connectionpool") -> None:
-    """Cuts the queries off the URLs that an HTTP client logs: they have tokens and signatures in them."""
-    logging.getLogger(logger).addFilter(_hide_queries)
+def hide_queries_in_logs(package: str) -> None:
+    """Cuts the queries off the URLs that an HTTP client logs: they have tokens and signatures in them.
+
+    Exceptions are logged by their types alone: their texts have whole headers in them. It counts for all
+    loggers of the package that there are by now, since a filter sees no records of the loggers below its own.
+    """
+    for name in (package, *logging.Logger.manager.loggerDict):
+        if name == package or name.startswith(f"{package}."):
+            logging.getLogger(name).addFilter(_hide_queries)
 
 
 def _hide_queries(record: logging.LogRecord) -> bool:
     if isinstance(record.args, tuple):
-        record.args = tuple(
-            argument
-            if isinstance(argument, int | float) or "?" not in str(argument)
-            else str(argument).partition("?")[0] + "?…"
-            for argument in record.args
-        )
+        record.args = tuple(map(_hide_query, record.args))
+    record.exc_info = record.exc_text = None
     record.msg = _QUERY.sub("?…", str(record.msg))
     return True
+
+
+def _hide_query(argument: object) -> object:
+    if isinstance(argument, BaseException):
+        return type(argument).__name__
+    if isinstance(argument, int | float) or "?" not in str(argument):
+        return argument
+    return str(argument).partition("?")[0] + "?…"
 
 
 def has_credentials(url: str) -> bool:

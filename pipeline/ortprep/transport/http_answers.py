@@ -11,8 +11,6 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial
-from http.cookiejar import DefaultCookiePolicy
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urljoin
@@ -28,7 +26,8 @@ from ortprep.errors import (
     RegistryError,
     RegistryUnavailableError,
 )
-from ortprep.transport.time_limit import OutOfTimeError, call_in_time
+from ortprep.transport.http_session import request_in_time, track_socket
+from ortprep.transport.time_limit import OutOfTimeError
 from ortprep.transport.transfer import BLOCK_BYTES, Download, Report, counted
 
 T = TypeVar("T")
@@ -42,18 +41,7 @@ BLOCK_TIMEOUT_S = 300.0
 MAX_ERROR_BYTES = 64 * 1024
 """Number of bytes that are read of an answer without content."""
 
-UNENCODED = {"Accept-Encoding": "identity"}
-"""Headers of every request: a small compressed answer can become gigabytes, and has no offsets."""
-
 MAX_REDIRECTS = 10
-
-
-def make_session() -> requests.Session:
-    """Returns a session that asks for unencoded answers and keeps no cookies: a server may send gigabytes."""
-    session = requests.Session()
-    session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
-    session.headers.update(UNENCODED)
-    return session
 
 
 def _hide_redirect(response: requests.Response, **_: object) -> None:
@@ -148,16 +136,14 @@ def follow_redirects(
     raise requests.TooManyRedirects
 
 
-def ask_in_time(
-    ask: Callable[[], T], doing: str, limit_s: float, abort: Callable[[], object] = lambda: None
-) -> T:
-    """Returns what a request returns within so many seconds, and aborts it then.
+def ask_in_time(ask: Callable[[], T], doing: str, limit_s: float) -> T:
+    """Returns what a request of a session of `make_session` returns within so many seconds, and ends it then.
 
     Raises:
         RegistryError: It failed or took longer; see `connection_error`.
     """
     try:
-        return call_in_time(ask, limit_s, abort)
+        return request_in_time(ask, limit_s)
     except OutOfTimeError:
         raise connection_error(requests.Timeout(), doing) from None
     except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
@@ -305,11 +291,16 @@ def _read_blocks(response: requests.Response, doing: str, deadline_s: float = ma
     if response.headers.get("Content-Encoding", "identity") != "identity":
         raise RegistryError(f"cannot {doing}\n  expected the bytes themselves, got a compressed answer")
     raw = response.raw
-    read_block = partial(raw.read, BLOCK_BYTES, decode_content=False)
+
+    def read_block() -> bytes:
+        with suppress(io.UnsupportedOperation):  # a body in memory
+            if not raw.closed:
+                track_socket(raw.fileno())
+        block: bytes = raw.read(BLOCK_BYTES, decode_content=False)
+        return block
 
     def read() -> bytes:
         limit_s = max(0.0, min(BLOCK_TIMEOUT_S, deadline_s - time.monotonic()))
-        block: bytes = ask_in_time(read_block, doing, limit_s, abort=lambda: raw.shutdown())
-        return block
+        return ask_in_time(read_block, doing, limit_s)
 
     yield from iter(read, b"")

@@ -8,11 +8,9 @@ from typing import Any
 from urllib.parse import urljoin
 
 import requests
-from requests.adapters import HTTPAdapter
 from urllib3.util import parse_url
 
 from ortprep.errors import RegistryError
-from ortprep.spec.redaction import hide_queries_in_logs
 from ortprep.transport import http_answers
 from ortprep.transport.http_answers import (
     MAX_ERROR_BYTES,
@@ -20,17 +18,15 @@ from ortprep.transport.http_answers import (
     check_http_url,
     connection_error,
     follow_redirects,
-    make_session,
     read_body,
     read_refusal,
     status_error,
 )
-from ortprep.transport.transfer import BLOCK_BYTES
+from ortprep.transport.http_session import make_session
 
 ANY_STATUS = range(100, 600)
 """Statuses for a caller that tells them apart itself."""
 
-_CONNECTIONS = 16
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -70,11 +66,6 @@ class HttpClient:
             return request
 
         self._session.auth = add_login
-        adapter = HTTPAdapter()
-        adapter.init_poolmanager(_CONNECTIONS, _CONNECTIONS, blocksize=BLOCK_BYTES)
-        self._session.mount("https://", adapter)
-        self._session.mount("http://", adapter)
-        hide_queries_in_logs()
 
     def close(self) -> None:
         """Closes all connections."""

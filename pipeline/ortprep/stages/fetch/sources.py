@@ -16,7 +16,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from ortprep.bundle.file_memory import read_stamp
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import IntegrityError, RegistryError, RegistryUnavailableError, SourceError
-from ortprep.spec.redaction import hide_queries_in_logs, redact_url
+from ortprep.spec.redaction import redact_url
 from ortprep.stages.fetch.external_data import find_beside
 from ortprep.transport.fsspec_folder import FsspecFolder
 from ortprep.transport.time_limit import limit_time
@@ -221,11 +221,11 @@ class WebFile:
         import requests
 
         from ortprep.transport import http_answers
+        from ortprep.transport.http_session import make_session
 
         doing = f"fetch: {self.name}"
-        hide_queries_in_logs()
         common = {"User-Agent": "ortprep", **headers}
-        with http_answers.make_session() as session:
+        with make_session() as session:
             # Trusts what the system trusts. Without `auth` it would look into `~/.netrc` for every host.
             paths = ssl.get_default_verify_paths()
             session.verify = paths.cafile or paths.capath or True
