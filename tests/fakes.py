@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 import socket
+import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -211,3 +212,22 @@ def trickling_server(before, endless=b"x", *, first=b""):
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/m.onnx"
         ended.set()
         listener.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def lingering(count: int) -> Iterator[list[int]]:
+    """Sockets whose last `close` takes an hour, or until this ends."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        peers, descriptors = [], []
+        for _ in range(count):
+            sock = socket.create_connection(listener.getsockname())
+            peers.append(listener.accept()[0])
+            sock.setblocking(False)
+            with suppress(BlockingIOError):
+                while True:
+                    sock.send(bytes(2**16))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
+            descriptors.append(sock.detach())
+        yield descriptors
+        for peer in peers:
+            peer.close()

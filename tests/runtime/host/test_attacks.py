@@ -38,7 +38,7 @@ from ortprep.runtime.host.packets import (
 )
 from ortprep.runtime.host.process import read_status
 from ortprep.runtime.loading.load_options import Deadline
-from tests.fakes import wait_for
+from tests.fakes import lingering, wait_for
 from tests.runtime.builders import rewrite_digests, sample, weights_of, write_bundle
 from tests.runtime.host.conftest import freeze_host, kill_host
 from tests.runtime.pool.builders import write_model_bundle
@@ -277,25 +277,6 @@ def test_arrays_that_were_received_are_in_memory_of_the_receiver():
     assert packet is not None
     region.memory[:] = bytes(2**16)
     np.testing.assert_array_equal(packet.arrays["x"], x)
-
-
-@contextmanager
-def lingering(count: int) -> Iterator[list[int]]:
-    """Sockets whose last `close` takes an hour, or until this ends."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        peers, descriptors = [], []
-        for _ in range(count):
-            sock = socket.create_connection(listener.getsockname())
-            peers.append(listener.accept()[0])
-            sock.setblocking(False)
-            with suppress(BlockingIOError):
-                while True:
-                    sock.send(bytes(2**16))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
-            descriptors.append(sock.detach())
-        yield descriptors
-        for peer in peers:
-            peer.close()
 
 
 @pytest.mark.parametrize("packets", [[b"junk"], [b""], [b"junk", b"junk"]], ids=["first", "empty", "behind"])

@@ -97,6 +97,26 @@ def cannot_be_forked(job: WorkerJob) -> None:
     worker_main.main(job)
 
 
+def lies_about_forks(job: WorkerJob) -> None:
+    """Is a template that names another process as its fork: its pool's, the first of all, or none."""
+    number = {"pool": os.getppid(), "init": 1, "none": 2**22, "huge": 2**63}[os.environ["LIE"]]
+    encode = worker_main.encode_head
+    lie = encode(MessageKind.FORKED, number)
+    worker_main.encode_head = lambda kind, *args, **fields: (
+        lie if kind is MessageKind.FORKED else encode(kind, *args, **fields)
+    )
+    worker_main.main(job)
+
+
+def lies_about_ends(job: WorkerJob) -> None:
+    """Is a template that says of the workers that it reaps that they were stopped."""
+    encode = worker_main.encode_head
+    worker_main.encode_head = lambda kind, number=0, **fields: encode(
+        kind, number, **(fields if kind is not MessageKind.REAPED else {"figure": 0x137F})
+    )
+    worker_main.main(job)
+
+
 def answers_wrongly_when_told(job: WorkerJob) -> None:
     """Fails its check as soon as there is a file `wrong` beside the bundle, which it removes."""
 

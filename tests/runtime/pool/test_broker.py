@@ -25,8 +25,8 @@ from ortprep.runtime.pool.messages import (
     encode_tensors,
     lay_out,
 )
+from ortprep.runtime.pool.packet_channel import PacketChannel
 from ortprep.runtime.pool.slots import PoolFuture, Slot
-from ortprep.runtime.pool.worker_process import PacketChannel
 from ortprep.runtime.tensors.array_layout import copy_arrays, encode_shape
 from ortprep.runtime.tensors.signatures import Signature
 

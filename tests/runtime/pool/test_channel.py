@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
 
 from ortprep.errors import PoolError
-from ortprep.runtime.pool import worker_process
+from ortprep.runtime.pool import packet_channel
 from ortprep.runtime.pool.messages import Head, MessageKind, encode_head
+from ortprep.runtime.pool.packet_channel import PacketChannel
 from ortprep.runtime.pool.worker_main import PoolConnection, serve
-from ortprep.runtime.pool.worker_process import PacketChannel
-from ortprep.runtime.tensors.array_layout import create_memory
+from tests.fakes import lingering, wait_for
 
 
 @pytest.fixture
@@ -132,11 +133,11 @@ def test_what_a_worker_sent_before_it_ended_is_read_although_it_left_packets_unr
 
 def test_a_template_that_once_was_late_is_not_waited_for_again(ends, monkeypatch):
     channel, template = ends
-    monkeypatch.setattr(worker_process, "_ASK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(packet_channel, "_ASK_TIMEOUT_S", 0.05)
     with pytest.raises(ConnectionError, match="nothing came"):
         channel.ask(encode_head(MessageKind.REAP, 7), (), MessageKind.REAPED)
     template.send(encode_head(MessageKind.REAPED, 7))
-    monkeypatch.setattr(worker_process, "_ASK_TIMEOUT_S", 1000.0)
+    monkeypatch.setattr(packet_channel, "_ASK_TIMEOUT_S", 1000.0)
     for _ in range(2):  # the late answer is taken for no other's
         with pytest.raises(ConnectionError, match="did not answer before"):
             channel.ask(encode_head(MessageKind.FORK), (), MessageKind.FORKED)
@@ -147,6 +148,28 @@ def test_how_another_process_ended_is_no_answer(ends):
     template.send(encode_head(MessageKind.REAPED, 8))
     with pytest.raises(ConnectionError, match="8 instead of 7"):
         channel.ask(encode_head(MessageKind.REAP, 7), (), MessageKind.REAPED)
+
+
+STOPPED, CONTINUED = 0x137F, 0xFFFF
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("kind", "number", "figure"),
+    [
+        (MessageKind.FORKED, 2**63, 0),
+        (MessageKind.FORKED, 0, 2**40),
+        *((MessageKind.REAPED, 7, status) for status in (2**63, 2**16, STOPPED, CONTINUED)),
+    ],
+)
+def test_what_no_system_says_of_a_process_is_no_answer(ends, kind, number, figure):
+    channel, template = ends
+    template.send(encode_head(kind, number, figure=figure))
+    question = encode_head(MessageKind.REAP, 7) if number == 7 else encode_head(MessageKind.FORK)
+    with pytest.raises(ConnectionError, match="what no system says"):
+        channel.ask(question, (), kind)
+    with pytest.raises(ConnectionError, match="did not answer before"):
+        channel.ask(question, (), kind)
 
 
 def test_an_empty_packet_is_no_end(ends):
@@ -163,14 +186,47 @@ def test_an_empty_packet_is_no_end(ends):
     assert not end
 
 
-def test_a_packet_larger_than_any_is_cut_and_its_descriptors_are_closed(ends):
+def test_a_packet_larger_than_any_is_cut(ends):
     channel, worker = ends
-    descriptor = create_memory("ortprep-pool", 4096)
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names are not looked at
-    socket.send_fds(worker, [b"x" * 150_000], [descriptor] * 10)
+    worker.send(b"x" * 150_000)
     packet = channel.receive()
     assert packet is not None
     assert len(packet) == 96 * 1024
     assert channel.receive() is None
-    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208 - names are not looked at
-    os.close(descriptor)
+
+
+def within(seconds: float, call: Callable[[], object]) -> BaseException | None:
+    """Returns what a call raises; fails if it takes longer, as it may for ever."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the caller says
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive()
+    return raised[0] if raised else None
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("count", [1, 100])
+def test_descriptors_that_linger_stop_neither_receive_nor_close(ends, count):
+    channel, worker = ends
+    opened = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names are not looked at
+    with lingering(count + 1) as descriptors:
+        for sent in (descriptors[1:], descriptors[:1]):
+            socket.send_fds(worker, [b"answer"], sent)
+        for descriptor in descriptors:
+            os.close(descriptor)  # those on their way are the last
+        error = within(10, channel.receive)
+        assert isinstance(error, PoolError)
+        assert "with descriptors" in str(error)
+        assert within(10, channel.close) is None
+    wait_for(
+        lambda: len(os.listdir("/proc/self/fd")) == opened - 1,  # noqa: PTH208 - names are not looked at
+        what="no descriptor is left",
+    )

@@ -14,7 +14,7 @@ import pytest
 
 from ortprep.errors import IntegrityError, WorkerDiedError
 from ortprep.runtime import PoolConfig, SessionPool
-from ortprep.runtime.pool import worker_process
+from ortprep.runtime.pool import packet_channel
 from tests.fakes import wait_for
 from tests.runtime.pool import fakes as bad_workers
 from tests.runtime.pool.conftest import batch, parent_of, start_ticks
@@ -90,7 +90,7 @@ def test_workers_outlive_their_template_and_are_forked_from_the_next_one(bundle)
 
 
 def test_a_template_that_does_not_answer_is_replaced(bundle, monkeypatch):
-    monkeypatch.setattr(worker_process, "_ASK_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(packet_channel, "_ASK_TIMEOUT_S", 0.5)
     with open_pool(bundle, workers=1) as pool:
         template = template_of(pool)
         os.kill(template, signal.SIGSTOP)
@@ -111,6 +111,24 @@ def test_a_template_that_stalls_delays_the_others_once(bundle):
         assert time.monotonic() - begun < 4
         wait_until_back(pool, 3)
         assert template not in {parent_of(pid) for pid in pids(pool)}
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("lie", ["pool", "init", "none", "huge"])
+def test_a_template_that_names_another_process_is_ended_and_that_one_is_not(bundle, monkeypatch, lie):
+    monkeypatch.setenv("LIE", lie)
+    with pytest.raises(WorkerDiedError, match=r"cannot find what template|what no system says"):
+        open_pool(bundle, worker=f"{MODULE}:lies_about_forks", max_restarts=0, start_timeout_s=60)
+
+
+@pytest.mark.attack
+def test_a_template_that_lies_about_ends_is_replaced(bundle):
+    with open_pool(bundle, worker=f"{MODULE}:lies_about_ends") as pool:
+        template, killed = template_of(pool), pids(pool)[0]
+        os.kill(killed, signal.SIGKILL)
+        wait_until_back(pool, 1)
+        assert is_right(pool)
+        wait_for(lambda: not start_ticks(template), what="the template is ended")
 
 
 @pytest.fixture

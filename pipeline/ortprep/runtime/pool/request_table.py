@@ -22,8 +22,9 @@ import numpy as np
 from ortprep.errors import PipelineError, PoolClosedError, PoolError, RequestTimeoutError
 from ortprep.runtime.pool.memory import Region, RegionTable
 from ortprep.runtime.pool.messages import Head, LayoutReader, MessageKind, encode_head
+from ortprep.runtime.pool.packet_channel import PacketChannel
 from ortprep.runtime.pool.slots import Slot, SlotTable
-from ortprep.runtime.pool.worker_process import PacketChannel, WakeupEvent
+from ortprep.runtime.pool.worker_process import WakeupEvent
 from ortprep.runtime.tensors.element_types import Array
 from ortprep.runtime.tensors.signatures import Signature
 

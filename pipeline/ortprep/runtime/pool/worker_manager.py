@@ -25,7 +25,7 @@ from ortprep.runtime.pool.messages import (
 )
 from ortprep.runtime.pool.request_table import RequestTable
 from ortprep.runtime.pool.slots import RepeatedAnswerError, Slot
-from ortprep.runtime.pool.worker_process import WorkerProcess, fork_from, spawn
+from ortprep.runtime.pool.worker_process import WorkerProcess
 from ortprep.runtime.pool.worker_state import WorkerEvent, WorkerState
 
 log = logging.getLogger(__name__)
@@ -88,8 +88,7 @@ class WorkerManager:
         job = replace(worker.job, memory_bytes=memory.file.size)
         template = None if worker.template is None else worker.template.process
         try:
-            how = spawn if template is None else partial(fork_from, template.channel)
-            process = WorkerProcess(job, worker.variables, memory.descriptor, how)
+            process = WorkerProcess(job, worker.variables, memory.descriptor, template)
         except OSError as error:
             if isinstance(error, ConnectionError) and worker.template is not None:
                 self.kill(worker.template, PoolError(str(error)))

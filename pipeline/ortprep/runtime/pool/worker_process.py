@@ -1,4 +1,4 @@
-"""A worker's process: its job, how it is started and ended, and the packets and events that lead to it."""
+"""A worker's process: its job, how it is started and ended, and the event that wakes who watches it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,20 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from typing import Protocol
+from pathlib import Path
 
 from ortprep.bundle.codec import decode
 from ortprep.bundle.codec import encode as encode_record
 from ortprep.bundle.loader_config import LoaderConfig
-from ortprep.errors import PoolError
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
-from ortprep.runtime.pool.messages import Head, MessageKind, decode_head, encode_head
-from ortprep.runtime.tensors.array_layout import MAX_PACKET_BYTES
+from ortprep.runtime.pool.messages import MessageKind, encode_head
+from ortprep.runtime.pool.packet_channel import PacketChannel
 
 _READ_BYTES = 64 * 1024
-_ASK_TIMEOUT_S = 1.0
 _HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 """Has glibc ask for huge pages: a worker's first run takes half as long over the pages that are new to it."""
 
@@ -74,22 +70,6 @@ class WorkerJob:
     descriptors: tuple[int, int, int, int] = (-1, -1, -1, -1)
 
 
-class ChildProcess(Protocol):
-    """A process that was started, as `subprocess.Popen` is one."""
-
-    pid: int
-
-    def kill(self) -> None:
-        """Ends it at once."""
-
-    def wait(self) -> int | None:
-        """Waits until it has ended; returns its exit code, negative for a signal, None if that is lost."""
-
-
-StartProcess = Callable[["WorkerJob", Mapping[str, str]], ChildProcess]
-"""How a worker's process comes to be, given its job and variables of its environment; raises `OSError`."""
-
-
 class WorkerProcess:
     """A worker's process; raises `OSError` if there is none, or no descriptor, to be had.
 
@@ -97,7 +77,7 @@ class WorkerProcess:
         job: What it is to do.
         environment: Variables of its environment, beside those of this process.
         memory: Descriptor of the memory file.
-        start: How it is started.
+        template: Process that is to fork it, whose environment it has; None to start a fresh Python.
 
     Attributes:
         sentinel: A descriptor that becomes readable when it has ended.
@@ -106,27 +86,33 @@ class WorkerProcess:
     """
 
     def __init__(
-        self, job: WorkerJob, environment: Mapping[str, str], memory: int, start: StartProcess
+        self, job: WorkerJob, environment: Mapping[str, str], memory: int, template: WorkerProcess | None
     ) -> None:
-        with ExitStack() as worker_ends, ExitStack() as pool_ends:
-            pool_end, worker_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            pool_ends.callback(pool_end.close)
-            worker_ends.callback(worker_end.close)
-            self.output, output = os.pipe()
-            pool_ends.callback(os.close, self.output)
-            worker_ends.callback(os.close, output)
-            death_pipe, self._death_pipe = os.pipe()
-            pool_ends.callback(os.close, self._death_pipe)
-            worker_ends.callback(os.close, death_pipe)
-            job = replace(job, descriptors=(worker_end.fileno(), death_pipe, output, memory))
-            self._process = start(job, environment)
-            pool_ends.callback(self._process.wait)
-            pool_ends.callback(self._process.kill)
+        with ExitStack() as pool_ends:
+            with ExitStack() as worker_ends:
+                pool_end, worker_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                pool_ends.callback(pool_end.close)
+                worker_ends.callback(worker_end.close)
+                self.output, output = os.pipe()
+                pool_ends.callback(os.close, self.output)
+                worker_ends.callback(os.close, output)
+                death_pipe, self._death_pipe = os.pipe()
+                pool_ends.callback(os.close, self._death_pipe)
+                worker_ends.callback(os.close, death_pipe)
+                job = replace(job, descriptors=(worker_end.fileno(), death_pipe, output, memory))
+                if template is None:
+                    self._process: subprocess.Popen[bytes] | ForkedProcess = spawn(job, environment)
+                    pool_ends.callback(self._process.wait)
+                    pool_ends.callback(self._process.kill)
+                else:
+                    self._process = fork_from(template.channel, job)
             self.pid = self._process.pid
-            self.sentinel = os.pidfd_open(self.pid)
+            self.sentinel = (
+                os.pidfd_open(self.pid) if template is None else _open_fork(self.pid, template.pid)
+            )
             pool_ends.pop_all()
         os.set_blocking(self.output, False)
-        self.channel = PacketChannel(pool_end)
+        self.channel: PacketChannel = PacketChannel(pool_end)
         self.orphans: list[WorkerProcess] = []
 
     def read_output(self) -> bytes | None:
@@ -142,7 +128,7 @@ class WorkerProcess:
             signal.pidfd_send_signal(self.sentinel, signal.SIGKILL)
 
     def reap(self) -> int | None:
-        """Waits until it has ended, and returns its exit code, as `ChildProcess.wait` does."""
+        """Waits until it has ended; returns its exit code, negative for a signal, None if that is lost."""
         code = self._process.wait()
         return self._reap_orphan() if code is None else code
 
@@ -165,111 +151,6 @@ class WorkerProcess:
         self.channel.close(waits=waits)
         for descriptor in (self.output, self._death_pipe, self.sentinel):
             os.close(descriptor)
-
-
-class PacketChannel:
-    """The pool's end of a worker's socket: packets on their way out, in order, and packets that came.
-
-    They are put down with the pool's lock held and sent without it: sending lets other threads run, and one
-    that then wanted the lock would be put to sleep, and woken, for every request.
-
-    Attributes:
-        is_lost: Whether `ask` got no answer, after which it asks no more: a late one would answer the next.
-    """
-
-    def __init__(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        self._socket, self.descriptor = connection, connection.fileno()
-        self._packets: deque[bytes] = deque()
-        self._sending = threading.Lock()
-        self._buffer = memoryview(bytearray(MAX_PACKET_BYTES))
-        self._is_closed = self.is_lost = False
-
-    def put(self, packet: bytes) -> None:
-        """Puts a packet down; the caller holds the pool's lock, which makes the order."""
-        self._packets.append(packet)
-
-    def flush(self) -> bool:
-        """Sends what there is room for, unless another thread does, and returns whether that was all.
-
-        What is put down while another thread sends, that thread sends.
-        """
-        while self._packets:
-            if self._sending.locked():
-                return True
-            with self._sending:  # in one step, which no signal's handler breaks off; sending never waits
-                if not self._send():
-                    return False
-        return True
-
-    def _send(self) -> bool:
-        while self._packets:
-            try:
-                if not self._is_closed:
-                    self._socket.send(self._packets[0])
-            except BlockingIOError:
-                return False
-            except OSError:
-                pass  # nobody reads any more, which is noticed elsewhere
-            # Broken off by a signal before this, a packet is sent twice: its worker passes over the second.
-            self._packets.popleft()
-        return True
-
-    def ask(self, packet: bytes, descriptors: Sequence[int], kind: MessageKind) -> Head:
-        """Sends a packet, with descriptors, and returns the head of the one that comes back.
-
-        Raises:
-            ConnectionError: No answer of that kind comes in time, or one before did not.
-        """
-        if self.is_lost:
-            raise ConnectionError("template does not answer: it did not answer before")
-        self.is_lost, number = True, decode_head(memoryview(packet), "the pool").number
-        try:
-            socket.send_fds(self._socket, [packet], descriptors)
-            poll = select.poll()
-            poll.register(self.descriptor, select.POLLIN)
-            if not poll.poll(_ASK_TIMEOUT_S * 1000):
-                raise TimeoutError(f"nothing came within {_ASK_TIMEOUT_S:g} s")
-            head = decode_head(self.receive() or memoryview(b""), "a template")
-        except (OSError, PoolError) as error:
-            raise ConnectionError(f"template does not answer: {error}") from error
-        if head.kind is not kind:
-            raise ConnectionError(f"template answers {head.kind.name} instead of {kind.name}")
-        if number and head.number != number:
-            raise ConnectionError(f"template answers for process {head.number} instead of {number}")
-        self.is_lost = False
-        return head
-
-    def receive(self) -> memoryview | None:
-        """Returns the next packet, valid until the next call; None if there is none now, empty at the end.
-
-        Descriptors that came with it are closed by the kernel.
-
-        Raises:
-            PoolError: The packet is empty, and the worker has not closed its end.
-        """
-        while True:
-            try:
-                packet = self._buffer[: self._socket.recv_into(self._buffer)]
-            except BlockingIOError:
-                return None
-            except ConnectionResetError:
-                continue  # the worker ended with packets unread; those that it sent are still there
-            if not packet and not self._is_at_end():
-                raise PoolError("unreadable message\n  expected a head, got an empty packet")
-            return packet
-
-    def _is_at_end(self) -> bool:
-        poll = select.poll()
-        poll.register(self.descriptor, 0)
-        return bool(poll.poll(0))
-
-    def close(self, *, waits: bool = True) -> None:
-        """Closes the socket, once no thread sends; a fork of the process must not wait for one."""
-        if waits:
-            with self._sending:
-                self._is_closed = True
-        self._socket.close()
 
 
 class WakeupEvent:
@@ -313,7 +194,7 @@ class WakeupEvent:
             os.close(self.descriptor)
 
 
-def spawn(job: WorkerJob, environment: Mapping[str, str]) -> ChildProcess:
+def spawn(job: WorkerJob, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Starts a fresh Python, never a fork of this process with its threads."""
     process = subprocess.Popen(
         # -P, so that a file of the working folder is never taken for a module.
@@ -338,11 +219,6 @@ class ForkedProcess:
     def __init__(self, template: PacketChannel, pid: int) -> None:
         self._template, self.pid = template, pid
 
-    def kill(self) -> None:
-        """Ends it at once."""
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-
     def wait(self) -> int | None:
         """Waits until it has ended, and returns its exit code; None if its template does not answer."""
         try:
@@ -352,7 +228,7 @@ class ForkedProcess:
         return os.waitstatus_to_exitcode(head.figure)
 
 
-def fork_from(template: PacketChannel, job: WorkerJob, _: Mapping[str, str]) -> ChildProcess:
+def fork_from(template: PacketChannel, job: WorkerJob) -> ForkedProcess:
     """Has a template fork a worker, which has the template's environment.
 
     Raises:
@@ -363,6 +239,25 @@ def fork_from(template: PacketChannel, job: WorkerJob, _: Mapping[str, str]) -> 
     if head.figure:
         raise OSError(head.figure, os.strerror(head.figure))
     return ForkedProcess(template, head.number)
+
+
+def _open_fork(pid: int, template: int) -> int:
+    """Returns a descriptor of the process that a template says it forked, which ends with its descriptors.
+
+    Raises:
+        ConnectionError: It cannot be seen to be the template's: to end it might be to end any other.
+    """
+    try:
+        with ExitStack() as opened:
+            descriptor = os.pidfd_open(pid)
+            opened.callback(os.close, descriptor)
+            parent = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1]
+            if int(parent) != template:
+                raise ProcessLookupError(f"process {pid} is none of its children")
+            opened.pop_all()
+            return descriptor
+    except OSError as error:
+        raise ConnectionError(f"cannot find what template {template} forked: {error}") from error
 
 
 def enter(data: Mapping[str, object]) -> None:
