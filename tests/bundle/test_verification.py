@@ -15,10 +15,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ortprep.bundle.codec import encode
+from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.digest import digest_json
 from ortprep.bundle.loader_config import (
     MAX_LOADER_BYTES,
+    FileEntry,
     LoaderConfig,
     read_loader_config,
     write_loader_config,
@@ -166,6 +167,13 @@ def test_f4_a_digest_written_otherwise_is_refused(bundle, digest):
     rewrite(bundle / "loader.json", golden=golden)
     with pytest.raises(IntegrityError, match="bad digest"):
         read_loader_config(bundle)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("size", [10**400, 2**64, -(2**63) - 1])
+def test_a_number_that_no_machine_has_is_refused_where_it_is_read(size):
+    with pytest.raises(BundleError, match="64 bits"):
+        decode(FileEntry, {"path": "a", "size_bytes": size, "sha256": "sha256:0"})
 
 
 @pytest.mark.parametrize("bound", [float("nan"), float("inf"), -1.0, 10**400])
