@@ -117,7 +117,7 @@ def test_the_command_says_what_it_could_not_find(project):
 def test_versions_in_a_registry_are_bundles_like_others(project):
     (project.root / "registry").mkdir()
     for label, day in (("1.0", "20"), ("1.1", "21")):
-        build = Build(created_at=f"2026-11-{day}T00:00:00+00:00", extra={"label": label.encode()})
+        build = Build(created_at=f"2026-11-{day}T00:00:00+00:00")
         shutil.rmtree(project.artifacts / "net", ignore_errors=True)
         write_bundle(project.artifacts / "net", build)
         published = project.call("publish", "net", "--registry", "registry", "--label", label)
