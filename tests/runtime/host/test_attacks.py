@@ -37,6 +37,7 @@ from ortprep.runtime.host.packets import (
     send_arrays,
 )
 from ortprep.runtime.host.process import read_status
+from ortprep.runtime.loading import phases
 from ortprep.runtime.loading.load_options import Deadline
 from tests.fakes import lingering, wait_for
 from tests.runtime.builders import rewrite_digests, sample, weights_of, write_bundle
@@ -345,6 +346,7 @@ def write_endless(folder: Path) -> Path:
     return bundle
 
 
+@pytest.mark.skipif(not phases.may_swap(), reason="ONNX Runtime before 1.31, or a single core")
 def test_a_bundle_that_loads_for_hours_stops_no_model_that_is_loaded(bundle, tmp_path):
     others = [write_bundle(tmp_path / f"other{seed}", seed=seed) for seed in range(18)]
     with connect(bundle, start=True, timeout_s=20) as session, ExitStack() as opened:
