@@ -170,7 +170,7 @@ def test_numbers_of_thousands_of_digits_are_refused(tmp_path):
     move = Move("production", DIGEST, 1, "promote", "t")
     for sequence in (0, -1, 2**31, 10**30):
         data = json.loads(encode_move(move)) | {"sequence": sequence}
-        with pytest.raises(IntegrityError):
+        with pytest.raises(BundleError):
             parse_move(canonical_json(data))
 
 
