@@ -22,7 +22,7 @@ from ortprep.report.trials import (
     find_legs,
 )
 from ortprep.report.variant_sections import build_measurement_sections
-from tests.report.builders import CHOSEN, around, manifest, subject, trial_figures, tuning
+from tests.report.builders import CHOSEN, around, manifest, measurement, subject, trial_figures, tuning
 
 
 def report_of(*subjects):
@@ -102,6 +102,14 @@ def test_a_gain_is_certain_only_where_the_measurement_said_so():
     unsure = find_gain(replace(variant, decision=replace(variant.decision, faster=False)))
     assert unsure is not None
     assert unsure.certainty == "within the noise"
+
+
+def test_a_gain_is_that_of_forked_workers_where_they_decided():
+    variant = cpu_of(manifest())
+    forked = measurement(cache="forked", sooner=2.0)
+    gain = find_gain(replace(variant, measurements=(forked, *variant.measurements)))
+    assert gain is not None
+    assert gain.plan == forked.plans[[plan.plan for plan in forked.plans].index("prepared")]
 
 
 def test_where_the_default_is_shipped_nothing_is_claimed():

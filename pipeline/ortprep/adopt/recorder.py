@@ -250,7 +250,8 @@ def _normalise(feed: Mapping[str, Any], types: Mapping[str, str]) -> Iterator[tu
             if value.is_tensor():
                 yield name, _Shape(value.shape())  # its values would have to be copied
         elif isinstance(value, list | tuple | int | float | str | np.generic):
-            with suppress(PipelineError, ValueError):  # a sequence: its arrays may have several shapes
+            # What is no array is left out: a sequence, say, whose arrays have several shapes.
+            with suppress(PipelineError, OverflowError, TypeError, ValueError):
                 element_type = types.get(name, "").removeprefix("tensor(").removesuffix(")")
                 yield name, np.asarray(value, numpy_dtype(element_type))
 

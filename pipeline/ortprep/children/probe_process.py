@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ortprep.bundle.codec import decode
 from ortprep.bundle.session_record import SessionPlan
+from ortprep.children.process_group import PR_SET_PDEATHSIG
 from ortprep.errors import LoadError
 from ortprep.runtime.loading.binding import run_first
 from ortprep.runtime.loading.phases import wait_steady
@@ -103,9 +106,13 @@ def enter_fork() -> tuple[float, float, float]:
 
     Returns when it was forked, twice, and when it began.
     """
+    libc, parent = ctypes.CDLL(None), os.getpid()
     forked_s = time.monotonic()
     pid = os.fork()
     if pid == 0:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # no fork inherits it
+        if os.getppid() != parent:
+            os._exit(1)
         return forked_s, forked_s, time.monotonic()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code < 0:

@@ -18,6 +18,7 @@ from ortprep.bundle.manifest import Manifest, VariantRecord, sum_folders
 from ortprep.measuring.change import MEASURED, VERIFICATION, Change, RegressionLimits, compare_figure
 from ortprep.measuring.shipped import (
     DEFAULT,
+    FORKED,
     PORTABLE,
     find_measurement,
     find_plan,
@@ -29,7 +30,6 @@ Outcome: TypeAlias = Literal["ok", "incomparable", "regression"]
 """Nothing became worse; nothing that could be compared did; something did."""
 
 _OUTCOMES: tuple[Outcome, ...] = ("ok", "incomparable", "regression")
-_CACHES = ("warm", "cold")
 _CONTROLS = ("ready", "init", "first-result", "steady")
 _COUNTED = ("size", VERIFICATION)
 
@@ -222,13 +222,18 @@ def _compare_variant(
 def _measured(
     was: VariantRecord, now: VariantRecord, limits: RegressionLimits, *, is_comparable: bool
 ) -> Iterator[Change]:
-    """Yields the changes of what was measured, page cache warm and cold."""
-    for cache in _CACHES:
+    """Yields the changes of what was measured: what decided what ships, and the page cache cold."""
+    for cache in (_deciding(was, now), "cold"):
         old, new = (_read(record, cache, shipped_plan(record)) for record in (was, now))
         is_alike = is_comparable and _has_same_shapes(was, now, cache)
         for name in dict.fromkeys((*old, *new)):
             pair = old.get(name), new.get(name)
             yield compare_figure(name, *pair, limits, cache=cache, is_comparable=is_alike)
+
+
+def _deciding(was: VariantRecord, now: VariantRecord) -> str:
+    """Returns which measurement decided what ships: that of forked workers, if both versions have it."""
+    return FORKED if all(find_measurement(one, cache=FORKED) for one in (was, now)) else "warm"
 
 
 def _has_same_shapes(was: VariantRecord, now: VariantRecord, cache: str) -> bool:
@@ -281,10 +286,11 @@ def _controls(was: VariantRecord, now: VariantRecord, limits: RegressionLimits) 
     """Returns what plain ONNX Runtime's own figures, from the same rounds, say about the machine."""
     if DEFAULT in (shipped_plan(was), shipped_plan(now)):
         return []
-    old, new = _read(was, "warm", DEFAULT), _read(now, "warm", DEFAULT)
-    is_alike = _has_same_shapes(was, now, "warm")
+    cache = _deciding(was, now)
+    old, new = _read(was, cache, DEFAULT), _read(now, cache, DEFAULT)
+    is_alike = _has_same_shapes(was, now, cache)
     changes = [
-        compare_figure(name, old[name], new[name], limits, cache="warm", is_comparable=is_alike)
+        compare_figure(name, old[name], new[name], limits, cache=cache, is_comparable=is_alike)
         for name in _CONTROLS
         if name in old and name in new
     ]

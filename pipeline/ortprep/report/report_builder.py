@@ -217,5 +217,5 @@ def describe_machine(environment: Mapping[str, Any]) -> str:
 def _describe_facts(environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields names and texts of what a bundle was made with, sizes in MB too."""
     for name, text in list_facts(environment).items():
-        is_size = name.endswith("_bytes") and text.isascii() and text.isdecimal()
+        is_size = name.endswith("_bytes") and text.isascii() and text.isdecimal() and len(text) < 20
         yield name, f"{text} ({format_mb(int(text))})" if is_size else text

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from ortprep.bundle.figures import PlanFigures, Samples
 from ortprep.bundle.manifest import Manifest, VariantRecord
-from ortprep.measuring.shipped import find_plan
+from ortprep.measuring.shipped import FORKED, find_plan
 from ortprep.report.content import Fact
 from ortprep.tables import ABSENT, Tone, count_of, format_ratio
 
@@ -97,8 +97,8 @@ class Gain:
 
 def find_gain(variant: VariantRecord) -> Gain | None:
     """Returns what was gained by the measurement that decides, None where nothing was measured or decided."""
-    warm = [one for one in variant.measurements if one.cache == "warm"]
-    measurement = next(iter((*warm, *variant.measurements)), None)
+    by_cache = {one.cache: one for one in reversed(variant.measurements)}
+    measurement = by_cache.get(FORKED) or by_cache.get("warm") or next(iter(variant.measurements), None)
     if measurement is None or variant.decision is None:
         return None
     shipped = variant.decision.shipped

@@ -20,6 +20,7 @@ from ortprep.runtime.placement.devices import Device
 
 _MB = 2**20
 _PORTABLE = "portable"
+_FORKED = "forked"  # figures of forked workers, which share the memory of the process that loaded
 
 
 @dataclass(frozen=True)
@@ -260,6 +261,6 @@ def _shipped_figures(record: VariantRecord) -> PlanFigures | None:
     shipped = "prepared" if record.decision is None else record.decision.shipped
     for measurement in record.measurements:
         for plan in measurement.plans:
-            if plan.plan == shipped:
+            if plan.plan == shipped and measurement.cache != _FORKED:
                 return plan
     return None

@@ -55,7 +55,7 @@ def measure_errors(source: Path, written: Path, names: Sequence[str], sample: Pa
     session = onnxruntime.InferenceSession(beside, options, providers=[CPU])
     values = [float(value) for value in session.run(sums, read_tensors(sample))]
     return {
-        name: math.sqrt(noise / signal) if math.isfinite(noise + signal) and signal else math.inf
+        name: math.sqrt(noise / signal) if math.isfinite(noise + signal) and signal else noise and math.inf
         for name, noise, signal in zip(names, values[::2], values[1::2], strict=True)
     }
 
@@ -75,7 +75,8 @@ class _Copies:
         """Yields a node's copy, and what gives the sums `NAME:noise` and `NAME:signal` of their outputs."""
         copy, exact, name = NodeProto(), node.output[0], node.name
         copy.CopyFrom(self._nodes[name])
-        written, copy.name, copy.output[0] = copy.output[0], f"{name}:copy", f"{name}:copy"
+        written, copy.name = copy.output[0], f"{name}:copy"
+        copy.output[:] = [f"{name}:copy{number or ''}" for number in range(len(copy.output))]
         for index, value in enumerate(copy.input):
             copy.input[index] = yield from self._round(value, node.input[index], f"{name}:input {index}")
         yield copy

@@ -51,15 +51,12 @@ _OWN_VARIABLES = (BUNDLES_VARIABLE, STARTUP_VARIABLE, SIGNATURE_VARIABLE, PRECIS
 
 
 def judge_key(spec: ModelSpec) -> Mapping[str, Any]:
-    """Returns what decides an application's verdict, for keys: digests of its arguments and files they name.
-
-    Raises:
-        OSError: A file cannot be read.
-    """
+    """Returns what decides an application's verdict: digests of its arguments, and of files they name."""
     judge = convert_section(spec).judge
     if judge is None:
         return {}
-    key, digest, folder = judge.model_dump(mode="json"), DigestCache().digest, spec.folder / judge.folder
+    key, folder = judge.model_dump(mode="json"), spec.folder / judge.folder
+    answer = (folder / judge.compare).resolve()
     key["run"], key["files"] = digest_json(judge.run), {}  # arguments may be secrets
     if judge.function is not None:
         place, name = judge.function
@@ -67,13 +64,21 @@ def judge_key(spec: ModelSpec) -> Mapping[str, Any]:
     # A program without a slash is looked up in PATH.
     for argument in judge.run[0 if "/" in judge.run[0] else 1 :]:
         digests = [
-            (os.path.relpath(path, folder), digest(path))
+            (os.path.relpath(path, folder), _digest_or_reason(path))
             for path in islice(_find_files(folder, argument), MAX_FOLDER_FILES)
-            if path.is_file() and path != folder / judge.compare
+            if path.is_file() and path.resolve() != answer
         ]
         if digests:
             key["files"][argument] = digest_json(digests)
     return {"judge": key}
+
+
+def _digest_or_reason(path: Path) -> str:
+    """Returns a file's digest; why there is none of one that cannot be read, or grows meanwhile."""
+    try:
+        return DigestCache().digest(path)
+    except OSError as error:
+        return os.strerror(error.errno or 0)
 
 
 def _find_files(folder: Path, argument: str) -> Iterator[Path]:
