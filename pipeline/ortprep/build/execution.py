@@ -257,7 +257,8 @@ def _locked(task: Task, say: Say) -> Iterator[None]:
     """Keeps other processes from the task; says so before it waits for one."""
     folder = model_folder(task.artifacts, task.model) / "locks"
     folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)  # another user who can open a lock can hold it for ever
+    if folder.stat().st_mode & 0o077:
+        folder.chmod(0o700)  # another user who can open a lock can hold it for ever
     lock = FileLock(folder / f"{str(task.id).replace('/', '-')}.lock", mode=0o600)
     try:
         lock.acquire(timeout=0)

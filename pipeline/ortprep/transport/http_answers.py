@@ -293,7 +293,7 @@ def _read_blocks(response: requests.Response, doing: str, deadline_s: float = ma
     raw = response.raw
 
     def read_block() -> bytes:
-        with suppress(io.UnsupportedOperation):  # a body in memory
+        with suppress(OSError):  # a body in memory, or no more files can be opened
             if not raw.closed:
                 track_socket(raw.fileno())
         block: bytes = raw.read(BLOCK_BYTES, decode_content=False)

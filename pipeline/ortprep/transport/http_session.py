@@ -118,6 +118,7 @@ class _Adapter(HTTPAdapter):
 
     def get_connection_with_tls_context(self, *arguments: Any, **options: Any) -> Any:
         pool: Any = super().get_connection_with_tls_context(*arguments, **options)
-        if not issubclass(pool.ConnectionCls, _TrackedConnection):
-            pool.ConnectionCls = type("TrackedConnection", (_TrackedConnection, pool.ConnectionCls), {})
+        kind = pool.ConnectionCls  # once: another thread may set it meanwhile
+        if not issubclass(kind, _TrackedConnection):
+            pool.ConnectionCls = type("TrackedConnection", (_TrackedConnection, kind), {})
         return pool

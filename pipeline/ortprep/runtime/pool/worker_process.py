@@ -245,7 +245,8 @@ def _open_fork(pid: int, template: int) -> int:
     """Returns a descriptor of the process that a template says it forked, which ends with its descriptors.
 
     Raises:
-        ConnectionError: It cannot be seen to be the template's: to end it might be to end any other.
+        ConnectionError: It is gone, or not the template's: to end it might be to end any other.
+        OSError: No more files can be opened.
     """
     try:
         with ExitStack() as opened:
@@ -256,7 +257,7 @@ def _open_fork(pid: int, template: int) -> int:
                 raise ProcessLookupError(f"process {pid} is none of its children")
             opened.pop_all()
             return descriptor
-    except OSError as error:
+    except (FileNotFoundError, ProcessLookupError) as error:
         raise ConnectionError(f"cannot find what template {template} forked: {error}") from error
 
 
