@@ -160,7 +160,8 @@ def _expect(kind: type[T], data: object, where: str) -> T:
         place = where or "the top level"
         raise BundleError(f"bad value at {place}\n  expected {kind.__name__}, got {type(data).__name__}")
     if kind is int and not -(2**63) <= data < 2**64:  # type: ignore[operator]
-        raise BundleError(f"bad value at {where}\n  expected an integer of 64 bits, got a larger one")
+        place = where or "the top level"
+        raise BundleError(f"bad value at {place}\n  expected an integer of 64 bits, got a larger one")
     return data
 
 

@@ -1,6 +1,6 @@
 """Links between files: hard ones that are made, symbolic ones that are refused.
 
-Having a file in a second place without a second copy of its bytes, where ONNX Runtime loads it from there.
+A hard link is a second place of a file without a copy of its bytes, where ONNX Runtime loads it from there.
 
 ONNX Runtime checks the graphs that nodes hold, branches and loop bodies, as the onnx package does: external
 data of theirs is refused if it has more than one hard link, or is reached by a symbolic one ("possible

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from ortprep.bundle import LOADER_FILE
 from ortprep.bundle.digest import digest_file
+from ortprep.bundle.environment import REQUIREMENTS_FILE
 from ortprep.bundle.loader_config import FileEntry, LoaderConfig, listed_files, read_loader_config
 from ortprep.bundle.paths import RECEIPT_FILES, resolve_inside
 from ortprep.errors import BundleError, IntegrityError, UnsupportedVersionError
@@ -17,8 +18,8 @@ from ortprep.quoting import quoted
 
 Digester = Callable[[Path], str]
 
-_AT_THE_TOP = frozenset({LOADER_FILE, "golden.npz", "requirements.txt"})
-_OBEYED = frozenset(
+_AT_THE_TOP = frozenset({LOADER_FILE, REQUIREMENTS_FILE, "golden.npz"})
+_PROGRAM_SUFFIXES = frozenset(
     {
         ".bat",
         ".cfg",
@@ -156,7 +157,8 @@ def _find_foreign(config: LoaderConfig, files: Iterable[FileEntry]) -> Iterator[
     for path in (PurePosixPath(entry.path) for entry in files):
         is_weights = str(path) in listed and path.parts[0] in folders and len(path.parts) > 1
         is_hidden = any(part.startswith(".") for part in path.parts)
-        if str(path) not in _AT_THE_TOP and (not is_weights or is_hidden or path.suffix.lower() in _OBEYED):
+        is_program = path.suffix.lower() in _PROGRAM_SUFFIXES
+        if str(path) not in _AT_THE_TOP and (not is_weights or is_hidden or is_program):
             yield str(path)
 
 

@@ -104,7 +104,8 @@ def _session_of(request: Mapping[str, Any]) -> onnxruntime.InferenceSession:
 def enter_fork() -> tuple[float, float, float]:
     """Goes on in a fork of this process, which waits for it and then ends as it did.
 
-    Returns when it was forked, twice, and when it began.
+    Returns:
+        The fork's start, and the ends of its imports, which take no time, and of its session, as `times_s`.
     """
     libc, parent = ctypes.CDLL(None), os.getpid()
     forked_s = time.monotonic()

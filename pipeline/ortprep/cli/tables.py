@@ -17,7 +17,7 @@ from ortprep.bundle.manifest import (
     VerificationRecord,
     sum_folders,
 )
-from ortprep.measuring.shipped import shipped_figures
+from ortprep.measuring.shipped import count_inputs, shipped_figures
 from ortprep.report.trials import describe_choice, find_legs
 from ortprep.report.variant_sections import MEANINGS
 from ortprep.tables import Cell, CellValue, Table, count_of, fill_table, number_cell
@@ -138,7 +138,7 @@ def describe_variant(variant: VariantRecord) -> list[str]:
     if variant.conversion is not None:
         lines += _describe_conversion(variant.conversion)
     if variant.accuracy:
-        lines.append(f"  passed its gate on {_count_inputs(verification)}")
+        lines.append(f"  passed its gate on {count_inputs(verification)}")
     else:
         lines.append(_describe_verification(verification))
     if variant.tuning is not None:
@@ -161,14 +161,9 @@ def _describe_verification(verification: VerificationRecord) -> str:
     noise = max((error.ratio for error in verification.noise_floor), default=0.0)
     rounding = ", which rounding may exceed" if noise > 1 else ""
     return (
-        f"  verified on {_count_inputs(verification)}: worst error {worst:.2g} of its tolerance{rounding}, "
+        f"  verified on {count_inputs(verification)}: worst error {worst:.2g} of its tolerance{rounding}, "
         f"noise floor {noise:.2g}"
     )
-
-
-def _count_inputs(verification: VerificationRecord) -> str:
-    """Returns on how many inputs a variant was verified: samples of the spec, or seeded ones."""
-    return count_of(verification.samples, "sample" if verification.inputs == "samples" else "seeded input")
 
 
 def describe_bundle(manifest: Manifest) -> list[str]:

@@ -20,6 +20,7 @@ from ortprep.measuring.shipped import (
     DEFAULT,
     FORKED,
     PORTABLE,
+    count_inputs,
     find_measurement,
     find_plan,
     shipped_plan,
@@ -330,7 +331,7 @@ def _describe(snapshot: _Snapshot) -> dict[str, str]:
         "shipped plan": shipped_plan(record),
         **{f"option {knob}": choice[knob] for knob in sorted(choice)},
         "tolerance": f"rtol {verification.rtol:g}, atol {verification.atol:g}",
-        "verified on": f"{verification.samples} {verification.inputs} inputs",
+        "verified on": count_inputs(verification),
         **{name: text for name, text in snapshot.facts.items() if not name.startswith("hardware.")},
         **{
             f"GPU {name}": snapshot.facts.get(f"hardware.gpus.0.{name}", "")

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 
 from ortprep.bundle.figures import PlanFigures
-from ortprep.bundle.manifest import MeasurementRecord, VariantRecord
+from ortprep.bundle.manifest import MeasurementRecord, VariantRecord, VerificationRecord
+from ortprep.tables import count_of
 
 DEFAULT = "default"
 """The plan every other one is compared with: the source model in plain ONNX Runtime, `ORT_ENABLE_ALL`."""
@@ -40,6 +41,11 @@ def find_measurement(record: VariantRecord, *, cache: str) -> MeasurementRecord 
 def describe_cache(measurement: MeasurementRecord) -> str:
     """Returns how plans were measured: with which page cache, or as forked workers, which have it warm."""
     return "forked workers" if measurement.cache == FORKED else f"{measurement.cache} cache"
+
+
+def count_inputs(verification: VerificationRecord) -> str:
+    """Returns on how many inputs a variant was verified: samples of the spec, or seeded ones."""
+    return count_of(verification.samples, "sample" if verification.inputs == "samples" else "seeded input")
 
 
 def find_plan(measurement: MeasurementRecord | None, name: str) -> PlanFigures | None:

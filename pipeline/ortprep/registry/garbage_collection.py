@@ -80,7 +80,7 @@ def collect(
     kept = choose_kept(state, moves, policy, now=datetime.now(UTC))
     unused = [version for digest, version in state.versions.items() if digest not in kept]
     # Before anything is deleted: what cannot be read would end this at the same place each time.
-    catalogue.read_parts(*(version for version in state.versions.values() if version not in unused))
+    catalogue.read_parts(*(version for digest, version in state.versions.items() if digest in kept))
     removed = tuple(version for version in unused if dry_run or _delete_unnamed(version, catalogue))
     listed_moves = catalogue.list_refs(model, Kind.MOVE)
     # Read again before anything is swept: publishers go on meanwhile, and refresh what they rely on.

@@ -68,34 +68,31 @@ def track_socket(descriptor: int) -> None:
 
 
 class _Sockets:
-    """Twins of a call's sockets, which refer to the same connections.
-
-    The first socket object of a connection is of no use: TLS closes it before its handshake.
-    """
+    """Duplicates of a call's sockets: TLS closes a connection's first socket object before its handshake."""
 
     def __init__(self) -> None:
-        self._twins: list[socket.socket] = []
+        self._duplicates: list[socket.socket] = []
         self._is_late = False
         self._lock = Lock()
 
     def add(self, descriptor: int) -> None:
         with self._lock:
-            self._twins.append(socket.socket(fileno=os.dup(descriptor)))
+            self._duplicates.append(socket.socket(fileno=os.dup(descriptor)))
         if self._is_late:
             self.shut_down()
 
     def shut_down(self) -> None:
         with self._lock:
             self._is_late = True
-            for twin in self._twins:
+            for duplicate in self._duplicates:
                 with suppress(OSError):  # the server was faster
                     # Both directions: else what the server goes on sending would still be read.
-                    twin.shutdown(socket.SHUT_RDWR)
+                    duplicate.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         with self._lock:
-            while self._twins:
-                self._twins.pop().close()
+            while self._duplicates:
+                self._duplicates.pop().close()
 
 
 _current: ContextVar[_Sockets | None] = ContextVar("sockets", default=None)

@@ -162,11 +162,11 @@ STOPPED, CONTINUED = 0x137F, 0xFFFF
         *((MessageKind.REAPED, 7, status) for status in (2**63, 2**16, STOPPED, CONTINUED)),
     ],
 )
-def test_what_no_system_says_of_a_process_is_no_answer(ends, kind, number, figure):
+def test_numbers_that_no_process_has_are_no_answer(ends, kind, number, figure):
     channel, template = ends
     template.send(encode_head(kind, number, figure=figure))
     question = encode_head(MessageKind.REAP, 7) if number == 7 else encode_head(MessageKind.FORK)
-    with pytest.raises(ConnectionError, match="what no system says"):
+    with pytest.raises(ConnectionError, match="impossible numbers"):
         channel.ask(question, (), kind)
     with pytest.raises(ConnectionError, match="did not answer before"):
         channel.ask(question, (), kind)

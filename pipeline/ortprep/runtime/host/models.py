@@ -47,7 +47,7 @@ class HostConfig:
 
 
 class NotLoadedError(Exception):
-    """A model would have to be loaded, which can take any time, by who has none."""
+    """A model has to be loaded first, which can take any time: more than the calling thread may take."""
 
 
 class LoadedModel:

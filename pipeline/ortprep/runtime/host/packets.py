@@ -265,7 +265,8 @@ def _read_array(data: bytes | int, offset: int, dtype: np.dtype[Any], shape: tup
     else:
         content[:] = np.ndarray(content.shape, np.uint8, data, offset)
     if dtype == np.bool_ and content.max(initial=0) > 1:
-        raise ValueError("expected 0 or 1 for a boolean")  # numpy and ONNX Runtime count with them
+        # As `is_valid_bool`, whose module no client needs to import.
+        raise ValueError("expected 0 or 1 for a boolean")
     return array
 
 

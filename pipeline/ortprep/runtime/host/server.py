@@ -73,9 +73,13 @@ class Server:
             thread.join(max(0.0, end - time.monotonic()))
         while self.served and time.monotonic() < end:  # by threads that load
             time.sleep(_POLL_INTERVAL_S)
-        for sock in (self._listener, *(sock for sock, _ in tuple(self._connections.values()))):
-            close_aside(sock.close)
+        close_aside(self._close_all)
         return not self.served
+
+    def _close_all(self) -> None:
+        for sock in (self._listener, *(sock for sock, _ in tuple(self._connections.values()))):
+            with contextlib.suppress(OSError):
+                sock.close()
 
     def _serve(self) -> None:
         """Takes clients in and answers packets, in a thread of its own."""

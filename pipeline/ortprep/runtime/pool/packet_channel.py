@@ -91,7 +91,7 @@ class PacketChannel:
         if number and head.number != number:
             raise ConnectionError(f"template answers for process {head.number} instead of {number}")
         if not _is_possible(head):
-            raise ConnectionError(f"template answers what no system says: {head.number}, {head.figure}")
+            raise ConnectionError(f"template answers with impossible numbers: {head.number}, {head.figure}")
         self.is_lost = False
         return head
 

@@ -32,9 +32,9 @@ def measure_errors(source: Path, written: Path, names: Sequence[str], sample: Pa
         sample: `.npz` of arrays by input name.
     """
     model, copies = onnx.load(source, load_external_data=False), _Copies(onnx.load(written).graph)
-    graph, nodes = model.graph, list[NodeProto]()
+    graph, nodes, compared = model.graph, list[NodeProto](), set(names)
     for node in graph.node:
-        nodes += (node, *(copies.compare(node) if node.name in names else ()))
+        nodes += (node, *(copies.compare(node) if node.name in compared else ()))
     known, read = (
         {tensor.name for tensor in graph.initializer},
         {name for node in nodes for name in node.input},

@@ -56,7 +56,7 @@ def judge_key(spec: ModelSpec) -> Mapping[str, Any]:
     if judge is None:
         return {}
     key, folder = judge.model_dump(mode="json"), spec.folder / judge.folder
-    answer = (folder / judge.compare).resolve()
+    answer, cache = (folder / judge.compare).resolve(), DigestCache()
     key["run"], key["files"] = digest_json(judge.run), {}  # arguments may be secrets
     if judge.function is not None:
         place, name = judge.function
@@ -64,7 +64,7 @@ def judge_key(spec: ModelSpec) -> Mapping[str, Any]:
     # A program without a slash is looked up in PATH.
     for argument in judge.run[0 if "/" in judge.run[0] else 1 :]:
         digests = [
-            (os.path.relpath(path, folder), _digest_or_reason(path))
+            (os.path.relpath(path, folder), _digest_or_reason(path, cache))
             for path in islice(_find_files(folder, argument), MAX_FOLDER_FILES)
             if path.is_file() and path.resolve() != answer
         ]
@@ -73,10 +73,10 @@ def judge_key(spec: ModelSpec) -> Mapping[str, Any]:
     return {"judge": key}
 
 
-def _digest_or_reason(path: Path) -> str:
-    """Returns a file's digest; why there is none of one that cannot be read, or grows meanwhile."""
+def _digest_or_reason(path: Path, cache: DigestCache) -> str:
+    """Returns a file's digest; the reason why there is none if it cannot be read, or grows meanwhile."""
     try:
-        return DigestCache().digest(path)
+        return cache.digest(path)
     except OSError as error:
         return os.strerror(error.errno or 0)
 

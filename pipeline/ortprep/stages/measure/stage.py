@@ -139,7 +139,10 @@ class _Comparison:
             self._planned += len(self._candidates) * self._spec.rounds
             warm = self._measure_rounds(self._spec.rounds)
             warm = replace(warm, rounds=with_common_start(warm.rounds))
-        outcomes["warm"] = self._with_forks(warm, decision)
+            shipped = {FORKED: outcomes[FORKED].rounds[decision.shipped]}
+            outcomes["warm"] = replace(warm, rounds={**warm.rounds, **shipped})
+        else:
+            outcomes["warm"] = self._with_forks(warm, decision)
         if rounds := self._spec.cold_rounds:
             outcomes["cold"] = self._measure_rounds(rounds, cold=True)
         records = tuple(
