@@ -263,6 +263,21 @@ def test_a_collection_removes_only_files_of_its_own_form(registry, catalogue, tm
     assert own.exists()
 
 
+def test_a_collection_that_cannot_read_what_stays_removes_nothing(registry, catalogue, tmp_path):
+    """Else a version with parts that nobody can read would have each collection end in its middle."""
+    for day in (1, 2):
+        publish(
+            write_bundle(tmp_path / f"bundle{day}", created_at=f"2026-11-0{day}T00:00:00+00:00"), catalogue
+        )
+    before = catalogue.read_state("net").versions.keys()
+    for name in catalogue.list_refs("net", Kind.PART):
+        catalogue.backend.delete_ref("net", Kind.PART, name)
+    with open_catalogue(registry, cache=Cache(tmp_path / "empty")) as other, pytest.raises(NotPublishedError):
+        collect("net", other, policy=RetentionPolicy(1, 0, grace_hours=0), dry_run=False)
+    assert len(before) == 2
+    assert catalogue.read_state("net").versions.keys() == before
+
+
 def test_a_publisher_writes_nothing_where_a_link_leads(registry, catalogue, tmp_path):
     victim = tmp_path / "victim"
     victim.mkdir()
