@@ -192,6 +192,7 @@ def rewrite_digests(folder: Path) -> None:
 IR_VERSION = 8
 OPSET = 17
 _FLOAT = 1
+_INT64 = 7
 _EXTERNAL = 1
 
 Weights = NDArray[np.float32]
@@ -277,6 +278,22 @@ def write_chain(path: Path, length: int) -> Path:
     nodes = [_node("Relu", (f"t{i}",), f"t{i + 1}") for i in range(length)]
     path.write_bytes(_model(nodes, [], {"t0": (4,)}, {f"t{length}": (4,)}))
     return path
+
+
+def endless_model(weights: Weights) -> bytes:
+    """Returns `y = x @ weights + c`, x of (batch, rows): ONNX Runtime multiplies constants for hours."""
+    rows, columns = weights.shape
+    sizes = np.array([2000, 2000], np.int64)
+    shape = _field(1, 2) + _field(2, _INT64) + _field(8, "sizes") + _field(9, sizes.tobytes())
+    nodes = [
+        _node("ConstantOfShape", ("sizes",), "c0"),
+        *(_node("MatMul", (f"c{n}", "c0"), f"c{n + 1}") for n in range(500)),
+        _node("ReduceMax", ("c500",), "c"),
+        _node("MatMul", ("x", "w"), "z"),
+        _node("Add", ("z", "c"), "y"),
+    ]
+    inputs: dict[str, Sequence[int | str]] = {"x": ("batch", rows)}
+    return _model(nodes, [shape, _tensor("w", weights)], inputs, {"y": ("batch", columns)})
 
 
 def add_model() -> bytes:

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.errors import HostDiedError, HostError, LoadTimeoutError, RequestTimeoutError
@@ -40,7 +39,7 @@ from ortprep.runtime.host.process import read_status
 from ortprep.runtime.loading import phases
 from ortprep.runtime.loading.load_options import Deadline
 from tests.fakes import lingering, wait_for
-from tests.runtime.builders import rewrite_digests, sample, weights_of, write_bundle
+from tests.runtime.builders import endless_model, rewrite_digests, sample, weights_of, write_bundle
 from tests.runtime.host.conftest import freeze_host, kill_host
 from tests.runtime.pool.builders import write_model_bundle
 
@@ -322,26 +321,7 @@ def write_endless(folder: Path) -> Path:
     """Writes a bundle of 13 KB whose load takes hours: ONNX Runtime multiplies large constants."""
     bundle = write_bundle(folder, options=SessionOptionsRecord("ORT_ENABLE_ALL"))
     model = bundle / "cpu" / "linear_optimized.onnx"
-    links = [helper.make_node("MatMul", [f"c{n}", "c0"], [f"c{n + 1}"]) for n in range(500)]
-    nodes = [
-        helper.make_node("ConstantOfShape", ["sizes"], ["c0"]),
-        *links,
-        helper.make_node("ReduceMax", ["c500"], ["maximum"], keepdims=0),
-        helper.make_node("MatMul", ["x", "w"], ["z"]),
-        helper.make_node("Add", ["z", "maximum"], ["y"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "endless",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 8])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 4])],
-        [
-            numpy_helper.from_array(np.array([2000, 2000], np.int64), "sizes"),
-            numpy_helper.from_array(weights_of(0), "w"),
-        ],
-    )
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    model.write_bytes(made.SerializeToString())
+    model.write_bytes(endless_model(weights_of(0)))
     rewrite_digests(bundle)
     return bundle
 

@@ -179,6 +179,10 @@ def weather(bundle: Path, duration_s: float, interval_s: float) -> dict[str, int
                     is_closed = "interrupted by a signal; pool closed" in str(error)
                     if not is_closed:
                         raise
+                except RuntimeError as error:  # of CPython: the signal came in `Condition.wait`
+                    if str(error) != "cannot release un-acquired lock":
+                        raise
+                    seen["signals"] += 1
             for future in futures:
                 wait_for(future.done, what="a request ends")
             if not is_closed:
