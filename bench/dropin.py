@@ -31,9 +31,8 @@ from bench.small_models import SMALL_MODELS, prepare_small_models
 from bench.start import ROOT
 from ortprep.bundle.figures import Samples
 from ortprep.errors import PipelineError, StageError
-from ortprep.measuring.comparison import paired_ratio, ratio_interval
+from ortprep.measuring.comparison import order_of_round, paired_ratio, ratio_interval
 from ortprep.measuring.device_lock import measuring
-from ortprep.measuring.rounds import order_of_round
 
 PLAIN, RUN, VARIABLES = "plain", "run", "variables"
 FIGURES = ("first_ms", "whole_ms", "call_ms")

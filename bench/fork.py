@@ -27,9 +27,8 @@ from bench.models import ARTIFACTS, DEFAULTS, SPECS, PreparedModel, demo_specs, 
 from bench.result_file import describe_machine, format_results
 from bench.small_models import SMALL_MODELS, prepare_small_models
 from bench.start import ROOT, ScriptTimes, plain, run_script, write_script
-from ortprep.measuring.comparison import paired_ratio
+from ortprep.measuring.comparison import order_of_round, paired_ratio
 from ortprep.measuring.device_lock import measuring
-from ortprep.measuring.rounds import order_of_round
 from ortprep.runtime.tensors.arrays import read_tensors
 
 FORKS = ("fork", "fork, then session", "activations", "workers")

@@ -24,9 +24,8 @@ from bench.models import ARTIFACTS, PreparedModel
 from bench.result_file import describe_machine, format_results
 from bench.small_models import SMALL_MODELS, prepare_small_models
 from bench.start import LoadScript, ScriptTimes, load, plain, run_script, write_script
-from ortprep.measuring.comparison import paired_ratio
+from ortprep.measuring.comparison import order_of_round, paired_ratio
 from ortprep.measuring.device_lock import measuring
-from ortprep.measuring.rounds import order_of_round
 from ortprep.runtime import connect
 from ortprep.runtime.host.process import stop_host
 

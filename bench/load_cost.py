@@ -40,9 +40,8 @@ from ortprep.bundle.codec import encode
 from ortprep.bundle.figures import Samples
 from ortprep.bundle.manifest import read_manifest
 from ortprep.errors import PipelineError
-from ortprep.measuring.comparison import centre, paired_ratio
+from ortprep.measuring.comparison import centre, order_of_round, paired_ratio
 from ortprep.measuring.device_lock import measuring
-from ortprep.measuring.rounds import order_of_round
 
 PLAIN, LOAD, HAND, IMPORTED, FALLBACK = "plain", "load", "by hand", "load, imported", "portable"
 SAME_FILE = "InferenceSession, same file"

@@ -22,7 +22,7 @@ from typing import Any
 from bench.models import ARTIFACTS, PreparedModel
 from bench.result_file import describe_machine, format_results
 from bench.small_models import SMALL_MODELS, prepare_small_models
-from ortprep.measuring.rounds import order_of_round
+from ortprep.measuring.comparison import order_of_round
 from ortprep.runtime import PoolConfig, SessionPool
 from ortprep.runtime.tensors.arrays import read_tensors
 

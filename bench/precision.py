@@ -30,8 +30,7 @@ from bench.result_file import describe_machine, format_results
 from bench.start import ROOT
 from ortprep.bundle.manifest import Manifest, VariantRecord, read_manifest
 from ortprep.errors import PipelineError, StageError
-from ortprep.measuring.comparison import paired_ratio
-from ortprep.measuring.rounds import order_of_round
+from ortprep.measuring.comparison import order_of_round, paired_ratio
 from ortprep.runtime.machine.hardware import read_hardware
 
 ARMS = {"plain": None, "fp32": "fp32", "judged": ""}

@@ -25,8 +25,8 @@ from bench.models import ARTIFACTS, PreparedModel
 from bench.result_file import describe_machine, format_results
 from bench.small_models import SMALL_MODELS, prepare_small_models
 from bench.start import ROOT
+from ortprep.measuring.comparison import order_of_round
 from ortprep.measuring.device_lock import measuring
-from ortprep.measuring.rounds import order_of_round
 from ortprep.runtime.tensors.arrays import read_tensors
 
 GROUPS = Path("/sys/fs/cgroup/cpu")

@@ -29,9 +29,8 @@ from ortprep.bundle.figures import PlanFigures, Samples
 from ortprep.bundle.manifest import TuningRecord
 from ortprep.children.probe import ProbeResult, join_results
 from ortprep.errors import PipelineError, StageError
-from ortprep.measuring.comparison import paired_ratio, standard_error
+from ortprep.measuring.comparison import order_of_round, paired_ratio, standard_error
 from ortprep.measuring.device_lock import measuring
-from ortprep.measuring.rounds import order_of_round
 from ortprep.stages.tune.search_context import SearchContext, open_search
 from ortprep.tuning.final import rank
 from ortprep.tuning.objective import Objective

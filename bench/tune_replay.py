@@ -20,10 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortprep.children.probe import ProbeResult
-from ortprep.tuning.knobs import FORM, PREPACKING, restrict
+from ortprep.tuning.final import choose
 from ortprep.tuning.objective import Objective
-from ortprep.tuning.plan_selection import choose
-from ortprep.tuning.space import DEFAULT, PlanChoice, Space
+from ortprep.tuning.space import DEFAULT, FORM, PREPACKING, PlanChoice, Space, restrict
 from tests.tuning.builders import CONVOLUTIONS, TRANSFORMER, choices_of, cpu_space
 from tests.tuning.fakes import Machine, limits
 

@@ -31,7 +31,7 @@ from ortprep.doctor.parallel import (
 )
 from ortprep.doctor.worker_group import GroupFigures, SessionsRequest, use_sessions
 from ortprep.errors import LoadError, LoadTimeoutError
-from ortprep.measuring.rounds import InterleavedRuns
+from ortprep.measuring.comparison import InterleavedRuns
 from ortprep.runtime.loading.load_options import Deadline
 from ortprep.runtime.loading.session import build_session, default_plan, device_guard
 from ortprep.runtime.tensors.arrays import write_tensors

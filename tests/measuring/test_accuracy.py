@@ -13,8 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from ortprep.bundle.conversion_record import OutputAccuracy
 from ortprep.children.answers import Answer
-from ortprep.measuring.accuracy import SNR_CAP_DB, AccuracyMeter, compare_answers
-from ortprep.measuring.gate import find_gate_failures
+from ortprep.measuring.accuracy import SNR_CAP_DB, AccuracyMeter, compare_answers, find_gate_failures
 from ortprep.runtime.tensors.element_types import ELEMENT_TYPES, narrow
 
 NAN, INF = float("nan"), float("inf")

@@ -16,10 +16,11 @@ from ortprep.bundle.figures import Samples
 from ortprep.children.probe import ProbeResult, join_results
 from ortprep.doctor.parallel import MAX_COMPARISON_S
 from ortprep.errors import ChildError
-from ortprep.measuring.comparison import is_apart, is_below
-from ortprep.measuring.rounds import (
+from ortprep.measuring.comparison import (
     InterleavedRuns,
     is_affordable,
+    is_apart,
+    is_below,
     order_of_round,
     run_interleaved,
 )

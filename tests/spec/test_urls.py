@@ -14,8 +14,7 @@ from ortprep.cluster.building.work_store import WorkStore
 from ortprep.errors import RegistryError
 from ortprep.registry.references import open_registry
 from ortprep.spec.models import SourceSpec
-from ortprep.spec.redaction import REDACTED, has_credentials, redact_url
-from ortprep.spec.urls import SCHEMES, check_url
+from ortprep.spec.urls import REDACTED, SCHEMES, check_url, has_credentials, redact_url
 from tests.fakes import serve
 
 _SECRET = st.text(st.characters(codec="ascii", categories=["Lu", "Ll", "Nd"]), min_size=8, max_size=40)

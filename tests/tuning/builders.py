@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from ortprep.bundle.model_facts import ModelFacts, ModelInterface
 from ortprep.stages.optimize.lint import NCHWC_DOMAIN
-from ortprep.tuning.knobs import Conditions, build_space, restrict
 from ortprep.tuning.objective import Objective
-from ortprep.tuning.space import PlanChoice, Space
+from ortprep.tuning.space import Conditions, PlanChoice, Space, build_space, restrict
 
 VERSIONS = (
     "1.23.2", "1.24.4", "1.25.1", "1.26.0", "1.27.0", "1.28.0", "1.29.0", "1.30.0", "1.31.0", "1.31.1",

@@ -20,8 +20,8 @@ from typing import Any
 
 from ortprep.children.probe import ProbeResult
 from ortprep.errors import ChildError
-from ortprep.tuning.objective import Objective
-from ortprep.tuning.search import PlanSearchResult, SearchEffects, search
+from ortprep.tuning.objective import Objective, PlanSearchResult
+from ortprep.tuning.search import SearchEffects, search
 from ortprep.tuning.space import DEFAULT, PlanChoice, Space
 from tests.tuning.builders import choices_of
 

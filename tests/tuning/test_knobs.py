@@ -19,8 +19,7 @@ from ortprep.options import (
     known_provider_options,
     known_session_config,
 )
-from ortprep.tuning.knobs import MAX_INLINE_BYTES, find_space_problems
-from ortprep.tuning.space import ATTRIBUTES, Options, Space
+from ortprep.tuning.space import ATTRIBUTES, MAX_INLINE_BYTES, Options, Space, find_space_problems
 from tests.tuning.builders import (
     CONVOLUTIONS,
     EVERYTHING_ALLOWED,

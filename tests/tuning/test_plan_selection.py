@@ -11,12 +11,9 @@ from hypothesis import strategies as st
 
 from ortprep.children.probe import ProbeResult
 from ortprep.errors import StageError
-from ortprep.tuning.final import MAX_FIRST_PHASE_RATIO
-from ortprep.tuning.knobs import shares_files
-from ortprep.tuning.objective import Objective, Trial
-from ortprep.tuning.plan_selection import choose
-from ortprep.tuning.search import PlanSearchResult
-from ortprep.tuning.space import DEFAULT, PlanChoice, Space
+from ortprep.tuning.final import MAX_FIRST_PHASE_RATIO, choose
+from ortprep.tuning.objective import Objective, PlanSearchResult, Trial
+from ortprep.tuning.space import DEFAULT, PlanChoice, Space, shares_files
 from tests.tuning.builders import TRANSFORMER, cpu_space, per_load, plan
 
 SPACE = cpu_space(TRANSFORMER, cores=2, levels=("all",))

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from ortprep.children.probe import ProbeResult
 from ortprep.errors import ChildTimeoutError, StageError
 from ortprep.measuring.comparison import MIN_ROUNDS
-from ortprep.tuning.objective import Objective
-from ortprep.tuning.plan_selection import PlanSelection, choose
-from ortprep.tuning.search import BATCH, MAX_FIRST_RATIO, REPEATS, PlanSearchResult, search
+from ortprep.tuning.final import PlanSelection, choose
+from ortprep.tuning.objective import Objective, PlanSearchResult
+from ortprep.tuning.search import BATCH, MAX_FIRST_RATIO, REPEATS, search
 from ortprep.tuning.space import DEFAULT, PlanChoice
 from tests.tuning.builders import TRANSFORMER, choices_of, cpu_space, per_load, plan
 from tests.tuning.fakes import (

@@ -11,9 +11,8 @@ from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.children.probe import ProbeResult
 from ortprep.errors import StageError
 from ortprep.options import CUDA
-from ortprep.tuning.knobs import restrict
 from ortprep.tuning.objective import Trial
-from ortprep.tuning.space import DEFAULT, Options, PlanChoice, Space
+from ortprep.tuning.space import DEFAULT, Options, PlanChoice, Space, restrict
 from tests.tuning.builders import (
     choices_of,
     cpu_space,

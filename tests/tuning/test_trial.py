@@ -22,8 +22,8 @@ from ortprep.errors import (
 )
 from ortprep.runtime.loading.session import CPU, CUDA, default_plan
 from ortprep.runtime.tensors.arrays import write_tensors
+from ortprep.tuning.final import choose
 from ortprep.tuning.objective import Objective
-from ortprep.tuning.plan_selection import choose
 from ortprep.tuning.search import SearchEffects, search
 from ortprep.tuning.space import DEFAULT, Options, PlanChoice, Space
 from ortprep.tuning.trial import (

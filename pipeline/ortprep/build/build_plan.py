@@ -28,7 +28,7 @@ from ortprep.stages.optimize.stage import OptimizeStage
 from ortprep.stages.package.stage import PackageStage
 from ortprep.stages.tune.stage import TuneStage
 from ortprep.stages.verify.stage import VerifyStage
-from ortprep.tuning.knobs import find_space_problems
+from ortprep.tuning.space import find_space_problems
 
 log = logging.getLogger(__name__)
 

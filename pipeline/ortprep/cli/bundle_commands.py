@@ -41,7 +41,7 @@ from ortprep.measuring.regression import compare as compare_bundles
 from ortprep.measuring.shipped import describe_cache
 from ortprep.quoting import printable, quoted
 from ortprep.report.variant_sections import build_plans_table
-from ortprep.spec.redaction import redact_url
+from ortprep.spec.urls import redact_url
 from ortprep.tables import CellValue, Table, fill_table, number_cell
 
 

@@ -23,7 +23,7 @@ from ortprep.errors import (
     hint_of_os_error,
 )
 from ortprep.quoting import quoted
-from ortprep.spec.redaction import redact_url
+from ortprep.spec.urls import redact_url
 from ortprep.versions import install_command
 
 P = ParamSpec("P")

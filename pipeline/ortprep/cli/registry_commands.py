@@ -14,7 +14,7 @@ from ortprep.cli.command import ARTIFACTS, Artifacts, AsJson, Bundle, Output, co
 from ortprep.cli.console import Block, Talk, echo
 from ortprep.cli.progress import TransferBar
 from ortprep.errors import RegistryError
-from ortprep.spec.redaction import redact_url
+from ortprep.spec.urls import redact_url
 from ortprep.tables import Table, count_of, fill_table
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from ortprep.bundle.figures import Samples
 from ortprep.doctor.diagnosis import Diagnosis, Finding, diagnose
 from ortprep.doctor.doctor_model import DoctorModel, guard_device, plan_of, with_threads
 from ortprep.doctor.worker_group import GroupFigures, Load, measure_group
-from ortprep.measuring.comparison import MIN_ROUNDS, is_below, paired_ratio
+from ortprep.measuring.comparison import MIN_ROUNDS, InterleavedRuns, is_below, paired_ratio, run_interleaved
 from ortprep.measuring.device_lock import CPU_DEVICE
-from ortprep.measuring.rounds import InterleavedRuns, run_interleaved
 from ortprep.runtime.machine.cores import find_thread_limit
 from ortprep.tables import CellValue, Table, count_of, fill_table
 

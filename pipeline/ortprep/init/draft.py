@@ -1,9 +1,13 @@
-"""`init`: from a model file to a spec that it runs with, under a name of its own."""
+"""`init`: from a model file to a spec that it runs with, as YAML with the reason of every value."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
-from collections.abc import Callable, Mapping
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,17 +15,17 @@ from typing import Any
 
 from ortprep.bundle.atomic import write_bytes_atomic
 from ortprep.bundle.file_memory import open_regular
+from ortprep.bundle.loader_config import TensorSpec
 from ortprep.bundle.paths import make_name
 from ortprep.errors import DISK_ERRORS, SourceError, SpecError
-from ortprep.init.input_search import ObservedInput
+from ortprep.init.input_search import Feed, ObservedInput
 from ortprep.init.shapes import find_input
-from ortprep.init.spec_text import show, show_shape, write_spec_text
 from ortprep.init.tensor_copy import copy_path
 from ortprep.init.trial_run import InitTrial, InitTrialRequest, try_inputs
 from ortprep.quoting import quoted
 from ortprep.spec.models import ModelSpec
-from ortprep.spec.reading import DEFAULTS_FILE, list_sources
-from ortprep.spec.redaction import redact_url
+from ortprep.spec.reading import DEFAULTS_FILE, OPEN_QUESTION, list_sources
+from ortprep.spec.urls import redact_url
 from ortprep.spec.validation import parse_spec
 from ortprep.spec.yaml_text import MAX_BYTES, parse_yaml
 from ortprep.stages.fetch.stage import local_source
@@ -251,3 +255,120 @@ def choose_name(model: Path, configs: Path) -> str:
         f"{' and '.join(dict.fromkeys(candidates))} in {configs}",
         hint=f"ortprep init {quoted(model)} --name NAME",
     )
+
+
+_WIDTH = 110
+_PLAIN = re.compile(r"(\.\./)*[A-Za-z_][A-Za-z0-9_./-]*")
+_WORDS = frozenset(("null", "true", "false"))
+_TRIALS = 40
+_MIN_BUDGET_S, _MAX_BUDGET_S = 60, 900
+_PROCESS_S = 1.0
+_PRECISION = (
+    "Precision: that of the model. Lower precision changes answers, so you must ask for it: "
+    "`convert: {precision: int8, ladder: [int8, fp32]}` tries int8 behind an accuracy gate."
+)
+
+
+def write_spec_text(
+    trial: InitTrial,
+    *,
+    name: str,
+    path: str,
+    size_bytes: int,
+    defaults: Set[str],
+    sections: Mapping[str, Any],
+    question: str,
+) -> str:
+    """Returns a spec as YAML.
+
+    Args:
+        trial: Result of running the model.
+        name: Name of the spec.
+        path: The model, relative to the spec's folder.
+        size_bytes: Size of the model, weights included.
+        defaults: Keys that the folder's `defaults.yaml` already gives.
+        sections: Further sections of the spec, which replace the proposed ones.
+        question: The question that is left; "" for none.
+    """
+    ran = "did not run" if trial.error else "ran"
+    how = f"The model {ran} on these inputs with ONNX Runtime {trial.onnxruntime}."
+    lines = comment(
+        f"Written by `ortprep init`. {how} Every value is a proposal: replace it with what production sends."
+    )
+    if question:
+        lines.append(f"{OPEN_QUESTION} {question}")
+    lines += comment(trial.doubt)
+    if trial.changes:
+        lines += comment(f"The source is a copy of the model: {'; '.join(trial.changes)}.")
+    opset = trial.facts.opsets.get("", 0)
+    lines += [
+        f"name: {_scalar(name)}",
+        f"source: {{path: {_scalar(path)}}}  # {size_bytes / 1e6:.1f} MB, opset {opset}",
+    ]
+    if trial.feeds:
+        lines += ["", "inputs:"]
+    for item in trial.facts.interface.inputs:
+        lines += _describe_input(item, trial.feeds[item.name])
+    proposed = {
+        "targets": ["", "targets: auto  # cpu, and cuda on machines where it works"],
+        "convert": comment(_PRECISION),
+        "tune": [_budget(trial)],
+    }
+    for key, section in proposed.items():
+        if key not in sections and key not in defaults:
+            lines += section
+    lines += [f"{_scalar(key)}: {_flow(value)}" for key, value in sections.items()]
+    return "\n".join([*lines, ""])
+
+
+def show_shape(item: TensorSpec) -> str:
+    """Returns a declared shape as people write it: `[batch, 3, ?, ?]`, `of any rank` for none."""
+    if item.shape is None:
+        return "of any rank"
+    return f"[{', '.join('?' if axis is None else show(str(axis)) for axis in item.shape)}]"
+
+
+def show(text: str) -> str:
+    """Returns text for a comment: on one line, without what an editor or a terminal takes for orders."""
+    return "".join(one if one.isprintable() else " " for one in text)
+
+
+def comment(text: str, *, indent: int = 0) -> list[str]:
+    """Returns text as lines of a YAML comment."""
+    wrapped = textwrap.wrap(show(text), _WIDTH - indent - 2)
+    return [f"{' ' * indent}# {line}" for line in wrapped]
+
+
+def _describe_input(item: TensorSpec, feed: Feed) -> Iterator[str]:
+    """Yields the lines of one input: its type, shapes and values, with the reasons."""
+    yield f"  {_scalar(item.name)}:  # {show(item.dtype)} {show_shape(item)}"
+    yield from comment(feed.reason, indent=4)
+    yield f"    shapes: [{', '.join(str(list(shape)) for shape in feed.shapes)}]"
+    values = feed.values
+    if values.range is not None:
+        low, high = (_number(one) for one in values.range)
+        yield f"    range: [{low}, {high}]  # {show(values.reason)}"
+    elif values.values is not None:
+        yield f"    values: {_flow(list(values.values))}  # {show(values.reason)}"
+
+
+def _budget(trial: InitTrial) -> str:
+    """Returns the budget of a search that is worth it: time for 40 plans, at most 15 minutes."""
+    trial_s = _PROCESS_S + trial.load_s + 10 * trial.run_s
+    budget = min(max(math.ceil(_TRIALS * trial_s / 30) * 30, _MIN_BUDGET_S), _MAX_BUDGET_S)
+    count = max(1, int(budget / trial_s))
+    return f"tune: {{runs_per_load: 1000, budget_s: {budget}}}  # about {count} plans at {trial_s:.1f} s each"
+
+
+def _scalar(text: str) -> str:
+    return text if _PLAIN.fullmatch(text) and text.lower() not in _WORDS else _flow(text)
+
+
+def _flow(value: object) -> str:
+    """Returns a value as JSON, which is YAML too, up to characters that YAML wants escaped another way."""
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(one if one.isprintable() else f"\\U{ord(one):08x}" for one in text)
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() and abs(value) < 2**53 else repr(value)

@@ -59,7 +59,7 @@ def find_highest(graph: onnx.GraphProto) -> Mapping[str, float]:
     A graph says so where it scales pixels or encodes classes itself: by the constant that the first operator
     takes which does more than move or cast an input's values.
     """
-    from ortprep.stages.fetch.index_bounds import PASSED_ON
+    from ortprep.stages.core.graph_walk import PASSED_ON
 
     constants = {tensor.name: tensor for tensor in graph.initializer}
     origins = {item.name: item.name for item in graph.input if item.name not in constants}

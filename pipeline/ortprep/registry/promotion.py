@@ -31,7 +31,7 @@ from ortprep.registry.versions import (
     find_earlier_versions,
     resolve,
 )
-from ortprep.spec.redaction import redact_url
+from ortprep.spec.urls import redact_url
 
 MAX_REGRESSION = 1.10
 """How many times worse a figure may be than that of the version the alias names now, beyond the noise."""

@@ -38,7 +38,7 @@ from ortprep.registry.signatures import (
 )
 from ortprep.registry.versions import resolve
 from ortprep.runtime.machine.hardware import Hardware, read_hardware
-from ortprep.spec.redaction import redact_url
+from ortprep.spec.urls import redact_url
 from ortprep.transport.time_limit import check_time, limit_time
 from ortprep.transport.transfer import Observer, Progress, ignore, map_parallel, read_limit
 from ortprep.versions import installed_onnxruntime

@@ -10,7 +10,7 @@ from pathlib import Path
 from ortprep.bundle.paths import is_safe_name
 from ortprep.errors import MissingExtraError, RegistryError
 from ortprep.registry.backend import Backend
-from ortprep.spec.redaction import has_credentials, redact_url
+from ortprep.spec.urls import has_credentials, redact_url
 from ortprep.versions import install_command
 
 REGISTRY_VARIABLE = "ORTPREP_REGISTRY"

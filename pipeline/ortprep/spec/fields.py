@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from ortprep.bundle.paths import NAME_PATTERN, is_safe_name
-from ortprep.spec.redaction import has_credentials
-from ortprep.spec.urls import check_url, is_hub_url, parse_hub_url
+from ortprep.spec.urls import check_url, has_credentials, is_hub_url, parse_hub_url
 
 Target = Literal["cpu", "cuda"]
 """Execution providers a bundle can be prepared for."""

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 from pydantic.json_schema import GenerateJsonSchema
 
 from ortprep.bundle.loader_config import Tolerance
 from ortprep.bundle.manifest import OutputError
+from ortprep.options import NEWEST, known_attributes
 from ortprep.spec.conversion import ConvertSpec
 from ortprep.spec.fields import (
     Glob,
@@ -26,10 +27,10 @@ from ortprep.spec.fields import (
     SpecSection,
     Target,
     Text,
+    Threads,
     Url,
 )
-from ortprep.spec.redaction import redact_url
-from ortprep.spec.session_options import SessionAttributes
+from ortprep.spec.urls import redact_url
 
 
 class SourceSpec(SpecSection):
@@ -166,15 +167,47 @@ class OptimizeSpec(SpecSection):
     timeout_s: Seconds = Field(default=3600.0, description="Deadline of one optimisation, in seconds.")
 
 
-class RuntimeSpec(SessionAttributes):
+_EFFECTS = {option.name: option.effect for option in known_attributes(NEWEST)}
+
+
+def _option(name: str) -> Any:
+    return Field(default=None, description=_EFFECTS[name])
+
+
+def _check_printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("expected text without control characters")
+    return text
+
+
+class RuntimeSpec(SpecSection):
     """Options of the session that jobs get; they are checked against the installed ONNX Runtime's."""
 
+    intra_op_num_threads: Threads | None = _option("intra_op_num_threads")
+    inter_op_num_threads: Threads | None = _option("inter_op_num_threads")
+    execution_mode: Literal["ORT_SEQUENTIAL", "ORT_PARALLEL"] | None = _option("execution_mode")
+    execution_order: Literal["DEFAULT", "PRIORITY_BASED", "MEMORY_EFFICIENT"] | None = _option(
+        "execution_order"
+    )
+    enable_cpu_mem_arena: bool | None = _option("enable_cpu_mem_arena")
+    enable_mem_pattern: bool | None = _option("enable_mem_pattern")
+    enable_mem_reuse: bool | None = _option("enable_mem_reuse")
+    use_deterministic_compute: bool | None = _option("use_deterministic_compute")
+    log_severity_level: Annotated[int, Field(ge=-1, le=4)] | None = _option("log_severity_level")
+    log_verbosity_level: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = _option("log_verbosity_level")
+    logid: Annotated[str, AfterValidator(_check_printable)] | None = _option("logid")
     session_config: Mapping[str, ScalarOption] = Field(
         default_factory=dict, description="Session config entries."
     )
     cuda: Mapping[str, ScalarOption] = Field(
         default_factory=dict, description="CUDA execution provider options."
     )
+
+    @property
+    def attributes(self) -> dict[str, int | bool | str]:
+        """Given attributes of `onnxruntime.SessionOptions`, with their values."""
+        values = {name: getattr(self, name) for name in RuntimeSpec.model_fields if name in _EFFECTS}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 class MeasureSpec(SpecSection):

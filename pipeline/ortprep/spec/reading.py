@@ -14,9 +14,8 @@ from ortprep.errors import SpecError, require_known
 from ortprep.quoting import quoted
 from ortprep.spec.fleet import FLEET_FILE
 from ortprep.spec.models import ModelSpec
-from ortprep.spec.session_options import warn_if_newer
 from ortprep.spec.urls import is_hub_url, parse_hub_url
-from ortprep.spec.validation import locate, parse_spec, validate
+from ortprep.spec.validation import locate, parse_spec, validate, warn_if_newer
 from ortprep.spec.yaml_text import Problem, YamlDocument, build_error, read_yaml
 from ortprep.versions import installed_onnxruntime
 

@@ -1,10 +1,12 @@
-"""URLs that a spec may name: their schemes, and files on the Hugging Face Hub. Pure.
+"""URLs: which a spec may name, files on the Hugging Face Hub, and how they are shown without secrets.
 
 A file on the Hub is `hf://ORG/REPO/PATH.onnx@REVISION`.
 """
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import re
 from dataclasses import dataclass, replace
 from urllib.parse import quote, unquote
@@ -110,3 +112,111 @@ def check_url(url: str, schemes: frozenset[str] = SCHEMES) -> None:
     if not separator or scheme.lower() not in schemes or "::" in _IPV6_HOST.sub("://", url, count=1):
         allowed = ", ".join(f"{name}://" for name in sorted(schemes))
         raise ValueError(f"expected a URL that begins with one of {allowed}, and has no '::'")
+
+
+REDACTED = "REDACTED"
+"""What stands where a secret stood."""
+
+_LINK_BORDER = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*:[:/])")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/*")
+_USER = re.compile(r"[^/?#]*@|[^][/?#:@]*:(?![0-9]*(?:[/?#]|$)).*@", re.DOTALL)
+"""The second form is a password with an unescaped `/`, `?` or `#`: what follows the colon is no port."""
+
+_SECRET_NAME = re.compile(
+    r"^x-(amz|goog|ms|oss|cos|obs)-|signature|token|secret|passw|pwd|credential|auth|session|jwt|bearer"
+    r"|api[-_.]?key|access[-_.]?key|key[-_.]?pair|^(key|sig|code|policy|expires|pass|pin)$",
+    re.IGNORECASE,
+)
+_SHARED_ACCESS_SIGNATURE = re.compile(r"s[eprstv]|si|sip|spr|srt|sk[estv]|skoid|sktid")
+"""Parameters that surround `sig` in an Azure shared access signature; harmless names elsewhere."""
+
+_RANDOM_LOOKING = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9+/_=.~-]{20,}")
+_QUERY = re.compile(r"(?<=[a-zA-Z0-9/])\?[^\s'\"]+=[^\s'\"]*")
+_DIGEST = re.compile(r"sha256-[0-9a-f]{16}")
+
+
+def redact_url(url: str) -> str:
+    """Returns `url` without user, password and secret query parameters.
+
+    A parameter whose name says that it is a secret or part of a signature (presigned S3, GCS and Azure URLs
+    among them) loses its value, so that two signatures of one object read the same. A long random-looking
+    value under any other name may be a secret or an identifier: a short digest replaces it, which keeps
+    identifiers distinct. Total and idempotent. Secrets in the path stay: they look like other paths. fsspec's
+    chained URLs (`zip://a.onnx::https://…`), which are refused, are shown with each link redacted.
+    """
+    return "::".join(_redact_link(link) for link in _LINK_BORDER.split(url))
+
+
+def hide_queries_in_logs(package: str) -> None:
+    """Cuts the queries off the URLs that an HTTP client logs: they have tokens and signatures in them.
+
+    Exceptions are logged by their types alone: their texts have whole headers in them. It counts for all
+    loggers of the package that there are by now, since a filter sees no records of the loggers below its own.
+    """
+    for name in (package, *logging.Logger.manager.loggerDict):
+        if name == package or name.startswith(f"{package}."):
+            logging.getLogger(name).addFilter(_hide_queries)
+
+
+def _hide_queries(record: logging.LogRecord) -> bool:
+    if isinstance(record.args, tuple):
+        record.args = tuple(map(_hide_query, record.args))
+    record.exc_info = record.exc_text = None
+    record.msg = _QUERY.sub("?…", str(record.msg))
+    return True
+
+
+def _hide_query(argument: object) -> object:
+    if isinstance(argument, BaseException):
+        return type(argument).__name__
+    if isinstance(argument, int | float) or "?" not in str(argument):
+        return argument
+    return str(argument).partition("?")[0] + "?…"
+
+
+def has_credentials(url: str) -> bool:
+    """Returns whether `url` carries a password, or for http and https any user part (it may be a token)."""
+    return any(_link_has_credentials(link) for link in _LINK_BORDER.split(url))
+
+
+def _split_link(link: str) -> tuple[str, str, str]:
+    """Returns the scheme with its `://`, the user part with its `@`, and the rest."""
+    scheme = _SCHEME.match(link)
+    start = scheme.end() if scheme else 0
+    user = _USER.match(link, start)
+    end = user.end() if user else start
+    return link[:start], link[start:end], link[end:]
+
+
+def _link_has_credentials(link: str) -> bool:
+    scheme, user, _ = _split_link(link)
+    return ":" in user or (user != "" and scheme.rstrip("/").lower() in ("http:", "https:"))
+
+
+def _redact_link(link: str) -> str:
+    scheme, user, rest = _split_link(link)
+    location, *parameters = re.split(r"([?#].*)", rest, maxsplit=1, flags=re.DOTALL)
+    return f"{scheme}{REDACTED + '@' if user else ''}{location}{_redact_parameters(''.join(parameters))}"
+
+
+def _redact_parameters(text: str) -> str:
+    """Returns a query and a fragment without the values of their secret parameters."""
+    parameters = [piece.partition("=") for piece in re.split(r"([?#&;])", text)]
+    names = [unquote(name).lower() for name, _, _ in parameters]
+    shown = []
+    for (name, equals, value), plain in zip(parameters, names, strict=True):
+        is_secret = _SECRET_NAME.search(plain) or (
+            "sig" in names and _SHARED_ACCESS_SIGNATURE.fullmatch(plain)
+        )
+        if not equals:
+            shown.append(_fingerprint(name))
+        else:
+            shown.append(f"{name}={REDACTED if is_secret else _fingerprint(value)}")
+    return "".join(shown)
+
+
+def _fingerprint(value: str) -> str:
+    plain = unquote(value)
+    if _DIGEST.fullmatch(plain) or not _RANDOM_LOOKING.fullmatch(plain):
+        return value
+    return f"sha256-{hashlib.sha256(plain.encode('utf-8', 'replace')).hexdigest()[:16]}"

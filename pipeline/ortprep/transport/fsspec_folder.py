@@ -25,8 +25,7 @@ from ortprep.errors import (
     RegistryUnavailableError,
     hint_of_os_error,
 )
-from ortprep.spec.redaction import redact_url
-from ortprep.spec.urls import STORES, check_url
+from ortprep.spec.urls import STORES, check_url, redact_url
 from ortprep.transport.transfer import (
     BLOCK_BYTES,
     Block,

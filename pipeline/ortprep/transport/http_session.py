@@ -20,7 +20,7 @@ import requests
 from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection
 
-from ortprep.spec.redaction import hide_queries_in_logs
+from ortprep.spec.urls import hide_queries_in_logs
 from ortprep.transport.time_limit import call_in_time
 from ortprep.transport.transfer import BLOCK_BYTES
 

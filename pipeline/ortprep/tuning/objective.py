@@ -48,6 +48,26 @@ class Trial:
     failure: str | None = None
 
 
+@dataclass(frozen=True)
+class PlanSearchResult:
+    """Result of a search.
+
+    Attributes:
+        trials: Every plan that was tried, in order.
+        finals: Figures of the last comparison, the baseline's included. A plan that failed is absent; a
+            baseline that failed has the rounds before.
+        noise: Distance between the quartiles of a plan's cost relative to the baseline's in the same round.
+        elapsed_s: Seconds that the search took.
+    """
+
+    trials: tuple[Trial, ...]
+    finals: Finals
+    baseline: PlanChoice
+    noise: float
+    ended: str
+    elapsed_s: float
+
+
 class Objective(TuneSpec):
     """A spec's section `tune`, with the cost of a job per session and what exceeds the limits."""
 

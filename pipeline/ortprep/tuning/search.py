@@ -19,12 +19,10 @@ from statistics import median
 
 from ortprep.children.probe import ProbeResult
 from ortprep.errors import PipelineError, StageError
-from ortprep.measuring.comparison import MIN_ROUNDS
-from ortprep.measuring.rounds import order_of_round
+from ortprep.measuring.comparison import MIN_ROUNDS, order_of_round
 from ortprep.tuning.final import compare_finalists, measure_with_retry, pick_entrants, rank_firsts
-from ortprep.tuning.knobs import FORM, OFF, PREPACKING
-from ortprep.tuning.objective import Finals, Objective, Trial
-from ortprep.tuning.space import DEFAULT, PlanChoice, Space
+from ortprep.tuning.objective import Finals, Objective, PlanSearchResult, Trial
+from ortprep.tuning.space import DEFAULT, FORM, OFF, PREPACKING, PlanChoice, Space
 
 MAX_FIRST_RATIO = 1.1
 """A plan that costs this much more than the best one in its first round is not measured again."""
@@ -65,26 +63,6 @@ class SearchEffects:
     clock: Callable[[], float]
     say: Callable[[str], None] = lambda _: None
     prepare: Callable[[PlanChoice], None] = lambda _: None
-
-
-@dataclass(frozen=True)
-class PlanSearchResult:
-    """Result of a search.
-
-    Attributes:
-        trials: Every plan that was tried, in order.
-        finals: Figures of the last comparison, the baseline's included. A plan that failed is absent; a
-            baseline that failed has the rounds before.
-        noise: Distance between the quartiles of a plan's cost relative to the baseline's in the same round.
-        elapsed_s: Seconds that the search took.
-    """
-
-    trials: tuple[Trial, ...]
-    finals: Finals
-    baseline: PlanChoice
-    noise: float
-    ended: str
-    elapsed_s: float
 
 
 def search(space: Space, objective: Objective, effects: SearchEffects) -> PlanSearchResult:

@@ -1,13 +1,16 @@
-"""Knobs, their values, and which combinations differ. Pure."""
+"""The search space of a model, a target and an ONNX Runtime: knobs, and which combinations differ. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from ortprep.bundle.model_facts import ModelFacts, ModelInterface
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from ortprep.options import CUDA, NEWEST, known_attributes
+from ortprep.errors import StageError, propose
+from ortprep.options import CUDA, NEWEST, known_attributes, known_provider_options, known_session_config
 
 Options = Mapping[str, int | bool | str]
 """Attributes of a session, session config entries and options of the CUDA execution provider, by name."""
@@ -100,3 +103,267 @@ class Space:
             provider._replace(options={**provider.options, **cuda}) if provider.name == CUDA else provider
             for provider in providers
         )
+
+
+FORM, LEVEL, PREPACKING = "form", "level", "prepacking"
+THREADS, SPINNING, EXECUTION = "threads", "spinning", "execution"
+IO_BINDING = "io_binding"
+
+MAPPED, INLINE, PREPACKED, ORT = "mapped", "inline", "prepacked", "ort"
+"""Forms: external data that is mapped; weights in the model file; external data with the arranged copies of
+prepacking beside it; ONNX Runtime's own format, mapped."""
+
+ON, OFF = "on", "off"
+
+SOURCE = "source"
+"""The level of a model that is shipped as it is: it has no other form."""
+
+MAX_INLINE_BYTES = 1_900_000_000
+"""Weights above this size are not written into one file: protobuf and flatbuffers end at 2 GiB."""
+
+_COUNT = re.compile(r"[1-9][0-9]{0,3}")
+
+Values = Mapping[str, Options]
+"""Values of a knob, each with the options it sets; one that sets none leaves ONNX Runtime's default."""
+
+_NO_PREPACKING: Options = {"session.disable_prepacking": "1"}
+_MAPPED_ORT: Options = {
+    "session.use_memory_mapped_ort_model": "1",
+    "session.use_ort_model_bytes_for_initializers": "1",
+}
+_RULES = (
+    # A file's arranged copies are not looked at without prepacking: it is then the plain mapped file.
+    ({FORM: PREPACKED, PREPACKING: OFF}, FORM, MAPPED),
+    # One thread prepacks alone, and has nobody to wait for.
+    ({THREADS: "1", PREPACKING: "parallel"}, PREPACKING, ON),
+    ({THREADS: "1"}, SPINNING, ON),
+    # Memory patterns need a fixed order of operators.
+    ({EXECUTION: "parallel"}, "memory_pattern", ON),
+    ({EXECUTION: "parallel-2"}, "memory_pattern", ON),
+    # A recorded run is replayed on the addresses it was recorded on, so they must stay.
+    ({"cuda_graph": ON}, IO_BINDING, ON),
+    ({IO_BINDING: OFF}, "cuda_graph", OFF),
+    ({"cudnn": OFF}, "convolution_search", "exhaustive"),
+)
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Machine and settings of a search.
+
+    Attributes:
+        cores: Processors the session may use.
+        levels: Levels that a graph can be written at, best first; the first one is verified.
+        fixed_shapes: Whether all samples have the same shapes.
+        allowed: Searches the user opted in to: `tf32`, `cudnn_default`, `io_binding`.
+        fixed: Options the user has set, with their values; these are not searched.
+    """
+
+    target: str
+    onnxruntime: str
+    cores: int
+    levels: tuple[str, ...]
+    fixed_shapes: bool = False
+    allowed: Collection[str] = ()
+    fixed: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def has_helpers(self) -> bool:
+        """Whether several threads can work on one operator."""
+        return self.cores > 1 and self.fixed.get("intra_op_num_threads") != "1"
+
+
+def build_space(facts: ModelFacts, conditions: Conditions) -> Space:
+    """Returns every plan that could be better than another."""
+    version, fixed = conditions.onnxruntime, set(conditions.fixed)
+    listed = (*known_session_config(version), *known_provider_options(CUDA, version))
+    known = {option.name for option in listed} | ATTRIBUTES
+    table = _cuda_knobs if conditions.target == "cuda" else _cpu_knobs
+    knobs: dict[str, Values] = {}
+    for knob, values in table(facts, conditions).items():
+        free = {value: options for value, options in values.items() if fixed.isdisjoint(options)}
+        usable = {value: options for value, options in free.items() if known.issuperset(options)}
+        # A file has a form and a level, whatever the user decides; anything else the user may decide.
+        if knob in (FORM, LEVEL) or (len(free) == len(values) and len(usable) > 1):
+            knobs[knob] = usable
+    return Space(knobs, _RULES)
+
+
+def _when(condition: bool, values: Values) -> Values:
+    """Returns values, or none unless a condition holds; a knob with a single value is left out."""
+    return values if condition else {}
+
+
+def _cpu_knobs(facts: ModelFacts, conditions: Conditions) -> dict[str, Values]:
+    """Returns every knob of a session on the CPU, those without effect with fewer than two values."""
+    inline = conditions.levels != (SOURCE,) and facts.initializer_bytes <= MAX_INLINE_BYTES
+    prepacked = conditions.levels != (SOURCE,) and conditions.fixed.get("session.disable_prepacking") != "1"
+    counts = dict.fromkeys((conditions.cores // 2, conditions.cores // 4, 1))
+    branches = min(facts.width, conditions.cores)
+    return {
+        # How weights are stored.
+        FORM: {
+            MAPPED: {},
+            **_when(inline, {INLINE: {}, ORT: _MAPPED_ORT}),
+            **_when(prepacked, {PREPACKED: {}}),
+        },
+        # Whether weights are rearranged for this processor's kernels at every load.
+        PREPACKING: {
+            ON: {},
+            OFF: _NO_PREPACKING,
+            **_when(conditions.has_helpers, {"parallel": {"session.prepack.enable_parallel": "1"}}),
+        },
+        # How far the graph was optimised before it was written.
+        LEVEL: {level: {} for level in conditions.levels},
+        # Threads that share the work of one operator: all physical cores, half and a quarter of the
+        # processors, and one.
+        THREADS: {"all": {}}
+        | {str(count): _threads(count) for count in counts if 1 <= count < conditions.cores},
+        # Whether idle threads spin.
+        SPINNING: _when(conditions.has_helpers, {ON: {}, OFF: {"session.intra_op.allow_spinning": "0"}}),
+        # Branches that run at the same time: as many as there can be; two, which is often enough.
+        EXECUTION: {
+            "sequential": {},
+            **_when(branches > 1, {"parallel": _parallel(branches)}),
+            **_when(branches > 2, {"parallel-2": _parallel(2)}),
+        },
+        # Whether freed memory is kept for later runs.
+        "memory_arena": {ON: {}, OFF: {"enable_cpu_mem_arena": False}},
+        # Whether a run's tensors are planned as one block.
+        "memory_pattern": _when(conditions.fixed_shapes, {ON: {}, OFF: {"enable_mem_pattern": False}}),
+        "device_allocator": _DEVICE_ALLOCATOR,
+    }
+
+
+def _threads(count: int) -> Options:
+    return {"intra_op_num_threads": count}
+
+
+def _parallel(branches: int) -> Options:
+    return {"execution_mode": "ORT_PARALLEL", "inter_op_num_threads": branches}
+
+
+_DEVICE_ALLOCATOR: Values = {OFF: {}, ON: {"session.use_device_allocator_for_initializers": "1"}}
+"""Whether weights are allocated outside the arena, which then does not grow around them."""
+
+
+def _cuda_knobs(facts: ModelFacts, conditions: Conditions) -> dict[str, Values]:
+    """Returns every knob of a session on CUDA, those without effect with fewer than two values."""
+    allowed, convolutions = conditions.allowed, facts.has_convolutions
+    inline = conditions.levels != (SOURCE,) and facts.initializer_bytes <= MAX_INLINE_BYTES
+    slow = _when("cudnn_default" in allowed, {"default": {"cudnn_conv_algo_search": "DEFAULT"}})
+    recorded = IO_BINDING in allowed and conditions.fixed_shapes and not facts.has_control_flow
+    return {
+        FORM: {MAPPED: {}, **_when(inline, {INLINE: {}})},
+        LEVEL: {level: {} for level in conditions.levels},
+        PREPACKING: {ON: {}, OFF: _NO_PREPACKING},
+        "device_allocator": _DEVICE_ALLOCATOR,
+        # How a convolution's plan is found in the first run of a shape.
+        "convolution_search": _when(
+            convolutions, {"exhaustive": {}, "heuristic": {"cudnn_conv_algo_search": "HEURISTIC"}, **slow}
+        ),
+        # Memory that such plans may use.
+        "workspace": _when(convolutions, {"most": {}, "least": {"cudnn_conv_use_max_workspace": "0"}}),
+        "channels_last": _when(convolutions, {OFF: {}, ON: {"prefer_nhwc": "1"}}),
+        # Whether convolution and bias are one kernel.
+        "bias_fusion": _when(convolutions, {OFF: {}, ON: {"fuse_conv_bias": "1"}}),
+        # How 1-D convolutions are padded.
+        "pad_1d": _when(
+            convolutions and facts.has_1d_convolutions, {OFF: {}, ON: {"cudnn_conv1d_pad_to_nc1d": "1"}}
+        ),
+        "arena_growth": {"power": {}, "same": {"arena_extend_strategy": "kSameAsRequested"}},
+        # Threads that read weights.
+        "reading_threads": {
+            "four": {},
+            "none": {"external_data_loader_reading_threads": "0"},
+            "eight": {"external_data_loader_reading_threads": "8"},
+        },
+        # Whether all work is on one stream.
+        "unified_stream": {OFF: {}, ON: {"use_ep_level_unified_stream": "1"}},
+        # Whether cuDNN is loaded.
+        "cudnn": _when(not convolutions, {ON: {}, OFF: {"enable_cudnn": "0"}}),
+        # Whether float32 is multiplied in TF32.
+        "tf32": _when("tf32" in allowed, {ON: {}, OFF: {"use_tf32": "0"}}),
+        # Whether jobs bind inputs and outputs.
+        IO_BINDING: _when(IO_BINDING in allowed, {OFF: {}, ON: {}}),
+        # Whether a run is recorded and replayed.
+        "cuda_graph": _when(recorded, {OFF: {}, ON: {"enable_cuda_graph": "1"}}),
+    }
+
+
+def needs_binding(choice: PlanChoice) -> bool:
+    """Says whether a plan is run with inputs and outputs bound."""
+    return choice.as_dict().get(IO_BINDING) == ON
+
+
+def shares_files(first: PlanChoice, second: PlanChoice) -> bool:
+    """Says whether the first plan can be loaded from the files of the second."""
+    own, other = first.as_dict(), second.as_dict()
+    if own.get(LEVEL) != other.get(LEVEL):
+        return False
+    # Without prepacking a file's arranged copies are not looked at.
+    unpacked = own.get(FORM) == MAPPED and own.get(PREPACKING) == OFF
+    return own.get(FORM) == other.get(FORM) or (unpacked and other.get(FORM) == PREPACKED)
+
+
+def restrict(space: Space, wanted: Mapping[str, tuple[str, ...]]) -> Space:
+    """Returns the space with only those values of some knobs; the first value becomes the base.
+
+    A knob that does not exist here is ignored: a spec is for several targets and versions.
+
+    Raises:
+        StageError: None of a knob's values exists here.
+    """
+    knobs = dict(space.knobs)
+    for knob in (knob for knob in space.knobs if knob in wanted):
+        values = _with_counts(knob, knobs[knob], wanted[knob])
+        left = {value: values[value] for value in wanted[knob] if value in values}
+        if not left:
+            raise StageError(
+                f"no value of {knob} is left to search\n"
+                f"  expected one of {', '.join(knobs[knob])}, got {', '.join(wanted[knob])}"
+            )
+        knobs[knob] = left
+    return replace(space, knobs=knobs)
+
+
+def _with_counts(knob: str, values: Values, wanted: Collection[str]) -> Values:
+    """Returns a knob's values; of threads, any number that is wanted is one."""
+    counts = [value for value in wanted if knob == THREADS and _COUNT.fullmatch(value)]
+    return {**values, **{count: _threads(int(count)) for count in counts}}
+
+
+def find_space_problems(wanted: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """Returns the problems of a user's restriction of the space, on any target."""
+    knobs = _all_knobs()
+    problems = [f"unknown knob {name!r}; {propose(name, knobs)}" for name in wanted if name not in knobs]
+    for name in (name for name in wanted if name in knobs):
+        values = _with_counts(name, knobs[name], wanted[name])
+        expected = "expected all or a number" if name == THREADS else f"expected one of {', '.join(values)}"
+        problems += [
+            f"unknown value {value!r} of knob {name!r}; {expected}"
+            for value in wanted[name]
+            if value not in values
+        ]
+    return tuple(problems)
+
+
+def _all_knobs() -> dict[str, Values]:
+    """Returns every knob with all values that it has on any target."""
+    levels = ("all", "all-reduced", "extended", "basic", SOURCE)
+    knobs: dict[str, Values] = {}
+    interface = ModelInterface((), (), {}, external=False)
+    for target in ("cpu", "cuda"):
+        conditions = Conditions(
+            target,
+            NEWEST,
+            64,
+            levels,
+            fixed_shapes=True,
+            allowed=("tf32", "cudnn_default", IO_BINDING),
+        )
+        for operator in ("MatMul", "Conv"):
+            facts = ModelFacts(interface, {}, 0, {operator: 1}, 0, {}, width=64, has_1d_convolutions=True)
+            space = build_space(facts, conditions)
+            knobs |= {knob: {**knobs.get(knob, {}), **values} for knob, values in space.knobs.items()}
+    return knobs

@@ -12,8 +12,7 @@ from ortprep.bundle.loader_config import Tolerance
 from ortprep.children.answers import Answer, read_answer
 from ortprep.children.probe import ProbeFunction, ProbeRequest, ProbeResult, measure_plan
 from ortprep.errors import VerificationError
-from ortprep.measuring.accuracy import AccuracyMeter
-from ortprep.measuring.gate import Gate, find_gate_failures
+from ortprep.measuring.accuracy import AccuracyMeter, Gate, find_gate_failures
 from ortprep.runtime.tensors.element_types import Array
 
 

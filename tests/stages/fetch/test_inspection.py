@@ -19,8 +19,7 @@ from ortprep.bundle.model_facts import ModelFacts
 from ortprep.children.child import run_child
 from ortprep.errors import ChildTimeoutError, SourceError
 from ortprep.init.graph_facts import find_highest
-from ortprep.stages.core.graph_walk import values_bytes
-from ortprep.stages.fetch.index_bounds import find_index_bounds
+from ortprep.stages.core.graph_walk import find_index_bounds, values_bytes
 from ortprep.stages.fetch.inspection import TIMEOUT_S, inspect_file, inspect_model
 from tests import builders as models
 

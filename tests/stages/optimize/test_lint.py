@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from ortprep.runtime.loading.session import build_session, default_plan
+from ortprep.stages.optimize.graph_writer import remove_copies, remove_phantom_inputs
 from ortprep.stages.optimize.lint import REQUIREMENT, LintContext, errors_of, lint_model
-from ortprep.stages.optimize.repairs import remove_copies, remove_phantom_inputs
 from tests import builders as models
 
 DATA = "net_optimized.onnx.data"

@@ -34,7 +34,7 @@ from ortprep.registry.references import VersionRef
 from ortprep.registry.signatures import read_receipt as read_pull_receipt
 from ortprep.spec.fleet import Fleet, read_fleet
 from ortprep.spec.models import ModelSpec
-from ortprep.spec.redaction import redact_url
+from ortprep.spec.urls import redact_url
 from ortprep.stages.core.contract import Plan
 
 log = logging.getLogger(__name__)

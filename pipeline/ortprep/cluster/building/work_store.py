@@ -19,7 +19,7 @@ from ortprep.bundle.digest import PREFIX
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.paths import is_safe_name, resolve_inside
 from ortprep.errors import BundleError, IntegrityError, NotPublishedError, RegistryError
-from ortprep.spec.redaction import has_credentials, redact_url
+from ortprep.spec.urls import has_credentials, redact_url
 from ortprep.transport.fsspec_folder import FsspecFolder
 from ortprep.transport.transfer import download, ignore, map_parallel
 

@@ -25,9 +25,8 @@ from ortprep.doctor.doctor_model import (
 )
 from ortprep.doctor.initialisation.phases import TITLES, Initialisation, PhaseName, split_prepacking
 from ortprep.doctor.initialisation.tracing import Trace, trace_plan
-from ortprep.measuring.comparison import is_below
+from ortprep.measuring.comparison import is_below, order_of_round
 from ortprep.measuring.device_lock import CPU_DEVICE
-from ortprep.measuring.rounds import order_of_round
 from ortprep.tables import Table, fill_table
 
 ROUNDS = 5

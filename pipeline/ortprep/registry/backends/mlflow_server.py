@@ -29,7 +29,7 @@ from ortprep.errors import (
 )
 from ortprep.registry.backend import MAX_LISTING_BYTES
 from ortprep.registry.backends.http_client import ANY_STATUS, HttpClient
-from ortprep.spec.redaction import redact_url
+from ortprep.spec.urls import redact_url
 from ortprep.transport.http_answers import (
     ANSWER_TIMEOUT_S,
     open_file,

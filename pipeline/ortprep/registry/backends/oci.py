@@ -35,7 +35,7 @@ from ortprep.registry.backend import (
 )
 from ortprep.registry.backends.oci_auth import open_client, read_code
 from ortprep.registry.documents import EMPTY, INDEX, MANIFEST, MAX_DOCUMENT_BYTES, Part, parse_attached
-from ortprep.spec.redaction import redact_url
+from ortprep.spec.urls import redact_url
 from ortprep.transport import http_answers
 from ortprep.transport.transfer import Download, Report, check_copied, ignore, map_parallel, with_retries
 

@@ -28,8 +28,7 @@ from ortprep.bundle.digest import digest_file, digest_json
 from ortprep.children.answers import Answer, Answers
 from ortprep.children.child import run_child
 from ortprep.errors import ChildError, ChildKilledError, SpecError
-from ortprep.measuring.accuracy import compare_answers
-from ortprep.measuring.gate import find_gate_failures
+from ortprep.measuring.accuracy import compare_answers, find_gate_failures
 from ortprep.runtime.tensors.arrays import read_tensors
 from ortprep.runtime.tensors.element_types import Array, element_type_of, widen
 from ortprep.spec.conversion import ConvertSpec

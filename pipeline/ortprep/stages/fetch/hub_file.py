@@ -23,8 +23,7 @@ from ortprep.errors import (
     RegistryError,
     RegistryUnavailableError,
 )
-from ortprep.spec.redaction import hide_queries_in_logs
-from ortprep.spec.urls import HubAddress, is_commit
+from ortprep.spec.urls import HubAddress, hide_queries_in_logs, is_commit
 from ortprep.stages.fetch.sources import WebFile, check_redirect, source_errors
 from ortprep.transport import time_limit
 from ortprep.transport.transfer import Download

@@ -106,11 +106,11 @@ def describe_model(model: onnx.ModelProto) -> ModelFacts:
     """
     from ortprep.stages.core.graph_walk import (
         external_extents,
+        find_index_bounds,
         values_bytes,
         walk_initializers,
         walk_operators,
     )
-    from ortprep.stages.fetch.index_bounds import find_index_bounds
 
     graph = model.graph
     external = external_extents(model)

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from ortprep.bundle.file_memory import read_stamp
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import IntegrityError, RegistryError, RegistryUnavailableError, SourceError
-from ortprep.spec.redaction import redact_url
+from ortprep.spec.urls import redact_url
 from ortprep.stages.fetch.external_data import find_beside
 from ortprep.transport.fsspec_folder import FsspecFolder
 from ortprep.transport.time_limit import limit_time

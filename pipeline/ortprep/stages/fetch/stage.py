@@ -15,8 +15,7 @@ from ortprep.bundle.manifest import SourceRecord
 from ortprep.errors import SourceError
 from ortprep.quoting import quoted
 from ortprep.spec.models import ModelSpec, SourceSpec
-from ortprep.spec.redaction import redact_url
-from ortprep.spec.urls import is_hub_url, parse_hub_url
+from ortprep.spec.urls import is_hub_url, parse_hub_url, redact_url
 from ortprep.stages.core.contract import Context, Plan, TaskId
 from ortprep.stages.core.provenance import ONNXRUNTIME, installed_version, installed_versions
 from ortprep.stages.core.results import FetchResult

@@ -14,8 +14,8 @@ from ortprep.bundle.codec import encode
 from ortprep.bundle.manifest import Decision, MeasurementRecord
 from ortprep.children.probe import ProbeRequest, ProbeResult, join_results, measure_plan
 from ortprep.errors import StageError
+from ortprep.measuring.comparison import InterleavedRuns, run_interleaved
 from ortprep.measuring.device_lock import measuring
-from ortprep.measuring.rounds import InterleavedRuns, run_interleaved
 from ortprep.measuring.shipped import DEFAULT, FORKED, PORTABLE, PREPARED
 from ortprep.measuring.staged_bundles import StagedBundles
 from ortprep.runtime.machine.hardware import hardware_fingerprint, read_hardware

@@ -32,7 +32,7 @@ HARDWARE_BOUND_OPTIMIZERS = ("NchwcTransformer", "NhwcTransformer")
 
 Names as ONNX Runtime's verbose log gives them (1.31.1); a version that lacks one ignores its name. Both act
 on nodes that run on CPU; a graph for CUDA may have such nodes too. The copies between devices that a CUDA
-session adds cannot be switched off here: they come after the optimisers (see `repairs`).
+session adds cannot be switched off here: they come after the optimisers (see `graph_writer`).
 """
 
 

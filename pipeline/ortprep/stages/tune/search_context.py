@@ -54,19 +54,21 @@ from ortprep.stages.verify.reference import (
     read_reference,
     reference_variant,
 )
-from ortprep.tuning.knobs import (
+from ortprep.tuning.objective import Objective
+from ortprep.tuning.space import (
+    DEFAULT,
     FORM,
     LEVEL,
     MAPPED,
     ORT,
     PREPACKED,
     Conditions,
+    PlanChoice,
+    Space,
     build_space,
     needs_binding,
     restrict,
 )
-from ortprep.tuning.objective import Objective
-from ortprep.tuning.space import DEFAULT, PlanChoice, Space
 from ortprep.tuning.trial import CheckedSample, TrialRequest, measure_trial
 
 

@@ -30,11 +30,10 @@ from ortprep.stages.optimize.session_plans import runtime_key
 from ortprep.stages.tune.search_context import SearchContext, open_search
 from ortprep.stages.verify.comparison import run_samples
 from ortprep.stages.verify.reference import reference_variant, require_gate
-from ortprep.tuning.knobs import LEVEL
-from ortprep.tuning.objective import Objective, Trial
-from ortprep.tuning.plan_selection import PlanSelection, choose
-from ortprep.tuning.search import PlanSearchResult, SearchEffects, search
-from ortprep.tuning.space import PlanChoice
+from ortprep.tuning.final import PlanSelection, choose
+from ortprep.tuning.objective import Objective, PlanSearchResult, Trial
+from ortprep.tuning.search import SearchEffects, search
+from ortprep.tuning.space import LEVEL, PlanChoice
 
 
 class TuneStage:
