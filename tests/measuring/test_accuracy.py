@@ -163,13 +163,13 @@ def test_what_cannot_be_compared_has_a_reason_beside_the_figures_of_the_rest(exp
 
 
 def test_answers_are_compared_by_name_and_none_is_overlooked(tmp_path):
-    def answer(side: str, output: str, values: list[float]) -> Answer:
-        file = tmp_path / f"{side}-{output}.npy"
+    def answer(output: str, values: list[float]) -> Answer:
+        file = tmp_path / f"{output}.npy"
         np.save(file, np.array(values))
         return Answer(output, str(file))
 
-    expected = [answer("source", name, [1.0, 2.0]) for name in ("a", "b")]
-    got = [answer("converted", name, [1.0, 3.0]) for name in ("c", "a")]
+    expected = [answer(name, [1.0, 2.0]) for name in ("a", "b")]
+    got = {name: np.array([1.0, 3.0]) for name in ("c", "a")}
     found = {accuracy.output: accuracy for accuracy in compare_answers([expected], [got])}
     assert list(found) == ["a", "b", "c"]
     assert (found["a"].max_abs, found["a"].top1, found["a"].reason) == (1, 1, "")

@@ -16,7 +16,7 @@ are compared with each other, since a conversion may narrow an output; other typ
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -73,23 +73,27 @@ class AccuracyMeter:
 
 
 def compare_answers(
-    expected: Sequence[Sequence[Answer]], got: Sequence[Sequence[Answer]]
+    expected: Sequence[Sequence[Answer]], got: Iterable[Mapping[str, Array]]
 ) -> tuple[OutputAccuracy, ...]:
     """Returns the accuracy of every output, in the source's order; samples in the same order on both sides.
+
+    Args:
+        expected: The source's answers, by sample.
+        got: The converted model's answers by output, by sample; an iterator holds one sample's at a time.
 
     Raises:
         StageError: An answer's file is missing or damaged.
     """
     meters: dict[str, AccuracyMeter] = {}
     for left, right in zip(expected, got, strict=True):
-        candidates = {answer.output: answer for answer in right}
+        candidates = dict(right)
         for reference in left:
             meter = meters.setdefault(reference.output, AccuracyMeter(reference.output))
             candidate = candidates.pop(reference.output, None)
             if candidate is None:
                 meter.refuse("the converted model did not return it")
             else:
-                meter.add(read_answer(reference), read_answer(candidate))
+                meter.add(read_answer(reference), candidate)
         for name in candidates:
             meters.setdefault(name, AccuracyMeter(name)).refuse("the source did not return it")
     return tuple(meter.result() for meter in meters.values())

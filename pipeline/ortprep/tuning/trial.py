@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
@@ -12,7 +12,7 @@ from ortprep.bundle.loader_config import Tolerance
 from ortprep.children.answers import Answer, read_answer
 from ortprep.children.probe import ProbeFunction, ProbeRequest, ProbeResult, measure_plan
 from ortprep.errors import VerificationError
-from ortprep.measuring.accuracy import AccuracyMeter, Gate, find_gate_failures
+from ortprep.measuring.accuracy import Gate, compare_answers, find_gate_failures
 from ortprep.runtime.tensors.element_types import Array
 
 
@@ -81,26 +81,14 @@ def measure_and_check(request: Mapping[str, Any]) -> dict[str, Any]:
     tolerances = decode(Mapping[str, Tolerance], request["tolerances"])  # type: ignore[type-abstract]
     answers = [run.answer() for run in runs]
     if request["gate"] is not None:
-        _check_gate(answers, samples, request["gate"])
+        accuracies = compare_answers([sample.answers for sample in samples], answers)
+        if failures := find_gate_failures(request["gate"], accuracies):
+            lines = "\n  ".join(failures)
+            raise VerificationError(f"misses its accuracy gate\n  {lines}")
         return figures
     for sample, outputs in zip(samples, answers, strict=True):
         _check_answers(outputs, sample, tolerances)
     return figures
-
-
-def _check_gate(answers: Sequence[Mapping[str, Array]], samples: Sequence[CheckedSample], gate: Gate) -> None:
-    """Raises VerificationError for answers that miss the gate of a converted model."""
-    meters: dict[str, AccuracyMeter] = {}
-    for sample, outputs in zip(samples, answers, strict=True):
-        for answer in sample.answers:
-            meter = meters.setdefault(answer.output, AccuracyMeter(answer.output))
-            if answer.output in outputs:
-                meter.add(read_answer(answer), outputs[answer.output])
-            else:
-                meter.refuse("the session did not return it")
-    if failures := find_gate_failures(gate, [meter.result() for meter in meters.values()]):
-        lines = "\n  ".join(failures)
-        raise VerificationError(f"misses its accuracy gate\n  {lines}")
 
 
 def _check_answers(

@@ -25,7 +25,7 @@ import numpy as np
 
 from ortprep.bundle.conversion_record import OutputAccuracy
 from ortprep.bundle.digest import digest_file, digest_json
-from ortprep.children.answers import Answer, Answers
+from ortprep.children.answers import Answer, Answers, read_answer
 from ortprep.children.child import run_child
 from ortprep.errors import ChildError, ChildKilledError, SpecError
 from ortprep.measuring.accuracy import compare_answers, find_gate_failures
@@ -78,7 +78,8 @@ def judge_accuracy(
         SpecError: The user's metric does not work.
         StageError: An answer's file is missing.
     """
-    outputs = compare_answers(expected.samples, got.samples)
+    answers = ({one.output: read_answer(one) for one in sample} for sample in got.samples)
+    outputs = compare_answers(expected.samples, answers)
     gate = convert_section(spec).gate
     failures = list(find_gate_failures(convert_section(spec).thresholds(of_all=of_all), outputs))
     if of_all and not failures and gate.metric is not None and gate.metric_at_least is not None:
