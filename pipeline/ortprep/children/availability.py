@@ -6,20 +6,19 @@ import base64
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ortprep.bundle.atomic import write_json_atomic
-from ortprep.bundle.codec import read_json
-from ortprep.bundle.digest import digest_json
-from ortprep.bundle.file_memory import cache_folder
+from ortprep.bundle.digest import PREFIX, digest_json
+from ortprep.bundle.file_memory import cache_folder, read_entry, write_entry
 from ortprep.children.child import run_child, scratch_folder
-from ortprep.errors import BundleError, PipelineError, ProviderError
+from ortprep.errors import PipelineError, ProviderError
 from ortprep.runtime.loading.session import CUDA, build_session, default_plan
 from ortprep.runtime.machine.hardware import hardware_fingerprint, read_hardware
 
 _TIMEOUT_S = 300.0
+_MAX_ENTRY_BYTES = 1 << 16
 
 # One node `y = Add(x, x)` on two floats: a model that every provider runs, as ONNX writes it.
 _MODEL = base64.b64decode(
@@ -47,16 +46,16 @@ def unavailable_reason(target: str) -> str | None:
     if not read_hardware().gpus:
         return "no CUDA device or driver"
     folder = cache_folder("availability")
-    name = f"{digest_json(_conditions()).removeprefix('sha256:')}.json"
-    entry = None if folder is None else Path(folder, name)
-    answer = None if entry is None else _recall(entry)
-    if answer is None:
-        failure = _try_cuda()
-        answer = {"reason": None if failure is None else _explain(target, failure)}
-        if entry is not None and (failure is None or isinstance(failure, ProviderError)):
-            _remember(entry, answer)
-    reason = answer.get("reason")
-    return None if reason is None else str(reason)
+    entry = None if folder is None else f"{folder}/{digest_json(_conditions()).removeprefix(PREFIX)}"
+    remembered = read_entry(entry, max_bytes=_MAX_ENTRY_BYTES)
+    if remembered is not None:
+        return remembered.decode(errors="replace") or None
+    failure = _try_cuda()
+    reason = None if failure is None else _explain(target, failure)
+    if failure is None or isinstance(failure, ProviderError):
+        with suppress(OSError):  # a second next time; the answer stands
+            write_entry(entry, (reason or "").encode()[:_MAX_ENTRY_BYTES])
+    return reason
 
 
 def run_tiny_model(provider: str) -> None:
@@ -101,18 +100,3 @@ def _modified(package: str) -> list[list[str | int]]:
     spec = importlib.util.find_spec(package)
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
     return [[folder, Path(folder).stat().st_mtime_ns] for folder in folders if Path(folder).is_dir()]
-
-
-def _recall(entry: Path) -> dict[str, Any] | None:
-    try:
-        return read_json(entry)
-    except BundleError:
-        return None
-
-
-def _remember(entry: Path, answer: Mapping[str, Any]) -> None:
-    try:
-        write_json_atomic(entry, answer)
-    except OSError:
-        # A cache that cannot be written costs a second next time; the answer stands.
-        return
