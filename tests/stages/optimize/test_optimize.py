@@ -5,11 +5,13 @@ from __future__ import annotations
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 from ortprep.bundle.loader_config import VersionRange
@@ -323,33 +325,31 @@ def test_a_spec_that_does_not_fit_is_refused_before_anything_is_written(build):
 
 EMULATOR = shutil.which("qemu-x86_64")
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(EMULATOR is None, reason="needs qemu-x86_64 (Debian package qemu-user)"),
-    pytest.mark.skipif(
-        "avx512f" not in read_hardware(gpus=False).cpu_features,
-        reason="needs a processor with AVX-512 to prepare on",
-    ),
-]
-
 
 @pytest.fixture(scope="module", params=[8, 32], ids=["half a block", "whole blocks"])
 def elsewhere(request, tmp_path_factory):
+    if EMULATOR is None:
+        pytest.skip("needs qemu-x86_64 (Debian package qemu-user)")
+    if "avx512f" not in read_hardware(gpus=False).cpu_features:
+        pytest.skip("needs a processor with AVX-512 to prepare on")
     prepared = prepare(tmp_path_factory.mktemp("net"), channels=request.param)
     here = open_bundle(prepared.bundle)
     assert here.variant.name == "cpu", here.passed_over
     return prepared, run_elsewhere(prepared, [str(EMULATOR), "-cpu", "Haswell", sys.executable])
 
 
+@pytest.mark.slow
 def test_the_processor_is_asked_and_not_the_systems_list(elsewhere):
     assert "avx2" in elsewhere[1]["features"]
     assert "avx512f" not in elsewhere[1]["features"]
 
 
+@pytest.mark.slow
 def test_load_takes_the_portable_variant_optimises_it_there_and_answers_correctly(elsewhere):
     assert_falls_back(*elsewhere, reason="avx512f")
 
 
+@pytest.mark.slow
 def test_without_requirements_the_other_variant_would_fail_or_answer_wrongly(elsewhere):
     """It is loud only where channels do not fill a block: microsoft/onnxruntime #26174."""
     prepared, answer = elsewhere
@@ -357,3 +357,23 @@ def test_without_requirements_the_other_variant_would_fail_or_answer_wrongly(els
         assert "block" in answer["unsafe"]
     else:
         assert not np.allclose(answer["unsafe"], prepared.expected, rtol=1e-2)
+
+
+# -- ONNX Runtime is exchanged under a bundle: jobs go on with its fallback, which the new one optimises
+
+INSTALL = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check")
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    return prepare(tmp_path_factory.mktemp("net"), channels=32)
+
+
+@pytest.mark.manual  # downloads ONNX Runtime
+@pytest.mark.parametrize("version", ["1.30.0", "1.31.1", "1.32.0"])
+def test_another_version_loads_the_fallback_with_full_optimisation(prepared, tmp_path, version):
+    if version.split(".")[:2] == onnxruntime.__version__.split(".")[:2]:
+        pytest.skip("this version is installed")
+    subprocess.run([*INSTALL, "--target", str(tmp_path), f"onnxruntime=={version}"], check=True)
+    answer = run_elsewhere(prepared, [sys.executable], packages=tmp_path)
+    assert_falls_back(prepared, answer, reason=f"got {version}")
