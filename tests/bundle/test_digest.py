@@ -1,17 +1,19 @@
 """A digest is computed once per content, and never trusted past a change."""
 
 import hashlib
+import logging
 import os
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ortprep.bundle.digest import DigestCache, digest_bytes, digest_file, is_digest
-from ortprep.bundle.file_memory import read_stamp
+from ortprep.bundle.file_memory import cache_folder, is_protected, read_stamp, require_cache_folder
 from ortprep.bundle.paths import is_safe_name, is_safe_path, resolve_inside
-from ortprep.errors import IntegrityError
+from ortprep.errors import CacheError, IntegrityError
 from tests.fakes import wait_for_a_tick
 
 
@@ -154,3 +156,145 @@ def test_f3_links_are_resolved_before_they_are_judged(tmp_path):
     assert resolve_inside(root, "link") == (root / "inside").resolve()
     with pytest.raises(IntegrityError):
         resolve_inside(root, "out/file")
+
+
+# -- laws of the cache folder: nobody but its user and root decides what is found there
+
+
+@pytest.fixture
+def safe_cache(tmp_path, monkeypatch):
+    """The cache folder, which is not there yet."""
+    folder = tmp_path / "above" / "cache"
+    monkeypatch.setenv("ORTPREP_CACHE_DIR", str(folder))
+    return folder
+
+
+def let_a_group_write_above(safe_cache):
+    safe_cache.mkdir(parents=True)
+    safe_cache.parent.chmod(0o775)
+
+
+def let_others_write(safe_cache):
+    safe_cache.mkdir(parents=True)
+    safe_cache.chmod(0o777)
+
+
+def let_others_write_below(safe_cache):
+    (safe_cache / "part").mkdir(parents=True)
+    (safe_cache / "part").chmod(0o707)
+
+
+def put_a_link(safe_cache):
+    safe_cache.mkdir(parents=True)
+    (safe_cache.parent / "elsewhere").mkdir()
+    (safe_cache / "part").symlink_to(safe_cache.parent / "elsewhere")
+
+
+def lead_through_a_folder_of_others(safe_cache):
+    shared = safe_cache.parent / "shared"
+    (shared / "cache").mkdir(parents=True)
+    shared.chmod(0o777)
+    safe_cache.symlink_to(shared / "cache")
+
+
+def give_away(safe_cache):
+    safe_cache.mkdir(parents=True)
+    os.chown(safe_cache, 12345, 12345)
+
+
+def give_away_above(safe_cache):
+    safe_cache.mkdir(parents=True)
+    os.chown(safe_cache.parent, 12345, 12345)
+
+
+def put_a_link_of_another_user(safe_cache):
+    (safe_cache.parent / "mine").mkdir(parents=True)
+    safe_cache.symlink_to(safe_cache.parent / "mine")
+    os.lchown(safe_cache, 12345, 12345)
+
+
+NEEDS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to someone else")
+UNSAFE = [
+    let_a_group_write_above,
+    let_others_write,
+    let_others_write_below,
+    put_a_link,
+    lead_through_a_folder_of_others,
+    *(
+        pytest.param(made, marks=NEEDS_ROOT)
+        for made in (give_away, give_away_above, put_a_link_of_another_user)
+    ),
+]
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("make", UNSAFE)
+def test_a_cache_that_others_could_change_is_not_used(safe_cache, make, caplog):
+    make(safe_cache)
+    with caplog.at_level(logging.WARNING):
+        assert cache_folder("part") is None
+        assert cache_folder("part") is None
+    assert [f"cache is not safe to use: {safe_cache}/part" in line for line in caplog.messages] == [True]
+    with pytest.raises(CacheError, match="not safe to use") as raised:
+        require_cache_folder("part")
+    assert raised.value.hint is not None
+    assert "export ORTPREP_CACHE_DIR=" in raised.value.hint
+
+
+@pytest.mark.attack
+def test_a_digest_in_a_cache_that_others_could_change_is_not_believed(safe_cache, tmp_path):
+    file = tmp_path / "file"
+    file.write_bytes(b"content")
+    DigestCache().record(file, digest_bytes(b"not the content"))
+    assert DigestCache().digest(file) == digest_bytes(b"not the content"), "it was remembered"
+    safe_cache.chmod(0o777)
+    assert DigestCache().digest(file) == digest_bytes(b"content")
+
+
+def test_a_cache_is_made_for_this_user_alone_whatever_the_umask(safe_cache):
+    before = os.umask(0)
+    try:
+        assert cache_folder("part") == f"{safe_cache}/part"
+        DigestCache().record(Path(__file__), digest_bytes(b""))
+    finally:
+        os.umask(before)
+    folders = [safe_cache.parent, *(path for path in safe_cache.parent.rglob("*") if path.is_dir())]
+    assert len(folders) > 4
+    assert {path.stat().st_mode & 0o777 for path in folders} == {0o700}
+
+
+def test_a_cache_below_a_sticky_folder_or_behind_a_link_of_its_user_is_used(safe_cache):
+    sticky = safe_cache.parent / "tmp"
+    sticky.mkdir(parents=True)
+    sticky.chmod(0o1777)
+    safe_cache.symlink_to("../above/tmp/mine")
+    (sticky / "mine").mkdir()
+    assert require_cache_folder("part") == cache_folder("part") == f"{safe_cache}/part"
+    assert (sticky / "mine" / "part").is_dir()
+
+
+def test_a_cache_that_cannot_be_made_is_none_without_a_word(safe_cache, monkeypatch, caplog):
+    monkeypatch.setenv("ORTPREP_CACHE_DIR", os.devnull)
+    assert cache_folder("part") is None
+    assert caplog.messages == []
+    with pytest.raises(CacheError, match="cannot use the cache"):
+        require_cache_folder("part")
+
+
+@pytest.mark.attack
+def test_a_path_is_judged_by_where_it_leads_not_by_how_it_reads(tmp_path):
+    (tmp_path / "shared" / "one").mkdir(parents=True)
+    (tmp_path / "shared").chmod(0o777)
+    (tmp_path / "link").symlink_to("shared/one")
+    for folder in (tmp_path, tmp_path / "shared"):
+        (folder / "mine").mkdir()
+    assert is_protected(f"{tmp_path}/mine")
+    assert not is_protected(f"{tmp_path}/link/../mine"), "that is shared/mine"
+    assert not is_protected(f"{tmp_path}/shared/one/..")
+
+
+def test_links_that_lead_in_a_circle_protect_nothing(tmp_path):
+    (tmp_path / "one").symlink_to("two")
+    (tmp_path / "two").symlink_to("one")
+    with pytest.raises(OSError, match="symbolic links"):
+        is_protected(str(tmp_path / "one" / "x"))

@@ -1,6 +1,6 @@
 """`OnnxPredictor` gives what a session gives that is run by hand, bit by bit.
 
-What it does in tasks and actors of a cluster is in `serving/test_shipped.py`.
+What it does in tasks and actors of a cluster is in `serving/test_deployments.py`.
 """
 
 from __future__ import annotations

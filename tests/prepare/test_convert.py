@@ -1,5 +1,14 @@
 """From a spec that converts to what jobs load: precisions, buckets, the gate and its ladder."""
 
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -7,13 +16,28 @@ from ortprep.bundle.loader_config import read_loader_config
 from ortprep.bundle.manifest import read_manifest
 from ortprep.runtime import load
 from ortprep.runtime.machine.hardware import read_hardware
-from tests.builders import matmul_net
-from tests.prepare.builders import AS_PREPARED, Project, answers, is_intact, source_answers
+from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
+from ortprep.stages.optimize.requirements import find_integer_type
+from tests.builders import matmul_net, write_model
+from tests.prepare.builders import (
+    AS_PREPARED,
+    QUICK,
+    UNTUNED,
+    Project,
+    answers,
+    is_intact,
+    source_answers,
+    untouched,
+)
+from tests.prepare.test_disk import small_disk
 from tests.stages.convert.builders import outlier_net, overflowing_net
 
 pytestmark = pytest.mark.slow
 
 HAS_VNNI = bool({"avx512_vnni", "avx_vnni"} & set(read_hardware().cpu_features))
+needs_int8 = pytest.mark.skipif(
+    find_integer_type(read_hardware(gpus=False)) is None, reason="int8 needs VNNI or AMX on x86"
+)
 INPUTS = {"x": {"shapes": [[2, 64], [1, 64]]}}
 
 CONVERT = {
@@ -137,3 +161,218 @@ def test_mixed_precision_keeps_the_nodes_that_overflow_and_no_others(tmp_path):
     assert outcome.code == 0, outcome.err
     assert "keeping 2 of 103 nodes passes the gate" in outcome.out + outcome.err
     assert project.leftovers() == []
+
+
+# -- int8 where it is faster, judged by what an application answers: by the commands that a user types
+
+APPLICATION = """
+import sys
+import numpy as np
+import onnxruntime
+
+net = onnxruntime.InferenceSession("models/net.onnx", providers=["CPUExecutionProvider"])
+for seed in range(4):
+    x = np.random.default_rng(seed).normal(size=(64, 1024)).astype(np.float32)
+    (y,) = net.run(None, {"x": x})
+    print(y.tobytes().hex() if sys.argv[1] == "exact" else int(y.mean(axis=0).argmax()))
+"""
+
+
+PRINTS_A_TRACEBACK = """
+import traceback
+print("page")
+try:
+    1 / 0
+except ZeroDivisionError:
+    traceback.print_exc()
+"""
+
+EMULATED = """
+import numpy as np
+from ortprep.runtime.loading.bundle_loader import open_bundle
+
+opened = open_bundle("artifacts/net", check="golden")
+x = np.random.default_rng(9).normal(size=(2, 1024)).astype(np.float32)
+np.save("x.npy", x)
+np.save("y.npy", opened.session.run(None, {"x": x})[0])
+print(opened.variant.name, *opened.passed_over, sep="\\n")
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    return make_project(tmp_path / "project")
+
+
+def make_project(root: Path) -> Project:
+    made = Project(root)
+    write_model(matmul_net(size=1024, layers=4), made.models / "net.onnx")
+    (made.root / "app.py").write_text(APPLICATION)
+    made.configs.mkdir()
+    (made.configs / "defaults.yaml").write_text(json.dumps({"tune": UNTUNED, "measure": QUICK}))
+    return made
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    """Returns an adopted project with int8 that its application judged."""
+    made = make_project(tmp_path_factory.mktemp("judged") / "project")
+    adopt(made, "rounded")
+    outcome = made.run("prepare")
+    assert outcome.code == 0, outcome.err
+    return made
+
+
+def adopt(project: Project, *arguments: str) -> None:
+    judged = ("--precision", "auto", "--judge", "stdout", "--record-inputs", "4")
+    outcome = project.run("adopt", *judged, "--", sys.executable, "app.py", *arguments)
+    assert outcome.code == 0, outcome.err
+    assert "they may be private; no bundle and no registry gets them" in outcome.err.replace("\n", " ")
+
+
+def change_spec(project: Project, **convert: Any) -> None:
+    spec = project.configs / "net.yaml"
+    lines = [line for line in spec.read_text().splitlines() if not line.startswith("convert: ")]
+    spec.write_text("\n".join([*lines, f"convert: {json.dumps(convert)}", ""]))
+
+
+@needs_int8
+def test_an_application_gets_int8_that_it_judged_until_that_is_switched_off(judged):
+    samples = sorted((judged.configs / "samples" / "net").iterdir())
+    assert [oct(path.stat().st_mode & 0o777) for path in samples] == ["0o600"] * 4
+    assert read_loader_config(judged.bundle()).variants[0].judged
+    records = {one.name: one for one in read_manifest(judged.bundle()).variants}
+    conversion = records["cpu-int8"].conversion
+    assert conversion is not None
+    assert conversion.calibration is not None
+    assert conversion.judged_on is not None
+    assert (conversion.calibration.count, conversion.judged_on.count) == (2, 2)
+    assert [records[name].verification.samples for name in ("cpu", "cpu-int8")] == [4, 2]
+    assert conversion.verdict is not None
+    assert (conversion.verdict.equal, conversion.verdict.lines) == (4, 4)
+    assert "4 of 4 lines of stdout the same" in judged.run("show", "net").out.replace("\n", " ")
+
+    command = ("run", "--verbose", "--", sys.executable, "app.py", "rounded")
+    assert "variant cpu-int8" in judged.run(*command).err
+    switched_off = {**judged.environment(), "ORTPREP_PRECISION": "fp32"}
+    assert "cpu-int8" not in judged.run(*command, env=switched_off).err
+
+
+@needs_int8
+@pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="qemu-user is not installed")
+def test_a_processor_with_avx2_alone_answers_by_fp32(judged):
+    command = ["qemu-x86_64", "-cpu", "Haswell", sys.executable, "-c", EMULATED]
+    done = subprocess.run(
+        command, cwd=judged.root, env=judged.environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    variant, *passed_over = done.stdout.splitlines()
+    assert variant in ("cpu", "portable")
+    assert any(line.startswith("cpu-int8: expected a processor with ") for line in passed_over), passed_over
+    feeds = {"x": np.load(judged.root / "x.npy")}
+    expected = source_answers(judged.models / "net.onnx", feeds)["y"]
+    np.testing.assert_allclose(np.load(judged.root / "y.npy"), expected, rtol=1e-4, atol=1e-4)
+
+
+@needs_int8
+def test_no_real_input_is_in_a_bundle(judged):
+    kept = {
+        row.tobytes()
+        for path in (judged.configs / "samples" / "net").iterdir()
+        for row in read_tensors(path)["x"]
+    }
+    content = b"".join(path.read_bytes() for path in judged.bundle().rglob("*") if path.is_file())
+    assert len(kept) == 4 * 64
+    assert not any(row in content for row in kept)
+
+
+@needs_int8
+def test_another_application_judges_again(judged, tmp_path):
+    project = judged.copy_to(tmp_path / "copy")
+    assert project.explain() == {}
+    (project.root / "app.py").write_text(f"{APPLICATION}\n# changed\n")
+    reasons = project.explain()
+    assert set(reasons) == {
+        "convert/cpu-int8",
+        "optimize/cpu-int8",
+        "verify/cpu-int8",
+        "measure/cpu-int8",
+        "package",
+    }
+    assert "judge.files.app.py: was sha256:" in reasons["convert/cpu-int8"][0]
+
+
+@needs_int8
+def test_what_the_application_refuses_is_left_out_and_fp32_ships(project):
+    adopt(project, "exact")
+    judge = {"run": [sys.executable, "app.py", "exact"], "folder": ".."}
+    change_spec(project, precision="auto", judge=judge, search={"max_trials": 0})
+    outcome = project.run("prepare")
+    assert outcome.code == 0, outcome.err
+    manifest = read_manifest(project.bundle())
+    (left_out,) = manifest.left_out
+    assert left_out.variant == "cpu-int8"
+    assert "0 of 4 lines of stdout the same, expected at least 1" in left_out.reason
+    assert "cpu-int8" not in [variant.name for variant in manifest.variants]
+
+
+@needs_int8
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("import random; print(random.random())", "not stable from run to run"),
+        ("import os; os.abort()", "was ended by signal 6"),
+        (PRINTS_A_TRACEBACK, "printed a traceback"),
+        ("raise ValueError('no pages')", "ValueError: no pages"),
+        ("import time; time.sleep(600)", "took longer than 3 s"),
+    ],
+)
+def test_a_judge_without_an_answer_fails_the_build_and_leaves_the_last_bundle(
+    judged, tmp_path, program, message
+):
+    project = judged.copy_to(tmp_path / "copy")
+    change_spec(project, precision="auto", judge={"run": [sys.executable, "-c", program], "timeout_s": 3})
+    with untouched(project):
+        outcome = project.run("prepare")
+    assert outcome.code != 0
+    assert message in outcome.err
+
+
+@needs_int8
+def test_a_full_disk_is_told_and_leaves_the_last_bundle(judged, tmp_path):
+    project = judged.copy_to(tmp_path / "copy")
+    used_kb = sum(path.stat().st_size for path in project.artifacts.rglob("*") if path.is_file()) // 1024
+    with small_disk(project.artifacts, size_kb=used_kb + 8192):
+        (project.root / "app.py").write_text(f"{APPLICATION}\n# changed\n")
+        with untouched(project):
+            outcome = project.run("prepare")
+        assert outcome.code != 0
+        assert "error: convert/cpu-int8 of net: No space left on device" in outcome.err, outcome.err
+        assert "Traceback" not in outcome.err
+
+
+@needs_int8
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("nan", "expected numbers, got nan"),
+        ("shape", "expected float32"),
+        ("few", "expected at least 2 real inputs"),
+    ],
+)
+def test_samples_that_cannot_calibrate_are_an_error(judged, tmp_path, change, message):
+    project = judged.copy_to(tmp_path / "copy")
+    first, *rest = sorted((project.configs / "samples" / "net").iterdir())
+    arrays = {"x": read_tensors(first)["x"].copy()}
+    if change == "nan":
+        arrays["x"][3, 5] = np.nan
+    elif change == "shape":
+        arrays["x"] = arrays["x"][:, :100]
+    else:
+        for path in rest:
+            path.unlink()
+    write_tensors(first, arrays)
+    with untouched(project):
+        outcome = project.run("prepare")
+    assert outcome.code != 0
+    assert message in outcome.err.replace("\n", " ")

@@ -8,18 +8,25 @@ import json
 import logging
 import threading
 import tracemalloc
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from ortprep.bundle.digest import digest_bytes
+from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import PipelineError, RegistryError, RegistryUnavailableError
 from ortprep.registry.backends.mlflow_server import MlflowServer, ProxiedArtifacts
 from ortprep.registry.backends.oci_auth import open_client
 from ortprep.stages.fetch.sources import WebFile, fetch_file
-from ortprep.transport import http_answers
+from ortprep.transport import http_answers, transfer
+from ortprep.transport.time_limit import limit_time
+from ortprep.transport.transfer import BLOCK_BYTES, Download, download
 from tests.fakes import send_status, serve, trickling_server, wait_for
-
-pytestmark = pytest.mark.attack
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 FIXED = HEAD + b"Content-Length: 9999999\r\n\r\n"
@@ -48,6 +55,7 @@ def ask(url):
     return client.open("GET", client.base, "ask", expected=(200, 503), follows=True)
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("before", [HEAD + b"A: ", FIXED, CHUNKED])
 def test_a_document_that_comes_a_byte_at_a_time_is_given_up(monkeypatch, before):
     monkeypatch.setattr(http_answers, "ANSWER_TIMEOUT_S", 0.3)
@@ -62,6 +70,7 @@ def test_a_document_that_comes_a_byte_at_a_time_is_given_up(monkeypatch, before)
     assert "nothing in time" in str(error)
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("before", [FIXED, CHUNKED])
 def test_a_file_that_comes_a_byte_at_a_time_is_given_up(monkeypatch, before):
     monkeypatch.setattr(http_answers, "BLOCK_TIMEOUT_S", 0.3)
@@ -76,6 +85,7 @@ def test_a_file_that_comes_a_byte_at_a_time_is_given_up(monkeypatch, before):
     assert "nothing in time" in str(error)
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize(
     ("before", "endless"),
     [
@@ -110,6 +120,7 @@ def test_a_request_that_is_given_up_leaves_no_thread(monkeypatch, before, endles
         client.close()
 
 
+@pytest.mark.attack
 def test_a_header_that_is_none_brings_no_secret_into_the_log(caplog):
     """`urllib3` logs the URL of such an answer, and all headers behind that line."""
     caplog.set_level(logging.DEBUG)
@@ -122,6 +133,7 @@ def test_a_header_that_is_none_brings_no_secret_into_the_log(caplog):
     assert "hunter2" not in caplog.text
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("endless", [b"1" * 65536, b"1;" + b"x" * 65536, b"0\r\nA: " + b"x" * 65536])
 def test_the_size_of_a_chunk_that_never_ends_is_given_up(endless):
     """Some releases of urllib3 read the whole line, however long it is."""
@@ -150,6 +162,7 @@ LOCATIONS = [
 ]
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("location", LOCATIONS)
 @pytest.mark.parametrize("header", ["Location", "WWW-Authenticate"])
 def test_an_address_that_two_parsers_read_as_two_hosts_is_refused(location, header, tmp_path, monkeypatch):
@@ -181,6 +194,7 @@ def ask_web(url, folder):
     fetch_file(WebFile(f"{url}/v2/"), folder / "got")
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("fetch", [ask_oci, ask_mlflow, ask_web])
 def test_the_body_of_a_redirect_is_not_unpacked(fetch, tmp_path):
     bomb = gzip.compress(bytes(2**22)) * 64
@@ -206,6 +220,7 @@ def test_the_body_of_a_redirect_is_not_unpacked(fetch, tmp_path):
     assert peak_bytes < 2**24, "it would be 2**28 bytes"
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("fetch", [ask_oci, ask_web])
 def test_no_cookie_of_a_server_is_kept(fetch, tmp_path):
     """Each answer may bring 6 MB of them, which no limit on bodies counts."""
@@ -218,6 +233,7 @@ def test_no_cookie_of_a_server_is_kept(fetch, tmp_path):
         assert not any("Cookie" in headers for _, headers in server.requests)
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("size", [b"1e999", b"-1e999", b"NaN", b'"' + b"9" * 5000 + b'"'])
 def test_a_size_that_is_no_number_of_bytes_is_an_error_of_the_registry(size):
     with serve() as server:
@@ -228,6 +244,7 @@ def test_a_size_that_is_no_number_of_bytes_is_an_error_of_the_registry(size):
             artifacts.find("bundle")
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize(
     "wait", ["9" * 5000, "Fri, 31 Dec 99999 23:59:59 GMT", "Fri, 31 Dec 999999999999999999 23:59:59 GMT", "?"]
 )
@@ -241,8 +258,150 @@ def test_a_time_to_wait_that_is_none_counts_as_none(wait):
     assert error.retry_after_s == 0
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("seconds", ["0", "9" * 19, "-1", "soon"])
 def test_a_timeout_that_is_none_is_refused(monkeypatch, seconds):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", seconds)
     with pytest.raises(RegistryError, match="bad MLFLOW_HTTP_REQUEST_TIMEOUT"):
         MlflowServer("mlflow+http://127.0.0.1:9").call("GET", "experiments/get-by-name", experiment_name="x")
+
+
+# -- A file arrives whole and unmixed, or not at all, whatever its source does
+
+SIZE = 5000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_pause():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transfer, "FIRST_PAUSE_S", 0.0)
+        yield
+
+
+@dataclass
+class Answer:
+    """What a source does when it is asked.
+
+    Attributes:
+        cut_at: Where it breaks off; None for never.
+        changed: Whether the file is another one since the last answer.
+        whole: Whether it begins at the beginning, whatever is asked.
+        sha256: Digest that it gives, if any.
+    """
+
+    cut_at: int | None = None
+    changed: bool = False
+    whole: bool = False
+    sha256: str | None = None
+
+
+@dataclass
+class Source:
+    """A source with a script; after it, it does what it is asked."""
+
+    answers: list[Answer]
+    has_versions: bool = True
+    unit: int = 1
+    version: int = 0
+    offsets: list[int] = field(default_factory=list)
+
+    @property
+    def content(self):
+        return bytes([self.version]) * self.unit * SIZE
+
+    @contextmanager
+    def open(self, offset, version):
+        self.offsets.append(offset)
+        answer = self.answers.pop(0) if self.answers else Answer()
+        self.version += answer.changed
+        current = str(self.version) if self.has_versions else None
+        start = 0 if answer.whole or version is None or version != current else offset
+        yield Download(
+            self._blocks(start // self.unit, answer.cut_at), start, len(self.content), current, answer.sha256
+        )
+
+    def _blocks(self, start, cut_at):
+        end = SIZE if cut_at is None else max(start, cut_at)
+        for at in range(start, end, 1000):
+            yield self.content[at * self.unit : min(at + 1000, end) * self.unit]
+        if cut_at is not None:
+            raise RegistryUnavailableError("cut")
+
+
+ANSWERS = st.builds(
+    Answer, cut_at=st.none() | st.integers(0, SIZE), changed=st.booleans(), whole=st.booleans()
+)
+
+
+@given(st.lists(ANSWERS, max_size=8), st.booleans())
+def test_what_arrives_is_the_file_as_it_is(answers, has_versions):
+    source = Source(answers, has_versions)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "got"
+        got = download(source.open, path, name="m.onnx", attempts=9)
+        assert path.read_bytes() == source.content
+    assert got == FileEntry("m.onnx", SIZE, digest_bytes(source.content))
+
+
+@given(st.lists(ANSWERS, max_size=5), st.integers(0, SIZE + 1))
+def test_what_an_earlier_process_left_counts_where_the_digest_is_known(answers, left):
+    for answer in answers:
+        answer.changed = False
+    source = Source(answers)
+    expected = FileEntry("m.onnx", SIZE, digest_bytes(source.content))
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "got"
+        path.write_bytes(bytes(left))
+        got = download(
+            lambda offset, _: source.open(offset, "0"), path, name="m", expected=expected, attempts=9
+        )
+        assert path.read_bytes() == source.content
+    assert (got.size_bytes, got.sha256) == (SIZE, expected.sha256)
+    assert source.offsets[:1] == ([] if left == SIZE else [left if left < SIZE else 0])
+
+
+def test_a_download_ends_after_tries_that_bring_nothing_and_only_then(tmp_path):
+    nothing = Source([Answer(0)] * 9)
+    with pytest.raises(RegistryUnavailableError, match="cut"):
+        download(nothing.open, tmp_path / "got", name="m.onnx", attempts=2)
+    assert len(nothing.offsets) == 2
+    block = Source([Answer(at) for at in range(1000, SIZE, 1000)], unit=BLOCK_BYTES // 1000 + 1)
+    assert download(block.open, tmp_path / "got", name="m.onnx", attempts=2)
+    assert len(block.offsets) == 5
+
+
+def test_bytes_that_the_source_did_not_mean_are_fetched_again(tmp_path):
+    source = Source([Answer(sha256=digest_bytes(b"other"))])
+    download(source.open, tmp_path / "got", name="m.onnx")
+    assert source.offsets == [0, 0]
+
+
+@pytest.mark.attack
+def test_a_download_is_limited_in_size_and_time(tmp_path):
+    with pytest.raises(RegistryError, match="at most 4999 bytes, got more") as caught:
+        download(Source([]).open, tmp_path / "got", name="m.onnx", max_bytes=SIZE - 1)
+    assert not isinstance(caught.value, RegistryUnavailableError)
+    with (
+        limit_time(-1, lambda: RegistryError("took too long")),
+        pytest.raises(RegistryError, match="took too long") as caught,
+    ):
+        download(Source([]).open, tmp_path / "got", name="m.onnx")
+    assert not isinstance(caught.value, RegistryUnavailableError)
+
+
+def test_progress_is_told_after_every_block(tmp_path):
+    told: list[tuple[int, int | None]] = []
+    download(
+        Source([Answer(2000)]).open,
+        tmp_path / "got",
+        name="m.onnx",
+        progress=lambda done, size: told.append((done, size)),
+    )
+    assert told == [(done, SIZE) for done in (0, 1000, 2000, 2000, 3000, 4000, 5000)]
+
+
+def test_a_full_disk_is_not_taken_for_a_bad_connection():
+    source = Source([])
+    with pytest.raises(OSError, match="No space left"):
+        download(source.open, Path("/dev/full"), name="m.onnx")
+    assert source.offsets == [0]

@@ -25,7 +25,7 @@ from ortprep.runtime.loading.session import CPU, CUDA
 from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.versions import installed_onnxruntime
 from tests.doctor.environment.builders import WITHOUT_GPU, codes, one
-from tests.doctor.environment.test_facts import plant_wheel
+from tests.doctor.environment.test_rules import plant_wheel
 
 REPOSITORY = str(Path(__file__).parents[3])
 

@@ -10,20 +10,22 @@ import pytest
 
 from ortprep.bundle.loader_config import LoaderConfig, read_loader_config
 from ortprep.doctor.load_test import load_test_bundle, read_golden_cases
-from ortprep.errors import LoadError, PoolError
+from ortprep.errors import InvalidRequestError, LoadError, PoolError
 from ortprep.runtime import PoolConfig, SessionPool
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
 from ortprep.runtime.pool.served_model import ServedModel, open_served
 from ortprep.runtime.pool.worker_process import ModelJob, WorkerJob
 from ortprep.runtime.pool.worker_state import PoolStats
 from ortprep.runtime.tensors.arrays import write_tensors
+from ortprep.runtime.tensors.element_types import ELEMENT_TYPES, narrow
 from tests.runtime.builders import batch_of, weights_of, write_converted
+from tests.runtime.pool.builders import CODES, write_doubling, write_passing_on
 
 pytestmark = pytest.mark.runtime
 
 
 @pytest.fixture
-def bundle(tmp_path):
+def converted(tmp_path):
     return write_converted(tmp_path / "bundle")
 
 
@@ -33,8 +35,8 @@ def having(config: LoaderConfig, *names: str) -> LoaderConfig:
     return dataclasses.replace(config, variants=tuple(by_name[name] for name in names))
 
 
-def test_requests_are_answered_by_the_variants_for_their_sizes(bundle):
-    with SessionPool(bundle, PoolConfig(devices="cpu", precision="int8")) as pool:
+def test_requests_are_answered_by_the_variants_for_their_sizes(converted):
+    with SessionPool(converted, PoolConfig(devices="cpu", precision="int8")) as pool:
         (worker,) = pool.stats().workers
         assert worker.variants == {"linear": "cpu-int8"}
         assert worker.buckets == {"linear": ("cpu-int8-batch4",)}
@@ -43,9 +45,9 @@ def test_requests_are_answered_by_the_variants_for_their_sizes(bundle):
             np.testing.assert_allclose(answer, batch_of(size) @ weights_of(seed), rtol=1e-4, atol=1e-4)
 
 
-def test_a_drive_asks_what_every_variant_recorded(bundle):
+def test_a_drive_asks_what_every_variant_recorded(converted):
     result, stats = load_test_bundle(
-        bundle,
+        converted,
         devices="cpu",
         workers_per_device=1,
         requests=30,
@@ -57,9 +59,9 @@ def test_a_drive_asks_what_every_variant_recorded(bundle):
     assert sum(worker.served for worker in stats.workers) == 30
 
 
-def test_the_cases_are_the_samples_of_the_variants_that_answer_them(bundle):
-    config = read_loader_config(bundle)
-    cases = read_golden_cases(having(config, "cpu", "cpu-batch4", "cpu-batch8"), bundle)
+def test_the_cases_are_the_samples_of_the_variants_that_answer_them(converted):
+    config = read_loader_config(converted)
+    cases = read_golden_cases(having(config, "cpu", "cpu-batch4", "cpu-batch8"), converted)
     assert [case.inputs["x"].shape[0] for case in cases] == [2, 4, 8]
     for case, seed in zip(cases, (0, 2, 3), strict=True):
         x = case.inputs["x"]
@@ -67,7 +69,7 @@ def test_the_cases_are_the_samples_of_the_variants_that_answer_them(bundle):
         assert case.find_problems({"y": x @ weights_of(1)}) != []
 
 
-def test_workers_with_different_variants_cannot_be_checked_and_that_is_said(bundle, monkeypatch):
+def test_workers_with_different_variants_cannot_be_checked_and_that_is_said(converted, monkeypatch):
     stats = SessionPool.stats
 
     def differ(pool: SessionPool) -> PoolStats:
@@ -78,7 +80,7 @@ def test_workers_with_different_variants_cannot_be_checked_and_that_is_said(bund
     monkeypatch.setattr(SessionPool, "stats", differ)
     with pytest.raises(PoolError, match="workers took different variants: cpu; cpu-int8, cpu-int8-batch4"):
         load_test_bundle(
-            bundle,
+            converted,
             devices="cpu",
             workers_per_device=2,
             requests=1,
@@ -88,9 +90,9 @@ def test_workers_with_different_variants_cannot_be_checked_and_that_is_said(bund
         )
 
 
-def opened(bundle: Path, *, buckets: bool = True) -> ServedModel:
+def opened(folder: Path, *, buckets: bool = True) -> ServedModel:
     """The model in this process, as a worker on the CPU opens it."""
-    config = read_loader_config(bundle)
+    config = read_loader_config(folder)
     load = ModelLoadOptions(precision="fp32", digests="off", buckets=buckets, threads=1)
     job = WorkerJob(
         entry="",
@@ -99,25 +101,93 @@ def opened(bundle: Path, *, buckets: bool = True) -> ServedModel:
         device_id=None,
         load=load,
     )
-    return open_served(ModelJob(0, "m", str(bundle), config), job)
+    return open_served(ModelJob(0, "m", str(folder), config), job)
 
 
-def test_a_worker_loads_buckets_only_where_the_pool_wants_them(bundle):
-    assert opened(bundle).buckets == ("cpu-batch4", "cpu-batch8")
-    assert opened(bundle, buckets=False).buckets == ()
+def test_a_worker_loads_buckets_only_where_the_pool_wants_them(converted):
+    assert opened(converted).buckets == ("cpu-batch4", "cpu-batch8")
+    assert opened(converted, buckets=False).buckets == ()
 
 
-def test_a_worker_with_a_bucket_that_answers_wrongly_does_not_become_ready(bundle):
+def test_a_worker_with_a_bucket_that_answers_wrongly_does_not_become_ready(converted):
     wrong = {"input:x": batch_of(4), "output:y": batch_of(4) @ weights_of(0)}
-    write_tensors(bundle / "cpu-batch4/golden.npz", wrong)
+    write_tensors(converted / "cpu-batch4/golden.npz", wrong)
     with pytest.raises(LoadError, match=r"'cpu-batch4'.*does not answer as recorded"):
-        opened(bundle)
+        opened(converted)
 
 
-def test_a_check_runs_the_samples_of_buckets_too(bundle):
-    model = opened(bundle)
+def test_a_check_runs_the_samples_of_buckets_too(converted):
+    model = opened(converted)
     model.check()
     wrong = {"input:x": batch_of(8), "output:y": batch_of(8) @ weights_of(0)}
-    write_tensors(bundle / "cpu-batch8/golden.npz", wrong)
+    write_tensors(converted / "cpu-batch8/golden.npz", wrong)
     with pytest.raises(LoadError, match=r"'cpu-batch8'.*does not answer as recorded"):
         model.check()
+
+
+# -- element types, shapes, orders and strides: handled, or refused by name
+
+NATIVE = sorted(CODES.keys() - {"string", "bfloat16"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", NATIVE)
+def test_every_type_of_numpy_comes_back_as_it_was_sent(tmp_path, dtype):
+    generator = np.random.default_rng(0)
+    sample = generator.integers(0, 2 if dtype == "bool" else 100, (3, 5)).astype(dtype)
+    with SessionPool(write_passing_on(tmp_path / "same", dtype, sample), PoolConfig(devices="cpu")) as pool:
+        for shape in ((3, 5), (1, 0), (0, 7), (200, 300), (200, 300)):
+            x = generator.integers(0, 2 if dtype == "bool" else 100, shape).astype(dtype)
+            y = pool.run({"x": x})["y"]
+            assert (y.dtype, y.shape) == (x.dtype, x.shape)
+            np.testing.assert_array_equal(y, x)
+
+
+def test_a_type_that_numpy_lacks_comes_back_as_it_was_sent(tmp_path):
+    kind = ELEMENT_TYPES["bfloat16"]
+    sample = narrow(np.linspace(-2, 2, 15).reshape(3, 5), kind)
+    with SessionPool(
+        write_passing_on(tmp_path / "same", "bfloat16", sample), PoolConfig(devices="cpu")
+    ) as pool:
+        for x in (sample, narrow(np.random.default_rng(0).standard_normal((300, 200)), kind)):
+            for _ in range(2):
+                y = pool.run({"x": x})["y"]
+                assert y.dtype == kind.dtype
+                np.testing.assert_array_equal(y["bfloat16"], x["bfloat16"])
+        with pytest.raises(InvalidRequestError, match="expected bfloat16, got uint16"):
+            pool.run({"x": sample["bfloat16"]})
+
+
+def test_strings_are_refused_by_name(tmp_path):
+    path = write_passing_on(tmp_path / "text", "string", np.array([["a"]]))
+    with pytest.raises(PoolError, match=r"text cannot be served(?s:.)*got x: string, y: string"):
+        SessionPool(path, PoolConfig(devices="cpu"))
+
+
+def test_scalars_have_no_axis(tmp_path):
+    with SessionPool(write_doubling(tmp_path / "scalar", shape=()), PoolConfig(devices="cpu")) as pool:
+        y = pool.run({"x": np.float32(4)})["y"]
+        assert (y.shape, float(y)) == ((), 8.0)
+
+
+def test_any_order_stride_and_endianness_means_the_same(bundle):
+    x = np.arange(200 * 300, dtype=np.float32).reshape(200, 300)
+    with SessionPool(bundle, PoolConfig(devices="cpu")) as pool:
+        for array in (
+            np.asfortranarray(x),
+            x.astype(">f4"),
+            x[::2, ::-3],
+            x[5:6],
+            np.broadcast_to(x[:1], (50, 300)),
+        ):
+            y = pool.run({"x": array})["y"]
+            assert y.dtype == np.float32
+            np.testing.assert_array_equal(y, 2 * np.asarray(array, np.float32))
+
+
+def test_read_only_and_subclassed_arrays_are_taken(bundle):
+    x = np.ones((2, 3), np.float32)
+    x.flags.writeable = False
+    with SessionPool(bundle, PoolConfig(devices="cpu")) as pool:
+        assert (pool.run({"x": x})["y"] == 2).all()
+        assert (pool.run({"x": np.ma.masked_array(np.ones((2, 3), np.float32))})["y"] == 2).all()

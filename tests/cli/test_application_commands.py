@@ -1,0 +1,250 @@
+"""`ortprep adopt` and `ortprep run`, on applications that know nothing of bundles."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sys
+
+import numpy as np
+import pytest
+
+from ortprep.bundle.loader_config import read_loader_config
+from ortprep.bundle.manifest import read_manifest
+from ortprep.spec.reading import read_specs
+from tests.builders import embedding, write_model
+from tests.prepare.builders import QUICK, Project, folding_net
+from tests.runtime.dropin.builders import run_program, write_bundle_of, write_source
+
+ORTPREP = [sys.executable, "-m", "ortprep", "run"]
+SESSION = (
+    "import sys, onnxruntime\n"
+    "s = onnxruntime.InferenceSession(sys.argv[1], providers=['CPUExecutionProvider'])\n"
+    "from tests.runtime.dropin.builders import is_of_bundle; print(is_of_bundle(s))"
+)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "other").mkdir()
+    write_bundle_of(write_source(folder / "net.onnx"), folder / "artifacts/net")
+    return folder
+
+
+def run(project, *arguments, stdin=""):
+    return run_program([*ORTPREP, *arguments], {}, stdin=stdin, cwd=project)
+
+
+@pytest.mark.parametrize("bundles", [[], ["--bundles", "artifacts"], ["--bundles=artifacts/net"]])
+def test_sessions_of_the_program_are_of_bundles(project, bundles):
+    done = run(project, *bundles, "--", sys.executable, "-c", SESSION, "net.onnx")
+    assert (done.stdout, done.stderr, done.returncode) == ("True\n", "", 0)
+
+
+def test_verbose_says_what_each_session_is_of(project):
+    done = run(project, "--verbose", sys.executable, "-c", SESSION, "net.onnx")
+    of_bundle = f"ortprep: session of net.onnx: {project}/artifacts/net, variant cpu\n"
+    assert (done.stdout, done.stderr) == ("True\n", of_bundle)
+    done = run(project, "--verbose", "--bundles", "other", sys.executable, "-c", SESSION, "net.onnx")
+    plain = "ortprep: plain session of net.onnx: no bundle was prepared from these bytes in "
+    assert (done.stdout, done.stderr) == ("False\n", f"{plain}{project}/other\n")
+
+
+@pytest.mark.attack
+def test_names_of_folders_give_a_terminal_no_orders_and_look_like_no_other_line(tmp_path):
+    orders = "\x1b]0;owned\x07\x9b2J\u202e"
+    folder = tmp_path / f"bundles/x{orders}\nortprep session of bank.onnx"
+    write_bundle_of(write_source(tmp_path / "net.onnx"), folder)
+    done = run(tmp_path, "--verbose", "--bundles=bundles", sys.executable, "-c", SESSION, "net.onnx")
+    assert done.stdout == "True\n"
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("ortprep: session of net.onnx: ")
+    failed = run(tmp_path, "--bundles", f"no{orders}", "--", "true")
+    assert failed.returncode == 2
+    assert all(one.isprintable() or one == "\n" for one in done.stderr + failed.stderr)
+
+
+def test_the_programs_own_options_streams_and_exit_code_are_its_own(project):
+    code = "import sys; print(sys.argv[1:], sys.stdin.read()); sys.stderr.write('talk'); sys.exit(7)"
+    done = run(project, sys.executable, "-c", code, "--verbose", "-x", stdin="words")
+    assert (done.stdout, done.stderr, done.returncode) == ("['--verbose', '-x'] words\n", "talk", 7)
+
+
+def test_a_program_that_a_signal_ends_is_seen_to_be(project):
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
+    assert run(project, "--", sys.executable, "-c", code).returncode == -signal.SIGTERM
+
+
+def test_a_program_that_there_is_not_is_told_as_a_shell_does(project):
+    done = run(project, "--", "no-such-program")
+    assert done.returncode == 127
+    assert "cannot run no-such-program" in done.stderr
+    done = run(project, "--", "./net.onnx")
+    assert done.returncode == 126
+    assert "ermission denied" in done.stderr
+
+
+def test_no_program_and_no_bundles_are_errors_of_use(project, tmp_path):
+    assert run(project).returncode == 2
+    done = run(project, "--bundles", "nowhere", "--", "true")
+    assert done.returncode == 2
+    assert "no folder of bundles: nowhere" in done.stderr
+    assert run(tmp_path, "--", "true").returncode == 2
+
+
+@pytest.mark.attack
+def test_a_signature_that_is_required_is_passed_on_wherever_the_program_runs(project, monkeypatch):
+    for key in ("keys/key.pub", str(project / "keys/key.pub")):
+        monkeypatch.setenv("ORTPREP_REQUIRE_SIGNATURE", key)
+        shown = run(project, "--print-environment").stdout
+        assert f"ORTPREP_REQUIRE_SIGNATURE={project}/keys/key.pub\n" in shown
+
+
+def test_the_environment_alone_does_the_same(project):
+    shown = run(project, "--print-environment").stdout
+    variables = dict(line.split("=", 1) for line in shown.splitlines())
+    assert variables["ORTPREP_BUNDLES"] == str(project / "artifacts")
+    assert "ORTPREP_REQUIRE_SIGNATURE" not in variables
+    done = run_program([sys.executable, "-c", SESSION, str(project / "net.onnx")], variables)
+    assert done.stdout == "True\n", done.stderr
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("start", ["", "file://"])
+def test_a_place_of_bundles_cannot_add_a_variable(project, start):
+    (project / "a\nLD_PRELOAD=evil").mkdir(exist_ok=True)
+    done = run(project, f"--bundles={start}a\nLD_PRELOAD=evil", "--print-environment")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "control characters" in done.stderr
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("options", [[], ["--verbose"]])
+def test_a_strangers_bundle_gives_the_terminal_no_orders(project, tmp_path, options):
+    shutil.copytree(project / "artifacts/net", tmp_path / "bundles/\033[2Jnet")
+    graph = next((tmp_path / "bundles").rglob("*.onnx"))
+    graph.write_bytes(b"\0" + graph.read_bytes()[1:])
+    places = ("--bundles", str(tmp_path / "bundles"))
+    done = run(project, *options, *places, "--", sys.executable, "-c", SESSION, "net.onnx")
+    assert "[2Jnet" in done.stderr
+    assert "\033" not in done.stderr
+
+
+# -- an application that makes its own sessions: adopted, prepared and run, by the commands alone
+
+APPLICATION = """
+import json, sys
+from pathlib import Path
+import numpy as np
+import onnxruntime
+
+options = onnxruntime.SessionOptions()
+options.intra_op_num_threads = 1
+options.enable_cpu_mem_arena = False
+options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+net = onnxruntime.InferenceSession("models/net.onnx", options, providers=["CPUExecutionProvider"])
+text = Path("models/words.onnx").read_bytes()
+words = onnxruntime.InferenceSession(text, providers=["CPUExecutionProvider"])
+answers = []
+for rows in (2, 1, 2):
+    image = np.linspace(-0.5, 0.25, rows * 64, dtype=np.float32).reshape(rows, 64)
+    answers += net.run(None, {"x": image})
+answers += words.run(None, {"ids": np.array([[1, 3, 7]]), "mask": np.ones((1, 3), np.int64)})
+Path(sys.argv[1]).write_text(json.dumps([one.tolist() for one in answers]))
+raise SystemExit(int(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def adoptable(tmp_path):
+    made = Project(tmp_path / "project")
+    write_model(folding_net(), made.models / "net.onnx")
+    write_model(embedding(), made.models / "words.onnx")
+    (made.root / "app.py").write_text(APPLICATION)
+    made.configs.mkdir()
+    tune = {"max_trials": 2, "budget_s": 60, "rounds": 3, "steady_s": 0.01}
+    (made.configs / "defaults.yaml").write_text(json.dumps({"tune": tune, "measure": QUICK}))
+    return made
+
+
+@pytest.mark.slow
+def test_an_application_is_adopted_prepared_and_run_with_its_own_options(adoptable):
+    program = (sys.executable, "app.py")
+    outcome = adoptable.run("adopt", "--json", "--", *program, "plain.json", "7")
+    assert outcome.code == 7, outcome.err
+    assert all(not model["problem"] for model in json.loads(outcome.out))
+    by_file, of_bytes = sorted(read_specs(adoptable.configs), key=lambda spec: spec.name != "net")
+    own = {"intra_op_num_threads": 1, "enable_cpu_mem_arena": False}
+    assert by_file.runtime.attributes == own
+    assert by_file.runtime.session_config == {"session.intra_op.allow_spinning": "0"}
+    assert by_file.tune.runs_per_load == 3
+    image = by_file.inputs["x"]
+    assert (image.shapes, image.range) == (((2, 64), (1, 64)), (-0.5, 0.25))
+    ids, mask = of_bytes.inputs["ids"], of_bytes.inputs["mask"]
+    assert (ids.shapes, ids.values, mask.values) == (((1, 3),), (1, 3, 7), (1,))
+    assert of_bytes.runtime.attributes == {}
+
+    prepared = adoptable.run("prepare", "net")
+    assert prepared.code == 0, prepared.err
+    bundle = adoptable.bundle("net")
+    for variant in read_loader_config(bundle).variants:
+        assert own.items() <= variant.session_options.attributes.items()
+    tuned = next(one.tuning for one in read_manifest(bundle).variants if one.tuning is not None)
+    tried = [trial.session_options for trial in tuned.trials if trial.session_options is not None]
+    assert len(tried) >= 2
+    assert all(own.items() <= options.attributes.items() for options in tried)
+
+    ran = adoptable.run("run", "--verbose", "--", *program, "run.json", "0")
+    assert ran.code == 0, ran.err
+    assert str(bundle) in ran.err
+    plain, bundles = (json.loads((adoptable.root / name).read_text()) for name in ("plain.json", "run.json"))
+    for got, expected in zip(bundles, plain, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+    again = adoptable.run("adopt", "--", *program, "again.json", "0")
+    assert (again.code, "left as they are" in again.err) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "said"),
+    [
+        (["-c", "raise SystemExit(7)"], 7, "exit code 7"),
+        (["-c", "pass"], 2, "created no ONNX Runtime session"),
+        (["-c", "import os; os.kill(os.getpid(), 9)"], 137, "exit code 137"),
+    ],
+)
+def test_the_exit_code_of_the_application_is_passed_on(tmp_path, program, code, said):
+    adoptable = Project(tmp_path)
+    outcome = adoptable.run("adopt", "--", sys.executable, *program)
+    assert (outcome.code, outcome.out) == (code, "")
+    assert said in outcome.err
+    assert not adoptable.configs.exists()
+
+
+def test_runs_that_may_be_missing_are_told(tmp_path):
+    adoptable = Project(tmp_path)
+    net = write_model(folding_net(), adoptable.models / "net.onnx")
+    program = f"import onnxruntime, os; onnxruntime.InferenceSession({str(net)!r}); os.remove({str(net)!r})"
+    outcome = adoptable.run("adopt", "--", sys.executable, "-c", f"{program}; os._exit(3)")
+    assert (outcome.code, "ended abruptly" in outcome.err) == (3, True), outcome.err
+
+
+@pytest.mark.parametrize("out", ["app.py", "app.py/configs", "/proc/configs"])
+def test_the_program_is_not_run_if_specs_cannot_be_written(tmp_path, out):
+    (tmp_path / "app.py").write_text("open('ran', 'w').close()")
+    outcome = Project(tmp_path).run("adopt", "--out", out, "--", sys.executable, "app.py")
+    assert (outcome.code, f"cannot write to {out}" in outcome.err) == (2, True), outcome.err
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_program_that_is_not_there_is_told(tmp_path):
+    outcome = Project(tmp_path).run("adopt", "--", "no-such-program")
+    assert (outcome.code, "cannot run no-such-program" in outcome.err) == (127, True)
+
+
+def test_a_judged_programs_arguments_are_said_to_be_in_the_specs(tmp_path):
+    auto = ("--precision", "auto", "--judge", "stdout")
+    outcome = Project(tmp_path).run("adopt", *auto, "--", sys.executable, "-c", "pass")
+    assert "pass secrets by environment variables" in outcome.err.replace("\n", " ")

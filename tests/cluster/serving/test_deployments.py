@@ -1,0 +1,390 @@
+"""Deployments on a real cluster: called by a handle, shipped by a registry, moved by an alias, and killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ray import serve
+
+from bench.ray_faults import StormOptions, run_storm
+from ortprep.bundle.loader_config import read_loader_config, write_loader_config
+from ortprep.bundle.session_record import SessionOptionsRecord
+from ortprep.cluster import OnnxPredictor, ServeConfig, pin_bundle
+from ortprep.cluster.serving.pinning import follow_aliases, pin_version, require_version
+from ortprep.errors import IntegrityError, InvalidRequestError, NotPublishedError, RunError
+from ortprep.registry.catalogue import open_catalogue
+from ortprep.registry.publish import publish
+from ortprep.runtime import load
+from ortprep.runtime.tensors.arrays import write_tensors
+from tests.cluster.builders import SmallCluster
+from tests.cluster.serving.builders import deployed
+from tests.cluster.serving.conftest import HTTP_PORT, batch
+from tests.cluster.test_data import BIAS, rows, write_net
+from tests.fakes import free_port, wait_for
+from tests.prepare.builders import Project
+from tests.runtime.builders import entry, sample, weights_of, write_bundle, write_record
+from tests.runtime.pool.builders import write_doubling, write_model_bundle, write_passing_on
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::FutureWarning:ray", "ignore::DeprecationWarning"
+)
+
+ONE = np.ones((1, 1), np.float32)
+
+
+@pytest.fixture(scope="module")
+def handle(served, bundle, tmp_path_factory):
+    same = write_passing_on(tmp_path_factory.mktemp("models") / "same", "float32", ONE)
+    with deployed(bundle, same, config=ServeConfig(cpus=0.4), replicas=len(served.nodes)) as made:
+        yield made
+
+
+@pytest.mark.slow
+def test_replicas_answer_each_of_their_models(handle, served):
+    assert len(served.replicas()) == len(served.nodes)
+    for size in (1, 4, 300_000):
+        inputs = batch(3, size)
+        doubled = handle.run.remote(inputs, model="doubling").result(timeout_s=300)
+        assert (doubled["y"] == 2 * inputs["x"]).all()
+        assert (handle.run.remote(inputs, "same").result(timeout_s=300)["y"] == inputs["x"]).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("inputs", "model", "message"),
+    [
+        (batch(), None, "expected one of doubling, same"),
+        ({}, "doubling", "got none"),
+        ({"x": np.ones((1, 2))}, "doubling", "expected float32, got float64"),
+    ],
+)
+def test_wrong_requests_are_refused(handle, inputs, model, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        handle.run.remote(inputs, model).result(timeout_s=300)
+
+
+@pytest.mark.slow
+def test_what_onnx_runtime_refuses_fails_alone(handle):
+    wrong = handle.run.remote({"x": np.ones((1, 2, 3), np.float32)}, "doubling")
+    right = [handle.run.remote(batch(n), "doubling") for n in range(10)]
+    with pytest.raises(RunError, match="ONNX Runtime cannot run doubling"):
+        wrong.result(timeout_s=300)
+    assert [float(one.result(timeout_s=300)["y"][0, 0]) for one in right] == [2.0 * n for n in range(10)]
+
+
+@pytest.mark.slow
+def test_a_bundle_that_is_replaced_in_its_folder_is_refused(tmp_path):
+    folder = write_doubling(tmp_path / "net")
+    name, pinned = pin_version(str(folder))
+    assert name == "net"
+    require_version(pinned, folder)
+    shutil.rmtree(folder)
+    write_passing_on(folder, "float32", ONE)
+    with pytest.raises(IntegrityError, match="another build"):
+        require_version(pinned, folder)
+
+
+# -- replicas follow the alias they were deployed with
+
+WATCH_S = 2.0
+
+
+class Requests:
+    """Makes requests one after the other, without any retry, and notes which version answered.
+
+    Args:
+        handle: A handle of the application.
+    """
+
+    def __init__(self, handle: Any) -> None:
+        self.seeds: list[int] = []
+        self._handle, self._ends = handle, threading.Event()
+        self._thread = threading.Thread(target=self._ask)
+
+    def _ask(self) -> None:
+        expected = [sample() @ weights_of(seed) for seed in range(3)]
+        while not self._ends.is_set():
+            futures = [self._handle.run.remote({"x": sample()}) for _ in range(8)]
+            for future in futures:
+                y = future.result(timeout_s=600)["y"]
+                self.seeds += [seed for seed in range(3) if np.allclose(y, expected[seed], atol=1e-4)] or [-1]
+
+    def __enter__(self) -> Requests:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join()
+
+    def latest(self) -> set[int]:
+        """Returns the versions of the latest answers."""
+        assert self._thread.is_alive(), "a request failed"
+        return set(self.seeds[-64:])
+
+
+def promote(project: Project, bundle: Path, url: str) -> None:
+    """Publishes a version and has `production` name it."""
+    published = project.run("publish", str(bundle), "--registry", url)
+    assert published.code == 0, published.err
+    reason = ("--force", "--reason", "nothing was measured")
+    version = published.out.strip()
+    promoted = project.run("promote", version, "production", "--registry", url, *reason)
+    assert promoted.code == 0, promoted.err
+
+
+def write_wrong(folder: Path, seed: int) -> Path:
+    """Writes a bundle whose golden sample is not what it answers."""
+    write_bundle(folder, seed=seed)
+    write_tensors(folder / "golden.npz", {"input:x": sample(), "output:y": 5 + sample() @ weights_of(seed)})
+    config = read_loader_config(folder)
+    golden = dataclasses.replace(config.golden, file=entry(folder, "golden.npz"))
+    write_loader_config(folder, dataclasses.replace(config, golden=golden))
+    write_record(folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_a_promoted_version_replaces_the_one_before_unless_it_answers_wrongly(nodes, squeezenet, tmp_path):
+    url = (tmp_path / "registry").as_uri()
+    promote(squeezenet, write_bundle(tmp_path / "0", seed=0), url)
+    config = ServeConfig(cpus=0.5, watch_s=WATCH_S)
+    bundle = f"{url}/linear@production"
+    with deployed(bundle, config=config, replicas=2) as handle, Requests(handle) as requests:
+        replicas = nodes.replicas()
+        wait_for(lambda: len(requests.seeds) > 64, what="answers come")
+        assert set(requests.seeds) == {0}
+        promote(squeezenet, write_bundle(tmp_path / "1", seed=1), url)
+        wait_for(lambda: requests.latest() == {1}, what="the promoted version answers")
+        promote(squeezenet, write_wrong(tmp_path / "2", seed=2), url)
+        time.sleep(2 * WATCH_S)
+        assert requests.latest() == {1}
+        assert set(requests.seeds) == {0, 1}
+        assert nodes.replicas() == replicas
+
+
+@pytest.mark.slow
+def test_without_an_interval_the_version_stays(squeezenet, tmp_path):
+    url = (tmp_path / "registry").as_uri()
+    promote(squeezenet, write_bundle(tmp_path / "0", seed=0), url)
+    _, pinned = pin_version(f"{url}/linear@production")
+    promote(squeezenet, write_bundle(tmp_path / "1", seed=1), url)
+    _, latest = pin_version(f"{url}/linear@production")
+    assert latest.version != pinned.version
+    for watch_s, expected in ((0.0, pinned), (1.0, latest)):
+        assert follow_aliases({"linear": pinned}, ServeConfig(watch_s=watch_s)) == {"linear": expected}
+
+
+@pytest.mark.slow
+def test_a_digest_and_the_latest_version_are_not_followed(squeezenet, tmp_path):
+    url = (tmp_path / "registry").as_uri()
+    promote(squeezenet, write_bundle(tmp_path / "0", seed=0), url)
+    _, pinned = pin_version(f"{url}/linear")
+    assert pinned.alias == ""
+    assert pin_version(f"{url}/linear@{pinned.version}")[1] == pinned
+    assert follow_aliases({"net": pinned}, ServeConfig()) == {"net": pinned}
+
+
+# -- replicas and nodes are killed, and versions replaced, while requests are in flight
+
+
+@pytest.mark.slow
+def test_no_request_that_is_repeated_is_lost_and_an_update_loses_nothing(nodes, bundle, tmp_path):
+    """Half of the requests come by HTTP, half by a handle; a replica and a node are killed."""
+    options = StormOptions(
+        requests=300, nodes=2, kill_replica_every=100, kill_node_every=200, http_port=HTTP_PORT
+    )
+    negation = write_model_bundle(
+        tmp_path / "negation",
+        {"y": ("Neg", ("x",))},
+        {"x": ("float32", ("a", "b"))},
+        {"y": ("float32", ("a", "b"))},
+        {"input:x": ONE, "output:y": -ONE},
+    )
+    try:
+        check_report(run_storm(nodes, negation, bundle, options), options)
+    finally:
+        serve.delete("storm")
+
+
+@pytest.mark.manual
+def test_a_long_storm_loses_nothing(tmp_path):
+    """A longer run of `python -m bench.ray_faults`, on a cluster of its own."""
+    options = StormOptions(requests=5000, nodes=2, http_port=free_port())
+    out = tmp_path / "report.json"
+    command = [sys.executable, "-m", "bench.ray_faults", "--requests=5000", "--nodes=2", "--out", str(out)]
+    command.append(f"--http-port={options.http_port}")
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1200)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    check_report(json.loads(out.read_text()), options)
+
+
+def check_report(report: dict[str, Any], options: StormOptions) -> None:
+    for part in ("faults", "update"):
+        assert report[part]["lost"] == []
+        assert report[part]["wrong"] == 0
+        assert report[part]["answered"].keys() == {"http", "handle"}
+    assert sum(report["faults"]["answered"].values()) == options.requests
+    assert report["faults"]["replicas_killed"] >= 1
+    assert report["faults"]["nodes_killed"] >= 1
+    assert report["update"]["new_version_answers"]
+
+
+# -- a node that serves needs Ray and what a runtime job needs, and nothing of the build
+
+BUILD = {"onnx", "doit", "typer", "ortprep.stages", "ortprep.build", "ortprep.tuning"}
+
+
+def test_nothing_of_the_build_is_needed():
+    modules = (
+        "ortprep.cluster.serving.deployment",
+        "ortprep.cluster.serving.pinning",
+        "ortprep.cluster.data",
+    )
+    code = f"import {', '.join(modules)}\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not BUILD & set(done.stdout.split())
+
+
+# -- a shipped model goes by way of a registry to every node, once each, and answers there as it does here
+
+
+@pytest.fixture(scope="module")
+def registry(squeezenet):
+    """The registry's URL; it has a version of the model that is called `production`."""
+    url = (squeezenet.root / "registry").as_uri()
+    published = squeezenet.run("publish", "squeezenet", "--registry", url)
+    assert published.code == 0, published.err
+    promoted = squeezenet.run("promote", "squeezenet", "production", "--registry", url)
+    assert promoted.code == 0, promoted.err
+    return url
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "driver"))
+
+
+def images(count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    return np.random.default_rng(count).random((count, 3, 224, 224), np.float32)
+
+
+def pulled_weights(nodes: SmallCluster) -> set[str]:
+    weights = "registry/bundles/*/cpu/linear_optimized.onnx.data"
+    return {str(path) for node in nodes.nodes for path in node.cache.glob(weights)}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_cache")
+def test_each_node_pulls_a_bundle_once_and_its_replicas_map_it_and_answer_as_here(
+    nodes, registry, squeezenet, tmp_path
+):
+    unpacked = SessionOptionsRecord("ORT_DISABLE_ALL", {}, {"session.disable_prepacking": "1"})
+    folder, url = write_bundle(tmp_path / "linear", options=unpacked), (tmp_path / "registry").as_uri()
+    published = squeezenet.run("publish", str(folder), "--registry", url)
+    assert published.code == 0, published.err
+    session = load(squeezenet.bundle("squeezenet"))
+    name = session.get_outputs()[0].name
+    bundles = (f"{url}/linear", f"{registry}/squeezenet@production")
+    before = pulled_weights(nodes)
+    with deployed(*bundles, config=ServeConfig(cpus=0.5), replicas=4) as handle:
+        there = pulled_weights(nodes) - before
+        assert 1 <= len(there) <= len(nodes.nodes)
+        wait_for(lambda: len(nodes.replicas()) == 4, what="four replicas run")
+        for pid in nodes.replicas():
+            mapped = re.findall(r"\S+/linear_optimized\.onnx\.data", Path(f"/proc/{pid}/maps").read_text())
+            assert len(set(mapped)) == 1
+            assert set(mapped) <= there
+        for image in images(8):
+            answer = handle.run.remote({"data_0": image[None]}, "squeezenet").result(timeout_s=300)
+            (expected,) = session.run([name], {"data_0": image[None]})
+            assert answer[name].tobytes() == expected.tobytes()
+    # The driver has read what the references name, and no weights.
+    assert list(tmp_path.glob("driver/registry/documents/*"))
+    assert not list(tmp_path.glob("driver/registry/bundles/*"))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_cache")
+def test_an_alias_is_pinned_to_the_version_that_it_names(registry):
+    pinned = pin_bundle(f"{registry}/squeezenet@production")
+    assert pinned.startswith(f"{registry}/squeezenet@sha256:")
+    assert pin_bundle(pinned) == pinned
+    with pytest.raises(NotPublishedError):
+        pin_bundle(f"{registry}/squeezenet@staging")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_cache")
+def test_a_folder_registry_is_named_in_full(registry, monkeypatch):
+    monkeypatch.setenv("ORTPREP_REGISTRY", registry.removeprefix("file://"))
+    assert pin_bundle("registry://squeezenet@production") == pin_bundle(f"{registry}/squeezenet@production")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_cache")
+def test_in_a_task_the_environment_is_left_alone_and_in_an_actor_gpus_are_hidden(nodes, tmp_path):
+    import ray
+
+    net = write_net(tmp_path / "net")
+
+    def open_here(*_: object) -> tuple[str, int]:
+        os.environ["CUDA_VISIBLE_DEVICES"] = "7"
+        predict = OnnxPredictor(net, constants=BIAS)
+        options = predict._model.session.get_session_options()
+        return os.environ["CUDA_VISIBLE_DEVICES"], options.intra_op_num_threads
+
+    remote: Any = ray.remote(num_cpus=1, max_retries=0)
+    assert ray.get(remote(open_here).remote(), timeout=600) == ("7", 1)
+    actor = ray.remote(num_cpus=1)(type("Opener", (), {"open": open_here})).remote()
+    assert ray.get(actor.open.remote(), timeout=600) == ("", 1)
+    ray.kill(actor)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_cache")
+def test_a_dataset_is_answered_row_by_row_on_all_nodes(nodes, tmp_path):
+    import ray.data
+
+    folder, url = write_net(tmp_path / "net", 4), (tmp_path / "registry").as_uri()
+    write_loader_config(folder, dataclasses.replace(read_loader_config(folder), name="linear"))
+    write_record(folder)  # the manifest that a registry wants; its model is called so
+    with open_catalogue(url) as catalogue:
+        publish(folder, catalogue)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    given = rows(1000)
+    # Blocks that are there already: beside the actors there is no processor for tasks that would make some.
+    dataset = ray.data.from_numpy(np.split(given["x"], [100, 330, 331, 800]))
+    answers = dataset.map_batches(
+        OnnxPredictor,
+        fn_constructor_kwargs={
+            "bundle": pin_bundle(f"{url}/linear"),
+            "columns": {"x": "data"},
+            "constants": BIAS,
+            "outputs": ["y"],
+            "keep": True,
+        },
+        batch_size=50,
+        compute=ray.data.ActorPoolStrategy(size=2),
+        num_cpus=1,
+    ).take_all()
+    assert len(answers) == 1000
+    by_image = {row["data"].tobytes(): row["y"] for row in answers}
+    session = load(folder)
+    for at in range(0, 1000, 4):
+        batch = given["x"][at : at + 4]
+        (y,) = session.run(["y"], {"x": batch, **BIAS})
+        for row, expected in zip(batch, y, strict=True):
+            assert by_image[row.tobytes()].tobytes() == expected.tobytes()

@@ -1,0 +1,350 @@
+"""Which variants are exported, and with which of their recorded options."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from tritonclient.grpc import model_config_pb2 as messages
+from typer.testing import CliRunner, Result
+
+from ortprep.bundle.digest import digest_bytes
+from ortprep.bundle.loader_config import (
+    FileEntry,
+    FirstPhase,
+    Golden,
+    LoaderConfig,
+    Requirements,
+    TensorSpec,
+    Tolerance,
+    Variant,
+    VersionRange,
+)
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from ortprep.cli import serving_commands  # noqa: F401  puts the commands on the app
+from ortprep.cli.command import app
+from ortprep.errors import ExportError
+from ortprep.export.model_config import add_warm_up, build_config, describe_tensor, resolve_interface
+from ortprep.export.options import plan_options, recorded_options
+from ortprep.export.placement import TrialResult
+from ortprep.export.variant_selection import (
+    ExportRequest,
+    choose_variants,
+    contradictions,
+    describe_needs,
+)
+from ortprep.runtime.machine.hardware import Gpu, Hardware
+from tests.export.builders import CPU, CUDA, any_variant, make_variant
+from tests.export.fakes import LEVELS, cuda_options, session_options, warm_up
+from tests.registry.builders import on_gpu
+from tests.runtime.builders import UNMET, write_bundle
+from tests.runtime.pool.builders import write_doubling
+
+OWN = VersionRange("1.31", "1.32")
+AVX512 = Requirements(OWN, (CPU,), "x86_64", ("avx512f",), ("amx_tile",))
+ANYWHERE = Requirements(VersionRange("1.23"), (CPU,))
+HERE = Hardware("x86_64", "", ("avx2", "avx512f"), 4, 0, (Gpu("H", (9, 0), 0, "", "", ""),))
+OLD = Hardware("x86_64", "", ("avx2",), 4, 0)
+
+
+def variant(name: str, needs: Requirements, **changes: object) -> Variant:
+    made = make_variant(cuda={} if CUDA in needs.providers else None)
+    return dataclasses.replace(made, name=name, requirements=needs, **changes)  # type: ignore[arg-type]
+
+
+def bundle(*variants: Variant) -> LoaderConfig:
+    golden = Golden(FileEntry("golden.npz", 1, digest_bytes(b"g")), Tolerance(0, 0))
+    return LoaderConfig("1.2", "net", (), (), golden, variants)
+
+
+ALL = bundle(
+    variant("cuda", on_gpu(9, 0)),
+    variant("cpu-int8", AVX512, precision="int8"),
+    variant("cpu", AVX512),
+    variant("cpu-batch4", ANYWHERE, binding={"batch": 4}, bucket=True),
+    variant("portable", ANYWHERE),
+)
+
+
+@pytest.mark.parametrize(
+    ("requested", "expected"),
+    [
+        (ExportRequest(), "portable"),
+        (ExportRequest(onnxruntime="1.31.1"), "portable"),
+        (ExportRequest(onnxruntime="1.31.1", hardware=HERE), "cuda"),
+        (ExportRequest(onnxruntime="1.31.1", hardware=OLD), "portable"),
+        (ExportRequest(target="cpu", onnxruntime="1.31.1", hardware=HERE), "cpu-int8"),
+        (ExportRequest(target="cpu", precision="fp32", onnxruntime="1.31.1", hardware=HERE), "cpu"),
+        (ExportRequest(target="cpu", onnxruntime="1.30.0", hardware=HERE), "portable"),
+        (ExportRequest(target="cpu", hardware=HERE), "portable"),
+        (ExportRequest(target="cuda"), "cuda"),
+    ],
+)
+def test_the_first_that_is_known_to_fit_is_taken(requested, expected):
+    assert [one.name for one in choose_variants(ALL, requested)[0]] == [expected]
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        ExportRequest(),
+        ExportRequest(onnxruntime="1.31.1"),
+        ExportRequest(onnxruntime="1.31.1", hardware=HERE),
+        ExportRequest(onnxruntime="1.20", hardware=OLD),
+    ],
+)
+def test_nothing_is_taken_against_what_is_known(known):
+    try:
+        variants, passed_over = choose_variants(ALL, known)
+    except ExportError:
+        assert known.onnxruntime == "1.20"
+        return
+    assert all(contradictions(one, known) == () for one in variants)
+    assert all(one.reasons for one in passed_over)
+
+
+def test_a_bucket_is_taken_by_its_name_only():
+    assert choose_variants(ALL, ExportRequest(variants=("cpu-batch4",)))[0][0].bucket
+    passed = choose_variants(ALL, ExportRequest())[1]
+    assert "cpu-batch4" not in [one.name for one in passed]
+
+
+def test_a_name_takes_what_nothing_is_known_against():
+    taken = choose_variants(ALL, ExportRequest(variants=("cpu", "cuda", "cpu")))[0]
+    assert [one.name for one in taken] == ["cpu", "cuda"]
+
+
+def test_a_name_does_not_overrule_what_is_known():
+    with pytest.raises(ExportError, match="avx512f"):
+        choose_variants(ALL, ExportRequest(variants=("cpu",), onnxruntime="1.31.1", hardware=OLD))
+    with pytest.raises(ExportError, match=r"1\.30\.0"):
+        choose_variants(ALL, ExportRequest(variants=("cpu",), onnxruntime="1.30.0"))
+
+
+def test_an_unknown_name_is_told_with_those_there_are():
+    with pytest.raises(ExportError, match="expected one of cuda, cpu-int8, cpu, cpu-batch4, portable"):
+        choose_variants(ALL, ExportRequest(variants=("gpu",)))
+
+
+def test_a_wish_that_nothing_serves_is_told_with_what_there_is():
+    with pytest.raises(ExportError, match="precision int4, got cuda") as raised:
+        choose_variants(ALL, ExportRequest(precision="int4"))
+    assert raised.value.hint is not None
+    assert raised.value.hint.startswith("ortprep prepare net")
+
+
+def test_needs_say_every_requirement():
+    text = "\n".join(describe_needs(variant("v", AVX512, binding={"batch": 4})))
+    for part in ("1.31 and < 1.32", "x86_64", "with avx512f", "without amx_tile", "batch=4"):
+        assert part in text
+    assert "9.0 and < 9.1" in "\n".join(describe_needs(variant("v", on_gpu(9, 0))))
+
+
+# -- which recorded options Triton's backend takes, and what an exported variant takes and gives
+
+
+def config_of(variant: Variant) -> messages.ModelConfig:
+    """Returns the model configuration of a variant with one input and output."""
+    tensors = (TensorSpec("x", "float32", ("n", 3)),)
+    options = plan_options(variant)
+    return build_config("m", "model.onnx", (tensors, tensors), options, ExportRequest())
+
+
+def with_first_phase(variant: Variant) -> Variant:
+    first = FirstPhase(SessionOptionsRecord("ORT_ENABLE_ALL"), variant.providers)
+    return dataclasses.replace(variant, first_phase=first, io_binding=True)
+
+
+@given(any_variant)
+def test_every_recorded_option_is_in_the_export_or_in_the_list(variant):
+    options = plan_options(variant)
+    recorded = sorted(map(str, recorded_options(variant)))
+    assert sorted([*map(str, options.places), *options.left_out]) == recorded
+
+
+@given(any_variant)
+def test_what_is_carried_is_what_triton_s_backend_makes_of_the_configuration(variant):
+    options, config = plan_options(variant), config_of(variant)
+    session = session_options(config)
+    for name, value in options.session_options.attributes.items():
+        actual = getattr(session, name)
+        assert getattr(actual, "name", actual) == value == variant.session_options.attributes[name]
+    level = LEVELS.get(config.optimization.graph.level)
+    assert options.session_options.graph_optimization_level == getattr(level, "name", "ORT_ENABLE_ALL")
+    given_cuda = cuda_options(config)
+    for name, text in options.providers[0].options.items():
+        if name != "device_id":
+            assert given_cuda[name] == text
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [("ORT_DISABLE_ALL", 2), ("ORT_ENABLE_BASIC", -1), ("ORT_ENABLE_EXTENDED", 1), ("ORT_ENABLE_ALL", 0)],
+)
+def test_a_level_is_carried_as_the_backend_numbers_it(level, expected):
+    assert config_of(make_variant(level)).optimization.graph.level == expected
+
+
+def test_a_level_the_backend_lacks_is_left_out_and_said():
+    variant = make_variant("ORT_ENABLE_LAYOUT")
+    assert config_of(variant).optimization.graph.level == 0
+    (reason,) = plan_options(variant).left_out.values()
+    assert "every optimisation" in reason
+
+
+def test_options_of_cuda_that_parameters_overrule_go_to_parameters():
+    cuda = {"cudnn_conv_algo_search": "HEURISTIC", "gpu_mem_limit": "1000", "use_tf32": "0"}
+    config = config_of(make_variant(attributes={"intra_op_num_threads": 1}, cuda=cuda))
+    (accelerator,) = config.optimization.execution_accelerators.gpu_execution_accelerator
+    assert dict(accelerator.parameters) == {"use_tf32": "0"}
+    assert cuda_options(config)["cudnn_conv_algo_search"] == "HEURISTIC"
+    assert cuda_options(config)["gpu_mem_limit"] == "1000"
+
+
+def test_a_cuda_option_the_server_s_version_lacks_and_a_cuda_graph_are_left_out():
+    variant = make_variant(cuda={"enable_cudnn": "0"})
+    assert plan_options(variant, onnxruntime="1.31.1").section("cuda") == {"enable_cudnn": "0"}
+    graph = make_variant(cuda={"enable_cuda_graph": "1"})
+    for one, version, expected in (
+        (variant, None, "1.30"),
+        (variant, "1.28.0", "1.30"),
+        (graph, "1.31.1", "other memory"),
+    ):
+        options = plan_options(one, onnxruntime=version)
+        assert options.section("cuda") == {}
+        (reason,) = options.left_out.values()
+        assert expected in reason
+
+
+def test_a_device_becomes_the_gpu_of_the_instances():
+    (group,) = config_of(make_variant(cuda={"device_id": "3"})).instance_group
+    assert (group.kind, list(group.gpus)) == (messages.ModelInstanceGroup.KIND_GPU, [3])
+
+
+def test_triton_refuses_another_provider():
+    other = dataclasses.replace(make_variant(), providers=(ProviderRecord("QNNExecutionProvider"),))
+    with pytest.raises(ExportError, match="QNNExecutionProvider"):
+        plan_options(other)
+
+
+def test_first_phase_and_binding_are_in_the_list():
+    variant = with_first_phase(make_variant())
+    assert [*plan_options(variant).left_out] == ["first phase", "io_binding"]
+
+
+ABSENT = TrialResult(missing=("expected a GPU",))
+CONFIG = LoaderConfig(
+    "1.2",
+    "net",
+    inputs=(TensorSpec("x", "float32", ("batch", None, 3)), TensorSpec("ids", "int64", ("batch",))),
+    outputs=(TensorSpec("y", "float32", ("batch", "n")), TensorSpec("z", "float32", None)),
+    golden=Golden(FileEntry("golden.npz", 1, digest_bytes(b"g")), Tolerance(0, 0)),
+    variants=(make_variant(),),
+)
+
+
+def test_without_a_session_sizes_are_those_the_variant_is_bound_to():
+    variant = dataclasses.replace(make_variant(), binding={"batch": 4, "x[1]": 7})
+    inputs, outputs = resolve_interface(CONFIG, variant, ABSENT, {})
+    assert [one.shape for one in (*inputs, *outputs)] == [(4, 7, 3), (4,), (4, "n"), None]
+
+
+def test_a_session_has_the_last_word():
+    said = (TensorSpec("x", "float16", (1, 2)),)
+    assert resolve_interface(CONFIG, make_variant(), TrialResult((), said, said), {}) == (said, said)
+
+
+def test_an_unknown_rank_is_not_taken_for_a_scalar():
+    trial = TrialResult((), (TensorSpec("x", "float32", ()),), (TensorSpec("y", "float32", ()),))
+    inputs, outputs = resolve_interface(CONFIG, make_variant(), trial, {"x": (), "y": (2, 2)})
+    assert (inputs[0].shape, outputs[0].shape) == ((), None)
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (TensorSpec("x", "float8e4m3fn", (1,)), "float8e4m3fn"),
+        (TensorSpec("x", "seq(tensor(float))", ()), "seq"),
+        (TensorSpec("x", "float32", None), "number of axes"),
+        (TensorSpec("x", "float32", (0, 3)), "sizes of 1 and more"),
+    ],
+)
+def test_what_triton_has_no_word_for_is_refused(spec, expected):
+    with pytest.raises(ExportError, match=expected):
+        describe_tensor(messages.ModelInput(), spec, batched=False)
+
+
+def test_a_scalar_per_row_is_reshaped():
+    tensor = messages.ModelInput()
+    describe_tensor(tensor, TensorSpec("x", "float32", ("batch",)), batched=True)
+    assert (list(tensor.dims), tensor.HasField("reshape")) == ([1], True)
+
+
+def test_a_sample_that_is_no_batch_makes_no_warm_up():
+    config = messages.ModelConfig(max_batch_size=4)
+    for name in ("x", "y"):
+        describe_tensor(config.input.add(), TensorSpec(name, "float32", ("b", 2)), batched=True)
+    feeds = {"x": np.ones((2, 2), np.float32), "y": np.ones((3, 2), np.float32)}
+    assert add_warm_up(config, feeds) == "the inputs of the golden sample are not of one batch size"
+    assert add_warm_up(config, {"x": feeds["x"]}) == "the golden sample has no y"
+    assert not config.model_warmup
+
+
+# -- `ortprep export`: what it writes to stdout, and what becomes of mistakes
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["export", *map(str, arguments)])
+
+
+@pytest.fixture
+def bundles(tmp_path):
+    return write_bundle(tmp_path / "linear"), write_doubling(tmp_path / "double")
+
+
+def test_triton_writes_a_model_per_bundle_and_lists_them(bundles, tmp_path):
+    ended = call("triton", *bundles, "--out", tmp_path / "repository")
+    assert ended.exit_code == 0
+    assert "linear: variant cpu of linear" in ended.stdout
+    assert "optimization.graph.level=2" in ended.stdout
+    assert [warm_up(tmp_path / "repository" / name) for name in ("linear", "double")]
+
+
+def test_json_is_all_there_is_on_stdout(bundles, tmp_path):
+    ended = call("triton", bundles[0], "--out", tmp_path / "repository", "--json", "--max-batch-size", "4")
+    exported = json.loads(ended.stdout)
+    assert exported["models"][0]["left_out"] == {}
+    assert exported["passed_over"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "expected"),
+    [
+        (("--variant", "gpu"), 1, "no such variant"),
+        (("--onnxruntime", "new"), 2, "expected a version"),
+        (("--precision", "fp7"), 4, "precision"),
+        (("--name", "a/b"), 1, "not a name"),
+        (("--target", "cuda"), 1, "expected target cuda"),
+        (("--onnxruntime", "1.20"), 1, "expected ONNX Runtime >= 1.23"),
+    ],
+)
+def test_a_mistake_is_told_and_writes_nothing(bundles, tmp_path, arguments, code, expected):
+    ended = call("triton", bundles[0], "--out", tmp_path / "repository", *arguments)
+    assert (ended.exit_code, ended.stdout) == (code, "")
+    assert expected in ended.stderr
+    assert not (tmp_path / "repository").exists()
+
+
+def test_a_name_for_two_bundles_is_refused(bundles, tmp_path):
+    ended = call("triton", *bundles, "--out", tmp_path / "repository", "--name", "one")
+    assert ended.exit_code == 2
+
+
+def test_the_hint_for_a_bundle_that_fits_nowhere_names_the_options(tmp_path):
+    bundle = write_bundle(tmp_path / "linear", requirements={"cpu": UNMET})
+    ended = call("triton", bundle, "--out", tmp_path / "repository", "--onnxruntime", "1.28.0")
+    assert ended.exit_code == 1
+    assert "--here" in ended.stderr
