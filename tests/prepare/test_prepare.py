@@ -21,7 +21,6 @@ from tests import builders as models
 from tests.builders import write_external_model, write_model
 from tests.prepare.builders import (
     AS_PREPARED,
-    QUICK,
     SHAPES,
     Outcome,
     Project,
@@ -84,28 +83,6 @@ def test_a_second_run_writes_nothing(built):
 
 
 @pytest.mark.slow
-def test_longer_measurements_measure_again_and_do_nothing_else(built):
-    built.write_spec(inputs=SHAPES, measure={**QUICK, "steady_s": 0.02})
-    reasons = built.explain()
-    assert set(reasons) == {"measure/cpu", "package"}
-    assert reasons["measure/cpu"] == ["measure.steady_s: was 0.01, is 0.02"]
-    assert "measure/cpu runs before it" in reasons["package"]
-
-    kept = stamps(built.work() / "optimize-cpu")
-    assert done(built.run("prepare")) == {"measure:net/cpu", "package:net"}
-    assert stamps(built.work() / "optimize-cpu") == kept
-
-
-@pytest.mark.slow
-def test_another_tolerance_verifies_again_and_optimises_nothing(built):
-    built.write_spec(inputs=SHAPES, verify={"rtol": 0.01})
-    reasons = built.explain()
-    assert [line for line in reasons["verify/cpu"] if "rtol" in line] == ["verify.rtol: was 0.001, is 0.01"]
-    assert not {"fetch", "optimize/cpu", "optimize/portable"} & set(reasons)
-    assert done(built.doit("verify")) == {"verify:net/cpu", "verify:net/portable"}
-
-
-@pytest.mark.slow
 def test_a_replaced_model_and_an_option_for_jobs_reach_their_sessions(built):
     old = stamps(built.bundle())
     built.write_spec(inputs=SHAPES, runtime={"intra_op_num_threads": 1})
@@ -141,19 +118,11 @@ def test_a_digest_pinned_later_is_compared_and_costs_nothing_else(built):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", ["changed", "missing", "added"])
-def test_a_damaged_bundle_is_put_together_again_without_other_work(built, damage):
-    model = built.bundle() / preferred_model(built.bundle())
-    whole = model.read_bytes()
-    if damage == "changed":
-        model.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    elif damage == "missing":
-        model.unlink()
-    else:
-        (built.bundle() / "stray").write_text("?")
-    name = "stray" if damage == "added" else preferred_model(built.bundle())
-    (reason,) = built.explain()["package"]
-    assert reason.startswith(f"{name}: ")
+def test_a_damaged_bundle_is_put_together_again_without_other_work(built):
+    name = preferred_model(built.bundle())
+    (built.bundle() / name).unlink()
+    (built.bundle() / "stray").write_text("?")
+    assert {reason.partition(":")[0] for reason in built.explain()["package"]} == {name, "stray"}
     assert done(built.run("prepare")) == {"package:net"}
     assert is_intact(built.bundle())
 
@@ -260,6 +229,8 @@ def test_every_kind_is_optimised_and_answers_as_before(zoo):
     for name in KINDS:
         receipt = read_json(zoo.work(name) / "receipts" / "optimize-cpu.json")
         assert receipt["result"]["step"] == "all"  # nothing had to be left out
+        # An empty data file is never left.
+        assert all(path.stat().st_size for path in (zoo.work(name) / "optimize-cpu").iterdir())
 
 
 @pytest.mark.slow

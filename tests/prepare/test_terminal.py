@@ -275,17 +275,6 @@ def test_several_models_built_at_once_are_each_right(tmp_path):
     assert project.explain() == {}
 
 
-@pytest.mark.slow
-def test_a_model_that_fails_does_not_keep_the_others_from_being_built(built):
-    built.add(folding_net(seed=3), "bad", source={"path": "../models/none.onnx"})
-    built.write_spec(inputs=SHAPES, verify={"rtol": 0.01})
-    outcome = built.doit("--continue", "-n", "2", "verify")
-    assert outcome.code != 0
-    assert "FAILED fetch:bad" in outcome.err
-    assert "not tried" in outcome.err.splitlines()[-1]
-    assert "done verify:net/cpu" in outcome.err
-
-
 def test_a_users_own_folder_in_a_bundles_place_is_neither_built_over_nor_cleaned(project):
     project.bundle().mkdir(parents=True)
     (project.bundle() / "model.onnx").write_text("precious")

@@ -44,6 +44,7 @@ def key(stage: Stage, *, folder: Path = Path(), **spec: Any) -> str:
         ({"tune": {"space": {"form": ["ort"]}}}, (TUNE,)),
         ({"tune": {"timeout_s": 9}}, ()),
         ({"measure": {"rounds": 9}}, (MEASURE,)),
+        ({"measure": {"steady_s": 9}}, (MEASURE,)),
         ({"measure": {"timeout_s": 9}}, ()),
     ],
     ids=lambda value: (

@@ -95,30 +95,6 @@ def test_f11_a_source_with_operators_of_onnx_runtime_has_a_portable_variant_all_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "spec"),
-    [
-        pytest.param(models.if_net(), shapes("x", 2, 4), id="initializers in branches"),
-        pytest.param(models.loop_net(), {}, id="initializers in a loop"),
-        pytest.param(models.half_net(), shapes("x", 2, 8), id="float16"),
-        pytest.param(models.bfloat16_net(), {}, id="bfloat16"),
-        pytest.param(models.int8_net(), shapes("x", 2, 8), id="int8"),
-        pytest.param(models.function_net(), shapes("x", 2, 4), id="a function"),
-        pytest.param(models.zero_inputs(), {}, id="no inputs"),
-        pytest.param(
-            models.string_input(), {"inputs": {"words": {"shapes": [[3]], "values": ["low"]}}}, id="strings"
-        ),
-    ],
-)
-def test_every_shape_of_model_is_prepared_at_the_first_step(build, model, spec):
-    write(build, model)
-    result = build.optimize(**spec)
-    assert result.step == "all"
-    # Nothing here is large enough to be mapped, and an empty data file is never left.
-    assert build.files() == {"net_optimized.onnx"}
-
-
-@pytest.mark.slow
 def test_weights_that_came_in_a_file_of_their_own_are_written_anew(build):
     models.write_external_model(models.matmul_net(size=128), build.source / "model.onnx")
     result = build.optimize(**shapes("x", 2, 128))
