@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from ortprep.build import build_plan as planning
+from ortprep.build.build_plan import build_plan, check_buildable, check_destinations, plan_specs
 from ortprep.build.runner import run_builds, with_requirements
+from ortprep.errors import SpecError
+from ortprep.spec.models import ModelSpec, SourceSpec
 from tests.build.fakes import Count, Shout, tasks
 from tests.prepare.builders import AS_PREPARED, SHAPES, Project, folding_net
+from tests.registry.builders import read_tree
+from tests.runtime.builders import write_bundle
 
 
 class Recorder:
@@ -90,3 +100,161 @@ def test_a_bundle_is_there_before_doit_begins_with_the_next_model(tmp_path):
     order = [line.split()[1] for line in outcome.err.splitlines() if line.startswith("done ")]
     assert [task.partition(":")[2].partition("/")[0] for task in order] == ["first"] * 7 + ["second"] * 7
     assert order[6::7] == ["package:first", "package:second"]
+
+
+# -- what is built: targets that are named or that the machine has, in places where nothing else is
+
+
+def spec(targets: Any, name: str = "m") -> ModelSpec:
+    return ModelSpec.model_validate({"name": name, "source": {"path": "m.onnx"}, "targets": targets})
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(planning, "unavailable_reason", {"cuda": "no NVIDIA driver"}.get)
+
+
+@pytest.fixture
+def gpu(no_gpu, monkeypatch):
+    monkeypatch.setattr(planning, "unavailable_reason", lambda _: None)
+
+
+def test_auto_takes_what_is_there_and_calls_nothing_missing():
+    plan = build_plan(spec("auto"))
+    assert (plan.targets, plan.missing, plan.variants) == (("cpu",), {}, ("cpu", "portable"))
+
+
+@pytest.mark.usefixtures("gpu")
+def test_the_fastest_comes_first_and_one_target_alone_leaves_the_others_out_by_name():
+    assert build_plan(spec("auto")).targets == ("cuda", "cpu")
+    plan = build_plan(spec("auto"), only="cpu")
+    assert (plan.targets, dict(plan.missing)) == (("cpu",), {"cuda": "left out by --target"})
+
+
+def test_skipping_builds_the_rest_and_says_what_is_missing():
+    plan = build_plan(spec(["cpu", "cuda"]), skip_unavailable=True)
+    assert (plan.targets, dict(plan.missing)) == (("cpu",), {"cuda": "no NVIDIA driver"})
+
+
+NOWHERE = "targets: [cpu]   # in the spec of m; every machine has it"
+
+
+@pytest.mark.parametrize(
+    ("targets", "options", "told", "hint"),
+    [
+        (["cpu", "cuda"], {}, "cuda: no NVIDIA driver", "ortprep prepare m --skip-unavailable"),
+        (["cuda"], {}, "not available", NOWHERE),
+        (["cuda"], {"skip_unavailable": True}, "not available", NOWHERE),
+        ("auto", {"only": "cuda"}, "no NVIDIA driver", "ortprep prepare m --skip-unavailable"),
+        (["cpu"], {"only": "cuda"}, "no such target in m: cuda", "add it to targets: of the spec, or run: "),
+        (["cpu"], {"only": "gpu"}, "no such target in m: gpu", "ortprep prepare m"),
+    ],
+)
+def test_a_named_target_that_is_not_there_is_an_error_with_the_way_out(targets, options, told, hint):
+    with pytest.raises(SpecError, match=told) as caught:
+        build_plan(spec(targets), **options)
+    assert (caught.value.hint or "").startswith(hint)
+
+
+def test_problems_of_all_models_are_reported_at_once(tmp_path):
+    specs = [spec(["cuda"], "a"), spec(["cpu"], "b"), spec(["cuda"], "c")]
+    with pytest.raises(SpecError, match=r"cuda of a(.|\n)*cuda of c"):
+        plan_specs(specs, tmp_path)
+    with pytest.raises(SpecError, match="cuda of a"):
+        plan_specs(specs[:1], tmp_path, skip_unavailable=True)
+
+
+def test_skipping_leaves_out_what_cannot_be_built_at_all_and_says_so(tmp_path, caplog):
+    builds = plan_specs([spec(["cuda"], "a"), spec(["cpu"], "b")], tmp_path, skip_unavailable=True)
+    assert [tasks[0].model for tasks in builds] == ["b"]
+    assert "left out: target not available on this machine: cuda of a" in caplog.text
+
+
+# -- A bundle replaces an older bundle and nothing else; what a user put in its place stays
+
+
+def spec_in(folder: Path, *, path: str = "net.onnx", name: str = "net") -> ModelSpec:
+    return ModelSpec(name=name, source=SourceSpec(path=path)).located_in(folder)
+
+
+def _cleared(folder: Path) -> Path:
+    folder.rmdir()
+    return folder
+
+
+def _newer(folder: Path) -> None:
+    (folder / "loader.json").unlink()
+    manifest = folder / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"schema_version": "1.', '"schema_version": "9.', 1))
+
+
+REPLACEABLE: dict[str, Callable[[Path], object]] = {
+    "nothing": Path.rmdir,
+    "an empty folder": lambda folder: None,
+    "a bundle": write_bundle,
+    "a bundle without manifest": lambda folder: (write_bundle(folder) / "manifest.json").unlink(),
+    "a bundle without loader config": lambda folder: (write_bundle(folder) / "loader.json").unlink(),
+    "a damaged bundle": lambda folder: (write_bundle(folder) / "loader.json").write_text("?"),
+    "a newer version's": lambda folder: _newer(write_bundle(folder)),
+}
+
+PRECIOUS: dict[str, Callable[[Path], object]] = {
+    "a model": lambda folder: (folder / "model.onnx").write_text("precious"),
+    "another program's manifest": lambda folder: (folder / "manifest.json").write_text('{"name": "app"}'),
+    "a folder in the place of a record": lambda folder: (folder / "loader.json").mkdir(),
+    "a file": lambda folder: _cleared(folder).write_text("precious"),
+    "a link that leads nowhere": lambda folder: _cleared(folder).symlink_to("nowhere"),
+}
+
+
+@pytest.mark.parametrize("put", REPLACEABLE.values(), ids=REPLACEABLE)
+def test_what_a_build_left_or_nothing_may_be_replaced(tmp_path, put):
+    (tmp_path / "net").mkdir()
+    put(tmp_path / "net")
+    before = read_tree(tmp_path)
+    check_destinations([spec_in(tmp_path)], tmp_path)
+    assert read_tree(tmp_path) == before, "checking replaces nothing yet"
+
+
+@pytest.mark.parametrize("put", PRECIOUS.values(), ids=PRECIOUS)
+def test_what_is_no_bundle_may_not(tmp_path, put):
+    (tmp_path / "net").mkdir()
+    put(tmp_path / "net")
+    with pytest.raises(SpecError, match=f"expected nothing, .* at {tmp_path / 'net'}, got ") as caught:
+        check_destinations([spec_in(tmp_path, name="other"), spec_in(tmp_path)], tmp_path)
+    assert f"mv {tmp_path / 'net'} {tmp_path / 'net'}.mine" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("inside", ["net/cpu", ".work/net/fetch"])
+def test_a_source_is_never_in_what_its_own_build_replaces(tmp_path, inside):
+    write_bundle(tmp_path / "net")
+    with pytest.raises(SpecError, match="expected its source outside"):
+        check_destinations([spec_in(tmp_path, path=f"{inside}/net.onnx")], tmp_path)
+    (tmp_path / inside).mkdir(parents=True, exist_ok=True)
+    (tmp_path / "link").symlink_to(inside)
+    with pytest.raises(SpecError, match="expected its source outside"):
+        check_destinations([spec_in(tmp_path, path="link/net.onnx")], tmp_path)
+
+
+def test_a_source_may_be_in_the_bundle_of_a_model_that_is_not_built(tmp_path):
+    write_bundle(tmp_path / "other")
+    source = "other/cpu/linear_optimized.onnx"
+    check_destinations([spec_in(tmp_path, path=source)], tmp_path)
+    with pytest.raises(SpecError, match="expected its source outside"):
+        check_destinations([spec_in(tmp_path, path=source, name="other")], tmp_path)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    "place", ["", ".work", ".work/net", ".work/net/locks", ".work/net/fetch", ".work/net/receipts/a", "net"]
+)
+def test_links_in_an_artifacts_folder_that_a_clone_brings_are_refused(tmp_path, place):
+    """Through them a build would write, overwrite and delete in the user's home."""
+    home = tmp_path / "home"
+    write_bundle(home)
+    link = tmp_path / "artifacts" / place
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(home)
+    with pytest.raises(SpecError, match=f"link where files are written: {link}\n") as caught:
+        check_buildable([spec_in(tmp_path)], tmp_path / "artifacts")
+    assert caught.value.hint == f"rm {link}"

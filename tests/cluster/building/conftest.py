@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cluster.building.builders import Recorder, Workshop, local_receipts, read_reproducible
+from tests.cluster.builders import Recorder, Workshop, local_receipts, read_reproducible
 
 FARM = {"ortprep.io/farm": "true"}
 

@@ -21,10 +21,10 @@ from ortprep.errors import PipelineError, SpecError
 from ortprep.registry.catalogue import open_catalogue
 from ortprep.runtime import load
 from ortprep.spec.fleet import HardwareKind
-from tests.cluster.builders import SmallCluster
-from tests.cluster.building.builders import (
+from tests.cluster.builders import (
     LONG_MEASURE,
     Recorder,
+    SmallCluster,
     Workshop,
     local_receipts,
     read_reproducible,

@@ -35,7 +35,7 @@ from ortprep.spec.reading import read_spec
 from ortprep.stages.core.accuracy import gate_key
 from ortprep.stages.core.sample_files import samples_key
 from tests.builders import conv_net, write_model
-from tests.cluster.building.builders import Recorder, Workshop
+from tests.cluster.builders import Recorder, Workshop
 
 
 def build(root: Path) -> ModelSpec:

@@ -24,7 +24,7 @@ from ortprep.cluster.serving.deployment import BundleDeployment
 from ortprep.cluster.serving.pinning import pin_version
 from ortprep.errors import PipelineError, PoolError
 from ortprep.runtime.tensors.arrays import write_tensors
-from tests.cluster.serving.builders import LONG, write_sizing, write_slow
+from tests.cluster.builders import LONG, write_sizing, write_slow
 from tests.runtime.pool.builders import write_doubling, write_model_bundle
 
 pytestmark = [

@@ -28,8 +28,7 @@ from ortprep.registry.catalogue import open_catalogue
 from ortprep.registry.publish import publish
 from ortprep.runtime import load
 from ortprep.runtime.tensors.arrays import write_tensors
-from tests.cluster.builders import SmallCluster
-from tests.cluster.serving.builders import deployed
+from tests.cluster.builders import SmallCluster, deployed
 from tests.cluster.serving.conftest import HTTP_PORT, batch
 from tests.cluster.test_data import BIAS, rows, write_net
 from tests.fakes import free_port, wait_for

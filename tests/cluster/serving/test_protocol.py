@@ -17,7 +17,7 @@ from ortprep.cluster import ServeConfig
 from ortprep.cluster.serving.deployment import build_application
 from ortprep.cluster.serving.pinning import pin_version
 from ortprep.runtime import load
-from tests.cluster.serving.builders import write_slow
+from tests.cluster.builders import write_slow
 from tests.cluster.serving.conftest import HTTP_PORT
 from tests.runtime.pool.builders import write_finding
 
