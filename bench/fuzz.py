@@ -2,7 +2,7 @@
 
 Needs atheris (`pip install atheris`), best in an environment of its own. The law of every target: its reader
 returns, or raises an error of the package, within seconds and bounded memory. What breaks it is written to
-the working folder and belongs into `tests/corpus/TARGET`, which the tests of what reads them replays.
+the working folder and belongs into `tests/corpus/TARGET`, which `tests/test_bench.py` replays.
 """
 
 from __future__ import annotations
