@@ -37,7 +37,11 @@ from tests.runtime.builders import entry, sample, weights_of, write_bundle, writ
 from tests.runtime.pool.builders import write_doubling, write_model_bundle, write_passing_on
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore::ResourceWarning", "ignore::FutureWarning:ray", "ignore::DeprecationWarning"
+    "ignore::ResourceWarning",
+    "ignore::FutureWarning:ray",
+    "ignore::DeprecationWarning",
+    # What gevent makes of a client that is collected in a thread other than its own.
+    "ignore:Exception ignored in. <function InferenceServerClient.__del__",
 )
 
 ONE = np.ones((1, 1), np.float32)
