@@ -14,10 +14,10 @@ from ortprep.doctor.environment.facts import (
     Facts,
     InstalledRuntime,
     ProviderAttempt,
+    ResourceLimits,
     parse_reason,
 )
 from ortprep.runtime.loading.session import CPU, CUDA
-from ortprep.runtime.machine.cgroups import ResourceLimits
 from ortprep.runtime.machine.hardware import Gpu, Hardware
 
 GB = 10**9

@@ -19,13 +19,14 @@ from ortprep.doctor.environment.facts import (
     DiskSpace,
     Facts,
     InstalledRuntime,
+    ResourceLimits,
     count_bus_gpus,
     read_disk_space,
+    read_limits,
     read_wheels,
 )
 from ortprep.doctor.environment.topics import describe, name_providers
 from ortprep.runtime.loading.session import CPU, CUDA
-from ortprep.runtime.machine.cgroups import ResourceLimits, read_limits
 from ortprep.versions import installed_onnxruntime
 from tests.conftest import ROOT
 from tests.doctor.environment.builders import (

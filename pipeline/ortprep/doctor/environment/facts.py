@@ -24,8 +24,7 @@ from ortprep.children.child import run_child
 from ortprep.doctor.output_capture import output_to, read_start
 from ortprep.errors import ChildError, PipelineError
 from ortprep.runtime.loading.session import CUDA
-from ortprep.runtime.machine.cgroups import ResourceLimits, read_limits
-from ortprep.runtime.machine.cores import read_text
+from ortprep.runtime.machine.cores import group_folders, read_quota, read_text
 from ortprep.runtime.machine.hardware import Gpu, Hardware, read_hardware
 from ortprep.tables import CellValue
 from ortprep.telemetry import TELEMETRY_VARIABLE
@@ -43,6 +42,8 @@ _NVIDIA = "0x10de"
 _DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers; the same card's sound device is neither
 _TIMEOUT_S = 120.0
 _MAX_TEXT_BYTES = 16_384
+_NO_LIMIT = 2**60
+"""Version 1 of control groups writes a number of bytes near 2**63 where there is no limit."""
 _MAPS = Path("/proc/self/maps")
 _WITHOUT_KERNELS = frozenset({"AzureExecutionProvider"})
 """Providers that compute nothing on this machine; the CPU wheel lists one that sends inputs elsewhere."""
@@ -56,6 +57,23 @@ _CAUSES = (
 """Messages in which ONNX Runtime says why a provider is missing, the most specific first."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True)
+class ResourceLimits:
+    """Resources that this process may use, as control groups limit them.
+
+    Attributes:
+        quota_cores: Processor time its control groups grant, in cores; None for no limit.
+        periods: Scheduling periods in which the limited group wanted to run.
+        throttled_periods: Those of them in which it was stopped for having used up its share.
+        memory_bytes: Memory its control groups grant, None for no limit.
+    """
+
+    quota_cores: float | None = None
+    periods: int = 0
+    throttled_periods: int = 0
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -320,3 +338,24 @@ def parse_reason(attempt: ProviderAttempt) -> str | None:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+def read_limits(root: Path = _ROOT) -> ResourceLimits:
+    """Reads what this process may use of the machine; of several levels of groups the strictest counts."""
+    files = [
+        f"{folder}/{name}"
+        for folder in group_folders(str(root), "memory")
+        for name in ("memory.max", "memory.limit_in_bytes")
+    ]
+    limits = [int(text) for file in files if (text := read_text(file)).isdigit() and int(text) < _NO_LIMIT]
+    folders = group_folders(str(root), "cpu")
+    quotas = [(cores, folder) for folder in folders if (cores := read_quota(folder)) is not None]
+    cores, folder = min(quotas, default=(None, None))
+    statistics = "" if folder is None else read_text(f"{folder}/cpu.stat")
+    counts = dict(line.split(maxsplit=1) for line in statistics.splitlines() if " " in line)
+    return ResourceLimits(
+        quota_cores=cores,
+        periods=int(counts.get("nr_periods", 0)),
+        throttled_periods=int(counts.get("nr_throttled", 0)),
+        memory_bytes=min(limits, default=None),
+    )
