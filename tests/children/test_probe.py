@@ -16,6 +16,7 @@ from ortprep.bundle.loader_config import FirstPhase, read_loader_config, write_l
 from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.children import variant_check as checking
 from ortprep.children.probe import ProbeRequest, measure_plan
+from ortprep.children.probe_process import used_gpu_bytes
 from ortprep.children.variant_check import Checked, check_variants
 from ortprep.errors import ChildError, LoadError
 from ortprep.runtime.loading.session import default_plan
@@ -188,3 +189,7 @@ def test_a_variant_whose_process_dies_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(checking, "run_child", die)
     with pytest.raises(ChildError, match=r"variant 'cpu' of .*: child process died"):
         list(check_variants(write_bundle(tmp_path / "b")))
+
+
+def test_an_unknown_gpu_has_no_memory_reading():
+    assert used_gpu_bytes("GPU-00000000-0000-0000-0000-000000000000") is None

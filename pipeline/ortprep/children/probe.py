@@ -11,10 +11,9 @@ from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.figures import PlanFigures, Samples
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.child import run_child
-from ortprep.children.probe_process import measure
+from ortprep.children.probe_process import measure, used_gpu_bytes
 from ortprep.errors import ChildError
 from ortprep.runtime.loading.session import CUDA
-from ortprep.runtime.machine.gpu_memory import used_gpu_bytes
 from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.runtime.machine.page_cache import drop_file
 
