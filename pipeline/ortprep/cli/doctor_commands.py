@@ -81,7 +81,7 @@ def doctor(
     ] = None,
     expect: Annotated[
         list[str] | None,
-        typer.Option(metavar="TARGET", help="Report a problem if this cannot be used: cuda."),
+        typer.Option(metavar="TARGET", help="Report a problem if this cannot be used: cuda, or a full name."),
     ] = None,
     json: AsJson = False,
 ) -> Output:
@@ -96,7 +96,7 @@ def doctor(
     shapes, places = parse_shapes(shape or ()), _resolve(devices)
     with _ended_properly():
         if model is None:
-            from ortprep.doctor.environment.topics import diagnose_environment
+            from ortprep.doctor.environment import diagnose_environment
 
             diagnosis = diagnose_environment(artifacts=artifacts, expect=expect or ())
         else:
@@ -112,7 +112,7 @@ def _diagnose(
 ) -> Diagnosis:
     """Makes a check of a model; raises what the check raises."""
     if check is Check.INIT:
-        from ortprep.doctor.initialisation.start import diagnose_initialisation
+        from ortprep.doctor.initialisation import diagnose_initialisation
 
         return diagnose_initialisation(subject, device=devices[0], rounds=rounds)
     if check is Check.PARALLEL:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ortprep.doctor.environment.facts import (
+from ortprep.doctor.environment import describe
+from ortprep.doctor.environment_facts import (
     count_bus_gpus,
     read_disk_space,
     read_wheels,
 )
-from ortprep.doctor.environment.topics import describe
 from ortprep.runtime.machine.cgroups import ResourceLimits, read_limits
 from ortprep.versions import installed_onnxruntime
 from tests.doctor.environment.builders import HEALTHY, codes
@@ -169,7 +169,7 @@ def test_a_tiny_shared_memory_really_mounted_is_found(tmp_path):
         pytest.skip("nothing can be mounted here")
     program = (
         "import sys; from pathlib import Path;"
-        "from ortprep.doctor.environment.topics import diagnose_environment;"
+        "from ortprep.doctor.environment import diagnose_environment;"
         "diagnosis = diagnose_environment(artifacts=Path(sys.argv[1]));"
         "print(*(f.code for f in diagnosis.findings if f.severity == 'advice'))"
     )

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from ortprep.doctor import environment
 from ortprep.doctor.diagnosis import SEVERITIES, Finding, Severity, diagnose, exit_code_of
-from ortprep.doctor.environment import machine, runtime
-from ortprep.doctor.environment.facts import DiskSpace, Facts, InstalledRuntime
-from ortprep.doctor.environment.topics import describe, name_providers
+from ortprep.doctor.environment import describe
+from ortprep.doctor.environment_facts import DiskSpace, Facts, InstalledRuntime
 from ortprep.runtime.loading.session import CPU, CUDA
 from tests.conftest import ROOT
 from tests.doctor.environment.builders import (
@@ -111,7 +111,7 @@ def find(facts: Facts) -> tuple[Finding, ...]:
 def test_every_code_is_documented_and_tested():
     page = (ROOT.parent / "docs/doctor.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `([a-z0-9-]+)` \|", page.partition("## Findings of `env`")[2], re.MULTILINE)
-    sources = "".join(map(inspect.getsource, (machine, runtime)))
+    sources = inspect.getsource(environment)
     written = re.findall(r'Finding\(\s*"([a-z0-9-]+)"', sources)
     assert set(written) == set(listed) == {case.code for case in CASES}
 
@@ -154,20 +154,6 @@ def test_versions_and_machines_that_suffice_are_not_found_wanting():
     assert "cores-above-quota" not in codes(find(enough))
     arm = replace(HEALTHY.hardware, machine="aarch64", cpu_features=("asimd",))
     assert "no-avx2" not in codes(find(having(hardware=arm)))
-
-
-@pytest.mark.parametrize(
-    ("asked", "named"),
-    [
-        ("cuda", CUDA),
-        ("CPU", CPU),
-        ("tensorrt", TENSORRT),
-        ("CUDAExecutionProvider", CUDA),
-        ("something", "SomethingExecutionProvider"),
-    ],
-)
-def test_providers_are_asked_for_by_short_names(asked, named):
-    assert name_providers([asked, asked]) == (named,)
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
