@@ -282,7 +282,7 @@ def _describe_options(found: Sequence[tuple[str, Option]], version: str) -> Iter
 @command
 def node_labels(json: AsJson = False) -> Output:
     """Print this machine's hardware as Ray node labels: `ray start --labels "$(ortprep node-labels)"`."""
-    from ortprep.cluster.nodes import describe_hardware
+    from ortprep.cluster.building.fleet_plan import describe_hardware
     from ortprep.runtime.machine.hardware import read_hardware
 
     labels = describe_hardware(read_hardware())

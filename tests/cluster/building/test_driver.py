@@ -12,9 +12,8 @@ from ortprep.build.build_plan import read_build_specs
 from ortprep.cluster.building import engine as engine_module
 from ortprep.cluster.building.connection import Connection
 from ortprep.cluster.building.engine import BuildRun, RayEngine, pull_merged_bundle
-from ortprep.cluster.building.fleet_plan import Reservation, plan_fleet
+from ortprep.cluster.building.fleet_plan import ClusterNode, Reservation, plan_fleet
 from ortprep.cluster.building.job import run_job
-from ortprep.cluster.nodes import ClusterNode
 from ortprep.errors import ClusterError, RegistryError, SpecError
 from ortprep.registry.catalogue import open_catalogue
 from ortprep.registry.publish import publish

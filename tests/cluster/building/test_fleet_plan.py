@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortprep.cluster.building.fleet_plan import plan_fleet, reserve
-from ortprep.cluster.nodes import ClusterNode, describe_hardware
+from ortprep.cluster.building.fleet_plan import ClusterNode, describe_hardware, plan_fleet, reserve
 from ortprep.errors import SpecError
 from ortprep.runtime.machine.hardware import Gpu, Hardware, read_hardware
 from ortprep.spec.fleet import DEFAULT_FLEET, Fleet, HardwareKind

@@ -15,9 +15,8 @@ from typing import Any
 
 import ortprep
 from ortprep.bundle.codec import decode, encode
-from ortprep.cluster.building.fleet_plan import Reservation
+from ortprep.cluster.building.fleet_plan import ClusterNode, Reservation, parse_nodes
 from ortprep.cluster.building.job import BuildJob, JobResult, run_job
-from ortprep.cluster.nodes import ClusterNode, parse_nodes
 from ortprep.errors import BundleError, ClusterError, MissingExtraError, SpecError
 from ortprep.versions import install_command
 
