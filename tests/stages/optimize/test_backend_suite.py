@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from onnx.backend.test.case.test_case import TestCase as SuiteCase
 
-from bench.backend_case import check_case
+from bench.backend_case import CRASHED, DIFFERENT, EQUAL, NOT_RUN, Verdict, check_case
 from bench.backend_suite import LISTED, describe_counts, find_surprises, run_suite
-from bench.backend_verdict import CRASHED, DIFFERENT, EQUAL, NOT_RUN, Verdict
 from tests.builders import zero_inputs
 
 PROBLEMS = {"c": "known"}
