@@ -12,13 +12,12 @@ from html.parser import HTMLParser
 import pytest
 
 from ortprep.build.execution import run_task
-from ortprep.build.report_file import build_history_table, write_report
+from ortprep.build.report_file import build_history_table, find_manifests, read_subjects, write_report
 from ortprep.bundle.digest import DigestCache
 from ortprep.errors import BundleError, IntegrityError
 from ortprep.quoting import printable
 from ortprep.report.html_page import make_environment, render_report
 from ortprep.report.report_builder import build_report
-from ortprep.report.report_subjects import find_manifests, read_subjects
 from ortprep.versions import install_command
 from tests.build.fakes import Count, Shout, tasks
 from tests.prepare.builders import REPOSITORY, Project, finish

@@ -2,16 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import ortprep
 from ortprep.build.receipts import WORK_FOLDER, read_receipt
+from ortprep.bundle import LOADER_FILE
 from ortprep.bundle.atomic import write_bytes_atomic
+from ortprep.bundle.loader_config import read_loader_config
+from ortprep.bundle.manifest import MANIFEST_FILE, read_manifest, read_manifest_file
+from ortprep.errors import BundleError
+from ortprep.quoting import quoted
+from ortprep.report.content import ReportSubject
 from ortprep.report.html_page import render_report
 from ortprep.report.report_builder import build_report
-from ortprep.report.report_subjects import ReportSubject, read_subjects
 from ortprep.tables import Table, fill_table, format_duration, format_instant, number_cell
+
+
+def find_manifests(names: Sequence[str], artifacts: Path) -> tuple[Path, ...]:
+    """Returns manifests by names, each once: of models, folders of bundles, manifests; all if empty.
+
+    Raises:
+        BundleError: There is no such manifest, or none at all.
+    """
+    if names:
+        paths = [_find_manifest(name, artifacts) for name in names]
+    else:
+        found = artifacts.glob(f"*/{MANIFEST_FILE}")
+        paths = sorted(path for path in found if not path.parent.name.startswith("."))
+        if not paths:
+            raise BundleError(f"no bundle in {artifacts}\n  expected at least one", hint="ortprep prepare")
+    return tuple({path.resolve(): path for path in paths}.values())
+
+
+def _find_manifest(name: str, artifacts: Path) -> Path:
+    """Returns the manifest of a name; raises `BundleError` if there is none."""
+    for path in (Path(name), artifacts / name):
+        if path.is_file():
+            return path
+        if (path / MANIFEST_FILE).is_file():
+            return path / MANIFEST_FILE
+    raise BundleError(
+        f"no such bundle or manifest: {quoted(name)}\n"
+        f"  expected a manifest, or {MANIFEST_FILE} in {Path(name)} or in {artifacts / name}, got none",
+        hint=quoted("ortprep", "prepare", *filter(None, [Path(name).name])),
+    )
+
+
+def read_subjects(manifests: Iterable[Path]) -> tuple[ReportSubject, ...]:
+    """Reads manifests, and what lies beside them: loader config, and receipts of the build.
+
+    Raises:
+        BundleError: One of them is not of this form.
+        UnsupportedVersionError: One has a newer major version.
+        IntegrityError: One was changed.
+    """
+    subjects = []
+    for path in manifests:
+        folder = path.parent
+        if path.name != MANIFEST_FILE:
+            subjects.append(ReportSubject(read_manifest_file(path)))
+            continue
+        loader = read_loader_config(folder) if (folder / LOADER_FILE).is_file() else None
+        subjects.append(ReportSubject(read_manifest(folder), loader, build_history_table(folder)))
+    return tuple(subjects)
 
 
 def build_history_table(bundle: Path) -> Table:
@@ -39,7 +93,7 @@ def write_report(manifests: Sequence[Path], out: Path, *, others: Sequence[Repor
         BundleError: A manifest cannot be read.
         OSError: The disk is full or read-only.
     """
-    subjects = (*read_subjects(manifests, build_history_table), *others)
+    subjects = (*read_subjects(manifests), *others)
     report = build_report(subjects, version=ortprep.__version__)
     page = render_report(report).encode()
     write_bytes_atomic(out, page)

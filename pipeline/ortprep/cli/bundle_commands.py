@@ -104,9 +104,9 @@ def report(
 ) -> None:
     """Write one HTML file about bundles: figures, every trial, and the reasons."""
     from ortprep.build.receipts import REPORT_FILE, written_paths
-    from ortprep.build.report_file import write_report
+    from ortprep.build.report_file import find_manifests, write_report
     from ortprep.bundle.file_links import refuse_links
-    from ortprep.report.report_subjects import ReportSubject, find_manifests
+    from ortprep.report.content import ReportSubject
 
     if out is None:
         refuse_links(written_paths(artifacts, ()))

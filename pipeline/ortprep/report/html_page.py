@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else, and what a notebook shows of a bundle."""
+"""A report as one HTML file that needs nothing else."""
 
 from __future__ import annotations
 

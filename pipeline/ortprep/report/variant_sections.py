@@ -19,8 +19,7 @@ from ortprep.options import (
     known_session_config,
     version_parts,
 )
-from ortprep.report.content import ReportSection
-from ortprep.report.report_subjects import ReportSubject
+from ortprep.report.content import ReportSection, ReportSubject
 from ortprep.report.speedup import DEFAULT, compare
 from ortprep.report.trials import build_knobs_table, find_chosen
 from ortprep.tables import Cell, CellValue, Table, count_of, fill_table, number_cell
