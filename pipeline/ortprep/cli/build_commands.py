@@ -27,7 +27,6 @@ from ortprep.cli.console import Block, Prose, echo, echo_error, write_json, writ
 from ortprep.cli.progress import BuildObserver
 from ortprep.errors import PipelineError, SpecError
 from ortprep.quoting import quoted
-from ortprep.tables import count_of
 
 if TYPE_CHECKING:
     from ortprep.init import InitResult
@@ -193,8 +192,7 @@ def tune(
     from ortprep.build.build_plan import plan_builds
     from ortprep.build.queries import read_searches, tune_tasks
     from ortprep.build.runner import run_builds, with_requirements
-    from ortprep.cli.tables import describe_search
-    from ortprep.report.trials import build_trials_table
+    from ortprep.report.trials import build_search_section
 
     builds = plan_builds(
         configs, artifacts, names=names or (), only=target, skip_unavailable=skip_unavailable
@@ -210,9 +208,8 @@ def tune(
 
     def blocks() -> Iterator[Block]:
         for name, record in searches.items():
-            cost = f"cost at {count_of(record.runs_per_load, 'run')} per load"
-            yield build_trials_table(record, f"{name}, {cost}, relative to default ONNX Runtime")
-            yield from map(Prose, describe_search(record))
+            section = build_search_section(record)
+            yield from (name, *map(Prose, section.notes), *section.tables)
 
     return Output(searches, blocks())
 
