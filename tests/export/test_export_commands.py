@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from ortprep.cli import serving_commands  # noqa: F401  puts the commands on the app
 from ortprep.cli.command import app
+from ortprep.versions import install_command
 from tests.export.fakes import warm_up
 from tests.runtime.builders import UNMET, write_bundle
 from tests.runtime.pool.builders import write_doubling
@@ -66,3 +68,11 @@ def test_the_hint_for_a_bundle_that_fits_nowhere_names_the_options(tmp_path):
     ended = call("triton", bundle, "--out", tmp_path / "repository", "--onnxruntime", "1.28.0")
     assert ended.exit_code == 1
     assert "--here" in ended.stderr
+
+
+def test_without_triton_s_messages_the_extra_is_named(bundles, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tritonclient.grpc.model_config_pb2", None)
+    ended = call("triton", bundles[0], "--out", tmp_path / "repository")
+    assert (ended.exit_code, ended.stdout) == (1, "")
+    assert install_command("triton") in ended.stderr
+    assert not (tmp_path / "repository").exists()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import shutil
-import subprocess
-import sys
 from html.parser import HTMLParser
 
 import pytest
@@ -20,7 +18,7 @@ from ortprep.report.html_page import make_environment, render_report
 from ortprep.report.report_builder import build_report
 from ortprep.versions import install_command
 from tests.build.fakes import Count, Shout, tasks
-from tests.prepare.builders import REPOSITORY, Project, finish
+from tests.prepare.builders import Project
 from tests.registry.builders import Build, write_bundle
 from tests.report.builders import Story, subject, write_bundles
 
@@ -142,19 +140,7 @@ main()
 
 def test_a_package_that_is_missing_is_an_error_that_names_the_extra(project):
     write_bundles(project.artifacts, [Story()])
-    (project.root / "blocked" / "jinja2").mkdir(parents=True)
-    (project.root / "blocked" / "jinja2" / "__init__.py").write_text("raise ImportError('not there')")
-    path = f"{project.root / 'blocked'}:{REPOSITORY}"
-    outcome = finish(
-        subprocess.Popen(
-            [sys.executable, "-m", "ortprep", "report"],
-            cwd=project.root,
-            env={**project.environment(), "PYTHONPATH": path},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-    )
+    outcome = project.python("-c", WITHOUT.format(modules=["jinja2"]))
     assert outcome.code == 1
     assert install_command("report") in outcome.err
     assert not (project.artifacts / "report.html").exists()

@@ -89,7 +89,6 @@ def write_report(manifests: Sequence[Path], out: Path, *, others: Sequence[Repor
     """Writes the report of some manifests, and returns its size in bytes.
 
     Raises:
-        MissingExtraError: The packages of the extra `report` are not installed.
         BundleError: A manifest cannot be read.
         OSError: The disk is full or read-only.
     """

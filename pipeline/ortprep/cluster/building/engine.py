@@ -72,7 +72,6 @@ class RayEngine:
         Raises:
             SpecError: A spec or the fleet is wrong, a target has no node, or Ray refuses the resources of a
                 kind; nothing was begun.
-            MissingExtraError: Ray is not installed.
             ClusterError: There is no cluster.
         """
         specs = read_build_specs(request.configs, request.artifacts, names=request.names)
