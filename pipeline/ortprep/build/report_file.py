@@ -10,43 +10,21 @@ from ortprep.build.receipts import WORK_FOLDER, read_receipt
 from ortprep.bundle import LOADER_FILE
 from ortprep.bundle.atomic import write_bytes_atomic
 from ortprep.bundle.loader_config import read_loader_config
-from ortprep.bundle.manifest import MANIFEST_FILE, read_manifest, read_manifest_file
+from ortprep.bundle.manifest import MANIFEST_FILE, read_manifest_file
 from ortprep.errors import BundleError
-from ortprep.quoting import quoted
 from ortprep.report.content import ReportSubject
 from ortprep.report.html_page import render_report
 from ortprep.report.report_builder import build_report
 from ortprep.tables import Table, fill_table, format_duration, format_instant, number_cell
 
 
-def find_manifests(names: Sequence[str], artifacts: Path) -> tuple[Path, ...]:
-    """Returns manifests by names, each once: of models, folders of bundles, manifests; all if empty.
-
-    Raises:
-        BundleError: There is no such manifest, or none at all.
-    """
-    if names:
-        paths = [_find_manifest(name, artifacts) for name in names]
-    else:
-        found = artifacts.glob(f"*/{MANIFEST_FILE}")
-        paths = sorted(path for path in found if not path.parent.name.startswith("."))
-        if not paths:
-            raise BundleError(f"no bundle in {artifacts}\n  expected at least one", hint="ortprep prepare")
-    return tuple({path.resolve(): path for path in paths}.values())
-
-
-def _find_manifest(name: str, artifacts: Path) -> Path:
-    """Returns the manifest of a name; raises `BundleError` if there is none."""
-    for path in (Path(name), artifacts / name):
-        if path.is_file():
-            return path
-        if (path / MANIFEST_FILE).is_file():
-            return path / MANIFEST_FILE
-    raise BundleError(
-        f"no such bundle or manifest: {quoted(name)}\n"
-        f"  expected a manifest, or {MANIFEST_FILE} in {Path(name)} or in {artifacts / name}, got none",
-        hint=quoted("ortprep", "prepare", *filter(None, [Path(name).name])),
-    )
+def list_manifests(artifacts: Path) -> tuple[Path, ...]:
+    """Returns the manifests of all bundles in a folder; raises `BundleError` if there is none."""
+    found = artifacts.glob(f"*/{MANIFEST_FILE}")
+    paths = tuple(sorted(path for path in found if not path.parent.name.startswith(".")))
+    if not paths:
+        raise BundleError(f"no bundle in {artifacts}\n  expected at least one", hint="ortprep prepare")
+    return paths
 
 
 def read_subjects(manifests: Iterable[Path]) -> tuple[ReportSubject, ...]:
@@ -57,15 +35,15 @@ def read_subjects(manifests: Iterable[Path]) -> tuple[ReportSubject, ...]:
         UnsupportedVersionError: One has a newer major version.
         IntegrityError: One was changed.
     """
-    subjects = []
-    for path in manifests:
-        folder = path.parent
-        if path.name != MANIFEST_FILE:
-            subjects.append(ReportSubject(read_manifest_file(path)))
-            continue
-        loader = read_loader_config(folder) if (folder / LOADER_FILE).is_file() else None
-        subjects.append(ReportSubject(read_manifest(folder), loader, build_history_table(folder)))
-    return tuple(subjects)
+    return tuple(map(_read_subject, manifests))
+
+
+def _read_subject(path: Path) -> ReportSubject:
+    manifest, folder = read_manifest_file(path), path.parent
+    if path.name != MANIFEST_FILE:
+        return ReportSubject(manifest)
+    loader = read_loader_config(folder) if (folder / LOADER_FILE).is_file() else None
+    return ReportSubject(manifest, loader, build_history_table(folder))
 
 
 def build_history_table(bundle: Path) -> Table:

@@ -194,6 +194,15 @@ def find_bundle(name: str, artifacts: Path) -> Path:
     )
 
 
+def find_manifest(name: str, artifacts: Path) -> Path:
+    """Returns the manifest at a path, or that of a bundle.
+
+    Raises:
+        BundleError: There is neither.
+    """
+    return Path(name) if Path(name).is_file() else find_bundle(name, artifacts) / MANIFEST_FILE
+
+
 def locate_bundle(name: str, artifacts: Path) -> Path | None:
     """Returns the bundle's folder that a user names, by its path or by its name below `artifacts`."""
     paths = (Path(name), artifacts / name)
