@@ -192,6 +192,7 @@ def tune(
     from ortprep.build.build_plan import plan_builds
     from ortprep.build.queries import read_searches, tune_tasks
     from ortprep.build.runner import run_builds, with_requirements
+    from ortprep.cli.tables import LEGEND
     from ortprep.report.trials import build_search_section
 
     builds = plan_builds(
@@ -209,7 +210,10 @@ def tune(
     def blocks() -> Iterator[Block]:
         for name, record in searches.items():
             section = build_search_section(record)
-            yield from (name, *map(Prose, section.notes), *section.tables)
+            yield name
+            yield from map(Prose, section.notes)
+            yield from section.tables
+            yield LEGEND
 
     return Output(searches, blocks())
 
