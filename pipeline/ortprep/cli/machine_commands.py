@@ -6,9 +6,8 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias, get_args
 
 import typer
 
@@ -28,7 +27,7 @@ from ortprep.cli.command import (
 )
 from ortprep.cli.console import Block, Prose, echo
 from ortprep.cli.progress import BuildObserver
-from ortprep.doctor.diagnosis import Diagnosis, exit_code_of
+from ortprep.doctor.diagnosis import Diagnosis
 from ortprep.doctor.doctor_model import DoctorModel
 from ortprep.doctor.sampling import Shapes, examine_bundle, examine_source, parse_shapes
 from ortprep.errors import PoolError, SpecError
@@ -46,21 +45,14 @@ from ortprep.options import (
 )
 from ortprep.versions import installed_onnxruntime
 
-
-class Check(StrEnum):
-    """What the doctor examines."""
-
-    ENV = "env"
-    INIT = "init"
-    PARALLEL = "parallel"
-    PROFILE = "profile"
-
+Check: TypeAlias = Literal["env", "init", "parallel", "profile"]
+"""What the doctor examines."""
 
 _USERS: dict[str, tuple[Check, ...]] = {
-    "--rounds": (Check.INIT,),
-    "--trace": (Check.PROFILE,),
-    "--expect": (Check.ENV,),
-    "--shape": (Check.INIT, Check.PARALLEL, Check.PROFILE),
+    "--rounds": ("init",),
+    "--trace": ("profile",),
+    "--expect": ("env",),
+    "--shape": ("init", "parallel", "profile"),
 }
 """Options, and the checks that use them."""
 
@@ -75,8 +67,8 @@ Shape = Annotated[
 @command
 def doctor(
     check: Annotated[
-        Check, typer.Argument(metavar="CHECK", help=f"One of {', '.join(Check)}; by default env.")
-    ] = Check.ENV,
+        Check, typer.Argument(metavar="CHECK", help=f"One of {', '.join(get_args(Check))}; by default env.")
+    ] = "env",
     model: Annotated[
         str | None,
         typer.Argument(metavar="MODEL", help="Name of a spec, path of a bundle, or ONNX file."),
@@ -100,7 +92,7 @@ def doctor(
 ) -> Output:
     """Find out where the time of loading and running a model goes, and what would help."""
     _refuse_unused(check, {"--rounds": rounds, "--trace": trace, "--expect": expect, "--shape": shape})
-    if (model is None) != (check is Check.ENV):
+    if (model is None) != (check == "env"):
         got = "needs a model" if model is None else f"examines the machine and takes no model, got {model}"
         raise typer.BadParameter(f"{check} {got}", param_hint="MODEL")
     if trace is not None and (trace.is_dir() or not trace.absolute().parent.is_dir()):
@@ -117,18 +109,18 @@ def doctor(
                 subject = _examine(model, folder, configs=configs, artifacts=artifacts, shapes=shapes)
                 echo(f"{check}: …")
                 diagnosis = _diagnose(check, subject, places, rounds=rounds or _ROUNDS, trace=trace)
-    return Output([diagnosis], _blocks(diagnosis), exit_code=exit_code_of([diagnosis]))
+    return Output([diagnosis], _blocks(diagnosis), exit_code=diagnosis.exit_code)
 
 
 def _diagnose(
     check: Check, subject: DoctorModel, devices: Sequence[str], *, rounds: int, trace: Path | None
 ) -> Diagnosis:
     """Makes a check of a model; raises what the check raises."""
-    if check is Check.INIT:
+    if check == "init":
         from ortprep.doctor.initialisation import diagnose_initialisation
 
         return diagnose_initialisation(subject, device=devices[0], rounds=rounds)
-    if check is Check.PARALLEL:
+    if check == "parallel":
         from ortprep.doctor.parallel import diagnose_parallel
 
         return diagnose_parallel(subject, devices=devices)
