@@ -22,7 +22,6 @@ import onnx
 import onnxruntime
 from onnx import numpy_helper
 
-from bench.backend_verdict import DIFFERENT, EQUAL, NOT_RUN, Verdict
 from ortprep.bundle.loader_config import Tolerance
 from ortprep.bundle.session_record import ProviderRecord, SessionPlan
 from ortprep.errors import PipelineError, StageError
@@ -35,6 +34,8 @@ from ortprep.stages.optimize.graph_writer import SaveRequest, save_optimized
 from ortprep.stages.optimize.lint import LintContext, errors_of
 from ortprep.stages.optimize.session_plans import Step, loading_options, plan_steps, saving_plan
 
+EQUAL, NOT_RUN, DIFFERENT, CRASHED = "equal", "not run", "different", "crashed"
+
 RUNTIME = RuntimeSpec()
 IR_VERSION = 10
 """Every supported ONNX Runtime reads it."""
@@ -42,6 +43,24 @@ IR_VERSION = 10
 CPU_ONLY = (ProviderRecord(CPU),)
 Value = Any
 """An array, a list of values (a sequence), or None (an empty optional)."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Result of one case.
+
+    Attributes:
+        case: Its name in the suite.
+        outcome: `equal`; `not run` (ONNX Runtime itself does not give the expected answer from the source);
+            `different` (the optimised model answers otherwise); `crashed` (the process died).
+        detail: Why; for an equal case, why the steps above `step` did not hold.
+        step: Step of the optimisation ladder that held, "" if it was not come to that.
+    """
+
+    case: str
+    outcome: str
+    detail: str = ""
+    step: str = ""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from bench.backend_verdict import CRASHED, EQUAL, NOT_RUN, Verdict
+from bench.backend_case import CRASHED, EQUAL, NOT_RUN, Verdict
 from bench.result_file import describe_machine, format_results
 
 SUMMARY = "Checks that the optimize stage keeps every operator's answer."

@@ -27,7 +27,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 _TAKE_APART = """\
 import json, sys, tempfile
 from pathlib import Path
-from ortprep.doctor.initialisation.start import diagnose_initialisation
+from ortprep.doctor.initialisation import diagnose_initialisation
 from ortprep.doctor.sampling import examine_source
 with tempfile.TemporaryDirectory() as folder:
     subject = examine_source(Path(sys.argv[1]), Path(folder))

@@ -11,9 +11,8 @@ import onnxruntime
 import pytest
 from onnx.backend.test.case.test_case import TestCase as SuiteCase
 
-from bench.backend_case import check_case
+from bench.backend_case import CRASHED, DIFFERENT, EQUAL, NOT_RUN, Verdict, check_case
 from bench.backend_suite import LISTED, describe_counts, find_surprises, run_suite
-from bench.backend_verdict import CRASHED, DIFFERENT, EQUAL, NOT_RUN, Verdict
 from bench.language import write_language_model
 from bench.language.bert import build_bert
 from bench.language.gpt2 import build_gpt2

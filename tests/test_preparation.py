@@ -62,11 +62,7 @@ except MissingExtraError as error:
 @pytest.mark.parametrize(
     ("model", "sections", "error", "text"),
     [
-        (7, {}, SpecError, "bad argument of prepare: model\n  expected a path or a URL, got 7"),
-        ("models/net.onnx", {"artifacts": None}, SpecError, "artifacts\n  expected a folder, got None"),
         ("models/net.onnx", {"configs": "s3://b/c"}, SpecError, "expected a folder on this machine, got a"),
-        ("models/net.onnx", {"on_progress": 3}, SpecError, "on_progress\n  expected a function, or None"),
-        ("models/net.onnx", {"skip_unavailable": "x"}, SpecError, "expected True or False, got 'x'"),
         ("models/net.onnx", {"inputs": "x"}, SpecError, "inputs: expected a mapping, got 'x'"),
         ("models/net.onnx", {"budget_s": 3}, SpecError, "budget_s: unknown key; expected one of name"),
         ("configs/absent.yaml", {}, SpecError, "cannot be read"),

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 def main() -> None:
     """Runs the command line and exits with its code."""
     if sys.argv[1:2] == ["run"]:
-        from ortprep.cli.quick_run import run_program
-
-        run_program(sys.argv[2:])
+        _run_program(sys.argv[2:])
     from ortprep.telemetry import disable_telemetry
 
     disable_telemetry()
@@ -28,6 +30,44 @@ def main() -> None:
         )
         sys.exit(1)
     sys.exit(run())
+
+
+def _run_program(arguments: Sequence[str]) -> None:
+    """Does what the arguments of `ortprep run` say, in place of this process, without Typer.
+
+    Typer's import takes longer than many a model, and a job waits for it. Returns if the arguments are wrong,
+    or ask for help: then Typer, which has the same command, has to say so.
+    """
+    rest, bundles, flags = list(arguments), [], set()
+    while rest and rest[0].startswith("-") and rest[0] != "--":
+        option = rest.pop(0)
+        if option == "--bundles" and rest:
+            bundles.append(rest.pop(0))
+        elif option.startswith("--bundles="):
+            bundles.append(option.partition("=")[2])
+        elif option in ("--verbose", "--print-environment"):
+            flags.add(option)
+        else:
+            return
+    program = rest[1:] if rest[:1] == ["--"] else rest
+    if not program and "--print-environment" not in flags:
+        return
+    from ortprep.runtime.dropin import launch
+
+    try:
+        if "--print-environment" in flags:
+            launch.print_environment(bundles, verbose="--verbose" in flags)
+        else:
+            launch.start_program(program, bundles, verbose="--verbose" in flags)
+    except Exception as error:
+        from ortprep.errors import PipelineError
+        from ortprep.quoting import printable
+
+        if not isinstance(error, PipelineError):
+            raise
+        sys.stderr.write(printable(f"error: {error}\n"))
+        sys.exit(error.exit_code)
+    sys.exit(0)
 
 
 if __name__ == "__main__":

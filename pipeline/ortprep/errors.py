@@ -45,17 +45,6 @@ class PipelineError(Exception):
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message}\n\nhint: {self.hint}"
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (
-            _rebuild,
-            (type(self), self.message, self.hint),
-            {name: getattr(self, name) for name in self.details},
-        )
-
-
-def _rebuild(kind: type[PipelineError], message: str, hint: str | None) -> PipelineError:
-    return kind(message, hint=hint)
-
 
 def nearest_choice(name: str, choices: Iterable[str]) -> str | None:
     """Returns the choice that a misspelt name most likely stands for, None if none is near.

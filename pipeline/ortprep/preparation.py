@@ -14,7 +14,6 @@ from ortprep.build.runner import run_builds
 from ortprep.bundle.manifest import Manifest, read_manifest
 from ortprep.errors import SourceError, SpecError
 from ortprep.init import find_spec_name, init_spec, refresh_tensor_copy
-from ortprep.quoting import quoted
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.reading import make_spec, override, read_spec, read_specs
 from ortprep.stages.fetch.stage import local_source
@@ -130,7 +129,7 @@ def prepare(
             on; nothing was started.
         PipelineError: A task failed; an old bundle, if any, is untouched.
     """
-    _check_arguments(model, artifacts, configs, skip_unavailable, on_progress)
+    _require_local(artifacts=artifacts, configs=configs)
     report = on_progress or _ignore
     spec = _find_spec(model, name, Path(configs), report, sections)
     folder = Path(artifacts).absolute()
@@ -141,33 +140,13 @@ def prepare(
     return PreparedBundle(tasks[-1].folder, spec)
 
 
-def _check_arguments(
-    model: object,
-    artifacts: str | os.PathLike[str],
-    configs: str | os.PathLike[str],
-    skip_unavailable: object,
-    on_progress: object,
-) -> None:
-    """Checks what no spec does; raises `SpecError`."""
-    path = (str, os.PathLike)
-    problems = (
-        ("model", model, isinstance(model, path), "a path or a URL"),
-        ("artifacts", artifacts, isinstance(artifacts, path), "a folder"),
-        ("configs", configs, isinstance(configs, path), "a folder"),
-        ("skip_unavailable", skip_unavailable, isinstance(skip_unavailable, bool), "True or False"),
-        ("on_progress", on_progress, on_progress is None or callable(on_progress), "a function, or None"),
-    )
-    for argument, value, fits, expected in problems:
-        if not fits:
-            raise SpecError(
-                f"bad argument of prepare: {argument}\n  expected {expected}, got {value!r:.100}",
-                hint='prepare("model.onnx", inputs={…}, artifacts="artifacts", on_progress=print)',
-            )
-    for argument, folder in (("artifacts", artifacts), ("configs", configs)):
+def _require_local(**folders: str | os.PathLike[str]) -> None:
+    """Raises `SpecError` for a URL, which would become the name of a folder."""
+    for argument, folder in folders.items():
         if "://" in os.fspath(folder):
             raise SpecError(
                 f"bad argument of prepare: {argument}\n  expected a folder on this machine, got a URL",
-                hint=f'prepare("model.onnx", {quoted(argument)}={argument!r})',
+                hint='prepare("model.onnx", configs="configs", artifacts="artifacts")',
             )
 
 

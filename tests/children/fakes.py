@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ortprep.children.child import read_own_output
 from ortprep.errors import IntegrityError, PipelineError, WorkerDiedError
 
 Request = Mapping[str, Any]
@@ -41,6 +42,12 @@ def hang(request: Request) -> dict[str, Any]:
     note_pid(request["pid_file"], os.getpid())
     time.sleep(600)
     return {}
+
+
+def read_what_it_printed(request: Request) -> dict[str, Any]:
+    os.write(1, b"to stdout, ")
+    os.write(2, b"to stderr, and more")
+    return {"printed": read_own_output(21)}
 
 
 def raise_known(request: Request) -> dict[str, Any]:

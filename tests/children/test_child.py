@@ -122,6 +122,10 @@ def test_a_program_that_ignores_its_childrens_ends_gets_answers_and_errors_too()
         signal.signal(signal.SIGCHLD, before)
 
 
+def test_a_child_reads_the_beginning_of_what_it_and_its_libraries_printed():
+    assert run_child(fakes.read_what_it_printed, {}).value == {"printed": "to stdout, to stderr,"}
+
+
 def test_an_error_of_the_package_arrives_with_class_message_and_hint():
     with pytest.raises(IntegrityError) as caught:
         run_child(fakes.raise_known, {})

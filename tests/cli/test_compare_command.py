@@ -203,7 +203,7 @@ def test_what_is_not_there_or_damaged_ends_with_3(project):
     bundle = add(project, "old")
     missing = project.call("compare", "old", "nothing")
     assert (missing.code, missing.out) == (3, "")
-    assert "nothing to compare: nothing" in missing.err
+    assert "no such bundle: nothing" in missing.err
     path = bundle / "manifest.json"
     path.write_text(path.read_text().replace('"plan": "prepared"', '"plan": "defect"'))
     for new in ("old", "artifacts/old/manifest.json"):

@@ -62,13 +62,13 @@ COMMANDS = (
     Command("ortprep explain squeezenet", lambda o, _: "tune" in o.out and "never done" in o.out),
     Command(
         "ortprep tune squeezenet",
-        lambda o, _: "chosen: trial " in o.out and "done tune:squeezenet/cpu" in o.err,
+        lambda o, _: "Chosen: trial " in o.out and "done tune:squeezenet/cpu" in o.err,
     ),
     Command(
         "ortprep tune squeezenet --json",
         lambda o, _: _have_figures(_json(o)["squeezenet/cpu"]["trials"], count=3),
     ),
-    Command("ortprep tune", lambda o, _: "squeezenet/cpu, cost at 1000 runs per load" in o.out),
+    Command("ortprep tune", lambda o, _: "cheapest first, at 1000 runs per load" in o.out),
     Command("doit prepare:squeezenet", lambda o, _: "done package:squeezenet" in o.err),
     Command("doit prepare", lambda o, _: o.err.startswith("0 done, ")),
     Command("ortprep prepare squeezenet", lambda o, _: o.err.startswith("0 done, ")),

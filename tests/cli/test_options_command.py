@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from ortprep.bundle.codec import encode
-from ortprep.cli.options_command import OptionOwner, build_options_table, list_options
 from ortprep.options import (
     CUDA,
     NEWEST,
@@ -52,17 +48,8 @@ def listed(project, *arguments):
     return options
 
 
-def draw(groups, *, width):
-    """Returns the tables as a terminal of that width shows them, without colours."""
-    console = Console(file=io.StringIO(), width=width)
-    for group in groups:
-        console.print(build_options_table(group, NEWEST))
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
-
-
 @pytest.mark.parametrize("version", [OLDEST, "1.26", NEWEST])
-@pytest.mark.parametrize("provider", [None, *OptionOwner])
+@pytest.mark.parametrize("provider", ASKED)
 def test_all_that_is_known_of_a_version_is_listed_once(project, provider, version):
     arguments = [] if provider is None else ["--provider", provider]
     found = listed(project, "--onnxruntime", version, *arguments)
@@ -97,43 +84,20 @@ def test_a_part_of_a_name_finds_every_name_it_is_in(project, part):
 # What people see
 
 
-def test_a_terminal_of_100_columns_shows_every_name_in_one_piece_and_cuts_nothing():
-    groups = list_options(NEWEST)
-    shown = draw(groups, width=100)
-    lines = shown.splitlines()
-    starts = [line.split()[0] for line in lines if line.strip()]
-    assert max(map(len, lines)) <= 100
-    for group in groups:
-        for option in group.options:
-            assert option.name in starts
-    assert "…" not in shown
-
-
-@pytest.mark.parametrize("width", [40, 80, 200])
-def test_any_width_is_kept(width):
-    assert max(map(len, draw(list_options(NEWEST), width=width).splitlines())) <= width
-
-
-def test_every_option_shows_its_values_default_effect_and_why_it_is_not_to_be_set():
-    for group in list_options(NEWEST):
-        for option in group.options:
-            left, right = columns_of(draw([replace(group, options=(option,))], width=100))
-            owner = f"Not to be set: {option.owner}." if option.owner is not None else ""
-            assert left == without_blanks(option.name + option.effect + owner)
-            before = " or earlier" if option.since == OLDEST else ""
-            values = f"{option.expected} default {option.default} since {option.since}{before}"
-            assert right == without_blanks(values if option.effect else "")
-
-
-def columns_of(shown):
-    """Returns the texts of the two columns of a table with one row, without blanks."""
-    header, _, *lines = shown.splitlines()[2:]
-    middle = header.index("values")
-    return without_blanks(line[:middle] for line in lines), without_blanks(line[middle:] for line in lines)
-
-
-def without_blanks(text):
-    return "".join("".join(text).split())
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+def test_every_option_shows_its_values_default_effect_and_why_it_is_not_to_be_set(project, version):
+    outcome = project.call("options", "--onnxruntime", version)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert max(map(len, outcome.out.splitlines())) <= 100
+    shown = dict(re.findall(r"^(\S+)\n((?:  .+\n)+)", outcome.out, re.MULTILINE))
+    options = [option for known in KNOWN.values() for option in known(version)]
+    assert shown.keys() == {option.name for option in options}
+    for option in options:
+        before = " or earlier" if option.since == OLDEST else ""
+        values = f"{option.expected}; default {option.default}; since {option.since}{before}"
+        owner = f"Not to be set: {option.owner}." if option.owner is not None else ""
+        expected = f"{option.effect} {values} {owner}" if option.effect else owner
+        assert shown[option.name].split() == expected.split()
 
 
 def test_in_a_pipe_it_is_plain_text_and_nothing_is_said(project):

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from ortprep.bundle.codec import decode
 from ortprep.doctor.doctor_model import plan_on
-from ortprep.doctor.initialisation.phases import (
+from ortprep.doctor.initialisation import ACCOUNTED, Start, find_in_start
+from ortprep.doctor.initialisation_phases import (
     TITLES,
     Initialisation,
     LogLine,
@@ -22,9 +23,8 @@ from ortprep.doctor.initialisation.phases import (
     parse_log,
     split_phases,
     split_prepacking,
+    trace_plan,
 )
-from ortprep.doctor.initialisation.start import ACCOUNTED, Start, find_in_start
-from ortprep.doctor.initialisation.tracing import trace_plan
 from ortprep.doctor.profiling import (
     Profile,
     ProfileEvents,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -37,6 +38,7 @@ from ortprep.export.variant_selection import (
     describe_needs,
 )
 from ortprep.runtime.machine.hardware import Gpu, Hardware
+from ortprep.versions import install_command
 from tests.export.builders import CPU, CUDA, any_variant, make_variant
 from tests.export.fakes import LEVELS, cuda_options, session_options, warm_up
 from tests.registry.builders import on_gpu
@@ -348,3 +350,11 @@ def test_the_hint_for_a_bundle_that_fits_nowhere_names_the_options(tmp_path):
     ended = call("triton", bundle, "--out", tmp_path / "repository", "--onnxruntime", "1.28.0")
     assert ended.exit_code == 1
     assert "--here" in ended.stderr
+
+
+def test_without_triton_s_messages_the_extra_is_named(bundles, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tritonclient.grpc.model_config_pb2", None)
+    ended = call("triton", bundles[0], "--out", tmp_path / "repository")
+    assert (ended.exit_code, ended.stdout) == (1, "")
+    assert install_command("triton") in ended.stderr
+    assert not (tmp_path / "repository").exists()

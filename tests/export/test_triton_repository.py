@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +20,11 @@ from ortprep.bundle.loader_config import (
 )
 from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.bundle.verification import check_bundle
-from ortprep.errors import ExportError, IntegrityError, LoadError, MissingExtraError
+from ortprep.errors import ExportError, IntegrityError, LoadError
 from ortprep.export.repository import ExportedModel, ExportResult, export_triton
 from ortprep.export.variant_selection import ExportRequest
 from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.runtime.tensors.element_types import Array, find_element_type
-from ortprep.versions import install_command
 from tests.builders import if_net, write_external_model
 from tests.export.fakes import read_config, warm_up
 from tests.runtime.builders import (
@@ -271,13 +269,6 @@ def test_a_file_that_is_not_beside_the_model_is_refused(bundle, tmp_path):
     write_record(bundle)
     with pytest.raises(ExportError, match=r"golden\.npz"):
         export_one(bundle, tmp_path / "repository")
-
-
-def test_without_triton_s_messages_the_extra_is_named(bundle, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tritonclient.grpc.model_config_pb2", None)
-    with pytest.raises(MissingExtraError) as raised:
-        export_one(bundle, tmp_path / "repository")
-    assert raised.value.hint == install_command("triton")
 
 
 def test_two_bundles_of_one_name_are_refused_before_anything_is_written(tmp_path):

@@ -39,7 +39,7 @@ from ortprep.bundle.manifest import (
     write_manifest,
 )
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from ortprep.report.report_subjects import ReportSubject
+from ortprep.report.content import ReportSubject
 from ortprep.tables import Table
 
 CPU = "CPUExecutionProvider"

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ortprep.bundle.figures import Samples
 from ortprep.bundle.manifest import read_manifest
+from ortprep.report.content import ReportSubject
 from ortprep.report.report_builder import build_report
-from ortprep.report.report_subjects import ReportSubject
 from ortprep.report.speedup import compare, describe_gain, find_gain
 from ortprep.report.trials import (
     build_search_section,

@@ -5,23 +5,20 @@ from __future__ import annotations
 import base64
 import hashlib
 import shutil
-import subprocess
-import sys
 from html.parser import HTMLParser
 
 import pytest
 
 from ortprep.build.execution import run_task
-from ortprep.build.report_file import build_history_table, write_report
+from ortprep.build.report_file import build_history_table, list_manifests, read_subjects, write_report
 from ortprep.bundle.digest import DigestCache
 from ortprep.errors import BundleError, IntegrityError
 from ortprep.quoting import printable
 from ortprep.report.html_page import make_environment, render_report
 from ortprep.report.report_builder import build_report
-from ortprep.report.report_subjects import find_manifests, read_subjects
 from ortprep.versions import install_command
 from tests.build.fakes import Count, Shout, tasks
-from tests.prepare.builders import REPOSITORY, Project, finish
+from tests.prepare.builders import Project
 from tests.registry.builders import Build, write_bundle
 from tests.report.builders import Story, subject, write_bundles
 
@@ -41,25 +38,20 @@ def test_the_report_of_fifty_models_with_forty_trials_each_stays_under_five_mega
     assert size_bytes < MAX_BYTES
 
 
-def test_names_are_models_folders_or_manifests_and_each_is_read_once(tmp_path):
-    write_bundles(tmp_path, [Story(name="a"), Story(name="b")])
+def test_every_bundle_of_a_folder_is_listed(tmp_path):
+    written = write_bundles(tmp_path, [Story(name="a"), Story(name="b")])
     (tmp_path / ".work").mkdir()
-    older = tmp_path / "older.json"
-    shutil.copy(tmp_path / "a/manifest.json", older)
-    assert find_manifests((), tmp_path) == (tmp_path / "a/manifest.json", tmp_path / "b/manifest.json")
-    named = find_manifests(
-        ("b", str(tmp_path / "a"), str(older), str(tmp_path / "b/manifest.json")), tmp_path
-    )
-    assert [path.name for path in named] == ["manifest.json", "manifest.json", "older.json"]
-    assert [one.manifest.name for one in read_subjects(named)] == ["b", "a", "a"]
-    assert [one.loader is not None for one in read_subjects(named)] == [True, True, False]
-
-
-def test_what_is_not_there_is_an_error_that_says_so(tmp_path):
+    assert list_manifests(tmp_path) == tuple(written)
     with pytest.raises(BundleError, match="no bundle in"):
-        find_manifests((), tmp_path)
-    with pytest.raises(BundleError, match="no such bundle or manifest: nothing"):
-        find_manifests(("nothing",), tmp_path)
+        list_manifests(tmp_path / "a")
+
+
+def test_a_manifest_by_itself_is_a_subject_without_a_loader_config(tmp_path):
+    (manifest,) = write_bundles(tmp_path, [Story(name="a")])
+    older = shutil.copy(manifest, tmp_path / "older.json")
+    subjects = read_subjects((manifest, older))
+    assert [one.manifest.name for one in subjects] == ["a", "a"]
+    assert [one.loader is not None for one in subjects] == [True, False]
 
 
 def test_a_changed_manifest_is_refused_and_the_old_report_stays(tmp_path):
@@ -102,7 +94,8 @@ def test_the_command_writes_one_file_and_says_where(project):
     assert outcome.code == 0, outcome.err
     assert outcome.out == "artifacts/report.html\n"
     assert "2 bundles, " in outcome.err
-    named = project.call("report", "b", "--out", "elsewhere/b.html")
+    twice = ("b", "artifacts/b", "artifacts/b/manifest.json")
+    named = project.call("report", *twice, "--out", "elsewhere/b.html")
     assert (named.code, named.out) == (0, "elsewhere/b.html\n")
     assert "<title>b: prepared by ortprep</title>" in (project.root / "elsewhere/b.html").read_text()
 
@@ -110,7 +103,7 @@ def test_the_command_writes_one_file_and_says_where(project):
 def test_the_command_says_what_it_could_not_find(project):
     outcome = project.call("report", "nothing")
     assert outcome.code != 0
-    assert "no such bundle or manifest: nothing" in outcome.err
+    assert "no such bundle: nothing" in outcome.err
     assert "hint: ortprep prepare nothing" in outcome.err
 
 
@@ -143,19 +136,7 @@ main()
 
 def test_a_package_that_is_missing_is_an_error_that_names_the_extra(project):
     write_bundles(project.artifacts, [Story()])
-    (project.root / "blocked" / "jinja2").mkdir(parents=True)
-    (project.root / "blocked" / "jinja2" / "__init__.py").write_text("raise ImportError('not there')")
-    path = f"{project.root / 'blocked'}:{REPOSITORY}"
-    outcome = finish(
-        subprocess.Popen(
-            [sys.executable, "-m", "ortprep", "report"],
-            cwd=project.root,
-            env={**project.environment(), "PYTHONPATH": path},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-    )
+    outcome = project.python("-c", WITHOUT.format(modules=["jinja2"]))
     assert outcome.code == 1
     assert install_command("report") in outcome.err
     assert not (project.artifacts / "report.html").exists()

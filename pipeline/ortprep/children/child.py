@@ -201,6 +201,16 @@ def _tail(file: Path) -> str:
     return f"\n{text}".replace("\n", "\n    ") if text else ""
 
 
+def read_own_output(max_bytes: int) -> str:
+    """Returns the first bytes that this child and its libraries have printed, as text.
+
+    ONNX Runtime says some things on stderr and nowhere else.
+    """
+    # The folder for temporary files is the one that `run_child` made for this child.
+    with Path(tempfile.gettempdir(), _OUTPUT).open("rb") as file:
+        return file.read(max_bytes).decode(errors="replace")
+
+
 def _end_with_parent() -> None:
     """Asks the kernel to kill this process when its parent ends, so that a killed build leaves nothing."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -13,9 +13,7 @@ from ortprep.cli import (  # noqa: F401  puts the commands on the app
     application_commands,
     build_commands,
     bundle_commands,
-    doctor_commands,
-    init_command,
-    options_command,
+    machine_commands,
     registry_commands,
     serving_commands,
 )

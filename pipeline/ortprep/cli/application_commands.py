@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ortprep.adopt.observation import MAX_MODELS
-from ortprep.cli import quick_run
 from ortprep.cli.command import CONFIGS, AsJson, Output, check_writable, command
 from ortprep.cli.console import Block, Talk, echo
 from ortprep.errors import SpecError
 from ortprep.quoting import quoted
+from ortprep.runtime.dropin import launch
 from ortprep.tables import Table, fill_table
 from ortprep.versions import installed_onnxruntime
 
@@ -188,9 +188,9 @@ def run(
 ) -> None:
     """Run a program with bundles of its models: `ortprep run -- python app.py`."""
     if print_environment:
-        quick_run.print_environment(bundles or [], verbose=verbose)
+        launch.print_environment(bundles or [], verbose=verbose)
     elif program:
-        quick_run.start_program(program, bundles or [], verbose=verbose)
+        launch.start_program(program, bundles or [], verbose=verbose)
     else:
         raise typer.BadParameter("expected a program, as in: ortprep run -- python app.py")
 

@@ -1,12 +1,11 @@
-"""The commands of a build: `prepare`, here or on a cluster, `explain` and `tune`."""
+"""The commands of a build: `init`, `prepare`, here or on a cluster, `explain`, `tune` and `schema`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -20,23 +19,20 @@ from ortprep.cli.command import (
     Output,
     SkipUnavailable,
     Target,
+    check_writable,
     command,
     exit_code_of,
 )
-from ortprep.cli.console import Block, Prose, write_json
-from ortprep.cli.init_command import names_of_specs
+from ortprep.cli.console import Block, Prose, echo, echo_error, write_json, write_line
 from ortprep.cli.progress import BuildObserver
-from ortprep.errors import SpecError
-from ortprep.tables import count_of
+from ortprep.errors import PipelineError, SpecError
+from ortprep.quoting import quoted
 
+if TYPE_CHECKING:
+    from ortprep.init import InitResult
+
+_MODEL_SUFFIX = ".onnx"
 STORE_VARIABLE = "ORTPREP_STORE"
-
-
-class EngineName(StrEnum):
-    """Where the stages run: on this machine or on a cluster."""
-
-    LOCAL = "local"
-    RAY = "ray"
 
 
 _RAY = "With --engine ray"
@@ -53,7 +49,7 @@ PrepareTarget = Annotated[
     str | None,
     typer.Option(metavar="T", help="Build only this target: cpu, cuda, or a kind of hardware of the fleet."),
 ]
-ChosenEngine = Annotated[EngineName, typer.Option(help="local: on this machine; ray: on a cluster.")]
+Engine = Annotated[Literal["local", "ray"], typer.Option(help="local: on this machine; ray: on a cluster.")]
 Address = Annotated[
     str | None,
     typer.Option(
@@ -103,7 +99,7 @@ def prepare(
     artifacts: Artifacts = ARTIFACTS,
     target: PrepareTarget = None,
     skip_unavailable: SkipUnavailable = False,
-    engine: ChosenEngine = EngineName.LOCAL,
+    engine: Engine = "local",
     address: Address = None,
     fleet: Fleet = None,
     store: Store = None,
@@ -122,8 +118,12 @@ def prepare(
         "--collect": collect,
         "--node-timeout": node_timeout,
     }
-    if engine is EngineName.LOCAL:
-        _refuse([name for name, value in of_ray.items() if value is not None], EngineName.RAY)
+    if engine == "local":
+        if stray := [name for name, value in of_ray.items() if value is not None]:
+            raise SpecError(
+                f"option of another engine: {', '.join(stray)}\n  expected it only with --engine ray",
+                hint="ortprep prepare --help",
+            )
         build = build_here
     else:
         from ortprep.cluster.building.engine import NODE_TIMEOUT_S, RayEngine
@@ -147,14 +147,6 @@ def prepare(
         raise typer.Exit(exit_code_of(errors))
 
 
-def _refuse(stray: Sequence[str], engine: EngineName) -> None:
-    if stray:
-        raise SpecError(
-            f"option of another engine: {', '.join(stray)}\n  expected it only with --engine {engine}",
-            hint="ortprep prepare --help",
-        )
-
-
 def _find_store(store: str | None) -> str:
     url = store or os.environ.get(STORE_VARIABLE)
     if not url:
@@ -163,16 +155,6 @@ def _find_store(store: str | None) -> str:
             hint="ortprep prepare --engine ray --store URL   (a path all nodes see, s3://bucket/folder, …)",
         )
     return url
-
-
-@command
-def node_labels(json: AsJson = False) -> Output:
-    """Print this machine's hardware as Ray node labels: `ray start --labels "$(ortprep node-labels)"`."""
-    from ortprep.cluster.nodes import describe_hardware
-    from ortprep.runtime.machine.hardware import read_hardware
-
-    labels = describe_hardware(read_hardware())
-    return Output(labels, [",".join(f"{key}={value}" for key, value in labels.items())])
 
 
 @command
@@ -210,8 +192,8 @@ def tune(
     from ortprep.build.build_plan import plan_builds
     from ortprep.build.queries import read_searches, tune_tasks
     from ortprep.build.runner import run_builds, with_requirements
-    from ortprep.cli.tables import describe_search
-    from ortprep.report.trials import build_trials_table
+    from ortprep.cli.tables import LEGEND
+    from ortprep.report.trials import build_search_section
 
     builds = plan_builds(
         configs, artifacts, names=names or (), only=target, skip_unavailable=skip_unavailable
@@ -227,9 +209,11 @@ def tune(
 
     def blocks() -> Iterator[Block]:
         for name, record in searches.items():
-            cost = f"cost at {count_of(record.runs_per_load, 'run')} per load"
-            yield build_trials_table(record, f"{name}, {cost}, relative to default ONNX Runtime")
-            yield from map(Prose, describe_search(record))
+            section = build_search_section(record)
+            yield name
+            yield from map(Prose, section.notes)
+            yield from section.tables
+            yield LEGEND
 
     return Output(searches, blocks())
 
@@ -240,3 +224,85 @@ def schema() -> None:
     from ortprep.spec.models import spec_schema
 
     write_json(spec_schema())
+
+
+@command
+def init(
+    models: Annotated[list[str], typer.Argument(metavar="MODEL", help="ONNX files.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of specs.")] = CONFIGS,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the spec; only with one model.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing specs.")] = False,
+) -> None:
+    """Write specs for models: inputs, shapes and ranges that the models run on, with a reason for each."""
+    if name is not None and len(models) > 1:
+        raise SpecError(
+            f"one name for several models: {name}\n  expected one model with --name, got {len(models)}",
+            hint=quoted("ortprep", "init", models[0], "--name", name),
+        )
+    errors: list[PipelineError] = []
+    for model in models:
+        try:
+            result = _write_spec(model, out, name=name, force=force)
+        except PipelineError as error:
+            echo_error(error)
+            errors.append(error)
+            continue
+        write_line(str(result.path))
+        if result.question is not None:
+            errors.append(SpecError(result.question.text))
+    if errors:
+        raise typer.Exit(exit_code_of(errors))
+
+
+def names_of_specs(names: Sequence[str], configs: Path) -> tuple[str, ...]:
+    """Returns names of specs for what a user named; a model file without a spec gets one first.
+
+    Raises:
+        PipelineError: The reasons of `init_spec`.
+    """
+    return tuple(_name_of_spec(name, configs) if _is_model(name, configs) else name for name in names)
+
+
+def _is_model(name: str, configs: Path) -> bool:
+    """Says whether a user means a model's file, even if there is none, rather than a spec."""
+    return "://" in name or (name.endswith(_MODEL_SUFFIX) and not (configs / f"{name}.yaml").is_file())
+
+
+def _name_of_spec(model: str, configs: Path) -> str:
+    from ortprep.init import find_spec_name, refresh_tensor_copy
+
+    spec_name = find_spec_name(Path(model), configs, or_copy=True)
+    if spec_name is not None:
+        refresh_tensor_copy(Path(model), configs)
+        return spec_name
+    return _write_spec(model, configs).spec.name
+
+
+def _write_spec(model: str, out: Path, *, name: str | None = None, force: bool = False) -> InitResult:
+    """Writes the spec of a model that has none, and says how many tries it took."""
+    from ortprep.init import find_spec_name, init_spec
+
+    spec_name = find_spec_name(Path(model), out, or_copy=True)
+    if spec_name is not None and name in (None, spec_name) and not force:
+        raise SpecError(
+            f"spec exists: {spec_name} in {out} is the spec of {model}\n  expected a model without a spec",
+            hint=f"{_spec_command('prepare', spec_name, '--configs', out)}, or "
+            f"{_spec_command('init', model, '--out', out)} --force",
+        )
+    check_writable(out, hint="ortprep init MODEL --out DIR")
+    result = init_spec(model, folder=out, name=name, say=echo, may_copy=True)
+    result.write(force=force)
+    attempts = result.trial.attempts
+    tries = "the first try" if attempts == 1 else f"try {attempts}"
+    if result.question is None:
+        echo(f"wrote {result.path}: the model ran on {tries}")
+    else:
+        echo(f"wrote {result.path}, which has an open question: {result.question.text}")
+    return result
+
+
+def _spec_command(action: str, subject: str | Path, option: str, folder: Path) -> str:
+    """Returns a command to run, with the folder of specs where it is not the default."""
+    return quoted("ortprep", action, subject, *(() if folder == CONFIGS else (option, folder)))

@@ -11,7 +11,7 @@ import typer
 from ortprep.bundle.digest import PREFIX, is_digest
 from ortprep.bundle.figures import Samples
 from ortprep.bundle.loader_config import read_loader_config
-from ortprep.bundle.manifest import MANIFEST_FILE, Manifest, read_manifest, read_manifest_file
+from ortprep.bundle.manifest import Manifest, read_manifest, read_manifest_file
 from ortprep.bundle.verification import check_bundle
 from ortprep.children.variant_check import check_variants
 from ortprep.cli.command import (
@@ -22,7 +22,7 @@ from ortprep.cli.command import (
     Output,
     command,
     find_bundle,
-    locate_bundle,
+    find_manifest,
 )
 from ortprep.cli.console import Block, Prose, Talk, echo, write_line
 from ortprep.cli.registry_commands import Registry
@@ -34,12 +34,12 @@ from ortprep.cli.tables import (
     describe_figures,
     describe_interface,
 )
-from ortprep.errors import BundleError, PipelineError
+from ortprep.errors import PipelineError
 from ortprep.measuring.change import FIGURES, Change, Verdict, format_value, parse_limits
 from ortprep.measuring.regression import Comparison, Difference
 from ortprep.measuring.regression import compare as compare_bundles
 from ortprep.measuring.shipped import describe_cache
-from ortprep.quoting import printable, quoted
+from ortprep.quoting import printable
 from ortprep.report.variant_sections import build_plans_table
 from ortprep.spec.urls import redact_url
 from ortprep.tables import CellValue, Table, fill_table, number_cell
@@ -104,15 +104,16 @@ def report(
 ) -> None:
     """Write one HTML file about bundles: figures, every trial, and the reasons."""
     from ortprep.build.receipts import REPORT_FILE, written_paths
-    from ortprep.build.report_file import write_report
+    from ortprep.build.report_file import list_manifests, write_report
     from ortprep.bundle.file_links import refuse_links
-    from ortprep.report.report_subjects import ReportSubject, find_manifests
+    from ortprep.report.content import ReportSubject
 
     if out is None:
         refuse_links(written_paths(artifacts, ()))
     place = out or artifacts / REPORT_FILE
     here = [name for name in names or () if not is_in_registry(name, artifacts)]
-    manifests = find_manifests(here, artifacts) if here or not names else ()
+    named = {(path := find_manifest(name, artifacts)).resolve(): path for name in here}
+    manifests = tuple(named.values()) if names else list_manifests(artifacts)
     published = [name for name in names or () if name not in here]
     others = [
         ReportSubject(manifest)
@@ -278,16 +279,7 @@ def read_compared(
     """
     if is_in_registry(text, artifacts):
         return _read_version(text if "://" in text else f"registry://{text}", registry, if_published)
-    if Path(text).is_file():
-        return (read_manifest_file(Path(text)),)
-    folder = locate_bundle(text, artifacts)
-    if folder is not None:
-        return (read_manifest(folder),)
-    raise BundleError(
-        f"nothing to compare: {quoted(text)}\n"
-        f"  expected a model below {artifacts}, a bundle, a {MANIFEST_FILE}, or NAME@VERSION, got none",
-        hint="ortprep compare NAME@VERSION NAME --registry URL   (published against local)",
-    )
+    return (read_manifest_file(find_manifest(text, artifacts)),)
 
 
 def is_in_registry(text: str, artifacts: Path) -> bool:

@@ -59,10 +59,13 @@ Precision = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON instead of a table.")]
 
 _EXTRAS = {
-    **dict.fromkeys(("onnx", "doit", "yaml", "pydantic", "filelock"), "build"),
-    "fsspec": "registry",
+    **dict.fromkeys(("onnx", "doit", "yaml", "pydantic", "filelock"), ("build",)),
+    **dict.fromkeys(("google", "tritonclient"), ("triton",)),
+    "fsspec": ("registry",),
+    "jinja2": ("report",),
+    "ray": ("build", "ray"),
 }
-"""What the package can be installed without, and the extra that brings it."""
+"""What the package can be installed without, and the extras that bring it."""
 
 CONFIGS = Path("configs")
 ARTIFACTS = Path("artifacts")
@@ -106,11 +109,11 @@ def command(
             echo_error(error)
             raise typer.Exit(error.exit_code) from None
         except ModuleNotFoundError as error:
-            extra = _EXTRAS.get(str(error.name).partition(".")[0])
-            if extra is None:
+            extras = _EXTRAS.get(str(error.name).partition(".")[0])
+            if extras is None:
                 raise
             problem = f"this command needs {error.name}, which is not installed"
-            echo_error(MissingExtraError(problem, hint=install_command(extra)))
+            echo_error(MissingExtraError(problem, hint=install_command(*extras)))
             raise typer.Exit(MissingExtraError.exit_code) from None
         except OSError as error:
             if error.errno not in DISK_ERRORS:
@@ -189,6 +192,15 @@ def find_bundle(name: str, artifacts: Path) -> Path:
         f"no such bundle: {quoted(name)}\n  expected {MANIFEST_FILE} in {' or in '.join(places)}, got {got}",
         hint=quoted("ortprep", "prepare", *filter(None, [model])),
     )
+
+
+def find_manifest(name: str, artifacts: Path) -> Path:
+    """Returns the manifest at a path, or that of a bundle.
+
+    Raises:
+        BundleError: There is neither.
+    """
+    return Path(name) if Path(name).is_file() else find_bundle(name, artifacts) / MANIFEST_FILE
 
 
 def locate_bundle(name: str, artifacts: Path) -> Path | None:

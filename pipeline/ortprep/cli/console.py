@@ -75,7 +75,7 @@ class Talk(str):
     """Text for stderr."""
 
 
-Block: TypeAlias = Table | RichTable | Prose | Talk | str
+Block: TypeAlias = Table | Prose | Talk | str
 """What is written for people: a table, or a line, which is written as it is unless its class says more."""
 
 
@@ -155,11 +155,11 @@ def draw_waterfall(figures: Sequence[float], *, cells: int = _BAR_CELLS) -> tupl
     return tuple(bars)
 
 
-def write_table(table: Table | RichTable) -> None:
+def write_table(table: Table) -> None:
     """Writes a table to stdout: at most as wide as the terminal, or as 100 characters in a pipe."""
     console = _PlainConsole(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     with console.capture() as capture:
-        console.print(build_table(table) if isinstance(table, Table) else table)
+        console.print(build_table(table))
     _write(capture.get())
 
 

@@ -10,16 +10,14 @@ from ortprep.bundle.environment import pin_onnxruntime
 from ortprep.bundle.figures import PlanFigures
 from ortprep.bundle.loader_config import LoaderConfig
 from ortprep.bundle.manifest import (
-    FirstPhaseRecord,
     Manifest,
-    TuningRecord,
     VariantRecord,
     VerificationRecord,
     sum_folders,
 )
 from ortprep.measuring.shipped import count_inputs, shipped_figures
-from ortprep.report.trials import describe_choice, find_legs
-from ortprep.report.variant_sections import MEANINGS
+from ortprep.report.trials import describe_choice, describe_first_phase, find_chosen
+from ortprep.report.variant_sections import MEANINGS, describe_conversion
 from ortprep.tables import Cell, CellValue, Table, count_of, fill_table, number_cell
 
 if TYPE_CHECKING:
@@ -44,11 +42,6 @@ def describe_figures(manifest: Manifest) -> Iterator[str]:
     for plan in dict.fromkeys(plan.plan for measurement in measured for plan in measurement.plans):
         if plan in MEANINGS:
             yield f"{plan}: {MEANINGS[plan]}"
-
-
-def describe_first_phase(first: FirstPhaseRecord) -> str:
-    """Returns the line that says what `load` starts with, and what both sessions take."""
-    return f"serves first: trial {first.trial}; both sessions take about {first.overlap_mb:.0f} MB"
 
 
 def build_variants_table(manifest: Manifest) -> Table:
@@ -112,17 +105,8 @@ def build_accuracy_table(manifest: Manifest) -> Table:
 
 
 def _describe_conversion(conversion: ConversionRecord) -> Iterator[str]:
-    """Yields what was fused, bound and converted, one line each."""
-    if conversion.fused:
-        fused = ", ".join(f"{count} {name}" for name, count in conversion.fused.items())
-        yield f"  fused by {conversion.fused_by}: {fused}"
-    if conversion.binding:
-        yield f"  bound to {', '.join(f'{name}={size}' for name, size in conversion.binding.items())}"
-    for what, samples in (("calibrated", conversion.calibration), ("judged", conversion.judged_on)):
-        if samples is not None:
-            yield f"  {what} on {count_of(samples.count, 'input')} ({samples.digest})"
-    if conversion.verdict is not None:
-        yield f"  judged by {conversion.verdict}"
+    """Yields what was fused, bound and converted, and how each step went, one line each."""
+    yield from (f"  {line}" for line in describe_conversion(conversion))
     for step in conversion.steps:
         outcome = step.outcome.splitlines()[0]
         unconverted = f"; {len(step.kept)} of {step.nodes} nodes left in fp32" if step.kept else ""
@@ -144,7 +128,7 @@ def describe_variant(variant: VariantRecord) -> list[str]:
     if variant.tuning is not None:
         tuning = variant.tuning
         # How it compares with the default is the decision's to say: one comparison, of what is shipped.
-        choice = next((trial for trial in tuning.trials if trial.number == tuning.chosen), None)
+        choice = find_chosen(tuning)
         summary = f": {describe_choice(tuning, choice)}" if choice else ""
         lines.append(
             f"  tuned: {count_of(len(tuning.trials), 'plan')} tried, trial {tuning.chosen} prepared{summary}"
@@ -193,20 +177,6 @@ def describe_interface(config: LoaderConfig) -> Iterator[str]:
 
 def _size(size: int | str | None) -> str:
     return "?" if size is None else str(size)
-
-
-def describe_search(record: TuningRecord) -> list[str]:
-    """Returns the lines that say what a search came to."""
-    lines = [
-        LEGEND,
-        f"{count_of(len(record.trials), 'plan')} tried in "
-        f"{record.elapsed_s:.0f} s, until {record.ended}; noise {record.noise:.1%}",
-        f"chosen: trial {record.chosen}: {record.reason}",
-    ]
-    if record.first_phase is not None:
-        lines.append(describe_first_phase(record.first_phase))
-    later = find_legs(record)[1:]
-    return lines + [f"trial {leg.trial} costs least from {leg.first} runs per load on" for leg in later]
 
 
 def build_placement_table(loads: Sequence[ModelLoad], placement: Placement) -> Table:

@@ -3,7 +3,6 @@
 building   prepare on the nodes of a cluster
 serving    on Ray Serve: handles and HTTP; needs nothing of the build
 data       on Ray Data: `OnnxPredictor`; needs nothing of the build
-nodes      the nodes of a cluster, and their labels
 device     the device that Ray gave a process
 
 Importing this package costs next to nothing; a name brings in what it needs when it is first used.

@@ -52,6 +52,11 @@ class Diagnosis:
     tables: tuple[Table, ...] = ()
     figures: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def exit_code(self) -> int:
+        """1 if a finding is a problem, else 0: what can merely be gained is no failure."""
+        return int(any(finding.severity == "problem" for finding in self.findings))
+
 
 def diagnose(
     check: str,
@@ -65,12 +70,6 @@ def diagnose(
     ordered = sorted(findings, key=_rank, reverse=True)
     shown = tuple(table for table in tables if table.rows)
     return Diagnosis(check, subject, tuple(ordered), shown, dict(figures or {}))
-
-
-def exit_code_of(diagnoses: Sequence[Diagnosis]) -> int:
-    """Returns 1 if any check found a problem, else 0: what can merely be gained is no failure."""
-    severities = {finding.severity for diagnosis in diagnoses for finding in diagnosis.findings}
-    return int("problem" in severities)
 
 
 def _rank(finding: Finding) -> int:

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 
 from ortprep.bundle.loader_config import LoaderConfig, TensorSpec, Variant
-from ortprep.errors import ExportError, MissingExtraError
+from ortprep.errors import ExportError
 from ortprep.export.options import ACCELERATOR, GPUS, GRAPH, PARAMETERS, MappedOptions
 from ortprep.export.placement import TrialResult
 from ortprep.export.variant_selection import ExportRequest
 from ortprep.runtime.loading.session import CUDA
 from ortprep.runtime.tensors.element_types import Array, element_type_of
-from ortprep.versions import install_command
 
 BACKEND = "onnxruntime"
 TYPES = {
@@ -43,19 +42,9 @@ Interface = tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]
 
 
 def import_messages() -> Any:
-    """Returns the module with Triton's messages.
-
-    Raises:
-        MissingExtraError: It is not installed.
-    """
-    try:
-        importlib.import_module("google.protobuf.text_format")
-        return importlib.import_module("tritonclient.grpc.model_config_pb2")
-    except ImportError as error:
-        raise MissingExtraError(
-            f"an export for Triton needs Triton's protobuf messages\n  {error}",
-            hint=install_command("triton"),
-        ) from error
+    """Returns the module with Triton's messages."""
+    importlib.import_module("google.protobuf.text_format")
+    return importlib.import_module("tritonclient.grpc.model_config_pb2")
 
 
 def build_config(

@@ -95,7 +95,6 @@ def export_triton(
     Raises:
         ExportError: No variant fits, Triton cannot serve one, two models have one name, or something else has
             a model's place; nothing was written.
-        MissingExtraError: Triton's messages are not installed.
         LoadError: With the options that are left, a variant does not load or does not answer as recorded.
         BundleError: A bundle cannot be read, or is not what was written.
         OSError: The disk is full or read-only.

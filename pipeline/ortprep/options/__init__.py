@@ -1,6 +1,5 @@
 """Session and provider options of ONNX Runtime, per version: type, values, default, effect."""
 
-from ortprep.options.external_data import MIN_EXTERNAL_BYTES, PAGE_BYTES, with_external_data
 from ortprep.options.option import NEWEST, OLDEST, Option, format_option, version_parts
 from ortprep.options.validation import (
     CUDA,
@@ -17,10 +16,8 @@ from ortprep.options.validation import (
 
 __all__ = [
     "CUDA",
-    "MIN_EXTERNAL_BYTES",
     "NEWEST",
     "OLDEST",
-    "PAGE_BYTES",
     "Option",
     "Scalar",
     "check_attributes",
@@ -33,5 +30,4 @@ __all__ = [
     "known_provider_options",
     "known_session_config",
     "version_parts",
-    "with_external_data",
 ]

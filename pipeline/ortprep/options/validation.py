@@ -14,8 +14,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from ortprep.errors import nearest_choice
-from ortprep.options.option import NEWEST, Option, format_option, version_parts
-from ortprep.options.table import Table, read_tables
+from ortprep.options.option import NEWEST, Option, Table, format_option, read_tables, version_parts
 
 Scalar = str | int | float | bool
 

@@ -1,10 +1,27 @@
-"""The content of a report as values: facts, tables and the sections that hold them."""
+"""A report as values: its subjects, and the facts, tables and sections made of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ortprep.bundle.loader_config import LoaderConfig
+from ortprep.bundle.manifest import Manifest
 from ortprep.tables import Table, Tone
+
+
+@dataclass(frozen=True)
+class ReportSubject:
+    """One bundle of a model.
+
+    Attributes:
+        manifest: Its record.
+        loader: Loader config of the bundle, None if only the manifest was given.
+        history: The tasks of its build, one per row, if they are known.
+    """
+
+    manifest: Manifest
+    loader: LoaderConfig | None = None
+    history: Table | None = None
 
 
 @dataclass(frozen=True)

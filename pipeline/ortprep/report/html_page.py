@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else, and what a notebook shows of a bundle."""
+"""A report as one HTML file that needs nothing else."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ortprep.errors import MissingExtraError
 from ortprep.quoting import printable
 from ortprep.report.content import Report
-from ortprep.versions import install_command
 
 if TYPE_CHECKING:
     import jinja2
@@ -26,9 +24,6 @@ def render_report(report: Report) -> str:
 
     Args:
         report: Content of the page.
-
-    Raises:
-        MissingExtraError: The template engine is not installed.
     """
     environment = make_environment()
     from markupsafe import Markup
@@ -43,17 +38,8 @@ def render_report(report: Report) -> str:
 
 
 def make_environment() -> jinja2.Environment:
-    """Returns the template engine, which escapes all text.
-
-    Raises:
-        MissingExtraError: It is not installed.
-    """
-    try:
-        import jinja2
-    except ImportError as error:
-        raise MissingExtraError(
-            "reports need jinja2, which is not installed", hint=install_command("report")
-        ) from error
+    """Returns the template engine, which escapes all text."""
+    import jinja2
     from markupsafe import Markup, escape
 
     environment = jinja2.Environment(

@@ -10,8 +10,7 @@ from ortprep.bundle.digest import digest_json
 from ortprep.bundle.environment import list_facts
 from ortprep.bundle.manifest import Manifest, VariantRecord
 from ortprep.measuring.shipped import worst_error
-from ortprep.report.content import Fact, ModelPart, Report, ReportSection, VariantPart
-from ortprep.report.report_subjects import ReportSubject
+from ortprep.report.content import Fact, ModelPart, Report, ReportSection, ReportSubject, VariantPart
 from ortprep.report.speedup import (
     GAINS,
     HOW_SURE,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ortprep.bundle.figures import PlanFigures
-from ortprep.bundle.manifest import TrialRecord, TuningRecord
+from ortprep.bundle.manifest import FirstPhaseRecord, TrialRecord, TuningRecord
 from ortprep.measuring.comparison import pareto_front
 from ortprep.report.content import ReportSection
 from ortprep.tables import Cell, CellValue, Table, Tone, count_of, fill_table, format_duration, number_cell
@@ -36,6 +36,11 @@ def find_chosen(record: TuningRecord) -> TrialRecord | None:
     return next((trial for trial in record.trials if trial.number == record.chosen), None)
 
 
+def describe_first_phase(first: FirstPhaseRecord) -> str:
+    """Returns what `load` starts with, and what both sessions take."""
+    return f"Trial {first.trial} serves first; both sessions take about {first.overlap_mb:.0f} MB"
+
+
 def format_cost(value: float) -> str:
     """Returns a ratio of costs, with the digits that distinguish plans."""
     return f"{value:.3g}×"
@@ -52,12 +57,9 @@ def build_search_section(record: TuningRecord) -> ReportSection:
         limits = ", ".join(f"{name} {value:g}" for name, value in record.limits.items())
         notes.append(f"Limits: {limits}.")
     if record.first_phase is not None:
-        notes.append(
-            f"Trial {record.first_phase.trial} serves until it is ready; both sessions "
-            f"together take about {record.first_phase.overlap_mb:.0f} MB."
-        )
+        notes.append(f"{describe_first_phase(record.first_phase)}.")
     runs = count_of(record.runs_per_load, "run")
-    title = f"Every trial, cheapest first, at {runs} per load, relative to the default; ★ is the chosen one"
+    title = f"Every trial, cheapest first, at {runs} per load, relative to the default"
     tables = (_break_even_table(record), build_trials_table(record, title))
     shown = tuple(table for table in tables if table.rows)
     return ReportSection("Search", tuple(notes), shown)

@@ -19,8 +19,7 @@ from ortprep.options import (
     known_session_config,
     version_parts,
 )
-from ortprep.report.content import ReportSection
-from ortprep.report.report_subjects import ReportSubject
+from ortprep.report.content import ReportSection, ReportSubject
 from ortprep.report.speedup import DEFAULT, compare
 from ortprep.report.trials import build_knobs_table, find_chosen
 from ortprep.tables import Cell, CellValue, Table, count_of, fill_table, number_cell
@@ -88,25 +87,27 @@ def build_conversion_section(variant: VariantRecord) -> Iterator[ReportSection]:
         ),
     )
     tables = tuple(table for table in (steps, accuracy) if table.rows)
-    yield ReportSection("Converted", tuple(_conversion_notes(record)), tables=tables)
+    notes = [f"{line[:1].upper()}{line[1:]}." for line in describe_conversion(record)]
+    if record.asked != record.precision:
+        notes.insert(0, f"In {record.precision}, since {record.asked} missed the accuracy gate.")
+    yield ReportSection("Converted", tuple(notes), tables=tables)
 
 
 def _short(value: float) -> Cell:
     return number_cell(value, f"{value:.3g}")
 
 
-def _conversion_notes(record: ConversionRecord) -> Iterator[str]:
-    """Yields how a precision was missed, what was fused and what was bound."""
-    if record.asked != record.precision:
-        yield f"In {record.precision}, since {record.asked} missed the accuracy gate."
+def describe_conversion(record: ConversionRecord) -> Iterator[str]:
+    """Yields what was fused and bound, and which inputs and what judged it."""
     if record.fused:
-        fused = ", ".join(f"{count} {name}" for name, count in record.fused.items())
-        yield f"Fused by {record.fused_by}: {fused}."
-    if record.verdict is not None:
-        yield f"Judged by {record.verdict}."
+        yield f"fused by {record.fused_by}: {', '.join(f'{n} {name}' for name, n in record.fused.items())}"
     if record.binding:
-        bound = ", ".join(f"{name} = {size}" for name, size in record.binding.items())
-        yield f"Dimensions bound: {bound}."
+        yield f"bound to {', '.join(f'{name}={size}' for name, size in record.binding.items())}"
+    for what, samples in (("calibrated", record.calibration), ("judged", record.judged_on)):
+        if samples is not None:
+            yield f"{what} on {count_of(samples.count, 'input')} ({samples.digest})"
+    if record.verdict is not None:
+        yield f"judged by {record.verdict}"
 
 
 # -- measured

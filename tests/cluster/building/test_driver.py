@@ -20,10 +20,15 @@ from ortprep.bundle.verification import describe_files
 from ortprep.cluster.building import engine as engine_module
 from ortprep.cluster.building.connection import Connection
 from ortprep.cluster.building.engine import BuildRun, RayEngine, pull_merged_bundle
-from ortprep.cluster.building.fleet_plan import Reservation, plan_fleet, reserve
+from ortprep.cluster.building.fleet_plan import (
+    ClusterNode,
+    Reservation,
+    describe_hardware,
+    plan_fleet,
+    reserve,
+)
 from ortprep.cluster.building.job import run_job
 from ortprep.cluster.building.work_store import JobOutcome, WorkStore
-from ortprep.cluster.nodes import ClusterNode, describe_hardware
 from ortprep.errors import ClusterError, IntegrityError, NotPublishedError, RegistryError, SpecError
 from ortprep.registry.catalogue import open_catalogue
 from ortprep.registry.publish import publish

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ortprep.bundle.codec import decode
 from ortprep.doctor.diagnosis import Finding
-from ortprep.doctor.environment.facts import (
+from ortprep.doctor.environment_facts import (
     DiskSpace,
     Facts,
     InstalledRuntime,

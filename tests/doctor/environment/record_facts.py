@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ortprep.bundle.codec import encode
 from ortprep.children.child import run_child
-from ortprep.doctor.environment.facts import read_runtime, try_provider
+from ortprep.doctor.environment_facts import read_runtime, try_provider
 
 _SITE = "/opt/venv/lib/python3.11/site-packages"
 

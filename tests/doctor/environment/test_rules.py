@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ortprep.doctor.diagnosis import SEVERITIES, Finding, Severity, diagnose, exit_code_of
-from ortprep.doctor.environment import machine, runtime
-from ortprep.doctor.environment.facts import (
+from ortprep.doctor import environment
+from ortprep.doctor.diagnosis import SEVERITIES, Finding, Severity, diagnose
+from ortprep.doctor.environment import describe
+from ortprep.doctor.environment_facts import (
     DiskSpace,
     Facts,
     InstalledRuntime,
@@ -25,7 +26,6 @@ from ortprep.doctor.environment.facts import (
     read_limits,
     read_wheels,
 )
-from ortprep.doctor.environment.topics import describe, name_providers
 from ortprep.runtime.loading.session import CPU, CUDA
 from ortprep.versions import installed_onnxruntime
 from tests.conftest import ROOT
@@ -125,7 +125,7 @@ def find(facts: Facts) -> tuple[Finding, ...]:
 def test_every_code_is_documented_and_tested():
     page = (ROOT.parent / "docs/doctor.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `([a-z0-9-]+)` \|", page.partition("## Findings of `env`")[2], re.MULTILINE)
-    sources = "".join(map(inspect.getsource, (machine, runtime)))
+    sources = inspect.getsource(environment)
     written = re.findall(r'Finding\(\s*"([a-z0-9-]+)"', sources)
     assert set(written) == set(listed) == {case.code for case in CASES}
 
@@ -170,20 +170,6 @@ def test_versions_and_machines_that_suffice_are_not_found_wanting():
     assert "no-avx2" not in codes(find(having(hardware=arm)))
 
 
-@pytest.mark.parametrize(
-    ("asked", "named"),
-    [
-        ("cuda", CUDA),
-        ("CPU", CPU),
-        ("tensorrt", TENSORRT),
-        ("CUDAExecutionProvider", CUDA),
-        ("something", "SomethingExecutionProvider"),
-    ],
-)
-def test_providers_are_asked_for_by_short_names(asked, named):
-    assert name_providers([asked, asked]) == (named,)
-
-
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_a_recorded_wheel_is_understood_on_a_machine_with_and_without_a_gpu(name):
     facts = read_recording(name, WITHOUT_GPU)
@@ -219,8 +205,7 @@ def test_findings_are_in_order_of_severity():
 
 @pytest.mark.parametrize("severity", SEVERITIES)
 def test_only_a_problem_is_a_failure(severity):
-    assert exit_code_of([diagnose("env", [Finding("x", severity, "")])]) == (severity == "problem")
-    assert exit_code_of([]) == 0
+    assert diagnose("env", [Finding("x", severity, "")]).exit_code == (severity == "problem")
 
 
 # -- what is read of a machine: planted wheels, GPUs, control groups and file systems
@@ -374,7 +359,7 @@ def test_a_tiny_shared_memory_really_mounted_is_found(tmp_path):
         pytest.skip("nothing can be mounted here")
     program = (
         "import sys; from pathlib import Path;"
-        "from ortprep.doctor.environment.topics import diagnose_environment;"
+        "from ortprep.doctor.environment import diagnose_environment;"
         "diagnosis = diagnose_environment(artifacts=Path(sys.argv[1]));"
         "print(*(f.code for f in diagnosis.findings if f.severity == 'advice'))"
     )

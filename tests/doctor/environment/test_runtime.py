@@ -12,7 +12,8 @@ import pytest
 
 from ortprep.bundle.codec import decode
 from ortprep.doctor.diagnosis import Diagnosis
-from ortprep.doctor.environment.facts import (
+from ortprep.doctor.environment import describe, diagnose_environment
+from ortprep.doctor.environment_facts import (
     Facts,
     ProviderAttempt,
     parse_reason,
@@ -20,7 +21,6 @@ from ortprep.doctor.environment.facts import (
     read_wheels,
     try_providers,
 )
-from ortprep.doctor.environment.topics import describe, diagnose_environment
 from ortprep.runtime.loading.session import CPU, CUDA
 from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.versions import installed_onnxruntime

@@ -15,11 +15,9 @@ from typing import Any
 
 import ortprep
 from ortprep.bundle.codec import decode, encode
-from ortprep.cluster.building.fleet_plan import Reservation
+from ortprep.cluster.building.fleet_plan import ClusterNode, Reservation, parse_nodes
 from ortprep.cluster.building.job import BuildJob, JobResult, run_job
-from ortprep.cluster.nodes import ClusterNode, parse_nodes
-from ortprep.errors import BundleError, ClusterError, MissingExtraError, SpecError
-from ortprep.versions import install_command
+from ortprep.errors import BundleError, ClusterError, SpecError
 
 _CONNECT_S = 10.0
 
@@ -95,10 +93,8 @@ def connect(address: str | None) -> Iterator[Connection]:
             else a Ray of its own on this machine.
     """
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # it takes lines of different tasks for the same
-    try:
-        import ray
-    except ImportError as error:
-        raise MissingExtraError("Ray is not installed", hint=install_command("build", "ray")) from error
+    import ray
+
     is_ours = not ray.is_initialized()
     if is_ours:
         _check_reachable(address)

@@ -22,10 +22,9 @@ from ortprep.build.runner import BuildRequest
 from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.verification import check_bundle
 from ortprep.cluster.building.connection import Connection, ObjectRef, connect
-from ortprep.cluster.building.fleet_plan import FleetPlan, plan_fleet
+from ortprep.cluster.building.fleet_plan import ClusterNode, FleetPlan, plan_fleet
 from ortprep.cluster.building.job import BuildJob, ShippedSpec, describe_spec
 from ortprep.cluster.building.work_store import WorkStore
-from ortprep.cluster.nodes import ClusterNode
 from ortprep.errors import BundleError, ClusterError, PipelineError, from_dict
 from ortprep.quoting import quoted
 from ortprep.registry.catalogue import Catalogue, open_catalogue
@@ -73,7 +72,6 @@ class RayEngine:
         Raises:
             SpecError: A spec or the fleet is wrong, a target has no node, or Ray refuses the resources of a
                 kind; nothing was begun.
-            MissingExtraError: Ray is not installed.
             ClusterError: There is no cluster.
         """
         specs = read_build_specs(request.configs, request.artifacts, names=request.names)

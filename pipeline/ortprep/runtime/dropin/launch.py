@@ -32,6 +32,18 @@ DEFAULT_BUNDLES = "artifacts"
 _INSTALLER = "ortprep.runtime.dropin.installation:install_in"
 
 
+def start_program(program: Sequence[str], bundles: Sequence[str], *, verbose: bool) -> NoReturn:
+    """Runs a program in place of this process; raises as `dropin_environment` and `replace_process`."""
+    replace_process(program, dropin_environment(bundles, os.environ, verbose=verbose))
+
+
+def print_environment(bundles: Sequence[str], *, verbose: bool) -> None:
+    """Writes the variables that do what `ortprep run` does, one per line; raises as `dropin_environment`."""
+    for name, value in sorted(dropin_environment(bundles, os.environ, verbose=verbose).items()):
+        if os.environ.get(name) != value or name in (FORK_VARIABLE, SIGNATURE_VARIABLE):
+            sys.stdout.write(f"{name}={value}\n")
+
+
 def dropin_environment(
     bundles: Sequence[str], environment: Mapping[str, str], *, verbose: bool = False
 ) -> dict[str, str]:

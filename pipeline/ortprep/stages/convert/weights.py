@@ -19,16 +19,19 @@ from onnx.external_data_helper import ExternalDataInfo
 
 from ortprep.bundle.onnx_wire import WireError, read_skeleton
 from ortprep.errors import StageError, require_known
-from ortprep.options import MIN_EXTERNAL_BYTES, PAGE_BYTES
 from ortprep.spec.conversion import QuantizeSpec
 from ortprep.stages.convert.pass_records import PassReply
 from ortprep.stages.core.graph_walk import name_nodes, values_bytes, walk_graphs, walk_nodes
+from ortprep.stages.optimize.session_plans import MIN_EXTERNAL_BYTES
 
 PIECE_BYTES = 16 * 1024 * 1024
 """Most bytes of a tensor that are in memory at a time; a multiple of every element's size."""
 
 EXTERNAL_BYTES = 1024
 """Tensors from this size on go to the external file, as `onnx.save` and ONNX Runtime have it by default."""
+
+PAGE_BYTES = 4096
+"""Offsets of large weights in a converted model's data file are multiples of it."""
 
 _LINE_BYTES = 64
 

@@ -18,7 +18,7 @@ from ortprep.children.probe import ProbeResult
 from ortprep.errors import PipelineError, StageError
 from ortprep.measuring.device_lock import working
 from ortprep.measuring.staged_bundles import StagedBundles
-from ortprep.options import format_option, with_external_data
+from ortprep.options import format_option
 from ortprep.quoting import quoted
 from ortprep.runtime.loading.session import CPU, build_session
 from ortprep.runtime.machine.hardware import read_hardware
@@ -46,6 +46,7 @@ from ortprep.stages.optimize.session_plans import (
     loading_options,
     loading_providers,
     plan_steps,
+    with_external_data,
 )
 from ortprep.stages.verify.reference import (
     ReferenceAnswers,

@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
@@ -20,8 +19,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ortprep.children.availability import run_tiny_model
-from ortprep.children.child import run_child
-from ortprep.doctor.output_capture import output_to, read_start
+from ortprep.children.child import read_own_output, run_child
 from ortprep.errors import ChildError, PipelineError
 from ortprep.runtime.loading.session import CUDA
 from ortprep.runtime.machine.cores import group_folders, read_quota, read_text
@@ -293,14 +291,12 @@ def describe_runtime(_: None) -> InstalledRuntime:
 
 def try_provider(name: str) -> ProviderAttempt:
     """Makes and runs a session on a provider; runs in a child."""
-    # The child's folder for temporary files goes with it.
-    failure, output = None, Path(tempfile.gettempdir(), "provider-output")
-    with output_to(output):
-        try:
-            run_tiny_model(name)
-        except PipelineError as error:
-            failure = error.message
-    return ProviderAttempt(failure, read_start(output, _MAX_TEXT_BYTES))
+    failure = None
+    try:
+        run_tiny_model(name)
+    except PipelineError as error:
+        failure = error.message
+    return ProviderAttempt(failure, read_own_output(_MAX_TEXT_BYTES))
 
 
 def _try_libraries() -> dict[str, str]:

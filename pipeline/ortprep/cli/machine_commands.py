@@ -1,4 +1,4 @@
-"""`ortprep doctor`: where the time goes on this machine."""
+"""The commands about a machine: `doctor`, `options` of its ONNX Runtime, and `node-labels`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias, get_args
 
 import typer
 
+from ortprep.bundle.codec import encode
 from ortprep.bundle.manifest import MANIFEST_FILE
 from ortprep.children.child import scratch_folder
 from ortprep.cli.command import (
@@ -25,29 +25,34 @@ from ortprep.cli.command import (
     command,
     locate_bundle,
 )
-from ortprep.cli.console import Block, echo
+from ortprep.cli.console import Block, Prose, echo
 from ortprep.cli.progress import BuildObserver
-from ortprep.doctor.diagnosis import Diagnosis, exit_code_of
+from ortprep.doctor.diagnosis import Diagnosis
 from ortprep.doctor.doctor_model import DoctorModel
 from ortprep.doctor.sampling import Shapes, examine_bundle, examine_source, parse_shapes
 from ortprep.errors import PoolError, SpecError
 from ortprep.measuring.device_lock import working
+from ortprep.options import (
+    CUDA,
+    NEWEST,
+    OLDEST,
+    Option,
+    is_newer,
+    known_attributes,
+    known_provider_options,
+    known_session_config,
+    version_parts,
+)
+from ortprep.versions import installed_onnxruntime
 
-
-class Check(StrEnum):
-    """What the doctor examines."""
-
-    ENV = "env"
-    INIT = "init"
-    PARALLEL = "parallel"
-    PROFILE = "profile"
-
+Check: TypeAlias = Literal["env", "init", "parallel", "profile"]
+"""What the doctor examines."""
 
 _USERS: dict[str, tuple[Check, ...]] = {
-    "--rounds": (Check.INIT,),
-    "--trace": (Check.PROFILE,),
-    "--expect": (Check.ENV,),
-    "--shape": (Check.INIT, Check.PARALLEL, Check.PROFILE),
+    "--rounds": ("init",),
+    "--trace": ("profile",),
+    "--expect": ("env",),
+    "--shape": ("init", "parallel", "profile"),
 }
 """Options, and the checks that use them."""
 
@@ -62,8 +67,8 @@ Shape = Annotated[
 @command
 def doctor(
     check: Annotated[
-        Check, typer.Argument(metavar="CHECK", help=f"One of {', '.join(Check)}; by default env.")
-    ] = Check.ENV,
+        Check, typer.Argument(metavar="CHECK", help=f"One of {', '.join(get_args(Check))}; by default env.")
+    ] = "env",
     model: Annotated[
         str | None,
         typer.Argument(metavar="MODEL", help="Name of a spec, path of a bundle, or ONNX file."),
@@ -81,13 +86,13 @@ def doctor(
     ] = None,
     expect: Annotated[
         list[str] | None,
-        typer.Option(metavar="TARGET", help="Report a problem if this cannot be used: cuda."),
+        typer.Option(metavar="TARGET", help="Report a problem if this cannot be used: cuda, or a full name."),
     ] = None,
     json: AsJson = False,
 ) -> Output:
     """Find out where the time of loading and running a model goes, and what would help."""
     _refuse_unused(check, {"--rounds": rounds, "--trace": trace, "--expect": expect, "--shape": shape})
-    if (model is None) != (check is Check.ENV):
+    if (model is None) != (check == "env"):
         got = "needs a model" if model is None else f"examines the machine and takes no model, got {model}"
         raise typer.BadParameter(f"{check} {got}", param_hint="MODEL")
     if trace is not None and (trace.is_dir() or not trace.absolute().parent.is_dir()):
@@ -96,7 +101,7 @@ def doctor(
     shapes, places = parse_shapes(shape or ()), _resolve(devices)
     with _ended_properly():
         if model is None:
-            from ortprep.doctor.environment.topics import diagnose_environment
+            from ortprep.doctor.environment import diagnose_environment
 
             diagnosis = diagnose_environment(artifacts=artifacts, expect=expect or ())
         else:
@@ -104,18 +109,18 @@ def doctor(
                 subject = _examine(model, folder, configs=configs, artifacts=artifacts, shapes=shapes)
                 echo(f"{check}: …")
                 diagnosis = _diagnose(check, subject, places, rounds=rounds or _ROUNDS, trace=trace)
-    return Output([diagnosis], _blocks(diagnosis), exit_code=exit_code_of([diagnosis]))
+    return Output([diagnosis], _blocks(diagnosis), exit_code=diagnosis.exit_code)
 
 
 def _diagnose(
     check: Check, subject: DoctorModel, devices: Sequence[str], *, rounds: int, trace: Path | None
 ) -> Diagnosis:
     """Makes a check of a model; raises what the check raises."""
-    if check is Check.INIT:
-        from ortprep.doctor.initialisation.start import diagnose_initialisation
+    if check == "init":
+        from ortprep.doctor.initialisation import diagnose_initialisation
 
         return diagnose_initialisation(subject, device=devices[0], rounds=rounds)
-    if check is Check.PARALLEL:
+    if check == "parallel":
         from ortprep.doctor.parallel import diagnose_parallel
 
         return diagnose_parallel(subject, devices=devices)
@@ -206,3 +211,71 @@ def _examine(name: str, folder: Path, *, configs: Path, artifacts: Path, shapes:
     from ortprep.build.queries import examine_spec
 
     return examine_spec(name, folder, configs=configs, artifacts=artifacts, observer=BuildObserver())
+
+
+_SECTIONS = {
+    "session_config": "session config entries",
+    "attributes": "attributes of SessionOptions",
+    "cuda": f"options of {CUDA}",
+}
+"""Places where options are set, and what they are."""
+
+
+@command
+def options(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="List only names that contain this text.")] = "",
+    provider: Annotated[Literal["session", "cuda"] | None, typer.Option(help="List only these.")] = None,
+    onnxruntime: Annotated[
+        str | None,
+        typer.Option(metavar="VERSION", help="Version of ONNX Runtime; by default the installed one."),
+    ] = None,
+    json: AsJson = False,
+) -> Output:
+    """List the options of ONNX Runtime: values, default, effect and first version."""
+    version = onnxruntime or installed_onnxruntime() or NEWEST
+    if version_parts(version) < version_parts(OLDEST):
+        echo(f"the oldest ONNX Runtime in the table is {OLDEST}; these are its options")
+    if is_newer(version):
+        echo(f"the newest ONNX Runtime in the table is {NEWEST}; {version} may have more")
+    known = {
+        "session_config": known_session_config(version),
+        "attributes": known_attributes(version),
+        "cuda": known_provider_options(CUDA, version),
+    }
+    found = [
+        (section, option)
+        for section, known_options in known.items()
+        for option in known_options
+        if provider in (None, "cuda" if section == "cuda" else "session")
+        and name.lower() in option.name.lower()
+    ]
+    if not found:
+        echo(f"no option has {name!r} in its name")
+    data = [{"section": section, **encode(one), "expected": one.expected} for section, one in found]
+    return Output({"onnxruntime": version, "options": data}, _describe_options(found, version))
+
+
+def _describe_options(found: Sequence[tuple[str, Option]], version: str) -> Iterator[Block]:
+    """Yields every option: its name, its effect, its values, and why it must not be set."""
+    last = ""
+    for section, option in found:
+        if section != last:
+            yield f"{_SECTIONS[section]}, ONNX Runtime {version}"
+            last = section
+        yield from ("", option.name)
+        if option.effect:  # else it is reserved
+            since = f"{option.since} or earlier" if option.since == OLDEST else option.since
+            yield Prose(f"  {option.effect}")
+            yield Prose(f"  {option.expected}; default {option.default}; since {since}")
+        if option.owner is not None:
+            yield Prose(f"  Not to be set: {option.owner}.")
+
+
+@command
+def node_labels(json: AsJson = False) -> Output:
+    """Print this machine's hardware as Ray node labels: `ray start --labels "$(ortprep node-labels)"`."""
+    from ortprep.cluster.building.fleet_plan import describe_hardware
+    from ortprep.runtime.machine.hardware import read_hardware
+
+    labels = describe_hardware(read_hardware())
+    return Output(labels, [",".join(f"{key}={value}" for key, value in labels.items())])

@@ -23,8 +23,14 @@ from ortprep.doctor.doctor_model import (
     plan_of_bundle,
     plan_on,
 )
-from ortprep.doctor.initialisation.phases import TITLES, Initialisation, PhaseName, split_prepacking
-from ortprep.doctor.initialisation.tracing import Trace, trace_plan
+from ortprep.doctor.initialisation_phases import (
+    TITLES,
+    Initialisation,
+    PhaseName,
+    Trace,
+    split_prepacking,
+    trace_plan,
+)
 from ortprep.measuring.comparison import is_below, order_of_round
 from ortprep.measuring.device_lock import CPU_DEVICE
 from ortprep.tables import Table, fill_table

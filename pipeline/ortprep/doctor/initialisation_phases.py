@@ -1,4 +1,4 @@
-"""Phases of an initialisation, from its log. Pure.
+"""Phases of an initialisation: makes a session with everything logged, and splits its time by the log.
 
 Every line that is understood closes the time since the one before it, and says what that time was spent on;
 time before lines that are not understood goes to the next that is. So the phases add up to the whole,
@@ -9,11 +9,18 @@ versions up to 1.27 do not announce a transformer, only log when it is done.
 from __future__ import annotations
 
 import re
+import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TypeAlias
 
+from ortprep.bundle.session_record import SessionPlan
+from ortprep.children.child import read_own_output, run_child
+from ortprep.doctor.doctor_model import CHILD_TIMEOUT_S
+from ortprep.doctor.profiling import profiled, read_events
 from ortprep.versions import parse_version
 
 PhaseName: TypeAlias = str
@@ -60,6 +67,8 @@ _LINE = re.compile(
     r"\[[A-Z]:[^,\]]*, [^\s:\]]+:\d+ [^\]]*\] (?P<message>.*)"
 )
 _QUARTER_NS = 15 * 60 * 10**9
+_MAX_LOG_BYTES = 256 * 2**20
+_LOADED = "model_loading"
 
 
 @dataclass(frozen=True)
@@ -140,11 +149,79 @@ class Initialisation:
 
 
 @dataclass(frozen=True)
+class Trace:
+    """Times of one process, in milliseconds.
+
+    Attributes:
+        numpy_ms: Time to import numpy.
+        onnxruntime_ms: Time to import ONNX Runtime.
+        initialisation: Phases of making the session.
+        onnxruntime: Version of ONNX Runtime.
+    """
+
+    numpy_ms: float
+    onnxruntime_ms: float
+    initialisation: Initialisation
+    onnxruntime: str
+
+    @property
+    def init_ms(self) -> float:
+        """Making the session."""
+        return self.initialisation.total_ms
+
+
+@dataclass(frozen=True)
 class _Interval:
     name: PhaseName
     ns: int
     transformer: str = ""
     modified: bool = False
+
+
+def trace_plan(plan: SessionPlan) -> Trace:
+    """Traces one plan in one fresh process; the caller holds the device's lock.
+
+    Raises:
+        LoadError: The session could not be made.
+        ChildError: The process died.
+        OSError: There is no room for the log.
+    """
+    return run_child(trace, plan, timeout_s=CHILD_TIMEOUT_S).value
+
+
+def trace(plan: SessionPlan) -> Trace:
+    """Makes the session, and reads from its log what it did; runs in a child.
+
+    Raises:
+        LoadError: The session could not be made.
+    """
+    times = [time.perf_counter()]
+    import numpy  # noqa: F401 - timed
+
+    times.append(time.perf_counter())
+    import onnxruntime
+
+    times.append(time.perf_counter())
+    from ortprep.runtime.loading.session import build_session
+
+    # The child's folder for temporary files goes with it.
+    folder = Path(tempfile.gettempdir())
+    logged = profiled(plan, folder / "profile", log_severity_level=0)
+    begin_ns = time.time_ns()
+    session = build_session(logged)
+    end_ns = time.time_ns()
+    events = read_events(Path(session.end_profiling()))
+    start_ns = session.get_profiling_start_time_ns()
+    loaded = next((event for event in events.session if event.name.startswith(_LOADED)), None)
+    loaded_ns = None if loaded is None else start_ns + int((loaded.start_us + loaded.us) * 1000)
+    timeline = Timeline(begin_ns, loaded_ns, end_ns, onnxruntime.__version__)
+    lines = parse_log(read_own_output(_MAX_LOG_BYTES), begin_ns=begin_ns)
+    return Trace(
+        numpy_ms=(times[1] - times[0]) * 1e3,
+        onnxruntime_ms=(times[2] - times[1]) * 1e3,
+        initialisation=split_phases(lines, timeline),
+        onnxruntime=onnxruntime.__version__,
+    )
 
 
 def parse_log(text: str, *, begin_ns: int) -> tuple[LogLine, ...]:

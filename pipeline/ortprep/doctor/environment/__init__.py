@@ -1,1 +1,0 @@
-"""`doctor env`: is this machine set up well for ONNX Runtime?"""

@@ -1,1 +1,0 @@
-"""`doctor init`: where the time between starting a job and its first result goes."""
