@@ -45,8 +45,8 @@ def readme_table(section: Section) -> str:
     ratios = section["ratios"]
     columns = {
         "hand_sooner": "first result: by hand",
+        "new_container_sooner": "first result: `load`, new container",
         "load_sooner": "first result: `load`",
-        "new_container_sooner": "in a new container",
         "load_steady": "later runs",
         "load_private": "private memory",
     }
@@ -63,7 +63,7 @@ def readme_table(section: Section) -> str:
         title = f"{TITLES[name]}, {section['source_mb'][name]:.0f} MB, plain {plain_ms:.0f} ms"
         rows.append([title, *(cell(ratios[name], key) for key in columns)])
     means = {key: geometric_mean(figures[key] for figures in ratios.values()) for key in columns}
-    rows.append([f"**mean of {len(ratios)}**", *(cell(means, key) for key in columns)])
+    rows.append([f"**geometric mean of {len(ratios)}**", *(cell(means, key) for key in columns)])
     return _table(["", *columns.values()], rows)
 
 

@@ -190,8 +190,8 @@ def write_script(script: LoadScript, sample: Path, path: Path, *, steady_s: floa
     path.write_text(text, encoding="utf-8")
 
 
-def run_script(script: Path, *, timeout_s: float = 600.0) -> ScriptTimes:
-    """Runs a script in a fresh process, without a shell.
+def run_script(script: Path, *, python: Path | str = sys.executable, timeout_s: float = 600.0) -> ScriptTimes:
+    """Runs a script in a fresh process of an interpreter, without a shell.
 
     Raises:
         StageError: It failed.
@@ -199,7 +199,7 @@ def run_script(script: Path, *, timeout_s: float = 600.0) -> ScriptTimes:
     environment = _environment()
     started = time.monotonic()
     done = subprocess.run(
-        [sys.executable, str(script)],
+        [str(python), str(script)],
         check=False,
         capture_output=True,
         text=True,
