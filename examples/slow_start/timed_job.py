@@ -19,11 +19,13 @@ marks = [("Python itself", since_start())]
 import numpy as np  # noqa: E402
 import onnxruntime  # noqa: E402
 
-from ortprep.runtime import load  # noqa: E402
+is_bundle = Path(sys.argv[1]).is_dir()
+if is_bundle:
+    from ortprep.runtime import load
 
 marks.append(("imports", since_start()))
 
-if Path(sys.argv[1]).is_dir():
+if is_bundle:
     session = load(sys.argv[1])
 else:
     session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])

@@ -128,6 +128,8 @@ def find_in_installation(facts: Facts) -> Iterator[Finding]:
         oldest = ".".join(map(str, OLDEST))
         text = f"ONNX Runtime {runtime.version} is older than {oldest}, the oldest supported"
         yield Finding("onnxruntime-too-old", "problem", text, f"pip install --upgrade {wheel}")
+    if (problem := runtime.bytecode.problem) is not None:
+        yield Finding("no-bytecode", "advice", problem, runtime.bytecode.remedy)
 
 
 def find_usage_data(facts: Facts) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ortprep.children.availability import run_tiny_model
+from ortprep.children.bytecode import Bytecode, read_bytecode
 from ortprep.children.child import read_own_output, run_child
 from ortprep.errors import ChildError, PipelineError
 from ortprep.runtime.loading.session import CUDA
@@ -87,6 +88,7 @@ class InstalledRuntime:
         available: Execution providers the wheel has code for; nothing says that they work.
         libraries: Files of the CUDA libraries that it loads ahead, by name; "" for one that is not found.
         error: Message of the failed import; None if it succeeded.
+        bytecode: What of the import was compiled.
     """
 
     version: str = ""
@@ -97,6 +99,7 @@ class InstalledRuntime:
     available: tuple[str, ...] = ()
     libraries: Mapping[str, str] = field(default_factory=dict)
     error: str | None = None
+    bytecode: Bytecode = field(default_factory=Bytecode)
 
 
 @dataclass(frozen=True)
@@ -284,6 +287,7 @@ def describe_runtime(_: None) -> InstalledRuntime:
             folder=str(Path(onnxruntime.__file__).parent),
             available=tuple(onnxruntime.get_available_providers()),
             libraries=_try_libraries(),
+            bytecode=read_bytecode(),
         )
     except (ImportError, OSError, AttributeError, RuntimeError) as error:
         return InstalledRuntime(error=f"{type(error).__name__}: {error}")

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from ortprep.bundle.codec import encode
 from ortprep.bundle.onnx_wire import WireError, external_locations, read_skeleton
 from ortprep.bundle.session_record import SessionPlan
+from ortprep.children.bytecode import Bytecode
 from ortprep.children.probe import ProbeRequest, ProbeResult, measure_plan
 from ortprep.doctor.diagnosis import Diagnosis, Finding, diagnose
 from ortprep.doctor.doctor_model import (
@@ -64,6 +65,7 @@ class Start:
         is_prepared: Whether it is of a bundle.
         weights_outside: Whether the weights are in a file of their own.
         is_apart: Whether processes with and without logging differ beyond the noise.
+        bytecode: What of the imports was compiled.
     """
 
     numpy_ms: float
@@ -75,12 +77,17 @@ class Start:
     is_prepared: bool = False
     weights_outside: bool = False
     is_apart: bool = True
+    bytecode: Bytecode = field(default_factory=Bytecode)
+
+    @property
+    def imports_ms(self) -> float:
+        """Both imports."""
+        return self.numpy_ms + self.onnxruntime_ms
 
     @property
     def total_ms(self) -> float:
         """From the first import to the first result."""
-        imports_ms = self.numpy_ms + self.onnxruntime_ms
-        return imports_ms + self.initialisation.total_ms + self.first_extra_ms + self.steady_ms
+        return self.imports_ms + self.initialisation.total_ms + self.first_extra_ms + self.steady_ms
 
 
 class Saving(NamedTuple):
@@ -128,7 +135,7 @@ SAVINGS = (
 
 def find_in_start(start: Start) -> tuple[Finding, ...]:
     """Returns what a start shows, and which measure would remove which part of it. Pure."""
-    return (*_accounts(start), *_savings(start), *_first_run(start))
+    return (*_accounts(start), *_imports(start), *_savings(start), *_first_run(start))
 
 
 def _accounts(start: Start) -> Iterator[Finding]:
@@ -146,6 +153,13 @@ def _accounts(start: Start) -> Iterator[Finding]:
         yield Finding("phases-do-not-add-up", "note", text, hint)
     else:
         yield Finding("phases-add-up", "ok", f"{text}, within the noise of these processes")
+
+
+def _imports(start: Start) -> Iterator[Finding]:
+    """Yields that imports compile files at every start."""
+    if (problem := start.bytecode.problem) is not None:
+        text = f"{problem}, within the {start.imports_ms:.0f} ms of its imports"
+        yield Finding("no-bytecode", "advice", text, start.bytecode.remedy)
 
 
 def _savings(start: Start) -> Iterator[Finding]:
@@ -266,6 +280,7 @@ def _build_start(plan: SessionPlan, measured: _Measured, name: str) -> Start:
         weights_outside=weights_outside,
         is_apart=is_below(logged_ms, measured_ms, min_gain=_MIN_DIFFERENCE)
         or is_below(measured_ms, logged_ms, min_gain=_MIN_DIFFERENCE),
+        bytecode=_middle(traced).bytecode,
     )
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ortprep.bundle.session_record import SessionPlan
+from ortprep.children.bytecode import Bytecode, read_bytecode
 from ortprep.children.child import read_own_output, run_child
 from ortprep.doctor.doctor_model import CHILD_TIMEOUT_S
 from ortprep.doctor.profiling import profiled, read_events
@@ -157,12 +158,14 @@ class Trace:
         onnxruntime_ms: Time to import ONNX Runtime.
         initialisation: Phases of making the session.
         onnxruntime: Version of ONNX Runtime.
+        bytecode: What of the imports was compiled.
     """
 
     numpy_ms: float
     onnxruntime_ms: float
     initialisation: Initialisation
     onnxruntime: str
+    bytecode: Bytecode
 
     @property
     def init_ms(self) -> float:
@@ -221,6 +224,7 @@ def trace(plan: SessionPlan) -> Trace:
         onnxruntime_ms=(times[2] - times[1]) * 1e3,
         initialisation=split_phases(lines, timeline),
         onnxruntime=onnxruntime.__version__,
+        bytecode=read_bytecode(),
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from ortprep.children.bytecode import Bytecode
 from ortprep.doctor import environment
 from ortprep.doctor.diagnosis import SEVERITIES, Finding, Severity, diagnose
 from ortprep.doctor.environment import describe
@@ -33,6 +34,7 @@ from tests.doctor.environment.builders import (
     GB,
     HEALTHY,
     RECORDINGS,
+    SITE,
     WITHOUT_GPU,
     codes,
     one,
@@ -79,6 +81,7 @@ CASES = (
     FactsCase("both-wheels-installed", "problem", having(wheels=BOTH)),
     FactsCase("onnxruntime-version-differs", "problem", _imported(version="1.30.0")),
     FactsCase("onnxruntime-too-old", "problem", _imported(version="1.22.1")),
+    FactsCase("no-bytecode", "advice", _imported(bytecode=Bytecode(missing=300, packages=SITE))),
     FactsCase("usage-data-off", "ok", HEALTHY),
     FactsCase("usage-data-off", "ok", having(variables={"ORT_DISABLE_TELEMETRY": "true"})),
     FactsCase("usage-data-sent", "advice", having(variables={"ORT_DISABLE_TELEMETRY": "0"})),

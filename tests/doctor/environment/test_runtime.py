@@ -53,6 +53,13 @@ def _plant_package(site: Path, text: str) -> None:
     (package / "__init__.py").write_text(text, encoding="utf-8")
 
 
+@pytest.mark.parametrize("may_write", [False, True])
+def test_missing_bytecode_is_found_where_a_process_cannot_write_it(may_write, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "" if may_write else "1")
+    assert (read_runtime().bytecode.missing > 50) is not may_write
+
+
 def test_the_installed_version_and_its_libraries_are_read():
     runtime = read_runtime()
     assert runtime.version == installed_onnxruntime()

@@ -146,6 +146,16 @@ def test_a_prepared_model_that_cannot_be_loaded_fails_the_build(tmp_path):
         MeasureStage().run(context)
 
 
+def test_imports_that_compile_at_every_start_are_said_before_anything_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path / "bytecode"))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    context = build_context(tmp_path)
+    (tmp_path / "cpu" / "net_optimized.onnx").write_bytes(b"no model")
+    with pytest.raises(StageError):
+        MeasureStage().run(context)
+    assert "have no compiled bytecode" in said(context)[0]
+
+
 def test_the_sample_is_that_of_the_task_that_asked_the_source():
     for targets, asked in ((("cuda", "cpu"), "cpu"), (("cuda",), "portable")):
         required = MeasureStage().requires(Plan(SPEC, targets, {}), "cuda")

@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 
 from ortprep.bundle.codec import encode
 from ortprep.bundle.manifest import Decision, MeasurementRecord
+from ortprep.children.bytecode import read_bytecode
+from ortprep.children.child import run_child
 from ortprep.children.probe import ProbeRequest, ProbeResult, join_results, measure_plan
 from ortprep.errors import StageError
 from ortprep.measuring.comparison import InterleavedRuns, run_interleaved
@@ -128,6 +130,9 @@ class _Comparison:
         Raises:
             StageError: The prepared plan failed.
         """
+        bytecode = run_child(read_bytecode, None, timeout_s=self._spec.timeout_s).value
+        if bytecode.problem is not None:
+            self._context.say(f"{bytecode.problem}, those measured here, too: {bytecode.remedy}")
         # Fills the page cache and is not counted. What fails in it is not tried again.
         first = self._measure_rounds(1)
         self._candidates = {name: self._candidates[name] for name in first.rounds}
