@@ -18,7 +18,7 @@ ortprep show speech | sed -n '/on cpu, warm/,/sooner/p'
 
 #: start
 touch web.log
-gunicorn app:app --workers 2 --worker-class uvicorn_worker.UvicornWorker --bind 127.0.0.1:8000 \
+WEB_CONCURRENCY=2 gunicorn app:app --worker-class uvicorn_worker.UvicornWorker --bind 127.0.0.1:8000 \
     --pid web.pid >>web.log 2>&1 &
 
 #: ready
