@@ -253,7 +253,7 @@ def test_tables_have_every_model_and_the_means():
     }
     table = readme_table(report["small"])
     assert "| Magika, 3 MB, plain 100 ms | 2.00× [2.00–2.00] | 2.00× [2.00–2.00] | 1.00× |" in table
-    assert "| **mean of 2** | 2.00× | 2.00× | 1.00× |" in table
+    assert "| **geometric mean of 2** | 2.00× | 2.00× | 1.00× |" in table
     details = performance_tables(report)
     assert "| magika, 3.2 MB | 100, 5.0 ms | 50 ms (2.00×) | 1.00× |" in details
     assert (

@@ -344,6 +344,14 @@ def test_f9_a_loader_config_that_contradicts_the_manifest_is_refused(bundle):
         check_bundle(bundle)
 
 
+@pytest.mark.attack
+def test_f9_a_manifest_that_lists_a_file_twice_is_refused_before_it_is_hashed(bundle):
+    files = json.loads((bundle / "manifest.json").read_text())["files"]
+    rewrite(bundle / "manifest.json", files=[*files, files[0]])
+    with pytest.raises(IntegrityError, match="listed twice"):
+        read_manifest(bundle)
+
+
 def test_f10_a_bundle_without_variants_is_refused(bundle):
     rewrite(bundle / "loader.json", variants=[])
     with pytest.raises(BundleError, match="no variant"):

@@ -7,6 +7,7 @@ import gzip
 import itertools
 import json
 import os
+import threading
 import time
 import tracemalloc
 import weakref
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from ortprep.bundle.codec import canonical_json
 from ortprep.bundle.digest import digest_bytes
@@ -555,6 +557,27 @@ def test_a_registry_that_does_not_answer_has_no_more_time_than_the_pull():
     with limit_time(0, lambda: RegistryError("late")), pytest.raises(RegistryError, match="late"):
         map_parallel(lambda _: with_retries(ask), [1])
     assert time.monotonic() - begun_s < 5
+
+
+class EndlessStore(MemoryFileSystem):
+    """A store whose lists do not end, as those of a server that always says that there is more."""
+
+    ended = threading.Event()
+
+    def ls(self, path, detail=True, **kwargs):
+        self.ended.wait(60)
+        raise OSError("the test is over")
+
+    info = find = ls
+
+
+def test_a_store_whose_lists_never_end_has_no_more_time_than_the_pull(monkeypatch):
+    folder = FsspecFolder("memory://b/models")
+    monkeypatch.setattr(folder, "_filesystem", EndlessStore())
+    for ask in (lambda: folder.list_names(""), lambda: folder.find(""), lambda: folder.describe("x")):
+        with limit_time(0.2, lambda: RegistryError("late")), pytest.raises(RegistryError, match="late"):
+            ask()
+    EndlessStore.ended.set()
 
 
 @pytest.mark.parametrize("text", ["", "../up", "a@", "a@b@c", "a/b", "a@" + "x" * 300, "-x", "a@../b"])

@@ -54,6 +54,11 @@ class SourceSpec(SpecSection):
         default=None,
         description="Digest of the model file; the build fails if it differs. Recorded if not given.",
     )
+    data_sha256: dict[Text, Sha256] = Field(
+        default_factory=dict,
+        description="Digests of the files of external data, by their paths below the model's folder; with "
+        "`sha256`, each file needs one.",
+    )
 
     @model_validator(mode="after")
     def _exactly_one(self) -> SourceSpec:

@@ -203,11 +203,10 @@ def _redact_parameters(text: str) -> str:
     """Returns a query and a fragment without the values of their secret parameters."""
     parameters = [piece.partition("=") for piece in re.split(r"([?#&;])", text)]
     names = [unquote(name).lower() for name, _, _ in parameters]
+    is_signed = "sig" in names
     shown = []
     for (name, equals, value), plain in zip(parameters, names, strict=True):
-        is_secret = _SECRET_NAME.search(plain) or (
-            "sig" in names and _SHARED_ACCESS_SIGNATURE.fullmatch(plain)
-        )
+        is_secret = _SECRET_NAME.search(plain) or (is_signed and _SHARED_ACCESS_SIGNATURE.fullmatch(plain))
         if not equals:
             shown.append(_fingerprint(name))
         else:

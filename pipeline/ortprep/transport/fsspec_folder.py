@@ -26,6 +26,7 @@ from ortprep.errors import (
     hint_of_os_error,
 )
 from ortprep.spec.urls import STORES, check_url, redact_url
+from ortprep.transport.time_limit import OutOfTimeError, call_in_time, check_time, remaining_s
 from ortprep.transport.transfer import (
     BLOCK_BYTES,
     Block,
@@ -125,11 +126,15 @@ class FsspecFolder:
 
     def describe(self, path: str) -> StoredFile:
         """Returns what the store says of a file that has to be there; tries once."""
-        with self._translated(path):
-            info = self._filesystem.info(self._locate(path))
-            if info.get("type") == "directory":
-                raise IsADirectoryError
-        return _stored_file(info)
+
+        def describe() -> StoredFile:
+            with self._translated(path):
+                info = self._filesystem.info(self._locate(path))
+                if info.get("type") == "directory":
+                    raise IsADirectoryError
+            return _stored_file(info)
+
+        return self._in_time(describe, path)
 
     def _ask(self, action: Callable[[], Any], what: str, default: object) -> Any:
         try:
@@ -278,7 +283,19 @@ class FsspecFolder:
             with self._translated(what):
                 return action()
 
-        return with_retries(translated)
+        return with_retries(lambda: self._in_time(translated, what))
+
+    def _in_time(self, action: Callable[[], T], what: str) -> T:
+        """Does one thing, and gives a store no more time than `limit_time` leaves: a list may never end."""
+        if self._is_local or math.isinf(remaining_s()):
+            return action()
+        try:
+            return call_in_time(action, remaining_s())
+        except OutOfTimeError as error:
+            check_time()
+            raise RegistryUnavailableError(
+                f"the {self._called} failed: {what} in {self.name}\n  {error}"
+            ) from error
 
     @contextmanager
     def _translated(self, what: str) -> Iterator[None]:

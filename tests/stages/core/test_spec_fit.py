@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 from ortprep.bundle.loader_config import TensorSpec
 from ortprep.bundle.model_facts import ModelInterface
-from ortprep.errors import SpecError, StageError, propose
+from ortprep.errors import SourceError, SpecError, StageError, propose
 from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.runtime.tensors.element_types import Array
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.reading import read_spec
 from ortprep.stages.core.sample_files import check_calibration, check_sample_files, find_sample_files
+from ortprep.stages.core.samples import write_samples
 from ortprep.stages.core.spec_fit import find_misfits, require_fit, shape_sets
 from tests.stages.fetch.test_inspection import peak_bytes
 
@@ -251,6 +252,29 @@ def test_samples_that_fit_have_no_problem(tmp_path):
     write_tensors(tmp_path / "samples" / "0.npz", arrays)
     np.savez_compressed(tmp_path / "samples" / "1.npz", allow_pickle=False, **arrays)
     assert sample_problems(tmp_path, LEFT, words) == ""
+
+
+@pytest.mark.attack
+def test_links_to_a_sample_are_one_sample(tmp_path):
+    (tmp_path / "samples").mkdir()
+    np.savez(tmp_path / "samples" / "0.npz", left=np.zeros((2, 4), np.float32))
+    for index in range(1, 10):
+        (tmp_path / "samples" / f"{index}.npz").symlink_to("0.npz")
+    spec = spec_of({}, samples="samples/*.npz").located_in(tmp_path)
+    assert [file.name for file in find_sample_files(spec)] == ["0.npz"]
+
+
+@pytest.mark.attack
+def test_samples_that_unfold_to_more_than_a_disk_holds_are_not_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("ortprep.stages.core.samples.MAX_SAMPLE_BYTES", 100)
+    (tmp_path / "samples").mkdir()
+    for index in range(4):
+        array = np.full((2, 4), index, np.float32)
+        np.savez_compressed(tmp_path / "samples" / f"{index}.npz", left=array)
+    spec = spec_of({"left": {"shapes": [[2, 4]]}}, samples="samples/*.npz")
+    with pytest.raises(SourceError, match=r"at most 100 bytes as arrays, got more with 3\.npz"):
+        write_samples((spec, tmp_path, interface_of(LEFT), tmp_path / "made"))
+    assert not (tmp_path / "made").exists()
 
 
 @pytest.mark.parametrize(

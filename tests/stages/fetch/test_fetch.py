@@ -201,6 +201,27 @@ def test_a_list_of_external_data_that_others_could_write_is_not_believed(tmp_pat
     assert digest_beside(model, digest_file(model), DigestCache()) == digests
 
 
+@pytest.mark.attack
+def test_a_digest_of_the_model_alone_accepts_no_other_weights(tmp_path):
+    digest = digest_file(external_model(tmp_path))
+    weights = digest_file(tmp_path / "w.bin")
+    source = {"path": "m.onnx", "sha256": digest}
+    message = refusal(tmp_path, source=source, inputs=WANTED)
+    assert f"expected a digest in source.data_sha256, got {weights}" in message
+    source["data_sha256"] = {"w.bin": weights}
+    fetch(plan_of(tmp_path, source, inputs=WANTED), tmp_path / "right")
+    (tmp_path / "w.bin").write_bytes(bytes(32_768))
+    assert f"expected {weights}, got " in refusal(tmp_path, source=source, inputs=WANTED)
+
+
+@pytest.mark.attack
+def test_a_server_sends_no_more_than_a_model_can_have(tmp_path, monkeypatch):
+    path = models.write_model(models.zero_inputs(), tmp_path / "web" / "m.onnx")
+    monkeypatch.setattr("ortprep.stages.fetch.stage.MAX_INLINE_BYTES", path.stat().st_size - 1)
+    with served(path.parent) as server:
+        assert "too large" in refusal(tmp_path, source={"url": f"{server.url}/models/m.onnx"})
+
+
 WANTED = {"x": {"shapes": [[1, 64]]}}
 
 

@@ -42,7 +42,9 @@ def _list_files(spec: ModelSpec, pattern: str) -> tuple[Path, ...]:
                 if status is not None:
                     found.setdefault((status.st_dev, status.st_ino), path)
         folders = list(found.values())
-    return tuple(sorted(path for folder in folders for path in folder.glob(name) if path.is_file()))
+    paths = sorted(path for folder in folders for path in folder.glob(name) if path.is_file())
+    files = {(status.st_dev, status.st_ino): path for path in reversed(paths) if (status := path.stat())}
+    return tuple(sorted(files.values()))
 
 
 def _stat_folder(path: Path) -> os.stat_result | None:

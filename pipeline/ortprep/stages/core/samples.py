@@ -11,13 +11,16 @@ from typing import TypeAlias
 from ortprep.bundle.model_facts import ModelInterface
 from ortprep.children.answers import describe_shapes
 from ortprep.children.child import run_child
-from ortprep.errors import StageError
+from ortprep.errors import SourceError, StageError
 from ortprep.measuring.feeds import draw_feed, generator
 from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
 from ortprep.runtime.tensors.element_types import Array
 from ortprep.spec.models import InputSpec, ModelSpec
 from ortprep.stages.core.sample_files import find_sample_files, fits_shape
 from ortprep.stages.core.spec_fit import require_fit, shape_sets
+
+MAX_SAMPLE_BYTES = 8 * 2**30
+"""Largest size of a spec's samples as arrays, all together: they are written uncompressed."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ def make_samples(spec: ModelSpec, interface: ModelInterface, folder: Path) -> tu
     Raises:
         SpecError: The spec, or a sample of it, does not fit the model.
         BundleError: A sample cannot be read.
+        SourceError: All together are too large.
         StageError: They cannot be written.
     """
     return run_child(write_samples, (spec, spec.folder.resolve(), interface, folder.resolve())).value
@@ -62,7 +66,17 @@ def write_samples(request: tuple[ModelSpec, Path, ModelInterface, Path]) -> tupl
     require_fit(spec, interface)
     declared = [dict(shapes) for shapes in shape_sets(spec, interface)]
     files = find_sample_files(spec)
-    real = {index: _shapes_of(read_sample(file, interface)) for index, file in enumerate(files)}
+    real, total_bytes = {}, 0
+    for index, file in enumerate(files):
+        arrays = read_sample(file, interface)
+        real[index] = _shapes_of(arrays)
+        total_bytes += sum(array.nbytes for array in arrays.values())
+        if total_bytes > MAX_SAMPLE_BYTES:
+            raise SourceError(
+                f"too large: the samples of {spec.name}\n"
+                f"  expected at most {MAX_SAMPLE_BYTES} bytes as arrays, got more with {file.name}",
+                hint="set samples in the spec to a pattern that matches fewer files",
+            )
     seeded = [(None, shapes) for shapes in declared if shapes not in real.values()]
     samples = sorted([*real.items(), *seeded], key=lambda sample: sample[1] != declared[0])
     try:

@@ -24,7 +24,7 @@ from ortprep.stages.core.spec_fit import require_fit
 from ortprep.stages.fetch.demo import GENERATOR_VERSION, check_demo_name, write_demo_model
 from ortprep.stages.fetch.external_data import digest_beside
 from ortprep.stages.fetch.hub_file import HubFile, pin
-from ortprep.stages.fetch.inspection import check_model_size, inspect_file
+from ortprep.stages.fetch.inspection import MAX_INLINE_BYTES, check_model_size, inspect_file
 from ortprep.stages.fetch.sources import LocalFile, Source, fetch_file, limit_fetch, source_of
 from ortprep.transport.time_limit import check_time
 
@@ -65,7 +65,7 @@ class FetchStage:
         spec = plan.spec
         return {
             "source": _source_key(spec),
-            "sha256": spec.source.sha256,
+            "sha256": [spec.source.sha256, spec.source.data_sha256],
             "checked": None if spec.source.url is not None else _checked_key(spec),
             "tools": installed_versions("onnx", *ONNXRUNTIME),
         }
@@ -86,9 +86,10 @@ class FetchStage:
         if source is None:
             received = write_demo_model(str(spec.source.demo), model)
         else:
-            received = fetch_file(source, model, progress=context.progress)
+            received = fetch_file(source, model, max_bytes=MAX_INLINE_BYTES, progress=context.progress)
         refuse_what_is_no_model(model, name)
-        _check_digest(received, spec.source, name)
+        if spec.source.sha256 is not None:
+            _check_digest(received, spec.source.sha256, name, field="source.sha256")
         inspection = inspect_file(model, name=name)
         require_fit(spec, inspection.interface)
         entries = (received, *_fetch_external(context, inspection.external, source, file))
@@ -131,13 +132,19 @@ def _fetch_external(
     Raises:
         SourceError: A file is missing or too short, or a link leads out of the model's folder.
     """
-    name = _shown(context.spec)
+    name, pinned = _shown(context.spec), context.spec.source
     entries: list[FileEntry] = []
     for path, needed_bytes in external.items():
         if path == file or model is None:
             raise SourceError(f"external data and model are the same file: {path!r} of {name}")
         context.say(f"fetching {path}")
-        received = fetch_file(model.beside(path), context.folder / path, progress=context.progress)
+        # A file may hold more than this model uses of it.
+        max_bytes = needed_bytes + MAX_INLINE_BYTES
+        place = context.folder / path
+        received = fetch_file(model.beside(path), place, max_bytes=max_bytes, progress=context.progress)
+        if pinned.sha256 is not None:
+            digest = pinned.data_sha256.get(path)
+            _check_digest(received, digest, f"{path!r} of {name}", field="source.data_sha256")
         entries.append(replace(received, path=path))
         if received.size_bytes < needed_bytes:
             raise SourceError(
@@ -254,13 +261,11 @@ def refuse_what_is_no_model(path: Path, name: str) -> None:
             raise SourceError(f"not a model: {name}\n  expected ONNX, got {what}", hint=hint)
 
 
-def _check_digest(received: FileEntry, source: SourceSpec, name: str) -> None:
-    """Raises `SourceError` if a file is not the one whose digest the spec has."""
-    if source.sha256 is None:
-        return
-    expected = PREFIX + source.sha256.removeprefix(PREFIX).lower()
+def _check_digest(received: FileEntry, digest: str | None, name: str, *, field: str) -> None:
+    """Raises `SourceError` if a file is not the one whose digest a field of the spec has."""
+    expected = f"a digest in {field}" if digest is None else PREFIX + digest.removeprefix(PREFIX).lower()
     if received.sha256 != expected:
         raise SourceError(
             f"wrong digest: {name}\n  expected {expected}, got {received.sha256}",
-            hint="if the new file is the one you want, write its digest into source.sha256",
+            hint=f"if the new file is the one you want, write its digest into {field}",
         )
