@@ -236,7 +236,9 @@ def test_missing_and_short_external_data_is_told(tmp_path):
 
 
 @pytest.mark.attack
-@pytest.mark.parametrize("location", ["../w.bin", "/etc/hostname", "sub/../../w.bin", "..\\w.bin", "."])
+@pytest.mark.parametrize(
+    "location", ["../w.bin", "/etc/hostname", "sub/../../w.bin", "..\\w.bin", ".", "w\x1b.bin"]
+)
 def test_external_data_outside_the_folder_is_refused(tmp_path, location):
     external_model(tmp_path, location)
     assert f"external data outside the model's folder: {location!r}" in refusal(tmp_path, inputs=WANTED)

@@ -28,11 +28,11 @@ def check_location(location: str, *, model: str) -> str:
     """Returns an external data location as a plain relative path.
 
     Raises:
-        SourceError: The path is absolute, climbs out, or is no path. A star begins what ONNX Runtime takes
-            for an address in memory.
+        SourceError: The path is absolute, climbs out, has characters that nobody can print, or is no path. A
+            star begins what ONNX Runtime takes for an address in memory.
     """
     pure = PurePosixPath(location)
-    is_odd = any(character in location for character in "\\\x00*")
+    is_odd = not location.isprintable() or any(character in location for character in "\\*")
     if is_odd or pure.is_absolute() or ".." in pure.parts or not pure.parts or len(location) > 1024:
         raise SourceError(
             f"external data outside the model's folder: {location[:200]!r} in {model}\n"
