@@ -65,7 +65,8 @@ class FetchStage:
         spec = plan.spec
         return {
             "source": _source_key(spec),
-            "sha256": [spec.source.sha256, spec.source.data_sha256],
+            "sha256": spec.source.sha256,
+            "data_sha256": spec.source.data_sha256,
             "checked": None if spec.source.url is not None else _checked_key(spec),
             "tools": installed_versions("onnx", *ONNXRUNTIME),
         }
