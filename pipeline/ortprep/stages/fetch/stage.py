@@ -268,5 +268,5 @@ def _check_digest(received: FileEntry, digest: str | None, name: str, *, field: 
     if received.sha256 != expected:
         raise SourceError(
             f"wrong digest: {name}\n  expected {expected}, got {received.sha256}",
-            hint=f"if the new file is the one you want, write its digest into {field}",
+            hint=f"if the new file is the one you want, write its digest into {quoted(field)}",
         )
