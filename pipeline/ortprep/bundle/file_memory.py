@@ -62,7 +62,7 @@ def is_settled(stamp: Stamp, at_ns: int | None = None) -> bool:
     return (time.time_ns() if at_ns is None else at_ns) - stamp[4] > _CLOCK_TICK_NS
 
 
-def is_protected(path: str, *, make: bool = False) -> bool:
+def is_protected(path: str, *, make: bool = False, for_own_files: bool = False) -> bool:
     """Returns whether this user and root alone can change what a path leads to.
 
     The file, every folder above it and every link on the way belong to one of the two, and nobody else may
@@ -72,6 +72,7 @@ def is_protected(path: str, *, make: bool = False) -> bool:
     Args:
         path: A file or a folder.
         make: Whether to make missing folders, for this user alone.
+        for_own_files: Whether the path may be a sticky folder, too: what this user puts there is protected.
 
     Raises:
         OSError: Something on the way is missing, cannot be looked at, or cannot be made.
@@ -96,7 +97,7 @@ def is_protected(path: str, *, make: bool = False) -> bool:
             continue
         if pending and not stat.S_ISDIR(status.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), here)
-        if status.st_mode & 0o022 and not (pending and status.st_mode & stat.S_ISVTX):
+        if status.st_mode & 0o022 and not ((pending or for_own_files) and status.st_mode & stat.S_ISVTX):
             return False
         found = here if here != "/" else ""
     return True

@@ -12,7 +12,8 @@ from typing import Any
 
 from ortprep.bundle.digest import PREFIX, digest_json
 from ortprep.bundle.file_memory import cache_folder, read_entry, write_entry
-from ortprep.children.child import run_child, scratch_folder
+from ortprep.bundle.scratch_folder import scratch_folder
+from ortprep.children.child import run_child
 from ortprep.errors import PipelineError, ProviderError
 from ortprep.runtime.loading.session import CUDA, build_session, default_plan
 from ortprep.runtime.machine.hardware import hardware_fingerprint, read_hardware

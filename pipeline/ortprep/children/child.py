@@ -15,19 +15,19 @@ import logging
 import marshal
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.scratch_folder import scratch_folder
 from ortprep.children.process_group import PR_SET_PDEATHSIG, wait_for_end
 from ortprep.errors import (
     DISK_ERRORS,
@@ -274,41 +274,3 @@ def main(job: Mapping[str, Any], reply_file: str) -> None:
         if error.errno not in DISK_ERRORS:
             raise
         os._exit(_NO_ROOM_EXIT)  # at once: what is left to say on stdout has no room either
-
-
-_MAX_ATTEMPTS, _RETRY_DELAY_S = 50, 0.02
-
-
-@contextmanager
-def scratch_folder(prefix: str) -> Iterator[Path]:
-    """Yields a new folder of this user's, and removes it even if a signal handler raises at any line.
-
-    `tempfile.TemporaryDirectory` leaves its folder behind if that happens between the folder's creation and
-    the block, or during the removal. Here the name is known before the folder is made, and an interrupted
-    removal starts again.
-
-    Args:
-        prefix: First part of the folder's name.
-
-    Raises:
-        OSError: The folder cannot be made.
-    """
-    folder = Path(tempfile.gettempdir(), f"{prefix}{os.urandom(8).hex()}")
-    try:
-        folder.mkdir(mode=0o700)
-        yield folder
-    finally:
-        try:
-            _remove(folder)
-        finally:
-            _remove(folder)
-
-
-def _remove(folder: Path) -> None:
-    for _ in range(_MAX_ATTEMPTS):
-        shutil.rmtree(folder, ignore_errors=True)
-        if not folder.exists():
-            return
-        # A process that is being killed may still write into it.
-        time.sleep(_RETRY_DELAY_S)
-    log.warning("cannot remove %s", folder)

@@ -70,7 +70,7 @@ def adopt(
     check_writable(out, hint=f"ortprep adopt --out FOLDER -- {quoted(*program)}")
     from ortprep.adopt.adoption import SAMPLES_FOLDER, adopt_models
     from ortprep.adopt.recorder import read_records, run_recorded
-    from ortprep.children.child import scratch_folder
+    from ortprep.bundle.scratch_folder import scratch_folder
 
     if judge is not None:
         echo(_ARGUMENTS)

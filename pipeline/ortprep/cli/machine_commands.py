@@ -13,7 +13,7 @@ import typer
 
 from ortprep.bundle.codec import encode
 from ortprep.bundle.manifest import MANIFEST_FILE
-from ortprep.children.child import scratch_folder
+from ortprep.bundle.scratch_folder import scratch_folder
 from ortprep.cli.command import (
     ARTIFACTS,
     CONFIGS,

@@ -15,8 +15,9 @@ from statistics import median
 from typing import Any
 
 from ortprep.bundle.codec import encode
+from ortprep.bundle.scratch_folder import scratch_folder
 from ortprep.bundle.session_record import SessionPlan
-from ortprep.children.child import run_child, scratch_folder
+from ortprep.children.child import run_child
 from ortprep.children.probe import ProbeRequest, measure_plan
 from ortprep.doctor.diagnosis import Diagnosis, Finding, diagnose
 from ortprep.doctor.doctor_model import CHILD_TIMEOUT_S, DoctorModel, guard_device, plan_of

@@ -16,8 +16,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
+from ortprep.bundle.scratch_folder import scratch_folder
 from ortprep.bundle.session_record import SessionPlan
-from ortprep.children.child import run_child, scratch_folder
+from ortprep.children.child import run_child
 from ortprep.errors import ChildError, LoadError
 from ortprep.runtime.loading.session import (
     CUDA,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
-import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -14,6 +13,7 @@ from pathlib import Path
 from ortprep.bundle.digest import digest_bytes
 from ortprep.bundle.loader_config import FileEntry, LoaderConfig, read_loader_config
 from ortprep.bundle.manifest import Manifest, read_manifest
+from ortprep.bundle.scratch_folder import scratch_folder
 from ortprep.errors import BundleError, IntegrityError, NotPublishedError, RegistryError, SignatureError
 from ortprep.registry.backend import (
     MAX_LISTING_BYTES,
@@ -260,8 +260,7 @@ class Catalogue:
             IntegrityError: The registry has other bytes than were published, or they contradict the part.
             BundleError: They are not of this form.
         """
-        with tempfile.TemporaryDirectory(prefix="ortprep-") as name:
-            folder = Path(name)
+        with scratch_folder("ortprep-manifest-") as folder:
             for path, entry in small_files(part).items():
                 shutil.copyfile(self.fetch_file(part, entry, ignore), folder / path)
             config, manifest = read_loader_config(folder), read_manifest(folder)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from ortprep.bundle.codec import canonical_json, decode, encode, format_json, pa
 from ortprep.bundle.digest import PREFIX, DigestCache, digest_file
 from ortprep.bundle.file_memory import open_regular
 from ortprep.bundle.paths import RECEIPT_FOLDER, resolve_inside
+from ortprep.bundle.scratch_folder import scratch_folder
 from ortprep.bundle.verification import (
     Digester,
     FileDifference,
@@ -105,9 +105,9 @@ def sign_once(part: Part, signatures: Iterable[bytes], private_key: Path) -> byt
     _import_model_signing()
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
-    with _translated(f"cannot sign {part.model}"), tempfile.TemporaryDirectory(prefix="ortprep-") as folder:
+    with _translated(f"cannot sign {part.model}"), scratch_folder("ortprep-sign-") as folder:
         public = load_pem_private_key(private_key.read_bytes(), _password()).public_key()
-        file = Path(folder, "key.pub")
+        file = folder / "key.pub"
         file.write_bytes(public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
         with suppress(SignatureError):
             return verify_part(part, signatures, file)
@@ -150,8 +150,8 @@ def _check_statement(part: Part, bundle: dict[str, Any]) -> None:
 
 @contextmanager
 def _written(part: Part) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="ortprep-") as folder:
-        file = Path(folder, "part.json")
+    with scratch_folder("ortprep-sign-") as folder:
+        file = folder / "part.json"
         file.write_bytes(part.data)
         yield file
 

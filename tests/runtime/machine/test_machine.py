@@ -18,9 +18,11 @@ from typing import Any
 
 import pytest
 
+from ortprep.bundle.scratch_folder import scratch_folder
 from ortprep.children import availability
 from ortprep.children.availability import run_tiny_model, unavailable_reason
-from ortprep.children.child import Reply, run_child, scratch_folder
+from ortprep.children.child import Reply, run_child
+from ortprep.errors import CacheError
 from ortprep.runtime.machine.hardware import Gpu, read_gpus, read_hardware
 from ortprep.runtime.machine.page_cache import drop_file, prefetch_file, start_prefetch
 from ortprep.runtime.machine.process_memory import peak_rss_bytes, private_bytes
@@ -226,6 +228,31 @@ def test_a_folder_is_yours_and_gone_afterwards(temporary):
         assert folder.name.startswith("mine-")
         assert folder.stat().st_mode & 0o777 == 0o700
     assert not folder.exists()
+
+
+@pytest.mark.attack
+def test_a_folder_is_not_where_others_could_move_it(temporary, monkeypatch):
+    """A world-writable folder that is not sticky, as an `emptyDir` of Kubernetes is."""
+    cache = temporary / "cache"
+    monkeypatch.setenv("ORTPREP_CACHE_DIR", str(cache))
+    temporary.chmod(0o1777)
+    with scratch_folder("mine-") as folder:
+        assert folder.parent == temporary
+    open_to_all = temporary / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    for unsafe in (open_to_all, open_to_all / "mine"):
+        unsafe.mkdir(exist_ok=True)
+        monkeypatch.setattr(tempfile, "tempdir", str(unsafe))
+        with scratch_folder("mine-") as folder:
+            assert folder.is_relative_to(cache)
+        assert not folder.exists()
+    monkeypatch.setenv("ORTPREP_CACHE_DIR", str(open_to_all))
+    with scratch_folder("mine-") as folder:
+        assert folder.parent == Path("/dev/shm")
+    monkeypatch.setattr("ortprep.bundle.scratch_folder._SHARED_MEMORY", str(open_to_all))
+    with pytest.raises(CacheError, match="no safe folder for temporary files"), scratch_folder("mine-"):
+        pass
 
 
 @pytest.mark.filterwarnings("ignore:unclosed scandir:ResourceWarning")

@@ -21,11 +21,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from ortprep.bundle.conversion_record import ApplicationVerdict
 from ortprep.bundle.digest import DigestCache, digest_json
+from ortprep.bundle.scratch_folder import scratch_folder
 from ortprep.children.process_group import start_program, wait_for_end
 from ortprep.errors import DISK_ERRORS, SpecError, StageError
 from ortprep.measuring.device_lock import hold_folder
@@ -209,9 +209,9 @@ class ApplicationJudge:
             # Two runs in one folder could read each other's answers.
             with (
                 hold_folder(self._folder, on_wait=self._say_wait),
-                TemporaryDirectory(prefix="ortprep-judge-") as scratch,
+                scratch_folder("ortprep-judge-") as scratch,
             ):
-                return self._run_alone(environment, Path(scratch))
+                return self._run_alone(environment, scratch)
         except OSError as error:
             if error.errno in DISK_ERRORS:
                 raise
