@@ -46,10 +46,6 @@ class HostConfig:
     require_signature: str | None = None
 
 
-class NotLoadedError(Exception):
-    """A model has to be loaded first, which can take any time: more than the calling thread may take."""
-
-
 class LoadedModel:
     """A bundle's session; raises as `load` does, and `PoolError` if it takes or gives other than numbers."""
 
@@ -106,15 +102,14 @@ class ModelTable:
         raise LoadError(problem, hint='connect("/path/of/the/bundle")')
 
     @contextlib.contextmanager
-    def use(self, folder: str, load_by: Deadline | None) -> Iterator[LoadedModel]:
+    def use(self, folder: str, load_by: Deadline) -> Iterator[LoadedModel]:
         """Yields a model, which stays loaded meanwhile, of the bundle that is in a folder now.
 
         Args:
             folder: The folder.
-            load_by: When loading it is given up, as far as ONNX Runtime notices; None to load nothing.
+            load_by: When loading it is given up, as far as ONNX Runtime notices.
 
         Raises:
-            NotLoadedError: It would have to be loaded.
             PipelineError: It cannot be loaded, as `LoadedModel`.
         """
         with self._lock:
@@ -123,8 +118,6 @@ class ModelTable:
         try:
             loaded = entry.loaded
             if loaded is None or loaded.stamp != _read_stamp(folder):
-                if load_by is None:
-                    raise NotLoadedError(folder)
                 load_by.acquire(entry.lock)
                 try:
                     loaded = entry.loaded

@@ -1,4 +1,8 @@
-"""The host's threads: each waits for any connection, answers one packet, and waits again."""
+"""The host's threads: each waits for any connection, answers one packet, and waits again.
+
+To load a model, to follow a path or to run can take any time. So a thread that is about to answer starts
+another one where too few would wait, and ends afterwards where enough do.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from typing import Any
 from ortprep.errors import HostError, NoRoomError, RequestTimeoutError, to_dict
 from ortprep.runtime.host import packets
 from ortprep.runtime.host.folder import HostFolder, require_same_user
-from ortprep.runtime.host.models import HostConfig, ModelTable, NotLoadedError
+from ortprep.runtime.host.models import HostConfig, ModelTable
 from ortprep.runtime.loading.load_options import Deadline
 from ortprep.runtime.machine.cores import usable_cores
 from ortprep.runtime.machine.process_memory import private_bytes
@@ -28,7 +32,8 @@ from ortprep.runtime.tensors.element_types import Array
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 512
-_MAX_THREADS = 16
+_MIN_WAITING, _MAX_WAITING = 2, 16  # threads; one may be taking a client in
+_MAX_TURN_S = 1.0
 _ONCE = select.EPOLLIN | select.EPOLLONESHOT  # to one thread
 _NO_DESCRIPTORS_DELAY_S = 0.05
 _POLL_INTERVAL_S = 0.01
@@ -58,10 +63,13 @@ class Server:
         self._epoll = select.epoll()
         self._epoll.register(self._wakeup, select.EPOLLIN)
         self._epoll.register(self._listener, _ONCE)
-        count = min(_MAX_THREADS, usable_cores() + 2)
-        self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(count)]
-        for thread in self._threads:
-            thread.start()
+        self._most_waiting = min(_MAX_WAITING, usable_cores() + 2)
+        # More runs at once slow each other down. One that does not end has the others wait for a second.
+        self._turns = threading.BoundedSemaphore(self._most_waiting)
+        self._threads: set[threading.Thread] = set()
+        self._waiting = 0
+        for _ in range(_MIN_WAITING):
+            self._start_thread()
 
     def stop(self, timeout_s: float) -> bool:
         """Ends after the requests that run, and returns whether they were answered in time."""
@@ -69,10 +77,8 @@ class Server:
         self._stopping = True
         os.eventfd_write(self._wakeup, 1)
         end = time.monotonic() + timeout_s
-        for thread in self._threads:
+        for thread in tuple(self._threads):
             thread.join(max(0.0, end - time.monotonic()))
-        while self.served and time.monotonic() < end:  # by threads that load
-            time.sleep(_POLL_INTERVAL_S)
         close_aside(self._close_all)
         return not self.served
 
@@ -80,6 +86,20 @@ class Server:
         for sock in (self._listener, *(sock for sock, _ in tuple(self._connections.values()))):
             with contextlib.suppress(OSError):
                 sock.close()
+
+    def _start_thread(self) -> None:
+        """Has one more thread wait; without one to be had, connections wait for those that are busy."""
+        thread = threading.Thread(target=self._serve, daemon=True)
+        with self._lock:
+            self._waiting += 1
+            self._threads.add(thread)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            log.warning("cannot start a thread: %s", error)
+            with self._lock:
+                self._waiting -= 1
+                self._threads.discard(thread)
 
     def _serve(self) -> None:
         """Takes clients in and answers packets, in a thread of its own."""
@@ -92,7 +112,16 @@ class Server:
             elif descriptor != self._wakeup:
                 with self._lock:
                     self.served += 1
+                    self._waiting -= 1
+                    are_too_few = self._waiting < _MIN_WAITING
+                if are_too_few:
+                    self._start_thread()
                 self._serve_connection(descriptor)
+                with self._lock:
+                    if self._waiting >= self._most_waiting:
+                        self._threads.discard(threading.current_thread())
+                        return
+                    self._waiting += 1
 
     def _accept(self) -> None:
         """Takes a client in, if it is of this user and there is room."""
@@ -116,24 +145,14 @@ class Server:
         self._connections[sock.fileno()] = sock, ""
         self._epoll.register(sock, _ONCE)
 
-    def _serve_connection(self, descriptor: int, packet: packets.Packet | None = None) -> None:
-        """Answers one packet of a client, and closes its connection if that was its last.
-
-        Given a packet, it is on a thread of its own: those of the server load nothing, since a load that
-        lasts would be waited for by all of them.
-        """
+    def _serve_connection(self, descriptor: int) -> None:
+        """Answers one packet of a client, and closes its connection if that was its last."""
         sock, folder = self._connections[descriptor]
-        may_load, is_open = packet is not None, False
+        packet, is_open = None, False
         try:
-            packet = packet or packets.receive(sock, "client")
+            packet = packets.receive(sock, "client")
             if packet is not None:
-                try:
-                    folder = self._answer(sock, packet, folder, may_load=may_load)
-                except NotLoadedError:
-                    args = descriptor, packet
-                    threading.Thread(target=self._serve_connection, args=args, daemon=True).start()
-                    return
-                self._connections[descriptor] = sock, folder
+                self._connections[descriptor] = sock, self._answer(sock, packet, folder)
                 is_open = True
         except (HostError, MemoryError) as error:  # it breaks the protocol, or asks for too much
             log.warning("%s", error)
@@ -150,7 +169,7 @@ class Server:
             del self._connections[descriptor]
             close_aside(sock.close)
 
-    def _answer(self, sock: socket.socket, packet: packets.Packet, folder: str, *, may_load: bool) -> str:
+    def _answer(self, sock: socket.socket, packet: packets.Packet, folder: str) -> str:
         """Answers a packet, and returns the folder of the model that the client has opened."""
         kind: int = packets.FAILED
         reply: dict[str, Any] = {}
@@ -158,18 +177,16 @@ class Server:
             if _has_unread_answer(sock):  # answers take memory until they are read
                 raise packets.violation("client", "packet before the last answer was read")
             if packet.kind == packets.OPEN:
-                if not may_load:  # to follow a path can take any time, too
-                    raise NotLoadedError
                 kind, folder = packets.OPENED, self.models.find_folder(os.fsdecode(packet.text))
                 with self.models.use(folder, _deadline_of(packet, folder)):
                     pass
             elif packet.kind == packets.RUN and folder:
-                kind, reply = packets.DONE, self._run(packet, folder, may_load=may_load)
+                kind, reply = packets.DONE, self._run(packet, folder)
             elif packet.kind == packets.STATUS:
                 kind, reply = packets.REPORT, self.describe()
             else:
                 raise packets.violation("client", f"packet of kind {packet.kind} before a model was opened")
-        except (HostError, NotLoadedError):
+        except HostError:
             raise
         except Exception as error:  # noqa: BLE001 - errors of ONNX Runtime cross to the client
             kind, reply = packets.FAILED, to_dict(error)
@@ -179,13 +196,18 @@ class Server:
             _send_json(sock, kind, reply)
         return folder
 
-    def _run(self, packet: packets.Packet, folder: str, *, may_load: bool) -> dict[str, Array]:
+    def _run(self, packet: packets.Packet, folder: str) -> dict[str, Array]:
         if 0 < packet.deadline_ns < time.monotonic_ns():
             raise RequestTimeoutError("request was not run: its deadline passed while the host was busy")
-        with self.models.use(folder, _deadline_of(packet, folder) if may_load else None) as model:
+        with self.models.use(folder, _deadline_of(packet, folder)) as model:
             with self._lock:
                 self._requests += 1
-            return model.run(packet.arrays)
+            is_turn = self._turns.acquire(timeout=_MAX_TURN_S)
+            try:
+                return model.run(packet.arrays)
+            finally:
+                if is_turn:
+                    self._turns.release()
 
     def describe(self) -> dict[str, Any]:
         """Returns what `ortprep host --status` shows, as JSON types."""
