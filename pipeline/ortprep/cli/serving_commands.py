@@ -33,6 +33,7 @@ from ortprep.runtime.loading.load_options import DigestPolicy, check_choice
 from ortprep.runtime.loading.sources import locate
 from ortprep.runtime.loading.variant_selection import FASTEST
 from ortprep.runtime.machine.hardware import read_hardware
+from ortprep.tables import count_of
 from ortprep.versions import parse_version
 
 if TYPE_CHECKING:
@@ -260,6 +261,8 @@ def _show_status(*, as_json: bool) -> None:
     for model in found["models"]:
         state = f"loaded, variant {model['variant']}" if model["variant"] else "not loaded"
         write_line(f"{model['name'] or '-'}  {model['bundle']}  {state}")
+    if found["models_left_out"]:
+        write_line(f"and {count_of(found['models_left_out'], 'model')} more")
 
 
 export_app = typer.Typer(help="Write bundles in the layout of other servers.", no_args_is_help=True)

@@ -42,8 +42,14 @@ def close_descriptors(descriptors: Iterable[int]) -> None:
             received.close()
 
 
+_postponed: list[Callable[[], object]] = []
+
+
 def close_aside(close: Callable[[], object]) -> None:
-    """Calls a function that closes descriptors on a thread of its own, and waits for up to 0.2 s."""
+    """Calls a function that closes descriptors on a thread of its own, and waits for up to 0.2 s.
+
+    If there is no thread to be had, that of a later call calls it.
+    """
     is_closed = _thread.allocate_lock()
     is_closed.acquire()
 
@@ -52,10 +58,13 @@ def close_aside(close: Callable[[], object]) -> None:
             close()
         finally:
             is_closed.release()
+        with contextlib.suppress(IndexError):
+            while True:
+                _postponed.pop()()
 
     try:
         _thread.start_new_thread(run, ())
-    except RuntimeError:  # there is no thread to be had, or the interpreter ends
-        close()
+    except RuntimeError:  # not closed on this thread, which has others to answer; or the interpreter ends
+        _postponed.append(close)
     else:
         is_closed.acquire(timeout=_MAX_WAIT_S)

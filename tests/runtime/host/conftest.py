@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from ortprep.runtime.host.folder import HostFolder
+from ortprep.runtime.host.models import HostConfig
 from ortprep.runtime.host.process import read_status, stop_host
+from ortprep.runtime.host.server import Server
 from tests.fakes import wait_for
 from tests.runtime.builders import write_bundle
 from tests.runtime.pool.conftest import descriptors
@@ -47,6 +51,20 @@ def freeze_host() -> int:
         what="all threads stand still",
     )
     return pid
+
+
+@contextmanager
+def host_in_this_process(config: HostConfig | None = None) -> Iterator[Server]:
+    """A host whose functions a test can replace."""
+    folder = HostFolder(make=True)
+    server = Server(folder, config or HostConfig())
+    try:
+        yield server
+    finally:
+        assert server.stop(20)
+        server._epoll.close()
+        os.close(server._wakeup)
+        folder.close()
 
 
 @pytest.fixture(autouse=True)

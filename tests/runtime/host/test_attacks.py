@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import fcntl
 import json
 import os
@@ -39,12 +40,12 @@ from ortprep.runtime.host.packets import (
     send_arrays,
 )
 from ortprep.runtime.host.process import read_status
-from ortprep.runtime.host.server import Server
 from ortprep.runtime.loading import phases
 from ortprep.runtime.loading.load_options import Deadline
+from ortprep.runtime.received_descriptors import close_aside
 from tests.fakes import lingering, wait_for
 from tests.runtime.builders import endless_model, rewrite_digests, sample, weights_of, write_bundle
-from tests.runtime.host.conftest import freeze_host, kill_host
+from tests.runtime.host.conftest import freeze_host, host_in_this_process, kill_host
 from tests.runtime.pool.builders import write_model_bundle
 
 pytestmark = [pytest.mark.runtime, pytest.mark.attack]
@@ -302,6 +303,21 @@ def test_descriptors_that_linger_stop_nobody(bundle, packets):
         np.testing.assert_allclose(session.run(None, {"x": sample()})[0], sample() @ weights_of(0), rtol=1e-5)
 
 
+def test_without_a_thread_to_be_had_descriptors_are_closed_by_the_next(monkeypatch):
+    closed: list[int] = []
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_thread, "start_new_thread", refuse)
+        close_aside(lambda: closed.append(threading.get_ident()))
+    assert closed == []
+    close_aside(lambda: closed.append(threading.get_ident()))
+    wait_for(lambda: len(closed) == 2, what="both are closed")
+    assert threading.get_ident() not in closed
+
+
 def test_a_client_that_reads_no_answer_gets_no_second_one(bundle):
     with connect(bundle, start=True), connection(bundle) as sock:
         pid = freeze_host()
@@ -319,20 +335,6 @@ def test_a_client_that_reads_no_answer_gets_no_second_one(bundle):
         status = read_status()
         assert status is not None
         assert status["requests"] == 1
-
-
-@contextmanager
-def host_in_this_process() -> Iterator[None]:
-    """A host whose functions a test can have hang."""
-    folder = HostFolder(make=True)
-    server = Server(folder, HostConfig())
-    try:
-        yield
-    finally:
-        assert server.stop(20)
-        server._epoll.close()
-        os.close(server._wakeup)
-        folder.close()
 
 
 @pytest.mark.parametrize("hanging", ["LoadedModel.run", "_read_stamp"])
@@ -353,8 +355,8 @@ def test_requests_that_hang_stop_no_other_model(bundle, tmp_path, monkeypatch, h
         monkeypatch.setattr(f"ortprep.runtime.host.models.{hanging}", hang_for_bad)
         for other in others:
             send_arrays(other, RUN, {"x": np.zeros((5, 8), np.float32)}, MemoryFile)
-        for _ in range(20):
-            np.testing.assert_array_equal(session.run(None, {"x": sample()}, timeout_s=10)[0], y)
+        for _ in range(3):  # a run waits for a second for those that hang
+            np.testing.assert_array_equal(session.run(None, {"x": sample()}, timeout_s=30)[0], y)
         is_over.set()
         for other in others:
             answer = receive(other, "host")

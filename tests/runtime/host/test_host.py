@@ -30,12 +30,11 @@ from ortprep.runtime.host import process
 from ortprep.runtime.host.folder import HostFolder
 from ortprep.runtime.host.models import HostConfig, ModelTable
 from ortprep.runtime.host.process import read_status, stop_host
-from ortprep.runtime.host.server import Server
 from ortprep.runtime.loading.load_options import NO_DEADLINE
 from ortprep.runtime.tensors.element_types import ELEMENT_TYPES, narrow
 from tests.fakes import wait_for
 from tests.runtime.builders import ROWS, batch_of, sample, weights_of, write_bundle
-from tests.runtime.host.conftest import freeze_host, hosts, kill_host
+from tests.runtime.host.conftest import freeze_host, host_in_this_process, hosts, kill_host
 from tests.runtime.pool.builders import write_model_bundle
 
 pytestmark = pytest.mark.runtime
@@ -257,18 +256,21 @@ def test_a_start_that_hangs_takes_its_timeout_once(monkeypatch):
 
 
 def test_idle_time_counts_from_the_end_of_an_answer(monkeypatch):
-    folder, ran_s = HostFolder(make=True), []
-    server = Server(folder, HostConfig())
-    monkeypatch.setattr(server, "describe", lambda: {"at": ran_s.append(time.monotonic())})
-    try:
+    ran_s: list[float] = []
+    with host_in_this_process() as server:
+        monkeypatch.setattr(server, "describe", lambda: {"at": ran_s.append(time.monotonic())})
         assert read_status() == {"at": None}
         wait_for(lambda: not server.served, what="the request is served")
         assert server.last_s >= ran_s[0]
-    finally:
-        assert server.stop(5)
-        server._epoll.close()
-        os.close(server._wakeup)
-        folder.close()
+
+
+def test_the_status_of_more_models_than_fit_a_packet_says_how_many_it_left_out():
+    models = {str(number): f"/{'long' * 100}/{number}" for number in range(1_000)}
+    with host_in_this_process(HostConfig(models)):
+        status = read_status()
+        assert status is not None
+        assert len(status["models"]) > 50
+        assert len(status["models"]) + status["models_left_out"] == 1_000
 
 
 def test_a_closed_session_says_so(bundle):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import logging
 import os
@@ -89,20 +90,18 @@ class Server:
 
     def _start_thread(self) -> None:
         """Has one more thread wait; without one to be had, connections wait for those that are busy."""
-        thread = threading.Thread(target=self._serve, daemon=True)
         with self._lock:
             self._waiting += 1
-            self._threads.add(thread)
         try:
-            thread.start()
+            threading.Thread(target=self._serve, daemon=True).start()
         except RuntimeError as error:
             log.warning("cannot start a thread: %s", error)
             with self._lock:
                 self._waiting -= 1
-                self._threads.discard(thread)
 
     def _serve(self) -> None:
         """Takes clients in and answers packets, in a thread of its own."""
+        self._threads.add(threading.current_thread())
         listener = self._listener.fileno()
         while not self._stopping:
             ((descriptor, _),) = self._epoll.poll(None, 1)
@@ -210,14 +209,18 @@ class Server:
                     self._turns.release()
 
     def describe(self) -> dict[str, Any]:
-        """Returns what `ortprep host --status` shows, as JSON types."""
+        """Returns what `ortprep host --status` shows, as JSON types: as many models as fit a packet."""
+        models = self.models.describe()
+        sizes = itertools.accumulate(len(json.dumps(model)) for model in models)
+        shown = sum(size < packets.MAX_TEXT_BYTES // 2 for size in sizes)
         return {
             "pid": os.getpid(),
             "up_s": round(time.monotonic() - self._began_s, 1),
             "clients": len(self._connections) - 1,  # but for the one that asks
             "requests": self._requests,
             "private_bytes": private_bytes(),
-            "models": self.models.describe(),
+            "models": models[:shown],
+            "models_left_out": len(models) - shown,
         }
 
 
