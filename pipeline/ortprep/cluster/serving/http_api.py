@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BODY_TIMEOUT_S = 30.0
+BODY_TIMEOUT_S, PAUSE_TIMEOUT_S = 30.0, 3.0
 """Timeout of a request's body: as long as it comes, it takes one of the replica's `max_ongoing_requests`."""
 
 MIN_TOKEN_CHARACTERS = 16
@@ -140,9 +140,13 @@ class HttpMethods:
         if length.isascii() and length.isdecimal() and (len(length) > 18 or int(length) > limit):
             raise too_large
         parts, size = [], 0
+        loop = asyncio.get_running_loop()
+        end = loop.time() + BODY_TIMEOUT_S
         try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
+            async with asyncio.timeout(PAUSE_TIMEOUT_S) as patience:
                 async for part in request.stream():
+                    # A body that stops arriving holds its part of the budget for all bodies.
+                    patience.reschedule(min(end, loop.time() + PAUSE_TIMEOUT_S))
                     size += len(part)
                     if size > limit:
                         raise too_large
@@ -152,7 +156,8 @@ class HttpMethods:
             raise ProtocolError.of(
                 408,
                 "request arrived too slowly\n"
-                f"  expected its body within {BODY_TIMEOUT_S:g} s, got {size} bytes",
+                f"  expected its body within {BODY_TIMEOUT_S:g} s, without a pause of {PAUSE_TIMEOUT_S:g} s, "
+                f"got {size} bytes",
             ) from None
         return b"".join(parts)
 
