@@ -17,8 +17,8 @@ class Bytecode:
     """What an import of ONNX Runtime found compiled.
 
     Attributes:
-        missing: Python files that have no bytecode for the next process.
-        packages: The folder that has ONNX Runtime.
+        missing: Python files of packages that have no bytecode for the next process.
+        packages: The folder of packages that has ONNX Runtime.
     """
 
     missing: int = 0
@@ -41,13 +41,14 @@ class Bytecode:
 
 
 def read_bytecode(_: None = None) -> Bytecode:
-    """Imports ONNX Runtime, and looks for the bytecode of all imported modules; runs in a child.
+    """Imports ONNX Runtime, and looks for the bytecode of all that is imported beside it; runs in a child.
 
     Python writes it at the first import, unless `PYTHONDONTWRITEBYTECODE` is set or the folder is read-only.
     """
     import onnxruntime
 
+    packages = str(Path(onnxruntime.__file__).parents[1])
     specs = [getattr(module, "__spec__", None) for module in list(sys.modules.values())]
-    cached = {spec.cached for spec in specs if spec is not None and spec.cached is not None}
-    missing = sum(not Path(file).exists() for file in cached)
-    return Bytecode(missing, str(Path(onnxruntime.__file__).parents[1]))
+    found = {spec.origin: spec.cached for spec in specs if spec is not None and spec.cached is not None}
+    missing = sum(file.startswith(packages) and not Path(cached).exists() for file, cached in found.items())
+    return Bytecode(missing, packages)
