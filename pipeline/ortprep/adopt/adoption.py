@@ -209,6 +209,7 @@ def _name(model: Path, folder: Path) -> str | None:
 
 
 def _header(use: ModelUse, options: SpecOptions, program: str) -> Iterator[str]:
+    """Yields the comment lines at the head of a spec: what was seen, and what was left out."""
     seen = f"sessions {use.loads}, runs {use.runs}, sets of shapes {use.shape_count}"
     lines = [
         f"Adopted from `{program}`: {seen}. The options in `runtime` are the application's own, and are "

@@ -134,6 +134,7 @@ class Recorder:
         return replace(observer.observed(), kept=() if keeper is None else keeper.files)
 
     def _describe(self, session: Any, request: SessionRequest) -> ModelRecord:
+        """Returns the record of a model, which is saved first where it came as bytes."""
         path = saved = None
         size_bytes = modified_ns = 0
         if isinstance(request.model, bytes):

@@ -161,6 +161,7 @@ def build_plan(spec: ModelSpec, *, only: str | None = None, skip_unavailable: bo
 
 
 def _unavailable(name: str, lacking: dict[str, str], *, requested: tuple[str, ...]) -> SpecError:
+    """Returns the error for targets that this machine cannot run."""
     nothing_left = len(lacking) == len(requested)
     lines = "\n".join(f"  {target}: {reason}" for target, reason in lacking.items())
     return SpecError(
@@ -186,6 +187,7 @@ def check_destinations(specs: Iterable[ModelSpec], artifacts: Path) -> None:
 
 
 def _find_problems(spec: ModelSpec, artifacts: Path) -> Iterator[tuple[str, str]]:
+    """Yields what a build must not replace, with the command that moves it away."""
     bundle = artifacts / spec.name
     if not may_be_replaced(bundle):
         aside = quoted("mv", bundle, f"{bundle}.mine")

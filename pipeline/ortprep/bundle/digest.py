@@ -57,6 +57,7 @@ def digest_file(path: Path, *, between_blocks: Callable[[], object] = _carry_on)
 
 
 def _digest_open(file: BinaryIO, between_blocks: Callable[[], object]) -> str:
+    """Returns the digest of an open file; raises `OSError` if it has more bytes than its size says."""
     hasher, block = hashlib.sha256(), memoryview(bytearray(_BLOCK_BYTES))
     left_bytes = os.fstat(file.fileno()).st_size
     while count := file.readinto(block):  # type: ignore[attr-defined]

@@ -51,6 +51,7 @@ def scratch_folder(prefix: str) -> Iterator[Path]:
 
 
 def _safe_place() -> str:
+    """Returns the first of three folders where nobody else can move what is this user's."""
     usual = tempfile.gettempdir()
     if _is_safe(usual):
         return usual

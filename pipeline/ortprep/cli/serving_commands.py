@@ -244,6 +244,7 @@ def _parse(text: str, units: dict[str, int], option: str, example: str) -> int:
 
 
 def _show_status(*, as_json: bool) -> None:
+    """Prints what the host says of itself; exits with 1 if none runs."""
     found = read_status()
     if as_json:
         write_json(found)

@@ -114,6 +114,7 @@ def _is_float(array: Array) -> bool:
 
 
 def _compare(expected: Array, got: Array, block_elements: int) -> _Tally:
+    """Compares two arrays block by block, in whole rows."""
     row = expected.shape[-1] if _is_float(expected) and expected.ndim else 0
     tally = _Tally()
     step = max(block_elements // max(row, 1), 1) * max(row, 1)  # whole rows, at least one
@@ -240,6 +241,7 @@ def find_gate_failures(gate: Gate, accuracies: Sequence[OutputAccuracy]) -> tupl
 
 
 def _find_failures(gate: Gate, accuracy: OutputAccuracy) -> Iterator[str]:
+    """Yields each bound of a gate that an output misses."""
     subject = f"output {accuracy.output!r}"
     if accuracy.reason:
         yield f"{subject} cannot be compared: {accuracy.reason}"

@@ -121,6 +121,7 @@ def lock_folder() -> Path:
 
 @contextmanager
 def _held(devices: list[str], mode: int, *, on_wait: Callable[[], None] | None) -> Iterator[None]:
+    """Holds the locks of devices, shared or exclusive by `mode`, until the block ends."""
     folder = lock_folder()
     report_wait = functools.cache(on_wait or (lambda: None))  # once for all locks
     with ExitStack() as stack:
@@ -136,6 +137,7 @@ def _held(devices: list[str], mode: int, *, on_wait: Callable[[], None] | None) 
 
 @contextmanager
 def _lock_file(path: Path, mode: int, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Holds the lock of a file until the block ends; calls `on_wait` if another process has it."""
     # Never inherited by child processes: a lock would outlive its holder in them. Never removed either:
     # a process that waits on the removed file would hold a lock that no other knows of.
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

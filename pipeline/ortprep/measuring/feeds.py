@@ -93,6 +93,7 @@ def _integer_range(
 def _draw_numbers(
     rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any], span: Span | None
 ) -> Array:
+    """Draws numbers between two bounds, or of the standard normal distribution where there are none."""
     if span is not None:
         low, high = span
         if dtype.kind == "f":

@@ -54,6 +54,7 @@ def _check_digest(digest: str) -> str:
 
 
 def _check_url(url: str) -> str:
+    """Returns a URL that a spec may name; raises `ValueError` for another."""
     if has_credentials(url):
         raise ValueError(
             "expected a URL without user and password, which would end up in the bundle; "
@@ -68,6 +69,7 @@ def _check_url(url: str) -> str:
 
 
 def _check_glob(pattern: str) -> str:
+    """Returns a glob that a spec may have for its samples; raises `ValueError` for another."""
     parts = check_text(pattern).split("/")
     if pattern.startswith("/") or any("**" in part and part != "**" for part in parts):
         raise ValueError("expected a glob of .npz files relative to the spec, ** only as a whole component")

@@ -88,6 +88,7 @@ def list_sources(folder: Path) -> dict[str, ModelSpec | None]:
 
 
 def _list_specs(folder: Path) -> list[Path]:
+    """Lists the files of specs in a folder; raises `SpecError` if it has none."""
     try:
         paths = _spec_files(folder)
     except OSError as error:

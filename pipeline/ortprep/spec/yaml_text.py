@@ -158,6 +158,7 @@ def _read(event: Any, events: Iterator[Any], place: Place, lines: dict[Place, in
 
 
 def _read_key(event: Any) -> str:
+    """Returns the key of a mapping, which must be text."""
     is_scalar = isinstance(event, yaml.ScalarEvent)
     text = event.value if is_scalar else "a list or mapping"
     key = _read(event, iter(()), (), {}) if is_scalar else None

@@ -143,10 +143,10 @@ class HttpMethods:
         loop = asyncio.get_running_loop()
         end = loop.time() + BODY_TIMEOUT_S
         try:
-            async with asyncio.timeout(PAUSE_TIMEOUT_S) as patience:
+            async with asyncio.timeout(PAUSE_TIMEOUT_S) as timeout:
                 async for part in request.stream():
                     # A body that stops arriving holds its part of the budget for all bodies.
-                    patience.reschedule(min(end, loop.time() + PAUSE_TIMEOUT_S))
+                    timeout.reschedule(min(end, loop.time() + PAUSE_TIMEOUT_S))
                     size += len(part)
                     if size > limit:
                         raise too_large

@@ -162,6 +162,7 @@ def _find_bundles(model: Any, places: str) -> list[IndexedBundle]:
 def _try_bundles(
     instance: Any, request: SessionRequest, onnxruntime: Any, bundles: Sequence[IndexedBundle]
 ) -> str | None:
+    """Opens an instance on the first bundle that fits; returns why none does, or None."""
     try:
         placement = choose_placement(request, onnxruntime, has_gpu=has_gpu)
     except ValueError as error:
@@ -222,6 +223,7 @@ def _is_for_forks(request: SessionRequest, target: str) -> bool:
 
 
 def _prepare_for_forks(options: LoadOptions) -> LoadOptions:
+    """Returns options that load a session which children of this process can use."""
     from ortprep.runtime.loading.forking import with_one_thread
 
     place = options.adapt

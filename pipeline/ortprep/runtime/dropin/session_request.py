@@ -149,6 +149,7 @@ def find_obstacle(request: SessionRequest, onnxruntime: Any) -> str | None:
 
 
 def _find_options_obstacle(options: Any) -> str | None:
+    """Returns which session option of an application no bundle can honour, None if all can be."""
     called = sorted(_CALLED.get(options, ()))
     if called:
         return f"the application called {called[0]} of its session options"

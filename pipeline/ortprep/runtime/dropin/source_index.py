@@ -116,6 +116,7 @@ def is_source(bundle: IndexedBundle, model: str) -> bool:
 
 
 def _digest(path: str) -> str:
+    """Returns the digest of a file, remembered if its stamp is the same."""
     remembered = read_digest(read_stamp(path), cache_folder(DIGEST_FOLDER))
     if remembered is not None:
         return remembered
@@ -134,6 +135,7 @@ _KNOWN: dict[str, IndexedBundle] = {}
 
 
 def _list_place(place: str) -> list[IndexedBundle]:
+    """Lists the bundles of a folder, or of a reference that is pulled once; logs what cannot be read."""
     folder = os.path.expanduser(place)
     if "://" in place:
         if place not in _REFERENCES:
@@ -150,6 +152,7 @@ def _list_place(place: str) -> list[IndexedBundle]:
 
 
 def _pull(reference: str) -> str | None:
+    """Returns the folder of a reference to a registry, None, with a warning, if it cannot be pulled."""
     from ortprep.errors import PipelineError
     from ortprep.runtime.loading.sources import locate
 
@@ -161,6 +164,7 @@ def _pull(reference: str) -> str | None:
 
 
 def _list_folder(folder: str) -> list[IndexedBundle]:
+    """Lists the bundles below a folder; reads those only that are new since the index was written."""
     stamped = {name: find_stamp(f"{folder}/{name}/{LOADER_FILE}") for name in _subfolders(folder)}
     stamps = {name: stamp for name, stamp in stamped.items() if stamp[1]}
     if any(_known(folder, name, stamp) is None for name, stamp in stamps.items()):
@@ -189,6 +193,7 @@ def _known(folder: str, name: str, loader: Stamp) -> IndexedBundle | None:
 
 
 def _read(folder: str, name: str, loader: Stamp) -> None:
+    """Reads which source a bundle was made of; one that cannot be read counts as made of none."""
     from pathlib import Path
 
     from ortprep.bundle.loader_config import read_loader_config
@@ -220,6 +225,7 @@ def _recall(folder: str) -> None:
 
 
 def _remember(folder: str, stamps: Mapping[str, Stamp]) -> None:
+    """Writes the index of a folder, without bundles that may have been written to just now."""
     bundles = (_known(folder, name, stamp) for name, stamp in stamps.items())
     lines = [
         _format(folder, bundle)

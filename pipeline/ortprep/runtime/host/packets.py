@@ -253,6 +253,7 @@ def _read_arrays(
 
 
 def _read_array(data: bytes | int, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Returns a copy of one array, read from bytes or from a region."""
     array = np.empty(shape, dtype)
     content = array.reshape(-1).view(np.uint8)
     if isinstance(data, int):
@@ -275,6 +276,7 @@ def _dtype_name(dtype: np.dtype[Any]) -> str:
 
 
 def _find_dtype(name: str) -> np.dtype[Any]:
+    """Returns the type of a name; raises `ValueError` unless it is one of numbers."""
     if name in _NUMBERS:
         return np.dtype(name)
     from ortprep.runtime.tensors.element_types import find_element_type

@@ -208,6 +208,7 @@ def _found_host(timeout_s: float) -> Iterator[tuple[HostFolder | None, _socket.s
 
 
 def _end_process(pid: int, timeout_s: float) -> None:
+    """Ends a process by SIGTERM, and by SIGKILL after a timeout."""
     process = os.pidfd_open(pid)
     try:
         for number in (signal.SIGTERM, signal.SIGKILL):

@@ -196,6 +196,7 @@ class Server:
         return folder
 
     def _run(self, packet: packets.Packet, folder: str) -> dict[str, Array]:
+        """Returns the outputs of a run, which waits for a turn for a second at most."""
         if 0 < packet.deadline_ns < time.monotonic_ns():
             raise RequestTimeoutError("request was not run: its deadline passed while the host was busy")
         with self.models.use(folder, _deadline_of(packet, folder)) as model:

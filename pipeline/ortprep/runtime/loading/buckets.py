@@ -69,6 +69,7 @@ def choose_bucket(
 def _has_sizes(
     inputs: Sequence[TensorSpec], shapes: Mapping[str, Sequence[int]], binding: Mapping[str, int]
 ) -> bool:
+    """Returns whether inputs of these shapes have the sizes that a bucket was bound to."""
     bound: set[str] = set()
     for tensor in inputs:
         shape = shapes[tensor.name]

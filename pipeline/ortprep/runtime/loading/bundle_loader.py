@@ -177,6 +177,7 @@ def open_folder(folder: str, options: LoadOptions) -> OpenedBundle:
 
 
 def _open(root: str, options: LoadOptions) -> OpenedBundle:
+    """Opens a bundle as it was resolved before, or reads, selects and checks it."""
     import_onnxruntime()
     resolved = recall(root, options)
     is_new = resolved is None
@@ -252,6 +253,7 @@ def _prefetch(resolved: ResolvedVariant) -> None:
 
 
 def _report(resolved: ResolvedVariant, options: LoadOptions) -> None:
+    """Logs which variant is taken, and an argument that has no effect on it."""
     bundle = resolved.bundle
     if options.device_id is not None and not resolved.uses_gpu:
         log_line(

@@ -118,6 +118,7 @@ def merge_options(plan: SessionPlan, chosen: SessionOptions) -> SessionPlan:
 
 
 def _log_contradictions(plan: SessionPlan, shared: Iterable[tuple[str, Any, Any]]) -> None:
+    """Logs the options of an application that differ from its bundle's."""
     from ortprep.options import format_option
 
     contradictions = [
@@ -176,6 +177,7 @@ def _require_object(chosen: Any) -> None:
 
 
 def _read_attributes(chosen: Any) -> dict[str, str | int | bool]:
+    """Returns the attributes of a `SessionOptions` that are not at their defaults."""
     _require_object(chosen)
     default = import_onnxruntime().SessionOptions()
     names = [name for name in sorted(KNOWN_ATTRIBUTES) if hasattr(default, name)]

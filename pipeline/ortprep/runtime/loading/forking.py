@@ -111,6 +111,7 @@ def serve_forks(opened: OpenedBundle, threads_after: int | None = None) -> None:
 
 
 def _refuse_telemetry(bundle: str | os.PathLike[str]) -> None:
+    """Raises `LoadError` if ONNX Runtime has started the thread that sends usage data."""
     if has_telemetry_thread():
         from ortprep.errors import LoadError
 
@@ -290,6 +291,8 @@ def _forkable_class(plain: Any) -> type:
 
 
 def _counted(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a method of a session that counts as running meanwhile, and works after a fork."""
+
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         state: _ForkState = self._ortprep_forks

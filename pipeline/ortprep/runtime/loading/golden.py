@@ -101,6 +101,7 @@ def _select(tensors: Mapping[str, Array], prefix: str) -> dict[str, Array]:
 def _find_problems(
     golden: Golden, expected: Mapping[str, RecordedOutput], answers: Mapping[str, Array]
 ) -> Iterator[str]:
+    """Yields how answers differ from the recorded ones."""
     from ortprep.runtime.tensors.compare import compare_output
 
     if not expected:

@@ -359,6 +359,8 @@ def _on_the_steady_one(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _on_its_own_session(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a method that runs a binding on the session of the phase that made it."""
+
     @functools.wraps(method)
     def run_with_iobinding(self: Any, iobinding: Any, run_options: Any = None) -> None:
         # `IOBinding(session)` may have bound the first session, which it keeps.

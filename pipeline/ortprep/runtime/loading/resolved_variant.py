@@ -250,6 +250,7 @@ def _is_usual(plan: SessionPlan) -> bool:
 
 
 def _is_usual_value(name: str, value: object) -> bool:
+    """Returns whether an option that a cache entry has is one that bundles may set."""
     if name in SWITCHES:
         return value in (True, False, "0", "1")
     if name in MAX_COUNTS:

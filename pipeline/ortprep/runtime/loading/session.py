@@ -226,6 +226,7 @@ def described_as(base: type[Any], replacement: type[Any]) -> type[Any]:
 def _create_session(
     plan: SessionPlan, options: Any, deadline: Deadline, create: SessionFactory
 ) -> onnxruntime.InferenceSession:
+    """Creates a session within a deadline; raises as `build_session`."""
     remaining_s = deadline.remaining_s()
     try:
         with contextlib.nullcontext() if remaining_s is None else _cancelled_after(options, remaining_s):
@@ -281,6 +282,7 @@ def _device_of(plan: SessionPlan) -> str:
 
 
 def _set_options(options: Any, plan: SessionPlan) -> None:
+    """Sets the options of a plan on a `SessionOptions`; raises `LoadError` for one that it lacks."""
     record = plan.session_options
     options.graph_optimization_level = _enumerated("GraphOptimizationLevel", record.graph_optimization_level)
     for name, value in record.attributes.items():
@@ -310,6 +312,7 @@ def _set_options(options: Any, plan: SessionPlan) -> None:
 
 
 def _enumerated(kind: str, name: str) -> Any:
+    """Returns a member of one of ONNX Runtime's enumerations by its name."""
     onnxruntime = import_onnxruntime()
     member = getattr(onnxruntime, kind).__members__.get(name)
     if member is None:
@@ -325,6 +328,7 @@ def _enumerated(kind: str, name: str) -> Any:
 
 @contextlib.contextmanager
 def _cancelled_after(options: Any, timeout_s: float) -> Iterator[None]:
+    """Has ONNX Runtime give up a load if the block takes longer than a timeout."""
     import threading
 
     timer = threading.Timer(
@@ -340,6 +344,7 @@ def _cancelled_after(options: Any, timeout_s: float) -> Iterator[None]:
 
 
 def _check_offered(plan: SessionPlan, available: list[str]) -> None:
+    """Raises `ProviderError` unless this ONNX Runtime has the providers of a plan."""
     missing = [provider.name for provider in plan.providers if provider.name not in available]
     if missing:
         from ortprep.errors import ProviderError

@@ -53,6 +53,7 @@ def read_signed_files(folder: Path, require_signature: str | os.PathLike[str]) -
 def _open_source(
     path: str, require_signature: str | os.PathLike[str] | None
 ) -> tuple[Path, tuple[FileEntry, ...] | None]:
+    """Returns the folder of a bundle in a registry, and the files that were verified."""
     from importlib import metadata
 
     try:
@@ -68,6 +69,7 @@ def _open_source(
 
 
 def _as_text(bundle: object) -> str:
+    """Returns the path of a bundle as text; raises `LoadError` if it is none."""
     named = bundle if isinstance(bundle, str | os.PathLike) else None
     path = None if named is None else os.fspath(named)
     if not isinstance(path, str) or "\0" in path:

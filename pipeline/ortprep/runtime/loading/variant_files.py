@@ -131,6 +131,7 @@ def check_external_data(root: Path, variant: Variant, deadline: Deadline = NO_DE
 
 
 def _locations(model: Path, deadline: Deadline) -> tuple[str, ...]:
+    """Returns the names of the files that a model takes its weights from."""
     try:
         with model.open("rb") as file:
             head = file.read(8)

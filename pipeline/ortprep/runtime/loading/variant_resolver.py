@@ -154,6 +154,7 @@ def plan_of(root: Path, variant: Variant, choice: Phases) -> SessionPlan:
 
 
 def _check_options(root: Path, variant: Variant) -> None:
+    """Raises `IntegrityError` for options that no bundle may set; warns of those that are not listed."""
     invalid = find_invalid_options(variant)
     if invalid:
         lines = "\n".join(f"  {problem}" for problem in invalid)
@@ -187,6 +188,7 @@ def _require_precision(precision: str) -> None:
 def _nothing_fits(
     root: Path, config: LoaderConfig, selection: Selection, options: LoadOptions
 ) -> NoVariantError:
+    """Returns the error for a bundle without a variant for this machine or these arguments."""
     target, precision = options.target, options.precision
     hint = f"ortprep prepare {quoted(config.name)} --target {quoted(target or config.variants[0].target)}"
     if selection.passed_over:
@@ -242,6 +244,7 @@ def _plans(variant: Variant) -> tuple[Variant | FirstPhase, ...]:
 
 
 def _problems(plan: Variant | FirstPhase) -> Iterator[str]:
+    """Yields the providers and options of a plan that no bundle may set."""
     options = plan.session_options
     for provider in plan.providers:
         if provider.name not in (CPU, CUDA):

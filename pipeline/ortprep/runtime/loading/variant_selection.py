@@ -136,6 +136,7 @@ def needs_gpu(requirements: Requirements) -> bool:
 
 
 def _version_reasons(needed: VersionRange, version: str | None) -> Iterator[str]:
+    """Yields why a version of ONNX Runtime does not do."""
     if version is None:
         return
     installed, minimum = parse_version(version), parse_version(needed.minimum)
@@ -153,6 +154,7 @@ def _provider_reasons(needs: Requirements, available: Sequence[str] | None) -> I
 
 
 def _processor_reasons(needs: Requirements, hardware: Hardware) -> Iterator[str]:
+    """Yields what the processor lacks, or has too much."""
     if needs.machine is not None and needs.machine != hardware.machine:
         yield f"expected a {needs.machine} processor, got {hardware.machine}"
     features = frozenset(hardware.cpu_features)
@@ -174,6 +176,7 @@ def _choose_device(variant: Variant, device_id: int | None) -> int:
 
 
 def _gpu_reasons(needs: Requirements, hardware: Hardware, ordinal: int) -> Iterator[str]:
+    """Yields why a CUDA device does not do."""
     if not needs_gpu(needs):
         return
     if not 0 <= ordinal < len(hardware.gpus):

@@ -172,6 +172,7 @@ def read_gpus() -> tuple[Gpu, ...]:
 
 
 def _read_gpu(driver: ctypes.CDLL, ordinal: int) -> Gpu:
+    """Reads what CUDA's driver says of a device."""
     device = ctypes.c_int(0)
     driver.cuDeviceGet(ctypes.byref(device), ordinal)
     name = ctypes.create_string_buffer(256)

@@ -161,6 +161,7 @@ class _Board:
 
 
 def _no_room(model: ModelLoad, board: _Board) -> PoolError:
+    """Returns the error for a model that no device has room for."""
     lines = "".join(
         f"\n  {room.name}: {_mb(board.memory(position))} of {_mb(room.memory_bytes or 0)} taken"
         for position, room in enumerate(board.rooms)

@@ -176,6 +176,7 @@ class RequestBroker(RequestTable):
 
     @abort_if_interrupted
     def _take_back(self, number: int) -> bool:
+        """Withdraws a request that no worker has yet; returns whether it was one."""
         slot = self.slots.find_waiting(number)
         if slot is None:
             return False

@@ -233,6 +233,7 @@ class LayoutReader:
         return layout
 
     def _decode(self, text: bytes) -> Layout:
+        """Returns the layout of arrays from their shapes in a message, which is not trusted."""
         shapes, position = [], 0
         try:
             for itemsize in self._itemsizes:

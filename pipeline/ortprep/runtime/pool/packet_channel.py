@@ -56,6 +56,7 @@ class PacketChannel:
         return True
 
     def _send(self) -> bool:
+        """Sends what waits to be sent, and returns whether all of it went."""
         while self._packets:
             try:
                 if not self._is_closed:

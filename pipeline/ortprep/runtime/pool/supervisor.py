@@ -107,6 +107,7 @@ class Supervisor:
     # The thread.
 
     def _run(self) -> None:
+        """Takes turns until the pool is over, in a thread of its own."""
         try:
             while not self._is_over:
                 self._turn()
@@ -118,6 +119,7 @@ class Supervisor:
             self._end()
 
     def _turn(self) -> None:
+        """Does what is due by the clock, then waits for workers, or for what is due next."""
         if self.manager.is_stale or time.monotonic() >= self._wakeup.planned:
             self.manager.is_stale = False
             self._look_at_clock()
@@ -175,6 +177,7 @@ class Supervisor:
     def _timers_of(
         self, worker: WorkerState, process: WorkerProcess
     ) -> Iterator[tuple[float, Callable[[], None]]]:
+        """Yields when a worker is to be looked at, by `time.monotonic()`, and what is to be done then."""
         config, stop_at = self._config, self._wakeup.stop_at
         oldest_since = self._broker.slots.queue_of(worker.number).since
         yield oldest_since + config.run_timeout_s, partial(self._kill_stuck, worker, process)

@@ -136,6 +136,7 @@ class WorkerManager:
         return not is_over
 
     def _take_packets(self, worker: WorkerState, process: WorkerProcess) -> bool:
+        """Reads packets of a worker, and returns whether none is left to read."""
         replies: list[Slot] = []
         copied_bytes = 0
         sent = self._broker.slots.queue_of(worker.number).sent
@@ -168,6 +169,7 @@ class WorkerManager:
             replies.clear()
 
     def _handle(self, worker: WorkerState, head: Head, content: Mapping[str, Any]) -> None:
+        """Does what a worker's message says; raises `PoolError` for one that it may not send now."""
         self.is_stale = True
         is_starting = worker.state == "starting"
         if head.kind is MessageKind.FAILED:
@@ -181,6 +183,7 @@ class WorkerManager:
             raise PoolError(f"unexpected message from {worker.name}\n  got {head.kind.name}")
 
     def _has_become_ready(self, worker: WorkerState, report: ReadyReport) -> None:
+        """Gives requests to a worker from now on; has others start without it, if it cannot be forked."""
         figures = {name: value for name, value in vars(report).items() if name != "unfit"}
         if report.unfit:
             log.info("%s cannot be forked: %s; starting each worker by itself", worker.name, report.unfit)
@@ -219,6 +222,7 @@ class WorkerManager:
                 worker.process.kill()
 
     def _has_ended(self, worker: WorkerState, process: WorkerProcess) -> None:
+        """Reads what a worker left, reaps it, and decides on its requests and its restart."""
         self.is_stale = True
         # What it sent before it ended: requests that are answered are not to be blamed.
         for descriptor, read in (
@@ -273,6 +277,7 @@ class WorkerManager:
     def _handle_exit(
         self, worker: WorkerState, error: PipelineError, *, shortage: OSError | None = None
     ) -> None:
+        """Decides whether a worker starts again, and fails or moves the requests that it had."""
         is_stopping, now = self._wakeup.stop_at is not None, time.monotonic()
         if worker in self.templates and not self.is_needed(worker):
             is_stopping = True
@@ -291,6 +296,7 @@ class WorkerManager:
         self._broker.resolve_ended()
 
     def _report_end(self, worker: WorkerState, error: PipelineError) -> None:
+        """Logs the end of a worker; models that no worker is left for are unavailable."""
         self._observe(worker, error=error)
         if worker.state == "waiting":
             log.warning("%s; starting it again", error.message)

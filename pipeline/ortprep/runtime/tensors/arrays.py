@@ -153,6 +153,7 @@ def _check_directory(file: BinaryIO) -> None:
 def _check_entries(
     archive: zipfile.ZipFile, path: Path, max_bytes: int, *, only_stored: bool
 ) -> dict[str, zipfile.ZipInfo]:
+    """Returns the entries of an archive by array, after their number, kind and sizes were checked."""
     entries = archive.infolist()
     if len(entries) > _MAX_ARRAYS:
         raise BundleError(f"too many arrays in {path}\n  expected at most {_MAX_ARRAYS}, got {len(entries)}")
@@ -172,6 +173,7 @@ def _check_entries(
 
 
 def _read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Array:
+    """Returns an array of an archive; raises `ValueError` unless its header is true."""
     shape, is_fortran, dtype, header_bytes = _read_header(archive, entry)
     size_bytes = math.prod(shape) * dtype.itemsize
     _check_array(entry, dtype, size_bytes, header_bytes=header_bytes)
@@ -210,6 +212,7 @@ def _read_header(
 
 
 def _check_array(entry: zipfile.ZipInfo, dtype: np.dtype[Any], size_bytes: int, *, header_bytes: int) -> None:
+    """Raises `ValueError` unless an array has a type that ONNX knows, and its header's length."""
     if dtype.hasobject:
         raise ValueError(
             f"array {entry.filename!r} holds pickled objects, which are never read; store strings as U"
@@ -263,6 +266,7 @@ def tensor_element_type(type_name: str) -> ElementType | None:
 
 
 def _to_ort_value(array: Array) -> Any:
+    """Returns an array as ONNX Runtime takes it; types that numpy lacks go by their bits."""
     import onnxruntime
 
     kind = element_type_of(array.dtype)
@@ -302,6 +306,7 @@ def _shifts(bits: int) -> NDArray[np.uint8]:
 
 
 def _from_ort_value(value: Any) -> Array:
+    """Returns an output as an array; raises `RuntimeError` for bits that lie on a device."""
     kind = tensor_element_type(value.data_type())
     if kind is None:
         return np.asarray(value.numpy())
@@ -319,6 +324,7 @@ def _from_ort_value(value: Any) -> Array:
 
 
 def _flatten(name: str, value: Any) -> Iterator[tuple[str, Array]]:
+    """Yields the arrays of a sequence or a map, by names like `y[0]`."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _flatten(f"{name}[{key}]", item)

@@ -160,6 +160,7 @@ def read_block(array: Array, start: int, stop: int) -> Array:
 
 
 def _compare_block(expected: Array, got: Array, tolerance: Tolerance) -> _Block:
+    """Compares two blocks of one type by what that type can differ in."""
     kind = str(expected.dtype.kind)
     if kind in "fc":
         return _compare_floats(expected, got, tolerance)
@@ -171,6 +172,7 @@ def _compare_block(expected: Array, got: Array, tolerance: Tolerance) -> _Block:
 
 
 def _compare_floats(expected: Array, got: Array, tolerance: Tolerance) -> _Block:
+    """Compares floats within a tolerance; NaN and infinity must be at the same places."""
     is_nan = np.isnan(expected) | np.isnan(got)
     is_infinite = (np.isinf(expected) | np.isinf(got)) & ~is_nan
     wrong_nan = np.isnan(expected) != np.isnan(got)

@@ -301,6 +301,7 @@ def largest_beyond(values: NDArray[np.float32], code: int) -> float:
 
 
 def _out_of_range_error(tensors: list[tuple[str, tuple[str, ...], float]]) -> StageError:
+    """Returns the error for weights that float16 cannot hold."""
     lines = [
         f"tensor {name!r} of {', '.join(map(repr, users)) or 'no node'}: {max_abs:g}"
         for name, users, max_abs in tensors

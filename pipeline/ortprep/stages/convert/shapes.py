@@ -60,6 +60,7 @@ def bind_shapes(request: PassRequest) -> PassReply:
 
 
 def _fix_unnamed(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> None:
+    """Gives axes without a name, as `input[0]`, their sizes."""
     inputs = {value.name: value for value in graph.input}
     for key, size in sizes.items():
         match = _AXIS.fullmatch(key)

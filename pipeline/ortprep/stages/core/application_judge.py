@@ -162,6 +162,7 @@ class ApplicationJudge:
         return self._compare(self._plain, run)
 
     def _compare(self, plain: _Run, run: _Run) -> ApplicationVerdict:
+        """Returns the share of a plain run's answer that a candidate's run has, too."""
         judge, lines, equal = self._judge, 0, 0
         if judge.function is None:
             left, right = plain.answer.splitlines(), run.answer.splitlines()
@@ -191,6 +192,7 @@ class ApplicationJudge:
         return ApplicationVerdict(self._program, judge.compare, min_agreement=judge.min_agreement, **outcome)
 
     def _run_plain(self) -> _Run:
+        """Runs the program without any bundle; raises `SpecError` if it gives no answer."""
         run = self._run(self._environment())
         problem = run.problem or ("" if run.answer else f"wrote nothing to {self._output}")
         if problem:

@@ -56,6 +56,7 @@ def plan_variants(convert: ConvertSpec | None, targets: tuple[str, ...]) -> Iter
 
 
 def _variants_of(convert: ConvertSpec | None, target: str) -> Iterator[VariantPlan]:
+    """Yields the variants that a target gets, buckets of shapes after the one that they are made of."""
     if convert is None:
         yield VariantPlan(target, target)
         return

@@ -79,6 +79,7 @@ def _cut(problem: str) -> str:
 
 
 def _sample_count_problems(spec: ModelSpec) -> Iterator[str]:
+    """Yields the problem of a spec with too few samples to calibrate and judge int8."""
     if spec.convert is None or not spec.convert.is_auto or spec.targets == ("cuda",):
         return
     count = len(find_sample_files(spec))

@@ -98,6 +98,7 @@ def pin(address: HubAddress) -> HubAddress:
 
 
 def _client() -> Any:
+    """Returns the Hub's client, whose HTTP libraries log no queries from now on."""
     try:
         import huggingface_hub
         import huggingface_hub.constants

@@ -16,6 +16,7 @@ def _start() -> None:
 
 
 def _register(packages: str) -> None:
+    """Starts the hook of the drop-in, from this folder if the interpreter has no ortprep."""
     try:
         from ortprep.runtime.dropin import import_hook
     except ModuleNotFoundError:
