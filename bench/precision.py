@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 import venv
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import mkdtemp
@@ -127,6 +128,9 @@ def measure(name: str, python: Path, folder: Path, *, rounds: int) -> dict[str, 
         "equal_lines": {
             arm: sum(a == b for a, b in zip(plain, min(answers[arm]).splitlines(), strict=False))
             for arm in ARMS
+        },
+        "equal_lines_in_any_order": {
+            arm: (Counter(plain) & Counter(min(answers[arm]).splitlines())).total() for arm in ARMS
         },
         "identical": all(len(one) == 1 and one == answers["plain"] for one in answers.values()),
     }
