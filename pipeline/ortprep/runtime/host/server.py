@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 512
 _MIN_WAITING, _MAX_WAITING = 2, 16  # threads; one may be taking a client in
-_MAX_TURN_S = 1.0
+_TURN_TIMEOUT_S = 1.0
 _ONCE = select.EPOLLIN | select.EPOLLONESHOT  # to one thread
 _NO_DESCRIPTORS_DELAY_S = 0.05
 _POLL_INTERVAL_S = 0.01
@@ -64,9 +64,9 @@ class Server:
         self._epoll = select.epoll()
         self._epoll.register(self._wakeup, select.EPOLLIN)
         self._epoll.register(self._listener, _ONCE)
-        self._most_waiting = min(_MAX_WAITING, usable_cores() + 2)
+        self._max_waiting = min(_MAX_WAITING, usable_cores() + 2)
         # More runs at once slow each other down. One that does not end has the others wait for a second.
-        self._turns = threading.BoundedSemaphore(self._most_waiting)
+        self._turns = threading.BoundedSemaphore(self._max_waiting)
         self._threads: set[threading.Thread] = set()
         self._waiting = 0
         for _ in range(_MIN_WAITING):
@@ -117,7 +117,7 @@ class Server:
                     self._start_thread()
                 self._serve_connection(descriptor)
                 with self._lock:
-                    if self._waiting >= self._most_waiting:
+                    if self._waiting >= self._max_waiting:
                         self._threads.discard(threading.current_thread())
                         return
                     self._waiting += 1
@@ -202,7 +202,7 @@ class Server:
         with self.models.use(folder, _deadline_of(packet, folder)) as model:
             with self._lock:
                 self._requests += 1
-            is_turn = self._turns.acquire(timeout=_MAX_TURN_S)
+            is_turn = self._turns.acquire(timeout=_TURN_TIMEOUT_S)
             try:
                 return model.run(packet.arrays)
             finally:
