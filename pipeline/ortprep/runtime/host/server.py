@@ -37,7 +37,6 @@ _MIN_WAITING, _MAX_WAITING = 2, 16  # threads; one may be taking a client in
 _TURN_TIMEOUT_S = 1.0
 _ONCE = select.EPOLLIN | select.EPOLLONESHOT  # to one thread
 _NO_DESCRIPTORS_DELAY_S = 0.05
-_POLL_INTERVAL_S = 0.01
 
 
 class Server:
