@@ -148,6 +148,21 @@ def test_the_law_above_sees_what_breaks_it(source, count):
     assert len([value for hint in _hints(ast.parse(source)) for value in _unquoted(hint)]) == count
 
 
+@pytest.mark.attack
+def test_temporary_files_are_in_a_folder_that_the_package_chose():
+    """`scratch_folder` checks whether others could exchange them; the standard library does not."""
+    makers = {"TemporaryDirectory", "NamedTemporaryFile", "TemporaryFile", "mkdtemp", "mkstemp"}
+    found = [
+        f"{file.relative_to(PACKAGE)}:{node.lineno}"
+        for file in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).rpartition(".")[2] in makers
+        and not any(one.arg == "dir" for one in node.keywords)
+    ]
+    assert found == []
+
+
 def _hints(tree):
     """Yields the expressions that become hints, by the names of what takes them."""
     for node in ast.walk(tree):

@@ -8,7 +8,6 @@ of refs to versions, signatures and moves, which have what they are about as the
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import partial
@@ -21,6 +20,7 @@ import requests
 from ortprep.bundle.codec import parse_json
 from ortprep.bundle.digest import digest_bytes, digest_file, is_digest
 from ortprep.bundle.loader_config import FileEntry
+from ortprep.bundle.scratch_folder import scratch_folder
 from ortprep.errors import BundleError, NotPublishedError, RegistryError, RegistryUnavailableError
 from ortprep.quoting import quoted
 from ortprep.registry.backend import (
@@ -185,10 +185,10 @@ class OciBackend(Backend):
         """Uploads the configuration of a manifest without one."""
         entry = FileEntry("an empty document", len(EMPTY), digest_bytes(EMPTY))
         if not self._has_blob(model, entry.sha256):
-            with tempfile.NamedTemporaryFile(prefix="ortprep-") as file:
-                file.write(EMPTY)
-                file.flush()
-                self._upload(model, entry, Path(file.name), ignore)
+            with scratch_folder("ortprep-empty-") as folder:
+                file = folder / "empty.json"
+                file.write_bytes(EMPTY)
+                self._upload(model, entry, file, ignore)
 
     def _put_manifest(self, model: str, tag: str, data: bytes, media_type: str) -> None:
         """Pushes a manifest under a tag or its digest, unless that names it already."""
