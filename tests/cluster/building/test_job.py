@@ -26,7 +26,7 @@ from ortprep.cluster.building.job import (
     place_spec,
     working_folder,
 )
-from ortprep.errors import CacheError, ClusterError
+from ortprep.errors import CacheError, ClusterError, SourceError
 from ortprep.registry.catalogue import open_catalogue
 from ortprep.registry.pull import PullRequest, pull
 from ortprep.registry.references import VersionRef
@@ -85,6 +85,16 @@ def test_links_are_followed_as_the_local_build_follows_them(tmp_path):
     shipped, root = describe_spec(linked)
     assert (shipped, root) == describe_spec(spec)
     assert real in [root / entry.path for entry in shipped.files]
+
+
+@pytest.mark.attack
+def test_a_link_to_a_private_file_is_no_sample(tmp_path):
+    """The store would get a copy, which others may read, before anybody looks at what it is."""
+    spec = build(tmp_path / "home")
+    (tmp_path / "id_ed25519").write_text("secret")
+    (tmp_path / "home" / "samples" / "deep" / "b.npz").symlink_to(tmp_path / "id_ed25519")
+    with pytest.raises(SourceError, match=r"expected a link to an \.npz file"):
+        describe_spec(spec)
 
 
 def test_a_spec_that_names_nothing_travels_alone(tmp_path):

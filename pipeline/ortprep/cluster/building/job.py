@@ -165,9 +165,20 @@ def place_spec(shipped: ShippedSpec, folder: Path) -> ModelSpec:
 
 
 def _find_files(spec: ModelSpec) -> tuple[Path, ...]:
+    """Returns the files that a spec names; raises `SourceError` for a sample that is something else's file.
+
+    A stranger's spec may come with links to the user's private files, of which the store would get copies.
+    """
     metric = None if spec.convert is None else spec.convert.gate.metric
+    samples = find_sample_files(spec)
+    for path in samples:
+        target = os.path.realpath(path)
+        if not target.endswith(".npz"):
+            raise SourceError(
+                f"bad sample of {spec.name}: {path}\n  expected a link to an .npz file, got one to {target}"
+            )
     return (
-        *find_sample_files(spec),
+        *samples,
         *(() if metric is None else metric_files(metric, spec.folder)),
     )
 
