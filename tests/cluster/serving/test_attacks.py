@@ -254,7 +254,13 @@ async def trickle() -> AsyncIterator[bytes]:
 
 
 @pytest.mark.parametrize(
-    ("limit", "body"), [("PAUSE_TIMEOUT_S", stall), ("BODY_TIMEOUT_S", stall), ("BODY_TIMEOUT_S", trickle)]
+    ("limit", "body"),
+    [
+        ("MIN_BODY_TIMEOUT_S", stall),
+        ("MIN_BODY_TIMEOUT_S", trickle),
+        ("BODY_TIMEOUT_S", stall),
+        ("BODY_TIMEOUT_S", trickle),
+    ],
 )
 def test_a_client_that_does_not_finish_its_request_is_turned_away(sizing, monkeypatch, limit, body):
     monkeypatch.setattr(http_api, limit, 0.2)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BODY_TIMEOUT_S, PAUSE_TIMEOUT_S = 30.0, 3.0
+BODY_TIMEOUT_S, MIN_BODY_TIMEOUT_S, MIN_BYTES_PER_S = 30.0, 3.0, 100_000
 """Timeout of a request's body: as long as it comes, it takes one of the replica's `max_ongoing_requests`."""
 
 MIN_TOKEN_CHARACTERS = 16
@@ -140,14 +140,14 @@ class HttpMethods:
         if length.isascii() and length.isdecimal() and (len(length) > 18 or int(length) > limit):
             raise too_large
         parts, size = [], 0
-        loop = asyncio.get_running_loop()
-        end = loop.time() + BODY_TIMEOUT_S
+        began_s = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(PAUSE_TIMEOUT_S) as timeout:
+            async with asyncio.timeout(MIN_BODY_TIMEOUT_S) as timeout:
                 async for part in request.stream():
-                    # A body that stops arriving holds its part of the budget for all bodies.
-                    timeout.reschedule(min(end, loop.time() + PAUSE_TIMEOUT_S))
                     size += len(part)
+                    # A body that hardly arrives holds one of the requests that the replica takes at a time.
+                    allowed_s = MIN_BODY_TIMEOUT_S + size / MIN_BYTES_PER_S
+                    timeout.reschedule(began_s + min(BODY_TIMEOUT_S, allowed_s))
                     if size > limit:
                         raise too_large
                     take(len(part))
@@ -156,8 +156,8 @@ class HttpMethods:
             raise ProtocolError.of(
                 408,
                 "request arrived too slowly\n"
-                f"  expected its body within {BODY_TIMEOUT_S:g} s, without a pause of {PAUSE_TIMEOUT_S:g} s, "
-                f"got {size} bytes",
+                f"  expected {MIN_BYTES_PER_S} bytes a second after the first {MIN_BODY_TIMEOUT_S:g} s, "
+                f"and all within {BODY_TIMEOUT_S:g} s, got {size} bytes",
             ) from None
         return b"".join(parts)
 
