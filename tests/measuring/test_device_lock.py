@@ -191,25 +191,36 @@ def test_a_folder_of_someone_else_is_refused(tmp_path):
     assert "ORTPREP_CACHE_DIR" in str(caught.value.hint)
 
 
-def test_where_the_runtime_folder_is_not_there_the_temporary_one_serves(tmp_path, monkeypatch):
+def test_where_the_runtime_folder_is_not_there_the_cache_serves_else_the_temporary_one(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "absent"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
+    assert lock_folder().parent == tmp_path / "cache/locks"
+    monkeypatch.setenv("ORTPREP_CACHE_DIR", os.devnull)
     assert lock_folder() == tmp_path / f"ortprep-{os.getuid()}"
 
 
 @pytest.mark.attack
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to someone else")
-def test_nobody_keeps_another_from_measuring(tmp_path, monkeypatch):
+def test_another_user_neither_keeps_this_one_from_measuring_nor_moves_its_locks(tmp_path, monkeypatch):
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
-    (tmp_path / f"ortprep-{os.getuid()}").mkdir()
-    os.chown(tmp_path / f"ortprep-{os.getuid()}", 12345, 12345)
-    assert lock_folder() == tmp_path / "cache/locks"
+    usual = lock_folder()
+    theirs = temporary / f"ortprep-{os.getuid()}"
+    theirs.mkdir()
+    os.chown(theirs, 12345, 12345)
+    assert lock_folder() == usual
     with measuring("cpu"):
-        assert any((tmp_path / "cache/locks").iterdir())
+        assert any(usual.iterdir())
     monkeypatch.setenv("ORTPREP_CACHE_DIR", os.devnull)
     with pytest.raises(StageError, match="user 12345"):
+        lock_folder()
+    theirs.rmdir()
+    temporary.chmod(0o777)  # not sticky: others could move what is in it
+    with pytest.raises(StageError, match="not safe"):
         lock_folder()
 
 

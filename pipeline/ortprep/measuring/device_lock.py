@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 
-from ortprep.bundle.file_memory import cache_folder
+from ortprep.bundle.file_memory import cache_folder, is_protected
 from ortprep.errors import StageError
 from ortprep.quoting import quoted
 
@@ -87,32 +87,33 @@ def hold_folder(folder: Path, *, on_wait: Callable[[], None]) -> Iterator[None]:
 def lock_folder() -> Path:
     """Returns the folder of the lock files, which only this user can write; makes it if needed.
 
-    It is in `$XDG_RUNTIME_DIR`, else in the folder for temporary files, else, where another user has made it
-    there, in the cache folder.
+    It is in `$XDG_RUNTIME_DIR`, else in the cache folder, one for each machine that has the same home; else,
+    for a user without one, in the folder for temporary files. Nothing that another user does changes which.
 
     Raises:
-        StageError: Another user made it, others can write it, or it cannot be made.
+        StageError: Another user made it, others can write it or move it, or it cannot be made.
     """
     # Containers and cron inherit the variable without the folder it names.
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or os.devnull)
-    name = f"ortprep-{os.getuid()}"
-    folder = runtime / "ortprep" if runtime.is_dir() else Path(tempfile.gettempdir()) / name
-    if not runtime.is_dir() and os.path.lexists(folder) and folder.lstat().st_uid != os.getuid():
-        # Anybody can make a folder in /tmp; nobody can remove this user's own from there.
-        folder = Path(cache_folder("locks") or folder)
+    if runtime.is_dir():
+        folder = runtime / "ortprep"
+    else:
+        cached = cache_folder(f"locks/{os.uname().nodename}")
+        folder = Path(cached or f"{tempfile.gettempdir()}/ortprep-{os.getuid()}")
     try:
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
-        status = folder.lstat()
+        status, is_safe = folder.lstat(), is_protected(str(folder.parent), for_own_files=True)
     except OSError as error:
         raise StageError(
             f"cannot make the folder of the device locks: {folder}\n  {error.strerror}",
             hint="unset XDG_RUNTIME_DIR, or set it to a folder of your own",
         ) from error
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+    is_safe = is_safe and stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o022
+    if not is_safe or status.st_uid != os.getuid():
         raise StageError(
             f"folder of the device locks is not safe to use: {folder}\n"
-            f"  expected a folder of user {os.getuid()} that nobody else can write, "
+            f"  expected a folder of user {os.getuid()} that nobody else can write or move, "
             f"got mode {stat.filemode(status.st_mode)} of user {status.st_uid}",
             hint=f"remove {quoted(folder)}, or set XDG_RUNTIME_DIR or ORTPREP_CACHE_DIR to one of your own",
         )
