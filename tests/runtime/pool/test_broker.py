@@ -46,7 +46,9 @@ class Office:
 
     opened: ClassVar[list[Office]] = []
 
-    def __init__(self, *, workers: int = 1, max_bytes: int = 2**24, max_pending: int = 100) -> None:
+    def __init__(
+        self, *, workers: int = 1, max_bytes: int = 2**24, max_pending: int = 100, output: Any = _FLOAT
+    ) -> None:
         Office.opened.append(self)
         self.memory = RegionTable(16 * workers, max_bytes)
         self.frames: dict[int, deque[Received]] = {n: deque() for n in range(workers)}
@@ -54,7 +56,7 @@ class Office:
         self.sockets: dict[int, tuple[socket.socket, socket.socket]] = {}
         self.channels: dict[int, PacketChannel] = {}
         self.broker = RequestBroker(
-            {"double": Signature("double", {"x": _FLOAT}, {"y": _FLOAT})}, self.memory, max_pending
+            {"double": Signature("double", {"x": _FLOAT}, {"y": output})}, self.memory, max_pending
         )
         for worker in range(workers):
             self.broker.add_worker(worker, ("double",))
@@ -222,6 +224,26 @@ def test_an_answer_with_other_outputs_than_the_models_or_another_workers_is_an_e
     assert not any(future.done() for future in futures)
     assert office.deliver(0, good, good) is not None
     assert futures[0].result(0)["y"][0] == 0
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_a_boolean_that_is_none_is_no_answer(size):
+    """Operators answer such bytes with memory that they never wrote."""
+    office = Office(output=np.dtype(np.bool_))
+    future = office.submit(0, size)
+    received = office.receive().popleft()
+    answer = np.full(size, 255, np.uint8).view(np.bool_)
+    layout = lay_out(((size,),), (1,))
+    if layout.slot_bytes:
+        begin = (
+            received.head.begin
+            + LayoutReader([4], "test").read(received.packet, received.head, 2**22).slot_bytes
+        )
+        copy_arrays([answer], layout.offsets, office.files[0].bytes, begin)
+    packet = encode_tensors(MessageKind.DONE, received.head.number, layout, [answer], figure=1)
+    assert "neither 0 nor 1" in str(office.deliver(0, packet))
+    assert not future.done()
 
 
 def test_every_request_of_a_lost_worker_ends_whatever_fails_on_the_way(monkeypatch):

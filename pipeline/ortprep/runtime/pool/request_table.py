@@ -25,7 +25,7 @@ from ortprep.runtime.pool.messages import Head, LayoutReader, MessageKind, encod
 from ortprep.runtime.pool.packet_channel import PacketChannel
 from ortprep.runtime.pool.slots import Slot, SlotTable
 from ortprep.runtime.pool.worker_process import WakeupEvent
-from ortprep.runtime.tensors.element_types import Array
+from ortprep.runtime.tensors.element_types import Array, is_valid_bool
 from ortprep.runtime.tensors.signatures import Signature
 
 P = ParamSpec("P")
@@ -282,6 +282,8 @@ class RequestTable:
                 else:
                     view = np.ndarray(shape, dtype, packet, offset)
                 slot.answer[name] = _copy(view)
+                if not is_valid_bool(slot.answer[name]):
+                    raise PoolError(f"output {name!r} has a boolean that is neither 0 nor 1")
         except MemoryError:
             slot.error = PoolError("no memory for the copy of an answer")
         return slot
