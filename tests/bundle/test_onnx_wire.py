@@ -182,6 +182,16 @@ def test_a_million_small_fields_take_no_time(tmp_path, field):
     assert time.process_time() - begun_s < 2
 
 
+@pytest.mark.attack
+def test_a_field_of_terabytes_of_holes_is_refused_before_it_is_read(tmp_path):
+    size = 8 * 2**40
+    with (tmp_path / "m.onnx").open("wb") as file:
+        file.write(encode_varint(99 << 3 | 2) + encode_varint(size))
+        file.truncate(file.tell() + size)
+    with pytest.raises(WireError, match="of one field"):
+        read_skeleton(tmp_path / "m.onnx")
+
+
 def test_external_locations_are_found_wherever_they_are(tmp_path):
     model = models.if_net()
     inner = model.graph.node[-1].attribute[0].g.initializer[0]

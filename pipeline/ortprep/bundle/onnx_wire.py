@@ -21,7 +21,7 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
 _HEAD_BYTES = 20
 """Most bytes of a field's tag and of the length or number after it."""
-_WINDOW_BYTES = 4096
+_WINDOW_BYTES, _MAX_READ_BYTES = 4096, 2**30
 _LOCATION_BYTES = 10
 """Bytes of the field that makes an entry a location; no shorter message has one."""
 
@@ -113,6 +113,8 @@ def read_skeleton(
 
         def read(start: int, end: int) -> bytes:
             between_reads()
+            if end - start > _MAX_READ_BYTES:
+                raise WireError(f"expected at most {_MAX_READ_BYTES} bytes of one field, got {end - start}")
             data = os.pread(handle, end - start, start)
             if len(data) != end - start:
                 raise WireError(f"cannot read {end - start} bytes at byte {start} at once")

@@ -20,7 +20,12 @@ from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.runtime.tensors.element_types import Array
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.reading import read_spec
-from ortprep.stages.core.sample_files import check_calibration, check_sample_files, find_sample_files
+from ortprep.stages.core.sample_files import (
+    check_calibration,
+    check_sample_files,
+    find_sample_files,
+    samples_key,
+)
 from ortprep.stages.core.samples import write_samples
 from ortprep.stages.core.spec_fit import find_misfits, require_fit, shape_sets
 from tests.stages.fetch.test_inspection import peak_bytes
@@ -262,6 +267,16 @@ def test_links_to_a_sample_are_one_sample(tmp_path):
         (tmp_path / "samples" / f"{index}.npz").symlink_to("0.npz")
     spec = spec_of({}, samples="samples/*.npz").located_in(tmp_path)
     assert [file.name for file in find_sample_files(spec)] == ["0.npz"]
+
+
+@pytest.mark.attack
+def test_samples_of_terabytes_of_holes_are_not_hashed(tmp_path):
+    (tmp_path / "samples").mkdir()
+    with (tmp_path / "samples" / "0.npz").open("wb") as file:
+        file.truncate(4 * 2**40)
+    spec = spec_of({}, samples="samples/*.npz").located_in(tmp_path)
+    with pytest.raises(SourceError, match="too large: the samples"):
+        samples_key(spec)
 
 
 @pytest.mark.attack

@@ -236,6 +236,23 @@ def test_missing_and_short_external_data_is_told(tmp_path):
 
 
 @pytest.mark.attack
+def test_links_to_one_large_file_are_not_copied_again_and_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("ortprep.stages.fetch.stage.MAX_INLINE_BYTES", 100_000)
+    model = models.matmul_net()
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(8192, np.float32), "other"))
+    models.write_external_model(model, tmp_path / "m.onnx", location="w.bin")
+    claimed = onnx.load(tmp_path / "m.onnx", load_external_data=False)
+    for index, tensor in enumerate(claimed.graph.initializer):
+        if tensor.external_data:
+            tensor.external_data[0].value = f"w{index}.bin"
+            (tmp_path / f"w{index}.bin").symlink_to("w.bin")
+    models.write_model(claimed, tmp_path / "m.onnx")
+    with (tmp_path / "w.bin").open("r+b") as file:
+        file.truncate(120_000)
+    assert "too large" in refusal(tmp_path, inputs=WANTED)
+
+
+@pytest.mark.attack
 @pytest.mark.parametrize(
     "location", ["../w.bin", "/etc/hostname", "sub/../../w.bin", "..\\w.bin", ".", "w\x1b.bin"]
 )

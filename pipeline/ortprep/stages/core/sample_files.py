@@ -21,6 +21,10 @@ from ortprep.spec.models import ModelSpec
 # is needed.
 
 
+MAX_SAMPLE_BYTES = 8 * 2**30
+"""Largest size of a spec's samples, all together: as files, and as arrays, which are written uncompressed."""
+
+
 def find_sample_files(spec: ModelSpec) -> tuple[Path, ...]:
     """Returns the files that the spec's `samples` glob matches, sorted; none if it has no glob."""
     return () if spec.samples is None else _list_files(spec, spec.samples)
@@ -68,7 +72,13 @@ def fits_shape(item: TensorSpec, shape: tuple[int, ...]) -> bool:
 
 
 def _digests(spec: ModelSpec, files: tuple[Path, ...]) -> list[list[str]]:
-    digest = DigestCache().digest
+    digest, size_bytes = DigestCache().digest, sum(path.stat().st_size for path in files)
+    if size_bytes > MAX_SAMPLE_BYTES:
+        raise SourceError(
+            f"too large: the samples of {spec.name}\n"
+            f"  expected at most {MAX_SAMPLE_BYTES} bytes, got {size_bytes} in {len(files)} files",
+            hint="set samples in the spec to a pattern that matches fewer files",
+        )
     return [[path.relative_to(spec.folder).as_posix(), digest(path)] for path in files]
 
 
@@ -83,7 +93,7 @@ def samples_key(spec: ModelSpec) -> list[list[str]] | None:
     Names are relative to the spec's folder, so that they are the same from wherever the build is started.
 
     Raises:
-        SourceError: One cannot be read, or the glob names what no file can be called.
+        SourceError: One cannot be read, they are too large, or the glob names what no file can be called.
     """
     if spec.samples is None:
         return None

@@ -16,11 +16,8 @@ from ortprep.measuring.feeds import draw_feed, generator
 from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
 from ortprep.runtime.tensors.element_types import Array
 from ortprep.spec.models import InputSpec, ModelSpec
-from ortprep.stages.core.sample_files import find_sample_files, fits_shape
+from ortprep.stages.core.sample_files import MAX_SAMPLE_BYTES, find_sample_files, fits_shape
 from ortprep.stages.core.spec_fit import require_fit, shape_sets
-
-MAX_SAMPLE_BYTES = 8 * 2**30
-"""Largest size of a spec's samples as arrays, all together: they are written uncompressed."""
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,8 @@ class FetchStage:
             _check_digest(received, spec.source.sha256, name, field="source.sha256")
         inspection = inspect_file(model, name=name)
         require_fit(spec, inspection.interface)
-        entries = (received, *_fetch_external(context, inspection.external, source, file))
+        with limit_fetch(name):
+            entries = (received, *_fetch_external(context, inspection.external, source, file))
         record = SourceRecord(
             kind="demo" if source is None else "path" if spec.source.path is not None else "url",
             location=spec.source.demo or spec.source.path or name,
@@ -131,18 +132,20 @@ def _fetch_external(
         file: The model's own name.
 
     Raises:
-        SourceError: A file is missing or too short, or a link leads out of the model's folder.
+        SourceError: A file is missing, too short, or much longer than the model needs, or a link leads out of
+            the model's folder.
     """
     name, pinned = _shown(context.spec), context.spec.source
     entries: list[FileEntry] = []
+    # Files may hold more than this model uses of them, all together as much as a model file may hold.
+    spare_bytes = MAX_INLINE_BYTES
     for path, needed_bytes in external.items():
         if path == file or model is None:
             raise SourceError(f"external data and model are the same file: {path!r} of {name}")
         context.say(f"fetching {path}")
-        # A file may hold more than this model uses of it.
-        max_bytes = needed_bytes + MAX_INLINE_BYTES
-        place = context.folder / path
+        place, max_bytes = context.folder / path, needed_bytes + spare_bytes
         received = fetch_file(model.beside(path), place, max_bytes=max_bytes, progress=context.progress)
+        spare_bytes -= max(0, received.size_bytes - needed_bytes)
         if pinned.sha256 is not None:
             digest = pinned.data_sha256.get(path)
             _check_digest(received, digest, f"{path!r} of {name}", field="source.data_sha256")
