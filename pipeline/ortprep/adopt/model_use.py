@@ -214,7 +214,7 @@ def options_of(use: ModelUse, *, version: str) -> SpecOptions:
 
 
 def _runtime_section(use: ModelUse, version: str, left_out: list[str]) -> dict[str, Any]:
-    """Returns the spec's `runtime` section; options that ONNX Runtime lacks go to `left_out`."""
+    """Returns the spec's `runtime` section; adds to `left_out` what a spec cannot set."""
     options = use.model.options
 
     def keep(chosen: Mapping[str, Scalar], check: Callable[..., tuple[str, ...]]) -> dict[str, Scalar]:

@@ -187,7 +187,7 @@ def check_destinations(specs: Iterable[ModelSpec], artifacts: Path) -> None:
 
 
 def _find_problems(spec: ModelSpec, artifacts: Path) -> Iterator[tuple[str, str]]:
-    """Yields what a build must not replace, with the command that moves it away."""
+    """Yields what a build must not replace or delete, with what to do about it."""
     bundle = artifacts / spec.name
     if not may_be_replaced(bundle):
         aside = quoted("mv", bundle, f"{bundle}.mine")

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from ortprep.bundle.file_memory import cache_folder, is_protected
 from ortprep.errors import CacheError
-from ortprep.quoting import quoted
 
 log = logging.getLogger(__name__)
 
@@ -62,13 +61,13 @@ def _safe_place() -> str:
     raise CacheError(
         f"no safe folder for temporary files: {usual}\n"
         "  expected one in which, and above which, other users can replace nothing that is not theirs",
-        hint=f"chmod +t {quoted(usual)}   (or export TMPDIR=DIR, a folder of your own)",
+        hint="export TMPDIR=DIR   (a folder of your own)",
     )
 
 
 def _is_safe(place: str) -> bool:
     try:
-        return is_protected(place, for_own_files=True)
+        return is_protected(place, for_own_files=True) and os.access(place, os.W_OK | os.X_OK)
     except OSError:
         return False
 

@@ -47,8 +47,8 @@ def read_bytecode(_: None = None) -> Bytecode:
     """
     import onnxruntime
 
-    packages = str(Path(onnxruntime.__file__).parents[1])
+    packages = f"{Path(onnxruntime.__file__).parents[1]}/"
     specs = [getattr(module, "__spec__", None) for module in list(sys.modules.values())]
     found = {spec.origin: spec.cached for spec in specs if spec is not None and spec.cached is not None}
     missing = sum(file.startswith(packages) and not Path(cached).exists() for file, cached in found.items())
-    return Bytecode(missing, packages)
+    return Bytecode(missing, packages.rstrip("/"))

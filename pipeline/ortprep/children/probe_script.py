@@ -42,7 +42,7 @@ def start(request: "dict[str, Any]") -> "dict[str, Any]":
 
 
 def _make_session(onnxruntime: "Any", plan: "dict[str, Any]") -> "onnxruntime.InferenceSession":
-    """Makes a session of a plan in JSON types, as `ortprep.runtime.loading.session` does."""
+    """Makes a session of a plan in JSON types, without the checks of `build_session`."""
     record, options = plan["session_options"], onnxruntime.SessionOptions()
     level = record["graph_optimization_level"]
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)

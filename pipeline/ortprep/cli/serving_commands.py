@@ -262,8 +262,8 @@ def _show_status(*, as_json: bool) -> None:
     for model in found["models"]:
         state = f"loaded, variant {model['variant']}" if model["variant"] else "not loaded"
         write_line(f"{model['name'] or '-'}  {model['bundle']}  {state}")
-    if found["models_left_out"]:
-        write_line(f"and {count_of(found['models_left_out'], 'model')} more")
+    if left_out := found["models_left_out"]:
+        write_line(f"and {count_of(left_out, 'model')} more")
 
 
 export_app = typer.Typer(help="Write bundles in the layout of other servers.", no_args_is_help=True)

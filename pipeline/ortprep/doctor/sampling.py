@@ -101,7 +101,7 @@ def write_sample(request: SampleRequest) -> tuple[str, ...]:
 
 
 def _inputs_of(source: Path) -> tuple[TensorSpec, ...]:
-    """Returns the inputs of a model, all of them tensors."""
+    """Returns a model's inputs; raises `LoadError` unless all are tensors."""
     try:
         inputs = read_inputs(source)
     except (WireError, OSError) as error:

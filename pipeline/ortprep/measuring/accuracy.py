@@ -241,7 +241,7 @@ def find_gate_failures(gate: Gate, accuracies: Sequence[OutputAccuracy]) -> tupl
 
 
 def _find_failures(gate: Gate, accuracy: OutputAccuracy) -> Iterator[str]:
-    """Yields each bound of a gate that an output misses."""
+    """Yields why an output fails a gate: bounds that it misses, or what cannot be compared."""
     subject = f"output {accuracy.output!r}"
     if accuracy.reason:
         yield f"{subject} cannot be compared: {accuracy.reason}"

@@ -138,7 +138,7 @@ def _held(devices: list[str], mode: int, *, on_wait: Callable[[], None] | None) 
 
 @contextmanager
 def _lock_file(path: Path, mode: int, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Holds the lock of a file until the block ends; calls `on_wait` if another process has it."""
+    """Holds the lock of a file until the block ends; calls `on_wait` if it is not free at once."""
     # Never inherited by child processes: a lock would outlive its holder in them. Never removed either:
     # a process that waits on the removed file would hold a lock that no other knows of.
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -148,6 +148,11 @@ def _lock_file(path: Path, mode: int, on_wait: Callable[[], None]) -> Iterator[N
         except BlockingIOError:
             on_wait()
             fcntl.flock(handle, mode)
+        except OSError as error:  # some file systems of networks have none
+            raise StageError(
+                f"cannot lock a file: {path}\n  {error.strerror}",
+                hint="export XDG_RUNTIME_DIR=DIR   (a folder of your own on this machine)",
+            ) from error
         yield
     finally:
         os.close(handle)

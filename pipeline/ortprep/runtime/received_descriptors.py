@@ -59,8 +59,7 @@ def close_aside(close: Callable[[], object]) -> None:
         finally:
             is_closed.release()
         with contextlib.suppress(IndexError):
-            while True:
-                _postponed.pop()()
+            close_aside(_postponed.pop())
 
     try:
         _thread.start_new_thread(run, ())

@@ -102,7 +102,7 @@ def _place_in(data: Any, detail: Any) -> Place:
 
 
 def _word(detail: Any, place: Place, kind: type[BaseModel]) -> str:
-    """Returns a problem that pydantic found in the words of a spec's reader."""
+    """Words a problem that pydantic found for the reader of a spec."""
     match detail["type"]:
         case "value_error":
             return str(detail["ctx"]["error"])

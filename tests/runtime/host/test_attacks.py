@@ -337,7 +337,7 @@ def test_a_client_that_reads_no_answer_gets_no_second_one(bundle):
         assert status["requests"] == 1
 
 
-@pytest.mark.parametrize("hanging", ["LoadedModel.run", "_read_stamp"])
+@pytest.mark.parametrize("hanging", ["SessionRunner.run", "_read_stamp"])
 def test_requests_that_hang_stop_no_other_model(bundle, tmp_path, monkeypatch, hanging):
     """A model that runs without end, a bundle on a file system that does not answer."""
     bad, is_over = write_bundle(tmp_path / "bad", seed=1), threading.Event()

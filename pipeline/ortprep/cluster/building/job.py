@@ -175,7 +175,8 @@ def _find_files(spec: ModelSpec) -> tuple[Path, ...]:
         target = os.path.realpath(path)
         if not target.endswith(".npz"):
             raise SourceError(
-                f"bad sample of {spec.name}: {path}\n  expected a link to an .npz file, got one to {target}"
+                f"bad sample of {spec.name}: {path}\n  expected a link to an .npz file, got one to {target}",
+                hint=quoted("cp", "--remove-destination", target, path),
             )
     return (
         *samples,

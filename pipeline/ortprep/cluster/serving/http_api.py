@@ -34,8 +34,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BODY_TIMEOUT_S, MIN_BODY_TIMEOUT_S, MIN_BYTES_PER_S = 30.0, 3.0, 100_000
-"""Timeout of a request's body: as long as it comes, it takes one of the replica's `max_ongoing_requests`."""
+BODY_TIMEOUT_S, MIN_BODY_TIMEOUT_S = 30.0, 3.0
+"""Timeouts of a request's body, and of one of which nothing comes. As long as it comes, it takes one of the
+replica's `max_ongoing_requests`."""
+
+MIN_BYTES_PER_S = 100_000
+"""Bytes of a body that give it a second more."""
 
 MIN_TOKEN_CHARACTERS = 16
 _MAX_TOKEN_BYTES = 4096

@@ -89,7 +89,7 @@ def replace_process(command: Sequence[str], environment: Mapping[str, str]) -> N
 
 
 def _absolute(place: str) -> str:
-    """Returns a place of bundles as other folders see it; raises `SpecError` for none."""
+    """Returns a place of bundles as an absolute path or URL; raises `SpecError` for a bad one."""
     path = place if "://" in place else os.path.abspath(os.path.expanduser(place))
     # In a printed environment, a line break would begin a variable of its own.
     is_plain = not any(ord(character) < 32 or 127 <= ord(character) < 160 for character in path)

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -59,10 +60,17 @@ class LoadedModel:
         # A bound run has its inputs and outputs in one place.
         self._turn = threading.Lock() if opened.variant.io_binding else contextlib.nullcontext()
 
-    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Returns the outputs by name; raises `InvalidRequestError` or `RunError`."""
+    def run(
+        self, arrays: Mapping[str, Array], *, turn: AbstractContextManager[object] | None = None
+    ) -> dict[str, Array]:
+        """Returns the outputs by name; raises `InvalidRequestError` or `RunError`.
+
+        Args:
+            arrays: The inputs by name.
+            turn: Entered for the run itself, once the model is free.
+        """
         feeds = zip(self._signature.inputs, check_inputs(self._signature, arrays), strict=True)
-        with self._turn:
+        with self._turn, turn or contextlib.nullcontext():
             outputs = self._runner.run(dict(feeds))
         return dict(zip(self._signature.outputs, outputs, strict=True))
 
@@ -156,7 +164,7 @@ class ModelTable:
             loaded = {folder: entry.loaded for folder, entry in self._entries.items()}
         return [
             {"name": names.get(folder), "bundle": folder, "variant": model and model.variant}
-            for folder, model in {**dict.fromkeys(names), **loaded}.items()
+            for folder, model in {**loaded, **dict.fromkeys(names.keys() - loaded)}.items()
         ]
 
 

@@ -71,6 +71,7 @@ def serve_models(
         on_ready()
     while not stopped.wait(_TICK_S):
         server.models.trim()
+        server.keep_waiting()
         # Whether one is served is read first: an answer that ends meanwhile has set `last_s` by then.
         if config.idle_s is None or server.served:
             continue
@@ -145,7 +146,7 @@ def read_status(*, timeout_s: float = 5.0) -> dict[str, Any] | None:
     """Returns what this user's host says of itself, as JSON types; None if none runs.
 
     Raises:
-        HostError: It does not answer, since all its threads are busy, or it is another user's.
+        HostError: It does not answer, in time, or it is another user's.
     """
     with _found_host(timeout_s) as (_, sock):
         if sock is None:

@@ -11,6 +11,7 @@ import fcntl
 import itertools
 import json
 import logging
+import math
 import os
 import select
 import socket
@@ -18,6 +19,7 @@ import struct
 import termios
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from ortprep.errors import HostError, NoRoomError, RequestTimeoutError, to_dict
@@ -68,8 +70,9 @@ class Server:
         self._turns = threading.BoundedSemaphore(self._max_waiting)
         self._threads: set[threading.Thread] = set()
         self._waiting = 0
-        for _ in range(_MIN_WAITING):
-            self._start_thread()
+        self.keep_waiting()
+        if not self._waiting:
+            raise HostError("host cannot start\n  expected a thread, got none", hint="ulimit -u")
 
     def stop(self, timeout_s: float) -> bool:
         """Ends after the requests that run, and returns whether they were answered in time."""
@@ -87,16 +90,20 @@ class Server:
             with contextlib.suppress(OSError):
                 sock.close()
 
-    def _start_thread(self) -> None:
-        """Has one more thread wait; without one to be had, connections wait for those that are busy."""
-        with self._lock:
-            self._waiting += 1
-        try:
-            threading.Thread(target=self._serve, daemon=True).start()
-        except RuntimeError as error:
-            log.warning("cannot start a thread: %s", error)
+    def keep_waiting(self) -> None:
+        """Starts threads where too few wait; if there is none to be had, a later call does."""
+        while True:
             with self._lock:
-                self._waiting -= 1
+                if self._waiting >= _MIN_WAITING:
+                    return
+                self._waiting += 1
+            try:
+                threading.Thread(target=self._serve, daemon=True).start()
+            except (RuntimeError, MemoryError) as error:
+                log.warning("cannot start a thread: %s", error)
+                with self._lock:
+                    self._waiting -= 1
+                return
 
     def _serve(self) -> None:
         """Takes clients in and answers packets, in a thread of its own."""
@@ -105,15 +112,15 @@ class Server:
         while not self._stopping:
             ((descriptor, _),) = self._epoll.poll(None, 1)
             if descriptor == listener:
-                self._accept()
-                self._epoll.modify(listener, _ONCE)
+                try:
+                    self._accept()
+                finally:
+                    self._epoll.modify(listener, _ONCE)
             elif descriptor != self._wakeup:
                 with self._lock:
                     self.served += 1
                     self._waiting -= 1
-                    are_too_few = self._waiting < _MIN_WAITING
-                if are_too_few:
-                    self._start_thread()
+                self.keep_waiting()
                 self._serve_connection(descriptor)
                 with self._lock:
                     if self._waiting >= self._max_waiting:
@@ -141,7 +148,12 @@ class Server:
             close_aside(sock.close)
             return
         self._connections[sock.fileno()] = sock, ""
-        self._epoll.register(sock, _ONCE)
+        try:
+            self._epoll.register(sock, _ONCE)
+        except OSError as error:  # no memory, or too many watches
+            log.warning("cannot take a client: %s", error)
+            del self._connections[sock.fileno()]
+            close_aside(sock.close)
 
     def _serve_connection(self, descriptor: int) -> None:
         """Answers one packet of a client, and closes its connection if that was its last."""
@@ -195,18 +207,24 @@ class Server:
         return folder
 
     def _run(self, packet: packets.Packet, folder: str) -> dict[str, Array]:
-        """Returns the outputs of a run, which waits for a turn for a second at most."""
-        if 0 < packet.deadline_ns < time.monotonic_ns():
-            raise RequestTimeoutError("request was not run: its deadline passed while the host was busy")
+        """Returns the outputs of a run."""
+        _require_time(packet)
         with self.models.use(folder, _deadline_of(packet, folder)) as model:
             with self._lock:
                 self._requests += 1
-            is_turn = self._turns.acquire(timeout=_TURN_TIMEOUT_S)
-            try:
-                return model.run(packet.arrays)
-            finally:
-                if is_turn:
-                    self._turns.release()
+            return model.run(packet.arrays, turn=self._turn(packet))
+
+    @contextlib.contextmanager
+    def _turn(self, packet: packets.Packet) -> Iterator[None]:
+        """Waits for a turn, for a second at most; raises `RequestTimeoutError` if nobody waits any more."""
+        remaining_s = (packet.deadline_ns - time.monotonic_ns()) / 1e9 if packet.deadline_ns > 0 else math.inf
+        has_turn = self._turns.acquire(timeout=max(0.0, min(_TURN_TIMEOUT_S, remaining_s)))
+        try:
+            _require_time(packet)
+            yield
+        finally:
+            if has_turn:
+                self._turns.release()
 
     def describe(self) -> dict[str, Any]:
         """Returns what `ortprep host --status` shows, as JSON types: as many models as fit a packet."""
@@ -222,6 +240,11 @@ class Server:
             "models": models[:shown],
             "models_left_out": len(models) - shown,
         }
+
+
+def _require_time(packet: packets.Packet) -> None:
+    if 0 < packet.deadline_ns < time.monotonic_ns():
+        raise RequestTimeoutError("request was not run: its deadline passed while the host was busy")
 
 
 def _deadline_of(packet: packets.Packet, folder: str) -> Deadline:

@@ -291,7 +291,7 @@ def _forkable_class(plain: Any) -> type:
 
 
 def _counted(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a method of a session that counts as running meanwhile, and works after a fork."""
+    """Returns a method that marks its thread as running, and replaces an unusable session."""
 
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:

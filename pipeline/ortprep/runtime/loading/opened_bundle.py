@@ -118,7 +118,7 @@ def _make_session(
     cancellation: Cancellation | None,
     root: str,
 ) -> tuple[SessionPlan, onnxruntime.InferenceSession]:
-    """Makes the session of a plan on its device, with the threads of this process's share."""
+    """Makes a plan's session for this process, and checks that no file changed meanwhile."""
     if options.device_id is not None:
         plan = with_device(plan, options.device_id)
     if options.adapt is not None:

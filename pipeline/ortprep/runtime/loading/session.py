@@ -282,7 +282,7 @@ def _device_of(plan: SessionPlan) -> str:
 
 
 def _set_options(options: Any, plan: SessionPlan) -> None:
-    """Sets the options of a plan on a `SessionOptions`; raises `LoadError` for one that it lacks."""
+    """Sets a plan's options on a `SessionOptions`; raises `LoadError` for an unknown or bad one."""
     record = plan.session_options
     options.graph_optimization_level = _enumerated("GraphOptimizationLevel", record.graph_optimization_level)
     for name, value in record.attributes.items():

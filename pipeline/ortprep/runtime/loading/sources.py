@@ -53,7 +53,7 @@ def read_signed_files(folder: Path, require_signature: str | os.PathLike[str]) -
 def _open_source(
     path: str, require_signature: str | os.PathLike[str] | None
 ) -> tuple[Path, tuple[FileEntry, ...] | None]:
-    """Returns the folder of a bundle in a registry, and the files that were verified."""
+    """Returns a bundle's folder, and the records of its files if a signature covers them, else None."""
     from importlib import metadata
 
     try:

@@ -56,7 +56,7 @@ class PacketChannel:
         return True
 
     def _send(self) -> bool:
-        """Sends what waits to be sent, and returns whether all of it went."""
+        """Sends what waits, or drops it where nobody reads; returns whether nothing is left."""
         while self._packets:
             try:
                 if not self._is_closed:

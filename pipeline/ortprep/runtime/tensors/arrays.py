@@ -324,7 +324,7 @@ def _from_ort_value(value: Any) -> Array:
 
 
 def _flatten(name: str, value: Any) -> Iterator[tuple[str, Array]]:
-    """Yields the arrays of a sequence or a map, by names like `y[0]`."""
+    """Yields an output's arrays by name; those of a sequence or map are `y[0]`, `y[KEY]`."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _flatten(f"{name}[{key}]", item)

@@ -83,7 +83,7 @@ def check_inputs(signature: Signature, inputs: Mapping[str, Any]) -> list[Array]
 
 
 def _check_array(signature: Signature, name: str, dtype: np.dtype[Any], value: Any) -> Array:
-    """Returns an input as an array of the type that the model takes; raises `InvalidRequestError`."""
+    """Returns an input as an array of the model's type; raises `InvalidRequestError` for another."""
     array = value if type(value) is np.ndarray else _as_array(signature, name, value)
     if array.ndim > MAX_RANK:
         raise InvalidRequestError(

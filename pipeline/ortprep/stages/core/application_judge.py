@@ -162,7 +162,7 @@ class ApplicationJudge:
         return self._compare(self._plain, run)
 
     def _compare(self, plain: _Run, run: _Run) -> ApplicationVerdict:
-        """Returns how much of the plain run's answer a candidate's run has, too."""
+        """Returns the verdict on a run: how far its answer agrees with the plain run's."""
         judge, lines, equal = self._judge, 0, 0
         if judge.function is None:
             left, right = plain.answer.splitlines(), run.answer.splitlines()

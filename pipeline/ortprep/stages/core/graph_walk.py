@@ -151,7 +151,7 @@ def external_extents(model: onnx.ModelProto) -> dict[str, int]:
 
 
 def _external_end(tensor: TensorProto) -> tuple[str, int]:
-    """Returns the file of an external tensor, and where it ends in it."""
+    """Returns an external tensor's file and the offset of its end."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     if not entries.get("location"):
         raise ValueError(f"external tensor {tensor.name!r} names no file")
