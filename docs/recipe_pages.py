@@ -107,6 +107,7 @@ def run_recipe(name: str, folder: Path, *, is_quick: bool = False) -> str:
         "XDG_RUNTIME_DIR": str(folder),  # locks of its own: what others measure is not waited for
         "COLUMNS": "100",
         "PIP_QUIET": "2",
+        "PYTHONUNBUFFERED": "1",  # else what several programs write into one file changes its order
     }
     written = folder / "transcript.txt"
     # Ray joins the cluster that its folder names, which may be another test's, or one that was killed.

@@ -265,6 +265,14 @@ def test_every_way_to_a_terminal_takes_orders_out(capsys):
     assert _orders(written.out + written.err) == []
 
 
+def test_a_file_that_gets_both_streams_has_them_in_order(tmp_path):
+    program = "from ortprep.cli.console import echo, write_line; write_line('a'); echo('b'); write_line('c')"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with (tmp_path / "log").open("w") as log:
+        subprocess.run([sys.executable, "-c", program], stdout=log, stderr=log, env=environment, check=True)
+    assert (tmp_path / "log").read_text() == "a\nb\nc\n"
+
+
 @pytest.mark.attack
 def test_text_that_is_none_of_it_stays_as_it_is():
     text = "größe × ± → 模型 naïve\n\tnext line"

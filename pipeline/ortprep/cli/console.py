@@ -171,6 +171,8 @@ def _write(text: str) -> None:
 
 def echo(text: str, stream: TextIO | None = None) -> None:
     """Writes talk to stderr, or to what stderr was; that it cannot be written does not stop the work."""
+    with _ignoring(BrokenPipeError, _STDOUT):
+        sys.stdout.flush()  # first what was said before, for a file that gets both
     with _ignoring(OSError, _STDERR):
         stream = stream or sys.stderr
         stream.write(printable(text) + "\n")
