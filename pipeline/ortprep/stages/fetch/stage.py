@@ -132,19 +132,27 @@ def _fetch_external(
         file: The model's own name.
 
     Raises:
-        SourceError: A file is missing, too short, or much longer than the model needs, or a link leads out of
-            the model's folder.
+        SourceError: A file is missing, too short, much longer than the model needs, or the target of two
+            links, or a link leads out of the model's folder.
     """
     name, pinned = _shown(context.spec), context.spec.source
     entries: list[FileEntry] = []
     # Files may hold more than this model uses of them, all together as much as a model file may hold.
     spare_bytes = MAX_INLINE_BYTES
+    origins: dict[str, str] = {}
     for path, needed_bytes in external.items():
         if path == file or model is None:
             raise SourceError(f"external data and model are the same file: {path!r} of {name}")
         context.say(f"fetching {path}")
+        origin = model.beside(path)
+        other = origins.setdefault(origin.name, path)
+        if other != path:
+            raise SourceError(
+                f"external data is one file under two names: {other!r} and {path!r} of {name}",
+                hint="save the model again with its external data beside it",
+            )
         place, max_bytes = context.folder / path, needed_bytes + spare_bytes
-        received = fetch_file(model.beside(path), place, max_bytes=max_bytes, progress=context.progress)
+        received = fetch_file(origin, place, max_bytes=max_bytes, progress=context.progress)
         spare_bytes -= max(0, received.size_bytes - needed_bytes)
         if pinned.sha256 is not None:
             digest = pinned.data_sha256.get(path)
