@@ -164,7 +164,7 @@ class ModelTable:
             loaded = {folder: entry.loaded for folder, entry in self._entries.items()}
         return [
             {"name": names.get(folder), "bundle": folder, "variant": model and model.variant}
-            for folder, model in {**loaded, **dict.fromkeys(names.keys() - loaded)}.items()
+            for folder, model in {**loaded, **{one: loaded.get(one) for one in names}}.items()
         ]
 
 

@@ -146,7 +146,7 @@ def read_status(*, timeout_s: float = 5.0) -> dict[str, Any] | None:
     """Returns what this user's host says of itself, as JSON types; None if none runs.
 
     Raises:
-        HostError: It does not answer, in time, or it is another user's.
+        HostError: It does not answer in time, or is another user's.
     """
     with _found_host(timeout_s) as (_, sock):
         if sock is None:
