@@ -253,24 +253,20 @@ async def trickle() -> AsyncIterator[bytes]:
         await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize(
-    ("limit", "body"),
-    [
-        ("MIN_BODY_TIMEOUT_S", stall),
-        ("MIN_BODY_TIMEOUT_S", trickle),
-        ("BODY_TIMEOUT_S", stall),
-        ("BODY_TIMEOUT_S", trickle),
-    ],
-)
+LIMITS = {"MIN_BODY_TIMEOUT_S", "BODY_TIMEOUT_S"}
+
+
+@pytest.mark.parametrize("body", [stall, trickle])
+@pytest.mark.parametrize("limit", sorted(LIMITS))
 def test_a_client_that_does_not_finish_its_request_is_turned_away(sizing, monkeypatch, limit, body):
     monkeypatch.setattr(http_api, limit, 0.2)
+    for other in LIMITS - {limit}:  # it turns nobody away in this test
+        monkeypatch.setattr(http_api, other, 1e6)
 
     async def attack() -> None:
-        began = time.monotonic()
         refused = await asyncio.wait_for(ask(await open_replica(sizing), INFER, body()), 20)
         assert refused.status_code == 408
         assert "0.2 s" in json.loads(refused.body)["error"]
-        assert time.monotonic() - began < 2.5
 
     asyncio.run(attack())
 
