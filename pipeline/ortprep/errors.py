@@ -311,7 +311,7 @@ class MissingExtraError(PipelineError):
 
 
 class CacheError(PipelineError):
-    """A folder of the user's own, as the cache, cannot be made, or others could change what is in it."""
+    """A private folder, such as the cache, cannot be made, or others could change what is in it."""
 
 
 def hint_of_os_error(error: OSError, *folders: str) -> str | None:

@@ -188,7 +188,7 @@ def test_a_field_of_terabytes_of_holes_is_refused_before_it_is_read(tmp_path):
     with (tmp_path / "m.onnx").open("wb") as file:
         file.write(encode_varint(99 << 3 | 2) + encode_varint(size))
         file.truncate(file.tell() + size)
-    with pytest.raises(WireError, match="of one field"):
+    with pytest.raises(WireError, match=r"cannot read \d+ bytes at byte 0 at once"):
         read_skeleton(tmp_path / "m.onnx")
 
 

@@ -113,11 +113,10 @@ def read_skeleton(
 
         def read(start: int, end: int) -> bytes:
             between_reads()
-            if end - start > _MAX_READ_BYTES:
-                raise WireError(f"expected at most {_MAX_READ_BYTES} bytes of one field, got {end - start}")
-            data = os.pread(handle, end - start, start)
-            if len(data) != end - start:
-                raise WireError(f"cannot read {end - start} bytes at byte {start} at once")
+            size_bytes = end - start
+            data = os.pread(handle, size_bytes, start) if size_bytes <= _MAX_READ_BYTES else b""
+            if len(data) != size_bytes:
+                raise WireError(f"cannot read {size_bytes} bytes at byte {start} at once")
             return data
 
         return _strip(read, 0, os.fstat(handle).st_size, "model", substitute)

@@ -282,7 +282,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _scaled(size: int, one: int, other: int) -> Iterator[int]:
-    """Yields sizes of an axis that may make two sizes equal which a message says differ."""
+    """Yields sizes to try for an axis, where a message says that two sizes differ."""
     for low, high in ((one, other), (other, one)):
         for ratio in (high / low, math.sqrt(high / low)):
             yield from _whole(size * ratio)

@@ -102,7 +102,7 @@ def _place_in(data: Any, detail: Any) -> Place:
 
 
 def _word(detail: Any, place: Place, kind: type[BaseModel]) -> str:
-    """Words a problem that pydantic found for the reader of a spec."""
+    """Returns a problem that pydantic found, as the writer of a spec understands it."""
     match detail["type"]:
         case "value_error":
             return str(detail["ctx"]["error"])

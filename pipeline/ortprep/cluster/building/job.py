@@ -165,7 +165,7 @@ def place_spec(shipped: ShippedSpec, folder: Path) -> ModelSpec:
 
 
 def _find_files(spec: ModelSpec) -> tuple[Path, ...]:
-    """Returns the files that a spec names; raises `SourceError` for a sample that is something else's file.
+    """Returns the files that a spec names; raises `SourceError` for a sample that links to no `.npz` file.
 
     A stranger's spec may come with links to the user's private files, of which the store would get copies.
     """

@@ -220,7 +220,7 @@ class SessionPool:
         self.close(drain=kind is None)
 
     def _model(self, model: str | None) -> str:
-        """Returns the name of the model that is meant, which may be left out if there is one only."""
+        """Returns the name of a model of the pool; None stands for its only one."""
         if model is None and len(self._signatures) == 1:
             return next(iter(self._signatures))
         if model is None or model not in self._signatures:

@@ -177,7 +177,7 @@ class Supervisor:
     def _timers_of(
         self, worker: WorkerState, process: WorkerProcess
     ) -> Iterator[tuple[float, Callable[[], None]]]:
-        """Yields when a worker is to be looked at, by `time.monotonic()`, and what is to be done then."""
+        """Yields the times, by `time.monotonic()`, at which a worker needs an action, and the action."""
         config, stop_at = self._config, self._wakeup.stop_at
         oldest_since = self._broker.slots.queue_of(worker.number).since
         yield oldest_since + config.run_timeout_s, partial(self._kill_stuck, worker, process)
