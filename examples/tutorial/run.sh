@@ -25,7 +25,7 @@ ortprep prepare silero-vad
 #~ show
 ortprep show silero-vad
 
-#: files
+#~ files
 ls artifacts/silero-vad
 
 #~ check
