@@ -30,8 +30,7 @@ from ortprep.runtime.tensors.arrays import run_session, to_storable
 from ortprep.runtime.tensors.compare import compare_output
 from ortprep.runtime.tensors.element_types import find_element_type
 from ortprep.spec.models import RuntimeSpec
-from ortprep.stages.optimize.graph_writer import SaveRequest, save_optimized
-from ortprep.stages.optimize.lint import LintContext, errors_of
+from ortprep.stages.optimize.graph_writer import SaveRequest, errors_of, save_optimized
 from ortprep.stages.optimize.session_plans import Step, loading_options, plan_steps, saving_plan
 
 EQUAL, NOT_RUN, DIFFERENT, CRASHED = "equal", "not run", "different", "crashed"
@@ -122,14 +121,9 @@ def _write(source: Path, folder: Path, step: Step) -> SessionPlan:
     model = folder / "model.onnx"
     declared = onnx.load(str(source))
     weights = {tensor.name for tensor in declared.graph.initializer}
-    context = LintContext(
-        variant="cpu",
-        source_operators=(),  # only the portable variant is held against them
-        inputs=tuple(value.name for value in declared.graph.input if value.name not in weights),
-        outputs=tuple(value.name for value in declared.graph.output),
-    )
+    inputs = tuple(value.name for value in declared.graph.input if value.name not in weights)
     plan = saving_plan(RUNTIME, "cpu", step, source=source, model=model)
-    saved = save_optimized(SaveRequest(model, context, plan))
+    saved = save_optimized(SaveRequest(model, plan, "cpu", inputs))
     hazards = errors_of(saved.findings)
     if hazards:
         raise StageError(f"{hazards[0].rule}: {hazards[0].detail}")

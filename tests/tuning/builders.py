@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ortprep.bundle.model_facts import ModelFacts, ModelInterface
-from ortprep.stages.optimize.lint import NCHWC_DOMAIN
+from ortprep.stages.optimize.graph_writer import NCHWC_DOMAIN
 from ortprep.tuning.objective import Objective
 from ortprep.tuning.space import Conditions, PlanChoice, Space, build_space, restrict
 

@@ -55,8 +55,7 @@ class LintFinding:
 
     Attributes:
         rule: Name of the rule.
-        severity: `error` (the graph is not used), `requirement` (it binds the variant to hardware), or
-            `repaired` (it was taken out of the graph).
+        severity: `error` (the graph is not used) or `repaired` (it was taken out of the graph).
         subject: Node, initializer or domain it is about.
         detail: The problem, in a sentence.
         reference: Issue of microsoft/onnxruntime it is known from, as `#n`, or "".

@@ -26,8 +26,7 @@ from ortprep.stages.core.results import read_source
 from ortprep.stages.core.sample_files import find_sample_files, fits_interface, fits_shape
 from ortprep.stages.core.samples import build_feeds, read_sample
 from ortprep.stages.core.spec_fit import shape_sets
-from ortprep.stages.optimize.graph_writer import SaveRequest, SaveResult, save_optimized
-from ortprep.stages.optimize.lint import LintContext, errors_of
+from ortprep.stages.optimize.graph_writer import SaveRequest, SaveResult, errors_of, save_optimized
 from ortprep.stages.optimize.requirements import derive_requirements
 from ortprep.stages.optimize.session_plans import Step, loading_providers, saving_plan, step_options
 
@@ -154,13 +153,13 @@ def save_and_describe(context: Context, folder: Path, plan: SessionPlan | None) 
         ChildError: The child died.
     """
     description = read_source(context).description
-    lint = LintContext(
-        variant=role_of(context),
-        source_operators=tuple(description.source.operators),
+    request = SaveRequest(
+        folder / model_name(context.spec),
+        plan,
+        role_of(context),
         inputs=tuple(tensor.name for tensor in description.interface.inputs),
-        outputs=tuple(tensor.name for tensor in description.interface.outputs),
+        operators=tuple(description.source.operators),
     )
-    request = SaveRequest(folder / model_name(context.spec), lint, plan)
     reply = run_child(save_optimized, request, timeout_s=context.spec.optimize.timeout_s)
     return reply.value, reply.peak_rss_bytes
 

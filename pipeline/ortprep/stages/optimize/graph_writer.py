@@ -8,11 +8,15 @@ gets back what stood there before, so that each load places nodes again.
 
 Phantom inputs: up to IR version 3 every initializer is listed among the inputs. One that the optimiser has
 merged or folded away stays listed, and the written model demands it in every run (seen on 1.31.1).
+
+What is left to look for are hazards that a load and a run in a fresh process do not show.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,13 +26,19 @@ from ortprep.bundle.model_facts import ModelFacts
 from ortprep.bundle.onnx_wire import read_skeleton
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.runtime.loading.session import build_session
+from ortprep.stages.core.contract import PORTABLE
 from ortprep.stages.fetch.inspection import describe_model
-from ortprep.stages.optimize.lint import COPY_OPERATORS, PROVIDER_SUFFIX, LintContext, lint_model, location_of
 
 if TYPE_CHECKING:
     import onnx
 
-REPAIRED = "repaired"
+ERROR, REPAIRED = "error", "repaired"
+
+NCHWC_DOMAIN = "com.microsoft.nchwc"
+ONNX_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml"})
+
+_COPY_OPERATORS = frozenset({"MemcpyFromHost", "MemcpyToHost"})
+_PROVIDER_SUFFIX = re.compile(r"_[A-Za-z]+ExecutionProvider$")
 
 
 @dataclass(frozen=True)
@@ -37,13 +47,17 @@ class SaveRequest:
 
     Attributes:
         model: Absolute path of the model file, in a folder of its own; its data comes to lie beside it.
-        context: Facts that the lint judges it against.
         plan: The session that writes it; None if the files are already there.
+        variant: `cpu`, `cuda` or `portable`.
+        inputs: Names of the source's inputs.
+        operators: Operators that the source uses itself, as `SourceRecord.operators` has them.
     """
 
     model: Path
-    context: LintContext
     plan: SessionPlan | None
+    variant: str
+    inputs: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -85,17 +99,48 @@ def save_optimized(request: SaveRequest) -> SaveResult:
         data_files = {data.name}
         model = onnx.load(request.model, load_external_data=False)
         repairs = _repair(model, request)
-        if all(location_of(tensor) is None for tensor in walk_tensors(model)):
+        if all(tensor.data_location != tensor.EXTERNAL for tensor in walk_tensors(model)):
             # ONNX Runtime makes the file whether or not a weight is large enough for it.
             data.unlink(missing_ok=True)
-    findings = (*repairs, *lint_model(model, request.context, data_files=data_files))
-    return SaveResult(describe_model(model), findings, onnxruntime.__version__)
+    findings = [*repairs, *find_strays(model, data_files)]
+    if request.variant == PORTABLE:
+        findings += find_unportable(model, request.operators)
+    return SaveResult(describe_model(model), tuple(findings), onnxruntime.__version__)
+
+
+def find_strays(model: onnx.ModelProto, data_files: Collection[str]) -> Iterator[LintFinding]:
+    """Yields weights in another file than those given: in the source's own, or in the writer's memory."""
+    from ortprep.stages.core.graph_walk import walk_tensors
+
+    for tensor in walk_tensors(model):
+        locations = [entry.value for entry in tensor.external_data if entry.key == "location"]
+        location = next(iter(locations), "")
+        if tensor.data_location == tensor.EXTERNAL and location not in data_files:
+            own = ", ".join(sorted(data_files)) or "the model"
+            detail = f"its values are in {location!r}, not in {own}"
+            yield LintFinding("external-elsewhere", ERROR, tensor.name, detail, "#17311")
+
+
+def find_unportable(model: onnx.ModelProto, operators: Collection[str]) -> Iterator[LintFinding]:
+    """Yields operators beyond ONNX's own that are not among the source's, which are given."""
+    from ortprep.stages.core.graph_walk import walk_operators
+
+    counts = Counter(
+        f"{node.domain}.{node.op_type}" for node in walk_operators(model) if node.domain not in ONNX_DOMAINS
+    )
+    for kind in sorted(counts.keys() - set(operators)):
+        yield LintFinding("not-portable", ERROR, kind, f"in {counts[kind]} nodes, and not in the source")
+
+
+def errors_of(findings: Iterable[LintFinding]) -> tuple[LintFinding, ...]:
+    """Returns the findings that forbid the graph."""
+    return tuple(finding for finding in findings if finding.severity == ERROR)
 
 
 def _repair(model: onnx.ModelProto, request: SaveRequest) -> tuple[LintFinding, ...]:
     """Takes hazards out of a written graph and writes it again; cheap, since its weights are elsewhere."""
-    copies = remove_copies(model) if request.context.variant == "cuda" else 0
-    phantoms = remove_phantom_inputs(model, request.context.inputs)
+    copies = remove_copies(model) if request.variant == "cuda" else 0
+    phantoms = remove_phantom_inputs(model, request.inputs)
     if copies or phantoms:
         repaired = request.model.with_name(f"{request.model.name}.repaired")
         repaired.write_bytes(model.SerializeToString())
@@ -123,7 +168,7 @@ def remove_copies(model: onnx.ModelProto) -> int:
     fixed = {value.name for graph in graphs for value in (*graph.input, *graph.output)}
     pairs = [pair for graph in graphs for pair in (*_copied_values(graph), *_doubled_weights(graph))]
     # A name on a device is made of the value's own, so it means the same in every graph.
-    aliases = {alias: name for alias, name in pairs if PROVIDER_SUFFIX.search(alias) and alias not in fixed}
+    aliases = {alias: name for alias, name in pairs if _PROVIDER_SUFFIX.search(alias) and alias not in fixed}
     removed = 0
     for graph in reversed(graphs):  # inner ones first: a list that loses a node is made of copies
         removed += _keep(graph.node, [node for node in graph.node if not _is_copy(node, aliases)])
@@ -163,13 +208,13 @@ def _copied_values(graph: onnx.GraphProto) -> Iterator[tuple[str, str]]:
 def _doubled_weights(graph: onnx.GraphProto) -> Iterator[tuple[str, str]]:
     kinds = {tensor.name: (tensor.data_type, tuple(tensor.dims)) for tensor in graph.initializer}
     for name, kind in kinds.items():
-        original = PROVIDER_SUFFIX.sub("", name)
+        original = _PROVIDER_SUFFIX.sub("", name)
         if original != name and kinds.get(original) == kind:
             yield name, original
 
 
 def _is_copy(node: onnx.NodeProto, aliases: Mapping[str, str]) -> bool:
-    return node.op_type in COPY_OPERATORS and not aliases.keys().isdisjoint((*node.input, *node.output))
+    return node.op_type in _COPY_OPERATORS and not aliases.keys().isdisjoint((*node.input, *node.output))
 
 
 def _keep(field: Any, items: list[Any]) -> int:

@@ -18,8 +18,7 @@ from ortprep.options import (
 )
 from ortprep.runtime.loading.session import CUDA
 from ortprep.runtime.machine.hardware import Hardware, nchwc_block_size
-from ortprep.stages.optimize.graph_writer import SaveResult
-from ortprep.stages.optimize.lint import NCHWC_DOMAIN, ONNX_DOMAINS
+from ortprep.stages.optimize.graph_writer import NCHWC_DOMAIN, ONNX_DOMAINS, SaveResult
 
 _READS = (
     ("1.23", {"": 23, "ai.onnx.ml": 5}, 11),

@@ -36,8 +36,7 @@ from ortprep.stages.optimize.attempt import (
     save_and_describe,
     try_step,
 )
-from ortprep.stages.optimize.graph_writer import SaveResult
-from ortprep.stages.optimize.lint import NCHWC_DOMAIN, errors_of
+from ortprep.stages.optimize.graph_writer import NCHWC_DOMAIN, SaveResult, errors_of
 from ortprep.stages.optimize.session_plans import (
     ALL,
     ALL_REDUCED,
