@@ -131,7 +131,7 @@ def _group_records(processes: Sequence[ProcessRecord], records: Path) -> Collect
         with suppress(PipelineError):
             path = _locate(record, records)
             digest = cache.digest(path)
-            key = digest, tuple(sorted(digest_beside(path, digest, cache).items()))
+            key = digest, tuple(sorted(digest_beside(path, cache).items()))
         groups.setdefault(key, []).append(record)
     return groups.values()
 

@@ -18,14 +18,13 @@ import onnxruntime
 import pytest
 
 from ortprep.bundle.codec import decode
-from ortprep.bundle.digest import DigestCache, digest_file
+from ortprep.bundle.digest import digest_file
 from ortprep.errors import SourceError, SpecError
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Context, Plan
 from ortprep.stages.core.graph_walk import external_extents
 from ortprep.stages.core.results import FetchResult
 from ortprep.stages.fetch.demo import DEMO_NAMES, check_demo_name, write_demo_model
-from ortprep.stages.fetch.external_data import digest_beside
 from ortprep.stages.fetch.inspection import inspect_file
 from ortprep.stages.fetch.sources import TIMEOUT_VARIABLE
 from ortprep.stages.fetch.stage import FetchStage
@@ -189,17 +188,6 @@ def external_model(tmp_path: Path, location: str = "w.bin") -> Path:
     for tensor in claimed.graph.initializer:
         tensor.external_data[0].value = location
     return models.write_model(claimed, tmp_path / "m.onnx")
-
-
-@pytest.mark.attack
-def test_a_list_of_external_data_that_others_could_write_is_not_believed(tmp_path):
-    model, cache = external_model(tmp_path), tmp_path / "cache"
-    digests = digest_beside(model, digest_file(model), DigestCache())
-    assert list(digests) == ["w.bin"]
-    (entry,) = (cache / "external").iterdir()
-    entry.write_text("[]")  # so that a change of the weights would not count
-    cache.chmod(0o777)
-    assert digest_beside(model, digest_file(model), DigestCache()) == digests
 
 
 @pytest.mark.attack

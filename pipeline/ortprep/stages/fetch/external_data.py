@@ -6,22 +6,13 @@ Runtime itself refuses it at load, but here with the file's name and before anyt
 
 from __future__ import annotations
 
-import json
-import logging
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from ortprep.bundle.digest import PREFIX, DigestCache
-from ortprep.bundle.file_memory import cache_folder, read_entry, write_entry
+from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.onnx_wire import WireError, external_locations, read_skeleton
 from ortprep.errors import SourceError
 from ortprep.transport.transfer import MAX_BYTES
-
-log = logging.getLogger(__name__)
-
-_CACHE_FORMAT = "1"
-_MAX_ENTRY_BYTES = 1 << 20
 
 
 def check_location(location: str, *, model: str) -> str:
@@ -63,35 +54,20 @@ def find_beside(model: Path, location: str) -> Path:
     return path
 
 
-def digest_beside(model: Path, sha256: str, cache: DigestCache) -> Mapping[str, str]:
+def digest_beside(model: Path, cache: DigestCache) -> Mapping[str, str]:
     """Returns the digest of every external data file of a local model, by location.
 
     What cannot be fetched has words in place of its digest; fetching it will say what is wrong.
     """
     digests = {}
-    for location in _known_locations(model, sha256):
+    try:
+        locations = external_locations(read_skeleton(model))
+    except WireError:
+        return {}
+    for location in locations:
         try:
             file = find_beside(model, check_location(location, model=str(model)))
             digests[location] = "too large" if file.stat().st_size > MAX_BYTES else cache.digest(file)
         except (SourceError, OSError):
             digests[location] = "unreadable"
     return digests
-
-
-def _known_locations(model: Path, sha256: str) -> Sequence[str]:
-    """Returns the external locations of a model; remembered by its digest, they never change."""
-    folder = cache_folder("external")
-    entry = None if folder is None else f"{folder}/{sha256.removeprefix(PREFIX)}-{_CACHE_FORMAT}"
-    remembered = read_entry(entry, max_bytes=_MAX_ENTRY_BYTES)
-    if remembered is not None:
-        with suppress(ValueError):
-            return tuple(json.loads(remembered))
-    try:
-        locations = external_locations(read_skeleton(model))
-    except WireError:
-        return ()
-    try:
-        write_entry(entry, json.dumps(locations).encode())
-    except OSError as error:
-        log.debug("cache %s is not usable: %s", folder, error)
-    return locations

@@ -183,7 +183,7 @@ def _source_key(spec: ModelSpec) -> Mapping[str, Any]:
             digest = cache.digest(path)
         except OSError as error:
             raise SourceError(f"cannot read {path}\n  {error.strerror}") from error
-        return {"file": path.name, "digest": digest, "external": digest_beside(path, digest, cache)}
+        return {"file": path.name, "digest": digest, "external": digest_beside(path, cache)}
 
 
 def _checked_key(spec: ModelSpec) -> Mapping[str, Any]:
