@@ -11,7 +11,6 @@ import argparse
 import ast
 import atexit
 import contextlib
-import dataclasses
 import functools
 import io
 import json
@@ -152,7 +151,7 @@ def inference_protocol() -> Check:
 
     inputs = TensorSpec("x", "float32", ("n", 2)), TensorSpec("s", "string", ("n",))
     bundle = read_loader_config(CORPUS.parent / "compat/0.1.0/conv")
-    config = dataclasses.replace(bundle, inputs=inputs)
+    config = bundle._replace(inputs=inputs)
 
     def check(data: bytes) -> None:
         header, separator, tensors = data.partition(b"\0")

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -229,8 +229,7 @@ def check_graph_replay(model: Prepared) -> Row:
         copy = model.bundle.with_name(f"{model.name}-{name}")
         shutil.copytree(model.bundle, copy, dirs_exist_ok=True)
         variants = tuple(
-            replace(
-                variant,
+            variant._replace(
                 io_binding=name == "graph",
                 providers=(
                     variant.providers[0]._replace(options={**variant.providers[0].options, **options}),
@@ -240,7 +239,7 @@ def check_graph_replay(model: Prepared) -> Row:
             for variant in config.variants
             if variant.name == model.place.target
         )
-        write_loader_config(copy, replace(config, variants=variants))
+        write_loader_config(copy, config._replace(variants=variants))
         with SessionPool(copy, PoolConfig(devices=model.place.device, target=model.place.target)) as pool:
             problems = [
                 line for _ in range(50) for line in find_problems(config.golden, expected, pool.run(feeds))

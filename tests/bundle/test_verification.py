@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shlex
@@ -390,9 +389,9 @@ def test_f7_a_manifest_past_its_limit_is_not_read(bundle):
 def test_f7_a_file_that_readers_would_refuse_is_not_written(bundle):
     config = read_loader_config(bundle)
     before = (bundle / "loader.json").read_bytes()
-    inputs = (dataclasses.replace(config.inputs[0], name="x" * MAX_LOADER_BYTES),)
+    inputs = (config.inputs[0]._replace(name="x" * MAX_LOADER_BYTES),)
     with pytest.raises(BundleError, match="too large"):
-        write_loader_config(bundle, dataclasses.replace(config, inputs=inputs))
+        write_loader_config(bundle, config._replace(inputs=inputs))
     assert (bundle / "loader.json").read_bytes() == before
 
 

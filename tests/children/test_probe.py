@@ -1,6 +1,5 @@
 """Probes of loads, and checks of variants, in child processes."""
 
-import dataclasses
 import signal
 import subprocess
 import sys
@@ -167,8 +166,8 @@ def test_a_first_phase_has_to_answer_too(tmp_path):
     bundle = write_bundle(tmp_path / "b")
     config = read_loader_config(bundle)
     first = FirstPhase(SessionOptionsRecord("NO_SUCH_LEVEL"), config.variants[0].providers)
-    variants = (dataclasses.replace(config.variants[0], first_phase=first),)
-    write_loader_config(bundle, dataclasses.replace(config, variants=variants))
+    variants = (config.variants[0]._replace(first_phase=first),)
+    write_loader_config(bundle, config._replace(variants=variants))
     with pytest.raises(LoadError, match="NO_SUCH_LEVEL"):
         list(check_variants(bundle))
 

@@ -5,7 +5,6 @@ What it does in tasks and actors of a cluster is in `serving/test_deployments.py
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 import subprocess
@@ -100,8 +99,8 @@ def test_a_model_of_one_length_gets_batches_of_it_and_padding_is_dropped(tmp_pat
 def test_batches_are_cut_into_the_lengths_of_the_buckets(tmp_path):
     folder = write_net(tmp_path / "net")
     config = read_loader_config(folder)
-    bucket = dataclasses.replace(config.variants[0], name="cpu-n8", binding={"n": 8}, bucket=True)
-    with_bucket = dataclasses.replace(config, schema_version="1.2", variants=(*config.variants, bucket))
+    bucket = config.variants[0]._replace(name="cpu-n8", binding={"n": 8}, bucket=True)
+    with_bucket = config._replace(schema_version="1.2", variants=(*config.variants, bucket))
     write_loader_config(folder, with_bucket)
     predict = OnnxPredictor(folder, constants=BIAS, load=ModelLoadOptions(digests="off"))
     assert predict.batch_sizes == (8,)
@@ -224,8 +223,7 @@ def test_the_environment_of_a_process_that_is_no_actor_is_left_alone(net):
 def test_a_process_that_may_see_gpus_takes_the_first_variant_for_the_cpu(net, tmp_path):
     config = read_loader_config(net)
     cpu = config.variants[0]
-    cuda = dataclasses.replace(
-        cpu,
+    cuda = cpu._replace(
         name="cuda",
         target="cuda",
         providers=(ProviderRecord("CUDAExecutionProvider"), *cpu.providers),
@@ -233,7 +231,7 @@ def test_a_process_that_may_see_gpus_takes_the_first_variant_for_the_cpu(net, tm
     )
     folder = tmp_path / "both"
     shutil.copytree(net, folder)
-    write_loader_config(folder, dataclasses.replace(config, variants=(cuda, cpu)))
+    write_loader_config(folder, config._replace(variants=(cuda, cpu)))
     assert choose_target(folder, ModelLoadOptions(), on_gpu=False) == "cpu"
     assert choose_target(net, ModelLoadOptions(), on_gpu=False) is None
     assert choose_target(folder, ModelLoadOptions(), on_gpu=True) is None
@@ -295,9 +293,9 @@ def test_inputs_without_a_common_length_of_batches_are_refused(net, inputs, mess
     config = read_loader_config(net)
     tensors = tuple(TensorSpec(name, "float32", shape) for name, shape in inputs.items())
     with pytest.raises(PoolError, match=message):
-        find_batch_sizes(dataclasses.replace(config, inputs=tensors), ())
+        find_batch_sizes(config._replace(inputs=tensors), ())
     *_, last = inputs
-    assert find_batch_sizes(dataclasses.replace(config, inputs=tensors), (last,)) == (4,)
+    assert find_batch_sizes(config._replace(inputs=tensors), (last,)) == (4,)
 
 
 BUILD = {"onnx", "doit", "typer", "ortprep.stages", "ortprep.build", "ortprep.tuning"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import time
@@ -40,7 +39,7 @@ TYPES = (
 
 def config_of(dtype: str) -> LoaderConfig:
     tensor = TensorSpec("x", dtype, None)
-    return dataclasses.replace(CONFIG, inputs=(tensor,), outputs=(tensor,))
+    return CONFIG._replace(inputs=(tensor,), outputs=(tensor,))
 
 
 def entry(name: str, datatype: str, shape: list[int], **rest: Any) -> dict[str, Any]:
@@ -153,7 +152,7 @@ def test_a_wrong_request_is_refused_in_a_few_words(case):
 @pytest.mark.attack
 @pytest.mark.parametrize("shape", [[10**4200, 1], [10**4200, 10**4200]])
 def test_a_shape_that_cannot_be_is_refused_where_the_model_takes_any(shape):
-    config = dataclasses.replace(CONFIG, inputs=(TensorSpec("x", "float32", None),))
+    config = CONFIG._replace(inputs=(TensorSpec("x", "float32", None),))
     for rest in ({"data": [1]}, {"parameters": {"binary_data_size": 4}}):
         with pytest.raises(ProtocolError, match="does not fit"):
             parse_request(body(entry("x", "FP32", shape, **rest)), None, config)
@@ -201,7 +200,7 @@ def test_a_header_has_a_length_that_can_be(length):
 @pytest.mark.parametrize("spare", [b"", b"123", b"12345"])
 def test_the_bytes_behind_a_header_are_those_it_announces(spare):
     header = body(entry("x", "FP32", [1, 1], parameters={"binary_data_size": 4}))
-    config = dataclasses.replace(CONFIG, inputs=(TensorSpec("x", "float32", None),))
+    config = CONFIG._replace(inputs=(TensorSpec("x", "float32", None),))
     with pytest.raises(ProtocolError):
         parse_request(header + spare, len(header), config)
 
@@ -216,7 +215,7 @@ def test_no_bytes_do_more_than_be_refused(text, length):
 @pytest.mark.attack
 @pytest.mark.parametrize("shape", [[0, 200_000_000], [200_000_000, 0], [0, 2**13, 2**13], [0, 2**62, 2**62]])
 def test_an_empty_tensor_has_no_size_that_takes_gigabytes_of_a_graph(shape):
-    config = dataclasses.replace(CONFIG, inputs=(TensorSpec("x", "float32", None),))
+    config = CONFIG._replace(inputs=(TensorSpec("x", "float32", None),))
     empty: tuple[dict[str, Any], ...] = ({"data": []}, {"parameters": {"binary_data_size": 0}})
     for data in empty:
         request = body(entry("x", "FP32", shape, **data))
@@ -226,6 +225,6 @@ def test_an_empty_tensor_has_no_size_that_takes_gigabytes_of_a_graph(shape):
 
 @pytest.mark.parametrize("shape", [[0], [0, 3, 224, 224], [0, 3, 2160, 3840], [0, 0], [0, 1_440_000]])
 def test_an_empty_batch_comes_through(shape):
-    config = dataclasses.replace(CONFIG, inputs=(TensorSpec("x", "float32", None),))
+    config = CONFIG._replace(inputs=(TensorSpec("x", "float32", None),))
     request = parse_request(body(entry("x", "FP32", shape, data=[])), None, config)
     assert list(request.arrays[0].shape) == shape

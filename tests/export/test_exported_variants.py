@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 
@@ -54,7 +53,7 @@ OLD = Hardware("x86_64", "", ("avx2",), 4, 0)
 
 def variant(name: str, needs: Requirements, **changes: object) -> Variant:
     made = make_variant(cuda={} if CUDA in needs.providers else None)
-    return dataclasses.replace(made, name=name, requirements=needs, **changes)  # type: ignore[arg-type]
+    return made._replace(name=name, requirements=needs, **changes)  # type: ignore[arg-type]
 
 
 def bundle(*variants: Variant) -> LoaderConfig:
@@ -157,7 +156,7 @@ def config_of(variant: Variant) -> messages.ModelConfig:
 
 def with_first_phase(variant: Variant) -> Variant:
     first = FirstPhase(SessionOptionsRecord("ORT_ENABLE_ALL"), variant.providers)
-    return dataclasses.replace(variant, first_phase=first, io_binding=True)
+    return variant._replace(first_phase=first, io_binding=True)
 
 
 @given(any_variant)
@@ -227,7 +226,7 @@ def test_a_device_becomes_the_gpu_of_the_instances():
 
 
 def test_triton_refuses_another_provider():
-    other = dataclasses.replace(make_variant(), providers=(ProviderRecord("QNNExecutionProvider"),))
+    other = make_variant()._replace(providers=(ProviderRecord("QNNExecutionProvider"),))
     with pytest.raises(ExportError, match="QNNExecutionProvider"):
         plan_options(other)
 
@@ -249,7 +248,7 @@ CONFIG = LoaderConfig(
 
 
 def test_without_a_session_sizes_are_those_the_variant_is_bound_to():
-    variant = dataclasses.replace(make_variant(), binding={"batch": 4, "x[1]": 7})
+    variant = make_variant()._replace(binding={"batch": 4, "x[1]": 7})
     inputs, outputs = resolve_interface(CONFIG, variant, ABSENT, {})
     assert [one.shape for one in (*inputs, *outputs)] == [(4, 7, 3), (4,), (4, "n"), None]
 

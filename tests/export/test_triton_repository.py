@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -124,8 +123,8 @@ def test_a_failed_export_leaves_the_old_one(bundle, tmp_path):
     before = (repository / "linear" / "ortprep-export.json").read_bytes()
     write_tensors(bundle / "golden.npz", {"input:x": sample(), "output:y": sample() @ weights_of(1)})
     config = read_loader_config(bundle)
-    golden = dataclasses.replace(config.golden, file=entry(bundle, "golden.npz"))
-    write_loader_config(bundle, dataclasses.replace(config, golden=golden))
+    golden = config.golden._replace(file=entry(bundle, "golden.npz"))
+    write_loader_config(bundle, config._replace(golden=golden))
     write_record(bundle)
     with pytest.raises(LoadError, match="does not answer as recorded"):
         export_one(bundle, repository)
@@ -142,7 +141,7 @@ def test_a_changed_byte_in_the_bundle_is_never_exported(bundle, tmp_path):
 
 
 def test_a_variant_that_cannot_run_here_is_exported_and_said_to_be_untried(tmp_path):
-    gpu = dataclasses.replace(CUDA_NEEDED, compute_capability=ComputeCapabilityRange((99, 0), (100, 0)))
+    gpu = CUDA_NEEDED._replace(compute_capability=ComputeCapabilityRange((99, 0), (100, 0)))
     bundle = write_bundle(tmp_path / "linear", requirements={"cuda": gpu, "portable": CPU_ONLY})
     (model,) = export_one(bundle, tmp_path / "repository", ExportRequest(target="cuda")).models
     config = read_config(tmp_path / "repository" / "linear")
@@ -251,9 +250,9 @@ def test_weights_of_branches_are_copied_since_onnxruntime_refuses_links_to_them(
     write_tensors(bundle / "golden.npz", {"input:x": x, "output:y": y})
     config = read_loader_config(bundle)
     files = tuple(entry(bundle, f"cpu/{name}") for name in ("m.onnx", "weights.bin"))
-    branching = dataclasses.replace(config.variants[0], model="cpu/m.onnx", files=files)
-    golden = dataclasses.replace(config.golden, file=entry(bundle, "golden.npz"))
-    write_loader_config(bundle, dataclasses.replace(config, golden=golden, variants=(branching,)))
+    branching = config.variants[0]._replace(model="cpu/m.onnx", files=files)
+    golden = config.golden._replace(file=entry(bundle, "golden.npz"))
+    write_loader_config(bundle, config._replace(golden=golden, variants=(branching,)))
     write_record(bundle)
     export_one(bundle, tmp_path / "repository")
     assert (bundle / "cpu/weights.bin").stat().st_nlink == 1
@@ -264,8 +263,8 @@ def test_a_file_that_is_not_beside_the_model_is_refused(bundle, tmp_path):
     config = read_loader_config(bundle)
     (variant,) = config.variants
     golden: FileEntry = config.golden.file
-    odd = dataclasses.replace(variant, files=(*variant.files, golden))
-    write_loader_config(bundle, dataclasses.replace(config, variants=(odd,)))
+    odd = variant._replace(files=(*variant.files, golden))
+    write_loader_config(bundle, config._replace(variants=(odd,)))
     write_record(bundle)
     with pytest.raises(ExportError, match=r"golden\.npz"):
         export_one(bundle, tmp_path / "repository")

@@ -143,7 +143,7 @@ def write_bundle(
         variant = _variant(made, files)
         if made.golden is not None:
             entries.append(_write(folder, f"{made.name}/golden.npz", made.golden))
-            variant = dataclasses.replace(variant, golden=Golden(entries[-1], Tolerance(1e-2, 1e-3)))
+            variant = variant._replace(golden=Golden(entries[-1], Tolerance(1e-2, 1e-3)))
         variants.append(variant)
     config = LoaderConfig(
         schema_version=LOADER_SCHEMA_VERSION,
@@ -227,7 +227,7 @@ def summary(median: float, spread: float = 0.0) -> Samples:
 
 def machine_with_gpu(capability: tuple[int, int]) -> Hardware:
     """A machine with one GPU of that compute capability."""
-    return dataclasses.replace(BARE, gpus=(Gpu("GPU", capability, 80 << 30, "", "13.0", "GPU-0"),))
+    return BARE._replace(gpus=(Gpu("GPU", capability, 80 << 30, "", "13.0", "GPU-0"),))
 
 
 BARE = Hardware(platform.machine(), "processor", (), 2, 8 << 30)

@@ -10,7 +10,6 @@ import os
 import threading
 import time
 import tracemalloc
-import weakref
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from ortprep.bundle.codec import canonical_json
 from ortprep.bundle.digest import digest_bytes
-from ortprep.bundle.loader_config import FileEntry, read_loader_config, write_loader_config
+from ortprep.bundle.loader_config import FileEntry, LoaderConfig, read_loader_config, write_loader_config
 from ortprep.bundle.manifest import read_manifest, write_manifest
 from ortprep.errors import (
     BundleError,
@@ -644,8 +643,8 @@ def test_f28_no_part_brings_a_spec_or_a_program(catalogue, tmp_path, monkeypatch
     config, manifest = read_loader_config(bundle), read_manifest(bundle)
     if path != "portable/unlisted":
         entry = next(entry for entry in manifest.files if entry.path == path)
-        variant = replace(config.variants[0], files=(*config.variants[0].files, entry))
-        write_loader_config(bundle, replace(config, variants=(variant,)))
+        variant = config.variants[0]._replace(files=(*config.variants[0].files, entry))
+        write_loader_config(bundle, config._replace(variants=(variant,)))
         data = (bundle / "loader.json").read_bytes()
         files = [entry for entry in manifest.files if entry.path != "loader.json"]
         files.append(FileEntry("loader.json", len(data), digest_bytes(data)))
@@ -748,18 +747,22 @@ def test_the_records_of_a_version_are_read_one_at_a_time_and_up_to_a_bound(catal
     size = max(entry.size_bytes for entry in small_files(part).values())
     with pytest.raises(RegistryError, match="too many bytes in the records"):
         catalogue.read_manifests([part] * (MAX_LISTING_BYTES // size + 1))
-    configs = []
+    read = []
+
+    def alive():
+        gc.collect()
+        return sum(isinstance(one, LoaderConfig) for one in gc.get_objects())
+
+    before = alive()
 
     def read_config(part):
-        gc.collect()
-        assert not [one for one in configs if one() is not None], "the one before is still there"
-        config = read_loader_config(tmp_path / "bundle")
-        configs.append(weakref.ref(config))
-        return config
+        assert alive() == before, "the one before is still there"
+        read.append(part)
+        return read_loader_config(tmp_path / "bundle")
 
     names = VersionRef("net", None)
     assert choose_part([part] * 3, read_config, names, BARE, onnxruntime=None) == part
-    assert len(configs) == 3
+    assert len(read) == 3
 
 
 @pytest.mark.parametrize("command", ["collect", "publish"])

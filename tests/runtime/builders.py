@@ -63,8 +63,7 @@ def write_bundle(
     )
     if first is not None:
         variants = tuple(
-            dataclasses.replace(variant, first_phase=FirstPhase(first, variant.providers))
-            for variant in variants
+            variant._replace(first_phase=FirstPhase(first, variant.providers)) for variant in variants
         )
     golden = {"input:x": sample(), "output:y": sample() @ weights_of(seed)}
     write_tensors(folder / "golden.npz", golden)
@@ -109,7 +108,7 @@ def write_converted(folder: Path, parts: Sequence[Part] = BUCKETED) -> Path:
     variants = tuple(
         _convert(folder, variant, part) for variant, part in zip(config.variants, parts, strict=True)
     )
-    write_loader_config(folder, dataclasses.replace(config, variants=variants))
+    write_loader_config(folder, config._replace(variants=variants))
     write_record(folder)
     return folder
 
@@ -119,8 +118,7 @@ def _convert(folder: Path, variant: Variant, part: Part) -> Variant:
     paths = write_linear(folder / variant.model, weights, part.batch or "batch")
     golden = f"{part.name}/golden.npz"
     write_tensors(folder / golden, {"input:x": x, "output:y": x @ weights})
-    return dataclasses.replace(
-        variant,
+    return variant._replace(
         files=tuple(entry(folder, f"{part.name}/{path.name}") for path in paths),
         precision=part.precision,
         binding={"batch": part.batch} if part.batch else {},
@@ -181,11 +179,11 @@ def rewrite_digests(folder: Path) -> None:
     """Makes the records agree with the files: a bundle altered by someone who knows the format."""
     config = read_loader_config(folder)
     variants = tuple(
-        dataclasses.replace(variant, files=tuple(entry(folder, file.path) for file in variant.files))
+        variant._replace(files=tuple(entry(folder, file.path) for file in variant.files))
         for variant in config.variants
     )
-    golden = dataclasses.replace(config.golden, file=entry(folder, config.golden.file.path))
-    write_loader_config(folder, dataclasses.replace(config, variants=variants, golden=golden))
+    golden = config.golden._replace(file=entry(folder, config.golden.file.path))
+    write_loader_config(folder, config._replace(variants=variants, golden=golden))
     write_record(folder)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from ortprep.bundle.codec import format_json
-
-log = logging.getLogger(__name__)
 
 TEMP_PREFIX = ".tmp-"
 """Names that begin so are unfinished work: readers never look at them, the next writer removes old ones."""
@@ -125,7 +122,11 @@ def _exchange(left: Path, right: Path) -> None:
         code = ctypes.get_errno()
         if code not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
             raise OSError(code, os.strerror(code), str(right))
-    log.warning("%s: this file system cannot exchange folders; the old one is absent for an instant", right)
+    import logging  # costs a job milliseconds
+
+    logging.getLogger(__name__).warning(
+        "%s: this file system cannot exchange folders; the old one is absent for an instant", right
+    )
     aside = left.with_name(left.name + "-old")
     right.rename(aside)
     try:

@@ -7,7 +7,6 @@ added them); a missing field without default, or a value of the wrong type, is a
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import json
@@ -40,8 +39,8 @@ def encode(value: object) -> Any:
 
     Sections of a spec and paths are encoded too, as requests of the build's children have them.
     """
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if _is_dataclass(type(value)):
+        return {name: encode(getattr(value, name)) for name in value.__dataclass_fields__}  # type: ignore[attr-defined]
     if _is_named_tuple(type(value)):
         return {name: encode(item) for name, item in value._asdict().items()}  # type: ignore[attr-defined]
     if isinstance(value, Mapping):
@@ -82,7 +81,7 @@ def _decode(kind: Any, data: object, where: str) -> Any:
         mapping = _expect(dict, data, where)
         inner = get_args(kind)[1]
         return {key: _decode(inner, item, f"{where}.{key[:_MAX_SHOWN]}") for key, item in mapping.items()}
-    if dataclasses.is_dataclass(kind) or _is_named_tuple(kind):
+    if _is_dataclass(kind) or _is_named_tuple(kind):
         return _decode_record(kind, data, where)
     return _expect(kind, data, where)
 
@@ -112,6 +111,10 @@ def _decode_tuple(kinds: tuple[Any, ...], data: object, where: str) -> tuple[Any
     )
 
 
+def _is_dataclass(kind: Any) -> bool:
+    return isinstance(kind, type) and hasattr(kind, "__dataclass_fields__")
+
+
 def _is_named_tuple(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
 
@@ -122,6 +125,8 @@ def _fields(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
     if _is_named_tuple(kind):
         declared, optional = dict(kind.__annotations__), set(kind._field_defaults)
     else:
+        import dataclasses  # what a job reads are named tuples, and importing this takes a millisecond
+
         absent, fields = dataclasses.MISSING, dataclasses.fields(kind)
         declared = {f.name: f.type for f in fields}
         optional = {f.name for f in fields if f.default is not absent or f.default_factory is not absent}

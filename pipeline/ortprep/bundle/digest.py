@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -25,8 +24,6 @@ from ortprep.bundle.file_memory import (
 )
 
 __all__ = ["PREFIX", "DigestCache", "digest_bytes", "digest_file", "digest_json", "is_digest"]
-
-log = logging.getLogger(__name__)
 
 PREFIX = DIGEST_PREFIX
 _BLOCK_BYTES = 256 * 1024
@@ -118,4 +115,6 @@ class DigestCache:
         try:
             write_digest(stamp, digest, self._folder)
         except OSError as error:
-            log.debug("digest cache %s is not usable: %s", self._folder, error)
+            import logging  # costs a job milliseconds
+
+            logging.getLogger(__name__).debug("digest cache %s is not usable: %s", self._folder, error)

@@ -5,8 +5,8 @@
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from ortprep.bundle import LOADER_FILE
 from ortprep.bundle.digest import is_digest
@@ -30,8 +30,7 @@ PRECISIONS = (SOURCE_PRECISION, "fp16", "bf16", "mixed", "int8", "int4")
 """What a variant may be in."""
 
 
-@dataclass(frozen=True)
-class FileEntry:
+class FileEntry(NamedTuple):
     """A file of the bundle.
 
     Attributes:
@@ -45,8 +44,7 @@ class FileEntry:
     sha256: str
 
 
-@dataclass(frozen=True)
-class TensorSpec:
+class TensorSpec(NamedTuple):
     """An input or output of a model.
 
     Attributes:
@@ -61,24 +59,21 @@ class TensorSpec:
     shape: tuple[int | str | None, ...] | None
 
 
-@dataclass(frozen=True)
-class VersionRange:
+class VersionRange(NamedTuple):
     """Versions `minimum <= v < below`, compared by their numeric parts."""
 
     minimum: str
     below: str | None = None
 
 
-@dataclass(frozen=True)
-class ComputeCapabilityRange:
+class ComputeCapabilityRange(NamedTuple):
     """GPU compute capabilities `minimum <= c < below`, each as (major, minor)."""
 
     minimum: tuple[int, int]
     below: tuple[int, int]
 
 
-@dataclass(frozen=True)
-class Requirements:
+class Requirements(NamedTuple):
     """Properties of a machine on which a variant loads and answers correctly.
 
     Attributes:
@@ -99,8 +94,7 @@ class Requirements:
     compute_capability: ComputeCapabilityRange | None = None
 
 
-@dataclass(frozen=True)
-class FirstPhase:
+class FirstPhase(NamedTuple):
     """Other options for a session of a variant's model: sooner ready, and slower per run.
 
     Attributes:
@@ -112,8 +106,7 @@ class FirstPhase:
     providers: tuple[ProviderRecord, ...]
 
 
-@dataclass(frozen=True)
-class Tolerance:
+class Tolerance(NamedTuple):
     """`|got − expected| <= atol + rtol · |expected|`, by element, apart from a few that rounding moved.
 
     Attributes:
@@ -129,8 +122,7 @@ class Tolerance:
     noise_share: float = 0.0
 
 
-@dataclass(frozen=True)
-class Golden:
+class Golden(NamedTuple):
     """A small input with its outputs.
 
     The file is an `.npz` whose arrays are named `input:NAME` and `output:NAME`.
@@ -143,11 +135,10 @@ class Golden:
 
     file: FileEntry
     default: Tolerance
-    outputs: Mapping[str, Tolerance] = field(default_factory=dict)
+    outputs: Mapping[str, Tolerance] = {}
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     """One way to load the model, prepared for one kind of machine.
 
     Attributes:
@@ -179,14 +170,13 @@ class Variant:
     first_phase: FirstPhase | None = None
     io_binding: bool = False
     precision: str = SOURCE_PRECISION
-    binding: Mapping[str, int] = field(default_factory=dict)
+    binding: Mapping[str, int] = {}
     bucket: bool = False
     golden: Golden | None = None
     judged: bool = False
 
 
-@dataclass(frozen=True)
-class LoaderConfig:
+class LoaderConfig(NamedTuple):
     """The content of `loader.json`.
 
     Attributes:
@@ -324,3 +314,18 @@ def refuse_repeated(entries: tuple[FileEntry, ...], *, name: str) -> None:
 def find_variant(config: LoaderConfig, name: str) -> Variant | None:
     """Returns the variant of that name, if there is one."""
     return next((variant for variant in config.variants if variant.name == name), None)
+
+
+def find_buckets(config: LoaderConfig, general: Variant) -> tuple[Variant, ...]:
+    """Returns the variants for certain sizes that may serve beside one for all, in the bundle's order.
+
+    They are for the same target and in the same precision, so that answers do not change their kind with the
+    batch. A bucket that was requested by name has none beside it.
+    """
+    if general.bucket:
+        return ()
+    return tuple(
+        variant
+        for variant in config.variants
+        if variant.bucket and (variant.target, variant.precision) == (general.target, general.precision)
+    )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from ortprep.bundle import LOADER_FILE
 from ortprep.bundle.digest import digest_file
@@ -40,8 +40,7 @@ _PROGRAM_SUFFIXES = frozenset(
 """How names of files end that programs run or obey, specs among them; weights may have any other."""
 
 
-@dataclass(frozen=True)
-class FileDifference:
+class FileDifference(NamedTuple):
     """A file that is not as recorded.
 
     Attributes:

@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import TypeAlias
@@ -199,7 +199,7 @@ def read_facts(
         gpus=hardware.gpus,
         bus_gpus=count_bus_gpus(root / "sys"),
         driver=read_text(f"{root}/sys/module/nvidia/version"),
-        hardware=replace(hardware, gpus=()),
+        hardware=hardware._replace(gpus=()),
         limits=read_limits(root),
         shared_memory=read_disk_space(shared_memory) if has_shared_memory else DiskSpace("/dev/shm"),
         artifacts=read_disk_space(artifacts.absolute()),

@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ortprep.bundle.loader_config import Golden, LoaderConfig, golden_of, read_loader_config
@@ -107,7 +107,7 @@ def _served_variants(config: LoaderConfig, stats: PoolStats) -> LoaderConfig:
             hint="name devices of one kind, or a precision",
         )
     by_name = {variant.name: variant for variant in config.variants}
-    return replace(config, variants=tuple(by_name[name] for name in next(iter(taken))))
+    return config._replace(variants=tuple(by_name[name] for name in next(iter(taken))))
 
 
 def read_golden_cases(served: LoaderConfig, root: Path) -> tuple[GoldenCase, ...]:

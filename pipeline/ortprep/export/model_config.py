@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import struct
 from collections.abc import Mapping, Sequence
@@ -192,7 +191,7 @@ def resolve_interface(
 
     def correct(spec: TensorSpec) -> TensorSpec:
         is_scalar = spec.shape != () or tuple(golden.get(spec.name, ())) == ()
-        return spec if is_scalar else dataclasses.replace(spec, shape=None)
+        return spec if is_scalar else spec._replace(shape=None)
 
     return tuple(map(correct, trial.inputs)), tuple(map(correct, trial.outputs))
 

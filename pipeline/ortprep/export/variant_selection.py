@@ -6,7 +6,6 @@ what is not known to fit is not exported unless it is named.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -77,7 +76,7 @@ def contradictions(variant: Variant, request: ExportRequest) -> tuple[str, ...]:
     """Returns everything that is known of a server and speaks against a variant."""
     if request.hardware is None:
         anywhere = Requirements(variant.requirements.onnxruntime, ())
-        variant = dataclasses.replace(variant, requirements=anywhere)
+        variant = variant._replace(requirements=anywhere)
     return find_reasons(variant, Machine(request.hardware or _NO_HARDWARE, request.onnxruntime))
 
 

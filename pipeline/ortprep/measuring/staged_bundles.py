@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from ortprep.bundle import LOADER_FILE
@@ -98,7 +97,7 @@ class StagedBundles:
         """Writes a bundle that records a variant, and shares its model's files."""
         share_model(model, bundle / _NAME / model.name)
         files = describe_files(bundle / _NAME, DigestCache().digest)
-        placed = replace(variant, files=tuple(replace(one, path=f"{_NAME}/{one.path}") for one in files))
+        placed = variant._replace(files=tuple(one._replace(path=f"{_NAME}/{one.path}") for one in files))
         config = LoaderConfig(
             LOADER_SCHEMA_VERSION, _NAME, self._inputs, self._outputs, _NO_GOLDEN, (placed,), source
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -152,7 +151,7 @@ class OpenedModel:
         self.signature = read_signature(name, opened.config)
         self._names, self._general = tuple(self.signature.inputs), opened
         everything = (opened, *buckets)
-        self.config = dataclasses.replace(opened.config, variants=tuple(one.variant for one in everything))
+        self.config = opened.config._replace(variants=tuple(one.variant for one in everything))
         self._runners = {one.variant.name: SessionRunner(self.signature, one) for one in everything}
         self._known: dict[tuple[tuple[int, ...], ...], SessionRunner] = {}
         self.variant, *rest = self._runners

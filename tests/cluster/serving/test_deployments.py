@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -153,8 +152,8 @@ def write_wrong(folder: Path, seed: int) -> Path:
     write_bundle(folder, seed=seed)
     write_tensors(folder / "golden.npz", {"input:x": sample(), "output:y": 5 + sample() @ weights_of(seed)})
     config = read_loader_config(folder)
-    golden = dataclasses.replace(config.golden, file=entry(folder, "golden.npz"))
-    write_loader_config(folder, dataclasses.replace(config, golden=golden))
+    golden = config.golden._replace(file=entry(folder, "golden.npz"))
+    write_loader_config(folder, config._replace(golden=golden))
     write_record(folder)
     return folder
 
@@ -362,7 +361,7 @@ def test_a_dataset_is_answered_row_by_row_on_all_nodes(nodes, tmp_path):
     import ray.data
 
     folder, url = write_net(tmp_path / "net", 4), (tmp_path / "registry").as_uri()
-    write_loader_config(folder, dataclasses.replace(read_loader_config(folder), name="linear"))
+    write_loader_config(folder, read_loader_config(folder)._replace(name="linear"))
     write_record(folder)  # the manifest that a registry wants; its model is called so
     with open_catalogue(url) as catalogue:
         publish(folder, catalogue)

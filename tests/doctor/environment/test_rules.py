@@ -58,7 +58,7 @@ def having(facts: Facts = HEALTHY, **changes: Any) -> Facts:
 
 
 def _gpu(**changes: Any) -> Facts:
-    return having(gpus=(replace(HEALTHY.gpus[0], **changes),))
+    return having(gpus=(HEALTHY.gpus[0]._replace(**changes),))
 
 
 def _limits(**changes: Any) -> Facts:
@@ -105,7 +105,7 @@ CASES = (
         having(WITHOUT_GPU, bus_gpus=8, variables={"CUDA_VISIBLE_DEVICES": ""}, expected=ASKED),
     ),
     FactsCase("driver-too-old", "problem", _gpu(cuda_version="12.8")),
-    FactsCase("no-avx2", "advice", having(hardware=replace(HEALTHY.hardware, cpu_features=("avx",)))),
+    FactsCase("no-avx2", "advice", having(hardware=HEALTHY.hardware._replace(cpu_features=("avx",)))),
     FactsCase("cores-above-quota", "advice", _limits(quota_cores=2.5)),
     FactsCase("cpu-throttled", "advice", _limits(quota_cores=8.0, periods=100, throttled_periods=40)),
     FactsCase("cpu-throttled", "note", _limits(quota_cores=8.0, periods=1000, throttled_periods=1)),
@@ -167,9 +167,9 @@ def test_versions_and_machines_that_suffice_are_not_found_wanting():
     newer = _gpu(cuda_version="14.1")
     assert "driver-too-old" not in codes(find(newer))
     assert "driver-too-old" not in codes(find(_imported(cuda_version="13.2")))
-    enough = having(_limits(quota_cores=2.5), hardware=replace(HEALTHY.hardware, cores=3))
+    enough = having(_limits(quota_cores=2.5), hardware=HEALTHY.hardware._replace(cores=3))
     assert "cores-above-quota" not in codes(find(enough))
-    arm = replace(HEALTHY.hardware, machine="aarch64", cpu_features=("asimd",))
+    arm = HEALTHY.hardware._replace(machine="aarch64", cpu_features=("asimd",))
     assert "no-avx2" not in codes(find(having(hardware=arm)))
 
 

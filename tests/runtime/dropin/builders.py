@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import subprocess
 import sys
@@ -34,7 +33,7 @@ def write_bundle_of(model: Path, folder: Path, *, inline: bool = False, **option
     write_bundle(folder, seed=BUNDLE_SEED, **options)
     files = [model] if inline else [model, model.with_name(model.name + ".data")]
     source = tuple(FileEntry(file.name, file.stat().st_size, digest_file(file)) for file in files)
-    write_loader_config(folder, dataclasses.replace(read_loader_config(folder), source=source))
+    write_loader_config(folder, read_loader_config(folder)._replace(source=source))
     write_record(folder)
     return folder
 

@@ -133,9 +133,7 @@ def test_a_bundle_of_a_model_with_other_external_data_hides_no_other(model, bund
     foreign = write_bundle_of(model, tmp_path / "bundles/a-foreign")
     config = read_loader_config(foreign)
     graph, weights = config.source
-    write_loader_config(
-        foreign, dataclasses.replace(config, source=(graph, dataclasses.replace(weights, path="other.data")))
-    )
+    write_loader_config(foreign, config._replace(source=(graph, weights._replace(path="other.data"))))
     write_record(foreign)
     assert is_of_bundle(ortprep.session(model, providers=CPU))
 
@@ -256,7 +254,7 @@ def test_a_bundle_for_other_machines_makes_a_plain_session_without_a_warning(
 ):
     source = read_loader_config(bundle).source
     write_bundle(bundle, requirements=requirements)
-    write_loader_config(bundle, dataclasses.replace(read_loader_config(bundle), source=source))
+    write_loader_config(bundle, read_loader_config(bundle)._replace(source=source))
     assert not is_of_bundle(ortprep.session(model, providers=CPU))
     assert len(reasons(said)) == 1
     assert {record.levelno for record in said.records} == {logging.INFO}
@@ -266,8 +264,8 @@ def test_a_variant_of_fixed_sizes_never_stands_for_its_source(model, tmp_path, b
     source = read_loader_config(bundle).source
     write_converted(bundle, [dataclasses.replace(BUCKETED[2], name="cpu")])
     config = read_loader_config(bundle)
-    variants = tuple(dataclasses.replace(variant, bucket=False) for variant in config.variants)
-    write_loader_config(bundle, dataclasses.replace(config, source=source, variants=variants))
+    variants = tuple(variant._replace(bucket=False) for variant in config.variants)
+    write_loader_config(bundle, config._replace(source=source, variants=variants))
     write_record(bundle)
     assert not is_of_bundle(ortprep.session(model, providers=CPU))
 
@@ -277,7 +275,7 @@ def test_a_variant_of_reduced_precision_never_stands_for_its_source(model, bundl
     source = read_loader_config(bundle).source
     seeds = {"int8": SOURCE_SEED + 1, "fp32": BUNDLE_SEED}
     write_converted(bundle, [Part(f"cpu-{one}", seed=seeds[one], precision=one) for one in precisions])
-    write_loader_config(bundle, dataclasses.replace(read_loader_config(bundle), source=source))
+    write_loader_config(bundle, read_loader_config(bundle)._replace(source=source))
     write_record(bundle)
     assert is_of_bundle(ortprep.session(model, providers=CPU)) == ("fp32" in precisions)
     assert [("precision 'fp32'" in reason) for reason in reasons(said)] == [True] * ("fp32" not in precisions)
@@ -291,8 +289,8 @@ def test_f27_a_judged_variant_stands_for_its_source_until_that_is_switched_off(
     parts = [Part("cpu-int8", seed=BUNDLE_SEED, precision="int8"), Part("cpu", seed=SOURCE_SEED)]
     write_converted(bundle, parts)
     config = read_loader_config(bundle)
-    variants = tuple(dataclasses.replace(one, judged=one.precision == "int8") for one in config.variants)
-    write_loader_config(bundle, dataclasses.replace(config, source=source, variants=variants))
+    variants = tuple(one._replace(judged=one.precision == "int8") for one in config.variants)
+    write_loader_config(bundle, config._replace(source=source, variants=variants))
     write_record(bundle)
     if switched_off:
         monkeypatch.setenv("ORTPREP_PRECISION", "fp32")

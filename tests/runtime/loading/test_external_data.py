@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import mmap
 import os
@@ -127,9 +126,7 @@ def test_f25_an_address_in_memory_is_refused_even_where_a_file_of_its_name_is_li
     config = read_loader_config(bundle)
     (variant,) = config.variants
     files = (variant.files[0], entry(bundle, f"cpu/{TAG}"))
-    write_loader_config(
-        bundle, dataclasses.replace(config, variants=(dataclasses.replace(variant, files=files),))
-    )
+    write_loader_config(bundle, config._replace(variants=(variant._replace(files=files),)))
     rewrite_digests(bundle)
     with pytest.raises(IntegrityError, match="refers to data"):
         load(bundle)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import os
@@ -378,7 +377,7 @@ def test_f18_a_session_entry_about_threads_is_taken(tmp_path):
 @pytest.mark.attack
 def test_f18_a_provider_option_with_an_address_or_a_library_is_refused(bundle, provider, option):
     (variant,) = read_loader_config(bundle).variants
-    variant = dataclasses.replace(variant, providers=(ProviderRecord(provider, {option: "1"}),))
+    variant = variant._replace(providers=(ProviderRecord(provider, {option: "1"}),))
     with pytest.raises(IntegrityError, match=f"{provider} .*{option}|options of {provider} are not known"):
         build_plan(bundle, variant)
 
@@ -393,7 +392,7 @@ def test_f18_an_entry_that_no_version_knows_is_refused(tmp_path, entry):
 
 
 def test_a_version_out_of_range_is_refused_with_reason_and_hint(tmp_path):
-    needs = dataclasses.replace(CPU_ONLY, onnxruntime=VersionRange("1.2", "1.3"))
+    needs = CPU_ONLY._replace(onnxruntime=VersionRange("1.2", "1.3"))
     folder = write_bundle(tmp_path / "b", requirements={"cpu": needs})
     with pytest.raises(LoadError, match=r"cpu: expected ONNX Runtime >= 1\.2 and < 1\.3, got 1\.") as caught:
         load(folder)
@@ -401,7 +400,7 @@ def test_a_version_out_of_range_is_refused_with_reason_and_hint(tmp_path):
 
 
 def test_f13_every_variant_passed_over_is_listed_with_its_reasons(tmp_path):
-    mainframe = dataclasses.replace(CPU_ONLY, machine="s390x", cpu_features=("vx",))
+    mainframe = CPU_ONLY._replace(machine="s390x", cpu_features=("vx",))
     folder = write_bundle(tmp_path / "b", requirements={"cpu": UNMET, "portable": mainframe})
     with pytest.raises(LoadError) as caught:
         load(folder)
@@ -672,8 +671,8 @@ def test_an_error_of_a_replaced_bundle_does_not_count(bundle, monkeypatch):
 def test_an_extra_file_in_loader_config_alone_is_a_contradiction(bundle):
     config = read_loader_config(bundle)
     stray = FileEntry("cpu/stray.bin", 1, "sha256:" + "0" * 64)
-    variant = dataclasses.replace(config.variants[0], files=(*config.variants[0].files, stray))
-    write_loader_config(bundle, dataclasses.replace(config, variants=(variant,)))
+    variant = config.variants[0]._replace(files=(*config.variants[0].files, stray))
+    write_loader_config(bundle, config._replace(variants=(variant,)))
     with pytest.raises(PipelineError):
         load(bundle, digests="full")
 

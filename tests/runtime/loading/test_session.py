@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 import types
@@ -271,8 +270,8 @@ def test_bound_runs_answer_batches_of_any_shapes_as_plain_ones_do(bundle):
 
 def mark_bound(bundle: Path) -> None:
     config = read_loader_config(bundle)
-    variants = tuple(dataclasses.replace(variant, io_binding=True) for variant in config.variants)
-    write_loader_config(bundle, dataclasses.replace(config, variants=variants))
+    variants = tuple(variant._replace(io_binding=True) for variant in config.variants)
+    write_loader_config(bundle, config._replace(variants=variants))
     write_record(bundle)
 
 

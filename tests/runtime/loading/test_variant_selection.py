@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 import subprocess
@@ -83,7 +82,7 @@ def test_the_first_variant_that_fits_is_taken():
 
 
 def test_variants_after_the_taken_one_are_not_judged():
-    impossible = dataclasses.replace(NEEDS_CPU, machine="vax")
+    impossible = NEEDS_CPU._replace(machine="vax")
     assert select(config_of(cpu=NEEDS_CPU, portable=impossible)).passed_over == ()
 
 
@@ -117,7 +116,7 @@ def test_f13_all_reasons_of_a_variant_are_told_together():
     ],
 )
 def test_f12_versions_are_compared_by_their_numbers(minimum, below, version, fits):
-    needs = dataclasses.replace(NEEDS_CPU, onnxruntime=VersionRange(minimum, below))
+    needs = NEEDS_CPU._replace(onnxruntime=VersionRange(minimum, below))
     assert (chosen(config_of(cpu=needs), onnxruntime=version) == "cpu") is fits
 
 
@@ -128,23 +127,23 @@ def test_an_installed_version_without_numbers_fits_nothing(version):
 
 
 def test_an_unknown_version_is_not_judged():
-    needs = dataclasses.replace(NEEDS_CPU, onnxruntime=VersionRange("99"), providers=("Unknown",))
+    needs = NEEDS_CPU._replace(onnxruntime=VersionRange("99"), providers=("Unknown",))
     assert chosen(config_of(cpu=needs), onnxruntime=None, providers=None) == "cpu"
 
 
 def test_a_graph_for_wide_blocks_is_passed_over_on_a_narrow_machine():
-    wide = dataclasses.replace(NEEDS_CPU, cpu_features=("avx512f",))
-    narrow_machine = dataclasses.replace(MACHINE, cpu_features=AVX2)
+    wide = NEEDS_CPU._replace(cpu_features=("avx512f",))
+    narrow_machine = MACHINE._replace(cpu_features=AVX2)
     config = config_of(cpu=wide, portable=NEEDS_CPU)
     assert chosen(config) == "cpu"
     assert chosen(config, hardware=narrow_machine) == "portable"
 
 
 def test_a_graph_for_narrow_blocks_is_passed_over_on_a_wide_machine():
-    narrow = dataclasses.replace(NEEDS_CPU, cpu_features=("avx2",), cpu_features_absent=("avx512f",))
+    narrow = NEEDS_CPU._replace(cpu_features=("avx2",), cpu_features_absent=("avx512f",))
     config = config_of(cpu=narrow, portable=NEEDS_CPU)
     assert chosen(config) == "portable"
-    assert chosen(config, hardware=dataclasses.replace(MACHINE, cpu_features=AVX2)) == "cpu"
+    assert chosen(config, hardware=MACHINE._replace(cpu_features=AVX2)) == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -152,8 +151,8 @@ def test_a_graph_for_narrow_blocks_is_passed_over_on_a_wide_machine():
     [((7, 5), False), ((8, 0), True), ((9, 0), True), ((10, 0), False), ((12, 0), False)],
 )
 def test_f12_compute_capabilities_are_a_half_open_range(capability, fits):
-    gpu = dataclasses.replace(H200, compute_capability=capability)
-    hardware = dataclasses.replace(MACHINE, gpus=(gpu,))
+    gpu = H200._replace(compute_capability=capability)
+    hardware = MACHINE._replace(gpus=(gpu,))
     assert (chosen(config_of(cuda=NEEDS_CUDA), hardware=hardware) == "cuda") is fits
 
 
@@ -161,7 +160,7 @@ def test_f12_compute_capabilities_are_a_half_open_range(capability, fits):
     ("device_id", "expected"), [(None, "cuda"), (0, "cuda"), (1, "cpu"), (2, "cpu"), (-1, "cpu")]
 )
 def test_it_is_the_capability_of_the_asked_device_that_counts(device_id, expected):
-    hardware = dataclasses.replace(MACHINE, gpus=(H200, T4))
+    hardware = MACHINE._replace(gpus=(H200, T4))
     assert (
         chosen(config_of(cuda=NEEDS_CUDA, cpu=NEEDS_CPU), hardware=hardware, device_id=device_id) == expected
     )
@@ -174,9 +173,9 @@ def test_it_is_the_capability_of_the_asked_device_that_counts(device_id, expecte
 def test_it_is_the_recorded_device_that_counts_where_none_is_asked_for(recorded, device_id, expected):
     config = config_of(cuda=NEEDS_CUDA, cpu=NEEDS_CPU)
     providers = (ProviderRecord(CUDA, {"device_id": recorded}), ProviderRecord(CPU))
-    cuda = dataclasses.replace(config.variants[0], providers=providers)
-    config = dataclasses.replace(config, variants=(cuda, config.variants[1]))
-    hardware = dataclasses.replace(MACHINE, gpus=(H200, T4))
+    cuda = config.variants[0]._replace(providers=providers)
+    config = config._replace(variants=(cuda, config.variants[1]))
+    hardware = MACHINE._replace(gpus=(H200, T4))
     assert chosen(config, hardware=hardware, device_id=device_id) == expected
 
 
@@ -192,10 +191,10 @@ def with_kinds(**kinds: tuple[str, bool]) -> LoaderConfig:
     """Variants for the CPU by name: their precision, and whether they are buckets."""
     config = config_of(**{f"cpu_{name}": NEEDS_CPU for name in kinds})
     variants = tuple(
-        dataclasses.replace(variant, name=name, precision=precision, bucket=bucket)
+        variant._replace(name=name, precision=precision, bucket=bucket)
         for variant, (name, (precision, bucket)) in zip(config.variants, kinds.items(), strict=True)
     )
-    return dataclasses.replace(config, variants=variants)
+    return config._replace(variants=variants)
 
 
 def test_the_fastest_is_the_bundles_first_and_a_precision_its_first_of_that():
@@ -246,7 +245,7 @@ def load_on(processor: str, bundle: Path) -> str:
     "avx512f" not in read_hardware(gpus=False).cpu_features, reason="this processor has no AVX-512"
 )
 def test_prepared_with_avx512_and_loaded_without_takes_the_portable_variant(tmp_path):
-    wide = dataclasses.replace(CPU_ONLY, cpu_features=("avx512f",))
+    wide = CPU_ONLY._replace(cpu_features=("avx512f",))
     bundle = write_bundle(tmp_path / "b", requirements={"cpu": wide, "portable": CPU_ONLY})
     said = load_on("Haswell", bundle)
     assert said == "portable 8 cpu: expected a processor with avx512f, got one without"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import os
 import platform
 from collections.abc import Callable, Mapping
@@ -118,7 +117,7 @@ def test_a_cpu_fingerprint_ignores_gpus_and_irrelevant_flags():
     plain = machine((*AVX2, "erms"))
     gpu = Gpu("H200", (9, 0), 1, "580", "13.0", "GPU-1")
     assert hardware_fingerprint("cpu", plain) == hardware_fingerprint(
-        "cpu", dataclasses.replace(plain, cpu_features=AVX2, gpus=(gpu,), cpu_model="other")
+        "cpu", plain._replace(cpu_features=AVX2, gpus=(gpu,), cpu_model="other")
     )
 
 
@@ -128,15 +127,15 @@ def test_a_cpu_fingerprint_ignores_gpus_and_irrelevant_flags():
 )
 def test_a_cuda_fingerprint_changes_with_gpu_and_driver(change):
     gpu = Gpu("H200", (9, 0), 1, "580", "13.0", "GPU-1")
-    here = dataclasses.replace(machine(AVX2), gpus=(gpu,))
-    there = dataclasses.replace(here, gpus=(dataclasses.replace(gpu, **change),))  # type: ignore[arg-type]
+    here = machine(AVX2)._replace(gpus=(gpu,))
+    there = here._replace(gpus=(gpu._replace(**change),))  # type: ignore[arg-type]
     assert hardware_fingerprint("cuda", here) != hardware_fingerprint("cuda", there)
 
 
 def test_the_same_gpu_model_in_another_slot_is_the_same_hardware():
     gpu = Gpu("H200", (9, 0), 1, "580", "13.0", "GPU-1")
-    here = dataclasses.replace(machine(AVX2), gpus=(gpu,))
-    there = dataclasses.replace(here, gpus=(dataclasses.replace(gpu, uuid="GPU-2"),))
+    here = machine(AVX2)._replace(gpus=(gpu,))
+    there = here._replace(gpus=(gpu._replace(uuid="GPU-2"),))
     assert hardware_fingerprint("cuda", here) == hardware_fingerprint("cuda", there)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import gc
 import mmap
 import os
@@ -122,7 +121,7 @@ def test_dropping_a_missing_file_is_an_error(tmp_path):
 def show_gpu(patch: pytest.MonkeyPatch) -> None:
     """Has the check for available targets see a GPU, on a machine without one."""
     gpu = Gpu("H200", (9, 0), 2**37, "580", "13.0", "GPU-1")
-    here = dataclasses.replace(read_hardware(), gpus=(gpu,))
+    here = read_hardware()._replace(gpus=(gpu,))
     patch.setattr(availability, "read_hardware", lambda: here)
 
 

@@ -33,7 +33,7 @@ def converted(tmp_path):
 def having(config: LoaderConfig, *names: str) -> LoaderConfig:
     """What a worker has that took these variants, the one for all shapes first."""
     by_name = {variant.name: variant for variant in config.variants}
-    return dataclasses.replace(config, variants=tuple(by_name[name] for name in names))
+    return config._replace(variants=tuple(by_name[name] for name in names))
 
 
 def test_requests_are_answered_by_the_variants_for_their_sizes(converted):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ortprep.bundle.loader_config import LoaderConfig, TensorSpec, Variant
+from ortprep.bundle.loader_config import LoaderConfig, TensorSpec, Variant, find_buckets
 from ortprep.errors import LoadError
 from ortprep.runtime.loading.session import described_as
 
@@ -26,21 +25,6 @@ BUCKETS = "_ortprep_buckets"
 """Attribute of a session with buckets: its `Buckets`."""
 
 _MAX_CACHED = 1024
-
-
-def find_buckets(config: LoaderConfig, general: Variant) -> tuple[Variant, ...]:
-    """Returns the variants for certain sizes that may serve beside one for all, in the bundle's order.
-
-    They are for the same target and in the same precision, so that answers do not change their kind with the
-    batch. A bucket that was requested by name has none beside it.
-    """
-    if general.bucket:
-        return ()
-    return tuple(
-        variant
-        for variant in config.variants
-        if variant.bucket and (variant.target, variant.precision) == (general.target, general.precision)
-    )
 
 
 def choose_bucket(
@@ -104,7 +88,7 @@ def with_runnable_buckets(config: LoaderConfig, variant: Variant, *, device_id: 
             logging.getLogger(__name__).warning("%s: bucket passed over: %s", config.name, passed)
         else:
             runnable.append(bucket)
-    return dataclasses.replace(config, variants=(variant, *runnable))
+    return config._replace(variants=(variant, *runnable))
 
 
 def serve_buckets(

@@ -15,7 +15,6 @@ import fcntl
 import functools
 import hashlib
 import os
-import signal
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -211,6 +210,8 @@ def _has_writer(path: Path) -> bool:
     A read lease is refused then (fcntl(2), F_SETLEASE): with EAGAIN, also by a network file system that
     cannot tell. The file of another user, root, or a file system without leases says nothing.
     """
+    import signal  # costs milliseconds
+
     with open_regular(path) as file:
         try:
             # A process that opens it for writing right now has this one sent SIGIO, which would end it.

@@ -18,13 +18,13 @@ from ortprep.bundle.loader_config import (
     FirstPhase,
     LoaderConfig,
     Variant,
+    find_buckets,
     read_loader_config,
 )
 from ortprep.bundle.paths import resolve_inside
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.errors import IntegrityError, LoadError, NoVariantError
 from ortprep.quoting import quoted
-from ortprep.runtime.loading.buckets import find_buckets
 from ortprep.runtime.loading.resolved_variant import ResolvedVariant, read_compute_capabilities
 from ortprep.runtime.loading.session import CPU, CUDA, import_onnxruntime, with_device
 from ortprep.runtime.loading.variant_files import check_external_data, check_files

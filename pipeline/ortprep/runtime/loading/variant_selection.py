@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from ortprep.bundle.loader_config import SOURCE_PRECISION, LoaderConfig, Requirements, Variant, VersionRange
@@ -19,8 +18,7 @@ FASTEST = "fastest-within-gate"
 """Precision of a job that takes any: variants are in order of speed, and all of them passed their gate."""
 
 
-@dataclass(frozen=True)
-class PassedOver:
+class PassedOver(NamedTuple):
     """A variant that was not taken.
 
     Attributes:
@@ -35,8 +33,7 @@ class PassedOver:
         return f"{self.name}: {'; '.join(self.reasons)}"
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(NamedTuple):
     """What `select_variant` decided.
 
     Attributes:

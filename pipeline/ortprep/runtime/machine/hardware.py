@@ -8,9 +8,8 @@ import itertools
 import os
 import platform
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ortprep.runtime.cpuid import CPUID_BITS, read_cpuid
 
@@ -24,8 +23,7 @@ KERNEL_FEATURES = frozenset((*CPUID_BITS, *_ARM_FEATURES))
 _COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR = 75, 76
 
 
-@dataclass(frozen=True)
-class Gpu:
+class Gpu(NamedTuple):
     """A CUDA device, at its CUDA ordinal.
 
     Attributes:
@@ -45,8 +43,7 @@ class Gpu:
     uuid: str
 
 
-@dataclass(frozen=True)
-class Hardware:
+class Hardware(NamedTuple):
     """What requirements are compared with and measurements are recorded beside.
 
     Attributes:

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ortprep.bundle.figures import PlanFigures
-from ortprep.bundle.loader_config import Variant, listed_files, read_loader_config
+from ortprep.bundle.loader_config import Variant, find_buckets, listed_files, read_loader_config
 from ortprep.bundle.manifest import MANIFEST_FILE, VariantRecord, read_manifest
 from ortprep.errors import PoolError
-from ortprep.runtime.loading.buckets import find_buckets
 from ortprep.runtime.loading.variant_selection import FASTEST, serves
 from ortprep.runtime.placement.devices import Device
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
@@ -296,4 +295,4 @@ def _bind(item: TensorSpec, sizes: Mapping[str, int]) -> TensorSpec:
         axis if isinstance(axis, int) else sizes.get(axis or f"{item.name}[{position}]", axis)
         for position, axis in enumerate(item.shape or ())
     )
-    return item if item.shape is None else dataclasses.replace(item, shape=shape)
+    return item if item.shape is None else item._replace(shape=shape)

@@ -157,7 +157,7 @@ def _fetch_external(
         if pinned.sha256 is not None:
             digest = pinned.data_sha256.get(path)
             _check_digest(received, digest, f"{path!r} of {name}", field="source.data_sha256")
-        entries.append(replace(received, path=path))
+        entries.append(received._replace(path=path))
         if received.size_bytes < needed_bytes:
             raise SourceError(
                 f"external data too short: {path!r} of {name}\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from ortprep.bundle.loader_config import Requirements, Variant, VersionRange
@@ -47,7 +46,7 @@ def build_candidates(context: Context) -> dict[str, Candidate]:
         candidates[name] = folder, prepared.variant
     folder, later = candidates[PREPARED]
     if (first := later.first_phase) is not None:
-        early = replace(later, session_options=first.session_options, providers=first.providers)
+        early = later._replace(session_options=first.session_options, providers=first.providers)
         candidates[FIRST] = folder, early
     return candidates
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 from typing import Literal
 
 from ortprep.bundle.loader_config import ComputeCapabilityRange, Requirements, VersionRange
@@ -132,15 +131,14 @@ def with_options(
         used += _used(known_provider_options(provider.name, installed), provider.options)
         unlisted += find_unlisted(provider.options, provider=provider.name, version=installed)
     used += [installed] if unlisted else []
-    return replace(versions, minimum=max((versions.minimum, *used), key=version_parts))
+    return versions._replace(minimum=max((versions.minimum, *used), key=version_parts))
 
 
 def needs_of_both(first: Requirements, second: Requirements) -> Requirements:
     """Returns what a machine needs for two plans of a model on the same providers."""
     ranges = (first.onnxruntime, second.onnxruntime)
     ends = [versions.below for versions in ranges if versions.below is not None]
-    return replace(
-        first,
+    return first._replace(
         onnxruntime=VersionRange(
             max((versions.minimum for versions in ranges), key=version_parts),
             min(ends, key=version_parts, default=None),

@@ -186,8 +186,7 @@ def place_variant(context: Context, prepared: PreparedVariant) -> Variant:
         return _place_source(context, prepared)
     variant = prepared.prepared.variant
     convert = context.spec.convert
-    return replace(
-        variant,
+    return variant._replace(
         model=f"{variant.name}/{variant.model}",
         judged=prepared.plan.has_own_precision and convert is not None and convert.judge is not None,
         files=_place_files(prepared.folder / variant.model, context.folder, variant.name),
@@ -206,18 +205,17 @@ def _place_source(context: Context, prepared: PreparedVariant) -> Variant:
         variant.providers,
         installed=prepared.prepared.onnxruntime,
     )
-    return replace(
-        variant,
+    return variant._replace(
         model=f"{name}/{variant.model}",
         files=_place_files(folder / variant.model, context.folder, name),
-        requirements=replace(variant.requirements, onnxruntime=versions),
+        requirements=variant.requirements._replace(onnxruntime=versions),
     )
 
 
 def _place_files(model: Path, bundle: Path, variant: str) -> tuple[FileEntry, ...]:
     share_model(model, bundle / variant / model.name)
     placed = describe_files(bundle / variant, DigestCache().digest)
-    return tuple(replace(entry, path=f"{variant}/{entry.path}") for entry in placed)
+    return tuple(entry._replace(path=f"{variant}/{entry.path}") for entry in placed)
 
 
 def place_golden(context: Context) -> Golden:

@@ -163,7 +163,7 @@ def judge_variants(
         verdict, reason = None, ""
         # A session gets the first variant that fits: this one has to be alone to be judged.
         alone = tuple(one for one in config.variants if one.name == name)
-        write_loader_config(context.folder, replace(config, variants=alone))
+        write_loader_config(context.folder, config._replace(variants=alone))
         try:
             verdict = judge.judge(context.folder, name, others=others)
             reason = "" if verdict.holds else f"refused with the other models: {verdict}"
@@ -184,7 +184,7 @@ def judge_variants(
                 shutil.rmtree(context.folder / one.plan.name)
         prepared = changed
         removed = {one.variant for one in left_out}
-        config = replace(config, variants=tuple(one for one in config.variants if one.name not in removed))
+        config = config._replace(variants=tuple(one for one in config.variants if one.name not in removed))
         write_loader_config(context.folder, config)
     return config, tuple(prepared), tuple(left_out)
 

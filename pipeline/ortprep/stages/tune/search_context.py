@@ -119,12 +119,11 @@ class SearchContext:
             loading_providers(runtime, self.context.target),
         )
         needs = requirements_of(self.context, artefact.saved, options, providers)
-        variant = dataclasses.replace(
-            self.optimized.variant,
+        variant = self.optimized.variant._replace(
             model=artefact.model,
             session_options=options,
             providers=providers,
-            requirements=dataclasses.replace(needs, onnxruntime=readable_by(artefact, needs.onnxruntime)),
+            requirements=needs._replace(onnxruntime=readable_by(artefact, needs.onnxruntime)),
             io_binding=needs_binding(choice),
         )
         return artefact.folder, variant

@@ -150,8 +150,7 @@ def _place_chosen(
     share_model(folder / variant.model, search_context.context.folder / variant.model)
     if verdict.first_phase is not None:
         _, early = search_context.load(verdict.first_phase)
-        variant = dataclasses.replace(
-            variant,
+        variant = variant._replace(
             first_phase=FirstPhase(early.session_options, early.providers),
             requirements=needs_of_both(variant.requirements, early.requirements),
         )
