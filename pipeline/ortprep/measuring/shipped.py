@@ -73,7 +73,7 @@ def worst_error(record: VariantRecord) -> float | None:
 def _gate_ratios(record: VariantRecord) -> Iterator[float]:
     gate = {} if record.conversion is None else record.conversion.gate
     for accuracy in record.accuracy:
-        bounds = gate.get(accuracy.output) or gate.get(accuracy.output.partition("[")[0]) or gate.get("", {})
+        bounds = gate.get(accuracy.output) or gate.get("", {})
         for name, bound in bounds.items():
             value = getattr(accuracy, name, None)
             if value is not None and name in _ERRORS:

@@ -116,9 +116,7 @@ def _find_problems(
                 yield f"{name}: shape: expected {list(recorded.shape)}, got {list(got.shape)}"
                 continue
             got = got.reshape(-1)[:: recorded.step]
-        # Tensors of a sequence or map, `NAME[…]`, have the tolerance of `NAME`, as when they were verified.
-        outputs = golden.outputs
-        tolerance = outputs.get(name) or outputs.get(name.partition("[")[0]) or golden.default
+        tolerance = golden.outputs.get(name) or golden.default
         result = compare_output(recorded.values, got, tolerance, name=name)
         if not result.ok:
             # Without elements to compare, the reason says it all.
