@@ -231,14 +231,6 @@ def test_external_data_that_is_short_missing_or_of_another_length_is_reported(tm
         values_of(read_graph(path), tmp_path)
 
 
-def test_a_truncated_model_is_refused(tmp_path):
-    path = write_model(matmul_net(), tmp_path / "m.onnx")
-    os.truncate(path, path.stat().st_size - 10)
-
-    with pytest.raises(StageError, match="not an ONNX model"):
-        read_graph(path)
-
-
 def test_what_is_written_is_read_back_aligned_and_small_tensors_stay_inside(tmp_path):
     sizes = {"small": EXTERNAL_BYTES // 4 - 1, "odd": EXTERNAL_BYTES // 4 + 1, "next": 1000, "page": 4096}
     tensors = [tensor(name, np.arange(size, dtype=np.float32)) for name, size in sizes.items()]
@@ -263,11 +255,6 @@ def test_a_model_of_small_tensors_leaves_no_data_file(tmp_path):
     write_tensor(tensor("w", np.float32(1)), [bytes(4)], tmp_path / "m.onnx")
 
     assert list(tmp_path.iterdir()) == []
-
-
-def test_bytes_that_do_not_make_the_tensor_are_refused(tmp_path):
-    with pytest.raises(StageError, match=r"'w'\n  expected 4000 bytes, got 3999"):
-        write_tensor(tensor("w", np.zeros(1000, np.float32)), [bytes(3999)], tmp_path / "m.onnx")
 
 
 # -- names that a pass gives to nodes

@@ -88,7 +88,7 @@ def quantize_int8(request: PassRequest) -> PassReply:
     """Quantises weights to 8 bits, and activations at run time or by calibrated ranges, in a child process.
 
     Raises:
-        StageError: The source is not an ONNX model.
+        ValueError: The source is not an ONNX model.
         SpecError: A node or an operator is unknown.
         OSError: The source cannot be read, or the disk is full.
     """

@@ -32,10 +32,8 @@ def change_graph(request: PassRequest) -> PassReply:
         from ortprep.stages.convert.half import convert_half as change
     elif request.name in ("int8-weights", "int4-weights"):
         from ortprep.stages.convert.weight_only import quantize_weights as change
-    elif request.name in ("int8-static", "int8-dynamic"):
-        from ortprep.stages.convert.int8 import quantize_int8 as change
     else:
-        raise StageError(f"no such graph pass: {request.name}")
+        from ortprep.stages.convert.int8 import quantize_int8 as change
     from onnx.shape_inference import InferenceError
     from onnx.version_converter import ConvertError
 

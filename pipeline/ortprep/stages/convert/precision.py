@@ -22,7 +22,6 @@ from ortprep.errors import (
     ChildTimeoutError,
     LoadError,
     PipelineError,
-    SpecError,
     StageError,
 )
 from ortprep.measuring.staged_bundles import STAGED_VARIANT, StagedBundles
@@ -142,10 +141,7 @@ class PrecisionAttempts:
         self._held_out = self._reference  # what judges static int8
         if any(map(self._is_static, plan_steps(context.variant_plan.precision, self._convert.steps_below))):
             self._choose_calibration()
-            try:
-                check_calibration(self._calibration, description.interface)
-            except StageError as error:
-                raise SpecError(error.message, hint=error.hint) from error
+            check_calibration(self._calibration)
         self._judge: ApplicationJudge | None = None
         self._is_faster = not self._convert.is_auto  # not to be asked then
 

@@ -61,7 +61,7 @@ def quantize_weights(request: PassRequest) -> PassReply:
     """Stores the weights of every product in few bits, in a child process.
 
     Raises:
-        StageError: The source is not an ONNX model.
+        ValueError: The source is not an ONNX model.
         SpecError: A node or an operator is unknown.
         OSError: The source cannot be read, or the disk is full.
     """

@@ -17,7 +17,7 @@ import onnx.version_converter
 from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import ExternalDataInfo
 
-from ortprep.bundle.onnx_wire import WireError, read_skeleton
+from ortprep.bundle.onnx_wire import read_skeleton
 from ortprep.errors import StageError, require_known
 from ortprep.spec.conversion import QuantizeSpec
 from ortprep.stages.convert.pass_records import PassReply
@@ -49,7 +49,7 @@ def read_graph(path: Path) -> onnx.ModelProto:
         model file itself for values that were inside.
 
     Raises:
-        StageError: The file is not an ONNX model.
+        ValueError: The file is not an ONNX model.
         OSError: The file cannot be read.
     """
 
@@ -58,10 +58,7 @@ def read_graph(path: Path) -> onnx.ModelProto:
         _point(tensor, path.name, offset, length)
         return tensor.SerializeToString() if number in _RAW_LAYOUT else None
 
-    try:
-        model = onnx.ModelProto.FromString(read_skeleton(path, refer))
-    except WireError as error:
-        raise StageError(f"not an ONNX model: {path}\n  {error}") from error
+    model = onnx.ModelProto.FromString(read_skeleton(path, refer))
     keep_real_inputs(model)
     return model
 
@@ -110,31 +107,24 @@ def write_tensor(tensor: TensorProto, pieces: Iterable[bytes | memoryview], writ
 
     Args:
         tensor: Name, dims and element type are as they are to be; what it had for values is dropped.
-        pieces: Its bytes.
+        pieces: Its bytes, as many as its dims and element type make.
         written: The model file to be; the data file has its name and `.data`, and grows by every call.
 
     Raises:
-        StageError: The bytes are more or fewer than dims and element type make.
         OSError: The disk is full.
     """
-    expected, data = values_bytes(tensor), written.with_name(f"{written.name}.data")
+    size_bytes, data = values_bytes(tensor), written.with_name(f"{written.name}.data")
     # `pieces` may read from the tensor itself, so the tensor is changed last.
-    if expected < EXTERNAL_BYTES:
-        raw = b"".join(pieces)
-        length = len(raw)
-        _store(tensor, raw)
-    else:
-        with data.open("ab") as file:
-            boundary = PAGE_BYTES if expected >= MIN_EXTERNAL_BYTES else _LINE_BYTES
-            file.write(bytes(-file.tell() % boundary))
-            offset = file.tell()
-            length = sum(file.write(piece) for piece in pieces)
-        _store(tensor)
-        _point(tensor, data.name, offset, length)
-    if length != expected:
-        raise StageError(
-            f"tensor size does not match its dims: {tensor.name!r}\n  expected {expected} bytes, got {length}"
-        )
+    if size_bytes < EXTERNAL_BYTES:
+        _store(tensor, b"".join(pieces))
+        return
+    with data.open("ab") as file:
+        boundary = PAGE_BYTES if size_bytes >= MIN_EXTERNAL_BYTES else _LINE_BYTES
+        file.write(bytes(-file.tell() % boundary))
+        offset = file.tell()
+        file.writelines(pieces)
+    _store(tensor)
+    _point(tensor, data.name, offset, size_bytes)
 
 
 def move_weights(model: onnx.ModelProto, folder: Path, written: Path) -> None:
@@ -198,7 +188,7 @@ def read_checked_graph(
 
     Raises:
         SpecError: A node or an operator type is unknown; the nearest name is suggested.
-        StageError: The source is not an ONNX model.
+        ValueError: The source is not an ONNX model.
     """
     for operator in quantize.operators:
         require_known("operator to quantise", operator, sorted(supported))

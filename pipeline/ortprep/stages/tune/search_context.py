@@ -19,7 +19,6 @@ from ortprep.errors import PipelineError, StageError
 from ortprep.measuring.device_lock import working
 from ortprep.measuring.staged_bundles import StagedBundles
 from ortprep.options import format_option
-from ortprep.quoting import quoted
 from ortprep.runtime.loading.session import CPU, build_session
 from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.runtime.machine.process_memory import available_bytes
@@ -172,11 +171,6 @@ def _build_search_context(context: Context, scratch: Path) -> SearchContext:
     """Reads what earlier stages left, and derives the search space from it."""
     optimized, folder = read_optimized(context, context.variant)
     graph = read_source(context)
-    if not (folder / optimized.variant.model).is_file():
-        raise StageError(
-            f"files of optimize/{context.variant} of {context.spec.name} are gone: {folder}",
-            hint=f"ortprep prepare {quoted(context.spec.name)}",
-        )
     every = read_reference(context.upstream[TaskId("verify", reference_variant(context.plan))].folder)
     subject = f"{context.spec.name}/{context.variant}"
     fits = fitting(every, graph.description.interface, subject)
