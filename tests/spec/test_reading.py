@@ -66,7 +66,7 @@ def told(error: SpecError, folder: Path) -> list[str]:
         ),
         ("targets:\n- cpu\n- gpu", "x.yaml:5: targets[1]: expected 'cpu' or 'cuda', got 'gpu'"),
         ("targets: []", "x.yaml:3: targets: expected at least 1 item after validation, not 0 or 'auto'"),
-        ("targets: [cpu, cpu]", "x.yaml:3: targets: expected every target once, got ['cpu', 'cpu']"),
+        ("targets: [cpu, cpu]", "x.yaml:3: targets: expected each once, got cpu, cpu"),
         (
             "inputs: {a/0: {shapes: [[1, -3]]}}",
             "x.yaml:3: inputs.'a/0'.shapes[0][1]: expected greater than or equal to 0, got -3",

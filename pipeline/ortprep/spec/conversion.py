@@ -14,6 +14,7 @@ from ortprep.spec.fields import (
     SpecSection,
     Target,
     Text,
+    check_each_once,
     check_no_nul,
     check_text,
 )
@@ -31,13 +32,7 @@ Binding = Mapping[str, BoundSize]
 """Sizes by the name of a symbolic dimension, or by `INPUT[AXIS]` where a dimension has no name."""
 
 
-def _check_each_once(items: tuple[Any, ...]) -> tuple[Any, ...]:
-    if len(set(items)) != len(items):
-        raise ValueError(f"expected each once, got {', '.join(map(str, items))}")
-    return items
-
-
-Precisions = Annotated[tuple[Precision, ...], AfterValidator(_check_each_once)]
+Precisions = Annotated[tuple[Precision, ...], AfterValidator(check_each_once)]
 
 AUTO = "auto"
 _CANDIDATES: Mapping[str, tuple[Precision, ...]] = {"cpu": ("int8",), "cuda": ("fp16",)}
@@ -222,7 +217,7 @@ class ConvertSpec(SpecSection):
         default=None,
         description="An application that judges what is converted, in place of the gate's defaults.",
     )
-    ladder: Annotated[tuple[Step, ...], AfterValidator(_check_each_once)] = Field(
+    ladder: Annotated[tuple[Step, ...], AfterValidator(check_each_once)] = Field(
         default=(),
         description="Precisions to try, from left to right, if one does not pass its gate: "
         "[int8, mixed, fp16, fp32]; the build fails if none is left.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -37,6 +37,17 @@ def check_text(text: str) -> str:
     if not text or "\0" in text:
         raise ValueError("expected text that is not empty, without NUL")
     return text
+
+
+def check_each_once(items: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns items that all differ.
+
+    Raises:
+        ValueError: Two are equal.
+    """
+    if len(set(items)) != len(items):
+        raise ValueError(f"expected each once, got {', '.join(map(str, items))}")
+    return items
 
 
 def _check_name(name: str) -> str:

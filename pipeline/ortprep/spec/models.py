@@ -29,6 +29,7 @@ from ortprep.spec.fields import (
     Text,
     Threads,
     Url,
+    check_each_once,
 )
 from ortprep.spec.urls import redact_url
 
@@ -288,6 +289,9 @@ class TuneSpec(SpecSection):
         return self.max_trials > 0 or bool(self.space)
 
 
+Targets = Annotated[tuple[Target, ...], Field(min_length=1), AfterValidator(check_each_once)]
+
+
 class ModelSpec(SpecSection):
     """One model and everything that is to be done with it."""
 
@@ -299,7 +303,7 @@ class ModelSpec(SpecSection):
     samples: Glob | None = Field(
         default=None, description="Glob of .npz files with real inputs, relative to the spec."
     )
-    targets: Annotated[tuple[Target, ...], Field(min_length=1)] | Literal["auto"] = Field(
+    targets: Targets | Literal["auto"] = Field(
         default="auto",
         description="Execution providers to prepare for; auto: those this machine has.",
     )
@@ -314,13 +318,6 @@ class ModelSpec(SpecSection):
 
     _folder: Path = PrivateAttr(default=Path())
     _file: str | None = PrivateAttr(default=None)
-
-    @field_validator("targets")
-    @classmethod
-    def _each_once(cls, targets: Any) -> Any:
-        if targets != "auto" and len(set(targets)) != len(targets):
-            raise ValueError(f"expected every target once, got {list(targets)}")
-        return targets
 
     @property
     def folder(self) -> Path:
