@@ -114,8 +114,6 @@ def centre(values: Sequence[float]) -> float:
     Raises:
         ValueError: There are no values.
     """
-    if not values:
-        raise ValueError("no values to find the centre of")
     return median([(one + other) / 2 for one, other in itertools.combinations_with_replacement(values, 2)])
 
 

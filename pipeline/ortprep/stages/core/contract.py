@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Protocol, get_args
 
 from ortprep.bundle.loader_config import SOURCE_PRECISION
-from ortprep.errors import StageError
 from ortprep.spec.conversion import ConvertSpec, Precision
 from ortprep.spec.models import ModelSpec
 
@@ -182,13 +181,8 @@ class Context:
 
     @property
     def variant_plan(self) -> VariantPlan:
-        """The plan of the task's variant.
-
-        Raises:
-            StageError: The task is for no variant.
-        """
-        if self.variant is None:
-            raise StageError("the stage runs once per variant\n  expected a variant, got none")
+        """The plan of the task's variant; tasks that run once per model have none."""
+        assert self.variant is not None
         return self.plan.variant_plans[self.variant]
 
     @property
