@@ -296,9 +296,6 @@ def _nothing_raised() -> Iterator[None]:
         log.debug("not recorded", exc_info=True)
 
 
-MAX_RECORDS = 4096
-"""Maximum number of processes whose records are read."""
-
 _RECORDER = "ortprep.adopt.recorder:record_in"
 
 
@@ -353,7 +350,7 @@ def read_records(folder: Path, say: Callable[[str], None]) -> tuple[ProcessRecor
         say: Told which record cannot be read, and why.
 
     Raises:
-        SpecError: There is none, none that can be read, or more than `MAX_RECORDS`.
+        SpecError: There is none, or none that can be read.
     """
     files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
     if not files:
@@ -361,10 +358,6 @@ def read_records(folder: Path, say: Callable[[str], None]) -> tuple[ProcessRecor
             "the program created no ONNX Runtime session\n"
             "  expected a Python process, 3.11 or newer, that imports onnxruntime, got none",
             hint="python's options -E, -I and -S disable the recorder; run the program without them",
-        )
-    if len(files) > MAX_RECORDS:
-        raise SpecError(
-            f"too many processes\n  expected at most {MAX_RECORDS} that load models, got {len(files)}"
         )
     records = []
     for path in files:
