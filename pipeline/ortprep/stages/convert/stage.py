@@ -25,7 +25,7 @@ from ortprep.stages.convert.precision import PrecisionAttempts, plan_steps, why_
 from ortprep.stages.core.accuracy import convert_section, gate_key
 from ortprep.stages.core.application_judge import judge_key
 from ortprep.stages.core.contract import LEFT_OUT, Context, Plan, TaskId, VariantPlan, target_of
-from ortprep.stages.core.fallback import TAKEN, descend, describe_failures
+from ortprep.stages.core.fallback import TAKEN, describe_failures
 from ortprep.stages.core.provenance import installed_versions, runtime_versions
 from ortprep.stages.core.results import FetchResult, Graph, read_graph, source_task
 from ortprep.stages.core.sample_files import (
@@ -169,13 +169,12 @@ def _descend(context: Context, attempts: PrecisionAttempts) -> tuple[PrecisionSt
     """Tries the requested precision, and then its fallback steps; the last step returned is the taken one."""
     fallbacks, others = convert_section(context.spec).steps_below, _other_precisions(context)
 
-    def attempt(step: str) -> PrecisionStep:
+    tried: list[PrecisionStep] = []
+    for step in plan_steps(context.variant_plan.precision, fallbacks):
         is_needed = why_not_needed(step, others) is None
-        return attempts.try_step(step) if is_needed else PrecisionStep(step, TAKEN)
-
-    tried = descend(plan_steps(context.variant_plan.precision, fallbacks), attempt)
-    if tried[-1].outcome == TAKEN:
-        return tried
+        tried.append(attempts.try_step(step) if is_needed else PrecisionStep(step, TAKEN))
+        if tried[-1].outcome == TAKEN:
+            return tuple(tried)
     hint = "add to the spec: convert: {ladder: [int8, mixed, fp16, fp32]}; or widen the gate"
     if fallbacks:
         hint = "end convert.ladder with fp32 to leave the variant out; or widen the gate in the spec"

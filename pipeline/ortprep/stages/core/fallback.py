@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Iterable
-from typing import Protocol, TypeVar
+from collections.abc import Iterable
 
 from ortprep.errors import ChildError, LoadError, StageError
 
@@ -14,28 +13,6 @@ TAKEN = "taken"
 
 REFUSALS = (LoadError, ChildError, StageError)
 """Errors that mean that a step does not hold."""
-
-
-class Attempt(Protocol):
-    """A record of one step."""
-
-    @property
-    def outcome(self) -> str:
-        """`TAKEN`, or why the step does not hold."""
-
-
-S = TypeVar("S")
-A = TypeVar("A", bound=Attempt)
-
-
-def descend(steps: Iterable[S], attempt: Callable[[S], A]) -> tuple[A, ...]:
-    """Tries steps in order; the last record is that of the taken step, or of the last one if none holds."""
-    attempts: list[A] = []
-    for step in steps:
-        attempts.append(attempt(step))
-        if attempts[-1].outcome == TAKEN:
-            break
-    return tuple(attempts)
 
 
 def describe_failures(attempts: Iterable[tuple[str, str]]) -> str:

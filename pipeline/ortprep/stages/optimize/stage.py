@@ -31,7 +31,7 @@ from ortprep.runtime.loading.session import CPU, default_plan
 from ortprep.runtime.machine.hardware import hardware_fingerprint
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Context, Plan, TaskId, target_of
-from ortprep.stages.core.fallback import descend, describe_failures, plain_refusal
+from ortprep.stages.core.fallback import describe_failures, plain_refusal
 from ortprep.stages.core.provenance import runtime_versions
 from ortprep.stages.core.results import Graph, PreparedResult, read_source, source_task
 from ortprep.stages.core.sample_files import inputs_key, samples_key
@@ -91,28 +91,22 @@ class OptimizeStage:
         steps = plan_steps(
             role_of(context), level=optimize.level, disabled_optimizers=optimize.disabled_optimizers
         )
-        taken: list[tuple[Step, SaveResult]] = []
-
-        def attempt(step: Step) -> LadderAttempt:
+        attempts: list[LadderAttempt] = []
+        for step in steps:
             tried, saved = try_step(context, step)
+            attempts.append(tried)
             if saved is not None:
-                taken.append((step, saved))
-                return tried
+                return dict(encode(_result_of(context, step, saved, tuple(attempts))))
             if step == steps[0] and graph.conversion is None:
                 _require_usable_source(spec, graph)
             # A full disk passes; a model that was optimised less because of it would stay so.
             _require_disk_space(context.folder.resolve(), graph)
             context.say(f"step {step.name!r} failed: {tried.outcome.splitlines()[0]}")
-            return tried
-
-        attempts = descend(steps, attempt)
-        if not taken:
-            failures = describe_failures((tried.step, tried.outcome) for tried in attempts)
-            raise StageError(
-                f"every step of the optimisation failed: {context.variant} of {spec.name}\n{failures}",
-                hint=f"ORTPREP_LOG=debug ortprep prepare {quoted(spec.name)}   (what ONNX Runtime said)",
-            )
-        return dict(encode(_result_of(context, *taken[0], attempts)))
+        failures = describe_failures((tried.step, tried.outcome) for tried in attempts)
+        raise StageError(
+            f"every step of the optimisation failed: {context.variant} of {spec.name}\n{failures}",
+            hint=f"ORTPREP_LOG=debug ortprep prepare {quoted(spec.name)}   (what ONNX Runtime said)",
+        )
 
 
 def _require_usable_source(spec: ModelSpec, graph: Graph) -> None:
