@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.answers import Answer, Answers, read_answer
-from ortprep.errors import SpecError
+from ortprep.errors import PipelineError, SpecError
 from ortprep.runtime.loading.golden import INPUT, LAYOUT, OUTPUT, PART
 from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
 from ortprep.stages.core.contract import Context
-from ortprep.stages.core.samples import Sample
+from ortprep.stages.core.results import Graph
+from ortprep.stages.core.samples import Sample, draw_sample
+from ortprep.stages.verify.comparison import describe, run_samples
 
 GOLDEN_FILE = "golden.npz"
 
 OWN_GOLDEN_FILE = "own_golden.npz"
 """Of a converted variant: a sample that it takes, with its own answers if it has a precision of its own."""
 
-DrawnAnswers = Callable[[], tuple[Sample, tuple[Answer, ...]] | None]
+Drawing = tuple[SessionPlan, Graph, Path]
+"""The session that answers a drawn sample, the graph that takes it, and a folder to be."""
 
 MAX_GOLDEN_BYTES = 2**20
 """Size of the largest golden sample, unless its inputs, which are kept whole, are larger by themselves:
@@ -31,7 +35,7 @@ MIN_OUTPUT_BYTES = 2**18
 
 
 def keep_golden(
-    context: Context, name: str, samples: Sequence[Sample], answers: Answers, drawn: DrawnAnswers
+    context: Context, name: str, samples: Sequence[Sample], answers: Answers, drawing: Drawing
 ) -> None:
     """Writes the smallest drawn sample and its answers into the task's folder.
 
@@ -43,7 +47,7 @@ def keep_golden(
         name: Name of the file.
         samples: What was run.
         answers: The answers to it.
-        drawn: Draws a sample and runs it; None if that is not possible.
+        drawing: What a sample is drawn and run with.
 
     Raises:
         SpecError: All samples are real, and no drawn one runs.
@@ -53,15 +57,7 @@ def keep_golden(
     """
     every = list(zip(samples, answers.samples, strict=True))
     suitable = [(sample, answer) for sample, answer in every if sample.real is None]
-    if not suitable:
-        own = drawn()
-        if own is None:
-            raise SpecError(
-                f"no golden sample: {context.spec.name}/{context.variant}\n"
-                "  expected a drawn input that the model runs on, since a bundle gets no real ones, got none",
-                hint="declare inputs: {NAME: {shapes: [[…]], range: [0, 1]}}, or values, in the spec",
-            )
-        suitable = [own]
+    suitable = suitable or [_answer_drawn(context, *drawing)]
     chosen, answer = min(suitable, key=lambda pair: pair[0].elements)
     sample = chosen.path
     write_golden(context.folder / name, sample=sample, answers=answer)
@@ -70,6 +66,29 @@ def keep_golden(
             f"golden sample with inputs of {sample.stat().st_size // 2**20} MB, since no declared shape is "
             "smaller; every load that checks answers reads it"
         )
+
+
+def _answer_drawn(
+    context: Context, plan: SessionPlan, graph: Graph, scratch: Path
+) -> tuple[Sample, tuple[Answer, ...]]:
+    """Returns a drawn sample that a graph takes, and what a session answers to it.
+
+    Raises:
+        SpecError: No declared shape fits the graph, or the sample does not run.
+    """
+    scratch.mkdir()
+    got = "no declared shape that fits"
+    try:
+        sample = draw_sample(context.spec, graph.description.interface, scratch / "sample.npz")
+        if sample is not None:
+            return sample, run_samples(context, plan, [sample], scratch / "answers").samples[0]
+    except PipelineError as error:
+        got = error.message.splitlines()[0]
+    raise SpecError(
+        f"no golden sample: {describe(context)}\n"
+        f"  expected a drawn input that the model runs on, since a bundle gets no real ones, got {got}",
+        hint="declare inputs: {NAME: {shapes: [[…]], range: [0, 1]}}, or values, in the spec",
+    )
 
 
 def write_golden(path: Path, *, sample: Path, answers: Sequence[Answer]) -> None:

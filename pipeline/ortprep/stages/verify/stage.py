@@ -9,7 +9,6 @@ own, and leave their outputs in files, so that no two of them ever stand in memo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,8 +16,7 @@ from typing import Any
 from ortprep.bundle.codec import encode
 from ortprep.bundle.conversion_record import OutputAccuracy
 from ortprep.bundle.manifest import VerificationRecord
-from ortprep.bundle.session_record import SessionPlan
-from ortprep.children.answers import Answer, Answers, TensorDeclaration
+from ortprep.children.answers import Answers, TensorDeclaration
 from ortprep.errors import PipelineError, VerificationError
 from ortprep.runtime.loading.session import CUDA
 from ortprep.runtime.machine.hardware import hardware_fingerprint
@@ -27,7 +25,6 @@ from ortprep.stages.core.contract import Context, Plan, TaskId, target_of
 from ortprep.stages.core.provenance import runtime_versions
 from ortprep.stages.core.results import (
     FETCH,
-    Graph,
     VerifyResult,
     read_fetched,
     read_optimized,
@@ -36,7 +33,6 @@ from ortprep.stages.core.results import (
     source_task,
 )
 from ortprep.stages.core.sample_files import inputs_key, samples_key
-from ortprep.stages.core.samples import Sample, draw_sample
 from ortprep.stages.verify.comparison import (
     SampleComparison,
     build_errors,
@@ -130,13 +126,11 @@ class VerifyStage:
                 optimized, place = read_optimized(context, context.variant)
                 own = session_of(place, optimized.variant)
                 plan = own if own_precision else source_plan(context)
-                drawn = partial(_draw_answers, context, plan, read_source(context), scratch / "own")
-                keep_golden(context, OWN_GOLDEN_FILE, reference.samples, answers, drawn)
+                drawing = (plan, read_source(context), scratch / "own")
+                keep_golden(context, OWN_GOLDEN_FILE, reference.samples, answers, drawing)
             if _makes_reference(context):
-                drawn = partial(
-                    _draw_answers, context, source_plan(context), read_fetched(context), scratch / "drawn"
-                )
-                keep_golden(context, GOLDEN_FILE, every.samples, every.answers, drawn)
+                drawing = (source_plan(context), read_fetched(context), scratch / "drawn")
+                keep_golden(context, GOLDEN_FILE, every.samples, every.answers, drawing)
         record = VerificationRecord(
             rtol=tolerances[""].rtol,
             atol=tolerances[""].atol,
@@ -147,21 +141,6 @@ class VerifyStage:
             noise_floor=reference.noise,
         )
         return dict(encode(VerifyResult(record, accuracy)))
-
-
-def _draw_answers(
-    context: Context, plan: SessionPlan, graph: Graph, scratch: Path
-) -> tuple[Sample, tuple[Answer, ...]] | None:
-    """Returns a drawn sample that a graph takes, and what a session answers to it; None if there is none."""
-    scratch.mkdir()
-    try:
-        sample = draw_sample(context.spec, graph.description.interface, scratch / "sample.npz")
-        if sample is None:
-            return None
-        return sample, run_samples(context, plan, [sample], scratch / "answers").samples[0]
-    except PipelineError as error:
-        context.say(f"a drawn sample does not run: {error.message.splitlines()[0]}")
-        return None
 
 
 def _makes_reference(context: Context) -> bool:
