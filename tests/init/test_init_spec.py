@@ -145,13 +145,11 @@ def test_the_written_spec_reads_back_as_the_draft_and_is_kept(tmp_path):
 
 def test_a_model_that_does_not_run_leaves_one_question_in_its_spec(tmp_path):
     result = draft(open_models.impossible(), tmp_path)
-    assert result.question is not None
-    assert result.question.input == "x"
     for said in ("which shape does input x [rows, columns] take? Tried ", "[1, 128]", "Reshape"):
-        assert said in result.question.text
-    assert "onnxruntime_src" not in result.question.text
+        assert said in result.question
+    assert "onnxruntime_src" not in result.question
     marked = [line for line in result.text.splitlines() if line.startswith(OPEN_QUESTION)]
-    assert marked == [f"{OPEN_QUESTION} {result.question.text}"]
+    assert marked == [f"{OPEN_QUESTION} {result.question}"]
 
 
 def test_what_is_known_counts_more_than_what_would_be_proposed(tmp_path):

@@ -106,7 +106,7 @@ def adopt_models(
                 )
                 text = "\n".join([*_header(use, options, processes[0].program), result.text])
                 replace(result, text=text).write(force=force)
-                problem = "" if result.question is None else f"did not run: {result.question.text}"
+                problem = f"did not run: {result.question}" if result.question else ""
         except PipelineError as error:
             result, name, problem = None, None, error.message
         adopted.append(

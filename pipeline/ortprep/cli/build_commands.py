@@ -250,8 +250,8 @@ def init(
             errors.append(error)
             continue
         write_line(str(result.path))
-        if result.question is not None:
-            errors.append(SpecError(result.question.text))
+        if result.question:
+            errors.append(SpecError(result.question))
     if errors:
         raise typer.Exit(exit_code_of(errors))
 
@@ -296,10 +296,10 @@ def _write_spec(model: str, out: Path, *, name: str | None = None, force: bool =
     result.write(force=force)
     attempts = result.trial.attempts
     tries = "the first try" if attempts == 1 else f"try {attempts}"
-    if result.question is None:
+    if not result.question:
         echo(f"wrote {result.path}: the model ran on {tries}")
     else:
-        echo(f"wrote {result.path}, which has an open question: {result.question.text}")
+        echo(f"wrote {result.path}, which has an open question: {result.question}")
     return result
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from ortprep.init.draft import InitResult, Question, choose_name, find_spec_name, init_spec
+from ortprep.init.draft import InitResult, choose_name, find_spec_name, init_spec
 from ortprep.init.input_search import ObservedInput
 from ortprep.init.tensor_copy import refresh_tensor_copy
 
 __all__ = [
     "InitResult",
     "ObservedInput",
-    "Question",
     "choose_name",
     "find_spec_name",
     "init_spec",

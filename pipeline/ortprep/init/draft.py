@@ -33,19 +33,6 @@ from ortprep.stages.fetch.stage import local_source
 _MAX_SHOWN = 6
 
 
-@dataclass(frozen=True)
-class Question:
-    """A question that `init` could not answer itself: the shape of an input.
-
-    Attributes:
-        input: Name of the input.
-        text: The question in one line, with what was tried and what ONNX Runtime said.
-    """
-
-    input: str
-    text: str
-
-
 Say = Callable[[str], None]
 """Takes a line about what is going on."""
 
@@ -58,14 +45,14 @@ class InitResult:
         spec: The spec, located where its file belongs.
         path: Path of its file.
         text: Content of its file.
-        question: The question that is left; None if the model ran.
+        question: The question that is left, about the shape of an input, in one line; "" if the model ran.
         trial: Result of running the model.
     """
 
     spec: ModelSpec
     path: Path
     text: str
-    question: Question | None
+    question: str
     trial: InitTrial
 
     def write(self, *, force: bool = False) -> Path:
@@ -142,7 +129,7 @@ def init_spec(
         size_bytes=path.stat().st_size + sum(trial.facts.external.values()),
         defaults=_default_keys(folder),
         sections=sections or {},
-        question="" if question is None else question.text,
+        question=question,
     )
     file = f"{spec_name}.yaml"
     document = parse_yaml(text.encode("utf-8"), file=spec_name)
@@ -174,15 +161,15 @@ def _local_path(model: Path | str) -> Path:
     return path
 
 
-def _find_question(trial: InitTrial, model: Path) -> Question | None:
-    """Returns what to ask of a model that did not run, None of one that did.
+def _find_question(trial: InitTrial, model: Path) -> str:
+    """Returns what to ask of a model that did not run, with what was tried; "" of one that did.
 
     Raises:
         SourceError: It did not run, and has no input to ask about.
     """
     inputs = trial.facts.interface.inputs
     if not trial.error:
-        return None
+        return ""
     if not inputs:
         raise SourceError(
             f"model that does not run, and has no inputs: {model}\n"
@@ -198,10 +185,9 @@ def _find_question(trial: InitTrial, model: Path) -> Question | None:
     )
     tried = list(dict.fromkeys(str(list(shapes[asked.name])) for shapes in trial.tried))
     more = f" and {len(tried) - _MAX_SHOWN} more" if len(tried) > _MAX_SHOWN else ""
-    return Question(
-        asked.name,
+    return (
         f"which shape does input {show(asked.name)} {show_shape(asked)} take? "
-        f"Tried {', '.join(tried[:_MAX_SHOWN])}{more}; ONNX Runtime said: {show(trial.error)}",
+        f"Tried {', '.join(tried[:_MAX_SHOWN])}{more}; ONNX Runtime said: {show(trial.error)}"
     )
 
 
