@@ -113,10 +113,11 @@ class ModelObserver:
 
     Args:
         model: What is known of the model before it runs.
+        keeper: Keeps real inputs of the model; None for none.
     """
 
-    def __init__(self, model: ModelRecord) -> None:
-        self._model = model
+    def __init__(self, model: ModelRecord, keeper: InputKeeper | None = None) -> None:
+        self._model, self.keeper = model, keeper
         self._feeds: dict[Shapes, _Feed] = {}
         self.loads = self.runs = 0
 
@@ -151,7 +152,8 @@ class ModelObserver:
         for key, feed in self._feeds.items():
             values = {name: _sort(few) for name, few in feed.values.items() if few}
             feeds.append(FeedRecord(feed.runs, dict(key), values, dict(feed.limits)))
-        return replace(self._model, loads=self.loads, runs=self.runs, feeds=tuple(feeds))
+        kept = () if self.keeper is None else self.keeper.files
+        return replace(self._model, loads=self.loads, runs=self.runs, feeds=tuple(feeds), kept=kept)
 
 
 @dataclass
@@ -196,8 +198,6 @@ MAX_KEPT_BYTES = 512 * 2**20
 MAX_COUNTED_SHAPES = 4096
 """Maximum number of sets of shapes whose runs are counted; inputs of others are not kept."""
 
-_Shapes = tuple[tuple[str, tuple[int, ...]], ...]
-
 
 class InputKeeper:
     """Keeps inputs as `.npz` files of arrays by input name. Not safe for threads.
@@ -212,8 +212,8 @@ class InputKeeper:
 
     def __init__(self, folder: Path, prefix: str, limit: int) -> None:
         self._folder, self._prefix, self._limit = folder, prefix, limit
-        self._slots: dict[_Shapes, list[int]] = {}
-        self._runs: dict[_Shapes, int] = {}
+        self._slots: dict[Shapes, list[int]] = {}
+        self._runs: dict[Shapes, int] = {}
         self._sizes_bytes: list[int] = []  # by slot
         self._random = random.Random(0)
 
@@ -235,7 +235,7 @@ class InputKeeper:
             or any(one.dtype.kind not in "biuf" for one in arrays.values())
         ):
             return
-        key: _Shapes = tuple((name, array.shape) for name, array in sorted(arrays.items()))
+        key: Shapes = tuple((name, array.shape) for name, array in sorted(arrays.items()))
         if key not in self._runs and len(self._runs) >= MAX_COUNTED_SHAPES:
             return
         self._runs[key] = self._runs.get(key, 0) + 1
@@ -243,7 +243,7 @@ class InputKeeper:
         if slot is not None:
             write_tensors(self._folder / self._name(slot), arrays)
 
-    def _choose_slot(self, key: _Shapes, size_bytes: int) -> int | None:
+    def _choose_slot(self, key: Shapes, size_bytes: int) -> int | None:
         """Returns the number of the file to write; None for none."""
         own, total_bytes = self._slots.get(key, []), sum(self._sizes_bytes)
         if len(self._sizes_bytes) < self._limit:

@@ -78,7 +78,6 @@ class Recorder:
         self._lock = threading.RLock()  # a signal's handler may run sessions in the middle of anything
         self._file = self._folder / f"{os.getpid()}-{os.urandom(8).hex()}.json"
         self._models: dict[str, ModelObserver] = {}
-        self._keepers: dict[ModelObserver, InputKeeper] = {}
         self._saved: dict[str, int] = {}
         self._lost = 0
 
@@ -87,13 +86,14 @@ class Recorder:
         with self._lock:
             model = self._describe(session, request)
             key = repr(model)
-            if key not in self._models and len(self._models) == MAX_MODELS:
-                self._lost += 1
-                return None
-            observer = self._models.setdefault(key, ModelObserver(model))
-            if self._limit and observer not in self._keepers:
-                prefix = f"{self._file.stem}-{len(self._keepers)}"
-                self._keepers[observer] = InputKeeper(self._folder, prefix, self._limit)
+            if key not in self._models:
+                if len(self._models) == MAX_MODELS:
+                    self._lost += 1
+                    return None
+                prefix = f"{self._file.stem}-{len(self._models)}"
+                keeper = InputKeeper(self._folder, prefix, self._limit) if self._limit else None
+                self._models[key] = ModelObserver(model, keeper)
+            observer = self._models[key]
             observer.loads += 1
             self.write()
             return observer
@@ -103,8 +103,8 @@ class Recorder:
         with self._lock:
             arrays = dict(_normalise(feed, observer.inputs))
             is_new = observer.add(arrays)
-            if observer in self._keepers:
-                self._keepers[observer].add(arrays)
+            if observer.keeper is not None:
+                observer.keeper.add(arrays)
             if is_new or observer.runs & (observer.runs - 1) == 0:
                 self.write()
 
@@ -122,16 +122,12 @@ class Recorder:
                 pid=os.getpid(),
                 program=_name_program(),
                 onnxruntime=sys.modules["onnxruntime"].__version__,
-                models=tuple(self._observed(one) for one in self._models.values()),
+                models=tuple(one.observed() for one in self._models.values()),
                 lost=self._lost,
                 ended=ended,
             )
             # Nobody reads it after a power cut, so it need not wait for the disk.
             write_bytes_atomic(self._file, _format_within_limits(record), durable=False)
-
-    def _observed(self, observer: ModelObserver) -> ModelRecord:
-        keeper = self._keepers.get(observer)
-        return replace(observer.observed(), kept=() if keeper is None else keeper.files)
 
     def _describe(self, session: Any, request: SessionRequest) -> ModelRecord:
         """Returns the record of a model, which is saved first where it came as bytes."""
