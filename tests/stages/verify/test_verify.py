@@ -42,7 +42,7 @@ from ortprep.spec.models import ModelSpec
 from ortprep.stages.core import samples
 from ortprep.stages.core.contract import Context, Plan, TaskId, Upstream
 from ortprep.stages.core.results import FetchResult, PreparedResult, VerifyResult
-from ortprep.stages.verify import golden_sample, stage
+from ortprep.stages.verify import golden_sample
 from ortprep.stages.verify.comparison import SampleComparison, build_errors
 from ortprep.stages.verify.stage import VerifyStage
 from tests import builders as models
@@ -331,7 +331,7 @@ def test_a_real_input_is_never_the_golden_sample(build, monkeypatch):
     write_tensors(
         build.root / "real.npz", {name: np.full((3, 4), 0.5, np.float32) for name in ("left", "right")}
     )
-    monkeypatch.setattr(stage, "draw_sample", lambda *_arguments: None)
+    monkeypatch.setattr(golden_sample, "draw_sample", lambda *_arguments: None)
     with pytest.raises(SpecError, match="a bundle gets no real ones"):
         build.verify(models.two_inputs(), samples="*.npz", inputs={"left": {"shapes": [[3, 4]]}})
     assert not (build.folder / "golden.npz").exists()
