@@ -144,7 +144,9 @@ def redact_url(url: str) -> str:
     identifiers distinct. Total and idempotent. Secrets in the path stay: they look like other paths. fsspec's
     chained URLs (`zip://a.onnx::https://…`), which are refused, are shown with each link redacted.
     """
-    return "::".join(_redact_link(link) for link in _LINK_BORDER.split(url))
+    shown = "::".join(_redact_link(link) for link in _LINK_BORDER.split(url))
+    # What is left of a link can read as the user part of the whole, as in `::A::@`.
+    return shown if shown == url else redact_url(shown)
 
 
 def hide_queries_in_logs(package: str) -> None:
