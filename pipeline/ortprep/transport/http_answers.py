@@ -26,8 +26,7 @@ from ortprep.errors import (
     RegistryError,
     RegistryUnavailableError,
 )
-from ortprep.transport.http_session import request_in_time, track_socket
-from ortprep.transport.time_limit import OutOfTimeError
+from ortprep.transport.time_limit import limit_time
 from ortprep.transport.transfer import BLOCK_BYTES, Download, Report, counted
 
 T = TypeVar("T")
@@ -143,9 +142,8 @@ def ask_in_time(ask: Callable[[], T], doing: str, limit_s: float) -> T:
         RegistryError: It failed or took longer; see `connection_error`.
     """
     try:
-        return request_in_time(ask, limit_s)
-    except OutOfTimeError:
-        raise connection_error(requests.Timeout(), doing) from None
+        with limit_time(limit_s, requests.Timeout):
+            return ask()
     except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
         raise connection_error(error, doing) from None
 
@@ -290,17 +288,12 @@ def _read_blocks(response: requests.Response, doing: str, deadline_s: float = ma
     """
     if response.headers.get("Content-Encoding", "identity") != "identity":
         raise RegistryError(f"cannot {doing}\n  expected the bytes themselves, got a compressed answer")
-    raw = response.raw
 
     def read_block() -> bytes:
-        with suppress(OSError):  # a body in memory, or no more files can be opened
-            if not raw.closed:
-                track_socket(raw.fileno())
-        block: bytes = raw.read(BLOCK_BYTES, decode_content=False)
+        block: bytes = response.raw.read(BLOCK_BYTES, decode_content=False)
         return block
 
     def read() -> bytes:
-        limit_s = max(0.0, min(BLOCK_TIMEOUT_S, deadline_s - time.monotonic()))
-        return ask_in_time(read_block, doing, limit_s)
+        return ask_in_time(read_block, doing, min(BLOCK_TIMEOUT_S, deadline_s - time.monotonic()))
 
     yield from iter(read, b"")

@@ -1,35 +1,33 @@
-"""HTTP sessions that keep nothing of a server's and log no secrets; their requests can be ended at any time.
+"""HTTP sessions that keep nothing of a server's, log no secrets, and take no longer than `limit_time` leaves.
 
-A server can keep a request waiting before its answer begins: in the handshake of TLS, with `100 Continue` for
-ever, or with a byte of a header now and then. So a request knows its socket as soon as there is one, and
-another thread can shut it down.
+A socket's timeout begins again with every byte, so a server can keep a request waiting for ever: with `100
+Continue` again and again, or with a byte of a header now and then. So each read and each write of a socket
+gets no more time than is left of all.
 """
 
 from __future__ import annotations
 
-import os
+import io
+import math
 import socket
-from collections.abc import Callable
-from contextlib import closing, suppress
-from contextvars import ContextVar
+from http.client import HTTPResponse
 from http.cookiejar import DefaultCookiePolicy
-from threading import Lock
-from typing import Any, TypeVar
+from typing import Any
 
 import requests
 from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection
 
 from ortprep.spec.urls import hide_queries_in_logs
-from ortprep.transport.time_limit import call_in_time
+from ortprep.transport.time_limit import OutOfTimeError, call_in_time, remaining_s
 from ortprep.transport.transfer import BLOCK_BYTES
-
-T = TypeVar("T")
 
 UNENCODED = {"Accept-Encoding": "identity"}
 """Headers of every request: a small compressed answer can become gigabytes, and has no offsets."""
 
 _CONNECTIONS = 16
+_MAX_CONNECT_S = 600.0
+"""Longest time, in seconds, to look up a name and try all of its addresses, where nothing limits it."""
 
 
 def make_session() -> requests.Session:
@@ -44,78 +42,71 @@ def make_session() -> requests.Session:
     return session
 
 
-def request_in_time(call: Callable[[], T], limit_s: float) -> T:
-    """Returns what a call returns that sends requests of such a session; after so many seconds they end.
-
-    Raises:
-        OutOfTimeError: It takes longer; see `call_in_time`.
-    """
-    sockets = _Sockets()
-
-    def run() -> T:
-        _current.set(sockets)  # in the context of the call's own thread
-        with closing(sockets):
-            return call()
-
-    return call_in_time(run, limit_s, abort=sockets.shut_down)
+def _limit(sock: socket.socket, timeout_s: float | None) -> None:
+    """Sets a socket's timeout, or what is left of the time; raises TimeoutError if nothing is left."""
+    limit_s = min(remaining_s(), math.inf if timeout_s is None else timeout_s)
+    if limit_s <= 0:
+        raise TimeoutError("timed out")
+    sock.settimeout(None if math.isinf(limit_s) else limit_s)
 
 
-def track_socket(descriptor: int) -> None:
-    """Has the `request_in_time` that this runs in, if any, shut a socket down when its time is over."""
-    sockets = _current.get()
-    if sockets is not None:
-        sockets.add(descriptor)
+class _TimedReader(io.RawIOBase):
+    """What a socket receives, in the time that is left."""
 
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock, self._timeout_s = sock, sock.gettimeout()
+        self._raw = sock.makefile("rb", buffering=0)
 
-class _Sockets:
-    """Duplicates of a call's sockets: TLS closes a connection's first socket object before its handshake."""
+    def readable(self) -> bool:
+        return True
 
-    def __init__(self) -> None:
-        self._duplicates: list[socket.socket] = []
-        self._is_late = False
-        self._lock = Lock()
-
-    def add(self, descriptor: int) -> None:
-        with self._lock:
-            self._duplicates.append(socket.socket(fileno=os.dup(descriptor)))
-        if self._is_late:
-            self.shut_down()
-
-    def shut_down(self) -> None:
-        with self._lock:
-            self._is_late = True
-            for duplicate in self._duplicates:
-                with suppress(OSError):  # the server was faster
-                    # Both directions: else what the server goes on sending would still be read.
-                    duplicate.shutdown(socket.SHUT_RDWR)
+    def readinto(self, buffer: Any) -> int | None:
+        _limit(self._sock, self._timeout_s)
+        return self._raw.readinto(buffer)
 
     def close(self) -> None:
-        with self._lock:
-            while self._duplicates:
-                self._duplicates.pop().close()
+        self._raw.close()
+        super().close()
 
 
-_current: ContextVar[_Sockets | None] = ContextVar("sockets", default=None)
+class _TimedResponse(HTTPResponse):
+    def __init__(self, sock: socket.socket, *arguments: Any, **options: Any) -> None:
+        super().__init__(sock, *arguments, **options)
+        self.fp.close()
+        self.fp = io.BufferedReader(_TimedReader(sock))
 
 
-class _TrackedConnection(HTTPConnection):
+class _TimedConnection(HTTPConnection):
+    response_class = _TimedResponse
+
     def _new_conn(self) -> socket.socket:
+        """Connects, in a thread: neither a name's lookup nor the number of its addresses has a limit."""
+        try:
+            return call_in_time(self._connect, _MAX_CONNECT_S)
+        except OutOfTimeError:
+            raise TimeoutError("timed out") from None
+
+    def _connect(self) -> socket.socket:
         sock = super()._new_conn()
-        track_socket(sock.fileno())
+        try:
+            _limit(sock, sock.gettimeout())  # for the handshake of TLS, which has one timeout as a whole
+        except TimeoutError:  # nobody waits for it any more
+            sock.close()
+            raise
         return sock
 
-    def request(self, *arguments: Any, **options: Any) -> None:
-        if self.sock is not None:  # kept from an earlier request
-            track_socket(self.sock.fileno())
-        super().request(*arguments, **options)
+    def send(self, data: Any) -> None:
+        if self.sock is not None:
+            _limit(self.sock, self.sock.gettimeout())
+        super().send(data)
 
 
 class _Adapter(HTTPAdapter):
-    """An adapter with tracked connections, whatever their kind: TLS and proxies included."""
+    """An adapter with timed connections, whatever their kind: TLS and proxies included."""
 
     def get_connection_with_tls_context(self, *arguments: Any, **options: Any) -> Any:
         pool: Any = super().get_connection_with_tls_context(*arguments, **options)
         kind = pool.ConnectionCls  # once: another thread may set it meanwhile
-        if not issubclass(kind, _TrackedConnection):
-            pool.ConnectionCls = type("TrackedConnection", (_TrackedConnection, kind), {})
+        if not issubclass(kind, _TimedConnection):
+            pool.ConnectionCls = type("TimedConnection", (_TimedConnection, kind), {})
         return pool

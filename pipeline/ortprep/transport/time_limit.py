@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from queue import Empty, SimpleQueue
-from threading import Event, Thread
+from threading import Thread
 from typing import TypeVar, cast
 
 T = TypeVar("T")
@@ -51,23 +51,20 @@ def remaining_s() -> float:
     return math.inf if deadline is None else max(0.0, deadline[0] - time.monotonic())
 
 
-def call_in_time(call: Callable[[], T], limit_s: float, abort: Callable[[], object] = lambda: None) -> T:
+def call_in_time(call: Callable[[], T], limit_s: float) -> T:
     """Returns what a call returns, which may take so many seconds, and no more than `limit_time` leaves.
 
-    It is aborted then; a call that cannot be ends by itself, in a thread that nothing waits for.
+    A call that takes longer ends by itself, in a thread that nothing waits for.
 
     Raises:
         OutOfTimeError: It takes longer.
     """
     results: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
-    context, is_late = copy_context(), Event()
+    context = copy_context()
 
     def run() -> None:
         try:
-            result = context.run(call)
-            if is_late.is_set() and hasattr(result, "close"):
-                result.close()  # an answer that nobody reads
-            results.put((result, None))
+            results.put((context.run(call), None))
         except BaseException as error:  # noqa: BLE001 - raised where the call is waited for
             results.put((None, error))
 
@@ -76,9 +73,6 @@ def call_in_time(call: Callable[[], T], limit_s: float, abort: Callable[[], obje
     try:
         result, error = results.get(timeout=limit_s)
     except Empty:
-        is_late.set()
-        with suppress(OSError, RuntimeError, ValueError):  # it ended meanwhile
-            abort()
         raise OutOfTimeError(f"no progress within {limit_s:.0f} s") from None
     if error is not None:
         raise error
