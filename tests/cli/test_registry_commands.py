@@ -219,11 +219,9 @@ def test_a_job_without_the_registry_extra_is_told_which_to_install(project, monk
 
 
 def test_a_job_whose_registry_lacks_a_package_is_told_which_extra_to_install(project):
-    code = (
-        "import sys; sys.modules['filelock'] = None; from ortprep.runtime import load; load('registry://net')"
-    )
+    code = "import sys; sys.modules['fsspec'] = None; from ortprep.runtime import load; load('file:///r/net')"
     ended = project.python("-c", code)
-    assert "MissingExtraError: registry support is not installed" in ended.err
+    assert "MissingExtraError: no filesystem for file:///r" in ended.err
     assert ended.err.splitlines()[-1] == f"hint: {install_command('registry')}"
 
 

@@ -335,7 +335,7 @@ def test_a_lock_that_another_process_never_gives_back_ends_with_the_pull(
     cache_module._kept.clear()
     monkeypatch.setenv(TIMEOUT_VARIABLE, "1")
     with ExitStack() as stack:
-        for stripe in range(256):  # all that there can be: filelock 3.24.0 removes those that it gave back
+        for stripe in range(256):
             path = catalogue.cache.root / "locks" / f"{lock}-{stripe:02x}"
             fcntl.flock(stack.enter_context(path.open("ab")), fcntl.LOCK_EX)
         with pytest.raises(RegistryError, match="pull took too long: net"):

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import logging
-import math
 import os
 import shutil
 import threading
@@ -23,15 +22,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from ortprep.bundle.atomic import TEMP_PREFIX, write_bytes_atomic
 from ortprep.bundle.digest import PREFIX, DigestCache, digest_bytes, digest_json
 from ortprep.bundle.file_memory import require_cache_folder, require_private_folder
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import IntegrityError
 from ortprep.registry.documents import MAX_DOCUMENT_BYTES
-from ortprep.transport.time_limit import check_time, remaining_s
+from ortprep.transport.time_limit import check_time
 from ortprep.transport.transfer import OpenAt, Report, download, read_limit
 
 log = logging.getLogger(__name__)
@@ -168,12 +165,7 @@ class Cache:
         lock = self._lock_path("use", path.name)
         if lock in _kept:
             return
-        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            _lock_shared(handle)
-        except BaseException:
-            os.close(handle)
-            raise
+        handle = _lock(lock, fcntl.LOCK_SH)
         with _keeping:
             if lock in _kept:
                 os.close(handle)  # another thread was sooner
@@ -187,10 +179,8 @@ class Cache:
         `grace_s` stays.
         """
         oldest_s = time.time() - grace_s
-        with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(FileLock(self.root / "locks" / "trim", timeout=0))
-            except Timeout:
+        with (self.root / "locks" / "trim").open("ab") as trimming:
+            if not _try_lock(trimming.fileno()):
                 return 0  # another process does it
             before = size_bytes = self._size_bytes()
             for leftover in (self.root / "bundles").glob(f"{TEMP_PREFIX}*"):
@@ -238,9 +228,7 @@ class Cache:
             path.unlink(missing_ok=True)
             return True
         with self._lock_path("use", path.name).open("ab") as use:
-            try:
-                fcntl.flock(use, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            if not _try_lock(use.fileno()):
                 return False
             shutil.rmtree(path, ignore_errors=True)
         return True
@@ -262,27 +250,33 @@ _keeping = threading.Lock()
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Holds a lock against other processes; waits as long as `limit_time` leaves, then raises its error."""
-    lock, is_held = FileLock(path), False
-    while not is_held:
-        check_time()
-        with contextlib.suppress(Timeout):
-            lock.acquire(timeout=-1 if remaining_s() == math.inf else remaining_s())
-            is_held = True
+    """Holds a lock against other processes and threads; waits as `_lock`."""
+    handle = _lock(path, fcntl.LOCK_EX)
     try:
         yield
     finally:
-        lock.release()
+        os.close(handle)
 
 
-def _lock_shared(handle: int) -> None:
-    """Takes a shared lock of an open file; waits and raises as `_locked`."""
-    while True:
-        check_time()
-        try:
-            return fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
+def _lock(path: Path, mode: int) -> int:
+    """Returns an open lock file; waits as long as `limit_time` leaves, then raises its error."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        while not _try_lock(handle, mode):
+            check_time()
             time.sleep(_LOCK_POLL_INTERVAL_S)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _try_lock(handle: int, mode: int = fcntl.LOCK_EX) -> bool:
+    try:
+        fcntl.flock(handle, mode | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _mark_used(path: Path) -> None:

@@ -115,8 +115,7 @@ def pin_bundle(
 
 
 def _require_registry() -> None:
-    missing = [name for name in ("filelock", "fsspec") if importlib.util.find_spec(name) is None]
-    if missing:
+    if importlib.util.find_spec("fsspec") is None:
         raise MissingExtraError(
-            f"registry support is not installed\n  expected {missing[0]}", hint=install_command("registry")
+            "registry support is not installed\n  expected fsspec", hint=install_command("registry")
         )
