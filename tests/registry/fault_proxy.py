@@ -28,9 +28,8 @@ class Fault:
     Attributes:
         act: `status` (answer that status after draining the body, forwarding nothing), `cut_request` (read
             `at_bytes` of the body, hand that much on, close), `cut_answer` (send `at_bytes` of the answer's
-            body, then close), `corrupt` (flip the byte at `at_bytes` of the answer's body), `replace` (send
-            `body` instead), `slow` (wait `delay_s` or until `released`, then
-            forward), `endless` (announce and send `at_bytes`: the answer's body, then zeros).
+            body, then close), `replace` (send `body` instead), `slow` (wait `delay_s` or until `released`,
+            then forward), `endless` (announce and send `at_bytes`: the answer's body, then zeros).
         method: Only requests of this method.
         path: Only requests in whose path and query this pattern is found.
         times: How often it acts; counted down.
@@ -66,7 +65,6 @@ class FaultProxy:
         faults: The first that fits a request and has times left acts.
         requests: Method and path with query of every request, in order of arrival.
         headers: The headers of each of them.
-        received_bytes: Bytes of requests' bodies that were read.
         sent_bytes: Bytes of answers' bodies that were sent.
     """
 
@@ -75,7 +73,6 @@ class FaultProxy:
     faults: list[Fault] = field(default_factory=list)
     requests: list[tuple[str, str]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
-    received_bytes: int = 0
     sent_bytes: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
     closing: threading.Event = field(default_factory=threading.Event)
@@ -86,7 +83,7 @@ class FaultProxy:
             self.faults.clear()
             self.requests.clear()
             self.headers.clear()
-            self.received_bytes = self.sent_bytes = 0
+            self.sent_bytes = 0
 
     def wait(self, fault: Fault) -> bool:
         """Waits as long as a fault says; False if the proxy closes meanwhile."""
@@ -111,10 +108,6 @@ class FaultProxy:
                     fault.times -= 1
                     return fault
         return None
-
-    def add_received(self, count: int) -> None:
-        with self.lock:
-            self.received_bytes += count
 
     def add_sent(self, count: int) -> None:
         with self.lock:
@@ -163,16 +156,9 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             upstream.close()
 
-    do_GET = do_HEAD = do_PUT = do_POST = do_PATCH = do_DELETE = do_OPTIONS = _serve  # noqa: N815
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve  # noqa: N815
 
     def _read_body(self) -> Iterator[bytes]:
-        if "chunked" in (self.headers.get("Transfer-Encoding") or "").lower():
-            while size := int(self.rfile.readline().split(b";")[0], 16):
-                yield self.rfile.read(size)
-                self.rfile.readline()
-            while self.rfile.readline().strip():
-                pass
-            return
         left = int(self.headers.get("Content-Length") or 0)
         while left:
             block = self.rfile.read1(min(left, _BLOCK_BYTES))
@@ -184,39 +170,31 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_request(self, upstream: http.client.HTTPConnection, fault: Fault | None) -> bool:
         """Hands the request on; says whether there will be an answer."""
         cut = fault if fault is not None and fault.act == "cut_request" else None
-        chunked = "Transfer-Encoding" in self.headers
         if cut is None or cut.forward:
             upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for name, value in self.headers.items():
                 if name.lower() not in _HOP_BY_HOP:
                     upstream.putheader(name, value)
-            if chunked:
-                upstream.putheader("Transfer-Encoding", "chunked")
-            elif "Content-Length" in self.headers:
+            if "Content-Length" in self.headers:
                 upstream.putheader("Content-Length", self.headers["Content-Length"])
             upstream.putheader("Connection", "close")
             upstream.endheaders()
         left = cut.at_bytes if cut else -1
         for block in self._read_body() if left else ():
             kept = block if cut is None else block[:left]
-            self.server.proxy.add_received(len(kept))
             # A server that answers before it has read everything may hang up; its answer still counts.
             with nullcontext() if cut else suppress(OSError):
                 if cut is None or cut.forward:
-                    upstream.send(b"%x\r\n%s\r\n" % (len(kept), kept) if chunked else kept)
+                    upstream.send(kept)
             left -= len(kept)
             if left == 0:
                 break
-        if cut is not None:
-            self.close_connection = True
-            return False
-        if chunked:
-            upstream.send(b"0\r\n\r\n")
-        return True
+        self.close_connection = self.close_connection or cut is not None
+        return cut is None
 
     def _answer_status(self, fault: Fault) -> None:
-        for block in self._read_body():
-            self.server.proxy.add_received(len(block))
+        for _ in self._read_body():
+            pass
         self.send_response_only(fault.status)
         for name, value in fault.headers.items():
             self.send_header(name, value)
@@ -278,10 +256,6 @@ def _spoil(blocks: Iterator[bytes], fault: Fault | None) -> Iterator[bytes]:
     for block in blocks:
         if act in ("cut_answer", "endless"):
             block = block[: at - done]
-        elif act == "corrupt" and done <= at < done + len(block):
-            spoilt = bytearray(block)
-            spoilt[at - done] ^= 0xFF
-            block = bytes(spoilt)
         if not block:
             return
         done += len(block)
