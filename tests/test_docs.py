@@ -21,7 +21,7 @@ from ortprep.bundle.codec import encode
 from ortprep.doctor.diagnosis import SEVERITIES
 from ortprep.options import CUDA, NEWEST, known_provider_options
 from ortprep.spec.models import TuneSpec
-from tests.bundle.builders import write_bundle
+from tests.registry.builders import write_bundle
 from tests.report.conftest import browser
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -27,7 +27,7 @@ from ortprep.bundle.onnx_wire import (
 )
 from ortprep.errors import BundleError
 from tests import builders as models
-from tests.bundle.builders import write_bundle
+from tests.registry.builders import write_bundle
 
 # -- a model's graph can be read without its weights, from any file, and nothing else is lost
 

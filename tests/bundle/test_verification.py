@@ -28,15 +28,17 @@ from ortprep.bundle.session_record import ProviderRecord
 from ortprep.bundle.verification import check_bundle, compare_bundle, raise_differences
 from ortprep.errors import BundleError, IntegrityError, UnsupportedVersionError
 from ortprep.versions import upgrade_command
-from tests.bundle.builders import CONTENT, write_bundle
+from tests.registry.builders import write_bundle
 
+WEIGHTS = "portable/m_optimized.onnx.data"
+FILES = ("golden.npz", "portable/m_optimized.onnx", WEIGHTS, "loader.json")
 SUPPRESSED = (HealthCheck.function_scoped_fixture, HealthCheck.too_slow)
 """A test's own list takes the place of the one that holds for all tests."""
 
 
 @pytest.fixture
 def bundle(tmp_path):
-    return write_bundle(tmp_path / "m")
+    return write_bundle(tmp_path / "m", name="m")
 
 
 def rewrite(path, **changes):
@@ -59,7 +61,7 @@ def test_an_intact_bundle_has_no_difference(bundle):
 @given(data=st.data())
 @pytest.mark.attack
 def test_one_changed_byte_is_always_reported(bundle, data):
-    name = data.draw(st.sampled_from([*CONTENT, "loader.json", "manifest.json"]))
+    name = data.draw(st.sampled_from([*FILES, "manifest.json"]))
     original = (bundle / name).read_bytes()
     index = data.draw(st.integers(0, len(original) - 1))
     flipped = original[index] ^ data.draw(st.integers(1, 255))
@@ -81,7 +83,7 @@ def _means_something_else(original, changed):
         return True
 
 
-@pytest.mark.parametrize("name", [*CONTENT, "loader.json"])
+@pytest.mark.parametrize("name", FILES)
 def test_a_missing_file_is_reported_by_name(bundle, name):
     (bundle / name).unlink()
     with pytest.raises(BundleError, match=name):
@@ -91,13 +93,13 @@ def test_a_missing_file_is_reported_by_name(bundle, name):
 def test_f8_every_difference_is_reported_at_once(bundle):
     (bundle / "golden.npz").write_bytes(b"other!")
     (bundle / "portable/m_optimized.onnx").write_bytes(b"longer than before")
-    (bundle / "portable/m_optimized.onnx.data").unlink()
+    (bundle / WEIGHTS).unlink()
     (bundle / "portable/extra").write_bytes(b"")
     kinds = {difference.path: difference.kind for difference in compare_bundle(bundle)}
     assert kinds == {
         "golden.npz": "content",
         "portable/m_optimized.onnx": "size",
-        "portable/m_optimized.onnx.data": "missing",
+        WEIGHTS: "missing",
         "portable/extra": "added",
     }
 
