@@ -15,7 +15,7 @@ from ortprep.bundle.atomic import new_folder, remove_stale_temporaries
 from ortprep.bundle.digest import DigestCache, digest_file, is_digest
 from ortprep.bundle.file_links import copy_file, link_or_copy, unlinkable_files
 from ortprep.bundle.loader_config import FileEntry
-from ortprep.bundle.verification import check_bundle, find_added
+from ortprep.bundle.verification import check_bundle, compare_bundle, find_added
 from ortprep.errors import (
     BundleError,
     RegistryError,
@@ -29,13 +29,7 @@ from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import Part, Version, parse_part, parse_version
 from ortprep.registry.part_bundle import choose_part, small_files
 from ortprep.registry.references import VersionRef
-from ortprep.registry.signatures import (
-    PullReceipt,
-    find_differences,
-    verify_bundle,
-    verify_part,
-    write_receipt,
-)
+from ortprep.registry.signatures import PullReceipt, verify_bundle, verify_part, write_receipt
 from ortprep.registry.versions import resolve
 from ortprep.runtime.machine.hardware import Hardware, read_hardware
 from ortprep.spec.urls import redact_url
@@ -141,7 +135,7 @@ def pull_cached(
             try:
                 if request.public_key is not None:
                     verify_bundle(path, request.public_key, digest_cache=DigestCache())
-                return not find_differences(path, part, DigestCache().digest)
+                return not compare_bundle(path, DigestCache().digest, entries=part.files)
             except BundleError:
                 return False
 

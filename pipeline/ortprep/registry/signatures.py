@@ -23,13 +23,7 @@ from ortprep.bundle.digest import PREFIX, DigestCache, digest_file
 from ortprep.bundle.file_memory import open_regular
 from ortprep.bundle.paths import RECEIPT_FOLDER, resolve_inside
 from ortprep.bundle.scratch_folder import scratch_folder
-from ortprep.bundle.verification import (
-    Digester,
-    FileDifference,
-    compare_files,
-    find_added,
-    raise_differences,
-)
+from ortprep.bundle.verification import compare_bundle, raise_differences
 from ortprep.errors import BundleError, MissingExtraError, PipelineError, SignatureError
 from ortprep.quoting import quoted
 from ortprep.registry.documents import MAX_DOCUMENT_BYTES, Part, parse_part
@@ -247,7 +241,7 @@ def verify_bundle(bundle: Path, public_key: Path, *, digest_cache: DigestCache |
     """
     receipt, part = read_signed_part(bundle, public_key)
     digest_of = digest_file if digest_cache is None else digest_cache.digest
-    differences = find_differences(bundle, part, digest_of)
+    differences = compare_bundle(bundle, digest_of, entries=part.files)
     raise_differences(bundle, differences, hint=f"ortprep pull {quoted(receipt.reference)} --out DIR")
     return part
 
@@ -271,10 +265,3 @@ def read_signed_part(bundle: Path, public_key: Path) -> tuple[PullReceipt, Part]
     signatures = receipt.signatures[:_MAX_SIGNATURES]
     verify_part(part, [text.encode(errors="replace") for text in signatures], public_key)
     return receipt, part
-
-
-def find_differences(bundle: Path, part: Part, digest: Digester) -> tuple[FileDifference, ...]:
-    """Returns the differences of a bundle from a part; raises BundleError if it cannot be read."""
-    paths = sorted(find_added(bundle))
-    added = (FileDifference(path, "added", "no such file", "a file") for path in paths)
-    return (*compare_files(bundle, part.files, digest), *added)
