@@ -9,7 +9,6 @@ hardlink attack"; seen on 1.31.1). Weights of the main graph are not looked at i
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterable
@@ -20,7 +19,7 @@ from ortprep.bundle.onnx_wire import WireError, read_skeleton, subgraph_location
 from ortprep.errors import SpecError
 from ortprep.quoting import quoted
 
-_FICLONE = 0x40049409  # linux/fs.h
+_BLOCK_BYTES = 1024 * 1024
 
 
 def refuse_links(paths: Iterable[Path]) -> None:
@@ -91,10 +90,7 @@ def link_or_copy(source: Path, destination: Path) -> None:
 
 
 def copy_file(source: Path, destination: Path) -> None:
-    """Makes a copy that shares its blocks with the source where the file system can; as `link_or_copy`."""
+    """Makes a copy; as `link_or_copy`."""
     destination.parent.mkdir(parents=True, exist_ok=True)
     with source.open("rb") as reader, destination.open("xb") as writer:
-        try:
-            fcntl.ioctl(writer, _FICLONE, reader.fileno())
-        except OSError:
-            shutil.copyfile(source, destination)
+        shutil.copyfileobj(reader, writer, _BLOCK_BYTES)
