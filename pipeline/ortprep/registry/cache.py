@@ -39,7 +39,7 @@ GRACE_S = 3600.0
 """Time in seconds for which a used file stays: a job may be about to open it."""
 
 _LOCK_POLL_INTERVAL_S = 0.05
-_OLD_DOCUMENT_S = 90 * 24 * 3600.0
+_LISTED = ("files", "documents", "names")
 
 
 class Cache:
@@ -175,8 +175,7 @@ class Cache:
     def trim(self, *, grace_s: float = GRACE_S) -> int:
         """Removes the least recently used until the cache is within its limit; returns the bytes freed.
 
-        Also removes leftovers of killed pulls and documents of three months ago. What was used within
-        `grace_s` stays.
+        Also removes leftovers of killed pulls. What was used within `grace_s` stays.
         """
         oldest_s = time.time() - grace_s
         with (self.root / "locks" / "trim").open("ab") as trimming:
@@ -192,17 +191,16 @@ class Cache:
                 size_bytes - self.limit_bytes, oldest_s
             ):
                 size_bytes = self._size_bytes()
-            self._remove_old_documents()
         if size_bytes < before:
             log.info("removed %d MB from the cache in %s", (before - size_bytes) >> 20, self.root)
         return before - size_bytes
 
     def _size_bytes(self) -> int:
-        files = (file for name in ("files", "documents", "bundles") for file in _list_files(self.root / name))
+        files = (file for name in (*_LISTED, "bundles") for file in _list_files(self.root / name))
         return sum({_inode(status): status.st_blocks * 512 for _, status in files}.values())
 
     def _remove_oldest(self, excess_bytes: int, oldest_s: float) -> bool:
-        """Removes the least recently used bundles, documents and files of no bundle; says whether it did."""
+        """Removes the least recently used bundles, and files of no bundle; says whether it did."""
         candidates: list[tuple[float, int, Path]] = []
         linked: set[tuple[int, int]] = set()
         for bundle in (self.root / "bundles").iterdir():
@@ -212,7 +210,7 @@ class Cache:
                 candidates.append(
                     (bundle.stat().st_mtime, sum(status.st_blocks * 512 for status in files), bundle)
                 )
-        for path, status in (*_list_files(self.root / "files"), *_list_files(self.root / "documents")):
+        for path, status in (file for name in _LISTED for file in _list_files(self.root / name)):
             if _inode(status) not in linked:
                 candidates.append((max(status.st_atime, status.st_mtime), status.st_blocks * 512, path))
         removed = False
@@ -232,14 +230,6 @@ class Cache:
                 return False
             shutil.rmtree(path, ignore_errors=True)
         return True
-
-    def _remove_old_documents(self) -> None:
-        oldest_s = time.time() - _OLD_DOCUMENT_S
-        for folder in ("documents", "names"):
-            for path in (self.root / folder).iterdir():
-                with contextlib.suppress(OSError):
-                    if path.stat().st_mtime < oldest_s:
-                        path.unlink()
 
 
 _kept: dict[Path, int] = {}
