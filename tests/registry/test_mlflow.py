@@ -56,9 +56,7 @@ def running_proxy(server):
 
 
 @pytest.fixture
-def proxy(running_proxy, monkeypatch):
-    # As its users tell MLflow's client not to go on asking for minutes.
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+def proxy(running_proxy):
     running_proxy.clear()
     return running_proxy
 

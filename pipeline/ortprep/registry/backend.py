@@ -11,6 +11,7 @@ from typing import Protocol
 
 from ortprep.bundle.digest import PREFIX, is_digest
 from ortprep.bundle.loader_config import FileEntry
+from ortprep.errors import RegistryError
 from ortprep.registry.documents import Part
 from ortprep.transport.transfer import Download, Report
 
@@ -19,6 +20,12 @@ MAX_REFS = 10_000
 
 MAX_LISTING_BYTES = 64 * 1024 * 1024
 """Largest sum of all documents, in bytes, that one listing reads: 10,000 versions of 6 KB, say."""
+
+
+def check_listing(size_bytes: int, what: str) -> None:
+    """Raises RegistryError if one listing would read more than `MAX_LISTING_BYTES`."""
+    if size_bytes > MAX_LISTING_BYTES:
+        raise RegistryError(f"too many bytes in {what}\n  expected {MAX_LISTING_BYTES} at most, got more")
 
 
 class Kind(StrEnum):

@@ -20,6 +20,7 @@ from ortprep.registry.backend import (
     MAX_REFS,
     Backend,
     Kind,
+    check_listing,
     digest_of,
     ref_name,
     subject_digits,
@@ -122,10 +123,7 @@ class Catalogue:
             return data
 
         found = map_parallel(fetch, refs)
-        if total > MAX_LISTING_BYTES:
-            raise RegistryError(
-                f"too many bytes in the {kind} of {model}\n  expected {MAX_LISTING_BYTES} at most, got more"
-            )
+        check_listing(total, f"the {kind} of {model}")
         for ref, data in found.items():
             checked = b""
             with _skipped(f"one of the {kind} of {model}"):
@@ -227,11 +225,7 @@ class Catalogue:
                 if digest not in found:
                     found[digest] = self.read_part(version.model, digest)
                     size_bytes += len(found[digest].data)
-                if size_bytes > MAX_LISTING_BYTES:
-                    raise RegistryError(
-                        f"too many bytes in the parts of {version.model}@{version.label}\n"
-                        f"  expected {MAX_LISTING_BYTES} at most, with other versions that are read, got more"
-                    )
+                check_listing(size_bytes, f"the parts of {version.model}, up to {version.label}")
                 if (found[digest].source, found[digest].spec) != version.family:
                     raise IntegrityError(f"a part of another source or spec: {digest} in {version.digest}")
         if public_key is None or not found:
@@ -275,11 +269,7 @@ class Catalogue:
                 more than `MAX_TOTAL_VARIANTS`.
         """
         size_bytes = sum(entry.size_bytes for part in parts for entry in small_files(part).values())
-        if size_bytes > MAX_LISTING_BYTES:
-            raise RegistryError(
-                f"too many bytes in the records of {len(parts)} parts\n"
-                f"  expected {MAX_LISTING_BYTES} at most, got {size_bytes}"
-            )
+        check_listing(size_bytes, f"the records of {len(parts)} parts")
         newest = sorted(parts, key=lambda part: (part.summary.created_at, part.digest), reverse=True)
         found = tuple((part, self.read_records(part)[1]) for part in newest)
         if sum(len(manifest.variants) for _, manifest in found) > MAX_TOTAL_VARIANTS:

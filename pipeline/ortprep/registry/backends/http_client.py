@@ -37,7 +37,6 @@ class HttpClient:
         base: URL of its API, which relative locations are relative to.
         authorize: Adds credentials to a request; it is called for requests to the server itself only.
         timeout_s: Timeouts of a connection, and of the next bytes of an answer, in seconds.
-        answer_timeout_s: Longest time until an answer begins; None for `http_answers.ANSWER_TIMEOUT_S`.
         login_hint: Hint for errors: a way to give other credentials.
         read_reason: Returns, of the JSON object of a refusal, what may be shown.
     """
@@ -48,13 +47,11 @@ class HttpClient:
         authorize: Callable[[requests.PreparedRequest], None],
         *,
         timeout_s: tuple[float, float],
-        answer_timeout_s: float | None = None,
         login_hint: str,
         read_reason: Callable[[Mapping[str, Any]], str],
     ) -> None:
         self.base = base
         self._timeout_s = timeout_s
-        self._answer_timeout_s = answer_timeout_s
         self._login_hint = login_hint
         self._read_reason = read_reason
         self._session = make_session()
@@ -108,9 +105,7 @@ class HttpClient:
 
         def ask(url: str) -> requests.Response:
             request = partial(self._session.request, method, url, **settings)
-            return http_answers.ask_in_time(
-                request, doing, limit_s or self._answer_timeout_s or http_answers.ANSWER_TIMEOUT_S
-            )
+            return http_answers.ask_in_time(request, doing, limit_s or http_answers.ANSWER_TIMEOUT_S)
 
         settings = {"timeout": self._timeout_s, **UNREAD, **options}
         url = urljoin(self.base, url)

@@ -71,8 +71,8 @@ class Run:
 class MlflowBackend(Backend):
     """A registry in MLflow, by the URL of a `MlflowServer`.
 
-    Credentials and the timeout come from the variables of MLflow's client: `MLFLOW_TRACKING_USERNAME` and
-    `MLFLOW_TRACKING_PASSWORD`, or `MLFLOW_TRACKING_TOKEN`; `MLFLOW_HTTP_REQUEST_TIMEOUT`.
+    Credentials come from the variables of MLflow's client: `MLFLOW_TRACKING_USERNAME` and
+    `MLFLOW_TRACKING_PASSWORD`, or `MLFLOW_TRACKING_TOKEN`.
     """
 
     def __init__(self, url: str) -> None:

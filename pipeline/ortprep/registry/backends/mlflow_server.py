@@ -27,7 +27,7 @@ from ortprep.errors import (
     RegistryError,
     RegistryUnavailableError,
 )
-from ortprep.registry.backend import MAX_LISTING_BYTES
+from ortprep.registry.backend import check_listing
 from ortprep.registry.backends.http_client import ANY_STATUS, HttpClient
 from ortprep.spec.urls import redact_url
 from ortprep.transport.http_answers import (
@@ -38,7 +38,7 @@ from ortprep.transport.http_answers import (
     read_refusal,
     upload_timeout_s,
 )
-from ortprep.transport.transfer import Download, Report, check_copied, read_limit, with_retries
+from ortprep.transport.transfer import Download, Report, check_copied, with_retries
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Longest answer that is read; a list of 100,000 files takes about 15 MB."""
@@ -46,8 +46,7 @@ MAX_ANSWER_BYTES = 64 * 1024 * 1024
 MISSING, EXISTS = "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS"
 """Error codes of MLflow."""
 
-_TIMEOUT_VARIABLE = "MLFLOW_HTTP_REQUEST_TIMEOUT"
-_CONNECT_TIMEOUT_S, _ANSWER_TIMEOUT_S, _MAX_TIMEOUT_S = 20, 120, 24 * 3600
+_TIMEOUT_S = (20, ANSWER_TIMEOUT_S)
 _API = "/api/2.0/mlflow-artifacts/artifacts"
 _PAGE = 50
 """Objects asked for at once: versions carry their documents of up to 100,000 characters."""
@@ -140,10 +139,7 @@ class MlflowServer:
         for _ in range(_MAX_PAGES):
             answer = self.call(method, endpoint, max_results=_PAGE, **fields, **token)
             total += len(repr(answer))
-            if total > MAX_LISTING_BYTES:
-                raise RegistryError(
-                    f"too large: {field} in MLflow\n  expected {MAX_LISTING_BYTES} bytes at most"
-                )
+            check_listing(total, f"{field} in MLflow")
             objects += objects_in(answer, field)
             token = {"page_token": answer.get("next_page_token")}
             if not token["page_token"]:
@@ -164,17 +160,10 @@ def _open_client(url: str) -> HttpClient:
             "not the URL of an MLflow server\n  expected mlflow+https://HOST:PORT, or mlflow://",
             hint="mlflow server   (for a store without one), or use a folder as the registry",
         )
-    timeout_s = read_limit(_TIMEOUT_VARIABLE, _ANSWER_TIMEOUT_S)
-    if not 0 < timeout_s <= _MAX_TIMEOUT_S:
-        raise RegistryError(
-            f"bad {_TIMEOUT_VARIABLE}: {timeout_s}\n  expected seconds from 1 to {_MAX_TIMEOUT_S}",
-            hint=f"unset {_TIMEOUT_VARIABLE}",
-        )
     return HttpClient(
         f"{url.rstrip('/')}/",
         _authorize,
-        timeout_s=(_CONNECT_TIMEOUT_S, timeout_s),
-        answer_timeout_s=max(timeout_s, ANSWER_TIMEOUT_S),
+        timeout_s=_TIMEOUT_S,
         login_hint=_CREDENTIALS_HINT,
         read_reason=_read_message,
     )
