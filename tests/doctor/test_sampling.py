@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortprep.bundle.loader_config import TensorSpec
-from ortprep.bundle.onnx_inputs import read_inputs
+from ortprep.bundle.model_facts import read_inputs
 from ortprep.bundle.onnx_wire import WireError
 from ortprep.doctor.sampling import examine_bundle, examine_source, parse_shapes, settle_shapes
 from ortprep.errors import LoadError, SpecError

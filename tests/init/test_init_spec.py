@@ -12,7 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from ortprep.bundle.onnx_inputs import dimension_name, read_inputs
+from ortprep.bundle.model_facts import dimension_name, read_inputs
 from ortprep.errors import SourceError, SpecError
 from ortprep.init import InitResult, ObservedInput, find_spec_name, init_spec, refresh_tensor_copy
 from ortprep.init.draft import choose_name

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ortprep.bundle.loader_config import TensorSpec
-from ortprep.bundle.onnx_inputs import read_inputs
+from ortprep.bundle.model_facts import read_inputs
 from ortprep.bundle.onnx_wire import WireError
 from ortprep.children.child import run_child
 from ortprep.doctor.doctor_model import CHILD_TIMEOUT_S, DoctorModel

@@ -20,8 +20,7 @@ from ortprep.build.build_plan import STAGES
 from ortprep.build.execution import build_tasks
 from ortprep.bundle.conversion_record import PrecisionStep
 from ortprep.bundle.loader_config import TensorSpec
-from ortprep.bundle.model_facts import ModelInterface
-from ortprep.bundle.onnx_inputs import read_inputs
+from ortprep.bundle.model_facts import ModelInterface, read_inputs
 from ortprep.bundle.paths import is_safe_name
 from ortprep.children.answers import Answer, Answers
 from ortprep.errors import StageError

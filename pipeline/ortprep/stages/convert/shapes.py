@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortprep.bundle.file_links import copy_file, link_or_copy, unlinkable_files
-from ortprep.bundle.onnx_inputs import dimension_name, read_inputs
+from ortprep.bundle.model_facts import dimension_name, read_inputs
 from ortprep.bundle.onnx_wire import external_locations, read_skeleton
 from ortprep.stages.convert.pass_records import PassReply, PassRequest
 from ortprep.stages.core.spec_fit import resolve_dimensions

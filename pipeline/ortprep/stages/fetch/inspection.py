@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortprep.bundle.loader_config import TensorSpec
-from ortprep.bundle.model_facts import ModelFacts, ModelInterface
-from ortprep.bundle.onnx_inputs import dimension_name
+from ortprep.bundle.model_facts import ModelFacts, ModelInterface, dimension_name
 from ortprep.bundle.onnx_wire import WireError, external_locations, read_skeleton
 from ortprep.children.child import run_child
 from ortprep.errors import SourceError
