@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -329,6 +330,29 @@ def read_file(backend: Backend, part: Part, path: str, offset: int = 0) -> bytes
     entry = next(entry for entry in part.files if entry.path == path)
     with backend.open_file(part, entry, offset) as opened:
         return b"".join(map(bytes, opened.blocks))[offset - opened.start :]
+
+
+class Watched:
+    """A backend that tells of its calls before and after each: their names and their arguments."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        before: Callable[..., object] = lambda *_: None,
+        after: Callable[..., object] = lambda *_: None,
+    ) -> None:
+        self._backend, self._before, self._after = backend, before, after
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._backend, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._before(name, *args)
+            result = value(*args, **kwargs)
+            self._after(name, *args)
+            return result
+
+        return call if callable(value) else value
 
 
 def list_versions(backend: Backend, model: str) -> list[str]:

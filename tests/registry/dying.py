@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ortprep.registry.backend import Backend
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.garbage_collection import RetentionPolicy, collect
@@ -20,14 +19,17 @@ from ortprep.registry.publish import publish
 from ortprep.registry.pull import PullRequest, pull
 from ortprep.registry.references import VersionRef, open_registry
 from ortprep.transport.transfer import Progress
+from tests.registry.builders import Watched
 
 _COUNTED = frozenset(
     {
+        "delete",
         "delete_ref",
         "has_file",
         "list_refs",
         "open_file",
         "open_ref",
+        "progress",
         "put_file",
         "put_ref",
         "sweep",
@@ -35,40 +37,23 @@ _COUNTED = frozenset(
 )
 
 
-class Dying:
-    """A backend that ends the process with SIGKILL before its n-th change, as a machine that loses power."""
+def main(action: str, registry: str, path: str, name: str, step: str) -> None:
+    steps = iter(range(int(step)))
 
-    def __init__(self, backend: Backend, step: int) -> None:
-        self._backend = backend
-        self._left = step
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._backend, name)
-        if name not in _COUNTED:
-            return value
-
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            self.count()
-            return value(*args, **kwargs)
-
-        return counted
-
-    def count(self) -> None:
-        self._left -= 1
-        if self._left < 0:
+    def count(name: str, *_: object) -> None:
+        """Ends the process with SIGKILL before a change, as a machine that loses power."""
+        if name in _COUNTED and next(steps, None) is None:
             os.kill(os.getpid(), signal.SIGKILL)
 
-
-def main(action: str, registry: str, path: str, name: str, step: str) -> None:
-    backend: Any = Dying(open_registry(registry), int(step))
-    folder = getattr(backend, "_folder", None)
+    opened = open_registry(registry)
+    folder: Any = getattr(opened, "_folder", None)
     if folder is not None:
-        delete = folder.delete
-        folder.delete = lambda path: (backend.count(), delete(path))
+        folder.delete = Watched(folder, count).delete
+    backend: Any = Watched(opened, count)
     catalogue = Catalogue(backend, Cache(Path(path).parent / "cache"))
 
     def observe(progress: Progress) -> None:
-        backend.count()
+        count("progress")
 
     actions: dict[str, Callable[[], object]] = {
         "publish": lambda: publish(Path(path), catalogue, observer=observe),

@@ -9,6 +9,7 @@ import logging
 import os
 import time
 import traceback
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -490,25 +491,15 @@ def test_a_tag_that_another_tool_moved_is_where_it_is(backend, tmp_path):
 # Credentials
 
 
-class oci_login:  # noqa: N801
+@contextmanager
+def oci_login(folder, url, password=PASSWORD):
     """Makes a Docker configuration hold credentials for a registry, as `docker login` does."""
-
-    def __init__(self, folder, url, password=PASSWORD):
-        self._folder = folder / "docker"
-        auth = base64.b64encode(f"{USER}:{password}".encode()).decode()
-        self._config = {"auths": {url.partition("://")[2]: {"auth": auth}}}
-        self._before = os.environ.get("DOCKER_CONFIG")
-
-    def __enter__(self):
-        self._folder.mkdir(exist_ok=True)
-        (self._folder / "config.json").write_text(json.dumps(self._config))
-        os.environ["DOCKER_CONFIG"] = str(self._folder)
-
-    def __exit__(self, *_):
-        if self._before is None:
-            del os.environ["DOCKER_CONFIG"]
-        else:
-            os.environ["DOCKER_CONFIG"] = self._before
+    auth = base64.b64encode(f"{USER}:{password}".encode()).decode()
+    config = {"auths": {url.partition("://")[2]: {"auth": auth}}}
+    write_files(folder / "docker", {"config.json": json.dumps(config).encode()})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DOCKER_CONFIG", str(folder / "docker"))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from tests.registry.builders import (
     BARE,
     Build,
     Made,
+    Watched,
     name_of,
     put_version,
     read_tree,
@@ -51,34 +51,21 @@ def kind():
     return "directory"
 
 
-class Interposed:
-    """A backend that does something just before one of its calls: the worst moment for it.
+def interposed(registry, tmp_path, call, action):
+    """A catalogue whose backend does something just before one of its calls: the worst moment for it.
 
-    The call is named `METHOD`, or `METHOD KIND` with the kind of its refs.
+    The call is named `METHOD`, or `METHOD KIND` with the kind of its refs. Also returns the calls so far.
     """
+    calls: list[object] = []
+    method, _, kind = call.partition(" ")
 
-    def __init__(self, registry, method, action):
-        self._backend = open_registry(registry)
-        (self._method, _, self._kind), self._action = method.partition(" "), action
-        self.calls = 0
+    def act(name, *args):
+        if name == method and (not kind or kind in args):
+            calls.append(args)
+            if len(calls) == 1:
+                action()
 
-    def __getattr__(self, name):
-        value = getattr(self._backend, name)
-        if name != self._method:
-            return value
-
-        def interposed(*args, **kwargs):
-            self.calls += not self._kind or self._kind in args
-            if self.calls == 1 and (not self._kind or self._kind in args):
-                self._action()
-            return value(*args, **kwargs)
-
-        return interposed
-
-
-def interposed(registry, tmp_path, method, action):
-    backend: Any = Interposed(registry, method, action)
-    return Catalogue(backend, Cache(tmp_path / "interposed")), backend
+    return Catalogue(Watched(open_registry(registry), act), Cache(tmp_path / "interposed")), calls
 
 
 def age(registry):
@@ -98,11 +85,11 @@ def test_a_collection_in_the_middle_of_publishing_spares_what_is_published(
     publish(write_bundle(tmp_path / "old", old), catalogue, label="old")
     age(registry)
     new = write_bundle(tmp_path / "new", Build((Made("portable", weights=weights),), spec=b"new"))
-    slow, backend = interposed(
+    slow, calls = interposed(
         registry, tmp_path, method, lambda: collect("net", catalogue, policy=PATIENT, dry_run=False)
     )
     published = publish(new, slow)
-    assert backend.calls
+    assert calls
     request = PullRequest(VersionRef("net", published.version.digest))
     pull(request, catalogue, tmp_path / "out", hardware=BARE)
     assert read_tree(tmp_path / "out") == read_tree(new)
@@ -126,12 +113,12 @@ def test_a_file_that_a_collection_took_at_the_last_moment_is_uploaded_again(regi
 
 def test_a_puller_whose_version_is_collected_leaves_nothing(registry, catalogue, tmp_path):
     publish(write_bundle(tmp_path / "bundle", made=(Made("portable", weights=os.urandom(1000)),)), catalogue)
-    slow, backend = interposed(
+    slow, calls = interposed(
         registry, tmp_path, "open_ref", lambda: collect("net", catalogue, policy=NOTHING, dry_run=False)
     )
     with pytest.raises(NotPublishedError):
         pull(PullRequest(VersionRef("net", None)), slow, tmp_path / "out", hardware=BARE)
-    assert backend.calls
+    assert calls
     assert not (tmp_path / "out").exists()
     assert not list(tmp_path.glob(".tmp-*"))
 
@@ -193,18 +180,11 @@ def test_two_promotions_at_once_tell_the_one_that_lost(registry, catalogue, tmp_
         publish(write_bundle(tmp_path / str(i), spec=bytes([i])), catalogue, label=f"v{i}")
     winner = catalogue.read_state("net").labels()["v1"][0]
 
-    class Overtaken(Interposed):
-        def __getattr__(self, name):
-            value = getattr(self._backend, name)
+    def overtake(name, *args):
+        if name == "put_ref" and Kind.ALIAS in args:
+            catalogue.backend.put_ref("net", Kind.ALIAS, "production", winner.data)
 
-            def put_ref(*args):
-                value(*args)
-                if Kind.ALIAS in args:
-                    catalogue.backend.put_ref("net", Kind.ALIAS, "production", winner.data)
-
-            return put_ref if name == "put_ref" else value
-
-    backend: Any = Overtaken(registry, "", lambda: None)
+    backend: Any = Watched(open_registry(registry), after=overtake)
     with pytest.raises(ConflictError, match="another process moves net@production"):
         promote(VersionRef("net", "v0"), "production", Catalogue(backend, Cache(tmp_path / "c")))
     assert catalogue.read_state("net").aliases == {"production": winner.digest}
@@ -242,21 +222,12 @@ def test_pullers_at_the_same_time_fetch_each_file_once(registry, catalogue, tmp_
     )
     opened: list[str] = []
 
-    class Counting:
-        def __init__(self):
-            self._backend = open_registry(registry)
-
-        def __getattr__(self, name):
-            return getattr(self._backend, name)
-
-        @contextmanager
-        def open_file(self, part, entry, offset=0):
-            opened.append(entry.sha256)
+    def count(name, *args):
+        if name == "open_file":
+            opened.append(args[1].sha256)
             time.sleep(0.05)
-            with self._backend.open_file(part, entry, offset) as file:
-                yield file
 
-    backend: Any = Counting()
+    backend: Any = Watched(open_registry(registry), count)
     paths: list[Path] = []
 
     def run():
@@ -386,21 +357,6 @@ def test_a_move_that_was_cut_off_is_no_version_to_go_back_to(moves, current, ear
     assert find_earlier_versions(moves_of(*moves), current, {A, B, C, D}) == earlier
 
 
-class Dying:
-    """A registry to which no alias can be written."""
-
-    def __init__(self, backend: Any) -> None:
-        self._backend = backend
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
-
-    def put_ref(self, model: str, kind: Kind, name: str, data: bytes) -> None:
-        if kind is Kind.ALIAS:
-            raise KeyboardInterrupt
-        self._backend.put_ref(model, kind, name, data)
-
-
 def test_after_a_promotion_that_was_killed_the_right_version_is_kept_and_served(catalogue, tmp_path):
     first, second, third = (
         publish(write_bundle(tmp_path / str(i), spec=bytes([i])), catalogue, label=f"v{i}").version.digest
@@ -408,7 +364,12 @@ def test_after_a_promotion_that_was_killed_the_right_version_is_kept_and_served(
     )
     promote(VersionRef("net", first), "production", catalogue)
     promote(VersionRef("net", second), "production", catalogue)
-    dying: Any = Dying(catalogue.backend)
+
+    def die(name, *args):
+        if name == "put_ref" and Kind.ALIAS in args:
+            raise KeyboardInterrupt
+
+    dying: Any = Watched(catalogue.backend, die)
     with pytest.raises(KeyboardInterrupt):
         promote(VersionRef("net", third), "production", Catalogue(dying, catalogue.cache))
     state = catalogue.read_state("net")
