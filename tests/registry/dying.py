@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -21,20 +22,7 @@ from ortprep.registry.references import VersionRef, open_registry
 from ortprep.transport.transfer import Progress
 from tests.registry.builders import Watched
 
-_COUNTED = frozenset(
-    {
-        "delete",
-        "delete_ref",
-        "has_file",
-        "list_refs",
-        "open_file",
-        "open_ref",
-        "progress",
-        "put_file",
-        "put_ref",
-        "sweep",
-    }
-)
+_COUNTED = re.compile("(delete|list|open|put)_(file|ref|refs)|delete|has_file|progress|sweep")
 
 
 def main(action: str, registry: str, path: str, name: str, step: str) -> None:
@@ -42,7 +30,7 @@ def main(action: str, registry: str, path: str, name: str, step: str) -> None:
 
     def count(name: str, *_: object) -> None:
         """Ends the process with SIGKILL before a change, as a machine that loses power."""
-        if name in _COUNTED and next(steps, None) is None:
+        if _COUNTED.fullmatch(name) and next(steps, None) is None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     opened = open_registry(registry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
@@ -19,24 +20,7 @@ from ortprep.quoting import quoted
 Digester = Callable[[Path], str]
 
 _AT_THE_TOP = frozenset({LOADER_FILE, REQUIREMENTS_FILE, "golden.npz"})
-_PROGRAM_SUFFIXES = frozenset(
-    {
-        ".bat",
-        ".cfg",
-        ".ini",
-        ".mk",
-        ".ps1",
-        ".pth",
-        ".py",
-        ".pyc",
-        ".pyd",
-        ".sh",
-        ".so",
-        ".toml",
-        ".yaml",
-        ".yml",
-    }
-)
+_PROGRAM_SUFFIX = re.compile(r"\.(bat|cfg|ini|mk|ps1|pth|py[cd]?|sh|so|toml|ya?ml)", re.IGNORECASE)
 """How names of files end that programs run or obey, specs among them; weights may have any other."""
 
 
@@ -156,7 +140,7 @@ def _find_foreign(config: LoaderConfig, files: Iterable[FileEntry]) -> Iterator[
     for path in (PurePosixPath(entry.path) for entry in files):
         is_weights = str(path) in listed and path.parts[0] in folders and len(path.parts) > 1
         is_hidden = any(part.startswith(".") for part in path.parts)
-        is_program = path.suffix.lower() in _PROGRAM_SUFFIXES
+        is_program = _PROGRAM_SUFFIX.fullmatch(path.suffix) is not None
         if str(path) not in _AT_THE_TOP and (not is_weights or is_hidden or is_program):
             yield str(path)
 

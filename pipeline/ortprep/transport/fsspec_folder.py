@@ -50,17 +50,8 @@ _PLUGIN_FAILURES = (
 )
 """What filesystems' own libraries raise, beside the errors of the standard library."""
 
-_VERSION_KEYS = (
-    "ETag",
-    "etag",
-    "md5",
-    "checksum",
-    "mtime",
-    "LastModified",
-    "last_modified",
-    "updated",
-    "created",
-)
+_TIME_KEYS = ("mtime", "LastModified", "last_modified", "updated", "created")
+_VERSION_KEYS = ("ETag", "etag", "md5", "checksum", *_TIME_KEYS)
 """What filesystems call that which changes when a file does."""
 
 _FINAL = (IsADirectoryError, NotADirectoryError, NotImplementedError)
@@ -364,12 +355,10 @@ def _resolve(url: str, called: str) -> tuple[Any, str]:
 
 def _stored_file(info: Mapping[str, Any]) -> StoredFile:
     """Returns what a filesystem says of a file, whichever names it has for that."""
-    times = (info.get(name) for name in ("mtime", "LastModified", "last_modified", "updated", "created"))
+    times = (info.get(name) for name in _TIME_KEYS)
     at = next((time for time in times if isinstance(time, datetime | int | float)), math.inf)
-    size, stamps = (
-        info.get("size"),
-        {key: str(info[key]) for key in _VERSION_KEYS if info.get(key) is not None},
-    )
+    size = info.get("size")
+    stamps = {key: str(info[key]) for key in _VERSION_KEYS if info.get(key) is not None}
     return StoredFile(
         None if size is None else int(size),
         at.timestamp() if isinstance(at, datetime) else float(at),
