@@ -6,9 +6,7 @@ No message has a URL in it: those of uploads and of object storage carry signatu
 from __future__ import annotations
 
 import io
-import math
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -172,11 +170,12 @@ def read_body(response: requests.Response, doing: str, limit_bytes: int) -> byte
 
     It has `ANSWER_TIMEOUT_S`.
     """
-    body, deadline_s = bytearray(), time.monotonic() + ANSWER_TIMEOUT_S
-    for block in _read_blocks(response, doing, deadline_s):
-        body += block
-        if len(body) > limit_bytes:
-            raise RegistryError(f"cannot {doing}\n  expected at most {limit_bytes} bytes, got more")
+    body = bytearray()
+    with limit_time(ANSWER_TIMEOUT_S, requests.Timeout):
+        for block in _read_blocks(response, doing):
+            body += block
+            if len(body) > limit_bytes:
+                raise RegistryError(f"cannot {doing}\n  expected at most {limit_bytes} bytes, got more")
     return bytes(body)
 
 
@@ -281,7 +280,7 @@ def _read_all(
         raise RegistryUnavailableError(f"cannot {doing}\n  expected {size_bytes} bytes, got {position}")
 
 
-def _read_blocks(response: requests.Response, doing: str, deadline_s: float = math.inf) -> Iterator[bytes]:
+def _read_blocks(response: requests.Response, doing: str) -> Iterator[bytes]:
     """Yields an answer's bytes as they come, never decoded; raises as `ask_in_time`.
 
     `iter_content` is not used: of a chunked answer it reads the line with a chunk's size, however long it is.
@@ -293,7 +292,4 @@ def _read_blocks(response: requests.Response, doing: str, deadline_s: float = ma
         block: bytes = response.raw.read(BLOCK_BYTES, decode_content=False)
         return block
 
-    def read() -> bytes:
-        return ask_in_time(read_block, doing, min(BLOCK_TIMEOUT_S, deadline_s - time.monotonic()))
-
-    yield from iter(read, b"")
+    yield from iter(lambda: ask_in_time(read_block, doing, BLOCK_TIMEOUT_S), b"")
