@@ -28,7 +28,7 @@ from ortprep.errors import (
 from ortprep.registry.backend import Kind, ref_name, subject_digits
 from ortprep.registry.backends.http_client import HttpClient
 from ortprep.registry.backends.oci import OciBackend
-from ortprep.registry.backends.oci_auth import open_client, read_credentials
+from ortprep.registry.backends.oci_auth import OciClient, read_credentials
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import INDEX, MANIFEST, parse_version
@@ -624,7 +624,7 @@ def test_a_token_server_that_fails_is_an_error(backend, proxy, tmp_path, fault, 
 
 @pytest.mark.attack
 def test_a_token_server_without_tls_gets_no_credentials(tmp_path, proxy):
-    client = open_client("registry.example", secure=True, timeout_s=(1, 1))
+    client = OciClient("registry.example", secure=True, timeout_s=(1, 1))
     url = f"{client.base}team/tags/list"
     challenge = f'Bearer realm="{proxy.url}/token",service="tests"'
     with oci_login(tmp_path, "https://registry.example"), responses.RequestsMock() as answers:
@@ -637,7 +637,7 @@ def test_a_token_server_without_tls_gets_no_credentials(tmp_path, proxy):
 
 def ask_for_token(host, realm, folder, *, login, token="one"):
     """Asks a registry that sends for a token to `realm`; returns the credentials that `realm` got."""
-    client = open_client(host, secure=True, timeout_s=(1, 1))
+    client = OciClient(host, secure=True, timeout_s=(1, 1))
     url = f"{client.base}team/tags/list"
     challenge = {"WWW-Authenticate": f'Bearer realm="{realm}",service="tests"'}
     with oci_login(folder, f"https://{login}"), responses.RequestsMock(False) as answers:

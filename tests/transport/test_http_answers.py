@@ -21,7 +21,7 @@ from ortprep.bundle.digest import digest_bytes
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import PipelineError, RegistryError, RegistryUnavailableError
 from ortprep.registry.backends.mlflow_server import MlflowServer, ProxiedArtifacts
-from ortprep.registry.backends.oci_auth import open_client
+from ortprep.registry.backends.oci_auth import OciClient
 from ortprep.stages.fetch.sources import WebFile, fetch_file
 from ortprep.transport import http_answers, transfer
 from ortprep.transport.time_limit import limit_time
@@ -51,7 +51,7 @@ def end_of(call):
 
 def ask(url):
     host = url.split("/")[2]
-    client = open_client(host, secure=False, timeout_s=(10, 60))
+    client = OciClient(host, secure=False, timeout_s=(10, 60))
     return client.open("GET", client.base, "ask", expected=(200, 503), follows=True)
 
 
@@ -108,7 +108,7 @@ def test_a_request_that_never_ends_is_given_up_and_leaves_no_thread(monkeypatch,
         http_answers.read_body(client.open("GET", client.base, "ask"), "ask", 10**8)
 
     with trickling_server(before, endless, first=first) as url:
-        client = open_client(url.split("/")[2], secure=is_tls, timeout_s=(10, 60))
+        client = OciClient(url.split("/")[2], secure=is_tls, timeout_s=(10, 60))
         if first:
             read()
         assert "nothing in time" in str(end_of(read))
@@ -122,7 +122,7 @@ def test_a_header_that_is_none_brings_no_secret_into_the_log(caplog):
     caplog.set_level(logging.DEBUG)
     lines = [b"no header", b"Location: https://host/x?sig=hunter2", b"Set-Cookie: a=hunter2", b"", b"abc"]
     with trickling_server(HEAD + b"\r\n".join(lines)) as url:
-        client = open_client(url.split("/")[2], secure=False, timeout_s=(10, 60))
+        client = OciClient(url.split("/")[2], secure=False, timeout_s=(10, 60))
         client.open("GET", f"{url}?token=hunter2", "ask").close()
         client.close()
     assert "Failed to parse headers (url=http://127.0.0.1" in caplog.text

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 from urllib.parse import urljoin
@@ -30,39 +31,36 @@ ANY_STATUS = range(100, 600)
 _PORTS = {"http": 80, "https": 443}
 
 
-class HttpClient:
-    """A client of one server.
+class HttpClient(ABC):
+    """A client of one server; its subclasses have the credentials.
 
     Args:
         base: URL of its API, which relative locations are relative to.
-        authorize: Adds credentials to a request; it is called for requests to the server itself only.
         timeout_s: Timeouts of a connection, and of the next bytes of an answer, in seconds.
         login_hint: Hint for errors: a way to give other credentials.
-        read_reason: Returns, of the JSON object of a refusal, what may be shown.
     """
 
-    def __init__(
-        self,
-        base: str,
-        authorize: Callable[[requests.PreparedRequest], None],
-        *,
-        timeout_s: tuple[float, float],
-        login_hint: str,
-        read_reason: Callable[[Mapping[str, Any]], str],
-    ) -> None:
+    def __init__(self, base: str, *, timeout_s: tuple[float, float], login_hint: str) -> None:
         self.base = base
         self._timeout_s = timeout_s
         self._login_hint = login_hint
-        self._read_reason = read_reason
         self._session = make_session()
-
         # A callable: requests would otherwise send what `~/.netrc` has for a host.
-        def add_login(request: requests.PreparedRequest) -> requests.PreparedRequest:
-            if self.is_own(str(request.url)):
-                authorize(request)
-            return request
+        self._session.auth = self._authorize_own
 
-        self._session.auth = add_login
+    @abstractmethod
+    def authorize(self, request: requests.PreparedRequest) -> None:
+        """Adds credentials to a request; it is called for requests to the server itself only."""
+
+    @staticmethod
+    @abstractmethod
+    def read_reason(refusal: Mapping[str, Any]) -> str:
+        """Returns, of the JSON object of a refusal, what may be shown."""
+
+    def _authorize_own(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        if self.is_own(str(request.url)):
+            self.authorize(request)
+        return request
 
     def close(self) -> None:
         """Closes all connections."""
@@ -123,7 +121,7 @@ class HttpClient:
 
     def refuse(self, response: requests.Response, refusal: Mapping[str, Any], doing: str) -> RegistryError:
         """Returns the error that an unexpected answer and its JSON object stand for."""
-        return status_error(response, doing, said=self._read_reason(refusal), hint=self._login_hint)
+        return status_error(response, doing, said=self.read_reason(refusal), hint=self._login_hint)
 
     def resolve(self, location: str | None, doing: str) -> str:
         """Returns the URL in a header; raises RegistryError without one, or if it leaves https for http.

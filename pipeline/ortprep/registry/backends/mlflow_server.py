@@ -61,19 +61,7 @@ _CREDENTIALS_HINT = (
 )
 
 
-def _authorize(request: requests.PreparedRequest) -> None:
-    """Adds what MLflow's environment variables have."""
-    user, password, token = (
-        os.environ.get(f"MLFLOW_TRACKING_{name}", "") for name in ("USERNAME", "PASSWORD", "TOKEN")
-    )
-    if user and password:
-        login = base64.b64encode(f"{user}:{password}".encode()).decode()
-        request.headers["Authorization"] = f"Basic {login}"
-    elif token:
-        request.headers["Authorization"] = f"Bearer {token}"
-
-
-class MlflowServer:
+class MlflowServer(HttpClient):
     """A tracking server and its model registry, by `mlflow+` and a URL.
 
     `mlflow://` stands for the one in `$MLFLOW_TRACKING_URI`.
@@ -91,12 +79,26 @@ class MlflowServer:
                     "no tracking URI for mlflow://\n  expected one in MLFLOW_TRACKING_URI, got none",
                     hint="export MLFLOW_TRACKING_URI=http://HOST:PORT",
                 )
+        _check_url(server_url)
         self.url = server_url.rstrip("/")
-        self.client = _open_client(server_url)
+        super().__init__(f"{self.url}/", timeout_s=_TIMEOUT_S, login_hint=_CREDENTIALS_HINT)
 
-    def close(self) -> None:
-        """Closes all connections."""
-        self.client.close()
+    def authorize(self, request: requests.PreparedRequest) -> None:
+        """Adds what MLflow's environment variables have."""
+        user, password, token = (
+            os.environ.get(f"MLFLOW_TRACKING_{name}", "") for name in ("USERNAME", "PASSWORD", "TOKEN")
+        )
+        if user and password:
+            login = base64.b64encode(f"{user}:{password}".encode()).decode()
+            request.headers["Authorization"] = f"Basic {login}"
+        elif token:
+            request.headers["Authorization"] = f"Bearer {token}"
+
+    @staticmethod
+    def read_reason(refusal: Mapping[str, Any]) -> str:
+        """Returns the first line of a refusal's message."""
+        message = str(refusal.get("message") or refusal.get("detail") or "").strip().partition("\n")[0]
+        return redact_url(message)[:200]
 
     def call(self, method: str, endpoint: str, *, tolerated: str = "", **fields: Any) -> dict[str, Any]:
         """Returns the answer of the REST API; an empty one if it refuses with the error code `tolerated`.
@@ -106,13 +108,12 @@ class MlflowServer:
         Raises:
             RegistryError: It refuses, or is no MLflow server; by kind.
         """
-        client = self.client
         which = next((fields[name] for name in _NAMES if name in fields), "")
         doing = f"call {endpoint} for {which} at {redact_url(self.url)}"
         options: dict[str, Any] = {"params" if method == "GET" else "json": fields, "expected": ANY_STATUS}
 
         def ask() -> dict[str, Any]:
-            with client.open(method, f"api/2.0/mlflow/{endpoint}", doing, **options) as response:
+            with self.open(method, f"api/2.0/mlflow/{endpoint}", doing, **options) as response:
                 if response.status_code == 200:
                     return _parse(read_body(response, doing, MAX_ANSWER_BYTES), doing)
                 refusal = read_refusal(response, doing)
@@ -127,7 +128,7 @@ class MlflowServer:
                 raise RegistryUnavailableError(
                     f"cannot {doing}: another publisher wrote the same at that moment"
                 )
-            raise client.refuse(response, refusal, doing)
+            raise self.refuse(response, refusal, doing)
 
         return with_retries(ask)
 
@@ -147,8 +148,8 @@ class MlflowServer:
         raise RegistryError(f"too many {field} in MLflow\n  expected at most {_MAX_PAGES * _PAGE}")
 
 
-def _open_client(url: str) -> HttpClient:
-    """Returns a client of a server; raises RegistryError if its URL is no server's, or has credentials."""
+def _check_url(url: str) -> None:
+    """Raises RegistryError if a URL is no server's, or has credentials."""
     parts = urlsplit(url)
     if "@" in parts.netloc:
         raise AccessDeniedError(
@@ -160,18 +161,6 @@ def _open_client(url: str) -> HttpClient:
             "not the URL of an MLflow server\n  expected mlflow+https://HOST:PORT, or mlflow://",
             hint="mlflow server   (for a store without one), or use a folder as the registry",
         )
-    return HttpClient(
-        f"{url.rstrip('/')}/",
-        _authorize,
-        timeout_s=_TIMEOUT_S,
-        login_hint=_CREDENTIALS_HINT,
-        read_reason=_read_message,
-    )
-
-
-def _read_message(refusal: Mapping[str, Any]) -> str:
-    message = str(refusal.get("message") or refusal.get("detail") or "").strip().partition("\n")[0]
-    return redact_url(message)[:200]
 
 
 def tags_of(fields: Mapping[str, Any]) -> dict[str, str]:
@@ -238,7 +227,7 @@ class ProxiedArtifacts:
         """Returns an answer of success, or of the status `tolerated`, as `HttpClient.open` does."""
         where = f"/{quote(posixpath.join(self._root, path))}" if path else ""
         url, expected = f"{self._server.url}{_API}{where}", (*range(200, 300), tolerated)
-        return self._server.client.open(method, url, doing, expected=expected, **options)
+        return self._server.open(method, url, doing, expected=expected, **options)
 
     def find(self, folder: str) -> Mapping[str, int]:
         """Returns the sizes in bytes of the files right in a folder, by path; none if it is not there."""
@@ -272,7 +261,7 @@ class ProxiedArtifacts:
                 # Servers before an object store say so of what is not there.
                 if path not in self._find(posixpath.dirname(path)):
                     raise NotPublishedError(f"not in MLflow: {path}\n  expected to find it, got none")
-                raise self._server.client.refuse(response, read_refusal(response, doing), doing)
+                raise self._server.refuse(response, read_refusal(response, doing), doing)
             yield response
 
     def write(self, path: str, data: bytes) -> None:

@@ -33,7 +33,7 @@ from ortprep.registry.backend import (
     ref_name,
     subject_digits,
 )
-from ortprep.registry.backends.oci_auth import open_client, read_code
+from ortprep.registry.backends.oci_auth import OciClient
 from ortprep.registry.documents import EMPTY, INDEX, MANIFEST, MAX_DOCUMENT_BYTES, Part, parse_attached
 from ortprep.spec.urls import redact_url
 from ortprep.transport import http_answers
@@ -79,7 +79,7 @@ class OciBackend(Backend):
         self.url = url
         self._prefix = f"{place['prefix']}/" if place["prefix"] else ""
         self._host = _HUB.get(place["host"], place["host"])
-        self._client = open_client(self._host, secure=not place["plain"], timeout_s=timeout_s)
+        self._client = OciClient(self._host, secure=not place["plain"], timeout_s=timeout_s)
 
     def close(self) -> None:
         self._client.close()
@@ -204,9 +204,9 @@ class OciBackend(Backend):
             if answer.status_code == 400:
                 refusal = http_answers.parse_refusal(body)
                 error = self._client.refuse(answer, refusal, doing)
-                raise (
-                    RegistryUnavailableError(error.message) if read_code(refusal) == _HALF_WRITTEN else error
-                )
+                if self._client.read_reason(refusal) == _HALF_WRITTEN:
+                    raise RegistryUnavailableError(error.message)
+                raise error
             return answer
 
         answer = with_retries(push)

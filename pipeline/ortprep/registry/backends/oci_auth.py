@@ -37,28 +37,18 @@ _DOCKER_HUB = frozenset({"docker.io", "index.docker.io", "registry-1.docker.io"}
 _DOCKER_HUB_KEY = "https://index.docker.io/v1/"
 
 
-def open_client(host: str, *, secure: bool, timeout_s: tuple[float, float]) -> HttpClient:
-    """Returns a client of the API of the registry at a host and port, with or without TLS.
+class OciClient(HttpClient):
+    """A client of the API of the registry at a host and port, which answers that registry's challenges alone.
 
-    `timeout_s` are the timeouts of a connection and of the next bytes of an answer.
+    Args:
+        host: Host and port.
+        secure: Whether it has TLS.
+        timeout_s: Timeouts of a connection, and of the next bytes of an answer, in seconds.
     """
-    auth = _RegistryAuth(host)
-    auth.client = HttpClient(
-        f"{'https' if secure else 'http'}://{host}/v2/",
-        auth.authorize,
-        timeout_s=timeout_s,
-        login_hint=f"docker login {quoted(host)}",
-        read_reason=read_code,
-    )
-    return auth.client
 
-
-class _RegistryAuth:
-    """Adds credentials to requests to the registry itself, and answers its challenges alone."""
-
-    client: HttpClient
-
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, *, secure: bool, timeout_s: tuple[float, float]) -> None:
+        base = f"{'https' if secure else 'http'}://{host}/v2/"
+        super().__init__(base, timeout_s=timeout_s, login_hint=f"docker login {quoted(host)}")
         self._host = host
         self._headers: dict[tuple[str, str], str] = {}
         self._lock = threading.Lock()
@@ -68,6 +58,13 @@ class _RegistryAuth:
         if header := self._headers.get(_scope_of(request)):
             request.headers["Authorization"] = header
         request.register_hook("response", self._answer_challenge)
+
+    @staticmethod
+    def read_reason(refusal: Mapping[str, Any]) -> str:
+        """Returns the code of the first error in a refusal, "" if there is none."""
+        errors = refusal.get("errors")
+        code = as_mapping(errors[0] if isinstance(errors, list) and errors else None).get("code")
+        return code if isinstance(code, str) and _CODE.fullmatch(code) else ""
 
     def _answer_challenge(self, response: requests.Response, **options: Any) -> requests.Response:
         """Sends a refused request once more, with other credentials."""
@@ -79,14 +76,14 @@ class _RegistryAuth:
         with response:
             read_refusal(response, "log in")
         request = response.request.copy()
-        request.headers["Authorization"] = self._authorize(_scope_of(request), challenge, rejected)
+        request.headers["Authorization"] = self._find_next_header(_scope_of(request), challenge, rejected)
         if isinstance(request.body, io.FileIO):
             request.body.seek(0)
         answer: requests.Response = response.connection.send(request, **options)
         answer.request = request
         return answer
 
-    def _authorize(self, scope: tuple[str, str], challenge: str, rejected: str) -> str:
+    def _find_next_header(self, scope: tuple[str, str], challenge: str, rejected: str) -> str:
         """Returns the `Authorization` header for what was refused with another one, or with none."""
         with self._lock:
             current = self._headers.pop(scope, "")
@@ -108,8 +105,8 @@ class _RegistryAuth:
         if scheme.lower() == "basic":
             return basic
         fields, doing = requests.utils.parse_dict_header(rest_of_it), f"get a token for {self._host}"
-        realm = self.client.resolve(fields.get("realm"), doing)
-        if basic and not _is_token_server(realm, self.client.base):
+        realm = self.resolve(fields.get("realm"), doing)
+        if basic and not _is_token_server(realm, self.base):
             raise AccessDeniedError(
                 f"cannot {doing}\n  expected a token server that may have its credentials, "
                 f"got {parse_url(realm).host}",
@@ -121,7 +118,7 @@ class _RegistryAuth:
 
     def _get_token(self, realm: str, parameters: Mapping[str, str], credentials: str, doing: str) -> Any:
         """Returns what a token server answers; raises RegistryUnavailableError if it is overloaded."""
-        response, body = self.client.ask(
+        response, body = self.ask(
             "GET",
             realm,
             doing,
@@ -131,7 +128,7 @@ class _RegistryAuth:
             headers={"Authorization": credentials} if credentials else {},
             params=parameters,
         )
-        refusal = self.client.refuse(response, {}, doing)
+        refusal = self.refuse(response, {}, doing)
         if isinstance(refusal, RegistryUnavailableError):
             raise refusal
         try:
@@ -139,13 +136,6 @@ class _RegistryAuth:
         except BundleError:
             return None
         return answer.get("token") or answer.get("access_token")
-
-
-def read_code(refusal: Mapping[str, Any]) -> str:
-    """Returns the code of the first error in a refusal, "" if there is none."""
-    errors = refusal.get("errors")
-    code = as_mapping(errors[0] if isinstance(errors, list) and errors else None).get("code")
-    return code if isinstance(code, str) and _CODE.fullmatch(code) else ""
 
 
 def _scope_of(request: requests.PreparedRequest) -> tuple[str, str]:
