@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 from ortprep.bundle import LOADER_FILE
 from ortprep.bundle.codec import canonical_json, encode
 from ortprep.bundle.digest import DigestCache, digest_bytes
+from ortprep.bundle.environment import list_facts
 from ortprep.bundle.loader_config import (
     MAX_LOADER_BYTES,
     FileEntry,
@@ -29,7 +29,6 @@ from ortprep.registry.documents import (
     PART_TYPE,
     Part,
     PartVariant,
-    as_mapping,
     build_manifest,
     describe_content,
     encode_variants,
@@ -111,13 +110,15 @@ def small_files(part: Part) -> dict[str, FileEntry]:
 
 def build_part(manifest: Manifest, config: LoaderConfig, files: Iterable[FileEntry]) -> Part:
     """Returns the part that a bundle is."""
+    facts = list_facts(manifest.environment)
+    machine = facts.get("hardware.machine", "")
     annotations = {
         f"{OCI}created": manifest.created_at,
         f"{OCI}title": manifest.name,
         f"{OWN}source": manifest.source.sha256,
         f"{OWN}spec": manifest.spec_digest,
-        f"{OWN}machine": _machine(manifest.environment),
-        f"{OWN}variants": encode_variants(describe_variant(v, manifest.environment) for v in config.variants),
+        f"{OWN}machine": _MACHINES.get(machine, machine),
+        f"{OWN}variants": encode_variants(_describe_variant(variant, facts) for variant in config.variants),
     }
     layers = [
         {
@@ -129,18 +130,18 @@ def build_part(manifest: Manifest, config: LoaderConfig, files: Iterable[FileEnt
     return parse_part(build_manifest(PART_TYPE, layers, annotations=annotations))
 
 
-def describe_variant(variant: Variant, environment: Mapping[str, Any]) -> PartVariant:
+def _describe_variant(variant: Variant, facts: Mapping[str, str]) -> PartVariant:
     """Returns the record of a variant in listings; equal ones serve the same machines."""
     return PartVariant(
         name=variant.name,
         target=variant.target,
-        onnxruntime=str(environment.get("onnxruntime", variant.requirements.onnxruntime.minimum)),
+        onnxruntime=facts.get("onnxruntime", variant.requirements.onnxruntime.minimum),
         providers=variant.requirements.providers,
-        hardware=_describe_hardware(variant, environment),
+        hardware=_describe_hardware(variant, facts),
     )
 
 
-def _describe_hardware(variant: Variant, environment: Mapping[str, Any]) -> str:
+def _describe_hardware(variant: Variant, facts: Mapping[str, str]) -> str:
     """Returns in words what a variant runs on, "" for anywhere."""
     needs = variant.requirements
     if needs.machine is None and not needs.cpu_features and needs.compute_capability is None:
@@ -149,20 +150,10 @@ def _describe_hardware(variant: Variant, environment: Mapping[str, Any]) -> str:
     exact = digest_bytes(canonical_json(encode(needs)))[7:15]
     if needs.compute_capability is not None:
         low = ".".join(map(str, needs.compute_capability.minimum))
-        return f"{_gpu_name(environment)}compute capability {low} ({exact})"
+        name = facts.get("hardware.gpus.0.name")
+        gpu = f"{name}, " if name else ""
+        return f"{gpu}compute capability {low} ({exact})"
     return f"{needs.machine or 'any'} with {', '.join(needs.cpu_features[:3]) or 'no extensions'} ({exact})"
-
-
-def _gpu_name(environment: Mapping[str, Any]) -> str:
-    gpus = as_mapping(environment.get("hardware")).get("gpus")
-    first = as_mapping(gpus[0]) if isinstance(gpus, list) and gpus else {}
-    name = first.get("name")
-    return f"{name}, " if isinstance(name, str) and name else ""
-
-
-def _machine(environment: Mapping[str, Any]) -> str:
-    name = str(as_mapping(environment.get("hardware")).get("machine", ""))
-    return _MACHINES.get(name, name)
 
 
 def choose_part(
