@@ -153,12 +153,6 @@ def resolve_version(request: PullRequest, catalogue: Catalogue) -> tuple[Version
         RegistryUnavailableError: The registry cannot be reached, and the reference was never resolved here.
         RegistryError: The registry failed in another way.
     """
-    with _in_time(request):
-        return _resolve(request, catalogue)
-
-
-def _resolve(request: PullRequest, catalogue: Catalogue) -> tuple[Version, tuple[Part, ...]]:
-    """Asks the registry, and remembers its answer; see `resolve_version`."""
     reference = request.reference
     if request.public_key is None and reference.version is not None and is_digest(reference.version):
         remembered = _recall(request, catalogue)
