@@ -175,9 +175,7 @@ Observer = Callable[[Progress], None]
 """Looks at how far a transfer is."""
 
 
-def with_retries(
-    action: Callable[[], T], *, attempts: int = ATTEMPTS, pause: Callable[[float], object] = time.sleep
-) -> T:
+def with_retries(action: Callable[[], T], *, attempts: int = ATTEMPTS) -> T:
     """Returns what `action` returns, and repeats it while it raises RegistryUnavailableError.
 
     Raises:
@@ -191,13 +189,11 @@ def with_retries(
             check_time()  # which says more than that nothing came in the time that was left
             if failures == attempts:
                 raise
-            wait_to_retry(error, failures, pause=pause)
+            wait_to_retry(error, failures)
     raise AssertionError("unreachable")
 
 
-def wait_to_retry(
-    error: RegistryUnavailableError, failures: int, *, pause: Callable[[float], object] = time.sleep
-) -> None:
+def wait_to_retry(error: RegistryUnavailableError, failures: int) -> None:
     """Waits after so many failures in a row.
 
     Pauses double, with jitter, so that a thousand jobs that were refused at once do not come back at once. If
@@ -207,7 +203,7 @@ def wait_to_retry(
     wait_s = FIRST_PAUSE_S * 2 ** (failures - 1) * random.uniform(0.5, 1.5)
     wait_s = min(max(wait_s, error.retry_after_s), MAX_PAUSE_S)
     log.info("trying again in %.1f s: %s", wait_s, error.message)
-    pause(min(wait_s, remaining_s()))
+    time.sleep(min(wait_s, remaining_s()))
 
 
 OpenAt = Callable[[int, str | None], AbstractContextManager[Download]]
