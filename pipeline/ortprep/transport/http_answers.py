@@ -40,22 +40,6 @@ MAX_ERROR_BYTES = 64 * 1024
 
 MAX_REDIRECTS = 10
 
-
-def _hide_redirect(response: requests.Response, **_: object) -> None:
-    if response.is_redirect:
-        response.headers.pop("Location")
-
-
-UNREAD: Mapping[str, Any] = {
-    "stream": True,
-    "allow_redirects": False,
-    "hooks": {"response": _hide_redirect},
-}
-"""Options of every request: `requests` leaves the body to the caller, and redirects to `follow_redirects`.
-
-It reads and unpacks the whole body of a redirect that it sees, even if it may not follow it.
-"""
-
 _OVERLOADED = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses after which the same request may succeed later."""
 
@@ -110,7 +94,7 @@ def follow_redirects(
     """Returns the first answer that is no redirect; of the others at most `MAX_ERROR_BYTES` are read.
 
     Args:
-        ask: Asks at a URL, with the options `UNREAD`.
+        ask: Asks at a URL, in a session of `make_session`.
         url: First URL.
         check: Takes the URL of a redirect and its target, and returns the target as it may be asked.
 

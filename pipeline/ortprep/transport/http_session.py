@@ -31,8 +31,13 @@ _MAX_CONNECT_S = 600.0
 
 
 def make_session() -> requests.Session:
-    """Returns a session that asks for unencoded answers and keeps no cookies: a server may send gigabytes."""
+    """Returns a session that asks for unencoded answers and keeps no cookies: a server may send gigabytes.
+
+    It leaves bodies to its caller, and redirects to `follow_redirects`.
+    """
     session, adapter = requests.Session(), _Adapter()
+    session.stream = True
+    session.hooks["response"].append(_hide_redirect)
     session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
     session.headers.update(UNENCODED)
     adapter.init_poolmanager(_CONNECTIONS, _CONNECTIONS, blocksize=BLOCK_BYTES)
@@ -40,6 +45,12 @@ def make_session() -> requests.Session:
     session.mount("http://", adapter)
     hide_queries_in_logs("urllib3")
     return session
+
+
+def _hide_redirect(response: requests.Response, **_: object) -> None:
+    """Hides a redirect from `requests`, which would read and unpack its whole body."""
+    if response.is_redirect:
+        response.headers.pop("Location")
 
 
 def _limit(sock: socket.socket, timeout_s: float | None) -> None:

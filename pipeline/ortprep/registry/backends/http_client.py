@@ -15,7 +15,6 @@ from ortprep.errors import RegistryError
 from ortprep.transport import http_answers
 from ortprep.transport.http_answers import (
     MAX_ERROR_BYTES,
-    UNREAD,
     check_http_url,
     connection_error,
     follow_redirects,
@@ -105,7 +104,7 @@ class HttpClient(ABC):
             request = partial(self._session.request, method, url, **settings)
             return http_answers.ask_in_time(request, doing, limit_s or http_answers.ANSWER_TIMEOUT_S)
 
-        settings = {"timeout": self._timeout_s, **UNREAD, **options}
+        settings = {"timeout": self._timeout_s, **options}
         url = urljoin(self.base, url)
         try:
             if follows:

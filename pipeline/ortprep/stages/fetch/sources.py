@@ -234,10 +234,7 @@ class WebFile:
             def ask(url: str) -> requests.Response:
                 own = {"Authorization": self.authorization} if self.authorization and url == first else {}
                 auth = find_login(url) if url == first and not own else None
-                timeout = SILENCE_TIMEOUT_S
-                return session.get(
-                    url, headers=common | own, auth=auth, timeout=timeout, **http_answers.UNREAD
-                )
+                return session.get(url, headers=common | own, auth=auth, timeout=SILENCE_TIMEOUT_S)
 
             try:
                 first = http_answers.check_http_url(requests.utils.requote_uri(self.url))
