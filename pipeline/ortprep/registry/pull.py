@@ -132,10 +132,11 @@ def pull_cached(
 
         def is_there() -> bool:
             catalogue.cache.keep(path)
+            digest = DigestCache().digest
             try:
                 if request.public_key is not None:
-                    verify_bundle(path, request.public_key, digest_cache=DigestCache())
-                return not compare_bundle(path, DigestCache().digest, entries=part.files)
+                    return verify_bundle(path, request.public_key, digest) == part
+                return not compare_bundle(path, digest, entries=part.files)
             except BundleError:
                 return False
 

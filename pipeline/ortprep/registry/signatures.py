@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from ortprep.bundle.codec import canonical_json, decode, encode, format_json, parse_json, read_json
-from ortprep.bundle.digest import PREFIX, DigestCache, digest_file
+from ortprep.bundle.digest import PREFIX, digest_file
 from ortprep.bundle.file_memory import open_regular
 from ortprep.bundle.paths import RECEIPT_FOLDER, resolve_inside
 from ortprep.bundle.scratch_folder import scratch_folder
-from ortprep.bundle.verification import compare_bundle, raise_differences
+from ortprep.bundle.verification import Digester, compare_bundle, raise_differences
 from ortprep.errors import BundleError, MissingExtraError, PipelineError, SignatureError
 from ortprep.quoting import quoted
 from ortprep.registry.documents import MAX_DOCUMENT_BYTES, Part, parse_part
@@ -230,18 +230,17 @@ def read_receipt(bundle: Path) -> PullReceipt:
     return decode(PullReceipt, read_json(path, max_bytes=_MAX_RECEIPT_BYTES))
 
 
-def verify_bundle(bundle: Path, public_key: Path, *, digest_cache: DigestCache | None = None) -> Part:
+def verify_bundle(bundle: Path, public_key: Path, digest: Digester = digest_file) -> Part:
     """Returns the part that a pulled bundle is, byte for byte, and that was signed with a key.
 
-    Without a digest cache every file is hashed.
+    `digest` may be a cache's; else every file is hashed.
 
     Raises:
         IntegrityError: A file is not what was signed; every difference is named.
         PipelineError: `read_signed_part` raises it.
     """
     receipt, part = read_signed_part(bundle, public_key)
-    digest_of = digest_file if digest_cache is None else digest_cache.digest
-    differences = compare_bundle(bundle, digest_of, entries=part.files)
+    differences = compare_bundle(bundle, digest, entries=part.files)
     raise_differences(bundle, differences, hint=f"ortprep pull {quoted(receipt.reference)} --out DIR")
     return part
 
