@@ -73,26 +73,18 @@ def _runs_anywhere(variant: Variant) -> bool:
 
 def check_part_bundle(part: Part, config: LoaderConfig, manifest: Manifest) -> None:
     """Raises IntegrityError if the two records of a pulled part contradict its document."""
-    expected = build_part(manifest, config, part.files)
-    bundled = {entry for entry in part.files if entry.path != MANIFEST_FILE}
-    problems = [
-        *(
-            f"{name}: expected what is in its manifest.json and loader.json"
-            for name in ("model", "source", "spec", "summary.variants", "summary.created_at")
-            if attrgetter(name)(expected) != attrgetter(name)(part)
-        ),
-        *(f"{path}: differs from manifest.json" for path in _paths(set(manifest.files) ^ bundled)),
-        *(f"{path}: in loader.json only" for path in _paths(set(listed_files(config)) - set(part.files))),
-    ]
-    if config.name != manifest.name:
-        problems.append(f"model: expected {manifest.name} in loader.json, got {config.name}")
-    if problems:
-        lines = "\n".join(f"  {problem}" for problem in problems)
-        raise IntegrityError(f"a part contradicts its document: {part.model} ({part.digest})\n{lines}")
-
-
-def _paths(entries: Iterable[FileEntry]) -> list[str]:
-    return sorted({entry.path for entry in entries})
+    expected = build_part(manifest, config, (*manifest.files, small_files(part)[MANIFEST_FILE]))
+    names = ("model", "source", "spec", "summary.variants", "summary.created_at")
+    others = [name for name in names if attrgetter(name)(expected) != attrgetter(name)(part)]
+    if set(expected.files) != set(part.files):
+        others.append("files")
+    if config.name != manifest.name or not set(listed_files(config)) <= set(part.files):
+        others.append("what loader.json lists")
+    if others:
+        raise IntegrityError(
+            f"a part contradicts its document: {part.model} ({part.digest})\n"
+            f"  expected what is in its manifest.json and loader.json, got other {', '.join(others)}"
+        )
 
 
 def small_files(part: Part) -> dict[str, FileEntry]:
