@@ -142,6 +142,16 @@ def test_a_cluster_needs_a_store(tmp_path):
     assert "expected --store or $ORTPREP_STORE, got neither" in ended.err
 
 
+@pytest.mark.attack
+@pytest.mark.parametrize("address", [(), ("--address", "auto"), ("--address", "local")])
+def test_another_user_of_the_machine_offers_no_cluster(tmp_path, address):
+    project = Project(tmp_path)
+    project.write_spec()
+    ended = project.run("prepare", "--engine", "ray", "--store", "store", *address)
+    assert ended.code == 1
+    assert "no Ray cluster is named" in ended.err
+
+
 @pytest.mark.slow
 def test_an_address_where_nobody_listens_is_told_at_once(tmp_path):
     project = Project(tmp_path)

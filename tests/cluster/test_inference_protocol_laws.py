@@ -178,6 +178,13 @@ def test_complex_numbers_travel_as_bytes_alone():
         encode_response(request, "net", "v", config, request.arrays)
 
 
+@pytest.mark.attack
+def test_texts_do_not_travel_as_bytes():
+    sent = body(entry("x", "STRING", [3], parameters={"binary_data_size": 0}))
+    with pytest.raises(ProtocolError, match="wrong data"):
+        parse_request(sent, len(sent), config_of("string"))
+
+
 def test_unsigned_integers_of_any_size_travel_as_json():
     values = [2**63, 1, 2**64 - 1]
     request = parse_request(body(entry("x", "UINT64", [3], data=values)), None, config_of("uint64"))

@@ -52,9 +52,7 @@ PrepareTarget = Annotated[
 Engine = Annotated[Literal["local", "ray"], typer.Option(help="local: on this machine; ray: on a cluster.")]
 Address = Annotated[
     str | None,
-    typer.Option(
-        metavar="HOST:PORT", help=f"{_RAY}: the cluster; by default $RAY_ADDRESS, else this machine's."
-    ),
+    typer.Option(metavar="HOST:PORT", help=f"{_RAY}: the cluster; by default $RAY_ADDRESS."),
 ]
 Fleet = Annotated[
     Path | None,

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from ortprep.bundle.file_memory import cache_folder, is_protected
 from ortprep.errors import StageError
-from ortprep.quoting import quoted
 
 CPU_DEVICE = "cpu"
 
@@ -115,7 +114,7 @@ def lock_folder() -> Path:
             f"folder of the device locks is not safe to use: {folder}\n"
             f"  expected a folder of user {os.getuid()} that nobody else can write or move, "
             f"got mode {stat.filemode(status.st_mode)} of user {status.st_uid}",
-            hint=f"remove {quoted(folder)}, or set XDG_RUNTIME_DIR or ORTPREP_CACHE_DIR to one of your own",
+            hint="export ORTPREP_CACHE_DIR=DIR   (a folder of your own)",
         )
     return folder
 

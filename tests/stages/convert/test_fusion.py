@@ -20,10 +20,13 @@ from bench.language.transformer import Width
 from ortprep.children.child import run_child
 from ortprep.errors import MissingExtraError, PipelineError, StageError
 from ortprep.spec.conversion import FusionSpec
+from ortprep.spec.models import ModelSpec
+from ortprep.stages.convert import passes
 from ortprep.stages.convert.fusion import rewrite_as_patterns_expect
 from ortprep.stages.convert.pass_records import PassReply, PassRequest
 from ortprep.stages.convert.passes import change_graph
 from ortprep.stages.convert.weights import EXTERNAL_BYTES, read_graph, read_pieces, write_tensor
+from ortprep.stages.core.contract import Context, Plan
 from ortprep.stages.core.graph_walk import name_nodes, walk_initializers
 from ortprep.versions import install_command
 from tests import builders as models
@@ -273,3 +276,58 @@ def test_a_model_of_many_nodes_without_names_is_named_in_one_go():
     names = [node.name for node in model.graph.node]
     assert names[:5] == ["Relu_0", "Relu_1", "Relu_2", "Relu_4", "Relu_5"]
     assert len(set(names)) == len(names)
+
+
+def evaluated_net(value: onnx.TensorProto) -> onnx.ModelProto:
+    """A model that ONNX Runtime runs, of whose constant shape inference makes a formula."""
+
+    def calls(name: str, inputs: list[str]) -> onnx.FunctionProto:
+        body = [helper.make_node("Identity", inputs[:1], ["out"])]
+        return helper.make_function("own", name, inputs, ["out"], body, [helper.make_opsetid("", 17)])
+
+    nodes = [
+        helper.make_node("Mul", ["value", "one"], ["product"], domain="own"),
+        helper.make_node("Floor", ["product"], ["unused"], domain="own"),
+        helper.make_node("Erf", ["x"], ["y"]),
+    ]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy")
+    one = helper.make_tensor("one", TensorProto.INT64, [1], [1])
+    graph = helper.make_graph(nodes, "graph", [x], [y], [value, one])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    functions = [calls("Mul", ["a", "b"]), calls("Floor", ["a"])]
+    model = helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=8)
+    onnx.checker.check_model(model)
+    return model
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("library", ["onnxruntime", "onnxruntime-tools"])
+def test_a_string_of_a_model_is_never_evaluated(tmp_path, library):
+    if library == "onnxruntime-tools" and not WITH_TOOLS:
+        pytest.skip("onnxruntime-tools is not installed")
+    ran = tmp_path / "ran"
+    code = f"open({str(ran)!r}, 'w') #%d"
+    model = evaluated_net(helper.make_tensor("value", TensorProto.STRING, [1], [code.encode()]))
+    source = write_model(model, tmp_path / "m.onnx")
+    with pytest.raises(StageError):
+        fuse(source, tmp_path / "out" / "m.onnx", "bert", library=library, disable=["attention"])
+    assert not ran.exists()
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("free", [50 * 10**6, None])
+def test_a_pass_gets_no_more_memory_than_is_free(tmp_path, monkeypatch, free):
+    if free is not None:
+        monkeypatch.setattr(passes, "available_bytes", lambda: free)
+    source = write_model(matmul_net(), tmp_path / "m.onnx")
+    fields = {"name": "m", "source": {"path": "m.onnx"}, "convert": {"precision": "auto"}}
+    plan = Plan(ModelSpec.model_validate(fields), ("cpu",), {})
+    fusion = FusionSpec(model_type="bert", disable=["attention"])
+    written = tmp_path / "out" / "m.onnx"
+    with pytest.raises(PipelineError) as caught:
+        passes.run_pass(
+            Context(plan, None, {}, tmp_path, say=lambda line: None),
+            PassRequest(name="fusion", source=source, written=written, fusion=fusion),
+        )
+    assert ("found nothing to fuse" in str(caught.value)) == (free is None)
+    assert not written.parent.exists()

@@ -9,7 +9,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from ortprep.cluster.building.job import BuildJob, JobResult, run_job
 from ortprep.errors import BundleError, ClusterError, SpecError
 
 _CONNECT_S = 10.0
+_HINT = "ray start --head   # and --address HOST:6379"
 
 ObjectRef = Any
 """Ray's reference to the result of a job."""
@@ -89,22 +90,25 @@ def connect(address: str | None) -> Iterator[Connection]:
     """Yields a connection to a cluster; one that stood before is used and left standing.
 
     Args:
-        address: Address for `ray.init`; None for `$RAY_ADDRESS`, else the cluster that this machine is in,
-            else a Ray of its own on this machine.
+        address: `HOST:PORT`, or another address of `ray.init` that names a cluster; None for `$RAY_ADDRESS`.
+
+    Raises:
+        ClusterError: No cluster is named, or it cannot be reached, or stops answering.
     """
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # it takes lines of different tasks for the same
     import ray
 
     is_ours = not ray.is_initialized()
     if is_ours:
+        address = address or os.environ.get("RAY_ADDRESS", "")
         _check_reachable(address)
         try:
-            ray.init(address=address, logging_level=logging.WARNING)
+            # Every worker gets the folder that this process is in as the first where it looks for modules.
+            with chdir("/"):
+                ray.init(address=address, logging_level=logging.WARNING)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            where, why = address or "on this machine", str(error).splitlines()[0]
             raise ClusterError(
-                f"cannot reach a Ray cluster: {where}\n  {why}",
-                hint="ray start --head   # and --address HOST:6379",
+                f"cannot reach a Ray cluster: {address}\n  {str(error).splitlines()[0]}", hint=_HINT
             ) from error
     try:
         # The driver starts jobs again: Ray itself counts no death for want of memory.
@@ -123,17 +127,26 @@ def connect(address: str | None) -> Iterator[Connection]:
             ray.shutdown()
 
 
-def _check_reachable(address: str | None) -> None:
-    """Finds out in seconds what Ray takes minutes for."""
-    host, colon, port = (address or "").rpartition(":")
-    if not colon or not port.isdecimal() or "/" in host:
+def _check_reachable(address: str) -> None:
+    """Raises if no cluster is named or none is there, in seconds, for which Ray takes minutes.
+
+    For `auto` and for none, Ray takes an address from a file that every user of the machine can write
+    (`/tmp/ray/ray_current_cluster`), and this process unpickles what the cluster there answers.
+    """
+    if ":" not in address:
+        raise ClusterError(
+            f"no Ray cluster is named: {address!r}\n  expected HOST:PORT in --address or RAY_ADDRESS",
+            hint=_HINT,
+        )
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal() or "/" in host:
         return
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
     except OSError as error:
         raise ClusterError(
             f"cannot reach a Ray cluster: {address}\n  {error.strerror or error}",
-            hint="ray start --head   # and --address HOST:6379",
+            hint=_HINT,
         ) from error
 
 

@@ -45,13 +45,13 @@ _NODE_POLL_INTERVAL_S = 2.0
 
 @dataclass(frozen=True)
 class RayEngine:
-    """Ray, on a cluster or on this machine.
+    """A Ray cluster.
 
     Attributes:
         store: Place of the sources' files and finished models' outcomes: a path that all nodes see, or an
             fsspec URL.
         registry: Registry of the parts; None for the folder `registry` in the store.
-        address: Address of the cluster, for `ray.init`.
+        address: Address of the cluster, `HOST:PORT`; None for `$RAY_ADDRESS`.
         fleet: File with the kinds of hardware; None for `fleet.yaml` beside the specs.
         retries: Number of times that a model is started again where its node or process died.
         node_timeout_s: Seconds that what is left of a kind may wait for a node of it once the last is gone.

@@ -105,9 +105,9 @@ class HttpMethods:
 
     async def _infer(self, request: Request, served: Any) -> Response:
         """Checks the headers, and answers an inference request."""
-        encoding = request.headers.get("content-encoding", "identity")
-        if encoding != "identity":
-            raise ProtocolError.of(415, f"bad Content-Encoding: {encoding[:40]!r}\n  expected none")
+        for encoding in request.headers.getlist("content-encoding"):
+            if encoding != "identity":
+                raise ProtocolError.of(415, f"bad Content-Encoding: {encoding[:40]!r}\n  expected none")
         length = request.headers.get(HEADER_LENGTH)
         if length is not None and not (length.isascii() and length.isdecimal() and len(length) < 12):
             raise ProtocolError("bad Inference-Header-Content-Length\n  expected a number of bytes")

@@ -266,7 +266,7 @@ def _read_tensor(config: LoaderConfig, tensor: TensorSpec, sent: SentTensor) -> 
     """Returns the array of an input that a client sends; that of raw bytes without copying them."""
     shape = _check_shape(config, tensor, sent)
     dtype = numpy_dtype(tensor.dtype)
-    if not isinstance(sent.data, memoryview):
+    if not isinstance(sent.data, memoryview) or not dtype.itemsize:  # texts have no size of their own
         return _read_values(config, tensor, shape, sent.data)
     expected = math.prod(shape) * dtype.itemsize
     if len(sent.data) != expected:

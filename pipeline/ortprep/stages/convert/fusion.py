@@ -81,6 +81,7 @@ def fuse(request: PassRequest) -> PassReply:
     options = _options_without(fusion.disable, library.options(fusion.model_type))
 
     # Fuse.
+    _refuse_formulas()
     rewrite_as_patterns_expect(model.graph)
     if fusion.model_type not in _FINDS_HEADS and "attention" not in fusion.disable:
         _require_heads(fusion)
@@ -187,6 +188,20 @@ def _tools() -> _Library:
 
     name = f"onnxruntime-tools {importlib.metadata.version('onnxruntime-tools')}"
     return _Library(name, tuple(MODEL_CLASSES), BertOptimizationOptions, optimize)
+
+
+def _refuse_formulas() -> None:
+    """Has sympy take no text for a formula: it evaluates text as Python.
+
+    The libraries' shape inference passes it the strings of a model, which has nothing but numbers to infer.
+    """
+    from sympy.core.sympify import SympifyError
+    from sympy.parsing import sympy_parser
+
+    def refuse(text: object, *_: object, **__: object) -> None:
+        raise SympifyError(f"the text of a model is no formula: {str(text)[:40]!r}")
+
+    sympy_parser.parse_expr = refuse  # `sympify` looks it up at each call
 
 
 def _infer_without_copies(inference: Any) -> None:

@@ -7,11 +7,21 @@ import shutil
 from ortprep.children.child import run_child
 from ortprep.errors import StageError
 from ortprep.runtime.loading.session import onnxruntime_errors
+from ortprep.runtime.machine.process_memory import available_bytes
 from ortprep.stages.convert.pass_records import PassReply, PassRequest
 from ortprep.stages.core.accuracy import convert_section
 from ortprep.stages.core.contract import Context
 
-_BUGS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+_BUGS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 """What a model that a library half knows makes it raise; the libraries have no errors of their own."""
 
 
@@ -52,6 +62,8 @@ def change_graph(request: PassRequest) -> PassReply:
 def run_pass(context: Context, request: PassRequest) -> PassReply:
     """Runs a pass in a child process, with the spec's deadline; removes what it wrote if it fails.
 
+    Its process gets no more memory than is free: a small model can make a library fill all there is.
+
     Raises:
         StageError: The pass refuses the model.
         SpecError: The spec names what the model does not have.
@@ -61,7 +73,8 @@ def run_pass(context: Context, request: PassRequest) -> PassReply:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:
-        return run_child(change_graph, request, timeout_s=convert_section(context.spec).timeout_s).value
+        timeout_s = convert_section(context.spec).timeout_s
+        return run_child(change_graph, request, timeout_s=timeout_s, memory_bytes=available_bytes()).value
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
