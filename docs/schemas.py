@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from copy import copy
-from dataclasses import MISSING, field, make_dataclass
-from functools import partial
+from dataclasses import MISSING, field, fields, is_dataclass, make_dataclass
+from functools import cache, partial, reduce
+from operator import or_
 from pathlib import Path
-from typing import Any, get_type_hints
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from ortprep.bundle.loader_config import LoaderConfig
 from ortprep.bundle.manifest import Manifest
@@ -20,17 +21,27 @@ FOLDER = Path(__file__).parent
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
-class _TuplesAsObjects(GenerateJsonSchema):
-    """A named tuple of the bundle is written as an object, like a dataclass."""
-
-    def named_tuple_schema(self, schema: Any) -> JsonSchemaValue:
-        kind, rows = schema["cls"], []
-        for name, hint in get_type_hints(kind).items():
-            default = kind._field_defaults.get(name, MISSING)
-            given = field() if default is MISSING else field(default_factory=partial(copy, default))
-            rows.append((name, hint, given))
-        described = make_dataclass(kind.__name__, rows, namespace={"__doc__": kind.__doc__})
-        return self.generate_inner(TypeAdapter(described).core_schema)
+@cache
+def _as_dataclass(kind: Any) -> Any:
+    """Returns a type with dataclasses in place of named tuples, which bundles write as objects too."""
+    if isinstance(kind, UnionType):
+        return reduce(or_, map(_as_dataclass, get_args(kind)))
+    if get_origin(kind) is not None:
+        return get_origin(kind)[tuple(map(_as_dataclass, get_args(kind)))]
+    if is_dataclass(kind):
+        defaults = {one.name: one for one in fields(kind)}
+    elif hasattr(kind, "_fields"):
+        given = kind._field_defaults
+        defaults = {name: field(default=given.get(name, MISSING)) for name in kind._fields}
+        mutable = {
+            name: field(default_factory=partial(copy, one)) for name, one in given.items() if one == {}
+        }
+        defaults.update(mutable)
+    else:
+        return kind
+    hints = get_type_hints(kind)
+    rows = [(name, _as_dataclass(hints[name]), default) for name, default in defaults.items()]
+    return make_dataclass(kind.__name__, rows, namespace={"__doc__": kind.__doc__})
 
 
 def build_schemas() -> dict[str, dict[str, Any]]:
@@ -43,7 +54,7 @@ def build_schemas() -> dict[str, dict[str, Any]]:
 
 
 def _bundle_schema(kind: type) -> dict[str, Any]:
-    schema = TypeAdapter(kind).json_schema(schema_generator=_TuplesAsObjects)
+    schema = TypeAdapter(_as_dataclass(kind)).json_schema()
     schema["properties"]["self_digest"] = {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"}
     schema["required"].append("self_digest")
     return {"$schema": DIALECT, **schema}
