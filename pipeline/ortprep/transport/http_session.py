@@ -73,7 +73,10 @@ class _TimedReader(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int | None:
         _limit(self._sock, self._timeout_s)
-        return self._raw.readinto(buffer)
+        try:
+            return self._raw.readinto(buffer)
+        finally:
+            self._sock.settimeout(self._timeout_s)  # the next request may have more time
 
     def close(self) -> None:
         self._raw.close()
