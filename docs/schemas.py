@@ -29,7 +29,8 @@ def _as_dataclass(kind: Any) -> Any:
     if get_origin(kind) is not None:
         return get_origin(kind)[tuple(map(_as_dataclass, get_args(kind)))]
     if is_dataclass(kind):
-        defaults = {one.name: one for one in fields(kind)}
+        # Copies: `make_dataclass` writes the new types into the fields that it is given.
+        defaults = {one.name: copy(one) for one in fields(kind)}
     elif hasattr(kind, "_fields"):
         given = kind._field_defaults
         defaults = {name: field(default=given.get(name, MISSING)) for name in kind._fields}
