@@ -22,7 +22,6 @@ from ortprep.bundle.onnx_wire import (
     encode_varint,
     external_locations,
     read_skeleton,
-    subgraph_locations,
     walk_fields,
 )
 from ortprep.errors import BundleError
@@ -202,8 +201,25 @@ def test_external_locations_are_found_wherever_they_are(tmp_path):
     models.point_outside(model.graph.initializer[0], "inner.bin", length=4)
     skeleton = read_skeleton(models.write_model(model, tmp_path / "m.onnx"))
     assert sorted(external_locations(skeleton)) == ["constant.bin", "inner.bin"]
-    assert subgraph_locations(skeleton) == ("inner.bin",)
+    assert external_locations(skeleton, in_subgraphs_only=True) == ("inner.bin",)
     assert external_locations(models.conv_net().SerializeToString()) == ()
+
+
+@pytest.mark.attack
+def test_a_look_at_locations_can_be_ended(tmp_path):
+    model = models.conv_net()
+    for number in range(1000):
+        model.metadata_props.add(key="location", value=str(number))
+        model.graph.node.append(onnx.helper.make_node("Constant", [], [f"c{number}"], value_int=number))
+    reads = []
+
+    def end():
+        reads.append(None)
+        if len(reads) > 100:
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        external_locations(model.SerializeToString(), between_reads=end)
 
 
 def test_what_a_subgraph_holds_at_any_depth_is_told_from_what_the_main_graph_holds(tmp_path):
@@ -215,8 +231,8 @@ def test_what_a_subgraph_holds_at_any_depth_is_told_from_what_the_main_graph_hol
     models.point_outside(outer.graph.initializer[0], "main.bin", length=4)
     skeleton = read_skeleton(models.write_model(outer, tmp_path / "m.onnx"))
     assert sorted(external_locations(skeleton)) == ["deep.bin", "main.bin"]
-    assert subgraph_locations(skeleton) == ("deep.bin",)
-    assert subgraph_locations(models.if_net().SerializeToString()) == ()
+    assert external_locations(skeleton, in_subgraphs_only=True) == ("deep.bin",)
+    assert external_locations(models.if_net().SerializeToString(), in_subgraphs_only=True) == ()
 
 
 # -- what reading a stranger's manifest or loader.json costs in memory, measured in a fresh process

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from ortprep.bundle import paths
 from ortprep.bundle.codec import canonical_json
 from ortprep.bundle.digest import digest_bytes
 from ortprep.bundle.loader_config import FileEntry, LoaderConfig, read_loader_config, write_loader_config
@@ -296,6 +297,67 @@ def test_a_collection_that_cannot_read_what_stays_removes_nothing(registry, cata
         collect("net", other, policy=RetentionPolicy(1, 0, grace_hours=0), dry_run=False)
     assert len(before) == 2
     assert catalogue.read_state("net").versions.keys() == before
+
+
+@pytest.mark.parametrize("swapped", ["portable", "portable/net_optimized.onnx"])
+def test_a_file_that_is_exchanged_for_a_link_while_it_is_published_is_not_sent(
+    catalogue, tmp_path, monkeypatch, swapped
+):
+    bundle, private = write_bundle(tmp_path / "bundle"), tmp_path / "private"
+    for path in bundle.glob("*/*"):
+        copy = private / path.relative_to(bundle)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(b"s" * path.stat().st_size)
+    sent, resolve = [], paths.resolve_inside
+
+    def exchange(root, path):
+        found = resolve(root, path)
+        if path.startswith(swapped) and not (bundle / swapped).is_symlink():
+            (bundle / swapped).rename(tmp_path / "aside")
+            (bundle / swapped).symlink_to(private / swapped)
+        return found
+
+    def put_file(part, entry, source, report):
+        sent.append(source.read_bytes())
+        return put(part, entry, source, report)
+
+    put = catalogue.backend.put_file
+    monkeypatch.setattr(catalogue.backend, "put_file", put_file)
+    monkeypatch.setattr(paths, "resolve_inside", exchange)
+    with pytest.raises(IntegrityError, match="path leaves its bundle"):
+        publish(bundle, catalogue)
+    assert not [data for data in sent if data.startswith(b"sss")]
+
+
+@pytest.mark.parametrize("damage", ["newer", "damaged"])
+def test_a_collection_removes_no_file_of_a_version_that_it_cannot_read(registry, catalogue, tmp_path, damage):
+    publish(write_bundle(tmp_path / "bundle"), catalogue, label="1.0")
+    publish(write_bundle(tmp_path / "newer", source=b"2"), catalogue, label="2.0")
+    (document,) = Path(registry, "net/versions").glob("*2.0")
+    data = document.read_bytes()
+    if damage == "damaged":
+        document.write_bytes(data[:-1] + b" ")
+    else:
+        data = data.replace(b"vnd.ortprep.version.v1", b"vnd.ortprep.version.v2")
+        document.unlink()
+        document.with_name(ref_name(digest_bytes(data), "2.0")).write_bytes(data)
+    before = read_tree(Path(registry, "net"))
+    with open_catalogue(registry, cache=Cache(tmp_path / "empty")) as other:
+        collect("net", other, policy=RetentionPolicy(1, 0, grace_hours=0), dry_run=False)
+    assert read_tree(Path(registry, "net")) == before
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o000])
+def test_nobody_else_can_write_to_a_cached_file_by_a_bundle_that_was_pulled(catalogue, tmp_path, umask):
+    publish(write_bundle(tmp_path / "bundle"), catalogue)
+    before = os.umask(umask)
+    try:
+        pull_it(catalogue, tmp_path / "out")
+    finally:
+        os.umask(before)
+    linked = [path for path in (tmp_path / "out").rglob("*") if path.is_file() and path.stat().st_nlink > 1]
+    assert linked
+    assert not [path for path in linked if path.stat().st_mode & 0o022]
 
 
 def test_a_publisher_writes_nothing_where_a_link_leads(registry, catalogue, tmp_path):

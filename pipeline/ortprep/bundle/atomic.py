@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -139,7 +140,7 @@ def _exchange(left: Path, right: Path) -> None:
 
 def remove_stale_temporaries(folder: Path, name: str) -> None:
     """Removes what killed writers of `folder / name` left behind; call it under that name's lock."""
-    for leftover in folder.glob(f"{TEMP_PREFIX}{name}~*"):
+    for leftover in folder.glob(f"{TEMP_PREFIX}{glob.escape(name)}~*"):
         if leftover.is_dir():
             _remove_tree(leftover)
         else:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 
 from ortprep.bundle.digest import DigestCache
-from ortprep.bundle.onnx_wire import WireError, read_skeleton, subgraph_locations
+from ortprep.bundle.onnx_wire import WireError, external_locations, read_skeleton
 from ortprep.errors import SpecError
 from ortprep.quoting import quoted
 
@@ -62,7 +62,8 @@ def unlinkable_files(model: Path, between_reads: Callable[[], object] = lambda: 
     """
     try:
         skeleton = read_skeleton(model, between_reads=between_reads)
-        return frozenset(Path(PurePosixPath(name)) for name in subgraph_locations(skeleton))
+        names = external_locations(skeleton, in_subgraphs_only=True, between_reads=between_reads)
+        return frozenset(Path(PurePosixPath(name)) for name in names)
     except WireError:  # another format, ONNX Runtime's own, which has no external data
         return frozenset()
 

@@ -124,20 +124,29 @@ def read_skeleton(
         os.close(handle)
 
 
-def external_locations(skeleton: bytes) -> tuple[str, ...]:
-    """Returns the external data files a skeleton refers to, at any depth, each once, in order."""
+def external_locations(
+    skeleton: bytes, *, in_subgraphs_only: bool = False, between_reads: Callable[[], object] = _carry_on
+) -> tuple[str, ...]:
+    """Returns the external data files a skeleton refers to, at any depth, each once, in order.
+
+    Args:
+        skeleton: A serialised model, with or without its weights.
+        in_subgraphs_only: Whether only tensors of graphs count that nodes hold.
+        between_reads: As for `read_skeleton`.
+
+    Raises:
+        WireError: It is not a protobuf message.
+    """
     # Most models have none, and searching for the key that every reference carries is far quicker.
     if b"location" not in skeleton:
         return ()
-    return tuple(dict.fromkeys(location for location, _ in _locations(skeleton, 0, len(skeleton), "model")))
 
+    def read(start: int, end: int) -> bytes:
+        between_reads()
+        return skeleton[start:end]
 
-def subgraph_locations(skeleton: bytes) -> tuple[str, ...]:
-    """Returns the external data files that tensors of subgraphs are in, each once, in order."""
-    if b"location" not in skeleton:
-        return ()
-    locations = _locations(skeleton, 0, len(skeleton), "model")
-    return tuple(dict.fromkeys(location for location, in_subgraph in locations if in_subgraph))
+    found = _locations(read, 0, len(skeleton), "model")
+    return tuple(dict.fromkeys(name for name, in_subgraph in found if in_subgraph or not in_subgraphs_only))
 
 
 def walk_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
@@ -185,20 +194,20 @@ def _strip(
 
 
 def _locations(
-    data: bytes, start: int, end: int, kind: str, depth: int = 0, *, in_subgraph: bool = False
+    read: Reader, start: int, end: int, kind: str, depth: int = 0, *, in_subgraph: bool = False
 ) -> Iterator[tuple[str, bool]]:
     """Yields the location of every external tensor, and whether it is in a graph that a node holds."""
     if depth > _MAX_DEPTH:
         raise WireError(f"messages nested deeper than {_MAX_DEPTH}")
     entry: dict[int, str] = {}
     min_bytes = 0 if kind == "entry" else _LOCATION_BYTES
-    for field in _fields(lambda a, b: data[a:b], start, end, min_bytes=min_bytes):
+    for field in _fields(read, start, end, min_bytes=min_bytes):
         if kind == "entry":
-            entry[field.number] = data[field.payload : field.end].decode("utf-8", "surrogateescape")
+            entry[field.number] = read(field.payload, field.end).decode("utf-8", "surrogateescape")
         elif field.number in NESTED[kind]:
             inner = NESTED[kind][field.number]
             below = in_subgraph or (kind, inner) == ("attribute", "graph")
-            yield from _locations(data, field.payload, field.end, inner, depth + 1, in_subgraph=below)
+            yield from _locations(read, field.payload, field.end, inner, depth + 1, in_subgraph=below)
     if entry.get(1) == "location":
         yield entry.get(2, ""), in_subgraph
 

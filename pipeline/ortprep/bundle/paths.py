@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
+from ortprep.bundle.file_memory import open_regular
 from ortprep.errors import IntegrityError
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
@@ -68,3 +70,18 @@ def resolve_inside(root: Path, path: str) -> Path:
     if not full.is_relative_to(base):
         raise IntegrityError(f"path leaves its bundle: {path!r}\n  expected below {base}, got {full}")
     return full
+
+
+def open_inside(root: Path, path: str) -> BinaryIO:
+    """Opens the file `path` names inside `root`, a path free of links, whatever both lead to a moment later.
+
+    Raises:
+        IntegrityError: The path leads out, also by a link that was put there just now.
+        OSError: It cannot be opened, or is no regular file.
+    """
+    file = open_regular(resolve_inside(root, path))
+    opened = Path(f"/proc/self/fd/{file.fileno()}").readlink()
+    if not opened.is_relative_to(root):
+        file.close()
+        raise IntegrityError(f"path leaves its bundle: {path!r}\n  expected below {root}, got {opened}")
+    return file

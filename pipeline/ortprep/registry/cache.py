@@ -128,6 +128,8 @@ class Cache:
             except IntegrityError:
                 partial.unlink(missing_ok=True)
                 raise
+            # Bundles elsewhere are hard links of it: nobody else may write to it, whatever the umask says.
+            partial.chmod(partial.stat().st_mode & ~0o022)
             partial.replace(path)
             DigestCache().record(path, entry.sha256)
         return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -10,6 +11,8 @@ from ortprep.registry.backend import Kind, SweepResult, subject_digits
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import Version
 from ortprep.registry.versions import ModelState, Move, find_earlier_versions
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ def collect(
     """Removes what neither an alias nor the policy keeps; only says what that would be if `dry_run`.
 
     Versions go first, then parts, then files. A collection that is killed leaves every visible version whole,
-    and the next one removes the rest.
+    and the next one removes the rest. Parts and files stay if a version cannot be read.
 
     Raises:
         RegistryError: The registry failed, or deletion is switched off there.
@@ -83,12 +86,16 @@ def collect(
     catalogue.read_parts(*(version for digest, version in state.versions.items() if digest in kept))
     removed = tuple(version for version in unused if dry_run or _delete_unnamed(version, catalogue))
     listed_moves = catalogue.list_refs(model, Kind.MOVE)
+    listed = set(catalogue.list_refs(model, Kind.VERSION).values())
     # Read again before anything is swept: publishers go on meanwhile, and refresh what they rely on.
-    remaining = [
-        version
-        for digest, version in catalogue.read_state(model).versions.items()
-        if not dry_run or digest in kept
-    ]
+    there = catalogue.read_state(model).versions
+    remaining = [version for digest, version in there.items() if not dry_run or digest in kept]
+    if unread := listed - there.keys():
+        # It may be of a newer ortprep, or damaged on the way: which files are its own is not known.
+        log.warning(
+            "%s: no file is removed, since a version cannot be read: %s", model, ", ".join(sorted(unread)[:5])
+        )
+        return CollectResult(model, removed, SweepResult(), len(remaining))
     subjects = {subject_digits(version.digest) for version in remaining}
     for name in () if dry_run else listed_moves:
         if name.partition(".")[2] not in subjects:

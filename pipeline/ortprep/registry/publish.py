@@ -6,6 +6,7 @@ incomplete, and the next one uploads only what is missing.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ortprep.bundle.loader_config import FileEntry
+from ortprep.bundle.paths import open_inside
 from ortprep.errors import ConflictError, SignatureError
 from ortprep.registry.backend import Kind, ref_name
 from ortprep.registry.catalogue import Catalogue
@@ -78,6 +80,7 @@ def publish(
         ConflictError: The label is another version's, or others publish without pause.
         RegistryError: The registry failed, or the label is no name.
     """
+    bundle = Path(os.path.realpath(bundle))
     part = read_part(bundle)
     before = catalogue.read_state(part.model)
     if label is not None:
@@ -139,7 +142,9 @@ def _upload(part: Part, bundle: Path, catalogue: Catalogue, observer: Observer, 
     progress = Progress("upload", sum(entry.size_bytes for entry in entries), observer)
 
     def upload(entry: FileEntry) -> None:
-        backend.put_file(part, entry, bundle / entry.path, progress.add)
+        # Opened once: a link of another user's may take the place of what was checked.
+        with open_inside(bundle, entry.path) as file:
+            backend.put_file(part, entry, Path(f"/proc/self/fd/{file.fileno()}"), progress.add)
 
     # The largest first, so that none is left over when the others are done.
     map_parallel(upload, sorted(entries, key=lambda entry: -entry.size_bytes))

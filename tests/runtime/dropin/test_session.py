@@ -15,7 +15,9 @@ import onnxruntime
 import pytest
 
 import ortprep
+from ortprep.bundle.file_memory import find_stamp
 from ortprep.bundle.loader_config import read_loader_config, write_loader_config
+from ortprep.runtime.dropin import source_index
 from ortprep.runtime.dropin.source_index import is_source, list_bundles, name_place, split_places
 from tests.runtime.builders import (
     BUCKETED,
@@ -97,6 +99,27 @@ def test_a_bundle_that_is_not_signed_as_required_is_not_used(model, bundle, tmp_
     monkeypatch.setenv("ORTPREP_REQUIRE_SIGNATURE", str(tmp_path / "key.pub"))
     assert not is_of_bundle(ortprep.session(model, providers=CPU))
     assert [record for record in said.records if record.levelno == logging.WARNING]
+
+
+@pytest.mark.attack
+def test_a_bundle_that_was_another_when_it_was_listed_is_not_used(model, tmp_path, bundle, monkeypatch):
+    """As somebody would try who may write to the folder of bundles, and has another model's, signed."""
+    other = write_bundle_of(write_source(tmp_path / "other/linear.onnx", seed=2), tmp_path / "signed")
+    listed, place = source_index._read, tmp_path / "forged"
+
+    def swap(left, right):
+        left.rename(place)
+        right.rename(left)
+        place.rename(right)
+
+    def read(*arguments):
+        listed(*arguments)
+        swap(bundle, other)
+
+    monkeypatch.setattr(source_index, "_read", read)
+    monkeypatch.setattr(source_index, "find_stamp", lambda _path: find_stamp(other / "loader.json"))
+    monkeypatch.setattr(source_index, "is_settled", lambda _stamp: False)
+    assert not is_of_bundle(ortprep.session(model, providers=CPU))
 
 
 def test_bundles_that_come_and_go_are_noticed(model, tmp_path, bundle):

@@ -516,6 +516,14 @@ def record_part(bundle: Path, step: int, *, values: NDArray[np.float32], layout:
     rewrite_digests(bundle)
 
 
+@pytest.mark.attack
+@pytest.mark.parametrize("shape", [[2**62] * 33, [0, *[2**62] * 5]])
+def test_a_golden_part_of_a_shape_that_cannot_be_is_refused_before_it_is_multiplied(bundle, shape):
+    record_part(bundle, 1, values=np.zeros(0, np.float32), layout=[1, *shape])
+    with pytest.raises(BundleError, match="bad golden sample"):
+        load(bundle, check="golden")
+
+
 @pytest.mark.parametrize(("step", "index"), [(1, (1, 3)), (3, (1, 2)), (7, (1, 3))])
 def test_a_part_of_an_output_is_checked_at_its_positions(bundle, step, index):
     answer = read_tensors(bundle / "golden.npz")["output:y"]

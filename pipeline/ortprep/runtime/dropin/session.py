@@ -191,7 +191,7 @@ def _try_bundles(
     reason = None
     for bundle in bundles:
         try:
-            opened = open_folder(bundle.folder, options)
+            opened = open_folder(bundle.folder, options.replace(source=bundle.source))
         except Exception as error:  # narrowed below: a session that is made needs no module of errors
             from ortprep.errors import PipelineError
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ortprep.bundle.loader_config import Golden, LoaderConfig, Variant, golden_of
+from ortprep.bundle.loader_config import MAX_RANK, Golden, LoaderConfig, Variant, golden_of
 from ortprep.bundle.paths import resolve_inside
 from ortprep.errors import BundleError, LoadError
 from ortprep.quoting import quoted
 from ortprep.runtime.loading.session import onnxruntime_errors
+from ortprep.runtime.tensors.element_types import is_bounded_shape
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -78,9 +79,11 @@ def read_golden(golden: Golden, root: Path) -> tuple[dict[str, Array], dict[str,
 
 
 def _read_part(part: Array, layout: Array | None, *, name: str) -> RecordedOutput:
-    if layout is not None and layout.ndim == 1 and layout.size and layout.dtype.kind == "i":
+    sizes = range(1, MAX_RANK + 2)  # of a step and a shape
+    if layout is not None and layout.ndim == 1 and layout.size in sizes and layout.dtype.kind == "i":
         step, *shape = (int(number) for number in layout)
-        if step > 0 and min(shape, default=0) >= 0 and part.shape == (-(-math.prod(shape) // step),):
+        is_possible = step > 0 and min(shape, default=0) >= 0 and is_bounded_shape(shape)
+        if is_possible and part.shape == (-(-math.prod(shape) // step),):
             return RecordedOutput(part if step > 1 else part.reshape(shape), tuple(shape), step)
     raise BundleError(
         f"bad golden sample: {name}\n  expected a part of one axis, and its step and shape as integers"

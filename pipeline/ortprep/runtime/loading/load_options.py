@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import TypeAlias
 
     import onnxruntime
@@ -82,7 +82,8 @@ class LoadOptions:
     makes the session, with the arguments of `InferenceSession`, where an application asked for one on the
     bundle's source: only variants that take all that the source takes are loaded then. Where a signature is
     required, digests are `full`; `whole_bundle` says whether they include files of which no session is made.
-    `buckets` has batches of sizes that the bundle was prepared for run on the variants for them.
+    `buckets` has batches of sizes that the bundle was prepared for run on the variants for them. A bundle of
+    other files than `source` is refused.
     """
 
     # A plain class: making a dataclass takes longer than reading the bundle.
@@ -103,6 +104,7 @@ class LoadOptions:
         buckets: bool = False,
         threads: int | None = None,
         may_spin: bool = True,
+        source: Sequence[tuple[str, int, str]] | None = None,
     ) -> None:
         self.target = target
         self.device_id = device_id
@@ -120,6 +122,7 @@ class LoadOptions:
         self.replacement = replacement
         self.require_signature = require_signature
         self.whole_bundle = whole_bundle
+        self.source = source
 
     @property
     def selection_key(self) -> tuple[object, ...]:

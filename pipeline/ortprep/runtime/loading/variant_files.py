@@ -137,7 +137,8 @@ def _locations(model: Path, deadline: Deadline) -> tuple[str, ...]:
         where, magic = _ORT_FORMAT
         if model.suffix == ".ort" and head[where] == magic:
             return ()
-        return external_locations(read_skeleton(model, between_reads=deadline.remaining_s))
+        check = deadline.remaining_s
+        return external_locations(read_skeleton(model, between_reads=check), between_reads=check)
     except (OSError, WireError) as error:
         raise IntegrityError(f"not an ONNX model: {model}\n  {error}") from error
 

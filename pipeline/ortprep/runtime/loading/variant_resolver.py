@@ -69,6 +69,7 @@ def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
     loader = find_stamp(folder / LOADER_FILE)
     signed = None if options.require_signature is None else _read_signed(folder, options.require_signature)
     config = read_loader_config(folder) if signed is None else _read_signed_config(folder, signed)
+    _require_source(folder, config, options)
     _require_precision(options.precision)
     uses_gpus = any(needs_gpu(variant.requirements) for variant in find_candidates(config, options))
     selection = select_variant(config, options, read_machine(gpus=uses_gpus))
@@ -94,6 +95,15 @@ def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
     return resolved
 
 
+def _require_source(folder: Path, config: LoaderConfig, options: LoadOptions) -> None:
+    """Raises unless a bundle is of the model that it is to stand for, as its signed bytes say if they are."""
+    if options.source is not None and config.source != tuple(options.source):
+        raise IntegrityError(
+            f"bundle of another model: {folder}\n  expected the one that it was listed for",
+            hint="start the application again, if the bundle was replaced meanwhile",
+        )
+
+
 def _read_signed(folder: Path, require_signature: str | os.PathLike[str]) -> tuple[FileEntry, ...]:
     from ortprep.runtime.loading.sources import read_signed_files
 
@@ -104,6 +114,18 @@ def _read_signed_config(folder: Path, signed: tuple[FileEntry, ...]) -> LoaderCo
     """Returns the loader config, of the very bytes that were signed."""
     digest = next((entry.sha256 for entry in signed if entry.path == LOADER_FILE), "")
     return read_loader_config(folder, sha256=digest)
+
+
+def read_trusted_config(folder: Path, require_signature: str | os.PathLike[str] | None) -> LoaderConfig:
+    """Returns the loader config of a bundle: of the bytes that were signed, where a signature is required.
+
+    Raises:
+        BundleError: It cannot be read.
+        SignatureError: It is not signed as required.
+    """
+    if require_signature is None:
+        return read_loader_config(folder)
+    return _read_signed_config(folder, _read_signed(folder, require_signature))
 
 
 def read_config(resolved: ResolvedVariant) -> LoaderConfig:

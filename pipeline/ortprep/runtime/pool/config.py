@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ortprep.bundle.loader_config import LoaderConfig, read_loader_config
+from ortprep.bundle.loader_config import LoaderConfig
 from ortprep.errors import PoolError
 from ortprep.runtime.loading.load_options import DigestPolicy
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions, require_counts, require_positive
 from ortprep.runtime.loading.opened_bundle import find_threads
 from ortprep.runtime.loading.sources import locate
+from ortprep.runtime.loading.variant_resolver import read_trusted_config
 from ortprep.runtime.loading.variant_selection import FASTEST
 from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.runtime.placement.assignment import Placement, place_bundles
@@ -134,7 +135,7 @@ def name_bundles(
             for name, path in bundles.items()
         }
     path = Path(os.path.realpath(locate(bundles, require_signature=signature)))
-    return {read_loader_config(path).name: path}
+    return {read_trusted_config(path, signature).name: path}
 
 
 def plan_workers(

@@ -10,10 +10,10 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from types import TracebackType
 from typing import Any, Unpack
 
-from ortprep.bundle.loader_config import read_loader_config
 from ortprep.errors import InvalidRequestError, PoolClosedError, PoolError
 from ortprep.runtime.loading.model_load_options import require_counts
 from ortprep.runtime.loading.session import keep_freed_memory
+from ortprep.runtime.loading.variant_resolver import read_trusted_config
 from ortprep.runtime.machine.process_memory import free_bytes
 from ortprep.runtime.pool.broker import CallOptions, RequestBroker, RequestOptions
 from ortprep.runtime.pool.config import Bundle, PoolConfig, name_bundles, plan_workers
@@ -49,7 +49,7 @@ class SessionPool:
     def __init__(self, bundles: Bundle | Mapping[str, Bundle], config: PoolConfig | None = None) -> None:
         config = config or PoolConfig()
         paths = name_bundles(bundles, config.require_signature)
-        configs = {name: read_loader_config(path) for name, path in paths.items()}
+        configs = {name: read_trusted_config(path, config.require_signature) for name, path in paths.items()}
         signatures = {name: read_signature(name, loader_config) for name, loader_config in configs.items()}
         workers, self.placement = plan_workers(paths, configs, config)
         min_ready = len(workers) if config.min_ready is None else config.min_ready

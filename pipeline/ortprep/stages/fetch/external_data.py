@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.onnx_wire import WireError, external_locations, read_skeleton
 from ortprep.errors import SourceError
+from ortprep.transport.time_limit import check_time
 from ortprep.transport.transfer import MAX_BYTES
 
 
@@ -57,11 +58,13 @@ def find_beside(model: Path, location: str) -> Path:
 def digest_beside(model: Path, cache: DigestCache) -> Mapping[str, str]:
     """Returns the digest of every external data file of a local model, by location.
 
-    What cannot be fetched has words in place of its digest; fetching it will say what is wrong.
+    What cannot be fetched has words in place of its digest; fetching it will say what is wrong. Raises what
+    `check_time` raises.
     """
     digests = {}
     try:
-        locations = external_locations(read_skeleton(model))
+        skeleton = read_skeleton(model, between_reads=check_time)
+        locations = external_locations(skeleton, between_reads=check_time)
     except WireError:
         return {}
     for location in locations:
