@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.file_links import refuse_links
 from ortprep.errors import PipelineError, SourceError
 from ortprep.init import choose_name, find_spec_name, init_spec
+from ortprep.init.draft import comment
 from ortprep.options import NEWEST
 from ortprep.stages.fetch.external_data import digest_beside
 from ortprep.stages.fetch.inspection import inspect_file
@@ -29,7 +29,6 @@ MODELS_FOLDER = "models"
 
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
 _NAMELESS = frozenset({"inference", "model", "model_optimized", "model_quantized"})
-_WIDTH = 108
 
 
 @dataclass(frozen=True)
@@ -220,5 +219,4 @@ def _header(use: ModelUse, options: SpecOptions, program: str) -> Iterator[str]:
         lines.append(f"Also seen with {other} of options; these are the ones with the most runs.")
     lines += [f"Not kept: {item}" for item in options.left_out]
     for line in lines:
-        printable = "".join(item if item.isprintable() else " " for item in line)
-        yield from (f"# {part}" for part in textwrap.wrap(printable, _WIDTH))
+        yield from comment(line)

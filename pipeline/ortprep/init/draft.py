@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from ortprep.bundle.atomic import write_bytes_atomic
-from ortprep.bundle.file_memory import open_regular
 from ortprep.bundle.loader_config import TensorSpec
 from ortprep.bundle.paths import make_name
 from ortprep.errors import DISK_ERRORS, SourceError, SpecError
@@ -27,7 +26,7 @@ from ortprep.spec.models import ModelSpec
 from ortprep.spec.reading import DEFAULTS_FILE, OPEN_QUESTION, list_sources
 from ortprep.spec.urls import redact_url
 from ortprep.spec.validation import parse_spec
-from ortprep.spec.yaml_text import MAX_BYTES, parse_yaml
+from ortprep.spec.yaml_text import parse_yaml, read_yaml
 from ortprep.stages.fetch.stage import local_source
 
 _MAX_SHOWN = 6
@@ -127,7 +126,7 @@ def init_spec(
         name=spec_name,
         path=_relative(path, folder),
         size_bytes=path.stat().st_size + sum(trial.facts.external.values()),
-        defaults=_default_keys(folder),
+        defaults=read_yaml(folder / DEFAULTS_FILE).data.keys(),
         sections=sections or {},
         question=question,
     )
@@ -197,15 +196,6 @@ def _relative(model: Path, folder: Path) -> str:
     if target.parts[:2] != start.parts[:2]:
         return str(target)
     return os.path.relpath(target, start)
-
-
-def _default_keys(folder: Path) -> frozenset[str]:
-    path = folder / DEFAULTS_FILE
-    try:
-        with open_regular(path) as stream:
-            return frozenset(parse_yaml(stream.read(MAX_BYTES + 1), file=str(path)).data)
-    except OSError:
-        return frozenset()
 
 
 def find_spec_name(model: Path, configs: Path, *, or_copy: bool = False) -> str | None:
