@@ -123,9 +123,6 @@ class Reporter(ZeroReporter):  # type: ignore[misc]
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
 
-    def initialize(self, tasks: object, selected_tasks: object) -> None:
-        """Called before anything runs."""
-
     def add_failure(self, task: Any, fail: BaseFail) -> None:
         """Called when a task failed, or was not tried because another failed."""
         if isinstance(fail, UnmetDependency):
@@ -136,9 +133,6 @@ class Reporter(ZeroReporter):  # type: ignore[misc]
     def skip_uptodate(self, task: Any) -> None:
         """Called when a task was up to date."""
         self._observer(BuildEvent("current", task.name))
-
-    def cleanup_error(self, exception: BaseFail) -> None:
-        """Called when a teardown failed; there are none."""
 
     def runtime_error(self, msg: str) -> None:
         """Called when doit itself cannot go on."""

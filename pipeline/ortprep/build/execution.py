@@ -44,7 +44,6 @@ from ortprep.stages.core.contract import (
     Stage,
     TaskId,
     Upstream,
-    ignore_progress,
 )
 
 log = logging.getLogger(__name__)
@@ -148,7 +147,7 @@ def _why_other(task: Task, receipt: TaskReceipt) -> tuple[str, ...]:
     return tuple(differences(receipt.key, _full_key(task)))
 
 
-def run_task(task: Task, *, cache: DigestCache, say: Say, progress: Progress = ignore_progress) -> bool:
+def run_task(task: Task, *, cache: DigestCache, say: Say, progress: Progress = lambda _: None) -> bool:
     """Runs a task unless it is up to date, and returns whether it did.
 
     One process at a time works on a task; a second one waits and then finds it done. The files appear in one

@@ -156,10 +156,6 @@ def target_of(plan: Plan, variant: str | None) -> str:
 Progress = Callable[[float], None]
 
 
-def ignore_progress(fraction: float) -> None:
-    """Takes a fraction, and does nothing with it."""
-
-
 @dataclass(frozen=True)
 class Context:
     """Input of a stage.
@@ -177,7 +173,7 @@ class Context:
     folder: Path
     say: Callable[[str], None]
     key: Mapping[str, Any] = field(default_factory=dict)
-    progress: Progress = ignore_progress
+    progress: Progress = lambda _fraction: None
 
     @property
     def variant_plan(self) -> VariantPlan:
