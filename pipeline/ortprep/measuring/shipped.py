@@ -54,9 +54,9 @@ def find_plan(measurement: MeasurementRecord | None, name: str) -> PlanFigures |
     return next((plan for plan in plans if plan.plan == name), None)
 
 
-def shipped_figures(record: VariantRecord, *, cache: str = "warm") -> PlanFigures | None:
-    """Returns what the shipped plan costs with that page cache, None if that was not measured."""
-    return find_plan(find_measurement(record, cache=cache), shipped_plan(record))
+def shipped_figures(record: VariantRecord) -> PlanFigures | None:
+    """Returns what the shipped plan costs with a warm page cache, None if that was not measured."""
+    return find_plan(find_measurement(record, cache="warm"), shipped_plan(record))
 
 
 def worst_error(record: VariantRecord) -> float | None:
