@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +99,7 @@ def prepare(root: Path, *, channels: int) -> Prepared:
 
 def make_variant(bundle: Path, name: str, result: PreparedResult) -> Variant:
     files = sorted(path for path in (bundle / name).iterdir())
-    return replace(
-        result.variant,
+    return result.variant._replace(
         model=f"{name}/{result.variant.model}",
         files=tuple(make_entry(bundle, f"{name}/{path.name}") for path in files),
     )
