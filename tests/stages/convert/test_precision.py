@@ -138,8 +138,10 @@ class Gate:
         return self.holds(kept)
 
 
-def find(nodes: Sequence[str], holds: Holds, *, max_trials: int = 10_000) -> tuple[Kept, int]:
-    return search(nodes, holds, max_trials=max_trials, expired=never)
+def find(
+    nodes: Sequence[str], holds: Holds, *, max_trials: int = 10_000, is_ranked: bool = False
+) -> tuple[Kept, int]:
+    return search(nodes, holds, max_trials=max_trials, expired=never, is_ranked=is_ranked)
 
 
 def needs(culprits: Collection[str]) -> Holds:
@@ -165,19 +167,19 @@ def monotone(draw: st.DrawFn) -> tuple[tuple[str, ...], Holds]:
     return nodes, holds
 
 
-@given(monotone())
-def test_nothing_more_can_be_given_up_of_what_is_kept(case):
+@given(monotone(), st.booleans())
+def test_nothing_more_can_be_given_up_of_what_is_kept(case, is_ranked):
     nodes, holds = case
-    kept, _ = find(nodes, Gate(holds))
+    kept, _ = find(nodes, Gate(holds), is_ranked=is_ranked)
     assert kept == frozenset(nodes) or holds(kept)
     assert not any(holds(kept - {node}) for node in kept)
 
 
-@given(NODES, st.data(), st.integers(0, 30))
-def test_what_is_kept_holds_however_strange_the_gate_and_small_the_budget(nodes, data, max_trials):
+@given(NODES, st.data(), st.integers(0, 30), st.booleans())
+def test_what_is_kept_holds_however_strange_the_gate_and_small_the_budget(nodes, data, max_trials, is_ranked):
     seed = data.draw(st.integers(0, 1000))
     gate = Gate(lambda kept: hash((seed, len(kept), sum(map(nodes.index, kept)))) % 3 > 0)
-    kept, trials = find(nodes, gate, max_trials=max_trials)
+    kept, trials = find(nodes, gate, max_trials=max_trials, is_ranked=is_ranked)
     assert trials == len(gate.asked) <= max_trials
     assert frozenset() not in gate.asked
     assert kept == frozenset(nodes) or (kept in gate.asked and gate.holds(kept))
@@ -189,13 +191,24 @@ def test_of_two_halves_one_is_not_tried_if_the_other_could_be_given_up():
     assert find(nodes, Gate(needs(nodes[255::256]))) == (frozenset(nodes[255::256]), 2 + 2 * 8)
 
 
-@given(st.integers(6, 600), st.sets(st.integers(0, 599), min_size=1, max_size=6))
-def test_scattered_culprits_take_a_logarithm_of_trials_each(count, places):
+def test_the_worst_of_ranked_nodes_take_few_trials():
+    nodes = name_nodes(512)
+    assert find(nodes, needs(nodes[-1:]), is_ranked=True) == (frozenset(nodes[-1:]), 1)
+    for many in (2, 3, 4, 8):
+        culprits = frozenset(nodes[-many:])
+        kept, trials = find(nodes, Gate(needs(culprits)), is_ranked=True)
+        assert kept == culprits
+        assert trials <= 2 * many + 3 < find(nodes, needs(culprits))[1]
+
+
+@given(st.integers(6, 600), st.sets(st.integers(0, 599), min_size=1, max_size=6), st.booleans())
+def test_scattered_culprits_take_a_logarithm_of_trials_each(count, places, is_ranked):
     nodes = name_nodes(count)
     culprits = frozenset(nodes[place % count] for place in places)
-    (kept, trials), many = find(nodes, Gate(needs(culprits))), len(culprits)
+    (kept, trials), many = find(nodes, Gate(needs(culprits)), is_ranked=is_ranked), len(culprits)
     assert kept == culprits
-    assert trials <= 2 * many * math.log2(count / many) + 4 * many
+    extra = is_ranked * (1 + math.log(count, 4))  # for a ranking that says nothing
+    assert trials <= 2 * many * math.log2(count / many) + 4 * many + extra
 
 
 def test_a_search_ends_when_its_time_is_up():

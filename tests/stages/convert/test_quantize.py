@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import os
 import tempfile
 from pathlib import Path
@@ -32,6 +34,7 @@ from tests.builders import (
     value,
     write_external_model,
 )
+from tests.stages.convert.builders import outlier_net
 
 PASSES = {"dynamic": "int8-dynamic", "static": "int8-static", "weights": "int4-weights"}
 EVERY_PASS = pytest.mark.parametrize("name", list(PASSES))
@@ -329,3 +332,23 @@ def test_static_ranges_cover_every_sample(tmp_path):
     written = onnx.load(tmp_path / "written" / "m.onnx")
     scale = next(item for item in written.graph.initializer if item.name == "x_scale")
     assert float(numpy_helper.to_array(scale)) * 255 >= 100
+
+
+def numbered_net() -> onnx.ModelProto:
+    """Returns a net whose values are named as TensorFlow names them: `NODE:0`."""
+    model = matmul_net(layers=3)
+    for node, following in itertools.pairwise(model.graph.node):
+        node.output[0] = following.input[0] = f"{node.name}:0"
+    return model
+
+
+@pytest.mark.parametrize("make", [conv_net, matmul_net, numbered_net, outlier_net])
+def test_each_quantised_node_has_an_error_without_those_of_the_nodes_before(tmp_path, make):
+    model = make()
+    _quantize("static", model, tmp_path)
+    request = dataclasses.replace(_request("static", model, tmp_path), measures_errors=True)
+    reply = change_graph(request)
+    assert reply.errors.keys() == set(reply.converted) != set()
+    wide = {name for name, error in reply.errors.items() if error > 0.5}
+    assert wide == ({"matmul7"} if make is outlier_net else set())
+    assert all(0 < error < 0.05 for name, error in reply.errors.items() if name not in wide)

@@ -16,6 +16,7 @@ provider has no such kernels and computes in float32 between them (kernels named
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ from onnxruntime.transformers.onnx_model import OnnxModel
 from ortprep.runtime.loading.session import CPU
 from ortprep.runtime.tensors.arrays import read_tensors
 from ortprep.runtime.tensors.element_types import Array
+from ortprep.stages.convert.node_errors import measure_errors
 from ortprep.stages.convert.pass_records import PassReply, PassRequest
 from ortprep.stages.convert.value_types import FLOAT, Schemas, infer_value_types
 from ortprep.stages.convert.weights import (
@@ -130,7 +132,11 @@ def quantize_int8(request: PassRequest) -> PassReply:
             for name, read in before.items()
             if (after.get(name) or after.get(f"{name}{_LOWERED}")) != read
         }
-        return describe_result(nodes, operators=operators, quantized=quantized)
+        reply = describe_result(nodes, operators=operators, quantized=quantized)
+        if not request.measures_errors:
+            return reply
+        errors = measure_errors(staged, request.written, sorted(quantized), request.samples[0])
+        return dataclasses.replace(reply, errors=errors)
 
 
 def _call_quantiser(staged: Path, request: PassRequest, operators: Sequence[str], names: list[str]) -> None:

@@ -24,6 +24,7 @@ class PassRequest:
         half: For half precision; `keep_nodes` includes what a search keeps.
         quantize: For quantisation; `exclude` includes what a search keeps.
         samples: For `int8-static`: `.npz` files that `check_calibration` accepts.
+        measures_errors: For `int8-static`: whether to measure each node's error, on the first sample.
     """
 
     name: str
@@ -34,6 +35,7 @@ class PassRequest:
     half: HalfSpec = field(default_factory=HalfSpec)
     quantize: QuantizeSpec = field(default_factory=QuantizeSpec)
     samples: tuple[Path, ...] = ()
+    measures_errors: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +50,7 @@ class PassReply:
         converted: Names of the nodes that were converted, in topological order.
         kept: Names of those that could not be or were not to be, in topological order.
         too_large: Nodes that use weights beyond the largest half-precision number.
+        errors: By converted node: noise to signal of what it gives by itself, as a ratio of amplitudes.
     """
 
     fused: Mapping[str, int] = field(default_factory=dict)
@@ -56,3 +59,4 @@ class PassReply:
     converted: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     too_large: tuple[str, ...] = ()
+    errors: Mapping[str, float] = field(default_factory=dict)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
+from collections.abc import Sequence
 
 from ortprep.children.child import run_child
 from ortprep.errors import StageError
@@ -11,6 +13,7 @@ from ortprep.runtime.machine.process_memory import available_bytes
 from ortprep.stages.convert.pass_records import PassReply, PassRequest
 from ortprep.stages.core.accuracy import convert_section
 from ortprep.stages.core.contract import Context
+from ortprep.stages.core.fallback import REFUSALS, plain_refusal
 
 _BUGS = (
     ArithmeticError,
@@ -78,3 +81,16 @@ def run_pass(context: Context, request: PassRequest) -> PassReply:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+def rank_nodes(context: Context, request: PassRequest, nodes: Sequence[str]) -> list[str] | None:
+    """Returns quantised nodes by the error that each makes by itself, the smallest first; None if unknown."""
+    try:
+        errors = run_pass(context, dataclasses.replace(request, measures_errors=True)).errors
+    except REFUSALS as error:
+        context.say(f"errors of single nodes were not measured: {plain_refusal(error.message)}")
+        return None
+    ranked = sorted(nodes, key=errors.__getitem__)
+    worst = ", ".join(f"{name} ({errors[name]:.1%})" for name in ranked[:-4:-1])
+    context.say(f"largest errors of single nodes: {worst}")
+    return ranked

@@ -28,7 +28,7 @@ from ortprep.measuring.staged_bundles import STAGED_VARIANT, StagedBundles
 from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.spec.conversion import ConvertSpec
 from ortprep.stages.convert.pass_records import PassReply, PassRequest
-from ortprep.stages.convert.passes import run_pass
+from ortprep.stages.convert.passes import rank_nodes, run_pass
 from ortprep.stages.convert.search import Kept, search
 from ortprep.stages.core.accuracy import convert_section, judge_accuracy
 from ortprep.stages.core.application_judge import ApplicationJudge
@@ -247,7 +247,16 @@ class PrecisionAttempts:
             say(f"trial {count}: keeping {len(kept)} of {len(nodes)} nodes {verdict} the gate")
             return passes
 
-        kept, trials = search(nodes, holds, max_trials=limits.max_trials, expired=lambda: share_of_time() > 1)
+        ranked = self._is_static(precision) and rank_nodes(
+            self._context, self._request(precision, always), nodes
+        )
+        kept, trials = search(
+            ranked or nodes,
+            holds,
+            max_trials=limits.max_trials,
+            expired=lambda: share_of_time() > 1,
+            is_ranked=bool(ranked),
+        )
         if len(kept) == len(nodes):
             return dataclasses.replace(first, trials=trials)
         step = latest.get(kept) or self._try(precision, kept | always)[0]
