@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import glob
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -140,6 +139,8 @@ def _exchange(left: Path, right: Path) -> None:
 
 def remove_stale_temporaries(folder: Path, name: str) -> None:
     """Removes what killed writers of `folder / name` left behind; call it under that name's lock."""
+    import glob  # a load imports this module
+
     for leftover in folder.glob(f"{TEMP_PREFIX}{glob.escape(name)}~*"):
         if leftover.is_dir():
             _remove_tree(leftover)

@@ -32,6 +32,7 @@ from ortprep.errors import (
 from ortprep.runtime import load
 from ortprep.runtime.loading import load_options, opened_bundle, session, variant_files
 from ortprep.runtime.loading.bundle_loader import open_bundle
+from ortprep.runtime.loading.variant_files import _LARGE_BYTES
 from ortprep.runtime.loading.variant_resolver import build_plan
 from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
 from tests.fakes import wait_for
@@ -475,6 +476,28 @@ def test_a_cuda_variant_is_passed_over_where_there_is_no_gpu(tmp_path):
     opened = open_bundle(folder)
     assert opened.variant.name == "cpu"
     assert "no CUDA device" in str(opened.passed_over[0])
+
+
+def make_large(bundle: Path) -> Path:
+    """Has the weights of a bundle grow to a size that is hashed in a thread; returns their file."""
+    (weights,) = bundle.glob("*/*.data")
+    with weights.open("ab") as file:
+        file.write(bytes(_LARGE_BYTES))
+    rewrite_digests(bundle)
+    return weights
+
+
+def test_no_session_of_a_large_file_is_given_out_before_its_digest_is_right(bundle):
+    weights = make_large(bundle)
+    load(bundle)
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(IntegrityError, match="content: expected"):
+        load(bundle)
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    load(bundle)
 
 
 @pytest.mark.attack

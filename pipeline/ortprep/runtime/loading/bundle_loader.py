@@ -57,7 +57,8 @@ def load(
         bundle: The bundle's folder, or `registry://NAME@VERSION`, `REGISTRY/NAME@VERSION`: pulled first.
         target: Only what was prepared for this target (`cpu`, `cuda`), or the variant of this name.
         device_id: CUDA ordinal of the GPU; None for the one that the bundle records, else the first.
-        digests: Which files are hashed and compared first; `full` where a signature is required.
+        digests: Which files are hashed and compared before the session is returned; `full` where a
+            signature is required.
         check: `golden` also compares the answers to the bundle's golden sample with the recorded ones.
         timeout_s: Seconds after which the load is given up, without a pull from a registry; None for never.
         require_signature: A public key's file; bundles that are not signed with it are refused.
@@ -191,7 +192,11 @@ def _open(root: str, options: LoadOptions) -> OpenedBundle:
     _report(resolved, options)
     if options.phases == "auto" and (resolved.first is None or not _pays(options)):
         options = options.replace(phases="steady")
-    plan, session = make_session(resolved, options)
+    try:
+        plan, session = make_session(resolved, options)
+    finally:
+        if resolved.comparison is not None:
+            resolved.comparison.wait()  # what it raises says more than an error of a damaged file's session
     if is_new:
         remember(resolved, options)
     return OpenedBundle(session, plan, resolved, options)

@@ -30,6 +30,7 @@ from ortprep.runtime.loading.session import CPU, CUDA
 if TYPE_CHECKING:
     from ortprep.bundle.loader_config import LoaderConfig
     from ortprep.runtime.loading.load_options import LoadOptions
+    from ortprep.runtime.loading.variant_files import Comparison
 
 _RULES = 3
 """Counted up whenever something is refused that was not before."""
@@ -118,6 +119,8 @@ class ResolvedVariant:
         self.has_buckets = has_buckets
         self.config: LoaderConfig | None = None
         """The bundle's loader config, once it was read."""
+        self.comparison: Comparison | None = None
+        """What is still being compared: no session may be given out before it ends."""
         self.is_settled = False
         """Whether every file would have shown, by its stamp, that it was written to since that was read."""
 
@@ -171,7 +174,7 @@ def remember(resolved: ResolvedVariant, options: LoadOptions) -> None:
     plans = (resolved.steady, resolved.first or resolved.steady)
     if key is None or not is_same or not resolved.is_settled or not all(map(_is_usual, plans)):
         return
-    transient = ("config", "is_settled")
+    transient = ("config", "comparison", "is_settled")
     values = {name: _plain(value) for name, value in vars(resolved).items() if name not in transient}
     content = repr((key, values)).encode()
     if len(content) > _MAX_ENTRY_BYTES:

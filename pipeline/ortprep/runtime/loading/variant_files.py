@@ -1,5 +1,8 @@
 """The files of a variant on their way into a session: read ahead, compared with their records.
 
+Large files whose digests are not remembered are hashed beside the making of the session, which is then not
+given out before they are found to be as recorded.
+
 Where nothing remembered counts, they are hashed in this process. Files that this user and root alone can
 change are hashed where they are. Others are hashed while they are copied to a folder of this user's, and the
 session is made of the copies: a user who may write to a file, or has mapped it before, can change it after
@@ -15,6 +18,7 @@ import fcntl
 import functools
 import hashlib
 import os
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -26,6 +30,7 @@ from ortprep.bundle.loader_config import FileEntry, LoaderConfig, Variant, golde
 from ortprep.bundle.onnx_wire import WireError, external_locations, read_skeleton
 from ortprep.bundle.paths import is_safe_path, resolve_inside
 from ortprep.bundle.verification import (
+    Digester,
     FileDifference,
     compare_bundle,
     compare_file,
@@ -41,6 +46,9 @@ if TYPE_CHECKING:
     from ortprep.runtime.loading.load_options import LoadOptions
 
 _BLOCK_BYTES = 1024 * 1024
+_LARGE_BYTES = 4 * 1024 * 1024
+"""Files up to this size are hashed sooner than a thread pays that does it."""
+
 _ABANDONED_S = 60.0
 _ORT_FORMAT = slice(4, 8), b"ORTM"
 """Where ONNX Runtime's own format says what it is; it knows no external data in a file of another name."""
@@ -58,11 +66,12 @@ def check_files(
     variant: Variant,
     options: LoadOptions,
     signed: tuple[FileEntry, ...] | None = None,
-) -> tuple[tuple[str, Stamp], ...]:
+) -> tuple[tuple[tuple[str, Stamp], ...], Comparison | None]:
     """Has the files of a variant read ahead, and compares them with their records as the policy says.
 
     With full digests they are the bundle's others: the variant's own are hashed whenever a session is made.
-    Returns path and stamp of every file, as named and free of links, as it was before it was looked at.
+    Returns path and stamp of every file, as named and free of links, as it was before it was looked at; and
+    what is still being compared.
 
     Args:
         root: The bundle's folder.
@@ -86,16 +95,47 @@ def check_files(
     if options.digests == "full":
         if options.whole_bundle:
             _check_others(root, entries, options.deadline, signed)
-        return stamps
+        return stamps, None
+    later: tuple[FileEntry, ...] = ()
     if options.digests == "off":
         # The disk is trusted with the bytes, but ONNX Runtime would wait for the writer of a FIFO for ever.
         differences: Iterable[FileDifference] = compare_kinds(root, entries)
     else:
-        cache = DigestCache(between_blocks=options.deadline.remaining_s)
-        differences = compare_files(root, entries, cache.digest)
+        hasher = DigestCache(between_blocks=options.deadline.remaining_s).digest
+        later = tuple(entry for entry in entries if entry.size_bytes > _LARGE_BYTES)
+        differences = compare_files(root, tuple(entry for entry in entries if entry not in later), hasher)
     raise_differences(root, tuple(differences))
     check_external_data(root, variant, options.deadline)
-    return stamps
+    return stamps, Comparison(root, later, hasher) if later else None
+
+
+class Comparison:
+    """A comparison of large files with their records, in a thread of its own."""
+
+    def __init__(self, root: Path, entries: tuple[FileEntry, ...], digest: Digester) -> None:
+        self._root, self._entries, self._digest = root, entries, digest
+        self._differences: tuple[FileDifference, ...] = ()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._compare, name="ortprep-digests", daemon=True)
+        self._thread.start()
+
+    def _compare(self) -> None:
+        try:
+            self._differences = compare_files(self._root, self._entries, self._digest)
+        except BaseException as error:  # noqa: BLE001 - raised where the comparison is waited for
+            self._error = error
+
+    def wait(self) -> None:
+        """Waits for the end.
+
+        Raises:
+            IntegrityError: A file is not as it was recorded.
+            LoadTimeoutError: The deadline passed.
+        """
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        raise_differences(self._root, self._differences)
 
 
 def _check_others(

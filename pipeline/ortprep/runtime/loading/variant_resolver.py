@@ -54,7 +54,7 @@ _WRITTEN_BY_BUILDS = {_OPTIMIZERS: r"[A-Za-z0-9_]+(;[A-Za-z0-9_]+)*", _DEVICE: r
 
 
 def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
-    """Decides which variant is loaded, and checks its files and its options.
+    """Decides which variant is loaded, and checks its files and its options; large files meanwhile.
 
     Raises:
         NoVariantError: No variant fits.
@@ -77,6 +77,7 @@ def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
     if variant is None:
         raise _nothing_fits(folder, config, selection, options)
     _check_options(folder, variant)
+    files, comparison = check_files(folder, config, variant, options, signed)
     resolved = ResolvedVariant(
         root=root,
         loader=loader,
@@ -84,12 +85,12 @@ def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
         name=variant.name,
         steady=plan_of(folder, variant, "steady"),
         first=None if variant.first_phase is None else plan_of(folder, variant, "first"),
-        files=check_files(folder, config, variant, options, signed),
+        files=files,
         passed_over=tuple((passed.name, passed.reasons) for passed in selection.passed_over),
         compute_capabilities=read_compute_capabilities() if uses_gpus else None,
         has_buckets=bool(find_buckets(config, variant)),
     )
-    resolved.config = config
+    resolved.config, resolved.comparison = config, comparison
     stamps = (loader, *(stamp for _, stamp in resolved.files))
     resolved.is_settled = all(is_settled(stamp, began_ns) for stamp in stamps)
     return resolved
