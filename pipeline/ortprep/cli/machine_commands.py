@@ -158,7 +158,7 @@ def _blocks(diagnosis: Diagnosis) -> Iterator[Block]:
 
 def _resolve(devices: Sequence[str] | None) -> tuple[str, ...]:
     from ortprep.runtime.machine.hardware import read_hardware
-    from ortprep.runtime.placement.devices import resolve_devices
+    from ortprep.runtime.placement import resolve_devices
 
     try:
         return tuple(device.name for device in resolve_devices(devices or "all", read_hardware()))

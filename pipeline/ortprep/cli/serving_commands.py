@@ -52,8 +52,7 @@ def place(
 ) -> Output:
     """Show which device a pool would give each of these bundles, and why."""
     from ortprep.cli.tables import build_placement_table
-    from ortprep.runtime.placement.assignment import place_bundles
-    from ortprep.runtime.placement.devices import resolve_devices
+    from ortprep.runtime.placement import place_bundles, resolve_devices
 
     folders = [find_bundle(name, artifacts) for name in bundles]
     names = [path.resolve().name for path in folders]

@@ -22,7 +22,7 @@ from ortprep.tables import Cell, CellValue, Table, count_of, fill_table, number_
 
 if TYPE_CHECKING:
     from ortprep.doctor.load_test import LoadTestResult
-    from ortprep.runtime.placement.assignment import ModelLoad, Placement
+    from ortprep.runtime.placement import ModelLoad, Placement
     from ortprep.runtime.pool.worker_state import PoolStats, WorkerStats
 
 

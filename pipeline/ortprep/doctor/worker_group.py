@@ -28,7 +28,7 @@ from ortprep.runtime.loading.session import (
     with_device,
 )
 from ortprep.runtime.machine.process_memory import private_bytes
-from ortprep.runtime.placement.devices import Device, device_variables
+from ortprep.runtime.placement import Device, device_variables
 from ortprep.runtime.tensors.arrays import read_tensors, run_session
 
 CHILD_TIMEOUT_S = 24 * 3600.0

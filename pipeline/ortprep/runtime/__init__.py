@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ortprep.runtime.loading.opened_bundle import OpenedBundle as OpenedBundle
     from ortprep.runtime.loading.phases import wait_steady as wait_steady
     from ortprep.runtime.loading.sources import locate as locate
-    from ortprep.runtime.placement.assignment import place_models as place_models
+    from ortprep.runtime.placement import place_models as place_models
     from ortprep.runtime.pool.config import PoolConfig as PoolConfig
     from ortprep.runtime.pool.session_pool import SessionPool as SessionPool
     from ortprep.runtime.pool.worker_state import PoolStats as PoolStats
@@ -38,7 +38,7 @@ _HOMES = {
     "load_before_fork": "loading.forking",
     "locate": "loading.sources",
     "open_bundle": "loading.bundle_loader",
-    "place_models": "placement.assignment",
+    "place_models": "placement",
     "session_for": "loading.buckets",
     "wait_steady": "loading.phases",
 }

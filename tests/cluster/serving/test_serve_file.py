@@ -31,7 +31,7 @@ from ortprep.cluster import ServeConfig
 from ortprep.cluster.serving.pinning import PinnedBundle, pin_version
 from ortprep.cluster.serving.serve_file import BundleFigures, plan_serve_file, read_bundle_figures
 from ortprep.errors import PoolError
-from ortprep.runtime.placement.assignment import ModelLoad
+from ortprep.runtime.placement import ModelLoad
 from tests.fakes import free_port, wait_for
 from tests.runtime.pool.builders import write_doubling
 

@@ -21,7 +21,7 @@ from ortprep.errors import PoolError
 from ortprep.quoting import quoted
 from ortprep.runtime.loading.sources import locate
 from ortprep.runtime.loading.variant_selection import needs_gpu, serves
-from ortprep.runtime.placement.assignment import ModelLoad, Room, place_models, read_figures, read_load
+from ortprep.runtime.placement import ModelLoad, Room, place_models, read_figures, read_load
 
 _CALL_MS = 4.0
 """What Serve adds to a request (`bench.ray_serving`): so much work waits to keep a replica busy."""

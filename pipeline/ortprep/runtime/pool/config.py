@@ -18,8 +18,7 @@ from ortprep.runtime.loading.sources import locate
 from ortprep.runtime.loading.variant_resolver import read_trusted_config
 from ortprep.runtime.loading.variant_selection import FASTEST
 from ortprep.runtime.machine.hardware import read_hardware
-from ortprep.runtime.placement.assignment import Placement, place_bundles
-from ortprep.runtime.placement.devices import device_variables, resolve_devices
+from ortprep.runtime.placement import Placement, device_variables, place_bundles, resolve_devices
 from ortprep.runtime.pool.worker_process import ModelJob, WorkerJob
 from ortprep.runtime.pool.worker_state import WorkerEvent, WorkerState, WorkerStats
 

@@ -21,8 +21,15 @@ from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, 
 from ortprep.errors import PoolError
 from ortprep.runtime.loading.opened_bundle import limit_threads
 from ortprep.runtime.machine.hardware import Gpu, Hardware
-from ortprep.runtime.placement.assignment import ModelLoad, Room, place_models, read_load
-from ortprep.runtime.placement.devices import Device, device_variables, resolve_devices
+from ortprep.runtime.placement import (
+    Device,
+    ModelLoad,
+    Room,
+    device_variables,
+    place_models,
+    read_load,
+    resolve_devices,
+)
 from tests.runtime.builders import BUCKETED, COLUMNS, ROWS, write_converted
 
 _MODELS = st.lists(st.tuples(st.integers(1, 100), st.integers(1, 50)), min_size=1, max_size=6).map(
