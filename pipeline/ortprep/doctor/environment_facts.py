@@ -23,8 +23,8 @@ from ortprep.children.bytecode import Bytecode, read_bytecode
 from ortprep.children.child import read_own_output, run_child
 from ortprep.errors import ChildError, PipelineError
 from ortprep.runtime.loading.session import CUDA
-from ortprep.runtime.machine.cores import group_folders, read_quota, read_text
 from ortprep.runtime.machine.hardware import Gpu, Hardware, read_hardware
+from ortprep.runtime.machine.processor import group_folders, read_quota, read_text
 from ortprep.tables import CellValue
 from ortprep.telemetry import TELEMETRY_VARIABLE
 

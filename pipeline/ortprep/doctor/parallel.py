@@ -15,7 +15,7 @@ from ortprep.doctor.doctor_model import DoctorModel, guard_device, plan_of, with
 from ortprep.doctor.worker_group import GroupFigures, Load, measure_group
 from ortprep.measuring.comparison import MIN_ROUNDS, InterleavedRuns, is_below, paired_ratio, run_interleaved
 from ortprep.measuring.device_lock import CPU_DEVICE
-from ortprep.runtime.machine.cores import find_thread_limit
+from ortprep.runtime.machine.processor import find_thread_limit
 from ortprep.tables import CellValue, Table, count_of, fill_table
 
 WORKERS = (1, 2, 4)

@@ -298,7 +298,6 @@ LOADS_MODULES = [
         ".bundle.file_memory",
         ".bundle.session_record",
         ".runtime",
-        ".runtime.cpuid",
         ".runtime.loading",
         ".runtime.loading.bundle_loader",
         ".runtime.loading.load_options",
@@ -306,7 +305,7 @@ LOADS_MODULES = [
         ".runtime.loading.resolved_variant",
         ".runtime.loading.session",
         ".runtime.machine",
-        ".runtime.machine.cores",
+        ".runtime.machine.processor",
         ".telemetry",
     )
 ]

@@ -16,7 +16,6 @@ from ortprep.errors import LoadError
 from ortprep.runtime import PoolConfig, load
 from ortprep.runtime.loading import opened_bundle
 from ortprep.runtime.machine import cores
-from ortprep.runtime.machine.cores import find_thread_limit, usable_cores
 from ortprep.runtime.machine.hardware import (
     KERNEL_FEATURES,
     Gpu,
@@ -27,6 +26,7 @@ from ortprep.runtime.machine.hardware import (
     read_gpus,
     read_hardware,
 )
+from ortprep.runtime.machine.processor import find_thread_limit, usable_cores
 from ortprep.runtime.pool.config import plan_workers
 from tests.runtime.builders import write_bundle
 

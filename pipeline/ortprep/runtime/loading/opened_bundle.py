@@ -172,7 +172,7 @@ def find_threads(workers: int | None = None) -> int | None:
     """
     import os
 
-    from ortprep.runtime.machine.cores import find_thread_limit
+    from ortprep.runtime.machine.processor import find_thread_limit
 
     limit = find_thread_limit(os.environ, workers=workers)
     if limit is None:

@@ -87,7 +87,7 @@ def may_swap() -> bool:
     """
     import onnxruntime
 
-    from ortprep.runtime.machine.cores import usable_cores
+    from ortprep.runtime.machine.processor import usable_cores
 
     major, minor, *_ = onnxruntime.__version__.split(".")
     return (int(major), int(minor)) >= (1, 31) and usable_cores() > 1

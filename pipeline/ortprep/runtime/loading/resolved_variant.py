@@ -24,8 +24,8 @@ from ortprep.bundle.file_memory import (
     write_entry,
 )
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
-from ortprep.runtime.cpuid import read_cpuid
 from ortprep.runtime.loading.session import CPU, CUDA
+from ortprep.runtime.machine.processor import read_cpuid
 
 if TYPE_CHECKING:
     from ortprep.bundle.loader_config import LoaderConfig

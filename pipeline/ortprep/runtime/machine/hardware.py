@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ortprep.runtime.cpuid import CPUID_BITS, read_cpuid
+from ortprep.runtime.machine.processor import CPUID_BITS, read_cpuid, read_text
 
 _CPUINFO = Path("/proc/cpuinfo")
-_DRIVER_VERSION = Path("/sys/module/nvidia/version")
+_DRIVER_VERSION = "/sys/module/nvidia/version"
 
 _ARM_FEATURES = ("asimd", "asimddp", "asimdhp", "fphp", "i8mm", "bf16", "sve", "sve2", "sme")
 KERNEL_FEATURES = frozenset((*CPUID_BITS, *_ARM_FEATURES))
@@ -106,7 +106,7 @@ def hardware_fingerprint(target: str, hardware: Hardware | None = None) -> dict[
     fingerprint: dict[str, Any] = {
         "machine": machine.machine,
         "cpu_features": [flag for flag in machine.cpu_features if flag in KERNEL_FEATURES],
-        "cores": machine.cores,
+        "cores": machine.processor,
     }
     if target == "cuda":
         fingerprint["gpus"] = [
@@ -136,13 +136,6 @@ def _read_first_processor() -> str:
     try:
         with _CPUINFO.open(encoding="utf-8", errors="replace") as lines:
             return "".join(itertools.takewhile(str.strip, lines))
-    except OSError:
-        return ""
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 
@@ -183,7 +176,7 @@ def _read_gpu(driver: ctypes.CDLL, ordinal: int) -> Gpu:
             _read_attribute(driver, device, _COMPUTE_CAPABILITY_MINOR),
         ),
         memory_bytes=memory_bytes.value,
-        driver_version=_read_text(_DRIVER_VERSION).strip(),
+        driver_version=read_text(_DRIVER_VERSION),
         cuda_version=_read_cuda_version(driver),
         uuid=_read_uuid(driver, device),
     )

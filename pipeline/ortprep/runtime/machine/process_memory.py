@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Iterator
-from pathlib import Path
 
-from ortprep.runtime.machine.cores import group_folders, read_text
+from ortprep.runtime.machine.processor import group_folders, read_text
 
-_SMAPS_ROLLUP = Path("/proc/self/smaps_rollup")
-_STATUS = Path("/proc/self/status")
-_MEMINFO = Path("/proc/meminfo")
+_SMAPS_ROLLUP, _STATUS = "/proc/self/smaps_rollup", "/proc/self/status"
 _GROUP_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 """Limit and use of a control group, in version 2 of the interface and in version 1."""
 
@@ -50,7 +47,7 @@ def available_bytes() -> int:
 
 def free_bytes() -> int:
     """Returns how much more memory this process may take: what machine and control groups have free."""
-    machine = _read_field(_MEMINFO, "MemAvailable:")
+    machine = _read_field("/proc/meminfo", "MemAvailable:")
     if machine is None:
         machine = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return max(0, min(machine, *(limit - used for limit, used in _read_control_groups())))
@@ -63,14 +60,10 @@ def _read_control_groups() -> Iterator[tuple[int, int]]:
             limit, used = (read_text(f"{folder}/{name}") for name in names)
             if limit.isdigit() and used.isdigit():  # else there is none, or no limit ("max")
                 # Files that were read and not used since are given up for whatever is needed.
-                cached = _read_field(Path(folder) / "memory.stat", "inactive_file ", scale=1) or 0
+                cached = _read_field(f"{folder}/memory.stat", "inactive_file ", scale=1) or 0
                 yield int(limit), max(0, int(used) - cached)
 
 
-def _read_field(path: Path, name: str, *, scale: int = 1024) -> int | None:
-    try:
-        text = path.read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return None
-    line = next((line for line in text.splitlines() if line.startswith(name)), None)
+def _read_field(path: str, name: str, *, scale: int = 1024) -> int | None:
+    line = next((line for line in read_text(path).splitlines() if line.startswith(name)), None)
     return None if line is None else int(line.split()[1]) * scale
