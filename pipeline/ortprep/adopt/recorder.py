@@ -35,7 +35,7 @@ from ortprep.bundle.digest import PREFIX, digest_bytes
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.errors import BundleError, LaunchError, PipelineError, ProgramNotFoundError, SpecError
 from ortprep.runtime.dropin.import_hook import startup_environment
-from ortprep.runtime.dropin.installation import put_in_place
+from ortprep.runtime.dropin.session import put_in_place
 from ortprep.runtime.dropin.session_request import SessionRequest, find_obstacle, watch_options
 from ortprep.runtime.loading.caller_options import split_options
 from ortprep.runtime.loading.session import PLAIN_CLASS, described_as, import_onnxruntime

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # as in `typing`, whose import would be the larger part of this one's
 if TYPE_CHECKING:
-    from ortprep.runtime.dropin.installation import install as install
+    from ortprep.runtime.dropin.session import install as install
     from ortprep.runtime.host.client import HostSession as HostSession
     from ortprep.runtime.host.client import connect as connect
     from ortprep.runtime.loading.buckets import session_for as session_for
@@ -33,7 +33,7 @@ _HOMES = {
     "WorkerEvent": "pool.worker_state",
     "WorkerStats": "pool.worker_state",
     "connect": "host.client",
-    "install": "dropin.installation",
+    "install": "dropin.session",
     "load": "loading.bundle_loader",
     "load_before_fork": "loading.forking",
     "locate": "loading.sources",

@@ -80,7 +80,7 @@ def variables_of(folder: Path) -> dict[str, str]:
         "MODEL": str(model),
         "ORTPREP_BUNDLES": str(folder / "bundles"),
         "ORTPREP_FORK": "1",
-        "ORTPREP_AT_IMPORT": "ortprep.runtime.dropin.installation:install_in",
+        "ORTPREP_AT_IMPORT": "ortprep.runtime.dropin.session:install_in",
         "ORTPREP_CACHE_DIR": str(folder / "cache"),
         "ORT_DISABLE_TELEMETRY": "1",
         "PYTHONPATH": os.pathsep.join([str(startup), str(REPOSITORY), str(REPOSITORY / "pipeline")]),

@@ -15,7 +15,7 @@ from ortprep.bundle.loader_config import read_loader_config
 from ortprep.errors import LoadError
 from ortprep.runtime import PoolConfig, load
 from ortprep.runtime.loading import opened_bundle
-from ortprep.runtime.machine import cores
+from ortprep.runtime.machine import processor
 from ortprep.runtime.machine.hardware import (
     KERNEL_FEATURES,
     Gpu,
@@ -162,7 +162,7 @@ def eight_cores(monkeypatch):
     read_hardware()  # remembered by the process, so before it looks different
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    for name in cores.WORKER_VARIABLES:
+    for name in processor.WORKER_VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 

@@ -29,7 +29,7 @@ FORK_VARIABLE = "ORTPREP_FORK"
 
 DEFAULT_BUNDLES = "artifacts"
 
-_INSTALLER = "ortprep.runtime.dropin.installation:install_in"
+_INSTALLER = "ortprep.runtime.dropin.session:install_in"
 
 
 def start_program(program: Sequence[str], bundles: Sequence[str], *, verbose: bool) -> NoReturn:

@@ -106,7 +106,7 @@ def hardware_fingerprint(target: str, hardware: Hardware | None = None) -> dict[
     fingerprint: dict[str, Any] = {
         "machine": machine.machine,
         "cpu_features": [flag for flag in machine.cpu_features if flag in KERNEL_FEATURES],
-        "cores": machine.processor,
+        "cores": machine.cores,
     }
     if target == "cuda":
         fingerprint["gpus"] = [
