@@ -61,7 +61,7 @@ def floods(job: WorkerJob) -> None:
     """Says again and again that it is ready, each time in other words."""
     with socket.socket(fileno=job.descriptors[0]) as own:
         for number in range(200):
-            report = ReadyReport({f"{number}" * 1000: ""}, {}, {}, 0)
+            report = ReadyReport({f"{number}" * 1000: ""}, {}, 0)
             own.send(encode(MessageKind.READY, 0, encode_record(report)))
         time.sleep(3600)
 

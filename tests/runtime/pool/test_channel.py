@@ -361,7 +361,7 @@ def test_tensors_are_laid_out_one_after_the_other_and_read_as_they_were_written(
         assert offset % 64 == 0
         end = offset + math.prod(shape) * itemsize
     assert end <= layout.end <= (layout.slot_bytes or len(packet))
-    assert layout.slot_bytes == 0 or layout.data_bytes > INLINE_BYTES - 64 * len(shapes)
+    assert layout.slot_bytes == 0 or layout.slot_bytes > INLINE_BYTES - 64 * len(shapes)
     assert len(packet) <= MAX_PACKET_BYTES
 
 

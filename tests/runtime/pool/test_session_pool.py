@@ -42,7 +42,6 @@ def test_a_pool_answers_as_its_model_does(bundle):
         assert sum(worker.served for worker in stats.workers) == 4
         assert {worker.name for worker in stats.workers} == {"cpu/0", "cpu/1"}
         for worker in stats.workers:
-            assert {"import", "doubling"} <= worker.phases_s.keys()
             assert worker.start_s is not None
             assert worker.variants == {"doubling": "cpu"}
     assert [worker.state for worker in pool.stats().workers] == ["stopped", "stopped"]
@@ -73,13 +72,11 @@ def test_requests_of_many_threads_get_their_own_answers(bundle):
         assert pool.stats().pending == 0
 
 
-def test_what_is_copied_is_counted_and_memory_comes_back(bundle):
+def test_memory_of_answers_comes_back(bundle):
     with SessionPool(bundle, PoolConfig(devices="cpu", max_shared_bytes=2**28)) as pool:
         x = np.ones((1024, 1024), np.float32)
         answers = [pool.run({"x": value * x})["y"] for value in (1, 2, 3)]
-        stats = pool.stats()
-        assert stats.copied_in_bytes == stats.copied_out_bytes == 3 * x.nbytes
-        assert stats.used_bytes == 0
+        assert pool.stats().used_bytes == 0
     assert [int(y[0, 0]) for y in answers] == [2, 4, 6]
 
 

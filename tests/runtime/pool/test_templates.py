@@ -65,7 +65,6 @@ def test_a_killed_worker_is_forked_again_and_its_exit_is_known(bundle):
             wait_until_back(pool, number)
             assert template_of(pool) == template
             assert is_right(pool, number)
-        assert all({"import", "doubling"} <= worker.phases_s.keys() for worker in pool.stats().workers)
 
 
 def test_what_a_forked_worker_prints_is_quoted_in_its_error(bundle):

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any
 
 from ortprep.errors import PoolError, RequestTimeoutError
 from ortprep.runtime.pool.memory import RegionTable
@@ -20,21 +20,9 @@ from ortprep.runtime.tensors.array_layout import copy_arrays
 from ortprep.runtime.tensors.signatures import Signature, check_inputs
 
 
-class CallOptions(TypedDict, total=False):
-    """How a request is served.
-
-    Attributes:
-        timeout_s: Seconds after which to give up; without it, the call waits as long as it takes.
-        retries: How often the request may be tried on another worker after one died of it.
-    """
-
-    timeout_s: float | None
-    retries: int
-
-
 @dataclass(slots=True)
 class RequestOptions:
-    """How a request is to be served; `timeout_s` and `deadline` count from its caller's call."""
+    """How a request is served, see `SessionPool.run`; `deadline` counts from its caller's call."""
 
     timeout_s: float | None = None
     retries: int = 0
@@ -159,7 +147,6 @@ class RequestBroker(RequestTable):
     def _admit(self, slot: Slot) -> None:
         """Queues a filled slot, and gives it to a worker that has room; the lock is held."""
         self._require_open(slot.model)
-        self.copied_in_bytes += slot.layout.data_bytes
         is_next = slot.deadline < self.slots.next_deadline()
         self.slots.admit(slot)
         self._assign(slot.model)

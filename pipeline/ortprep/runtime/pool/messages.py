@@ -64,14 +64,13 @@ _KINDS = {int(kind): kind for kind in MessageKind}
 
 @dataclass(frozen=True)
 class ReadyReport:
-    """Content of `READY`: what a worker serves, by model, how long that took, and its anonymous memory.
+    """Content of `READY`: what a worker serves, by model, and its anonymous memory.
 
     `unfit`: why a template cannot be forked; empty if it can be.
     """
 
     variants: Mapping[str, str]
     buckets: Mapping[str, tuple[str, ...]]
-    phases_s: Mapping[str, float]
     private_bytes: int
     unfit: str = ""
 
@@ -106,7 +105,6 @@ class Layout(NamedTuple):
         shapes: Shape of each tensor.
         offsets: Offset of each, from the beginning of its packet, or of its part of the slot's region.
         end: Where the last one ends.
-        data_bytes: Bytes of all of them.
         slot_bytes: Bytes that they take in the slot's region; 0 if they travel in the packet.
     """
 
@@ -114,7 +112,6 @@ class Layout(NamedTuple):
     shapes: tuple[Shape, ...]
     offsets: tuple[int, ...]
     end: int
-    data_bytes: int
     slot_bytes: int
 
 
@@ -134,7 +131,7 @@ def lay_out(shapes: tuple[Shape, ...], itemsizes: tuple[int, ...]) -> Layout:
     slot_bytes = end
     if places.is_inline:
         offsets, end, slot_bytes = tuple([first + offset for offset in offsets]), first + end, 0
-    return Layout(text, shapes, offsets, end, sum(sizes), slot_bytes)
+    return Layout(text, shapes, offsets, end, slot_bytes)
 
 
 def encode_tensors(

@@ -89,7 +89,6 @@ class RequestTable:
         lock: `with` takes it in one step; a condition is Python code, which a signal may break off.
         wakeup: Wakes the supervisor.
         answering: The thread that resolves futures, and must not wait for itself.
-        copied_in_bytes, copied_out_bytes: Bytes of inputs and outputs that were copied.
     """
 
     def __init__(
@@ -100,7 +99,6 @@ class RequestTable:
         self.answering: threading.Thread | None = None
         self.signatures, self.memory = signatures, memory
         self.slots = SlotTable()
-        self.copied_in_bytes = self.copied_out_bytes = 0
         self._waiting: deque[threading.Lock] = deque()
         self._is_changing = False
         self._closed_by: PipelineError | None = None
@@ -268,7 +266,6 @@ class RequestTable:
         layout = self._readers[slot.model].read(packet, head, self.memory.region_bytes - begin)
         slot.answer, slot.service_s = {}, head.figure / 1e9
         if region is not None:
-            slot.copied_bytes = layout.data_bytes if layout.slot_bytes else 0
             slot.written_bytes = begin + layout.slot_bytes
         if slot.is_abandoned or region is None:
             return slot  # nobody waits for it
@@ -296,7 +293,6 @@ class RequestTable:
             self.slots.answer(worker, slot.number, now, service_s=slot.service_s)
             if slot.region is not None:
                 self.memory.note_written(slot.region, slot.written_bytes)
-            self.copied_out_bytes += slot.copied_bytes
             self._end(slot)
         return [now - slot.begun for slot in slots]
 

@@ -8,14 +8,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, wait
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any
 
 from ortprep.errors import InvalidRequestError, PoolClosedError, PoolError
-from ortprep.runtime.loading.model_load_options import require_counts
 from ortprep.runtime.loading.session import keep_freed_memory
 from ortprep.runtime.loading.variant_resolver import read_trusted_config
 from ortprep.runtime.machine.process_memory import free_bytes
-from ortprep.runtime.pool.broker import CallOptions, RequestBroker, RequestOptions
+from ortprep.runtime.pool.broker import RequestBroker, RequestOptions
 from ortprep.runtime.pool.config import Bundle, PoolConfig, name_bundles, plan_workers
 from ortprep.runtime.pool.memory import RegionTable
 from ortprep.runtime.pool.slots import MAX_DEPTH, Answer, PoolFuture
@@ -76,14 +75,20 @@ class SessionPool:
             raise
 
     def run(
-        self, inputs: Mapping[str, Any], *, model: str | None = None, **options: Unpack[CallOptions]
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        model: str | None = None,
+        timeout_s: float | None = None,
+        retries: int = 0,
     ) -> Answer:
         """Runs a model and returns its outputs by name, in the model's order.
 
         Args:
             inputs: Arrays by input name, of the model's types.
             model: Which one, if the pool has several.
-            options: See `CallOptions`.
+            timeout_s: Seconds after which to give up; None waits as long as it takes.
+            retries: How often the request may be tried on another worker after one died of it.
 
         Raises:
             InvalidRequestError: The inputs do not fit the model.
@@ -94,10 +99,15 @@ class SessionPool:
             PoolError: There is no worker left for the model, or no memory.
         """
         self._broker.refuse_in_callback("run()")
-        return self.submit(inputs, model=model, **options).result()
+        return self.submit(inputs, model=model, timeout_s=timeout_s, retries=retries).result()
 
     def submit(
-        self, inputs: Mapping[str, Any], *, model: str | None = None, **options: Unpack[CallOptions]
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        model: str | None = None,
+        timeout_s: float | None = None,
+        retries: int = 0,
     ) -> PoolFuture:
         """Does what `run` does, and returns a future at once, or as soon as there is room.
 
@@ -110,12 +120,17 @@ class SessionPool:
             PoolError: There is no worker left for the model, or no memory.
         """
         name = self._model(model)
-        future = self._broker.submit(name, inputs, RequestOptions(**options))
+        future = self._broker.submit(name, inputs, RequestOptions(timeout_s, retries))
         assert future is not None  # it may wait
         return future
 
     async def arun(
-        self, inputs: Mapping[str, Any], *, model: str | None = None, **options: Unpack[CallOptions]
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        model: str | None = None,
+        timeout_s: float | None = None,
+        retries: int = 0,
     ) -> Answer:
         """Does what `run` does, for asyncio; cancelling it cancels the request if no worker has it yet.
 
@@ -125,7 +140,7 @@ class SessionPool:
             PoolError: As `run`.
         """
         name = self._model(model)
-        request = RequestOptions(**options, may_wait=False)
+        request = RequestOptions(timeout_s, retries, may_wait=False)
         is_small = sum(getattr(value, "nbytes", 0) for value in inputs.values()) <= _LONG_COPY_BYTES
         future = self._broker.submit(name, inputs, request) if is_small else None
         if future is None:  # the loop must not wait, be it for room or for a long copy
@@ -147,7 +162,8 @@ class SessionPool:
         model: str | None = None,
         ordered: bool = True,
         in_flight: int | None = None,
-        **options: Unpack[CallOptions],
+        timeout_s: float | None = None,
+        retries: int = 0,
     ) -> Iterator[Answer]:
         """Runs many requests, a bounded number at a time, and yields their answers.
 
@@ -156,7 +172,8 @@ class SessionPool:
             model: Which one, if the pool has several.
             ordered: Whether answers come in the order of their requests, or as they are ready.
             in_flight: Maximum number of requests at a time; None for four per worker.
-            options: Options of each request, see `CallOptions`.
+            timeout_s: As `run` takes it, of each request.
+            retries: As `run` takes it.
 
         Raises:
             PoolError: As `run`, for the first request that fails; later ones are withdrawn.
@@ -165,7 +182,7 @@ class SessionPool:
         futures: deque[PoolFuture] = deque()
         try:
             for batch in batches:
-                futures.append(self.submit(batch, model=name, **options))
+                futures.append(self.submit(batch, model=name, timeout_s=timeout_s, retries=retries))
                 if len(futures) >= (in_flight or max(8, 4 * len(self._supervisor.workers))):
                     yield _take(futures, ordered=ordered)
             while futures:
@@ -185,7 +202,6 @@ class SessionPool:
         Raises:
             PipelineError: They never will be ready.
         """
-        require_counts(minimum=0, count=count)
         self._supervisor.wait_ready(len(self._supervisor.workers) if count is None else count)
 
     def stats(self) -> PoolStats:

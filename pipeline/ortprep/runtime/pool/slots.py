@@ -31,7 +31,7 @@ Answer = dict[str, Array]
 MAX_DEPTH = 16
 """Maximum number of requests that a worker has at once."""
 
-NO_TENSORS = Layout(b"", (), (), 0, 0, 0)
+NO_TENSORS = Layout(b"", (), (), 0, 0)
 
 log = logging.getLogger(__name__)
 
@@ -79,10 +79,6 @@ class PoolFuture(Future[Answer]):
                 self._is_over = True
 
 
-class RepeatedAnswerError(PoolError):
-    """A worker answered a request twice; the one whose turn it is has no part in that."""
-
-
 @dataclass(slots=True, eq=False)
 class Slot:
     """A request that is not answered yet, with its permit and its memory.
@@ -98,7 +94,6 @@ class Slot:
         is_abandoned: Whether its caller has stopped waiting while a worker had it.
         is_cancelled: Whether its caller took it back.
         service_s: Seconds that the run took.
-        copied_bytes: Bytes of outputs that were copied out of its memory.
         written_bytes: Bytes of its memory that inputs and outputs took.
     """
 
@@ -118,7 +113,6 @@ class Slot:
     error: PipelineError | None = None
     answer: Answer | None = None
     service_s: float = 0.0
-    copied_bytes: int = 0
     written_bytes: int = 0
 
     def resolve(self) -> None:
@@ -139,7 +133,6 @@ class WorkerQueue:
     """A worker in the books: the slots that it has, the oldest first.
 
     Attributes:
-        answered: Number of the slot that it answered last; None before the first.
         since: When the oldest became the oldest.
         service_s: Moving average of what a request takes it; None before the first.
         depth: How many slots it may have.
@@ -148,7 +141,6 @@ class WorkerQueue:
     models: frozenset[str]
     is_open: bool = False
     sent: deque[Slot] = field(default_factory=deque)
-    answered: int | None = None
     since: float = math.inf
     service_s: float | None = None
     depth: int = 2
@@ -245,15 +237,13 @@ class SlotTable:
         """Returns the slot that a worker answers next, or `position` slots after that.
 
         Raises:
-            RepeatedAnswerError: It is the one that it answered just before.
             PoolError: It is another's turn.
         """
-        queue = self._workers[worker]
-        slot = queue.sent[position] if position < len(queue.sent) else None
+        sent = self._workers[worker].sent
+        slot = sent[position] if position < len(sent) else None
         if slot is None or slot.number != number:
-            is_repeated = number == (queue.sent[position - 1].number if position else queue.answered)
             expected = "none" if slot is None else slot.number
-            raise (RepeatedAnswerError if is_repeated else PoolError)(
+            raise PoolError(
                 f"answer to the wrong request\n  expected one to request {expected}, got one to {number}"
             )
         return slot
@@ -262,7 +252,7 @@ class SlotTable:
         """Frees a worker's oldest slot; raises as `expect`."""
         slot = self.expect(worker, number)
         queue = self._workers[worker]
-        queue.answered = queue.sent.popleft().number
+        queue.sent.popleft()
         # One that is closed stays so.
         queue.since = now if queue.sent and queue.since < math.inf else math.inf
         if service_s is not None:

@@ -100,8 +100,6 @@ class Supervisor:
                 is_degraded=any(worker.state == "failed" for worker in self.workers),
                 shared_bytes=broker.memory.held_bytes,
                 used_bytes=broker.memory.used_bytes,
-                copied_in_bytes=broker.copied_in_bytes,
-                copied_out_bytes=broker.copied_out_bytes,
             )
 
     # The thread.

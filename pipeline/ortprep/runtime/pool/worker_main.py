@@ -78,7 +78,7 @@ def main(job: WorkerJob) -> None:
     """Begins: makes the sessions a job names, and serves them until the pool ends it."""
     connection = PoolConnection(job.descriptors[0], may_spin=job.load.may_spin)
     try:
-        models, phases_s, threads = _open_models(job)
+        models, threads = _open_models(job)
         from ortprep.runtime.machine.process_memory import private_bytes, written_bytes
         from ortprep.runtime.pool.memory import MemoryFile
 
@@ -89,7 +89,6 @@ def main(job: WorkerJob) -> None:
     ready = ReadyReport(
         variants={model.name: model.variant for model in models.values()},
         buckets={model.name: model.buckets for model in models.values()},
-        phases_s=phases_s,
         private_bytes=private_bytes(),
     )
     if job.is_template:
@@ -157,24 +156,14 @@ def _become_worker(job: WorkerJob, descriptors: Sequence[int]) -> PoolConnection
     return PoolConnection(own, may_spin=job.load.may_spin)
 
 
-def _open_models(job: WorkerJob) -> tuple[dict[int, ServedModel], dict[str, float], int]:
-    """Returns the models of a job, what took how long, in seconds, and how many threads there were before."""
-    times = [time.perf_counter()]
+def _open_models(job: WorkerJob) -> tuple[dict[int, ServedModel], int]:
+    """Returns the models of a job, and how many threads there were before."""
     import_onnxruntime()
     # Only then: what imports numpy while ONNX Runtime is imported may find half of it.
     from ortprep.runtime.pool.served_model import open_served
 
-    models, threads = {}, _count_threads()
-    for model in job.models:
-        times.append(time.perf_counter())
-        models[model.number] = open_served(model, job)
-    times.append(time.perf_counter())
-    names = ("import", *(model.name for model in job.models))
-    return (
-        models,
-        {name: end - begin for name, begin, end in zip(names, times, times[1:], strict=False)},
-        threads,
-    )
+    threads = _count_threads()
+    return {model.number: open_served(model, job) for model in job.models}, threads
 
 
 def serve(connection: PoolConnection, models: dict[int, ServedModel], memory: MemoryFile) -> None:

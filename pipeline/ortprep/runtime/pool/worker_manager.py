@@ -24,7 +24,7 @@ from ortprep.runtime.pool.messages import (
     decode_json,
 )
 from ortprep.runtime.pool.request_table import RequestTable
-from ortprep.runtime.pool.slots import RepeatedAnswerError, Slot
+from ortprep.runtime.pool.slots import Slot
 from ortprep.runtime.pool.worker_process import WorkerProcess
 from ortprep.runtime.pool.worker_state import WorkerEvent, WorkerState
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 _PACKETS_PER_TURN = 64
 _MAX_TURN_BYTES = 2**24
-"""Bytes of answers that are copied before other workers, and deadlines, have their turn."""
+"""Bytes of slots whose answers are copied before other workers, and deadlines, have their turn."""
 
 _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
 """Why a process cannot be made now, although it may be later."""
@@ -130,7 +130,7 @@ class WorkerManager:
             log.error("%s: %s; ending it", worker.name, wrong.message)
             is_over = True
             self._unregister(process.channel.descriptor)
-            self.kill(worker, wrong, fails_oldest=not isinstance(wrong, RepeatedAnswerError))
+            self.kill(worker, wrong)
         # Only now: a caller may send the same again, and a worker that is ended must not answer.
         self._broker.resolve_ended()
         return not is_over
@@ -138,7 +138,7 @@ class WorkerManager:
     def _take_packets(self, worker: WorkerState, process: WorkerProcess) -> bool:
         """Reads packets of a worker, and returns whether none is left to read."""
         replies: list[Slot] = []
-        copied_bytes = 0
+        read_bytes = 0
         sent = self._broker.slots.queue_of(worker.number).sent
         try:
             for _ in range(_PACKETS_PER_TURN):
@@ -151,8 +151,8 @@ class WorkerManager:
                 head = decode_head(packet, worker.name)
                 if head.kind is MessageKind.DONE:
                     replies.append(self._broker.read(worker.number, head, packet, position=len(replies)))
-                    copied_bytes += replies[-1].copied_bytes
-                    if len(replies) >= len(sent) or copied_bytes > _MAX_TURN_BYTES:
+                    read_bytes += replies[-1].written_bytes
+                    if len(replies) >= len(sent) or read_bytes > _MAX_TURN_BYTES:
                         break  # no more to answer, and to look costs as much as to take one; or others wait
                     continue
                 # Answers are taken in the order in which they were given.

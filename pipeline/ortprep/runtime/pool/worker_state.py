@@ -54,7 +54,6 @@ class WorkerStats:
         state: What it is doing.
         pid: Its process; None without one.
         start_s: Duration of its last start, process creation included; None before it was ready.
-        phases_s: Durations of the phases of that: `import`, then every model by name.
         private_bytes: Its anonymous memory when it was ready; of a fork, what it had written to by then.
         served: Requests it answered.
         in_flight: Requests it has.
@@ -73,7 +72,6 @@ class WorkerStats:
     state: WorkerStatus = "waiting"
     pid: int | None = None
     start_s: float | None = None
-    phases_s: Mapping[str, float] = field(default_factory=dict)
     private_bytes: int | None = None
     served: int = 0
     in_flight: int = 0
@@ -94,8 +92,6 @@ class PoolStats:
         is_degraded: Whether a worker was given up.
         shared_bytes: Shared memory it holds.
         used_bytes: The part of it that is in use.
-        copied_in_bytes: Bytes of inputs that it has copied so far.
-        copied_out_bytes: Bytes of outputs that it has copied out of shared memory.
     """
 
     workers: tuple[WorkerStats, ...]
@@ -104,8 +100,6 @@ class PoolStats:
     is_degraded: bool
     shared_bytes: int
     used_bytes: int
-    copied_in_bytes: int
-    copied_out_bytes: int
 
 
 @dataclass(eq=False)
@@ -179,7 +173,7 @@ class WorkerState:
         self.output, self.served_now = OutputTail(), 0
         self.is_stop_sent, self.killed_at, self.fails_oldest = False, math.inf, True
         self.reason = self.start_error = self.short_since = None
-        self.change("starting", pid=process.pid, phases_s={}, restarts=self.starts)
+        self.change("starting", pid=process.pid, restarts=self.starts)
         self.starts += 1
 
     def become_ready(self, now: float, **figures: Any) -> None:
