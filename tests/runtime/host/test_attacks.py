@@ -40,9 +40,9 @@ from ortprep.runtime.host.packets import (
     send_arrays,
 )
 from ortprep.runtime.host.process import read_status
+from ortprep.runtime.ipc import close_aside
 from ortprep.runtime.loading import phases
 from ortprep.runtime.loading.load_options import Deadline
-from ortprep.runtime.received_descriptors import close_aside
 from tests.fakes import lingering, wait_for
 from tests.runtime.builders import endless_model, rewrite_digests, sample, weights_of, write_bundle
 from tests.runtime.host.conftest import freeze_host, host_in_this_process, kill_host

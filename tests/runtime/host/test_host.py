@@ -86,9 +86,7 @@ def test_a_client_imports_no_onnxruntime_and_few_modules(bundle):
         "ortprep.runtime.host.client",
         "ortprep.runtime.host.folder",
         "ortprep.runtime.host.packets",
-        "ortprep.runtime.received_descriptors",
-        "ortprep.runtime.tensors",
-        "ortprep.runtime.tensors.array_layout",
+        "ortprep.runtime.ipc",
     }
     assert set(done.stdout.split()) - own <= {"__future__", "_socket", "errno", "fcntl", "mmap"}
 

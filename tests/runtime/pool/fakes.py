@@ -18,6 +18,7 @@ import numpy as np
 
 from ortprep.bundle.codec import encode as encode_record
 from ortprep.errors import LoadError
+from ortprep.runtime.ipc import encode_shape
 from ortprep.runtime.pool import served_model, worker_main
 from ortprep.runtime.pool.messages import (
     MessageKind,
@@ -28,7 +29,6 @@ from ortprep.runtime.pool.messages import (
     lay_out,
 )
 from ortprep.runtime.pool.worker_process import WorkerJob
-from ortprep.runtime.tensors.array_layout import encode_shape
 
 EXIT, SEGFAULT, HANG, GARBAGE, WRONG_TURN, OUTSIDE = range(-107, -101)
 SLOW, RAISE, FEW, LONG, TWICE, EMPTY, BLOCK = range(-114, -107)

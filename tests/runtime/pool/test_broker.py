@@ -15,8 +15,9 @@ import pytest
 from numpy.typing import NDArray
 
 from ortprep.errors import PoolClosedError, PoolError, RequestTimeoutError
+from ortprep.runtime.ipc import MemoryFile, copy_arrays, encode_shape
 from ortprep.runtime.pool.broker import RequestBroker, RequestOptions
-from ortprep.runtime.pool.memory import MemoryFile, RegionTable
+from ortprep.runtime.pool.memory import RegionTable
 from ortprep.runtime.pool.messages import (
     LayoutReader,
     MessageKind,
@@ -27,7 +28,6 @@ from ortprep.runtime.pool.messages import (
 )
 from ortprep.runtime.pool.packet_channel import PacketChannel
 from ortprep.runtime.pool.slots import PoolFuture, Slot
-from ortprep.runtime.tensors.array_layout import copy_arrays, encode_shape
 from ortprep.runtime.tensors.signatures import Signature
 
 _FLOAT = np.dtype(np.float32)
@@ -63,7 +63,7 @@ class Office:
             self.open(worker)
 
     def open(self, worker: int = 0) -> None:
-        self.files[worker] = MemoryFile(self.memory.descriptor, self.memory.file.size)
+        self.files[worker] = MemoryFile(len(self.memory.file.memory), self.memory.file.descriptor)
         self.sockets[worker] = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.sockets[worker][1].setblocking(False)
         self.channels[worker] = PacketChannel(self.sockets[worker][0])
@@ -99,10 +99,10 @@ class Office:
     def answer_to(self, worker, received):
         head, packet = received
         layout = LayoutReader([4], "test").read(packet, head, head.size)
-        buffer, begin = (self.files[worker].bytes, head.begin) if layout.slot_bytes else (packet, 0)
+        buffer, begin = (self.files[worker].memory, head.begin) if layout.slot_bytes else (packet, 0)
         y = 2 * np.ndarray(layout.shapes[0], _FLOAT, buffer, begin + layout.offsets[0])
         if layout.slot_bytes:
-            copy_arrays([y], layout.offsets, self.files[worker].bytes, begin + layout.slot_bytes)
+            copy_arrays([y], layout.offsets, self.files[worker].memory, begin + layout.slot_bytes)
         return encode_tensors(MessageKind.DONE, head.number, layout, [y], figure=1000)
 
     def deliver(self, worker: int, *packets: bytes) -> Exception | None:
@@ -240,7 +240,7 @@ def test_a_boolean_that_is_none_is_no_answer(size):
             received.head.begin
             + LayoutReader([4], "test").read(received.packet, received.head, 2**22).slot_bytes
         )
-        copy_arrays([answer], layout.offsets, office.files[0].bytes, begin)
+        copy_arrays([answer], layout.offsets, office.files[0].memory, begin)
     packet = encode_tensors(MessageKind.DONE, received.head.number, layout, [answer], figure=1)
     assert "neither 0 nor 1" in str(office.deliver(0, packet))
     assert not future.done()
@@ -393,7 +393,7 @@ def test_every_future_ends_however_the_work_goes():
 
 
 def allocated(office: Office) -> int:
-    return os.fstat(office.memory.descriptor).st_blocks * 512
+    return os.fstat(office.memory.file.descriptor).st_blocks * 512
 
 
 @pytest.mark.attack
@@ -402,7 +402,7 @@ def test_what_a_worker_wrote_where_it_may_not_goes_back_to_the_system_with_it():
     future = office.submit(1, 100_000, retries=1)
     file, size = office.files[0], office.memory.region_bytes
     for begin in (office.receive()[0].head.begin + size // 2, 7 * size, 20 * size + size // 2):
-        file.view(begin, _FLOAT, (250_000,))[...] = 1
+        np.ndarray((250_000,), _FLOAT, file.memory, begin)[...] = 1
     assert allocated(office) > 3_000_000
     office.lose()
     assert allocated(office) <= office.memory.held_bytes

@@ -19,8 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortprep.errors import NoRoomError, PoolError
+from ortprep.runtime.ipc import INLINE_BYTES, MAX_PACKET_BYTES, MemoryFile, encode_shape
 from ortprep.runtime.pool import packet_channel
-from ortprep.runtime.pool.memory import PAGE_BYTES, MemoryFile, Region, RegionTable
+from ortprep.runtime.pool.memory import PAGE_BYTES, Region, RegionTable
 from ortprep.runtime.pool.messages import (
     HEAD_BYTES,
     Head,
@@ -35,7 +36,6 @@ from ortprep.runtime.pool.messages import (
 )
 from ortprep.runtime.pool.packet_channel import PacketChannel
 from ortprep.runtime.pool.worker_main import PoolConnection, serve
-from ortprep.runtime.tensors.array_layout import INLINE_BYTES, MAX_PACKET_BYTES, create_memory, encode_shape
 from tests.fakes import lingering, wait_for
 
 
@@ -268,7 +268,7 @@ _BYTE = np.dtype(np.uint8)
 def resident(file: MemoryFile) -> int:
     """Bytes of a file that take memory."""
     text = Path("/proc/self/smaps").read_text()
-    part = text[text.index(f"{file.bytes.ctypes.data:x}-") :]
+    part = text[text.index(f"{np.frombuffer(file.memory, _BYTE).ctypes.data:x}-") :]
     return int(part[part.index("Rss:") :].split()[1]) * 1024
 
 
@@ -279,13 +279,13 @@ def test_more_than_a_file_can_have_is_an_error_of_the_pool():
 
 @pytest.mark.attack
 def test_a_size_that_was_sealed_cannot_be_changed():
-    descriptor = create_memory("ortprep-pool", 4 * PAGE_BYTES)
+    file = MemoryFile(4 * PAGE_BYTES)
+    descriptor = file.descriptor
     for size in (0, PAGE_BYTES, 8 * PAGE_BYTES):
         with pytest.raises(PermissionError):
             os.ftruncate(descriptor, size)
     with pytest.raises(PermissionError):
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
-    os.close(descriptor)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["take", "answer", "end"]), st.integers(1, 3 * MB)), max_size=60))
@@ -295,10 +295,10 @@ def test_no_two_hold_the_same_region_and_answers_to_small_requests_always_have_o
     for step, size in steps:
         if step == "take" and table.has_room(size):
             held.append(table.take(size))
-            table.file.view(held[-1].begin, _BYTE, (size,))[...] = len(held)
+            np.ndarray((size,), _BYTE, table.file.memory, held[-1].begin)[...] = len(held)
         elif step == "answer" and sum(region.is_for_answer for region in held) < 4:
             held.append(table.take(0))
-            table.file.view(held[-1].begin, _BYTE, (size,))[...] = len(held)
+            np.ndarray((size,), _BYTE, table.file.memory, held[-1].begin)[...] = len(held)
             table.note_written(held[-1], size)
         elif step == "end" and held:
             table.release(held.pop(size % len(held)))
@@ -327,7 +327,7 @@ def test_pages_are_kept_for_the_next_slot_up_to_the_limit():
     regions = [table.take(3 * MB), table.take(3 * MB), table.take(0)]
     table.note_written(regions[2], 6 * MB)
     for region in regions:
-        table.file.view(region.begin, _BYTE, (region.kept,))[...] = 1
+        np.ndarray((region.kept,), _BYTE, table.file.memory, region.begin)[...] = 1
     for region in regions:
         table.release(region)
     assert resident(table.file) == table.held_bytes == 6 * MB

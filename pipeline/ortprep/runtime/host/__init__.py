@@ -1,12 +1,12 @@
 """A process of the user's that keeps models loaded for programs that start often.
 
 A program connects to a socket in a folder that only its user can enter, names a model, and sends requests.
-It imports numpy and this package's `client`, `packets`, `folder` and `array_layout`, and neither ONNX Runtime
+It imports numpy, this package's `client`, `packets` and `folder`, and `ipc`, and neither ONNX Runtime
 nor what reads bundles. Client and host check that the other is a process of the same user (`SO_PEERCRED`).
 
     client                                   host
     OPEN  path or name            ─────►     loads the model unless it is loaded
-                                  ◄─────     OPENED  inputs and outputs
+                                  ◄─────     OPENED
     RUN   arrays, deadline        ─────►     runs
                                   ◄─────     DONE    arrays      or FAILED  error
 

@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ortprep.runtime.received_descriptors import ROOM, close_aside, close_descriptors, find_descriptors
-from ortprep.runtime.tensors.array_layout import (
+from ortprep.runtime.ipc import (
+    ANCILLARY_BYTES,
     MAX_PACKET_BYTES,
+    MemoryFile,
+    close_aside,
+    close_descriptors,
     copy_arrays,
-    create_memory,
     decode_shape,
     encode_shape,
+    find_descriptors,
     place_arrays,
 )
 
@@ -63,30 +66,6 @@ class Packet(NamedTuple):
     arrays: dict[str, NDArray[Any]]
 
 
-class MemoryFile:
-    """A memory file of a sealed size, so that no mapping of it can become invalid.
-
-    Raises:
-        OSError: There is no memory or no descriptor to be had.
-    """
-
-    __slots__ = ("descriptor", "memory")
-
-    def __init__(self, size: int) -> None:
-        import mmap  # here, as small requests do not need it
-
-        self.descriptor = create_memory("ortprep-host", size)
-        try:
-            self.memory = mmap.mmap(self.descriptor, size)
-        except BaseException:
-            os.close(self.descriptor)
-            raise
-
-    def __del__(self) -> None:
-        if hasattr(self, "memory"):
-            os.close(self.descriptor)
-
-
 def violation(sender: str, problem: str) -> HostError:
     """Returns the error for something that breaks the protocol."""
     from ortprep.errors import HostError
@@ -123,7 +102,7 @@ def receive(sock: _socket.socket, sender: str) -> Packet | None:
         MemoryError: There is no memory for its arrays.
         OSError: There is none yet, or the connection is lost.
     """
-    content, ancillary, flags, _ = sock.recvmsg(MAX_PACKET_BYTES, ROOM, _socket.MSG_CMSG_CLOEXEC)
+    content, ancillary, flags, _ = sock.recvmsg(MAX_PACKET_BYTES, ANCILLARY_BYTES, _socket.MSG_CMSG_CLOEXEC)
     descriptors = find_descriptors(ancillary)
     try:
         if not content:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ortprep.errors import PoolError, RequestTimeoutError
+from ortprep.runtime.ipc import copy_arrays
 from ortprep.runtime.pool.memory import RegionTable
 from ortprep.runtime.pool.messages import encode_body, lay_out
 from ortprep.runtime.pool.request_table import RequestTable, abort_if_interrupted
 from ortprep.runtime.pool.slots import PoolFuture, Slot
-from ortprep.runtime.tensors.array_layout import copy_arrays
 from ortprep.runtime.tensors.signatures import Signature, check_inputs
 
 
@@ -66,7 +66,7 @@ class RequestBroker(RequestTable):
             if not self._claim(slot, options):
                 return None
             if slot.region is not None and layout.slot_bytes:
-                copy_arrays(arrays, layout.offsets, self.memory.file.bytes, slot.region.begin)
+                copy_arrays(arrays, layout.offsets, self.memory.file.memory, slot.region.begin)
                 if time.monotonic() >= slot.deadline:
                     text = f"expected an answer within {options.timeout_s:.3g} s, got none"
                     raise RequestTimeoutError(

@@ -1,4 +1,4 @@
-"""The shared memory of a pool: a file without a name (`memfd_create`), divided into regions.
+"""The shared memory of a pool: a memory file, divided into regions.
 
 The pool's process makes it and seals its size, so that no worker can make a mapping of it invalid. A region
 is the memory of a slot, for its inputs and its outputs. Regions are as large as the largest request with its
@@ -9,49 +9,15 @@ the next slot as long as all together take no more than the pool may.
 from __future__ import annotations
 
 import mmap
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ortprep.errors import NoRoomError, PoolError
-from ortprep.runtime.tensors.array_layout import create_memory
-from ortprep.runtime.tensors.element_types import Array
+from ortprep.runtime.ipc import MemoryFile
 
 PAGE_BYTES = mmap.PAGESIZE
 MAX_REGION_BYTES = 2**36
 """Largest request with its answer: 64 GiB, which bounds the address space that a pool reserves."""
-
-
-class MemoryFile:
-    """A memory file in this process's address space, until the last array on it is gone.
-
-    Raises:
-        PoolError: It is smaller, or there is no address space for it.
-    """
-
-    __slots__ = ("_map", "bytes", "size")
-
-    def __init__(self, descriptor: int, size: int) -> None:
-        try:
-            self._map = mmap.mmap(descriptor, size)
-        except (OSError, ValueError) as error:
-            hint = "ulimit -v, or a smaller max_shared_bytes"
-            raise PoolError(f"cannot map {size} bytes of shared memory\n  {error}", hint=hint) from error
-        self.size = size
-        self.bytes: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
-
-    def view(self, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-        """Returns a tensor, which is read and written where it lies."""
-        return np.ndarray(shape, dtype, self.bytes, offset)
-
-    def discard(self, begin: int, size: int) -> None:
-        """Gives pages back to the system; they read as zeros afterwards, in every process."""
-        if size:
-            self._map.madvise(mmap.MADV_REMOVE, begin, size)
 
 
 @dataclass(slots=True, eq=False)
@@ -90,15 +56,10 @@ class RegionTable:
         self.region_bytes = _whole_pages(self._largest)
         size = 2 * count * self.region_bytes
         try:
-            self.descriptor = create_memory("ortprep-pool", size)
-        except (OSError, OverflowError) as error:
-            hint = "ulimit -n, or a smaller max_shared_bytes"
+            self.file = MemoryFile(size)
+        except (OSError, ValueError, OverflowError) as error:
+            hint = "ulimit -n; ulimit -v   (or a smaller max_shared_bytes)"
             raise PoolError(f"cannot make {size} bytes of shared memory\n  {error}", hint=hint) from error
-        try:
-            self.file = MemoryFile(self.descriptor, size)
-        except PoolError:
-            os.close(self.descriptor)
-            raise
         self.used_bytes = self.held_bytes = 0
         self._left = count
         self._regions = [Region(number * self.region_bytes) for number in reversed(range(2 * count))]
@@ -152,12 +113,17 @@ class RegionTable:
         if self._is_open:
             self._trim()
         elif self._discards:
-            self.file.discard(region.begin, region.kept)
+            self._discard(region.begin, region.kept)
+
+    def _discard(self, begin: int, size: int) -> None:
+        """Gives pages back to the system; they read as zeros afterwards, in every process."""
+        if size:
+            self.file.memory.madvise(mmap.MADV_REMOVE, begin, size)
 
     def _trim(self) -> None:
         """Gives pages of free regions back, of the longest idle first, while they take too much."""
         for region in self._free if self.held_bytes > self.max_bytes else ():
-            self.file.discard(region.begin, region.kept)
+            self._discard(region.begin, region.kept)
             self.held_bytes -= region.kept
             region.kept = 0
             if self.held_bytes <= self.max_bytes:
@@ -171,16 +137,16 @@ class RegionTable:
                 that nobody has read lie there.
         """
         for region in (*self._free, *lost):
-            self.file.discard(region.begin + region.kept, self.region_bytes - region.kept)
+            self._discard(region.begin + region.kept, self.region_bytes - region.kept)
 
     def close(self, *, discards: bool = True) -> None:
         """Gives everything back; a fork of the process, which shares the pages, discards none."""
         if not self._is_open:
             return
         self._is_open, self._discards = False, discards
-        os.close(self.descriptor)
+        self.file.close()
         for region in self._free if discards else ():
-            self.file.discard(region.begin, region.kept)
+            self._discard(region.begin, region.kept)
 
 
 def _whole_pages(size: int) -> int:

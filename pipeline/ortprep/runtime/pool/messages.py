@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ortprep.errors import PoolError
-from ortprep.runtime.tensors.array_layout import (
+from ortprep.runtime.ipc import (
     INLINE_BYTES,
     MAX_PACKET_BYTES,
     Shape,

@@ -11,9 +11,14 @@ from collections.abc import Sequence
 from functools import partial
 
 from ortprep.errors import PoolError
+from ortprep.runtime.ipc import (
+    ANCILLARY_BYTES,
+    MAX_PACKET_BYTES,
+    close_aside,
+    close_descriptors,
+    find_descriptors,
+)
 from ortprep.runtime.pool.messages import Head, MessageKind, decode_head
-from ortprep.runtime.received_descriptors import ROOM, close_aside, close_descriptors, find_descriptors
-from ortprep.runtime.tensors.array_layout import MAX_PACKET_BYTES
 
 _ASK_TIMEOUT_S = 1.0
 _FLAGS = socket.MSG_CMSG_CLOEXEC
@@ -104,7 +109,7 @@ class PacketChannel:
         """
         while True:
             try:
-                size, ancillary, flags, _ = self._socket.recvmsg_into([self._buffer], ROOM, _FLAGS)
+                size, ancillary, flags, _ = self._socket.recvmsg_into([self._buffer], ANCILLARY_BYTES, _FLAGS)
             except BlockingIOError:
                 return None
             except ConnectionResetError:

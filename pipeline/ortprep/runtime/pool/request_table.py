@@ -275,7 +275,7 @@ class RequestTable:
                 outputs.items(), layout.offsets, layout.shapes, strict=True
             ):
                 if layout.slot_bytes:
-                    view = self.memory.file.view(region.begin + begin + offset, dtype, shape)
+                    view = np.ndarray(shape, dtype, self.memory.file.memory, region.begin + begin + offset)
                 else:
                     view = np.ndarray(shape, dtype, packet, offset)
                 slot.answer[name] = _copy(view)

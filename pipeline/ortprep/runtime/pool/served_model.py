@@ -10,11 +10,10 @@ import numpy as np
 
 from ortprep.bundle.codec import encode
 from ortprep.errors import LoadError, NoRoomError, PoolError
+from ortprep.runtime.ipc import MemoryFile, copy_arrays
 from ortprep.runtime.loading.opened_bundle import OpenedBundle
 from ortprep.runtime.opened_model import OpenedModel, open_variants
-from ortprep.runtime.pool.memory import MemoryFile
 from ortprep.runtime.pool.messages import Head, LayoutReader, MessageKind, encode_tensors, lay_out
-from ortprep.runtime.tensors.array_layout import copy_arrays
 from ortprep.runtime.tensors.element_types import Array
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ class ServedModel(OpenedModel):
             PoolError: The request is unreadable.
         """
         layout = self._reader.read(packet, head, head.size)
-        buffer, begin = (file.bytes, head.begin) if layout.slot_bytes else (packet, 0)
+        buffer, begin = (file.memory, head.begin) if layout.slot_bytes else (packet, 0)
         places = zip(self._inputs, layout.shapes, layout.offsets, strict=True)
         arrays = [np.ndarray(shape, dtype, buffer, begin + offset) for dtype, shape, offset in places]
         return arrays, layout.slot_bytes
@@ -83,7 +82,7 @@ class ServedModel(OpenedModel):
                 hint=f"PoolConfig(max_shared_bytes={2 * (begin + layout.slot_bytes):d})",
             )
         if layout.slot_bytes:
-            copy_arrays(outputs, layout.offsets, file.bytes, head.begin + begin)
+            copy_arrays(outputs, layout.offsets, file.memory, head.begin + begin)
         return encode_tensors(MessageKind.DONE, head.number, layout, outputs, figure=elapsed_ns)
 
     def find_unfit(self) -> str:

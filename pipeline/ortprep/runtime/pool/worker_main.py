@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from ortprep.bundle.codec import encode as encode_record
 from ortprep.errors import PipelineError, to_dict
+from ortprep.runtime.ipc import MAX_PACKET_BYTES, MemoryFile
 from ortprep.runtime.loading.session import import_onnxruntime
 from ortprep.runtime.pool.messages import (
     MessageKind,
@@ -29,11 +30,9 @@ from ortprep.runtime.pool.messages import (
     encode_head,
 )
 from ortprep.runtime.pool.worker_process import die_with
-from ortprep.runtime.tensors.array_layout import MAX_PACKET_BYTES
 from ortprep.telemetry import has_telemetry_thread
 
 if TYPE_CHECKING:
-    from ortprep.runtime.pool.memory import MemoryFile
     from ortprep.runtime.pool.served_model import ServedModel
     from ortprep.runtime.pool.worker_process import WorkerJob
 
@@ -80,9 +79,8 @@ def main(job: WorkerJob) -> None:
     try:
         models, threads = _open_models(job)
         from ortprep.runtime.machine.process_memory import private_bytes, written_bytes
-        from ortprep.runtime.pool.memory import MemoryFile
 
-        memory = MemoryFile(job.descriptors[3], job.memory_bytes)
+        memory = MemoryFile(job.memory_bytes, job.descriptors[3])
     except PipelineError as error:
         connection.send(encode(MessageKind.BROKEN, 0, to_dict(error)))
         return

@@ -85,10 +85,10 @@ class WorkerManager:
     def start(self, worker: WorkerState) -> None:
         """Starts a worker's process."""
         now, memory = time.monotonic(), self._broker.memory
-        job = replace(worker.job, memory_bytes=memory.file.size)
+        job = replace(worker.job, memory_bytes=len(memory.file.memory))
         template = None if worker.template is None else worker.template.process
         try:
-            process = WorkerProcess(job, worker.variables, memory.descriptor, template)
+            process = WorkerProcess(job, worker.variables, memory.file.descriptor, template)
         except OSError as error:
             if isinstance(error, ConnectionError) and worker.template is not None:
                 self.kill(worker.template, PoolError(str(error)))
