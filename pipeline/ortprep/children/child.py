@@ -41,7 +41,7 @@ from ortprep.errors import (
     to_dict,
 )
 from ortprep.runtime.dropin.import_hook import STARTUP_VARIABLE
-from ortprep.runtime.machine.process_memory import peak_rss_bytes
+from ortprep.runtime.machine.memory import peak_rss_bytes
 from ortprep.telemetry import TELEMETRY_OFF, TELEMETRY_VARIABLE
 
 Q = TypeVar("Q")

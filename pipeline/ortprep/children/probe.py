@@ -15,7 +15,7 @@ from ortprep.children.probe_process import measure, used_gpu_bytes
 from ortprep.errors import ChildError
 from ortprep.runtime.loading.session import CUDA
 from ortprep.runtime.machine.hardware import read_hardware
-from ortprep.runtime.machine.page_cache import drop_file
+from ortprep.runtime.machine.memory import drop_file
 
 ProbeFunction: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any]]
 

@@ -17,7 +17,7 @@ from ortprep.errors import LoadError
 from ortprep.runtime.loading.binding import run_first
 from ortprep.runtime.loading.phases import wait_steady
 from ortprep.runtime.loading.session import CUDA, build_session
-from ortprep.runtime.machine.process_memory import peak_rss_bytes, private_bytes, written_bytes
+from ortprep.runtime.machine.memory import peak_rss_bytes, private_bytes, written_bytes
 from ortprep.runtime.tensors.arrays import read_tensors, run_session
 
 if TYPE_CHECKING:

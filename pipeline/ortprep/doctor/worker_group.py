@@ -27,7 +27,7 @@ from ortprep.runtime.loading.session import (
     onnxruntime_errors,
     with_device,
 )
-from ortprep.runtime.machine.process_memory import private_bytes
+from ortprep.runtime.machine.memory import private_bytes
 from ortprep.runtime.placement import Device, device_variables
 from ortprep.runtime.tensors.arrays import read_tensors, run_session
 

@@ -23,8 +23,13 @@ from ortprep.children.availability import run_tiny_model, unavailable_reason
 from ortprep.children.child import Reply, run_child
 from ortprep.errors import CacheError
 from ortprep.runtime.machine.hardware import Gpu, read_gpus, read_hardware
-from ortprep.runtime.machine.page_cache import drop_file, prefetch_file, start_prefetch
-from ortprep.runtime.machine.process_memory import peak_rss_bytes, private_bytes
+from ortprep.runtime.machine.memory import (
+    drop_file,
+    peak_rss_bytes,
+    prefetch_file,
+    private_bytes,
+    start_prefetch,
+)
 from tests.children import fakes
 
 pytestmark = pytest.mark.runtime

@@ -19,7 +19,7 @@ from ortprep.bundle.file_memory import find_stamp
 from ortprep.errors import LoadError, propose
 from ortprep.runtime.loading.bundle_loader import open_bundle
 from ortprep.runtime.loading.load_options import Deadline
-from ortprep.runtime.machine.process_memory import private_bytes
+from ortprep.runtime.machine.memory import private_bytes
 from ortprep.runtime.opened_model import SessionRunner
 from ortprep.runtime.tensors.signatures import check_inputs, read_signature
 

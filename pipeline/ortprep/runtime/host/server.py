@@ -28,7 +28,7 @@ from ortprep.runtime.host.folder import HostFolder, require_same_user
 from ortprep.runtime.host.models import HostConfig, ModelTable
 from ortprep.runtime.ipc import MemoryFile, close_aside
 from ortprep.runtime.loading.load_options import Deadline
-from ortprep.runtime.machine.process_memory import private_bytes
+from ortprep.runtime.machine.memory import private_bytes
 from ortprep.runtime.machine.processor import usable_cores
 from ortprep.runtime.tensors.element_types import Array
 

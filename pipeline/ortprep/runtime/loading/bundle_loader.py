@@ -250,7 +250,7 @@ def _prefetch(resolved: ResolvedVariant) -> None:
     """Has large files that are on disk only read ahead, while ONNX Runtime begins with the first of them."""
     large = [(path, stamp[2]) for path, stamp in resolved.files if stamp[2] > _LARGE_BYTES]
     if large:
-        from ortprep.runtime.machine.page_cache import is_cached, start_prefetch
+        from ortprep.runtime.machine.memory import is_cached, start_prefetch
 
         cold = [path for path, size_bytes in large if not is_cached(path, size_bytes)]
         if cold:

@@ -40,7 +40,7 @@ from ortprep.bundle.verification import (
 )
 from ortprep.errors import DISK_ERRORS, IntegrityError, LoadError, hint_of_os_error
 from ortprep.runtime.loading.load_options import NO_DEADLINE, Deadline
-from ortprep.runtime.machine.page_cache import start_prefetch
+from ortprep.runtime.machine.memory import start_prefetch
 
 if TYPE_CHECKING:
     from ortprep.runtime.loading.load_options import LoadOptions

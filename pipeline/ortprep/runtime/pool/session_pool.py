@@ -13,7 +13,7 @@ from typing import Any
 from ortprep.errors import InvalidRequestError, PoolClosedError, PoolError
 from ortprep.runtime.loading.session import keep_freed_memory
 from ortprep.runtime.loading.variant_resolver import read_trusted_config
-from ortprep.runtime.machine.process_memory import free_bytes
+from ortprep.runtime.machine.memory import free_bytes
 from ortprep.runtime.pool.broker import RequestBroker, RequestOptions
 from ortprep.runtime.pool.config import Bundle, PoolConfig, name_bundles, plan_workers
 from ortprep.runtime.pool.memory import RegionTable

@@ -78,7 +78,7 @@ def main(job: WorkerJob) -> None:
     connection = PoolConnection(job.descriptors[0], may_spin=job.load.may_spin)
     try:
         models, threads = _open_models(job)
-        from ortprep.runtime.machine.process_memory import private_bytes, written_bytes
+        from ortprep.runtime.machine.memory import private_bytes, written_bytes
 
         memory = MemoryFile(job.memory_bytes, job.descriptors[3])
     except PipelineError as error:

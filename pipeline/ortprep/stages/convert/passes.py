@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ortprep.children.child import run_child
 from ortprep.errors import StageError
 from ortprep.runtime.loading.session import onnxruntime_errors
-from ortprep.runtime.machine.process_memory import available_bytes
+from ortprep.runtime.machine.memory import available_bytes
 from ortprep.stages.convert.pass_records import PassReply, PassRequest
 from ortprep.stages.core.accuracy import convert_section
 from ortprep.stages.core.contract import Context

@@ -21,7 +21,7 @@ from ortprep.measuring.staged_bundles import StagedBundles
 from ortprep.options import format_option
 from ortprep.runtime.loading.session import CPU, build_session
 from ortprep.runtime.machine.hardware import read_hardware
-from ortprep.runtime.machine.process_memory import available_bytes
+from ortprep.runtime.machine.memory import available_bytes
 from ortprep.spec.models import TuneSpec
 from ortprep.stages.core.accuracy import convert_section
 from ortprep.stages.core.contract import Context, TaskId
