@@ -127,11 +127,8 @@ class _Board:
     def empty(self) -> list[int]:
         return [position for position, models in enumerate(self._on) if not models]
 
-    def copies(self, model: ModelLoad) -> int:
-        return sum(model in models for models in self._on)
-
     def share(self, model: ModelLoad) -> float:
-        return model.cost_ms / max(1, self.copies(model))
+        return model.cost_ms / max(1, sum(model in models for models in self._on))
 
     def cost(self, position: int) -> float:
         return sum(map(self.share, self._on[position]))

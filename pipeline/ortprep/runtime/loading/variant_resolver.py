@@ -25,6 +25,7 @@ from ortprep.bundle.paths import resolve_inside
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.errors import IntegrityError, LoadError, NoVariantError
 from ortprep.quoting import quoted
+from ortprep.runtime.loading.load_options import check_choice
 from ortprep.runtime.loading.resolved_variant import ResolvedVariant, read_compute_capabilities
 from ortprep.runtime.loading.session import CPU, CUDA, import_onnxruntime, with_device
 from ortprep.runtime.loading.variant_files import check_external_data, check_files
@@ -70,7 +71,7 @@ def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
     signed = None if options.require_signature is None else _read_signed(folder, options.require_signature)
     config = read_loader_config(folder) if signed is None else _read_signed_config(folder, signed)
     _require_source(folder, config, options)
-    _require_precision(options.precision)
+    check_choice("precision", options.precision, (FASTEST, *PRECISIONS))
     uses_gpus = any(needs_gpu(variant.requirements) for variant in find_candidates(config, options))
     selection = select_variant(config, options, read_machine(gpus=uses_gpus))
     variant = selection.variant
@@ -197,15 +198,6 @@ def _warn_unlisted(name: str, options: tuple[str, ...]) -> None:
     log.warning(
         "variant %s sets options newer than those listed here, unchecked: %s", name, ", ".join(options)
     )
-
-
-def _require_precision(precision: str) -> None:
-    if precision not in (FASTEST, *PRECISIONS):
-        raise LoadError(
-            f"bad argument of load: precision={precision!r}\n"
-            f"  expected one of {', '.join((FASTEST, *PRECISIONS))}",
-            hint=f"load(…, precision={FASTEST!r}), which is the default",
-        )
 
 
 def _nothing_fits(
