@@ -40,7 +40,7 @@ class GoldenCase:
 
     def find_problems(self, got: Tensors) -> list[str]:
         """Returns what is wrong with an answer."""
-        return find_problems(self.golden, self.expected, got)
+        return list(find_problems(self.golden, self.expected, got))
 
 
 @dataclass

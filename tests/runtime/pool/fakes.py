@@ -24,8 +24,8 @@ from ortprep.runtime.pool.messages import (
     MessageKind,
     ReadyReport,
     encode,
+    encode_answer,
     encode_head,
-    encode_tensors,
     lay_out,
 )
 from ortprep.runtime.pool.worker_process import WorkerJob
@@ -156,13 +156,13 @@ def _send_nothing(head, memory, job):
 
 
 def _answer_another(head, memory, job):
-    os.write(job.descriptors[0], encode_tensors(MessageKind.DONE, head.number + 1, _FLOATS, figure=1))
+    os.write(job.descriptors[0], encode_answer(head.number + 1, _FLOATS, service_ns=1))
     time.sleep(3600)
 
 
 def _answer_twice(head, memory, job):
     layout = lay_out(((0, 1),), (4,))
-    packet = encode_tensors(MessageKind.DONE, head.number, layout, [np.empty((0, 1), np.float32)], figure=1)
+    packet = encode_answer(head.number, layout, [np.empty((0, 1), np.float32)], service_ns=1)
     os.write(job.descriptors[0], packet)
     return packet
 

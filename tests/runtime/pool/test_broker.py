@@ -22,8 +22,8 @@ from ortprep.runtime.pool.messages import (
     LayoutReader,
     MessageKind,
     decode_head,
+    encode_answer,
     encode_head,
-    encode_tensors,
     lay_out,
 )
 from ortprep.runtime.pool.packet_channel import PacketChannel
@@ -103,7 +103,7 @@ class Office:
         y = 2 * np.ndarray(layout.shapes[0], _FLOAT, buffer, begin + layout.offsets[0])
         if layout.slot_bytes:
             copy_arrays([y], layout.offsets, self.files[worker].memory, begin + layout.slot_bytes)
-        return encode_tensors(MessageKind.DONE, head.number, layout, [y], figure=1000)
+        return encode_answer(head.number, layout, [y], service_ns=1000)
 
     def deliver(self, worker: int, *packets: bytes) -> Exception | None:
         """Hands answers in, as the supervisor does, and returns what was wrong with one."""
@@ -215,9 +215,7 @@ def test_an_answer_with_other_outputs_than_the_models_or_another_workers_is_an_e
     futures = [office.submit(n) for n in range(2)]
     received = office.receive(0).popleft()
     one = np.ones(1, np.float32)
-    packet = encode_tensors(
-        MessageKind.DONE, received.head.number, lay_out(((1,), (1,)), (4, 4)), [one, one], figure=1
-    )
+    packet = encode_answer(received.head.number, lay_out(((1,), (1,)), (4, 4)), [one, one], service_ns=1)
     assert "bytes too many" in str(office.deliver(0, packet))
     good = office.answer_to(0, received)
     assert office.deliver(1, good) is not None
@@ -241,7 +239,7 @@ def test_a_boolean_that_is_none_is_no_answer(size):
             + LayoutReader([4], "test").read(received.packet, received.head, 2**22).slot_bytes
         )
         copy_arrays([answer], layout.offsets, office.files[0].memory, begin)
-    packet = encode_tensors(MessageKind.DONE, received.head.number, layout, [answer], figure=1)
+    packet = encode_answer(received.head.number, layout, [answer], service_ns=1)
     assert "neither 0 nor 1" in str(office.deliver(0, packet))
     assert not future.done()
 

@@ -30,8 +30,9 @@ from ortprep.runtime.pool.messages import (
     decode_head,
     decode_json,
     encode,
+    encode_answer,
+    encode_body,
     encode_head,
-    encode_tensors,
     lay_out,
 )
 from ortprep.runtime.pool.packet_channel import PacketChannel
@@ -342,7 +343,8 @@ _ITEMSIZES = st.sampled_from([1, 2, 4, 8, 16])
 def packet_of(layout, itemsize):
     arrays = [np.zeros(shape, f"V{itemsize}") for shape in layout.shapes] if not layout.slot_bytes else ()
     fields = {"model": 3, "begin": 4096, "size": 5, "figure": 6}
-    return memoryview(bytearray(encode_tensors(MessageKind.DONE, 7, layout, arrays, **fields)))
+    head = encode_head(MessageKind.DONE, 7, text_bytes=len(layout.text), **fields)
+    return memoryview(bytearray(head + encode_body(layout, arrays)))
 
 
 @given(_SHAPES, _ITEMSIZES)
@@ -402,7 +404,7 @@ def test_a_shape_that_no_array_can_have_is_a_pool_error(shape):
 def test_outputs_that_do_not_fit_together_or_hide_bytes_are_refused():
     reader = LayoutReader([4] * 50, "answer of m")
     layout = lay_out(((2**18,),) * 50, (4,) * 50)
-    packet = memoryview(encode_tensors(MessageKind.DONE, 1, layout))
+    packet = memoryview(encode_answer(1, layout))
     head = decode_head(packet, "test")
     with pytest.raises(PoolError, match="outside of its memory"):
         reader.read(packet, head, 2**20)

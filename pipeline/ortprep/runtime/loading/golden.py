@@ -59,7 +59,7 @@ def check_answers(
             f"{subject} cannot run its golden sample\n  {type(error).__name__}: {error}",
             hint=hint,
         ) from error
-    problems = find_problems(golden, expected, answers)
+    problems = list(find_problems(golden, expected, answers))
     if problems:
         lines = "\n".join(f"  {problem}" for problem in problems)
         raise LoadError(f"{subject} does not answer as recorded\n{lines}", hint=hint)
@@ -90,21 +90,14 @@ def _read_part(part: Array, layout: Array | None, *, name: str) -> RecordedOutpu
     )
 
 
-def find_problems(
-    golden: Golden, expected: Mapping[str, RecordedOutput], answers: Mapping[str, Array]
-) -> list[str]:
-    """Returns what is wrong with answers to the golden sample, a line for each output that differs."""
-    return list(_find_problems(golden, expected, answers))
-
-
 def _select(tensors: Mapping[str, Array], prefix: str) -> dict[str, Array]:
     return {name.removeprefix(prefix): array for name, array in tensors.items() if name.startswith(prefix)}
 
 
-def _find_problems(
+def find_problems(
     golden: Golden, expected: Mapping[str, RecordedOutput], answers: Mapping[str, Array]
 ) -> Iterator[str]:
-    """Yields how answers differ from the recorded ones."""
+    """Yields what is wrong with answers to the golden sample, a line for each output that differs."""
     from ortprep.runtime.tensors.compare import compare_output
 
     if not expected:

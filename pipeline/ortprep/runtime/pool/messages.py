@@ -134,19 +134,12 @@ def lay_out(shapes: tuple[Shape, ...], itemsizes: tuple[int, ...]) -> Layout:
     return Layout(text, shapes, offsets, end, slot_bytes)
 
 
-def encode_tensors(
-    kind: MessageKind, number: int, layout: Layout, arrays: Sequence[NDArray[Any]] = (), **fields: int
+def encode_answer(
+    number: int, layout: Layout, arrays: Sequence[NDArray[Any]] = (), *, service_ns: int = 0
 ) -> bytes:
-    """Returns a message with tensors, with their data if they travel in the packet.
-
-    Args:
-        kind: Kind of message.
-        number: Number of the slot.
-        layout: Where the tensors lie.
-        arrays: The tensors.
-        fields: Other fields of `Head`.
-    """
-    return encode_head(kind, number, text_bytes=len(layout.text), **fields) + encode_body(layout, arrays)
+    """Returns `DONE` for a slot, with the data of the arrays if they travel in the packet."""
+    head = encode_head(MessageKind.DONE, number, text_bytes=len(layout.text), figure=service_ns)
+    return head + encode_body(layout, arrays)
 
 
 def encode_body(layout: Layout, arrays: Sequence[NDArray[Any]]) -> bytes:

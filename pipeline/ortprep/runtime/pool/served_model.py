@@ -13,7 +13,7 @@ from ortprep.errors import LoadError, NoRoomError, PoolError
 from ortprep.runtime.ipc import MemoryFile, copy_arrays
 from ortprep.runtime.loading.opened_bundle import OpenedBundle
 from ortprep.runtime.opened_model import OpenedModel, open_variants
-from ortprep.runtime.pool.messages import Head, LayoutReader, MessageKind, encode_tensors, lay_out
+from ortprep.runtime.pool.messages import Head, LayoutReader, encode_answer, lay_out
 from ortprep.runtime.tensors.element_types import Array
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class ServedModel(OpenedModel):
             )
         if layout.slot_bytes:
             copy_arrays(outputs, layout.offsets, file.memory, head.begin + begin)
-        return encode_tensors(MessageKind.DONE, head.number, layout, outputs, figure=elapsed_ns)
+        return encode_answer(head.number, layout, outputs, service_ns=elapsed_ns)
 
     def find_unfit(self) -> str:
         """Returns why its sessions cannot be inherited by a fork; empty if they can be."""
