@@ -14,7 +14,6 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.loader_config import read_loader_config, write_loader_config
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
 from ortprep.errors import LoadError, LoadTimeoutError, ProviderError
@@ -65,12 +64,6 @@ def test_f14_recorded_options_reach_the_session(model):
     assert options.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL
     assert options.enable_mem_pattern is False
     assert options.get_session_config_entry("session.disable_prepacking") == "1"
-
-
-def test_a_build_may_have_the_optimised_model_written(model, tmp_path):
-    written = tmp_path / "out.onnx"
-    build_session(plan_with(model, optimized_model_filepath=str(written)))
-    assert written.stat().st_size > 0
 
 
 @pytest.mark.parametrize(
@@ -223,11 +216,6 @@ def test_another_device_changes_the_cuda_provider_alone():
     assert with_device(default_plan("m.onnx"), 3) == default_plan("m.onnx")
 
 
-def test_a_plan_survives_the_way_to_a_child():
-    plan = default_plan("m.onnx", CUDA, attributes={"intra_op_num_threads": 2}, config_entries={"a": "b"})
-    assert decode(SessionPlan, encode(plan)) == plan
-
-
 # -- bound runs answer as plain ones do, and from the same memory every time
 
 
@@ -250,7 +238,7 @@ def test_a_bound_run_gives_its_outputs_in_the_same_memory_every_time(bundle):
     addresses = set()
     for _ in range(5):
         run()
-        addresses.add(run.addresses()["y"])
+        addresses.add(run._binding.get_outputs()[0].data_ptr())
     assert len(addresses) == 1
     np.testing.assert_allclose(run.outputs()["y"], sample() @ weights_of(0), rtol=1e-4)
 

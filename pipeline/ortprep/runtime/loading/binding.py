@@ -91,11 +91,6 @@ class BoundRun:
         """Returns what the last run answered by output name, copied to the host."""
         return dict(zip(self._names, self._binding.copy_outputs_to_cpu(), strict=True))
 
-    def addresses(self) -> dict[str, int]:
-        """Returns where the outputs lie on the device, by name."""
-        values = self._binding.get_outputs()
-        return {name: value.data_ptr() for name, value in zip(self._names, values, strict=True)}
-
 
 class BoundRuns:
     """Runs of a session that needs inputs and outputs bound, on batches of any shapes, one at a time.

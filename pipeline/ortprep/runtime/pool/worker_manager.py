@@ -165,7 +165,7 @@ class WorkerManager:
     def _take_replies(self, worker: WorkerState, replies: list[Slot]) -> None:
         """Takes answers out of a list."""
         if replies:
-            worker.note_answers(self._broker.done(worker.number, replies))
+            worker.note_answers(len(replies), self._broker.done(worker.number, replies))
             replies.clear()
 
     def _handle(self, worker: WorkerState, head: Head, content: Mapping[str, Any]) -> None:
@@ -174,7 +174,7 @@ class WorkerManager:
         is_starting = worker.state == "starting"
         if head.kind is MessageKind.FAILED:
             self._broker.failed(worker.number, head.number, from_dict(content))
-            worker.note_refusal()
+            worker.note_answers(1)
         elif head.kind is MessageKind.READY and is_starting:
             self._has_become_ready(worker, decode(ReadyReport, content))
         elif head.kind is MessageKind.BROKEN and is_starting:

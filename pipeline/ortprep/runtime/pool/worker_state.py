@@ -221,22 +221,15 @@ class WorkerState:
         error.pid, error.returncode, error.stderr = pid, exit_code, lines
         return error
 
-    def note_answers(self, waited_s: Sequence[float]) -> None:
-        """Notes how long the requests took that it answered, in seconds."""
-        self.served += len(waited_s)
-        self.served_now += len(waited_s)
-        self._note_answer_of_killed()
-        self.latencies_s.extend(waited_s)
+    def note_answers(self, count: int, waited_s: Sequence[float] = ()) -> None:
+        """Notes that it answered requests, and how long those took that it did not refuse, in seconds.
 
-    def _note_answer_of_killed(self) -> None:
-        """If it was killed for a request and answered it after all, those behind that have no part in it."""
+        If it was killed for a request and answered it after all, those behind that have no part in it.
+        """
+        self.served += count
+        self.served_now += count
         self.fails_oldest = self.fails_oldest and not self.is_killed
-
-    def note_refusal(self) -> None:
-        """Notes that it refused a request."""
-        self.served += 1
-        self.served_now += 1
-        self._note_answer_of_killed()
+        self.latencies_s.extend(waited_s)
 
     def stats(self, in_flight: int) -> WorkerStats:
         """Returns what it is now."""
