@@ -147,11 +147,9 @@ class RequestBroker(RequestTable):
     def _admit(self, slot: Slot) -> None:
         """Queues a filled slot, and gives it to a worker that has room; the lock is held."""
         self._require_open(slot.model)
-        is_next = slot.deadline < self.slots.next_deadline()
         self.slots.admit(slot)
         self._assign(slot.model)
-        if is_next:
-            self.wakeup.watch(slot.deadline)
+        self.wakeup.watch(slot.deadline)
 
     def _withdraw(self, number: int) -> bool:
         """Takes a waiting request back to be cancelled, also by the supervisor should a signal come next."""
