@@ -72,19 +72,6 @@ class OutputComparison:
     ratio: float = 0.0
 
 
-@dataclass(frozen=True)
-class _Block:
-    """The figures of one block; `worst` counts elements from the block's start."""
-
-    reason: str
-    wrong: int
-    max_abs: float
-    max_rel: float
-    largest: float
-    worst: int
-    ratio: float
-
-
 def compare_output(
     expected: Array,
     got: Array,
@@ -106,14 +93,15 @@ def compare_output(
         stop = min(start + block_elements, expected.size)
         left, right = widen(read_block(expected, start, stop)), widen(read_block(got, start, stop))
         block = _compare_block(left, right, tolerance)
-        if _is_worse(block, result):
+        if result.expected is None or _rank(block) > _rank(result):
+            (worst,) = block.worst_index
             result = replace(
                 result,
                 reason=block.reason,
                 ratio=block.ratio,
-                worst_index=tuple(int(i) for i in np.unravel_index(start + block.worst, expected.shape)),
-                expected=left[block.worst].item(),
-                got=right[block.worst].item(),
+                worst_index=tuple(int(i) for i in np.unravel_index(start + worst, expected.shape)),
+                expected=left[worst].item(),
+                got=right[worst].item(),
             )
         result = replace(
             result,
@@ -141,11 +129,9 @@ def _compare_form(expected: Array, got: Array) -> str:
     return ""
 
 
-def _is_worse(block: _Block, result: OutputComparison) -> bool:
-    if result.expected is None:
-        return True
+def _rank(result: OutputComparison) -> tuple[int, float]:
     # A wrong NaN is reported before a wrong infinity, and that before any finite difference.
-    return (_SEVERITY[block.reason], block.ratio) > (_SEVERITY[result.reason], result.ratio)
+    return _SEVERITY[result.reason], result.ratio
 
 
 def read_block(array: Array, start: int, stop: int) -> Array:
@@ -159,8 +145,8 @@ def read_block(array: Array, start: int, stop: int) -> Array:
     return block
 
 
-def _compare_block(expected: Array, got: Array, tolerance: Tolerance) -> _Block:
-    """Compares two blocks of one type by what that type can differ in."""
+def _compare_block(expected: Array, got: Array, tolerance: Tolerance) -> OutputComparison:
+    """Compares two flat blocks of one type by what that type can differ in; elements are not filled in."""
     kind = str(expected.dtype.kind)
     if kind in "fc":
         return _compare_floats(expected, got, tolerance)
@@ -171,7 +157,7 @@ def _compare_block(expected: Array, got: Array, tolerance: Tolerance) -> _Block:
     return _summarise(absolute, zeros, allowed=zeros, wrong=differs)
 
 
-def _compare_floats(expected: Array, got: Array, tolerance: Tolerance) -> _Block:
+def _compare_floats(expected: Array, got: Array, tolerance: Tolerance) -> OutputComparison:
     """Compares floats within a tolerance; NaN and infinity must be at the same places."""
     is_nan = np.isnan(expected) | np.isnan(got)
     is_infinite = (np.isinf(expected) | np.isinf(got)) & ~is_nan
@@ -187,11 +173,13 @@ def _compare_floats(expected: Array, got: Array, tolerance: Tolerance) -> _Block
     for reason, mask in ((_NAN, wrong_nan), (_INFINITY, wrong_infinity)):
         if mask.any():
             wrong = block.wrong + int(np.count_nonzero(wrong_nan | wrong_infinity))
-            return replace(block, reason=reason, wrong=wrong, worst=int(np.argmax(mask)), ratio=float("inf"))
+            return replace(
+                block, reason=reason, wrong=wrong, worst_index=(int(np.argmax(mask)),), ratio=float("inf")
+            )
     return block
 
 
-def _compare_integers(expected: Array, got: Array, tolerance: Tolerance) -> _Block:
+def _compare_integers(expected: Array, got: Array, tolerance: Tolerance) -> OutputComparison:
     # Subtracting the smaller from the larger never leaves the range of uint64, whatever wraps on the way.
     distance = np.where(got > expected, got - expected, expected - got).view(np.uint64)
     allowed = np.uint64(tolerance.atol) if tolerance.atol < 2.0**64 else _LARGEST
@@ -202,19 +190,19 @@ def _compare_integers(expected: Array, got: Array, tolerance: Tolerance) -> _Blo
 
 def _summarise(
     absolute: _Floats, magnitude: _Floats, *, allowed: _Floats, wrong: NDArray[np.bool_]
-) -> _Block:
+) -> OutputComparison:
     """Finds the worst of one block's finite differences."""
     ratios = _divide(absolute, allowed)
     worst = int(np.argmax(ratios))
     count = int(np.count_nonzero(wrong))
     relative = np.where(magnitude > 0, _divide(absolute, magnitude), 0)
-    return _Block(
+    return OutputComparison(
+        "",
         reason=_BEYOND if count else "",
         wrong=count,
         max_abs=float(absolute.max()),
         max_rel=float(relative.max()),
-        largest=0.0,
-        worst=worst,
+        worst_index=(worst,),
         ratio=float(ratios[worst]),
     )
 
