@@ -442,11 +442,6 @@ def test_a_target_the_bundle_lacks_is_named(bundle):
         load(bundle, target="cuda")
 
 
-def test_a_variant_can_be_asked_for_by_name(tmp_path):
-    folder = write_bundle(tmp_path / "b", requirements={"cpu": CPU_ONLY, "portable": CPU_ONLY})
-    assert open_bundle(folder, target="portable").variant.name == "portable"
-
-
 def test_a_fitting_variant_that_cannot_be_loaded_is_an_error_not_a_fallback(tmp_path):
     folder = write_bundle(tmp_path / "b", requirements={"cpu": CPU_ONLY, "portable": CPU_ONLY})
     (folder / "cpu/linear_optimized.onnx").write_bytes(b"not a model")
