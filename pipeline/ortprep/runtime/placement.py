@@ -25,6 +25,26 @@ _FORKED = "forked"  # figures of forked workers, which share the memory of the p
 
 
 @dataclass(frozen=True)
+class Device:
+    """A place for workers.
+
+    Attributes:
+        kind: `cpu` or `cuda`.
+        ordinal: CUDA ordinal as this process sees it; 0 for the CPU.
+        memory_bytes: What models may take there: of the GPU, or of the machine; None for no limit.
+    """
+
+    kind: Literal["cpu", "cuda"]
+    ordinal: int = 0
+    memory_bytes: int | None = None
+
+    @property
+    def name(self) -> str:
+        """As users write it."""
+        return "cpu" if self.kind == "cpu" else f"cuda:{self.ordinal}"
+
+
+@dataclass(frozen=True)
 class ModelLoad:
     """What a model takes of a device.
 
@@ -37,19 +57,6 @@ class ModelLoad:
     name: str
     cost_ms: float
     memory_bytes: int
-
-
-@dataclass(frozen=True)
-class Room:
-    """A device as placement sees it.
-
-    Attributes:
-        name: Name of the device.
-        memory_bytes: What models may take there; None for no limit.
-    """
-
-    name: str
-    memory_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -84,22 +91,22 @@ class Placement:
     reasons: tuple[str, ...]
 
 
-def place_models(models: Sequence[ModelLoad], rooms: Sequence[Room]) -> Placement:
+def place_models(models: Sequence[ModelLoad], devices: Sequence[Device]) -> Placement:
     """Places every model on a device, and on more where devices would stay empty.
 
     Args:
         models: Names are unique.
-        rooms: The devices, of equal speed.
+        devices: Devices of equal speed.
 
     Raises:
         PoolError: A model fits nowhere beside those placed before it.
     """
-    board = _Board(rooms)
+    board = _Board(devices)
     for model in sorted(models, key=lambda model: (-model.cost_ms, -model.memory_bytes, model.name)):
         position = board.lightest(model)
         if position is None:
             raise _no_room(model, board)
-        why = ", which was least loaded" if len(rooms) > 1 else ""
+        why = ", which was least loaded" if len(devices) > 1 else ""
         board.put(model, position, f"{model.name} ({_ms(model.cost_ms)}) to {{}}{why}")
     _fill(models, board)
     return board.placement()
@@ -119,9 +126,9 @@ def _fill(models: Sequence[ModelLoad], board: _Board) -> None:
 class _Board:
     """Devices while models are put on them."""
 
-    def __init__(self, rooms: Sequence[Room]) -> None:
-        self.rooms = rooms
-        self._on: list[list[ModelLoad]] = [[] for _ in rooms]
+    def __init__(self, devices: Sequence[Device]) -> None:
+        self.devices = devices
+        self._on: list[list[ModelLoad]] = [[] for _ in devices]
         self._reasons: list[str] = []
 
     def empty(self) -> list[int]:
@@ -137,22 +144,24 @@ class _Board:
         return sum(model.memory_bytes for model in self._on[position])
 
     def fits(self, model: ModelLoad, position: int) -> bool:
-        limit = self.rooms[position].memory_bytes
+        limit = self.devices[position].memory_bytes
         return limit is None or self.memory(position) + model.memory_bytes <= limit
 
     def lightest(self, model: ModelLoad) -> int | None:
         """Returns the device with least to do that has room, of equals the one with most memory left."""
-        fitting = [position for position in range(len(self.rooms)) if self.fits(model, position)]
+        fitting = [position for position in range(len(self.devices)) if self.fits(model, position)]
         return min(fitting, key=lambda at: (self.cost(at), self.memory(at), at), default=None)
 
     def put(self, model: ModelLoad, position: int, reason: str) -> None:
         self._on[position].append(model)
-        self._reasons.append(reason.format(self.rooms[position].name))
+        self._reasons.append(reason.format(self.devices[position].name))
 
     def placement(self) -> Placement:
         assignments = tuple(
-            Assignment(room.name, tuple(model.name for model in on), round(self.cost(at), 6), self.memory(at))
-            for at, (room, on) in enumerate(zip(self.rooms, self._on, strict=True))
+            Assignment(
+                device.name, tuple(model.name for model in on), round(self.cost(at), 6), self.memory(at)
+            )
+            for at, (device, on) in enumerate(zip(self.devices, self._on, strict=True))
         )
         makespan_ms = max((assignment.cost_ms for assignment in assignments), default=0.0)
         return Placement(assignments, makespan_ms, tuple(self._reasons))
@@ -161,8 +170,8 @@ class _Board:
 def _no_room(model: ModelLoad, board: _Board) -> PoolError:
     """Returns the error for a model that no device has room for."""
     lines = "".join(
-        f"\n  {room.name}: {_mb(board.memory(position))} of {_mb(room.memory_bytes or 0)} taken"
-        for position, room in enumerate(board.rooms)
+        f"\n  {device.name}: {_mb(board.memory(position))} of {_mb(device.memory_bytes or 0)} taken"
+        for position, device in enumerate(board.devices)
     )
     return PoolError(
         f"no device has room for {model.name}\n  expected {_mb(model.memory_bytes)} free{lines}",
@@ -176,26 +185,6 @@ def _mb(size_bytes: int) -> str:
 
 def _ms(value: float) -> str:
     return f"{value:.3g} ms"
-
-
-@dataclass(frozen=True)
-class Device:
-    """A place for workers.
-
-    Attributes:
-        kind: `cpu` or `cuda`.
-        ordinal: CUDA ordinal as this process sees it; 0 for the CPU.
-        memory_bytes: Memory of the GPU, or of the machine; None if unknown.
-    """
-
-    kind: Literal["cpu", "cuda"]
-    ordinal: int = 0
-    memory_bytes: int | None = None
-
-    @property
-    def name(self) -> str:
-        """As users write it."""
-        return "cpu" if self.kind == "cpu" else f"cuda:{self.ordinal}"
 
 
 def resolve_devices(requested: str | Sequence[str], hardware: Hardware) -> tuple[Device, ...]:
@@ -293,7 +282,7 @@ def place_bundles(
         read_load(name, path, kind, copies=copies, precision=precision, buckets=buckets)
         for name, path in bundles.items()
     )
-    return loads, place_models(loads, [Room(device.name, device.memory_bytes) for device in devices])
+    return loads, place_models(loads, devices)
 
 
 def read_figures(bundle: Path) -> dict[str, PlanFigures]:

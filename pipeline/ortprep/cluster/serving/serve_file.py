@@ -21,7 +21,7 @@ from ortprep.errors import PoolError
 from ortprep.quoting import quoted
 from ortprep.runtime.loading.sources import locate
 from ortprep.runtime.loading.variant_selection import needs_gpu, serves
-from ortprep.runtime.placement import ModelLoad, Room, place_models, read_figures, read_load
+from ortprep.runtime.placement import Device, ModelLoad, place_models, read_figures, read_load
 
 _CALL_MS = 4.0
 """What Serve adds to a request (`bench.ray_serving`): so much work waits to keep a replica busy."""
@@ -150,7 +150,7 @@ def _group(bundles: Sequence[BundleFigures]) -> list[list[BundleFigures]]:
     loads = [bundle.load for bundle in bundles]
     for count in range(1, len(bundles) + 1):
         try:
-            placement = place_models(loads, [Room(f"device {number}", limit) for number in range(count)])
+            placement = place_models(loads, [Device("cuda", number, limit) for number in range(count)])
         except PoolError:
             if count == len(bundles):
                 raise
