@@ -15,6 +15,7 @@ from ortprep.adopt.recorder import read_records
 from ortprep.bundle.codec import encode, format_json
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.errors import SpecError
+from ortprep.init import init_spec
 from ortprep.options import NEWEST
 from ortprep.spec.validation import parse_spec
 from tests.builders import conv_net, embedding, sequence_input, write_model
@@ -249,3 +250,30 @@ def test_nothing_is_written_through_links_of_a_strangers_folder(tmp_path, place)
     refused = [one.problem.splitlines()[0] for one in found if one.name is None]
     assert refused == [f"link where files are written: {link}"]
     assert not list(outside.iterdir())
+
+
+@pytest.mark.attack
+def test_the_default_folder_of_specs_is_no_link(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    Path("configs").symlink_to(outside)
+    path = write_model(embedding(), tmp_path / "net.onnx")
+    (tmp_path / "0.npz").write_bytes(b"an input")
+    processes = [ProcessRecord(1, "python app.py", "1.31.1", (record_of(path, kept=("0.npz",)),))]
+    with pytest.raises(SpecError, match="link where files are written: configs"):
+        adopt_models(processes, tmp_path, Path("configs"), max_inputs=4)
+    with pytest.raises(SpecError, match="link where files are written: configs"):
+        init_spec(path).write()
+    assert not list(outside.iterdir())
+
+
+@pytest.mark.attack
+def test_git_ignores_real_inputs_whatever_a_clone_says(tmp_path):
+    (tmp_path / "0.npz").write_bytes(b"an input")
+    record = record_of(write_model(embedding(), tmp_path / "net.onnx"), kept=("0.npz",))
+    ignored = tmp_path / "configs/samples/.gitignore"
+    ignored.parent.mkdir(parents=True)
+    ignored.write_text("!*\n")
+    adopt_models([ProcessRecord(1, "app", "1.31.1", (record,))], tmp_path, tmp_path / "configs", max_inputs=4)
+    assert ignored.read_text() == "*\n"

@@ -82,6 +82,18 @@ def test_a_trace_never_replaces_the_model(project):
     assert model.read_bytes() == before
 
 
+@pytest.mark.attack
+def test_a_trace_is_not_written_through_a_strangers_link(project):
+    write_model(conv_net(), project.root / "net.onnx")
+    victim = project.root / "victim"
+    victim.write_text("mine")
+    for name in (".tmp-net.trace.json", "net.trace.json"):
+        (project.root / name).symlink_to(victim)
+    ask(project, "profile", "net.onnx")
+    assert victim.read_text() == "mine"
+    assert not (project.root / "net.trace.json").is_symlink()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_doctor_that_is_asked_to_end_leaves_nothing(project, number):
     write_model(conv_net(), project.root / "net.onnx")

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import tracemalloc
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -642,13 +642,19 @@ class EndlessStore(MemoryFileSystem):
         self.ended.wait(60)
         raise OSError("the test is over")
 
-    info = find = ls
+    info = find = open = ls
 
 
 def test_a_store_whose_lists_never_end_has_no_more_time_than_the_pull(monkeypatch):
     folder = FsspecFolder("memory://b/models")
     monkeypatch.setattr(folder, "_filesystem", EndlessStore())
-    for ask in (lambda: folder.list_names(""), lambda: folder.find(""), lambda: folder.describe("x")):
+    opened = ExitStack()
+    for ask in (
+        lambda: folder.list_names(""),
+        lambda: folder.find(""),
+        lambda: folder.describe("x"),
+        lambda: opened.enter_context(folder.open("x", 0, name="x")),
+    ):
         with limit_time(0.2, lambda: RegistryError("late")), pytest.raises(RegistryError, match="late"):
             ask()
     EndlessStore.ended.set()

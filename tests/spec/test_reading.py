@@ -329,3 +329,12 @@ def test_keys_are_merged_over_a_spec():
     assert (merged.inputs, merged.folder) == (spec.inputs, spec.folder)
     with pytest.raises(SpecError, match="unknown key"):
         override(spec, {"tunes": {}})
+
+
+@pytest.mark.attack
+def test_a_folder_of_many_values_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "MAX_VALUES_OF_ALL", 50)
+    for number in range(20):
+        (tmp_path / f"s{number}.yaml").write_text(f"name: s{number}\nsource: {{path: m.onnx}}\n")
+    with pytest.raises(SpecError, match="too many specs"):
+        read_specs(tmp_path)

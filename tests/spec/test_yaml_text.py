@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortprep.spec.yaml_text import MAX_BYTES, MAX_DEPTH, YamlDocument, parse_yaml
+from ortprep.spec.yaml_text import MAX_BYTES, MAX_DEPTH, MAX_VALUES, YamlDocument, parse_yaml
 
 
 def parse(text: str | bytes) -> YamlDocument:
@@ -191,3 +191,10 @@ def test_any_bytes_are_read_or_their_problem_is_told():
         json.dumps(document.data, allow_nan=False).encode()
 
     law()
+
+
+@pytest.mark.attack
+def test_a_file_of_many_values_is_refused_before_they_are_checked():
+    assert f"more than {MAX_VALUES} values" in only_problem(f"a: [{'[],' * (MAX_VALUES + 1)}]")
+    keys = "\n".join(f"k{number}:" for number in range(MAX_VALUES + 1))
+    assert f"more than {MAX_VALUES} values" in only_problem(keys)

@@ -15,7 +15,7 @@ from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.file_links import refuse_links
 from ortprep.errors import PipelineError, SourceError
 from ortprep.init import choose_name, find_spec_name, init_spec
-from ortprep.init.draft import comment
+from ortprep.init.draft import comment, refuse_specs_link
 from ortprep.options import NEWEST
 from ortprep.stages.fetch.external_data import digest_beside
 from ortprep.stages.fetch.inspection import inspect_file
@@ -76,8 +76,10 @@ def adopt_models(
         say: Takes what is going on.
 
     Raises:
+        SpecError: `folder` is the default one, and a link.
         OSError: There is no room for what is written.
     """
+    refuse_specs_link(folder)
     adopted = []
     for group in _group_records(processes, records):
         # A file of the application's own is upgraded with it, unlike a copy of bytes.
@@ -186,8 +188,7 @@ def _keep_samples(chosen: Sequence[Path], folder: Path, *, force: bool) -> int:
         refuse_links([folder.parent, folder, ignored])
     if chosen:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not ignored.exists():
-            ignored.write_text("*\n", encoding="utf-8")
+        ignored.write_text("*\n", encoding="utf-8")  # whatever one says that came with a clone
     if chosen or force:
         for old in folder.glob("[0-9][0-9][0-9][0-9].npz"):
             old.unlink()

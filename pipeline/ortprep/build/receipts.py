@@ -19,6 +19,7 @@ from ortprep.bundle.codec import canonical_json, decode, encode, read_json
 from ortprep.bundle.digest import digest_json
 from ortprep.bundle.file_memory import cache_folder, read_entry
 from ortprep.bundle.loader_config import FileEntry
+from ortprep.bundle.paths import walk_folders
 from ortprep.bundle.verification import compare_files
 from ortprep.errors import BundleError
 
@@ -90,7 +91,7 @@ def written_paths(artifacts: Path, models: Iterable[str]) -> Iterator[Path]:
     yield from (artifacts, artifacts / WORK_FOLDER)
     for model in models:
         yield from (artifacts / model, model_folder(artifacts, model))
-        for root, folders, files in os.walk(model_folder(artifacts, model)):
+        for root, folders, files in walk_folders(model_folder(artifacts, model)):
             yield from (Path(root, name) for name in (*folders, *files))
 
 

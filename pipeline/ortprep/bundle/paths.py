@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -85,3 +86,19 @@ def open_inside(root: Path, path: str) -> BinaryIO:
         file.close()
         raise IntegrityError(f"path leaves its bundle: {path!r}\n  expected below {root}, got {opened}")
     return file
+
+
+def walk_folders(
+    root: Path, onerror: Callable[[OSError], object] | None = None
+) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Does what `os.walk` does, which recurses, down to `MAX_PATH_PARTS` levels.
+
+    Raises:
+        IntegrityError: There are more.
+    """
+    for folder, folders, files in os.walk(root, onerror=onerror):
+        yield folder, folders, files
+        if folder.count("/") - str(root).count("/") >= MAX_PATH_PARTS:
+            raise IntegrityError(
+                f"folders nested too deeply: {root}\n  expected at most {MAX_PATH_PARTS} levels"
+            )

@@ -13,7 +13,7 @@ from ortprep.bundle import LOADER_FILE
 from ortprep.bundle.digest import digest_file
 from ortprep.bundle.environment import REQUIREMENTS_FILE
 from ortprep.bundle.loader_config import FileEntry, LoaderConfig, listed_files, read_loader_config
-from ortprep.bundle.paths import RECEIPT_FILES, resolve_inside
+from ortprep.bundle.paths import RECEIPT_FILES, resolve_inside, walk_folders
 from ortprep.errors import BundleError, IntegrityError, UnsupportedVersionError
 from ortprep.quoting import quoted
 
@@ -204,7 +204,7 @@ def raise_differences(
 def _present(root: Path) -> set[str]:
     """Returns every file below `root`, links that lead to folders included, a registry's receipt left out."""
     paths: set[str] = set()
-    for folder, subfolders, files in os.walk(root, onerror=_refuse_unreadable):
+    for folder, subfolders, files in walk_folders(root, _refuse_unreadable):
         base = Path(folder)
         links = [name for name in subfolders if (base / name).is_symlink()]
         paths.update((base / name).relative_to(root).as_posix() for name in (*files, *links))

@@ -269,10 +269,11 @@ def _is_model(name: str, configs: Path) -> bool:
 
 
 def _name_of_spec(model: str, configs: Path) -> str:
-    from ortprep.init import find_spec_name, refresh_tensor_copy
+    from ortprep.init import find_spec_name, refresh_tensor_copy, refuse_specs_link
 
     spec_name = find_spec_name(Path(model), configs, or_copy=True)
     if spec_name is not None:
+        refuse_specs_link(configs)
         refresh_tensor_copy(Path(model), configs)
         return spec_name
     return _write_spec(model, configs).spec.name

@@ -6,7 +6,7 @@ ONNX Runtime writes a Chrome trace, with an event for every run and every node.
 from __future__ import annotations
 
 import json
-import shutil
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ortprep.bundle.atomic import TEMP_PREFIX
 from ortprep.bundle.codec import encode
+from ortprep.bundle.file_links import copy_file
 from ortprep.bundle.scratch_folder import scratch_folder
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.child import run_child
@@ -188,9 +190,13 @@ def profile_plan(plan: SessionPlan, sample: str, *, trace: Path | None = None) -
         profile = run_child(record, (plan, Path(sample), folder), timeout_s=CHILD_TIMEOUT_S).value
         if trace is not None:
             # Beside it first, so that what was there before is replaced by a whole trace or not at all.
-            unfinished = trace.with_name(f".tmp-{trace.name}")
-            shutil.copyfile(next(folder.glob("profile*")), unfinished)
-            unfinished.replace(trace)
+            # Its name is random, since a link in its place would be followed.
+            unfinished = trace.with_name(f"{TEMP_PREFIX}{trace.name}~{os.urandom(8).hex()}")
+            try:
+                copy_file(next(folder.glob("profile*")), unfinished)
+                unfinished.replace(trace)
+            finally:
+                unfinished.unlink(missing_ok=True)
     return profile
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ortprep.init.draft import InitResult, choose_name, find_spec_name, init_spec
+from ortprep.init.draft import InitResult, choose_name, find_spec_name, init_spec, refuse_specs_link
 from ortprep.init.input_search import ObservedInput
 from ortprep.init.tensor_copy import refresh_tensor_copy
 
@@ -13,4 +13,5 @@ __all__ = [
     "find_spec_name",
     "init_spec",
     "refresh_tensor_copy",
+    "refuse_specs_link",
 ]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ortprep.bundle.atomic import write_bytes_atomic
+from ortprep.bundle.file_links import refuse_links
 from ortprep.bundle.loader_config import TensorSpec
 from ortprep.bundle.paths import make_name
 from ortprep.errors import DISK_ERRORS, SourceError, SpecError
@@ -29,7 +30,17 @@ from ortprep.spec.validation import parse_spec
 from ortprep.spec.yaml_text import parse_yaml, read_yaml
 from ortprep.stages.fetch.stage import local_source
 
+SPECS_FOLDER = Path("configs")
 _MAX_SHOWN = 6
+
+
+def refuse_specs_link(folder: Path) -> None:
+    """Raises SpecError if the default folder of specs is a link, which a clone can bring.
+
+    A folder that the user names may be one.
+    """
+    if folder == SPECS_FOLDER:
+        refuse_links([folder])
 
 
 Say = Callable[[str], None]
@@ -61,9 +72,10 @@ class InitResult:
             force: Whether to replace a file that is there.
 
         Raises:
-            SpecError: There is such a file, or its folder cannot be made.
+            SpecError: There is such a file, its folder cannot be made, or `configs` is a link.
             OSError: The disk is full or read-only.
         """
+        refuse_specs_link(self.path.parent)
         if self.path.exists() and not force:
             raise SpecError(
                 f"spec exists: {self.path}\n  expected no such file, since its content would be lost",
@@ -84,7 +96,7 @@ class InitResult:
 def init_spec(
     model: Path | str,
     *,
-    folder: Path = Path("configs"),
+    folder: Path = SPECS_FOLDER,
     name: str | None = None,
     observed: Mapping[str, ObservedInput] | None = None,
     sections: Mapping[str, Any] | None = None,

@@ -58,6 +58,9 @@ AXES: tuple[AxisRole, ...] = (
 )
 """What names of symbolic dimensions mean; the first that fits counts."""
 
+_MAX_TERMS = 100
+"""Characters of a name that are taken apart; what is longer is no sum."""
+
 _TERM = re.compile(r"\s*([+-]?)\s*(?:(\d{1,9})\s*\*\s*)?([A-Za-z_][\w.]*|\d{1,9})\s*")
 
 Terms = tuple[tuple[int, str], ...]
@@ -183,7 +186,7 @@ def _image_side(role: AxisRole, shape: Shape, facts: GraphFacts) -> AxisRole:
 
 def _terms(key: str, others: set[str]) -> Terms:
     """Returns what a dimension called `past + 1` or `2*length` is made of; () if it is no sum of others."""
-    matches = list(_TERM.finditer(key))
+    matches = list(_TERM.finditer(key[:_MAX_TERMS]))
     is_sum = "".join(match[0] for match in matches) == key and all(match[1] for match in matches[1:])
     terms = []
     for sign, factor, name in (match.groups() for match in matches):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import sys
 import time
 from collections.abc import Collection, Mapping
@@ -35,7 +34,6 @@ from ortprep.spec.models import VerifySpec
 from ortprep.stages.core.fallback import plain_refusal
 
 _DEADLINE_S = 600.0
-_PLACE = re.compile(r"\S*/onnxruntime/\S+\.(?:cc|h):\d+ .*? was false\. ")
 _MAX_ERROR = 600
 _MAX_TRIED = 12
 _MEMORY_SHARE = 0.75
@@ -139,7 +137,7 @@ def run_trial(request: InitTrialRequest) -> InitTrial:
         facts=facts.model,
         changes=changes,
         feeds=best.feeds,
-        error=_PLACE.sub("", plain_refusal(best.result.error))[:_MAX_ERROR],
+        error=plain_refusal(best.result.error)[:_MAX_ERROR],
         doubt=best.result.doubt,
         tried=tuple({name: feed.shape for name, feed in feeds.items()} for feeds in failed),
         attempts=len(search.attempts),

@@ -28,6 +28,9 @@ OPEN_QUESTION = "# OPEN QUESTION:"
 _NO_SPECS = frozenset({DEFAULTS_FILE, FLEET_FILE})
 
 _OWN_KEYS = ("name", "source")
+MAX_VALUES_OF_ALL = 500_000
+"""Most values of all specs of a folder."""
+
 _ANY_MODEL = {"name": "defaults", "source": {"demo": "defaults"}}
 
 
@@ -60,7 +63,15 @@ def read_specs(folder: Path, *, names: Collection[str] = ()) -> tuple[ModelSpec,
     """
     paths = _list_specs(folder)
     defaults = _read_defaults(folder)
-    read = [_read(path, defaults) for path in paths]
+    read, values = [], 0
+    for path in paths:
+        read.append(_read(path, defaults))
+        values += len(read[-1][0].lines)
+        if values > MAX_VALUES_OF_ALL:
+            raise SpecError(
+                f"too many specs: {folder}\n  expected at most {MAX_VALUES_OF_ALL} values in all of them",
+                hint="ortprep prepare --configs DIR   # a folder with fewer",
+            )
     if names:
         known = [_name_of(document) for document, _ in read]
         for name in names:

@@ -115,6 +115,7 @@ def check_url(url: str, schemes: frozenset[str] = SCHEMES) -> None:
 
 
 REDACTED = "REDACTED"
+_MAX_SHOWN, _MAX_PASSES = 65_536, 10
 """What stands where a secret stood."""
 
 _LINK_BORDER = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*:[:/])")
@@ -142,11 +143,15 @@ def redact_url(url: str) -> str:
     among them) loses its value, so that two signatures of one object read the same. A long random-looking
     value under any other name may be a secret or an identifier: a short digest replaces it, which keeps
     identifiers distinct. Total and idempotent. Secrets in the path stay: they look like other paths. fsspec's
-    chained URLs (`zip://a.onnx::https://…`), which are refused, are shown with each link redacted.
+    chained URLs (`zip://a.onnx::https://…`), which are refused, are shown with each link redacted; what is
+    too long or has too many links, not at all.
     """
-    shown = "::".join(_redact_link(link) for link in _LINK_BORDER.split(url))
-    # What is left of a link can read as the user part of the whole, as in `::A::@`.
-    return shown if shown == url else redact_url(shown)
+    for _ in range(_MAX_PASSES if len(url) <= _MAX_SHOWN else 0):
+        shown = "::".join(_redact_link(link) for link in _LINK_BORDER.split(url))
+        if shown == url:
+            return shown
+        url = shown  # what is left of a link can read as the user part of the whole, as in `::A::@`
+    return REDACTED
 
 
 def hide_queries_in_logs(package: str) -> None:

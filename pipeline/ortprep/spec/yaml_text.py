@@ -23,6 +23,9 @@ MAX_BYTES = 1024 * 1024
 """Maximum size of a spec, in bytes."""
 
 MAX_DEPTH = 40
+MAX_VALUES = 20_000
+"""Most values of a file: each takes kilobytes of memory once it is checked."""
+
 """Maximum nesting; a spec needs 6."""
 
 _DIRECTIVE = re.compile(r"(?:^|[\n\r\x85\u2028\u2029])\ufeff*%")
@@ -142,7 +145,7 @@ def _read(event: Any, events: Iterator[Any], place: Place, lines: dict[Place, in
         items: list[Any] = []
         while not isinstance(item := next(events), yaml.SequenceEndEvent):
             inner = (*place, len(items))
-            lines[inner] = _line(item)
+            _note(inner, item, lines)
             items.append(_read(item, events, inner, lines))
         return items
     result: dict[str, Any] = {}
@@ -152,9 +155,16 @@ def _read(event: Any, events: Iterator[Any], place: Place, lines: dict[Place, in
         if key in result:
             reason = f"duplicate key {key!r}; it is already in line {lines[inner]}"
             raise _RefusedError(_line(key_event), reason)
-        lines[inner] = _line(key_event)
+        _note(inner, key_event, lines)
         result[key] = _read(next(events), events, inner, lines)
     return result
+
+
+def _note(place: Place, event: Any, lines: dict[Place, int]) -> None:
+    """Notes the line of a place; refuses more than `MAX_VALUES`."""
+    if len(lines) > MAX_VALUES:
+        raise _RefusedError(_line(event), f"more than {MAX_VALUES} values; large inputs belong into samples")
+    lines[place] = _line(event)
 
 
 def _read_key(event: Any) -> str:

@@ -202,12 +202,13 @@ class FsspecFolder:
         """Opens a file at an offset; messages call it `name`."""
         with ExitStack() as stack:
             with self._translated(name):
-                file = stack.enter_context(self._open(stack.enter_context(self._inside(path))))
+                place = stack.enter_context(self._inside(path))
+                file = stack.enter_context(self._in_time(lambda: self._open(place), name))
             if self._is_local:
                 blocks: Iterator[Block] = read_blocks(Path(f"/proc/self/fd/{file.fileno()}"), offset)
             else:
                 file.seek(offset)
-                blocks = iter(lambda: file.read(16 * BLOCK_BYTES), b"")
+                blocks = iter(lambda: self._in_time(lambda: file.read(16 * BLOCK_BYTES), name), b"")
             yield Download(self._guard(blocks, name), offset)
 
     def _open(self, place: str) -> IO[bytes]:

@@ -333,3 +333,25 @@ def test_a_full_disk_is_told_as_one(bundle, cache):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list((cache / "copies").iterdir()) == []
+
+
+@pytest.mark.attack
+def test_a_location_that_goes_through_a_link_is_refused(tmp_path):
+    """It could be led elsewhere after the first load, and nothing that is watched would change."""
+    bundle = bundle_that_refers_to("x/weights.bin", "weights", tmp_path / "b")
+    (bundle / "cpu/y").mkdir()
+    (bundle / "cpu/x").symlink_to("y")
+    (bundle / "cpu" / DATA).rename(bundle / "cpu/y/weights.bin")
+    config = read_loader_config(bundle)
+    (variant,) = config.variants
+    files = (variant.files[0], entry(bundle, "cpu/y/weights.bin"))
+    write_loader_config(bundle, config._replace(variants=(variant._replace(files=files),)))
+    with pytest.raises(IntegrityError, match="refers to data"):
+        load(bundle)
+
+
+@pytest.mark.attack
+def test_onnxruntime_takes_no_options_from_a_bundles_model(tmp_path, monkeypatch):
+    monkeypatch.setenv("ORT_LOAD_CONFIG_FROM_MODEL", "1")
+    with pytest.raises(LoadError, match="ORT_LOAD_CONFIG_FROM_MODEL is set"):
+        load(write_bundle(tmp_path / "b"))

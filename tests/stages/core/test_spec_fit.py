@@ -19,6 +19,7 @@ from ortprep.errors import SourceError, SpecError, propose
 from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.reading import read_spec
+from ortprep.stages.core.fallback import plain_refusal
 from ortprep.stages.core.sample_files import (
     check_calibration,
     check_sample_files,
@@ -374,3 +375,20 @@ def test_an_array_that_does_not_calibrate_is_named_with_its_file(tmp_path, image
     with pytest.raises(SpecError, match=says) as caught:
         check_calibration([path])
     assert f"{path}: array 'image'" in caught.value.message
+
+
+@pytest.mark.attack
+def test_inputs_of_more_elements_than_can_be_drawn_are_refused():
+    any_size = TensorSpec("x", "float32", ("n", "m"))
+    assert "elements of all inputs in shapes[1]" in problems(
+        {"x": {"shapes": [[1, 2], [2**16, 2**16]]}}, any_size
+    )
+    assert problems({"x": {"shapes": [[2**15, 2**15]]}}, any_size) == ""
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("name", ["x" * 10**5, "onnxruntime" * 10**4, " " * 10**5])
+def test_a_message_with_long_names_is_made_plain_at_once(name):
+    begun = time.process_time()
+    plain_refusal(f"Fatal error: {name} is not a registered function/op")
+    assert time.process_time() - begun < 5

@@ -294,9 +294,12 @@ def test_a_source_without_an_end_or_of_terabytes_is_refused_before_it_is_hashed(
 
 
 @pytest.mark.attack
-def test_external_data_that_is_the_model_itself_is_refused(tmp_path):
-    external_model(tmp_path, "m.onnx")
-    assert "external data and model are the same file" in refusal(tmp_path, inputs=WANTED)
+@pytest.mark.parametrize("name", ["m", "other"])
+def test_external_data_with_the_name_of_a_model_that_a_stage_writes_is_refused(tmp_path, name):
+    """A stage that wrote its model into a link to the weights would have changed the source."""
+    external_model(tmp_path, f"{name}.onnx")
+    (tmp_path / "w.bin").rename(tmp_path / "other.onnx")
+    assert "external data has the name of the model" in refusal(tmp_path, inputs=WANTED, name=name)
 
 
 @pytest.mark.attack

@@ -128,7 +128,7 @@ def build(tmp_path, monkeypatch):
     return Build(tmp_path)
 
 
-def run_here(function: Callable[[Any], Any], request: Any, *, timeout_s: float | None = None) -> Reply[Any]:
+def run_here(function: Callable[[Any], Any], request: Any, **_: object) -> Reply[Any]:
     kinds = get_type_hints(function)
     answer, (request_kind, *_) = kinds.pop("return"), kinds.values()
     value = function(decode(request_kind, json.loads(json.dumps(encode(request)))))

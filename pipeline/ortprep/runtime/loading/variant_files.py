@@ -156,13 +156,16 @@ def check_external_data(root: Path, variant: Variant, deadline: Deadline = NO_DE
         IntegrityError: The model refers to something else, or cannot be read.
         LoadTimeoutError: The deadline passed.
     """
-    listed = {resolve_inside(root, entry.path) for entry in variant.files}
+    named = {root / entry.path: resolve_inside(root, entry.path) for entry in variant.files}
     model = resolve_inside(root, variant.model)
     for location in _locations(model, deadline):
         # A star begins what ONNX Runtime takes for an address. It looks beside the file that it opens.
         # `Path.resolve` would fail on links that lead in a circle.
         is_sound = is_safe_path(location) and "*" not in location
-        if not is_sound or Path(os.path.realpath(model.parent / location)) not in listed:
+        place = model.parent / location
+        found = Path(os.path.realpath(place))
+        # A link on the way that nothing watches could be led elsewhere later.
+        if not is_sound or found not in named.values() or (place != found and place not in named):
             raise IntegrityError(
                 f"model refers to data that its bundle does not list: {root / variant.model}\n"
                 f"  expected one of the files of variant {variant.name!r}, got {location[:200]!r}"

@@ -55,7 +55,8 @@ def bind_shapes(request: PassRequest) -> PassReply:
             if size.HasField("dim_value"):
                 dim.dim_value = size.dim_value
     _share_weights(source, written, light)
-    written.write_bytes(model.SerializeToString(deterministic=True))
+    with written.open("xb") as file:  # never into a file of weights, which may be a link to the source's
+        file.write(model.SerializeToString(deterministic=True))
     return PassReply()
 
 

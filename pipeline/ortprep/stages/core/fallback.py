@@ -11,6 +11,11 @@ from ortprep.errors import ChildError, LoadError, StageError
 TAKEN = "taken"
 """Outcome of the step that holds."""
 
+_MAX_MESSAGE = 4000
+"""Characters of a message that are looked at: it has names of the model, which may be megabytes."""
+
+_PLACE = re.compile(r"(?<!\S)\S*onnxruntime\S*\.(?:cc|h):\d+ .*?(?:\)(?: const)? (?=[A-Z])| was false\. )")
+
 REFUSALS = (LoadError, ChildError, StageError)
 """Errors that mean that a step does not hold."""
 
@@ -26,7 +31,7 @@ def describe_failures(attempts: Iterable[tuple[str, str]]) -> str:
 
 def plain_refusal(message: str) -> str:
     """Returns ONNX Runtime's message in one line, without places in its sources."""
-    plain = re.sub(r"\S*onnxruntime\S*\.(?:cc|h):\d+ .*?\)(?: const)? (?=[A-Z])", "", message)
+    plain = _PLACE.sub("", message[:_MAX_MESSAGE])
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].startswith("ONNX Runtime cannot load"):
         del lines[0]

@@ -13,6 +13,7 @@ from ortprep.children.answers import describe_shapes
 from ortprep.children.child import run_child
 from ortprep.errors import SourceError, StageError
 from ortprep.measuring.feeds import draw_feed, generator
+from ortprep.runtime.machine.memory import available_bytes
 from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
 from ortprep.runtime.tensors.element_types import Array
 from ortprep.spec.models import InputSpec, ModelSpec
@@ -53,7 +54,8 @@ def make_samples(spec: ModelSpec, interface: ModelInterface, folder: Path) -> tu
         SourceError: All together are too large.
         StageError: They cannot be written.
     """
-    return run_child(write_samples, (spec, spec.folder.resolve(), interface, folder.resolve())).value
+    request = spec, spec.folder.resolve(), interface, folder.resolve()
+    return run_child(write_samples, request, memory_bytes=available_bytes()).value
 
 
 def write_samples(request: tuple[ModelSpec, Path, ModelInterface, Path]) -> tuple[Sample, ...]:

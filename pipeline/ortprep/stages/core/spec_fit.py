@@ -36,6 +36,8 @@ MIN_AUTO_SAMPLES = 2
 """Minimum number of real inputs for `convert.precision: auto`."""
 
 _MAX_PROPOSALS = 20
+MAX_ELEMENTS = 2**30
+"""Most elements that all inputs of one run may have: each is drawn, and takes up to 12 bytes meanwhile."""
 """Number of unknown names that are each compared with all known ones: that takes a while."""
 
 _SHOWN_CHARACTERS = 500
@@ -255,6 +257,9 @@ def _set_problems(spec: ModelSpec, interface: ModelInterface) -> Iterator[str]:
         return
     incomplete: set[str] = set()
     for index, (filled, uses) in enumerate(_sets(spec, interface)):
+        known_shapes = [[size for size in shape or () if isinstance(size, int)] for shape in filled.values()]
+        if sum(map(math.prod, known_shapes)) > MAX_ELEMENTS:
+            yield f"inputs: expected up to {MAX_ELEMENTS} elements of all inputs in shapes[{index}], got more"
         for symbol, sizes in uses.items():
             if len({size for _, size in sizes}) > 1:
                 listed = ", ".join(f"{size} in {name}" for name, size in sizes)

@@ -141,8 +141,12 @@ def _fetch_external(
     spare_bytes = MAX_INLINE_BYTES
     origins: dict[str, str] = {}
     for path, needed_bytes in external.items():
-        if path == file or model is None:
-            raise SourceError(f"external data and model are the same file: {path!r} of {name}")
+        # Later stages write models by the spec's name beside a source's data, which they link to.
+        if path in (file, f"{context.spec.name}.onnx") or model is None:
+            raise SourceError(
+                f"external data has the name of the model: {path!r} of {name}",
+                hint="save the model again with its external data in NAME.onnx.data",
+            )
         context.say(f"fetching {path}")
         origin = model.beside(path)
         other = origins.setdefault(origin.name, path)
