@@ -24,7 +24,7 @@ TITLES = {
     "magika": "Magika",
     "rapidocr-rec": "RapidOCR recogniser",
     "nudenet": "NudeNet",
-    "rapid-layout": "RapidLayout",
+    "ddddocr": "ddddocr",
     "resnet50": "ResNet-50",
     "densenet121": "DenseNet-121",
     "bert-base": "BERT-base",
