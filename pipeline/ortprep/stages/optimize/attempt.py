@@ -15,9 +15,8 @@ from ortprep.bundle.model_facts import ModelInterface
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
 from ortprep.children.child import run_child
 from ortprep.errors import ChildKilledError, RunFailedError
-from ortprep.runtime.loading.session import CPU, build_session, onnxruntime_errors
+from ortprep.runtime.loading.session import build_session, onnxruntime_errors
 from ortprep.runtime.machine.hardware import read_hardware
-from ortprep.runtime.machine.memory import available_bytes
 from ortprep.runtime.tensors.arrays import run_session
 from ortprep.runtime.tensors.element_types import Array, dtype_name
 from ortprep.spec.models import InputSpec, ModelSpec
@@ -100,10 +99,7 @@ def run_reload(plan: SessionPlan, spec: ModelSpec, interface: ModelInterface) ->
         SpecError: There is nothing to feed it with.
         ChildError: The process died, or took longer than the spec's deadline.
     """
-    request = plan, spec, spec.folder.resolve(), interface
-    on_cpu = all(provider.name == CPU for provider in plan.providers)  # CUDA reserves more than it takes
-    memory_bytes = available_bytes() if on_cpu else None
-    run_child(reload, request, timeout_s=spec.optimize.timeout_s, memory_bytes=memory_bytes)
+    run_child(reload, (plan, spec, spec.folder.resolve(), interface), timeout_s=spec.optimize.timeout_s)
 
 
 def reload(request: tuple[SessionPlan, ModelSpec, Path, ModelInterface]) -> None:
