@@ -269,6 +269,7 @@ def _is_model(name: str, configs: Path) -> bool:
 
 
 def _name_of_spec(model: str, configs: Path) -> str:
+    """Returns the name of a model's spec, which is written if there is none."""
     from ortprep.init import find_spec_name, refresh_tensor_copy, refuse_specs_link
 
     spec_name = find_spec_name(Path(model), configs, or_copy=True)

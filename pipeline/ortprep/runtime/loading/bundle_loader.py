@@ -60,8 +60,7 @@ def load(
         bundle: The bundle's folder, or `registry://NAME@VERSION`, `REGISTRY/NAME@VERSION`: pulled first.
         target: Only what was prepared for this target (`cpu`, `cuda`), or the variant of this name.
         device_id: CUDA ordinal of the GPU; None for the one that the bundle records, else the first.
-        digests: Which files are hashed and compared before the session is returned; `full` where a
-            signature is required.
+        digests: Which files are hashed before it returns a session; `full` where a signature is required.
         check: `golden` also compares the answers to the bundle's golden sample with the recorded ones.
         timeout_s: Seconds after which the load is given up, without a pull from a registry; None for never.
         require_signature: A public key's file; bundles that are not signed with it are refused.

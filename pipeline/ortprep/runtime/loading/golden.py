@@ -79,6 +79,7 @@ def read_golden(golden: Golden, root: Path) -> tuple[dict[str, Array], dict[str,
 
 
 def _read_part(part: Array, layout: Array | None, *, name: str) -> RecordedOutput:
+    """Returns a part of an output with where its elements are; raises `BundleError` unless they fit."""
     sizes = range(1, MAX_RANK + 2)  # of a step and a shape
     if layout is not None and layout.ndim == 1 and layout.size in sizes and layout.dtype.kind == "i":
         step, *shape = (int(number) for number in layout)

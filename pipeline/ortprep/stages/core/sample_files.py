@@ -71,6 +71,7 @@ def fits_shape(item: TensorSpec, shape: tuple[int, ...]) -> bool:
 
 
 def _digests(spec: ModelSpec, files: tuple[Path, ...]) -> list[list[str]]:
+    """Returns name and digest of each sample; raises `SourceError` if they are too large together."""
     digest, size_bytes = DigestCache().digest, sum(path.stat().st_size for path in files)
     if size_bytes > MAX_SAMPLE_BYTES:
         raise SourceError(
