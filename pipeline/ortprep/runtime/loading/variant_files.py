@@ -114,15 +114,16 @@ class Comparison:
 
     def __init__(self, root: Path, entries: tuple[FileEntry, ...], digest: Digester) -> None:
         self._root, self._entries, self._digest = root, entries, digest
-        self._differences: tuple[FileDifference, ...] = ()
-        self._error: BaseException | None = None
+        # Whatever ends the thread early, files count as compared only where it says so.
+        self._error: Exception | None = IntegrityError(f"files were not compared: {root}")
         self._thread = threading.Thread(target=self._compare, name="ortprep-digests", daemon=True)
         self._thread.start()
 
     def _compare(self) -> None:
         try:
-            self._differences = compare_files(self._root, self._entries, self._digest)
-        except BaseException as error:  # noqa: BLE001 - raised where the comparison is waited for
+            raise_differences(self._root, compare_files(self._root, self._entries, self._digest))
+            self._error = None
+        except Exception as error:  # noqa: BLE001 - raised where the comparison is waited for
             self._error = error
 
     def wait(self) -> None:
@@ -135,7 +136,6 @@ class Comparison:
         self._thread.join()
         if self._error is not None:
             raise self._error
-        raise_differences(self._root, self._differences)
 
 
 def _check_others(
