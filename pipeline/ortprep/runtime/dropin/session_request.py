@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ortprep.runtime.loading.caller_options import own_entries
-from ortprep.runtime.loading.session import CPU, CUDA
+from ortprep.runtime.loading.session import CPU, CUDA, MODEL_CONFIG_VARIABLE
 
 if TYPE_CHECKING:
     from ortprep.bundle.session_record import SessionPlan
@@ -139,8 +139,8 @@ def find_obstacle(request: SessionRequest, onnxruntime: Any) -> str | None:
     others = sorted(request.others.keys() - {"enable_fallback"})
     if others:
         return f"the application passes {others[0]}"
-    if os.environ.get("ORT_LOAD_CONFIG_FROM_MODEL") == "1":
-        return "ORT_LOAD_CONFIG_FROM_MODEL is set"
+    if os.environ.get(MODEL_CONFIG_VARIABLE) == "1":
+        return f"{MODEL_CONFIG_VARIABLE} is set"
     if request.options is None:
         return None
     if not isinstance(request.options, onnxruntime.SessionOptions):

@@ -20,7 +20,7 @@ from ortprep.runtime.loading.opened_bundle import (
     make_session,
 )
 from ortprep.runtime.loading.resolved_variant import ResolvedVariant, recall, remember
-from ortprep.runtime.loading.session import import_onnxruntime
+from ortprep.runtime.loading.session import MODEL_CONFIG_VARIABLE, import_onnxruntime
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
     from ortprep.bundle.loader_config import LoaderConfig, Variant
     from ortprep.runtime.loading.load_options import CheckPolicy, DigestPolicy, Phases, SessionOptions
-
-_MODEL_CONFIG = "ORT_LOAD_CONFIG_FROM_MODEL"
-"""Has ONNX Runtime take session options from a model."""
 
 _LARGE_BYTES = 4 * 1024 * 1024
 """Files up to this size are read sooner than a thread starts that would read them ahead."""
@@ -182,12 +179,12 @@ def open_folder(folder: str, options: LoadOptions) -> OpenedBundle:
 def _open(root: str, options: LoadOptions) -> OpenedBundle:
     """Opens a bundle as it was resolved before, or reads, selects and checks it."""
     import_onnxruntime()
-    if os.environ.get(_MODEL_CONFIG) == "1":
+    if os.environ.get(MODEL_CONFIG_VARIABLE) == "1":
         from ortprep.errors import LoadError
 
         raise LoadError(
-            f"{_MODEL_CONFIG} is set\n  expected it unset: a bundle's model could set any option",
-            hint=f"unset {_MODEL_CONFIG}",
+            f"{MODEL_CONFIG_VARIABLE} is set\n  expected it unset: a bundle's model could set any option",
+            hint=f"unset {MODEL_CONFIG_VARIABLE}",
         )
     resolved = recall(root, options)
     is_new = resolved is None

@@ -28,6 +28,9 @@ CUDA = "CUDAExecutionProvider"
 PLAIN_CLASS = "_ortprep_plain_class"
 """Attribute of a class that stands in the place of `onnxruntime.InferenceSession`: the class itself."""
 
+MODEL_CONFIG_VARIABLE = "ORT_LOAD_CONFIG_FROM_MODEL"
+"""Has ONNX Runtime take session options from a model."""
+
 _ENUMERATIONS = {"execution_mode": "ExecutionMode", "execution_order": "ExecutionOrder"}
 
 KNOWN_ATTRIBUTES = {
