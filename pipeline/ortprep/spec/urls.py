@@ -115,8 +115,9 @@ def check_url(url: str, schemes: frozenset[str] = SCHEMES) -> None:
 
 
 REDACTED = "REDACTED"
-_MAX_SHOWN, _MAX_PASSES = 65_536, 10
 """What stands where a secret stood."""
+
+_MAX_SHOWN, _MAX_PASSES = 65_536, 10
 
 _LINK_BORDER = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*:[:/])")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/*")

@@ -23,10 +23,10 @@ MAX_BYTES = 1024 * 1024
 """Maximum size of a spec, in bytes."""
 
 MAX_DEPTH = 40
+"""Maximum nesting; a spec needs 6."""
+
 MAX_VALUES = 20_000
 """Most values of a file: each takes kilobytes of memory once it is checked."""
-
-"""Maximum nesting; a spec needs 6."""
 
 _DIRECTIVE = re.compile(r"(?:^|[\n\r\x85\u2028\u2029])\ufeff*%")
 _SCALARS = (

@@ -35,9 +35,10 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 MIN_AUTO_SAMPLES = 2
 """Minimum number of real inputs for `convert.precision: auto`."""
 
-_MAX_PROPOSALS = 20
 MAX_ELEMENTS = 2**30
 """Most elements that all inputs of one run may have: each is drawn, and takes up to 12 bytes meanwhile."""
+
+_MAX_PROPOSALS = 20
 """Number of unknown names that are each compared with all known ones: that takes a while."""
 
 _SHOWN_CHARACTERS = 500
