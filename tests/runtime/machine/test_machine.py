@@ -21,7 +21,7 @@ from ortprep.bundle.scratch_folder import scratch_folder
 from ortprep.children import availability
 from ortprep.children.availability import run_tiny_model, unavailable_reason
 from ortprep.children.child import Reply, run_child
-from ortprep.errors import CacheError
+from ortprep.errors import CacheError, PipelineError
 from ortprep.runtime.machine.hardware import Gpu, read_gpus, read_hardware
 from ortprep.runtime.machine.memory import (
     drop_file,
@@ -180,8 +180,10 @@ def test_an_unknown_target_is_unavailable():
     assert unavailable_reason("abacus") == "unknown target 'abacus'"
 
 
-def test_the_tiny_model_runs_where_its_provider_does():
+def test_the_tiny_model_runs_only_where_its_provider_does():
     run_tiny_model("CPUExecutionProvider")
+    with pytest.raises(PipelineError):
+        run_tiny_model("AbacusExecutionProvider")
 
 
 # -- scratch folders are gone afterwards, wherever a signal handler raises
