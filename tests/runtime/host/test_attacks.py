@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import fcntl
 import json
+import mmap
 import os
 import select
 import signal
@@ -34,13 +35,13 @@ from ortprep.runtime.host.packets import (
     OPEN,
     OPENED,
     RUN,
-    MemoryFile,
+    Region,
     receive,
     send,
     send_arrays,
 )
 from ortprep.runtime.host.process import read_status
-from ortprep.runtime.ipc import close_aside
+from ortprep.runtime.ipc import close_aside, place_arrays
 from ortprep.runtime.loading import phases
 from ortprep.runtime.loading.load_options import Deadline
 from tests.fakes import lingering, wait_for
@@ -211,7 +212,7 @@ def test_clients_that_leave_or_do_not_read_cost_no_thread(bundle):
         folder.close()
         for number in range(40):
             with connection(bundle) as sock:
-                send_arrays(sock, RUN, {"x": np.zeros((20_000, 8), np.float32)}, MemoryFile)
+                send_arrays(sock, RUN, {"x": np.zeros((20_000, 8), np.float32)}, Region)
                 if number % 2:  # requests whose answers nobody reads
                     sock.setblocking(False)
                     with suppress(OSError):
@@ -249,23 +250,19 @@ def test_arrays_that_a_client_changes_meanwhile_are_used_as_they_were_checked(tm
         {"input:d": d, "input:i": i[:3], "output:y": d[i[:3]]},
     )
     with connect(folder, start=True) as session, connection(folder) as sock:
-        regions: list[MemoryFile] = []
-        is_over = threading.Event()
+        region, is_over = Region(), threading.Event()
+        region.write([d, i], place_arrays([d.nbytes, i.nbytes]))
+        memory = mmap.mmap(region.descriptor, 0)
 
         def flip() -> None:
             while not is_over.wait(0.002):
-                for region in regions:
-                    indices = np.frombuffer(region.memory, np.int64, i.size, 64)
-                    indices[-1000:] = 2**40 - indices[-1000:]
-
-        def find_region(size: int) -> MemoryFile:
-            regions[:] = regions or [MemoryFile(size)]
-            return regions[0]
+                indices = np.frombuffer(memory, np.int64, i.size, 64)
+                indices[-1000:] = 2**40 - indices[-1000:]
 
         flipper = threading.Thread(target=flip)
         flipper.start()
         for _ in range(25):  # the host that used them in place ended by SIGSEGV after 3 to 16
-            send_arrays(sock, RUN, {"d": d, "i": i}, find_region)
+            send_arrays(sock, RUN, {"d": d, "i": i}, lambda: region)
             assert receive(sock, "host") is not None
         is_over.set()
         flipper.join()
@@ -274,13 +271,13 @@ def test_arrays_that_a_client_changes_meanwhile_are_used_as_they_were_checked(tm
 
 def test_arrays_that_were_received_are_in_memory_of_the_receiver():
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    region = MemoryFile(2**16)
+    region = Region()
     x = np.arange(2**14, dtype=np.float32)
     with mine, its:
-        send_arrays(its, RUN, {"x": x}, lambda size: region)
+        send_arrays(its, RUN, {"x": x}, lambda: region)
         packet = receive(mine, "client")
     assert packet is not None
-    region.memory[:] = bytes(2**16)
+    os.pwrite(region.descriptor, bytes(2**16), 0)
     np.testing.assert_array_equal(packet.arrays["x"], x)
 
 
@@ -322,7 +319,7 @@ def test_a_client_that_reads_no_answer_gets_no_second_one(bundle):
     with connect(bundle, start=True), connection(bundle) as sock:
         pid = freeze_host()
         for _ in range(2):  # it closes after the second, so more would be none of its
-            send_arrays(sock, RUN, {"x": np.zeros((20_000, 8), np.float32)}, MemoryFile)
+            send_arrays(sock, RUN, {"x": np.zeros((20_000, 8), np.float32)}, Region)
         os.kill(pid, signal.SIGCONT)
         poll = select.poll()
         poll.register(sock, 0)
@@ -354,7 +351,7 @@ def test_requests_that_hang_stop_no_other_model(bundle, tmp_path, monkeypatch, h
 
         monkeypatch.setattr(f"ortprep.runtime.host.models.{hanging}", hang_for_bad)
         for other in others:
-            send_arrays(other, RUN, {"x": np.zeros((5, 8), np.float32)}, MemoryFile)
+            send_arrays(other, RUN, {"x": np.zeros((5, 8), np.float32)}, Region)
         for _ in range(3):  # a run waits for a second for those that hang
             np.testing.assert_array_equal(session.run(None, {"x": sample()}, timeout_s=30)[0], y)
         is_over.set()

@@ -12,7 +12,6 @@ import numpy as np
 
 from ortprep.runtime.host import packets
 from ortprep.runtime.host.folder import HostFolder
-from ortprep.runtime.ipc import MemoryFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,7 +56,7 @@ class HostSession:
         self._model, self._start = model, start
         self._timeout_s, self._idle_s = timeout_s, idle_s
         self._socket: _socket.socket | None = None
-        self._region: MemoryFile | None = None
+        self._region: packets.Region | None = None
         self._is_closed = False
         self._lock, self._pid = _thread.allocate_lock(), os.getpid()
         self._call(None, timeout_s)
@@ -191,11 +190,10 @@ class HostSession:
         except ConnectionError:
             return None
 
-    def _find_region(self, size: int) -> MemoryFile:
-        """Returns the session's region, a new one if it is too small."""
-        if self._region is None or len(self._region.memory) < size:
-            self._region = None  # before the other is made
-            self._region = MemoryFile(size)
+    def _find_region(self) -> packets.Region:
+        """Returns the session's region."""
+        if self._region is None:
+            self._region = packets.Region()
         return self._region
 
     def _disconnect(self) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from ortprep.runtime.ipc import (
     ANCILLARY_BYTES,
     MAX_PACKET_BYTES,
-    MemoryFile,
+    Places,
     close_aside,
     close_descriptors,
     copy_arrays,
@@ -29,7 +29,7 @@ from ortprep.runtime.ipc import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -66,6 +66,42 @@ class Packet(NamedTuple):
     arrays: dict[str, NDArray[Any]]
 
 
+class Region:
+    """Memory file that its sender writes arrays into, as often as it likes; it cannot shrink.
+
+    Nothing maps it: to write a file is faster than to write memory whose pages the kernel adds one by one,
+    and where there is no memory left, a write raises an error and a page ends the process.
+    """
+
+    __slots__ = ("descriptor",)
+
+    def __init__(self) -> None:
+        import fcntl  # here, as small requests do not need it
+
+        self.descriptor = -1
+        self.descriptor = os.memfd_create("ortprep", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+
+    def write(self, arrays: Iterable[NDArray[Any]], places: Places) -> None:
+        """Writes arrays in C order and native byte order; raises `OSError` if there is no memory."""
+        for array, offset in zip(arrays, places.offsets, strict=True):
+            plain = np.asarray(array, array.dtype.newbyteorder("="), order="C")
+            remaining, position = plain.reshape(-1).view(np.uint8).data, offset
+            while remaining:
+                count = os.pwrite(self.descriptor, remaining, position)
+                remaining, position = remaining[count:], position + count
+        if os.fstat(self.descriptor).st_size < places.end:
+            os.ftruncate(self.descriptor, places.end)
+
+    def close(self) -> None:
+        """Closes the descriptor; who received the file keeps it."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    __del__ = close
+
+
 def violation(sender: str, problem: str) -> HostError:
     """Returns the error for something that breaks the protocol."""
     from ortprep.errors import HostError
@@ -81,17 +117,18 @@ def send(
     *,
     arrays: int = 0,
     deadline_ns: int = 0,
-    data: bytes | MemoryFile = b"",
+    data: bytes = b"",
+    region: Region | None = None,
+    size: int = 0,
 ) -> None:
-    """Sends a packet; raises `OSError` if the other side left or does not read."""
-    parts, ancillary, size = [text], [], 0
-    if isinstance(data, MemoryFile):
-        size = len(data.memory)
-        ancillary.append((_socket.SOL_SOCKET, _socket.SCM_RIGHTS, struct.pack("i", data.descriptor)))
-    else:
-        parts.append(data)
+    """Sends a packet, with the first `size` bytes of a region if there is one.
+
+    Raises `OSError` if the other side left or does not read.
+    """
+    rights = None if region is None else struct.pack("i", region.descriptor)
+    ancillary = [] if rights is None else [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)]
     head = _HEAD.pack(_MAGIC, kind, arrays, len(text), deadline_ns, size)
-    sock.sendmsg([head, *parts], ancillary, _socket.MSG_NOSIGNAL)
+    sock.sendmsg([head, text, data], ancillary, _socket.MSG_NOSIGNAL)
 
 
 def receive(sock: _socket.socket, sender: str) -> Packet | None:
@@ -135,7 +172,7 @@ def _close(descriptors: Sequence[int]) -> None:
 
 def _find_seals(descriptor: int) -> int | None:
     """Returns the seals of a memory file, None for anything else."""
-    import fcntl  # here, as small requests do not need it
+    import fcntl
 
     try:
         return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
@@ -157,7 +194,7 @@ def send_arrays(
     sock: _socket.socket,
     kind: int,
     arrays: Mapping[str, NDArray[Any]],
-    find_region: Callable[[int], MemoryFile],
+    find_region: Callable[[], Region],
     *,
     deadline_ns: int = 0,
 ) -> None:
@@ -167,7 +204,7 @@ def send_arrays(
         sock: Connection to the other side.
         kind: `RUN` or `DONE`.
         arrays: Arrays by name, of any shape and of types that ONNX knows but strings.
-        find_region: Function that returns a region of at least so many bytes.
+        find_region: Function that returns a region to write them into.
         deadline_ns: Time at which the sender stops waiting, by `time.monotonic_ns()`; 0 for never.
 
     Raises:
@@ -182,11 +219,14 @@ def send_arrays(
     places = place_arrays([array.nbytes for array in arrays.values()])
     if len(text) > MAX_TEXT_BYTES or places.end > MAX_REGION_BYTES:
         raise violation("caller", f"{len(arrays)} arrays of {places.end} bytes are too many or too large")
-    region = None if places.is_inline else find_region(places.end)
-    memory = bytearray(places.end) if region is None else region.memory
-    copy_arrays(arrays.values(), places.offsets, memory)
-    data = bytes(memory) if region is None else region
-    send(sock, kind, text, arrays=len(arrays), deadline_ns=deadline_ns, data=data)
+    if places.is_inline:
+        memory = bytearray(places.end)
+        copy_arrays(arrays.values(), places.offsets, memory)
+        send(sock, kind, text, arrays=len(arrays), deadline_ns=deadline_ns, data=bytes(memory))
+    else:
+        region = find_region()
+        region.write(arrays.values(), places)
+        send(sock, kind, text, arrays=len(arrays), deadline_ns=deadline_ns, region=region, size=places.end)
 
 
 def _read_arrays(

@@ -26,7 +26,7 @@ from ortprep.errors import HostError, NoRoomError, RequestTimeoutError, to_dict
 from ortprep.runtime.host import packets
 from ortprep.runtime.host.folder import HostFolder, require_same_user
 from ortprep.runtime.host.models import HostConfig, ModelTable
-from ortprep.runtime.ipc import MemoryFile, close_aside
+from ortprep.runtime.ipc import close_aside
 from ortprep.runtime.loading.load_options import Deadline
 from ortprep.runtime.machine.memory import private_bytes
 from ortprep.runtime.machine.processor import usable_cores
@@ -201,7 +201,7 @@ class Server:
         except Exception as error:  # noqa: BLE001 - errors of ONNX Runtime cross to the client
             kind, reply = packets.FAILED, to_dict(error)
         if kind == packets.DONE:
-            packets.send_arrays(sock, packets.DONE, reply, MemoryFile)
+            packets.send_arrays(sock, packets.DONE, reply, packets.Region)
         else:
             _send_json(sock, kind, reply)
         return folder
