@@ -347,7 +347,9 @@ def test_each_quantised_node_has_an_error_without_those_of_the_nodes_before(tmp_
     model = make()
     _quantize("static", model, tmp_path)
     request = dataclasses.replace(_request("static", model, tmp_path), measures_errors=True)
+    written_ns = request.written.stat().st_mtime_ns
     reply = change_graph(request)
+    assert request.written.stat().st_mtime_ns == written_ns  # it is read, and nothing is calibrated again
     assert reply.errors.keys() == set(reply.converted) != set()
     wide = {name for name, error in reply.errors.items() if error > 0.5}
     assert wide == ({"matmul7"} if make is outlier_net else set())

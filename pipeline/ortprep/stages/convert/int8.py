@@ -89,6 +89,8 @@ _LOWERED = "_MatMul"  # what the quantiser appends to the name of a Gemm that it
 def quantize_int8(request: PassRequest) -> PassReply:
     """Quantises weights to 8 bits, and activations at run time or by calibrated ranges, in a child process.
 
+    If it measures errors, it reads what it wrote before, and does not calibrate again.
+
     Raises:
         ValueError: The source is not an ONNX model.
         SpecError: A node or an operator is unknown.
@@ -123,7 +125,8 @@ def quantize_int8(request: PassRequest) -> PassReply:
         }
         if not before:  # the quantiser would take an empty list for every node
             return describe_result(nodes, operators=operators, quantized=())
-        _call_quantiser(staged, request, operators, list(before))
+        if not request.measures_errors:
+            _call_quantiser(staged, request, operators, list(before))
         # Quantised are the nodes that are gone, or read other values than before.
         written = onnx.load(request.written, load_external_data=False).graph
         after = {node.name: list(node.input[:2]) for node in written.node}

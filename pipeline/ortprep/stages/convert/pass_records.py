@@ -17,14 +17,16 @@ class PassRequest:
         name: `fusion`, `shapes`, `fp16`, `bf16`, `int8-dynamic`, `int8-static`, `int8-weights` or
             `int4-weights`.
         source: Absolute path of the model; its external data is in the same folder.
-        written: Absolute path of the model to write, in an empty folder.
+        written: Absolute path of the model to write, in an empty folder; with `measures_errors`, of the one
+            that the same request wrote without it.
         dimensions: For `shapes`: sizes of 1 and more, by the name of a symbolic dimension, or by
             `INPUT[AXIS]` for one without a name.
         fusion: For `fusion`.
         half: For half precision; `keep_nodes` includes what a search keeps.
         quantize: For quantisation; `exclude` includes what a search keeps.
         samples: For `int8-static`: `.npz` files that `check_calibration` accepts.
-        measures_errors: For `int8-static`: whether to measure each node's error, on the first sample.
+        measures_errors: For `int8-static`: whether to write nothing, and measure each node's error in what
+            was written, on the first sample.
     """
 
     name: str

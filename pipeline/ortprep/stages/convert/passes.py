@@ -76,17 +76,27 @@ def run_pass(context: Context, request: PassRequest) -> PassReply:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:
-        timeout_s = convert_section(context.spec).timeout_s
-        return run_child(change_graph, request, timeout_s=timeout_s, memory_bytes=available_bytes()).value
+        return _run_in_child(context, request)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
+def _run_in_child(context: Context, request: PassRequest) -> PassReply:
+    timeout_s = convert_section(context.spec).timeout_s
+    return run_child(change_graph, request, timeout_s=timeout_s, memory_bytes=available_bytes()).value
+
+
 def rank_nodes(context: Context, request: PassRequest, nodes: Sequence[str]) -> list[str] | None:
-    """Returns quantised nodes by the error that each makes by itself, the smallest first; None if unknown."""
+    """Returns quantised nodes by the error that each makes by itself, the smallest first; None if unknown.
+
+    Args:
+        context: The task.
+        request: The request whose model still lies where it was written.
+        nodes: The nodes that it quantised.
+    """
     try:
-        errors = run_pass(context, dataclasses.replace(request, measures_errors=True)).errors
+        errors = _run_in_child(context, dataclasses.replace(request, measures_errors=True)).errors
     except REFUSALS as error:
         context.say(f"errors of single nodes were not measured: {plain_refusal(error.message)}")
         return None
