@@ -22,7 +22,6 @@ from tests.builders import matmul_net, write_model
 from tests.prepare.builders import (
     AS_PREPARED,
     QUICK,
-    UNTUNED,
     Project,
     answers,
     is_intact,
@@ -210,7 +209,7 @@ def make_project(root: Path) -> Project:
     write_model(matmul_net(size=1024, layers=4), made.models / "net.onnx")
     (made.root / "app.py").write_text(APPLICATION)
     made.configs.mkdir()
-    (made.configs / "defaults.yaml").write_text(json.dumps({"tune": UNTUNED, "measure": QUICK}))
+    (made.configs / "defaults.yaml").write_text(json.dumps({"tune": AS_PREPARED, "measure": QUICK}))
     return made
 
 
