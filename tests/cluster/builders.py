@@ -156,7 +156,7 @@ QUICK: dict[str, Any] = {
     "measure": {"rounds": 3, "cold_rounds": 0, "steady_s": 0.01},
 }
 
-LONG_MEASURE = {"rounds": 3, "cold_rounds": 0, "steady_s": 0.5}
+LONG_MEASURE = {"rounds": 3, "cold_rounds": 0, "steady_s": 0.1}
 """Takes long enough for a test to see that it has begun, and to end a process before it is done."""
 
 
