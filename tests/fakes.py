@@ -110,15 +110,6 @@ def send_status(status, **headers):
     return answer
 
 
-def send_slowly(handler, server, content):
-    """Sends in small pieces with pauses."""
-    _head(handler, server, 200, len(content))
-    for start in range(0, len(content), max(1, len(content) // 4)):
-        handler.body(content[start : start + max(1, len(content) // 4)])
-        handler.wfile.flush()
-        time.sleep(0.02)
-
-
 def _head(handler, server, status, length):
     handler.send_response(status)
     _finish_head(handler, server, length)

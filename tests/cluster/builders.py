@@ -28,7 +28,6 @@ from ortprep.cluster import ServeConfig
 from ortprep.cluster.building.engine import RayEngine
 from ortprep.cluster.serving.deployment import build_application
 from ortprep.cluster.serving.pinning import pin_version
-from ortprep.runtime.tensors.element_types import Array
 from tests.builders import conv_net, write_model
 from tests.fakes import wait_for
 from tests.prepare.builders import AS_PREPARED
@@ -305,8 +304,3 @@ def write_sizing(folder: Path) -> Path:
         {"y": ("float32", ("n",))},
         {"input:x": np.ones((2, 3), np.float32), "output:y": np.zeros(3, np.float32)},
     )
-
-
-def slow_batch(first: float, size: int = LONG) -> dict[str, Array]:
-    one = np.ones((1, 1), np.float32)
-    return {"x": first * one, "one": one, "size": np.array([size, size])}

@@ -17,7 +17,6 @@ import requests
 import responses
 
 from ortprep.bundle.digest import digest_bytes
-from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import (
     AccessDeniedError,
     NotPublishedError,
@@ -89,10 +88,6 @@ def repository(backend):
 
 def api(backend, path):
     return f"http://{backend.url.partition('://')[2].partition('/')[0]}/v2/{repository(backend)}/{path}"
-
-
-def entry_of(path, data):
-    return FileEntry(path, len(data), digest_bytes(data))
 
 
 FILES = {

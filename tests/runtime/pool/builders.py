@@ -98,18 +98,6 @@ def write_passing_on(folder: Path, dtype: str, sample: Array, shape: Shape = ("a
     )
 
 
-def write_difference(folder: Path, inputs: Sequence[str]) -> Path:
-    """Writes `y = a - b`, whose inputs come in the order that is given."""
-    one = np.ones((1, 1), np.float32)
-    return write_model_bundle(
-        folder,
-        {"y": ("Sub", ("a", "b"))},
-        dict.fromkeys(inputs, ("float32", ("m", "n"))),
-        {"y": ("float32", ("m", "n"))},
-        {"input:a": one, "input:b": one, "output:y": one - one},
-    )
-
-
 def write_finding(folder: Path) -> Path:
     """Writes `y = NonZero(x)`, whose shape depends on values, and `z = -x`."""
     x = np.array([[0, 1], [2, 0]], np.float32)
