@@ -93,12 +93,6 @@ def describe_planted(**changes: Any) -> Diagnosis:
     return describe(replace(WITHOUT_GPU, wheels=read_wheels(), runtime=read_runtime(), **changes))
 
 
-def test_both_wheels_installed_at_once_are_found(site):
-    plant_wheel(site, "onnxruntime", "1.30.0")
-    plant_wheel(site, "onnxruntime-gpu", "1.31.1")
-    assert one(describe_planted().findings, "both-wheels-installed").severity == "problem"
-
-
 def test_what_a_removed_wheel_left_behind_is_a_broken_import(site):
     plant_wheel(site, "onnxruntime", "1.31.1")
     _plant_package(site, "")
@@ -123,12 +117,6 @@ def test_an_old_version_and_a_wheel_of_another_are_found(site):
     _plant_package(site, PLANTED.format(version="1.16.3", package="onnxruntime", providers=[CPU]))
     found = codes(describe_planted().findings)
     assert {"onnxruntime-too-old", "onnxruntime-version-differs"} <= found
-
-
-def test_a_wheel_without_cuda_that_is_asked_for_it_is_found(site):
-    _plant_package(site, PLANTED.format(version="1.31.1", package="onnxruntime", providers=[CPU]))
-    findings = describe_planted(expected=(CUDA,)).findings
-    assert one(findings, "provider-not-in-wheel").severity == "problem"
 
 
 @pytest.mark.parametrize(
