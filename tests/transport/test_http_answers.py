@@ -230,6 +230,37 @@ def test_no_cookie_of_a_server_is_kept(fetch, tmp_path):
 
 
 @pytest.mark.attack
+@pytest.mark.parametrize("fetch", [ask_oci, ask_web])
+def test_cookies_are_not_parsed(fetch, tmp_path):
+    """Of each two bytes of `Set-Cookie2`, the standard library makes an object, and of 6 MB 2.3 GB."""
+
+    def send_cookies(handler, server, content):
+        handler.send_response(200)
+        for name, value in [("Set-Cookie", "a=b"), *[("Set-Cookie2", "a," * 30_000)] * 20]:
+            handler.send_header(name, value)
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    with serve() as server:
+        server.files["/v2/"], server.script = b"", [send_cookies]
+        tracemalloc.start()
+        fetch(server.url, tmp_path)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak_bytes < 2**24, "it would be 2**28 bytes"
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("fetch", [ask_oci, ask_web])
+def test_headers_of_megabytes_are_refused(fetch, tmp_path):
+    with serve() as server:
+        links = {f"Link{number}": "<," * 30_000 for number in range(9)}
+        server.files["/v2/"], server.script = b"", [send_status(200, **links)] * 20
+        with pytest.raises(PipelineError, match="expected at most 262144 bytes of headers"):
+            fetch(server.url, tmp_path)
+
+
+@pytest.mark.attack
 @pytest.mark.parametrize("size", [b"1e999", b"-1e999", b"NaN", b'"' + b"9" * 5000 + b'"'])
 def test_a_size_that_is_no_number_of_bytes_is_an_error_of_the_registry(size):
     with serve() as server:

@@ -11,13 +11,13 @@ import io
 import math
 import socket
 from http.client import HTTPResponse
-from http.cookiejar import DefaultCookiePolicy
 from typing import Any
 
 import requests
 from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection
 
+from ortprep.errors import RegistryError
 from ortprep.spec.urls import hide_queries_in_logs
 from ortprep.transport.time_limit import OutOfTimeError, call_in_time, remaining_s
 from ortprep.transport.transfer import BLOCK_BYTES
@@ -26,19 +26,21 @@ UNENCODED = {"Accept-Encoding": "identity"}
 """Headers of every request: a small compressed answer can become gigabytes, and has no offsets."""
 
 _CONNECTIONS = 16
+_MAX_HEADER_BYTES = 256 * 1024
+"""Names and values of the headers of an answer; the standard library takes 6.5 MB."""
+
 _MAX_CONNECT_S = 600.0
 """Longest time, in seconds, to look up a name and try all of its addresses, where nothing limits it."""
 
 
 def make_session() -> requests.Session:
-    """Returns a session that asks for unencoded answers and keeps no cookies: a server may send gigabytes.
+    """Returns a session that asks for unencoded answers and takes no cookies: a server may send gigabytes.
 
     It leaves bodies to its caller, and redirects to `follow_redirects`.
     """
     session, adapter = requests.Session(), _Adapter()
     session.stream = True
     session.hooks["response"].append(_hide_redirect)
-    session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
     session.headers.update(UNENCODED)
     adapter.init_poolmanager(_CONNECTIONS, _CONNECTIONS, blocksize=BLOCK_BYTES)
     session.mount("https://", adapter)
@@ -88,6 +90,16 @@ class _TimedResponse(HTTPResponse):
         super().__init__(sock, *arguments, **options)
         self.fp.close()
         self.fp = io.BufferedReader(_TimedReader(sock))
+
+    def begin(self) -> None:
+        """Reads the headers, without cookies: `requests` would parse all of them, even if it keeps none."""
+        super().begin()
+        for name in ("Set-Cookie", "Set-Cookie2"):
+            del self.headers[name]
+        size = sum(len(name) + len(value) for name, value in self.headers.items())
+        if size > _MAX_HEADER_BYTES:
+            limit = f"expected at most {_MAX_HEADER_BYTES} bytes of headers"
+            raise RegistryError(f"server sent too much before its answer\n  {limit}, got {size}")
 
 
 class _TimedConnection(HTTPConnection):
