@@ -178,7 +178,7 @@ def test_a_plan_far_behind_gets_one_process():
 
 @given(st.integers(0, 10**6), st.sampled_from((0.02, 0.1, 0.4)), st.sampled_from((1, 1000)))
 @settings(max_examples=60, deadline=None)
-def test_a_plan_that_fails_in_any_round_is_never_adopted_and_never_ends_the_search(seed, rate, runs):
+def test_a_plan_that_fails_in_any_round_is_never_adopted_and_ends_no_search_with_others(seed, rate, runs):
     def fails(choice: PlanChoice, number: int) -> str | None:
         return "crashed" if random.Random(f"{seed} {choice} {number}").random() < rate else None
 
@@ -186,7 +186,7 @@ def test_a_plan_that_fails_in_any_round_is_never_adopted_and_never_ends_the_sear
     try:
         found, verdict = searched(machine, per_load(runs))
     except StageError:
-        assert {DEFAULT, SMALL.base} <= machine.failed
+        assert DEFAULT in machine.failed or set(machine.measured) - {DEFAULT} <= machine.failed
         return
     working = set(found.finals) - {DEFAULT}
     assert not set(found.finals) & machine.failed - {found.baseline}
