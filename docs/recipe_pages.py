@@ -43,7 +43,7 @@ QUICKER: Mapping[str, Mapping[str, str]] = {
     "int8": {"  ladder: [int8, fp32]": "  search: {max_trials: 1}\n  ladder: [int8, fp32]"},
     "several_models": {"[1, 3, 480, 640]": "[1, 3, 224, 320]"},
     "slow_start": {"cold_rounds: 3": "cold_rounds: 1", "--rounds 3": "--rounds 1"},
-    "tutorial": {"budget_s: 20": "budget_s: 2.5"},
+    "tutorial": {"budget_s: 20": "budget_s: 2.5, steady_s: 0.02"},
     "unmodified_application": {
         # A fifth of the lines, which still come in four shapes.
         "pages 1 4": "pages 1 3",
