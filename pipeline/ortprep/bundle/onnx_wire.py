@@ -21,7 +21,7 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
 _HEAD_BYTES = 20
 """Most bytes of a field's tag and of the length or number after it."""
-_WINDOW_BYTES, _MAX_READ_BYTES = 4096, 2**30
+_WINDOW_BYTES, _MAX_SKELETON_BYTES = 4096, 2**29
 _LOCATION_BYTES = 10
 """Bytes of the field that makes an entry a location; no shorter message has one."""
 
@@ -114,7 +114,7 @@ def read_skeleton(
         def read(start: int, end: int) -> bytes:
             between_reads()
             size_bytes = end - start
-            data = os.pread(handle, size_bytes, start) if size_bytes <= _MAX_READ_BYTES else b""
+            data = os.pread(handle, size_bytes, start) if size_bytes <= _MAX_SKELETON_BYTES else b""
             if len(data) != size_bytes:
                 raise WireError(f"cannot read {size_bytes} bytes at byte {start} at once")
             return data
@@ -188,9 +188,18 @@ def _strip(
         else:
             continue
         if other is not None:
-            skeleton += read(kept, field.start) + other
+            _keep(read, kept, field.start, skeleton)
+            skeleton += other
             kept = field.end
-    return bytes(skeleton + read(kept, end))
+    _keep(read, kept, end, skeleton)
+    return bytes(skeleton)
+
+
+def _keep(read: Reader, start: int, end: int, skeleton: bytearray) -> None:
+    """Adds what lies between two places of a file to a skeleton, if that does not become too large."""
+    if len(skeleton) + end - start > _MAX_SKELETON_BYTES:
+        raise WireError(f"expected at most {_MAX_SKELETON_BYTES} bytes beside tensors, got more")
+    skeleton += read(start, end)
 
 
 def _locations(
