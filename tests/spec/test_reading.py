@@ -96,6 +96,13 @@ def test_a_glob_that_would_walk_the_same_folders_again_is_refused(tmp_path, glob
     assert any("samples: expected a glob with at most one **" in line for line in problems)
 
 
+@pytest.mark.attack
+@pytest.mark.parametrize("glob", ["*/../*/../x.npz", "a/[ab]/../x.npz", "*/" * 32 + "x.npz"])
+def test_a_glob_that_may_lead_back_to_the_same_folders_is_refused(tmp_path, glob):
+    problems = problems_of(tmp_path, f"{GOOD}samples: '{glob}'\n")
+    assert any("at most 32 parts, without .. behind a wildcard" in line for line in problems)
+
+
 @pytest.mark.parametrize("glob", ["../**/x.npz", "../../samples/*/a?/[ab].npz", "a/../*.npz"])
 def test_a_glob_may_begin_above_the_spec_and_have_one_recursive_part(tmp_path, glob):
     assert read_spec(write(tmp_path, "x.yaml", f"{GOOD}samples: '{glob}'\n")).samples == glob

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Annotated, Any, Literal
 
@@ -13,6 +14,7 @@ from ortprep.spec.urls import check_url, has_credentials, is_hub_url, parse_hub_
 Target = Literal["cpu", "cuda"]
 """Execution providers a bundle can be prepared for."""
 
+_MAX_GLOB_PARTS = 32
 _DIGEST = re.compile(r"(sha256:)?[0-9a-fA-F]{64}")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\x00-\x1f\x7f]+")
 
@@ -86,6 +88,9 @@ def _check_glob(pattern: str) -> str:
         raise ValueError("expected a glob of .npz files relative to the spec, ** only as a whole component")
     if parts.count("**") > 1:  # each more multiplies the folders that are walked
         raise ValueError("expected a glob with at most one **")
+    fixed = list(itertools.takewhile(lambda part: not set(part) & set("*?["), parts))
+    if len(parts) > _MAX_GLOB_PARTS or ".." in parts[len(fixed) :]:  # each may lead to the same folders again
+        raise ValueError(f"expected a glob of at most {_MAX_GLOB_PARTS} parts, without .. behind a wildcard")
     if not pattern.endswith(".npz"):
         raise ValueError("expected a glob that ends in .npz")
     return pattern
