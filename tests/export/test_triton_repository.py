@@ -259,6 +259,14 @@ def test_weights_of_branches_are_copied_since_onnxruntime_refuses_links_to_them(
     assert warm_up(tmp_path / "repository/linear")["y"].tolist() == y.tolist()
 
 
+@pytest.mark.attack
+def test_a_file_that_others_may_write_to_is_copied(bundle, tmp_path):
+    model = bundle / read_loader_config(bundle).variants[0].model
+    model.chmod(0o666)
+    export_one(bundle, tmp_path / "repository")
+    assert model.stat().st_nlink == 1
+
+
 def test_a_file_that_is_not_beside_the_model_is_refused(bundle, tmp_path):
     config = read_loader_config(bundle)
     (variant,) = config.variants

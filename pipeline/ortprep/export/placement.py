@@ -13,6 +13,7 @@ from typing import Any
 
 from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.file_links import copy_file, link_or_copy, unlinkable_files
+from ortprep.bundle.file_memory import is_protected
 from ortprep.bundle.loader_config import (
     FileEntry,
     LoaderConfig,
@@ -98,8 +99,9 @@ def place_files(
     unlinkable = {original.parent / name for name in unlinkable_files(original)}
     for path, entry in placed.items():
         file = resolve_inside(source.root, entry.path)
-        place = copy_file if file in unlinkable else link_or_copy
-        place(file, export / path)
+        # Who may write to a bundle's file could change the export by a link to it.
+        is_linked = file not in unlinkable and is_protected(str(file))
+        (link_or_copy if is_linked else copy_file)(file, export / path)
     files = tuple(FileEntry(path, one.size_bytes, one.sha256) for path, one in placed.items())
     raise_differences(export, compare_files(export, files, DigestCache().digest))
     return files
