@@ -15,6 +15,7 @@ from ortprep.bundle.model_facts import ModelFacts, ModelInterface, dimension_nam
 from ortprep.bundle.onnx_wire import WireError, external_locations, read_skeleton
 from ortprep.children.child import run_child
 from ortprep.errors import SourceError
+from ortprep.runtime.machine.memory import available_bytes
 from ortprep.stages.fetch.external_data import check_location
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ def inspect_file(model: Path, *, name: str, timeout_s: float = TIMEOUT_S) -> Mod
         ChildTimeoutError: It takes longer.
         SourceError: It is not an ONNX model, or refers to data outside its folder.
     """
-    return run_child(inspect_model, (str(model), name), timeout_s=timeout_s).value
+    request = str(model), name
+    return run_child(inspect_model, request, timeout_s=timeout_s, memory_bytes=available_bytes()).value
 
 
 def inspect_model(request: tuple[str, str]) -> ModelFacts:
