@@ -13,14 +13,18 @@ from typing import TYPE_CHECKING
 from ortprep.bundle.atomic import write_bytes_atomic
 from ortprep.bundle.file_links import refuse_links
 from ortprep.children.child import run_child
+from ortprep.runtime.machine.memory import available_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import onnx
 
 COPIES_FOLDER = "models"
 _ML_DOMAIN = "ai.onnx.ml"
 _IDENTITY_OPSET = 8
 _MAX_CLASSES = 8
+_DEADLINE_S = 600.0
 
 
 def copy_path(model: Path, folder: Path) -> Path:
@@ -36,7 +40,8 @@ def write_tensor_copy(model: Path, folder: Path) -> tuple[str, ...]:
     Returns:
         What became of each output, in a line; none if there was nothing to change, and no copy.
     """
-    return run_child(copy_as_tensors, (model.absolute(), copy_path(model, folder).absolute())).value
+    paths = model.absolute(), copy_path(model, folder).absolute()
+    return run_child(copy_as_tensors, paths, timeout_s=_DEADLINE_S, memory_bytes=available_bytes()).value
 
 
 def refresh_tensor_copy(model: Path, folder: Path) -> None:
@@ -58,7 +63,8 @@ def copy_as_tensors(paths: tuple[Path, Path]) -> tuple[str, ...]:
     source, copy = paths
     refuse_links([copy.parent])
     model = onnx.load(source)
-    changes = tuple(filter(None, [_replace_zip_map(model.graph, node) for node in model.graph.node]))
+    outputs = {output.name: output for output in model.graph.output}
+    changes = tuple(filter(None, [_replace_zip_map(node, outputs) for node in model.graph.node]))
     if changes:
         if all(one.domain not in ("", "ai.onnx") for one in model.opset_import):
             model.opset_import.append(onnx.helper.make_opsetid("", _IDENTITY_OPSET))
@@ -66,13 +72,15 @@ def copy_as_tensors(paths: tuple[Path, Path]) -> tuple[str, ...]:
     return changes
 
 
-def _replace_zip_map(graph: onnx.GraphProto, node: onnx.NodeProto) -> str | None:
+def _replace_zip_map(node: onnx.NodeProto, outputs: Mapping[str, onnx.ValueInfoProto]) -> str | None:
     """Lets a `ZipMap` that makes an output pass its matrix on; returns what it changed, None for others."""
+    if node.op_type != "ZipMap" or node.domain != _ML_DOMAIN:
+        return None
+    output = outputs.get(node.output[0])
+    if output is None:
+        return None
     import onnx
 
-    output = next((one for one in graph.output if one.name == node.output[0]), None)
-    if node.op_type != "ZipMap" or node.domain != _ML_DOMAIN or output is None:
-        return None
     labels = [str(label) for one in node.attribute for label in (*one.ints, *_texts(one))]
     del node.attribute[:]
     node.op_type, node.domain = "Identity", ""
