@@ -326,7 +326,7 @@ def spec_with(folder: Path, glob: str) -> ModelSpec:
 
 
 @pytest.mark.attack
-@pytest.mark.parametrize("glob", ["*/*/*/*/x.npz", "d*/../d*/../d*/../d*/../x.npz", "**/*/*/*/x.npz"])
+@pytest.mark.parametrize("glob", ["*/*/*/*/x.npz", "**/*/*/*/x.npz"])
 def test_no_glob_leads_into_a_folder_again_and_again(tmp_path, glob):
     """Five links found one file 625 times in four steps, and each further step took 5 times more."""
     for number in range(5):
