@@ -113,10 +113,9 @@ def read_skeleton(
 
         def read(start: int, end: int) -> bytes:
             between_reads()
-            size_bytes = end - start
-            data = os.pread(handle, size_bytes, start) if size_bytes <= _MAX_SKELETON_BYTES else b""
-            if len(data) != size_bytes:
-                raise WireError(f"cannot read {size_bytes} bytes at byte {start} at once")
+            data = os.pread(handle, end - start, start)
+            if len(data) != end - start:
+                raise WireError(f"cannot read {end - start} bytes at byte {start}, the file became shorter")
             return data
 
         return _strip(read, 0, os.fstat(handle).st_size, "model", substitute)

@@ -24,7 +24,8 @@ COPIES_FOLDER = "models"
 _ML_DOMAIN = "ai.onnx.ml"
 _IDENTITY_OPSET = 8
 _MAX_CLASSES = 8
-_DEADLINE_S = 600.0
+TIMEOUT_S = 600.0
+"""Timeout of what `init` does in a child process, in seconds."""
 
 
 def copy_path(model: Path, folder: Path) -> Path:
@@ -41,7 +42,7 @@ def write_tensor_copy(model: Path, folder: Path) -> tuple[str, ...]:
         What became of each output, in a line; none if there was nothing to change, and no copy.
     """
     paths = model.absolute(), copy_path(model, folder).absolute()
-    return run_child(copy_as_tensors, paths, timeout_s=_DEADLINE_S, memory_bytes=available_bytes()).value
+    return run_child(copy_as_tensors, paths, timeout_s=TIMEOUT_S, memory_bytes=available_bytes()).value
 
 
 def refresh_tensor_copy(model: Path, folder: Path) -> None:

@@ -17,7 +17,7 @@ from ortprep.children.child import run_child
 from ortprep.errors import ChildError, LoadError, PipelineError, SourceError, SpecError
 from ortprep.init.graph_facts import read_facts
 from ortprep.init.input_search import Feed, InputSearch, ObservedInput, RunResult
-from ortprep.init.tensor_copy import copy_as_tensors
+from ortprep.init.tensor_copy import TIMEOUT_S, copy_as_tensors
 from ortprep.measuring.feeds import draw_feed, generator
 from ortprep.quoting import quoted
 from ortprep.runtime.loading.session import (
@@ -33,7 +33,6 @@ from ortprep.spec.fields import MAX_DIMENSION
 from ortprep.spec.models import VerifySpec
 from ortprep.stages.core.fallback import plain_refusal
 
-_DEADLINE_S = 600.0
 _MAX_ERROR = 600
 _MAX_TRIED = 12
 _MEMORY_SHARE = 0.75
@@ -98,7 +97,7 @@ def try_inputs(request: InitTrialRequest) -> InitTrial:
     memory_bytes = int(_MEMORY_SHARE * read_hardware(gpus=False).memory_bytes)
     model = request.model
     try:
-        return run_child(run_trial, request, timeout_s=_DEADLINE_S, memory_bytes=memory_bytes).value
+        return run_child(run_trial, request, timeout_s=TIMEOUT_S, memory_bytes=memory_bytes).value
     except LoadError as error:
         reason = plain_refusal(error.message)
         raise SourceError(f"ONNX Runtime does not accept the model: {model}\n  {reason}") from error

@@ -81,6 +81,11 @@ def _check_url(url: str) -> str:
     return url
 
 
+def has_wildcard(part: str) -> bool:
+    """Says whether a part of a glob is a pattern rather than a name."""
+    return not set(part).isdisjoint("*?[")
+
+
 def _check_glob(pattern: str) -> str:
     """Returns a glob that a spec may have for its samples; raises `ValueError` for another."""
     parts = check_text(pattern).split("/")
@@ -88,8 +93,8 @@ def _check_glob(pattern: str) -> str:
         raise ValueError("expected a glob of .npz files relative to the spec, ** only as a whole component")
     if parts.count("**") > 1:  # each more multiplies the folders that are walked
         raise ValueError("expected a glob with at most one **")
-    fixed = list(itertools.takewhile(lambda part: not set(part) & set("*?["), parts))
-    if len(parts) > _MAX_GLOB_PARTS or ".." in parts[len(fixed) :]:  # each may lead to the same folders again
+    behind = itertools.dropwhile(lambda part: not has_wildcard(part), parts)
+    if len(parts) > _MAX_GLOB_PARTS or ".." in behind:  # each may lead to the same folders again
         raise ValueError(f"expected a glob of at most {_MAX_GLOB_PARTS} parts, without .. behind a wildcard")
     if not pattern.endswith(".npz"):
         raise ValueError("expected a glob that ends in .npz")

@@ -201,15 +201,15 @@ class _Search:
         for index in range(REPEATS):
             running = [trial for trial in batch if self._is_worth_another(trial)]
             if running:
-                self._measure_round(running, index, batch)
+                self._measure_round(running, index)
         for trial in batch:
             self._trials[trial.choice] = trial
             if trial.failure is not None:
                 reason = trial.failure.splitlines()[0]
                 self._effects.say(f"trial {trial.number} failed: {trial.choice}: {reason}")
 
-    def _measure_round(self, running: Sequence[Trial], index: int, batch: Sequence[Trial]) -> None:
-        """Measures plans and the baseline once; where that fails, its last figures of the batch count."""
+    def _measure_round(self, running: Sequence[Trial], index: int) -> None:
+        """Measures plans and the baseline once; where that fails, its last figures count."""
         results: dict[PlanChoice, ProbeResult | str] = {}
         choices = dict.fromkeys([self._baseline, *(trial.choice for trial in running)])
         for choice in order_of_round(list(choices), index):
@@ -219,7 +219,8 @@ class _Search:
                 results[choice] = error.message
         baseline = results[self._baseline]
         if isinstance(baseline, str):
-            earlier = [figures for trial in batch for figures in trial.baselines]
+            tried = (*self._trials.values(), *running)
+            earlier = [figures for trial in tried for figures in trial.baselines]
             baseline = earlier[-1] if earlier else f"nothing to compare with: {baseline}"
         for trial in running:
             own = results[trial.choice]

@@ -20,6 +20,7 @@ from ortprep.children.child import run_child
 from ortprep.errors import ChildTimeoutError, SourceError
 from ortprep.init.graph_facts import find_highest
 from ortprep.stages.core.graph_walk import find_index_bounds, values_bytes
+from ortprep.stages.fetch import inspection
 from ortprep.stages.fetch.inspection import TIMEOUT_S, inspect_file, inspect_model
 from tests import builders as models
 
@@ -273,6 +274,18 @@ def test_the_reading_of_a_model_has_a_deadline(tmp_path):
     assert signature(inspect_file).parameters["timeout_s"].default == TIMEOUT_S
     with pytest.raises(ChildTimeoutError):
         inspect_file(path, name="m", timeout_s=0.01)
+
+
+@pytest.mark.attack
+def test_a_small_model_that_takes_gigabytes_is_refused_where_memory_is_short(tmp_path, monkeypatch):
+    """A file of 8 MB of empty nodes took 1.5 GB."""
+    model = models.conv_net()
+    model.graph.node.extend([onnx.NodeProto()] * 2_000_000)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    monkeypatch.setattr(inspection, "available_bytes", lambda: 150 * 2**20)
+    with pytest.raises(SourceError, match="memory is short"):
+        inspect_file(path, name="m")
 
 
 @pytest.mark.attack

@@ -14,6 +14,7 @@ from ortprep.bundle.loader_config import TensorSpec
 from ortprep.bundle.model_facts import ModelInterface
 from ortprep.errors import BundleError, SourceError, SpecError
 from ortprep.quoting import quoted
+from ortprep.spec.fields import has_wildcard
 from ortprep.spec.models import ModelSpec
 
 # Finding the files is part of every no-op build, reading them is not: what reads arrays is imported where it
@@ -40,7 +41,7 @@ def _list_files(spec: ModelSpec, pattern: str) -> tuple[Path, ...]:
     for part in parts:
         found: dict[tuple[int, int], Path] = {}
         for folder in folders:
-            for path in sorted(folder.glob(part)) if set(part) & set("*?[") else [folder / part]:
+            for path in sorted(folder.glob(part)) if has_wildcard(part) else [folder / part]:
                 status = _stat_folder(path)
                 if status is not None:
                     found.setdefault((status.st_dev, status.st_ino), path)

@@ -92,7 +92,7 @@ def parse_skeleton(skeleton: bytes) -> onnx.ModelProto:
     try:
         model = onnx.ModelProto.FromString(skeleton)
     except DecodeError as error:
-        raise ValueError("its bytes are not a ModelProto") from error
+        raise ValueError("its bytes are not a ModelProto, or memory is short") from error
     if not model.HasField("graph") or not model.opset_import:
         raise ValueError("expected a graph and its opsets, found none")
     check_ranks(model)
