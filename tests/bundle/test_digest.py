@@ -1,8 +1,11 @@
 """A digest is computed once per content, and never trusted past a change."""
 
+import grp
 import hashlib
 import logging
 import os
+import pwd
+import struct
 import time
 from pathlib import Path
 
@@ -169,9 +172,9 @@ def safe_cache(tmp_path, monkeypatch):
     return folder
 
 
-def let_a_group_write_above(safe_cache):
+def let_others_write_above(safe_cache):
     safe_cache.mkdir(parents=True)
-    safe_cache.parent.chmod(0o775)
+    safe_cache.parent.chmod(0o777)
 
 
 def let_others_write(safe_cache):
@@ -215,7 +218,7 @@ def put_a_link_of_another_user(safe_cache):
 
 NEEDS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to someone else")
 UNSAFE = [
-    let_a_group_write_above,
+    let_others_write_above,
     let_others_write,
     let_others_write_below,
     put_a_link,
@@ -291,6 +294,35 @@ def test_a_path_is_judged_by_where_it_leads_not_by_how_it_reads(tmp_path):
     assert is_protected(f"{tmp_path}/mine")
     assert not is_protected(f"{tmp_path}/link/../mine"), "that is shared/mine"
     assert not is_protected(f"{tmp_path}/shared/one/..")
+
+
+@pytest.mark.attack
+def test_a_group_may_write_where_this_user_alone_is_in_it(tmp_path):
+    """What a user makes with `umask 002`; an access control list shows in the group's bits as well."""
+    user = pwd.getpwuid(os.geteuid())
+    group = grp.getgrgid(user.pw_gid)
+    has_own_group = group.gr_name == user.pw_name and {*group.gr_mem} <= {user.pw_name}
+    tmp_path.chmod(0o775)
+    assert is_protected(str(tmp_path)) == has_own_group
+    entries = ((1, 7, -1), (2, 7, 65534), (4, 5, -1), (16, 7, -1), (32, 5, -1))  # user 65534 has rwx
+    os.setxattr(
+        tmp_path,
+        "system.posix_acl_access",
+        struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries),
+    )
+    assert tmp_path.stat().st_mode & 0o777 == 0o775
+    assert not is_protected(str(tmp_path))
+    os.removexattr(tmp_path, "system.posix_acl_access")
+    tmp_path.chmod(0o777)
+    assert not is_protected(str(tmp_path))
+
+
+@pytest.mark.attack
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another group")
+def test_another_group_may_not_write(tmp_path):
+    tmp_path.chmod(0o775)
+    os.chown(tmp_path, -1, 65534)
+    assert not is_protected(str(tmp_path))
 
 
 def test_links_that_lead_in_a_circle_protect_nothing(tmp_path):

@@ -67,7 +67,8 @@ def is_protected(path: str, *, make: bool = False, for_own_files: bool = False) 
 
     The file, every folder above it and every link on the way belong to one of the two, and nobody else may
     write to them. A folder above may be sticky, as `/tmp` is: others cannot move what is not theirs there.
-    Access control lists count too, since the group's bits of a mode are the most that a list gives (acl(5)).
+    A group may write if this user alone is in it and there is no access control list: with `umask 002`, the
+    default where each user has a group (Ubuntu), all that a user makes is like that.
 
     Args:
         path: A file or a folder.
@@ -97,10 +98,32 @@ def is_protected(path: str, *, make: bool = False, for_own_files: bool = False) 
             continue
         if pending and not stat.S_ISDIR(status.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), here)
-        if status.st_mode & 0o022 and not ((pending or for_own_files) and status.st_mode & stat.S_ISVTX):
+        is_sticky = bool(status.st_mode & stat.S_ISVTX) and (bool(pending) or for_own_files)
+        if status.st_mode & 0o022 and not is_sticky and not _is_own_alone(here, status):
             return False
         found = here if here != "/" else ""
     return True
+
+
+def _is_own_alone(path: str, status: os.stat_result) -> bool:
+    """Returns whether what a group may write to is this user's alone: the rule of Debian's OpenSSH.
+
+    The group's bits of a mode are the most that an access control list gives (acl(5)), so there must be none.
+    """
+    import grp
+    import pwd
+
+    try:
+        has_list = any("acl" in name for name in os.listxattr(path, follow_symlinks=False))
+        own, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(status.st_gid)
+    except (OSError, KeyError):  # a file system without attributes, or a user or group without name
+        return False
+    if status.st_mode & 0o002 or has_list:
+        return False
+    if group.gr_name != own.pw_name or group.gr_gid != own.pw_gid:
+        return False
+    others = {user.pw_name for user in pwd.getpwall() if user.pw_gid == group.gr_gid}.union(group.gr_mem)
+    return others == {own.pw_name}
 
 
 def _look_at(path: str, *, make: bool) -> os.stat_result:

@@ -230,12 +230,12 @@ def let_others_write(bundle: Path) -> None:
     (bundle / WEIGHTS).chmod(0o666)
 
 
-def let_a_group_replace(bundle: Path) -> None:
-    (bundle / WEIGHTS).parent.chmod(0o770)
+def let_others_replace(bundle: Path) -> None:
+    (bundle / WEIGHTS).parent.chmod(0o707)
 
 
-def let_a_group_replace_the_bundle(bundle: Path) -> None:
-    bundle.parent.chmod(0o775)
+def let_others_replace_the_bundle(bundle: Path) -> None:
+    bundle.parent.chmod(0o777)
 
 
 def nothing(bundle: Path) -> None:
@@ -244,7 +244,7 @@ def nothing(bundle: Path) -> None:
 
 @pytest.mark.attack
 @pytest.mark.parametrize(
-    "permit", [let_others_write, let_a_group_replace, let_a_group_replace_the_bundle, nothing]
+    "permit", [let_others_write, let_others_replace, let_others_replace_the_bundle, nothing]
 )
 def test_a_session_keeps_the_weights_that_were_hashed_whatever_a_writer_does_later(bundle, permit):
     permit(bundle)
