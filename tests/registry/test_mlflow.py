@@ -185,10 +185,17 @@ def test_artifacts_elsewhere_are_refused(location):
 
 @pytest.mark.attack
 def test_a_version_of_thousands_of_digits_is_none_of_ours(monkeypatch):
-    tag = {"key": f"ortprep.versions.{ref_name(digest_bytes(b'{}'))}", "value": "{}"}
-    listed = [{"version": "9" * 5000, "tags": [tag]}]
+    digest = digest_bytes(b"{}")
+    tags = [
+        {"key": f"ortprep.versions.{ref_name(digest)}", "value": "{}"},
+        {"key": "ortprep.version", "value": digest},
+    ]
+    listed = [{"version": "9" * 15, "tags": tags}]
     monkeypatch.setattr(TrackingServer, "list_all", lambda *_, **__: listed)
-    assert list_versions(MlflowBackend("mlflow+https://host"), "net") == []
+    backend = MlflowBackend("mlflow+https://host")
+    assert len(backend.list_refs("net", Kind.VERSION)) == 1
+    listed[0]["version"] = "9" * 5000
+    assert backend.list_refs("net", Kind.VERSION) == {}
 
 
 def test_an_experiment_that_leads_to_local_files_is_not_followed(backend, client, model, tmp_path):
@@ -315,6 +322,23 @@ def test_versions_labels_and_aliases_are_the_registered_models_own(backend, clie
     )
     client.set_registered_model_alias(model, "production", number)
     assert backend.list_refs(model, Kind.ALIAS) == {"production": new.digest}
+
+
+@pytest.mark.attack
+def test_a_version_that_somebody_adds_to_the_number_of_another_deletes_neither(
+    backend, client, model, tmp_path
+):
+    live = publish(backend, model, tmp_path, "2026.1")
+    backend.put_ref(model, Kind.ALIAS, "production", live.data)
+    forged = make_version(make_part(model, tmp_path, {"m.onnx": b"forged"}), "2026.2")
+    number = client.get_model_version_by_alias(model, "production").version
+    tag = f"ortprep.versions.{ref_name(forged.digest, forged.label)}"
+    client.set_model_version_tag(model, number, tag, forged.data.decode())
+    assert backend.list_refs(model, Kind.ALIAS) == {}
+    for version in (live, forged):
+        backend.delete_ref(model, Kind.VERSION, ref_name(version.digest, version.label))
+    client.delete_model_version_tag(model, number, tag)
+    assert backend.list_refs(model, Kind.ALIAS) == {"production": live.digest}
 
 
 def test_mlflows_own_download_of_an_alias_is_the_bundle(backend, server, model, tmp_path, monkeypatch):

@@ -36,15 +36,15 @@ PART_FILE = f"{RECEIPT_FOLDER}/part.json"
 PASSWORD_VARIABLE = "ORTPREP_SIGN_PASSWORD"
 """Environment variable with the password of an encrypted private key."""
 
-MAX_SIGNATURE_BYTES = 1024 * 1024
-"""Largest signature, in bytes, that is read."""
+MAX_SIGNATURE_BYTES = 16 * 1024
+"""Largest signature, in bytes, that is read; those of model-signing have 2 KiB."""
 
 _MAX_PROBLEMS = 5
 """Largest number of signatures that a message describes: anybody may attach more."""
 
 _RECEIPT_FILE = f"{RECEIPT_FOLDER}/pulled.json"
 _MAX_SIGNATURES = 32
-_MAX_RECEIPT_BYTES = 64 * 1024 * 1024
+_MAX_RECEIPT_BYTES = 4 * 1024 * 1024
 
 _PREDICATE = "https://model_signing/signature/v1.0"
 _EXPECTED = f"another form of signature\n  expected {_PREDICATE}, with the key's name, got something else"

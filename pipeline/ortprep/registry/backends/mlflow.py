@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 _EXPERIMENT = "ortprep/"
 _TAG_KIND, _TAG_PART, _TAG_REFRESHED = "ortprep.kind", "ortprep.part", "ortprep.refreshed_ms"
+_TAG_VERSION = "ortprep.version"
 _BUNDLE, _PART_FILE, _FINISHED = "bundle", "part.json", "FINISHED"
 _FRESH_MS = 3_600_000
 """Age up to which a run need not be refreshed, in milliseconds."""
@@ -138,12 +139,18 @@ class MlflowBackend(Backend):
         return {name: digest for tags in tagged for name, digest in self._read_tags(kind, tags).items()}
 
     def _read_tags(self, kind: Kind, tags: Mapping[str, str]) -> dict[str, str]:
-        """Returns the refs of a kind that are among tags, and remembers their documents."""
+        """Returns the refs of a kind that are among tags, and remembers their documents.
+
+        A number with several versions has none: who may set tags of a live one could add another, and the
+        next collection of garbage would delete the number with both.
+        """
         start = f"ortprep.{kind}."
         texts = {name.removeprefix(start): text for name, text in tags.items() if name.startswith(start)}
         found = {name: text.encode() for name, text in texts.items()}
         refs = digests_of(found)
         refs = {name: digest for name, digest in refs.items() if digest_bytes(found[name]) == digest}
+        if kind == Kind.VERSION and [*refs.values()] != [tags.get(_TAG_VERSION)]:
+            return {}
         self._documents |= {digest: found[name] for name, digest in refs.items()}
         return refs
 
@@ -208,7 +215,7 @@ class MlflowBackend(Backend):
         files = {"source": f"{run.artifact_uri}/{_BUNDLE}", "run_id": run.run_id}
         targets = sorted(variant.target for part in version.parts for variant in part.variants)
         tags = {
-            "ortprep.version": version.digest,
+            _TAG_VERSION: version.digest,
             "ortprep.label": version.label,
             "ortprep.targets": _join_texts(targets),
         }
