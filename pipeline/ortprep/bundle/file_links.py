@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 
 from ortprep.bundle.digest import DigestCache
+from ortprep.bundle.file_memory import read_stamp
 from ortprep.bundle.onnx_wire import WireError, external_locations, read_skeleton
 from ortprep.errors import SpecError
 from ortprep.quoting import quoted
@@ -78,7 +79,7 @@ def link_or_copy(source: Path, destination: Path) -> None:
         OSError: The disk is full or read-only, or a file of that name is there.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
-    cache = DigestCache()
+    cache, before = DigestCache(), read_stamp(source)
     digest = cache.digest(source)
     try:
         os.link(source, destination)
@@ -87,7 +88,8 @@ def link_or_copy(source: Path, destination: Path) -> None:
     except OSError:
         copy_file(source, destination)
     else:
-        cache.record(destination, digest)
+        if read_stamp(destination)[:-1] == before[:-1]:  # else somebody exchanged the source meanwhile
+            cache.record(destination, digest)
 
 
 def copy_file(source: Path, destination: Path) -> None:

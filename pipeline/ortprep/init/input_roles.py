@@ -28,6 +28,9 @@ _LETTERS = {
     "bool": "b",
     "string": "s",
 }
+MAX_SEARCHED = 200
+"""Characters of a name that are searched: the time of some expressions grows with the square of a name."""
+
 _MIN_SIGNAL_SIZE = 256  # a shorter fixed axis holds features, not samples
 
 
@@ -179,7 +182,7 @@ def declared_shape(item: TensorSpec) -> Shape:
 
 def find_role(item: TensorSpec) -> InputRole:
     """Returns what an input is."""
-    name, shape = item.name.lower(), declared_shape(item)
+    name, shape = item.name[:MAX_SEARCHED].lower(), declared_shape(item)
     letter = _LETTERS.get(item.dtype, "i")
     return next(
         role

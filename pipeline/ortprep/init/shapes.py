@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ortprep.bundle.loader_config import TensorSpec
 from ortprep.init.graph_facts import GraphFacts
-from ortprep.init.input_roles import CHANNELS, InputRole, Shape, declared_shape, find_role
+from ortprep.init.input_roles import CHANNELS, MAX_SEARCHED, InputRole, Shape, declared_shape, find_role
 
 MAX_SIZE = 2**20
 """Largest size that is proposed for one axis."""
@@ -152,7 +152,8 @@ def _keys(item: TensorSpec) -> tuple[int | str, ...]:
 def _propose(item: TensorSpec, axis: int, key: str, facts: GraphFacts) -> AxisRole:
     """Returns what an open axis counts: by its name, else by its place."""
     kind, shape = find_role(item), declared_shape(item)
-    name = next((one.name for one in AXES if key in shape and re.search(one.names, key.lower())), None)
+    text = key[:MAX_SEARCHED].lower() if key in shape else ""
+    name = next((one.name for one in AXES if text and re.search(one.names, text)), None)
     if name is None:
         name = _role_of_place(kind, axis, shape)
     elif name in ("frames", "sequence") and kind.name.endswith("audio"):

@@ -34,6 +34,7 @@ from ortprep.spec.models import VerifySpec
 from ortprep.stages.core.fallback import plain_refusal
 
 _MAX_ERROR = 600
+_MAX_MESSAGE = 4000  # what is read for sizes; a model can have names of megabytes
 _MAX_TRIED = 12
 _MEMORY_SHARE = 0.75
 _MAX_ELEMENTS = 2**24
@@ -204,7 +205,7 @@ class _TrialModel:
         try:
             answers = run_session(self.session, self.draw(feeds)).values()
         except refusals as error:
-            return RunResult(str(error) or type(error).__name__)
+            return RunResult(str(error)[:_MAX_MESSAGE] or type(error).__name__)
         is_finite = all(one.dtype.kind not in "fc" or np.isfinite(one).all() for one in answers)
         return RunResult(doubt="" if is_finite else _NOT_FINITE)
 
