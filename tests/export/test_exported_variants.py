@@ -291,6 +291,8 @@ def test_a_sample_that_is_no_batch_makes_no_warm_up():
     feeds = {"x": np.ones((2, 2), np.float32), "y": np.ones((3, 2), np.float32)}
     assert add_warm_up(config, feeds) == "the inputs of the golden sample are not of one batch size"
     assert add_warm_up(config, {"x": feeds["x"]}) == "the golden sample has no y"
+    large = dict.fromkeys("xy", np.broadcast_to(np.float32(1), (4, 2**23)))
+    assert add_warm_up(config, large) == "the golden sample has more than 67108864 bytes"
     assert not config.model_warmup
 
 

@@ -31,6 +31,7 @@ from ortprep.errors import (
     NotPublishedError,
     RegistryError,
 )
+from ortprep.registry import backend as backend_module
 from ortprep.registry import catalogue as catalogue_module
 from ortprep.registry import part_bundle
 from ortprep.registry import publish as publishing
@@ -548,7 +549,7 @@ def test_a_cached_bundle_that_was_rewritten_is_not_opened(catalogue, tmp_path):
 
 
 def test_a_cache_that_others_can_write_to_is_refused(tmp_path):
-    for mode in (0o777, 0o770, 0o702):
+    for mode in (0o777, 0o707, 0o702):
         folder = tmp_path / oct(mode)
         folder.mkdir()
         folder.chmod(mode)
@@ -761,6 +762,24 @@ def test_a_version_of_parts_of_another_model_is_refused(catalogue, tmp_path):
     put_version(catalogue, evil)
     with pytest.raises(IntegrityError, match="a part of another model"):
         pull_it(catalogue, tmp_path / "out", version="x")
+
+
+@pytest.mark.parametrize("folder", ["versions", "aliases"])
+def test_many_empty_files_hide_no_version_from_a_collection_of_garbage(
+    registry, catalogue, two, monkeypatch, folder
+):
+    """A list that is cut left them out, and all that it did not name was removed."""
+    monkeypatch.setattr(backend_module, "MAX_REFS", 10)
+    for number in range(100):
+        Path(registry, "net", folder, f"0{number:03}").touch()
+    everything = RetentionPolicy(keep_latest=0, keep_days=0, grace_hours=0)
+    _, new = two
+    with nullcontext() if folder == "versions" else pytest.raises(RegistryError, match="too many aliases"):
+        collect("net", catalogue, policy=everything, dry_run=False)
+    for number in range(100):
+        Path(registry, "net", folder, f"0{number:03}").unlink()
+    assert new.digest in catalogue.read_state("net").versions
+    assert catalogue.read_state("net").aliases == {"production": new.digest}
 
 
 @pytest.mark.parametrize("folder", ["versions", "aliases", "moves"])

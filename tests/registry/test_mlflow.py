@@ -24,6 +24,9 @@ from ortprep.registry.backend import Kind, ref_name
 from ortprep.registry.backends.mlflow import MlflowBackend
 from ortprep.registry.backends.mlflow_server import MlflowServer as TrackingServer
 from ortprep.registry.backends.mlflow_server import ProxiedArtifacts
+from ortprep.registry.cache import Cache
+from ortprep.registry.catalogue import Catalogue
+from ortprep.registry.garbage_collection import RetentionPolicy, collect
 from tests.registry import builders
 from tests.registry.builders import (
     SOURCE,
@@ -334,10 +337,16 @@ def test_a_version_that_somebody_adds_to_the_number_of_another_deletes_neither(
     number = client.get_model_version_by_alias(model, "production").version
     tag = f"ortprep.versions.{ref_name(forged.digest, forged.label)}"
     client.set_model_version_tag(model, number, tag, forged.data.decode())
-    assert backend.list_refs(model, Kind.ALIAS) == {}
-    for version in (live, forged):
-        backend.delete_ref(model, Kind.VERSION, ref_name(version.digest, version.label))
+    catalogue = Catalogue(backend, Cache(tmp_path / "cache"))
+    everything = RetentionPolicy(keep_latest=0, keep_days=0, grace_hours=0)
+    with pytest.raises(RegistryError, match="tags of a version in MLflow were changed"):
+        collect(model, catalogue, policy=everything, dry_run=False)
+    client.set_model_version_tag(model, number, "ortprep.version", forged.digest)
+    with pytest.raises(RegistryError, match="tags of a version in MLflow were changed"):
+        collect(model, catalogue, policy=everything, dry_run=False)
+    client.set_model_version_tag(model, number, "ortprep.version", live.digest)
     client.delete_model_version_tag(model, number, tag)
+    assert read_part(backend, live.parts[0].digest, model)
     assert backend.list_refs(model, Kind.ALIAS) == {"production": live.digest}
 
 

@@ -36,6 +36,8 @@ TYPES = {
 }
 """Triton's data types that the backend takes, by ONNX element type."""
 
+_MAX_WARM_UP_BYTES = 64 * 2**20
+
 Interface = tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]
 """Inputs and outputs."""
 
@@ -147,6 +149,8 @@ def add_warm_up(config: Any, feeds: Mapping[str, Array]) -> dict[str, bytes] | s
     rows = {len(array) for array in arrays} if batched else {1}
     if len(rows) != 1:
         return "the inputs of the golden sample are not of one batch size"
+    if sum(array.nbytes for array in arrays) > _MAX_WARM_UP_BYTES:
+        return f"the golden sample has more than {_MAX_WARM_UP_BYTES} bytes"
     size = min(rows.pop(), max(config.max_batch_size, 1))
     warm_up = config.model_warmup.add(name="golden", batch_size=size, count=1)
     files = {}
@@ -167,8 +171,11 @@ def encode_tensor(array: Array) -> bytes:
     """
     array = np.asarray(array)
     if array.dtype.kind in "UO":
-        texts = [str(item).encode() for item in array.reshape(-1)]
-        return b"".join(struct.pack("<I", len(text)) + text for text in texts)
+        encoded = bytearray()
+        for item in array.flat:
+            text = str(item).encode()
+            encoded += struct.pack("<I", len(text)) + text
+        return bytes(encoded)
     kind = element_type_of(array.dtype)
     bits = array if kind is None else array[kind.name]
     return bits.astype(bits.dtype.newbyteorder("<"), copy=False).tobytes("C")

@@ -22,6 +22,12 @@ MAX_LISTING_BYTES = 64 * 1024 * 1024
 """Largest sum of all documents, in bytes, that one listing reads: 10,000 versions of 6 KB, say."""
 
 
+def check_count(count: int, what: str) -> None:
+    """Raises RegistryError for more than `MAX_REFS`: what is left out of a listing would count as unused."""
+    if count > MAX_REFS:
+        raise RegistryError(f"too many {what}\n  expected at most {MAX_REFS}, got {count}")
+
+
 def check_listing(size_bytes: int, what: str) -> None:
     """Raises RegistryError if one listing would read more than `MAX_LISTING_BYTES`."""
     if size_bytes > MAX_LISTING_BYTES:

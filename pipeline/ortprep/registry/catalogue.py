@@ -17,9 +17,9 @@ from ortprep.bundle.scratch_folder import scratch_folder
 from ortprep.errors import BundleError, IntegrityError, NotPublishedError, RegistryError, SignatureError
 from ortprep.registry.backend import (
     MAX_LISTING_BYTES,
-    MAX_REFS,
     Backend,
     Kind,
+    check_count,
     check_listing,
     digest_of,
     ref_name,
@@ -100,8 +100,7 @@ class Catalogue:
     def list_refs(self, model: str, kind: Kind) -> Mapping[str, str]:
         """Returns the names of all refs of a kind, with the digests of their documents."""
         refs = self.backend.list_refs(model, kind)
-        if len(refs) > MAX_REFS:
-            raise RegistryError(f"too many {kind}: {model}\n  expected at most {MAX_REFS}")
+        check_count(len(refs), f"{kind} of {model}")
         return refs
 
     def _read_documents(self, model: str, kind: Kind, refs: Mapping[str, str]) -> Iterator[bytes]:

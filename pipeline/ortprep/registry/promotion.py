@@ -93,8 +93,8 @@ def promote(
     state = catalogue.read_state(reference.name)
     version = resolve(state, reference.version, registry=redact_url(catalogue.backend.url))
     now = catalogue.list_refs(reference.name, Kind.ALIAS).get(alias)
-    serving = None if now is None or now == version.digest else state.versions.get(now)
-    forced = _pass_gate(catalogue, version, serving, gate)
+    serving = None if now == version.digest else now
+    forced = _pass_gate(catalogue, version, serving and state.versions.get(serving, serving), gate)
     move = Move(alias, version.digest, 1, "promote", "", reason=reason, forced=forced)
     return _record_and_move(catalogue, version, move)
 
@@ -131,9 +131,12 @@ def rollback(
 
 
 def _pass_gate(
-    catalogue: Catalogue, version: Version, serving: Version | None, gate: PromotionGate
+    catalogue: Catalogue, version: Version, serving: Version | str | None, gate: PromotionGate
 ) -> tuple[str, ...]:
-    """Returns the overruled objections; raises SignatureError, or PromotionRefusedError for others."""
+    """Returns the overruled objections; raises SignatureError, or PromotionRefusedError for others.
+
+    `serving` is what the alias names now; the digest of a version that cannot be read.
+    """
     parts = catalogue.read_parts(version, public_key=gate.public_key)
     if len(parts) < len(version.parts):
         missing = version.part_digests - {part.digest for part in parts}
@@ -145,7 +148,9 @@ def _pass_gate(
     hint = "ortprep promote … --force --reason 'why'   (the reason is recorded)"
     new = catalogue.read_manifests(parts)
     objections = tuple(text for part, manifest in new for text in _find_unverified(part, manifest))
-    if serving is not None:
+    if isinstance(serving, str):
+        objections += (f"nothing to compare with: cannot read {serving}, which serves now",)
+    elif serving is not None:
         try:
             old = catalogue.read_manifests(catalogue.read_parts(serving, public_key=gate.public_key))
             objections += _find_regressions(old, new, gate)

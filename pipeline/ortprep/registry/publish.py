@@ -182,7 +182,8 @@ def _merge(new: _Publication) -> Version:
         if added in same and new.label is not None:
             return added
         # One whose label is contested may be withdrawn at any moment.
-        settled = [version for version in same if len(state.labels()[version.label]) == 1]
+        claims = state.labels()
+        settled = [version for version in same if len(claims[version.label]) == 1]
         if settled:
             # Two that come to the same at once may each add one: the first counts, and both say so.
             return settled[0]

@@ -54,10 +54,10 @@ class ModelState:
 
     def labels(self) -> dict[str, tuple[Version, ...]]:
         """Returns the versions that claim each label; more than one is an error where it is used."""
-        claims: dict[str, tuple[Version, ...]] = {}
+        claims: dict[str, list[Version]] = {}
         for version in self.versions.values():
-            claims[version.label] = (*claims.get(version.label, ()), version)
-        return claims
+            claims.setdefault(version.label, []).append(version)
+        return {label: tuple(claimants) for label, claimants in claims.items()}
 
     def latest(self) -> Version:
         """Returns the version published last that nothing superseded; there is at least one version."""

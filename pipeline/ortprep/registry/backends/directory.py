@@ -21,10 +21,10 @@ from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.paths import is_safe_name
 from ortprep.errors import NotPublishedError
 from ortprep.registry.backend import (
-    MAX_REFS,
     Backend,
     Kind,
     SweepResult,
+    check_count,
     digests_of,
     ref_name,
     subject_digits,
@@ -71,9 +71,10 @@ class DirectoryBackend(Backend):
 
     def list_refs(self, model: str, kind: Kind) -> Mapping[str, str]:
         folder = _path(model, kind)
-        listed = [name for name in self._folder.list_names(folder) if is_safe_name(name)][: MAX_REFS + 1]
+        listed = [name for name in self._folder.list_names(folder) if is_safe_name(name)]
         if kind != Kind.ALIAS:
             return digests_of(listed)
+        check_count(len(listed), f"{kind} of {model}")
 
         def read(name: str) -> str:
             with suppress(NotPublishedError):  # removed since it was listed

@@ -141,16 +141,22 @@ class MlflowBackend(Backend):
     def _read_tags(self, kind: Kind, tags: Mapping[str, str]) -> dict[str, str]:
         """Returns the refs of a kind that are among tags, and remembers their documents.
 
-        A number with several versions has none: who may set tags of a live one could add another, and the
-        next collection of garbage would delete the number with both.
+        Raises:
+            RegistryError: A number of MLflow has not just the one version that it was made for. Who may set
+                tags could add another, and a collection of garbage would delete the number with both.
         """
         start = f"ortprep.{kind}."
         texts = {name.removeprefix(start): text for name, text in tags.items() if name.startswith(start)}
         found = {name: text.encode() for name, text in texts.items()}
         refs = digests_of(found)
         refs = {name: digest for name, digest in refs.items() if digest_bytes(found[name]) == digest}
-        if kind == Kind.VERSION and [*refs.values()] != [tags.get(_TAG_VERSION)]:
-            return {}
+        own = tags.get(_TAG_VERSION)
+        if kind == Kind.VERSION and (own or found) and not (len(found) == 1 and [*refs.values()] == [own]):
+            raise RegistryError(
+                f"tags of a version in MLflow were changed: {own or 'without a digest'}\n"
+                f"  expected one tag {start}…, with its document, got {len(found)}",
+                hint="remove the tags that ortprep did not write, in MLflow's pages",
+            )
         self._documents |= {digest: found[name] for name, digest in refs.items()}
         return refs
 
