@@ -253,6 +253,13 @@ def test_nothing_is_written_through_links_of_a_strangers_folder(tmp_path, place)
 
 
 @pytest.mark.attack
+def test_a_model_that_was_only_in_memory_is_kept_for_this_user_alone(tmp_path):
+    write_model(embedding(), tmp_path / "0123456789abcdef.onnx")
+    (found,) = adopt(tmp_path, model(path=None, saved="0123456789abcdef.onnx", size_bytes=1))
+    assert Path(found.model).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.attack
 def test_the_default_folder_of_specs_is_no_link(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     outside = tmp_path / "outside"

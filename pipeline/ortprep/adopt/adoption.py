@@ -164,10 +164,11 @@ def _describe(model: ModelRecord) -> str:
 
 
 def _keep(saved: Path, folder: Path) -> Path:
-    """Copies a model that was given as bytes beside the specs."""
+    """Copies a model that was given as bytes beside the specs, for this user alone: it may be a secret."""
     copy = folder / MODELS_FOLDER / f"model-{saved.stem[:12]}.onnx"
     refuse_links([copy.parent, copy])
     copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.touch(mode=0o600)
     shutil.copyfile(saved, copy)
     return copy
 
