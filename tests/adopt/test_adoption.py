@@ -255,8 +255,9 @@ def test_nothing_is_written_through_links_of_a_strangers_folder(tmp_path, place)
 @pytest.mark.attack
 def test_a_model_that_was_only_in_memory_is_kept_for_this_user_alone(tmp_path):
     write_model(embedding(), tmp_path / "0123456789abcdef.onnx")
-    (found,) = adopt(tmp_path, model(path=None, saved="0123456789abcdef.onnx", size_bytes=1))
-    assert Path(found.model).stat().st_mode & 0o777 == 0o600
+    adopt(tmp_path, model(path=None, saved="0123456789abcdef.onnx", size_bytes=1))
+    (kept,) = (tmp_path / "configs" / "models").iterdir()
+    assert kept.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.attack
