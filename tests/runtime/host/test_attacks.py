@@ -203,7 +203,7 @@ def test_descriptors_that_nobody_asked_for_are_closed(bundle):
     wait_for(lambda: host_descriptors() <= before, what="no descriptor is left in the host")
 
 
-def test_clients_that_leave_or_do_not_read_cost_no_thread(bundle):
+def test_clients_that_leave_or_do_not_read_stop_nobody(bundle):
     with connect(bundle, start=True) as session:
         idle = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(100)]
         folder = HostFolder()
@@ -285,7 +285,7 @@ def test_arrays_that_were_received_are_in_memory_of_the_receiver():
 def test_descriptors_that_linger_stop_nobody(bundle, packets):
     with connect(bundle, start=True, timeout_s=20) as session, lingering(2 * 18) as descriptors:
         pid, clients = freeze_host(), []
-        for number in range(18):  # more than the host has threads
+        for number in range(18):  # more than the host runs at once
             with connection() as sock:
                 clients.append(sock.dup())
                 for packet in packets:
@@ -376,7 +376,7 @@ def test_a_bundle_that_loads_for_hours_stops_no_model_that_is_loaded(bundle, tmp
     with connect(bundle, start=True, timeout_s=20) as session, ExitStack() as opened:
         with pytest.raises((RequestTimeoutError, LoadTimeoutError)):
             connect(write_endless(tmp_path / "endless"), timeout_s=2)
-        for other in others:  # more than the host has threads, and all wait for that load
+        for other in others:  # more than the host runs at once, and all wait for that load
             send(opened.enter_context(connection()), OPEN, bytes(other))
         for _ in range(3):
             (y,) = session.run(None, {"x": sample()})

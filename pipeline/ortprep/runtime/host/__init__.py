@@ -10,12 +10,10 @@ nor what reads bundles. Client and host check that the other is a process of the
     RUN   arrays, deadline        ─────►     runs
                                   ◄─────     DONE    arrays      or FAILED  error
 
-A connection is *waiting* (in the epoll set, no thread), or *served* by one of the host's threads, which
-receives one packet, answers it, and puts the connection back. So connections cost no threads, as many
-requests run as there are threads, and the others wait in the kernel's queues. Loads have threads of their
-own: ONNX Runtime may not notice that a deadline has passed, and makes one session at a time. A connection is
-closed by its client, or by the host after a packet that breaks the protocol, as one is that comes before the
-last answer was read. It has no state but the model that it opened.
+Each connection has a thread, which waits for a packet, answers it, and waits again. One takes clients in.
+Runs take turns: only so many go on at once, and the others wait. A connection is closed by its client, or by
+the host after a packet that breaks the protocol, as one is that comes before the last answer was read. It has
+no state but the model that it opened.
 
 Arrays of up to 16 KiB travel in packets. Larger ones lie in a *region*: a memory file without a name, sealed
 in size. Its descriptor travels with the packet. Who receives it reads the arrays out of it before anything

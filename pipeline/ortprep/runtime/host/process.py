@@ -71,7 +71,6 @@ def serve_models(
         on_ready()
     while not stopped.wait(_TICK_S):
         server.models.trim()
-        server.keep_waiting()
         # Whether one is served is read first: an answer that ends meanwhile has set `last_s` by then.
         if config.idle_s is None or server.served:
             continue

@@ -1,8 +1,4 @@
-"""The host's threads: each waits for any connection, answers one packet, and waits again.
-
-To load a model, to follow a path or to run can take any time. So a thread that is about to answer starts
-another one where too few would wait, and ends afterwards where enough do.
-"""
+"""The host's threads: one takes clients in, and each client has one that answers its packets."""
 
 from __future__ import annotations
 
@@ -35,10 +31,10 @@ from ortprep.runtime.tensors.element_types import Array
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 512
-_MIN_WAITING, _MAX_WAITING = 2, 16  # threads; one may be taking a client in
+_MAX_RUNS = 16
 _TURN_TIMEOUT_S = 1.0
-_ONCE = select.EPOLLIN | select.EPOLLONESHOT  # to one thread
-_NO_DESCRIPTORS_DELAY_S = 0.05
+_RETRY_DELAY_S = 0.05
+"""Pause after a client could not be taken in, for want of descriptors, say."""
 
 
 class Server:
@@ -59,20 +55,16 @@ class Server:
         self.served, self._requests = 0, 0
         self.last_s = self._began_s = time.monotonic()
         self._folder, self._listener = folder, socket.socket(fileno=folder.listen().detach())
-        self._connections: dict[int, tuple[socket.socket, str]] = {}  # with the folder of the model it opened
         self._lock = threading.Lock()
         self._stopping, self._wakeup = False, os.eventfd(0, os.EFD_CLOEXEC)
-        self._epoll = select.epoll()
-        self._epoll.register(self._wakeup, select.EPOLLIN)
-        self._epoll.register(self._listener, _ONCE)
-        self._max_waiting = min(_MAX_WAITING, usable_cores() + 2)
         # More runs at once slow each other down. One that does not end has the others wait for a second.
-        self._turns = threading.BoundedSemaphore(self._max_waiting)
-        self._threads: set[threading.Thread] = set()
-        self._waiting = 0
-        self.keep_waiting()
-        if not self._waiting:
-            raise HostError("host cannot start\n  expected a thread, got none", hint="ulimit -u")
+        self._turns = threading.BoundedSemaphore(min(_MAX_RUNS, usable_cores() + 2))
+        self._clients: dict[socket.socket, threading.Thread] = {}
+        self._accepting = threading.Thread(target=self._accept_clients, daemon=True)
+        try:
+            self._accepting.start()
+        except RuntimeError as error:
+            raise HostError("host cannot start\n  expected a thread, got none", hint="ulimit -u") from error
 
     def stop(self, timeout_s: float) -> bool:
         """Ends after the requests that run, and returns whether they were answered in time."""
@@ -80,104 +72,81 @@ class Server:
         self._stopping = True
         os.eventfd_write(self._wakeup, 1)
         end = time.monotonic() + timeout_s
-        for thread in tuple(self._threads):
+        self._accepting.join(timeout_s)  # from then on there are no new clients
+        with self._lock:
+            threads = tuple(self._clients.values())
+        for thread in threads:
             thread.join(max(0.0, end - time.monotonic()))
-        close_aside(self._close_all)
+        close_aside(self._listener.close)
         return not self.served
 
-    def _close_all(self) -> None:
-        for sock in (self._listener, *(sock for sock, _ in tuple(self._connections.values()))):
-            with contextlib.suppress(OSError):
-                sock.close()
+    def _wait(self, sock: socket.socket) -> bool:
+        """Waits until there is something to receive; returns False if the host is to end."""
+        poll = select.poll()
+        for one in (sock.fileno(), self._wakeup):
+            poll.register(one, select.POLLIN)
+        poll.poll()
+        return not self._stopping
 
-    def keep_waiting(self) -> None:
-        """Starts threads where too few wait; if there is none to be had, a later call does."""
-        while True:
-            with self._lock:
-                if self._waiting >= _MIN_WAITING:
-                    return
-                self._waiting += 1
+    def _accept_clients(self) -> None:
+        """Takes clients in, in a thread of its own."""
+        while self._wait(self._listener):
             try:
-                threading.Thread(target=self._serve, daemon=True).start()
-            except (RuntimeError, MemoryError) as error:
-                log.warning("cannot start a thread: %s", error)
-                with self._lock:
-                    self._waiting -= 1
-                return
+                sock, _ = self._listener.accept()
+                self._accept(sock)
+            except Exception as error:  # noqa: BLE001 - it left, or nothing is to be had, and others may come
+                log.debug("cannot take a client: %s", error)
+                time.sleep(_RETRY_DELAY_S)
 
-    def _serve(self) -> None:
-        """Takes clients in and answers packets, in a thread of its own."""
-        self._threads.add(threading.current_thread())
-        listener = self._listener.fileno()
-        while not self._stopping:
-            ((descriptor, _),) = self._epoll.poll(None, 1)
-            if descriptor == listener:
-                try:
-                    self._accept()
-                finally:
-                    self._epoll.modify(listener, _ONCE)
-            elif descriptor != self._wakeup:
-                with self._lock:
-                    self.served += 1
-                    self._waiting -= 1
-                self.keep_waiting()
-                self._serve_connection(descriptor)
-                with self._lock:
-                    if self._waiting >= self._max_waiting:
-                        self._threads.discard(threading.current_thread())
-                        return
-                    self._waiting += 1
-
-    def _accept(self) -> None:
-        """Takes a client in, if it is of this user and there is room."""
-        try:
-            sock, _ = self._listener.accept()
-        except OSError as error:  # it left meanwhile, or there is no descriptor
-            log.debug("cannot take a client: %s", error)
-            time.sleep(_NO_DESCRIPTORS_DELAY_S)
-            return
+    def _accept(self, sock: socket.socket) -> None:
+        """Starts the thread of a client, if it is of this user and there is room."""
         sock.setblocking(False)
         try:
             require_same_user(sock)
-        except HostError as error:
+            if len(self._clients) >= MAX_CONNECTIONS:
+                raise NoRoomError(f"host is full\n  expected at most {MAX_CONNECTIONS} clients")
+            thread = threading.Thread(target=self._serve_client, args=(sock,), daemon=True)
+            with self._lock:
+                self._clients[sock] = thread
+            thread.start()
+        except (HostError, NoRoomError, RuntimeError, MemoryError) as error:
             log.warning("refused a client: %s", error)
-            close_aside(sock.close)
-            return
-        if len(self._connections) >= MAX_CONNECTIONS:
-            _send_failure(sock, NoRoomError(f"host is full\n  expected at most {MAX_CONNECTIONS} clients"))
-            close_aside(sock.close)
-            return
-        self._connections[sock.fileno()] = sock, ""
-        try:
-            self._epoll.register(sock, _ONCE)
-        except OSError as error:  # no memory, or too many watches
-            log.warning("cannot take a client: %s", error)
-            del self._connections[sock.fileno()]
+            with self._lock:
+                self._clients.pop(sock, None)
+            if not isinstance(error, HostError):  # another user gets no word
+                _send_failure(sock, error)
             close_aside(sock.close)
 
-    def _serve_connection(self, descriptor: int) -> None:
-        """Answers one packet of a client, and closes its connection if that was its last."""
-        sock, folder = self._connections[descriptor]
-        packet, is_open = None, False
+    def _serve_client(self, sock: socket.socket) -> None:
+        """Answers the packets of a client, in a thread of its own, until one of the two ends."""
+        folder: str | None = ""
+        try:
+            while folder is not None and self._wait(sock):
+                folder = self._serve_packet(sock, folder)
+        finally:
+            with self._lock:
+                del self._clients[sock]
+            sock.close()  # which may take as long as the client likes
+
+    def _serve_packet(self, sock: socket.socket, folder: str) -> str | None:
+        """Answers one packet of a client; returns the folder of its model, None if that was its last."""
+        with self._lock:
+            self.served += 1
+        packet, opened = None, None
         try:
             packet = packets.receive(sock, "client")
             if packet is not None:
-                self._connections[descriptor] = sock, self._answer(sock, packet, folder)
-                is_open = True
+                opened = self._answer(sock, packet, folder)
         except (HostError, MemoryError) as error:  # it breaks the protocol, or asks for too much
             log.warning("%s", error)
             _send_failure(sock, error)
-        except Exception as error:  # noqa: BLE001 - it left or does not read, and the thread is to go on
+        except Exception as error:  # noqa: BLE001 - it left or does not read, and its thread is to end in order
             log.debug("lost a client: %s", error)
         with self._lock:
             if packet is not None:  # before `served`, which is read before it
                 self.last_s = time.monotonic()
             self.served -= 1
-        if is_open:
-            self._epoll.modify(descriptor, _ONCE)
-        else:
-            del self._connections[descriptor]
-            close_aside(sock.close)
+        return opened
 
     def _answer(self, sock: socket.socket, packet: packets.Packet, folder: str) -> str:
         """Answers a packet, and returns the folder of the model that the client has opened."""
@@ -234,7 +203,7 @@ class Server:
         return {
             "pid": os.getpid(),
             "up_s": round(time.monotonic() - self._began_s, 1),
-            "clients": len(self._connections) - 1,  # but for the one that asks
+            "clients": len(self._clients) - 1,  # but for the one that asks
             "requests": self._requests,
             "private_bytes": private_bytes(),
             "models": models[:shown],
