@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ortprep.bundle.codec import format_json
 
@@ -23,8 +23,9 @@ def _unused_name(folder: Path, prefix: str) -> Path:
     return folder / f"{TEMP_PREFIX}{prefix}{os.urandom(8).hex()}"
 
 
-def write_bytes_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Writes a file so that readers see the old content or the new, never a part.
+@contextmanager
+def new_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
+    """Yields a temporary file that becomes `path` when the block ends without an error.
 
     Raises:
         OSError: The folder is read-only or full; the old file is then untouched.
@@ -33,7 +34,7 @@ def write_bytes_atomic(path: Path, data: bytes, *, durable: bool = True) -> None
     temporary = _unused_name(path.parent, f"{path.name}~")
     try:
         with temporary.open("xb") as file:
-            file.write(data)
+            yield file
             file.flush()
             if durable:
                 os.fsync(file.fileno())
@@ -43,6 +44,12 @@ def write_bytes_atomic(path: Path, data: bytes, *, durable: bool = True) -> None
         raise
     if durable:
         sync_file(path.parent)
+
+
+def write_bytes_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Writes a file so that readers see the old content or the new, never a part; as `new_file`."""
+    with new_file(path, durable=durable) as file:
+        file.write(data)
 
 
 def write_json_atomic(path: Path, data: Any) -> None:

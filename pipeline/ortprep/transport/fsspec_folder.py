@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from ortprep.bundle.atomic import TEMP_PREFIX, sync_file
+from ortprep.bundle.atomic import new_file
 from ortprep.bundle.digest import digest_file
 from ortprep.bundle.file_memory import open_regular
 from ortprep.bundle.loader_config import FileEntry
@@ -191,7 +191,8 @@ class FsspecFolder:
         def act() -> None:
             with self._inside(path, make_folder=True) as place:
                 if self._is_local:
-                    _put_local(Path(place), write)
+                    with new_file(Path(place)) as file:  # a killed publisher leaves it to the next collection
+                        write(file)
                 else:
                     put(place)
 
@@ -311,20 +312,6 @@ class FsspecFolder:
                 raise RegistryError(f"cannot write {reason}", hint=hint) from error
             kind = RegistryError if self._is_local or isinstance(error, _FINAL) else RegistryUnavailableError
             raise kind(f"the {self._called} failed: {reason}") from error
-
-
-def _put_local(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Writes a file by way of a temporary one, which a killed publisher leaves to the next collection."""
-    temporary = path.with_name(f"{TEMP_PREFIX}{path.name}~{os.urandom(8).hex()}")
-    try:
-        with temporary.open("xb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_file(path.parent)
 
 
 def _resolve(url: str, called: str) -> tuple[Any, str]:
