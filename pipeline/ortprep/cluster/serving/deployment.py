@@ -23,7 +23,7 @@ from ortprep.cluster.serving.http_api import BodyBudget, HttpMethods, read_token
 from ortprep.cluster.serving.inference_protocol import ProtocolError, describe_inputs
 from ortprep.cluster.serving.pinning import PinnedBundle, follow_aliases, require_version
 from ortprep.errors import InvalidRequestError, PoolError, RunError
-from ortprep.runtime.tensors.signatures import Signature, check_inputs, read_signature
+from ortprep.runtime.tensors.signatures import check_inputs
 
 if TYPE_CHECKING:
     from ortprep.runtime.opened_model import OpenedModel
@@ -67,11 +67,6 @@ class ServedBundle:
     def version(self) -> str:
         """The bundle's version, short enough for people."""
         return self.pinned.version.removeprefix("sha256:")[:12]
-
-    @functools.cached_property
-    def signature(self) -> Signature:
-        """Inputs and outputs of the model."""
-        return read_signature(self.name, self.opened.config)
 
 
 class BundleDeployment(HttpMethods):
@@ -218,8 +213,8 @@ class BundleDeployment(HttpMethods):
         if served is None:
             expected = ", ".join(self._models)
             raise InvalidRequestError(f"no such model: {model}\n  expected one of {expected}")
-        outputs = await self._run(served.opened.run, check_inputs(served.signature, inputs))
-        return dict(zip(served.signature.outputs, outputs, strict=True))
+        outputs = await self._run(served.opened.run, check_inputs(served.opened.signature, inputs))
+        return dict(zip(served.opened.signature.outputs, outputs, strict=True))
 
     async def infer(self, served: ServedBundle, arrays: Sequence[Array]) -> list[Array]:
         """Runs a model on arrays in its order and returns its outputs in its order.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 from collections.abc import Mapping
@@ -13,9 +12,8 @@ from ortprep.bundle.codec import encode
 from ortprep.bundle.digest import digest_json
 from ortprep.bundle.loader_config import read_loader_config
 from ortprep.cluster.serving.config import ServeConfig
-from ortprep.errors import IntegrityError, MissingExtraError, RegistryUnavailableError
+from ortprep.errors import IntegrityError, RegistryUnavailableError
 from ortprep.runtime.loading.sources import locate
-from ortprep.versions import install_command
 
 log = logging.getLogger(__name__)
 
@@ -99,23 +97,14 @@ def pin_bundle(
     """
     if not isinstance(bundle, str) or "://" not in bundle:
         return os.path.realpath(locate(bundle))
-    _require_registry()
-    from ortprep.registry.cache import Cache
     from ortprep.registry.catalogue import open_catalogue
     from ortprep.registry.pull import PullRequest, resolve_version
     from ortprep.registry.references import split_location
 
     url, reference = split_location(bundle)
     public_key = None if require_signature is None else Path(require_signature)
-    with open_catalogue(url, cache=Cache()) as catalogue:
+    with open_catalogue(url) as catalogue:
         request = PullRequest(reference, public_key=public_key)
         version, _ = resolve_version(request, catalogue)
     registry = url.rstrip("/") if "://" in url else Path(url).expanduser().absolute().as_uri()
     return f"{registry}/{reference.name}@{version.digest}"
-
-
-def _require_registry() -> None:
-    if importlib.util.find_spec("fsspec") is None:
-        raise MissingExtraError(
-            "registry support is not installed\n  expected fsspec", hint=install_command("registry")
-        )
