@@ -199,8 +199,9 @@ class LayoutReader:
     """
 
     def __init__(self, itemsizes: Sequence[int], subject: str) -> None:
-        self._itemsizes, self._subject = tuple(itemsizes), subject
-        self._known: dict[bytes, Layout] = {}
+        self._subject = subject
+        decode = functools.partial(_decode_layout, tuple(itemsizes), subject)
+        self._decode = functools.lru_cache(_MAX_CACHED)(decode)
 
     def read(self, packet: memoryview, head: Head, slot_bytes: int) -> Layout:
         """Returns the layout of a message whose tensors have so many bytes in a slot's region.
@@ -208,12 +209,7 @@ class LayoutReader:
         Raises:
             PoolError: It is cut short, impossible, or does not fit the packet or the region.
         """
-        text = bytes(packet[HEAD_BYTES : HEAD_BYTES + head.text_bytes])
-        layout = self._known.get(text)
-        if layout is None:
-            if len(self._known) >= _MAX_CACHED:
-                self._known.clear()
-            layout = self._known[text] = self._decode(text)
+        layout = self._decode(bytes(packet[HEAD_BYTES : HEAD_BYTES + head.text_bytes]))
         limit = slot_bytes if layout.slot_bytes else len(packet)
         if layout.end > limit:
             raise PoolError(
@@ -222,15 +218,16 @@ class LayoutReader:
             )
         return layout
 
-    def _decode(self, text: bytes) -> Layout:
-        """Returns the layout of arrays from their shapes in a message, which is not trusted."""
-        shapes, position = [], 0
-        try:
-            for itemsize in self._itemsizes:
-                shape, position = decode_shape(text, position, itemsize)
-                shapes.append(shape)
-        except (struct.error, ValueError) as error:
-            raise PoolError(f"{self._subject} is cut short or impossible\n  {error}") from error
-        if position != len(text):
-            raise PoolError(f"{self._subject} has {len(text) - position} bytes too many")
-        return lay_out(tuple(shapes), self._itemsizes)
+
+def _decode_layout(itemsizes: tuple[int, ...], subject: str, text: bytes) -> Layout:
+    """Returns the layout of arrays from their shapes in a message, which is not trusted."""
+    shapes, position = [], 0
+    try:
+        for itemsize in itemsizes:
+            shape, position = decode_shape(text, position, itemsize)
+            shapes.append(shape)
+    except (struct.error, ValueError) as error:
+        raise PoolError(f"{subject} is cut short or impossible\n  {error}") from error
+    if position != len(text):
+        raise PoolError(f"{subject} has {len(text) - position} bytes too many")
+    return lay_out(tuple(shapes), itemsizes)
