@@ -94,7 +94,7 @@ def publish(
     uploaded = _upload(part, bundle, catalogue, observer, repair=repair)
     for signature in signatures:  # one that was there is refreshed: a collection may be about to remove it
         catalogue.attach(Kind.SIGNATURE, part, signature)
-    version = _merge(_Publication(part, catalogue, label, public_key))
+    version = _merge(part, catalogue, label, public_key)
     # A collection that began before may have removed what was there: look again, now that it is named.
     if find_missing(part, catalogue):
         uploaded += _upload(part, bundle, catalogue, observer, repair=False)
@@ -152,17 +152,7 @@ def _upload(part: Part, bundle: Path, catalogue: Catalogue, observer: Observer, 
     return progress.total_bytes
 
 
-@dataclass(frozen=True)
-class _Publication:
-    """A part that is there, on its way into a version."""
-
-    part: Part
-    catalogue: Catalogue
-    label: str | None
-    public_key: Path | None
-
-
-def _merge(new: _Publication) -> Version:
+def _merge(part: Part, catalogue: Catalogue, label: str | None, public_key: Path | None) -> Version:
     """Adds the version that has all parts of this source and spec, unless it is there; returns it.
 
     Who adds a version and then looks sees every version that was added before, so of several publishers at
@@ -170,16 +160,13 @@ def _merge(new: _Publication) -> Version:
     """
     added: Version | None = None
     for _ in range(_MAX_ROUNDS):
-        state = new.catalogue.read_state(new.part.model)
-        family = [
-            version
-            for version in state.versions.values()
-            if version.family == (new.part.source, new.part.spec)
-        ]
-        parts = _choose_parts(new, family)
-        digests = frozenset(part.digest for part in parts)
+        state = catalogue.read_state(part.model)
+        versions = state.versions.values()
+        family = [version for version in versions if version.family == (part.source, part.spec)]
+        parts = _choose_parts(part, family, catalogue, public_key)
+        digests = frozenset(one.digest for one in parts)
         same = [version for version in family if version.part_digests == digests]
-        if added in same and new.label is not None:
+        if added in same and label is not None:
             return added
         # One whose label is contested may be withdrawn at any moment.
         claims = state.labels()
@@ -187,43 +174,46 @@ def _merge(new: _Publication) -> Version:
         if settled:
             # Two that come to the same at once may each add one: the first counts, and both say so.
             return settled[0]
-        added = _add_version(new, parts, state)
+        added = _add_version(parts, state, label, catalogue)
     raise ConflictError(
-        f"others keep publishing {new.part.model}\n"
+        f"others keep publishing {part.model}\n"
         f"  expected to be the last to write once in {_MAX_ROUNDS} times",
         hint="publish again: what was uploaded is kept",
     )
 
 
-def _choose_parts(new: _Publication, family: Sequence[Version]) -> tuple[Part, ...]:
+def _choose_parts(
+    part: Part, family: Sequence[Version], catalogue: Catalogue, public_key: Path | None
+) -> tuple[Part, ...]:
     """Returns the parts of the latest version or, if a newer bundle took this one's place, of one with it."""
-    new_digest = new.part.digest
-    by_digest = {new_digest: new.part}
-    others = [version for version in family if version.part_digests != {new_digest}]
+    by_digest = {part.digest: part}
+    others = [version for version in family if version.part_digests != {part.digest}]
     with suppress(SignatureError):  # not one part may be taken over; each was logged
-        found = new.catalogue.read_parts(*others, public_key=new.public_key)
-        by_digest |= {part.digest: part for part in found}
-    summaries = [part.summary for part in by_digest.values()]
+        found = catalogue.read_parts(*others, public_key=public_key)
+        by_digest |= {one.digest: one for one in found}
+    summaries = [one.summary for one in by_digest.values()]
     merged = merge_parts(summaries)
-    if new_digest not in {part.digest for part in merged}:
-        merged = merge_parts(summaries, first=new_digest)
-    return tuple(by_digest[part.digest] for part in merged)
+    if part.digest not in {one.digest for one in merged}:
+        merged = merge_parts(summaries, first=part.digest)
+    return tuple(by_digest[one.digest] for one in merged)
 
 
-def _add_version(new: _Publication, parts: Sequence[Part], state: ModelState) -> Version:
+def _add_version(
+    parts: Sequence[Part], state: ModelState, label: str | None, catalogue: Catalogue
+) -> Version:
     """Adds a version of these parts under the first label that is free; returns it."""
     now = datetime.now(UTC).isoformat(timespec="microseconds")
     used = {*state.labels(), *state.aliases}
     for number in range(1, _MAX_LABEL_NUMBER):
-        label = new.label if new.label is None or number == 1 else f"{new.label}-{number}"
-        if label in used:
+        free = label if label is None or number == 1 else f"{label}-{number}"
+        if free in used:
             continue
-        version = build_version(state.model, parts, label=label, published_at=now)
-        if claim_label(version, new.catalogue):
+        version = build_version(state.model, parts, label=free, published_at=now)
+        if claim_label(version, catalogue):
             return version
-        _check_holders(new.catalogue.read_state(state.model), version.label, version.family)
+        _check_holders(catalogue.read_state(state.model), version.label, version.family)
     raise ConflictError(
-        f"no free label for {state.model}: {new.label}\n  got {_MAX_LABEL_NUMBER - 1} taken",
+        f"no free label for {state.model}: {label}\n  got {_MAX_LABEL_NUMBER - 1} taken",
         hint="choose another",
     )
 
