@@ -38,7 +38,6 @@ NESTED = {
 }
 """Fields that may hold tensors, or name their files: message → field number → message."""
 _TENSOR_VALUES = frozenset({4, 5, 6, 7, 9, 10, 11})
-_RAW_DATA = 9
 
 ELEMENT_TYPE_NAMES: Mapping[int, str] = {
     1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 8: "string",

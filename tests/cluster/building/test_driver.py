@@ -40,7 +40,7 @@ from tests.cluster.builders import Recorder, Workshop
 from tests.registry.builders import ELSEWHERE, HERE, Made, read_tree, write_bundle
 from tests.registry.servers import BUCKET, s3_server
 
-NODE = ClusterNode("1", "node", {"ortprep.io/farm": "true"}, {"CPU": 2})
+NODE = ClusterNode("node", {"ortprep.io/farm": "true"}, {"CPU": 2})
 
 
 class LostCluster:
@@ -179,7 +179,7 @@ def spec(name: str = "net", **sections: Any) -> ModelSpec:
 
 def node(name: str = "n", *, cpus: float = 4, gpus: float = 0, **labels: str) -> ClusterNode:
     return ClusterNode(
-        name, name, {f"ortprep.io/{key}": value for key, value in labels.items()}, {"CPU": cpus, "GPU": gpus}
+        name, {f"ortprep.io/{key}": value for key, value in labels.items()}, {"CPU": cpus, "GPU": gpus}
     )
 
 

@@ -40,13 +40,11 @@ class ClusterNode:
     """A node that is alive.
 
     Attributes:
-        id: The cluster's name of it.
         address: Host name or IP address, for people.
         labels: Values of labels, by key.
         resources: All that it has, taken or not: `CPU`, `GPU` and its own.
     """
 
-    id: str
     address: str
     labels: Mapping[str, str] = field(default_factory=dict)
     resources: Mapping[str, float] = field(default_factory=dict)
@@ -203,7 +201,6 @@ def parse_nodes(listed: Sequence[Mapping[str, Any]]) -> tuple[ClusterNode, ...]:
     """Returns the nodes that are alive, of what `ray.nodes()` lists."""
     return tuple(
         ClusterNode(
-            str(node["NodeID"]),
             str(node["NodeManagerAddress"]),
             dict(node.get("Labels") or {}),
             dict(node.get("Resources") or {}),
