@@ -101,77 +101,52 @@ def place_models(models: Sequence[ModelLoad], devices: Sequence[Device]) -> Plac
     Raises:
         PoolError: A model fits nowhere beside those placed before it.
     """
-    board = _Board(devices)
+    on: list[list[ModelLoad]] = [[] for _ in devices]
+    reasons: list[str] = []
+
+    def share(model: ModelLoad) -> float:
+        return model.cost_ms / max(1, sum(model in placed for placed in on))
+
+    def cost(at: int) -> float:
+        return sum(map(share, on[at]))
+
+    def fits(model: ModelLoad, at: int) -> bool:
+        limit = devices[at].memory_bytes
+        return limit is None or _sum_memory(on[at]) + model.memory_bytes <= limit
+
     for model in sorted(models, key=lambda model: (-model.cost_ms, -model.memory_bytes, model.name)):
-        position = board.lightest(model)
-        if position is None:
-            raise _no_room(model, board)
-        why = ", which was least loaded" if len(devices) > 1 else ""
-        board.put(model, position, f"{model.name} ({_ms(model.cost_ms)}) to {{}}{why}")
-    _fill(models, board)
-    return board.placement()
-
-
-def _fill(models: Sequence[ModelLoad], board: _Board) -> None:
-    """Puts a further copy of the busiest model that fits on every device that is still empty."""
-    for position in board.empty():
-        fitting = [model for model in models if board.fits(model, position)]
+        fitting = [at for at in range(len(devices)) if fits(model, at)]
         if not fitting:
-            continue
-        model = max(fitting, key=lambda model: (board.share(model), model.name))
-        reason = f"another copy of {model.name} ({_ms(board.share(model))} per copy) to {{}}, which was empty"
-        board.put(model, position, reason)
+            raise _no_room(model, devices, on)
+        # The device with least to do, of equals the one with most memory left.
+        at = min(fitting, key=lambda at: (cost(at), _sum_memory(on[at]), at))
+        why = ", which was least loaded" if len(devices) > 1 else ""
+        reasons.append(f"{model.name} ({_ms(model.cost_ms)}) to {devices[at].name}{why}")
+        on[at].append(model)
+    for at in [at for at, placed in enumerate(on) if not placed]:
+        candidates = [model for model in models if fits(model, at)]
+        if candidates:
+            model = max(candidates, key=lambda model: (share(model), model.name))
+            copy = f"another copy of {model.name} ({_ms(share(model))} per copy)"
+            reasons.append(f"{copy} to {devices[at].name}, which was empty")
+            on[at].append(model)
+    assignments = tuple(
+        Assignment(device.name, tuple(one.name for one in on[at]), round(cost(at), 6), _sum_memory(on[at]))
+        for at, device in enumerate(devices)
+    )
+    makespan_ms = max((assignment.cost_ms for assignment in assignments), default=0.0)
+    return Placement(assignments, makespan_ms, tuple(reasons))
 
 
-class _Board:
-    """Devices while models are put on them."""
-
-    def __init__(self, devices: Sequence[Device]) -> None:
-        self.devices = devices
-        self._on: list[list[ModelLoad]] = [[] for _ in devices]
-        self._reasons: list[str] = []
-
-    def empty(self) -> list[int]:
-        return [position for position, models in enumerate(self._on) if not models]
-
-    def share(self, model: ModelLoad) -> float:
-        return model.cost_ms / max(1, sum(model in models for models in self._on))
-
-    def cost(self, position: int) -> float:
-        return sum(map(self.share, self._on[position]))
-
-    def memory(self, position: int) -> int:
-        return sum(model.memory_bytes for model in self._on[position])
-
-    def fits(self, model: ModelLoad, position: int) -> bool:
-        limit = self.devices[position].memory_bytes
-        return limit is None or self.memory(position) + model.memory_bytes <= limit
-
-    def lightest(self, model: ModelLoad) -> int | None:
-        """Returns the device with least to do that has room, of equals the one with most memory left."""
-        fitting = [position for position in range(len(self.devices)) if self.fits(model, position)]
-        return min(fitting, key=lambda at: (self.cost(at), self.memory(at), at), default=None)
-
-    def put(self, model: ModelLoad, position: int, reason: str) -> None:
-        self._on[position].append(model)
-        self._reasons.append(reason.format(self.devices[position].name))
-
-    def placement(self) -> Placement:
-        assignments = tuple(
-            Assignment(
-                device.name, tuple(model.name for model in on), round(self.cost(at), 6), self.memory(at)
-            )
-            for at, (device, on) in enumerate(zip(self.devices, self._on, strict=True))
-        )
-        makespan_ms = max((assignment.cost_ms for assignment in assignments), default=0.0)
-        return Placement(assignments, makespan_ms, tuple(self._reasons))
+def _sum_memory(models: Sequence[ModelLoad]) -> int:
+    return sum(model.memory_bytes for model in models)
 
 
-def _no_room(model: ModelLoad, board: _Board) -> PoolError:
+def _no_room(model: ModelLoad, devices: Sequence[Device], on: Sequence[Sequence[ModelLoad]]) -> PoolError:
     """Returns the error for a model that no device has room for."""
     lines = "".join(
-        f"\n  {device.name}: {_mb(board.memory(position))} of {_mb(device.memory_bytes or 0)} taken"
-        for position, device in enumerate(board.devices)
+        f"\n  {device.name}: {_mb(_sum_memory(placed))} of {_mb(device.memory_bytes or 0)} taken"
+        for device, placed in zip(devices, on, strict=True)
     )
     return PoolError(
         f"no device has room for {model.name}\n  expected {_mb(model.memory_bytes)} free{lines}",
