@@ -10,7 +10,7 @@ import _thread
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ortprep.bundle.session_record import SessionPlan
@@ -65,17 +65,17 @@ def build_with_options(
     try:
         _require_returnable(plan, chosen)
         merged = merge_options(plan, chosen)
-        with _restored(chosen, merged):
-            session = build_session(
-                merged,
-                timeout_s=deadline.remaining_s(),
-                cancellation=cancellation,
-                base_options=chosen,
-                create=create,
+        give_back = _giving_back(chosen, merged)
+        chosen.set_load_cancellation_flag(False)
+        try:
+            timeout_s = deadline.remaining_s()
+            return merged, build_session(
+                merged, timeout_s=timeout_s, cancellation=cancellation, base_options=chosen, create=create
             )
+        finally:
+            give_back(chosen)
     finally:
         lock.release()
-    return merged, session
 
 
 def _require_returnable(plan: SessionPlan, chosen: Any) -> None:
@@ -186,17 +186,6 @@ def _read_attributes(chosen: Any) -> dict[str, str | int | bool]:
         for name in names
         if getattr(chosen, name) != getattr(default, name)
     }
-
-
-@contextlib.contextmanager
-def _restored(chosen: Any, merged: SessionPlan) -> Iterator[None]:
-    """Gives an application's object its own values again when a load is over."""
-    give_back = _giving_back(chosen, merged)
-    chosen.set_load_cancellation_flag(False)
-    try:
-        yield
-    finally:
-        give_back(chosen)
 
 
 def copy_of_options(
