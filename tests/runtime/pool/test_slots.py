@@ -145,21 +145,6 @@ def test_no_model_waits_for_the_backlog_of_another():
     assert [number for number, _ in order] == list(range(1, 20))
 
 
-def test_an_answer_out_of_turn_is_an_error():
-    table = make()
-    admit(table, 1, 2, 3)
-    with pytest.raises(PoolError, match="expected one to request 1, got one to 2"):
-        table.answer(0, 2, 1.0)
-    with pytest.raises(PoolError):
-        table.expect(0, 1, position=1)
-    table.answer(0, 1, 1.0)
-    assign(table)
-    with pytest.raises(PoolError, match="expected one to request 2, got one to 1"):
-        table.expect(0, 1)
-    with pytest.raises(PoolError):
-        table.expect(0, 3)
-
-
 def test_the_time_of_a_run_begins_when_its_turn_comes():
     table = make()
     admit(table, 1, 2)
@@ -168,18 +153,6 @@ def test_the_time_of_a_run_begins_when_its_turn_comes():
     assert table.queue_of(0).since == 9.0
     table.close_worker(0)
     assert table.queue_of(0).since == math.inf
-
-
-def test_what_nobody_waits_for_is_dropped_with_its_worker():
-    table = make()
-    slot = Slot(1, "m", deadline=5.0)
-    table.acquire(slot)
-    table.admit(slot)
-    assign(table)
-    assert table.expire(5.0) == [slot]
-    assert table.next_deadline() == math.inf
-    assert table.lose(0) == [slot]
-    assert len(table) == 0
 
 
 # -- what the pool's thread does with a worker's packets, without processes: nothing late, nothing twice
