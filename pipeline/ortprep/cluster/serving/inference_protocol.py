@@ -176,8 +176,8 @@ def _split_tensors(entries: Sequence[Mapping[str, Any]], binary: memoryview) -> 
         name, data = entry.get("name"), entry.get("data")
         size = _parameters(entry).get("binary_data_size")
         if size is not None:
-            if not _is_whole(size) or size > len(binary) or "data" in entry:
-                wanted = f"either data or a binary_data_size of 0 to {len(binary)}"
+            if not _is_whole(size) or size >= 2**63 or "data" in entry:
+                wanted = "either data or a binary_data_size of 0 or more"
                 raise ProtocolError(f"input {_quote(name)} needs {wanted}")
             data = binary[begin : begin + size]
             begin += size
