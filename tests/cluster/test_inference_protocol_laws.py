@@ -136,6 +136,9 @@ WRONG = {
     "id no text": body(X, K, id=7),
     "binary and data": body({**X, "parameters": {"binary_data_size": 16}}, K),
     "bytes missing": body(entry("x", "FP32", [2, 2], parameters={"binary_data_size": 16}), K),
+    "more bytes than a number that can be written": body(
+        *[entry("x", "FP32", [2, 2], parameters={"binary_data_size": 10**4300 - 1})] * 2
+    ),
     "negative bytes": body(entry("x", "FP32", [2, 2], parameters={"binary_data_size": -16}), K),
 }
 
