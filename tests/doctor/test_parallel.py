@@ -5,7 +5,6 @@ Results on real models are in tests/cli/test_doctor_command.py.
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 import os
 import re
@@ -13,8 +12,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -40,12 +39,11 @@ from ortprep.doctor.worker_group import (
     GroupFigures,
     SessionsRequest,
     isolate,
-    join,
+    measure_group,
     run_in_threads,
-    run_together,
     use_sessions,
 )
-from ortprep.errors import ChildError, LoadError, LoadTimeoutError
+from ortprep.errors import LoadError, LoadTimeoutError
 from ortprep.measuring.comparison import InterleavedRuns
 from ortprep.runtime.loading.load_options import Deadline
 from ortprep.runtime.loading.session import build_session, default_plan, device_guard
@@ -168,15 +166,13 @@ def add(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_is_measured_is_not_this_packages_own_lock(add, tmp_path, monkeypatch):
+def test_what_is_measured_is_not_this_packages_own_lock(add, tmp_path):
     """`build_session` has threads take turns on a device; a check of ONNX Runtime's threads must not."""
     plan = default_plan(add.require_source())
-    monkeypatch.setenv("ORTPREP_BARRIER", str(tmp_path))
-    monkeypatch.setenv("ORTPREP_BARRIER_PARTICIPANTS", "2")
     with device_guard(plan, Deadline(None, subject="a model")):
         with ThreadPoolExecutor() as threads, pytest.raises(LoadTimeoutError):
             threads.submit(build_session, plan, timeout_s=0.05).result()
-        request = SessionsRequest(((plan, add.sample),) * 2, window_s=0.0)
+        request = SessionsRequest(((plan, add.sample),) * 2, 0.0, Barrier(tmp_path, 2))
         assert len(use_sessions(request).ready_s) == 2
 
 
@@ -195,128 +191,69 @@ def test_a_model_that_cannot_be_loaded_or_run_is_an_error_that_names_it(add, tmp
     assert threading.active_count() < 20
 
 
-# -- participants of several processes wait for each other, and are released when one gives up
-
-HANG_S = 3600
-GOOD, BAD = "good", "bad"
+# -- processes that wait for each other end when one of them fails
 
 
-class Meeting(NamedTuple):
-    """When a participant arrived and when it went on, by the clock of all processes."""
+@pytest.fixture
+def piped(add, tmp_path):
+    """Returns a model whose load goes on for as long as somebody may still write to its pipe."""
 
-    name: str
-    arrived_s: float
-    left_s: float
+    def make(name):
+        os.mkfifo(tmp_path / f"{name}.onnx")
+        return default_plan(str(tmp_path / f"{name}.onnx")), add.sample
 
-
-def meet(name: str) -> Meeting:
-    """Runs in a child."""
-    arrived_s = time.monotonic()
-    join().wait("here")
-    return Meeting(name, arrived_s, time.monotonic())
+    return make
 
 
-def meet_or_fail(name: str) -> Meeting:
-    """Runs in a child; one of them fails before the others can go on."""
-    if name == BAD:
-        raise LoadError("this one is bad", hint="replace it")
-    return meet(name)
+def open_if_read(load):
+    with suppress(OSError):
+        return os.open(load[0].model, os.O_WRONLY | os.O_NONBLOCK)
+    return None
 
 
-def meet_or_hang(name: str) -> None:
-    """Runs in a child; one of them fails while the others keep the interpreter, as a creation may."""
-    barrier, folder = join(), Path(os.environ["MEETING"])
-    (folder / f"{os.getpid()}").touch()
-    if name == BAD:
-        while len(list(folder.iterdir())) < barrier.participants:
-            time.sleep(0.01)
-        raise LoadError("this one is bad")
-    ctypes.PyDLL(None).sleep(HANG_S)
+def wait_until_read(load):
+    """Returns a pipe's other end once a process is busy with it."""
+    return wait_for(lambda: open_if_read(load), what="the model is read")
 
 
-def meet_or_die(name: str) -> Meeting:
-    """Runs in a child; one of them ends without a word."""
-    if name == BAD:
-        raise SystemExit(9)
-    return meet(name)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def wait_until_none_runs(folder: Path) -> None:
-    pids = [int(file.name) for file in folder.iterdir()]
-    wait_for(lambda: not any(map(is_running, pids)), what="every participant ends")
-
-
-def jobs(*names: str, **variables: str) -> list[tuple[str, dict[str, str]]]:
-    return [(name, variables) for name in names]
-
-
-@pytest.mark.slow
-def test_nobody_goes_on_before_all_are_there():
-    started_s, answers = run_together(meet, jobs("a", "b", "c"), participants=3)
-    assert [one.name for one in answers] == ["a", "b", "c"]
-    last_s = max(one.arrived_s for one in answers)
-    assert all(one.left_s >= last_s for one in answers)
-    assert all(one.arrived_s > started_s for one in answers)
+def wait_until_nobody_reads(load):
+    wait_for(lambda: open_if_read(load) is None, what="every process ends")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("position", range(3))
-def test_the_failure_of_one_is_the_failure_of_all_and_it_is_that_ones_error(position):
-    names = [GOOD] * 3
-    names[position] = BAD
-    with pytest.raises(LoadError, match="this one is bad") as caught:
-        run_together(meet_or_fail, jobs(*names), participants=3)
-    assert caught.value.hint == "replace it"
+def test_who_is_busy_is_not_waited_for_when_another_fails(piped, position):
+    busy, bad = piped("busy"), piped("bad")
+    shares = [[busy]] * 3
+    shares[position] = [bad]
+    with ThreadPoolExecutor() as threads:
+        measured = threads.submit(measure_group, shares, window_s=0.0)
+        wait_until_read(busy)
+        os.close(wait_until_read(bad))
+        with pytest.raises(LoadError, match=r"bad\.onnx"):
+            measured.result()
+    wait_until_nobody_reads(busy)
 
 
-@pytest.mark.slow
-def test_the_death_of_one_releases_the_others():
-    with pytest.raises(ChildError, match="exit code 9"):
-        run_together(meet_or_die, jobs(GOOD, BAD), participants=2)
-
-
-@pytest.mark.slow
-def test_who_is_busy_is_not_waited_for_when_another_fails(tmp_path):
-    with pytest.raises(LoadError, match="this one is bad"):
-        run_together(meet_or_hang, jobs(GOOD, BAD, GOOD, MEETING=str(tmp_path)), participants=3)
-    wait_until_none_runs(tmp_path)
-
-
-def run_together_until_interrupted(folder: str) -> None:
+def measure_until_interrupted(model: str) -> None:
     """Runs in a process of its own."""
     try:
-        run_together(meet_or_hang, jobs(GOOD, GOOD, MEETING=folder), participants=2)
+        measure_group([[(default_plan(model), "")]] * 2, window_s=0.0)
     except KeyboardInterrupt:
-        left = [thread.name for thread in threading.enumerate() if thread.name.startswith("ortprep-process")]
-        raise SystemExit(f"interrupted, {len(left)} threads left") from None
+        raise SystemExit(f"interrupted, {threading.active_count() - 1} threads left") from None
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_at_once_what_is_busy_and_leaves_nothing(tmp_path):
-    script = f"from {__name__} import run_together_until_interrupted as run; run({str(tmp_path)!r})"
+def test_ctrl_c_ends_at_once_what_is_busy_and_leaves_nothing(piped):
+    busy = piped("busy")
+    script = f"from {__name__} import measure_until_interrupted as run; run({busy[0].model!r})"
     command = [sys.executable, "-c", script]
     with subprocess.Popen(command, cwd=ROOT.parent, stderr=subprocess.PIPE, text=True) as process:
-        while len(list(tmp_path.iterdir())) < 2:
-            assert process.poll() is None
-            time.sleep(0.01)
+        wait_until_read(busy)
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=HANG_S / 4)
+        _, told = process.communicate(timeout=60)
     assert told == "interrupted, 0 threads left\n"
-    wait_until_none_runs(tmp_path)
-
-
-def test_who_comes_after_another_gave_up_goes_no_further(tmp_path):
-    Barrier(tmp_path, 2).kill_all()
-    with pytest.raises(ChildError, match="another process of this measurement failed"):
-        Barrier(tmp_path, 2).join()
+    wait_until_nobody_reads(busy)
 
 
 def test_places_are_apart(tmp_path):

@@ -5,21 +5,18 @@ from __future__ import annotations
 import functools
 import os
 import queue
-import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
-from ortprep.bundle.scratch_folder import scratch_folder
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.child import run_child
-from ortprep.errors import ChildError, LoadError
+from ortprep.errors import LoadError
 from ortprep.runtime.loading.session import (
     CUDA,
     build_session,
@@ -32,10 +29,8 @@ from ortprep.runtime.placement import Device, device_variables
 from ortprep.runtime.tensors.arrays import read_tensors, run_session
 
 CHILD_TIMEOUT_S = 24 * 3600.0
-"""Timeout of one process, in seconds: a model may take an hour to load, and some checks load it several
-times."""
+"""Timeout of a group, in seconds: a model may take an hour to load, and a group loads it several times."""
 
-Q = TypeVar("Q")
 R = TypeVar("R")
 
 Load = tuple[SessionPlan, str]
@@ -44,20 +39,16 @@ Load = tuple[SessionPlan, str]
 _MB = 2**20
 _WARM_UP_RUNS = _MIN_RUNS = 3
 _POLL_INTERVAL_S = 0.0005
-_FOLDER, _PARTICIPANTS = "ORTPREP_BARRIER", "ORTPREP_BARRIER_PARTICIPANTS"
-_BROKEN = "broken"
-_PID = "pid-"
-"""Prefix of the files in a barrier's folder by which processes register."""
 
 
 @dataclass(frozen=True)
 class Barrier:
     """Named meeting points for threads of several processes: one file each, a byte longer per arrival.
 
-    A wait has no timeout: the parent process limits the time, and kills the others when one fails.
+    A wait has no timeout: all processes of a group end with the one that started them.
 
     Attributes:
-        folder: Empty at first; shared by all participants.
+        folder: Shared by all participants.
         participants: Number of participants, in all processes together.
     """
 
@@ -81,80 +72,6 @@ class Barrier:
         self.arrive(point)
         while not self.is_complete(point):
             time.sleep(_POLL_INTERVAL_S)
-
-    def join(self) -> None:
-        """Registers this process, which `kill_all` can end from now on.
-
-        Raises:
-            ChildError: Another participant has failed already.
-        """
-        # In this order: a kill after the file is there ends this process, a kill before it is seen here.
-        (self.folder / f"{_PID}{os.getpid()}").touch()
-        if (self.folder / _BROKEN).exists():
-            raise ChildError("another process of this measurement failed")
-
-    def kill_all(self) -> None:
-        """Kills all processes that joined, and keeps others from joining."""
-        (self.folder / _BROKEN).touch()
-        for file in self.folder.glob(f"{_PID}*"):
-            pid = int(file.name.removeprefix(_PID))
-            with suppress(ChildProcessError, ProcessLookupError):
-                # Raises where the child has been reaped: its number may belong to another process by now.
-                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-                os.killpg(pid, signal.SIGKILL)
-
-
-def join() -> Barrier:
-    """Returns the barrier of this process of `run_together`, which can end it from now on.
-
-    Raises:
-        ChildError: Another participant has failed already.
-    """
-    barrier = Barrier(Path(os.environ[_FOLDER]), int(os.environ[_PARTICIPANTS]))
-    barrier.join()
-    return barrier
-
-
-def run_together(
-    function: Callable[[Q], R], jobs: Sequence[tuple[Q, Mapping[str, str]]], *, participants: int
-) -> tuple[float, list[R]]:
-    """Runs a function in a fresh process for every job, all at once.
-
-    If one fails, or this call is interrupted, all are killed: none may keep the others waiting for an hour.
-
-    Args:
-        function: A function for `run_child`; it must first `join` the barrier.
-        jobs: The argument and further environment variables of each process.
-        participants: Number of participants at the barrier, in all processes together.
-
-    Returns:
-        `time.monotonic()` before the first process started, a clock that all processes read; and what each
-        returned, in the order of the jobs.
-
-    Raises:
-        PipelineError: Error of the first process that failed.
-        ChildError: The first process that failed died, or took too long.
-        OSError: There is no room on the disk for the requests or the replies.
-    """
-    with (
-        scratch_folder("ortprep-barrier-") as folder,
-        ThreadPoolExecutor(len(jobs), "ortprep-process") as threads,
-    ):
-        barrier = {_FOLDER: str(folder), _PARTICIPANTS: str(participants)}
-        run = functools.partial(run_child, function, timeout_s=CHILD_TIMEOUT_S)
-        started_s = time.monotonic()
-        # BaseException: on Ctrl-C the pool would otherwise wait for the threads, and they for the processes.
-        try:
-            replies = [
-                threads.submit(run, request, environment={**variables, **barrier})
-                for request, variables in jobs
-            ]
-            for reply in as_completed(replies):
-                reply.result()
-        except BaseException:
-            Barrier(folder, participants).kill_all()
-            raise
-        return started_s, [reply.result().value for reply in replies]
 
 
 def run_in_threads(functions: Sequence[Callable[[], R]]) -> list[R]:
@@ -197,10 +114,12 @@ class SessionsRequest:
     Attributes:
         loads: Plans of its sessions and their samples.
         window_s: Time that each session is run, in seconds.
+        barrier: Barrier that each session of the group is a participant of.
     """
 
     loads: tuple[Load, ...]
     window_s: float
+    barrier: Barrier
 
 
 @dataclass(frozen=True)
@@ -242,14 +161,19 @@ def measure_group(shares: Sequence[Sequence[Load]], *, window_s: float) -> Group
         PipelineError: A session could not be made or did not run, or a process died.
         OSError: There is no room on the disk for what processes are asked and answer.
     """
-    jobs: list[tuple[SessionsRequest, Mapping[str, str]]] = []
-    for share in shares:
-        loads, variables = tuple(share), dict[str, str]()
-        if len(loads) == 1:
-            plan, isolated = isolate(loads[0][0])
-            loads, variables = ((plan, loads[0][1]),), dict(isolated)
-        jobs.append((SessionsRequest(loads, window_s), variables))
-    started_s, processes = run_together(use_sessions, jobs, participants=sum(map(len, shares)))
+    return run_child(start_group, (tuple(map(tuple, shares)), window_s), timeout_s=CHILD_TIMEOUT_S).value
+
+
+def start_group(request: tuple[tuple[tuple[Load, ...], ...], float]) -> GroupFigures:
+    """Child function of `measure_group`: starts a process for each share.
+
+    The kernel ends them with this process. So if one fails, or `measure_group` is interrupted, none is left
+    that waits for the others.
+    """
+    shares, window_s = request
+    barrier = Barrier(Path(tempfile.gettempdir()), sum(map(len, shares)))
+    started_s = time.monotonic()
+    processes = run_in_threads([functools.partial(_run_share, share, window_s, barrier) for share in shares])
     ready_s = max(time for each in processes for time in each.ready_s)
     runs_ms = [runs for each in processes for runs in each.runs_ms]
     return GroupFigures(
@@ -260,6 +184,16 @@ def measure_group(shares: Sequence[Sequence[Load]], *, window_s: float) -> Group
     )
 
 
+def _run_share(loads: tuple[Load, ...], window_s: float, barrier: Barrier) -> ProcessFigures:
+    """Makes and runs some sessions in a fresh process."""
+    variables: Mapping[str, str] = {}
+    if len(loads) == 1:
+        plan, variables = isolate(loads[0][0])
+        loads = ((plan, loads[0][1]),)
+    # Without a timeout, whose thread would keep this process when another share has failed.
+    return run_child(use_sessions, SessionsRequest(loads, window_s, barrier), environment=variables).value
+
+
 def use_sessions(request: SessionsRequest) -> ProcessFigures:
     """Makes sessions, keeps them until all other processes have theirs, and runs them; runs in a child.
 
@@ -267,9 +201,8 @@ def use_sessions(request: SessionsRequest) -> ProcessFigures:
 
     Raises:
         LoadError: A session cannot be made, or does not run.
-        ChildError: Another process failed.
     """
-    barrier = join()
+    barrier = request.barrier
     import_onnxruntime()
     # Not one after the other has begun, nor in turns, as `load` would have threads of one device take.
     start = threading.Barrier(len(request.loads))
