@@ -25,7 +25,7 @@ from ortprep.runtime.loading.session import CPU, default_plan
 from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.runtime.tensors.element_types import ELEMENT_TYPES, Array, narrow
 from ortprep.spec.validation import parse_spec
-from ortprep.stages.core.accuracy import metric_digest, run_user_metric
+from ortprep.stages.core.accuracy import FunctionCall, call_user_function, metric_digest
 from ortprep.stages.core.application_judge import ApplicationJudge, describe_program
 from tests.builders import matmul_net, write_model
 from tests.fakes import wait_for
@@ -264,8 +264,9 @@ def run(folder: Path, metric: str, source: str = "", *, timeout_s: float = 600.0
     half = narrow(np.array([1.0, 2.5]), ELEMENT_TYPES["bfloat16"])
     expected = [write(folder.parent, f"expected{i}", y=LARGE + i, z=half) for i in range(2)]
     got = [write(folder.parent, f"got{i}", y=LARGE + 2 * i, z=half) for i in range(2)]
-    request = (metric, folder, tuple(samples), tuple(expected), tuple(got))
-    return run_user_metric(request, timeout_s=timeout_s)
+    answers = (tuple(expected), tuple(got))
+    call = FunctionCall(metric, folder, "convert.gate.metric", (), tuple(samples), answers)
+    return call_user_function(call, timeout_s=timeout_s)
 
 
 def write(folder: Path, side: str, **outputs: Array) -> tuple[Answer, ...]:

@@ -17,9 +17,10 @@ import math
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,13 +36,10 @@ from ortprep.spec.conversion import ConvertSpec
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.samples import Sample
 
-_FIELD = "convert.gate.metric"
-_HINT = "def NAME(inputs, expected, got) -> float, in a module beside the spec; each is a list of dicts"
-
-MetricRequest = tuple[
-    str, Path, tuple[Path, ...], tuple[tuple[Answer, ...], ...], tuple[tuple[Answer, ...], ...]
-]
-"""A metric as the spec has it, the spec's folder, the samples' files, and both models' answers per sample."""
+_METRIC_HINT = (
+    "def NAME(inputs, expected, got) -> float, in a module beside the spec; each is a list of dicts"
+)
+_TEXTS_HINT = "def NAME(plain, candidate) -> float, in a module beside the spec, of the program's stdout"
 
 
 class AccuracyResult(NamedTuple):
@@ -84,8 +82,9 @@ def judge_accuracy(
     failures = list(find_gate_failures(convert_section(spec).thresholds(of_all=of_all), outputs))
     if of_all and not failures and gate.metric is not None and gate.metric_at_least is not None:
         paths = tuple(sample.path.resolve() for sample in samples)
-        request = (gate.metric, spec.folder.resolve(), paths, expected.samples, got.samples)
-        value = run_user_metric(request, timeout_s=convert_section(spec).timeout_s)
+        sides = (expected.samples, got.samples)
+        call = FunctionCall(gate.metric, spec.folder.resolve(), "convert.gate.metric", (), paths, sides)
+        value = call_user_function(call, timeout_s=convert_section(spec).timeout_s)
         if not value >= gate.metric_at_least:
             failures.append(
                 f"metric {gate.metric}: {value:.6g}, expected at least {gate.metric_at_least:.6g}"
@@ -97,36 +96,6 @@ def convert_section(spec: ModelSpec) -> ConvertSpec:
     """Returns the section of a spec that converts."""
     assert spec.convert is not None
     return spec.convert
-
-
-def run_user_metric(request: MetricRequest, *, timeout_s: float | None) -> float:
-    """Calls the user's metric in a fresh process, and returns its finite number.
-
-    Raises:
-        BundleError: A sample cannot be read; and what `call_guarded` raises.
-    """
-    return call_guarded(
-        call_metric, request, function=request[0], field=_FIELD, hint=_HINT, timeout_s=timeout_s
-    )
-
-
-def call_metric(request: MetricRequest) -> float:
-    """Calls the user's metric in this process, a child of `run_user_metric`; raises as it does."""
-    metric, folder, samples, *sides = request
-    inputs = [_widen_all(read_tensors(sample)) for sample in samples]
-    expected, got = (
-        [_widen_all({one.output: np.load(one.file, allow_pickle=False) for one in sample}) for sample in side]
-        for side in sides
-    )
-    return call_function(metric, folder, (inputs, expected, got), field=_FIELD, hint=_HINT)
-
-
-def _widen_all(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Returns arrays by name, with types that numpy has."""
-    return {
-        name: array if element_type_of(array.dtype) is None else widen(array)
-        for name, array in arrays.items()
-    }
 
 
 def metric_digest(metric: str, folder: Path) -> str:
@@ -154,58 +123,51 @@ def metric_files(metric: str, folder: Path) -> tuple[Path, ...]:
     return tuple(base.parent.glob("*.py")) if base.with_name(f"{base.name}.py").is_file() else ()
 
 
-Q = TypeVar("Q")
+@dataclass(frozen=True)
+class FunctionCall:
+    """A function of the user's, and its arguments.
 
-_TEXTS_HINT = "def NAME(plain, candidate) -> float, in a module beside the spec, of the program's stdout"
+    Attributes:
+        function: The function, as `module:function`.
+        folder: Folder that the module is imported from.
+        field: Field of the spec that names it.
+        texts: Its arguments; without any, it is a metric of the samples and both models' answers to them.
+        samples: Files of the samples.
+        answers: Answers of the source and of the converted model, by sample.
+    """
 
-TextsRequest = tuple[str, Path, tuple[str, ...], str]
-"""A function as `module:function`, the spec's folder, its arguments, and the field of the spec."""
+    function: str
+    folder: Path
+    field: str
+    texts: tuple[str, ...] = ()
+    samples: tuple[Path, ...] = ()
+    answers: tuple[tuple[tuple[Answer, ...], ...], ...] = ()
 
 
-def call_guarded(
-    child: Callable[[Q], float], request: Q, *, function: str, field: str, hint: str, timeout_s: float | None
-) -> float:
-    """Runs a child function that calls a function of the user's, and returns its finite number.
+def call_user_function(call: FunctionCall, *, timeout_s: float | None) -> float:
+    """Calls a function of the user's in a fresh process, and returns its finite number.
 
     Raises:
         SpecError: The function cannot be found, raised, took too long, ended its process, or returned
             something else. Only the user can fix it, so no fallback step may hide it.
         ChildKilledError: Something outside killed the process, most often the kernel for want of memory.
+        BundleError: A sample cannot be read.
     """
     try:
-        return run_child(child, request, timeout_s=timeout_s).value
+        return run_child(call_here, call, timeout_s=timeout_s).value
     except ChildKilledError:
         raise
     except ChildError as error:
-        raise SpecError(f"{field} gave no answer: {function}\n  {error.message}", hint=hint) from error
+        what = f"{call.field} gave no answer: {call.function}\n  {error.message}"
+        raise SpecError(what, hint=_TEXTS_HINT if call.texts else _METRIC_HINT) from error
 
 
-def compare_texts(
-    function: str, folder: Path, texts: Sequence[str], *, field: str, timeout_s: float | None
-) -> float:
-    """Returns what a function of the user's says of two texts; raises as `call_guarded` does."""
-    request: TextsRequest = (function, folder.resolve(), tuple(texts), field)
-    return call_guarded(
-        call_on_texts, request, function=function, field=field, hint=_TEXTS_HINT, timeout_s=timeout_s
-    )
-
-
-def call_on_texts(request: TextsRequest) -> float:
-    """Child function of `compare_texts`."""
-    function, folder, texts, field = request
-    return call_function(function, folder, texts, field=field, hint=_TEXTS_HINT)
-
-
-def call_function(
-    function: str, folder: Path, arguments: Sequence[object], *, field: str, hint: str
-) -> float:
-    """Calls `module:function` of a folder in this process, a child, and returns its finite number.
-
-    Raises:
-        SpecError: It cannot be found, raised, or returned something else.
-    """
-    module, _, name = function.partition(":")
-    sys.path.insert(0, str(folder))
+def call_here(call: FunctionCall) -> float:
+    """Calls a function in this process, a child of `call_user_function`; raises as it does."""
+    arguments: Sequence[object] = call.texts or _read_arguments(call)
+    hint = _TEXTS_HINT if call.texts else _METRIC_HINT
+    module, _, name = call.function.partition(":")
+    sys.path.insert(0, str(call.folder))
     sys.dont_write_bytecode = True  # the folder is the user's
     try:
         value = getattr(importlib.import_module(module), name)(*arguments)
@@ -213,15 +175,32 @@ def call_function(
         raise
     except (Exception, SystemExit) as error:  # whatever the user's code raises
         lines = textwrap.indent("".join(traceback.format_exception(error, limit=-2)).rstrip(), "  ")
-        raise SpecError(f"{field} failed: {function}\n{lines}", hint=hint) from error
+        raise SpecError(f"{call.field} failed: {call.function}\n{lines}", hint=hint) from error
     try:
         number = math.nan if isinstance(value, bool | np.bool_ | str) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
         raise SpecError(
-            f"{field} returned no finite number: {function}\n"
+            f"{call.field} returned no finite number: {call.function}\n"
             f"  expected a float, got {type(value).__name__} {repr(value)[:80]}",
             hint=hint,
         )
     return number
+
+
+def _read_arguments(call: FunctionCall) -> tuple[list[dict[str, Array]], ...]:
+    """Returns samples and answers as lists of arrays by name, of types that numpy has."""
+    answers = (
+        [{one.output: np.load(one.file, allow_pickle=False) for one in sample} for sample in side]
+        for side in call.answers
+    )
+    lists = (map(read_tensors, call.samples), *answers)
+    return tuple([_widen_all(arrays) for arrays in each] for each in lists)
+
+
+def _widen_all(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    return {
+        name: array if element_type_of(array.dtype) is None else widen(array)
+        for name, array in arrays.items()
+    }

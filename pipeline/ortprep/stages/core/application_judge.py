@@ -35,7 +35,7 @@ from ortprep.runtime.dropin.launch import BUNDLES_VARIABLE, SIGNATURE_VARIABLE, 
 from ortprep.runtime.loading.load_options import PRECISION_VARIABLE
 from ortprep.spec.conversion import JudgeSpec
 from ortprep.spec.models import ModelSpec
-from ortprep.stages.core.accuracy import compare_texts, convert_section, metric_digest
+from ortprep.stages.core.accuracy import FunctionCall, call_user_function, convert_section, metric_digest
 
 MAX_ANSWER_BYTES = 64 * 2**20
 """Largest answer of an application that is compared, in bytes."""
@@ -170,15 +170,11 @@ class ApplicationJudge:
             equal = sum(one == other for one, other in zip(left, right, strict=False))
             agreement = equal / lines
         else:
-            texts = [one.answer.decode(errors="replace") for one in (plain, run)]
+            texts = tuple(one.answer.decode(errors="replace") for one in (plain, run))
             folder, function = judge.function
-            agreement = compare_texts(
-                function,
-                self._spec.folder / folder,
-                texts,
-                field=f"{_FIELD}.compare",
-                timeout_s=judge.timeout_s,
-            )
+            place = (self._spec.folder / folder).resolve()
+            call = FunctionCall(function, place, f"{_FIELD}.compare", texts)
+            agreement = call_user_function(call, timeout_s=judge.timeout_s)
             if not 0 <= agreement <= 1:
                 raise SpecError(
                     f"{_FIELD}.compare returned no agreement: {judge.compare}\n"
