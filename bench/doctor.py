@@ -44,7 +44,7 @@ def take_apart(python: str, model: Path, *, rounds: int) -> dict[str, Any]:
         "phases_ms": figures["init_ms"],
         "measured_ms": figures["measured_init_ms"],
         "ratio": figures["init_ms"] / figures["measured_init_ms"],
-        "phases": {phase["name"]: round(phase["ms"], 2) for phase in figures["initialisation"]["phases"]},
+        "phases": {name: round(ms, 2) for name, ms in figures["initialisation"]["phases"].items()},
     }
 
 

@@ -17,7 +17,6 @@ from ortprep.doctor.initialisation_phases import (
     TITLES,
     Initialisation,
     LogLine,
-    Phase,
     PhaseName,
     Timeline,
     parse_log,
@@ -57,15 +56,23 @@ def test_the_phases_of_a_recorded_log_add_up_to_the_whole(name):
     lines, timeline = read_recorded(name)
     found = split_phases(lines, timeline)
     assert found.total_ms == pytest.approx(total_ms(timeline))
-    assert all(phase.ms > 0 for phase in found.phases)
+    assert min(found.phases.values()) > 0
 
 
 @pytest.mark.parametrize("version", DEFAULTS)
 def test_every_version_s_log_is_understood(version):
     lines, timeline = read_recorded(f"default-{version}")
     found = split_phases(lines, timeline)
-    names = {phase.name for phase in found.phases}
-    assert names >= {"enter", "parse", "weights_out", "optimise", "plan", "weights_in", "kernels", "finish"}
+    assert found.phases.keys() >= {
+        "enter",
+        "parse",
+        "weights_out",
+        "optimise",
+        "plan",
+        "weights_in",
+        "kernels",
+        "finish",
+    }
     named = {transformer.name for transformer in found.transformers}
     assert {"NchwcTransformer", "ConstantFolding", "Level1_RuleBasedTransformer"} <= named
     changed = {transformer.name for transformer in found.transformers if transformer.modified}
@@ -119,7 +126,7 @@ def test_what_is_no_line_is_left_out():
 
 def test_without_a_log_all_is_one_phase():
     timeline = Timeline(1_000_000, None, 6_000_000, "1.31.1")
-    assert split_phases((), timeline).phases == (Phase("finish", 5.0),)
+    assert split_phases((), timeline).phases == {"finish": 5.0}
 
 
 @given(st.randoms(use_true_random=False), st.integers(0, 60))
@@ -132,18 +139,18 @@ def test_whatever_is_logged_the_phases_add_up(rng, count):
     timeline = Timeline(1_000_000, rng.choice([None, rng.randint(0, at)]), at + 500, "1.31.1")
     found = split_phases(lines, timeline)
     assert found.total_ms == pytest.approx(total_ms(timeline))
-    assert all(phase.ms >= 0 for phase in found.phases)
+    assert min(found.phases.values()) >= 0
 
 
 def test_prepacking_is_taken_out_of_making_kernels():
-    whole = Initialisation((Phase("parse", 5.0), Phase("kernels", 100.0), Phase("finish", 1.0)), ())
+    whole = Initialisation({"parse": 5.0, "kernels": 100.0, "finish": 1.0}, ())
     split = split_prepacking(whole, 90.0)
-    assert split.phases == (
-        Phase("parse", 5.0),
-        Phase("kernels", 10.0),
-        Phase("prepack", 90.0),
-        Phase("finish", 1.0),
-    )
+    assert [*split.phases.items()] == [
+        ("parse", 5.0),
+        ("kernels", 10.0),
+        ("prepack", 90.0),
+        ("finish", 1.0),
+    ]
     assert split.total_ms == whole.total_ms
     assert split_prepacking(whole, 1000.0).total_ms == whole.total_ms
     assert split_prepacking(whole, -3.0) == whole
@@ -161,7 +168,7 @@ def test_every_phase_has_a_title():
 
 
 def start_of(*phases: tuple[PhaseName, float], **changes: float | bool) -> Start:
-    initialisation = Initialisation(tuple(Phase(name, ms) for name, ms in phases), ())
+    initialisation = Initialisation(dict(phases), ())
     start = Start(
         numpy_ms=0.0,
         onnxruntime_ms=0.0,
@@ -220,7 +227,7 @@ def test_whether_the_phases_add_up_is_said(measured_ms, share):
 
 def test_a_trace_of_a_real_model_names_the_phases_and_the_transformers(tmp_path):
     trace = trace_plan(plan_on(str(write_model(conv_net(), tmp_path / "conv.onnx")), "cpu"))
-    names = {phase.name for phase in trace.initialisation.phases}
+    names = trace.initialisation.phases.keys()
     assert {"parse", "optimise", "kernels", "finish"} <= names
     assert "ConstantFolding" in {one.name for one in trace.initialisation.transformers}
     assert trace.init_ms > trace.initialisation.ms("finish")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from ortprep.bundle.codec import encode
 from ortprep.bundle.onnx_wire import WireError, external_locations, read_skeleton
@@ -27,7 +27,6 @@ from ortprep.doctor.doctor_model import (
 from ortprep.doctor.initialisation_phases import (
     TITLES,
     Initialisation,
-    PhaseName,
     Trace,
     split_prepacking,
     trace_plan,
@@ -90,49 +89,6 @@ class Start:
         return self.imports_ms + self.initialisation.total_ms + self.first_extra_ms + self.steady_ms
 
 
-class Saving(NamedTuple):
-    """Something that removes phases, or most of them.
-
-    Attributes:
-        code: Code of the finding.
-        phases: Phases that it removes.
-        does: Description, continuing "… most of that is saved by".
-        hint: Command or setting that gets it.
-        applies: Whether it is to be had for a start.
-    """
-
-    code: str
-    phases: tuple[PhaseName, ...]
-    does: str
-    hint: str
-    applies: Callable[[Start], bool]
-
-
-SAVINGS = (
-    Saving(
-        "optimised-at-every-load",
-        ("inline", "optimise"),
-        "optimising the graph once, before deployment, and loading it with optimisation off",
-        PREPARE,
-        lambda start: not start.is_prepared,
-    ),
-    Saving(
-        "weights-inside-the-model-file",
-        ("parse", "weights_out"),
-        "keeping the weights in a file of their own, which is mapped instead of parsed and copied",
-        PREPARE,
-        lambda start: not start.is_prepared and not start.weights_outside,
-    ),
-    Saving(
-        "prepacked-at-every-load",
-        ("prepack",),
-        "storing the weights packed, or leaving them unpacked where runs are no slower for it",
-        _TUNE,
-        lambda _: True,
-    ),
-)
-
-
 def find_in_start(start: Start) -> tuple[Finding, ...]:
     """Returns what a start shows, and which measure would remove which part of it. Pure."""
     return (*_accounts(start), *_imports(start), *_savings(start), *_first_run(start))
@@ -163,13 +119,22 @@ def _imports(start: Start) -> Iterator[Finding]:
 
 
 def _savings(start: Start) -> Iterator[Finding]:
-    for saving in (one for one in SAVINGS if one.applies(start)):
-        ms = start.initialisation.ms(*saving.phases)
-        if ms >= WORTH_TELLING * start.total_ms:
-            what = " and ".join(TITLES[name] for name in saving.phases if start.initialisation.ms(name))
+    """Yields which phases take long, where most of that can be saved, and how."""
+    once = "optimising the graph once, before deployment, and loading it with optimisation off"
+    outside = "keeping the weights in a file of their own, which is mapped instead of parsed and copied"
+    packed = "storing the weights packed, or leaving them unpacked where runs are no slower for it"
+    is_source, is_inside = not start.is_prepared, not start.is_prepared and not start.weights_outside
+    for applies, code, phases, does, hint in (
+        (is_source, "optimised-at-every-load", ("inline", "optimise"), once, PREPARE),
+        (is_inside, "weights-inside-the-model-file", ("parse", "weights_out"), outside, PREPARE),
+        (True, "prepacked-at-every-load", ("prepack",), packed, _TUNE),
+    ):
+        ms = start.initialisation.ms(*phases)
+        if applies and ms >= WORTH_TELLING * start.total_ms:
+            what = " and ".join(TITLES[name] for name in phases if start.initialisation.ms(name))
             share = f"{ms:.0f} ms of {start.total_ms:.0f} ms to the first result"
-            text = f"{what}: {share}; most of that is saved by {saving.does}"
-            yield Finding(saving.code, "advice", text, saving.hint)
+            text = f"{what}: {share}; most of that is saved by {does}"
+            yield Finding(code, "advice", text, hint)
 
 
 def _first_run(start: Start) -> Iterator[Finding]:
@@ -303,7 +268,7 @@ def _phases_table(name: str, start: Start) -> Table:
     rows: list[tuple[str, float]] = [
         ("import numpy", start.numpy_ms),
         ("import ONNX Runtime", start.onnxruntime_ms),
-        *((TITLES[phase.name], phase.ms) for phase in start.initialisation.phases),
+        *((TITLES[name], ms) for name, ms in start.initialisation.phases.items()),
         ("first run: what later ones do not take", start.first_extra_ms),
         ("first run: what every run takes", start.steady_ms),
     ]

@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeAlias
@@ -103,14 +103,6 @@ class Timeline:
 
 
 @dataclass(frozen=True)
-class Phase:
-    """A part of an initialisation."""
-
-    name: PhaseName
-    ms: float
-
-
-@dataclass(frozen=True)
 class Transformer:
     """A graph transformer.
 
@@ -132,21 +124,21 @@ class Initialisation:
     """An initialisation, taken apart.
 
     Attributes:
-        phases: In order; those without any time are left out.
+        phases: Time of each phase, in ms, in order; those without any are left out.
         transformers: The slowest first; their times add up to the phase `optimise`.
     """
 
-    phases: tuple[Phase, ...]
+    phases: Mapping[PhaseName, float]
     transformers: tuple[Transformer, ...]
 
     @property
     def total_ms(self) -> float:
         """All phases together."""
-        return sum(phase.ms for phase in self.phases)
+        return sum(self.phases.values())
 
     def ms(self, *names: PhaseName) -> float:
         """Returns the time of some phases."""
-        return sum(phase.ms for phase in self.phases if phase.name in names)
+        return sum(self.phases.get(name, 0.0) for name in names)
 
 
 @dataclass(frozen=True)
@@ -255,7 +247,7 @@ def split_phases(lines: Sequence[LogLine], timeline: Timeline) -> Initialisation
     """Returns the phases of an initialisation; they add up to its whole time."""
     intervals = tuple(_intervals(lines, timeline))
     totals = {name: sum(interval.ns for interval in intervals if interval.name == name) for name in TITLES}
-    phases = tuple(Phase(name, ns / 1e6) for name, ns in totals.items() if ns > 0)
+    phases = {name: ns / 1e6 for name, ns in totals.items() if ns > 0}
     return Initialisation(phases, _transformers(intervals))
 
 
@@ -265,13 +257,8 @@ def split_prepacking(whole: Initialisation, prepack_ms: float) -> Initialisation
     prepack_ms = min(max(prepack_ms, 0.0), kernels_ms)
     if not prepack_ms:
         return whole
-    parts: list[Phase] = []
-    for phase in whole.phases:
-        if phase.name == "kernels":
-            parts += [Phase("kernels", kernels_ms - prepack_ms), Phase("prepack", prepack_ms)]
-        else:
-            parts.append(phase)
-    return Initialisation(tuple(parts), whole.transformers)
+    phases = {**whole.phases, "kernels": kernels_ms - prepack_ms, "prepack": prepack_ms}
+    return replace(whole, phases={name: phases[name] for name in TITLES if name in phases})
 
 
 def _intervals(lines: Sequence[LogLine], timeline: Timeline) -> Iterator[_Interval]:
