@@ -13,9 +13,10 @@ from ortprep.bundle.session_record import SessionPlan
 from ortprep.errors import LoadError
 from ortprep.measuring.device_lock import CPU_DEVICE, measuring
 from ortprep.quoting import quoted
+from ortprep.runtime.loading.load_options import LoadOptions
 from ortprep.runtime.loading.session import CPU, CUDA, default_plan
 from ortprep.runtime.loading.variant_resolver import build_plan
-from ortprep.runtime.loading.variant_selection import Machine, find_reasons, needs_gpu, serves
+from ortprep.runtime.loading.variant_selection import Machine, select_variant
 from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.versions import installed_onnxruntime
 
@@ -122,12 +123,12 @@ def variant_for(bundle: Path, device: str) -> Variant:
         LoadError: None of its variants runs on the device.
         BundleError: It cannot be read.
     """
-    machine, ordinal = Machine(read_hardware(), installed_onnxruntime()), _ordinal(device)
-    general = (variant for variant in read_loader_config(bundle).variants if serves(variant, None))
-    for variant in general:
-        fits = not find_reasons(variant, machine, device_id=ordinal)
-        if fits and needs_gpu(variant.requirements) == (ordinal is not None):
-            return variant
+    ordinal = _ordinal(device)
+    options = LoadOptions("cpu" if ordinal is None else "cuda", ordinal)
+    machine = Machine(read_hardware(), installed_onnxruntime())
+    variant = select_variant(read_loader_config(bundle), options, machine).variant
+    if variant is not None:
+        return variant
     raise LoadError(
         f"no variant for {device}: {bundle}\n  expected one that this machine can run there, got none",
         hint=f"ortprep check {quoted(bundle)}",
