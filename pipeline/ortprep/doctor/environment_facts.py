@@ -103,19 +103,6 @@ class InstalledRuntime:
 
 
 @dataclass(frozen=True)
-class ProviderAttempt:
-    """An attempt to make and run a session on a provider.
-
-    Attributes:
-        failure: Message of the error; None if there was none.
-        output: Text that ONNX Runtime and the libraries printed.
-    """
-
-    failure: str | None
-    output: str
-
-
-@dataclass(frozen=True)
 class DiskSpace:
     """A file system.
 
@@ -265,10 +252,10 @@ def try_providers(names: Sequence[str]) -> dict[str, str | None]:
 
 def _try(name: str) -> str | None:
     try:
-        attempt = run_child(try_provider, name, timeout_s=_TIMEOUT_S).value
+        failure, output = run_child(try_provider, name, timeout_s=_TIMEOUT_S).value
     except ChildError as error:
         return _one_line(error.message)
-    return parse_reason(attempt)
+    return None if failure is None else parse_reason(failure, output)
 
 
 def describe_runtime(_: None) -> InstalledRuntime:
@@ -293,14 +280,14 @@ def describe_runtime(_: None) -> InstalledRuntime:
         return InstalledRuntime(error=f"{type(error).__name__}: {error}")
 
 
-def try_provider(name: str) -> ProviderAttempt:
-    """Makes and runs a session on a provider; runs in a child."""
+def try_provider(name: str) -> tuple[str | None, str]:
+    """Makes and runs a session on a provider, in a child; returns its error or None, and what was printed."""
     failure = None
     try:
         run_tiny_model(name)
     except PipelineError as error:
         failure = error.message
-    return ProviderAttempt(failure, read_own_output(_MAX_TEXT_BYTES))
+    return failure, read_own_output(_MAX_TEXT_BYTES)
 
 
 def _try_libraries() -> dict[str, str]:
@@ -321,19 +308,17 @@ def _try_libraries() -> dict[str, str]:
     return {name: stems.get(name.partition(".so")[0], "") for name in names}
 
 
-def parse_reason(attempt: ProviderAttempt) -> str | None:
-    """Returns why a provider was not obtained, in one line; None if it was.
+def parse_reason(failure: str, output: str) -> str:
+    """Returns why a provider was not obtained, in one line.
 
     ONNX Runtime prints the cause, and raises only that there is one.
     """
-    if attempt.failure is None:
-        return None
-    for source in (_COLOURS.sub("", attempt.output), attempt.failure):
+    for source in (_COLOURS.sub("", output), failure):
         for cause in _CAUSES:
             if match := cause.search(source):
                 return _one_line(match["cause"])
     # The first line names a model that the user does not know of.
-    return _one_line(attempt.failure.partition("\n")[2] or attempt.failure)
+    return _one_line(failure.partition("\n")[2] or failure)
 
 
 def _one_line(text: str) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from ortprep.bundle.loader_config import TensorSpec
+from ortprep.bundle.loader_config import TensorSpec, read_loader_config
 from ortprep.bundle.model_facts import read_inputs
 from ortprep.bundle.onnx_wire import WireError
 from ortprep.children.child import run_child
@@ -16,6 +15,8 @@ from ortprep.doctor.doctor_model import CHILD_TIMEOUT_S, DoctorModel
 from ortprep.errors import LoadError, SpecError
 from ortprep.measuring.feeds import draw_feed, generator
 from ortprep.quoting import quoted
+from ortprep.runtime.loading.golden import read_golden
+from ortprep.runtime.tensors.arrays import write_tensors
 
 _SEED = 0
 _UNKNOWN = 1
@@ -24,15 +25,6 @@ _SIZES = re.compile(r"(\d{1,9}(,\d{1,9}){0,31})?")
 _NO_TENSORS = ("a sequence, map or optional", "an unknown element type")
 
 Shapes = Mapping[str, tuple[int, ...]]
-
-
-@dataclass(frozen=True)
-class SampleRequest:
-    """A model file or a bundle, the file that takes an input of it, and shapes by input."""
-
-    model: Path
-    sample: Path
-    shapes: Shapes = field(default_factory=dict)
 
 
 def examine_source(source: Path, folder: Path, *, shapes: Shapes | None = None) -> DoctorModel:
@@ -49,7 +41,7 @@ def examine_source(source: Path, folder: Path, *, shapes: Shapes | None = None) 
         OSError: The input cannot be written.
     """
     path, sample = source.absolute(), folder / "sample.npz"
-    request = SampleRequest(path, sample, dict(shapes or {}))
+    request = path, sample, dict(shapes or {})
     remarks = run_child(write_sample, request, timeout_s=CHILD_TIMEOUT_S).value
     return DoctorModel(source.stem, str(sample), str(path), remarks=remarks)
 
@@ -62,8 +54,9 @@ def examine_bundle(bundle: Path, folder: Path) -> DoctorModel:
         OSError: The input cannot be written.
     """
     root, sample = bundle.absolute(), folder / "sample.npz"
-    name = run_child(write_golden, SampleRequest(root, sample), timeout_s=CHILD_TIMEOUT_S).value
-    return DoctorModel(name, str(sample), None, str(root))
+    config = read_loader_config(root)
+    write_tensors(sample, read_golden(config.golden, root)[0])
+    return DoctorModel(config.name, str(sample), None, str(root))
 
 
 def parse_shapes(texts: Sequence[str]) -> Shapes:
@@ -81,22 +74,21 @@ def parse_shapes(texts: Sequence[str]) -> Shapes:
     return shapes
 
 
-def write_sample(request: SampleRequest) -> tuple[str, ...]:
-    """Writes an input for a model file; returns what was assumed; runs in a child.
+def write_sample(request: tuple[Path, Path, Shapes]) -> tuple[str, ...]:
+    """Writes an input for a model file, of shapes by input; returns what was assumed; runs in a child.
 
     Raises:
         LoadError: It is no model, or an input cannot be made up.
         SpecError: A shape does not fit it, or an input holds strings.
     """
-    from ortprep.runtime.tensors.arrays import write_tensors
-
-    inputs = _inputs_of(request.model)
-    shapes, remarks = settle_shapes(inputs, request.shapes)
+    model, sample, chosen = request
+    inputs = _inputs_of(model)
+    shapes, remarks = settle_shapes(inputs, chosen)
     feeds = {
         tensor.name: draw_feed(tensor, shapes[tensor.name], generator(_SEED, tensor.name))
         for tensor in inputs
     }
-    write_tensors(request.sample, feeds)
+    write_tensors(sample, feeds)
     return remarks
 
 
@@ -112,17 +104,6 @@ def _inputs_of(source: Path) -> tuple[TensorSpec, ...]:
                 f"cannot make up input {tensor.name!r} of {source}\n  expected a tensor, got {tensor.dtype}"
             )
     return inputs
-
-
-def write_golden(request: SampleRequest) -> str:
-    """Writes the inputs of a bundle's golden sample; returns the model's name; runs in a child."""
-    from ortprep.bundle.loader_config import read_loader_config
-    from ortprep.runtime.loading.golden import read_golden
-    from ortprep.runtime.tensors.arrays import write_tensors
-
-    config = read_loader_config(request.model)
-    write_tensors(request.sample, read_golden(config.golden, request.model)[0])
-    return config.name
 
 
 def settle_shapes(inputs: Sequence[TensorSpec], chosen: Shapes) -> tuple[Shapes, tuple[str, ...]]:

@@ -13,7 +13,6 @@ from ortprep.doctor.environment_facts import (
     DiskSpace,
     Facts,
     InstalledRuntime,
-    ProviderAttempt,
     ResourceLimits,
     parse_reason,
 )
@@ -53,12 +52,12 @@ def read_recording(name: str, machine: Facts) -> Facts:
     """Returns a machine with the ONNX Runtime that was recorded on another."""
     recording = json.loads((RECORDED / f"{name}.json").read_text(encoding="utf-8"))
     runtime = decode(InstalledRuntime, recording["runtime"])
-    attempts = decode(dict[str, ProviderAttempt], recording["attempts"])
+    attempts = recording["attempts"].items()
     return replace(
         machine,
         wheels={runtime.package: runtime.version},
         runtime=runtime,
-        providers={name: parse_reason(attempt) for name, attempt in attempts.items()},
+        providers={name: one["failure"] and parse_reason(**one) for name, one in attempts},
     )
 
 

@@ -18,7 +18,8 @@ _SITE = "/opt/venv/lib/python3.11/site-packages"
 
 def record() -> str:
     runtime = read_runtime()
-    attempts = {name: run_child(try_provider, name).value for name in runtime.available}
+    found = {name: run_child(try_provider, name).value for name in runtime.available}
+    attempts = {name: {"failure": failure, "output": output} for name, (failure, output) in found.items()}
     text = json.dumps(encode({"runtime": runtime, "attempts": attempts}), indent=1)
     for folder in (str(Path(runtime.folder).parent), *filter(None, sys.path)):
         text = text.replace(folder, _SITE) if "site-packages" in folder or "onnxruntime" in folder else text

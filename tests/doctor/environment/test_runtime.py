@@ -15,7 +15,6 @@ from ortprep.doctor.diagnosis import Diagnosis
 from ortprep.doctor.environment import describe, diagnose_environment
 from ortprep.doctor.environment_facts import (
     Facts,
-    ProviderAttempt,
     parse_reason,
     read_runtime,
     read_wheels,
@@ -133,4 +132,4 @@ def test_an_old_version_and_a_wheel_of_another_are_found(site):
     ],
 )
 def test_the_cause_is_taken_from_where_it_is_said(output, failure, reason):
-    assert str(parse_reason(ProviderAttempt(failure, output))).startswith(reason)
+    assert parse_reason(failure, output).startswith(reason)
