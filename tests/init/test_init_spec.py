@@ -18,7 +18,7 @@ from ortprep.init import InitResult, ObservedInput, find_spec_name, init_spec, r
 from ortprep.init.draft import choose_name
 from ortprep.init.input_search import Feed
 from ortprep.init.tensor_copy import copy_path
-from ortprep.init.trial_run import InitTrialRequest, run_trial
+from ortprep.init.trial_run import run_trial
 from ortprep.spec.models import InputSpec, ModelSpec
 from ortprep.spec.reading import OPEN_QUESTION, read_spec
 from ortprep.stages.convert.pass_records import PassRequest
@@ -41,7 +41,7 @@ def draft(model: onnx.ModelProto, folder: Path, **options: Any) -> InitResult:
 def feeds_of(model: onnx.ModelProto, folder: Path) -> dict[str, Feed]:
     """Returns what a model runs on, found in this process, which has imported ONNX Runtime anyway."""
     path = models.write_model(model, folder / "net.onnx")
-    trial = run_trial(InitTrialRequest(path, None, {}))
+    trial = run_trial((path, None, {}))
     assert not trial.error, trial.error
     return dict(trial.feeds)
 

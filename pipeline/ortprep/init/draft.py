@@ -21,7 +21,7 @@ from ortprep.errors import DISK_ERRORS, SourceError, SpecError
 from ortprep.init.input_search import Feed, ObservedInput
 from ortprep.init.shapes import find_input
 from ortprep.init.tensor_copy import copy_path
-from ortprep.init.trial_run import InitTrial, InitTrialRequest, try_inputs
+from ortprep.init.trial_run import InitTrial, try_inputs
 from ortprep.quoting import quoted
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.reading import DEFAULTS_FILE, OPEN_QUESTION, list_sources
@@ -128,7 +128,7 @@ def init_spec(
     spec_name = name or find_spec_name(path, folder, or_copy=may_copy) or choose_name(path, folder)
     say(f"running {path.name} on proposed inputs")
     copy = copy_path(path, folder) if may_copy else None
-    trial = try_inputs(InitTrialRequest(path, copy, known))
+    trial = try_inputs(path, copy, known)
     question = _find_question(trial, path)
     if copy is not None and trial.changes:
         say(f"wrote {copy}: {'; '.join(trial.changes)}")

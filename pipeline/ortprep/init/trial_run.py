@@ -8,7 +8,6 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -70,22 +69,13 @@ class InitTrial:
     onnxruntime: str
 
 
-class InitTrialRequest(NamedTuple):
-    """A model to run.
+def try_inputs(model: Path, copy: Path | None, observed: Mapping[str, ObservedInput]) -> InitTrial:
+    """Reads a model, and runs it in a child process until it runs or nothing is left to try.
 
-    Attributes:
+    Args:
         model: The ONNX file.
         copy: Path for a copy that answers with a matrix, if the model ends with a `ZipMap`.
         observed: Known inputs, by name.
-    """
-
-    model: Path
-    copy: Path | None
-    observed: Mapping[str, ObservedInput]
-
-
-def try_inputs(request: InitTrialRequest) -> InitTrial:
-    """Reads a model, and runs it in a child process until it runs or nothing is left to try.
 
     Raises:
         SourceError: It is not a model, no spec can describe it, or ONNX Runtime makes no session of it.
@@ -96,7 +86,7 @@ def try_inputs(request: InitTrialRequest) -> InitTrial:
     import_onnxruntime()  # a child could only report a crash without it
     # Sizes that need more fail, and smaller ones are tried, before the kernel ends a process.
     memory_bytes = int(_MEMORY_SHARE * read_hardware(gpus=False).memory_bytes)
-    model = request.model
+    request = model, copy, observed
     try:
         return run_child(run_trial, request, timeout_s=TIMEOUT_S, memory_bytes=memory_bytes).value
     except LoadError as error:
@@ -106,7 +96,7 @@ def try_inputs(request: InitTrialRequest) -> InitTrial:
         raise type(error)(f"cannot run the model: {model}\n  {error.message}", hint=error.hint) from error
 
 
-def run_trial(request: InitTrialRequest) -> InitTrial:
+def run_trial(request: tuple[Path, Path | None, Mapping[str, ObservedInput]]) -> InitTrial:
     """Child function of `try_inputs`.
 
     Raises:
@@ -114,18 +104,19 @@ def run_trial(request: InitTrialRequest) -> InitTrial:
     """
     import onnxruntime
 
-    path, facts, changes = request.model, read_facts(request.model), tuple[str, ...]()
+    path, copy, observed = request
+    facts, changes = read_facts(path), tuple[str, ...]()
     makes_sequences = any(one.dtype.startswith("sequence(") for one in facts.model.interface.outputs)
-    if request.copy is not None and makes_sequences and not facts.model.external:
-        changes = copy_as_tensors((path, request.copy))
-    if request.copy is not None and changes:
-        path, facts = request.copy, read_facts(request.copy)
-    check_inputs(facts.model.interface, request.observed, path)
+    if copy is not None and makes_sequences and not facts.model.external:
+        changes = copy_as_tensors((path, copy))
+    if copy is not None and changes:
+        path, facts = copy, read_facts(copy)
+    check_inputs(facts.model.interface, observed, path)
 
     started = time.perf_counter()
     model = _TrialModel(str(path), facts.model.interface)
     load_s = time.perf_counter() - started
-    search = InputSearch(facts, request.observed, model.run)
+    search = InputSearch(facts, observed, model.run)
     best = search.find()
     run_s = 0.0
     if not best.result.error:
