@@ -27,7 +27,6 @@ from ortprep.tuning.objective import Objective
 from ortprep.tuning.search import SearchEffects, search
 from ortprep.tuning.space import DEFAULT, Options, PlanChoice, Space
 from ortprep.tuning.trial import (
-    CheckedSample,
     TrialRequest,
     measure_and_check,
     measure_trial,
@@ -52,16 +51,13 @@ def request_of_all(tmp_path_factory):
         write_tensors(files[-1], {"x": np.random.default_rng(batch).random((batch, 64), np.float32)})
     plan = default_plan(str(model), CPU, level="ORT_DISABLE_ALL")
     answers = write_answers(plan, files, folder / "answers", timeout_s=TIMEOUT_S)
-    checks = tuple(
-        CheckedSample(str(file), answer) for file, answer in zip(files, answers.samples, strict=True)
-    )
     first, *others = map(str, files)
     return TrialRequest(
         plan,
         first,
         steady_s=0.001,
         more_samples=tuple(others),
-        checks=checks,
+        answers=answers.samples,
         tolerances={"": Tolerance(1e-3, 1e-5)},
     )
 
@@ -102,14 +98,13 @@ def test_a_wrong_answer_is_an_error_that_names_output_and_element(request_of_all
 
 
 def test_a_wrong_answer_to_a_later_shape_is_found_too(request_of_all, tmp_path):
-    first, second = request_of_all.checks
-    other = np.load(second.answers[0].file)
+    first, (second,) = request_of_all.answers
+    other = np.load(second.file)
     other[2, 9] += 1
     np.save(tmp_path / "y.npy", other)
-    answer = dataclasses.replace(second.answers[0], file=str(tmp_path / "y.npy"))
-    checks = (first, dataclasses.replace(second, answers=(answer,)))
+    answers = (first, (dataclasses.replace(second, file=str(tmp_path / "y.npy")),))
     with pytest.raises(VerificationError, match=r"at \[2, 9\]"):
-        measured(dataclasses.replace(request_of_all, checks=checks))
+        measured(dataclasses.replace(request_of_all, answers=answers))
 
 
 def test_an_output_has_the_tolerance_of_its_name(request_of_all, tmp_path):
@@ -119,11 +114,10 @@ def test_an_output_has_the_tolerance_of_its_name(request_of_all, tmp_path):
 
 
 def test_an_output_that_is_missing_is_told(request_of_all):
-    first, *others = request_of_all.checks
-    answer = dataclasses.replace(first.answers[0], output="z")
-    checks = (dataclasses.replace(first, answers=(answer,)), *others)
+    (first,), *others = request_of_all.answers
+    answers = ((dataclasses.replace(first, output="z"),), *others)
     with pytest.raises(VerificationError, match="does not return output 'z'"):
-        measured(dataclasses.replace(request_of_all, checks=checks))
+        measured(dataclasses.replace(request_of_all, answers=answers))
 
 
 def test_memory_beyond_the_limit_is_an_error_that_says_so(request_of_all):

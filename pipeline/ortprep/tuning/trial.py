@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
@@ -17,29 +17,16 @@ from ortprep.runtime.tensors.element_types import Array
 
 
 @dataclass(frozen=True)
-class CheckedSample:
-    """An input, and the source's answers to it.
-
-    Attributes:
-        file: `.npz` of arrays by input name.
-        answers: Its answers, in the order of the session's outputs.
-    """
-
-    file: str
-    answers: tuple[Answer, ...]
-
-
-@dataclass(frozen=True)
 class TrialRequest(ProbeRequest):
     """A plan to measure on several samples, and the answers to compare with.
 
     Attributes:
-        checks: One per sample, in their order: the first for `sample`, then those for `more_samples`.
+        answers: The source's, per sample: the first to `sample`, then those to `more_samples`.
         tolerances: By output name; "" for those it does not name.
         gate: Judges the answers of a converted model, in place of tolerances.
     """
 
-    checks: tuple[CheckedSample, ...] = ()
+    answers: tuple[tuple[Answer, ...], ...] = ()
     tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
     gate: Gate | None = None
 
@@ -77,27 +64,27 @@ def measure_and_check(request: Mapping[str, Any]) -> dict[str, Any]:
     from ortprep.children.probe_process import measure_runs
 
     figures, runs = measure_runs(request)
-    samples = decode(tuple[CheckedSample, ...], request["checks"])
+    expected = decode(tuple[tuple[Answer, ...], ...], request["answers"])
     tolerances = decode(Mapping[str, Tolerance], request["tolerances"])  # type: ignore[type-abstract]
     answers = [run.answer() for run in runs]
     if request["gate"] is not None:
-        accuracies = compare_answers([sample.answers for sample in samples], answers)
+        accuracies = compare_answers(expected, answers)
         if failures := find_gate_failures(request["gate"], accuracies):
             lines = "\n  ".join(failures)
             raise VerificationError(f"misses its accuracy gate\n  {lines}")
         return figures
-    for sample, outputs in zip(samples, answers, strict=True):
-        _check_answers(outputs, sample, tolerances)
+    for known, outputs in zip(expected, answers, strict=True):
+        _check_answers(outputs, known, tolerances)
     return figures
 
 
 def _check_answers(
-    outputs: Mapping[str, Array], sample: CheckedSample, tolerances: Mapping[str, Tolerance]
+    outputs: Mapping[str, Array], expected: Sequence[Answer], tolerances: Mapping[str, Tolerance]
 ) -> None:
     """Raises VerificationError for an answer to one sample that is outside its tolerance."""
     from ortprep.runtime.tensors.compare import compare_output
 
-    for answer in sample.answers:
+    for answer in expected:
         if answer.output not in outputs:
             raise VerificationError(f"does not return output {answer.output!r}")
         tolerance = tolerances.get(answer.output, tolerances[""])

@@ -121,8 +121,8 @@ def test_each_shape_is_measured_by_a_sample_that_judges_if_there_is_one():
     answers = Answers((), (), tuple((Answer("y", sample.file),) for sample in samples))
     every = ReferenceAnswers(samples, answers, ())
     judging = part_of(every, [False, False, False, True])
-    assert [one.file for one in checked_samples(every, every)] == ["0.npz", "2.npz"]
-    assert [one.file for one in checked_samples(every, every, judging)] == ["3.npz", "2.npz"]
+    assert [file for file, _ in checked_samples(every, every)] == ["0.npz", "2.npz"]
+    assert [file for file, _ in checked_samples(every, every, judging)] == ["3.npz", "2.npz"]
 
 
 def test_the_verified_file_is_taken_as_it_is(optimized, context):

@@ -13,6 +13,7 @@ from ortprep.bundle.atomic import new_folder
 from ortprep.bundle.loader_config import VersionRange
 from ortprep.bundle.model_facts import ModelFacts
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
+from ortprep.children.answers import Answer
 from ortprep.children.child import run_child
 from ortprep.children.probe import ProbeResult
 from ortprep.errors import PipelineError, StageError
@@ -68,7 +69,10 @@ from ortprep.tuning.space import (
     needs_binding,
     restrict,
 )
-from ortprep.tuning.trial import CheckedSample, TrialRequest, measure_trial
+from ortprep.tuning.trial import TrialRequest, measure_trial
+
+Check = tuple[str, tuple[Answer, ...]]
+"""File of an input, and the source's answers to it."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ class SearchContext:
     artefacts: Artefacts
     reference: ReferenceAnswers
     default: Candidate
-    checks: tuple[CheckedSample, ...]
+    checks: tuple[Check, ...]
     staged: StagedBundles
 
     @property
@@ -137,16 +141,17 @@ class SearchContext:
         timeout_s = timeout_s or self.tune.timeout_s
         if choice != DEFAULT or self.context.tunes_forks:
             bundle = str(self.staged.stage(folder, variant, timeout_s=timeout_s))
+        (first, *more), answers = zip(*self.checks, strict=True)
         is_gated = self.context.variant_plan.has_own_precision
         request = TrialRequest(
             plan=session_of(folder, variant),
             bundle=bundle,
-            sample=self.checks[0].file,
-            more_samples=tuple(check.file for check in self.checks[1:]),
+            sample=first,
+            more_samples=tuple(more),
             steady_s=self.tune.steady_s,
             io_binding=variant.io_binding,
             forked=self.context.tunes_forks,
-            checks=self.checks,
+            answers=answers,
             tolerances=spec.verify.tolerances(self.reference.noise),
             gate=convert_section(spec).thresholds(of_all=False) if is_gated else None,
         )
@@ -224,11 +229,11 @@ def _levels(facts: ModelFacts, step: str, *, target: str) -> tuple[str, ...]:
     return (ALL, ALL_REDUCED, EXTENDED) if NCHWC_DOMAIN in facts.domains else (ALL,)
 
 
-def checked_samples(every: ReferenceAnswers, *parts: ReferenceAnswers) -> tuple[CheckedSample, ...]:
-    """Returns one sample per set of shapes that the model takes: of the last part that has one."""
+def checked_samples(every: ReferenceAnswers, *parts: ReferenceAnswers) -> tuple[Check, ...]:
+    """Returns one per set of shapes that the model takes: of the last part that has one."""
     shapes = dict.fromkeys(sample.shapes for sample in every.samples)
     first = {
-        sample.shapes: CheckedSample(sample.file, answers)
+        sample.shapes: (sample.file, answers)
         for part in parts
         for sample, answers in reversed(tuple(zip(part.samples, part.answers.samples, strict=True)))
     }
