@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ortprep.bundle.loader_config import TensorSpec
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.child import run_child
 from ortprep.errors import StageError
@@ -23,18 +24,6 @@ from ortprep.runtime.tensors.element_types import Array
 
 if TYPE_CHECKING:
     import onnxruntime
-
-
-@dataclass(frozen=True)
-class TensorDeclaration:
-    """An input or output as the session declares it: `tensor(float)`, `seq(tensor(int64))`, ….
-
-    `shape` has None for every axis that is not fixed.
-    """
-
-    name: str
-    type: str
-    shape: tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
@@ -49,8 +38,8 @@ class Answer:
 class Answers:
     """Inputs and outputs of a session, and its answers per sample; all in the session's order."""
 
-    inputs: tuple[TensorDeclaration, ...]
-    outputs: tuple[TensorDeclaration, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
     samples: tuple[tuple[Answer, ...], ...]
 
 
@@ -96,8 +85,8 @@ def run_samples(request: _AnswersRequest) -> Answers:
     """Child function of `write_answers`, which has its errors."""
     session = build_session(request.plan)
     return Answers(
-        inputs=tuple(_signature(value) for value in session.get_inputs()),
-        outputs=tuple(_signature(value) for value in session.get_outputs()),
+        inputs=describe_tensors(session.get_inputs()),
+        outputs=describe_tensors(session.get_outputs()),
         samples=tuple(
             _answer(session, request.plan.model, sample, folder=request.folder / str(position))
             for position, sample in enumerate(request.samples)
@@ -139,9 +128,15 @@ def _save(file: Path, array: Array) -> None:
         np.save(stream, array, allow_pickle=False)
 
 
-def _signature(value: Any) -> TensorDeclaration:
-    shape = tuple(axis if isinstance(axis, int) else None for axis in value.shape or ())
-    return TensorDeclaration(value.name, value.type, shape)
+def describe_tensors(values: Sequence[Any]) -> tuple[TensorSpec, ...]:
+    """Returns a session's inputs or outputs as bundles describe tensors; others keep their types."""
+    described = []
+    for one in values:
+        inner = one.type.removeprefix("tensor(").removesuffix(")")
+        dtype = {"float": "float32", "double": "float64"}.get(inner, inner)
+        name = dtype if one.type.startswith("tensor(") else one.type
+        described.append(TensorSpec(one.name, name, tuple(one.shape or ())))
+    return tuple(described)
 
 
 def describe_shapes(feeds: Mapping[str, Array]) -> str:

@@ -6,10 +6,8 @@ A child makes the session as the server will, so that nothing heavy happens in t
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.file_links import copy_file, link_or_copy, unlinkable_files
@@ -26,6 +24,7 @@ from ortprep.bundle.manifest import Manifest, read_manifest
 from ortprep.bundle.paths import is_safe_path, resolve_inside
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.bundle.verification import check_bundle, compare_files, raise_differences
+from ortprep.children.answers import describe_tensors
 from ortprep.children.child import run_child
 from ortprep.errors import ChildError, ExportError
 from ortprep.export.options import MappedOptions
@@ -170,15 +169,4 @@ def run_trial(request: tuple[str, str, SessionPlan]) -> TrialResult:
         return TrialResult(missing)
     session = build_session(plan)
     check_answers(session, config, root, variant=variant)
-    return TrialResult((), _describe(session.get_inputs()), _describe(session.get_outputs()))
-
-
-def _describe(values: Sequence[Any]) -> tuple[TensorSpec, ...]:
-    """Returns a session's `NodeArg`s as a bundle describes tensors."""
-    described = []
-    for one in values:
-        inner = one.type.removeprefix("tensor(").removesuffix(")")
-        dtype = {"float": "float32", "double": "float64"}.get(inner, inner)
-        name = dtype if one.type.startswith("tensor(") else one.type
-        described.append(TensorSpec(one.name, name, tuple(one.shape)))
-    return tuple(described)
+    return TrialResult((), describe_tensors(session.get_inputs()), describe_tensors(session.get_outputs()))

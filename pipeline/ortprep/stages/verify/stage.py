@@ -15,8 +15,9 @@ from typing import Any
 
 from ortprep.bundle.codec import encode
 from ortprep.bundle.conversion_record import OutputAccuracy
+from ortprep.bundle.loader_config import TensorSpec
 from ortprep.bundle.manifest import VerificationRecord
-from ortprep.children.answers import Answers, TensorDeclaration
+from ortprep.children.answers import Answers
 from ortprep.errors import PipelineError, VerificationError
 from ortprep.runtime.loading.session import CUDA
 from ortprep.runtime.machine.hardware import hardware_fingerprint
@@ -59,7 +60,7 @@ class VerifyStage:
     """Compares every output of every sample, and fails the build if one is outside its tolerance."""
 
     name = "verify"
-    version = 6
+    version = 7
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
         """Returns every variant that is built, the one whose task runs the source first."""
@@ -177,9 +178,11 @@ def _require_signature(context: Context, expected: Answers, got: Answers) -> Non
         VerificationError: The candidate takes or gives something else.
     """
 
-    def show(values: Sequence[TensorDeclaration], *, shapes: bool) -> str:
+    def show(values: Sequence[TensorSpec], *, shapes: bool) -> str:
+        fixed = ([axis if isinstance(axis, int) else None for axis in one.shape or ()] for one in values)
         return ", ".join(
-            f"{one.name} {one.type}{list(one.shape) if shapes and one.shape else ''}" for one in values
+            f"{one.name} {one.dtype}{shape if shapes and shape else ''}"
+            for one, shape in zip(values, fixed, strict=True)
         )
 
     for what, left, right, shapes in (
