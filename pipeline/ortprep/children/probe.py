@@ -34,7 +34,6 @@ class ProbeRequest:
         steady_s: Seconds of repeated runs after the first.
         drop_cache: Files that are dropped from the page cache before the process is started.
         bundle: Folder of a bundle; None for plain ONNX Runtime.
-        target: Target, as `load` takes it.
         more_samples: Samples of other shapes: each is run `steady_s` seconds after the first one's runs.
         io_binding: Runs with inputs and outputs bound to the session's device, copies left out.
         forked: Measures a fork of a process that opened the bundle with `load_before_fork`: times begin at
@@ -46,7 +45,6 @@ class ProbeRequest:
     steady_s: float
     drop_cache: tuple[str, ...] = ()
     bundle: str | None = None
-    target: str | None = None
     more_samples: tuple[str, ...] = ()
     io_binding: bool = False
     forked: bool = False

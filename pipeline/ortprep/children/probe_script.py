@@ -33,7 +33,7 @@ def start(request: "dict[str, Any]") -> "dict[str, Any]":
         elif request["bundle"] is not None:
             from ortprep.runtime import load
 
-            session = load(request["bundle"], target=request["target"])
+            session = load(request["bundle"])
         else:
             session = _make_session(onnxruntime, request["plan"])
     except Exception as error:  # noqa: BLE001  raised again by what measures

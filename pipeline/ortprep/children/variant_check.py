@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,23 +17,11 @@ if TYPE_CHECKING:
     from ortprep.runtime.loading.load_options import Phases
 
 
-@dataclass(frozen=True)
-class Checked:
-    """Result for one variant: what this machine lacks for it, or nothing if it answered as recorded."""
-
-    variant: str
-    reasons: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        if self.reasons:
-            return f"passed over {PassedOver(self.variant, self.reasons)}"
-        return f"variant {self.variant} answers the golden sample as recorded"
-
-
-def check_variants(bundle: Path, *, timeout_s: float | None = None) -> Iterator[Checked]:
+def check_variants(bundle: Path, *, timeout_s: float | None = None) -> Iterator[PassedOver]:
     """Loads each variant whose requirements are met, in a process of its own, and runs the golden sample.
 
-    Yields what became of each, in the bundle's order of preference; `timeout_s` is for each.
+    Yields what this machine lacks for each, in the bundle's order of preference: nothing for one that
+    answered as recorded. `timeout_s` is for each.
 
     Raises:
         LoadError: A variant does not load or does not answer as recorded, or this machine can run none.
@@ -44,10 +31,10 @@ def check_variants(bundle: Path, *, timeout_s: float | None = None) -> Iterator[
     passed_over = []
     config = read_loader_config(bundle)
     for variant in config.variants:
-        checked = _check_in_child(bundle, variant.name, timeout_s)
+        checked = PassedOver(variant.name, _check_in_child(bundle, variant.name, timeout_s))
         yield checked
         if checked.reasons:
-            passed_over.append(PassedOver(checked.variant, checked.reasons))
+            passed_over.append(checked)
     if len(passed_over) == len(config.variants):
         lines = "\n".join(f"  {variant}" for variant in passed_over)
         raise LoadError(
@@ -56,15 +43,15 @@ def check_variants(bundle: Path, *, timeout_s: float | None = None) -> Iterator[
         )
 
 
-def _check_in_child(bundle: Path, variant: str, timeout_s: float | None) -> Checked:
+def _check_in_child(bundle: Path, variant: str, timeout_s: float | None) -> tuple[str, ...]:
     try:
         return run_child(check_variant, (bundle.absolute(), variant), timeout_s=timeout_s).value
     except ChildError as error:
         raise type(error)(f"variant {variant!r} of {bundle}: {error.message}", hint=error.hint) from error
 
 
-def check_variant(request: tuple[Path, str]) -> Checked:
-    """Child function: loads one variant of a bundle by each of its plans, and checks its golden sample."""
+def check_variant(request: tuple[Path, str]) -> tuple[str, ...]:
+    """Child function: returns what this machine lacks for a variant, or checks its answers."""
     bundle, name = request
     root = Path(os.path.realpath(bundle))
     config = read_loader_config(root)
@@ -72,7 +59,7 @@ def check_variant(request: tuple[Path, str]) -> Checked:
     reasons = find_reasons_here(variant)
     if not reasons:
         _require_answers(config, root, variant)
-    return Checked(name, reasons)
+    return reasons
 
 
 def _require_answers(config: LoaderConfig, root: Path, variant: Variant) -> None:

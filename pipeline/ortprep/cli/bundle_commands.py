@@ -83,7 +83,8 @@ def check(
     echo(f"{folder}: every file is as it was written")
     if golden:
         for checked in check_variants(folder):
-            echo(f"{folder}: {checked}")
+            answered = f"variant {checked.name} answers the golden sample as recorded"
+            echo(f"{folder}: {f'passed over {checked}' if checked.reasons else answered}")
 
 
 @command

@@ -127,7 +127,7 @@ def _check(context: Context) -> None:
     try:
         for checked in check_variants(context.folder, timeout_s=context.spec.optimize.timeout_s):
             if checked.reasons:
-                context.say(str(checked))
+                context.say(f"passed over {checked}")
     except (LoadError, ChildError) as error:
         raise StageError(f"the bundle cannot be used\n  {error.message}", hint=error.hint) from error
 
