@@ -130,7 +130,7 @@ def prepare(
         PipelineError: A task failed; an old bundle, if any, is untouched.
     """
     _require_local(artifacts=artifacts, configs=configs)
-    report = on_progress or _ignore
+    report = on_progress or (lambda _progress: None)
     spec = _find_spec(model, name, Path(configs), report, sections)
     folder = Path(artifacts).absolute()
     check_buildable((spec,), folder)
@@ -148,10 +148,6 @@ def _require_local(**folders: str | os.PathLike[str]) -> None:
                 f"bad argument of prepare: {argument}\n  expected a folder on this machine, got a URL",
                 hint='prepare("model.onnx", configs="configs", artifacts="artifacts")',
             )
-
-
-def _ignore(progress: BuildProgress) -> None:
-    del progress
 
 
 def _find_spec(

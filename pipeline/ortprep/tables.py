@@ -121,11 +121,11 @@ def make_cell(value: CellValue) -> Cell:
     return number_cell(value, str(value) if isinstance(value, int) else None)
 
 
-def number_cell(value: float | None, text: str | None = None, tone: Tone = "plain") -> Cell:
+def number_cell(value: float | None, text: str | None = None) -> Cell:
     """Returns a cell of one figure, sorted by it; a dash for None."""
     if value is None:
         return Cell(ABSENT)
-    return Cell(text or format_number(value), value if math.isfinite(value) else None, tone)
+    return Cell(text or format_number(value), value if math.isfinite(value) else None)
 
 
 def ratio_cell(value: float | None) -> Cell:

@@ -290,9 +290,9 @@ def test_a_plan_for_the_cpu_stays_as_it_is():
 
 
 def test_in_its_process_the_third_gpu_is_the_first(no_gpu_hidden):
-    plan, environment = isolate(plan_on("m.onnx", "cuda:2", provider_options={"use_tf32": "0"}))
+    plan, environment = isolate(plan_on("m.onnx", "cuda:2"))
     assert environment["CUDA_VISIBLE_DEVICES"] == "2"
-    assert plan == plan_on("m.onnx", "cuda:0", provider_options={"use_tf32": "0"})
+    assert plan == plan_on("m.onnx", "cuda:0")
 
 
 def test_what_is_hidden_stays_hidden(monkeypatch):

@@ -67,13 +67,9 @@ def diagnose(
     figures: Mapping[str, Any] | None = None,
 ) -> Diagnosis:
     """Returns a diagnosis, its findings in order of severity; tables without rows are left out."""
-    ordered = sorted(findings, key=_rank, reverse=True)
+    ordered = sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity), reverse=True)
     shown = tuple(table for table in tables if table.rows)
     return Diagnosis(check, subject, tuple(ordered), shown, dict(figures or {}))
-
-
-def _rank(finding: Finding) -> int:
-    return SEVERITIES.index(finding.severity)
 
 
 def format_bytes(count: float) -> str:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ortprep.bundle.loader_config import Variant, read_loader_config
+from ortprep.bundle.loader_config import read_loader_config
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.errors import LoadError
 from ortprep.measuring.device_lock import CPU_DEVICE, measuring
 from ortprep.quoting import quoted
 from ortprep.runtime.loading.load_options import LoadOptions
-from ortprep.runtime.loading.session import CPU, CUDA, default_plan
+from ortprep.runtime.loading.session import CUDA, default_plan
 from ortprep.runtime.loading.variant_resolver import build_plan
 from ortprep.runtime.loading.variant_selection import Machine, select_variant
 from ortprep.runtime.machine.hardware import read_hardware
@@ -73,19 +72,11 @@ def guard_device(device: str) -> AbstractContextManager[None]:
     return measuring(device, on_wait=lambda: log.warning("waiting until other work on %s is over", device))
 
 
-def plan_on(
-    model: str,
-    device: str,
-    *,
-    level: str = "ORT_ENABLE_ALL",
-    config_entries: Mapping[str, str] | None = None,
-    provider_options: Mapping[str, str] | None = None,
-) -> SessionPlan:
-    """Returns the plan of plain ONNX Runtime on a device; provider options count on a GPU only."""
+def plan_on(model: str, device: str) -> SessionPlan:
+    """Returns the plan of plain ONNX Runtime on a device."""
     if device == CPU_DEVICE:
-        return default_plan(model, CPU, level=level, config_entries=config_entries)
-    options = {"device_id": device.removeprefix("cuda:"), **(provider_options or {})}
-    return default_plan(model, CUDA, level=level, config_entries=config_entries, provider_options=options)
+        return default_plan(model)
+    return default_plan(model, CUDA, provider_options={"device_id": device.removeprefix("cuda:")})
 
 
 def plan_of(subject: DoctorModel, device: str) -> SessionPlan:
@@ -101,39 +92,25 @@ def plan_of(subject: DoctorModel, device: str) -> SessionPlan:
 
 
 def plan_of_bundle(bundle: Path, device: str) -> SessionPlan:
-    """Returns how a bundle's variant for a device is loaded.
+    """Returns how the first of a bundle's variants that this machine can run on a device is loaded.
 
     Raises:
         LoadError: None of its variants runs on the device.
         BundleError: It cannot be read.
     """
-    return build_plan(bundle, variant_for(bundle, device), device_id=_ordinal(device))
+    ordinal = None if device == CPU_DEVICE else int(device.removeprefix("cuda:"))
+    options = LoadOptions("cpu" if ordinal is None else "cuda", ordinal)
+    machine = Machine(read_hardware(), installed_onnxruntime())
+    variant = select_variant(read_loader_config(bundle), options, machine).variant
+    if variant is None:
+        raise LoadError(
+            f"no variant for {device}: {bundle}\n  expected one that this machine can run there, got none",
+            hint=f"ortprep check {quoted(bundle)}",
+        )
+    return build_plan(bundle, variant, device_id=ordinal)
 
 
 def with_threads(plan: SessionPlan, count: int) -> SessionPlan:
     """Returns a plan with a number of threads for its operators."""
     attributes = {**plan.session_options.attributes, "intra_op_num_threads": count}
     return plan._replace(session_options=plan.session_options._replace(attributes=attributes))
-
-
-def variant_for(bundle: Path, device: str) -> Variant:
-    """Returns the bundle's variant for a device: the first that this machine can run there.
-
-    Raises:
-        LoadError: None of its variants runs on the device.
-        BundleError: It cannot be read.
-    """
-    ordinal = _ordinal(device)
-    options = LoadOptions("cpu" if ordinal is None else "cuda", ordinal)
-    machine = Machine(read_hardware(), installed_onnxruntime())
-    variant = select_variant(read_loader_config(bundle), options, machine).variant
-    if variant is not None:
-        return variant
-    raise LoadError(
-        f"no variant for {device}: {bundle}\n  expected one that this machine can run there, got none",
-        hint=f"ortprep check {quoted(bundle)}",
-    )
-
-
-def _ordinal(device: str) -> int | None:
-    return None if device == CPU_DEVICE else int(device.removeprefix("cuda:"))

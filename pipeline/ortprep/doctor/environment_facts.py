@@ -28,7 +28,7 @@ from ortprep.runtime.machine.processor import group_folders, read_quota, read_te
 from ortprep.tables import CellValue
 from ortprep.telemetry import TELEMETRY_VARIABLE
 
-_ROOT, _SHARED_MEMORY = Path("/"), Path("/dev/shm")
+_SHARED_MEMORY = Path("/dev/shm")
 _VARIABLES = (
     *("CUDA_VISIBLE_DEVICES", "CUDA_MODULE_LOADING", "CUDA_CACHE_PATH", "CUDA_CACHE_MAXSIZE"),
     *("CUDA_HOME", "CUDA_PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", TELEMETRY_VARIABLE),
@@ -159,36 +159,27 @@ Row: TypeAlias = tuple[CellValue, ...]
 """A row of a topic's table."""
 
 
-def read_facts(
-    *,
-    artifacts: Path,
-    expected: Sequence[str] = (),
-    root: Path = _ROOT,
-    shared_memory: Path = _SHARED_MEMORY,
-) -> Facts:
+def read_facts(*, artifacts: Path, expected: Sequence[str] = ()) -> Facts:
     """Reads everything that findings are based on; makes a session on every provider.
 
     Args:
         artifacts: Folder of the bundles, there or not.
         expected: Full names of the execution providers that were asked for.
-        root: Folder in which `proc` and `sys` are.
-        shared_memory: Folder of shared memory.
 
     Raises:
         OSError: There is no room on the disk for what processes are asked and answer.
     """
     hardware, runtime = read_hardware(), read_runtime()
-    has_shared_memory = shared_memory.is_dir()
     return Facts(
         wheels=read_wheels(),
         runtime=runtime,
         providers=try_providers(runtime.available),
         gpus=hardware.gpus,
-        bus_gpus=count_bus_gpus(root / "sys"),
-        driver=read_text(f"{root}/sys/module/nvidia/version"),
+        bus_gpus=count_bus_gpus(),
+        driver=read_text("/sys/module/nvidia/version"),
         hardware=hardware._replace(gpus=()),
-        limits=read_limits(root),
-        shared_memory=read_disk_space(shared_memory) if has_shared_memory else DiskSpace("/dev/shm"),
+        limits=read_limits(),
+        shared_memory=read_disk_space(_SHARED_MEMORY) if _SHARED_MEMORY.is_dir() else DiskSpace("/dev/shm"),
         artifacts=read_disk_space(artifacts.absolute()),
         variables={name: os.environ[name] for name in _VARIABLES if name in os.environ},
         expected=tuple(expected),
@@ -325,7 +316,7 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def read_limits(root: Path = _ROOT) -> ResourceLimits:
+def read_limits(root: Path = Path("/")) -> ResourceLimits:
     """Reads what this process may use of the machine; of several levels of groups the strictest counts."""
     files = [
         f"{folder}/{name}"
