@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ortprep.bundle.loader_config import TensorSpec
 from ortprep.bundle.model_facts import ModelFacts, ModelInterface
 from ortprep.init.graph_facts import GraphFacts
-from ortprep.init.input_search import MAX_ATTEMPTS, Feed, InputSearch, RunResult
+from ortprep.init.input_search import MAX_ATTEMPTS, Feed, InputSearch
 from ortprep.init.shapes import MAX_SIZE, find_index_limit, find_input, find_node, suggest_sizes
 
 CONCAT = (
@@ -117,9 +117,9 @@ inputs = st.lists(
 def test_the_search_ends_and_keeps_what_the_model_declares(items, said, bounds):
     runs: list[Mapping[str, Feed]] = []
 
-    def run(feeds: Mapping[str, Feed]) -> RunResult:
+    def run(feeds: Mapping[str, Feed]) -> tuple[str, str]:
         runs.append(feeds)
-        return RunResult(said[len(runs) % len(said)], doubt="" if len(runs) % 2 else "doubtful")
+        return said[len(runs) % len(said)], "" if len(runs) % 2 else "doubtful"
 
     interface = ModelInterface(tuple(items), (), bounds, external=False)
     facts = GraphFacts(ModelFacts(interface, {}, 8, {}, 0, {}), {"image": 255.0}, ("join", "head"))

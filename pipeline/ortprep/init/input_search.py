@@ -63,19 +63,6 @@ class Feed:
 
 
 @dataclass(frozen=True)
-class RunResult:
-    """Outcome of one run.
-
-    Attributes:
-        error: Message of ONNX Runtime; "" if it ran.
-        doubt: Reason why a build cannot compare with its answers; "" if it can.
-    """
-
-    error: str = ""
-    doubt: str = ""
-
-
-@dataclass(frozen=True)
 class InputAttempt:
     """One run: what was fed, and how it went.
 
@@ -83,17 +70,19 @@ class InputAttempt:
         sizes: Open sizes that differ from the preferred ones, by key.
         values: Values that differ from the preferred ones, by input.
         feeds: Shapes and values of every input.
-        result: Outcome of the run.
+        error: Message of ONNX Runtime; "" if it ran.
+        doubt: Reason why a build cannot compare with its answers; "" if it can.
     """
 
     sizes: Mapping[str, int]
     values: Mapping[str, Values]
     feeds: Mapping[str, Feed]
-    result: RunResult
+    error: str
+    doubt: str
 
 
-Run = Callable[[Mapping[str, Feed]], RunResult]
-"""Runs the model on seeded values of these shapes and ranges."""
+Run = Callable[[Mapping[str, Feed]], tuple[str, str]]
+"""Runs the model on seeded values of these shapes and ranges; returns an attempt's `error` and `doubt`."""
 
 Choice = tuple[Mapping[str, int], Mapping[str, Values]]
 """Sizes and values that differ from the preferred ones."""
@@ -131,7 +120,7 @@ class InputSearch:
             best = better
         for group in self._groups():
             best = self._first(self._usual_sizes(group, best), self._beyond) or best
-        if not best.result.doubt:
+        if not best.doubt:
             return best
         return self._first(self._other_values(best), self._beyond + 1) or best
 
@@ -145,7 +134,7 @@ class InputSearch:
             if len(self.attempts) >= MAX_ATTEMPTS or time.monotonic() > self._deadline:
                 return None
             tried.append(feeds)
-            attempt = InputAttempt(sizes, values, feeds, self._run(feeds))
+            attempt = InputAttempt(sizes, values, feeds, *self._run(feeds))
             self.attempts.append(attempt)
             if self._progress(attempt) >= progress:
                 return attempt
@@ -156,9 +145,9 @@ class InputSearch:
 
         It is one more if a build can compare with the answers.
         """
-        if attempt.result.error:
-            return self._nodes.get(find_node(attempt.result.error) or "", -1)
-        return self._beyond if attempt.result.doubt else self._beyond + 1
+        if attempt.error:
+            return self._nodes.get(find_node(attempt.error) or "", -1)
+        return self._beyond if attempt.doubt else self._beyond + 1
 
     def _feeds(self, sizes: Mapping[str, int], values: Mapping[str, Values]) -> dict[str, Feed]:
         """Returns shapes and values of every input, given what differs from the preferred ones."""
@@ -179,7 +168,7 @@ class InputSearch:
 
     def _moves(self, base: InputAttempt) -> Iterator[Choice]:
         """Yields what to try after a failure, the likeliest first."""
-        error = base.result.error
+        error = base.error
         limit = find_index_limit(error)
         for item in self._inputs:
             if limit is not None and item.dtype in _WIDE_INTEGERS and item.name not in self._observed:

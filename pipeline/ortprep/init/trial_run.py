@@ -15,7 +15,7 @@ from ortprep.bundle.model_facts import ModelFacts, ModelInterface
 from ortprep.children.child import run_child
 from ortprep.errors import ChildError, LoadError, PipelineError, SourceError, SpecError
 from ortprep.init.graph_facts import read_facts
-from ortprep.init.input_search import Feed, InputSearch, ObservedInput, RunResult
+from ortprep.init.input_search import Feed, InputSearch, ObservedInput
 from ortprep.init.tensor_copy import TIMEOUT_S, copy_as_tensors
 from ortprep.measuring.feeds import draw_feed, generator
 from ortprep.quoting import quoted
@@ -119,17 +119,17 @@ def run_trial(request: tuple[Path, Path | None, Mapping[str, ObservedInput]]) ->
     search = InputSearch(facts, observed, model.run)
     best = search.find()
     run_s = 0.0
-    if not best.result.error:
+    if not best.error:
         started = time.perf_counter()
         run_session(model.session, model.draw(best.feeds))
         run_s = time.perf_counter() - started
-    failed = [one.feeds for one in search.attempts if one.result.error][:_MAX_TRIED]
+    failed = [one.feeds for one in search.attempts if one.error][:_MAX_TRIED]
     return InitTrial(
         facts=facts.model,
         changes=changes,
         feeds=best.feeds,
-        error=plain_refusal(best.result.error)[:_MAX_ERROR],
-        doubt=best.result.doubt,
+        error=plain_refusal(best.error)[:_MAX_ERROR],
+        doubt=best.doubt,
         tried=tuple({name: feed.shape for name, feed in feeds.items()} for feeds in failed),
         attempts=len(search.attempts),
         load_s=load_s,
@@ -185,20 +185,20 @@ class _TrialModel:
         quiet = {"log_severity_level": 4}
         self.session = build_session(default_plan(path, level="ORT_DISABLE_ALL", attributes=quiet))
 
-    def run(self, feeds: Mapping[str, Feed]) -> RunResult:
-        """Runs once on seeded values."""
+    def run(self, feeds: Mapping[str, Feed]) -> tuple[str, str]:
+        """Runs once on seeded values; returns the error, and why a build cannot compare with the answers."""
         largest = max((math.prod(feed.shape) for feed in feeds.values()), default=0)
         if largest > self._max_elements:
-            return RunResult(f"an input of {largest} elements was not tried")
+            return f"an input of {largest} elements was not tried", ""
         # What is proposed first is tried at any size: the graph may ask for it.
         self._max_elements = min(max(largest, _MAX_ELEMENTS), self._max_elements)
         refusals: tuple[type[Exception], ...] = (*onnxruntime_errors(), MemoryError, PipelineError)
         try:
             answers = run_session(self.session, self.draw(feeds)).values()
         except refusals as error:
-            return RunResult(str(error)[:_MAX_MESSAGE] or type(error).__name__)
+            return str(error)[:_MAX_MESSAGE] or type(error).__name__, ""
         is_finite = all(one.dtype.kind not in "fc" or np.isfinite(one).all() for one in answers)
-        return RunResult(doubt="" if is_finite else _NOT_FINITE)
+        return "", "" if is_finite else _NOT_FINITE
 
     def draw(self, feeds: Mapping[str, Feed]) -> dict[str, Array]:
         """Returns the seeded arrays that a build draws for such a spec."""
