@@ -208,21 +208,12 @@ def open_context(task: Task, folder: Path, say: Say) -> Context:
 
 
 def _run_stage(context: Context, task: Task) -> Mapping[str, Any]:
-    reason = _why_left_out(context)
-    if reason is not None:
-        return {LEFT_OUT: reason}
+    """Returns a stage's result, or why its variant is left out; a task without a variant always runs."""
+    reasons = [one.result[LEFT_OUT] for one in context.upstream.values() if LEFT_OUT in one.result]
+    if reasons and context.variant is not None:
+        return {LEFT_OUT: str(reasons[0])}
     result: Mapping[str, Any] = encode(task.stage.run(context))
     return result
-
-
-def _why_left_out(context: Context) -> str | None:
-    """Returns why a variant is left out; a task without a variant always runs."""
-    if context.variant is None:
-        return None
-    reasons = [
-        upstream.result[LEFT_OUT] for upstream in context.upstream.values() if LEFT_OUT in upstream.result
-    ]
-    return str(reasons[0]) if reasons else None
 
 
 def _full_key(task: Task) -> dict[str, Any]:

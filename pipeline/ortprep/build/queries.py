@@ -75,15 +75,11 @@ def format_explanations(explanations: Iterable[Explanation]) -> Iterator[str]:
         elif all(explanation.is_new for explanation in tasks):
             yield f"{model}: never done; runs {_count_stages(tasks)}"
         else:
-            yield from _format_stale(stale)
+            for explanation in stale:
+                yield f"{model}: {explanation.task}: runs, because"
+                yield from (f"    {line}" for reason in explanation.reasons for line in reason.split("\n"))
             if len(stale) < len(tasks):
                 yield f"{model}: {len(tasks) - len(stale)} other tasks up to date"
-
-
-def _format_stale(stale: Iterable[Explanation]) -> Iterator[str]:
-    for explanation in stale:
-        yield f"{explanation.model}: {explanation.task}: runs, because"
-        yield from (f"    {line}" for reason in explanation.reasons for line in reason.split("\n"))
 
 
 def _count_stages(tasks: Iterable[Explanation]) -> str:

@@ -51,7 +51,11 @@ def unavailable_reason(target: str) -> str | None:
     remembered = read_entry(entry, max_bytes=_MAX_ENTRY_BYTES)
     if remembered is not None:
         return remembered.decode(errors="replace") or None
-    failure = _try_cuda()
+    failure: PipelineError | None = None
+    try:
+        run_child(run_tiny_model, CUDA, timeout_s=_TIMEOUT_S)
+    except PipelineError as error:
+        failure = error
     reason = None if failure is None else _explain(target, failure)
     if failure is None or isinstance(failure, ProviderError):
         with suppress(OSError):  # a second next time; the answer stands
@@ -68,14 +72,6 @@ def run_tiny_model(provider: str) -> None:
         model.write_bytes(_MODEL)
         session = build_session(default_plan(str(model), provider))
         session.run(None, {"x": np.ones(2, np.float32)})
-
-
-def _try_cuda() -> PipelineError | None:
-    try:
-        run_child(run_tiny_model, CUDA, timeout_s=_TIMEOUT_S)
-    except PipelineError as error:
-        return error
-    return None
 
 
 def _explain(target: str, error: PipelineError) -> str:

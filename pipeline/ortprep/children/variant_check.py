@@ -31,7 +31,12 @@ def check_variants(bundle: Path, *, timeout_s: float | None = None) -> Iterator[
     passed_over = []
     config = read_loader_config(bundle)
     for variant in config.variants:
-        checked = PassedOver(variant.name, _check_in_child(bundle, variant.name, timeout_s))
+        request = bundle.absolute(), variant.name
+        try:
+            checked = PassedOver(variant.name, run_child(check_variant, request, timeout_s=timeout_s).value)
+        except ChildError as error:
+            what = f"variant {variant.name!r} of {bundle}: {error.message}"
+            raise type(error)(what, hint=error.hint) from error
         yield checked
         if checked.reasons:
             passed_over.append(checked)
@@ -41,13 +46,6 @@ def check_variants(bundle: Path, *, timeout_s: float | None = None) -> Iterator[
             f"no variant of {config.name} runs on this machine: {bundle}\n{lines}",
             hint=f"ortprep prepare {quoted(config.name)}",
         )
-
-
-def _check_in_child(bundle: Path, variant: str, timeout_s: float | None) -> tuple[str, ...]:
-    try:
-        return run_child(check_variant, (bundle.absolute(), variant), timeout_s=timeout_s).value
-    except ChildError as error:
-        raise type(error)(f"variant {variant!r} of {bundle}: {error.message}", hint=error.hint) from error
 
 
 def check_variant(request: tuple[Path, str]) -> tuple[str, ...]:

@@ -204,16 +204,12 @@ def _find_better_way(figures: Figures, devices: Sequence[str]) -> Iterator[Findi
         ready = [median(one.ready_ms for one in figures[setup]) for setup in (processes, threads)]
         text += f"; all ready after {ready[0]:.0f} ms, against {ready[1]:.0f}"
         if faster:
-            yield Finding("threads-contend", "advice", text, _pool_call(devices, threads.workers))
+            per_device = -(-threads.workers // len(devices))
+            config = f"PoolConfig(devices={list(devices)}, workers_per_device={per_device})"
+            yield Finding("threads-contend", "advice", text, f'SessionPool("artifacts/NAME", {config})')
         else:
             yield Finding("threads-as-good", "ok", f"processes gain nothing beyond the noise: {text}")
         return
-
-
-def _pool_call(devices: Sequence[str], workers: int) -> str:
-    """Returns the call that serves a model from processes on devices, which `resolve_devices` named."""
-    config = f"PoolConfig(devices={list(devices)}, workers_per_device={-(-workers // len(devices))})"
-    return f'SessionPool("artifacts/NAME", {config})'
 
 
 def _find_thread_costs(figures: Figures, devices: Sequence[str]) -> Iterator[Finding]:

@@ -41,11 +41,6 @@ def describe_first_phase(first: FirstPhaseRecord) -> str:
     return f"Trial {first.trial} serves first; both sessions take about {first.overlap_mb:.0f} MB"
 
 
-def format_cost(value: float) -> str:
-    """Returns a ratio of costs, with the digits that distinguish plans."""
-    return f"{value:.3g}×"
-
-
 def build_search_section(record: TuningRecord) -> ReportSection:
     """Returns how a search went, and every trial."""
     notes = [
@@ -70,10 +65,7 @@ FIGURES: tuple[tuple[str, Callable[[PlanFigures], CellValue]], ...] = (
     ("init ms", lambda figures: figures.init_ms),
     ("steady ms", lambda figures: figures.steady_ms),
     ("private MB", lambda figures: figures.private_mb),
-    (
-        "cost",
-        lambda figures: number_cell(figures.cost, format_cost(figures.cost)),
-    ),
+    ("cost", lambda figures: number_cell(figures.cost, f"{figures.cost:.3g}×")),
 )
 """Columns with the figures of a trial."""
 

@@ -308,7 +308,11 @@ def choose(space: Space, objective: Objective, found: PlanSearchResult) -> PlanS
     firsts = {choice: find_first(stayed, choice, objective) for choice in stayed}
     costs = {choice: pair_costs(stayed, first, choice, objective) for choice, first in firsts.items()}
     cheapest = costs[rank(costs).leader]
-    level = [choice for choice, own in costs.items() if _is_level(own, cheapest)]
+    level = [
+        choice
+        for choice, own in costs.items()
+        if not is_below(cheapest, own) and paired_ratio(own, cheapest) <= SAME_COST_RATIO
+    ]
     base = set(space.base.values)
     best = min(
         find_soonest(stayed, level),
@@ -329,10 +333,6 @@ def _find_stayed(plans: Finals) -> Finals:
     """Returns the plans that were in the comparison longest."""
     rounds = max((len(figures) for figures in plans.values()), default=0)
     return {choice: figures for choice, figures in plans.items() if len(figures) == rounds}
-
-
-def _is_level(costs: Sequence[float], cheapest: Sequence[float]) -> bool:
-    return not is_below(cheapest, costs) and paired_ratio(costs, cheapest) <= SAME_COST_RATIO
 
 
 def _find_untested(

@@ -140,7 +140,10 @@ class PrecisionAttempts:
         self._calibration: Sequence[Path] = ()
         self._held_out = self._reference  # what judges static int8
         if any(map(self._is_static, plan_steps(context.variant_plan.precision, self._convert.steps_below))):
-            self._choose_calibration()
+            # The spec's samples judge by their other half only.
+            every, self._held_out = self._reference.samples, held_out(self._reference)
+            calibrating = [sample.path for sample in every if sample not in self._held_out.samples]
+            self._calibration = calibrating or [sample.path for sample in every]
             check_calibration(self._calibration)
         self._judge: ApplicationJudge | None = None
         self._is_faster = not self._convert.is_auto  # not to be asked then
@@ -148,12 +151,6 @@ class PrecisionAttempts:
     def _is_static(self, precision: str) -> bool:
         """Returns whether a precision has ranges of activations that samples calibrate."""
         return precision == "int8" and self._mode == "static"
-
-    def _choose_calibration(self) -> None:
-        """Settles what calibrates; the spec's samples judge by their other half only."""
-        every, self._held_out = self._reference.samples, held_out(self._reference)
-        calibrating = [sample.path for sample in every if sample not in self._held_out.samples]
-        self._calibration = calibrating or [sample.path for sample in every]
 
     def _judging(self, precision: str) -> ReferenceAnswers:
         """Returns the samples and answers that judge a precision."""

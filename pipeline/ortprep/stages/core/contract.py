@@ -47,15 +47,8 @@ class VariantPlan:
         return self.precision != SOURCE_PRECISION
 
 
-def plan_variants(convert: ConvertSpec | None, targets: tuple[str, ...]) -> Iterator[VariantPlan]:
-    """Yields the variants of every target, and the portable one, each after its parent."""
-    for target in targets:
-        yield from _variants_of(convert, target)
-    yield VariantPlan(PORTABLE, "cpu")
-
-
 def _variants_of(convert: ConvertSpec | None, target: str) -> Iterator[VariantPlan]:
-    """Yields the variants that a target gets, buckets of shapes after the one that they are made of."""
+    """Yields the variants that a target gets, each after its parent."""
     if convert is None:
         yield VariantPlan(target, target)
         return
@@ -135,7 +128,8 @@ class Plan:
     @cached_property
     def variant_plans(self) -> Mapping[str, VariantPlan]:
         """Variants to build, by name: each target's variants, and the portable one last."""
-        return {variant.name: variant for variant in plan_variants(self.spec.convert, self.targets)}
+        own = (one for target in self.targets for one in _variants_of(self.spec.convert, target))
+        return {one.name: one for one in (*own, VariantPlan(PORTABLE, "cpu"))}
 
     @property
     def variants(self) -> tuple[str, ...]:

@@ -68,7 +68,7 @@ def write_samples(request: tuple[ModelSpec, Path, ModelInterface, Path]) -> tupl
     real, total_bytes = {}, 0
     for index, file in enumerate(files):
         arrays = read_sample(file, interface)
-        real[index] = _shapes_of(arrays)
+        real[index] = {name: array.shape for name, array in arrays.items()}
         total_bytes += sum(array.nbytes for array in arrays.values())
         if total_bytes > MAX_SAMPLE_BYTES:
             raise SourceError(
@@ -116,10 +116,6 @@ def draw_sample(spec: ModelSpec, interface: ModelInterface, file: Path) -> Sampl
 def _write_sample(file: Path, feeds: Mapping[str, Array], real: int | None) -> Sample:
     write_tensors(file, feeds)
     return Sample(str(file), describe_shapes(feeds), sum(array.size for array in feeds.values()), real)
-
-
-def _shapes_of(feeds: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
-    return {name: array.shape for name, array in feeds.items()}
 
 
 def calibrates(sample: Sample) -> bool:

@@ -52,7 +52,9 @@ def decide(samples: PlanRounds, *, candidates: Sequence[str], objective: Objecti
     remaining = [plan for plan in candidates if plan in samples]
     default = samples.get(DEFAULT)
     if default is None:
-        return Decision(remaining[0], faster=False, reason=_without_default(remaining[0], samples))
+        shipped, why = remaining[0], "default ONNX Runtime could not be measured"
+        reason = f"{shipped} is shipped without a comparison ({_figures(samples[shipped])}): {why}"
+        return Decision(shipped, faster=False, reason=reason)
     firsts = {PREPARED: samples.get(FIRST)}
     objections = {plan: _objection(samples[plan], default, objective, firsts.get(plan)) for plan in remaining}
     shipped = next((plan for plan, objection in objections.items() if objection is None), DEFAULT)
@@ -158,13 +160,6 @@ def _reason(shipped: str, samples: PlanRounds, refused: Sequence[str], objective
         f"({_figures(chosen)} against {_figures(default)}){describe_memory(chosen, default)}"
     )
     return f"{sentence}; {'; '.join(refused)}" if refused else sentence
-
-
-def _without_default(shipped: str, samples: PlanRounds) -> str:
-    figures = _figures(samples[shipped])
-    return (
-        f"{shipped} is shipped without a comparison ({figures}): default ONNX Runtime could not be measured"
-    )
 
 
 def _figures(figures: Sequence[ProbeResult]) -> str:

@@ -8,14 +8,14 @@ import platform
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from ortprep.bundle.codec import encode
 from ortprep.bundle.figures import PlanFigures
 from ortprep.bundle.file_links import share_model
-from ortprep.bundle.loader_config import FirstPhase, Variant
+from ortprep.bundle.loader_config import FirstPhase
 from ortprep.bundle.manifest import FirstPhaseRecord, TrialRecord, TuningRecord
 from ortprep.children.probe import ProbeResult, join_results
 from ortprep.errors import PipelineError
@@ -184,7 +184,9 @@ def _build_record(
 
 def _record_trial(search_context: SearchContext, result: PlanSearchResult, trial: Trial) -> TrialRecord:
     """Returns a trial as the manifest records it."""
-    variant = _variant_of(search_context, trial)
+    variant = None
+    with suppress(PipelineError):  # its files could not be made, which is the trial's failure
+        variant = search_context.load(trial.choice)[1]
     objective = search_context.objective
     finals = result.finals.get(trial.choice, ())
     baselines = result.finals.get(result.baseline, ())
@@ -200,13 +202,6 @@ def _record_trial(search_context: SearchContext, result: PlanSearchResult, trial
         violations=objective.violations(*decisive) if trial.figures else (),
         final=_join(trial, finals, baselines, objective),
     )
-
-
-def _variant_of(search_context: SearchContext, trial: Trial) -> Variant | None:
-    try:
-        return search_context.load(trial.choice)[1]
-    except PipelineError:
-        return None  # its files could not be made, which is the trial's failure
 
 
 def _join(
