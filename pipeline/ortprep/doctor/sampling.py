@@ -148,9 +148,6 @@ def _sizes_of(declared: TensorSpec, shape: tuple[int, ...] | None) -> dict[str, 
     axes = declared.shape
     if shape is None or axes is None:
         return {}
-    fits = len(axes) == len(shape) and all(
-        not isinstance(axis, int) or axis == size for axis, size in zip(axes, shape, strict=False)
-    )
-    if not fits:
+    if not declared.fits(shape):
         raise SpecError(f"bad shape for input {declared.name!r}\n  expected {list(axes)}, got {list(shape)}")
     return {axis: size for axis, size in zip(axes, shape, strict=True) if isinstance(axis, str)}

@@ -194,23 +194,14 @@ def resolve_interface(
             unknown rank as it lists a scalar; the sample tells them apart.
     """
     if trial.missing:
-        return _convert(config.inputs, variant), _convert(config.outputs, variant)
+        sizes = variant.binding
+        inputs, outputs = (
+            tuple(one.bound_to(sizes) for one in each) for each in (config.inputs, config.outputs)
+        )
+        return inputs, outputs
 
     def correct(spec: TensorSpec) -> TensorSpec:
         is_scalar = spec.shape != () or tuple(golden.get(spec.name, ())) == ()
         return spec if is_scalar else spec._replace(shape=None)
 
     return tuple(map(correct, trial.inputs)), tuple(map(correct, trial.outputs))
-
-
-def _convert(specs: Sequence[TensorSpec], variant: Variant) -> tuple[TensorSpec, ...]:
-    """Returns tensors of the source with the sizes that a variant is bound to."""
-    converted = []
-    for spec in specs:
-        shape: list[int | str | None] | None = None if spec.shape is None else list(spec.shape)
-        for axis, size in enumerate(spec.shape or ()):
-            if shape is not None and not isinstance(size, int):
-                bound = variant.binding.get(size or "", variant.binding.get(f"{spec.name}[{axis}]"))
-                shape[axis] = bound or size
-        converted.append(TensorSpec(spec.name, spec.dtype, None if shape is None else tuple(shape)))
-    return tuple(converted)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from ortprep.bundle.digest import DigestCache
-from ortprep.bundle.loader_config import TensorSpec
 from ortprep.bundle.model_facts import ModelInterface
 from ortprep.errors import BundleError, SourceError, SpecError
 from ortprep.quoting import quoted
@@ -59,16 +58,6 @@ def _stat_folder(path: Path) -> os.stat_result | None:
             return None
         raise
     return status if stat.S_ISDIR(status.st_mode) else None
-
-
-def fits_shape(item: TensorSpec, shape: tuple[int, ...]) -> bool:
-    """Returns whether an input takes an array of a shape."""
-    if item.shape is None:
-        return True
-    fixed = zip(item.shape, shape, strict=False)
-    return len(item.shape) == len(shape) and all(
-        not isinstance(axis, int) or axis == size for axis, size in fixed
-    )
 
 
 def _digests(spec: ModelSpec, files: tuple[Path, ...]) -> list[list[str]]:
@@ -125,7 +114,7 @@ def fits_interface(path: Path, interface: ModelInterface) -> bool:
     from ortprep.runtime.tensors.arrays import read_headers
 
     headers = read_headers(path)
-    return all(fits_shape(item, headers[item.name][1]) for item in interface.inputs if item.name in headers)
+    return all(item.fits(headers[item.name][1]) for item in interface.inputs if item.name in headers)
 
 
 def check_calibration(samples: Sequence[Path]) -> None:
@@ -168,6 +157,6 @@ def _header_problems(path: Path, interface: ModelInterface) -> Iterator[str]:
             yield f"{path}: expected an array {item.name!r}, got {', '.join(headers) or 'none'}"
             continue
         dtype, shape = dtype_name(headers[item.name][0]), headers[item.name][1]
-        if dtype != item.dtype or not fits_shape(item, shape):
+        if dtype != item.dtype or not item.fits(shape):
             expected = item.dtype if item.shape is None else f"{item.dtype} {list(item.shape)}"
             yield f"{path}: array {item.name!r}: expected {expected}, got {dtype} {list(shape)}"

@@ -17,7 +17,7 @@ from ortprep.runtime.machine.memory import available_bytes
 from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
 from ortprep.runtime.tensors.element_types import Array
 from ortprep.spec.models import InputSpec, ModelSpec
-from ortprep.stages.core.sample_files import MAX_SAMPLE_BYTES, find_sample_files, fits_shape
+from ortprep.stages.core.sample_files import MAX_SAMPLE_BYTES, find_sample_files
 from ortprep.stages.core.spec_fit import require_fit, shape_sets
 
 
@@ -105,7 +105,7 @@ def draw_sample(spec: ModelSpec, interface: ModelInterface, file: Path) -> Sampl
     sets = [
         shapes
         for shapes in shape_sets(spec, interface)
-        if all(fits_shape(item, shapes[item.name]) for item in interface.inputs)
+        if all(item.fits(shapes[item.name]) for item in interface.inputs)
     ]
     if not sets:
         return None

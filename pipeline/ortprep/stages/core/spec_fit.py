@@ -15,7 +15,6 @@ from ortprep.spec.yaml_text import MAX_REPORTED
 from ortprep.stages.core.sample_files import (
     check_sample_files,
     find_sample_files,
-    fits_shape,
 )
 
 Shape = tuple[int, ...]
@@ -208,7 +207,7 @@ def _input_problems(spec: ModelSpec, interface: ModelInterface) -> Iterator[str]
             continue
         declared = spec.inputs.get(item.name, InputSpec())
         for index, shape in enumerate(declared.shapes):
-            if item.shape is not None and not fits_shape(item, shape):
+            if item.shape is not None and not item.fits(shape):
                 expected = f"expected {_show_shape(item.shape)}, got {list(shape)}"
                 yield f"inputs.{item.name}.shapes[{index}]: {expected}"
         bound = interface.index_bounds.get(item.name)
@@ -285,20 +284,11 @@ def _binding_problems(spec: ModelSpec, interface: ModelInterface) -> Iterator[st
         except StageError as error:
             yield f"convert.shapes: {error.message}"
             continue
-        inputs = [_bind(item, sizes) for item in interface.inputs]
+        inputs = [item.bound_to(sizes) for item in interface.inputs]
         declared = (
-            all(fits_shape(item, shapes[item.name]) for item in inputs)
-            for shapes in shape_sets(spec, interface)
+            all(item.fits(shapes[item.name]) for item in inputs) for shapes in shape_sets(spec, interface)
         )
         # Real samples have shapes of their own, which are read with them.
         if spec.samples is None and not any(declared):
             shapes = ", ".join(f"{item.name} {list(item.shape or ())}" for item in inputs)
             yield f"convert.shapes: expected declared input shapes that fit {shapes}, got none"
-
-
-def _bind(item: TensorSpec, sizes: Mapping[str, int]) -> TensorSpec:
-    shape = tuple(
-        axis if isinstance(axis, int) else sizes.get(axis or f"{item.name}[{position}]", axis)
-        for position, axis in enumerate(item.shape or ())
-    )
-    return item if item.shape is None else item._replace(shape=shape)

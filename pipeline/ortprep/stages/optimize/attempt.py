@@ -23,7 +23,7 @@ from ortprep.spec.models import InputSpec, ModelSpec
 from ortprep.stages.core.contract import PORTABLE, Context
 from ortprep.stages.core.fallback import REFUSALS, TAKEN
 from ortprep.stages.core.results import read_source
-from ortprep.stages.core.sample_files import find_sample_files, fits_interface, fits_shape
+from ortprep.stages.core.sample_files import find_sample_files, fits_interface
 from ortprep.stages.core.samples import build_feeds, read_sample
 from ortprep.stages.core.spec_fit import shape_sets
 from ortprep.stages.optimize.graph_writer import SaveRequest, SaveResult, errors_of, save_optimized
@@ -124,9 +124,7 @@ def _choose_feeds(spec: ModelSpec, interface: ModelInterface) -> tuple[dict[str,
             return read_sample(sample, interface), sample
     sets = shape_sets(spec, interface)
     # A model that is bound to some shapes takes no others; where none is declared, the run says so.
-    fitting = [
-        shapes for shapes in sets if all(fits_shape(item, shapes[item.name]) for item in interface.inputs)
-    ]
+    fitting = [shapes for shapes in sets if all(item.fits(shapes[item.name]) for item in interface.inputs)]
     return build_feeds(interface, (fitting or sets)[0], spec, seed=_SEED), None
 
 
