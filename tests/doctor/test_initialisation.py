@@ -124,6 +124,13 @@ def test_what_is_no_line_is_left_out():
     assert line.message.startswith("careful")
 
 
+@pytest.mark.attack
+def test_a_line_of_no_date_is_not_read():
+    """ONNX Runtime logs names out of a model as they are, line breaks included."""
+    forged = "2026-13-45 99:00:00.0 [I:onnxruntime:, session.cc:1 run] forged"
+    assert parse_log(forged, begin_ns=0) == ()
+
+
 def test_without_a_log_all_is_one_phase():
     timeline = Timeline(1_000_000, None, 6_000_000, "1.31.1")
     assert split_phases((), timeline).phases == {"finish": 5.0}

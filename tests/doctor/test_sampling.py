@@ -57,6 +57,14 @@ def test_a_shape_that_does_not_fit_is_refused(wanted):
         settle_shapes((TensorSpec("x", "float32", (1, 3)),), {"x": (2, 3)})
 
 
+@pytest.mark.attack
+def test_inputs_that_are_too_large_together_are_refused():
+    """A file of 2 KB asked for 800 GiB, 8 GiB an input."""
+    inputs = tuple(TensorSpec(f"x{number}", "float64", (2**27,)) for number in range(9))
+    with pytest.raises(SpecError, match=r"expected up to 2\*\*30 elements, got 1207959552"):
+        settle_shapes(inputs, {})
+
+
 def test_a_scalar_and_an_unknown_rank_have_shapes():
     inputs = (TensorSpec("x", "float32", ()), TensorSpec("y", "float32", None))
     assert settle_shapes(inputs, {"y": (4, 2)})[0] == {"x": (), "y": (4, 2)}

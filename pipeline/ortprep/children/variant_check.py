@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from ortprep.runtime.loading.load_options import Phases
 
 
-def check_variants(bundle: Path, *, timeout_s: float | None = None) -> Iterator[PassedOver]:
+TIMEOUT_S = 600.0
+"""Timeout of what a stranger's model may do, in seconds, unless the caller has another."""
+
+
+def check_variants(bundle: Path, *, timeout_s: float = TIMEOUT_S) -> Iterator[PassedOver]:
     """Loads each variant whose requirements are met, in a process of its own, and runs the golden sample.
 
     Yields what this machine lacks for each, in the bundle's order of preference: nothing for one that

@@ -13,7 +13,7 @@ from ortprep.bundle.figures import Samples
 from ortprep.bundle.loader_config import read_loader_config
 from ortprep.bundle.manifest import Manifest, read_manifest, read_manifest_file
 from ortprep.bundle.verification import check_bundle
-from ortprep.children.variant_check import check_variants
+from ortprep.children.variant_check import TIMEOUT_S, check_variants
 from ortprep.cli.command import (
     ARTIFACTS,
     Artifacts,
@@ -76,13 +76,14 @@ def check(
     bundle: Bundle,
     artifacts: Artifacts = ARTIFACTS,
     golden: Annotated[bool, typer.Option(help="Also load every variant that this machine can run.")] = True,
+    timeout: Annotated[float, typer.Option(metavar="S", min=1, help="Seconds for each variant.")] = TIMEOUT_S,
 ) -> None:
     """Verify every byte of a bundle, and run the golden sample on every variant."""
     folder = find_bundle(bundle, artifacts)
     check_bundle(folder)
     echo(f"{folder}: every file is as it was written")
     if golden:
-        for checked in check_variants(folder):
+        for checked in check_variants(folder, timeout_s=timeout):
             answered = f"variant {checked.name} answers the golden sample as recorded"
             echo(f"{folder}: {f'passed over {checked}' if checked.reasons else answered}")
 

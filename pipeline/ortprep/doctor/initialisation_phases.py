@@ -231,15 +231,17 @@ def parse_log(text: str, *, begin_ns: int) -> tuple[LogLine, ...]:
         begin_ns: Time at which the session was requested, in ns since 1970, UTC.
     """
     matches = [match for match in map(_LINE.match, text.splitlines()) if match is not None]
-    times_ns = [_read_time(match) for match in matches]
-    zone_ns = round((times_ns[0] - begin_ns) / _QUARTER_NS) * _QUARTER_NS if times_ns else 0
-    return tuple(
-        LogLine(at_ns - zone_ns, match["message"]) for at_ns, match in zip(times_ns, matches, strict=True)
-    )
+    lines = [(at_ns, match["message"]) for match in matches if (at_ns := _read_time(match)) is not None]
+    zone_ns = round((lines[0][0] - begin_ns) / _QUARTER_NS) * _QUARTER_NS if lines else 0
+    return tuple(LogLine(at_ns - zone_ns, message) for at_ns, message in lines)
 
 
-def _read_time(line: re.Match[str]) -> int:
-    second = datetime.fromisoformat(line["second"]).replace(tzinfo=UTC)
+def _read_time(line: re.Match[str]) -> int | None:
+    """Returns the time of a line, None for no time: the text may be a name in a model."""
+    try:
+        second = datetime.fromisoformat(line["second"]).replace(tzinfo=UTC)
+    except ValueError:
+        return None
     return int(second.timestamp()) * 10**9 + int(line["fraction"].ljust(9, "0"))
 
 

@@ -16,6 +16,7 @@ from ortprep.errors import LoadError, SpecError
 from ortprep.measuring.feeds import draw_feed, generator
 from ortprep.quoting import quoted
 from ortprep.runtime.loading.golden import read_golden
+from ortprep.runtime.machine.memory import available_bytes
 from ortprep.runtime.tensors.arrays import write_tensors
 
 _SEED = 0
@@ -42,7 +43,8 @@ def examine_source(source: Path, folder: Path, *, shapes: Shapes | None = None) 
     """
     path, sample = source.absolute(), folder / "sample.npz"
     request = path, sample, dict(shapes or {})
-    remarks = run_child(write_sample, request, timeout_s=CHILD_TIMEOUT_S).value
+    memory_bytes = available_bytes()
+    remarks = run_child(write_sample, request, timeout_s=CHILD_TIMEOUT_S, memory_bytes=memory_bytes).value
     return DoctorModel(source.stem, str(sample), str(path), remarks=remarks)
 
 
@@ -110,7 +112,7 @@ def settle_shapes(inputs: Sequence[TensorSpec], chosen: Shapes) -> tuple[Shapes,
     """Returns a shape for every input, and what was assumed to get there. Pure.
 
     Raises:
-        SpecError: One is for no input, contradicts the model, or asks for more than 2**30 elements.
+        SpecError: One is for no input, contradicts the model, or all ask for more than 2**30 elements.
     """
     names = [tensor.name for tensor in inputs]
     unknown = [name for name in chosen if name not in names]
@@ -120,9 +122,9 @@ def settle_shapes(inputs: Sequence[TensorSpec], chosen: Shapes) -> tuple[Shapes,
     for tensor in inputs:
         sizes |= _sizes_of(tensor, chosen.get(tensor.name))
     shapes = {tensor.name: chosen.get(tensor.name, _settled(tensor, sizes)) for tensor in inputs}
-    for name, shape in shapes.items():
-        if math.prod(shape) > _MAX_ELEMENTS:
-            raise SpecError(f"input too large: {name!r}\n  expected up to 2**30 elements, got {list(shape)}")
+    count = sum(map(math.prod, shapes.values()))
+    if count > _MAX_ELEMENTS:
+        raise SpecError(f"inputs too large: {', '.join(names)}\n  expected up to 2**30 elements, got {count}")
     assumed = [tensor.name for tensor in inputs if tensor.name not in chosen and _is_open(tensor, sizes)]
     return shapes, tuple(_remark(name, shapes[name]) for name in assumed)
 
