@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import ipaddress
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ortprep.bundle.codec import encode
+from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.loader_config import Variant, read_loader_config
 from ortprep.bundle.manifest import MANIFEST_FILE, read_manifest
 from ortprep.cluster.serving.config import DEPLOYMENT, ServeConfig, deployment_options
@@ -21,6 +21,7 @@ from ortprep.errors import PoolError
 from ortprep.quoting import quoted
 from ortprep.runtime.loading.sources import locate
 from ortprep.runtime.loading.variant_selection import needs_gpu, serves
+from ortprep.runtime.machine.hardware import Hardware
 from ortprep.runtime.placement import Device, ModelLoad, place_models, read_figures, read_load
 
 _CALL_MS = 4.0
@@ -77,22 +78,22 @@ def read_bundle_figures(name: str, pinned: PinnedBundle, config: ServeConfig) ->
     hardware = _read_hardware(root)
     on_gpu = needs_gpu(variant.requirements)
     load = read_load(name, root, variant.target, precision=config.load.precision, buckets=config.load.buckets)
-    gpus = hardware.get("gpus") or [{}]
+    memory = [gpu.memory_bytes for gpu in hardware.gpus[:1]] if on_gpu else [hardware.memory_bytes]
     return BundleFigures(
         pinned,
         load,
         0.0 if figures is None else figures.ready_ms.median / 1000,
-        1 if on_gpu else _threads(variant) or int(hardware.get("cores") or 1),
+        1 if on_gpu else _threads(variant) or hardware.cores or 1,
         on_gpu,
-        gpus[0].get("memory_bytes") if on_gpu else hardware.get("memory_bytes"),
+        next(iter(filter(None, memory)), None),
     )
 
 
-def _read_hardware(root: Path) -> Mapping[str, Any]:
-    if not (root / MANIFEST_FILE).exists():
-        return {}
-    hardware = read_manifest(root).environment.get("hardware")
-    return hardware if isinstance(hardware, Mapping) else {}
+def _read_hardware(root: Path) -> Hardware:
+    """Returns the machine that a bundle was prepared on, of no size where its manifest does not say."""
+    manifest = read_manifest(root) if (root / MANIFEST_FILE).exists() else None
+    found = manifest.environment.get("hardware") if manifest is not None else None
+    return Hardware("", "", (), 0, 0) if found is None else decode(Hardware, found, where="hardware")
 
 
 def _threads(variant: Variant) -> int:
