@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
 HUB_SCHEME = "hf://"
@@ -40,10 +40,6 @@ class HubAddress:
     def commit(self) -> str | None:
         """The revision if it is a whole commit, which never moves."""
         return self.revision if self.revision and is_commit(self.revision) else None
-
-    def at(self, path: str) -> HubAddress:
-        """Returns the address of another file of the same revision."""
-        return replace(self, path=path)
 
     def __str__(self) -> str:
         """Returns the address as fsspec's plug-in of the Hub takes it."""

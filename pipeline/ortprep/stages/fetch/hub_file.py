@@ -75,7 +75,8 @@ class HubFile:
 
     def beside(self, location: str) -> HubFile:
         """Returns a file of the same commit in this one's folder, or below it."""
-        return HubFile(self.address.at(posixpath.join(posixpath.dirname(self.address.path), location)))
+        path = posixpath.join(posixpath.dirname(self.address.path), location)
+        return HubFile(replace(self.address, path=path))
 
 
 def pin(address: HubAddress) -> HubAddress:
