@@ -296,14 +296,14 @@ class PrecisionAttempts:
             self._scratch / "answers",
             timeout_s=spec.optimize.timeout_s,
         )
-        judgement = judge_accuracy(spec, reference.samples, expected=reference.answers, got=answers)
-        failures = judgement.failures or self._ask_application(plan)
+        outputs, missed = judge_accuracy(spec, reference.samples, expected=reference.answers, got=answers)
+        failures = missed or self._ask_application(plan)
         step = PrecisionStep(
             precision=precision,
             outcome="\n".join(failures) or TAKEN,
             kept=reply.kept,
             nodes=reply.nodes,
-            accuracy=judgement.outputs,
+            accuracy=outputs,
             made_by=request.name,
         )
         return step, reply

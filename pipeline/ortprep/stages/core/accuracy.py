@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -42,13 +42,6 @@ _METRIC_HINT = (
 _TEXTS_HINT = "def NAME(plain, candidate) -> float, in a module beside the spec, of the program's stdout"
 
 
-class AccuracyResult(NamedTuple):
-    """Accuracy of every output, and the gate's failures, a line each."""
-
-    outputs: tuple[OutputAccuracy, ...]
-    failures: tuple[str, ...]
-
-
 def gate_key(spec: ModelSpec) -> Mapping[str, Any]:
     """Returns what decides whether answers are accurate enough, for keys."""
     convert = convert_section(spec)
@@ -67,8 +60,8 @@ def judge_accuracy(
     expected: Answers,
     got: Answers,
     of_all: bool = True,
-) -> AccuracyResult:
-    """Compares all answers of a converted model with the source's, by the gate and by the user's own metric.
+) -> tuple[tuple[OutputAccuracy, ...], tuple[str, ...]]:
+    """Returns the accuracy of every output, and why the gate or the user's own metric fails, a line each.
 
     Without `of_all`, the samples are a part, and thresholds over all of them are not applied.
 
@@ -89,7 +82,7 @@ def judge_accuracy(
             failures.append(
                 f"metric {gate.metric}: {value:.6g}, expected at least {gate.metric_at_least:.6g}"
             )
-    return AccuracyResult(outputs, tuple(failures))
+    return outputs, tuple(failures)
 
 
 def convert_section(spec: ModelSpec) -> ConvertSpec:

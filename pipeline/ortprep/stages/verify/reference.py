@@ -94,7 +94,7 @@ def require_gate(
         VerificationError: They miss the spec's gate; the message begins with `subject` and ends in `hint`.
         SpecError: The user's metric does not work.
     """
-    judgement = judge_accuracy(
+    outputs, failures = judge_accuracy(
         context.spec,
         reference.samples,
         expected=reference.answers,
@@ -102,11 +102,11 @@ def require_gate(
         # A bucket computes what its parent does, which was judged on all samples.
         of_all=not context.variant_plan.is_bucket,
     )
-    if judgement.failures:
-        lines = "\n".join(f"  {failure}" for failure in judgement.failures)
+    if failures:
+        lines = "\n".join(f"  {failure}" for failure in failures)
         what = f"{subject} misses its accuracy gate: {describe(context)}"
         raise VerificationError(f"{what}\n{lines}", hint=hint)
-    return judgement.outputs
+    return outputs
 
 
 def reference_variant(plan: Plan) -> str:
