@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
-from statistics import geometric_mean, median, quantiles
+from statistics import fmean, geometric_mean, median, quantiles
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -90,6 +90,7 @@ def measure(model: PreparedModel, *, count: int, group: str, rounds: int, window
         "plain_median_ms": _in_ms(median(plain)),
         "load_median_ms": _in_ms(median(loaded)),
         "median": round(median(median(before) / median(after) for before, after in pairs), 2),
+        "throughput": round(median(fmean(before) / fmean(after) for before, after in pairs), 2),
         "plain_p99_ms": _in_ms(_p99(plain)),
         "load_p99_ms": _in_ms(_p99(loaded)),
         "p99": round(_p99(plain) / _p99(loaded), 2),
@@ -181,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     means = {
         setting: {
             name: round(geometric_mean(found[name] for found in models_found.values()), 2)
-            for name in ("median", "p99")
+            for name in ("median", "throughput", "p99")
         }
         for setting, models_found in results.items()
     }
