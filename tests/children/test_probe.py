@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from inspect import signature
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from ortprep.children import variant_check as checking
 from ortprep.children.probe import ProbeRequest, measure_plan
 from ortprep.children.probe_process import used_gpu_bytes
 from ortprep.children.variant_check import check_variants
-from ortprep.errors import ChildError, LoadError
+from ortprep.errors import ChildError, ChildTimeoutError, LoadError
 from ortprep.runtime.loading.session import default_plan
 from ortprep.runtime.loading.variant_selection import PassedOver
 from ortprep.runtime.tensors.arrays import write_tensors
@@ -170,6 +171,14 @@ def test_a_first_phase_has_to_answer_too(tmp_path):
     write_loader_config(bundle, config._replace(variants=variants))
     with pytest.raises(LoadError, match="NO_SUCH_LEVEL"):
         list(check_variants(bundle))
+
+
+@pytest.mark.attack
+def test_a_bundle_that_runs_without_end_is_checked_for_a_time(tmp_path):
+    bundle = write_bundle(tmp_path / "b")
+    assert signature(check_variants).parameters["timeout_s"].default == 600.0
+    with pytest.raises(ChildTimeoutError):
+        list(check_variants(bundle, timeout_s=0.01))
 
 
 @pytest.mark.runtime

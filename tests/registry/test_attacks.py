@@ -29,6 +29,7 @@ from ortprep.errors import (
     ConflictError,
     IntegrityError,
     NotPublishedError,
+    PromotionRefusedError,
     RegistryError,
 )
 from ortprep.registry import backend as backend_module
@@ -762,6 +763,15 @@ def test_a_version_of_parts_of_another_model_is_refused(catalogue, tmp_path):
     put_version(catalogue, evil)
     with pytest.raises(IntegrityError, match="a part of another model"):
         pull_it(catalogue, tmp_path / "out", version="x")
+
+
+def test_a_promotion_is_refused_where_what_serves_now_cannot_be_read(registry, two, tmp_path):
+    old, new = two
+    for path in Path(registry, "net", "versions").glob(f"{new.digest.removeprefix('sha256:')}*"):
+        path.write_bytes(b"damaged")
+    refused = pytest.raises(PromotionRefusedError, match=f"cannot read {new.digest}, which serves now")
+    with open_catalogue(registry, cache=Cache(tmp_path / "fresh")) as catalogue, refused:
+        promote(VersionRef("net", old.digest), "production", catalogue)
 
 
 @pytest.mark.parametrize("folder", ["versions", "aliases"])

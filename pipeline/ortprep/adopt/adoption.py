@@ -169,6 +169,7 @@ def _keep(saved: Path, folder: Path) -> Path:
     refuse_links([copy.parent, copy])
     copy.parent.mkdir(parents=True, exist_ok=True)
     copy.touch(mode=0o600)
+    copy.chmod(0o600)  # one of an earlier run may be there
     shutil.copyfile(saved, copy)
     return copy
 

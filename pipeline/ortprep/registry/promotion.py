@@ -25,6 +25,7 @@ from ortprep.registry.documents import Part, Version
 from ortprep.registry.references import VersionRef
 from ortprep.registry.versions import (
     MAX_SEQUENCE,
+    ModelState,
     Move,
     check_alias_name,
     encode_move,
@@ -93,8 +94,7 @@ def promote(
     state = catalogue.read_state(reference.name)
     version = resolve(state, reference.version, registry=redact_url(catalogue.backend.url))
     now = catalogue.list_refs(reference.name, Kind.ALIAS).get(alias)
-    serving = None if now == version.digest else now
-    forced = _pass_gate(catalogue, version, serving and state.versions.get(serving, serving), gate)
+    forced = _pass_gate(catalogue, version, None if now == version.digest else now, state, gate)
     move = Move(alias, version.digest, 1, "promote", "", reason=reason, forced=forced)
     return _record_and_move(catalogue, version, move)
 
@@ -131,11 +131,11 @@ def rollback(
 
 
 def _pass_gate(
-    catalogue: Catalogue, version: Version, serving: Version | str | None, gate: PromotionGate
+    catalogue: Catalogue, version: Version, now: str | None, state: ModelState, gate: PromotionGate
 ) -> tuple[str, ...]:
     """Returns the overruled objections; raises SignatureError, or PromotionRefusedError for others.
 
-    `serving` is what the alias names now; the digest of a version that cannot be read.
+    `now` is the digest of another version that the alias names, if it names one.
     """
     parts = catalogue.read_parts(version, public_key=gate.public_key)
     if len(parts) < len(version.parts):
@@ -148,9 +148,10 @@ def _pass_gate(
     hint = "ortprep promote … --force --reason 'why'   (the reason is recorded)"
     new = catalogue.read_manifests(parts)
     objections = tuple(text for part, manifest in new for text in _find_unverified(part, manifest))
-    if isinstance(serving, str):
-        objections += (f"nothing to compare with: cannot read {serving}, which serves now",)
-    elif serving is not None:
+    serving = state.versions.get(now or "")
+    if now is not None and serving is None:
+        objections += (f"nothing to compare with: cannot read {now}, which serves now",)
+    if serving is not None:
         try:
             old = catalogue.read_manifests(catalogue.read_parts(serving, public_key=gate.public_key))
             objections += _find_regressions(old, new, gate)

@@ -37,7 +37,7 @@ PASSWORD_VARIABLE = "ORTPREP_SIGN_PASSWORD"
 """Environment variable with the password of an encrypted private key."""
 
 MAX_SIGNATURE_BYTES = 16 * 1024
-"""Largest signature, in bytes, that is read; those of model-signing have 2 KiB."""
+"""Largest signature, in bytes, that is read; model-signing makes one of 1.3 KB."""
 
 _MAX_PROBLEMS = 5
 """Largest number of signatures that a message describes: anybody may attach more."""

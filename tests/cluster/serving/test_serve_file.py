@@ -30,7 +30,7 @@ from ortprep.bundle.codec import encode
 from ortprep.cluster import ServeConfig
 from ortprep.cluster.serving.pinning import PinnedBundle, pin_version
 from ortprep.cluster.serving.serve_file import BundleFigures, plan_serve_file, read_bundle_figures
-from ortprep.errors import PoolError
+from ortprep.errors import BundleError, PoolError
 from ortprep.runtime.placement import ModelLoad
 from tests.fakes import free_port, wait_for
 from tests.runtime.pool.builders import write_doubling
@@ -92,6 +92,19 @@ def test_the_file_names_the_token_and_does_not_have_it(monkeypatch):
     file = plan_serve_file([figures("a")], ServeConfig(token_env="TOKEN"))
     assert file["applications"][0]["args"]["config"]["token_env"] == "TOKEN"
     assert "k9" * 16 not in json.dumps(file)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("hardware", [{"gpus": "abc"}, {"cores": "x"}, "abc"])
+def test_the_hardware_in_a_manifest_is_read_as_such(tmp_path, hardware):
+    folder = tmp_path / "conv"
+    shutil.copytree(Path(__file__).parents[2] / "compat" / "0.1.0" / "conv", folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["environment"]["hardware"] = hardware
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    name, pinned = pin_version(str(folder))
+    with pytest.raises(BundleError):
+        read_bundle_figures(name, pinned, ServeConfig())
 
 
 @pytest.mark.attack

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ortprep.bundle.loader_config import LoaderConfig, read_loader_config
-from ortprep.doctor.load_test import load_test_bundle, read_golden_cases
+from ortprep.doctor.load_test import load_test_bundle, read_golden_cases, run_cases
 from ortprep.errors import InvalidRequestError, LoadError, PoolError
 from ortprep.runtime import PoolConfig, SessionPool
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
@@ -58,6 +58,14 @@ def test_a_drive_asks_what_every_variant_recorded(converted):
     )
     assert (result.wrong, result.failed, result.problems) == (0, 0, [])
     assert sum(worker.served for worker in stats.workers) == 30
+
+
+@pytest.mark.attack
+def test_a_request_that_nobody_answers_is_a_failure_whatever_the_error_is_called(converted):
+    """A worker may say that the pool is closed: that was taken for the end of the test, and for success."""
+    with SessionPool(converted, PoolConfig(devices="cpu")) as pool:
+        cases = read_golden_cases(having(read_loader_config(converted), "cpu"), converted)
+    assert run_cases(pool, cases, requests=3, clients=1).failed == 3
 
 
 def test_the_cases_are_the_samples_of_the_variants_that_answer_them(converted):

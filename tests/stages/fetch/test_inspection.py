@@ -285,7 +285,7 @@ def test_a_small_model_that_takes_gigabytes_is_refused_where_memory_is_short(tmp
     path.write_bytes(model.SerializeToString())
     monkeypatch.setattr(inspection, "available_bytes", lambda: 150 * 2**20)
     # For want of memory protobuf says that it cannot parse, or crashes, in the child process.
-    with pytest.raises((SourceError, ChildError), match="memory is short|SIG"):
+    with pytest.raises((SourceError, ChildError), match=r"memory is short|SIG"):
         inspect_file(path, name="m")
 
 

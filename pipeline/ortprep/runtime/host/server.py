@@ -94,7 +94,7 @@ class Server:
             try:
                 sock, _ = self._listener.accept()
                 self._accept(sock)
-            except Exception as error:  # noqa: BLE001 - it left, or nothing is to be had, and others may come
+            except OSError as error:  # it left, or there is no descriptor, and others may come
                 log.debug("cannot take a client: %s", error)
                 time.sleep(_RETRY_DELAY_S)
 
