@@ -147,7 +147,7 @@ def cache_entries() -> Check:
 def inference_protocol() -> Check:
     """Requests of the inference protocol; a zero byte ends the JSON if binary tensors follow."""
     from ortprep.bundle.loader_config import TensorSpec, read_loader_config
-    from ortprep.cluster.serving.inference_protocol import ProtocolError, parse_request
+    from ortprep.ray_inference.inference_protocol import ProtocolError, parse_request
 
     inputs = TensorSpec("x", "float32", ("n", 2)), TensorSpec("s", "string", ("n",))
     bundle = read_loader_config(CORPUS.parent / "compat/0.1.0/conv")

@@ -300,9 +300,9 @@ def deploy(bundle: Path, replicas: int) -> Any:
     """Deploys the model, or updates it; returns a handle once all replicas have this version."""
     from ray import serve
 
-    from ortprep.cluster import ServeConfig
-    from ortprep.cluster.serving.deployment import build_application
-    from ortprep.cluster.serving.pinning import pin_version
+    from ortprep.ray_inference import ServeConfig
+    from ortprep.ray_inference.deployment import build_application
+    from ortprep.ray_inference.pinning import pin_version
 
     _, pinned = pin_version(str(bundle))
     config = ServeConfig(cpus=0.5, max_queued_requests=-1, health_check_period_s=2.0)

@@ -152,9 +152,9 @@ def measure_small(request: Mapping[str, Any]) -> dict[str, Any]:
     """
     from ray import serve
 
-    from ortprep.cluster import ServeConfig
-    from ortprep.cluster.serving.deployment import build_application
-    from ortprep.cluster.serving.pinning import pin_version
+    from ortprep.ray_inference import ServeConfig
+    from ortprep.ray_inference.deployment import build_application
+    from ortprep.ray_inference.pinning import pin_version
     from ortprep.runtime import PoolConfig, SessionPool
 
     x, requests = np.ones(SMALL, np.float32), request["requests"]
@@ -245,7 +245,7 @@ def classify_dataset(request: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         request: `bundle`, `rows`; `bundle` is None for a class that does nothing.
     """
-    from ortprep.cluster import OnnxPredictor
+    from ortprep.ray_inference import OnnxPredictor
     from ortprep.runtime.loading.model_load_options import ModelLoadOptions
 
     with ray_of_one_node() as ray:

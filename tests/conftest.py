@@ -30,7 +30,7 @@ if HAS_HYPOTHESIS:
 
 ROOT = Path(__file__).parent
 SCOPES = {
-    "a cluster": ("cluster",),
+    "a cluster": ("ray_inference",),
     "registries": ("registry",),
     "the machine": ("runtime/pool", "doctor", "cli/test_doctor_command.py", "cli/test_serving_commands.py"),
 }

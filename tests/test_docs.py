@@ -132,7 +132,7 @@ def test_each_class_of_attack_is_answered_where_the_page_says():
 def test_a_page_that_speaks_of_gpus_links_to_what_was_seen_on_one():
     pages = {page.stem: page.read_text() for page in ROOT.glob("docs/*.md") if page.stem != "gpu"}
     speaking = [name for name, text in pages.items() if len(re.findall(r"(?<![-\w.])(GPU|CUDA)", text)) > 2]
-    assert {"tuning", "cluster", "ray_serving"} <= set(speaking)
+    assert {"tuning", "ray_serving"} <= set(speaking)
     assert [name for name in (*speaking, "serving", "registry") if "gpu.md" not in pages[name]] == []
 
 

@@ -218,10 +218,6 @@ class ExportError(PipelineError):
     """A bundle cannot be laid out for another server as it was asked for, or not in that place."""
 
 
-class ClusterError(PipelineError):
-    """A cluster cannot be reached, or does not do what was asked of it."""
-
-
 class PoolError(PipelineError):
     """A pool of sessions cannot be made, or a request cannot be served by it."""
 

@@ -31,8 +31,6 @@ import numpy, onnxruntime
 session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
 print([one.shape for one in session.run(None, {"data_0": numpy.ones((1, 3, 224, 224), "f4")})])
 """
-ELSEWHERE = {"ortprep prepare --engine ray"}
-"""What tests/cluster/building runs, since it needs a cluster."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,6 @@ COMMANDS = (
     ),
     Command("ortprep options intra_op --json", lambda o, _: "intra_op_num_threads" in o.out),
     Command("ortprep schema", lambda o, _: _json(o)["type"] == "object"),
-    Command("ortprep node-labels", lambda o, _: "ortprep" in o.out),
     Command(
         "ortprep doctor init models/squeezenet.onnx --shape data_0=1,3,224,224 --rounds 1",
         lambda o, _: "parse the model file" in o.out,
@@ -148,7 +145,7 @@ def _is_page(path):
 
 
 def test_commands_of_the_app_are_all_here():
-    lines = [f"{line} " for line in (*(command.line for command in COMMANDS), *ELSEWHERE)]
+    lines = [f"{command.line} " for command in COMMANDS]
     names = _leaves(typer.main.get_command(app), "ortprep")
     assert [name for name in names if not any(line.startswith(f"{name} ") for line in lines)] == []
 
@@ -172,13 +169,11 @@ def test_commands_of_the_reference_are_all_here():
         program, rest = (words[0], words[1:]) if words[0] in ("doit", "ortprep") else (program, words)
         told.add(_kind([program, *rest]))
     run = {_kind(command.line.split()) for command in COMMANDS}
-    assert told - run == ELSEWHERE
-    assert run <= told
+    assert told == run
 
 
 def _kind(words):
-    deep = words[1] == "export" or "--engine" in words
-    end = 4 if "--engine" in words else 3 if deep else 2
+    end = 3 if words[1] == "export" else 2
     return " ".join(word.partition(":")[0] for word in words[:end])
 
 
@@ -227,7 +222,6 @@ def _run(project, line):
 
 # -- commands whose dependencies are not installed
 
-CONFIGS = str(REPOSITORY / "configs")
 WITHOUT = """\
 import sys
 sys.modules[{module!r}] = None  # importing it fails as where it is not installed
@@ -242,7 +236,6 @@ main()
     [
         ("yaml", ["prepare"], "build"),
         ("fsspec", ["list", "--registry", "/nowhere"], "registry"),
-        ("ray", ["prepare", "--engine", "ray", "--store", "store", "--configs", CONFIGS], "build,ray"),
     ],
 )
 def test_a_command_without_its_dependency_names_the_extra(tmp_path, module, arguments, extra):

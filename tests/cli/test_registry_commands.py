@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import subprocess
 import sys
 
@@ -13,7 +14,8 @@ from ortprep.errors import MissingExtraError, NotPublishedError, RegistryError, 
 from ortprep.runtime import PoolConfig, SessionPool, load, locate
 from ortprep.transport import transfer
 from ortprep.versions import install_command
-from tests.prepare.builders import Project, is_intact
+from tests.builders import conv_net
+from tests.prepare.builders import AS_PREPARED, REPOSITORY, Project, is_intact
 from tests.registry.builders import Build, Made, read_tree, write_bundle, write_keys
 from tests.registry.servers import oci_server
 from tests.runtime.builders import CPU_ONLY, CUDA_NEEDED, sample, weights_of
@@ -231,3 +233,44 @@ def test_a_reference_that_names_nothing_is_an_error_of_load(project, registry, m
     with pytest.raises(RegistryError):
         load("registry://")
     assert os.environ["ORTPREP_REGISTRY"] == str(registry)
+
+
+# -- several kinds of hardware: what the page of registries tells users to run, on two machines
+
+OTHER_MACHINE = """\
+import ortprep.runtime.machine.hardware as hardware
+real = hardware._correct_features
+hardware._correct_features = lambda listed: real(listed) ^ {"avx512f"}
+"""
+"""A `sitecustomize` by which every process is on a machine whose graphs have blocks of another size."""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="blocks of one size")
+def test_kinds_of_hardware_publish_into_one_version_from_which_each_pulls_its_own(tmp_path):
+    page = (REPOSITORY / "docs/registry.md").read_text()
+    section = page.partition("\n## Several kinds of hardware\n")[2].partition("\n## ")[0]
+    build, serve = (block.split("```")[0].splitlines() for block in section.split("```bash\n")[1:])
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "sitecustomize.py").write_text(OTHER_MACHINE)
+    machines = Project(tmp_path / "here"), Project(tmp_path / "there")
+    paths = str(REPOSITORY), f"{tmp_path / 'other'}{os.pathsep}{REPOSITORY}"
+
+    def type_in(project, line, path):
+        program, *arguments = line.split()
+        assert program == "ortprep", line
+        there = {"PYTHONPATH": path, "ORTPREP_REGISTRY": str(tmp_path / "registry")}
+        ended = project.run(*arguments, env=project.environment() | there)
+        assert ended.code == 0, ended.err
+        return ended
+
+    for project, path in zip(machines, paths, strict=True):
+        project.add(conv_net(), "mynet", inputs={"image": {"shapes": [[1, 3, 16, 16]]}}, tune=AS_PREPARED)
+        for line in build:
+            published = type_in(project, line, path)
+    assert "1.4-2" in published.err
+    assert type_in(machines[0], serve[0], paths[0]).out.startswith("mynet@production: 1.4-2")
+    for project, path in zip(machines, paths, strict=True):
+        type_in(project, serve[1], path)
+        assert read_tree(project.root / "models" / "mynet") == read_tree(project.bundle("mynet"))
+    assert read_tree(machines[0].bundle("mynet")) != read_tree(machines[1].bundle("mynet"))

@@ -10,11 +10,11 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from ortprep.cluster.building.work_store import WorkStore
 from ortprep.errors import RegistryError
 from ortprep.registry.references import open_registry
 from ortprep.spec.models import SourceSpec
 from ortprep.spec.urls import REDACTED, SCHEMES, check_url, has_credentials, redact_url
+from ortprep.transport.fsspec_folder import FsspecFolder
 from tests.fakes import serve
 
 _SECRET = st.text(st.characters(codec="ascii", categories=["Lu", "Ll", "Nd"]), min_size=8, max_size=40)
@@ -146,20 +146,18 @@ def test_a_chained_url_reaches_no_filesystem(reference):
         SourceSpec.model_validate({"url": reference})
     with pytest.raises(RegistryError, match=r"not a registry: reference://.*\n.*s3://"):
         open_registry(reference)
-    with pytest.raises(RegistryError, match=r"not a work store: reference://.*\n.*s3://"):
-        WorkStore(reference, "net")
+    with pytest.raises(RegistryError, match=r"not a source: reference://.*\n.*s3://"):
+        FsspecFolder(reference, called="source")
 
 
 @pytest.mark.attack
-def test_a_web_server_is_no_registry_and_no_work_store():
+def test_a_web_server_is_no_registry():
     """fsspec would unpack its answers, and follow its listings for ever."""
     with serve() as server:
         for url in (server.url, server.url.replace("http", "HTTP"), "https://127.0.0.1:9/"):
             with pytest.raises(RegistryError, match=r"not a registry(.|\n)*web server") as raised:
                 open_registry(url).list_models()
             assert "https://" not in str(raised.value).partition("\n")[2]
-            with pytest.raises(RegistryError, match=r"not a work store(.|\n)*web server"):
-                WorkStore(url, "net").check_writable()
         assert server.requests == []
 
 
@@ -208,9 +206,8 @@ def test_plain_files_and_objects_are_allowed(url):
 
 
 def test_a_folder_may_be_called_as_it_likes(tmp_path):
-    store = WorkStore(f"{tmp_path}/reference::file:/x", "net")
-    store.check_writable()
-    assert (tmp_path / "reference::file:/x/net/files").is_dir()
+    FsspecFolder(f"{tmp_path}/reference::file:/x").write("net/file", b"")
+    assert (tmp_path / "reference::file:/x/net/file").is_file()
 
 
 @pytest.mark.attack

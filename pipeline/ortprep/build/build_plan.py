@@ -68,7 +68,8 @@ def plan_builds(
         SpecError: A spec is wrong, a name is unknown, a target is not available, something that is no bundle
             is in a bundle's place, or the artifacts folder has links.
     """
-    specs = read_build_specs(configs, artifacts, names=names)
+    specs = read_specs(configs, names=names)
+    check_buildable(specs, artifacts)
     return plan_specs(specs, artifacts, only=only, skip_unavailable=skip_unavailable)
 
 
@@ -95,17 +96,6 @@ def plan_specs(
     elif problems:
         raise SpecError("\n".join(problem.message for problem in problems), hint=problems[0].hint)
     return tuple(build_tasks(plan, STAGES, artifacts.absolute()) for plan in plans)
-
-
-def read_build_specs(configs: Path, artifacts: Path, *, names: Sequence[str] = ()) -> tuple[ModelSpec, ...]:
-    """Reads specs and refuses those that could not be built anywhere; arguments as of `plan_builds`.
-
-    Raises:
-        SpecError: A spec is wrong, a name is unknown, or as `check_buildable` says.
-    """
-    specs = read_specs(configs, names=names)
-    check_buildable(specs, artifacts)
-    return specs
 
 
 def check_buildable(specs: Sequence[ModelSpec], artifacts: Path) -> None:

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -126,25 +126,11 @@ def why_stale(task: Task, cache: DigestCache) -> tuple[str, ...]:
         receipt = find_receipt(task.receipt)
         if isinstance(receipt, str):
             return (receipt,)
-        return _why_other(task, receipt) or changed_files(task.folder, receipt, cache.digest)
-
-
-def why_other(task: Task) -> tuple[str, ...]:
-    """Returns what `why_stale` does, by receipts alone: the files may be elsewhere.
-
-    Raises:
-        PipelineError: The key cannot be computed.
-    """
-    with _task_errors(task):
-        receipt = find_receipt(task.receipt)
-        return (receipt,) if isinstance(receipt, str) else _why_other(task, receipt)
-
-
-def _why_other(task: Task, receipt: TaskReceipt) -> tuple[str, ...]:
-    missing = [str(required) for required in task.requires if _receipt_of(task, required) is None]
-    if missing:
-        return tuple(f"{name} has to run first" for name in missing)
-    return tuple(differences(receipt.key, _full_key(task)))
+        missing = [str(required) for required in task.requires if _receipt_of(task, required) is None]
+        if missing:
+            return tuple(f"{name} has to run first" for name in missing)
+        changes = tuple(differences(receipt.key, _full_key(task)))
+        return changes or changed_files(task.folder, receipt, cache.digest)
 
 
 def run_task(task: Task, *, cache: DigestCache, say: Say, progress: Progress = lambda _: None) -> bool:
@@ -271,17 +257,9 @@ def _described(task: Task) -> Iterator[None]:
         raise type(error)(f"{task.id} of {task.model}: {error.message}", hint=error.hint) from error
 
 
-def _task_errors(task: Task) -> AbstractContextManager[None]:
-    return as_pipeline_errors(f"{task.id} of {task.model}", str(task.artifacts))
-
-
 @contextmanager
-def as_pipeline_errors(what: str, *folders: str) -> Iterator[None]:
-    """Turns every error of a part of a build into a PipelineError, so that only its model fails.
-
-    Args:
-        what: What is done, for the log.
-        folders: Where it writes, beside the folder of temporary files.
+def _task_errors(task: Task) -> Iterator[None]:
+    """Turns every error of a task into a PipelineError, so that only its model fails.
 
     Raises:
         PipelineError: As inside, or a `StageError` for any other exception.
@@ -293,8 +271,8 @@ def as_pipeline_errors(what: str, *folders: str) -> Iterator[None]:
     except OSError as error:
         place = f": {error.filename}" if error.filename else ""
         # A full disk is met while writing, where Python does not know the file's name.
-        hint = hint_of_os_error(error, *folders, tempfile.gettempdir())
+        hint = hint_of_os_error(error, str(task.artifacts), tempfile.gettempdir())
         raise StageError(f"{error.strerror or error}{place}", hint=hint) from error
     except Exception as error:  # a mistake of this program is reported like any failure, with its type
-        log.debug("%s failed", what, exc_info=True)
+        log.debug("%s of %s failed", task.id, task.model, exc_info=True)
         raise StageError(f"{type(error).__name__}: {error}", hint="ORTPREP_LOG=debug shows where") from error

@@ -6,32 +6,12 @@ A task that fails holds up those that require it, and no other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
-from ortprep.build.build_plan import plan_builds
 from ortprep.build.execution import Task, run_task, why_stale
 from ortprep.build.observers import BuildEvent, Observer
 from ortprep.bundle.digest import DigestCache
 from ortprep.errors import PipelineError
 from ortprep.stages.core.contract import TaskId
-
-
-@dataclass(frozen=True)
-class BuildRequest:
-    """Models to prepare, and how.
-
-    Attributes:
-        configs: Folder of `NAME.yaml` files and `defaults.yaml`.
-        artifacts: Folder of the bundles.
-        names: Models; all of them if empty.
-    """
-
-    configs: Path
-    artifacts: Path
-    names: tuple[str, ...] = ()
-    only: str | None = None
-    skip_unavailable: bool = False
 
 
 def is_current(task: Task, cache: DigestCache) -> bool:
@@ -40,24 +20,6 @@ def is_current(task: Task, cache: DigestCache) -> bool:
         return not why_stale(task, cache)
     except PipelineError:
         return False  # running it raises the error, with the task's name
-
-
-def build_here(request: BuildRequest, observer: Observer) -> tuple[PipelineError, ...]:
-    """Builds what is not up to date, one bundle after the other, and returns the errors of failed tasks.
-
-    A failed model holds up no other.
-
-    Raises:
-        SpecError: A spec is wrong, or a target is not available; nothing was started.
-    """
-    builds = plan_builds(
-        request.configs,
-        request.artifacts,
-        names=request.names,
-        only=request.only,
-        skip_unavailable=request.skip_unavailable,
-    )
-    return run_builds(builds, observer)
 
 
 def run_builds(

@@ -1,11 +1,10 @@
-"""The commands of a build: `init`, `prepare`, here or on a cluster, `explain`, `tune` and `schema`."""
+"""The commands of a build: `init`, `prepare`, `explain`, `tune` and `schema`."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -32,60 +31,12 @@ if TYPE_CHECKING:
     from ortprep.init import InitResult
 
 _MODEL_SUFFIX = ".onnx"
-STORE_VARIABLE = "ORTPREP_STORE"
-
-
-_RAY = "With --engine ray"
-
 
 NamesOrFiles = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="NAME",
         help="Models, or ONNX files, which get a spec first if they have none; all models by default.",
-    ),
-]
-PrepareTarget = Annotated[
-    str | None,
-    typer.Option(metavar="T", help="Build only this target: cpu, cuda, or a kind of hardware of the fleet."),
-]
-Engine = Annotated[Literal["local", "ray"], typer.Option(help="local: on this machine; ray: on a cluster.")]
-Address = Annotated[
-    str | None,
-    typer.Option(metavar="HOST:PORT", help=f"{_RAY}: the cluster; by default $RAY_ADDRESS."),
-]
-Fleet = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE", help=f"{_RAY}: the kinds of hardware; by default fleet.yaml beside the specs."
-    ),
-]
-Store = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL",
-        help=f"{_RAY}: where nodes store their work, a path or s3://…, gs://…; by default ${STORE_VARIABLE}.",
-    ),
-]
-Registry = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL", help=f"{_RAY}: where nodes publish; by default the folder registry in the store."
-    ),
-]
-Collect = Annotated[
-    bool | None,
-    typer.Option(
-        "--collect/--no-collect",
-        help=f"{_RAY}: pull the merged bundles from the registry at the end, or leave them there.",
-    ),
-]
-NodeTimeout = Annotated[
-    float | None,
-    typer.Option(
-        metavar="S",
-        min=0,
-        help=f"{_RAY}: seconds to wait for another node when the last of a kind is lost (600).",
     ),
 ]
 
@@ -95,64 +46,17 @@ def prepare(
     names: NamesOrFiles = None,
     configs: Configs = CONFIGS,
     artifacts: Artifacts = ARTIFACTS,
-    target: PrepareTarget = None,
+    target: Target = None,
     skip_unavailable: SkipUnavailable = False,
-    engine: Engine = "local",
-    address: Address = None,
-    fleet: Fleet = None,
-    store: Store = None,
-    registry: Registry = None,
-    collect: Collect = None,
-    node_timeout: NodeTimeout = None,
 ) -> None:
     """Build the bundles that are not up to date, as `doit prepare` does; ONNX files get a spec first."""
-    from ortprep.build.runner import BuildRequest, build_here
+    from ortprep.build.build_plan import plan_builds
+    from ortprep.build.runner import run_builds
 
-    of_ray = {
-        "--address": address,
-        "--fleet": fleet,
-        "--store": store,
-        "--registry": registry,
-        "--collect": collect,
-        "--node-timeout": node_timeout,
-    }
-    if engine == "local":
-        if stray := [name for name, value in of_ray.items() if value is not None]:
-            raise SpecError(
-                f"option of another engine: {', '.join(stray)}\n  expected it only with --engine ray",
-                hint="ortprep prepare --help",
-            )
-        build = build_here
-    else:
-        from ortprep.cluster.building.engine import NODE_TIMEOUT_S, RayEngine
-
-        build = RayEngine(
-            store=_find_store(store),
-            registry=registry,
-            address=address,
-            fleet=fleet,
-            node_timeout_s=NODE_TIMEOUT_S if node_timeout is None else node_timeout,
-            collect=collect is not False,
-        ).prepare
-    request = BuildRequest(
-        configs=configs,
-        artifacts=artifacts,
-        names=names_of_specs(names or (), configs),
-        only=target,
-        skip_unavailable=skip_unavailable,
-    )
-    if errors := build(request, BuildObserver()):
+    specs = names_of_specs(names or (), configs)
+    builds = plan_builds(configs, artifacts, names=specs, only=target, skip_unavailable=skip_unavailable)
+    if errors := run_builds(builds, BuildObserver()):
         raise typer.Exit(exit_code_of(errors))
-
-
-def _find_store(store: str | None) -> str:
-    url = store or os.environ.get(STORE_VARIABLE)
-    if not url:
-        raise SpecError(
-            f"no store named\n  expected --store or ${STORE_VARIABLE}, got neither",
-            hint="ortprep prepare --engine ray --store URL   (a path all nodes see, s3://bucket/folder, …)",
-        )
-    return url
 
 
 @command

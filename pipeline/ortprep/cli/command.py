@@ -63,7 +63,6 @@ _EXTRAS = {
     **dict.fromkeys(("google", "tritonclient"), ("triton",)),
     "fsspec": ("registry",),
     "jinja2": ("report",),
-    "ray": ("build", "ray"),
 }
 """What the package can be installed without, and the extras that bring it."""
 

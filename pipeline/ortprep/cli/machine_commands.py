@@ -1,4 +1,4 @@
-"""The commands about a machine: `doctor`, `options` of its ONNX Runtime, and `node-labels`."""
+"""The commands about a machine: `doctor`, and `options` of its ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -269,13 +269,3 @@ def _describe_options(found: Sequence[tuple[str, Option]], version: str) -> Iter
             yield Prose(f"  {option.expected}; default {option.default}; since {since}")
         if option.owner is not None:
             yield Prose(f"  Not to be set: {option.owner}.")
-
-
-@command
-def node_labels(json: AsJson = False) -> Output:
-    """Print this machine's hardware as Ray node labels: `ray start --labels "$(ortprep node-labels)"`."""
-    from ortprep.cluster.building.fleet_plan import describe_hardware
-    from ortprep.runtime.machine.hardware import read_hardware
-
-    labels = describe_hardware(read_hardware())
-    return Output(labels, [",".join(f"{key}={value}" for key, value in labels.items())])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections import Counter
 
 from rich.console import Console
 from rich.progress import (
@@ -20,7 +22,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as RichProgress
 
-from ortprep.build.observers import BuildEvent, LineObserver
+from ortprep.build.observers import BuildEvent, EventKind
 from ortprep.cli.console import echo
 from ortprep.quoting import printable
 from ortprep.transport.transfer import Progress
@@ -92,8 +94,8 @@ class _Bars:
 _NAME = TextColumn("{task.description}", markup=False)
 
 
-class BuildObserver(LineObserver):
-    """Shows how a build goes: a line per finished task, and on a terminal what is running now.
+class BuildObserver:
+    """Shows how a build goes: lines for what tasks say and become, and on a terminal what is running now.
 
     A running task is shown with the time it has taken, how much of it is done and what is left.
     """
@@ -102,21 +104,37 @@ class BuildObserver(LineObserver):
         self._bars = _Bars(
             SpinnerColumn(), _NAME, TimeElapsedColumn(), TaskProgressColumn(), TimeRemainingColumn()
         )
-        super().__init__(self._bars.write)
+        self._started_s: dict[str, float] = {}
+        self._counts: Counter[EventKind] = Counter()
 
     def __call__(self, event: BuildEvent) -> None:
-        """Shows a running task, and takes it away before a line says what became of it."""
-        if event.kind == "progressed":
-            if event.task in self._bars:
-                self._bars.show(event.task, completed=event.fraction, total=1.0)
-            return
-        if event.kind == "ended":
-            self._bars.stop()
-        super().__call__(event)
-        if event.kind == "started":
-            self._bars.show(event.task)
-        elif event.kind in ("finished", "failed"):
-            self._bars.remove(event.task)
+        """Shows an event: a row for a running task, a line for what it says or became, counts at the end."""
+        name, now_s = event.task, time.monotonic()
+        self._counts[event.kind] += 1
+        match event.kind:
+            case "started":
+                self._started_s[name] = now_s
+                self._bars.show(name)
+            case "progressed":
+                if name in self._bars:
+                    self._bars.show(name, completed=event.fraction, total=1.0)
+            case "said":
+                self._bars.write(f"  {name}: {event.text}")
+            case "finished":
+                self._bars.write(f"done {name} ({now_s - self._started_s.get(name, now_s):.1f} s)")
+                self._bars.remove(name)
+            case "failed":
+                self._bars.write(f"FAILED {name}\nerror: {event.text}")
+                self._bars.remove(name)
+            case "ended":
+                self._bars.stop()
+                self._write_counts()
+
+    def _write_counts(self) -> None:
+        count = self._counts
+        if count["finished"] or count["current"] or count["failed"]:
+            failed = f", {count['failed']} failed, {count['skipped']} not tried" if count["failed"] else ""
+            self._bars.write(f"{count['finished']} done, {count['current']} up to date{failed}")
 
 
 class TransferBar:

@@ -37,9 +37,9 @@ from ortprep.tables import count_of
 from ortprep.versions import parse_version
 
 if TYPE_CHECKING:
-    from ortprep.cluster.serving.config import ServeConfig
-    from ortprep.cluster.serving.serve_file import BundleFigures
     from ortprep.export.repository import ExportedModel
+    from ortprep.ray_inference.config import ServeConfig
+    from ortprep.ray_inference.serve_file import BundleFigures
 
 
 @command
@@ -129,8 +129,8 @@ def serve_config(
     json: Annotated[bool, typer.Option("--json", help="Write JSON instead of YAML.")] = False,
 ) -> Output:
     """Print the config file with which `serve run` and `serve deploy` serve bundles."""
-    from ortprep.cluster.serving.config import ServeConfig
-    from ortprep.cluster.serving.serve_file import has_token, is_loopback, plan_serve_file
+    from ortprep.ray_inference.config import ServeConfig
+    from ortprep.ray_inference.serve_file import has_token, is_loopback, plan_serve_file
     from ortprep.runtime.loading.model_load_options import ModelLoadOptions
 
     config = ServeConfig(
@@ -154,8 +154,8 @@ def serve_config(
 
 def _read_figures(bundles: list[str], artifacts: Path, config: ServeConfig) -> list[BundleFigures]:
     """Returns the figures of bundles, each pinned to its version; raises `PoolError` for a repeated name."""
-    from ortprep.cluster.serving.pinning import pin_version
-    from ortprep.cluster.serving.serve_file import read_bundle_figures
+    from ortprep.ray_inference.pinning import pin_version
+    from ortprep.ray_inference.serve_file import read_bundle_figures
 
     figures: dict[str, BundleFigures] = {}
     for bundle in bundles:

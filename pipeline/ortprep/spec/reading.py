@@ -12,7 +12,6 @@ from urllib.parse import unquote, urlsplit
 from ortprep.bundle.paths import make_name
 from ortprep.errors import SpecError, require_known
 from ortprep.quoting import quoted
-from ortprep.spec.fleet import FLEET_FILE
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.urls import is_hub_url, parse_hub_url
 from ortprep.spec.validation import locate, parse_spec, validate, warn_if_newer
@@ -25,7 +24,6 @@ DEFAULTS_FILE = "defaults.yaml"
 OPEN_QUESTION = "# OPEN QUESTION:"
 """What the line begins with that says what `init` could not find out; a spec with it is refused."""
 
-_NO_SPECS = frozenset({DEFAULTS_FILE, FLEET_FILE})
 
 _OWN_KEYS = ("name", "source")
 MAX_VALUES_OF_ALL = 500_000
@@ -118,7 +116,7 @@ def _spec_files(folder: Path) -> list[Path]:
     return [
         path
         for path in sorted(folder.iterdir())
-        if path.suffix in (".yaml", ".yml") and path.name not in _NO_SPECS and not path.name.startswith(".")
+        if path.suffix in (".yaml", ".yml") and path.name != DEFAULTS_FILE and not path.name.startswith(".")
     ]
 
 

@@ -84,7 +84,7 @@ OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl
 """Stores where an object appears whole or not at all."""
 
 STORES = OBJECT_STORES | {"file", "hf", "memory"}
-"""Schemes of registries and work stores; "memory" is this process's own, for tests.
+"""Schemes of registries; "memory" is this process's own, for tests.
 
 Web servers are none: fsspec unpacks their answers, lists their pages without end and waits without a limit.
 """

@@ -1,6 +1,6 @@
 """The one way in which files move: bounded, hashed on the way, tried again, and continued after a cut.
 
-Sources of models, registries and work stores open a file at an offset. What they say about it then (its size
+Sources of models and registries open a file at an offset. What they say about it then (its size
 and version) decides whether what an earlier try left is the beginning of the same file.
 """
 
@@ -175,19 +175,19 @@ Observer = Callable[[Progress], None]
 """Looks at how far a transfer is."""
 
 
-def with_retries(action: Callable[[], T], *, attempts: int = ATTEMPTS) -> T:
+def with_retries(action: Callable[[], T]) -> T:
     """Returns what `action` returns, and repeats it while it raises RegistryUnavailableError.
 
     Raises:
         Exception: `check_time` raises it, once the time of all requests together is over.
     """
-    for failures in range(1, attempts + 1):
+    for failures in range(1, ATTEMPTS + 1):
         check_time()
         try:
             return action()
         except RegistryUnavailableError as error:
             check_time()  # which says more than that nothing came in the time that was left
-            if failures == attempts:
+            if failures == ATTEMPTS:
                 raise
             wait_to_retry(error, failures)
     raise AssertionError("unreachable")

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ortprep.bundle.loader_config import LoaderConfig, golden_of
-from ortprep.cluster.device import prepare_device, reserved_cpus
 from ortprep.errors import InvalidRequestError, PoolError
+from ortprep.ray_inference.device import prepare_device, reserved_cpus
 from ortprep.runtime.loading.load_options import check_choice
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
 from ortprep.runtime.tensors.element_types import Array

@@ -20,18 +20,18 @@ from ray import serve
 from bench.ray_faults import StormOptions, run_storm
 from ortprep.bundle.loader_config import read_loader_config, write_loader_config
 from ortprep.bundle.session_record import SessionOptionsRecord
-from ortprep.cluster import OnnxPredictor, ServeConfig, pin_bundle
-from ortprep.cluster.serving.pinning import follow_aliases, pin_version, require_version
 from ortprep.errors import IntegrityError, InvalidRequestError, NotPublishedError, RunError
+from ortprep.ray_inference import OnnxPredictor, ServeConfig, pin_bundle
+from ortprep.ray_inference.pinning import follow_aliases, pin_version, require_version
 from ortprep.registry.catalogue import open_catalogue
 from ortprep.registry.publish import publish
 from ortprep.runtime import load
 from ortprep.runtime.tensors.arrays import write_tensors
-from tests.cluster.builders import SmallCluster, deployed
-from tests.cluster.serving.conftest import HTTP_PORT, batch
-from tests.cluster.test_data import BIAS, rows, write_net
 from tests.fakes import free_port, wait_for
 from tests.prepare.builders import Project
+from tests.ray_inference.builders import SmallCluster, deployed
+from tests.ray_inference.conftest import HTTP_PORT, batch
+from tests.ray_inference.test_predictor import BIAS, rows, write_net
 from tests.runtime.builders import entry, sample, weights_of, write_bundle, write_record
 from tests.runtime.pool.builders import write_doubling, write_model_bundle, write_passing_on
 
@@ -251,9 +251,9 @@ BUILD = {"onnx", "doit", "typer", "ortprep.stages", "ortprep.build", "ortprep.tu
 
 def test_nothing_of_the_build_is_needed():
     modules = (
-        "ortprep.cluster.serving.deployment",
-        "ortprep.cluster.serving.pinning",
-        "ortprep.cluster.data",
+        "ortprep.ray_inference.deployment",
+        "ortprep.ray_inference.pinning",
+        "ortprep.ray_inference.predictor",
     )
     code = f"import {', '.join(modules)}\nimport sys\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

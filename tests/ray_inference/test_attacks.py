@@ -18,13 +18,13 @@ import pytest
 from starlette.requests import Request
 
 from ortprep.bundle.codec import encode
-from ortprep.cluster.serving import http_api
-from ortprep.cluster.serving.config import ServeConfig
-from ortprep.cluster.serving.deployment import BundleDeployment
-from ortprep.cluster.serving.pinning import pin_version
 from ortprep.errors import PipelineError, PoolError
+from ortprep.ray_inference import http_api
+from ortprep.ray_inference.config import ServeConfig
+from ortprep.ray_inference.deployment import BundleDeployment
+from ortprep.ray_inference.pinning import pin_version
 from ortprep.runtime.tensors.arrays import write_tensors
-from tests.cluster.builders import LONG, write_sizing, write_slow
+from tests.ray_inference.builders import LONG, write_sizing, write_slow
 from tests.runtime.pool.builders import write_doubling, write_model_bundle
 
 pytestmark = [

@@ -15,10 +15,10 @@ from typing import Any
 from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.loader_config import Variant, read_loader_config
 from ortprep.bundle.manifest import MANIFEST_FILE, read_manifest
-from ortprep.cluster.serving.config import DEPLOYMENT, ServeConfig, deployment_options
-from ortprep.cluster.serving.pinning import PinnedBundle
 from ortprep.errors import PoolError
 from ortprep.quoting import quoted
+from ortprep.ray_inference.config import DEPLOYMENT, ServeConfig, deployment_options
+from ortprep.ray_inference.pinning import PinnedBundle
 from ortprep.runtime.loading.sources import locate
 from ortprep.runtime.loading.variant_selection import needs_gpu, serves
 from ortprep.runtime.machine.hardware import Hardware
@@ -180,7 +180,7 @@ def _application(group: Sequence[BundleFigures], config: ServeConfig, *, alone: 
     return {
         "name": name,
         "route_prefix": "/" if alone else f"/{name}",
-        "import_path": "ortprep.cluster.serving.deployment:build_app",
+        "import_path": "ortprep.ray_inference.deployment:build_app",
         "args": {"config": config_values},
         "deployments": [
             {

@@ -13,12 +13,12 @@ import tritonclient.http
 from ray import serve
 from tritonclient.utils import InferenceServerException
 
-from ortprep.cluster import ServeConfig
-from ortprep.cluster.serving.deployment import build_application
-from ortprep.cluster.serving.pinning import pin_version
+from ortprep.ray_inference import ServeConfig
+from ortprep.ray_inference.deployment import build_application
+from ortprep.ray_inference.pinning import pin_version
 from ortprep.runtime import load
-from tests.cluster.builders import write_slow
-from tests.cluster.serving.conftest import HTTP_PORT
+from tests.ray_inference.builders import write_slow
+from tests.ray_inference.conftest import HTTP_PORT
 from tests.runtime.pool.builders import write_finding
 
 pytestmark = [

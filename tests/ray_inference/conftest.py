@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
-from ray import serve
 
-from ortprep.runtime.tensors.element_types import Array
 from tests.fakes import free_port
-from tests.runtime.pool.builders import write_doubling
+
+# Before anything imports Ray.
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["RAY_AUTH_MODE"] = "disabled"  # else it depends on whether somebody has a token
+os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # as later versions of Ray have it, without a warning
+
 
 HTTP_PORT = free_port()
 
 
 @pytest.fixture(scope="package")
+def cluster(tmp_path_factory):
+    """A head without processors."""
+    from tests.ray_inference.builders import SmallCluster
+
+    with SmallCluster(tmp_path_factory.mktemp("caches")) as small:
+        yield small
+
+
+@pytest.fixture(scope="session")
+def squeezenet(shared_folder):
+    """A project that has prepared one of the shipped models; not to be changed."""
+    from tests.prepare.builders import new_squeezenet, prepare_once
+
+    return prepare_once(shared_folder / "squeezenet", new_squeezenet)[0]
+
+
+@pytest.fixture(scope="package")
 def served(cluster):
     """A head without processors, and two nodes with one each; to be left with two such nodes."""
+    from ray import serve
+
     cluster.add_node()
     cluster.add_node()
     serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": HTTP_PORT})
@@ -27,6 +51,8 @@ def served(cluster):
 @pytest.fixture(scope="session")
 def bundle(tmp_path_factory):
     """`y = x + x`."""
+    from tests.runtime.pool.builders import write_doubling
+
     return write_doubling(tmp_path_factory.mktemp("bundles") / "doubling")
 
 
@@ -38,7 +64,7 @@ def nodes(served):
         served.add_node()
 
 
-def batch(first: float = 1, size: int = 4) -> dict[str, Array]:
+def batch(first=1, size=4):
     x = np.arange(size, dtype=np.float32).reshape(1, size)
     x[0, 0] = first
     return {"x": x}

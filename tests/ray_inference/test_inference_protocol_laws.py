@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ortprep.bundle.loader_config import FileEntry as Entry
 from ortprep.bundle.loader_config import Golden, LoaderConfig, TensorSpec, Tolerance
-from ortprep.cluster.serving.inference_protocol import (
+from ortprep.ray_inference.inference_protocol import (
     MAX_HEADER_BYTES,
     ProtocolError,
     datatype_of,

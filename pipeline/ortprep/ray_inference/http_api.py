@@ -17,8 +17,9 @@ from starlette.responses import Response
 
 import ortprep
 from ortprep.bundle.file_memory import open_regular
-from ortprep.cluster.serving.config import RETRY_AFTER_S, ServeConfig
-from ortprep.cluster.serving.inference_protocol import (
+from ortprep.errors import PoolError
+from ortprep.ray_inference.config import RETRY_AFTER_S, ServeConfig
+from ortprep.ray_inference.inference_protocol import (
     EXTENSIONS,
     HEADER_LENGTH,
     ProtocolError,
@@ -27,7 +28,6 @@ from ortprep.cluster.serving.inference_protocol import (
     encode_response,
     parse_request,
 )
-from ortprep.errors import PoolError
 
 if TYPE_CHECKING:
     from starlette.requests import Request

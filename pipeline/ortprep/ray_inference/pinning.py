@@ -11,8 +11,8 @@ from pathlib import Path
 from ortprep.bundle.codec import encode
 from ortprep.bundle.digest import digest_json
 from ortprep.bundle.loader_config import read_loader_config
-from ortprep.cluster.serving.config import ServeConfig
 from ortprep.errors import IntegrityError, RegistryUnavailableError
+from ortprep.ray_inference.config import ServeConfig
 from ortprep.runtime.loading.sources import locate
 
 log = logging.getLogger(__name__)

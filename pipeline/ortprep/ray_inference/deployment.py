@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ray import serve
 
 from ortprep.bundle.codec import decode, encode
-from ortprep.cluster.device import prepare_device, reserved_cpus
-from ortprep.cluster.serving.config import DEPLOYMENT, ServeConfig, deployment_options
-from ortprep.cluster.serving.http_api import BodyBudget, HttpMethods, read_token
-from ortprep.cluster.serving.inference_protocol import ProtocolError, describe_inputs
-from ortprep.cluster.serving.pinning import PinnedBundle, follow_aliases, require_version
 from ortprep.errors import InvalidRequestError, PoolError, RunError
+from ortprep.ray_inference.config import DEPLOYMENT, ServeConfig, deployment_options
+from ortprep.ray_inference.device import prepare_device, reserved_cpus
+from ortprep.ray_inference.http_api import BodyBudget, HttpMethods, read_token
+from ortprep.ray_inference.inference_protocol import ProtocolError, describe_inputs
+from ortprep.ray_inference.pinning import PinnedBundle, follow_aliases, require_version
 from ortprep.runtime.tensors.signatures import check_inputs
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """`OnnxPredictor` gives what a session gives that is run by hand, bit by bit.
 
-What it does in tasks and actors of a cluster is in `serving/test_deployments.py`.
+What it does in tasks and actors of a cluster is in `test_deployments.py`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from ortprep.bundle.loader_config import TensorSpec, read_loader_config, write_loader_config
 from ortprep.bundle.session_record import ProviderRecord
-from ortprep.cluster import OnnxPredictor
-from ortprep.cluster.data import Piece, cut, find_batch_sizes, plan_pieces
 from ortprep.errors import InvalidRequestError, LoadError, PipelineError, PoolError, RunError
+from ortprep.ray_inference import OnnxPredictor
+from ortprep.ray_inference.predictor import Piece, cut, find_batch_sizes, plan_pieces
 from ortprep.runtime import load
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
 from ortprep.runtime.opened_model import choose_target
@@ -308,9 +308,9 @@ def brought_in(statement: str) -> set[str]:
 
 
 def test_the_package_itself_brings_in_next_to_nothing():
-    assert not {"ray", "numpy", "onnxruntime"} & brought_in("import ortprep.cluster")
+    assert not {"ray", "numpy", "onnxruntime"} & brought_in("import ortprep.ray_inference")
 
 
 def test_a_name_needs_ray_only_where_ray_made_it():
     names = "OnnxPredictor, ServeConfig, pin_bundle"
-    assert not {"ray", *BUILD} & brought_in(f"from ortprep.cluster import {names}")
+    assert not {"ray", *BUILD} & brought_in(f"from ortprep.ray_inference import {names}")

@@ -27,10 +27,10 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from ortprep.bundle.codec import encode
-from ortprep.cluster import ServeConfig
-from ortprep.cluster.serving.pinning import PinnedBundle, pin_version
-from ortprep.cluster.serving.serve_file import BundleFigures, plan_serve_file, read_bundle_figures
 from ortprep.errors import BundleError, PoolError
+from ortprep.ray_inference import ServeConfig
+from ortprep.ray_inference.pinning import PinnedBundle, pin_version
+from ortprep.ray_inference.serve_file import BundleFigures, plan_serve_file, read_bundle_figures
 from ortprep.runtime.placement import ModelLoad
 from tests.fakes import free_port, wait_for
 from tests.runtime.pool.builders import write_doubling
@@ -98,7 +98,7 @@ def test_the_file_names_the_token_and_does_not_have_it(monkeypatch):
 @pytest.mark.parametrize("hardware", [{"gpus": "abc"}, {"cores": "x"}, "abc"])
 def test_the_hardware_in_a_manifest_is_read_as_such(tmp_path, hardware):
     folder = tmp_path / "conv"
-    shutil.copytree(Path(__file__).parents[2] / "compat" / "0.1.0" / "conv", folder)
+    shutil.copytree(Path(__file__).parents[1] / "compat" / "0.1.0" / "conv", folder)
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["environment"]["hardware"] = hardware
     (folder / "manifest.json").write_text(json.dumps(manifest))
@@ -137,7 +137,7 @@ def start_head(folder: Path) -> tuple[subprocess.Popen[bytes], dict[str, str]]:
         "RAY_ADDRESS": f"127.0.0.1:{port}",
         "RAY_DASHBOARD_ADDRESS": f"http://127.0.0.1:{dashboard}",
         "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}",
-        "PYTHONPATH": str(Path(__file__).parents[3]),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
     }
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [
