@@ -219,7 +219,7 @@ def report(space: Space, grid: int, record: TuningRecord, found: Found) -> Choic
     """Returns what a search's choice is worth, by pairs of figures of the same rounds."""
     objective, choice = Objective(runs_per_load=record.runs_per_load), _chosen(record)
     costs = {lane: [objective.cost_ms(one) for one in found[lane]] for lane in found if lane != DEFAULT}
-    best = rank(costs).leader
+    best = next(iter(rank(costs)[0]))
     recorded = record.trials[0].final or record.trials[0].figures
     logarithms = [math.log(own / other) for own, other in zip(costs[choice], costs[best], strict=True)]
     return ChoiceReport(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import random
 from collections.abc import Callable
@@ -57,17 +58,18 @@ def of(*choices: PlanChoice) -> Fails:
     return lambda choice, _: "crashed" if choice in choices else None
 
 
-@pytest.mark.parametrize("runs_per_load", [1, 100, 100_000])
-@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
-def test_the_chosen_plan_costs_within_3_percent_of_the_best(table, runs_per_load):
-    objective = per_load(runs_per_load)
-    # Of 36 searches with other seeds four came to 4 to 6 % more.
-    found, verdict = searched(Machine(table, SPACE, seed=2), objective)
-    best = min(true_cost(table, choice, objective) for choice in CHOICES)
-    assert true_cost(table, verdict.choice, objective) <= 1.03 * best
-    assert true_cost(table, verdict.choice, objective) < true_cost(table, DEFAULT, objective) * 1.001
-    assert len(found.trials) <= 50
-    assert found.ended == "no single change gains more than the noise"
+def test_most_searches_choose_a_plan_that_costs_within_3_percent_of_the_best():
+    ratios = []
+    for table, runs_per_load, seed in itertools.product(TABLES.values(), (1, 100, 100_000), range(4)):
+        objective = per_load(runs_per_load)
+        found, verdict = searched(Machine(table, SPACE, seed=seed), objective)
+        best = min(true_cost(table, choice, objective) for choice in CHOICES)
+        ratios.append(true_cost(table, verdict.choice, objective) / best)
+        assert true_cost(table, verdict.choice, objective) < true_cost(table, DEFAULT, objective) * 1.001
+        assert len(found.trials) <= 75
+        assert found.ended == "no single change gains more than the noise"
+    assert sum(ratio > 1.03 for ratio in ratios) <= 0.2 * len(ratios)
+    assert max(ratios) <= 1.1
 
 
 @pytest.mark.parametrize(("table", "pays"), [(TRANSFORMER_TABLE, True), (CONVOLUTION_TABLE, False)])

@@ -21,6 +21,7 @@ from ortprep.measuring.comparison import (
     PRECISION,
     centre,
     is_below,
+    log_ratios,
     order_of_round,
     paired_ratio,
 )
@@ -42,75 +43,25 @@ CONFIDENCE = 2.5
 """Standard errors that a plan has to be behind before it leaves."""
 
 
-@dataclass(frozen=True)
-class CostRanking:
-    """Costs of the plans relative to the leader.
+def rank(costs: Mapping[PlanChoice, Sequence[float]]) -> tuple[dict[PlanChoice, float], float]:
+    """Returns how far plans are behind the cheapest, which comes first, and the standard error of that.
 
-    Attributes:
-        behind: Logarithm of the cost ratio of each other plan to the leader.
-        error: Standard error of such a logarithm.
+    Both are logarithms of cost ratios. The costs are round by round, of the same rounds.
     """
-
-    leader: PlanChoice
-    behind: Mapping[PlanChoice, float]
-    error: float
-
-    def candidates(self) -> tuple[PlanChoice, ...]:
-        """Returns the plans that may still cost least, the leader first."""
-        close = (choice for choice, log in self.behind.items() if log <= CONFIDENCE * self.error)
-        return (self.leader, *close)
-
-    def is_close(self) -> bool:
-        """Says whether another round could still change the choice."""
-        others = [log for log in self.behind.values() if log <= CONFIDENCE * self.error]
-        alike = math.log(SAME_COST_RATIO)
-        return any(log > alike for log in others) or (bool(others) and self.error > alike)
-
-
-def rank(costs: Mapping[PlanChoice, Sequence[float]]) -> CostRanking:
-    """Returns how plans rank that were in every round; the costs are round by round."""
-    logs = {choice: [math.log(max(cost, 1e-12)) for cost in of_plan] for choice, of_plan in costs.items()}
-    levels = [median(column) for column in zip(*logs.values(), strict=True)]
-    relative = {choice: [a - b for a, b in zip(log, levels, strict=True)] for choice, log in logs.items()}
-    centres = {choice: centre(log) for choice, log in relative.items()}
-    leader = min(centres, key=lambda choice: centres[choice])
-    behind = {
-        choice: math.log(paired_ratio(of_plan, costs[leader]))
-        for choice, of_plan in costs.items()
-        if choice != leader
-    }
-    rests = [abs(log - centres[choice]) for choice, of_plan in relative.items() for log in of_plan]
-    return CostRanking(leader, behind, _error(median(rests), plans=len(costs), rounds=len(levels)))
-
-
-def _error(rest: float, *, plans: int, rounds: int) -> float:
-    """Returns the standard error of a difference of two plans.
-
-    `rest` is the median of what is left of the logarithms once rounds and plans are accounted for: the fewer
-    of these, the more noise went into their levels.
-    """
-    if not rest:
-        return 0.0
-    left = (1 - 1 / plans) * (1 - 1 / rounds)
-    return FROM_MAD * rest / math.sqrt(left) * math.sqrt(2 / rounds) * PRECISION
-
-
-def pick_entrants(
-    candidates: Sequence[PlanChoice], firsts: Sequence[PlanChoice], *, max_plans: int
-) -> tuple[tuple[PlanChoice, ...], tuple[PlanChoice, ...]]:
-    """Returns the candidates and the first-phase plans of a comparison of at most `max_plans` plans.
-
-    There are always two candidates and a first-phase plan. The best plans come first in both sequences.
-    """
-    chosen = tuple(dict.fromkeys(candidates))[: max(2, max_plans - 1)]
-    others = tuple(choice for choice in dict.fromkeys(firsts) if choice not in chosen)
-    return chosen, others[: max(1, max_plans - 1 - len(chosen))]
+    level = next(iter(costs.values()))
+    ratios = {choice: paired_ratio(of_plan, level) for choice, of_plan in costs.items()}
+    leader = min(ratios, key=lambda choice: ratios[choice])
+    logs = {choice: log_ratios(own, costs[leader]) for choice, own in costs.items()}
+    behind = {choice: centre(of_plan) for choice, of_plan in logs.items()}
+    # About their centres, since a median is one of its few values.
+    rests = [abs(log - behind[choice]) for choice in logs if choice != leader for log in logs[choice]]
+    error = FROM_MAD * median(rests or [0.0]) * PRECISION / math.sqrt(len(level) - 1)
+    return dict(sorted(behind.items(), key=lambda item: item[0] != leader)), error
 
 
 def compare_finalists(
     baseline: PlanChoice,
-    candidates: Sequence[PlanChoice],
-    firsts: Sequence[PlanChoice],
+    plans: Sequence[PlanChoice],
     objective: Objective,
     *,
     measure: Callable[[PlanChoice], ProbeResult],
@@ -118,33 +69,22 @@ def compare_finalists(
 ) -> Finals:
     """Measures plans in rounds and returns the figures of each; one that fails is absent.
 
-    All are compared with the baseline, which stays to the end. First-phase plans leave after `MIN_ROUNDS`
-    unless a candidate uses them.
+    All are compared with the baseline, which stays to the end.
 
     Args:
         baseline: Default ONNX Runtime, or the base plan where that does not run.
-        candidates: Plans to choose from, the best first.
-        firsts: Plans that may serve before one of them.
+        plans: Plans to choose from, and those that may serve before one of them.
         objective: Costs, limits and the maximum number of rounds.
         measure: Measures a plan once; a `PipelineError` is its failure.
         has_time: Says whether there is time for that many more processes; asked from `MIN_ROUNDS` on.
     """
-    running = list(dict.fromkeys((baseline, *candidates, *firsts)))
+    running = list(dict.fromkeys((baseline, *plans)))
     figures: dict[PlanChoice, list[ProbeResult]] = {choice: [] for choice in running}
     for index in range(objective.rounds):
         if index >= MIN_ROUNDS:
-            # A plan that is behind leaves, with the first phase that served it.
-            left = {choice: figures[choice] for choice in running}
-            pairs = _find_pairs(baseline, candidates, objective, left)
-            if not pairs:
-                break
-            ranking = rank(
-                {second: pair_costs(figures, first, second, objective) for second, first in pairs.items()}
-            )
-            close = ranking.candidates()
-            stay = {baseline, *close, *(pairs[choice] for choice in close)}
+            stay, is_settled = _find_close(baseline, {one: figures[one] for one in running}, objective)
             running = [choice for choice in running if choice in stay]
-            if not has_time(len(running)) or not ranking.is_close():
+            if is_settled or not has_time(len(running)):
                 break
         for choice in order_of_round(running, index):
             try:
@@ -154,6 +94,24 @@ def compare_finalists(
                 if choice != baseline:  # the rounds it was in still count
                     del figures[choice]
     return {choice: tuple(of_plan) for choice, of_plan in figures.items() if of_plan}
+
+
+def _find_close(baseline: PlanChoice, finals: Finals, objective: Objective) -> tuple[set[PlanChoice], bool]:
+    """Returns the plans that stay, and whether another round could not change the choice any more.
+
+    A plan that is behind leaves, with the first phase that served it. Nothing is left to compare with once
+    the baseline has failed.
+    """
+    left = [choice for choice in finals if choice != DEFAULT and baseline in finals]
+    allowed = [choice for choice in left if not objective.violations(finals[choice], finals[baseline])]
+    firsts = {choice: find_first(finals, choice, objective) for choice in allowed or left}
+    if not firsts:
+        return {baseline}, True
+    behind, error = rank({one: pair_costs(finals, first, one, objective) for one, first in firsts.items()})
+    close = {choice: log for choice, log in behind.items() if log <= CONFIDENCE * error}
+    alike = math.log(SAME_COST_RATIO)
+    is_settled = max(close.values()) <= alike and (len(close) == 1 or error <= alike)
+    return {baseline, *close, *(firsts[choice] for choice in close)}, is_settled
 
 
 def measure_with_retry(measure: Callable[[PlanChoice], ProbeResult], choice: PlanChoice) -> ProbeResult:
@@ -171,15 +129,6 @@ def measure_with_retry(measure: Callable[[PlanChoice], ProbeResult], choice: Pla
         if choice != DEFAULT:
             raise
     return measure(choice)
-
-
-def _find_pairs(
-    baseline: PlanChoice, candidates: Sequence[PlanChoice], objective: Objective, finals: Finals
-) -> dict[PlanChoice, PlanChoice]:
-    """Returns the remaining candidates, each with its first-phase plan; none once the baseline has failed."""
-    left = [choice for choice in finals if choice in candidates and baseline in finals]
-    allowed = [choice for choice in left if not objective.violations(finals[choice], finals[baseline])]
-    return {choice: find_first(finals, choice, objective) for choice in allowed or left}
 
 
 SAME_READY_RATIO = 1.03
@@ -233,7 +182,7 @@ def rank_firsts(
         return ()
     # The time of a first-phase plan's runs does not matter.
     sooner = Objective.of(objective, runs_per_load=1, max_steady_ratio=None)
-    own = (trial for trial in trials if trial.choice != DEFAULT and sooner.is_allowed(trial))
+    own = (trial for trial in trials if trial.choice != DEFAULT and sooner.keeps_limits(trial))
     ranked = [trial.choice for trial in sorted(own, key=sooner.score)]
     firsts = [[choice for choice in ranked if shares_files(choice, second)][:1] for second in seconds]
     return tuple(dict.fromkeys(choice for found in firsts for choice in found))
@@ -307,7 +256,7 @@ def choose(space: Space, objective: Objective, found: PlanSearchResult) -> PlanS
     stayed = _find_stayed(allowed)
     firsts = {choice: find_first(stayed, choice, objective) for choice in stayed}
     costs = {choice: pair_costs(stayed, first, choice, objective) for choice, first in firsts.items()}
-    cheapest = costs[rank(costs).leader]
+    cheapest = costs[next(iter(rank(costs)[0]))]
     level = [
         choice
         for choice, own in costs.items()

@@ -13,9 +13,6 @@ from ortprep.measuring.comparison import is_below, paired_ratio
 from ortprep.spec.models import TuneSpec
 from ortprep.tuning.space import PlanChoice
 
-_SLACK = 1.03
-"""Factor by which a trial may exceed a limit and be measured again; the chosen plan keeps it."""
-
 MORE_MEMORY = 1.02
 """Private memory is the same figure within this factor."""
 
@@ -89,19 +86,13 @@ class Objective(TuneSpec):
         meanwhile = min(later, second.init_ms / first.steady_ms) if first.steady_ms > 0 else 0
         return first.ready_ms + meanwhile * first.steady_ms + (later - meanwhile) * second.steady_ms
 
-    def violations(
-        self, figures: Sequence[ProbeResult], baselines: Sequence[ProbeResult], *, slack: float = 1.0
-    ) -> tuple[str, ...]:
-        """Returns the limits that a plan's medians exceed, one phrase each; `slack` multiplies the limits."""
+    def violations(self, figures: Sequence[ProbeResult], baselines: Sequence[ProbeResult]) -> tuple[str, ...]:
+        """Returns the limits that a plan's medians exceed, one phrase each."""
         return tuple(
             f"{what} {value:.4g} {unit}, allowed {limit:.4g}"
             for what, value, limit, unit in self._limited(figures, baselines)
-            if value > slack * limit
+            if value > limit
         )
-
-    def excess(self, figures: Sequence[ProbeResult], baselines: Sequence[ProbeResult]) -> float:
-        """Returns the factor by which a plan's medians exceed the limits, all together; 1 within them."""
-        return math.prod(max(1.0, value / limit) for _, value, limit, _ in self._limited(figures, baselines))
 
     def _limited(
         self, figures: Sequence[ProbeResult], baselines: Sequence[ProbeResult]
@@ -126,18 +117,20 @@ class Objective(TuneSpec):
         )
 
     def score(self, trial: Trial) -> float:
-        """Returns a trial's median cost relative to the baseline's; infinite where it failed."""
-        ratios = self.ratios(trial.figures, trial.baselines)
-        return median(ratios) if ratios and trial.failure is None else float("inf")
+        """Returns a trial's median cost relative to the baseline's; infinite where it failed.
 
-    def keeps_limits(self, trial: Trial, *, slack: float = 1.0) -> bool:
+        What exceeds a limit is dearer in proportion.
+        """
+        ratios = self.ratios(trial.figures, trial.baselines)
+        if not ratios or trial.failure is not None:
+            return math.inf
+        limited = self._limited(trial.figures, trial.baselines)
+        return median(ratios) * math.prod(max(1.0, value / limit) for _, value, limit, _ in limited)
+
+    def keeps_limits(self, trial: Trial) -> bool:
         """Says whether a trial gave figures, and they keep every limit."""
         works = bool(trial.figures) and trial.failure is None
-        return works and not self.violations(trial.figures, trial.baselines, slack=slack)
-
-    def is_allowed(self, trial: Trial) -> bool:
-        """Says whether a trial keeps every limit, or nearly: one process is not exact."""
-        return self.keeps_limits(trial, slack=_SLACK)
+        return works and not self.violations(trial.figures, trial.baselines)
 
 
 def ratio(figures: Sequence[ProbeResult], others: Sequence[ProbeResult], read: Reader) -> float:

@@ -20,7 +20,7 @@ from statistics import median
 from ortprep.children.probe import ProbeResult
 from ortprep.errors import PipelineError, StageError
 from ortprep.measuring.comparison import MIN_ROUNDS, order_of_round
-from ortprep.tuning.final import compare_finalists, measure_with_retry, pick_entrants, rank_firsts
+from ortprep.tuning.final import compare_finalists, measure_with_retry, rank_firsts
 from ortprep.tuning.objective import Finals, Objective, PlanSearchResult, Trial
 from ortprep.tuning.space import DEFAULT, FORM, OFF, PREPACKING, PlanChoice, Space
 
@@ -116,13 +116,14 @@ class _Search:
         if reason := self._try(self._forms(), "form"):
             return reason
         while True:
-            best, score = self._find_start()
+            scores = self._scores()
+            best = min(scores, key=lambda choice: scores[choice], default=self._space.base)
             around = self._space.neighbours(best)
             reason = self._try(around, "change") or self._try([self._combine(best, around)], "change")
             if reason is not None:
                 return reason
             # Half the noise is about the standard error of a plan's two rounds.
-            if not self._find_start()[1] < score / (1 + self._noise() / 2):
+            if not self._best_score() < scores.get(best, math.inf) / (1 + self._noise() / 2):
                 return "no single change gains more than the noise"
 
     def _combine(self, start: PlanChoice, around: Iterable[PlanChoice]) -> PlanChoice:
@@ -134,19 +135,13 @@ class _Search:
                 choice = choice.but(knob, value)
         return self._space.canonical(choice)
 
-    def _find_start(self) -> tuple[PlanChoice, float]:
-        """Returns the plan to change next, and its cost."""
-        scores = self._scores()
-        best = min(scores, key=lambda choice: scores[choice], default=self._space.base)
-        return best, scores.get(best, math.inf)
-
     def _scores(self) -> dict[PlanChoice, float]:
-        """Returns the costs of the plans that work; one beyond a limit is dearer in proportion."""
-        return {
-            choice: self._objective.score(trial) * self._objective.excess(trial.figures, trial.baselines)
-            for choice, trial in self._trials.items()
-            if choice != DEFAULT and self._works(choice)
-        }
+        """Returns the costs of the plans that work."""
+        trials = ((choice, trial) for choice, trial in self._trials.items() if choice != DEFAULT)
+        return {choice: self._objective.score(trial) for choice, trial in trials if trial.failure is None}
+
+    def _best_score(self) -> float:
+        return min(self._scores().values(), default=math.inf)
 
     def _forms(self) -> list[PlanChoice]:
         """Returns every form of the base with every kind of prepacking, those with one change first."""
@@ -183,7 +178,7 @@ class _Search:
         if all(trial.failure is not None for choice, trial in self._trials.items() if choice != DEFAULT):
             return None  # there is nothing to prepare yet
         finalists = min(len((self._baseline, self._space.base)) + FINALISTS, len(self._trials))
-        reserve_s = min(finalists * self._comparison_s(), FINALS_SHARE * self._objective.budget_s)
+        reserve_s = min(finalists * MIN_ROUNDS * self._process_s(), FINALS_SHARE * self._objective.budget_s)
         if self._elapsed_s() + reserve_s >= self._objective.budget_s:
             return f"{self._objective.budget_s:g} s are used up or reserved for the last comparison"
         return None
@@ -244,13 +239,6 @@ class _Search:
             return True
         return self._objective.score(trial) < MAX_FIRST_RATIO * self._best_score()
 
-    def _allowed(self) -> list[Trial]:
-        own = (trial for choice, trial in self._trials.items() if choice != DEFAULT)
-        return [trial for trial in own if self._objective.is_allowed(trial)]
-
-    def _best_score(self) -> float:
-        return min((self._objective.score(trial) for trial in self._allowed()), default=math.inf)
-
     def _noise(self) -> float:
         """Returns the distance between the quartiles of a plan's cost relative to the baseline's."""
         others = (trial for choice, trial in self._trials.items() if choice != self._baseline)
@@ -262,29 +250,30 @@ class _Search:
 
     def _compare_finalists(self) -> Finals:
         """Compares the best plans again, with the first-phase candidates."""
-        ranked = sorted(self._allowed(), key=self._objective.score)
-        best = [trial for trial in ranked if trial is ranked[0] or self._objective.keeps_limits(trial)]
-        limit = max(MIN_DIFFERENCE_RATIO, 1 + self._noise()) * self._best_score()
-        level = [trial.choice for trial in best if self._objective.score(trial) <= limit]
+        trials, scores = self._trials, self._scores()
+        # One process is not exact: a plan just beyond a limit is measured again after those that keep it.
+        beyond = {choice: not self._objective.keeps_limits(trials[choice]) for choice in scores}
+        best = sorted(scores, key=lambda choice: (beyond[choice], scores[choice]))
+        limit = max(MIN_DIFFERENCE_RATIO, 1 + self._noise()) * scores[best[0]] if best else 0.0
+        level = [one for one in best if scores[one] <= limit and beyond[one] == beyond[best[0]]]
         plain = min(level, key=lambda choice: len(self._changes(choice)), default=self._space.base)
-        choices = [trial.choice for trial in best[:FINALISTS]]
-        # The best comes first: what there is no time for is left out from the end.
-        usable = [c for c in (*choices[:1], plain, self._space.base, *choices[1:]) if self._works(c)]
-        firsts = rank_firsts(self._trials.values(), usable, self._objective)
-        candidates, firsts = pick_entrants(usable, firsts, max_plans=self._affordable_plans())
-        count = len({self._baseline, *candidates, *firsts})
-        self._effects.say(f"{len(self._trials)} plans tried; comparing {count} of them again")
+        plans = [one for one in (*best[:1], plain, self._space.base, *best[1:FINALISTS]) if one in scores]
+        plans = list(dict.fromkeys(plans))
+        firsts = rank_firsts(trials.values(), plans, self._objective)
+        # What there is no time for is left out from the end: never the two best and a first phase.
+        entrants = dict.fromkeys((*plans[:2], *firsts[:1], *plans[2:], *firsts[1:]))
+        plan_s = MIN_ROUNDS * self._process_s()
+        affordable = max(self._left_s(), 0.0) / max(plan_s, 1e-9) - 1
+        plans = list(entrants)[: max(3, int(min(len(entrants), affordable)))]
+        count = len({self._baseline, *plans})
+        self._effects.say(f"{len(trials)} plans tried; comparing {count} of them again")
         return compare_finalists(
             self._baseline,
-            candidates,
-            firsts,
+            plans,
             self._objective,
             measure=self._measure,
             has_time=lambda processes: self._left_s() >= processes * self._process_s(),
         )
-
-    def _works(self, choice: PlanChoice) -> bool:
-        return choice in self._trials and self._trials[choice].failure is None
 
     def _elapsed_s(self) -> float:
         return self._effects.clock() - self._started_s
@@ -295,11 +284,3 @@ class _Search:
     def _process_s(self) -> float:
         """Returns the usual time of a process; one that hung says nothing about the others."""
         return median(self._seconds) if self._seconds else 0.0
-
-    def _comparison_s(self) -> float:
-        """Returns what the last comparison takes for each plan at least."""
-        return MIN_ROUNDS * self._process_s()
-
-    def _affordable_plans(self) -> int:
-        """Returns how many plans there is time to compare."""
-        return int(min(len(self._trials), max(self._left_s(), 0.0) / max(self._comparison_s(), 1e-9)))
