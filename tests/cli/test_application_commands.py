@@ -172,7 +172,7 @@ def adoptable(tmp_path):
 @pytest.mark.slow
 def test_an_application_is_adopted_prepared_and_run_with_its_own_options(adoptable):
     program = (sys.executable, "app.py")
-    outcome = adoptable.run("adopt", "--json", "--", *program, "plain.json", "7")
+    outcome = adoptable.call("adopt", "--json", "--", *program, "plain.json", "7")
     assert outcome.code == 7, outcome.err
     assert all(not model["problem"] for model in json.loads(outcome.out))
     by_file, of_bytes = sorted(read_specs(adoptable.configs), key=lambda spec: spec.name != "net")
@@ -186,7 +186,7 @@ def test_an_application_is_adopted_prepared_and_run_with_its_own_options(adoptab
     assert (ids.shapes, ids.values, mask.values) == (((1, 3),), (1, 3, 7), (1,))
     assert of_bytes.runtime.attributes == {}
 
-    prepared = adoptable.run("prepare", "net")
+    prepared = adoptable.call("prepare", "net")
     assert prepared.code == 0, prepared.err
     bundle = adoptable.bundle("net")
     for variant in read_loader_config(bundle).variants:
@@ -196,14 +196,14 @@ def test_an_application_is_adopted_prepared_and_run_with_its_own_options(adoptab
     assert len(tried) >= 2
     assert all(own.items() <= options.attributes.items() for options in tried)
 
-    ran = adoptable.run("run", "--verbose", "--", *program, "run.json", "0")
+    ran = adoptable.call("run", "--verbose", "--", *program, "run.json", "0")
     assert ran.code == 0, ran.err
     assert str(bundle) in ran.err
     plain, bundles = (json.loads((adoptable.root / name).read_text()) for name in ("plain.json", "run.json"))
     for got, expected in zip(bundles, plain, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
-    again = adoptable.run("adopt", "--", *program, "again.json", "0")
+    again = adoptable.call("adopt", "--", *program, "again.json", "0")
     assert (again.code, "left as they are" in again.err) == (0, True)
 
 
@@ -217,7 +217,7 @@ def test_an_application_is_adopted_prepared_and_run_with_its_own_options(adoptab
 )
 def test_the_exit_code_of_the_application_is_passed_on(tmp_path, program, code, said):
     adoptable = Project(tmp_path)
-    outcome = adoptable.run("adopt", "--", sys.executable, *program)
+    outcome = adoptable.call("adopt", "--", sys.executable, *program)
     assert (outcome.code, outcome.out) == (code, "")
     assert said in outcome.err
     assert not adoptable.configs.exists()
@@ -227,24 +227,24 @@ def test_runs_that_may_be_missing_are_told(tmp_path):
     adoptable = Project(tmp_path)
     net = write_model(folding_net(), adoptable.models / "net.onnx")
     program = f"import onnxruntime, os; onnxruntime.InferenceSession({str(net)!r}); os.remove({str(net)!r})"
-    outcome = adoptable.run("adopt", "--", sys.executable, "-c", f"{program}; os._exit(3)")
+    outcome = adoptable.call("adopt", "--", sys.executable, "-c", f"{program}; os._exit(3)")
     assert (outcome.code, "ended abruptly" in outcome.err) == (3, True), outcome.err
 
 
 @pytest.mark.parametrize("out", ["app.py", "app.py/configs", "/proc/configs"])
 def test_the_program_is_not_run_if_specs_cannot_be_written(tmp_path, out):
     (tmp_path / "app.py").write_text("open('ran', 'w').close()")
-    outcome = Project(tmp_path).run("adopt", "--out", out, "--", sys.executable, "app.py")
+    outcome = Project(tmp_path).call("adopt", "--out", out, "--", sys.executable, "app.py")
     assert (outcome.code, f"cannot write to {out}" in outcome.err) == (2, True), outcome.err
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_program_that_is_not_there_is_told(tmp_path):
-    outcome = Project(tmp_path).run("adopt", "--", "no-such-program")
+    outcome = Project(tmp_path).call("adopt", "--", "no-such-program")
     assert (outcome.code, "cannot run no-such-program" in outcome.err) == (127, True)
 
 
 def test_a_judged_programs_arguments_are_said_to_be_in_the_specs(tmp_path):
     auto = ("--precision", "auto", "--judge", "stdout")
-    outcome = Project(tmp_path).run("adopt", *auto, "--", sys.executable, "-c", "pass")
+    outcome = Project(tmp_path).call("adopt", *auto, "--", sys.executable, "-c", "pass")
     assert "pass secrets by environment variables" in outcome.err.replace("\n", " ")

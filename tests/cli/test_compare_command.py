@@ -53,10 +53,10 @@ def test_what_is_no_worse_passes_and_what_is_worse_fails(project):
     add(project, "old")
     add(project, "new", Made("portable", init_ms=10.9))
     add(project, "worse", SLOWER)
-    passed = project.run("compare", "old", "new", "--fail-over", "10%")
+    passed = project.call("compare", "old", "new", "--fail-over", "10%")
     assert (passed.code, passed.err) == (0, "")
     assert "within the limit" in passed.out
-    failed = project.run("compare", "old", "worse", "--fail-over", "10%")
+    failed = project.call("compare", "old", "worse", "--fail-over", "10%")
     assert failed.code == 1
     assert "regression" in failed.out
     assert failed.err.splitlines()[:2] == [

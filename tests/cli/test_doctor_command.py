@@ -21,7 +21,7 @@ def project(tmp_path):
 
 def ask(project, *arguments):
     """Returns what a check came to; that the exit code agrees is part of every test."""
-    ended = project.run("doctor", *arguments, "--json")
+    ended = project.call("doctor", *arguments, "--json")
     (found,) = json.loads(ended.out)
     problems = [one for one in found["findings"] if one["severity"] == "problem"]
     assert ended.code == (1 if problems else 0), ended.err
@@ -43,7 +43,7 @@ def test_what_is_expected_and_not_there_is_a_failure(project):
 @pytest.mark.slow
 def test_an_onnx_file_is_examined_and_what_is_assumed_is_said(project):
     write_model(embedding(), project.root / "words.onnx")
-    ended = project.run("doctor", "init", "words.onnx", "--rounds", "1")
+    ended = project.call("doctor", "init", "words.onnx", "--rounds", "1")
     assert ended.code == 0, ended.err
     assert "parse the model file" in ended.out
     assert "graph transformers" in ended.out
@@ -53,7 +53,7 @@ def test_an_onnx_file_is_examined_and_what_is_assumed_is_said(project):
 @pytest.mark.slow
 def test_a_trace_for_perfetto_is_kept(project):
     write_model(conv_net(), project.root / "net.onnx")
-    assert project.run("doctor", "profile", "net.onnx", "--shape", "nonsense").code == 2
+    assert project.call("doctor", "profile", "net.onnx", "--shape", "nonsense").code == 2
     found = ask(project, "profile", "net.onnx", "--trace", "here.json")
     assert "trace-written" in {one["code"] for one in found["findings"]}
     assert set(found["figures"]["ran"]) == {"CPUExecutionProvider"}
@@ -78,7 +78,7 @@ def test_a_spec_s_source_is_fetched_and_a_bundle_examined_beside_it_or_alone(pro
 def test_a_trace_never_replaces_the_model(project):
     model = write_model(conv_net(), project.root / "net.onnx")
     before = model.read_bytes()
-    assert project.run("doctor", "profile", "net.onnx", "--trace", "net.onnx").code == 2
+    assert project.call("doctor", "profile", "net.onnx", "--trace", "net.onnx").code == 2
     assert model.read_bytes() == before
 
 
@@ -111,7 +111,7 @@ def test_a_model_s_names_are_no_orders_to_a_terminal(project):
     model = two_inputs()
     model.graph.node[0].name = "\x1b[31mred[/red]\nenv: PROBLEM: forged"
     write_model(model, project.root / "net.onnx")
-    ended = project.run("doctor", "profile", "net.onnx")
+    ended = project.call("doctor", "profile", "net.onnx")
     assert ended.code == 0, ended.err
     assert "\x1b" not in ended.out + ended.err
     assert not [line for line in ended.out.splitlines() if line.startswith("env:")]
@@ -164,12 +164,12 @@ def test_a_model_is_served_by_every_number_of_workers(project):
     ],
 )
 def test_wrong_use_is_told(project, arguments):
-    ended = project.run("doctor", *arguments)
+    ended = project.call("doctor", *arguments)
     assert ended.code == 2
     assert ended.out == ""
 
 
 def test_a_model_that_is_not_there_is_told(project):
-    ended = project.run("doctor", "init", "nothing")
+    ended = project.call("doctor", "init", "nothing")
     assert ended.code == 2
     assert "no such model: nothing" in ended.err

@@ -120,7 +120,7 @@ def test_what_was_written_is_told_as_it_was_written(project, line, said):
 
 @pytest.mark.slow
 def test_prepare_of_a_model_file_writes_a_spec_first(project):
-    assert "package:net" in done(project.run("prepare", "models/net.onnx"))
+    assert "package:net" in done(project.call("prepare", "models/net.onnx"))
     assert (project.configs / "net.yaml").is_file()
     assert (project.bundle() / "loader.json").is_file()
-    assert "0 done" in project.run("prepare", "models/net.onnx").err
+    assert "0 done" in project.call("prepare", "models/net.onnx").err

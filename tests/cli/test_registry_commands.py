@@ -42,15 +42,15 @@ def test_a_model_goes_from_a_folder_to_a_session_by_way_of_a_registry(project, r
     bundle = write_linear_bundle(
         project.artifacts / "linear", requirements={"cuda": CUDA_NEEDED, "cpu": CPU_ONLY}
     )
-    published = project.run("publish", "linear", "--label", "1.0")
+    published = project.call("publish", "linear", "--label", "1.0")
     assert published.code == 0, published.err
     assert published.out.startswith("linear@sha256:")
     assert "linear@1.0" in published.err
     assert "MB uploaded\n" in published.err
-    assert project.run("promote", "linear@1.0", "production").code == 5, "it was never verified"
-    promoted = project.run("promote", "linear@1.0", "production", "--force", "--reason", "first")
+    assert project.call("promote", "linear@1.0", "production").code == 5, "it was never verified"
+    promoted = project.call("promote", "linear@1.0", "production", "--force", "--reason", "first")
     assert promoted.code == 0, promoted.err
-    pulled = project.run("pull", "linear@production", "--out", "pulled")
+    pulled = project.call("pull", "linear@production", "--out", "pulled")
     assert pulled.code == 0, pulled.err
     assert read_tree(project.root / "pulled") == read_tree(bundle)
     assert is_intact(project.root / "pulled")
@@ -69,7 +69,7 @@ def test_what_was_there_already_is_told_apart_from_what_was_sent():
 
 def test_a_pool_takes_bundles_from_a_registry(project, registry):
     write_linear_bundle(project.artifacts / "linear")
-    assert project.run("publish", "linear").code == 0
+    assert project.call("publish", "linear").code == 0
     with SessionPool("registry://linear", PoolConfig(devices=["cpu"])) as pool:
         answer = pool.run({"x": sample()})["y"]
     np.testing.assert_allclose(answer, sample() @ weights_of(0), rtol=1e-5)
@@ -80,29 +80,29 @@ def test_a_job_can_require_a_signature(project, registry):
     private, public = write_keys(project.root / "keys")
     _, other = write_keys(project.root / "other")
     write_linear_bundle(project.artifacts / "linear")
-    assert project.run("publish", "linear", "--label", "a").code == 0
+    assert project.call("publish", "linear", "--label", "a").code == 0
     with pytest.raises(SignatureError):
         load("registry://linear@a", require_signature=public)
-    signed = project.run("publish", "linear", "--sign", str(private), "--verify", str(public))
+    signed = project.call("publish", "linear", "--sign", str(private), "--verify", str(public))
     assert signed.code == 0, signed.err
     load("registry://linear@a", require_signature=public)
     with pytest.raises(SignatureError):
         load("registry://linear@a", require_signature=other)
-    pulled = project.run("pull", "linear", "--out", "pulled", "--verify", str(public))
+    pulled = project.call("pull", "linear", "--out", "pulled", "--verify", str(public))
     assert pulled.code == 0, pulled.err
-    assert project.run("verify", "pulled", "--key", str(public)).code == 0
-    wrong = project.run("verify", "pulled", "--key", str(other))
+    assert project.call("verify", "pulled", "--key", str(public)).code == 0
+    wrong = project.call("verify", "pulled", "--key", str(other))
     assert wrong.code == 3
     assert "does not match" in wrong.err
     (project.root / "pulled/golden.npz").unlink()
-    assert "golden.npz: missing" in project.run("verify", "pulled", "--key", str(public)).err
+    assert "golden.npz: missing" in project.call("verify", "pulled", "--key", str(public)).err
 
 
 @pytest.mark.slow
 def test_an_encrypted_key_takes_its_password_from_the_environment(project, registry, monkeypatch):
     private, public = write_keys(project.root / "keys", password=SECRET.encode())
     write_bundle(project.artifacts / "net")
-    without = project.run("publish", "net", "--sign", str(private))
+    without = project.call("publish", "net", "--sign", str(private))
     assert without.code == 3
     assert "Traceback" not in without.err
     monkeypatch.setenv("ORTPREP_SIGN_PASSWORD", SECRET)
@@ -118,11 +118,11 @@ def test_listings_are_tables_or_json(project, registry):
         write_bundle(project.artifacts / f"net{i}", build)
         assert project.call("publish", f"net{i}", "--label", f"v{i}").code == 0
         assert project.call("promote", f"net@v{i}", "production").code == 0
-    listed = project.run("list")
+    listed = project.call("list")
     assert "production → v1" in listed.out
     (model,) = json.loads(project.call("list", "--json").out)
     assert (model["model"], model["versions"]) == ("net", 2)
-    versions = project.run("versions", "net")
+    versions = project.call("versions", "net")
     assert "promote" in versions.out
     state = json.loads(project.call("versions", "net", "--json").out)
     assert state["latest"] == state["labels"]["v1"]
@@ -130,13 +130,13 @@ def test_listings_are_tables_or_json(project, registry):
     named = next(line.split()[0] for line in versions.out.splitlines() if line.endswith("  v1"))
     assert named == f"net@{state['latest']}"
     assert project.call("pull", named, "--out", "named").code == 0, "what is printed can be pasted"
-    back = project.run("rollback", "net", "production", "--reason", "slow")
+    back = project.call("rollback", "net", "production", "--reason", "slow")
     assert (back.code, back.out.split()[:2]) == (0, ["net@production:", "v0"])
     planned = project.call("gc", "net", "--keep-latest", "0", "--keep-days", "0")
     assert "would remove 1 version," in planned.out
     assert f"v1 {state['labels']['v1']}" in planned.out
     assert "nothing was removed" in planned.err
-    done = project.run("gc", "--keep-latest", "0", "--keep-days", "0", "--delete", "--json")
+    done = project.call("gc", "--keep-latest", "0", "--keep-days", "0", "--delete", "--json")
     assert len(json.loads(done.out)[0]["versions"]) == 1
     assert list(json.loads(project.call("versions", "net", "--json").out)["labels"]) == ["v0"]
 
@@ -178,7 +178,7 @@ def test_what_cannot_be_done_is_a_message_and_an_exit_code(
 
 def test_without_a_registry_the_error_says_where_to_name_one(project, monkeypatch):
     monkeypatch.delenv("ORTPREP_REGISTRY", raising=False)
-    done = project.run("list")
+    done = project.call("list")
     assert done.code == 5
     assert "export ORTPREP_REGISTRY=" in done.err
 

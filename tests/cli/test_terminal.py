@@ -200,19 +200,19 @@ COMMANDS = {
 @pytest.mark.attack
 @pytest.mark.parametrize(("code", "arguments"), COMMANDS.values(), ids=COMMANDS)
 def test_a_hostile_bundle_writes_no_order_through_any_command(project, code, arguments):
-    ended = project.run(*arguments)
+    ended = project.call(*arguments)
     assert (ended.code, "Traceback" in ended.err) == (code, False), ended.err
     assert _orders(ended.out + ended.err) == []
 
 
 @pytest.mark.attack
 def test_markup_of_a_bundle_is_text(project):
-    assert MARKUP in project.run("show", "hostile").out
+    assert MARKUP in project.call("show", "hostile").out
 
 
 @pytest.mark.attack
 def test_json_keeps_every_character(project):
-    shown = json.loads(project.run("show", "hostile", "--json").out)
+    shown = json.loads(project.call("show", "hostile", "--json").out)
     assert shown["environment"][HOSTILE] == HOSTILE
 
 
@@ -238,7 +238,7 @@ def test_a_hostile_receipt_of_a_pulled_bundle_writes_no_order(project, tmp_path)
         receipt = pulled / ".registry/pulled.json"
         data = json.loads(receipt.read_text())
         receipt.write_text(json.dumps({**data, field: _made_hostile(data[field])}))
-        ended = project.run("verify", str(pulled), "--key", str(public))
+        ended = project.call("verify", str(pulled), "--key", str(public))
         assert "Traceback" not in ended.err
         assert _orders(ended.out + ended.err) == []
 

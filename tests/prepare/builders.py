@@ -175,7 +175,7 @@ class Project:
 
     def explain(self, *arguments):
         """Returns the reasons of every task that would run, by task."""
-        outcome = self.run("explain", "--json", *arguments)
+        outcome = self.call("explain", "--json", *arguments)
         assert outcome.code == 0, outcome.err
         return {item["task"]: item["reasons"] for item in json.loads(outcome.out) if item["reasons"]}
 

@@ -265,9 +265,9 @@ def test_a_model_whose_key_cannot_be_computed_keeps_no_other_from_being_explaine
     built.write_spec(inputs=SHAPES, source={"path": "~nosuchuser/x.onnx"})
     built.add(folding_net(), "zebra", inputs=SHAPES)
     explain, fetch = (
-        (built.run("explain"), built.run("prepare"))
+        (built.call("explain"), built.call("prepare"))
         if command == "ortprep"
-        else (built.run("explain"), built.doit("--continue", "fetch"))
+        else (built.call("explain"), built.doit("--continue", "fetch"))
     )
     assert explain.code == 0
     assert "net: fetch: runs, because\n    it would fail: not a file path" in explain.out
@@ -302,7 +302,7 @@ def reshaping_net():
 def test_a_model_that_does_not_run_on_made_up_values_says_so_first(tmp_path):
     project = Project(tmp_path)
     project.add(reshaping_net(), inputs={"to": {"range": [3, 60]}})
-    outcome = project.run("prepare")
+    outcome = project.call("prepare")
     assert outcome.code == 1
     failed = outcome.err[outcome.err.index("FAILED") :]
     assert "the model does not run on the inputs chosen for its trial: net\n" in failed

@@ -37,7 +37,7 @@ WITHOUT_GPU = pytest.mark.skipif(
 
 def test_show_tells_what_the_bundle_is_and_what_it_gains(first_build):
     project, _ = first_build
-    outcome = project.run("show", "net")
+    outcome = project.call("show", "net")
     assert (outcome.code, outcome.err) == (0, "")
     for word in ("net", "cpu: level", "portable: level", "verified", "default", "prepared"):
         assert word in outcome.out
@@ -47,7 +47,7 @@ def test_show_tells_what_the_bundle_is_and_what_it_gains(first_build):
 
 def test_show_json_is_the_manifest(first_build):
     project, _ = first_build
-    shown = json.loads(project.run("show", "net", "--json").out)
+    shown = json.loads(project.call("show", "net", "--json").out)
     recorded = read_json(project.bundle() / MANIFEST_FILE)
     recorded.pop("self_digest")
     shown.pop("self_digest", None)
@@ -56,7 +56,7 @@ def test_show_json_is_the_manifest(first_build):
 
 def test_explain_json_lists_every_task_in_build_order(first_build):
     project, _ = first_build
-    outcome = project.run("explain", "net", "--json")
+    outcome = project.call("explain", "net", "--json")
     explained = json.loads(outcome.out)
     assert [item["task"].partition("/")[0] for item in explained] == [
         *("fetch", "optimize", "optimize", "verify", "verify", "measure", "package")
@@ -67,7 +67,7 @@ def test_explain_json_lists_every_task_in_build_order(first_build):
 
 def test_the_schema_accepts_the_specs_that_build(first_build):
     project, _ = first_build
-    outcome = project.run("schema")
+    outcome = project.call("schema")
     assert (outcome.code, outcome.err) == (0, "")
     schema = json.loads(outcome.out)
     spec = json.loads((project.configs / "net.yaml").read_text())
@@ -78,7 +78,7 @@ def test_the_schema_accepts_the_specs_that_build(first_build):
 
 def test_check_passes_an_intact_bundle_and_writes_no_data(first_build):
     project, _ = first_build
-    outcome = project.run("check", "artifacts/net")
+    outcome = project.call("check", "artifacts/net")
     assert (outcome.code, outcome.out) == (0, "")
     names = [variant.name for variant in read_loader_config(project.bundle()).variants]
     lines = [f"artifacts/net: variant {name} answers the golden sample as recorded" for name in names]
@@ -89,13 +89,13 @@ def test_check_passes_an_intact_bundle_and_writes_no_data(first_build):
 def test_check_asks_every_variant_and_says_which_were_passed_over_and_why(tmp_path):
     project, needs = Project(tmp_path), {"cpu": UNMET, "spare": CPU_ONLY, "portable": CPU_ONLY}
     bundle = write_bundle(tmp_path / "linear", requirements=needs)
-    outcome = project.run("check", "linear")
+    outcome = project.call("check", "linear")
     assert (outcome.code, outcome.out) == (0, "")
     assert "linear: passed over cpu: expected ONNX Runtime >= 99.0" in outcome.err
     assert all(f"variant {name} answers the golden" in outcome.err for name in ("spare", "portable"))
     write_linear(bundle / "portable" / "linear_optimized.onnx", np.ones((8, 4), np.float32))
     rewrite_digests(bundle)
-    outcome = project.run("check", "linear")
+    outcome = project.call("check", "linear")
     assert outcome.code == 4
     assert "variant spare answers the golden sample as recorded" in outcome.err
     assert "error: variant 'portable' of " in outcome.err
@@ -103,7 +103,7 @@ def test_check_asks_every_variant_and_says_which_were_passed_over_and_why(tmp_pa
 
 def test_check_of_a_bundle_for_other_machines_cannot_load(tmp_path):
     write_bundle(tmp_path / "linear", requirements={"cpu": UNMET})
-    outcome = Project(tmp_path).run("check", "linear")
+    outcome = Project(tmp_path).call("check", "linear")
     assert outcome.code == 4
     assert "error: no variant of linear runs on this machine: " in outcome.err
 
@@ -142,7 +142,7 @@ def test_a_wrong_use_is_told_in_the_form_of_all_errors(first_build, arguments):
 
 @pytest.mark.parametrize("arguments", [("prepare", "--bogus"), ("frobnicate",), ("show",)])
 def test_an_argument_that_does_not_exist_is_wrong_use(first_build, arguments):
-    outcome = first_build[0].run(*arguments)
+    outcome = first_build[0].call(*arguments)
     assert (outcome.code, outcome.out) == (2, "")
     assert "Usage:" in outcome.err
 
@@ -191,7 +191,7 @@ def _version_of(distribution):
 
 
 def test_show_explains_its_figures_and_fits_a_terminal_of_100(first_build):
-    lines = first_build[0].run("show", "net").out.splitlines()
+    lines = first_build[0].call("show", "net").out.splitlines()
     assert max(map(len, lines)) <= 100
     assert any(line.startswith("a ± b: the median, and half the distance") for line in lines)
     assert "prepared: what was prepared for this target" in lines
@@ -217,7 +217,7 @@ def test_the_hint_for_a_missing_bundle_can_be_run(first_build, name, hint):
 def test_a_named_target_this_machine_lacks_is_an_error_that_says_how_to_go_on(built):
     built.write_spec(inputs=SHAPES, targets=["cpu", "cuda"])
     before = stamps(built.artifacts)
-    outcome = built.run("prepare", "net")
+    outcome = built.call("prepare", "net")
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err.startswith("error: target not available on this machine: cuda of net\n  cuda: ")
     assert outcome.err.endswith("\n\nhint: ortprep prepare net --skip-unavailable\n")
@@ -228,18 +228,18 @@ def test_a_named_target_this_machine_lacks_is_an_error_that_says_how_to_go_on(bu
 @WITHOUT_GPU
 def test_skipping_what_is_unavailable_builds_the_rest_and_says_what_is_missing(built):
     built.write_spec(inputs=SHAPES, targets=["cpu", "cuda"])
-    outcome = built.run("prepare", "net", "--skip-unavailable")
+    outcome = built.call("prepare", "net", "--skip-unavailable")
     assert outcome.code == 0, outcome.err
     (missing,) = read_manifest(built.bundle()).missing_targets
     assert missing.target == "cuda"
     assert missing.reason == unavailable_reason("cuda")
-    assert "missing target cuda: " in built.run("show", "net").out
+    assert "missing target cuda: " in built.call("show", "net").out
 
 
 def test_the_version_is_data(first_build):
     import ortprep
 
-    outcome = first_build[0].run("--version")
+    outcome = first_build[0].call("--version")
     assert outcome == Outcome(0, f"ortprep {ortprep.__version__}\n", "")
 
 
@@ -278,7 +278,7 @@ def test_a_build_that_nobody_listens_to_ends_as_any_other(built, command, shell)
 @pytest.mark.slow
 def test_a_stdout_that_cannot_show_every_character_shows_the_others(built, monkeypatch):
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    for outcome in (built.run("show", "net"), built.run("options")):
+    for outcome in (built.call("show", "net"), built.call("options")):
         assert (outcome.code, outcome.err) == (0, "")
         assert "?" in outcome.out
         assert outcome.out.isascii()

@@ -74,9 +74,9 @@ def test_the_first_build_does_every_task_and_leaves_no_unfinished_work(first_bui
 
 
 def test_a_second_run_writes_nothing(built):
-    built.run("explain")  # the copy's digests are now known
+    built.call("explain")  # the copy's digests are now known
     before = stamps(built.artifacts)
-    outcome = built.run("prepare")
+    outcome = built.call("prepare")
     assert (outcome.code, outcome.out, outcome.err) == (0, "", "0 done, 7 up to date\n")
     assert stamps(built.artifacts) == before
     assert built.explain() == {}
@@ -94,7 +94,7 @@ def test_a_replaced_model_and_an_option_for_jobs_reach_their_sessions(built):
     assert [line.partition(":")[0] for line in reasons["fetch"]] == ["source.digest"]
     assert set(reasons) == {task.replace(":net", "") for task in all_tasks()}
 
-    assert done(built.run("prepare")) == all_tasks()
+    assert done(built.call("prepare")) == all_tasks()
     feeds = {"x": np.ones((1, 64), np.float32)}
     expected = source_answers(built.models / "net.onnx", feeds)["y"]
     session = load(built.bundle())
@@ -106,7 +106,7 @@ def test_a_replaced_model_and_an_option_for_jobs_reach_their_sessions(built):
 def test_a_model_that_was_only_touched_is_not_built_again(built):
     write_model(folding_net(), built.models / "net.onnx")
     assert built.explain() == {}
-    assert done(built.run("prepare")) == set()
+    assert done(built.call("prepare")) == set()
 
 
 @pytest.mark.slow
@@ -114,7 +114,7 @@ def test_a_digest_pinned_later_is_compared_and_costs_nothing_else(built):
     model = built.models / "net.onnx"
     built.write_spec(inputs=SHAPES, source={"path": "../models/net.onnx", "sha256": digest_file(model)})
     assert built.explain()["fetch"] == [f"sha256: was None, is {digest_file(model)[:57]}…"]
-    assert done(built.run("prepare")) == {"fetch:net", "package:net"}
+    assert done(built.call("prepare")) == {"fetch:net", "package:net"}
 
 
 @pytest.mark.slow
@@ -123,7 +123,7 @@ def test_a_damaged_bundle_is_put_together_again_without_other_work(built):
     (built.bundle() / name).unlink()
     (built.bundle() / "stray").write_text("?")
     assert {reason.partition(":")[0] for reason in built.explain()["package"]} == {name, "stray"}
-    assert done(built.run("prepare")) == {"package:net"}
+    assert done(built.call("prepare")) == {"package:net"}
     assert is_intact(built.bundle())
 
 

@@ -147,7 +147,7 @@ def test_a_token_in_a_sources_url_is_used_and_never_written_or_shown(fetched_wit
     project = fetched_with_token.project
     assert fetched_with_token.asked == [f"/net.onnx?token={SECRET}", f"/weights.bin?token={SECRET}"]
     asked = (("show", "net"), ("show", "net", "--json"), ("explain", "--json"))
-    for said in (fetched_with_token.outcome, *(project.run(*arguments) for arguments in asked)):
+    for said in (fetched_with_token.outcome, *(project.call(*arguments) for arguments in asked)):
         assert said.code == 0
         assert SECRET not in said.out + said.err
     assert find_everywhere(project.root, SECRET) == ["configs/net.yaml"]
@@ -168,7 +168,7 @@ def test_a_token_in_a_url_that_fails_is_not_shown(project):
 def test_a_url_with_a_password_is_refused_before_anything_is_fetched(project):
     with serve() as server:
         project.write_spec(source={"url": server.url.replace("//", f"//me:{SECRET}@") + "/net.onnx"})
-        outcome = project.run("prepare")
+        outcome = project.call("prepare")
     assert outcome.code == 2
     assert "without user and password" in outcome.err
     assert SECRET not in outcome.out + outcome.err
@@ -279,7 +279,7 @@ def test_a_users_own_folder_in_a_bundles_place_is_neither_built_over_nor_cleaned
     project.bundle().mkdir(parents=True)
     (project.bundle() / "model.onnx").write_text("precious")
     before = stamps(project.artifacts)
-    built, cleaned = project.run("prepare"), project.doit("clean", "prepare:net")
+    built, cleaned = project.call("prepare"), project.doit("clean", "prepare:net")
     assert (built.code, built.out) == (2, "")
     for outcome in (built, cleaned):
         assert "a bundle would replace something that is not a bundle\n  net: expected nothing" in outcome.err

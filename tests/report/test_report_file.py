@@ -90,7 +90,7 @@ def test_a_bundle_without_receipts_has_no_history(tmp_path):
 
 def test_the_command_writes_one_file_and_says_where(project):
     write_bundles(project.artifacts, [Story(name="a"), Story(name="b")])
-    outcome = project.run("report")
+    outcome = project.call("report")
     assert outcome.code == 0, outcome.err
     assert outcome.out == "artifacts/report.html\n"
     assert "2 bundles, " in outcome.err
