@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from ortprep.bundle.conversion_record import OutputAccuracy
 from ortprep.children.answers import Answer
-from ortprep.measuring.accuracy import SNR_CAP_DB, AccuracyMeter, compare_answers, find_gate_failures
+from ortprep.measuring.accuracy import SNR_CAP_DB, compare_answers, compare_arrays, find_gate_failures
 from ortprep.runtime.tensors.element_types import ELEMENT_TYPES, narrow
 
 NAN, INF = float("nan"), float("inf")
@@ -31,10 +31,9 @@ DTYPES = st.one_of(
 
 
 def measure(*pairs: tuple[Any, Any], block_elements: int = 1000) -> OutputAccuracy:
-    meter = AccuracyMeter("y", block_elements=block_elements)
-    for expected, got in pairs:
-        meter.add(np.asarray(expected), np.asarray(got))
-    return meter.result()
+    triples = (("y", np.asarray(expected), np.asarray(got)) for expected, got in pairs)
+    (found,) = compare_arrays(triples, block_elements=block_elements)
+    return found
 
 
 @given(array=hnp.arrays(DTYPES, SHAPES), block=BLOCKS)

@@ -33,45 +33,6 @@ SNR_CAP_DB = 200.0
 _Floats: TypeAlias = NDArray[np.float64]
 
 
-class AccuracyMeter:
-    """Compares one output, sample by sample."""
-
-    def __init__(self, output: str, *, block_elements: int = BLOCK_ELEMENTS) -> None:
-        self._output, self._block_elements = output, block_elements
-        self._reason = ""
-        self._samples: list[_Tally] = []
-
-    def add(self, expected: Array, got: Array) -> None:
-        """Compares one sample's arrays; arrays that cannot be compared set the `reason`."""
-        mismatch = _compare_form(expected, got)
-        if mismatch:
-            self.refuse(mismatch)
-        else:
-            self._samples.append(_compare(expected, got, self._block_elements))
-
-    def refuse(self, reason: str) -> None:
-        """Records why a sample cannot be compared; the first reason is reported."""
-        self._reason = self._reason or reason
-
-    def result(self) -> OutputAccuracy:
-        """Returns the figures of what was added so far."""
-        samples = [sample for sample in self._samples if sample.elements]
-        elements = sum(sample.elements for sample in samples)
-        judged = sum(sample.judged for sample in samples)
-        total = sum(sample.sum_abs for sample in samples)
-        return OutputAccuracy(
-            self._output,
-            elements=elements,
-            max_abs=max((sample.max_abs for sample in samples), default=0.0),
-            mean_abs=float(np.nan_to_num(total / max(elements, 1))),  # at most what JSON can hold
-            cosine=min((sample.cosine() for sample in samples), default=1.0),
-            snr_db=min((sample.snr_db() for sample in samples), default=SNR_CAP_DB),
-            top1=sum(sample.agreed for sample in samples) / judged if judged else None,
-            nonfinite=sum(sample.nonfinite for sample in samples),
-            reason=self._reason,
-        )
-
-
 def compare_answers(
     expected: Sequence[Sequence[Answer]], got: Iterable[Mapping[str, Array]]
 ) -> tuple[OutputAccuracy, ...]:
@@ -84,15 +45,49 @@ def compare_answers(
     Raises:
         StageError: An answer's file is missing or damaged.
     """
-    meters: dict[str, AccuracyMeter] = {}
-    for left, right in zip(expected, got, strict=True):
-        for reference in left:
-            meter = meters.setdefault(reference.output, AccuracyMeter(reference.output))
-            if reference.output in right:
-                meter.add(read_answer(reference), right[reference.output])
-            else:
-                meter.refuse("the converted model did not return it")
-    return tuple(meter.result() for meter in meters.values())
+    return compare_arrays(
+        (reference.output, read_answer(reference), right.get(reference.output))
+        for left, right in zip(expected, got, strict=True)
+        for reference in left
+    )
+
+
+def compare_arrays(
+    triples: Iterable[tuple[str, Array, Array | None]], *, block_elements: int = BLOCK_ELEMENTS
+) -> tuple[OutputAccuracy, ...]:
+    """Returns the accuracy of every output, given its name, expected array and array, once per sample.
+
+    A sample that cannot be compared has a reason, of which the first is reported.
+    """
+    tallies: dict[str, list[_Tally]] = {}
+    reasons: dict[str, str] = {}
+    for output, expected, got in triples:
+        samples = tallies.setdefault(output, [])
+        if got is None:
+            reasons.setdefault(output, "the converted model did not return it")
+        elif mismatch := _compare_form(expected, got):
+            reasons.setdefault(output, mismatch)
+        else:
+            samples.append(_compare(expected, got, block_elements))
+    return tuple(_summarise(output, each, reasons.get(output, "")) for output, each in tallies.items())
+
+
+def _summarise(output: str, tallies: Sequence[_Tally], reason: str) -> OutputAccuracy:
+    samples = [sample for sample in tallies if sample.elements]
+    elements = sum(sample.elements for sample in samples)
+    judged = sum(sample.judged for sample in samples)
+    total = sum(sample.sum_abs for sample in samples)
+    return OutputAccuracy(
+        output,
+        elements=elements,
+        max_abs=max((sample.max_abs for sample in samples), default=0.0),
+        mean_abs=float(np.nan_to_num(total / max(elements, 1))),  # at most what JSON can hold
+        cosine=min((sample.cosine() for sample in samples), default=1.0),
+        snr_db=min((sample.snr_db() for sample in samples), default=SNR_CAP_DB),
+        top1=sum(sample.agreed for sample in samples) / judged if judged else None,
+        nonfinite=sum(sample.nonfinite for sample in samples),
+        reason=reason,
+    )
 
 
 def _compare_form(expected: Array, got: Array) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Generic, TypeVar
@@ -116,20 +116,6 @@ def centre(values: Sequence[float]) -> float:
         ValueError: There are no values.
     """
     return median([(one + other) / 2 for one, other in itertools.combinations_with_replacement(values, 2)])
-
-
-def pareto_front(points: Iterable[T], read: Callable[[T], tuple[float, float, int]]) -> tuple[T, ...]:
-    """Returns the points that no other beats in both figures, smallest first figure first.
-
-    Args:
-        points: Candidates to choose from.
-        read: Reads both figures, less being better, and a number that orders equal points.
-    """
-    front: list[T] = []
-    for point in sorted(points, key=read):
-        if not front or read(point)[1] < read(front[-1])[1]:
-            front.append(point)
-    return tuple(front)
 
 
 def order_of_round(candidates: Sequence[C], index: int) -> tuple[C, ...]:

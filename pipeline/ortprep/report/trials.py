@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from ortprep.bundle.figures import PlanFigures
 from ortprep.bundle.manifest import FirstPhaseRecord, TrialRecord, TuningRecord
-from ortprep.measuring.comparison import pareto_front
 from ortprep.report.content import ReportSection
 from ortprep.tables import Cell, CellValue, Table, Tone, count_of, fill_table, format_duration, number_cell
 
@@ -136,10 +135,12 @@ class Leg(NamedTuple):
 
 def find_front(record: TuningRecord) -> tuple[TrialRecord, ...]:
     """Returns the plans within the limits that no other beats in both figures, soonest ready first."""
-    good = [
-        trial for trial in record.trials if all(map(math.isfinite, _place(trial))) and not trial.violations
-    ]
-    return pareto_front(good, lambda trial: (*_place(trial), trial.number))
+    good = (one for one in record.trials if all(map(math.isfinite, _place(one))) and not one.violations)
+    front: list[TrialRecord] = []
+    for trial in sorted(good, key=lambda trial: (*_place(trial), trial.number)):
+        if not front or _place(trial)[1] < _place(front[-1])[1]:
+            front.append(trial)
+    return tuple(front)
 
 
 def _place(trial: TrialRecord) -> tuple[float, float]:

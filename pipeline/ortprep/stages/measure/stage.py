@@ -170,17 +170,12 @@ class _Comparison:
         _, variant = self._candidates[decision.shipped]
         if self._context.target != "cpu" or variant.io_binding:
             return warm
-
-        def measure_once(name: str) -> ProbeResult:
-            is_fork = name == FORKED
-            return self._measure(decision.shipped if is_fork else name, forked=is_fork)
-
-        # In turn with the default once more: the machine may be slower than it was in the rounds before.
         rounds = len(warm.rounds[PREPARED])
-        compared = tuple(name for name in (DEFAULT, FORKED) if name == FORKED or name in warm.rounds)
-        self._planned += rounds * len(compared)
-        forks = run_interleaved(compared, measure_once, max_rounds=rounds)
-        default, forked = forks.rounds.get(DEFAULT), forks.rounds.get(FORKED)
+        self._planned += rounds
+        forks = run_interleaved(
+            (FORKED,), lambda _: self._measure(decision.shipped, forked=True), max_rounds=rounds
+        )
+        default, forked = warm.rounds.get(DEFAULT, ()), forks.rounds.get(FORKED, ())
         if default and forked:
             ratio = median(one.steady_ms for one in forked) / median(one.steady_ms for one in default)
             if ratio > STEADY_ALLOWANCE:
@@ -188,10 +183,8 @@ class _Comparison:
                     f"a forked worker, on one thread, takes {ratio:.2f}× default ONNX Runtime's time per run;"
                     " threads_after of load_before_fork gives it more"
                 )
-        # The default's figures are those of the rounds in which what ships was chosen.
-        if forked is None:
-            return replace(warm, failures={**warm.failures, FORKED: forks.failures[FORKED]})
-        return replace(warm, rounds={**warm.rounds, FORKED: forked})
+        failures = {**warm.failures, **forks.failures}
+        return replace(warm, rounds={**warm.rounds, **forks.rounds}, failures=failures)
 
     def _measure_until_sure(self) -> tuple[Runs, Decision]:
         """Measures once more as long when the prepared plan loses.
