@@ -142,18 +142,6 @@ def test_every_plan_follows_every_other_equally_often(count):
     assert len(set(neighbours.values())) == 1
 
 
-def test_plans_are_interleaved():
-    measured: list[str] = []
-
-    def measure(plan: str) -> ProbeResult:
-        measured.append(plan)
-        return result(1.0)
-
-    run_interleaved(PLANS, measure, max_rounds=5)
-    for start in range(0, 20, 4):
-        assert sorted(measured[start : start + 4]) == sorted(PLANS)
-
-
 def test_rounds_that_go_on_take_the_orders_that_come_next():
     measured: list[str] = []
 

@@ -17,13 +17,11 @@ import pytest
 
 from ortprep.bundle.loader_config import Requirements, TensorSpec, Variant
 from ortprep.bundle.session_record import SessionOptionsRecord, SessionPlan
-from ortprep.children.probe import ProbeRequest, measure_plan
-from ortprep.errors import BundleError, LoadError, StageError
+from ortprep.errors import LoadError, StageError
 from ortprep.measuring.device_lock import lock_folder, measuring, working
 from ortprep.measuring.staged_bundles import StagedBundles
 from ortprep.runtime import load, open_bundle
 from ortprep.runtime.loading.session import default_plan
-from ortprep.runtime.tensors.arrays import write_tensors
 from tests.runtime.builders import COLUMNS, CPU_ONLY, ROWS, UNMET, sample, weights_of, write_linear
 
 pytestmark = pytest.mark.runtime
@@ -283,17 +281,6 @@ def test_what_load_remembers_is_there_before_it_is_measured(staged, plan, cache)
         code = f"from ortprep.runtime import load; load({str(bundle)!r})"
         subprocess.run([sys.executable, "-c", code], check=True)
         assert {path: path.stat().st_mtime_ns for path in cache.rglob("*")} == before
-
-
-def test_a_plan_is_measured_through_load_of_its_bundle(tmp_path, staged, plan):
-    write_tensors(tmp_path / "0.npz", {"x": sample()})
-    bundle = stage(staged, plan)
-    request = ProbeRequest(plan, str(tmp_path / "0.npz"), 0.01, bundle=str(bundle))
-    result = measure_plan(request, timeout_s=600)
-    assert result.ready_ms > result.import_ms + result.init_ms + result.first_ms
-    (bundle / "loader.json").write_bytes(b"{}")
-    with pytest.raises(BundleError):
-        measure_plan(request, timeout_s=600)
 
 
 def test_a_plan_this_machine_does_not_meet_is_an_error_as_it_is_for_a_job(staged, plan):

@@ -19,7 +19,6 @@ from tests.prepare.builders import (
     is_intact,
     preferred_model,
     source_answers,
-    stamps,
 )
 
 pytestmark = pytest.mark.manual
@@ -113,31 +112,6 @@ def test_the_manifest_has_every_trial_with_its_options_and_figures_or_its_failur
     assert chosen.final.init_ms.count == 3
     assert record.ended.startswith("max_trials, 6, is used up")
     assert record.elapsed_s > 0
-
-
-def test_a_searched_bundle_answers_as_the_source_does(searched):
-    assert_answers_as_the_source(searched)
-
-
-def test_what_is_shipped_is_what_was_chosen_or_the_default(searched):
-    record, decision = tuning(searched), variant(searched).decision
-    assert decision is not None
-    config = json.loads((searched.bundle() / "loader.json").read_text())["variants"][0]
-    if decision.shipped == "prepared":
-        chosen = record.trials[record.chosen]
-        assert config["session_options"] == encode(chosen.session_options)
-    else:
-        assert config["session_options"]["graph_optimization_level"] != "ORT_DISABLE_ALL" or (
-            decision.shipped == "portable"
-        )
-
-
-def test_a_second_build_searches_nothing(tuned):
-    tuned.run("explain")  # the copy's digests are now known
-    before = stamps(tuned.artifacts)
-    outcome = tuned.run("prepare")
-    assert (outcome.code, outcome.err) == (0, "0 done, 8 up to date\n")
-    assert stamps(tuned.artifacts) == before
 
 
 def fake_measure(request, **_):
@@ -242,23 +216,6 @@ def test_plans_for_forks_are_searched_on_one_thread_and_compared_as_forks(tuned)
     assert_answers_as_the_source(tuned)
 
 
-def test_another_number_of_runs_searches_again_and_optimises_nothing(tuned):
-    files = stamps(tuned.work() / "optimize-cpu")
-    write_spec(tuned, runs_per_load=1)
-    assert tuned.explain()["tune/cpu"] == ["tune.runs_per_load: was 1000, is 1"]
-    outcome = prepare_with_given_figures(tuned, runs_per_load=1, max_trials=2)
-    assert done(outcome) == {"tune:net/cpu", "measure:net/cpu", "package:net"}
-    assert stamps(tuned.work() / "optimize-cpu") == files
-    assert tuning(tuned).runs_per_load == 1
-
-
-def test_without_trials_there_is_no_search(verified):
-    outcome = prepare_with_given_figures(verified, max_trials=0)
-    assert done(outcome) == {"measure:net/cpu", "package:net"}
-    assert variant(verified).tuning is None
-    assert_answers_as_the_source(verified)
-
-
 def test_without_trials_the_plan_that_space_names_is_prepared_and_held_against_the_default(verified):
     space = {"form": ["inline", "mapped"], "memory_arena": ["off"]}
     outcome = prepare_with_given_figures(verified, max_trials=0, space=space)
@@ -281,26 +238,3 @@ def test_options_of_the_spec_reach_every_session_and_are_not_searched(tuned):
     for variant in json.loads((tuned.bundle() / "loader.json").read_text())["variants"]:
         assert variant["session_options"]["attributes"] == runtime
     assert_answers_as_the_source(tuned)
-
-
-WRONG = {
-    "an unknown knob": (
-        {"space": {"banana": ["on"]}},
-        "tune.space: unknown knob 'banana'; expected one of form, prepacking, level",
-    ),
-    "an unknown value": (
-        {"space": {"form": ["zip"]}},
-        "tune.space: unknown value 'zip' of knob 'form'; expected one of mapped, inline, ort, prepacked",
-    ),
-}
-
-
-@pytest.mark.parametrize(("tune", "told"), WRONG.values(), ids=WRONG)
-def test_a_search_that_cannot_be_is_told_with_what_could_and_the_old_bundle_stays(tuned, tune, told):
-    before = stamps(tuned.bundle())
-    outcome = prepare_with_given_figures(tuned, **tune)
-    assert outcome.code == 2, outcome.err
-    assert told in outcome.err
-    assert "Traceback" not in outcome.err
-    assert stamps(tuned.bundle()) == before
-    assert tuned.leftovers() == []

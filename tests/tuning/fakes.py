@@ -11,8 +11,6 @@ import dataclasses
 import math
 import os
 import random
-import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -231,17 +229,6 @@ Limits = Mapping[str, float]
 def limits(budget_s: float, max_trials: int = 5000) -> Limits:
     """Returns limits of a search, beyond what a spec may ask for too."""
     return {"budget_s": budget_s, "max_trials": max_trials}
-
-
-def crash(request: Request) -> dict[str, Any]:
-    os.kill(os.getpid(), signal.SIGSEGV)
-    return {}
-
-
-def hang(request: Request) -> dict[str, Any]:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    time.sleep(600)
-    return {}
 
 
 def take_all_memory(request: Request) -> dict[str, Any]:

@@ -29,7 +29,6 @@ from ortprep.tuning.space import (
     DEFAULT,
     MAX_INLINE_BYTES,
     Options,
-    PlanChoice,
     Space,
     find_space_problems,
     restrict,
@@ -51,10 +50,6 @@ from tests.tuning.builders import (
 )
 
 
-def changes(one: PlanChoice, other: PlanChoice) -> set[str]:
-    return {name for (name, value), (_, was) in zip(one.values, other.values, strict=True) if value != was}
-
-
 @given(st.data())
 def test_a_canonical_choice_is_its_own_canonical_choice(data):
     space = data.draw(restricted_spaces())
@@ -68,19 +63,6 @@ def test_a_canonical_choice_is_of_the_space(data):
     choice = space.canonical(data.draw(raw_choices(space)))
     assert [knob for knob, _ in choice.values] == list(space.knobs)
     assert all(value in space.knobs[knob] for knob, value in choice.values)
-
-
-@given(spaces())
-def test_the_bases_neighbours_differ_from_it_in_one_knob_and_are_all_there_are(space):
-    neighbours = space.neighbours(space.base)
-    assert len(set(neighbours)) == len(neighbours)
-    # A recorded run takes its binding along.
-    assert all(len(changes(choice, space.base) - {"io_binding"}) <= 1 for choice in neighbours)
-    assert all(space.canonical(choice) == choice for choice in neighbours)
-    single = {space.base.but(knob, value) for knob, values in space.knobs.items() for value in values}
-    assert set(neighbours) >= {choice for choice in single if space.canonical(choice) == choice} - {
-        space.base
-    }
 
 
 @given(st.data())
@@ -263,21 +245,6 @@ def test_every_knob_has_a_choice_and_the_base_sets_no_option_at_all(space):
     assert {"form", "level"} <= names(space)
     options, providers = SessionOptionsRecord("ORT_DISABLE_ALL"), (ProviderRecord(CUDA),)
     assert space.apply(space.base, options, providers) == (options, providers)
-
-
-def test_a_model_to_which_everything_can_matter_has_every_knob():
-    assert names(cpu_space()) == {
-        "form",
-        "level",
-        "prepacking",
-        "threads",
-        "spinning",
-        "execution",
-        "memory_arena",
-        "memory_pattern",
-        "device_allocator",
-    }
-    assert {"cuda_graph", "io_binding", "tf32", "reading_threads", *CONVOLUTION_KNOBS} <= names(free_space())
 
 
 FORMS, ON_OFF, OFF_ON = ("mapped", "inline", "ort", "prepacked"), ("on", "off"), ("off", "on")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +10,21 @@ import numpy as np
 import pytest
 
 from ortprep.bundle.loader_config import Tolerance
-from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
+from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.answers import write_answers
 from ortprep.children.probe import ProbeResult
 from ortprep.errors import (
     ChildError,
-    LoadError,
     VerificationError,
 )
-from ortprep.runtime.loading.session import CPU, CUDA, default_plan
+from ortprep.runtime.loading.session import CPU, default_plan
 from ortprep.runtime.tensors.arrays import write_tensors
-from ortprep.tuning.final import choose
-from ortprep.tuning.objective import Objective
-from ortprep.tuning.search import SearchEffects, search
-from ortprep.tuning.space import DEFAULT, Options, PlanChoice, Space
 from ortprep.tuning.trial import (
     TrialRequest,
-    measure_and_check,
     measure_trial,
 )
 from tests.runtime.builders import write_linear
 from tests.tuning import fakes
-from tests.tuning.builders import per_load
 
 TIMEOUT_S = 300.0
 GENEROUS_BYTES = 16 * 2**30
@@ -123,61 +114,3 @@ def test_an_output_that_is_missing_is_told(request_of_all):
 def test_memory_beyond_the_limit_is_an_error_that_says_so(request_of_all):
     with pytest.raises(ChildError, match="out of memory"):
         measured(request_of_all, function=fakes.take_all_memory, memory_bytes=2**30)
-
-
-def test_a_provider_that_is_not_there_is_an_error(request_of_all):
-    plan = SessionPlan(
-        plan_of(request_of_all).model,
-        SessionOptionsRecord("ORT_DISABLE_ALL"),
-        (ProviderRecord(CUDA, {"no_such_option": "1"}), ProviderRecord(CPU)),
-    )
-    with pytest.raises(LoadError):
-        measured(dataclasses.replace(request_of_all, plan=plan))
-
-
-WAYS: dict[str, Options] = {
-    "plain": {},
-    "crashing": {},
-    "hanging": {},
-    "wrong": {},
-    "unknown": {"execution_mode": "no_such_mode"},
-    "unpacked": {"session.disable_prepacking": "1"},
-}
-SPACE = Space({"way": WAYS})
-FUNCTIONS = {"crashing": fakes.crash, "hanging": fakes.hang}
-
-
-def test_whatever_a_trial_does_it_is_a_result_and_never_the_end_of_the_search(request_of_all, tmp_path):
-    wrong = with_other_weights(request_of_all, tmp_path)
-
-    @functools.cache
-    def usual() -> ProbeResult:
-        return measured(request_of_all)
-
-    def measure(choice: PlanChoice, _: float) -> ProbeResult:
-        if choice == DEFAULT or choice["way"] in ("plain", "unpacked"):
-            return usual()
-        way = choice["way"]
-        request = wrong if way == "wrong" else request_of_all
-        model, usual_options, usual_providers = plan_of(request)
-        plan = SessionPlan(model, *SPACE.apply(choice, usual_options, usual_providers))
-        function = FUNCTIONS.get(way, measure_and_check)
-        return measured(
-            dataclasses.replace(request, plan=plan),
-            function=function,
-            timeout_s=1.0 if way == "hanging" else TIMEOUT_S,
-        )
-
-    ticks = iter(range(10_000))
-    effects = SearchEffects(measure, clock=lambda: float(next(ticks)))
-    found = search(SPACE, Objective.of(per_load(1), budget_s=math.inf, rounds=3), effects)
-    failures = {trial.choice["way"]: trial.failure for trial in found.trials if trial.failure is not None}
-    assert failures.keys() == {"crashing", "hanging", "wrong", "unknown"}
-    for way, told in {
-        "crashing": "SIGSEGV",
-        "hanging": "took too long",
-        "wrong": "wrong answer: output 'y'",
-        "unknown": "no_such_mode",
-    }.items():
-        assert told in str(failures[way])
-    assert choose(SPACE, per_load(1), found).choice == SPACE.base

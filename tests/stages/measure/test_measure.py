@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.figures import Samples
 from ortprep.bundle.loader_config import Requirements, Variant, VersionRange
-from ortprep.bundle.manifest import SourceRecord
+from ortprep.bundle.manifest import Decision, SourceRecord
 from ortprep.bundle.model_facts import ModelInterface
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.children.answers import Answers
@@ -35,6 +35,7 @@ from ortprep.stages.measure.candidates import device_of
 from ortprep.stages.measure.decision import decide, decide_fallback, with_common_start
 from ortprep.stages.measure.stage import MeasureStage
 from ortprep.stages.verify.reference import ReferenceAnswers, write_reference
+from ortprep.tuning.objective import Objective
 from tests.builders import conv_net
 from tests.tuning.builders import per_load
 
@@ -215,27 +216,32 @@ def test_order_statistics_are_in_order(values):
     assert s.minimum <= s.p25 <= s.median <= s.p75 <= s.maximum
 
 
+Rounds = tuple[ProbeResult, ...]
+
+
+def decided(
+    prepared: Rounds,
+    *,
+    default: Rounds | None = None,
+    portable: Rounds | None = None,
+    objective: Objective = OBJECTIVE,
+) -> Decision:
+    """Returns what ships; the default is what was measured, unless another one is given."""
+    plans = {DEFAULT: default or samples(DEFAULT_FIRST), "prepared": prepared}
+    if portable is not None:
+        plans["portable"] = portable
+    return decide(plans, candidates=("prepared", "portable"), objective=objective)
+
+
 def test_the_prepared_plan_ships_when_it_is_sooner_and_as_fast():
-    decision = decide(
-        {
-            DEFAULT: samples(DEFAULT_FIRST),
-            "prepared": samples(MAPPED_FIRST),
-            "portable": samples(DEFAULT_FIRST),
-        },
-        candidates=("prepared", "portable"),
-        objective=OBJECTIVE,
-    )
+    decision = decided(samples(MAPPED_FIRST), portable=samples(DEFAULT_FIRST))
     assert (decision.shipped, decision.faster) == ("prepared", True)
     assert "5.0× sooner" in decision.reason
     assert "1.00×" in decision.reason
 
 
 def test_a_gain_within_the_noise_ships_the_default_and_says_so():
-    decision = decide(
-        {DEFAULT: samples(DEFAULT_FIRST), "prepared": samples(scaled(DEFAULT_FIRST, 0.999))},
-        candidates=("prepared",),
-        objective=OBJECTIVE,
-    )
+    decision = decided(samples(scaled(DEFAULT_FIRST, 0.999)))
     assert (decision.shipped, decision.faster) == (DEFAULT, False)
     assert "not ready sooner beyond the noise" in decision.reason
     assert "230" in decision.reason
@@ -244,26 +250,15 @@ def test_a_gain_within_the_noise_ships_the_default_and_says_so():
 
 
 def test_a_plan_slower_per_run_gives_way_to_the_portable_one():
-    decision = decide(
-        {
-            DEFAULT: samples(DEFAULT_FIRST),
-            "prepared": samples(MAPPED_FIRST, scaled(STEADY, 1.4)),
-            "portable": samples(scaled(MAPPED_FIRST, 1.5)),
-        },
-        candidates=("prepared", "portable"),
-        objective=OBJECTIVE,
-    )
+    slow = samples(MAPPED_FIRST, scaled(STEADY, 1.4))
+    decision = decided(slow, portable=samples(scaled(MAPPED_FIRST, 1.5)))
     assert (decision.shipped, decision.faster) == ("portable", True)
     assert "prepared takes 1.40× the time per run" in decision.reason
 
 
 def test_a_plan_slower_per_run_by_less_than_the_allowance_ships():
-    prepared = samples(MAPPED_FIRST, scaled(STEADY, 1.025))
     assert is_below(STEADY, scaled(STEADY, 1.025))
-    decision = decide(
-        {DEFAULT: samples(DEFAULT_FIRST), "prepared": prepared}, candidates=("prepared",), objective=OBJECTIVE
-    )
-    assert decision.shipped == "prepared"
+    assert decided(samples(MAPPED_FIRST, scaled(STEADY, 1.025))).shipped == "prepared"
 
 
 def test_the_fallback_is_the_source_unless_the_portable_graph_is_better_beyond_the_noise():
@@ -280,10 +275,7 @@ def test_the_fallback_is_the_source_unless_the_portable_graph_is_better_beyond_t
 
 
 def test_a_limit_of_the_target_s_plan_does_not_choose_the_fallback():
-    plans = {
-        DEFAULT: samples(DEFAULT_FIRST, private_mb=300.0),
-        "portable": samples(DEFAULT_FIRST, private_mb=300.0),
-    }
+    plans = dict.fromkeys((DEFAULT, "portable"), samples(DEFAULT_FIRST, private_mb=300.0))
     fallback = decide_fallback(plans, objective=per_load(1000, max_private_mb=200.0))
     assert fallback is not None
     assert fallback.shipped == DEFAULT
@@ -291,8 +283,8 @@ def test_a_limit_of_the_target_s_plan_does_not_choose_the_fallback():
 
 def test_a_plan_is_judged_with_the_first_phase_that_serves_before_it():
     default, first = samples(DEFAULT_FIRST), samples(MAPPED_FIRST, scaled(STEADY, 2.0))
-    alone = {DEFAULT: default, "prepared": samples(DEFAULT_FIRST)}
-    assert decide(alone, candidates=("prepared",), objective=OBJECTIVE).shipped == DEFAULT
+    assert decided(default).shipped == DEFAULT
+    alone = {DEFAULT: default, "prepared": default}
     decision = decide({**alone, FIRST: first}, candidates=("prepared",), objective=OBJECTIVE)
     assert (decision.shipped, decision.faster) == ("prepared", True)
     assert "by its first phase" in decision.reason
@@ -316,59 +308,44 @@ def test_a_start_that_all_have_in_common_does_not_hide_what_differs():
     assert levelled[DEFAULT][0].ready_ms == pytest.approx(115.0 + 50.0)
 
 
-def test_slower_runs_within_the_noise_do_not_count():
-    noisy = (18.0, 24.0, 17.9, 23.5, 18.9)
-    default = samples(DEFAULT_FIRST, (17.9, 23.9, 17.8, 18.0, 18.8))
-    decision = decide(
-        {DEFAULT: default, "prepared": samples(MAPPED_FIRST, noisy)},
-        candidates=("prepared",),
-        objective=OBJECTIVE,
-    )
-    assert decision.shipped == "prepared"
-
-
 def test_a_failed_candidate_is_passed_over():
-    decision = decide(
-        {DEFAULT: samples(DEFAULT_FIRST), "prepared": samples(MAPPED_FIRST)},
-        candidates=("tuned", "prepared"),
-        objective=OBJECTIVE,
-    )
-    assert decision.shipped == "prepared"
+    plans = {DEFAULT: samples(DEFAULT_FIRST), "prepared": samples(MAPPED_FIRST)}
+    assert decide(plans, candidates=("tuned", "prepared"), objective=OBJECTIVE).shipped == "prepared"
 
 
 def test_without_a_default_nothing_is_claimed_to_be_faster():
-    decision = decide(
-        {"prepared": samples(MAPPED_FIRST)}, candidates=("prepared", "portable"), objective=OBJECTIVE
-    )
+    plans = {"prepared": samples(MAPPED_FIRST)}
+    decision = decide(plans, candidates=("prepared", "portable"), objective=OBJECTIVE)
     assert (decision.shipped, decision.faster) == ("prepared", False)
     assert "without a comparison" in decision.reason
 
 
-def test_runs_that_look_slower_by_less_than_their_error_do_not_refuse_a_sooner_load():
-    # Milliseconds per run of one model, as measured on a machine that others share: equal plans.
-    default = samples(
-        (*DEFAULT_FIRST, *DEFAULT_FIRST), (12.4, 11.6, 12.5, 10.8, 12.6, 11.5, 9.9, 12.7, 11.2, 10.6)
-    )
-    steady = (12.8, 13.5, 10.4, 13.1, 12.2, 13.6, 10.6, 12.9, 10.9, 12.6)
-    prepared = samples((*MAPPED_FIRST, *MAPPED_FIRST), steady)
-    plans = {DEFAULT: default, "prepared": prepared}
-    assert paired_ratio(steady, [run.steady_ms for run in default]) > 1.05
-    assert decide(plans, candidates=("prepared",), objective=OBJECTIVE).shipped == "prepared"
+# Milliseconds per run of one model, as measured on a machine that others share: equal plans.
+SHARED = (12.4, 11.6, 12.5, 10.8, 12.6, 11.5, 9.9, 12.7, 11.2, 10.6)
+SHARED_AGAIN = (12.8, 13.5, 10.4, 13.1, 12.2, 13.6, 10.6, 12.9, 10.9, 12.6)
+
+
+@pytest.mark.parametrize(
+    ("default", "prepared"),
+    [((17.9, 23.9, 17.8, 18.0, 18.8), (18.0, 24.0, 17.9, 23.5, 18.9)), (SHARED, SHARED_AGAIN)],
+)
+def test_runs_that_look_slower_by_less_than_their_error_do_not_refuse_a_sooner_load(default, prepared):
+    assert paired_ratio(prepared, default) > 1.005
+    first, mapped = (one * (len(default) // 5) for one in (DEFAULT_FIRST, MAPPED_FIRST))
+    assert decided(samples(mapped, prepared), default=samples(first, default)).shipped == "prepared"
 
 
 def test_slower_runs_count_within_the_noise_where_they_outweigh_the_load():
     noisy = (18.0, 22.0, 17.9, 25.0, 18.5)
-    plans = {DEFAULT: samples(DEFAULT_FIRST, noisy), "prepared": samples(MAPPED_FIRST, scaled(noisy, 1.06))}
+    default, slower = samples(DEFAULT_FIRST, noisy), samples(MAPPED_FIRST, scaled(noisy, 1.06))
     for runs, shipped in ((1000, DEFAULT), (2, "prepared")):
-        decision = decide(plans, candidates=("prepared",), objective=per_load(runs))
-        assert decision.shipped == shipped
+        assert decided(slower, default=default, objective=per_load(runs)).shipped == shipped
 
 
 def test_runs_far_slower_count_though_the_noise_is_as_large():
-    default = samples(DEFAULT_FIRST, (1.0, 1.0, 1.0, 4.5, 4.5))
-    slow = samples(MAPPED_FIRST, (4.0,) * 5)
     assert not is_below([1.0, 1.0, 1.0, 4.5, 4.5], [4.0] * 5)
-    decision = decide({DEFAULT: default, "prepared": slow}, candidates=("prepared",), objective=OBJECTIVE)
+    default = samples(DEFAULT_FIRST, (1.0, 1.0, 1.0, 4.5, 4.5))
+    decision = decided(samples(MAPPED_FIRST, (4.0,) * 5), default=default)
     assert decision.shipped == DEFAULT
     assert "the time per run in steady state" in decision.reason
 
@@ -393,23 +370,14 @@ def test_no_plan_ships_that_truly_costs_more_than_the_default_or_runs_longer(fir
 
 
 def test_a_default_beyond_a_limit_is_no_way_out():
-    plans = {DEFAULT: samples(DEFAULT_FIRST, private_mb=300.0), "prepared": samples(DEFAULT_FIRST)}
-    limited = per_load(1000, max_private_mb=200.0)
-    assert decide(plans, candidates=("prepared",), objective=OBJECTIVE).shipped == DEFAULT
-    assert decide(plans, candidates=("prepared",), objective=limited).shipped == "prepared"
+    heavy, limited = samples(DEFAULT_FIRST, private_mb=300.0), per_load(1000, max_private_mb=200.0)
+    assert decided(samples(DEFAULT_FIRST), default=heavy).shipped == DEFAULT
+    assert decided(samples(DEFAULT_FIRST), default=heavy, objective=limited).shipped == "prepared"
 
 
 def test_a_plan_beyond_a_limit_gives_way_to_one_that_keeps_it():
-    plans = {
-        DEFAULT: samples(DEFAULT_FIRST),
-        "prepared": samples(MAPPED_FIRST, private_mb=300.0),
-        "portable": samples(scaled(MAPPED_FIRST, 1.5)),
-    }
-    decision = decide(
-        plans,
-        candidates=("prepared", "portable"),
-        objective=per_load(1000, max_private_mb=200.0),
-    )
+    heavy, other = samples(MAPPED_FIRST, private_mb=300.0), samples(scaled(MAPPED_FIRST, 1.5))
+    decision = decided(heavy, portable=other, objective=per_load(1000, max_private_mb=200.0))
     assert decision.shipped == "portable"
     assert "prepared exceeds its limits: private memory 300 MB, allowed 200" in decision.reason
 

@@ -19,7 +19,6 @@ from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.child import Reply, run_child
 from ortprep.errors import ChildError, ChildKilledError, LoadError, SourceError, SpecError, StageError
 from ortprep.runtime.loading.bundle_loader import open_bundle
-from ortprep.runtime.loading.session import build_session, default_plan
 from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.stages.optimize import attempt as optimize
 from ortprep.stages.optimize.graph_writer import SaveRequest
@@ -93,28 +92,6 @@ def test_f11_a_source_with_operators_of_onnx_runtime_has_a_portable_variant_all_
 
 
 @pytest.mark.slow
-def test_weights_that_came_in_a_file_of_their_own_are_written_anew(build):
-    models.write_external_model(models.matmul_net(size=128), build.source / "model.onnx")
-    result = build.optimize(**shapes("x", 2, 128))
-    assert result.step == "all"
-    assert build.files() == {"net_optimized.onnx", "net_optimized.onnx.data"}
-    assert (build.folder / "net_optimized.onnx.data").stat().st_size >= 2 * 128 * 128 * 4
-
-
-@pytest.mark.slow
-def test_the_prepared_file_answers_as_its_source(build):
-    write(build, models.matmul_net(size=128))
-    result = build.optimize(**shapes("x", 2, 128))
-    feeds = {"x": np.random.default_rng(0).standard_normal((2, 128), np.float32)}
-    plans = [
-        SessionPlan(str(path), result.variant.session_options, result.variant.providers)
-        for path in (build.folder / result.variant.model, build.source / "model.onnx")
-    ]
-    prepared, source = (build_session(plan).run(None, feeds)[0] for plan in plans)
-    np.testing.assert_allclose(prepared, source, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
 def test_an_old_models_merged_constants_do_not_become_inputs(build):
     """Up to IR version 3 initializers are inputs too, and stay listed when equal ones are merged."""
     nodes = [
@@ -140,14 +117,6 @@ def test_an_old_models_merged_constants_do_not_become_inputs(build):
     assert [(finding.rule, finding.severity) for finding in result.attempts[0].findings] == [
         ("interface", "repaired")
     ]
-
-
-@pytest.mark.slow
-def test_an_optimizer_the_user_leaves_out_does_not_run(build):
-    write(build, models.conv_net(channels=32))
-    result = build.optimize(**IMAGE, optimize={"disabled_optimizers": ["NchwcTransformer"]})
-    assert result.step == "all"
-    assert result.variant.requirements.machine is None
 
 
 @pytest.fixture
@@ -181,16 +150,6 @@ def test_without_a_written_graph_that_holds_the_source_is_taken(build, nothing_w
     assert result.attempts[-1].findings == ()
     assert (build.folder / "parts/weights.bin").samefile(build.source / "parts/weights.bin")
     assert len(build.said) == 4
-
-
-@pytest.mark.slow
-def test_a_source_with_weights_in_branches_loads_where_it_was_and_where_it_was_taken(build, nothing_written):
-    model = models.if_net(size=4096)
-    source = models.write_external_model(model, build.source / "model.onnx")
-    result = build.optimize(**shapes("x", 2, 4096))
-    assert result.step == "source"
-    for path in (source, build.folder / result.variant.model):
-        build_session(default_plan(str(path)))
 
 
 @pytest.mark.parametrize("failure", [ChildError("child process died: SIGSEGV"), LoadError("refused")])

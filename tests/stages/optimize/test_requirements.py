@@ -245,11 +245,6 @@ def test_the_whole_ladder_goes_from_everything_to_the_source():
     ]
 
 
-def test_the_portable_variant_never_goes_beyond_onnx_operators():
-    steps = plan_steps("portable", level="all")
-    assert {step.level for step in steps} == {"ORT_ENABLE_BASIC", None}
-
-
 @given(level=LEVELS)
 def test_loads_of_the_portable_variant_optimise_it_as_far_as_the_user_lets_them(level):
     first, second, last = plan_steps("portable", level=level)
