@@ -305,8 +305,8 @@ def deploy(bundle: Path, replicas: int) -> Any:
     from ortprep.ray_inference.pinning import pin_version
 
     _, pinned = pin_version(str(bundle))
-    config = ServeConfig(cpus=0.5, max_queued_requests=-1, health_check_period_s=2.0)
-    app = build_application(config, {"negation": pinned}, on_gpu=False, replicas=replicas)
+    config = ServeConfig(replicas=replicas, cpus=0.5, max_queued_requests=-1, health_check_period_s=2.0)
+    app = build_application(config, {"negation": pinned}, on_gpu=False)
     return serve.run(app, name="storm", route_prefix="/")
 
 

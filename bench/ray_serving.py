@@ -170,7 +170,7 @@ def measure_small(request: Mapping[str, Any]) -> dict[str, Any]:
         handle = serve.run(deployment.bind(), name="echo", route_prefix=None).run
         bundles = dict([pin_version(request["bundle"])])
         config = ServeConfig(cpus=0.5, max_ongoing_requests=100)
-        app = build_application(config, bundles, on_gpu=False, replicas=1)
+        app = build_application(config, bundles, on_gpu=False)
         served = serve.run(app, name="bundle", route_prefix=None).run
         ways: dict[str, Way] = {
             "session_pool": _way(lambda: local.submit({"x": x}), lambda: local.run({"x": x}), requests),

@@ -100,7 +100,7 @@ def test_serve_config_serves_this_machine_alone_unless_it_is_told_otherwise(proj
     done = project.call("serve-config", "doubling", "--json", "--host", "0.0.0.0")
     assert json.loads(done.out)["http_options"]["host"] == "0.0.0.0"
     assert "anyone who reaches 0.0.0.0 can send requests" in done.err
-    done = project.call("serve-config", "doubling", "--json", "--host", "0.0.0.0", "--token-env", "TOKEN")
+    done = project.call("serve-config", "doubling", "--json", "--host", "0.0.0.0", "--token-file", "/token")
     assert "warning" not in done.err
 
 

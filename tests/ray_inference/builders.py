@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import logging
 import os
@@ -147,7 +148,9 @@ LONG = 1200
 def deployed(*bundles: Path | str, config: ServeConfig, replicas: int = 1) -> Iterator[Any]:
     """A handle of an application of some bundles, which is deleted afterwards."""
     app = build_application(
-        config, dict(pin_version(str(bundle)) for bundle in bundles), on_gpu=False, replicas=replicas
+        dataclasses.replace(config, replicas=replicas),
+        dict(pin_version(str(bundle)) for bundle in bundles),
+        on_gpu=False,
     )
     try:
         yield serve.run(app, name="jobs", route_prefix=None)

@@ -161,9 +161,8 @@ def test_a_replica_without_the_token_that_it_needs_does_not_start(tmp_path):
         with pytest.raises(PoolError, match="bad token") as caught:
             BundleDeployment(encode(ServeConfig(token_file=str(tmp_path / "token"))))
         assert not text.strip() or text.strip() not in str(caught.value)
-    for config in (ServeConfig(token_env="NO_SUCH_TOKEN"), ServeConfig(token_file=str(tmp_path / "none"))):
-        with pytest.raises(PoolError, match="token"):
-            BundleDeployment(encode(config))
+    with pytest.raises(PoolError, match="cannot read the token"):
+        BundleDeployment(encode(ServeConfig(token_file=str(tmp_path / "none"))))
 
 
 def test_a_replica_of_a_bundle_that_answers_wrongly_does_not_start(tmp_path):
@@ -174,10 +173,9 @@ def test_a_replica_of_a_bundle_that_answers_wrongly_does_not_start(tmp_path):
 
 
 def test_a_token_given_as_a_name_is_not_repeated():
-    for config in (ServeConfig(token_env="k9-" * 16), ServeConfig(token_file=TOKEN)):
-        with pytest.raises(PoolError, match="bad token_") as caught:
-            config.check()
-        assert "k9" not in str(caught.value)
+    with pytest.raises(PoolError, match="bad token_") as caught:
+        ServeConfig(token_file=TOKEN).check()
+    assert "k9" not in str(caught.value)
 
 
 def test_an_answer_that_is_large_is_not_written_as_json(sizing):

@@ -44,7 +44,7 @@ def service(served, bundle, tmp_path_factory, squeezenet):
         max_ongoing_requests=2, max_queued_requests=4, max_body_bytes=2**26, max_json_bytes=MAX_JSON_BYTES
     )
     bundles = dict(pin_version(str(path)) for path in paths)
-    app = build_application(config, bundles, on_gpu=False, replicas=1)
+    app = build_application(config, bundles, on_gpu=False)
     serve.run(app, name="service", route_prefix="/")
     yield
     serve.delete("service")
@@ -222,7 +222,7 @@ def test_serves_proxies_pass_the_token_on(service, bundle, tmp_path):
     token = "k9" * 16
     (tmp_path / "token").write_text(token)
     config = ServeConfig(token_file=str(tmp_path / "token"))
-    app = build_application(config, dict([pin_version(str(bundle))]), on_gpu=False, replicas=1)
+    app = build_application(config, dict([pin_version(str(bundle))]), on_gpu=False)
     serve.run(app, name="guarded", route_prefix="/guarded")
     try:
         path = "/guarded/v2/models/doubling"

@@ -108,9 +108,6 @@ def serve_config(
         str, typer.Option(metavar="D", help="cpu or cuda; by default that of the first variant.")
     ] = "all",
     replicas: Annotated[int, typer.Option(min=1, max=4096, help="Replicas at the start.")] = 1,
-    max_replicas: Annotated[
-        int | None, typer.Option(min=1, max=4096, help="Maximum for autoscaling; no autoscaling by default.")
-    ] = None,
     cpus: Annotated[
         float | None,
         typer.Option(min=0.1, help="Processors per replica; by default those it was tuned with."),
@@ -118,9 +115,6 @@ def serve_config(
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Address for HTTP; 0.0.0.0 for every address of a node.")
     ] = "127.0.0.1",
-    token_env: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Environment variable with the token of clients.")
-    ] = None,
     token_file: Annotated[
         str | None, typer.Option(metavar="PATH", help="File with the token of clients, on every node.")
     ] = None,
@@ -130,23 +124,19 @@ def serve_config(
 ) -> Output:
     """Print the config file with which `serve run` and `serve deploy` serve bundles."""
     from ortprep.ray_inference.config import ServeConfig
-    from ortprep.ray_inference.serve_file import has_token, is_loopback, plan_serve_file
+    from ortprep.ray_inference.serve_file import is_loopback, plan_serve_file
     from ortprep.runtime.loading.model_load_options import ModelLoadOptions
 
     config = ServeConfig(
         device=device,
         replicas=replicas,
-        max_replicas=max_replicas,
         load=ModelLoadOptions(precision=precision),
         cpus=cpus,
-        token_env=token_env,
         token_file=token_file,
     )
     config.check()
-    if not is_loopback(host) and not has_token(config):
-        echo(
-            f"warning: anyone who reaches {host} can send requests; --token-file and --token-env prevent that"
-        )
+    if not is_loopback(host) and token_file is None:
+        echo(f"warning: anyone who reaches {host} can send requests; --token-file prevents that")
     figures = _read_figures(bundles, artifacts, config)
     file = plan_serve_file(figures, config, host=host, http_port=http_port)
     return Output(file, format_yaml(file).splitlines())

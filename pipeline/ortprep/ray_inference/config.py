@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,8 @@ class ServeConfig:
     Attributes:
         device: `all` (whatever the bundles were prepared for), `cpu` or `cuda`.
         replicas: Number of replicas; None for one.
-        max_replicas: Most that autoscaling may start; None without autoscaling.
         cpus: Processors that Ray reserves for a replica, which are its threads too; None for one, or, in
             `ortprep serve-config`, as many as the bundles were tuned with.
-        gpus: GPUs, or the part of one, that Ray reserves for a replica on GPUs.
         max_ongoing_requests: Maximum number of requests that a replica has at a time.
         max_queued_requests: Most requests that wait at each proxy; more are answered with 503.
         max_body_bytes: Size limit of one HTTP request, in bytes.
@@ -37,8 +34,7 @@ class ServeConfig:
             outputs that are answered as JSON.
         max_inflight_bytes: Most bytes of HTTP requests that a replica has at a time; further requests are
             answered with 503.
-        token_env: Environment variable of replicas with the token that HTTP clients must send.
-        token_file: File with that token, on every node; without either, nobody has to send one.
+        token_file: File, on every node, with the token that HTTP clients must send; None for no token.
         run_timeout_s: Timeout of one run, in seconds: a replica whose run hangs is replaced. Requests that
             wait behind others do not count.
         health_check_period_s: Time between two runs of the golden samples, in seconds.
@@ -49,15 +45,12 @@ class ServeConfig:
 
     device: str = "all"
     replicas: int | None = None
-    max_replicas: int | None = None
     cpus: float | None = None
-    gpus: float = 1.0
     max_ongoing_requests: int = 16
     max_queued_requests: int = 256
     max_body_bytes: int = 256 * 2**20
     max_json_bytes: int = 4 * 2**20
     max_inflight_bytes: int = 2**30
-    token_env: str | None = None
     token_file: str | None = None
     run_timeout_s: float = 30.0
     health_check_period_s: float = 10.0
@@ -73,7 +66,6 @@ class ServeConfig:
         check_choice("device", self.device, ("all", "cpu", "cuda"))
         require_counts(
             replicas=self.replicas,
-            max_replicas=self.max_replicas,
             max_ongoing_requests=self.max_ongoing_requests,
             max_body_bytes=self.max_body_bytes,
             max_json_bytes=self.max_json_bytes,
@@ -81,7 +73,6 @@ class ServeConfig:
         require_counts(minimum=-1, max_queued_requests=self.max_queued_requests)
         require_positive(
             cpus=self.cpus,
-            gpus=self.gpus,
             run_timeout_s=self.run_timeout_s,
             health_check_period_s=self.health_check_period_s,
             watch_s=self.watch_s or None,
@@ -91,24 +82,15 @@ class ServeConfig:
                 f"bad max_inflight_bytes\n  expected at least max_body_bytes ({self.max_body_bytes}), "
                 f"got {self.max_inflight_bytes!r}"
             )
-        self._check_token()
-        if self.gpus > 1:
-            raise PoolError(f"bad gpus\n  expected one GPU or a part of one, got {self.gpus!r}")
-
-    def _check_token(self) -> None:
-        """Checks the names. None is repeated in an error: it may be the token itself, given by mistake."""
-        if self.token_env is not None and self.token_file is not None:
-            raise PoolError("two tokens\n  expected token_env or token_file, not both")
-        if self.token_env is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.token_env):
-            raise PoolError("bad token_env\n  expected the name of an environment variable")
         if self.token_file is not None and not Path(self.token_file).is_absolute():
+            # It is not repeated: it may be the token itself, given by mistake.
             raise PoolError("bad token_file\n  expected an absolute path, which is a file on every node")
 
 
-def deployment_options(config: ServeConfig, *, on_gpu: bool, replicas: int) -> dict[str, Any]:
+def deployment_options(config: ServeConfig, *, on_gpu: bool) -> dict[str, Any]:
     """Returns the options of a Serve deployment, as `serve.deployment` and a Serve config file take them."""
-    actor: dict[str, Any] = {"num_cpus": config.cpus or 1, "num_gpus": config.gpus if on_gpu else 0}
-    options: dict[str, Any] = {
+    return {
+        "num_replicas": config.replicas or 1,
         "max_ongoing_requests": config.max_ongoing_requests,
         "max_queued_requests": config.max_queued_requests,
         "backpressure_config": {"status_code": 503, "retry_after_s": RETRY_AFTER_S},
@@ -116,13 +98,5 @@ def deployment_options(config: ServeConfig, *, on_gpu: bool, replicas: int) -> d
         "health_check_timeout_s": config.run_timeout_s,
         "graceful_shutdown_timeout_s": config.run_timeout_s,
         "graceful_shutdown_wait_loop_s": 0.1,
-        "ray_actor_options": actor,
+        "ray_actor_options": {"num_cpus": config.cpus or 1, "num_gpus": 1 if on_gpu else 0},
     }
-    if config.max_replicas is None:
-        return {"num_replicas": replicas, **options}
-    scaling = {
-        "min_replicas": replicas,
-        "max_replicas": max(replicas, config.max_replicas),
-        "target_ongoing_requests": max(1, config.max_ongoing_requests // 2),
-    }
-    return {"autoscaling_config": scaling, **options}

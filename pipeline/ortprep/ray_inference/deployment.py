@@ -85,7 +85,7 @@ class BundleDeployment(HttpMethods):
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = decode(ServeConfig, config)
         self._on_gpu = prepare_device()
-        self.token = read_token(self.config)
+        self.token_digest = read_token(self.config)
         self.bodies = BodyBudget(self.config.max_inflight_bytes)
         self._models: dict[str, ServedBundle] = {}
         self._checked_at = 0.0
@@ -238,11 +238,9 @@ class BundleDeployment(HttpMethods):
         return await run_in_turn(self._converter, call, *arguments)
 
 
-def build_application(
-    config: ServeConfig, bundles: Mapping[str, PinnedBundle], *, on_gpu: bool, replicas: int
-) -> Any:
-    """Returns the application that serves some bundles, by name, with as many replicas at the start."""
-    options = deployment_options(config, on_gpu=on_gpu, replicas=replicas)
+def build_application(config: ServeConfig, bundles: Mapping[str, PinnedBundle], *, on_gpu: bool) -> Any:
+    """Returns the application that serves some bundles, by name."""
+    options = deployment_options(config, on_gpu=on_gpu)
     deployment = serve.deployment(BundleDeployment).options(
         name=DEPLOYMENT,
         user_config={"bundles": encode(bundles)},

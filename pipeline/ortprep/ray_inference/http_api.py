@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import json
 import logging
-import os
+import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +54,7 @@ class HttpMethods:
     """The answers of a replica to requests below `/v2`; `BundleDeployment` has what they need."""
 
     config: ServeConfig
-    token: BearerToken | None
+    token_digest: bytes | None
     bodies: BodyBudget
     find_model: Callable[..., Any]
     infer: Callable[..., Any]
@@ -75,36 +75,31 @@ class HttpMethods:
     async def _route(self, request: Request) -> Response:
         """Answers a request after its token was checked."""
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
-        parts = [part for part in path.split("/") if part]
-        if self.token is not None and parts[:2] != ["v2", "health"]:
-            self.token.require(request.headers.get("authorization"))
-        match parts:
-            case ["v2"]:
-                return _read(request, {**_SERVER, "extensions": list(EXTENSIONS)})
-            case ["v2", "health", "live"]:
-                return _read(request, {"live": True})
-            case ["v2", "health", "ready"]:
-                return _read(request, {"ready": True})
-            case ["v2", "models", name, *rest]:
-                version = rest[1] if len(rest) > 1 and rest[0] == "versions" else ""
-                served = self.find_model(name, version)
-                return await self._route_model(request, served, rest[2:] if version else rest)
+        if self.token_digest is not None and not path.startswith("/v2/health/"):
+            require_token(request.headers.get("authorization"), self.token_digest)
+        for pattern, method, answer in _ROUTES:
+            if (match := pattern.fullmatch(path.rstrip("/"))) is not None:
+                if request.method not in (method, "HEAD" if method == "GET" else method):
+                    raise ProtocolError.of(405, f"wrong method: {request.method[:20]}\n  expected {method}")
+                return await answer(self, request, *match.groups(default=""))
         raise ProtocolError.of(404, "no such path\n  expected /v2, /v2/health/ready, /v2/models/NAME, …")
 
-    async def _route_model(self, request: Request, served: Any, rest: list[str]) -> Response:
-        """Answers a request for a model; `rest` is the path behind it."""
-        match rest:
-            case []:
-                return _read(request, describe_model(served.name, served.version, served.opened.config))
-            case ["ready"]:
-                return _read(request, {"name": served.name, "ready": True})
-            case ["infer"]:
-                _require_method(request, "POST")
-                return await self._infer(request, served)
-        raise ProtocolError.of(404, "no such path\n  expected /v2/models/NAME, …/ready or …/infer")
+    async def _describe_server(self, _: Request) -> Response:
+        return _answer({**_SERVER, "extensions": list(EXTENSIONS)})
 
-    async def _infer(self, request: Request, served: Any) -> Response:
+    async def _report_health(self, _: Request, state: str) -> Response:
+        return _answer({state: True})
+
+    async def _describe_model(self, _: Request, name: str, version: str) -> Response:
+        served = self.find_model(name, version)
+        return _answer(describe_model(served.name, served.version, served.opened.config))
+
+    async def _report_model(self, _: Request, name: str, version: str) -> Response:
+        return _answer({"name": self.find_model(name, version).name, "ready": True})
+
+    async def _infer(self, request: Request, name: str, version: str) -> Response:
         """Checks the headers, and answers an inference request."""
+        served = self.find_model(name, version)
         for encoding in request.headers.getlist("content-encoding"):
             if encoding != "identity":
                 raise ProtocolError.of(415, f"bad Content-Encoding: {encoding[:40]!r}\n  expected none")
@@ -166,67 +161,53 @@ class HttpMethods:
         return b"".join(parts)
 
 
-def _read(request: Request, data: dict[str, Any]) -> Response:
-    _require_method(request, "GET")
-    return _answer(data)
-
-
-def _require_method(request: Request, method: str) -> None:
-    if request.method not in (method, "HEAD" if method == "GET" else method):
-        raise ProtocolError.of(405, f"wrong method: {request.method[:20]}\n  expected {method}")
+_MODEL = r"/v2/models/([^/]+)(?:/versions/([^/]+))?"
+_ROUTES = (
+    (re.compile("/v2"), "GET", HttpMethods._describe_server),
+    (re.compile("/v2/health/(live|ready)"), "GET", HttpMethods._report_health),
+    (re.compile(_MODEL), "GET", HttpMethods._describe_model),
+    (re.compile(f"{_MODEL}/ready"), "GET", HttpMethods._report_model),
+    (re.compile(f"{_MODEL}/infer"), "POST", HttpMethods._infer),
+)
+"""Paths, the method of each, and what answers it with the groups of the path."""
 
 
 def _answer(data: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(json.dumps(data), status, headers, media_type="application/json")
 
 
-class BearerToken:
-    """The token that clients send; only its digest is kept, so nothing can log it.
+def require_token(authorization: str | None, digest: bytes) -> None:
+    """Checks a request's `Authorization`, in the same time for every wrong token.
 
     Raises:
-        PoolError: It is short, or has characters that no `Authorization` header carries.
+        ProtocolError: It is not `Bearer TOKEN`, with the token of that SHA-256 (status 401).
     """
-
-    def __init__(self, token: str, *, source: str) -> None:
-        if len(token) < MIN_TOKEN_CHARACTERS or not all("!" <= character <= "~" for character in token):
-            raise PoolError(
-                f"bad token in {source}\n  expected at least {MIN_TOKEN_CHARACTERS} visible ASCII characters",
-                hint="openssl rand -hex 32",
-            )
-        self._digest = hashlib.sha256(token.encode()).digest()
-
-    def require(self, authorization: str | None) -> None:
-        """Checks a request's `Authorization`, in the same time for every wrong token.
-
-        Raises:
-            ProtocolError: It is not `Bearer TOKEN` (status 401).
-        """
-        scheme, _, token = (authorization or "").partition(" ")
-        digest = hashlib.sha256(token.strip().encode(errors="replace")).digest()
-        if not (hmac.compare_digest(digest, self._digest) and scheme.lower() == "bearer"):
-            raise ProtocolError.of(401, "not authorised\n  expected Authorization: Bearer TOKEN")
+    scheme, _, token = (authorization or "").partition(" ")
+    sent = hashlib.sha256(token.strip().encode(errors="replace")).digest()
+    if not (hmac.compare_digest(sent, digest) and scheme.lower() == "bearer"):
+        raise ProtocolError.of(401, "not authorised\n  expected Authorization: Bearer TOKEN")
 
 
-def read_token(config: ServeConfig) -> BearerToken | None:
-    """Reads the token that a configuration names; None if it names none.
+def read_token(config: ServeConfig) -> bytes | None:
+    """Returns the SHA-256 of the token in a configuration's file, so that nothing can log it; None for none.
 
     Raises:
-        PoolError: The variable is not set, the file cannot be read, or the token is bad.
+        PoolError: The file cannot be read, or its token is short or has characters that no header carries.
     """
-    if config.token_env:
-        source, text = f"${config.token_env}", os.environ.get(config.token_env)
-        if text is None:
-            raise PoolError(f"no token in {source}\n  expected it in the environment of every replica")
-    elif config.token_file:
-        source = config.token_file
-        try:
-            with open_regular(source) as file:
-                text = file.read(_MAX_TOKEN_BYTES).decode("ascii", "replace")
-        except OSError as error:
-            raise PoolError(f"cannot read the token: {source}\n  {error.strerror or error}") from error
-    else:
+    if config.token_file is None:
         return None
-    return BearerToken(text.strip(), source=source)
+    try:
+        with open_regular(config.token_file) as file:
+            token = file.read(_MAX_TOKEN_BYTES).decode("ascii", "replace").strip()
+    except OSError as error:
+        raise PoolError(f"cannot read the token: {config.token_file}\n  {error.strerror or error}") from error
+    if len(token) < MIN_TOKEN_CHARACTERS or not all("!" <= character <= "~" for character in token):
+        raise PoolError(
+            f"bad token in {config.token_file}\n"
+            f"  expected at least {MIN_TOKEN_CHARACTERS} visible ASCII characters",
+            hint="openssl rand -hex 32",
+        )
+    return hashlib.sha256(token.encode()).digest()
 
 
 class BodyBudget:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -76,22 +76,6 @@ class OutputRequest:
 
     index: int
     binary: bool
-
-
-class SentTensor(NamedTuple):
-    """An input as a client sends it: nothing of it is checked but the type of `data`.
-
-    Attributes:
-        name: Name of the input.
-        datatype: The protocol's name of its element type.
-        shape: Sizes of its axes.
-        data: Raw little-endian bytes, or numbers in a list.
-    """
-
-    name: object
-    datatype: object
-    shape: object
-    data: object
 
 
 @dataclass(frozen=True)
@@ -165,27 +149,8 @@ def parse_request(body: bytes, header_length: int | None, config: LoaderConfig) 
     request_id = header.get("id", "")
     if not isinstance(request_id, str):
         raise ProtocolError("bad id\n  expected a string")
-    arrays = _read_inputs(config, _split_tensors(_objects(header, "inputs"), binary))
+    arrays = _read_inputs(config, _objects(header, "inputs"), binary)
     return InferRequest(arrays, _read_outputs(config, header), request_id)
-
-
-def _split_tensors(entries: Sequence[Mapping[str, Any]], binary: memoryview) -> Iterator[SentTensor]:
-    """Yields the tensors that a header describes; `binary` is what follows it."""
-    begin = 0
-    for entry in entries:
-        name, data = entry.get("name"), entry.get("data")
-        size = _parameters(entry).get("binary_data_size")
-        if size is not None:
-            if not _is_whole(size) or size >= 2**63 or "data" in entry:
-                wanted = "either data or a binary_data_size of 0 or more"
-                raise ProtocolError(f"input {_quote(name)} needs {wanted}")
-            data = binary[begin : begin + size]
-            begin += size
-        yield SentTensor(name, entry.get("datatype"), entry.get("shape"), data)
-    if begin != len(binary):
-        raise ProtocolError(
-            f"wrong amount of binary data\n  expected {begin} bytes, got {len(binary)} after the JSON header"
-        )
 
 
 def _parse_json(text: bytes) -> Mapping[str, Any]:
@@ -222,22 +187,44 @@ def _parameters(entry: Mapping[str, Any]) -> Mapping[str, Any]:
     return parameters
 
 
-def _is_whole(value: object) -> bool:
-    return type(value) is int and value >= 0
+def _read_inputs(
+    config: LoaderConfig, entries: Iterable[Mapping[str, Any]], binary: memoryview
+) -> tuple[Array, ...]:
+    """Returns the arrays of the inputs in the model's order; raises unless there is exactly one for each.
 
-
-def _read_inputs(config: LoaderConfig, tensors: Iterable[SentTensor]) -> tuple[Array, ...]:
-    """Returns the arrays of the inputs in the model's order; raises unless there is exactly one for each."""
+    Args:
+        config: The bundle's loader config.
+        entries: What the JSON says of each input.
+        binary: What follows the JSON: the bytes of inputs with a `binary_data_size`, one after the other.
+    """
+    tensors = {tensor.name: tensor for tensor in config.inputs}
     arrays: dict[str, Array] = {}
-    for sent in tensors:
-        tensor = next((one for one in config.inputs if one.name == sent.name), None)
-        if tensor is None or tensor.name in arrays:
-            raise _wrong_inputs(config, f"got {_quote(sent.name)}{' twice' if tensor else ''}")
-        arrays[tensor.name] = _read_tensor(config, tensor, sent)
-    missing = [tensor.name for tensor in config.inputs if tensor.name not in arrays]
+    begin = 0
+    for entry in entries:
+        name, size = entry.get("name"), _parameters(entry).get("binary_data_size")
+        if not isinstance(name, str) or name not in tensors or name in arrays:
+            twice = " twice" if isinstance(name, str) and name in arrays else ""
+            raise _wrong_inputs(config, f"got {_quote(name)}{twice}")
+        shape = _read_shape(config, tensors[name], entry)
+        if size is None:
+            arrays[name] = _read_values(config, tensors[name], shape, entry.get("data"))
+            continue
+        if not _is_size(size) or "data" in entry:
+            raise ProtocolError(f"input {name!r} needs either data or a binary_data_size of 0 or more")
+        arrays[name] = _read_bytes(config, tensors[name], shape, binary[begin : begin + size])
+        begin += size
+    if begin != len(binary):
+        raise ProtocolError(
+            f"wrong amount of binary data\n  expected {begin} bytes, got {len(binary)} after the JSON header"
+        )
+    missing = [name for name in tensors if name not in arrays]
     if missing:
         raise _wrong_inputs(config, f"missing {', '.join(missing)}")
-    return tuple(arrays[tensor.name] for tensor in config.inputs)
+    return tuple(arrays[name] for name in tensors)
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**63
 
 
 def _read_outputs(config: LoaderConfig, header: Mapping[str, Any]) -> tuple[OutputRequest, ...]:
@@ -262,45 +249,41 @@ def _wrong_inputs(config: LoaderConfig, got: str) -> ProtocolError:
     return ProtocolError(f"wrong inputs for {config.name}\n  expected {describe_inputs(config)}, {got}")
 
 
-def _read_tensor(config: LoaderConfig, tensor: TensorSpec, sent: SentTensor) -> Array:
-    """Returns the array of an input that a client sends; that of raw bytes without copying them."""
-    shape = _check_shape(config, tensor, sent)
-    dtype = numpy_dtype(tensor.dtype)
-    if not isinstance(sent.data, memoryview) or not dtype.itemsize:  # texts have no size of their own
-        return _read_values(config, tensor, shape, sent.data)
-    expected = math.prod(shape) * dtype.itemsize
-    if len(sent.data) != expected:
-        raise ProtocolError(
-            f"input {tensor.name!r} has the wrong size\n"
-            f"  expected {expected} bytes for {list(shape)}, got {len(sent.data)}"
-        )
-    array = np.frombuffer(sent.data, dtype).reshape(shape)
-    if not is_valid_bool(array):
-        raise ProtocolError(f"input {tensor.name!r} has wrong data\n  expected bytes of 0 and 1 for BOOL")
-    return array
+def _read_shape(config: LoaderConfig, tensor: TensorSpec, entry: Mapping[str, Any]) -> list[int]:
+    """Returns the shape of an input of the model's type, bounded where it is empty.
 
-
-def _check_shape(config: LoaderConfig, tensor: TensorSpec, sent: SentTensor) -> Sequence[int]:
-    """Returns the shape of a tensor of the model's type and rank, bounded where it is empty."""
-    shape = sent.shape
-    sizes = shape if isinstance(shape, list) and all(map(_is_whole, shape)) else None
-    declared = tensor.shape
-    fits = sizes is not None and len(sizes) <= MAX_RANK and max(sizes, default=0) < 2**63
-    if fits and declared is not None:
-        fits = len(declared) == len(sizes or ()) and all(
-            not isinstance(size, int) or size == got for size, got in zip(declared, sizes or (), strict=True)
-        )
-    if sizes is None or not fits or sent.datatype != datatype_of(tensor):
+    Whether the model takes such a shape is left to ONNX Runtime.
+    """
+    shape, datatype = entry.get("shape"), entry.get("datatype")
+    is_shape = isinstance(shape, list) and len(shape) <= MAX_RANK and all(map(_is_size, shape))
+    if not isinstance(shape, list) or not is_shape or datatype != datatype_of(tensor):
         raise ProtocolError(
             f"input {tensor.name!r} of {config.name} does not fit\n  expected {datatype_of(tensor)} "
-            f"{shape_of(tensor)}, got {_quote(sent.datatype)} {_quote(shape)}"
+            f"{shape_of(tensor)}, got {_quote(datatype)} {_quote(shape)}"
         )
-    if not is_bounded_shape(sizes):
+    if not is_bounded_shape(shape):
         raise ProtocolError(
             f"input {tensor.name!r} of {config.name} is empty and too large\n  expected sizes beside the 0 "
             f"of at most {MAX_EMPTY_ELEMENTS} together, got {_quote(shape)}"
         )
-    return sizes
+    return shape
+
+
+def _read_bytes(config: LoaderConfig, tensor: TensorSpec, shape: Sequence[int], data: memoryview) -> Array:
+    """Returns the array of an input that came as bytes, without copying them."""
+    dtype = numpy_dtype(tensor.dtype)
+    if not dtype.itemsize:  # texts have no size of their own
+        return _read_values(config, tensor, shape, data)
+    expected = math.prod(shape) * dtype.itemsize
+    if len(data) != expected:
+        raise ProtocolError(
+            f"input {tensor.name!r} has the wrong size\n"
+            f"  expected {expected} bytes for {shape}, got {len(data)}"
+        )
+    array = np.frombuffer(data, dtype).reshape(shape)
+    if not is_valid_bool(array):
+        raise ProtocolError(f"input {tensor.name!r} has wrong data\n  expected bytes of 0 and 1 for BOOL")
+    return array
 
 
 def _read_values(config: LoaderConfig, tensor: TensorSpec, shape: Sequence[int], data: object) -> Array:

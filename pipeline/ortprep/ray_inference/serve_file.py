@@ -108,11 +108,6 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def has_token(config: ServeConfig) -> bool:
-    """Returns whether clients must send a token."""
-    return bool(config.token_env or config.token_file)
-
-
 def plan_serve_file(
     bundles: Sequence[BundleFigures],
     config: ServeConfig,
@@ -166,15 +161,10 @@ def _application(group: Sequence[BundleFigures], config: ServeConfig, *, alone: 
     name = "-".join(bundle.load.name for bundle in group)
     tuned = tune_config(group, config)
     on_gpu = group[0].on_gpu
-    options = deployment_options(tuned, on_gpu=on_gpu, replicas=config.replicas or 1)
+    options = deployment_options(tuned, on_gpu=on_gpu)
     if not on_gpu:
         memory = sum(bundle.load.memory_bytes for bundle in group) * _MEMORY_MARGIN
         options["ray_actor_options"]["memory"] = math.ceil(memory)
-    scaling = options.get("autoscaling_config")
-    if scaling is not None:
-        ready_s = max(bundle.ready_s for bundle in group)
-        scaling["upscale_delay_s"] = round(min(30.0, max(5.0, ready_s)), 1)
-        scaling["downscale_delay_s"] = round(max(60.0, 60 * ready_s), 1)
     config_values = encode(tuned)
     del config_values["load"]["for_fork"]  # a pool's template sets it; replicas are not forked
     return {
