@@ -261,17 +261,6 @@ def test_a_folder_without_specs_is_told(tmp_path):
         read_specs(tmp_path / "absent")
 
 
-def test_an_onnxruntime_newer_than_the_tables_is_taken_with_one_warning(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(reading, "installed_onnxruntime", lambda: "1.98.0")
-    options = "runtime:\n  session_config: {session.from_the_future: 1}\n  cuda: {from_the_future: 2}\n"
-    for name in ("a", "b"):
-        path = write(tmp_path, f"{name}.yaml", f"name: {name}\nsource: {{demo: resnet50}}\n{options}")
-        assert read_spec(path).runtime.session_config == {"session.from_the_future": 1}
-    (record,) = caplog.records
-    assert "1.98.0 is newer" in record.getMessage()
-    assert "session.from_the_future, from_the_future" in record.getMessage()
-
-
 # -- a spec in Python says what the same file says, with the same messages
 
 

@@ -123,14 +123,18 @@ def why_stale(task: Task, cache: DigestCache) -> tuple[str, ...]:
         PipelineError: The key cannot be computed: the source file is missing, say.
     """
     with _task_errors(task):
-        receipt = find_receipt(task.receipt)
-        if isinstance(receipt, str):
-            return (receipt,)
-        missing = [str(required) for required in task.requires if _receipt_of(task, required) is None]
-        if missing:
-            return tuple(f"{name} has to run first" for name in missing)
-        changes = tuple(differences(receipt.key, _full_key(task)))
-        return changes or changed_files(task.folder, receipt, cache.digest)
+        return _find_reasons(task, cache)
+
+
+def _find_reasons(task: Task, cache: DigestCache) -> tuple[str, ...]:
+    receipt = find_receipt(task.receipt)
+    if isinstance(receipt, str):
+        return (receipt,)
+    missing = [str(required) for required in task.requires if _receipt_of(task, required) is None]
+    if missing:
+        return tuple(f"{name} has to run first" for name in missing)
+    changes = tuple(differences(receipt.key, _full_key(task)))
+    return changes or changed_files(task.folder, receipt, cache.digest)
 
 
 def run_task(task: Task, *, cache: DigestCache, say: Say, progress: Progress = lambda _: None) -> bool:
@@ -146,8 +150,8 @@ def run_task(task: Task, *, cache: DigestCache, say: Say, progress: Progress = l
     def on_wait() -> None:
         say("waiting until a measurement on this machine ends")
 
-    with _described(task), _locked(task, say):
-        reasons = why_stale(task, cache)
+    with _task_errors(task), _locked(task, say):
+        reasons = _find_reasons(task, cache)
         if not reasons:
             return False
         started = time.perf_counter()
@@ -248,31 +252,24 @@ def _locked(task: Task, say: Say) -> Iterator[None]:
 
 
 @contextmanager
-def _described(task: Task) -> Iterator[None]:
-    """Adds the task to every error."""
-    try:
-        with _task_errors(task):
-            yield
-    except PipelineError as error:
-        raise type(error)(f"{task.id} of {task.model}: {error.message}", hint=error.hint) from error
-
-
-@contextmanager
 def _task_errors(task: Task) -> Iterator[None]:
-    """Turns every error of a task into a PipelineError, so that only its model fails.
+    """Turns every error of a task into a PipelineError that names it, so that only its model fails.
 
     Raises:
         PipelineError: As inside, or a `StageError` for any other exception.
     """
+    what = f"{task.id} of {task.model}"
     try:
         yield
-    except PipelineError:
-        raise
+    except PipelineError as error:
+        raise type(error)(f"{what}: {error.message}", hint=error.hint) from error
     except OSError as error:
         place = f": {error.filename}" if error.filename else ""
         # A full disk is met while writing, where Python does not know the file's name.
         hint = hint_of_os_error(error, str(task.artifacts), tempfile.gettempdir())
-        raise StageError(f"{error.strerror or error}{place}", hint=hint) from error
+        raise StageError(f"{what}: {error.strerror or error}{place}", hint=hint) from error
     except Exception as error:  # a mistake of this program is reported like any failure, with its type
-        log.debug("%s of %s failed", task.id, task.model, exc_info=True)
-        raise StageError(f"{type(error).__name__}: {error}", hint="ORTPREP_LOG=debug shows where") from error
+        log.debug("%s failed", what, exc_info=True)
+        raise StageError(
+            f"{what}: {type(error).__name__}: {error}", hint="ORTPREP_LOG=debug shows where"
+        ) from error

@@ -14,7 +14,7 @@ from ortprep.errors import SpecError, require_known
 from ortprep.quoting import quoted
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.urls import is_hub_url, parse_hub_url
-from ortprep.spec.validation import locate, parse_spec, validate, warn_if_newer
+from ortprep.spec.validation import locate, parse_spec, validate
 from ortprep.spec.yaml_text import Problem, YamlDocument, build_error, read_yaml
 from ortprep.versions import installed_onnxruntime
 
@@ -125,12 +125,10 @@ def _read(path: Path, defaults: YamlDocument) -> tuple[YamlDocument, ModelSpec |
     document = read_yaml(path)
     if document.problems:
         return document, None
-    data, onnxruntime = merge(defaults.data, document.data), installed_onnxruntime()
-    spec, faults = validate(data, onnxruntime=onnxruntime)
+    spec, faults = validate(merge(defaults.data, document.data), onnxruntime=installed_onnxruntime())
     problems = (*_find_questions(document), *locate(faults, document, defaults))
     if spec is None or problems:
         return replace(document, problems=problems), None
-    warn_if_newer(data.get("runtime"), version=onnxruntime)
     return document, spec.located_in(path.parent, file=path.name)
 
 
@@ -206,10 +204,7 @@ def override(spec: ModelSpec, sections: Mapping[str, object]) -> ModelSpec:
 
 
 def _check(data: Mapping[str, Any]) -> ModelSpec:
-    onnxruntime = installed_onnxruntime()
-    spec = parse_spec(data, onnxruntime=onnxruntime, hint=_HINT)
-    warn_if_newer(data.get("runtime"), version=onnxruntime)
-    return spec
+    return parse_spec(data, onnxruntime=installed_onnxruntime(), hint=_HINT)
 
 
 def merge(beneath: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -15,12 +14,9 @@ from pydantic import BaseModel, ValidationError
 from ortprep.errors import propose
 from ortprep.options import (
     CUDA,
-    NEWEST,
     Scalar,
     check_provider_options,
     check_session_config,
-    find_unlisted,
-    is_newer,
 )
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.urls import redact_url
@@ -30,8 +26,6 @@ Fault = tuple[Place, str]
 """What is wrong at a place."""
 
 M = TypeVar("M", bound=BaseModel)
-
-log = logging.getLogger(__name__)
 
 
 def parse_spec(
@@ -195,30 +189,6 @@ def find_option_problems(runtime: object, *, version: str) -> Iterator[Fault]:
         for key, value in _scalars(runtime, section):
             for problem in find_problems({key: value}, version=version):
                 yield ("runtime", section, key), problem
-
-
-def warn_if_newer(runtime: object, *, version: str | None) -> None:
-    """Logs, once for each set of options, that an ONNX Runtime is newer than the tables of options.
-
-    Args:
-        runtime: A spec's `runtime` data.
-        version: The installed ONNX Runtime; None if there is none.
-    """
-    if version is not None and is_newer(version):
-        keys = find_unlisted((key for key, _ in _scalars(runtime, "session_config")), version=version)
-        options = find_unlisted((key for key, _ in _scalars(runtime, "cuda")), provider=CUDA, version=version)
-        _warn(version, keys + options)
-
-
-@functools.lru_cache(maxsize=64)
-def _warn(version: str, unlisted: tuple[str, ...]) -> None:
-    unchecked = f"; accepted unchecked: {', '.join(unlisted)}" if unlisted else ""
-    log.warning(
-        "ONNX Runtime %s is newer than %s, the newest in the table of options%s",
-        version,
-        NEWEST,
-        unchecked,
-    )
 
 
 def _scalars(runtime: object, section: str) -> Iterator[tuple[str, Scalar]]:
