@@ -20,25 +20,19 @@ def prepare_device(device: str = "auto") -> bool:
     context = _context()
     gpus = () if context is None else context.get_accelerator_ids().get("GPU", ())
     on_gpu = device == "cuda" or (device == "auto" and bool(gpus))
-    if context is not None and (on_gpu or context.get_actor_id() is not None):
-        planned = plan_environment("cuda" if on_gpu else "cpu", os.environ.get("CUDA_VISIBLE_DEVICES"))
-        if context.get_actor_id() is not None:  # the process of a task goes on to others
-            os.environ.update(planned)
-    return on_gpu
-
-
-def plan_environment(device: str, visible: str | None) -> dict[str, str]:
-    """Returns the variables that a process of a device sets before ONNX Runtime is imported."""
-    if device == "cpu":
-        return {"CUDA_VISIBLE_DEVICES": ""}  # else a bundle that prefers CUDA would take another's GPU
-    devices = [name for name in (visible or "").split(",") if name.strip()]
-    if len(devices) != 1:
+    if context is None:
+        return on_gpu
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if on_gpu and len([name for name in (visible or "").split(",") if name.strip()]) != 1:
         raise PoolError(
             f"a process for a GPU was given none of its own\n"
             f"  expected one device in CUDA_VISIBLE_DEVICES, got {visible!r}",
             hint="unset RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES",
         )
-    return {"CUDA_MODULE_LOADING": "LAZY"}
+    if context.get_actor_id() is not None:  # the process of a task goes on to others
+        # Without GPUs to see, a bundle that prefers CUDA would take another's.
+        os.environ.update({"CUDA_MODULE_LOADING": "LAZY"} if on_gpu else {"CUDA_VISIBLE_DEVICES": ""})
+    return on_gpu
 
 
 def reserved_cpus() -> int | None:
