@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import hmac
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from ortprep.bundle.digest import digest_json
 from ortprep.bundle.file_memory import cache_folder, read_entry
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.paths import walk_folders
-from ortprep.bundle.verification import compare_files
+from ortprep.bundle.verification import Digester, compare_files
 from ortprep.errors import BundleError
 
 if TYPE_CHECKING:
@@ -44,8 +44,6 @@ _MAC = "mac"
 _KEY_BYTES = 32
 _PROCESS_KEY = os.urandom(_KEY_BYTES)
 """Key of a process without a cache folder: what it leaves counts for no other process."""
-
-Digester = Callable[[Path], str]
 
 
 @dataclass(frozen=True)

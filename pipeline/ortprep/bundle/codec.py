@@ -8,15 +8,14 @@ added them); a missing field without default, or a value of the wrong type, is a
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import math
+import os
 import types
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ForwardRef, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from ortprep.bundle.file_memory import DIGEST_PREFIX, open_regular
+from ortprep.bundle.file_memory import StrPath, digest_bytes, open_regular
 from ortprep.errors import BundleError, IntegrityError
 
 T = TypeVar("T")
@@ -51,7 +50,7 @@ def encode(value: object) -> Any:
         return str(value)
     if hasattr(value, "model_dump"):
         return encode(value.model_dump(mode="json"))
-    return str(value) if isinstance(value, Path) else value
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def decode(kind: type[T], data: object, *, where: str = "") -> T:
@@ -158,8 +157,8 @@ def _expect(kind: type[T], data: object, where: str) -> T:
         return float(str(data))  # type: ignore[return-value]
     if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
         # Here, so that a bundle, which has neither, is decoded as fast as without.
-        if kind is Path and isinstance(data, str):
-            return Path(data)  # type: ignore[return-value]
+        if issubclass(kind, os.PathLike) and isinstance(data, str):
+            return kind(data)  # type: ignore[call-arg]
         if hasattr(kind, "model_validate"):
             return kind.model_validate(data)  # type: ignore[attr-defined, no-any-return]
         place = where or "the top level"
@@ -212,7 +211,7 @@ def _without_repetition(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     return data
 
 
-def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES, sha256: str | None = None) -> dict[str, Any]:
+def read_json(path: StrPath, *, max_bytes: int = MAX_JSON_BYTES, sha256: str | None = None) -> dict[str, Any]:
     """Reads one JSON object from a file of bounded size.
 
     Args:
@@ -231,7 +230,7 @@ def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES, sha256: str | None
         raise BundleError(f"cannot read {path}\n  {error.strerror or error}") from error
     if len(text) > max_bytes:
         raise BundleError(f"file too large: {path}\n  expected at most {max_bytes} bytes")
-    if sha256 is not None and (got := DIGEST_PREFIX + hashlib.sha256(text).hexdigest()) != sha256:
+    if sha256 is not None and (got := digest_bytes(text)) != sha256:
         raise IntegrityError(
             f"not the file that was recorded: {path}\n  expected {sha256 or 'none'}, got {got}"
         )

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from ortprep.bundle.codec import canonical_json
@@ -14,9 +12,12 @@ from ortprep.bundle.file_memory import (
     DIGEST_FOLDER,
     DIGEST_PREFIX,
     Stamp,
+    StrPath,
     cache_folder,
+    digest_bytes,
     is_digest,
     is_settled,
+    new_sha256,
     open_regular,
     read_digest,
     read_stamp,
@@ -33,17 +34,12 @@ def _carry_on() -> None:
     pass
 
 
-def digest_bytes(data: bytes) -> str:
-    """Returns the digest of `data` as `sha256:<hex>`."""
-    return PREFIX + hashlib.sha256(data).hexdigest()
-
-
 def digest_json(data: Any) -> str:
     """Returns the digest of the canonical serialisation of JSON data."""
     return digest_bytes(canonical_json(data))
 
 
-def digest_file(path: Path, *, between_blocks: Callable[[], object] = _carry_on) -> str:
+def digest_file(path: StrPath, *, between_blocks: Callable[[], object] = _carry_on) -> str:
     """Returns the digest of a file's bytes; what `between_blocks` raises ends the reading.
 
     Raises:
@@ -55,15 +51,15 @@ def digest_file(path: Path, *, between_blocks: Callable[[], object] = _carry_on)
 
 def _digest_open(file: BinaryIO, between_blocks: Callable[[], object]) -> str:
     """Returns the digest of an open file; raises `OSError` if it has more bytes than its size says."""
-    hasher, block = hashlib.sha256(), memoryview(bytearray(_BLOCK_BYTES))
     left_bytes = os.fstat(file.fileno()).st_size
+    hasher, block = new_sha256(left_bytes), memoryview(bytearray(_BLOCK_BYTES))
     while count := file.readinto(block):  # type: ignore[attr-defined]
         hasher.update(block[:count])
         between_blocks()
         left_bytes -= count
         if left_bytes < 0:  # files of /proc have no size, and some of them no end
             raise OSError(errno.EFBIG, "more bytes than its size says")
-    return PREFIX + hasher.hexdigest()
+    return f"{PREFIX}{hasher.hexdigest()}"
 
 
 class DigestCache:
@@ -79,12 +75,12 @@ class DigestCache:
     """
 
     def __init__(
-        self, folder: Path | None = None, *, between_blocks: Callable[[], object] = _carry_on
+        self, folder: StrPath | None = None, *, between_blocks: Callable[[], object] = _carry_on
     ) -> None:
         self._folder = cache_folder(DIGEST_FOLDER) if folder is None else str(folder)
         self._between_blocks = between_blocks
 
-    def digest(self, path: Path) -> str:
+    def digest(self, path: StrPath) -> str:
         """Returns the digest of the file at `path`, from the cache when its stamp is unchanged.
 
         Raises:
@@ -103,7 +99,7 @@ class DigestCache:
             self._store(stamp, digest)
         return digest
 
-    def record(self, path: Path, digest: str) -> None:
+    def record(self, path: StrPath, digest: str) -> None:
         """Remembers a digest that the caller, the file's only writer, computed while writing it.
 
         Raises:

@@ -6,8 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-REQUIREMENTS_FILE = "requirements.txt"
-"""File with the ONNX Runtime that a bundle's variants were prepared with, as pip takes it."""
+from ortprep.bundle import REQUIREMENTS_FILE
 
 _DISTRIBUTIONS = ("onnxruntime-gpu", "onnxruntime")
 

@@ -13,10 +13,12 @@ import errno
 import os
 import stat
 import time
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 CACHE_VARIABLE = "ORTPREP_CACHE_DIR"
 """Environment variable that names the folder of memories."""
+
+StrPath = str | os.PathLike[str]
 
 Stamp = tuple[int, int, int, int, int]
 """Device, inode, size, modification and change time of a file: equal as long as it is neither replaced nor
@@ -30,11 +32,12 @@ DIGEST_PREFIX = "sha256:"
 _HEX = frozenset("0123456789abcdef")
 _MAX_LINKS = 40
 _MAX_DIGEST_BYTES = 256
+_SMALL_BYTES = 256 * 1024
 _CLOCK_TICK_NS = 20_000_000
 """File systems stamp changes with a coarse clock: a file that changed just now may do so again unseen."""
 
 
-def read_stamp(file: str | os.PathLike[str] | int) -> Stamp:
+def read_stamp(file: StrPath | int) -> Stamp:
     """Reads the stamp of a file, given by its path, following links, or as an open descriptor.
 
     Raises:
@@ -44,7 +47,7 @@ def read_stamp(file: str | os.PathLike[str] | int) -> Stamp:
     return s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns
 
 
-def find_stamp(file: str | os.PathLike[str]) -> Stamp:
+def find_stamp(file: StrPath) -> Stamp:
     """Returns the stamp of a file; one that no file has where there is none."""
     try:
         return read_stamp(file)
@@ -272,12 +275,28 @@ def write_digest(stamp: Stamp, digest: str, folder: str | None) -> None:
     write_entry(entry_path(folder, stamp), " ".join(map(str, fields)).encode())
 
 
+def digest_bytes(data: bytes) -> str:
+    """Returns the digest of `data` as `sha256:<hex>`."""
+    hasher = new_sha256(len(data))
+    hasher.update(data)
+    return f"{DIGEST_PREFIX}{hasher.hexdigest()}"
+
+
+def new_sha256(size_bytes: int) -> Any:
+    """Returns a SHA-256 for so many bytes: OpenSSL's takes as long to load as Python's own for 500 kB."""
+    small = ("_sha2", "_sha256")  # since Python 3.12, and before
+    for name in (*(small if size_bytes <= _SMALL_BYTES else ()), "hashlib"):
+        with contextlib.suppress(ImportError):
+            return getattr(__import__(name), "sha256")()  # noqa: B009 - mypy does not know the first two
+    raise ImportError("no SHA-256")
+
+
 def is_digest(text: str) -> bool:
     """Returns whether `text` is `sha256:` and 64 lower-case hexadecimal digits."""
     return len(text) == 71 and text.startswith(DIGEST_PREFIX) and set(text[7:]) <= _HEX
 
 
-def open_regular(path: str | os.PathLike[str], flags: int = 0) -> BinaryIO:
+def open_regular(path: StrPath, flags: int = 0) -> BinaryIO:
     """Opens a file for reading, and nothing else: a FIFO would make its reader wait for ever.
 
     `flags` are further ones of `os.open`.

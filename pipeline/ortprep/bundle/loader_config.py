@@ -3,13 +3,13 @@
 # Without `from __future__ import annotations`: the decoder then has the types as they are and need not
 # evaluate them, which is a good part of a job's first load.
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 from ortprep.bundle import LOADER_FILE
-from ortprep.bundle.digest import is_digest
+from ortprep.bundle.file_memory import StrPath, is_digest
 from ortprep.bundle.paths import is_safe_name, is_safe_path
 from ortprep.bundle.record import read_record, write_record
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
@@ -208,17 +208,19 @@ class LoaderConfig(NamedTuple):
     source: tuple[FileEntry, ...] = ()
 
 
-def write_loader_config(folder: Path, config: LoaderConfig) -> None:
+def write_loader_config(folder: StrPath, config: LoaderConfig) -> None:
     """Writes `loader.json` with its own digest.
 
     Raises:
         BundleError: It is larger than readers accept.
         OSError: The folder is read-only or full.
     """
-    write_record(folder / LOADER_FILE, config, max_bytes=MAX_LOADER_BYTES)
+    from pathlib import Path  # takes a job milliseconds
+
+    write_record(Path(folder, LOADER_FILE), config, max_bytes=MAX_LOADER_BYTES)
 
 
-def read_loader_config(folder: Path, *, sha256: str | None = None) -> LoaderConfig:
+def read_loader_config(folder: StrPath, *, sha256: str | None = None) -> LoaderConfig:
     """Reads and checks `loader.json`, whose bytes must have a digest if one is given.
 
     Raises:
@@ -226,11 +228,11 @@ def read_loader_config(folder: Path, *, sha256: str | None = None) -> LoaderConf
         UnsupportedVersionError: It has a newer major version.
         IntegrityError: It was changed, or names a file outside the bundle.
     """
-    path = folder / LOADER_FILE
+    path = os.path.join(folder, LOADER_FILE)
     config = read_record(
         LoaderConfig, path, supported=LOADER_SCHEMA_VERSION, max_bytes=MAX_LOADER_BYTES, sha256=sha256
     )
-    _check(config, name=str(path))
+    _check(config, name=path)
     return config
 
 

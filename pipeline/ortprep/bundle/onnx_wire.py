@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import NamedTuple
+
+from ortprep.bundle.file_memory import StrPath
 
 SMALL_BYTES = 16 * 1024
 """Messages up to this size are kept as they are; tensor values above it are left out of a skeleton."""
@@ -22,6 +23,7 @@ _FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
 _HEAD_BYTES = 20
 """Most bytes of a field's tag and of the length or number after it."""
 _WINDOW_BYTES, _MAX_SKELETON_BYTES = 4096, 2**29
+_LOCATION = b"location"
 _LOCATION_BYTES = 10
 """Bytes of the field that makes an entry a location; no shorter message has one."""
 
@@ -90,7 +92,7 @@ def _carry_on() -> None:
 
 
 def read_skeleton(
-    path: Path, substitute: Substitute | None = None, *, between_reads: Callable[[], object] = _carry_on
+    path: StrPath, substitute: Substitute | None = None, *, between_reads: Callable[[], object] = _carry_on
 ) -> bytes:
     """Reads an ONNX model without the values of its large tensors.
 
@@ -135,15 +137,16 @@ def external_locations(
     Raises:
         WireError: It is not a protobuf message.
     """
-    # Most models have none, and searching for the key that every reference carries is far quicker.
-    if b"location" not in skeleton:
-        return ()
 
     def read(start: int, end: int) -> bytes:
         between_reads()
         return skeleton[start:end]
 
-    found = _locations(read, 0, len(skeleton), "model")
+    def may_have_any(start: int, end: int) -> bool:
+        # Searching for the key that every reference carries is far quicker than parsing.
+        return skeleton.find(_LOCATION, start, end) >= 0
+
+    found = _locations(read, 0, len(skeleton), "model", may_have_any)
     return tuple(dict.fromkeys(name for name, in_subgraph in found if in_subgraph or not in_subgraphs_only))
 
 
@@ -201,22 +204,30 @@ def _keep(read: Reader, start: int, end: int, skeleton: bytearray) -> None:
 
 
 def _locations(
-    read: Reader, start: int, end: int, kind: str, depth: int = 0, *, in_subgraph: bool = False
+    read: Reader,
+    start: int,
+    end: int,
+    kind: str,
+    may_have_any: Callable[[int, int], bool],
+    depth: int = 0,
+    *,
+    in_subgraph: bool = False,
 ) -> Iterator[tuple[str, bool]]:
     """Yields the location of every external tensor, and whether it is in a graph that a node holds."""
     if depth > _MAX_DEPTH:
         raise WireError(f"messages nested deeper than {_MAX_DEPTH}")
-    entry: dict[int, str] = {}
+    entry: dict[int, bytes] = {}
     min_bytes = 0 if kind == "entry" else _LOCATION_BYTES
     for field in _fields(read, start, end, min_bytes=min_bytes):
         if kind == "entry":
-            entry[field.number] = read(field.payload, field.end).decode("utf-8", "surrogateescape")
-        elif field.number in NESTED[kind]:
+            entry[field.number] = read(field.payload, field.end)
+        elif field.number in NESTED[kind] and may_have_any(field.payload, field.end):
             inner = NESTED[kind][field.number]
             below = in_subgraph or (kind, inner) == ("attribute", "graph")
-            yield from _locations(read, field.payload, field.end, inner, depth + 1, in_subgraph=below)
-    if entry.get(1) == "location":
-        yield entry.get(2, ""), in_subgraph
+            place = field.payload, field.end, inner, may_have_any, depth + 1
+            yield from _locations(read, *place, in_subgraph=below)
+    if entry.get(1) == _LOCATION:
+        yield entry.get(2, b"").decode("utf-8", "surrogateescape"), in_subgraph
 
 
 def _fields(read: Reader, start: int, end: int, *, min_bytes: int | None = None) -> Iterator[_Field]:

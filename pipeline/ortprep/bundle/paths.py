@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from ortprep.bundle.file_memory import open_regular
+from ortprep.bundle.file_memory import StrPath, open_regular
 from ortprep.errors import IntegrityError
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
@@ -50,14 +49,13 @@ def is_safe_path(path: str) -> bool:
 
     One of more than `MAX_PATH_PARTS` names does not count as safe.
     """
-    if not path or len(path) > 1024 or "\\" in path or not path.isprintable():
+    if len(path) > 1024 or "\\" in path or not path.isprintable():
         return False
-    pure = PurePosixPath(path)
-    is_below = not pure.is_absolute() and str(pure) == path and ".." not in pure.parts and path != "."
-    return is_below and len(pure.parts) <= MAX_PATH_PARTS
+    parts = path.split("/")
+    return len(parts) <= MAX_PATH_PARTS and not {"", ".", ".."} & {*parts}
 
 
-def resolve_inside(root: Path, path: str) -> Path:
+def resolve_inside(root: StrPath, path: str) -> str:
     """Returns the file `path` names inside `root`, links resolved.
 
     Raises:
@@ -65,15 +63,18 @@ def resolve_inside(root: Path, path: str) -> Path:
     """
     if not is_safe_path(path):
         raise IntegrityError(f"path leaves its bundle: {path!r}\n  expected a relative path below {root}")
-    # Not `Path.resolve`, which fails on links that lead in a circle; opening one of those fails anyway.
-    base = Path(os.path.realpath(root))
-    full = Path(os.path.realpath(base / path))
-    if not full.is_relative_to(base):
+    base = os.path.realpath(root)
+    full = os.path.realpath(f"{base}/{path}")
+    if not _is_below(full, base):
         raise IntegrityError(f"path leaves its bundle: {path!r}\n  expected below {base}, got {full}")
     return full
 
 
-def open_inside(root: Path, path: str) -> BinaryIO:
+def _is_below(path: str, folder: str) -> bool:
+    return os.path.commonpath((path, folder)) == folder
+
+
+def open_inside(root: StrPath, path: str) -> BinaryIO:
     """Opens the file `path` names inside `root`, a path free of links, whatever both lead to a moment later.
 
     Raises:
@@ -81,15 +82,15 @@ def open_inside(root: Path, path: str) -> BinaryIO:
         OSError: It cannot be opened, or is no regular file.
     """
     file = open_regular(resolve_inside(root, path))
-    opened = Path(f"/proc/self/fd/{file.fileno()}").readlink()
-    if not opened.is_relative_to(root):
+    opened = os.readlink(f"/proc/self/fd/{file.fileno()}")
+    if not _is_below(opened, os.fspath(root)):
         file.close()
         raise IntegrityError(f"path leaves its bundle: {path!r}\n  expected below {root}, got {opened}")
     return file
 
 
 def walk_folders(
-    root: Path, onerror: Callable[[OSError], object] | None = None
+    root: StrPath, onerror: Callable[[OSError], object] | None = None
 ) -> Iterator[tuple[str, list[str], list[str]]]:
     """Does what `os.walk` does, which recurses, down to `MAX_PATH_PARTS` levels.
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ortprep.bundle.atomic import write_bytes_atomic
 from ortprep.bundle.codec import check_json_values, decode, encode, format_json, read_json
 from ortprep.bundle.digest import digest_json
 from ortprep.errors import BundleError, IntegrityError, UnsupportedVersionError
 from ortprep.quoting import quoted
-from ortprep.versions import upgrade_command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ortprep.bundle.file_memory import StrPath
 
 T = TypeVar("T")
 
 _SELF_DIGEST = "self_digest"
-_SCHEMA_VERSION = re.compile(r"([0-9]{1,9})\.[0-9]{1,9}")
+_MAX_DIGITS = 9
 
 
 def write_record(path: Path, record: object, *, max_bytes: int) -> None:
@@ -32,6 +33,8 @@ def write_record(path: Path, record: object, *, max_bytes: int) -> None:
     if len(text) > max_bytes:
         raise BundleError(f"file too large: {path}\n  expected at most {max_bytes} bytes, got {len(text)}")
     check_json_values(text, name=str(path))
+    from ortprep.bundle.atomic import write_bytes_atomic  # a job reads records only
+
     write_bytes_atomic(path, text)
 
 
@@ -41,7 +44,9 @@ def format_record(record: object) -> bytes:
     return format_json(data | {_SELF_DIGEST: digest_json(data)})
 
 
-def read_record(kind: type[T], path: Path, *, supported: str, max_bytes: int, sha256: str | None = None) -> T:
+def read_record(
+    kind: type[T], path: StrPath, *, supported: str, max_bytes: int, sha256: str | None = None
+) -> T:
     """Reads a file that `write_record` wrote, here or by another version; `sha256` as for `read_json`.
 
     Raises:
@@ -50,7 +55,7 @@ def read_record(kind: type[T], path: Path, *, supported: str, max_bytes: int, sh
         IntegrityError: It was changed.
     """
     if not os.path.lexists(path):
-        raise _no_bundle(path.parent, path.name)
+        raise _no_bundle(*os.path.split(path))
     data = read_json(path, max_bytes=max_bytes, sha256=sha256)
     _check_schema_version(data, supported=supported, path=path)
     _check_self_digest(data, path=path)
@@ -60,8 +65,11 @@ def read_record(kind: type[T], path: Path, *, supported: str, max_bytes: int, sh
         raise BundleError(f"bad field in {path}\n  {error.message}") from error
 
 
-def _no_bundle(folder: Path, record: str) -> BundleError:
+def _no_bundle(place: str, record: str) -> BundleError:
     """Returns the error for a folder without a record, with the next step: a name is no path, for example."""
+    from pathlib import Path
+
+    folder = Path(place)
     got, name = ("a file" if folder.is_file() else "no such file"), folder.name.removesuffix(".onnx")
     prepared = Path("artifacts") / name
     if (prepared / record).is_file():
@@ -75,21 +83,27 @@ def _no_bundle(folder: Path, record: str) -> BundleError:
     return BundleError(f"no bundle there: {folder}\n  expected a folder with {record}, got {got}", hint=hint)
 
 
-def _check_schema_version(data: Mapping[str, Any], *, supported: str, path: Path) -> None:
+def _check_schema_version(data: Mapping[str, Any], *, supported: str, path: StrPath) -> None:
     """Raises unless the version of the format is one that this version reads."""
     version = data.get("schema_version")
-    parts = _SCHEMA_VERSION.fullmatch(version) if isinstance(version, str) else None
-    if parts is None:
+    parts = version.split(".") if isinstance(version, str) else []
+    if len(parts) != 2 or not all(map(_is_number, parts)):
         text = repr(version)[:80]
         raise BundleError(f"bad schema_version in {path}\n  expected like {supported!r}, got {text}")
-    if int(parts[1]) > int(supported.partition(".")[0]):
+    if int(parts[0]) > int(supported.partition(".")[0]):
+        from ortprep.versions import upgrade_command
+
         raise UnsupportedVersionError(
             f"bundle format too new: {path}\n  expected schema_version up to {supported}, got {version}",
             hint=upgrade_command(),
         )
 
 
-def _check_self_digest(data: Mapping[str, Any], *, path: Path) -> None:
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS
+
+
+def _check_self_digest(data: Mapping[str, Any], *, path: StrPath) -> None:
     """Raises unless a record has the digest that it says it has."""
     rest = {key: value for key, value in data.items() if key != _SELF_DIGEST}
     try:

@@ -3,24 +3,42 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ortprep.bundle import LOADER_FILE
+from ortprep.bundle import LOADER_FILE, REQUIREMENTS_FILE
 from ortprep.bundle.digest import digest_file
-from ortprep.bundle.environment import REQUIREMENTS_FILE
+from ortprep.bundle.file_memory import StrPath
 from ortprep.bundle.loader_config import FileEntry, LoaderConfig, listed_files, read_loader_config
 from ortprep.bundle.paths import RECEIPT_FILES, resolve_inside, walk_folders
 from ortprep.errors import BundleError, IntegrityError, UnsupportedVersionError
 from ortprep.quoting import quoted
 
-Digester = Callable[[Path], str]
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Digester = Callable[[StrPath], str]
 
 _AT_THE_TOP = frozenset({LOADER_FILE, REQUIREMENTS_FILE, "golden.npz"})
-_PROGRAM_SUFFIX = re.compile(r"\.(bat|cfg|ini|mk|ps1|pth|py[cd]?|sh|so|toml|ya?ml)", re.IGNORECASE)
+_PROGRAM_SUFFIXES = frozenset(
+    (
+        ".bat",
+        ".cfg",
+        ".ini",
+        ".mk",
+        ".ps1",
+        ".pth",
+        ".py",
+        ".pyc",
+        ".pyd",
+        ".sh",
+        ".so",
+        ".toml",
+        ".yaml",
+        ".yml",
+    )
+)
 """How names of files end that programs run or obey, specs among them; weights may have any other."""
 
 
@@ -55,11 +73,11 @@ def describe_files(folder: Path, digest: Digester = digest_file) -> tuple[FileEn
     )
 
 
-def compare_file(root: Path, entry: FileEntry, digest: Digester = digest_file) -> FileDifference | None:
+def compare_file(root: StrPath, entry: FileEntry, digest: Digester = digest_file) -> FileDifference | None:
     """Compares one file with its record; `digest` may be a cache's. Raises if the path leaves the bundle."""
     path = resolve_inside(root, entry.path)
     try:
-        status = path.stat()
+        status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
             return FileDifference(entry.path, "kind", "a regular file", "something else")
         if status.st_size != entry.size_bytes:
@@ -75,20 +93,20 @@ def compare_file(root: Path, entry: FileEntry, digest: Digester = digest_file) -
 
 
 def compare_files(
-    root: Path, entries: tuple[FileEntry, ...], digest: Digester = digest_file
+    root: StrPath, entries: tuple[FileEntry, ...], digest: Digester = digest_file
 ) -> tuple[FileDifference, ...]:
     """Compares files with their records and returns every difference, in order; as `compare_file`."""
     differences = (compare_file(root, entry, digest) for entry in entries)
     return tuple(difference for difference in differences if difference is not None)
 
 
-def compare_kinds(root: Path, entries: tuple[FileEntry, ...]) -> tuple[FileDifference, ...]:
+def compare_kinds(root: StrPath, entries: tuple[FileEntry, ...]) -> tuple[FileDifference, ...]:
     """Returns what is there and no regular file, in order; looks at no byte. As `compare_file`."""
     paths = {entry.path: resolve_inside(root, entry.path) for entry in entries}
     return tuple(
         FileDifference(name, "kind", "a regular file", "something else")
         for name, path in paths.items()
-        if path.exists() and not path.is_file()
+        if os.path.exists(path) and not os.path.isfile(path)
     )
 
 
@@ -135,12 +153,14 @@ def compare_bundle(
 
 def _find_foreign(config: LoaderConfig, files: Iterable[FileEntry]) -> Iterator[str]:
     """Yields the paths of files that no bundle has: a stranger's must not bring a spec or a program."""
+    from pathlib import PurePosixPath
+
     listed = {entry.path for entry in listed_files(config)}
     folders = {variant.name for variant in config.variants}
     for path in (PurePosixPath(entry.path) for entry in files):
         is_weights = str(path) in listed and path.parts[0] in folders and len(path.parts) > 1
         is_hidden = any(part.startswith(".") for part in path.parts)
-        is_program = _PROGRAM_SUFFIX.fullmatch(path.suffix) is not None
+        is_program = path.suffix.lower() in _PROGRAM_SUFFIXES
         if str(path) not in _AT_THE_TOP and (not is_weights or is_hidden or is_program):
             yield str(path)
 
@@ -164,7 +184,7 @@ def check_bundle(root: Path, digest: Digester = digest_file) -> None:
         BundleError: The bundle cannot be read.
         IntegrityError: Something differs; the message lists every difference.
     """
-    name = Path(os.path.realpath(root)).name
+    name = os.path.basename(os.path.realpath(root))
     hint = f"ortprep prepare {quoted(name)}  (or copy the bundle again, if it is a copy)"
     raise_differences(root, compare_bundle(root, digest), hint=hint)
 
@@ -190,7 +210,7 @@ def may_be_replaced(folder: Path) -> bool:
 
 
 def raise_differences(
-    root: Path, differences: tuple[FileDifference, ...], *, hint: str | None = None
+    root: StrPath, differences: tuple[FileDifference, ...], *, hint: str | None = None
 ) -> None:
     """Raises `IntegrityError` if there are differences, naming all; `hint` is what to do about them."""
     if differences:
@@ -205,9 +225,8 @@ def _present(root: Path) -> set[str]:
     """Returns every file below `root`, links that lead to folders included, a registry's receipt left out."""
     paths: set[str] = set()
     for folder, subfolders, files in walk_folders(root, _refuse_unreadable):
-        base = Path(folder)
-        links = [name for name in subfolders if (base / name).is_symlink()]
-        paths.update((base / name).relative_to(root).as_posix() for name in (*files, *links))
+        links = [name for name in subfolders if os.path.islink(f"{folder}/{name}")]
+        paths.update(os.path.relpath(f"{folder}/{name}", root) for name in (*files, *links))
     return paths - RECEIPT_FILES
 
 

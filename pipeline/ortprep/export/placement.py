@@ -94,10 +94,10 @@ def place_files(
         IntegrityError: A file is not what the bundle records.
     """
     placed = plan_files(variant, folder, model=model)
-    original = resolve_inside(source.root, variant.model)
+    original = Path(resolve_inside(source.root, variant.model))
     unlinkable = {original.parent / name for name in unlinkable_files(original)}
     for path, entry in placed.items():
-        file = resolve_inside(source.root, entry.path)
+        file = Path(resolve_inside(source.root, entry.path))
         # Who may write to a bundle's file could change the export by a link to it.
         is_linked = file not in unlinkable and is_protected(str(file))
         (link_or_copy if is_linked else copy_file)(file, export / path)

@@ -221,7 +221,7 @@ def read_receipt(bundle: Path) -> PullReceipt:
         BundleError: It was not pulled from a registry, or the receipt is not of this form.
         IntegrityError: It leads out of the bundle.
     """
-    path = resolve_inside(bundle, _RECEIPT_FILE)
+    path = Path(resolve_inside(bundle, _RECEIPT_FILE))
     if not path.is_file():
         raise BundleError(
             f"not from a registry: {bundle}\n  expected {_RECEIPT_FILE} in it, got no such file",

@@ -193,8 +193,7 @@ def _open(root: str, options: LoadOptions) -> OpenedBundle:
         from ortprep.runtime.loading.variant_resolver import resolve
 
         resolved = resolve(root, options)  # reads the bundle, selects a variant, checks it
-    else:
-        _prefetch(resolved)
+    _prefetch(resolved)
     _report(resolved, options)
     if options.phases == "auto" and (resolved.first is None or not _pays(options)):
         options = options.replace(phases="steady")

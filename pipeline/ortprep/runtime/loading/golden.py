@@ -69,7 +69,7 @@ def read_golden(golden: Golden, root: Path) -> tuple[dict[str, Array], dict[str,
     """Returns the golden sample's inputs and what was recorded of its outputs; raises `BundleError`."""
     from ortprep.runtime.tensors.arrays import read_tensors
 
-    path = resolve_inside(root, golden.file.path)
+    path = Path(resolve_inside(root, golden.file.path))
     tensors = read_tensors(path, only_stored=True)
     outputs = {name: RecordedOutput(array, array.shape) for name, array in _select(tensors, OUTPUT).items()}
     layouts = _select(tensors, LAYOUT)

@@ -101,12 +101,12 @@ def make_session(
     from pathlib import Path
 
     from ortprep.bundle.paths import resolve_inside
-    from ortprep.runtime.loading.variant_files import verified_files
     from ortprep.runtime.loading.variant_resolver import read_config, read_variant
+    from ortprep.runtime.loading.verified_files import verified_files
 
     root, variant = Path(resolved.root), read_variant(resolved)
     with verified_files(root, read_config(resolved), variant, options) as folder:
-        made = plan._replace(model=str(resolve_inside(folder, variant.model)))
+        made = plan._replace(model=resolve_inside(folder, variant.model))
         made, session = _make_session(made, resolved, options, cancellation, str(folder))
     return made._replace(model=plan.model), session
 

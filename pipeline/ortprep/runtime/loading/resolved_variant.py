@@ -244,10 +244,13 @@ def _plain(value: Any) -> Any:
 
 
 def _is_usual(plan: SessionPlan) -> bool:
+    return is_usual(plan.session_options, plan.providers)
+
+
+def is_usual(record: SessionOptionsRecord, providers: tuple[ProviderRecord, ...]) -> bool:
     """Returns whether a plan sets nothing but the usual options, each to a value that it may have."""
-    record = plan.session_options
-    options = [record.attributes, record.config_entries, *(provider.options for provider in plan.providers)]
-    return all(provider.name in (CPU, CUDA) for provider in plan.providers) and all(
+    options = [record.attributes, record.config_entries, *(provider.options for provider in providers)]
+    return all(provider.name in (CPU, CUDA) for provider in providers) and all(
         _is_usual_value(name, value) for chosen in options for name, value in chosen.items()
     )
 

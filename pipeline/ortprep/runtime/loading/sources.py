@@ -15,6 +15,7 @@ from ortprep.errors import LoadError, MissingExtraError
 from ortprep.versions import install_command
 
 if TYPE_CHECKING:
+    from ortprep.bundle.file_memory import StrPath
     from ortprep.bundle.loader_config import FileEntry
 
 _GROUP, _NAME = "ortprep.sources", "registry"
@@ -45,7 +46,7 @@ def locate(
     return _open_source(path, require_signature)[0]
 
 
-def read_signed_files(folder: Path, require_signature: str | os.PathLike[str]) -> tuple[FileEntry, ...]:
+def read_signed_files(folder: StrPath, require_signature: StrPath) -> tuple[FileEntry, ...]:
     """Returns the records of all files of a pulled bundle, as they were signed; raises as `locate`."""
     return _open_source(str(folder), require_signature)[1] or ()
 

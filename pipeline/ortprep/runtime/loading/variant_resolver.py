@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortprep.bundle import LOADER_FILE
@@ -24,9 +23,8 @@ from ortprep.bundle.loader_config import (
 from ortprep.bundle.paths import resolve_inside
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.errors import IntegrityError, LoadError, NoVariantError
-from ortprep.quoting import quoted
 from ortprep.runtime.loading.load_options import check_choice
-from ortprep.runtime.loading.resolved_variant import ResolvedVariant, read_compute_capabilities
+from ortprep.runtime.loading.resolved_variant import ResolvedVariant, is_usual, read_compute_capabilities
 from ortprep.runtime.loading.session import CPU, CUDA, import_onnxruntime, with_device
 from ortprep.runtime.loading.variant_files import check_external_data, check_files
 from ortprep.runtime.loading.variant_selection import (
@@ -37,13 +35,11 @@ from ortprep.runtime.loading.variant_selection import (
     read_machine,
     select_variant,
 )
-from ortprep.versions import upgrade_command
 
 if TYPE_CHECKING:
-    import os
-
     import onnxruntime
 
+    from ortprep.bundle.file_memory import StrPath
     from ortprep.bundle.loader_config import FileEntry
     from ortprep.runtime.loading.load_options import LoadOptions, Phases
 
@@ -64,28 +60,27 @@ def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
         BundleError: The bundle cannot be read.
         IntegrityError: A file is not as it was written, or the variant sets what no bundle may.
     """
-    folder = Path(root)
     # Before anything is read, so that a change meanwhile shows.
     began_ns = time.time_ns()
-    loader = find_stamp(folder / LOADER_FILE)
-    signed = None if options.require_signature is None else _read_signed(folder, options.require_signature)
-    config = read_loader_config(folder) if signed is None else _read_signed_config(folder, signed)
-    _require_source(folder, config, options)
+    loader = find_stamp(f"{root}/{LOADER_FILE}")
+    signed = None if options.require_signature is None else _read_signed(root, options.require_signature)
+    config = read_loader_config(root) if signed is None else _read_signed_config(root, signed)
+    _require_source(root, config, options)
     check_choice("precision", options.precision, (FASTEST, *PRECISIONS))
     uses_gpus = any(needs_gpu(variant.requirements) for variant in find_candidates(config, options))
     selection = select_variant(config, options, read_machine(gpus=uses_gpus))
     variant = selection.variant
     if variant is None:
-        raise _nothing_fits(folder, config, selection, options)
-    _check_options(folder, variant)
-    files, comparison = check_files(folder, config, variant, options, signed)
+        raise _nothing_fits(root, config, selection, options)
+    _check_options(root, variant)
+    files, comparison = check_files(root, config, variant, options, signed)
     resolved = ResolvedVariant(
         root=root,
         loader=loader,
         bundle=config.name,
         name=variant.name,
-        steady=plan_of(folder, variant, "steady"),
-        first=None if variant.first_phase is None else plan_of(folder, variant, "first"),
+        steady=plan_of(root, variant, "steady"),
+        first=None if variant.first_phase is None else plan_of(root, variant, "first"),
         files=files,
         passed_over=tuple((passed.name, passed.reasons) for passed in selection.passed_over),
         compute_capabilities=read_compute_capabilities() if uses_gpus else None,
@@ -97,7 +92,7 @@ def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
     return resolved
 
 
-def _require_source(folder: Path, config: LoaderConfig, options: LoadOptions) -> None:
+def _require_source(folder: str, config: LoaderConfig, options: LoadOptions) -> None:
     """Raises unless a bundle is of the model that it is to stand for, as its signed bytes say if they are."""
     if options.source is not None and config.source != tuple(options.source):
         raise IntegrityError(
@@ -106,19 +101,19 @@ def _require_source(folder: Path, config: LoaderConfig, options: LoadOptions) ->
         )
 
 
-def _read_signed(folder: Path, require_signature: str | os.PathLike[str]) -> tuple[FileEntry, ...]:
+def _read_signed(folder: StrPath, require_signature: StrPath) -> tuple[FileEntry, ...]:
     from ortprep.runtime.loading.sources import read_signed_files
 
     return read_signed_files(folder, require_signature)
 
 
-def _read_signed_config(folder: Path, signed: tuple[FileEntry, ...]) -> LoaderConfig:
+def _read_signed_config(folder: StrPath, signed: tuple[FileEntry, ...]) -> LoaderConfig:
     """Returns the loader config, of the very bytes that were signed."""
     digest = next((entry.sha256 for entry in signed if entry.path == LOADER_FILE), "")
     return read_loader_config(folder, sha256=digest)
 
 
-def read_trusted_config(folder: Path, require_signature: str | os.PathLike[str] | None) -> LoaderConfig:
+def read_trusted_config(folder: StrPath, require_signature: StrPath | None) -> LoaderConfig:
     """Returns the loader config of a bundle: of the bytes that were signed, where a signature is required.
 
     Raises:
@@ -133,11 +128,10 @@ def read_trusted_config(folder: Path, require_signature: str | os.PathLike[str] 
 def read_config(resolved: ResolvedVariant) -> LoaderConfig:
     """Returns the loader config of a resolved bundle, read once; raises `LoadError` if it was replaced."""
     if resolved.config is None:
-        folder = Path(resolved.root)
-        config = read_loader_config(folder)
-        if find_stamp(folder / LOADER_FILE)[:4] != resolved.loader[:4]:
+        config = read_loader_config(resolved.root)
+        if find_stamp(f"{resolved.root}/{LOADER_FILE}")[:4] != resolved.loader[:4]:
             raise LoadError(
-                f"bundle was replaced by another build: {folder}\n  expected the one that was opened",
+                f"bundle was replaced by another build: {resolved.root}\n  expected the one that was opened",
                 hint="load it again",
             )
         resolved.config = config
@@ -151,13 +145,15 @@ def read_variant(resolved: ResolvedVariant) -> Variant:
 
 def check_resolved(resolved: ResolvedVariant, session: onnxruntime.InferenceSession, root: str) -> None:
     """Runs the golden sample in a folder on a session of a variant; raises as `check_answers`."""
+    from pathlib import Path
+
     from ortprep.runtime.loading.golden import check_answers
 
     check_answers(session, read_config(resolved), Path(root), variant=read_variant(resolved))
 
 
 def build_plan(
-    root: Path, variant: Variant, *, device_id: int | None = None, choice: Phases = "steady"
+    root: StrPath, variant: Variant, *, device_id: int | None = None, choice: Phases = "steady"
 ) -> SessionPlan:
     """Returns how a session of a variant is made.
 
@@ -171,16 +167,20 @@ def build_plan(
     return plan if device_id is None else with_device(plan, device_id)
 
 
-def plan_of(root: Path, variant: Variant, choice: Phases) -> SessionPlan:
+def plan_of(root: StrPath, variant: Variant, choice: Phases) -> SessionPlan:
     """Returns what a variant records of a session of it, unchecked; raises if its model leaves the bundle."""
     phase = variant if choice == "steady" or variant.first_phase is None else variant.first_phase
-    return SessionPlan(str(resolve_inside(root, variant.model)), phase.session_options, phase.providers)
+    return SessionPlan(resolve_inside(root, variant.model), phase.session_options, phase.providers)
 
 
-def _check_options(root: Path, variant: Variant) -> None:
+def _check_options(root: StrPath, variant: Variant) -> None:
     """Raises `IntegrityError` for options that no bundle may set; warns of those that are not listed."""
+    if all(is_usual(plan.session_options, plan.providers) for plan in _plans(variant)):
+        return  # without the table, whose import takes longer than all else
     invalid = find_invalid_options(variant)
     if invalid:
+        from ortprep.versions import upgrade_command
+
         lines = "\n".join(f"  {problem}" for problem in invalid)
         raise IntegrityError(
             f"variant {variant.name!r} of {root} sets options that no bundle may set\n{lines}",
@@ -201,9 +201,11 @@ def _warn_unlisted(name: str, options: tuple[str, ...]) -> None:
 
 
 def _nothing_fits(
-    root: Path, config: LoaderConfig, selection: Selection, options: LoadOptions
+    root: str, config: LoaderConfig, selection: Selection, options: LoadOptions
 ) -> NoVariantError:
     """Returns the error for a bundle without a variant for this machine or these arguments."""
+    from ortprep.quoting import quoted
+
     target, precision = options.target, options.precision
     hint = f"ortprep prepare {quoted(config.name)} --target {quoted(target or config.variants[0].target)}"
     if selection.passed_over:

@@ -8,12 +8,11 @@ import itertools
 import os
 import platform
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ortprep.runtime.machine.processor import CPUID_BITS, read_cpuid, read_text
 
-_CPUINFO = Path("/proc/cpuinfo")
+_CPUINFO = "/proc/cpuinfo"
 _DRIVER_VERSION = "/sys/module/nvidia/version"
 
 _ARM_FEATURES = ("asimd", "asimddp", "asimdhp", "fphp", "i8mm", "bf16", "sve", "sve2", "sme")
@@ -134,7 +133,7 @@ def parse_cpuinfo(text: str) -> tuple[str, frozenset[str]]:
 def _read_first_processor() -> str:
     """Reads the first block of `/proc/cpuinfo`; writing all of them takes the kernel long on many cores."""
     try:
-        with _CPUINFO.open(encoding="utf-8", errors="replace") as lines:
+        with open(_CPUINFO, encoding="utf-8", errors="replace") as lines:
             return "".join(itertools.takewhile(str.strip, lines))
     except OSError:
         return ""

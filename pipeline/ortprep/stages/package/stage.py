@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import ortprep
-from ortprep.bundle import LOADER_FILE
+from ortprep.bundle import LOADER_FILE, REQUIREMENTS_FILE
 from ortprep.bundle.conversion_record import LeftOut
 from ortprep.bundle.digest import DigestCache, digest_json
-from ortprep.bundle.environment import REQUIREMENTS_FILE, describe_need, format_requirements
+from ortprep.bundle.environment import describe_need, format_requirements
 from ortprep.bundle.loader_config import LOADER_SCHEMA_VERSION, LoaderConfig, write_loader_config
 from ortprep.bundle.manifest import MANIFEST_SCHEMA_VERSION, Manifest, MissingTarget, write_manifest
 from ortprep.bundle.paths import is_safe_name
