@@ -99,7 +99,7 @@ def plan_of_bundle(bundle: Path, device: str) -> SessionPlan:
         BundleError: It cannot be read.
     """
     ordinal = None if device == CPU_DEVICE else int(device.removeprefix("cuda:"))
-    options = LoadOptions("cpu" if ordinal is None else "cuda", ordinal)
+    options = LoadOptions(target="cpu" if ordinal is None else "cuda", device_id=ordinal)
     machine = Machine(read_hardware(), installed_onnxruntime())
     variant = select_variant(read_loader_config(bundle), options, machine).variant
     if variant is None:

@@ -123,14 +123,14 @@ def open_bundle(
     deadline = Deadline(timeout_s, subject=folder)
     device_id = None if device_id is None else int(device_id)  # numpy's is one of Python's
     options = LoadOptions(
-        target,
-        device_id,
-        digests,
-        check,
-        precision,
-        phases,
-        deadline,
-        session_options,
+        target=target,
+        device_id=device_id,
+        digests=digests,
+        check=check,
+        precision=precision,
+        phases=phases,
+        deadline=deadline,
+        session_options=session_options,
         require_signature=require_signature,
         buckets=True,
         threads=find_threads(None if workers is None else int(workers)),

@@ -83,11 +83,10 @@ def load_before_fork(
     _refuse_telemetry(bundle)
     folder = find_folder(bundle, require_signature)
     options = LoadOptions(
-        "cpu",
-        None,
-        digests,
-        check,
-        precision,
+        target="cpu",
+        digests=digests,
+        check=check,
+        precision=precision,
         deadline=Deadline(timeout_s, subject=folder),
         session_options=own,
         adapt=with_one_thread,

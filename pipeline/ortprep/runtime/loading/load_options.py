@@ -6,7 +6,7 @@ import _thread
 import math
 import os
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self, dataclass_transform
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -74,7 +74,19 @@ class Deadline:
 NO_DEADLINE = Deadline(None, subject="")
 
 
-class LoadOptions:
+@dataclass_transform(kw_only_default=True, eq_default=False)
+class Settings:
+    """Base of classes with fields and defaults: to make a dataclass takes longer than to read a bundle."""
+
+    def __init__(self, **values: Any) -> None:
+        vars(self).update(values)
+
+    def replace(self, **changes: Any) -> Self:
+        """Returns the same with some of them changed."""
+        return type(self)(**{**vars(self), **changes})
+
+
+class LoadOptions(Settings):
     """The options of a load; they have the names of the arguments of `load`.
 
     `adapt` changes the plan that the bundle records. `threads` is the most that a session gets, and
@@ -86,52 +98,36 @@ class LoadOptions:
     other files than `source` is refused.
     """
 
-    # A plain class: making a dataclass takes longer than reading the bundle.
-    def __init__(
-        self,
-        target: str | None = None,
-        device_id: int | None = None,
-        digests: DigestPolicy = "changed",
-        check: CheckPolicy = "none",
-        precision: str = "fastest-within-gate",
-        phases: Phases = "steady",
-        deadline: Deadline = NO_DEADLINE,
-        session_options: SessionOptions | None = None,
-        adapt: Callable[[SessionPlan], SessionPlan] | None = None,
-        replacement: SessionFactory | None = None,
-        require_signature: str | os.PathLike[str] | None = None,
-        whole_bundle: bool = True,
-        buckets: bool = False,
-        threads: int | None = None,
-        may_spin: bool = True,
-        source: Sequence[tuple[str, int, str]] | None = None,
-    ) -> None:
-        self.target = target
-        self.device_id = device_id
-        self.digests: DigestPolicy = digests if require_signature is None else "full"
-        self.check = check
-        is_open = precision == "fastest-within-gate"
-        self.precision = (os.environ.get(PRECISION_VARIABLE) or precision) if is_open else precision
-        self.phases: Phases = phases
-        self.buckets = buckets
-        self.threads = threads
-        self.may_spin = may_spin
-        self.deadline = deadline
-        self.session_options = session_options
-        self.adapt = adapt
-        self.replacement = replacement
-        self.require_signature = require_signature
-        self.whole_bundle = whole_bundle
-        self.source = source
+    target: str | None = None
+    device_id: int | None = None
+    digests: DigestPolicy = "changed"
+    check: CheckPolicy = "none"
+    precision: str = "fastest-within-gate"
+    phases: Phases = "steady"
+    deadline: Deadline = NO_DEADLINE
+    session_options: SessionOptions | None = None
+    adapt: Callable[[SessionPlan], SessionPlan] | None = None
+    replacement: SessionFactory | None = None
+    require_signature: str | os.PathLike[str] | None = None
+    whole_bundle: bool = True
+    buckets: bool = False
+    threads: int | None = None
+    may_spin: bool = True
+    source: Sequence[tuple[str, int, str]] | None = None
+
+    if not TYPE_CHECKING:
+
+        def __init__(self, **values: Any) -> None:
+            super().__init__(**values)
+            if self.require_signature is not None:
+                self.digests = "full"
+            if self.precision == "fastest-within-gate":
+                self.precision = os.environ.get(PRECISION_VARIABLE) or self.precision
 
     @property
     def selection_key(self) -> tuple[object, ...]:
         """Everything here that a variant is selected by."""
         return self.target, self.precision, self.check, self.device_id, self.replacement is not None
-
-    def replace(self, **changes: Any) -> LoadOptions:
-        """Returns the same with some of them changed."""
-        return LoadOptions(**{**vars(self), **changes})
 
 
 class Cancellation:

@@ -24,6 +24,7 @@ from ortprep.bundle.file_memory import (
     write_entry,
 )
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
+from ortprep.runtime.loading.load_options import Settings
 from ortprep.runtime.loading.session import CPU, CUDA
 from ortprep.runtime.machine.processor import read_cpuid
 
@@ -81,48 +82,34 @@ others is not used: any program of the user may have written it, and the table o
 bundle may set, takes longer to import than a load."""
 
 
-class ResolvedVariant:
+class ResolvedVariant(Settings):
     """A variant that fits this machine, whose files and options were checked.
 
-    Args:
+    Attributes:
         root: The bundle's folder, free of links.
         loader: Stamp of its `loader.json`.
         files: Path, free of links, and stamp of every file that was checked.
         passed_over: Variants the bundle prefers to it, each with what this machine lacks for it.
         compute_capabilities: Compute capability per CUDA ordinal; None where no variant asks for one.
         has_buckets: Whether the bundle has variants for certain sizes beside this one.
+        config: The bundle's loader config, once it was read.
+        comparison: What is still being compared: no session may be given out before it ends.
+        is_settled: Whether every file would have shown, by its stamp, that it was written to since then.
     """
 
-    # A plain class: making a dataclass takes longer than reading the bundle.
-    def __init__(
-        self,
-        root: str,
-        loader: Stamp,
-        bundle: str,
-        name: str,
-        steady: SessionPlan,
-        first: SessionPlan | None,
-        files: tuple[tuple[str, Stamp], ...],
-        passed_over: tuple[tuple[str, tuple[str, ...]], ...],
-        compute_capabilities: tuple[tuple[int, int], ...] | None,
-        has_buckets: bool,
-    ) -> None:
-        self.root = root
-        self.loader = loader
-        self.bundle = bundle
-        self.name = name
-        self.steady = steady
-        self.first = first
-        self.files = files
-        self.passed_over = passed_over
-        self.compute_capabilities = compute_capabilities
-        self.has_buckets = has_buckets
-        self.config: LoaderConfig | None = None
-        """The bundle's loader config, once it was read."""
-        self.comparison: Comparison | None = None
-        """What is still being compared: no session may be given out before it ends."""
-        self.is_settled = False
-        """Whether every file would have shown, by its stamp, that it was written to since that was read."""
+    root: str
+    loader: Stamp
+    bundle: str
+    name: str
+    steady: SessionPlan
+    first: SessionPlan | None
+    files: tuple[tuple[str, Stamp], ...]
+    passed_over: tuple[tuple[str, tuple[str, ...]], ...]
+    compute_capabilities: tuple[tuple[int, int], ...] | None
+    has_buckets: bool
+    config: LoaderConfig | None = None
+    comparison: Comparison | None = None
+    is_settled: bool = False
 
     @property
     def uses_gpu(self) -> bool:
@@ -137,6 +124,10 @@ class ResolvedVariant:
         return tuple(
             os.path.basename(path) for path, stamp in self.files if find_stamp(path)[:4] != stamp[:4]
         )
+
+
+_REMEMBERED = tuple(name for name in ResolvedVariant.__annotations__ if name not in vars(ResolvedVariant))
+"""What is the same for later processes."""
 
 
 def recall(root: str, options: LoadOptions) -> ResolvedVariant | None:
@@ -174,8 +165,7 @@ def remember(resolved: ResolvedVariant, options: LoadOptions) -> None:
     plans = (resolved.steady, resolved.first or resolved.steady)
     if key is None or not is_same or not resolved.is_settled or not all(map(_is_usual, plans)):
         return
-    transient = ("config", "comparison", "is_settled")
-    values = {name: _plain(value) for name, value in vars(resolved).items() if name not in transient}
+    values = {name: _plain(getattr(resolved, name)) for name in _REMEMBERED}
     content = repr((key, values)).encode()
     if len(content) > _MAX_ENTRY_BYTES:
         return
@@ -268,6 +258,8 @@ def _is_usual_value(name: str, value: object) -> bool:
 
 
 def _restore(values: Any) -> ResolvedVariant:
+    if tuple(values) != _REMEMBERED:
+        raise ValueError
     first = values["first"]
     plans = {
         "steady": _restore_plan(values["steady"]),

@@ -74,7 +74,7 @@ def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
         raise _nothing_fits(root, config, selection, options)
     _check_options(root, variant)
     files, comparison = check_files(root, config, variant, options, signed)
-    resolved = ResolvedVariant(
+    return ResolvedVariant(
         root=root,
         loader=loader,
         bundle=config.name,
@@ -85,11 +85,10 @@ def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
         passed_over=tuple((passed.name, passed.reasons) for passed in selection.passed_over),
         compute_capabilities=read_compute_capabilities() if uses_gpus else None,
         has_buckets=bool(find_buckets(config, variant)),
+        config=config,
+        comparison=comparison,
+        is_settled=all(is_settled(stamp, began_ns) for stamp in (loader, *(stamp for _, stamp in files))),
     )
-    resolved.config, resolved.comparison = config, comparison
-    stamps = (loader, *(stamp for _, stamp in resolved.files))
-    resolved.is_settled = all(is_settled(stamp, began_ns) for stamp in stamps)
-    return resolved
 
 
 def _require_source(folder: str, config: LoaderConfig, options: LoadOptions) -> None:
