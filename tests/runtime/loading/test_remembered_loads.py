@@ -317,10 +317,9 @@ SLOW_MODULES = {
     "hashlib",
     "pathlib",
     "threading",
-    "ortprep.bundle.onnx_wire",
     "ortprep.options",
 }
-"""What takes a first load 0.7 to 4 ms each, and few bundles need."""
+"""What would take a first load 0.7 to 4 ms each."""
 
 
 def modules_of_a_load(bundle: Path) -> list[str]:
