@@ -1,18 +1,23 @@
-"""Publishes or pulls in a process that kills itself.
+"""Publishes, pulls or collects in processes that kill themselves.
 
-`python -m tests.registry.dying ACTION REGISTRY PATH NAME STEP`
+`python -m tests.registry.dying` forks for every line `["ACTION", "REGISTRY", "PATH", "NAME", STEP]`, and
+answers with the exit code: imports take longer than what a process does.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ortprep.registry.backends.directory
+import ortprep.registry.backends.oci  # noqa: F401  both before anything is forked
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.garbage_collection import RetentionPolicy, collect
@@ -25,8 +30,8 @@ from tests.registry.builders import Watched
 _COUNTED = re.compile("(delete|list|open|put)_(file|ref|refs)|delete|has_file|progress|sweep")
 
 
-def main(action: str, registry: str, path: str, name: str, step: str) -> None:
-    steps = iter(range(int(step)))
+def die_at(action: str, registry: str, path: str, name: str, step: int) -> None:
+    steps = iter(range(step))
 
     def count(name: str, *_: object) -> None:
         """Ends the process with SIGKILL before a change, as a machine that loses power."""
@@ -51,5 +56,20 @@ def main(action: str, registry: str, path: str, name: str, step: str) -> None:
     actions[action]()
 
 
+def main() -> None:
+    for line in sys.stdin:
+        pid = os.fork()
+        if not pid:
+            code = 1
+            try:
+                die_at(*json.loads(line))
+                code = 0
+            finally:
+                if code:
+                    traceback.print_exc()
+                os._exit(code)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)  # noqa: T201
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

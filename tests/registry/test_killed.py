@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -23,12 +24,21 @@ pytestmark = pytest.mark.slow
 MEGABYTE = 2**20
 
 
-def run_dying(action, registry, path, name, step):
-    """Says whether it was killed before it was done."""
-    command = [sys.executable, "-m", "tests.registry.dying", action, registry, str(path), name, str(step)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr
-    return done.returncode != 0
+@pytest.fixture(scope="module")
+def dies():
+    """A function that has `tests.registry.dying` do something, and says whether that was killed before."""
+    command = [sys.executable, "-m", "tests.registry.dying"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+
+        def run(action, registry, path, name, step):
+            process.stdin.write(json.dumps([action, registry, str(path), name, step]) + "\n")
+            process.stdin.flush()
+            code = int(process.stdout.readline())
+            assert code in (0, -signal.SIGKILL)
+            return code != 0
+
+        yield run
+        process.stdin.close()
 
 
 def check_whole(catalogue, model, folder):
@@ -39,14 +49,16 @@ def check_whole(catalogue, model, folder):
 
 
 @pytest.mark.parametrize("kind", ["directory", "oci"])
-def test_a_publisher_killed_at_any_step_leaves_nothing_half_visible(registry, catalogue, model, tmp_path):
+def test_a_publisher_killed_at_any_step_leaves_nothing_half_visible(
+    dies, registry, catalogue, model, tmp_path
+):
     old = write_bundle(tmp_path / "old", name=model, spec=b"old")
     publish(old, catalogue, label="old")
     made = (Made("cpu", HERE, os.urandom(2 * MEGABYTE)), Made("portable", weights=os.urandom(2 * MEGABYTE)))
     bundle = write_bundle(tmp_path / "new", Build(made, name=model, created_at="2026-11-21T00:00:00+00:00"))
     killed = 0
     for step in [*range(60), 1000]:
-        if not run_dying("publish", registry, bundle, model, step):
+        if not dies("publish", registry, bundle, model, step):
             break
         killed += 1
         check_whole(catalogue, model, tmp_path / f"out{step}")
@@ -60,17 +72,17 @@ def test_a_publisher_killed_at_any_step_leaves_nothing_half_visible(registry, ca
 
 
 @pytest.mark.parametrize("kind", ["directory"])
-def test_what_was_uploaded_before_a_kill_is_not_uploaded_again(registry, catalogue, model, tmp_path):
+def test_what_was_uploaded_before_a_kill_is_not_uploaded_again(dies, registry, catalogue, model, tmp_path):
     made = tuple(Made(f"v{i}", HERE, os.urandom(MEGABYTE)) for i in range(6))
     bundle = write_bundle(tmp_path / "new", Build(made, name=model))
-    assert run_dying("publish", registry, bundle, model, 14)
+    assert dies("publish", registry, bundle, model, 14)
     published = publish(bundle, catalogue)
     assert 0 < published.uploaded_bytes < published.total_bytes
 
 
 @pytest.mark.parametrize("kind", ["directory"])
 def test_a_puller_killed_at_any_step_leaves_the_old_bundle_or_the_new_one(
-    registry, catalogue, model, tmp_path
+    dies, registry, catalogue, model, tmp_path
 ):
     publish(write_bundle(tmp_path / "old", name=model, spec=b"old"), catalogue, label="old")
     out = tmp_path / "out"
@@ -81,7 +93,7 @@ def test_a_puller_killed_at_any_step_leaves_the_old_bundle_or_the_new_one(
     publish(bundle, catalogue)
     killed = 0
     for step in [*range(0, 30, 2), 1000]:
-        was_killed = run_dying("pull", registry, out, model, step)
+        was_killed = dies("pull", registry, out, model, step)
         check_bundle(out)
         assert read_tree(out) == (before if was_killed else read_tree(bundle))
         killed += was_killed
@@ -92,13 +104,15 @@ def test_a_puller_killed_at_any_step_leaves_the_old_bundle_or_the_new_one(
 
 
 @pytest.mark.parametrize("kind", ["directory"])
-def test_a_collection_killed_at_any_step_leaves_every_version_whole(registry, catalogue, model, tmp_path):
+def test_a_collection_killed_at_any_step_leaves_every_version_whole(
+    dies, registry, catalogue, model, tmp_path
+):
     for i in range(4):
         build = Build((Made("portable", weights=bytes([i]) * 1000),), name=model, spec=bytes([i]))
         publish(write_bundle(tmp_path / str(i), build), catalogue, label=f"v{i}")
     promote(VersionRef(model, "v3"), "production", catalogue)
     for step in range(40):
-        killed = run_dying("collect", registry, tmp_path / "x", model, step)
+        killed = dies("collect", registry, tmp_path / "x", model, step)
         check_whole(catalogue, model, tmp_path / f"out{step}")
         if not killed:
             break
