@@ -323,8 +323,9 @@ def test_no_process_opens_an_internet_socket_or_a_file_of_the_telemetry(tmp_path
 
 
 @pytest.mark.attack
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize(("given", "found"), [(None, "1"), ("0", "0"), ("", "")])
+@pytest.mark.parametrize(
+    ("door", "given", "found"), [*((door, None, "1") for door in DOORS), ("load", "0", "0"), ("run", "", "")]
+)
 def test_it_is_off_at_the_import_unless_the_user_says_otherwise(tmp_path, door, given, found):
     # A stand-in for ONNX Runtime says what it saw as it was imported; the real one would send something.
     (tmp_path / "onnxruntime.py").write_text(
@@ -337,9 +338,9 @@ def test_it_is_off_at_the_import_unless_the_user_says_otherwise(tmp_path, door, 
 
 
 @pytest.mark.attack
-@pytest.mark.parametrize("door", LATE)
 @pytest.mark.parametrize(
-    ("version", "given", "warnings"), [("1.29.0", None, 1), ("1.28.3", None, 0), ("1.32.0", "0", 0)]
+    ("door", "version", "given", "warnings"),
+    [*((door, "1.29.0", None, 1) for door in LATE), ("load", "1.28.3", None, 0), ("load", "1.32.0", "0", 0)],
 )
 def test_an_application_that_imported_onnxruntime_before_gets_one_warning(
     tmp_path, door, version, given, warnings

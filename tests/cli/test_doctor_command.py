@@ -69,7 +69,6 @@ def test_a_spec_s_source_is_fetched_and_a_bundle_examined_beside_it_or_alone(pro
     for where, name, expected in (
         (project, "net", {"default"}),
         (built, "net", {"default", "prepared"}),
-        (project, "linear", {"prepared"}),
         (project, "artifacts/linear", {"prepared"}),
     ):
         assert set(ask(where, "init", name, "--rounds", "1")["figures"]) == {"device", *expected}
