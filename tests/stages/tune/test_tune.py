@@ -122,7 +122,7 @@ def test_each_shape_is_measured_by_a_sample_that_judges_if_there_is_one():
     every = ReferenceAnswers(samples, answers, ())
     judging = part_of(every, [False, False, False, True])
     assert [file for file, _ in checked_samples(every, every)] == ["0.npz", "2.npz"]
-    assert [file for file, _ in checked_samples(every, every, judging)] == ["3.npz", "2.npz"]
+    assert [file for file, _ in checked_samples(every, judging)] == ["3.npz", "2.npz"]
 
 
 def test_the_verified_file_is_taken_as_it_is(optimized, context):

@@ -203,10 +203,11 @@ class ApplicationJudge:
 
     def _run(self, environment: Mapping[str, str]) -> _Run:
         """Runs the program to its end or its deadline; nothing of its process group is left afterwards."""
+        waiting = f"judge {self._program}: waiting for another run in {self._folder}"
         try:
             # Two runs in one folder could read each other's answers.
             with (
-                hold_folder(self._folder, on_wait=self._say_wait),
+                hold_folder(self._folder, on_wait=lambda: self._say(waiting)),
                 scratch_folder("ortprep-judge-") as scratch,
             ):
                 return self._run_alone(environment, scratch)
@@ -216,9 +217,6 @@ class ApplicationJudge:
             raise SpecError(
                 f"{_FIELD} cannot be run: {self._judge.run[0]}\n  {error.strerror}, in {self._folder}"
             ) from error
-
-    def _say_wait(self) -> None:
-        self._say(f"judge {self._program}: waiting for another run in {self._folder}")
 
     def _run_alone(self, environment: Mapping[str, str], scratch: Path) -> _Run:
         """Runs the program while no other run is in its folder; an OSError says why it cannot be started."""

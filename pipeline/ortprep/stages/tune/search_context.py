@@ -193,7 +193,7 @@ def _build_search_context(context: Context, scratch: Path) -> SearchContext:
         artefacts=artefacts,
         reference=reference,
         default=default_candidate(context, context.variant_plan),
-        checks=checked_samples(every, fits, reference),
+        checks=checked_samples(fits, reference),
         staged=StagedBundles(
             scratch / "staged", graph.description.interface.inputs, graph.description.interface.outputs
         ),
@@ -229,15 +229,13 @@ def _levels(facts: ModelFacts, step: str, *, target: str) -> tuple[str, ...]:
     return (ALL, ALL_REDUCED, EXTENDED) if NCHWC_DOMAIN in facts.domains else (ALL,)
 
 
-def checked_samples(every: ReferenceAnswers, *parts: ReferenceAnswers) -> tuple[Check, ...]:
-    """Returns one per set of shapes that the model takes: of the last part that has one."""
-    shapes = dict.fromkeys(sample.shapes for sample in every.samples)
-    first = {
-        sample.shapes: (sample.file, answers)
-        for part in parts
-        for sample, answers in reversed(tuple(zip(part.samples, part.answers.samples, strict=True)))
-    }
-    return tuple(first[shape] for shape in shapes if shape in first)
+def checked_samples(fits: ReferenceAnswers, judging: ReferenceAnswers) -> tuple[Check, ...]:
+    """Returns one sample per set of shapes that the model takes: one that judges, if there is one."""
+    first: dict[str, Check | None] = dict.fromkeys(sample.shapes for sample in fits.samples)
+    for part in (judging, fits):
+        for sample, answers in zip(part.samples, part.answers.samples, strict=True):
+            first[sample.shapes] = first[sample.shapes] or (sample.file, answers)
+    return tuple(check for check in first.values() if check is not None)
 
 
 _PREPACKED_ENTRY = "session.save_external_prepacked_constant_initializers"
