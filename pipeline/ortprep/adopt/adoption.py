@@ -17,8 +17,7 @@ from ortprep.errors import PipelineError, SourceError
 from ortprep.init import choose_name, find_spec_name, init_spec
 from ortprep.init.draft import comment, refuse_specs_link
 from ortprep.options import NEWEST
-from ortprep.stages.fetch.external_data import digest_beside
-from ortprep.stages.fetch.inspection import inspect_file
+from ortprep.stages.fetch.inspection import digest_beside, inspect_file
 from ortprep.versions import installed_onnxruntime
 
 SAMPLES_FOLDER = "samples"

@@ -20,7 +20,7 @@ from ortprep.children.child import Reply, run_child
 from ortprep.errors import ChildError, ChildKilledError, LoadError, SourceError, SpecError, StageError
 from ortprep.runtime.loading.bundle_loader import open_bundle
 from ortprep.runtime.machine.hardware import read_hardware
-from ortprep.stages.optimize import attempt as optimize
+from ortprep.stages.optimize import stage as optimize
 from ortprep.stages.optimize.graph_writer import SaveRequest
 from tests import builders as models
 from tests.children import fakes

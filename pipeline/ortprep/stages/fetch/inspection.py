@@ -1,22 +1,27 @@
-"""A description of a model, read without its weights and without a session.
+"""A description of a model, read without its weights and without a session, and its external data.
 
-`inspect_model` runs in a child process; `inspect_file` starts it.
+`inspect_model` runs in a child process; `inspect_file` starts it. External data that is not below the model's
+folder is refused, as ONNX Runtime itself refuses it at load, but here with the file's name and before anything
+is copied.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.loader_config import TensorSpec
 from ortprep.bundle.model_facts import ModelFacts, ModelInterface, dimension_name
 from ortprep.bundle.onnx_wire import WireError, external_locations, read_skeleton
 from ortprep.children.child import run_child
 from ortprep.errors import SourceError
 from ortprep.runtime.machine.memory import available_bytes
-from ortprep.stages.fetch.external_data import check_location
+from ortprep.transport.time_limit import check_time
+from ortprep.transport.transfer import MAX_BYTES
 
 if TYPE_CHECKING:
     import onnx
@@ -182,3 +187,66 @@ def has_1d_convolutions(graph: onnx.GraphProto) -> bool:
         node.op_type.endswith("Conv") and len(node.input) > 1 and ranks.get(node.input[1]) == 3
         for node in graph.node
     )
+
+
+# -- external data: a model names it by paths relative to its own folder
+
+
+def check_location(location: str, *, model: str) -> str:
+    """Returns an external data location as a plain relative path.
+
+    Raises:
+        SourceError: The path is absolute, climbs out, has characters that nobody can print, or is no path. A
+            star begins what ONNX Runtime takes for an address in memory.
+    """
+    pure = PurePosixPath(location)
+    is_odd = not location.isprintable() or any(character in location for character in "\\*")
+    if is_odd or pure.is_absolute() or ".." in pure.parts or not pure.parts or len(location) > 1024:
+        raise SourceError(
+            f"external data outside the model's folder: {location[:200]!r} in {model}\n"
+            "  expected a relative path below the folder",
+            hint="save the model again with its external data beside it",
+        )
+    return str(pure)
+
+
+def find_beside(model: Path, location: str) -> Path:
+    """Returns the external data file of a local model.
+
+    Raises:
+        SourceError: There is no such file, or a link leads out of the model's folder.
+    """
+    folder = model.parent.resolve()
+    path = (folder / location).resolve()
+    if not path.is_relative_to(folder):
+        raise SourceError(
+            f"external data outside the model's folder: {location!r} in {model}\n"
+            f"  expected below {folder}, got a link to {path}",
+            hint="put the file itself into the folder, if you know that it belongs to the model",
+        )
+    if not path.is_file():
+        raise SourceError(
+            f"external data missing: {location!r} of {model}\n  expected a file, got none at {path}"
+        )
+    return path
+
+
+def digest_beside(model: Path, cache: DigestCache) -> Mapping[str, str]:
+    """Returns the digest of every external data file of a local model, by location.
+
+    What cannot be fetched has words in place of its digest; fetching it will say what is wrong. Raises what
+    `check_time` raises.
+    """
+    digests = {}
+    try:
+        skeleton = read_skeleton(model, between_reads=check_time)
+        locations = external_locations(skeleton, between_reads=check_time)
+    except WireError:
+        return {}
+    for location in locations:
+        try:
+            file = find_beside(model, check_location(location, model=str(model)))
+            digests[location] = "too large" if file.stat().st_size > MAX_BYTES else cache.digest(file)
+        except (SourceError, OSError):
+            digests[location] = "unreadable"
+    return digests

@@ -17,7 +17,7 @@ from ortprep.bundle.file_memory import read_stamp
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import IntegrityError, RegistryError, RegistryUnavailableError, SourceError
 from ortprep.spec.urls import redact_url
-from ortprep.stages.fetch.external_data import find_beside
+from ortprep.stages.fetch.inspection import find_beside
 from ortprep.transport.fsspec_folder import FsspecFolder
 from ortprep.transport.time_limit import limit_time
 from ortprep.transport.transfer import MAX_BYTES, Download, download, read_blocks, read_limit

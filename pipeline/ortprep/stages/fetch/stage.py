@@ -22,9 +22,8 @@ from ortprep.stages.core.results import FetchResult
 from ortprep.stages.core.sample_files import inputs_key, samples_key
 from ortprep.stages.core.spec_fit import require_fit
 from ortprep.stages.fetch.demo import GENERATOR_VERSION, check_demo_name, write_demo_model
-from ortprep.stages.fetch.external_data import digest_beside
 from ortprep.stages.fetch.hub_file import HubFile, pin
-from ortprep.stages.fetch.inspection import MAX_INLINE_BYTES, check_model_size, inspect_file
+from ortprep.stages.fetch.inspection import MAX_INLINE_BYTES, check_model_size, digest_beside, inspect_file
 from ortprep.stages.fetch.sources import LocalFile, Source, fetch_file, limit_fetch, source_of
 from ortprep.transport.time_limit import check_time
 

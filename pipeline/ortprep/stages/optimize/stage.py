@@ -7,14 +7,21 @@ tried, down to the source itself, and the record says why.
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ortprep.bundle.codec import encode
-from ortprep.bundle.loader_config import SOURCE_PRECISION, Variant
-from ortprep.bundle.manifest import LadderAttempt
+from ortprep.bundle.conversion_record import computes_with_integers
+from ortprep.bundle.file_links import share_model
+from ortprep.bundle.loader_config import SOURCE_PRECISION, Requirements, Variant
+from ortprep.bundle.manifest import LadderAttempt, LintFinding
+from ortprep.bundle.model_facts import ModelInterface
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
+from ortprep.children.child import run_child
 from ortprep.errors import (
     ChildError,
     ChildKilledError,
@@ -27,24 +34,36 @@ from ortprep.errors import (
     hint_of_os_error,
 )
 from ortprep.quoting import quoted
-from ortprep.runtime.loading.session import CPU, default_plan
-from ortprep.runtime.machine.hardware import hardware_fingerprint
-from ortprep.spec.models import ModelSpec
-from ortprep.stages.core.contract import Context, Plan, TaskId, target_of
-from ortprep.stages.core.fallback import describe_failures, plain_refusal
+from ortprep.runtime.loading.session import CPU, build_session, default_plan, onnxruntime_errors
+from ortprep.runtime.machine.hardware import hardware_fingerprint, read_hardware
+from ortprep.runtime.tensors.arrays import run_session
+from ortprep.runtime.tensors.element_types import Array, dtype_name
+from ortprep.spec.models import InputSpec, ModelSpec
+from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId, target_of
+from ortprep.stages.core.fallback import REFUSALS, TAKEN, describe_failures, plain_refusal
 from ortprep.stages.core.provenance import runtime_versions
 from ortprep.stages.core.results import Graph, PreparedResult, read_source, source_task
-from ortprep.stages.core.sample_files import inputs_key, samples_key
-from ortprep.stages.core.spec_fit import require_fit
-from ortprep.stages.optimize.attempt import model_name, requirements_of, role_of, run_reload, try_step
-from ortprep.stages.optimize.graph_writer import SaveResult
+from ortprep.stages.core.sample_files import find_sample_files, fits_interface, inputs_key, samples_key
+from ortprep.stages.core.samples import build_feeds, read_sample
+from ortprep.stages.core.spec_fit import require_fit, shape_sets
+from ortprep.stages.optimize.graph_writer import SaveRequest, SaveResult, errors_of, save_optimized
+from ortprep.stages.optimize.requirements import derive_requirements
 from ortprep.stages.optimize.session_plans import (
     Step,
     loading_providers,
     plan_steps,
     runtime_key,
+    saving_plan,
     step_options,
 )
+
+_ATTEMPT = ".attempt"
+
+_SEED = 0
+"""Not the spec's: another seed is a reason to verify again, not to optimise again."""
+
+_SHOWN = 4
+"""How many values of an input an error shows."""
 
 
 class OptimizeStage:
@@ -175,3 +194,150 @@ def _result_of(
         bucket=plan.is_bucket,
     )
     return PreparedResult(variant, step.name, attempts, saved.onnxruntime)
+
+
+def role_of(context: Context) -> str:
+    """Returns what a task's variant is written for: `portable`, or the target that it runs on."""
+    return PORTABLE if context.variant == PORTABLE else context.target
+
+
+def model_name(spec: ModelSpec) -> str:
+    """Returns the name of the model file that is written."""
+    return f"{spec.name}_optimized.onnx"
+
+
+def try_step(context: Context, step: Step) -> tuple[LadderAttempt, SaveResult | None]:
+    """Makes the file as the step says; puts it in place if it holds, and leaves nothing of it if not."""
+    started, place = time.perf_counter(), context.folder.resolve()
+    folder, graph, spec, role = place / _ATTEMPT, read_source(context), context.spec, role_of(context)
+    saved: SaveResult | None = None
+    peak_rss_bytes = 0
+    try:
+        folder.mkdir()
+        model, runtime = folder / model_name(spec), spec.runtime
+        if step.level is None:
+            share_model(graph.path, model)  # external data keeps the names that the model gives it
+        writer = saving_plan(runtime, role, step, source=graph.path, model=model)
+        saved, peak_rss_bytes = save_and_describe(context, folder, writer)
+        # The source is the last step, so its findings do not matter.
+        outcome = describe_findings(errors_of(saved.findings)) if step.level is not None else ""
+        if not outcome:
+            reader = SessionPlan(str(model), step_options(runtime, step), loading_providers(runtime, role))
+            run_reload(reader, spec, graph.description.interface)
+            for path in sorted(folder.iterdir()):
+                path.rename(place / path.name)
+            outcome = TAKEN
+    except ChildKilledError:
+        # Says nothing about the step: a lesser graph must not result from a moment without memory.
+        raise
+    except REFUSALS as error:
+        outcome = error.message
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    attempt = LadderAttempt(
+        step=step.name,
+        outcome=outcome,
+        findings=saved.findings if saved else (),
+        elapsed_ms=round((time.perf_counter() - started) * 1e3, 3),
+        peak_rss_bytes=peak_rss_bytes,
+    )
+    return attempt, saved if outcome == TAKEN else None
+
+
+def run_reload(plan: SessionPlan, spec: ModelSpec, interface: ModelInterface) -> None:
+    """Loads a model as a job would and runs it once; whether its answers are right is for `verify` to say.
+
+    The run is needed: a graph that is laid out for another processor loads well and fails in its first run
+    (microsoft/onnxruntime #26174).
+
+    Raises:
+        LoadError: It does not load.
+        RunFailedError: It does not run; the message has what it was fed.
+        SpecError: There is nothing to feed it with.
+        ChildError: The process died, or took longer than the spec's deadline.
+    """
+    run_child(reload, (plan, spec, spec.folder.resolve(), interface), timeout_s=spec.optimize.timeout_s)
+
+
+def reload(request: tuple[SessionPlan, ModelSpec, Path, ModelInterface]) -> None:
+    """Child function of `run_reload`, which has its errors: the plan, the spec, its folder, the interface."""
+    plan, spec, location, interface = request
+    spec = spec.located_in(location)
+    session = build_session(plan)
+    chosen, origin = _choose_feeds(spec, interface)
+    try:
+        run_session(session, chosen)
+    except onnxruntime_errors() as error:
+        fed = "\n  ".join(_describe_feeds(spec, chosen, origin))
+        raise RunFailedError(
+            f"loads, but does not run: {plan.model}\n  {type(error).__name__}: {error}\n  {fed}"
+        ) from error
+
+
+def _choose_feeds(spec: ModelSpec, interface: ModelInterface) -> tuple[dict[str, Array], Path | None]:
+    """Returns the user's first sample that fits and its file, or an input of the first declared shapes."""
+    for sample in find_sample_files(spec):
+        if fits_interface(sample, interface):
+            return read_sample(sample, interface), sample
+    sets = shape_sets(spec, interface)
+    # A model that is bound to some shapes takes no others; where none is declared, the run says so.
+    fitting = [shapes for shapes in sets if all(item.fits(shapes[item.name]) for item in interface.inputs)]
+    return build_feeds(interface, (fitting or sets)[0], spec, seed=_SEED), None
+
+
+def _describe_feeds(spec: ModelSpec, feeds: Mapping[str, Array], origin: Path | None) -> Iterator[str]:
+    """Yields type, shape, origin and first values of each input, for an error."""
+    for name, array in feeds.items():
+        declared = spec.inputs.get(name, InputSpec())
+        kinds = (("values as declared", declared.values), ("range as declared", declared.range))
+        made = next((kind for kind, given in kinds if given is not None), "values made up")
+        source = made if origin is None else f"from {origin}"
+        numbers = ", ".join(str(value) for value in array.reshape(-1)[:_SHOWN])
+        more = ", …" if array.size > _SHOWN else ""
+        yield f"{name}: {dtype_name(array.dtype)} {list(array.shape)}, {source}: {numbers}{more}"
+
+
+def save_and_describe(context: Context, folder: Path, plan: SessionPlan | None) -> tuple[SaveResult, int]:
+    """Has a child make the session that writes a file, and say what is in it.
+
+    Returns:
+        What is in the file, and the child's largest resident set in bytes.
+
+    Raises:
+        LoadError: ONNX Runtime refuses the model, or cannot write.
+        ChildError: The child died.
+    """
+    description = read_source(context).description
+    request = SaveRequest(
+        folder / model_name(context.spec),
+        plan,
+        role_of(context),
+        inputs=tuple(tensor.name for tensor in description.interface.inputs),
+        operators=tuple(description.source.operators),
+    )
+    reply = run_child(save_optimized, request, timeout_s=context.spec.optimize.timeout_s)
+    return reply.value, reply.peak_rss_bytes
+
+
+def requirements_of(
+    context: Context,
+    saved: SaveResult,
+    options: SessionOptionsRecord,
+    providers: tuple[ProviderRecord, ...],
+) -> Requirements:
+    """Returns what a machine needs for a written file that is loaded with those options."""
+    role = role_of(context)
+    on_gpu = role == "cuda"
+    return derive_requirements(
+        saved,
+        options,
+        providers,
+        portable=role == PORTABLE,
+        hardware=read_hardware(gpus=on_gpu),
+        integers=not on_gpu and computes_with_integers(read_source(context).conversion),
+    )
+
+
+def describe_findings(findings: tuple[LintFinding, ...]) -> str:
+    """Returns the findings as lines of an error."""
+    return "\n  ".join(f"{finding.rule} at {finding.subject!r}: {finding.detail}" for finding in findings)

@@ -28,14 +28,6 @@ from ortprep.stages.core.accuracy import convert_section
 from ortprep.stages.core.contract import Context, TaskId
 from ortprep.stages.core.results import PreparedResult, read_optimized, read_source, session_of
 from ortprep.stages.measure.candidates import Candidate, default_candidate, device_of
-from ortprep.stages.optimize.attempt import (
-    describe_findings,
-    model_name,
-    requirements_of,
-    role_of,
-    save_and_describe,
-    try_step,
-)
 from ortprep.stages.optimize.graph_writer import NCHWC_DOMAIN, SaveResult, errors_of
 from ortprep.stages.optimize.session_plans import (
     ALL,
@@ -46,6 +38,14 @@ from ortprep.stages.optimize.session_plans import (
     loading_providers,
     plan_steps,
     with_external_data,
+)
+from ortprep.stages.optimize.stage import (
+    describe_findings,
+    model_name,
+    requirements_of,
+    role_of,
+    save_and_describe,
+    try_step,
 )
 from ortprep.stages.verify.reference import (
     ReferenceAnswers,
