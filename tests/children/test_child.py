@@ -151,9 +151,11 @@ def test_an_unforeseen_exception_arrives_with_its_traceback():
         run_child(fakes.raise_value_error, {})
 
 
-def test_running_out_of_memory_is_said_so():
+@pytest.mark.parametrize("memory_bytes", [None, 2**30])
+def test_running_out_of_memory_or_of_its_limit_is_said_so(memory_bytes):
+    function = fakes.allocate if memory_bytes else fakes.raise_memory_error
     with pytest.raises(ChildError, match="out of memory"):
-        run_child(fakes.raise_memory_error, {})
+        run_child(function, {"size_bytes": 2**31}, memory_bytes=memory_bytes)
 
 
 @pytest.mark.parametrize("function", ["write_to_full_disk", "answer_on_full_disk"])

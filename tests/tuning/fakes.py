@@ -1,4 +1,4 @@
-"""Machines with known costs of every plan, and trials that crash, hang or take all memory.
+"""Machines with known costs of every plan.
 
 A table is made of what was seen on real models: every value of a knob multiplies the time to the first
 result, the time of a run and the memory by a factor, and some pairs of values by another. Measuring adds
@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from ortprep.children.probe import ProbeResult
 from ortprep.errors import ChildError
@@ -222,16 +220,9 @@ def best_choice(
     return min(choices, key=lambda choice: true_cost(table, choice, objective))
 
 
-Request = Mapping[str, Any]
 Limits = Mapping[str, float]
 
 
 def limits(budget_s: float, max_trials: int = 5000) -> Limits:
     """Returns limits of a search, beyond what a spec may ask for too."""
     return {"budget_s": budget_s, "max_trials": max_trials}
-
-
-def take_all_memory(request: Request) -> dict[str, Any]:
-    taken = []
-    while True:
-        taken.append(bytearray(os.urandom(1)) * 2**26)

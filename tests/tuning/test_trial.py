@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.answers import write_answers
 from ortprep.children.probe import ProbeResult
 from ortprep.errors import (
-    ChildError,
     VerificationError,
 )
 from ortprep.runtime.loading.session import CPU, default_plan
@@ -24,10 +22,8 @@ from ortprep.tuning.trial import (
     measure_trial,
 )
 from tests.runtime.builders import write_linear
-from tests.tuning import fakes
 
 TIMEOUT_S = 300.0
-GENEROUS_BYTES = 16 * 2**30
 
 
 @pytest.fixture(scope="session")
@@ -53,9 +49,8 @@ def request_of_all(tmp_path_factory):
     )
 
 
-def measured(request: TrialRequest, **options: Any) -> ProbeResult:
-    options = {"timeout_s": TIMEOUT_S, "memory_bytes": GENEROUS_BYTES, **options}
-    return measure_trial(request, **options)
+def measured(request: TrialRequest) -> ProbeResult:
+    return measure_trial(request, timeout_s=TIMEOUT_S, memory_bytes=16 * 2**30)
 
 
 def with_other_weights(request: TrialRequest, folder: Path) -> TrialRequest:
@@ -109,8 +104,3 @@ def test_an_output_that_is_missing_is_told(request_of_all):
     answers = ((dataclasses.replace(first, output="z"),), *others)
     with pytest.raises(VerificationError, match="does not return output 'z'"):
         measured(dataclasses.replace(request_of_all, answers=answers))
-
-
-def test_memory_beyond_the_limit_is_an_error_that_says_so(request_of_all):
-    with pytest.raises(ChildError, match="out of memory"):
-        measured(request_of_all, function=fakes.take_all_memory, memory_bytes=2**30)

@@ -10,7 +10,7 @@ from typing import Any
 from ortprep.bundle.codec import decode
 from ortprep.bundle.loader_config import Tolerance
 from ortprep.children.answers import Answer, read_answer
-from ortprep.children.probe import ProbeFunction, ProbeRequest, ProbeResult, measure_plan
+from ortprep.children.probe import ProbeRequest, ProbeResult, measure_plan
 from ortprep.errors import VerificationError
 from ortprep.measuring.accuracy import Gate, compare_answers, find_gate_failures
 from ortprep.runtime.tensors.element_types import Array
@@ -31,13 +31,7 @@ class TrialRequest(ProbeRequest):
     gate: Gate | None = None
 
 
-def measure_trial(
-    request: TrialRequest,
-    *,
-    timeout_s: float,
-    memory_bytes: int | None,
-    function: ProbeFunction | None = None,
-) -> ProbeResult:
+def measure_trial(request: TrialRequest, *, timeout_s: float, memory_bytes: int | None) -> ProbeResult:
     """Measures a plan once, in a process of its own, with at most `memory_bytes` of private memory.
 
     Raises:
@@ -45,9 +39,7 @@ def measure_trial(
         LoadError: The session could not be created.
         ChildError: The process died, hung, or ran out of memory.
     """
-    result = measure_plan(
-        request, timeout_s=timeout_s, memory_bytes=memory_bytes, function=function or measure_and_check
-    )
+    result = measure_plan(request, timeout_s=timeout_s, memory_bytes=memory_bytes, function=measure_and_check)
     return replace(result, steady_ms=fmean((result.steady_ms, *result.more_steady_ms)))
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,97 +17,41 @@ from onnx import TensorProto
 
 from ortprep.build.build_plan import STAGES
 from ortprep.build.execution import build_tasks
-from ortprep.bundle.conversion_record import PrecisionStep
-from ortprep.bundle.loader_config import TensorSpec
-from ortprep.bundle.model_facts import ModelInterface, read_inputs
+from ortprep.bundle.model_facts import read_inputs
 from ortprep.bundle.paths import is_safe_name
 from ortprep.children.answers import Answer, Answers
 from ortprep.errors import StageError
-from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.spec.validation import parse_spec
-from ortprep.stages.convert import precision as module
-from ortprep.stages.convert.pass_records import PassReply, PassRequest
-from ortprep.stages.convert.precision import PrecisionAttempts, plan_steps, why_not_needed
+from ortprep.stages.convert.pass_records import PassRequest
+from ortprep.stages.convert.precision import plan_steps, why_not_needed
 from ortprep.stages.convert.search import Kept, search
 from ortprep.stages.convert.shapes import bind_shapes
-from ortprep.stages.core.contract import Context, Plan, TaskId
-from ortprep.stages.core.fallback import TAKEN
+from ortprep.stages.core.contract import Plan, TaskId
 from ortprep.stages.core.results import FETCH, source_task
 from ortprep.stages.core.samples import Sample
-from ortprep.stages.verify.reference import ReferenceAnswers
+from ortprep.stages.verify.reference import ReferenceAnswers, held_out
 from tests import builders as models
 
-REAL = 6
+
+def reference_of(*real: int | None) -> ReferenceAnswers:
+    """Returns a reference of samples, given each one's number among the spec's own."""
+    samples = tuple(Sample(f"{number}.npz", "x=[4]", 4, own) for number, own in enumerate(real))
+    return ReferenceAnswers(samples, Answers((), (), tuple((Answer("y", one.file),) for one in samples)), ())
 
 
-@pytest.fixture
-def judged(monkeypatch):
-    """Returns how many samples calibrated and judged each pass that was tried; all of them are refused."""
-    found: dict[str, tuple[int, int]] = {}
-    requests: list[PassRequest] = []
-
-    def convert(_context: object, request: PassRequest) -> PassReply:
-        requests.append(request)
-        return cast("PassReply", SimpleNamespace(converted=("node",), kept=(), nodes=1, too_large=()))
-
-    def judge(_spec: object, samples: tuple[Sample, ...], *, expected: Answers, got: object) -> object:
-        assert len(expected.samples) == len(samples) == got
-        found[requests[-1].name] = len(requests[-1].samples), len(samples)
-        return (), ("cosine 0.5",)
-
-    def answer(_plan: object, samples: list[Path], _folder: Path, **_options: object) -> int:
-        return len(samples)
-
-    monkeypatch.setattr(module, "run_pass", convert)
-    monkeypatch.setattr(module, "judge_accuracy", judge)
-    monkeypatch.setattr(module, "write_answers", answer)
-    return found
-
-
-def attempts_of(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, variant: str, **convert: Any
-) -> PrecisionAttempts:
-    """Returns the attempts at a variant of a model with real samples."""
-    samples = []
-    for number in range(REAL):
-        write_tensors(folder / f"{number}.npz", {"x": np.full(4, number, np.float32)})
-        samples.append(Sample(str(folder / f"{number}.npz"), "x=[4]", 4, number))
-    answers = Answers((), (), tuple((Answer("y", sample.file),) for sample in samples))
-    monkeypatch.setattr(
-        module, "read_reference", lambda _folder: ReferenceAnswers(tuple(samples), answers, ())
-    )
-    search = {"max_trials": 0}
-    spec = parse_spec({"name": "m", "source": {"path": "m.onnx"}, "convert": {"search": search, **convert}})
-    plan = Plan(spec, ("cpu",), {})
-    upstream = {TaskId("verify", "cpu"): SimpleNamespace(folder=folder)}
-    context = Context(plan, variant, cast("Any", upstream), folder, lambda _line: None)
-    x, y = (TensorSpec(name, "float32", (4,)) for name in "xy")
-    interface = ModelInterface((x,), (y,), {}, external=False)
-    description = SimpleNamespace(interface=interface, source=SimpleNamespace(operators={"Conv": 3}))
-    parent = SimpleNamespace(description=description, path=folder / "m.onnx", folder=folder)
-    return PrecisionAttempts(context, folder, cast("Any", parent))
-
-
-def test_only_static_int8_is_judged_by_half_of_the_samples(tmp_path, monkeypatch, judged):
-    convert = {"precision": "int8", "ladder": ["int8", "fp16"]}
-    attempts = attempts_of(tmp_path, monkeypatch, "cpu-int8", **convert)
-    steps = [attempts.try_step("int8"), attempts.try_step("fp16")]
-    assert judged == {"int8-static": (3, 3), "fp16": (0, REAL)}
-    calibrated_on, judged_on = attempts.sample_sets(steps)
-    assert calibrated_on is None
-    assert judged_on is not None
-    assert judged_on.count == REAL
-    taken = PrecisionStep("int8", TAKEN, made_by="int8-static")
-    assert [one and one.count for one in attempts.sample_sets([taken])] == [3, 3]
-
-
-def test_samples_that_calibrate_nothing_may_have_any_numbers(tmp_path, monkeypatch, judged):
-    def refuse(*_arguments: object) -> None:
-        raise StageError("bad calibration sample")
-
-    monkeypatch.setattr(module, "check_calibration", refuse)
-    attempts_of(tmp_path, monkeypatch, "cpu-fp16", precision="fp16").try_step("fp16")
-    assert judged == {"fp16": (0, REAL)}
+@pytest.mark.parametrize(
+    ("real", "judging"),
+    [
+        ((None, 0, 1, 2, 3), ["0.npz", "2.npz", "4.npz"]),  # what is drawn calibrates nothing
+        ((1, 0), ["0.npz"]),
+        ((0, None), ["0.npz", "1.npz"]),  # one real sample has no halves
+        ((None, None), ["0.npz", "1.npz"]),
+    ],
+)
+def test_half_of_the_real_samples_is_held_out_where_there_are_halves(real, judging):
+    held = held_out(reference_of(*real))
+    assert [sample.file for sample in held.samples] == judging
+    assert [answer.file for (answer,) in held.answers.samples] == judging
 
 
 # -- what a search keeps passes the gate, whenever it ends; and few trials find it

@@ -1,8 +1,8 @@
 """A description of a model, read without its weights and without a session, and its external data.
 
-`inspect_model` runs in a child process; `inspect_file` starts it. External data that is not below the model's
-folder is refused, as ONNX Runtime itself refuses it at load, but here with the file's name and before anything
-is copied.
+`inspect_model` runs in a child process; `inspect_file` starts it. External data outside the model's folder is
+refused, as ONNX Runtime itself refuses it at load, but here with the file's name and before anything is
+copied.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ def local_source(spec: ModelSpec) -> Path | None:
     try:
         return spec.folder / Path(spec.source.path).expanduser()
     except RuntimeError as error:
-        raise _no_path(spec, str(error)) from error
+        raise _path_error(spec, f"not a file path: {spec.source.path}\n  {error}") from error
 
 
 def _local_path(spec: ModelSpec) -> Path:
@@ -230,17 +230,14 @@ def _local_path(spec: ModelSpec) -> Path:
         got = "no such file" if path is None or not path.exists() else "something else"
     except OSError as error:
         # A name longer than any file's, or a loop of links.
-        raise _no_path(spec, str(error.strerror)) from error
-    raise SourceError(f"source model missing: {path}\n  expected a file, got {got}", hint=_path_hint(spec))
+        raise _path_error(spec, f"not a file path: {spec.source.path}\n  {error.strerror}") from error
+    raise _path_error(spec, f"source model missing: {path}\n  expected a file, got {got}")
 
 
-def _no_path(spec: ModelSpec, reason: str) -> SourceError:
-    return SourceError(f"not a file path: {spec.source.path}\n  {reason}", hint=_path_hint(spec))
-
-
-def _path_hint(spec: ModelSpec) -> str:
-    folder = spec.folder.resolve()
-    return f"set source.path in the spec of {quoted(spec.name)}; it is relative to {quoted(folder)}"
+def _path_error(spec: ModelSpec, message: str) -> SourceError:
+    name, folder = quoted(spec.name), quoted(spec.folder.resolve())
+    hint = f"set source.path in the spec of {name}; it is relative to {folder}"
+    return SourceError(message, hint=hint)
 
 
 def _shown(spec: ModelSpec) -> str:

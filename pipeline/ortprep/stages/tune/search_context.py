@@ -23,11 +23,10 @@ from ortprep.options import format_option
 from ortprep.runtime.loading.session import CPU, build_session
 from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.runtime.machine.memory import available_bytes
-from ortprep.spec.models import TuneSpec
 from ortprep.stages.core.accuracy import convert_section
 from ortprep.stages.core.contract import Context, TaskId
 from ortprep.stages.core.results import PreparedResult, read_optimized, read_source, session_of
-from ortprep.stages.measure.candidates import Candidate, default_candidate, device_of
+from ortprep.stages.measure.candidates import Candidate, default_candidate
 from ortprep.stages.optimize.graph_writer import NCHWC_DOMAIN, SaveResult, errors_of
 from ortprep.stages.optimize.session_plans import (
     ALL,
@@ -96,16 +95,6 @@ class SearchContext:
     checks: tuple[Check, ...]
     staged: StagedBundles
 
-    @property
-    def device(self) -> str:
-        """The device that plans are measured on."""
-        return device_of(self.default[1])
-
-    @property
-    def tune(self) -> TuneSpec:
-        """The spec's section."""
-        return self.context.spec.tune
-
     def load(self, choice: PlanChoice) -> Candidate:
         """Returns how a plan is loaded, as the bundle would record it; makes its files if needed.
 
@@ -138,7 +127,7 @@ class SearchContext:
             PipelineError: The plan failed, and this is why.
         """
         spec, (folder, variant), bundle = self.context.spec, self.load(choice), None
-        timeout_s = timeout_s or self.tune.timeout_s
+        timeout_s = timeout_s or spec.tune.timeout_s
         if choice != DEFAULT or self.context.tunes_forks:
             bundle = str(self.staged.stage(folder, variant, timeout_s=timeout_s))
         (first, *more), answers = zip(*self.checks, strict=True)
@@ -148,7 +137,7 @@ class SearchContext:
             bundle=bundle,
             sample=first,
             more_samples=tuple(more),
-            steady_s=self.tune.steady_s,
+            steady_s=spec.tune.steady_s,
             io_binding=variant.io_binding,
             forked=self.context.tunes_forks,
             answers=answers,
@@ -238,9 +227,6 @@ def checked_samples(fits: ReferenceAnswers, judging: ReferenceAnswers) -> tuple[
     return tuple(check for check in first.values() if check is not None)
 
 
-_PREPACKED_ENTRY = "session.save_external_prepacked_constant_initializers"
-
-
 @dataclass(frozen=True)
 class Artefact:
     """Files that a session is made from, alone in their folder."""
@@ -315,7 +301,12 @@ def _write_form(context: Context, folder: Path, form: str, mapped: Artefact) -> 
     """Writes a mapped graph into a folder, in another form, and returns what was found in it."""
     target, plan = folder / mapped.model, None
     if form == PREPACKED:
-        plan = _prepacking_plan(context, mapped.path, target)
+        saves = {"session.save_external_prepacked_constant_initializers": "1", **with_external_data(target)}
+        attributes = {"optimized_model_filepath": str(target)}
+        options = SessionOptionsRecord("ORT_DISABLE_ALL", attributes=attributes, config_entries=saves)
+        plan = SessionPlan(
+            str(mapped.path), options, loading_providers(context.spec.runtime, role_of(context))
+        )
     else:
         run_child(write_form, (mapped.path, target, form), timeout_s=context.spec.optimize.timeout_s)
     if form == ORT:
@@ -325,16 +316,6 @@ def _write_form(context: Context, folder: Path, form: str, mapped: Artefact) -> 
     if errors := errors_of(saved.findings):
         raise StageError(f"what was written is not safe to use\n  {describe_findings(errors)}")
     return saved
-
-
-def _prepacking_plan(context: Context, source: Path, model: Path) -> SessionPlan:
-    """Returns the session that writes a prepared graph with prepacked copies of its weights."""
-    options = SessionOptionsRecord(
-        "ORT_DISABLE_ALL",
-        attributes={"optimized_model_filepath": str(model)},
-        config_entries={_PREPACKED_ENTRY: "1", **with_external_data(model)},
-    )
-    return SessionPlan(str(source), options, loading_providers(context.spec.runtime, role_of(context)))
 
 
 def write_form(request: tuple[Path, Path, str]) -> None:

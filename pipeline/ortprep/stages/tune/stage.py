@@ -25,6 +25,7 @@ from ortprep.stages.core.accuracy import gate_key
 from ortprep.stages.core.contract import Context, Plan, TaskId, target_of
 from ortprep.stages.core.provenance import runtime_versions
 from ortprep.stages.core.results import FETCH, PreparedResult, session_of, source_task
+from ortprep.stages.measure.candidates import device_of
 from ortprep.stages.optimize.requirements import needs_of_both
 from ortprep.stages.optimize.session_plans import runtime_key
 from ortprep.stages.tune.search_context import SearchContext, open_search
@@ -94,7 +95,8 @@ class TuneStage:
 
 def _search(search_context: SearchContext) -> PlanSearchResult:
     """Runs the search on this machine; time spent waiting for a device does not count."""
-    context, tune, device = search_context.context, search_context.tune, search_context.device
+    context, tune = search_context.context, search_context.context.spec.tune
+    device = device_of(search_context.default[1])
     starts: list[float] = []
     waited_s = 0.0
 
