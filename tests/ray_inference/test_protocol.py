@@ -16,10 +16,8 @@ from tritonclient.utils import InferenceServerException
 from ortprep.ray_inference import ServeConfig
 from ortprep.ray_inference.deployment import build_application
 from ortprep.ray_inference.pinning import pin_version
-from ortprep.runtime import load
 from tests.ray_inference.builders import write_slow
 from tests.ray_inference.conftest import HTTP_PORT
-from tests.runtime.pool.builders import write_finding
 
 pytestmark = [
     pytest.mark.slow,
@@ -32,14 +30,9 @@ MAX_JSON_BYTES = 2**22
 
 
 @pytest.fixture(scope="module")
-def service(served, bundle, tmp_path_factory, squeezenet):
+def service(served, bundle, tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
-    paths = [
-        bundle,
-        write_finding(folder / "finding"),
-        write_slow(folder / "slow"),
-        squeezenet.bundle("squeezenet"),
-    ]
+    paths = [bundle, write_slow(folder / "slow")]
     config = ServeConfig(
         max_ongoing_requests=2, max_queued_requests=4, max_body_bytes=2**26, max_json_bytes=MAX_JSON_BYTES
     )
@@ -103,22 +96,6 @@ def test_tensors_travel_as_bytes_or_as_json(client, *, binary_in, binary_out):
     assert result.get_response()["id"] == "mine"
 
 
-def test_shapes_that_depend_on_values_and_empty_ones_come_through(client):
-    for array in (X, np.zeros((0, 3), np.float32)):
-        result = client.infer("finding", [tensor("x", array)])
-        assert (result.as_numpy("y") == np.array(np.nonzero(array))).all()
-        assert (result.as_numpy("z") == -array).all()
-
-
-def test_a_shipped_model_answers_as_it_does_here(client, squeezenet):
-    session = load(squeezenet.bundle("squeezenet"))
-    name = session.get_outputs()[0].name
-    image = np.random.default_rng(0).random((1, 3, 224, 224), np.float32)
-    (expected,) = session.run([name], {"data_0": image})
-    got = client.infer("squeezenet", [tensor("data_0", image)]).as_numpy(name)
-    assert got.tobytes() == expected.tobytes()
-
-
 def infer_body(**changes: Any) -> bytes:
     return json.dumps(
         {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1], **changes}]}
@@ -176,16 +153,6 @@ def test_json_is_bounded_apart_from_binary_tensors(client):
     outputs = [tritonclient.http.InferRequestedOutput("y", binary_data=True)]
     result = client.infer("doubling", [tensor("x", large)], outputs=outputs)
     assert (result.as_numpy("y") == 2 * large).all()
-
-
-def test_large_json_is_answered_in_json(service):
-    count = MAX_JSON_BYTES // 4 - 100
-    text = '{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, %d], "data": [%s]}]}'
-    body = (text % (count, ",".join(["0.5"] * count))).encode()
-    status, _, said = ask("POST", "/v2/models/doubling/infer", body)
-    assert status == 200
-    assert said["outputs"][0]["shape"] == [1, count]
-    assert said["outputs"][0]["data"] == [1.0] * count
 
 
 @pytest.mark.attack
