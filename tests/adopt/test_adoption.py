@@ -181,7 +181,7 @@ def test_what_a_build_cannot_prepare_gets_no_spec(tmp_path):
     sequence = write_model(sequence_input(), tmp_path / "sequence.onnx")
     found = adopt(tmp_path, record_of(sequence), model(path=None, size_bytes=2**33))
     assert [one.name for one in found] == [None, None]
-    for one, word in zip(found, ("not a tensor", "too large to keep"), strict=True):
+    for one, word in zip(found, ("expected a tensor", "too large to keep"), strict=True):
         assert word in one.problem
     assert not list((tmp_path / "configs").glob("*.yaml"))
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ortprep.bundle.model_facts import ModelFacts, ModelInterface
 from ortprep.children.child import run_child
-from ortprep.errors import ChildError, LoadError, PipelineError, SourceError, SpecError
+from ortprep.errors import ChildError, LoadError, PipelineError, SourceError, require_known
 from ortprep.init.graph_facts import read_facts
 from ortprep.init.input_search import Feed, InputSearch, ObservedInput
 from ortprep.init.tensor_copy import TIMEOUT_S, copy_as_tensors
@@ -31,6 +31,7 @@ from ortprep.runtime.tensors.element_types import Array
 from ortprep.spec.fields import MAX_DIMENSION
 from ortprep.spec.models import VerifySpec
 from ortprep.stages.core.fallback import plain_refusal
+from ortprep.stages.core.spec_fit import unsupported_tensors
 
 _MAX_ERROR = 600
 _MAX_MESSAGE = 4000  # what is read for sizes; a model can have names of megabytes
@@ -145,34 +146,21 @@ def check_inputs(interface: ModelInterface, known: Collection[str], model: Path)
         SourceError: An input or output is no tensor, an axis of an input is too long, or there is no output.
         SpecError: No input has a name that is known.
     """
-    for item in (*interface.inputs, *interface.outputs):
-        if "(" in item.dtype:
-            raise SourceError(
-                f"model with an input or output that is not a tensor: {model}\n"
-                f"  expected tensors, got {item.name!r} of {item.dtype}",
-                hint="use the model without ortprep, or export it with tensors only",
-            )
+    problem = next(unsupported_tensors(interface), "")
     if not interface.outputs:
-        raise SourceError(
-            f"model without outputs: {model}\n  expected at least one output, got none",
-            hint="export the model again, with its outputs",
-        )
+        problem = "model without outputs, expected at least one"
     for item in interface.inputs:
         largest = max((axis for axis in item.shape or () if isinstance(axis, int)), default=0)
         if largest > MAX_DIMENSION:
-            raise SourceError(
-                f"input too large: {item.name!r} of {model}\n"
-                f"  expected up to {MAX_DIMENSION} along an axis, got {largest}",
-                hint="export the model with a smaller shape, or a dynamic one",
-            )
+            problem = f"input too large: {item.name!r}, expected up to {MAX_DIMENSION}, got {largest}"
+    if problem:
+        raise SourceError(
+            f"no spec can describe the model: {model}\n  {problem}",
+            hint="use the model without ortprep, or export it with tensors of bounded sizes only",
+        )
     names = [item.name for item in interface.inputs]
     for name in known:
-        if name not in names:
-            raise SpecError(
-                f"no such input: {name!r} of {model}\n"
-                f"  expected one of {', '.join(names) or 'none'}, got {name!r}",
-                hint=f"ortprep init {quoted(model)}",
-            )
+        require_known("input", name, names, hint=lambda _: f"ortprep init {quoted(model)}")
 
 
 class _TrialModel:

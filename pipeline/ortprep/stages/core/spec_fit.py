@@ -97,7 +97,7 @@ def find_misfits(spec: ModelSpec, interface: ModelInterface) -> tuple[str, ...]:
     gated = () if spec.convert is None else spec.convert.gate.outputs
     return _list_first(
         chain(
-            _unsupported(interface),
+            unsupported_tensors(interface),
             _unknown_names("inputs", spec.inputs, inputs),
             _unknown_names("verify.outputs", spec.verify.outputs, outputs),
             _unknown_names("convert.gate.outputs", gated, outputs),
@@ -184,7 +184,8 @@ def _declared(spec: ModelSpec, interface: ModelInterface) -> dict[str, tuple[Sha
     return {item.name: spec.inputs.get(item.name, InputSpec()).shapes for item in interface.inputs}
 
 
-def _unsupported(interface: ModelInterface) -> Iterator[str]:
+def unsupported_tensors(interface: ModelInterface) -> Iterator[str]:
+    """Yields the inputs and outputs that are no tensors."""
     for kind, items in (("input", interface.inputs), ("output", interface.outputs)):
         for item in items:
             if "(" in item.dtype:
