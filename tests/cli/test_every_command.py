@@ -89,7 +89,7 @@ COMMANDS = (
         lambda o, _: "(1, 1000" in o.out and "artifacts/squeezenet" in o.err,
     ),
     Command("ortprep place squeezenet --devices cpu", lambda o, _: "squeezenet (" in o.out),
-    Command("ortprep serve-config squeezenet", lambda o, _: "serving.deployment:build_app" in o.out),
+    Command("ortprep serve-config squeezenet", lambda o, _: "ray_inference.deployment:build_app" in o.out),
     Command(
         "ortprep publish squeezenet --registry registry --label v1 --sign keys/key.pem",
         lambda o, _: o.out.startswith("squeezenet@sha256:"),
