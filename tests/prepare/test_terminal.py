@@ -282,6 +282,9 @@ def test_a_users_own_folder_in_a_bundles_place_is_neither_built_over_nor_cleaned
     built, cleaned = project.call("prepare"), project.doit("clean", "prepare:net")
     assert (built.code, built.out) == (2, "")
     for outcome in (built, cleaned):
-        assert "a bundle would replace something that is not a bundle\n  net: expected nothing" in outcome.err
+        assert (
+            "  net: a bundle would replace something that is not a bundle\n    expected nothing"
+            in outcome.err
+        )
     assert cleaned.code != 0
     assert stamps(project.artifacts) == before

@@ -99,25 +99,41 @@ def plan_specs(
 
 
 def check_buildable(specs: Sequence[ModelSpec], artifacts: Path) -> None:
-    """Refuses specs that could not be built anywhere.
+    """Refuses specs that could not be built anywhere, or where something would be lost.
 
     Raises:
-        SpecError: A search is restricted to what there is not, a bundle's folder holds something else, or the
-            artifacts folder has links.
+        SpecError: A search is restricted to what there is not, a bundle would replace something else than an
+            older one, or its own source, or the artifacts folder has links; it names all such models.
     """
     refuse_links(written_paths(artifacts.absolute(), [spec.name for spec in specs]))
     problems = [
-        f"  {spec.name}: tune.space: {problem}"
+        (f"  {spec.name}: {problem}", hint)
         for spec in specs
-        if spec.tune.space
-        for problem in find_space_problems(spec.tune.space)
+        for problem, hint in _find_problems(spec, artifacts.absolute())
     ]
     if problems:
-        lines = "\n".join(problems)
-        raise SpecError(
-            f"specs restrict the search to unknown knobs or values\n{lines}", hint="ortprep schema"
+        lines, hints = zip(*problems, strict=True)
+        raise SpecError("specs that cannot be built\n" + "\n".join(lines), hint=hints[0])
+
+
+def _find_problems(spec: ModelSpec, artifacts: Path) -> Iterator[tuple[str, str]]:
+    """Yields what is wrong with a search, and what a build must not replace or delete, with what to do."""
+    for problem in find_space_problems(spec.tune.space) if spec.tune.space else ():
+        yield f"tune.space: {problem}", "ortprep schema"
+    bundle = artifacts / spec.name
+    if not may_be_replaced(bundle):
+        aside = quoted("mv", bundle, f"{bundle}.mine")
+        yield (
+            "a bundle would replace something that is not a bundle\n"
+            f"    expected nothing, an empty folder or a bundle at {bundle}, got {_show(bundle)}",
+            f"{aside}   # or build elsewhere: --artifacts DIR",
         )
-    check_destinations(specs, artifacts.absolute())
+    for folder in (bundle, model_folder(artifacts, spec.name)):
+        if _holds_source(folder, spec):
+            yield (
+                f"expected its source outside {folder}, got one that would be deleted with it",
+                "copy the source elsewhere, with its external data, and set source.path in its spec",
+            )
 
 
 def build_plan(spec: ModelSpec, *, only: str | None = None, skip_unavailable: bool = False) -> Plan:
@@ -160,37 +176,6 @@ def _unavailable(name: str, lacking: dict[str, str], *, requested: tuple[str, ..
         if nothing_left
         else f"ortprep prepare {quoted(name)} --skip-unavailable",
     )
-
-
-def check_destinations(specs: Iterable[ModelSpec], artifacts: Path) -> None:
-    """Refuses to build where something would be lost: only an older bundle is replaced.
-
-    Raises:
-        SpecError: A bundle would replace something else, or its own source; it names all such models.
-    """
-    problems = [problem for spec in specs for problem in _find_problems(spec, artifacts)]
-    if problems:
-        lines, hints = zip(*problems, strict=True)
-        raise SpecError(
-            "a bundle would replace something that is not a bundle\n" + "\n".join(lines), hint=hints[0]
-        )
-
-
-def _find_problems(spec: ModelSpec, artifacts: Path) -> Iterator[tuple[str, str]]:
-    """Yields what a build must not replace or delete, with what to do about it."""
-    bundle = artifacts / spec.name
-    if not may_be_replaced(bundle):
-        aside = quoted("mv", bundle, f"{bundle}.mine")
-        yield (
-            f"  {spec.name}: expected nothing, an empty folder or a bundle at {bundle}, got {_show(bundle)}",
-            f"{aside}   # or build elsewhere: --artifacts DIR",
-        )
-    for folder in (bundle, model_folder(artifacts, spec.name)):
-        if _holds_source(folder, spec):
-            yield (
-                f"  {spec.name}: expected its source outside {folder}, got one that would be deleted with it",
-                "copy the source elsewhere, with its external data, and set source.path in its spec",
-            )
 
 
 def _holds_source(folder: Path, spec: ModelSpec) -> bool:
