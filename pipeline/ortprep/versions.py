@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -12,8 +11,9 @@ from ortprep.quoting import quoted
 _GPU_WHEEL = "onnxruntime-gpu"
 _DISTRIBUTIONS = (_GPU_WHEEL, "onnxruntime")
 
+_DIGITS = "0123456789"
 # Bounded, so that a hostile file cannot ask for numbers of thousands of digits.
-_NUMBERS = re.compile(r"[0-9]{1,9}+(?![0-9])(?:\.[0-9]{1,9}+(?![0-9])){0,9}")
+_MAX_PARTS, _MAX_DIGITS = 10, 9
 
 
 def parse_version(text: str) -> tuple[int, ...] | None:
@@ -21,10 +21,16 @@ def parse_version(text: str) -> tuple[int, ...] | None:
 
     Reading stops at the first thing that is neither digit nor dot: `1.31.0.dev2+cpu` is (1, 31).
     """
-    found = _NUMBERS.match(text)
-    if found is None:
+    parts: list[int] = []
+    for part in text.split(".", _MAX_PARTS)[:_MAX_PARTS]:
+        digits = part[: len(part) - len(part.lstrip(_DIGITS))]
+        if not 0 < len(digits) <= _MAX_DIGITS:
+            break
+        parts.append(int(digits))
+        if digits != part:
+            break
+    if not parts:
         return None
-    parts = [int(part) for part in found[0].split(".")]
     while len(parts) > 1 and parts[-1] == 0:
         parts.pop()
     return tuple(parts)

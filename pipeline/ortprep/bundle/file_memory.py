@@ -12,6 +12,7 @@ import contextlib
 import errno
 import os
 import stat
+import sys
 import time
 from typing import Any, BinaryIO
 
@@ -284,8 +285,8 @@ def digest_bytes(data: bytes) -> str:
 
 def new_sha256(size_bytes: int) -> Any:
     """Returns a SHA-256 for so many bytes: OpenSSL's takes as long to load as Python's own for 500 kB."""
-    small = ("_sha2", "_sha256")  # since Python 3.12, and before
-    for name in (*(small if size_bytes <= _SMALL_BYTES else ()), "hashlib"):
+    own = "_sha2" if sys.version_info >= (3, 12) else "_sha256"
+    for name in (own, "hashlib") if size_bytes <= _SMALL_BYTES else ("hashlib",):
         with contextlib.suppress(ImportError):
             return getattr(__import__(name), "sha256")()  # noqa: B009 - mypy does not know the first two
     raise ImportError("no SHA-256")

@@ -4,7 +4,6 @@
 # evaluate them, which is a good part of a job's first load.
 import math
 import os
-import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -22,6 +21,9 @@ MAX_LOADER_BYTES = 1024 * 1024
 
 MAX_RANK = 32
 """Most axes of a tensor; numpy 1 has no more."""
+
+_MAX_PLAIN = 128
+_MARKS = str.maketrans(dict.fromkeys("._+-", "x"))
 
 SOURCE_PRECISION = "fp32"
 """Precision of a variant that is not converted: whatever the source has."""
@@ -284,7 +286,7 @@ def _contradictions(variant: Variant) -> Iterator[str]:
 
 def _is_plain(text: str) -> bool:
     """Returns whether a text can be part of a message: it gets there as it is."""
-    return re.fullmatch(r"[A-Za-z0-9._+-]{1,128}", text) is not None
+    return text.isascii() and text.translate(_MARKS).isalnum() and len(text) <= _MAX_PLAIN
 
 
 def _places(providers: tuple[ProviderRecord, ...]) -> list[tuple[str, str | None]]:

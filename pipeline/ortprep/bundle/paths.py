@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
@@ -25,22 +24,25 @@ MAX_NAME = 128
 MAX_PATH_PARTS = 32
 """Maximum number of names in a path: what checks a path's folders must not take long for a hostile one."""
 
-_NAME = re.compile(NAME_PATTERN)
-_ODD = re.compile(r"[^A-Za-z0-9._-]+")
+_MARKS = str.maketrans("", "", "._-")
 
 
 def is_safe_name(name: str) -> bool:
     """Returns whether `name` can be a model's, a target's or a variant's."""
-    return _NAME.fullmatch(name) is not None and ".." not in name
+    is_plain = name.isascii() and name[:1].isalnum() and name.translate(_MARKS).isalnum()
+    return is_plain and len(name) <= MAX_NAME and ".." not in name
 
 
 def make_name(text: str) -> str:
     """Returns a safe name for any text: letters lose their accents, other characters become `-`."""
-    import unicodedata  # here: a load that reads a bundle imports this module
+    import re  # here: a load that reads a bundle imports this module
+    import unicodedata
 
     decomposed = unicodedata.normalize("NFKD", text)
     letters = "".join(letter for letter in decomposed if not unicodedata.combining(letter))
-    name = re.sub(r"\.\.+", ".", _ODD.sub("-", letters)).strip("-._")[:MAX_NAME].rstrip("-._")
+    name = (
+        re.sub(r"\.\.+", ".", re.sub(r"[^A-Za-z0-9._-]+", "-", letters)).strip("-._")[:MAX_NAME].rstrip("-._")
+    )
     return name if is_safe_name(name) else "model"
 
 

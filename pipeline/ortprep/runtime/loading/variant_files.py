@@ -35,8 +35,9 @@ _LARGE_BYTES = 128 * 1024
 """Files up to this size are hashed sooner than a thread starts and loads OpenSSL."""
 
 _SEARCHED_BYTES = 1024 * 1024
-"""Models below this size are searched for references to other files sooner than they are parsed."""
+"""Models up to this size are searched for references to other files sooner than their parser is imported."""
 
+_ORT_HEAD_BYTES = 8
 _ORT_FORMAT = slice(4, 8), b"ORTM"
 """Where ONNX Runtime's own format says what it is; it knows no external data in a file of another name."""
 
@@ -170,12 +171,12 @@ def _locations(model: str, deadline: Deadline) -> tuple[str, ...]:
     """Returns the names of the files that a model takes its weights from."""
     try:
         with open_regular(model) as file:
-            head = file.read(_SEARCHED_BYTES)
+            is_large = os.fstat(file.fileno()).st_size > _SEARCHED_BYTES
+            head = file.read(_ORT_HEAD_BYTES if is_large else _SEARCHED_BYTES)
         where, magic = _ORT_FORMAT
         if model.endswith(".ort") and head[where] == magic:
             return ()
-        # The key of every reference.
-        if len(head) < _SEARCHED_BYTES and b"location" not in head:
+        if not is_large and b"location" not in head:  # the key of every reference
             return ()
         from ortprep.bundle.onnx_wire import external_locations, read_skeleton
 
