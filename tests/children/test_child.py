@@ -77,14 +77,10 @@ def test_a_child_that_dies_of_a_signal_is_an_error_that_names_it(number):
     assert isinstance(caught.value, ChildKilledError) == (number == signal.SIGKILL)
 
 
-def test_a_child_that_ends_without_an_answer_is_an_error_even_with_code_0():
-    with pytest.raises(ChildError, match="got exit code 0"):
-        run_child(fakes.vanish, {})
-
-
-def test_a_child_that_exits_is_an_error_with_its_code():
-    with pytest.raises(ChildError, match="got exit code 3"):
-        run_child(fakes.exit_loudly, {})
+@pytest.mark.parametrize(("function", "code"), [(fakes.vanish, 0), (fakes.exit_loudly, 3)])
+def test_a_child_that_ends_without_an_answer_is_an_error_with_its_code_even_with_0(function, code):
+    with pytest.raises(ChildError, match=f"got exit code {code}"):
+        run_child(function, {})
 
 
 def test_a_child_past_its_deadline_is_killed_though_it_ignores_signals(tmp_path, monkeypatch):

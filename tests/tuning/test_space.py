@@ -51,16 +51,10 @@ from tests.tuning.builders import (
 
 
 @given(st.data())
-def test_a_canonical_choice_is_its_own_canonical_choice(data):
+def test_a_canonical_choice_is_of_the_space_and_its_own_canonical_choice(data):
     space = data.draw(restricted_spaces())
     choice = space.canonical(data.draw(raw_choices(space)))
     assert space.canonical(choice) == choice
-
-
-@given(st.data())
-def test_a_canonical_choice_is_of_the_space(data):
-    space = data.draw(restricted_spaces())
-    choice = space.canonical(data.draw(raw_choices(space)))
     assert [knob for knob, _ in choice.values] == list(space.knobs)
     assert all(value in space.knobs[knob] for knob, value in choice.values)
 
@@ -99,24 +93,32 @@ def test_a_restriction_to_nothing_that_is_here_is_told_with_what_is():
         restrict(cpu_space(), {"form": ("zip",)})
 
 
-def test_one_thread_never_spins_and_prepacks_alone():
-    space = cpu_space()
-    assert plan(space, threads="1", spinning="off") == plan(space, threads="1")
-    assert plan(space, threads="1", prepacking="parallel") == plan(space, threads="1", prepacking="on")
-    assert plan(space, threads="1", prepacking="off")["prepacking"] == "off"
-    assert plan(space, threads="2", spinning="off")["spinning"] == "off"
-    assert plan(space, threads="2", prepacking="parallel")["prepacking"] == "parallel"
+@pytest.mark.parametrize(
+    ("values", "same"),
+    [
+        ({"threads": "1", "spinning": "off"}, {"threads": "1"}),  # one thread never spins
+        ({"threads": "1", "prepacking": "parallel"}, {"threads": "1", "prepacking": "on"}),
+        # Saved copies without prepacking are the plain mapped file.
+        ({"form": "prepacked", "prepacking": "off"}, {"form": "mapped", "prepacking": "off"}),
+        # Branches side by side have no memory pattern.
+        ({"execution": "parallel", "memory_pattern": "off"}, {"execution": "parallel"}),
+    ],
+)
+def test_choices_that_come_to_the_same_are_one(values, same):
+    assert plan(cpu_space(), **values) == plan(cpu_space(), **same)
 
 
-def test_saved_copies_without_prepacking_are_the_plain_mapped_file():
-    space = cpu_space()
-    assert plan(space, form="prepacked", prepacking="off") == plan(space, form="mapped", prepacking="off")
-    assert plan(space, form="inline", prepacking="off")["form"] == "inline"
-
-
-def test_branches_side_by_side_have_no_memory_pattern():
-    space = cpu_space()
-    assert plan(space, execution="parallel", memory_pattern="off") == plan(space, execution="parallel")
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"threads": "1", "prepacking": "off"},
+        {"threads": "2", "spinning": "off"},
+        {"threads": "2", "prepacking": "parallel"},
+        {"form": "inline", "prepacking": "off"},
+    ],
+)
+def test_choices_that_differ_stay_as_they_are(values):
+    assert values.items() <= plan(cpu_space(), **values).as_dict().items()
 
 
 def test_no_run_is_recorded_unless_inputs_are_bound():

@@ -124,22 +124,15 @@ def test_a_doubled_weight_is_single_again():
     assert model == models.two_inputs()
 
 
-def test_copies_within_subgraphs_are_removed_each_in_its_own():
+@pytest.mark.parametrize("inside", [True, False])
+def test_copies_within_subgraphs_and_of_values_that_they_read_are_removed(inside):
     model = models.if_net()
-    for attribute in model.graph.node[-1].attribute:
-        (node,) = attribute.g.node
-        node.input[0] = f"x{ON_DEVICE}"
-        attribute.g.node.insert(0, helper.make_node("MemcpyFromHost", ["x"], [f"x{ON_DEVICE}"]))
-    assert remove_copies(model) == 2
-    assert model == models.if_net()
-
-
-def test_a_value_copied_outside_is_known_by_its_own_name_inside_a_subgraph():
-    model = models.if_net()
-    for attribute in model.graph.node[-1].attribute:
-        attribute.g.node[0].input[0] = f"x{ON_DEVICE}"
-    model.graph.node.insert(0, helper.make_node("MemcpyFromHost", ["x"], [f"x{ON_DEVICE}"]))
-    assert remove_copies(model) == 1
+    branches = [attribute.g for attribute in model.graph.node[-1].attribute]
+    for branch in branches:
+        branch.node[0].input[0] = f"x{ON_DEVICE}"
+    for graph in branches if inside else [model.graph]:
+        graph.node.insert(0, helper.make_node("MemcpyFromHost", ["x"], [f"x{ON_DEVICE}"]))
+    assert remove_copies(model) == (2 if inside else 1)
     assert model == models.if_net()
 
 

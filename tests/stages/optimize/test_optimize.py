@@ -256,13 +256,6 @@ def test_strings_without_values_are_the_specs_error_and_no_reason_to_step_down(b
     assert build.said == []
 
 
-def test_a_spec_that_does_not_fit_is_refused_before_anything_is_written(build):
-    write(build, models.conv_net())
-    with pytest.raises(SpecError, match=r"inputs\.image\.shapes"):
-        build.optimize(**shapes("image", 2, 3, 16))
-    assert build.files() == set()
-
-
 # -- what is prepared with AVX-512 and run without it: on another processor, emulated
 
 
