@@ -37,7 +37,7 @@ from ortprep.errors import BundleError, LaunchError, PipelineError, ProgramNotFo
 from ortprep.runtime.dropin.import_hook import startup_environment
 from ortprep.runtime.dropin.session import put_in_place
 from ortprep.runtime.dropin.session_request import SessionRequest, find_obstacle, watch_options
-from ortprep.runtime.loading.caller_options import split_options
+from ortprep.runtime.loading.caller_options import read_options, split_options
 from ortprep.runtime.loading.session import PLAIN_CLASS, described_as, import_onnxruntime
 from ortprep.runtime.tensors.element_types import numpy_dtype
 
@@ -141,7 +141,7 @@ class Recorder:
                 status = os.stat(path)
                 size_bytes, modified_ns = status.st_size, status.st_mtime_ns
         options = request.options
-        attributes, entries = ({}, {}) if options is None else split_options(options)
+        attributes, entries = ({}, {}) if options is None else split_options(read_options(options))
         level = "ORT_ENABLE_ALL" if options is None else options.graph_optimization_level.name
         return ModelRecord(
             path=path,

@@ -189,12 +189,14 @@ def test_the_application_keeps_its_own_session_options(model):
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.enable_cpu_mem_arena, options.logid = 3, False, "mine"
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("mine.of_no_table", "7")
     for _ in range(2):
         session = ortprep.session(model, options, CPU)
         assert is_of_bundle(session)
         used = session.get_session_options()
         assert (used.intra_op_num_threads, used.enable_cpu_mem_arena, used.logid) == (3, False, "mine")
         assert used.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+        assert used.get_session_config_entry("mine.of_no_table") == "7"
     assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
 
 

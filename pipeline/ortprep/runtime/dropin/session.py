@@ -36,6 +36,7 @@ from ortprep.runtime.dropin.source_index import (
     split_places,
 )
 from ortprep.runtime.loading.bundle_loader import open_folder
+from ortprep.runtime.loading.caller_options import read_options
 from ortprep.runtime.loading.load_options import LoadOptions
 from ortprep.runtime.loading.opened_bundle import describe_selection, find_threads, log_line
 from ortprep.runtime.loading.session import PLAIN_CLASS, described_as, import_onnxruntime
@@ -185,7 +186,7 @@ def _try_bundles(
         target=placement.target,
         device_id=placement.device_id,
         adapt=placement.apply,
-        session_options=request.options,
+        session_options=None if request.options is None else read_options(request.options),
         replacement=create,
         phases="auto",
         buckets=True,

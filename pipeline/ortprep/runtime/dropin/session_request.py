@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ortprep.runtime.loading.caller_options import own_entries
+from ortprep.runtime.loading.caller_options import note_entries, read_entries
 from ortprep.runtime.loading.session import CPU, CUDA, MODEL_CONFIG_VARIABLE
 
 if TYPE_CHECKING:
@@ -160,13 +160,14 @@ def _find_options_obstacle(options: Any) -> str | None:
         return "the application saves the optimised model"
     if hasattr(options, "has_providers") and options.has_providers():
         return "the application chooses devices in its session options"
-    entries = own_entries(options, _GRAPH_ENTRIES)
+    entries = read_entries(options, _GRAPH_ENTRIES)
     return f"the application sets {next(iter(entries))}" if entries else None
 
 
 def watch_options(onnxruntime: Any) -> None:
     """Records from now on which methods that `find_obstacle` looks for are called, and on which options."""
     kind = onnxruntime.SessionOptions
+    note_entries(kind)
     for name in _GRAPH_METHODS:
         method = getattr(kind, name, None)
         if method is not None and not hasattr(method, "__wrapped__"):

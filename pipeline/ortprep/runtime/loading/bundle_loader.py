@@ -117,8 +117,11 @@ def open_bundle(
     check_number("device_id", device_id, example=0, whole=True)
     check_number("timeout_s", timeout_s, example=30)
     check_number("workers", workers, example=4, whole=True, minimum=1)
-    if session_options is not None and hasattr(session_options, "items"):
-        session_options = dict(session_options.items())  # of two phases, the second is made later
+    own = None
+    if session_options is not None:
+        from ortprep.runtime.loading.caller_options import read_options
+
+        own = read_options(session_options)
     folder = find_folder(bundle, require_signature)
     deadline = Deadline(timeout_s, subject=folder)
     device_id = None if device_id is None else int(device_id)  # numpy's is one of Python's
@@ -130,7 +133,7 @@ def open_bundle(
         precision=precision,
         phases=phases,
         deadline=deadline,
-        session_options=session_options,
+        session_options=own,
         require_signature=require_signature,
         buckets=True,
         threads=find_threads(None if workers is None else int(workers)),
@@ -245,10 +248,7 @@ def _pays(options: LoadOptions) -> bool:
     """Returns whether a second session may follow the first; a profile of the caller's is of one session."""
     from ortprep.runtime.loading.phases import may_swap
 
-    own = options.session_options
-    profiling = "enable_profiling"
-    profiles = own.get(profiling) if isinstance(own, dict) else getattr(own, profiling, False)
-    return not profiles and may_swap()
+    return not (options.session_options or {}).get("enable_profiling") and may_swap()
 
 
 def _prefetch(resolved: ResolvedVariant) -> None:

@@ -122,8 +122,8 @@ def _refuse_telemetry(bundle: str | os.PathLike[str]) -> None:
         )
 
 
-def _check_options(own: Any, threads_after: Any) -> dict[str, str | int | bool] | None:
-    """Returns the application's options as a dictionary of this load's own."""
+def _check_options(own: Any, threads_after: Any) -> dict[str, str | int | bool]:
+    """Returns the application's options but for those about threads."""
     is_count = type(threads_after) is int and threads_after > 0
     asked = _find_threads(own) if hasattr(own, "items") else None
     if own is not None and not hasattr(own, "items"):
@@ -134,7 +134,9 @@ def _check_options(own: Any, threads_after: Any) -> dict[str, str | int | bool] 
     elif threads_after is not None and not is_count:
         problem = f"threads_after={threads_after!r}\n  expected None, or a number from 1"
     else:
-        return None if own is None else {name: own[name] for name in own if name not in _THREADS}
+        from ortprep.runtime.loading.caller_options import read_options
+
+        return read_options({name: own[name] for name in own or () if name not in _THREADS})
     from ortprep.errors import LoadError
 
     raise LoadError(

@@ -95,7 +95,7 @@ class LoadOptions(Settings):
     bundle's source: only variants that take all that the source takes are loaded then. Where a signature is
     required, digests are `full`; `whole_bundle` says whether they include files of which no session is made.
     `buckets` has batches of sizes that the bundle was prepared for run on the variants for them. A bundle of
-    other files than `source` is refused.
+    other files than `source` is refused. `session_options` are as `read_options` returns them.
     """
 
     target: str | None = None
@@ -105,7 +105,7 @@ class LoadOptions(Settings):
     precision: str = "fastest-within-gate"
     phases: Phases = "steady"
     deadline: Deadline = NO_DEADLINE
-    session_options: SessionOptions | None = None
+    session_options: Mapping[str, str | int | bool] | None = None
     adapt: Callable[[SessionPlan], SessionPlan] | None = None
     replacement: SessionFactory | None = None
     require_signature: str | os.PathLike[str] | None = None

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ortprep.bundle.loader_config import LoaderConfig, Variant
     from ortprep.bundle.session_record import SessionPlan
-    from ortprep.runtime.loading.load_options import Cancellation, LoadOptions, SessionOptions
+    from ortprep.runtime.loading.load_options import Cancellation, LoadOptions
     from ortprep.runtime.loading.resolved_variant import ResolvedVariant
     from ortprep.runtime.loading.variant_selection import PassedOver
 
@@ -44,15 +44,10 @@ class OpenedBundle:
         self.options = options
 
     def later_options(self) -> LoadOptions:
-        """Returns the options of sessions that are made later beside this one, of what the caller passed."""
+        """Returns the options of sessions that are made later beside this one."""
         from ortprep.runtime.loading.load_options import NO_DEADLINE
 
-        own = self.options.session_options
-        if own is not None:
-            from ortprep.runtime.loading.caller_options import copy_of_options
-
-            own = copy_of_options(own, self.session, self.plan)
-        return self.options.replace(deadline=NO_DEADLINE, replacement=None, session_options=own)
+        return self.options.replace(deadline=NO_DEADLINE, replacement=None)
 
     @property
     def root(self) -> Path:
@@ -123,23 +118,15 @@ def _make_session(
         plan = with_device(plan, options.device_id)
     if options.adapt is not None:
         plan = options.adapt(plan)
-    if not _sets_threads(options.session_options):
+    own = options.session_options or {}
+    if not own.get("intra_op_num_threads"):
         plan = limit_threads(plan, options.threads, may_spin=options.may_spin)
-    timeout_s = options.deadline.remaining_s()
-    if options.session_options is None:
-        session = build_session(
-            plan, timeout_s=timeout_s, cancellation=cancellation, create=options.replacement
-        )
-    else:
-        from ortprep.runtime.loading.caller_options import build_with_options
+    if own:
+        from ortprep.runtime.loading.caller_options import merge_options
 
-        plan, session = build_with_options(
-            plan,
-            options.session_options,
-            deadline=options.deadline,
-            cancellation=cancellation,
-            create=options.replacement,
-        )
+        plan = merge_options(plan, own)
+    timeout_s = options.deadline.remaining_s()
+    session = build_session(plan, timeout_s=timeout_s, cancellation=cancellation, create=options.replacement)
     if options.check == "golden":
         from ortprep.runtime.loading.variant_resolver import check_resolved
 
@@ -155,11 +142,6 @@ def _make_session(
         )
     options.deadline.remaining_s()
     return plan, session
-
-
-def _sets_threads(own: SessionOptions | None) -> bool:
-    name = "intra_op_num_threads"
-    return bool(own.get(name) if isinstance(own, dict) else getattr(own, name, 0))
 
 
 def find_threads(workers: int | None = None) -> int | None:

@@ -159,7 +159,6 @@ def build_session(
     timeout_s: float | None = None,
     cancellation: Cancellation | None = None,
     take_turns: bool = True,
-    base_options: onnxruntime.SessionOptions | None = None,
     create: SessionFactory | None = None,
 ) -> onnxruntime.InferenceSession:
     """Makes the session a plan describes, or raises why not; never a session on other providers.
@@ -175,7 +174,6 @@ def build_session(
             one that waits, when its turn comes. A load that has one is in the background: every load without
             requests it, and does not wait long for the lock of its device.
         take_turns: False leaves threads to make sessions at once, to measure what ONNX Runtime itself does.
-        base_options: What the plan's options are set on, in place of ONNX Runtime's defaults.
         create: What makes the session, in place of ONNX Runtime's `InferenceSession`, with its arguments.
 
     Raises:
@@ -188,7 +186,7 @@ def build_session(
     _check_offered(plan, onnxruntime.get_available_providers())
     if any(provider.name == CUDA for provider in plan.providers):
         _preload_cuda()
-    options = onnxruntime.SessionOptions() if base_options is None else base_options
+    options = onnxruntime.SessionOptions()
     _set_options(options, plan)
     if cancellation is None:
         for background in tuple(_IN_BACKGROUND):

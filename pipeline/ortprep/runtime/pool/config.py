@@ -112,9 +112,9 @@ def _collect_options(session_options: SessionOptions | None) -> dict[str, str | 
     """Returns an application's session options as they are sent to a worker."""
     if session_options is None:
         return None
-    from ortprep.runtime.loading.caller_options import split_options
+    from ortprep.runtime.loading.caller_options import read_options, split_options
 
-    attributes, entries = split_options(session_options)
+    attributes, entries = split_options(read_options(session_options))
     return {**attributes, **entries}
 
 
