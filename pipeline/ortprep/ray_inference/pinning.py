@@ -33,16 +33,48 @@ class PinnedBundle:
     alias: str = ""
 
 
-def pin_version(bundle: str, *, require_signature: str | None = None) -> tuple[str, PinnedBundle]:
-    """Returns the name of a bundle's model, and the bundle pinned to the version there is now."""
-    pinned = pin_bundle(bundle, require_signature=require_signature)
-    if "://" in pinned:
-        registry, _, reference = pinned.rpartition("/")
-        name, _, digest = reference.partition("@")
-        named = bundle.rpartition("/")[2].partition("@")[2]
-        alias = "" if named in ("", digest) else f"{registry}/{name}@{named}"
-        return name, PinnedBundle(pinned, digest, alias)
-    return read_loader_config(Path(pinned)).name, PinnedBundle(pinned, _read_version(Path(pinned)))
+def pin_bundle(
+    bundle: str | os.PathLike[str], *, require_signature: str | os.PathLike[str] | None = None
+) -> str:
+    """Returns what names the same bundle on every node, now and later.
+
+    A folder stays as it is, made absolute: it has to be there on every node. A reference to a registry
+    becomes one to the digest of the version that it names now, in a registry that is named in full, so that
+    nodes need not have `$ORTPREP_REGISTRY`. Documents alone are read for that, no weights.
+
+    Args:
+        bundle: A bundle for `ortprep.runtime.load`.
+        require_signature: Key for `load`.
+
+    Raises:
+        LoadError: `bundle` names no path.
+        BundleError: The folder has no bundle that can be read.
+        RegistryError: The registry has no such version, or failed.
+        SignatureError: The version is not signed as is required.
+        MissingExtraError: Registries need packages that are not installed.
+    """
+    return pin_version(os.fspath(bundle), require_signature=require_signature)[1].bundle
+
+
+def pin_version(
+    bundle: str, *, require_signature: str | os.PathLike[str] | None = None
+) -> tuple[str, PinnedBundle]:
+    """Returns the name of a bundle's model, and the bundle pinned as by `pin_bundle`, with its version."""
+    if "://" not in bundle:
+        root = Path(os.path.realpath(locate(bundle)))
+        return read_loader_config(root).name, PinnedBundle(str(root), _read_version(root))
+    from ortprep.registry.catalogue import open_catalogue
+    from ortprep.registry.pull import PullRequest, resolve_version
+    from ortprep.registry.references import split_location
+
+    url, reference = split_location(bundle)
+    public_key = None if require_signature is None else Path(require_signature)
+    with open_catalogue(url) as catalogue:
+        version, _ = resolve_version(PullRequest(reference, public_key=public_key), catalogue)
+    registry = url.rstrip("/") if "://" in url else Path(url).expanduser().absolute().as_uri()
+    model = f"{registry}/{reference.name}"
+    alias = "" if reference.version in (None, version.digest) else f"{model}@{reference.version}"
+    return reference.name, PinnedBundle(f"{model}@{version.digest}", version.digest, alias)
 
 
 def follow_aliases(bundles: Mapping[str, PinnedBundle], config: ServeConfig) -> dict[str, PinnedBundle]:
@@ -74,37 +106,3 @@ def require_version(pinned: PinnedBundle, root: Path) -> None:
 
 def _read_version(root: Path) -> str:
     return digest_json(encode(read_loader_config(root)))
-
-
-def pin_bundle(
-    bundle: str | os.PathLike[str], *, require_signature: str | os.PathLike[str] | None = None
-) -> str:
-    """Returns what names the same bundle on every node, now and later.
-
-    A folder stays as it is, made absolute: it has to be there on every node. A reference to a registry
-    becomes one to the digest of the version that it names now, in a registry that is named in full, so that
-    nodes need not have `$ORTPREP_REGISTRY`. Documents alone are read for that, no weights.
-
-    Args:
-        bundle: A bundle for `ortprep.runtime.load`.
-        require_signature: Key for `load`.
-
-    Raises:
-        LoadError: `bundle` names no path.
-        RegistryError: The registry has no such version, or failed.
-        SignatureError: The version is not signed as is required.
-        MissingExtraError: Registries need packages that are not installed.
-    """
-    if not isinstance(bundle, str) or "://" not in bundle:
-        return os.path.realpath(locate(bundle))
-    from ortprep.registry.catalogue import open_catalogue
-    from ortprep.registry.pull import PullRequest, resolve_version
-    from ortprep.registry.references import split_location
-
-    url, reference = split_location(bundle)
-    public_key = None if require_signature is None else Path(require_signature)
-    with open_catalogue(url) as catalogue:
-        request = PullRequest(reference, public_key=public_key)
-        version, _ = resolve_version(request, catalogue)
-    registry = url.rstrip("/") if "://" in url else Path(url).expanduser().absolute().as_uri()
-    return f"{registry}/{reference.name}@{version.digest}"
