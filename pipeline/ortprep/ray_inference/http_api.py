@@ -98,7 +98,7 @@ class HttpMethods:
         return _answer({"name": self.find_model(name, version).name, "ready": True})
 
     async def _infer(self, request: Request, name: str, version: str) -> Response:
-        """Checks the headers, and answers an inference request."""
+        """Answers an inference request as JSON, or as bytes behind JSON."""
         served = self.find_model(name, version)
         for encoding in request.headers.getlist("content-encoding"):
             if encoding != "identity":
@@ -106,23 +106,17 @@ class HttpMethods:
         length = request.headers.get(HEADER_LENGTH)
         if length is not None and not (length.isascii() and length.isdecimal() and len(length) < 12):
             raise ProtocolError("bad Inference-Header-Content-Length\n  expected a number of bytes")
+        json_bytes, config = None if length is None else int(length), served.opened.config
         with self.bodies.hold() as take:
-            return await self._answer_body(request, served, None if length is None else int(length), take)
-
-    async def _answer_body(
-        self, request: Request, served: Any, json_bytes: int | None, take: Callable[[int], None]
-    ) -> Response:
-        """Reads the body, and answers it as JSON or as bytes behind JSON."""
-        body = await self._read_body(request, take, is_json=json_bytes is None)
-        config = served.opened.config
-        size = len(body) if json_bytes is None else json_bytes
-        parsed = await self.convert(size, parse_request, body, json_bytes, config)
-        answers = await self.infer(served, parsed.arrays)
-        check_json_size(parsed.outputs, answers, self.config.max_json_bytes)
-        size = sum(array.nbytes for array in answers)
-        content, json_bytes = await self.convert(
-            size, encode_response, parsed, served.name, served.version, config, answers
-        )
+            body = await self._read_body(request, take, is_json=json_bytes is None)
+            size = len(body) if json_bytes is None else json_bytes
+            parsed = await self.convert(size, parse_request, body, json_bytes, config)
+            answers = await self.infer(served, parsed.arrays)
+            check_json_size(parsed.outputs, answers, self.config.max_json_bytes)
+            size = sum(array.nbytes for array in answers)
+            content, json_bytes = await self.convert(
+                size, encode_response, parsed, served.name, served.version, config, answers
+            )
         if json_bytes is None:
             return Response(content, media_type="application/json")
         headers = {HEADER_LENGTH: str(json_bytes)}
