@@ -21,7 +21,7 @@ from ortprep.bundle.manifest import Decision, SourceRecord
 from ortprep.bundle.model_facts import ModelInterface
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.children.answers import Answers
-from ortprep.children.probe import ProbeResult
+from ortprep.children.probe import ProbeRequest, ProbeResult
 from ortprep.errors import StageError
 from ortprep.measuring.comparison import is_below, paired_ratio
 from ortprep.measuring.shipped import DEFAULT, FIRST
@@ -31,6 +31,7 @@ from ortprep.spec.models import MeasureSpec, ModelSpec, SourceSpec, TuneSpec
 from ortprep.stages.core.contract import Context, Plan, TaskId, Upstream
 from ortprep.stages.core.results import FetchResult, MeasureResult, PreparedResult
 from ortprep.stages.core.samples import Sample
+from ortprep.stages.measure import stage
 from ortprep.stages.measure.candidates import device_of
 from ortprep.stages.measure.decision import decide, decide_fallback, with_common_start
 from ortprep.stages.measure.stage import MeasureStage
@@ -167,15 +168,7 @@ def test_the_sample_is_that_of_the_task_that_asked_the_source():
 )
 def test_the_device_that_is_locked_is_the_one_that_runs(options, device):
     gpu = () if options is None else (ProviderRecord(CUDA, options),)
-    variant = Variant(
-        "v",
-        "cuda" if gpu else "cpu",
-        "net.onnx",
-        (),
-        SessionOptionsRecord("ORT_DISABLE_ALL"),
-        (*gpu, *PROVIDERS),
-        Requirements(VersionRange("1.0"), ()),
-    )
+    variant = optimize_result().variant._replace(providers=(*gpu, *PROVIDERS))
     assert device_of(variant) == device
 
 
@@ -383,6 +376,21 @@ def test_a_plan_beyond_a_limit_gives_way_to_one_that_keeps_it():
 
 
 # -- what a forked worker is compared with
+
+
+@pytest.mark.parametrize("fork_ms", [1.0, 2.0])
+def test_runs_of_a_forked_worker_that_are_slower_are_told(tmp_path, monkeypatch, fork_ms):
+    def measure(request: ProbeRequest, **_: object) -> ProbeResult:
+        return ProbeResult(100.0, 10.0, 5.0, fork_ms if request.forked else 1.0, 9.0, 9.0)
+
+    monkeypatch.setattr(stage, "measure_plan", measure)
+    monkeypatch.setattr(stage.StagedBundles, "stage", lambda *_, **__: Path("staged"))
+    quick = MeasureSpec(rounds=3, cold_rounds=0, steady_s=0.01)
+    context = build_context(tmp_path, spec=SPEC.model_copy(update={"measure": quick}))
+    _, result = measured(context)
+    assert result.measurements[0].plans[-1].steady_ms.median == fork_ms
+    told = [line for line in said(context) if "a forked worker, on one thread, takes 2.00×" in line]
+    assert len(told) == (fork_ms > 1)
 
 
 def test_plans_that_are_tuned_for_forks_are_compared_as_forks(tmp_path):
