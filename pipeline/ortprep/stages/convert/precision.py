@@ -32,7 +32,7 @@ from ortprep.stages.convert.passes import rank_nodes, run_pass
 from ortprep.stages.convert.search import Kept, search
 from ortprep.stages.core.accuracy import convert_section, judge_accuracy
 from ortprep.stages.core.application_judge import ApplicationJudge
-from ortprep.stages.core.contract import Context, TaskId
+from ortprep.stages.core.contract import Context
 from ortprep.stages.core.fallback import REFUSALS, TAKEN
 from ortprep.stages.core.results import Graph, read_fetched
 from ortprep.stages.core.sample_files import check_calibration
@@ -42,8 +42,7 @@ from ortprep.stages.verify.reference import (
     ReferenceAnswers,
     fitting,
     held_out,
-    read_reference,
-    reference_variant,
+    read_shared_reference,
 )
 
 SEARCHED = ("mixed", "int8", "int4")
@@ -133,9 +132,8 @@ class PrecisionAttempts:
         self._levels: tuple[str, ...] = ()
         self._scratch = scratch
         self.written = scratch / "model" / f"{context.spec.name}.onnx"
-        upstream = context.upstream[TaskId("verify", reference_variant(context.plan))]
-        description, subject = parent.description, f"{context.spec.name}/{context.variant}"
-        self._reference = fitting(read_reference(upstream.folder), description.interface, subject)
+        description = parent.description
+        self._reference = fitting(read_shared_reference(context), description.interface, context.subject)
         self._mode = choose_mode(self._convert, context.target, description.source.operators)
         self._calibration: Sequence[Path] = ()
         self._held_out = self._reference  # what judges static int8

@@ -179,7 +179,7 @@ def _descend(context: Context, attempts: PrecisionAttempts) -> tuple[PrecisionSt
     if fallbacks:
         hint = "end convert.ladder with fp32 to leave the variant out; or widen the gate in the spec"
     raise StageError(
-        f"no precision of the ladder works: {context.spec.name}/{context.variant}\n"
+        f"no precision of the ladder works: {context.subject}\n"
         + describe_failures((step.precision, step.outcome) for step in tried),
         hint=attempts.hint or hint,
     )
@@ -191,7 +191,7 @@ def _result(context: Context, parent: Graph, made: Path, record: ConversionRecor
     for path in sorted(made.parent.iterdir()):
         path.rename(context.folder / path.name)
     shutil.rmtree(context.folder / ".scratch", ignore_errors=True)
-    converted = _describe(model, parent, name=f"{context.spec.name}/{context.variant}")
+    converted = _describe(model, parent, name=context.subject)
     return dict(encode(dataclasses.replace(converted, conversion=record)))
 
 

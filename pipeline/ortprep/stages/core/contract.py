@@ -186,6 +186,11 @@ class Context:
         return self.plan.spec
 
     @property
+    def subject(self) -> str:
+        """What is built, for messages: `NAME/VARIANT`."""
+        return f"{self.spec.name}/{self.variant}"
+
+    @property
     def tunes_forks(self) -> bool:
         """Whether plans of the task's variant are compared as forked workers."""
         return self.spec.tune.fork and self.target == "cpu"

@@ -47,7 +47,7 @@ from ortprep.stages.measure.decision import (
     with_common_start,
 )
 from ortprep.stages.optimize.session_plans import runtime_key
-from ortprep.stages.verify.reference import fitting, read_reference, reference_variant
+from ortprep.stages.verify.reference import fitting, read_shared_reference, reference_variant
 from ortprep.tuning.objective import Objective
 
 Runs: TypeAlias = InterleavedRuns[str, ProbeResult]
@@ -113,11 +113,9 @@ class _Comparison:
     """The rounds of one task, and how many of its processes are done."""
 
     def __init__(self, context: Context, candidates: Mapping[str, Candidate], folder: Path) -> None:
-        verified = context.upstream[TaskId("verify", reference_variant(context.plan))]
         interface = read_source(context).description.interface
-        subject = f"{context.spec.name}/{context.variant}"
         self._context, self._candidates, self._spec = context, candidates, context.spec.measure
-        self._sample = fitting(read_reference(verified.folder), interface, subject).samples[0]
+        self._sample = fitting(read_shared_reference(context), interface, context.subject).samples[0]
         self._staged = StagedBundles(folder, interface.inputs, interface.outputs)
         # Only the primary shape is measured here; the limit on runs is of all of them.
         self._objective = Objective.of(context.spec.tune, max_steady_ratio=None)

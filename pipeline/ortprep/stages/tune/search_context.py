@@ -24,7 +24,7 @@ from ortprep.runtime.loading.session import CPU, build_session
 from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.runtime.machine.memory import available_bytes
 from ortprep.stages.core.accuracy import convert_section
-from ortprep.stages.core.contract import Context, TaskId
+from ortprep.stages.core.contract import Context
 from ortprep.stages.core.results import PreparedResult, read_optimized, read_source, session_of
 from ortprep.stages.measure.candidates import Candidate, default_candidate
 from ortprep.stages.optimize.graph_writer import NCHWC_DOMAIN, SaveResult, errors_of
@@ -50,8 +50,7 @@ from ortprep.stages.verify.reference import (
     ReferenceAnswers,
     fitting,
     judging,
-    read_reference,
-    reference_variant,
+    read_shared_reference,
 )
 from ortprep.tuning.objective import Objective
 from ortprep.tuning.space import (
@@ -165,10 +164,9 @@ def _build_search_context(context: Context, scratch: Path) -> SearchContext:
     """Reads what earlier stages left, and derives the search space from it."""
     optimized, folder = read_optimized(context, context.variant)
     graph = read_source(context)
-    every = read_reference(context.upstream[TaskId("verify", reference_variant(context.plan))].folder)
-    subject = f"{context.spec.name}/{context.variant}"
-    fits = fitting(every, graph.description.interface, subject)
-    reference = judging(every, graph, subject)
+    every = read_shared_reference(context)
+    fits = fitting(every, graph.description.interface, context.subject)
+    reference = judging(every, graph, context.subject)
     artefacts = Artefacts(context, folder, optimized.step, scratch / "forms")
     facts = artefacts.get(MAPPED, optimized.step).saved.facts
     fixed_shapes = len({sample.shapes for sample in fits.samples}) == 1

@@ -32,7 +32,7 @@ def run_samples(context: Context, plan: SessionPlan, samples: Sequence[Sample], 
         return write_answers(plan, [sample.path for sample in samples], folder, timeout_s=timeout_s)
     except ChildTimeoutError as error:
         raise StageError(
-            f"verification took too long: {describe(context)}\n  {error.message}",
+            f"verification took too long: {context.subject}\n  {error.message}",
             hint=f"raise the deadline in the spec: optimize: {{timeout_s: {timeout_s * 2:g}}}",
         ) from error
 
@@ -51,11 +51,6 @@ def judge(
             tolerance = tolerances.get(name, tolerances[""])
             comparison = compare_output(read_answer(reference), read_answer(candidate), tolerance, name=name)
             yield SampleComparison(sample.shapes, tolerance, comparison)
-
-
-def describe(context: Context) -> str:
-    """Returns what is verified, for messages: `NAME/VARIANT`."""
-    return f"{context.spec.name}/{context.variant}"
 
 
 @dataclass(frozen=True)

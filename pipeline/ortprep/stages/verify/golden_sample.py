@@ -16,7 +16,7 @@ from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
 from ortprep.stages.core.contract import Context
 from ortprep.stages.core.results import Graph
 from ortprep.stages.core.samples import Sample, draw_sample
-from ortprep.stages.verify.comparison import describe, run_samples
+from ortprep.stages.verify.comparison import run_samples
 
 GOLDEN_FILE = "golden.npz"
 
@@ -85,7 +85,7 @@ def _answer_drawn(
     except PipelineError as error:
         got = error.message.splitlines()[0]
     raise SpecError(
-        f"no golden sample: {describe(context)}\n"
+        f"no golden sample: {context.subject}\n"
         f"  expected a drawn input that the model runs on, since a bundle gets no real ones, got {got}",
         hint="declare inputs: {NAME: {shapes: [[…]], range: [0, 1]}}, or values, in the spec",
     )

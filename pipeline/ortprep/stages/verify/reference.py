@@ -21,12 +21,12 @@ from ortprep.children.answers import Answers
 from ortprep.errors import PipelineError, StageError, VerificationError
 from ortprep.runtime.loading.session import CPU, default_plan
 from ortprep.stages.core.accuracy import judge_accuracy
-from ortprep.stages.core.contract import PORTABLE, Context, Plan
+from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId
 from ortprep.stages.core.results import Graph, read_fetched
 from ortprep.stages.core.sample_files import fits_interface
 from ortprep.stages.core.samples import Sample, calibrates, make_samples
 from ortprep.stages.core.spec_fit import MIN_AUTO_SAMPLES
-from ortprep.stages.verify.comparison import build_errors, describe, judge, run_samples
+from ortprep.stages.verify.comparison import build_errors, judge, run_samples
 
 SAMPLES_FOLDER = "samples"
 ANSWERS_FOLDER = "reference"
@@ -104,7 +104,7 @@ def require_gate(
     )
     if failures:
         lines = "\n".join(f"  {failure}" for failure in failures)
-        what = f"{subject} misses its accuracy gate: {describe(context)}"
+        what = f"{subject} misses its accuracy gate: {context.subject}"
         raise VerificationError(f"{what}\n{lines}", hint=hint)
     return outputs
 
@@ -136,7 +136,7 @@ def make_reference(context: Context, scratch: Path) -> ReferenceAnswers:
         answers = run_samples(context, plan, samples, context.folder / ANSWERS_FOLDER)
     except PipelineError as error:
         raise StageError(
-            f"the source does not run on CPU: {describe(context)}\n  {error.message}",
+            f"the source does not run on CPU: {context.subject}\n  {error.message}",
             hint=error.hint or "check it, or its samples, with plain ONNX Runtime on CPU",
         ) from error
     noise = _measure_noise(context, plan.model, samples, answers, scratch)
@@ -177,6 +177,11 @@ def read_reference(folder: Path) -> ReferenceAnswers:
         BundleError: It is not there, or damaged.
     """
     return _moved(decode(ReferenceAnswers, read_json(folder / _RECORD)), lambda file: str(folder / file))
+
+
+def read_shared_reference(context: Context) -> ReferenceAnswers:
+    """Returns the reference that the task of `reference_variant` left for those of the other variants."""
+    return read_reference(context.upstream[TaskId("verify", reference_variant(context.plan))].folder)
 
 
 def _moved(reference: ReferenceAnswers, move: Callable[[str], str]) -> ReferenceAnswers:

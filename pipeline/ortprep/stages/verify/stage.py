@@ -37,7 +37,6 @@ from ortprep.stages.core.sample_files import inputs_key, samples_key
 from ortprep.stages.verify.comparison import (
     SampleComparison,
     build_errors,
-    describe,
     describe_failure,
     find_worst,
     judge,
@@ -49,7 +48,7 @@ from ortprep.stages.verify.reference import (
     ReferenceAnswers,
     judging,
     make_reference,
-    read_reference,
+    read_shared_reference,
     reference_variant,
     require_gate,
     source_plan,
@@ -101,7 +100,7 @@ class VerifyStage:
         with TemporaryDirectory(prefix="answers-", dir=context.folder) as folder:
             scratch = Path(folder)
             every = _reference(context, scratch)
-            reference = judging(every, read_source(context), describe(context))
+            reference = judging(every, read_source(context), context.subject)
             candidate = _run_candidate(context, reference, scratch)
             tolerances = context.spec.verify.tolerances(reference.noise)
             judged = tuple(judge(tolerances, reference.samples, expected=reference.answers, got=candidate))
@@ -153,7 +152,7 @@ def _reference(context: Context, scratch: Path) -> ReferenceAnswers:
         return make_reference(context, scratch)
     owner = TaskId("verify", reference_variant(context.plan))
     context.say(f"source on CPU: reusing the answers for {owner}")
-    return read_reference(context.upstream[owner].folder)
+    return read_shared_reference(context)
 
 
 def _run_candidate(context: Context, reference: ReferenceAnswers, scratch: Path) -> Answers:
@@ -165,7 +164,7 @@ def _run_candidate(context: Context, reference: ReferenceAnswers, scratch: Path)
         candidate = run_samples(context, session, reference.samples, scratch / "candidate")
     except PipelineError as error:
         raise VerificationError(
-            f"the prepared model does not run: {describe(context)}\n  {error.message}", hint=error.hint
+            f"the prepared model does not run: {context.subject}\n  {error.message}", hint=error.hint
         ) from error
     _require_signature(context, reference.answers, candidate)
     return candidate
@@ -192,7 +191,7 @@ def _require_signature(context: Context, expected: Answers, got: Answers) -> Non
         wanted, found = show(left, shapes=shapes), show(right, shapes=shapes)
         if wanted != found:
             raise VerificationError(
-                f"the prepared model's {what} differ from its source's: {describe(context)}\n"
+                f"the prepared model's {what} differ from its source's: {context.subject}\n"
                 f"  expected {wanted}, got {found}"
             )
 
@@ -201,7 +200,7 @@ def _explain(
     context: Context, reference: ReferenceAnswers, judged: Sequence[SampleComparison], scratch: Path
 ) -> VerificationError:
     """Returns the error for answers outside their tolerance: the source's fault if it answers at random."""
-    subject, worst = describe(context), find_worst(judged)
+    subject, worst = context.subject, find_worst(judged)
     noise = next((error for error in reference.noise if error.output == worst.comparison.name), None)
     failure = describe_failure(judged, noise)
     again = run_samples(context, source_plan(context), reference.samples, scratch / "again")
