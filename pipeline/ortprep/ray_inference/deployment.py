@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ray import serve
 
 from ortprep.bundle.codec import decode, encode
-from ortprep.errors import InvalidRequestError, PoolError, RunError
+from ortprep.errors import PoolError, RunError
 from ortprep.ray_inference.config import DEPLOYMENT, ServeConfig, deployment_options
 from ortprep.ray_inference.device import prepare_device, reserved_cpus
 from ortprep.ray_inference.http_api import BodyBudget, HttpMethods, read_token
@@ -209,10 +209,7 @@ class BundleDeployment(HttpMethods):
             RunError: ONNX Runtime refused them.
         """
         name = next(iter(self._models)) if model is None and len(self._models) == 1 else model
-        served = self._models.get(name or "")
-        if served is None:
-            expected = ", ".join(self._models)
-            raise InvalidRequestError(f"no such model: {model}\n  expected one of {expected}")
+        served = self.find_model(name or "")
         outputs = await self._run(served.opened.run, check_inputs(served.opened.signature, inputs))
         return dict(zip(served.opened.signature.outputs, outputs, strict=True))
 
