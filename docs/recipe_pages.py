@@ -41,8 +41,13 @@ QUICKER: Mapping[str, Mapping[str, str]] = {
     "command_line_tool": {" # no search: this takes a minute": f"\n{_SHORT}"},
     "eight_gpus": {"type=float, default=5": "type=float, default=1"},  # seconds of load
     "int8": {"  ladder: [int8, fp32]": "  search: {max_trials: 1}\n  ladder: [int8, fp32]"},
-    "several_models": {"[1, 3, 480, 640]": "[1, 3, 224, 320]"},
-    "slow_start": {"cold_rounds: 3": "cold_rounds: 1", "--rounds 3": "--rounds 1"},
+    "several_models": {"[1, 3, 480, 640]": "[1, 3, 64, 96]", "[1, 3, 48, 480]": "[1, 3, 48, 96]"},
+    "slow_start": {
+        "cold_rounds: 3": "cold_rounds: 1",
+        "--rounds 3": "--rounds 1",
+        "1, 3, 48, 480": "1, 3, 48, 96",
+        "1,3,48,480": "1,3,48,96",
+    },
     "tutorial": {"budget_s: 20": "budget_s: 2.5, steady_s: 0.02"},
     "unmodified_application": {
         # A fifth of the lines, which still come in four shapes.

@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import logging
 import uuid
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Barrier, Thread
 
 import pytest
-
-pytest.importorskip("mlflow", reason="needs mlflow")
-
 
 from ortprep.bundle.digest import digest_bytes
 from ortprep.errors import (
@@ -41,7 +39,11 @@ from tests.registry.builders import (
 )
 from tests.registry.fault_proxy import Fault, fault_proxy
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    # Its import takes longer than that of all other tests, whether these are run or not.
+    pytest.mark.skipif(find_spec("mlflow") is None, reason="needs mlflow"),
+]
 
 MANIFEST = Path(__file__).parents[1] / "compat" / "0.1.0" / "conv" / "manifest.json"
 BIG = bytes(range(256)) * 4096 * 3 + b"end"

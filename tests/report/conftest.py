@@ -7,12 +7,9 @@ import os
 import shutil
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
-from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
-from selenium.webdriver.common.by import By
-from selenium.webdriver.support.ui import WebDriverWait
 
 
 @pytest.fixture(scope="module")
@@ -35,23 +32,25 @@ _PATIENCE_S = 300
 class Page:
     """A report in the browser."""
 
-    driver: webdriver.Chrome
+    driver: Any
 
     def ask(self, script, *arguments):
         """Returns what a function body in JavaScript returns."""
         return self.driver.execute_script(script, *arguments)
 
     def find(self, selector):
-        return self.driver.find_element(By.CSS_SELECTOR, selector)
+        return self.driver.find_element("css selector", selector)
 
     def find_all(self, selector):
-        return self.driver.find_elements(By.CSS_SELECTOR, selector)
+        return self.driver.find_elements("css selector", selector)
 
     def open_all(self):
         """Opens every part that can be opened."""
         self.ask("for (const part of document.querySelectorAll('details')) part.open = true;")
 
     def wait_for(self, condition):
+        from selenium.webdriver.support.ui import WebDriverWait
+
         waiting = WebDriverWait(self.driver, _PATIENCE_S, poll_frequency=0.05)
         waiting.until(lambda _: self.ask(f"return {condition}"), f"never came: {condition}")
 
@@ -96,6 +95,9 @@ def _find_program(names):
 @contextmanager
 def browser():
     """Yields an empty page; skips the test where there is no Chromium, unless this is a check of a change."""
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
     options = webdriver.ChromeOptions()
     options.binary_location = _find_program(("chromium", "chromium-browser", "google-chrome"))
     # No sandbox: checks of changes run as root in a container, where Chromium has none.

@@ -3,8 +3,6 @@
 import itertools
 
 import pytest
-from selenium.webdriver.common.by import By
-from selenium.webdriver.common.keys import Keys
 
 from ortprep.quoting import printable
 from ortprep.report.html_page import render_report
@@ -13,6 +11,9 @@ from tests.report.builders import Story, subject
 from tests.report.conftest import PHONE_WIDTH
 
 pytestmark = pytest.mark.slow
+
+BACKSPACE = "\ue003"
+"""What WebDriver calls the key."""
 
 LONG = "a-rather-long-name-of-a-model-as-people-give-them_v2.1-fp16-opset17"
 HOSTILE = '</script><img src=x onerror="window.hacked=1"><script>window.hacked=1</script>\'\u2028&amp;'
@@ -101,7 +102,7 @@ def test_the_filter_shows_the_rows_that_have_every_word(chromium, one):
     assert trials(page, 0) == ["38"]
     assert page.ask(f"return {TRIALS}.querySelector('output').textContent") == "1 of 40 rows"
     box.clear()
-    box.send_keys(Keys.BACKSPACE)
+    box.send_keys(BACKSPACE)
     page.ask("arguments[0].dispatchEvent(new Event('input', {bubbles: true}))", box)
     assert len(trials(page, 0)) == 40
 
@@ -138,7 +139,7 @@ def test_a_screen_of_1200_pixels_scrolls_no_table_sideways(chromium, one, many):
 def test_the_chosen_trial_stands_out_in_the_table(chromium, one):
     page = chromium.show(one)
     (row,) = page.find_all(".table.sortable tr.marked")
-    assert row.find_element(By.CSS_SELECTOR, "td").text == "4"
+    assert row.find_element("css selector", "td").text == "4"
     star = page.ask("return getComputedStyle(arguments[0].cells[0], '::before').content", row)
     assert star.strip('"') == "★ "
 
