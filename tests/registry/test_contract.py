@@ -27,11 +27,10 @@ from ortprep.registry.documents import build_version
 from ortprep.registry.garbage_collection import RetentionPolicy, collect
 from ortprep.registry.promotion import PromotionGate, promote, rollback
 from ortprep.registry.publish import claim_label, find_missing, publish
-from ortprep.registry.pull import PullRequest, pull, pull_cached
+from ortprep.registry.pull import PullRequest, pull
 from ortprep.registry.references import VersionRef
 from tests.registry.builders import (
     BARE,
-    ELSEWHERE,
     HERE,
     Build,
     Made,
@@ -320,38 +319,6 @@ def test_the_gate_refuses_to_lose_a_variant(catalogue, model, tmp_path):
     publish_build(catalogue, tmp_path / "b", Build(name=model, spec=b"new"), "new")
     with pytest.raises(PromotionRefusedError, match="cpu: it no longer exists"):
         promote(VersionRef(model, "new"), "production", catalogue)
-
-
-@in_a_folder
-def test_what_was_pulled_once_is_there_without_the_registry(catalogue, model, tmp_path, own_cache):
-    bundle = write_bundle(tmp_path / "bundle", name=model)
-    publish(bundle, catalogue)
-    first = pull_cached(PullRequest(VersionRef(model, None)), catalogue, hardware=BARE)
-    second = pull_cached(PullRequest(VersionRef(model, None)), catalogue, hardware=BARE)
-    assert first.path == second.path
-    assert second.fetched_bytes == 0
-    assert read_tree(first.path) == read_tree(bundle)
-
-
-@in_a_folder
-def test_a_signature_is_verified_when_it_is_required(catalogue, model, tmp_path):
-    private, public = write_keys(tmp_path / "right")
-    _, wrong = write_keys(tmp_path / "wrong")
-    bundle = write_bundle(tmp_path / "bundle", name=model, made=(Made("cpu", ELSEWHERE), Made("portable")))
-    publish(bundle, catalogue)
-    right = PullRequest(VersionRef(model, None), public_key=public)
-    with pytest.raises(SignatureError, match="got none"):
-        pull(right, catalogue, tmp_path / "unsigned", hardware=BARE)
-    publish(bundle, catalogue, private_key=private)
-    publish(bundle, catalogue, private_key=private)
-    (version,) = catalogue.read_state(model).versions.values()
-    assert len(catalogue.read_signatures(catalogue.read_part(model, version.parts[0].digest))) == 1
-    pull(right, catalogue, tmp_path / "signed", hardware=BARE)
-    other = PullRequest(VersionRef(model, None), public_key=wrong)
-    with pytest.raises(SignatureError, match="does not match"):
-        pull(other, catalogue, tmp_path / "wrong-key", hardware=BARE)
-    assert not (tmp_path / "unsigned").exists()
-    assert not (tmp_path / "wrong-key").exists()
 
 
 def test_a_model_that_is_not_there_is_said_to_be_missing(catalogue, tmp_path):
