@@ -43,13 +43,6 @@ class Answers:
     samples: tuple[tuple[Answer, ...], ...]
 
 
-@dataclass(frozen=True)
-class _AnswersRequest:
-    plan: SessionPlan
-    samples: tuple[Path, ...]
-    folder: Path
-
-
 def write_answers(
     plan: SessionPlan, samples: Sequence[Path], folder: Path, *, timeout_s: float | None
 ) -> Answers:
@@ -68,7 +61,7 @@ def write_answers(
         OSError: There is no room for its outputs.
         ChildError: The process died, or its deadline passed.
     """
-    request = _AnswersRequest(plan, tuple(sample.resolve() for sample in samples), folder.resolve())
+    request = plan, tuple(sample.resolve() for sample in samples), folder.resolve()
     return run_child(run_samples, request, timeout_s=timeout_s).value
 
 
@@ -81,15 +74,16 @@ def read_answer(answer: Answer) -> Array:
     return array
 
 
-def run_samples(request: _AnswersRequest) -> Answers:
-    """Child function of `write_answers`, which has its errors."""
-    session = build_session(request.plan)
+def run_samples(request: tuple[SessionPlan, tuple[Path, ...], Path]) -> Answers:
+    """Child function of `write_answers`, which has its errors: the plan, the samples and the folder."""
+    plan, samples, folder = request
+    session = build_session(plan)
     return Answers(
         inputs=describe_tensors(session.get_inputs()),
         outputs=describe_tensors(session.get_outputs()),
         samples=tuple(
-            _answer(session, request.plan.model, sample, folder=request.folder / str(position))
-            for position, sample in enumerate(request.samples)
+            _answer(session, plan.model, sample, folder=folder / str(position))
+            for position, sample in enumerate(samples)
         ),
     )
 
