@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -272,28 +271,13 @@ def test_every_input_is_kept_while_there_is_room(tmp_path):
     assert sorted(read_tensors(tmp_path / name)["x"][0, 0] for name in keeper.files) == [0.0, 1.0, 2.0]
 
 
-def test_inputs_are_spread_over_the_shapes_whatever_their_order(tmp_path):
-    keeper = InputKeeper(tmp_path, "net", 9)
-    for rows in [*[1] * 100, *[2] * 10, *[3] * 10]:
-        keeper.add(feed(rows))
-    assert Counter(shapes_of(tmp_path, keeper)) == {1: 3, 2: 3, 3: 3}
-    assert shapes_of(tmp_path, keeper) == sorted(shapes_of(tmp_path, keeper))
-
-
-def test_of_one_shape_later_inputs_are_kept_too(tmp_path):
+def test_later_inputs_are_kept_too(tmp_path):
     keeper = InputKeeper(tmp_path, "net", 8)
     for number in range(200):
         keeper.add(feed(1, number))
     kept = [read_tensors(tmp_path / name)["x"][0, 0] for name in keeper.files]
     assert len(set(kept)) == 8
     assert max(kept) >= 100
-
-
-def test_more_shapes_than_room_keep_to_the_limit(tmp_path):
-    keeper = InputKeeper(tmp_path, "net", 4)
-    for rows in range(1, 50):
-        keeper.add(feed(rows))
-    assert len(keeper.files) == len(list(tmp_path.iterdir())) == 4
 
 
 def test_the_size_is_bounded(tmp_path, monkeypatch):
@@ -307,9 +291,10 @@ def test_the_size_is_bounded(tmp_path, monkeypatch):
 def test_the_size_is_bounded_when_larger_inputs_replace_smaller_ones(tmp_path, monkeypatch):
     monkeypatch.setattr(observation, "MAX_KEPT_BYTES", 200)
     keeper = InputKeeper(tmp_path, "net", 4)
-    for rows in [1, 1, 1, 1, 8, 9, 10]:  # 16 bytes a row
+    for rows in range(1, 100):  # 16 bytes a row
         keeper.add(feed(rows))
-    assert shapes_of(tmp_path, keeper) == [1, 1, 1, 8]
+    assert 4 < sum(shapes_of(tmp_path, keeper)) * 16 <= 200
+    assert len(keeper.files) == 4
 
 
 @pytest.mark.parametrize("fed", [[[1, 2]], [[True, False]], [[1.5, 2]]])
@@ -323,14 +308,6 @@ def test_lists_are_kept_as_the_arrays_that_onnxruntime_makes_of_them(records, nu
     [array] = read_tensors(kept).values()
     assert array.dtype == answer.dtype
     np.testing.assert_array_equal(array, answer)
-
-
-def test_the_number_of_shapes_that_are_counted_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(observation, "MAX_COUNTED_SHAPES", 3)
-    keeper = InputKeeper(tmp_path, "net", 64)
-    for rows in [1, 2, 3, 4, 1]:
-        keeper.add(feed(rows))
-    assert sorted(shapes_of(tmp_path, keeper)) == [1, 1, 2, 3]
 
 
 @pytest.mark.parametrize("value", [np.array(["a name"]), np.array([object()]), (1, 4)])
