@@ -153,7 +153,7 @@ class Cancellation:
             options.set_load_cancellation_flag(True)
 
     def release(self) -> None:
-        """Leaves the options alone from now on: the load is over, and they may be somebody's own."""
+        """Leaves the options alone from now on: the load is over, and the session may share the flag."""
         self._options = None
 
     def request(self) -> None:

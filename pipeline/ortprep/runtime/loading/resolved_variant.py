@@ -29,7 +29,7 @@ from ortprep.runtime.loading.session import CPU, CUDA
 from ortprep.runtime.machine.processor import read_cpuid
 
 if TYPE_CHECKING:
-    from ortprep.bundle.loader_config import LoaderConfig
+    from ortprep.bundle.loader_config import FirstPhase, LoaderConfig, Variant
     from ortprep.runtime.loading.load_options import LoadOptions
     from ortprep.runtime.loading.variant_files import Comparison
 
@@ -148,7 +148,7 @@ def recall(root: str, options: LoadOptions) -> ResolvedVariant | None:
             return None
         checked = {path for path, _ in resolved.files}
         plans = [plan for plan in (resolved.steady, resolved.first) if plan is not None]
-        if not {plan.model for plan in plans} <= checked or not all(map(_is_usual, plans)):
+        if not {plan.model for plan in plans} <= checked or not all(map(is_usual, plans)):
             return None
         if not all(path.startswith(f"{root}/") for path in checked):
             return None
@@ -163,7 +163,7 @@ def remember(resolved: ResolvedVariant, options: LoadOptions) -> None:
     key = _key(resolved.root, options)
     is_same = find_stamp(f"{resolved.root}/{LOADER_FILE}") == resolved.loader
     plans = (resolved.steady, resolved.first or resolved.steady)
-    if key is None or not is_same or not resolved.is_settled or not all(map(_is_usual, plans)):
+    if key is None or not is_same or not resolved.is_settled or not all(map(is_usual, plans)):
         return
     values = {name: _plain(getattr(resolved, name)) for name in _REMEMBERED}
     content = repr((key, values)).encode()
@@ -233,14 +233,11 @@ def _plain(value: Any) -> Any:
     return {key: _plain(item) for key, item in value.items()} if hasattr(value, "items") else value
 
 
-def _is_usual(plan: SessionPlan) -> bool:
-    return is_usual(plan.session_options, plan.providers)
-
-
-def is_usual(record: SessionOptionsRecord, providers: tuple[ProviderRecord, ...]) -> bool:
+def is_usual(plan: SessionPlan | Variant | FirstPhase) -> bool:
     """Returns whether a plan sets nothing but the usual options, each to a value that it may have."""
-    options = [record.attributes, record.config_entries, *(provider.options for provider in providers)]
-    return all(provider.name in (CPU, CUDA) for provider in providers) and all(
+    record = plan.session_options
+    options = [record.attributes, record.config_entries, *(provider.options for provider in plan.providers)]
+    return all(provider.name in (CPU, CUDA) for provider in plan.providers) and all(
         _is_usual_value(name, value) for chosen in options for name, value in chosen.items()
     )
 
