@@ -190,11 +190,11 @@ def test_another_token_means_the_same_model(tmp_path):
 
 def test_doit_and_the_command_find_each_others_work_done(built):
     before = stamps(built.bundle())
-    for task in ("prepare", "prepare:net", "package:net"):
+    for task in ("prepare:net", "package:net"):
         outcome = built.doit(task)
         assert (outcome.code, outcome.out) == (0, "")
         assert "0 done" in outcome.err
-    assert built.doit().err == built.doit("prepare").err  # prepare is what doit does if it is not told
+    assert built.doit() == built.doit("prepare")  # prepare is what doit does if it is not told
     assert stamps(built.bundle()) == before
 
 

@@ -220,8 +220,10 @@ def test_a_version_named_by_its_digest_needs_no_registry(registry, catalogue, tm
     wanted = PullRequest(VersionRef("net", published.version.digest))
     first = pull_cached(wanted, catalogue, hardware=BARE)
     Path(registry).rename(tmp_path / "gone")
+    inode = first.path.stat().st_ino
     again = pull_cached(wanted, catalogue, hardware=BARE)
     assert (again.path, again.fetched_bytes) == (first.path, 0)
+    assert first.path.stat().st_ino == inode, "it was not put together again"
 
 
 def test_what_is_unavailable_is_asked_again_and_told_in_the_end(monkeypatch):
