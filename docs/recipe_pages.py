@@ -56,7 +56,8 @@ QUICKER: Mapping[str, Mapping[str, str]] = {
         "--record-inputs 8": "--record-inputs 2",
         # One model of three. The application gets the other two from their files, as it does by default.
         "#~ prepare\nortprep prepare": "#~ prepare\n"
-        rf"sed -i 's/^tune:.*/tune: {{max_private_mb: 1, max_trials: 0}}\n{_SHORT}/' "
+        rf"sed -i 's/^tune:.*/tune: {{max_private_mb: 1, max_trials: 0}}\n{_SHORT}/;"
+        "s/shapes: .*/shapes: [[1, 3, 48, 320]]/' "
         "configs/PP-OCRv6_rec_small.yaml\nortprep prepare PP-OCRv6_rec_small",
         "show PP-OCRv6_det_small": "show PP-OCRv6_rec_small",
         "others 2 6": "others 2 2",
