@@ -270,7 +270,7 @@ def test_a_model_whose_key_cannot_be_computed_keeps_no_other_from_being_explaine
         else (built.call("explain"), built.doit("--continue", "fetch"))
     )
     assert explain.code == 0
-    assert "net: fetch: runs, because\n    it would fail: not a file path" in explain.out
+    assert "net: fetch: runs, because\n    it would fail: fetch of net: not a file path" in explain.out
     assert "zebra: never done; runs fetch, " in explain.out
     assert "FAILED fetch:net\nerror: fetch of net: not a file path" in fetch.err
     assert "done fetch:zebra" in fetch.err
@@ -281,7 +281,7 @@ def test_a_model_whose_key_cannot_be_computed_keeps_no_other_from_being_explaine
 def test_what_explain_says_of_a_missing_model_is_what_prepare_will_say(built):
     (built.models / "net.onnx").unlink()
     (reason,) = built.explain()["fetch"]
-    assert reason.startswith("it would fail: source model missing")
+    assert reason.startswith("it would fail: fetch of net: source model missing")
     assert reason.partition("\n")[0].removeprefix("it would fail: ") in built.call("prepare").err
 
 
