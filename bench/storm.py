@@ -323,7 +323,7 @@ def storm_pool(cases: Cases, **options: Any) -> dict[str, Any]:
         result = storm(cases, lambda: ask, find_victim, **options)
         stats = pool.stats()
     result["restarts"] = sum(worker.restarts for worker in stats.workers)
-    result["shared bytes at the end"] = stats.used_bytes
+    result["requests at the end"] = stats.pending
     return result
 
 

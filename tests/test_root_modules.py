@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from ortprep import errors
 from ortprep.quoting import printable, quoted
-from ortprep.runtime.pool.worker_state import OutputTail
+from ortprep.runtime.pool.process import OutputTail
 from ortprep.tables import (
     Cell,
     Table,
@@ -97,8 +97,8 @@ def test_no_message_steers_the_terminal_of_who_logs_it():
         errors.to_dict(errors.RunError(f"no operator {hostile}\n  in m.onnx", hint=f"rm {hostile}"))
     )
     output = OutputTail()
-    lines = [*output.add(f"{hostile}\n{hostile}".encode()), *output.lines]
-    for text in (error.message, str(error), repr(error), *lines):
+    output.add(f"{hostile}\n{hostile}".encode())
+    for text in (error.message, str(error), repr(error), *output.lines):
         assert not set(hostile) & set(text) - set("evil]0;[2J")
     assert "\n  in m.onnx" in error.message
 

@@ -23,7 +23,7 @@ from ortprep.tables import Cell, CellValue, Table, count_of, fill_table, number_
 if TYPE_CHECKING:
     from ortprep.doctor.load_test import LoadTestResult
     from ortprep.runtime.placement import ModelLoad, Placement
-    from ortprep.runtime.pool.worker_state import PoolStats, WorkerStats
+    from ortprep.runtime.pool.report import PoolStats, WorkerStats
 
 
 LEGEND = "a ± b: the median, and half the distance between the quartiles; a [b–c]: the quartiles themselves"

@@ -15,8 +15,8 @@ from ortprep.runtime.loading.buckets import choose_bucket
 from ortprep.runtime.loading.golden import RecordedOutput, find_problems, read_golden
 from ortprep.runtime.loading.variant_selection import FASTEST
 from ortprep.runtime.pool.config import PoolConfig
+from ortprep.runtime.pool.report import PoolStats, WorkerEvent
 from ortprep.runtime.pool.session_pool import SessionPool
-from ortprep.runtime.pool.worker_state import PoolStats, WorkerEvent
 from ortprep.runtime.tensors.element_types import Array
 
 _KEPT = 10

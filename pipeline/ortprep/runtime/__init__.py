@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from ortprep.runtime.loading.sources import locate as locate
     from ortprep.runtime.placement import place_models as place_models
     from ortprep.runtime.pool.config import PoolConfig as PoolConfig
+    from ortprep.runtime.pool.report import PoolStats as PoolStats
+    from ortprep.runtime.pool.report import WorkerEvent as WorkerEvent
+    from ortprep.runtime.pool.report import WorkerStats as WorkerStats
     from ortprep.runtime.pool.session_pool import SessionPool as SessionPool
-    from ortprep.runtime.pool.worker_state import PoolStats as PoolStats
-    from ortprep.runtime.pool.worker_state import WorkerEvent as WorkerEvent
-    from ortprep.runtime.pool.worker_state import WorkerStats as WorkerStats
 
 _HOMES = {
     "HostSession": "host.client",
     "OpenedBundle": "loading.opened_bundle",
     "PoolConfig": "pool.config",
-    "PoolStats": "pool.worker_state",
+    "PoolStats": "pool.report",
     "SessionPool": "pool.session_pool",
-    "WorkerEvent": "pool.worker_state",
-    "WorkerStats": "pool.worker_state",
+    "WorkerEvent": "pool.report",
+    "WorkerStats": "pool.report",
     "connect": "host.client",
     "install": "dropin.session",
     "load": "loading.bundle_loader",

@@ -177,6 +177,12 @@ class OpenedModel:
         for runner in self._runners.values():
             runner.check()
 
+    def find_unfit(self) -> str:
+        """Returns why its sessions cannot be inherited by a fork; empty if they can be."""
+        providers = {name for one in self._runners.values() for name in one.session.get_providers()}
+        others = sorted(providers - {"CPUExecutionProvider"})
+        return f"{self.name} uses {', '.join(others)}" if others else ""
+
     def run(self, arrays: Sequence[Array]) -> list[Array]:
         """Runs on arrays in the model's order; returns outputs in its order, or raises `RunError`."""
         shapes = tuple([array.shape for array in arrays])

@@ -24,10 +24,14 @@ import pytest
 from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.errors import HostDiedError, HostError, LoadTimeoutError, RequestTimeoutError
 from ortprep.runtime import connect
+from ortprep.runtime.descriptors import close_aside
 from ortprep.runtime.host import models
 from ortprep.runtime.host.folder import HostFolder, require_same_user
 from ortprep.runtime.host.models import HostConfig, ModelTable
-from ortprep.runtime.host.packets import (
+from ortprep.runtime.host.process import read_status
+from ortprep.runtime.loading import phases
+from ortprep.runtime.loading.load_options import Deadline
+from ortprep.runtime.packets import (
     DONE,
     FAILED,
     MAX_PACKET_BYTES,
@@ -36,14 +40,11 @@ from ortprep.runtime.host.packets import (
     OPENED,
     RUN,
     Region,
+    place_arrays,
     receive,
     send,
     send_arrays,
 )
-from ortprep.runtime.host.process import read_status
-from ortprep.runtime.ipc import close_aside, place_arrays
-from ortprep.runtime.loading import phases
-from ortprep.runtime.loading.load_options import Deadline
 from tests.fakes import lingering, wait_for
 from tests.runtime.builders import endless_model, rewrite_digests, sample, weights_of, write_bundle
 from tests.runtime.host.conftest import freeze_host, host_in_this_process, kill_host
@@ -81,8 +82,8 @@ def is_closed_with_an_error(sock: socket.socket) -> bool:
     return True
 
 
-def head(kind: int, arrays: int = 0, text: int = 0, size: int = 0, magic: bytes = b"ortprep2") -> bytes:
-    return struct.pack("<8sBxHIqQ", magic, kind, arrays, text, 0, size)
+def head(kind: int, arrays: int = 0, text: int = 0, size: int = 0, magic: bytes = b"ortprep3") -> bytes:
+    return struct.pack("<8sBxHIqQQI", magic, kind, arrays, text, 0, size, 0, 0)
 
 
 def place(name, dtype, shape, rank=None):

@@ -85,8 +85,8 @@ def test_a_client_imports_no_onnxruntime_and_few_modules(bundle):
         "ortprep.runtime.host",
         "ortprep.runtime.host.client",
         "ortprep.runtime.host.folder",
-        "ortprep.runtime.host.packets",
-        "ortprep.runtime.ipc",
+        "ortprep.runtime.packets",
+        "ortprep.runtime.descriptors",
     }
     assert set(done.stdout.split()) - own <= {"__future__", "_socket", "errno", "fcntl", "mmap"}
 

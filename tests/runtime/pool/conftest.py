@@ -55,7 +55,7 @@ def workers() -> set[int]:
     found = set()
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if b"pool.worker_process import enter" in (path / "cmdline").read_bytes():
+            if b"pool.process import enter" in (path / "cmdline").read_bytes():
                 found.add(int(path.name))
     return {pid for pid in found if not _is_of_a_stranger(pid)}
 

@@ -16,24 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from ortprep.bundle.codec import encode as encode_record
+from ortprep.bundle.codec import encode
 from ortprep.errors import LoadError
-from ortprep.runtime.ipc import encode_shape
-from ortprep.runtime.pool import served_model, worker_main
-from ortprep.runtime.pool.messages import (
-    MessageKind,
-    ReadyReport,
-    encode,
-    encode_answer,
-    encode_head,
-    lay_out,
-)
-from ortprep.runtime.pool.worker_process import WorkerJob
+from ortprep.runtime import packets
+from ortprep.runtime.opened_model import OpenedModel
+from ortprep.runtime.pool import template, worker_main
+from ortprep.runtime.pool.process import WorkerJob
+from ortprep.runtime.pool.report import ReadyReport
 
 EXIT, SEGFAULT, HANG, GARBAGE, WRONG_TURN, OUTSIDE = range(-107, -101)
 SLOW, RAISE, FEW, LONG, TWICE, EMPTY, BLOCK = range(-114, -107)
-Packet = bytes
-_FLOATS = lay_out(((10_000,),), (4,))
+"""What the first element of a request asks for."""
 
 
 def exits(job: WorkerJob) -> None:
@@ -53,16 +46,15 @@ def hangs(job: WorkerJob) -> None:
 
 
 def babbles(job: WorkerJob) -> None:
-    os.write(job.descriptors[0], b"\x00" * 500)
+    os.write(job.descriptors[3], b"\x00" * 500)
     time.sleep(3600)
 
 
 def floods(job: WorkerJob) -> None:
     """Says again and again that it is ready, each time in other words."""
-    with socket.socket(fileno=job.descriptors[0]) as own:
+    with socket.socket(fileno=job.descriptors[3]) as own:
         for number in range(200):
-            report = ReadyReport({f"{number}" * 1000: ""}, {}, 0)
-            own.send(encode(MessageKind.READY, 0, encode_record(report)))
+            packets.send_json(own, packets.REPORT, encode(ReadyReport({f"{number}" * 1000: ""}, {}, 0)))
         time.sleep(3600)
 
 
@@ -77,56 +69,75 @@ def second_of_two_exits(job: WorkerJob) -> None:
 
 def goes_wrong_when_asked(job: WorkerJob) -> None:
     """Serves, and does what a request's first element says if that is one of the numbers above."""
-    serve = served_model.ServedModel.answer
+    run, receive = OpenedModel.run, packets.receive
+    at: dict[str, Any] = {}
 
-    def answer(self, head, packet, memory):
-        (array, *_), _ = self.read(head, packet, memory)
-        wish = int(array.flat[0]) if array.size else 0
+    def receive_and_note(sock, *arguments):
+        packet = receive(sock, *arguments)
+        if packet is not None and packet.kind == packets.RUN:
+            at[_wish_of(packet.arrays.values())] = sock, packet.number
+        return packet
+
+    def run_or_go_wrong(self, arrays):
+        wish = _wish_of(arrays)
         if wish in _DEEDS:
-            done = _DEEDS[wish](head, memory, job)
-            if done is not None:
-                return done
-        return serve(self, head, packet, memory)
+            _DEEDS[wish](*at[wish], job)
+        return run(self, arrays)
 
-    served_model.ServedModel.answer = answer
+    packets.receive = receive_and_note
+    OpenedModel.run = run_or_go_wrong  # type: ignore[method-assign]
     worker_main.main(job)
+
+
+def _wish_of(arrays) -> int:
+    (array, *_) = arrays
+    return int(array.flat[0]) if array.size else 0
 
 
 def cannot_be_forked(job: WorkerJob) -> None:
-    served_model.ServedModel.find_unfit = lambda self: "it says so"  # type: ignore[method-assign]
+    OpenedModel.find_unfit = lambda self: "it says so"  # type: ignore[method-assign]
     worker_main.main(job)
+
+
+class _Liar:
+    """Packs other numbers than it is given."""
+
+    size = template.ANSWER.size
+    unpack = template.ANSWER.unpack
+
+    def __init__(self, lie: Callable[[int, int], tuple[int, int]]) -> None:
+        self._lie = lie
+
+    def pack(self, number: int, figure: int) -> bytes:
+        return template_answer.pack(*self._lie(number, figure))
+
+
+template_answer = template.ANSWER
 
 
 def lies_about_forks(job: WorkerJob) -> None:
     """Is a template that names another process as its fork: its pool's, the first of all, or none."""
-    number = {"pool": os.getppid(), "init": 1, "none": 2**22, "huge": 2**63}[os.environ["LIE"]]
-    encode = worker_main.encode_head
-    lie = encode(MessageKind.FORKED, number)
-    worker_main.encode_head = lambda kind, *args, **fields: (
-        lie if kind is MessageKind.FORKED else encode(kind, *args, **fields)
-    )
+    number = {"pool": os.getppid(), "init": 1, "none": 2**22, "huge": 2**62}[os.environ["LIE"]]
+    template.ANSWER = _Liar(lambda pid, figure: (number, figure))  # type: ignore[assignment]
     worker_main.main(job)
 
 
 def lies_about_ends(job: WorkerJob) -> None:
     """Is a template that says of the workers that it reaps that they were stopped."""
-    encode = worker_main.encode_head
-    worker_main.encode_head = lambda kind, number=0, **fields: encode(
-        kind, number, **(fields if kind is not MessageKind.REAPED else {"figure": 0x137F})
-    )
+    template.ANSWER = _Liar(lambda pid, figure: (pid, 0x137F if figure else 0))  # type: ignore[assignment]
     worker_main.main(job)
 
 
 def answers_wrongly_when_told(job: WorkerJob) -> None:
     """Fails its check as soon as there is a file `wrong` beside the bundle, which it removes."""
 
-    def check(self: served_model.ServedModel) -> None:
+    def check(self: OpenedModel) -> None:
         flag = Path(job.models[0].bundle).with_name("wrong")
         if flag.exists():
             flag.unlink()
             raise LoadError("y: expected 2.0, got 3.0")
 
-    served_model.ServedModel.check = check  # type: ignore[method-assign]
+    OpenedModel.check = check  # type: ignore[method-assign]
     worker_main.main(job)
 
 
@@ -137,48 +148,52 @@ def _exit(*_: Any) -> None:
 
 
 def _segfault(*_: Any) -> None:
-    os.kill(os.getpid(), signal.SIGSEGV)
+    signal.raise_signal(signal.SIGSEGV)  # in this thread, so before it goes on
 
 
-def _hang(head, memory, job):
-    hangs(job)
-
-
-def _babble(head, memory, job):
-    os.write(job.descriptors[0], b"garbage" * 20)
+def _hang(sock, number, job):
     time.sleep(3600)
 
 
-def _send_nothing(head, memory, job):
-    with socket.socket(fileno=os.dup(job.descriptors[0])) as own:
-        own.send(b"")
+def _babble(sock, number, job):
+    sock.send(b"garbage" * 20)
     time.sleep(3600)
 
 
-def _answer_another(head, memory, job):
-    os.write(job.descriptors[0], encode_answer(head.number + 1, _FLOATS, service_ns=1))
+def _send_nothing(sock, number, job):
+    sock.send(b"")
     time.sleep(3600)
 
 
-def _answer_twice(head, memory, job):
-    layout = lay_out(((0, 1),), (4,))
-    packet = encode_answer(head.number, layout, [np.empty((0, 1), np.float32)], service_ns=1)
-    os.write(job.descriptors[0], packet)
-    return packet
+def _answer(sock, number, names="y", dtype=np.float32):
+    outputs = {name: np.zeros((0, 1), dtype) for name in names}
+    packets.send_arrays(sock, packets.DONE, outputs, packets.Region, number=number)
 
 
-def _answer_outside(head, memory, job):
-    text = encode_shape((2**50,))
-    return encode_head(MessageKind.DONE, head.number, text_bytes=len(text)) + text
+def _answer_another(sock, number, job):
+    _answer(sock, number + 1)
+    time.sleep(3600)
 
 
-def _answer_beyond(head, memory, job):
-    text = encode_shape((10,))
-    return encode_head(MessageKind.DONE, head.number, text_bytes=len(text)) + text
+def _answer_twice(sock, number, job):
+    _answer(sock, number)
 
 
-def _answer_little(head, memory, job):
-    return encode_head(MessageKind.DONE, head.number)
+def _answer_with_other_types(sock, number, job):
+    _answer(sock, number, dtype=np.float64)
+    time.sleep(3600)
+
+
+def _answer_beyond(sock, number, job):
+    """Says that its outputs lie where no memory is."""
+    text, _ = packets._encode_text((("y", np.dtype(np.float32), (2**40,)),))
+    packets.send(sock, packets.DONE, text, arrays=1, number=number, size=2**42)
+    time.sleep(3600)
+
+
+def _answer_little(sock, number, job):
+    _answer(sock, number, names="")
+    time.sleep(3600)
 
 
 def _be_slow(*_: Any) -> None:
@@ -190,7 +205,7 @@ def unblock(bundle: Path) -> None:
     bundle.with_name("unblocked").touch()
 
 
-def _block(head, memory, job):
+def _block(sock, number, job):
     while not Path(job.models[0].bundle).with_name("unblocked").exists():
         time.sleep(0.005)
 
@@ -199,13 +214,13 @@ def _raise(*_: Any) -> None:
     raise AssertionError("a bug in the worker")
 
 
-_DEEDS: dict[int, Callable[..., Packet | None]] = {
+_DEEDS: dict[int, Callable[..., None]] = {
     EXIT: _exit,
     SEGFAULT: _segfault,
     HANG: _hang,
     GARBAGE: _babble,
     WRONG_TURN: _answer_another,
-    OUTSIDE: _answer_outside,
+    OUTSIDE: _answer_with_other_types,
     SLOW: _be_slow,
     RAISE: _raise,
     FEW: _answer_little,

@@ -14,9 +14,8 @@ from ortprep.doctor.load_test import load_test_bundle, read_golden_cases, run_ca
 from ortprep.errors import InvalidRequestError, LoadError, PoolError
 from ortprep.runtime import PoolConfig, SessionPool
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
-from ortprep.runtime.pool.served_model import ServedModel, open_served
-from ortprep.runtime.pool.worker_process import ModelJob, WorkerJob
-from ortprep.runtime.pool.worker_state import PoolStats
+from ortprep.runtime.opened_model import OpenedModel, open_model
+from ortprep.runtime.pool.report import PoolStats
 from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.runtime.tensors.element_types import ELEMENT_TYPES, narrow
 from tests.runtime.builders import batch_of, weights_of, write_converted
@@ -99,18 +98,10 @@ def test_workers_with_different_variants_cannot_be_checked_and_that_is_said(conv
         )
 
 
-def opened(folder: Path, *, buckets: bool = True) -> ServedModel:
+def opened(folder: Path, *, buckets: bool = True) -> OpenedModel:
     """The model in this process, as a worker on the CPU opens it."""
-    config = read_loader_config(folder)
     load = ModelLoadOptions(precision="fp32", digests="off", buckets=buckets, threads=1)
-    job = WorkerJob(
-        entry="",
-        path=(),
-        models=(),
-        device_id=None,
-        load=load,
-    )
-    return open_served(ModelJob(0, "m", str(folder), config), job)
+    return open_model(str(folder), load, name="m")
 
 
 def test_a_worker_loads_buckets_only_where_the_pool_wants_them(converted):

@@ -27,12 +27,11 @@ from ortprep.errors import (
     WorkerDiedError,
 )
 from ortprep.runtime import PoolConfig, SessionPool, WorkerEvent
-from ortprep.runtime.pool import supervisor
-from ortprep.runtime.pool.slots import SlotTable
-from ortprep.runtime.pool.worker_process import WorkerProcess
+from ortprep.runtime.pool import worker
+from ortprep.runtime.pool.worker import Worker
 from tests.fakes import wait_for
 from tests.runtime.pool import fakes as bad_workers
-from tests.runtime.pool.builders import write_doubling, write_model_bundle
+from tests.runtime.pool.builders import write_model_bundle
 from tests.runtime.pool.conftest import batch, descriptors
 
 pytestmark = [pytest.mark.slow, pytest.mark.runtime]
@@ -62,7 +61,7 @@ def test_a_worker_that_exits_on_its_way_up_is_reported_whole(bundle):
     [
         ("segfaults", "SIGSEGV", 600),
         ("hangs", r"not ready in time(?s:.)*SIGKILL", 1),
-        ("babbles", "unreadable message", 600),
+        ("babbles", "broke the protocol", 600),
     ],
 )
 def test_a_worker_that_goes_wrong_on_its_way_up_is_ended(bundle, fault, said, timeout_s):
@@ -82,8 +81,10 @@ def test_a_worker_that_floods_the_pool_on_its_way_up_is_ended(bundle):
         max_restarts=0,
         observer=lambda event: states.append(event.state),
     )
-    with pytest.raises(PoolError, match=r"unexpected message"):
-        SessionPool(bundle, config).run(batch())
+    with SessionPool(bundle, config) as pool:
+        futures = [pool.submit(batch()) for _ in range(2)]  # one for each lane
+        for future in futures:
+            assert "broke the protocol" in str(future.exception(PATIENCE_S))
     assert states.count("ready") == 1
 
 
@@ -139,9 +140,9 @@ def test_one_bad_worker_does_not_hide_the_others(bundle):
         (bad_workers.EXIT, 7, "exiting as asked"),
         (bad_workers.SEGFAULT, -signal.SIGSEGV, ""),
         (bad_workers.RAISE, 1, "a bug in the worker"),
-        (bad_workers.GARBAGE, -signal.SIGKILL, "unreadable message"),
-        (bad_workers.WRONG_TURN, -signal.SIGKILL, "answer to the wrong request"),
-        (bad_workers.EMPTY, -signal.SIGKILL, "empty packet"),
+        (bad_workers.GARBAGE, -signal.SIGKILL, "broke the protocol"),
+        (bad_workers.WRONG_TURN, -signal.SIGKILL, "expected an answer to request"),
+        (bad_workers.EMPTY, -signal.SIGKILL, "closed its connection"),
     ],
 )
 def test_a_worker_that_dies_of_a_request_is_replaced(bundle, wish, code, said):
@@ -156,14 +157,13 @@ def test_a_worker_that_dies_of_a_request_is_replaced(bundle, wish, code, said):
         assert all(is_right(future, n) for n, future in enumerate(behind))
         stats = pool.stats().workers[0]
         assert (stats.restarts, stats.state) == (1, "ready")
-        assert pool.stats().used_bytes == 0
 
 
 @pytest.mark.attack
 @pytest.mark.parametrize("wish", [bad_workers.OUTSIDE, bad_workers.FEW, bad_workers.LONG])
 def test_an_answer_that_is_none_is_an_error_and_ends_the_worker(bundle, wish):
     with SessionPool(bundle, PoolConfig(**SOON, worker=BAD)) as pool:
-        with pytest.raises(PoolError, match="answer"):
+        with pytest.raises(WorkerDiedError, match=r"answer|broke the protocol"):
             pool.run(batch(wish))
         assert is_right(pool.submit(batch()))
         assert pool.stats().workers[0].restarts == 1
@@ -177,19 +177,17 @@ def test_a_worker_that_hangs_is_ended_and_replaced(bundle):
 
 
 def test_a_killed_worker_that_never_ends_keeps_no_request(bundle, monkeypatch):
-    monkeypatch.setattr(supervisor, "_EXIT_TIMEOUT_S", 0.5)
-    with SessionPool(bundle, PoolConfig(**SOON, worker=BAD, run_timeout_s=4)) as pool:
-        (stuck,) = (worker.pid for worker in pool.stats().workers)
-        with monkeypatch.context() as patch:
-            patch.setattr(WorkerProcess, "kill", lambda _: None)
-            hanging = pool.submit(batch(bad_workers.HANG, 100_000))
-            behind = [pool.submit(batch(n)) for n in range(5)]
-            with pytest.raises(WorkerDiedError, match=r"took too long(?s:.)*was killed and does not end"):
-                hanging.result(PATIENCE_S)
-            assert all(is_right(future, n) for n, future in enumerate(behind))
-        assert pool.stats().used_bytes > 0  # to which it may still write
-        os.kill(stuck or 0, signal.SIGKILL)
-        wait_for(lambda: pool.stats().used_bytes == 0, what="its memory comes back")
+    monkeypatch.setattr(worker, "_EXIT_TIMEOUT_S", 0.5)
+    with (
+        SessionPool(bundle, PoolConfig(**SOON, worker=BAD, run_timeout_s=4)) as pool,
+        monkeypatch.context() as patch,
+    ):
+        patch.setattr(signal, "pidfd_send_signal", lambda *_: None)
+        hanging = pool.submit(batch(bad_workers.HANG, 100_000))
+        behind = [pool.submit(batch(n)) for n in range(5)]
+        with pytest.raises(WorkerDiedError, match=r"was killed and does not end"):
+            hanging.result(PATIENCE_S)
+        assert all(is_right(future, n) for n, future in enumerate(behind))
 
 
 def test_a_worker_that_answers_twice_is_ended_and_takes_no_more_than_its_request_with_it(bundle):
@@ -200,19 +198,6 @@ def test_a_worker_that_answers_twice_is_ended_and_takes_no_more_than_its_request
         assert failed in ([], behind[:1])
         assert all(is_right(future, n) for n, future in enumerate(behind) if future not in failed)
         assert pool.stats().workers[0].restarts == 1
-
-
-def test_a_worker_that_reads_nothing_for_long_misses_nothing(tmp_path):
-    bundles = {name: write_doubling(tmp_path / name) for name in "ab"}
-    with SessionPool(bundles, PoolConfig(**SOON, worker=BAD)) as pool:
-        for _ in range(20):  # short runs: then it may have more requests at once than a socket holds
-            pool.run(batch(1, 3000), model="a")
-        slow = pool.submit(batch(bad_workers.SLOW), model="a")
-        others = [pool.submit(batch(n, 4000), model="ab"[n % 2]) for n in range(200)]
-        assert is_right(slow, bad_workers.SLOW)
-        for n, other in enumerate(others):
-            assert (other.result(PATIENCE_S)["y"] == 2 * batch(n, 4000)["x"]).all()
-        assert pool.stats().workers[0].restarts == 0
 
 
 def test_a_request_may_be_tried_on_another_worker(bundle):
@@ -229,8 +214,9 @@ def test_a_request_may_be_tried_on_another_worker(bundle):
         wait_for(lambda: deaths() == 2, what="both workers die of it")
         pool.wait_ready()
         blocked = pool.submit(batch(bad_workers.BLOCK), retries=1)
-        (busy,) = (worker.pid for worker in pool.stats().workers if worker.in_flight)
-        assert busy is not None
+        (busy,) = wait_for(
+            lambda: [worker.pid or 0 for worker in pool.stats().workers if worker.in_flight], what="it runs"
+        )
         os.kill(busy, signal.SIGKILL)
         wait_for(lambda: deaths() == 3, what="its worker dies")
         bad_workers.unblock(bundle)
@@ -267,14 +253,14 @@ def test_a_pool_without_descriptors_is_an_error_and_leaves_none(bundle):
     gc.collect()
     opened, said = descriptors(), set()
     for count in range(1, 12):
-        config = PoolConfig(devices="cpu", start_timeout_s=0.1)
+        config = PoolConfig(devices="cpu", start_timeout_s=0.1, workers_per_device=4, threads=2)
         with no_descriptors(but=count), pytest.raises(PipelineError) as caught:
             SessionPool(bundle, config)
-        said.add(caught.value.message.split("\n")[0])
+        said.add(caught.value.message.split("\n")[0].rstrip("0123"))
         del caught
         gc.collect()
-        assert descriptors() <= opened
-    assert said == {"cannot make a pool", "cannot start cpu/0"}
+        wait_for(lambda: descriptors() <= opened, what="all descriptors are closed")
+    assert said == {"cannot make a pool", "cannot start cpu/"}
 
 
 def test_a_worker_is_started_again_once_there_are_descriptors(bundle):
@@ -301,16 +287,16 @@ def test_a_worker_without_descriptors_is_given_up_when_its_start_times_out(bundl
         assert pool.stats().workers[0].state == "failed"
 
 
-def test_every_request_ends_although_the_supervisor_fails(bundle, monkeypatch):
+def test_every_request_ends_although_a_thread_of_the_pool_fails(bundle, monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("the books contradict each other")
 
     with SessionPool(bundle, PoolConfig(**SOON, worker=BAD)) as pool:
-        monkeypatch.setattr(SlotTable, "lose", fail)
+        monkeypatch.setattr(Worker, "_goes_on", fail)
         futures = [pool.submit(batch(n)) for n in (bad_workers.SLOW, bad_workers.EXIT, 1, 2)]
         errors = [future.exception(PATIENCE_S) for future in futures]
-        assert errors[0] is None
-        assert all("the books contradict" in str(error) for error in errors[1:])
+        assert isinstance(errors[1], WorkerDiedError)
+        assert all(error is None or "the books contradict" in str(error) for error in errors[2:])
 
 
 def test_what_waits_for_a_worker_that_is_given_up_is_told(bundle):
@@ -320,7 +306,8 @@ def test_what_waits_for_a_worker_that_is_given_up_is_told(bundle):
         bad_workers.unblock(bundle)
         errors = [future.exception(PATIENCE_S) for future in futures]
         assert isinstance(errors[0], WorkerDiedError)
-        assert all("no worker is left" in str(error) for error in errors[1:])
+        assert sum("no worker is left" in str(error) for error in errors[1:]) > 10
+        assert all(error is None or "no worker is left" in str(error) for error in errors[1:])
 
 
 def test_a_worker_that_refuses_all_it_gets_checks_itself_and_is_replaced(bundle):
@@ -373,7 +360,6 @@ def test_workers_that_are_killed_all_the_time_lose_nothing(bundle):
         killer.join()
         assert wrong == []
         assert len(kills) >= 3
-        assert pool.stats().used_bytes == 0
 
 
 def test_a_pool_that_waits_for_nobody_serves_as_soon_as_it_can(bundle):

@@ -72,24 +72,12 @@ def test_requests_of_many_threads_get_their_own_answers(bundle):
         assert pool.stats().pending == 0
 
 
-def test_memory_of_answers_comes_back(bundle):
-    with SessionPool(bundle, PoolConfig(devices="cpu", max_shared_bytes=2**28)) as pool:
-        x = np.ones((1024, 1024), np.float32)
-        answers = [pool.run({"x": value * x})["y"] for value in (1, 2, 3)]
-        assert pool.stats().used_bytes == 0
-    assert [int(y[0, 0]) for y in answers] == [2, 4, 6]
-
-
-def test_requests_and_answers_that_never_fit_are_refused(bundle):
-    with SessionPool(bundle, PoolConfig(devices="cpu", max_shared_bytes=4 * 2**20)) as pool:
-        for _ in range(20):
-            assert (pool.run({"x": np.ones((256, 1024), np.float32)})["y"] == 2).all()
-        with pytest.raises(PoolError, match="does not fit"):
-            pool.run({"x": np.ones((4096, 1024), np.float32)})
-        with pytest.raises(NoRoomError, match="answer of doubling does not fit"):
-            pool.run({"x": np.ones((800, 1024), np.float32)})
+def test_requests_that_never_fit_are_refused(bundle):
+    huge = np.broadcast_to(np.float32(1), (2**20, 2**11))  # 8 GiB, of which it has 4 bytes
+    with SessionPool(bundle, PoolConfig(devices="cpu")) as pool:
+        with pytest.raises(NoRoomError, match="does not fit a request"):
+            pool.run({"x": huge})
         assert pool.stats().workers[0].restarts == 0
-        assert pool.stats().shared_bytes <= 4 * 2**20
 
 
 def test_shapes_that_depend_on_values_are_answered_too(tmp_path):
@@ -115,7 +103,6 @@ def test_inputs_are_checked_by_name_and_type(bundle):
         with pytest.raises(InvalidRequestError, match="which model"):
             pool.run({}, model="other")
         assert (pool.run(batch())["y"] == 2 * batch()["x"]).all()
-        assert pool.stats().used_bytes == 0
 
 
 def test_map_keeps_the_order_and_bounds_what_is_in_flight(bundle):
@@ -185,6 +172,7 @@ def test_a_request_that_waits_can_be_cancelled_and_one_that_runs_not(bundle):
     with SessionPool(bundle, PoolConfig(devices="cpu", worker=BAD)) as pool:
         running = pool.submit(batch(bad_workers.BLOCK))
         others = [pool.submit(batch(n)) for n in range(5)]
+        wait_for(running.running, what="the first one runs")
         assert not running.cancel()
         assert others[-1].cancel()
         assert others[-1].cancelled()
@@ -194,12 +182,11 @@ def test_a_request_that_waits_can_be_cancelled_and_one_that_runs_not(bundle):
         assert [float(other.result()["y"][0, 0]) for other in others[:-1]] == [0, 2, 4, 6]
         assert running.result()["y"].shape == (1, 4)
         assert not running.cancel()
-        assert pool.stats().used_bytes == 0
 
 
 def test_deadlines_hold_for_what_waits_and_for_what_runs(bundle):
     with SessionPool(bundle, PoolConfig(devices="cpu", worker=BAD)) as pool:
-        with pytest.raises(RequestTimeoutError, match="worker 0 has it"):
+        with pytest.raises(RequestTimeoutError, match="cpu/0 has it"):
             pool.run(batch(bad_workers.BLOCK), timeout_s=2)
         blocking = [pool.submit(batch(bad_workers.BLOCK)) for _ in range(3)]
         with pytest.raises(RequestTimeoutError, match="waiting for a worker"):
@@ -208,7 +195,6 @@ def test_deadlines_hold_for_what_waits_and_for_what_runs(bundle):
         for future in blocking:
             future.result()
         assert (pool.run(batch())["y"] == 2 * batch()["x"]).all()
-        assert pool.stats().used_bytes == 0
 
 
 def test_close_answers_what_was_taken_and_takes_nothing_more(bundle):
@@ -242,7 +228,7 @@ def test_a_pool_that_is_forgotten_ends_its_workers(bundle):
     wait_for(lambda: start_ticks(pid) != ticks, what="its worker ends")
 
 
-def test_an_observer_sees_every_step_and_cannot_break_the_pool(bundle):
+def test_an_observer_sees_every_step_and_cannot_break_the_pool(bundle, caplog):
     events: list[WorkerEvent] = []
 
     def watch(event: WorkerEvent) -> None:
@@ -252,6 +238,7 @@ def test_an_observer_sees_every_step_and_cannot_break_the_pool(bundle):
     with SessionPool(bundle, PoolConfig(devices="cpu", observer=watch)) as pool:
         pool.run(batch())
     assert [event.state for event in events] == ["starting", "ready"]
+    caplog.clear()  # records hold tracebacks, and those the pool
 
 
 @pytest.mark.parametrize(
@@ -262,7 +249,7 @@ def test_an_observer_sees_every_step_and_cannot_break_the_pool(bundle):
         ({"min_ready": 2}, "min_ready"),
         ({"max_pending": 0}, "max_pending"),
         ({"workers_per_device": 1.5}, "expected a whole number from 1, got 1.5"),
-        ({"max_shared_bytes": True}, "expected a whole number from 1, got True"),
+        ({"max_pending": True}, "expected a whole number from 1, got True"),
         ({"run_timeout_s": True}, "expected a number above 0, got True"),
         ({"max_restarts": -1}, "expected a whole number from 0, got -1"),
         ({"run_timeout_s": math.nan}, "bad run_timeout_s\n  expected a number above 0, got nan"),

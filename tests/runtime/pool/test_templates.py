@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ortprep.errors import IntegrityError, WorkerDiedError
+from ortprep.errors import IntegrityError, PoolError, WorkerDiedError
 from ortprep.runtime import PoolConfig, SessionPool
-from ortprep.runtime.pool import packet_channel
+from ortprep.runtime.pool import template as template_module
 from tests.fakes import wait_for
 from tests.runtime.pool import fakes as bad_workers
 from tests.runtime.pool.conftest import batch, parent_of, start_ticks
@@ -89,7 +89,7 @@ def test_workers_outlive_their_template_and_are_forked_from_the_next_one(bundle)
 
 
 def test_a_template_that_does_not_answer_is_replaced(bundle, monkeypatch):
-    monkeypatch.setattr(packet_channel, "_ASK_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(template_module, "_ASK_TIMEOUT_S", 0.5)
     with open_pool(bundle, workers=1) as pool:
         template = template_of(pool)
         os.kill(template, signal.SIGSTOP)
@@ -116,7 +116,7 @@ def test_a_template_that_stalls_delays_the_others_once(bundle):
 @pytest.mark.parametrize("lie", ["pool", "init", "none", "huge"])
 def test_a_template_that_names_another_process_is_ended_and_that_one_is_not(bundle, monkeypatch, lie):
     monkeypatch.setenv("LIE", lie)
-    with pytest.raises(WorkerDiedError, match=r"cannot find what template|impossible numbers"):
+    with pytest.raises(PoolError, match=r"cannot find what template|impossible numbers"):
         open_pool(bundle, worker=f"{MODULE}:lies_about_forks", max_restarts=0, start_timeout_s=60)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ortprep.runtime.host import packets
+from ortprep.runtime import packets
 from ortprep.runtime.host.folder import HostFolder
 
 if TYPE_CHECKING:
@@ -230,17 +230,11 @@ def _require(packet: packets.Packet, kind: int) -> None:
     """Raises the error in a packet, or the one for a packet of another kind than is due."""
     if packet.kind == kind:
         return
-    import json
-
     from ortprep.errors import from_dict
 
-    try:
-        failure = json.loads(packet.text) if packet.kind == packets.FAILED else None
-    except (ValueError, RecursionError):
-        failure = None
-    if not isinstance(failure, dict):
+    if packet.kind != packets.FAILED:
         raise packets.violation("host", f"expected an answer, got a packet of kind {packet.kind}")
-    raise from_dict(failure)
+    raise from_dict(packets.read_json(packet, "host"))
 
 
 def _remaining_s(deadline_ns: int) -> float:

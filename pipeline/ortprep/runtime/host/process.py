@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ortprep.errors import HostDiedError, HostError, PipelineError, from_dict, to_dict
 from ortprep.runtime.host.folder import HostFolder, require_same_user
-from ortprep.runtime.host.packets import REPORT, STATUS, receive, send, violation
+from ortprep.runtime.packets import REPORT, STATUS, read_json, receive, send, violation
 
 if TYPE_CHECKING:
     import _socket
@@ -160,12 +160,9 @@ def read_status(*, timeout_s: float = 5.0) -> dict[str, Any] | None:
             raise HostError(problem, hint="ortprep host --stop") from None
         if packet is None:
             return None
-        try:
-            if packet.kind == REPORT:
-                return dict(json.loads(packet.text))
-        except (ValueError, TypeError, RecursionError):
-            pass
-        raise violation("host", "its status is unreadable")
+        if packet.kind != REPORT:
+            raise violation("host", f"expected its status, got a packet of kind {packet.kind}")
+        return read_json(packet, "host")
 
 
 def stop_host(*, timeout_s: float = _STOP_S + 5) -> int | None:

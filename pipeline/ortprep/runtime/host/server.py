@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from ortprep.errors import HostError, NoRoomError, RequestTimeoutError, to_dict
-from ortprep.runtime.host import packets
+from ortprep.runtime import packets
+from ortprep.runtime.descriptors import close_aside
 from ortprep.runtime.host.folder import HostFolder, require_same_user
 from ortprep.runtime.host.models import HostConfig, ModelTable
-from ortprep.runtime.ipc import close_aside
 from ortprep.runtime.loading.load_options import Deadline
 from ortprep.runtime.machine.memory import private_bytes
 from ortprep.runtime.machine.processor import usable_cores
@@ -172,7 +172,7 @@ class Server:
         if kind == packets.DONE:
             packets.send_arrays(sock, packets.DONE, reply, packets.Region)
         else:
-            _send_json(sock, kind, reply)
+            packets.send_json(sock, kind, reply)
         return folder
 
     def _run(self, packet: packets.Packet, folder: str) -> dict[str, Array]:
@@ -226,16 +226,7 @@ def _has_unread_answer(sock: socket.socket) -> bool:
     return struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4))) > (0,)
 
 
-def _send_json(sock: socket.socket, kind: int, content: dict[str, Any]) -> None:
-    """Sends JSON types; of an error that is too long, the beginning of its message."""
-    text = json.dumps(content).encode()
-    if len(text) > packets.MAX_TEXT_BYTES:
-        message = str(content.get("message"))[: packets.MAX_TEXT_BYTES // 8]
-        text = json.dumps({"kind": content.get("kind"), "message": message}).encode()
-    packets.send(sock, kind, text)
-
-
 def _send_failure(sock: socket.socket, error: BaseException) -> None:
     """Sends an error to a client whose connection is closed then, if it takes that."""
     with contextlib.suppress(OSError):
-        _send_json(sock, packets.FAILED, to_dict(error))
+        packets.send_json(sock, packets.FAILED, to_dict(error))

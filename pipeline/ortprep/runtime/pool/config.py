@@ -19,8 +19,10 @@ from ortprep.runtime.loading.variant_resolver import read_trusted_config
 from ortprep.runtime.loading.variant_selection import FASTEST
 from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.runtime.placement import Placement, device_variables, place_bundles, resolve_devices
-from ortprep.runtime.pool.worker_process import ModelJob, WorkerJob
-from ortprep.runtime.pool.worker_state import WorkerEvent, WorkerState, WorkerStats
+from ortprep.runtime.pool.process import ModelJob, WorkerJob
+from ortprep.runtime.pool.report import WorkerEvent, WorkerStats
+from ortprep.runtime.pool.template import Template
+from ortprep.runtime.pool.worker import Worker
 
 if TYPE_CHECKING:
     from ortprep.runtime.loading.load_options import SessionOptions
@@ -48,9 +50,7 @@ class PoolConfig:
         min_ready: Return as soon as this many workers are ready; None for all of them. 0 waits for none.
         start_timeout_s: Seconds within which a worker must be ready.
         run_timeout_s: Seconds that one run may take; a worker that takes longer is killed and replaced.
-        max_pending: Maximum number of unanswered requests; further calls block.
-        max_shared_bytes: Maximum shared memory of requests, and of one request with its answer; None for half
-            of what this machine and the control group of this process have free.
+        max_pending: Maximum number of unanswered futures; further calls of `submit` block.
         max_restarts: Restarts of a worker in a row, before it is given up; an answer, or 30 s of uptime,
             resets the count.
         observer: Called with every `WorkerEvent`, on a thread of the pool.
@@ -74,17 +74,12 @@ class PoolConfig:
     start_timeout_s: float = 600.0
     run_timeout_s: float = 300.0
     max_pending: int = 1024
-    max_shared_bytes: int | None = None
     max_restarts: int = 5
     observer: Callable[[WorkerEvent], None] | None = None
     worker: str = "ortprep.runtime.pool.worker_main:main"
 
     def __post_init__(self) -> None:
-        require_counts(
-            workers_per_device=self.workers_per_device,
-            max_pending=self.max_pending,
-            max_shared_bytes=self.max_shared_bytes,
-        )
+        require_counts(workers_per_device=self.workers_per_device, max_pending=self.max_pending)
         require_counts(minimum=0, min_ready=self.min_ready, max_restarts=self.max_restarts)
         require_positive(start_timeout_s=self.start_timeout_s, run_timeout_s=self.run_timeout_s)
         self.load_options()
@@ -139,11 +134,12 @@ def name_bundles(
 
 def plan_workers(
     paths: Mapping[str, Path], loader_configs: Mapping[str, LoaderConfig], config: PoolConfig
-) -> tuple[list[WorkerState], Placement]:
-    """Returns the workers of a pool, and which device serves what.
+) -> tuple[tuple[Worker, ...], tuple[Template, ...], Placement]:
+    """Returns the workers of a pool, what they are forked from, and which device serves what.
 
     Raises:
         PoolError: There are no such devices, or they have no room for the models.
+        OSError: No more files can be opened.
     """
     count, devices = config.workers_per_device, resolve_devices(config.devices, read_hardware())
     _, placement = place_bundles(
@@ -157,7 +153,8 @@ def plan_workers(
     if threads is None and total > 1:
         threads = find_threads(total)
     load = config.load_options(threads=threads, may_spin=total == 1)
-    workers: list[WorkerState] = []
+    workers: list[Worker] = []
+    templates: dict[tuple[str, ...], Template] = {}
     for device, assignment in zip(devices, placement.assignments, strict=True):
         variables = device_variables(device, os.environ.get("CUDA_VISIBLE_DEVICES"))
         job = WorkerJob(
@@ -167,29 +164,20 @@ def plan_workers(
             device_id=None if device.kind == "cpu" else 0,  # a worker sees its own GPU alone
             load=load,
         )
+        if _can_be_forked(job) and assignment.models not in templates:
+            template_job = replace(job, load=replace(load, for_fork=True), is_template=True)
+            environment, name = {**variables, "OPENBLAS_NUM_THREADS": "1"}, f"template/{len(templates)}"
+            templates[assignment.models] = Template(template_job, environment, name, config.start_timeout_s)
         for number in range(count if assignment.models else 0):
-            name = f"{device.name}/{number}"
-            figures = WorkerStats(len(workers), name, device.name, assignment.models)
-            workers.append(WorkerState(variables, job, figures))
-    _add_templates(workers)
-    return workers, placement
+            stats = WorkerStats(len(workers), f"{device.name}/{number}", device.name, assignment.models)
+            template = templates[assignment.models] if _can_be_forked(job) else None
+            workers.append(Worker(job, variables, stats, template))
+    return tuple(workers), tuple(templates.values()), placement
 
 
-def _add_templates(workers: Sequence[WorkerState]) -> None:
-    """Gives workers that can be forked a template: on a CPU, on one thread, with the bundle's options.
+def _can_be_forked(job: WorkerJob) -> bool:
+    """Returns whether a worker can be forked: on a CPU, on one thread, with the bundle's options.
 
     An application's own session options may ask for threads, or for files that each process writes.
     """
-    templates: dict[tuple[str, ...], WorkerState] = {}
-    for worker in workers:
-        job = worker.job
-        if job.device_id is not None or job.load.threads != 1 or job.load.session_options:
-            continue
-        if worker.models not in templates:
-            figures = WorkerStats(-1 - len(templates), f"template/{len(templates)}", "cpu", ())
-            load = replace(job.load, for_fork=True)
-            template_job = replace(job, load=load, is_template=True)
-            templates[worker.models] = WorkerState(
-                {**worker.variables, "OPENBLAS_NUM_THREADS": "1"}, template_job, figures
-            )
-        worker.template = templates[worker.models]
+    return job.device_id is None and job.load.threads == 1 and not job.load.session_options

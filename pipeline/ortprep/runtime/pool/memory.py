@@ -1,153 +1,119 @@
-"""The shared memory of a pool: a memory file, divided into regions.
+"""The memory that a pool and a worker's process share: what the worker is at, and two windows for each lane.
 
-The pool's process makes it and seals its size, so that no worker can make a mapping of it invalid. A region
-is the memory of a slot, for its inputs and its outputs. Regions are as large as the largest request with its
-answer may be, and never move: pages that nobody touched cost nothing, and those of a free region are kept for
-the next slot as long as all together take no more than the pool may.
+It is a file without a name, sealed against shrinking, whose pages cost nothing until they are written. The
+kernel frees it with the last of both processes. No other worker has it.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
+import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from contextlib import suppress
+from typing import Any
 
-from ortprep.errors import NoRoomError, PoolError
-from ortprep.runtime.ipc import MemoryFile
+import numpy as np
 
-PAGE_BYTES = mmap.PAGESIZE
-MAX_REGION_BYTES = 2**36
-"""Largest request with its answer: 64 GiB, which bounds the address space that a pool reserves."""
+from ortprep.runtime.descriptors import create_memory
+from ortprep.runtime.packets import MAX_REGION_BYTES, Places
+from ortprep.runtime.tensors.element_types import Array
 
+LANES = 2
+"""Requests that a worker has at once: while one runs, the other travels."""
 
-@dataclass(slots=True, eq=False)
-class Region:
-    """A part of the file.
-
-    Attributes:
-        begin: Where it begins.
-        size: Bytes in use for inputs, whole pages; 0 while it is free or for an answer only.
-        kept: Bytes at its beginning that may take memory.
-        is_for_answer: Whether it was taken for an answer only.
-    """
-
-    begin: int
-    size: int = 0
-    kept: int = 0
-    is_for_answer: bool = False
+_SENT = 1
+_SIZE = mmap.PAGESIZE + 2 * LANES * MAX_REGION_BYTES
 
 
-class RegionTable:
-    """Which regions are in use; all is called with the pool's lock held.
+class Window:
+    """Part of the memory, which one side writes arrays into and the other reads.
 
     Args:
-        count: How many regions there are for requests; as many more are for answers to small requests.
-        max_bytes: Maximum bytes of requests before `has_room` refuses more.
-
-    Attributes:
-        region_bytes: Maximum bytes of a request with its answer.
-        used_bytes: Bytes of requests in regions.
-        held_bytes: Bytes that may take memory, kept ones included, and answers once they are read.
+        memory: The whole memory.
+        begin: Where this part begins, in bytes; it has `MAX_REGION_BYTES`.
+        is_copied: Whether arrays are copied when they are read; otherwise they lie here, and who wrote them
+            must not write again while they are in use.
     """
 
-    def __init__(self, count: int, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self._largest = min(max_bytes, MAX_REGION_BYTES)
-        self.region_bytes = _whole_pages(self._largest)
-        size = 2 * count * self.region_bytes
+    descriptor = None  # it does not travel
+
+    def __init__(self, memory: mmap.mmap, begin: int, *, is_copied: bool) -> None:
+        self._memory, self._begin, self._is_copied = memory, begin, is_copied
+
+    def write(self, arrays: Iterable[Array], places: Places) -> None:
+        """Writes arrays in C order and native byte order."""
+        for array, offset in zip(arrays, places.offsets, strict=True):
+            if array.nbytes:
+                self._view(array.dtype.newbyteorder("="), array.shape, offset)[...] = array
+
+    def read(self, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int) -> Array:
+        """Returns an array that was written."""
+        view = self._view(dtype, shape, offset)
+        return view.copy() if self._is_copied else view
+
+    def _view(self, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int) -> Array:
+        return np.ndarray(shape, dtype, self._memory, self._begin + offset)
+
+
+class WorkerMemory:
+    """The memory, mapped in this process.
+
+    The pool marks a lane before it sends a request, the worker when it runs it and when it is done. So after
+    a worker's end the pool knows which request it was at.
+
+    Args:
+        descriptor: Of the file; `create` makes one.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._memory = mmap.mmap(descriptor, _SIZE)
+
+    @staticmethod
+    def create() -> int:
+        """Returns the descriptor of a new file; raises `OSError` if there is none to be had."""
+        return create_memory(_SIZE)
+
+    def requests(self, lane: int) -> Window:
+        """Returns the window of a lane's requests."""
+        return Window(self._memory, mmap.PAGESIZE + 2 * lane * MAX_REGION_BYTES, is_copied=False)
+
+    def answers(self, lane: int) -> Window:
+        """Returns the window of a lane's answers, which are copied, since a worker may go wrong."""
+        return Window(self._memory, mmap.PAGESIZE + (2 * lane + 1) * MAX_REGION_BYTES, is_copied=True)
+
+    def mark_sent(self, lane: int) -> None:
+        """Marks a request as sent."""
+        self._mark(lane, _SENT)
+
+    def mark_begun(self, lane: int) -> None:
+        """Marks a request as running from now on."""
+        self._mark(lane, time.monotonic_ns())
+
+    def mark_done(self, lane: int) -> None:
+        """Marks a request as run."""
+        self._mark(lane, 0)
+
+    def _mark(self, lane: int, value: int) -> None:
+        self._memory[8 * lane : 8 * lane + 8] = value.to_bytes(8, "little")
+
+    def _read_mark(self, lane: int) -> int:
+        return int.from_bytes(self._memory[8 * lane : 8 * lane + 8], "little")
+
+    def running_since(self, lane: int) -> float:
+        """Returns when a run began, by `time.monotonic()`; infinite if none runs, or the worker has ended."""
         try:
-            self.file = MemoryFile(size)
-        except (OSError, ValueError, OverflowError) as error:
-            hint = "ulimit -n; ulimit -v   (or a smaller max_shared_bytes)"
-            raise PoolError(f"cannot make {size} bytes of shared memory\n  {error}", hint=hint) from error
-        self.used_bytes = self.held_bytes = 0
-        self._left = count
-        self._regions = [Region(number * self.region_bytes) for number in reversed(range(2 * count))]
-        self._free = list(self._regions)
-        self._is_open = self._discards = True
+            mark = self._read_mark(lane)
+        except ValueError:  # closed
+            return math.inf
+        return mark / 1e9 if mark > _SENT else math.inf
 
-    def require_room(self, size: int) -> None:
-        """Raises `NoRoomError` if there never will be room for so many bytes."""
-        if size > self._largest:
-            raise NoRoomError(
-                f"batch does not fit the pool's shared memory\n"
-                f"  expected at most {self._largest} bytes, got {size}",
-                hint=f"PoolConfig(max_shared_bytes={2 * size:d})",
-            )
+    def find_blame(self) -> tuple[bool, ...]:
+        """Returns for each lane whether a worker that has ended was at its request, or about to begin it."""
+        marks = [self._read_mark(lane) for lane in range(LANES)]
+        return tuple([mark > _SENT or (mark > 0 and max(marks) == _SENT) for mark in marks])
 
-    def has_room(self, size: int) -> bool:
-        """Returns whether `take` can return a region for a request of so many bytes now."""
-        limit = max(self.max_bytes, self.region_bytes)
-        return self._left > 0 and self.has_free and self.used_bytes + _whole_pages(size) <= limit
-
-    @property
-    def has_free(self) -> bool:
-        """Whether any region is free."""
-        return bool(self._free)
-
-    def take(self, size: int) -> Region:
-        """Returns a free region, the one that was in use last, for a request of so many bytes.
-
-        0 is for the answer to a request that needs none.
-        """
-        region = self._free.pop()
-        region.is_for_answer, region.size = not size, _whole_pages(size)
-        self._left -= bool(size)
-        self.used_bytes += region.size
-        self.note_written(region, size)
-        return region
-
-    def note_written(self, region: Region, size: int) -> None:
-        """Notes how many bytes of a region may have been written."""
-        grown = max(0, _whole_pages(size) - region.kept)
-        region.kept += grown
-        self.held_bytes += grown
-        self._trim()
-
-    def release(self, region: Region) -> None:
-        """Takes a region back."""
-        self.used_bytes -= region.size
-        self._left += not region.is_for_answer
-        region.size = 0
-        self._free.append(region)
-        if self._is_open:
-            self._trim()
-        elif self._discards:
-            self._discard(region.begin, region.kept)
-
-    def _discard(self, begin: int, size: int) -> None:
-        """Gives pages back to the system; they read as zeros afterwards, in every process."""
-        if size:
-            self.file.memory.madvise(mmap.MADV_REMOVE, begin, size)
-
-    def _trim(self) -> None:
-        """Gives pages of free regions back, of the longest idle first, while they take too much."""
-        for region in self._free if self.held_bytes > self.max_bytes else ():
-            self._discard(region.begin, region.kept)
-            self.held_bytes -= region.kept
-            region.kept = 0
-            if self.held_bytes <= self.max_bytes:
-                return
-
-    def scrub(self, lost: Iterable[Region]) -> None:
-        """Gives back what a worker that went wrong may have written beyond what is noted.
-
-        Args:
-            lost: Regions that it had. Free ones are looked at too; not those of other workers, since answers
-                that nobody has read lie there.
-        """
-        for region in (*self._free, *lost):
-            self._discard(region.begin + region.kept, self.region_bytes - region.kept)
-
-    def close(self, *, discards: bool = True) -> None:
-        """Gives everything back; a fork of the process, which shares the pages, discards none."""
-        if not self._is_open:
-            return
-        self._is_open, self._discards = False, discards
-        self.file.close()
-        for region in self._free if discards else ():
-            self._discard(region.begin, region.kept)
-
-
-def _whole_pages(size: int) -> int:
-    return -(-size // PAGE_BYTES) * PAGE_BYTES
+    def close(self) -> None:
+        """Gives the memory back, once nobody reads it."""
+        with suppress(BufferError):  # a thread copies an answer, after which it goes by itself
+            self._memory.close()

@@ -3,34 +3,46 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import math
+import os
+import threading
+import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, wait
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any
 
-from ortprep.errors import InvalidRequestError, PoolClosedError, PoolError
+from ortprep.errors import (
+    InvalidRequestError,
+    PipelineError,
+    PoolClosedError,
+    PoolError,
+)
 from ortprep.runtime.loading.session import keep_freed_memory
 from ortprep.runtime.loading.variant_resolver import read_trusted_config
-from ortprep.runtime.machine.memory import free_bytes
-from ortprep.runtime.pool.broker import RequestBroker, RequestOptions
 from ortprep.runtime.pool.config import Bundle, PoolConfig, name_bundles, plan_workers
-from ortprep.runtime.pool.memory import RegionTable
-from ortprep.runtime.pool.slots import MAX_DEPTH, Answer, PoolFuture
-from ortprep.runtime.pool.supervisor import Supervisor
-from ortprep.runtime.pool.worker_state import PoolStats
-from ortprep.runtime.tensors.signatures import read_signature
+from ortprep.runtime.pool.dispatch import PoolFuture, Request
+from ortprep.runtime.pool.lane import THREADS, Answer, require_room
+from ortprep.runtime.pool.report import PoolStats
+from ortprep.runtime.pool.service import Service
+from ortprep.runtime.pool.template import Template
+from ortprep.runtime.pool.worker import Worker
+from ortprep.runtime.tensors.signatures import check_inputs, read_signature
 
-_SHARE_OF_MEMORY = 0.5
 _STOP_GRACE_S = 10.0
 _LONG_COPY_BYTES = 2**20
+_MAX_WAIT_S = 0.05
 
 
 class SessionPool:
     """Sessions of one or several bundles, in one process per device; all processes start at once.
 
-    It may be used from many threads. Large arrays travel through shared memory. Answers are ordinary arrays.
+    It may be used from many threads. Large arrays travel in memory files. Answers are ordinary arrays.
     It needs Linux.
 
     Args:
@@ -41,7 +53,7 @@ class SessionPool:
     Raises:
         PipelineError: The bundles cannot be read, or fewer than `min_ready` workers became ready; then the
             first error of the ones that failed, as `load` would have raised it.
-        PoolError: There are no such devices, no memory, or a model cannot be served through shared memory.
+        PoolError: There are no such devices, or a model takes or gives other than numbers.
         WorkerDiedError: A worker died before it was ready.
     """
 
@@ -49,27 +61,27 @@ class SessionPool:
         config = config or PoolConfig()
         paths = name_bundles(bundles, config.require_signature)
         configs = {name: read_trusted_config(path, config.require_signature) for name, path in paths.items()}
-        signatures = {name: read_signature(name, loader_config) for name, loader_config in configs.items()}
-        workers, self.placement = plan_workers(paths, configs, config)
-        min_ready = len(workers) if config.min_ready is None else config.min_ready
-        if min_ready > len(workers):
-            raise PoolError(f"bad min_ready\n  expected 0 to {len(workers)}, got {min_ready}")
-        shared_bytes = config.max_shared_bytes or max(2**20, int(free_bytes() * _SHARE_OF_MEMORY))
-        memory = RegionTable(MAX_DEPTH * len(workers), shared_bytes)
+        self._signatures = {name: read_signature(name, one) for name, one in configs.items()}
         try:
-            self._broker = RequestBroker(signatures, memory, config.max_pending)
-            self._supervisor = Supervisor(workers, config, self._broker)
+            self._workers, self._templates, self.placement = plan_workers(paths, configs, config)
         except OSError as error:
-            memory.close()
             raise PoolError(f"cannot make a pool\n  {error}", hint="ulimit -n") from error
-        self._signatures = signatures
+        min_ready = len(self._workers) if config.min_ready is None else config.min_ready
+        if min_ready > len(self._workers):
+            raise PoolError(f"bad min_ready\n  expected 0 to {len(self._workers)}, got {min_ready}")
+        self._max_pending, self._pending = config.max_pending, set[Future[Answer]]()
+        self._answered: SimpleQueue[None] = SimpleQueue()
+        self._closed_by: PipelineError | None = None
+        self._service = Service(self._signatures)
         keep_freed_memory()  # for the arrays of answers
-        # The thread holds the supervisor and not this, so that a pool that is forgotten ends its workers.
-        self._finalizer = weakref.finalize(self, self._broker.wakeup.stop_soon)
-        self._finalizer.atexit = False  # the supervisors' own, which waits
-        self._supervisor.start()
+        # The threads hold what it has and not this, so that a pool that is forgotten ends its workers.
+        self._finalizer = weakref.finalize(self, _abandon, self._service, self._workers, self._templates)
+        self._finalizer.atexit = False  # the kernel ends the workers with the program
+        _POOLS.add(self)
+        for worker in self._workers:
+            worker.start(config, self._service.dispatcher, self._workers)
         try:
-            self._supervisor.wait_ready(min_ready)
+            self.wait_ready(min_ready)
         except BaseException:  # an interrupt, too, must leave no worker
             self.close(drain=False)
             raise
@@ -93,13 +105,19 @@ class SessionPool:
         Raises:
             InvalidRequestError: The inputs do not fit the model.
             RunError: ONNX Runtime refused the request.
+            NoRoomError: The request or the answer is too large, or there is no memory for it.
             RequestTimeoutError: The deadline passed.
             WorkerDiedError: The worker died while it ran the request.
             PoolClosedError: The pool was closed.
-            PoolError: There is no worker left for the model, or no memory.
+            PoolError: There is no worker left for the model.
         """
-        self._broker.refuse_in_callback("run()")
-        return self.submit(inputs, model=model, timeout_s=timeout_s, retries=retries).result()
+        _refuse_in_callback("run()")
+        request = self._request(inputs, model, timeout_s, retries)
+        if threading.current_thread() is threading.main_thread():
+            # Where a signal's handler may raise: a thread of the pool serves it.
+            self._service.submit(request)
+            return request.future.result()
+        return self._service.answer(request)
 
     def submit(
         self,
@@ -109,20 +127,37 @@ class SessionPool:
         timeout_s: float | None = None,
         retries: int = 0,
     ) -> PoolFuture:
-        """Does what `run` does, and returns a future at once, or as soon as there is room.
+        """Does what `run` does with copies of the inputs; returns a future at once, or when there is room.
 
-        Callbacks of the future are run on a thread of the pool and must not wait for it.
+        Callbacks of the future run on a thread of the pool and must not wait for it.
 
         Raises:
             InvalidRequestError: The inputs are not the model's.
             RequestTimeoutError: There was no room before the deadline.
             PoolClosedError: The pool is closed.
-            PoolError: There is no worker left for the model, or no memory.
+            PoolError: A callback would have to wait for its own pool.
         """
-        name = self._model(model)
-        future = self._broker.submit(name, inputs, RequestOptions(timeout_s, retries))
-        assert future is not None  # it may wait
-        return future
+        return self._submit(self._request(inputs, model, timeout_s, retries))
+
+    def _submit(self, request: Request) -> PoolFuture:
+        """Hands a request with a future in, as soon as there is room; raises as `submit`."""
+        while len(self._pending) >= self._max_pending:
+            _refuse_in_callback(f"{self._max_pending} requests before it")
+            left_s = request.deadline - time.monotonic()
+            if left_s <= 0:
+                raise request.late(f"{self._max_pending} requests before it")
+            with suppress(Empty):  # a hint, which an interrupted call may have taken: so not for ever
+                self._answered.get(timeout=min(left_s, _MAX_WAIT_S))
+        request.arrays = {name: array.copy() for name, array in request.arrays.items()}
+        self._service.submit(request)
+        self._pending.add(request.future)
+        request.future.add_done_callback(self._note_answered)
+        return request.future
+
+    def _note_answered(self, future: Future[Answer]) -> None:
+        self._pending.discard(future)
+        if self._answered.empty():
+            self._answered.put(None)
 
     async def arun(
         self,
@@ -134,26 +169,20 @@ class SessionPool:
     ) -> Answer:
         """Does what `run` does, for asyncio; cancelling it cancels the request if no worker has it yet.
 
-        A request that is cancelled while it waits for room is withdrawn as soon as it gets some.
-
         Raises:
             PoolError: As `run`.
         """
-        name = self._model(model)
-        request = RequestOptions(timeout_s, retries, may_wait=False)
-        is_small = sum(getattr(value, "nbytes", 0) for value in inputs.values()) <= _LONG_COPY_BYTES
-        future = self._broker.submit(name, inputs, request) if is_small else None
-        if future is None:  # the loop must not wait, be it for room or for a long copy
-            request.may_wait = True
-            submitting = asyncio.ensure_future(asyncio.to_thread(self._broker.submit, name, inputs, request))
+        request = self._request(inputs, model, timeout_s, retries)
+        size = sum(array.nbytes for array in request.arrays.values())
+        if size <= _LONG_COPY_BYTES and len(self._pending) < self._max_pending:
+            self._submit(request)
+        else:  # the loop must not wait, be it for room or for a long copy
             try:
-                future = await asyncio.shield(submitting)
+                await asyncio.to_thread(self._submit, request)
             except asyncio.CancelledError:
-                request.may_wait = False
-                submitting.add_done_callback(_take_back)
+                request.future.cancel()
                 raise
-        assert future is not None  # it may wait
-        return await asyncio.wrap_future(future)
+        return await asyncio.wrap_future(request.future)
 
     def map(
         self,
@@ -178,12 +207,11 @@ class SessionPool:
         Raises:
             PoolError: As `run`, for the first request that fails; later ones are withdrawn.
         """
-        name = self._model(model)
         futures: deque[PoolFuture] = deque()
         try:
             for batch in batches:
-                futures.append(self.submit(batch, model=name, timeout_s=timeout_s, retries=retries))
-                if len(futures) >= (in_flight or max(8, 4 * len(self._supervisor.workers))):
+                futures.append(self.submit(batch, model=model, timeout_s=timeout_s, retries=retries))
+                if len(futures) >= (in_flight or max(8, 4 * len(self._workers))):
                     yield _take(futures, ordered=ordered)
             while futures:
                 yield _take(futures, ordered=ordered)
@@ -202,30 +230,57 @@ class SessionPool:
         Raises:
             PipelineError: They never will be ready.
         """
-        self._supervisor.wait_ready(len(self._supervisor.workers) if count is None else count)
+        workers, count = self._workers, len(self._workers) if count is None else count
+        if not 0 <= count <= len(workers):
+            raise PoolError(f"bad number of workers\n  expected 0 to {len(workers)}, got {count}")
+        changed = self._service.dispatcher.changed
+        with changed:
+            while sum(worker.state == "ready" for worker in workers) < count:
+                failed = [worker for worker in workers if worker.state == "failed"]
+                if len(workers) - len(failed) < count:
+                    raise failed[0].error or PoolError("workers failed")
+                if any(worker.state == "stopped" for worker in workers):
+                    raise self._service.dispatcher.closed_error()
+                changed.wait()
 
     def stats(self) -> PoolStats:
         """Returns what the pool and its workers are doing."""
-        return self._supervisor.stats()
+        dispatcher = self._service.dispatcher
+        with dispatcher.changed:
+            workers = tuple([worker.stats() for worker in self._workers])
+            is_degraded = any(worker.state == "failed" for worker in workers)
+            return PoolStats(workers, dispatcher.pending, is_degraded)
 
     def close(self, *, drain: bool = True, timeout_s: float | None = None) -> None:
-        """Accepts no more requests, ends the workers, and removes the shared memory.
+        """Accepts no more requests, and ends the workers.
 
         Args:
             drain: Whether accepted requests are answered first; otherwise they fail.
             timeout_s: Seconds to wait for that; None as long as it takes.
         """
         if drain:
-            self._broker.refuse_in_callback("close()")
-        grace_s = 0.0
-        try:
-            self._broker.close(PoolClosedError("pool is closed", hint="make a new one: SessionPool(…)"))
-            if drain and self._broker.wait_idle(timeout_s):
-                grace_s = _STOP_GRACE_S
-        finally:  # also where a signal's handler raises
-            self._broker.wakeup.stop_soon(grace_s)
-        self._supervisor.stop(grace_s=grace_s)
-        self._finalizer.detach()
+            _refuse_in_callback("close()")
+        error = PoolClosedError("pool is closed", hint="make a new one: SessionPool(…)")
+        self._closed_by, dispatcher, grace_s = self._closed_by or error, self._service.dispatcher, 0.0
+        if self._finalizer.alive:
+            try:
+                if drain and self._wait_answered(timeout_s):
+                    dispatcher.close(error)
+                    grace_s = _STOP_GRACE_S if dispatcher.wait_idle(timeout_s) else 0.0
+            finally:  # also where a signal's handler raises
+                self._finalizer.detach()
+                dispatcher.fail(error)
+                _stop(self._service, self._workers, self._templates, grace_s)
+        _join(self._workers, self._templates)
+
+    def _wait_answered(self, timeout_s: float | None) -> bool:
+        """Waits until all futures are done, and returns whether they are."""
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        for future in tuple(self._pending):
+            left_s = min(max(0.0, until - time.monotonic()), threading.TIMEOUT_MAX)
+            with suppress(CancelledError, TimeoutError):
+                future.exception(left_s)
+        return not self._pending
 
     def __enter__(self) -> SessionPool:
         return self
@@ -235,22 +290,68 @@ class SessionPool:
     ) -> None:
         self.close(drain=kind is None)
 
-    def _model(self, model: str | None) -> str:
-        """Returns the name of a model of the pool; None stands for its only one."""
+    def _request(
+        self, inputs: Mapping[str, Any], model: str | None, timeout_s: float | None, retries: int
+    ) -> Request:
+        """Returns a request for a model of the pool; None stands for its only one."""
+        if self._closed_by is not None:
+            raise copy.copy(self._closed_by)
         if model is None and len(self._signatures) == 1:
-            return next(iter(self._signatures))
+            model = next(iter(self._signatures))
         if model is None or model not in self._signatures:
             got = "none" if model is None else repr(model)
             raise InvalidRequestError(
                 f"which model?\n  expected one of {', '.join(self._signatures)}, got {got}"
             )
-        return model
+        signature = self._signatures[model]
+        arrays = dict(zip(signature.inputs, check_inputs(signature, inputs), strict=True))
+        require_room(arrays)
+        return Request(model, arrays, math.inf if timeout_s is None else timeout_s, retries)
+
+    def _forget(self) -> None:
+        """Becomes a closed pool, in a process that was forked from the pool's."""
+        self._finalizer.detach()
+        for worker in self._workers:
+            worker.forget()
+        for template in self._templates:
+            template.forget()
+        self._closed_by = PoolClosedError("a pool cannot be used in a fork of its process")
+        self._workers, self._templates = (), ()
+        self._service.dispatcher.changed = threading.Condition()  # another thread may have had it
 
 
-def _take_back(submitted: asyncio.Future[PoolFuture | None]) -> None:
-    future = None if submitted.cancelled() or submitted.exception() else submitted.result()
-    if future is not None:
-        future.cancel()
+def _stop(
+    service: Service, workers: Sequence[Worker], templates: Sequence[Template], grace_s: float = 0.0
+) -> None:
+    """Ends the workers, after `grace_s` seconds for what they are at, without waiting for that."""
+    for worker in workers:
+        worker.stop(grace_s)
+    for template in templates:
+        template.interrupt()
+    service.stop()
+
+
+def _join(workers: Sequence[Worker], templates: Sequence[Template]) -> None:
+    """Waits until all workers have ended, and ends their templates, which reaped them."""
+    for worker in workers:
+        worker.join()
+    for template in templates:
+        template.stop()
+
+
+def _abandon(service: Service, workers: Sequence[Worker], templates: Sequence[Template]) -> None:
+    """Ends what a pool has that was forgotten."""
+    _stop(service, workers, templates)
+    threading.Thread(target=_join, args=(workers, templates), daemon=True).start()
+
+
+def _refuse_in_callback(reason: str) -> None:
+    """Raises `PoolError` on a thread of a pool, which would wait for itself."""
+    if threading.current_thread().name.startswith(THREADS):
+        raise PoolError(
+            f"a future's callback would have to wait for its own pool\n  got {reason}",
+            hint="call it from another thread",
+        )
 
 
 def _take(futures: deque[PoolFuture], *, ordered: bool) -> Answer:
@@ -260,3 +361,15 @@ def _take(futures: deque[PoolFuture], *, ordered: bool) -> Answer:
     future = next(future for future in futures if future in done)
     futures.remove(future)
     return future.result()
+
+
+_POOLS: weakref.WeakSet[SessionPool] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for pool in tuple(_POOLS):
+        pool._forget()
+    _POOLS.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)

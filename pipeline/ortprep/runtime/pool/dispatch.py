@@ -1,0 +1,254 @@
+"""Who has which lane: callers wait here, in order, for a worker that has their model."""
+
+from __future__ import annotations
+
+import copy
+import math
+import threading
+import time
+from _thread import RLock
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from ortprep.errors import PipelineError, PoolClosedError, RequestTimeoutError
+from ortprep.runtime.pool.lane import Answer, Lane
+from ortprep.runtime.tensors.element_types import Array
+
+
+class FutureCondition(RLock):  # type: ignore[misc]  # it can be, in CPython
+    """A condition that `with` takes in one step, as it does a lock.
+
+    The library's takes its lock in Python code. Where a signal's handler raises there, the lock stays taken,
+    and the thread that resolves futures waits for ever.
+    """
+
+    def __init__(self) -> None:
+        self._waiters: deque[Any] = deque()
+
+    wait = threading.Condition.wait
+    notify = threading.Condition.notify
+    notify_all = threading.Condition.notify_all
+
+
+class PoolFuture(Future[Answer]):
+    """What becomes of a request; it can be cancelled until a worker has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._condition = FutureCondition()  # type: ignore[assignment]
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request on its way.
+
+    Attributes:
+        model: Name of the model.
+        arrays: The inputs by name.
+        timeout_s: Seconds that its caller waits; infinite for as long as it takes.
+        retries: How often it may be tried again after a worker died of it.
+        future: What becomes of it, unless a thread waits for a lane itself.
+        begun: When its caller called, by `time.monotonic()`.
+        waiter: Of the thread that waits for a lane: released once there is one, or an error.
+        lane: The lane that it got.
+        error: Why it gets none.
+    """
+
+    model: str
+    arrays: Mapping[str, Array]
+    timeout_s: float = math.inf
+    retries: int = 0
+    future: PoolFuture = field(default_factory=PoolFuture)
+    begun: float = field(default_factory=time.monotonic)
+    waiter: threading.Lock | None = None
+    lane: Lane | None = None
+    error: PipelineError | None = None
+
+    @property
+    def deadline(self) -> float:
+        """When its caller stops waiting."""
+        return self.begun + self.timeout_s
+
+    def begin_to_wait(self) -> threading.Lock:
+        """Returns the lock that is released once there is a lane, or an error."""
+        self.lane = self.error = None
+        self.waiter = threading.Lock()
+        self.waiter.acquire()
+        return self.waiter
+
+    def late(self, where: str) -> RequestTimeoutError:
+        """Returns the error for a request whose deadline has passed."""
+        return RequestTimeoutError(
+            f"request to {self.model} took too long\n"
+            f"  expected an answer within {self.timeout_s:.3g} s, got none; {where}"
+        )
+
+
+class Dispatcher:
+    """The free lanes of a pool, and the requests that wait for one.
+
+    A request gets a lane of the worker with the most free ones. A lane that becomes free goes to the request
+    that has waited for longest of those that its worker can serve, so that no model waits for another's.
+
+    Args:
+        serve: Starts to serve a request with a future on its lane, on another thread.
+
+    Attributes:
+        changed: Lock of the books, and of what workers say of themselves; notified of every change of theirs,
+            and when nothing is left to do.
+    """
+
+    def __init__(self, serve: Callable[[Request], None]) -> None:
+        self.changed = threading.Condition()
+        self._serve = serve
+        self._free: dict[object, list[Lane]] = {}
+        self._waiting: deque[Request] = deque()
+        self._busy = 0
+        self._closed_by: PipelineError | None = None
+        self._unavailable: dict[str, PipelineError] = {}
+
+    def acquire(self, request: Request, *, is_first: bool = False) -> Lane:
+        """Returns a lane for a request, once there is one; `is_first` puts it before those that wait.
+
+        Raises:
+            PoolError: The pool is closed, or has no worker left for the model.
+            RequestTimeoutError: There was none before the deadline.
+        """
+        with self.changed:
+            self._require_open(request)
+            lane = self._take(request.model)
+            if lane is not None:
+                return lane
+            waiter = request.begin_to_wait()
+            (self._waiting.appendleft if is_first else self._waiting.append)(request)
+        left_s = min(max(0.0, request.deadline - time.monotonic()), threading.TIMEOUT_MAX)
+        if not waiter.acquire(timeout=left_s) and self.withdraw(request):
+            raise request.late("waiting for a worker")
+        if request.lane is None:
+            raise request.error or self.closed_error()
+        return request.lane
+
+    def submit(self, request: Request) -> None:
+        """Serves a request with a future as soon as there is a lane; raises as `acquire`."""
+        with self.changed:
+            self._require_open(request)
+            request.lane = self._take(request.model)
+            if request.lane is None:
+                self._waiting.append(request)
+                return
+        self._begin(request)
+
+    def release(self, lane: Lane) -> None:
+        """Takes a lane back, and gives it to the next request."""
+        request: Request | None = None
+        with self.changed:
+            self._busy -= 1
+            free = self._free.get(lane.process)
+            if free is not None:
+                request = next((one for one in self._waiting if one.model in lane.worker.models), None)
+                if request is None:
+                    free.append(lane)
+                else:
+                    self._waiting.remove(request)
+                    self._busy += 1
+                    request.lane = lane
+            if not self._busy and not self._waiting:
+                self.changed.notify_all()
+        if free is None:
+            lane.close()
+        if request is not None:
+            self._begin(request)
+
+    def _begin(self, request: Request) -> None:
+        """Has a request served on the lane that it got; called without the lock."""
+        if request.waiter is not None:
+            request.waiter.release()
+        elif request.future.set_running_or_notify_cancel():
+            self._serve(request)
+        elif request.lane is not None:  # it was cancelled meanwhile
+            self.release(request.lane)
+
+    def withdraw(self, request: Request) -> bool:
+        """Takes a request back; returns whether it waited for a lane."""
+        with self.changed:
+            if request not in self._waiting:
+                return False
+            self._waiting.remove(request)
+            if not self._busy and not self._waiting:
+                self.changed.notify_all()
+            return True
+
+    def open(self, process: object, lanes: Iterable[Lane]) -> None:
+        """Makes the lanes of a process known that is ready."""
+        lanes = list(lanes)
+        with self.changed:
+            self._free[process] = []
+            self._busy += len(lanes)
+        for lane in lanes:
+            self.release(lane)
+
+    def retire(self, process: object) -> None:
+        """Closes the lanes of a process that has ended; those in use are closed when they are released."""
+        with self.changed:
+            free = self._free.pop(process, [])
+        for lane in free:
+            lane.close()
+
+    def in_flight(self, process: object, lanes: int) -> int:
+        """Returns how many of so many lanes of a process are in use; the lock is held."""
+        return lanes - len(self._free[process]) if process in self._free else 0
+
+    def fail(self, error: PipelineError, models: Iterable[str] | None = None) -> None:
+        """Refuses requests for these models from now on, of those that wait too; None for all models."""
+        with self.changed:
+            if models is None:
+                self._closed_by = self._closed_by or error
+                failed = list(self._waiting)
+            else:
+                names = frozenset(models)
+                self._unavailable.update(dict.fromkeys(names, error))
+                failed = [one for one in self._waiting if one.model in names]
+            for request in failed:
+                self._waiting.remove(request)
+                request.error = copy.copy(error)
+            self.changed.notify_all()
+        for request in failed:
+            if request.waiter is not None:
+                request.waiter.release()
+            elif request.future.set_running_or_notify_cancel():
+                request.future.set_exception(request.error)
+
+    def close(self, error: PipelineError) -> None:
+        """Takes no more requests; those that were taken go on."""
+        with self.changed:
+            self._closed_by = self._closed_by or error
+
+    def wait_idle(self, timeout_s: float | None) -> bool:
+        """Waits until no request waits or is served, and returns whether that is so."""
+        with self.changed:
+            return self.changed.wait_for(lambda: not self._busy and not self._waiting, timeout_s)
+
+    def closed_error(self, otherwise: PipelineError | None = None) -> PipelineError:
+        """Returns what requests of a closed pool fail with, a new one each time; or else another error."""
+        return copy.copy(self._closed_by or otherwise or PoolClosedError("pool was closed"))
+
+    @property
+    def pending(self) -> int:
+        """Number of requests that wait or are served."""
+        return self._busy + len(self._waiting)
+
+    def _require_open(self, request: Request) -> None:
+        error = self._closed_by or self._unavailable.get(request.model)
+        if error is not None:
+            raise copy.copy(error)  # one that is raised again and again drags all its tracebacks along
+
+    def _take(self, model: str) -> Lane | None:
+        """Returns a free lane of the worker with the most that has a model; the lock is held."""
+        able = [free for free in self._free.values() if free and model in free[0].worker.models]
+        if not able:
+            return None
+        self._busy += 1
+        return max(able, key=len).pop()

@@ -1,0 +1,216 @@
+"""A lane: one connection to a worker, with at most one request at a time."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from ortprep.errors import (
+    HostError,
+    NoRoomError,
+    PipelineError,
+    PoolError,
+    from_dict,
+)
+from ortprep.runtime.descriptors import close_aside
+from ortprep.runtime.packets import (
+    DONE,
+    FAILED,
+    MAX_REGION_BYTES,
+    RUN,
+    Packet,
+    place_arrays,
+    read_json,
+    receive,
+    send_arrays,
+    violation,
+)
+from ortprep.runtime.tensors.element_types import Array
+from ortprep.runtime.tensors.signatures import Signature
+
+if TYPE_CHECKING:
+    from ortprep.runtime.pool.process import WorkerProcess
+    from ortprep.runtime.pool.worker import Worker
+
+Answer = dict[str, Array]
+"""A model's outputs by name, in the model's order."""
+
+
+log = logging.getLogger(__name__)
+
+THREADS = "ortprep-pool"
+"""What the names of threads begin with that callbacks of futures run on."""
+
+_END_S = 1.0
+
+
+class LostError(Exception):
+    """The worker has ended, or is ended, before it answered."""
+
+
+class LateError(Exception):
+    """The deadline passed; the lane still has the request, and may be used again after `finish`."""
+
+
+class Lane:
+    """A connection to a worker's process.
+
+    Args:
+        worker: The worker that has the process.
+        process: The process.
+        number: Of the lane, from 0.
+        run_timeout_s: Seconds that one run may take; a worker that takes longer is killed.
+    """
+
+    def __init__(self, worker: Worker, process: WorkerProcess, number: int, run_timeout_s: float) -> None:
+        self.worker, self.process = worker, process
+        self._number, self._run_timeout_s = number, run_timeout_s
+        self._socket = process.sockets[number]
+        self._requests, self._answers = process.memory.requests(number), process.memory.answers(number)
+        self._request = 0
+        self._calls: SimpleQueue[Callable[[], None] | None] | None = None
+
+    def ask(
+        self, model: int, signature: Signature, arrays: Mapping[str, Array], deadline: float = math.inf
+    ) -> Answer:
+        """Sends a request and returns the outputs, as arrays of this process.
+
+        Args:
+            model: Number of the model.
+            signature: Its types.
+            arrays: The inputs by name.
+            deadline: When to stop waiting, by `time.monotonic()`.
+
+        Raises:
+            PipelineError: The worker says why it cannot answer.
+            NoRoomError: There is no memory for the request or the answer.
+            LateError: The deadline passed.
+            LostError: The worker ended, or broke the protocol and was ended.
+        """
+        self._request += 1
+        try:
+            self.process.memory.mark_sent(self._number)
+            send_arrays(self._socket, RUN, arrays, lambda: self._requests, number=self._request, model=model)
+        except ConnectionError as error:
+            raise LostError from error
+        except Exception as error:
+            if self.process.ended.is_set():  # its memory is gone
+                raise LostError from error
+            self.process.memory.mark_done(self._number)
+            if not isinstance(error, HostError | OSError):
+                raise
+            raise NoRoomError(f"request cannot be sent\n  {error}", hint="free -m") from error
+        packet = self._receive(deadline)
+        if packet.kind == FAILED:
+            try:
+                failure = from_dict(read_json(packet, self.worker.name))
+            except HostError as error:
+                raise self._break(error.message) from error
+            raise failure
+        got = [(name, array.dtype) for name, array in packet.arrays.items()]
+        if packet.kind != DONE or got != list(signature.outputs.items()):
+            text = ", ".join(f"{name}: {dtype}" for name, dtype in got) or "none"
+            raise self._break(f"answer of {signature.model} has other outputs than the model: {text[:500]}")
+        return packet.arrays
+
+    def finish(self) -> None:
+        """Waits for the answer that nobody waits for any more, or for the worker's end."""
+        with suppress(NoRoomError, LostError):
+            self._receive(math.inf)
+
+    def _receive(self, deadline: float) -> Packet:
+        """Returns the next packet; raises as `ask`."""
+        while True:
+            until = min(deadline, self._find_limit())
+            timeout_s = min(max(1e-3, until - time.monotonic()), threading.TIMEOUT_MAX)
+            try:
+                self._socket.settimeout(timeout_s)
+                packet = receive(self._socket, self.worker.name, self._answers.read)
+            except TimeoutError:
+                if time.monotonic() < deadline:
+                    continue
+                raise LateError from None
+            except HostError as error:
+                raise self._break(error.message) from error
+            except MemoryError as error:
+                raise NoRoomError("no memory for the copy of an answer") from error
+            except OSError as error:  # also where the lane was closed meanwhile
+                raise LostError from error
+            if packet is None:
+                raise LostError
+            if packet.number != self._request:
+                wrong = f"expected an answer to request {self._request}, got one to {packet.number}"
+                raise self._break(violation(self.worker.name, wrong).message)
+            return packet
+
+    def _find_limit(self) -> float:
+        """Returns when the run of this lane's request has taken too long; then the worker is killed."""
+        now = time.monotonic()
+        limit = min(now, self.process.memory.running_since(self._number)) + self._run_timeout_s
+        if limit > now:
+            return limit
+        self.process.kill(
+            PoolError(
+                f"{self.worker.name} took too long for one request\n"
+                f"  expected an answer within {self._run_timeout_s:g} s",
+                hint="PoolConfig(run_timeout_s=…)",
+            ),
+            culprit=self._number,
+        )
+        return math.inf
+
+    def _break(self, problem: str) -> LostError:
+        """Ends the worker, which broke the protocol."""
+        self.process.kill(PoolError(problem), culprit=self._number)
+        return LostError(problem)
+
+    def run_later(self, call: Callable[[], None]) -> None:
+        """Calls a function on the lane's thread; the lane is in use until it ends."""
+        if self._calls is None:
+            self._calls = SimpleQueue()
+            name = f"{THREADS}-{self.worker.name}"
+            threading.Thread(target=_run_calls, args=(self._calls,), name=name, daemon=True).start()
+        self._calls.put(call)
+
+    def close(self) -> None:
+        """Closes the connection and ends the thread."""
+        close_aside(self._socket.close)
+        if self._calls is not None:
+            self._calls.put(None)
+
+    def find_loss(self, timeout_s: float) -> tuple[PipelineError, bool]:
+        """Waits until the worker has ended; returns why, and whether this lane's request is to blame.
+
+        Raises:
+            LateError: That takes longer than `timeout_s`.
+        """
+        if not self.process.ended.wait(min(timeout_s, _END_S)):
+            self.process.kill(PoolError(f"{self.worker.name} closed its connection"), culprit=self._number)
+        if not self.process.ended.wait(min(timeout_s, threading.TIMEOUT_MAX)):
+            raise LateError
+        return self.process.error, self.process.is_to_blame(self._number)
+
+
+def _run_calls(calls: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (call := calls.get()) is not None:
+        try:
+            call()
+        except BaseException:  # whatever a future's callback raises
+            log.exception("a future's callback failed")
+        del call  # else it is kept until the next one
+
+
+def require_room(arrays: Mapping[str, Array]) -> None:
+    """Raises `NoRoomError` for more bytes than a request can have."""
+    end = place_arrays([array.nbytes for array in arrays.values()]).end
+    if end > MAX_REGION_BYTES:
+        raise NoRoomError(
+            f"batch does not fit a request\n  expected at most {MAX_REGION_BYTES} bytes, got {end}",
+            hint="send smaller batches",
+        )

@@ -1,0 +1,350 @@
+"""A worker's process: its job, how it is started or forked, what it says, and how it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.loader_config import LoaderConfig
+from ortprep.errors import PipelineError, WorkerDiedError, describe_exit
+from ortprep.quoting import printable
+from ortprep.runtime.descriptors import close_aside
+from ortprep.runtime.loading.model_load_options import ModelLoadOptions
+from ortprep.runtime.pool.memory import LANES, WorkerMemory
+
+if TYPE_CHECKING:
+    from ortprep.runtime.pool.template import ForkedProcess, Template
+
+_READ_BYTES = 64 * 1024
+_LINES, _LINE_CHARACTERS = 20, 2000
+_HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+"""Has glibc ask for huge pages: a worker's first run takes half as long over the pages that are new to it."""
+
+_BOOTSTRAP = """\
+import json, sys
+job = json.load(sys.stdin)
+sys.path[:] = job["path"]
+from ortprep.runtime.pool.process import enter
+enter(job)
+"""
+
+Event = Literal["packet", "ended", "woken", "late"]
+
+
+@dataclass(frozen=True)
+class ModelJob:
+    """A model that a worker serves."""
+
+    number: int
+    name: str
+    bundle: str
+    config: LoaderConfig
+
+
+@dataclass(frozen=True)
+class WorkerJob:
+    """What a worker is to do.
+
+    Attributes:
+        entry: The function that it runs, `module:function`.
+        path: Where modules are found.
+        device_id: CUDA ordinal inside the worker; None on the CPU.
+        is_template: Whether it is to be forked for every worker, and serves nothing itself.
+        descriptors: File descriptors: parent-death pipe, output, memory, and a socket for each lane;
+            a template has one socket.
+    """
+
+    entry: str
+    path: tuple[str, ...]
+    models: tuple[ModelJob, ...]
+    device_id: int | None
+    load: ModelLoadOptions
+    is_template: bool = False
+    descriptors: tuple[int, ...] = ()
+
+
+class Wakeup:
+    """Wakes a thread that waits in the kernel."""
+
+    def __init__(self) -> None:
+        self.descriptor = -1
+        self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def set(self) -> None:
+        """Wakes it, now or when it waits next."""
+        os.eventfd_write(self.descriptor, 1)
+
+    def clear(self) -> None:
+        """Has it wait again."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.descriptor)
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+
+class WorkerProcess:
+    """A worker's process, or a template's.
+
+    Args:
+        job: What it is to do.
+        environment: Variables of its environment, beside those of this process.
+        name: Of the worker, for errors.
+        wakeup: Wakes the thread that listens.
+        template: What is to fork it; None to start a fresh Python.
+
+    Attributes:
+        sockets: This end of each lane.
+        memory: What both share.
+        killed_at: When it was killed, by `time.monotonic()`; infinite for not at all.
+        ended: Set when it has ended, once `error` says why.
+
+    Raises:
+        OSError: There is no process, or no descriptor, to be had.
+        PipelineError: The template cannot load the models.
+    """
+
+    def __init__(
+        self,
+        job: WorkerJob,
+        environment: Mapping[str, str],
+        name: str,
+        wakeup: Wakeup,
+        template: Template | None = None,
+    ) -> None:
+        with ExitStack() as own, ExitStack() as given:
+            pairs = []
+            for _ in range(1 if job.is_template else LANES):
+                mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                own.callback(mine.close)
+                given.callback(its.close)
+                pairs.append((mine, its))
+            self.output, output = os.pipe()
+            own.callback(os.close, self.output)
+            given.callback(os.close, output)
+            death_pipe, self._death_pipe = os.pipe()
+            own.callback(os.close, self._death_pipe)
+            given.callback(os.close, death_pipe)
+            memory = WorkerMemory.create()
+            given.callback(os.close, memory)
+            self.memory = WorkerMemory(memory)
+            own.callback(self.memory.close)
+            descriptors = (death_pipe, output, memory, *(its.fileno() for _, its in pairs))
+            job = replace(job, descriptors=descriptors)
+            if template is None:
+                self._process: subprocess.Popen[bytes] | ForkedProcess = spawn(job, environment)
+                own.callback(self._process.wait)
+                own.callback(self._process.kill)
+                self.sentinel = os.pidfd_open(self._process.pid)
+            else:
+                self._process = template.fork(descriptors)
+                self.sentinel = self._process.sentinel
+            own.pop_all()
+        self.pid, self.name = self._process.pid, name
+        self.sockets = tuple([mine for mine, _ in pairs])
+        os.set_blocking(self.output, False)
+        self.ended, self._ending = threading.Event(), threading.Lock()
+        self.error: PipelineError = WorkerDiedError(f"{name} died")
+        self._reason: PipelineError | None = None
+        self._culprit: int | None = None
+        self._blamed: tuple[bool, ...] = ()
+        self._wakeup, self.killed_at = wakeup, math.inf
+        self._tail = OutputTail()
+        self._poll = select.poll()
+        for descriptor in (self.sentinel, self.output, wakeup.descriptor):
+            self._poll.register(descriptor, select.POLLIN)
+
+    def listen(self, until: float, *, packets: bool = False) -> Event:
+        """Waits for what comes first, and reads its output meanwhile.
+
+        Args:
+            until: When to stop waiting, by `time.monotonic()`.
+            packets: Whether a packet on its first socket ends it.
+        """
+        first = self.sockets[0].fileno()
+        if packets:
+            self._poll.register(first, select.POLLIN)
+        try:
+            while True:
+                left_s = until - time.monotonic()
+                ready = dict(self._poll.poll(max(0.0, min(left_s, 3600.0)) * 1000))
+                if self.output in ready and not self._tail.read(self.output):
+                    self._poll.unregister(self.output)
+                if first in ready:
+                    return "packet"
+                if self.sentinel in ready:
+                    return "ended"
+                if self._wakeup.descriptor in ready:
+                    self._wakeup.clear()
+                    return "woken"
+                if left_s <= 0:
+                    return "late"
+        finally:
+            if packets:
+                self._poll.unregister(first)
+
+    def kill(self, reason: PipelineError | None = None, *, culprit: int | None = None) -> None:
+        """Ends it at once; of several reasons the first counts.
+
+        `culprit`: the lane whose request is to blame; None for the one that runs.
+        """
+        with self._ending:
+            if not self.ended.is_set():
+                if self.killed_at == math.inf:
+                    self._reason, self._culprit, self.killed_at = reason, culprit, time.monotonic()
+                    self._wakeup.set()
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self.sentinel, signal.SIGKILL)
+
+    def is_to_blame(self, lane: int) -> bool:
+        """Returns whether it ended, which it has, because of a lane's request."""
+        return self._blamed[lane] if self._culprit is None else lane == self._culprit
+
+    def ask_to_end(self) -> None:
+        """Ends its lanes, after which it ends by itself."""
+        for one in self.sockets:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def end(self, *, is_reaped: bool = True, said: PipelineError | None = None) -> PipelineError:
+        """Reads what it left and reaps it, unless it does not end; returns why it ended, and closes it.
+
+        `said`: why it could not start, in its own words.
+        """
+        code = None
+        if is_reaped:
+            for _ in range(_LINES):  # a child of the worker may write for ever
+                if not self._tail.read(self.output):
+                    break
+            code = self._process.wait()
+        elif isinstance(self._process, subprocess.Popen):
+            threading.Thread(target=self._process.wait, daemon=True).start()
+        with self._ending:
+            self.error = said or self._describe_end(code, is_reaped=is_reaped)
+            self._blamed = self.memory.find_blame()
+            self.ended.set()
+            self.memory.close()
+            self.close()
+        self.ask_to_end()  # a process that is left behind still has the other ends
+        return self.error
+
+    def _describe_end(self, code: int | None, *, is_reaped: bool) -> PipelineError:
+        lines = self._tail.lines
+        end = "exit code unknown" if code is None else describe_exit(code)
+        end = end if is_reaped else "was killed and does not end"
+        output = "".join(f"\n    {line}" for line in lines)
+        reason = "" if self._reason is None else f": {self._reason.message}"
+        error = WorkerDiedError(
+            f"{self.name} died{reason}\n  pid {self.pid}, {end}{output}",
+            hint=None if self._reason is None else self._reason.hint,
+        )
+        error.pid, error.returncode, error.stderr = self.pid, code, lines
+        return error
+
+    def close(self) -> None:
+        """Closes what leads to it but for its sockets; the kernel ends it if it still runs."""
+        for descriptor in (self.output, self._death_pipe, self.sentinel):
+            os.close(descriptor)
+
+    def close_sockets(self) -> None:
+        """Closes its sockets, if no lane has them."""
+        for one in self.sockets:
+            close_aside(one.close)
+
+    def forget(self) -> None:
+        """Closes all copies of what leads to it, in a fork of its pool's process."""
+        self.close()
+        for one in self.sockets:
+            one.close()
+
+
+class OutputTail:
+    """The last lines of what a worker wrote to its standard output and error."""
+
+    def __init__(self) -> None:
+        self._lines: deque[str] = deque(maxlen=_LINES)
+        self._rest = ""
+
+    def read(self, descriptor: int) -> bool:
+        """Reads from a pipe, and returns whether there may be more."""
+        try:
+            data = os.read(descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return True
+        self.add(data)
+        return bool(data)
+
+    def add(self, data: bytes) -> None:
+        """Takes what came."""
+        *lines, rest = (self._rest + data.decode(errors="replace")).split("\n")
+        self._rest = rest[-_LINE_CHARACTERS:]
+        self._lines.extend(printable(line[:_LINE_CHARACTERS]) for line in lines if line.strip())
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The last lines, the oldest first."""
+        return (*self._lines, printable(self._rest)) if self._rest.strip() else tuple(self._lines)
+
+
+def spawn(job: WorkerJob, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Starts a fresh Python, never a fork of this process with its threads."""
+    process = subprocess.Popen(
+        # -P, so that a file of the working folder is never taken for a module.
+        [sys.executable, "-P", "-c", _BOOTSTRAP],
+        stdin=subprocess.PIPE,
+        stdout=job.descriptors[1],
+        stderr=job.descriptors[1],
+        env={**_HUGE_PAGES, **os.environ, **environment},
+        pass_fds=job.descriptors,
+        # A session of its own: Ctrl-C is for the program, which then ends its workers.
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    with suppress(BrokenPipeError), process.stdin as stream:
+        stream.write(json.dumps(encode(job)).encode())
+    return process
+
+
+def enter(data: Mapping[str, object]) -> None:
+    """Begins a worker's work; the first function in its process."""
+    import importlib
+
+    job = decode(WorkerJob, data)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for descriptor in job.descriptors:
+        os.set_inheritable(descriptor, False)  # by what it may start
+    die_with(job.descriptors[0])
+    module, _, name = job.entry.partition(":")
+    getattr(importlib.import_module(module), name)(job)
+
+
+def die_with(death_pipe: int) -> None:
+    """Has the kernel kill this process when the other end of a pipe is closed, whatever it is doing then.
+
+    A thread that waits for that would not do: ONNX Runtime before 1.31 keeps the interpreter to itself while
+    it makes a session. `PR_SET_PDEATHSIG` would not either: it goes by the thread that started the process.
+    """
+    fcntl.fcntl(death_pipe, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(death_pipe, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(death_pipe, fcntl.F_SETFL, fcntl.fcntl(death_pipe, fcntl.F_GETFL) | os.O_ASYNC)
+    poll = select.poll()
+    poll.register(death_pipe, select.POLLIN)
+    if poll.poll(0):  # it was closed before
+        os.kill(os.getpid(), signal.SIGKILL)

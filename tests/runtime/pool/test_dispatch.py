@@ -1,0 +1,152 @@
+"""Every request gets a lane or an error, once, and no lane has two requests, whatever happens to workers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ortprep.errors import PoolClosedError, PoolError, RequestTimeoutError
+from ortprep.runtime.pool.dispatch import Dispatcher, Request
+
+_STEPS = st.lists(
+    st.tuples(st.sampled_from(["submit", "answer", "lose", "open", "cancel", "withdraw"]), st.integers(0, 9)),
+    max_size=80,
+)
+MODELS = {0: frozenset("a"), 1: frozenset("b"), 2: frozenset("ab")}
+
+
+@dataclass(eq=False)
+class FakeLane:
+    """A lane of a worker, as far as the dispatcher knows lanes."""
+
+    worker: Any
+    process: object
+    is_closed: bool = False
+
+    def close(self) -> None:
+        assert not self.is_closed
+        self.is_closed = True
+
+
+@dataclass
+class Office:
+    """A dispatcher, the requests that are served, and the lanes that were made."""
+
+    serving: list[Request] = field(default_factory=list)
+    lanes: list[FakeLane] = field(default_factory=list)
+    processes: dict[int, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.dispatcher = Dispatcher(self.serving.append)
+
+    def open(self, worker: int) -> None:
+        if worker not in self.processes:
+            process = self.processes[worker] = object()
+            added = [FakeLane(SimpleNamespace(models=MODELS[worker]), process) for _ in range(2)]
+            self.lanes += added
+            self.dispatcher.open(process, added)  # type: ignore[arg-type]
+
+    def lose(self, worker: int) -> None:
+        process = self.processes.pop(worker, None)
+        if process is not None:
+            self.dispatcher.retire(process)
+
+    def answer(self, pick: int) -> None:
+        if self.serving:
+            request = self.serving.pop(pick % len(self.serving))
+            request.future.set_result({})
+            assert request.lane is not None
+            self.dispatcher.release(request.lane)
+
+
+def request(model: str = "a", timeout_s: float = 60.0) -> Request:
+    return Request(model, {"x": np.zeros(1)}, timeout_s)
+
+
+@given(_STEPS)
+def test_every_request_ends_once_and_no_lane_has_two(steps):
+    office, requests = Office(), list[Request]()
+    for step, pick in steps:
+        if step == "submit":
+            requests.append(request("ab"[pick % 2]))
+            office.dispatcher.submit(requests[-1])
+        elif step == "answer":
+            office.answer(pick)
+        elif step == "lose":
+            office.lose(pick % 3)
+        elif step == "open":
+            office.open(pick % 3)
+        elif requests and step == "cancel":
+            requests[pick % len(requests)].future.cancel()
+        elif requests and step == "withdraw":
+            one = requests[pick % len(requests)]
+            if office.dispatcher.withdraw(one) and one.future.set_running_or_notify_cancel():
+                one.future.set_result({})
+        lanes = [one.lane for one in office.serving]
+        assert len({id(lane) for lane in lanes}) == len(lanes)
+        assert all(one.model in one.lane.worker.models for one in office.serving if one.lane)
+        assert all(one.future.running() for one in office.serving)
+    for worker in MODELS:
+        office.open(worker)
+    while office.serving:
+        office.answer(0)
+    assert all(one.future.done() for one in requests)
+    assert office.dispatcher.wait_idle(0)
+    for worker in MODELS:
+        office.lose(worker)
+    assert all(lane.is_closed for lane in office.lanes)
+
+
+def test_the_worker_with_the_most_room_comes_first_and_requests_wait_in_order():
+    office = Office()
+    for worker in (0, 2):
+        office.open(worker)
+    for _ in range(4):
+        office.dispatcher.submit(request())
+    first, second, *_ = [one.lane.process for one in office.serving if one.lane]
+    assert first is not second
+    waiting = [request("b"), request("a"), request("a")]
+    for one in waiting:
+        office.dispatcher.submit(one)
+    lane = next(one for one in office.serving if one.lane and one.lane.process is office.processes[0])
+    office.answer(office.serving.index(lane))
+    assert office.serving[-1] is waiting[1]  # the first that its worker has the model of
+
+
+def test_a_thread_that_waits_gets_the_lane_or_its_deadline():
+    office = Office()
+    with pytest.raises(RequestTimeoutError, match="waiting for a worker"):
+        office.dispatcher.acquire(request(timeout_s=0.01))
+    got: list[object] = []
+    thread = threading.Thread(target=lambda: got.append(office.dispatcher.acquire(request())))
+    thread.start()
+    while not office.dispatcher.pending:
+        time.sleep(0.001)
+    office.open(0)
+    thread.join(60)
+    assert got
+
+
+def test_a_model_without_workers_and_a_closed_dispatcher_refuse_what_waits_and_what_comes():
+    office = Office()
+    waiting = [request("a"), request("b")]
+    for one in waiting:
+        office.dispatcher.submit(one)
+    office.dispatcher.fail(PoolError("no worker is left for a"), ["a"])
+    with pytest.raises(PoolError, match="no worker is left"):
+        office.dispatcher.submit(request("a"))
+    assert isinstance(waiting[0].future.exception(0), PoolError)
+    assert not waiting[1].future.done()
+    office.dispatcher.fail(PoolClosedError("closed"))
+    with pytest.raises(PoolClosedError):
+        waiting[1].future.result(0)
+    with pytest.raises(PoolClosedError):
+        office.dispatcher.acquire(request("b"))
