@@ -264,7 +264,7 @@ def test_what_is_no_number_of_workers_is_refused(tmp_path, workers):
 def test_workers_of_a_pool_share_the_cores(tmp_path, count, expected):
     bundle = write_bundle(tmp_path / "b")
     config = PoolConfig(devices="cpu", workers_per_device=count)
-    workers, _ = plan_workers({"b": bundle}, {"b": read_loader_config(bundle)}, config)
+    workers, *_ = plan_workers({"b": bundle}, {"b": read_loader_config(bundle)}, config)
     assert [worker.job.load.threads for worker in workers] == [expected] * count
 
 

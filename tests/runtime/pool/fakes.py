@@ -23,6 +23,7 @@ from ortprep.runtime.opened_model import OpenedModel
 from ortprep.runtime.pool import template, worker_main
 from ortprep.runtime.pool.process import WorkerJob
 from ortprep.runtime.pool.report import ReadyReport
+from tests.fakes import wait_for
 
 EXIT, SEGFAULT, HANG, GARBAGE, WRONG_TURN, OUTSIDE = range(-107, -101)
 SLOW, RAISE, FEW, LONG, TWICE, EMPTY, BLOCK = range(-114, -107)
@@ -205,7 +206,13 @@ def unblock(bundle: Path) -> None:
     bundle.with_name("unblocked").touch()
 
 
+def wait_until_blocked(bundle: Path) -> None:
+    """Waits until a worker has begun to block."""
+    wait_for(bundle.with_name("blocked").exists, what="a worker blocks")
+
+
 def _block(sock, number, job):
+    Path(job.models[0].bundle).with_name("blocked").touch()
     while not Path(job.models[0].bundle).with_name("unblocked").exists():
         time.sleep(0.005)
 

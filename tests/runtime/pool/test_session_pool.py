@@ -171,8 +171,8 @@ def test_several_models_are_routed(tmp_path):
 def test_a_request_that_waits_can_be_cancelled_and_one_that_runs_not(bundle):
     with SessionPool(bundle, PoolConfig(devices="cpu", worker=BAD)) as pool:
         running = pool.submit(batch(bad_workers.BLOCK))
+        bad_workers.wait_until_blocked(bundle)
         others = [pool.submit(batch(n)) for n in range(5)]
-        wait_for(running.running, what="the first one runs")
         assert not running.cancel()
         assert others[-1].cancel()
         assert others[-1].cancelled()

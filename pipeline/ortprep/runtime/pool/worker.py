@@ -51,7 +51,7 @@ class Worker:
         self, job: WorkerJob, variables: Mapping[str, str], stats: WorkerStats, template: Template | None
     ) -> None:
         self.name, self.models = stats.name, frozenset(stats.models)
-        self._job, self._variables, self._template = job, variables, template
+        self.job, self._variables, self._template = job, variables, template
         self._stats = stats
         self._process: WorkerProcess | None = None
         self._wakeup = Wakeup()
@@ -155,7 +155,7 @@ class Worker:
             began = time.monotonic()
             self._served_now = 0
             try:
-                process = WorkerProcess(self._job, self._variables, self.name, self._wakeup, self._template)
+                process = WorkerProcess(self.job, self._variables, self.name, self._wakeup, self._template)
             except UnfitError as error:
                 log.info("%s cannot be forked: %s; starting it by itself", self.name, error)
                 self._template = None

@@ -235,9 +235,11 @@ def _local_path(spec: ModelSpec) -> Path:
 
 
 def _path_error(spec: ModelSpec, message: str) -> SourceError:
-    name, folder = quoted(spec.name), quoted(spec.folder.resolve())
-    hint = f"set source.path in the spec of {name}; it is relative to {folder}"
-    return SourceError(message, hint=hint)
+    folder = spec.folder.resolve()
+    return SourceError(
+        message,
+        hint=f"set source.path in the spec of {quoted(spec.name)}; it is relative to {quoted(folder)}",
+    )
 
 
 def _shown(spec: ModelSpec) -> str:
