@@ -62,7 +62,6 @@ _HEAD, _MAGIC = struct.Struct("<8sBxHIqQQI"), b"ortprep3"
 _NAMES = struct.Struct("<HB")
 _NUMBERS = frozenset(np.dtype(code).name for code in "?bBhHiIqQefdFD")
 _ALIGNMENT = 64
-_MAX_BYTES = 2**62
 _MAX_CACHED = 1024
 
 
@@ -282,12 +281,14 @@ def send_arrays(
         model: As in `Packet`.
 
     Raises:
-        HostError: They are too many or too large.
+        NoRoomError: They are too many or too large.
         OSError: The other side left or does not read, or there is no memory.
     """
     text, places = _encode_text(tuple([(name, one.dtype, one.shape) for name, one in arrays.items()]))
     if len(text) > MAX_TEXT_BYTES or places.end > MAX_REGION_BYTES:
-        raise violation("caller", f"{len(arrays)} arrays of {places.end} bytes are too many or too large")
+        from ortprep.errors import NoRoomError
+
+        raise NoRoomError(f"{len(arrays)} arrays of {places.end} bytes do not fit a message")
     fields: dict[str, Any] = {"deadline_ns": deadline_ns, "number": number, "model": model}
     if places.is_inline:
         memory = bytearray(places.end)
@@ -332,7 +333,7 @@ def _decode_text(text: bytes, count: int) -> tuple[dict[str, tuple[np.dtype[Any]
         if rank > MAX_RANK:
             raise ValueError(f"expected at most {MAX_RANK} axes, got {rank}")
         shape = struct.unpack_from(f"<{rank}Q", text, end + 1)
-        if max((math.prod(shape) * dtype.itemsize, *shape)) >= _MAX_BYTES:
+        if max((math.prod(shape) * dtype.itemsize, *shape)) >= 2**62:
             raise ValueError(f"no array has shape {list(shape)}")
         specs[name], position = (dtype, shape), end + 1 + 8 * rank
     if position != len(text) or len(specs) != count:

@@ -176,6 +176,14 @@ def test_a_worker_that_hangs_is_ended_and_replaced(bundle):
         assert is_right(pool.submit(batch(), retries=9))
 
 
+def test_a_worker_that_never_begins_a_request_is_ended_and_replaced(bundle):
+    with SessionPool(bundle, PoolConfig(**SOON, run_timeout_s=1)) as pool:
+        os.kill(pool.stats().workers[0].pid or 0, signal.SIGSTOP)
+        with pytest.raises(WorkerDiedError, match=r"took too long for one request(?s:.)*SIGKILL"):
+            pool.run(batch())
+        assert is_right(pool.submit(batch(), retries=9))
+
+
 def test_a_killed_worker_that_never_ends_keeps_no_request(bundle, monkeypatch):
     monkeypatch.setattr(worker, "_EXIT_TIMEOUT_S", 0.5)
     with (

@@ -137,7 +137,7 @@ class Server:
             packet = packets.receive(sock, "client")
             if packet is not None:
                 opened = self._answer(sock, packet, folder)
-        except (HostError, MemoryError) as error:  # it breaks the protocol, or asks for too much
+        except (HostError, NoRoomError, MemoryError) as error:  # it breaks the protocol, or asks for too much
             log.warning("%s", error)
             _send_failure(sock, error)
         except Exception as error:  # noqa: BLE001 - it left or does not read, and its thread is to end in order

@@ -73,7 +73,7 @@ class Lane:
         self._number, self._run_timeout_s = number, run_timeout_s
         self._socket = process.sockets[number]
         self._requests, self._answers = process.memory.requests(number), process.memory.answers(number)
-        self._request = 0
+        self._request, self._limit = 0, math.inf
         self._calls: SimpleQueue[Callable[[], None] | None] | None = None
 
     def ask(
@@ -93,7 +93,7 @@ class Lane:
             LateError: The deadline passed.
             LostError: The worker ended, or broke the protocol and was ended.
         """
-        self._request += 1
+        self._request, self._limit = self._request + 1, math.inf
         try:
             self.process.memory.mark_sent(self._number)
             send_arrays(self._socket, RUN, arrays, lambda: self._requests, number=self._request, model=model)
@@ -103,7 +103,7 @@ class Lane:
             if self.process.ended.is_set():  # its memory is gone
                 raise LostError from error
             self.process.memory.mark_done(self._number)
-            if not isinstance(error, HostError | OSError):
+            if not isinstance(error, OSError):
                 raise
             raise NoRoomError(f"request cannot be sent\n  {error}", hint="free -m") from error
         packet = self._receive(deadline)
@@ -151,10 +151,14 @@ class Lane:
 
     def _find_limit(self) -> float:
         """Returns when the run of this lane's request has taken too long; then the worker is killed."""
-        now = time.monotonic()
-        limit = min(now, self.process.memory.running_since(self._number)) + self._run_timeout_s
-        if limit > now:
-            return limit
+        now, memory = time.monotonic(), self.process.memory
+        since = memory.running_since(self._number)
+        if since < math.inf:
+            self._limit = min(now, since) + self._run_timeout_s
+        elif memory.is_busy or self._limit == math.inf:  # it is the other lane's turn, or it was
+            self._limit = now + self._run_timeout_s
+        if self._limit > now:
+            return self._limit
         self.process.kill(
             PoolError(
                 f"{self.worker.name} took too long for one request\n"

@@ -108,6 +108,11 @@ class WorkerMemory:
             return math.inf
         return mark / 1e9 if mark > _SENT else math.inf
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request runs, of any lane."""
+        return any(self.running_since(lane) < math.inf for lane in range(LANES))
+
     def find_blame(self) -> tuple[bool, ...]:
         """Returns for each lane whether a worker that has ended was at its request, or about to begin it."""
         marks = [self._read_mark(lane) for lane in range(LANES)]

@@ -256,7 +256,10 @@ class Worker:
             self._pause(pause_before(self._deaths_in_a_row))
 
     def _pause(self, seconds: float) -> None:
-        select.select([self._wakeup.descriptor], [], [], seconds)
+        until = time.monotonic() + seconds
+        while not self._is_stopping and (left_s := until - time.monotonic()) > 0:
+            if select.select([self._wakeup.descriptor], [], [], left_s)[0]:
+                self._wakeup.clear()  # for the process that has ended
 
     def _give_up(self, error: PipelineError) -> None:
         """Notes that it failed for good; models that no worker is left for are unavailable."""
