@@ -196,7 +196,7 @@ def test_an_application_is_adopted_prepared_and_run_with_its_own_options(adoptab
     assert len(tried) >= 2
     assert all(own.items() <= options.attributes.items() for options in tried)
 
-    ran = adoptable.call("run", "--verbose", "--", *program, "run.json", "0")
+    ran = adoptable.run("run", "--verbose", "--", *program, "run.json", "0")
     assert ran.code == 0, ran.err
     assert str(bundle) in ran.err
     plain, bundles = (json.loads((adoptable.root / name).read_text()) for name in ("plain.json", "run.json"))
