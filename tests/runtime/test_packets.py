@@ -31,7 +31,6 @@ from ortprep.runtime.packets import (
 from ortprep.runtime.pool.memory import WorkerMemory
 from ortprep.runtime.tensors.element_types import ELEMENT_TYPES
 
-pytestmark = pytest.mark.runtime
 _DTYPES = [np.dtype(code) for code in "?bBhHiIqQefdFD"] + [kind.dtype for kind in ELEMENT_TYPES.values()]
 _SHAPES = st.lists(st.lists(st.integers(0, 40), max_size=4).map(tuple), min_size=1, max_size=5)
 
