@@ -272,6 +272,8 @@ class SessionPool:
                 dispatcher.fail(error)
                 _stop(self._service, self._workers, self._templates, grace_s)
         _join(self._workers, self._templates)
+        if not threading.current_thread().name.startswith(THREADS):  # else it may be what they wait for
+            self._wait_answered(_STOP_GRACE_S)
 
     def _wait_answered(self, timeout_s: float | None) -> bool:
         """Waits until all futures are done, and returns whether they are."""
