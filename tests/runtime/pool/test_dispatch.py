@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from ortprep.errors import PoolClosedError, PoolError, RequestTimeoutError
 from ortprep.runtime.pool.dispatch import Dispatcher, Request
+from ortprep.runtime.pool.memory import WorkerMemory
 
 _STEPS = st.lists(
     st.tuples(st.sampled_from(["submit", "answer", "lose", "open", "cancel", "withdraw"]), st.integers(0, 9)),
@@ -37,7 +39,7 @@ class FakeLane:
 
 
 @dataclass
-class Office:
+class Bench:
     """A dispatcher, the requests that are served, and the lanes that were made."""
 
     serving: list[Request] = field(default_factory=list)
@@ -73,80 +75,101 @@ def request(model: str = "a", timeout_s: float = 60.0) -> Request:
 
 @given(_STEPS)
 def test_every_request_ends_once_and_no_lane_has_two(steps):
-    office, requests = Office(), list[Request]()
+    bench, requests = Bench(), list[Request]()
     for step, pick in steps:
         if step == "submit":
             requests.append(request("ab"[pick % 2]))
-            office.dispatcher.submit(requests[-1])
+            bench.dispatcher.submit(requests[-1])
         elif step == "answer":
-            office.answer(pick)
+            bench.answer(pick)
         elif step == "lose":
-            office.lose(pick % 3)
+            bench.lose(pick % 3)
         elif step == "open":
-            office.open(pick % 3)
+            bench.open(pick % 3)
         elif requests and step == "cancel":
             requests[pick % len(requests)].future.cancel()
         elif requests and step == "withdraw":
             one = requests[pick % len(requests)]
-            if office.dispatcher.withdraw(one) and one.future.set_running_or_notify_cancel():
+            if bench.dispatcher.withdraw(one) and one.future.set_running_or_notify_cancel():
                 one.future.set_result({})
-        lanes = [one.lane for one in office.serving]
+        lanes = [one.lane for one in bench.serving]
         assert len({id(lane) for lane in lanes}) == len(lanes)
-        assert all(one.model in one.lane.worker.models for one in office.serving if one.lane)
-        assert all(one.future.running() for one in office.serving)
+        assert all(one.model in one.lane.worker.models for one in bench.serving if one.lane)
+        assert all(one.future.running() for one in bench.serving)
     for worker in MODELS:
-        office.open(worker)
-    while office.serving:
-        office.answer(0)
+        bench.open(worker)
+    while bench.serving:
+        bench.answer(0)
     assert all(one.future.done() for one in requests)
-    assert office.dispatcher.wait_idle(0)
+    assert bench.dispatcher.wait_idle(0)
     for worker in MODELS:
-        office.lose(worker)
-    assert all(lane.is_closed for lane in office.lanes)
+        bench.lose(worker)
+    assert all(lane.is_closed for lane in bench.lanes)
 
 
 def test_the_worker_with_the_most_room_comes_first_and_requests_wait_in_order():
-    office = Office()
+    bench = Bench()
     for worker in (0, 2):
-        office.open(worker)
+        bench.open(worker)
     for _ in range(4):
-        office.dispatcher.submit(request())
-    first, second, *_ = [one.lane.process for one in office.serving if one.lane]
+        bench.dispatcher.submit(request())
+    first, second, *_ = [one.lane.process for one in bench.serving if one.lane]
     assert first is not second
     waiting = [request("b"), request("a"), request("a")]
     for one in waiting:
-        office.dispatcher.submit(one)
-    lane = next(one for one in office.serving if one.lane and one.lane.process is office.processes[0])
-    office.answer(office.serving.index(lane))
-    assert office.serving[-1] is waiting[1]  # the first that its worker has the model of
+        bench.dispatcher.submit(one)
+    lane = next(one for one in bench.serving if one.lane and one.lane.process is bench.processes[0])
+    bench.answer(bench.serving.index(lane))
+    assert bench.serving[-1] is waiting[1]  # the first that its worker has the model of
 
 
 def test_a_thread_that_waits_gets_the_lane_or_its_deadline():
-    office = Office()
+    bench = Bench()
     with pytest.raises(RequestTimeoutError, match="waiting for a worker"):
-        office.dispatcher.acquire(request(timeout_s=0.01))
+        bench.dispatcher.acquire(request(timeout_s=0.01))
     got: list[object] = []
-    thread = threading.Thread(target=lambda: got.append(office.dispatcher.acquire(request())))
+    thread = threading.Thread(target=lambda: got.append(bench.dispatcher.acquire(request())))
     thread.start()
-    while not office.dispatcher.pending:
+    while not bench.dispatcher.pending:
         time.sleep(0.001)
-    office.open(0)
+    bench.open(0)
     thread.join(60)
     assert got
 
 
 def test_a_model_without_workers_and_a_closed_dispatcher_refuse_what_waits_and_what_comes():
-    office = Office()
+    bench = Bench()
     waiting = [request("a"), request("b")]
     for one in waiting:
-        office.dispatcher.submit(one)
-    office.dispatcher.fail(PoolError("no worker is left for a"), ["a"])
+        bench.dispatcher.submit(one)
+    bench.dispatcher.fail(PoolError("no worker is left for a"), ["a"])
     with pytest.raises(PoolError, match="no worker is left"):
-        office.dispatcher.submit(request("a"))
+        bench.dispatcher.submit(request("a"))
     assert isinstance(waiting[0].future.exception(0), PoolError)
     assert not waiting[1].future.done()
-    office.dispatcher.fail(PoolClosedError("closed"))
+    bench.dispatcher.fail(PoolClosedError("closed"))
     with pytest.raises(PoolClosedError):
         waiting[1].future.result(0)
     with pytest.raises(PoolClosedError):
-        office.dispatcher.acquire(request("b"))
+        bench.dispatcher.acquire(request("b"))
+
+
+@pytest.mark.parametrize(
+    ("marks", "blamed"),
+    [
+        ((), (False, False)),
+        (("sent 0",), (True, False)),
+        (("sent 0", "sent 1", "begun 1"), (False, True)),
+        (("sent 0", "sent 1", "begun 0", "begun 1"), (True, False)),
+        (("sent 0", "begun 0", "done 0"), (False, False)),
+    ],
+)
+def test_a_worker_died_of_what_it_was_at(marks, blamed):
+    descriptor = WorkerMemory.create()
+    memory = WorkerMemory(descriptor)
+    os.close(descriptor)
+    for mark in marks:
+        name, lane = mark.split()
+        getattr(memory, f"mark_{name}")(int(lane))
+    assert memory.find_blame() == blamed
+    memory.close()

@@ -4,6 +4,8 @@ import asyncio
 import gc
 import itertools
 import math
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -123,6 +125,11 @@ def test_map_keeps_the_order_and_bounds_what_is_in_flight(bundle):
         assert got == {2.0 * n for n in range(40)}
 
 
+def test_a_worker_imports_numpy_after_onnx_runtime():
+    program = "import sys, ortprep.runtime.pool.worker_main; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
 def test_asyncio_awaits_answers(bundle):
     async def ask(pool: SessionPool) -> list[float]:
         answers = await asyncio.gather(*(pool.arun(batch(n)) for n in range(100)))
@@ -189,6 +196,7 @@ def test_deadlines_hold_for_what_waits_and_for_what_runs(bundle):
         with pytest.raises(RequestTimeoutError, match="cpu/0 has it"):
             pool.run(batch(bad_workers.BLOCK), timeout_s=2)
         blocking = [pool.submit(batch(bad_workers.BLOCK)) for _ in range(3)]
+        wait_for(lambda: pool.stats().pending == 4, what="both lanes are in use")
         with pytest.raises(RequestTimeoutError, match="waiting for a worker"):
             pool.run(batch(), timeout_s=0.1)
         bad_workers.unblock(bundle)

@@ -97,7 +97,7 @@ class Dispatcher:
         serve: Starts to serve a request with a future on its lane, on another thread.
 
     Attributes:
-        changed: Lock of the books, and of what workers say of themselves; notified of every change of theirs,
+        changed: Lock of all this, and of what workers say of themselves; notified of every change of theirs,
             and when nothing is left to do.
     """
 

@@ -177,9 +177,7 @@ class Lane:
     def run_later(self, call: Callable[[], None]) -> None:
         """Calls a function on the lane's thread; the lane is in use until it ends."""
         if self._calls is None:
-            self._calls = SimpleQueue()
-            name = f"{THREADS}-{self.worker.name}"
-            threading.Thread(target=_run_calls, args=(self._calls,), name=name, daemon=True).start()
+            self._calls = start_calls(f"{THREADS}-{self.worker.name}")
         self._calls.put(call)
 
     def close(self) -> None:
@@ -199,6 +197,13 @@ class Lane:
         if not self.process.ended.wait(min(timeout_s, threading.TIMEOUT_MAX)):
             raise LateError
         return self.process.error, self.process.is_to_blame(self._number)
+
+
+def start_calls(name: str) -> SimpleQueue[Callable[[], None] | None]:
+    """Starts a thread; returns a queue of what it is to call, which ends with None."""
+    calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+    threading.Thread(target=_run_calls, args=(calls,), name=name, daemon=True).start()
+    return calls
 
 
 def _run_calls(calls: SimpleQueue[Callable[[], None] | None]) -> None:

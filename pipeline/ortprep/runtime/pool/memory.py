@@ -114,9 +114,13 @@ class WorkerMemory:
         return any(self.running_since(lane) < math.inf for lane in range(LANES))
 
     def find_blame(self) -> tuple[bool, ...]:
-        """Returns for each lane whether a worker that has ended was at its request, or about to begin it."""
+        """Returns for each lane whether a worker that has ended was at its request, or about to begin it.
+
+        Where two were begun, the first one failed, and the second had its turn while the process ended.
+        """
         marks = [self._read_mark(lane) for lane in range(LANES)]
-        return tuple([mark > _SENT or (mark > 0 and max(marks) == _SENT) for mark in marks])
+        begun = min([mark for mark in marks if mark > _SENT], default=_SENT)
+        return tuple([mark == begun for mark in marks])
 
     def close(self) -> None:
         """Gives the memory back, once nobody reads it."""

@@ -25,9 +25,9 @@ from ortprep.errors import PipelineError, WorkerDiedError, describe_exit
 from ortprep.quoting import printable
 from ortprep.runtime.descriptors import close_aside
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
-from ortprep.runtime.pool.memory import LANES, WorkerMemory
 
 if TYPE_CHECKING:
+    from ortprep.runtime.pool.memory import WorkerMemory
     from ortprep.runtime.pool.template import ForkedProcess, Template
 
 _READ_BYTES = 64 * 1024
@@ -128,6 +128,9 @@ class WorkerProcess:
         wakeup: Wakeup,
         template: Template | None = None,
     ) -> None:
+        # Here, since it needs numpy, which workers import after ONNX Runtime.
+        from ortprep.runtime.pool.memory import LANES, WorkerMemory
+
         with ExitStack() as own, ExitStack() as given:
             pairs = []
             for _ in range(1 if job.is_template else LANES):
@@ -143,7 +146,7 @@ class WorkerProcess:
             given.callback(os.close, death_pipe)
             memory = WorkerMemory.create()
             given.callback(os.close, memory)
-            self.memory = WorkerMemory(memory)
+            self.memory: WorkerMemory = WorkerMemory(memory)
             own.callback(self.memory.close)
             descriptors = (death_pipe, output, memory, *(its.fileno() for _, its in pairs))
             job = replace(job, descriptors=descriptors)

@@ -8,13 +8,13 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from queue import Empty, SimpleQueue
 
 from ortprep.errors import PipelineError, PoolError
 from ortprep.runtime.pool.dispatch import Dispatcher, Request
-from ortprep.runtime.pool.lane import THREADS, Answer, Lane, LateError, LostError
+from ortprep.runtime.pool.lane import THREADS, Answer, Lane, LateError, LostError, start_calls
 from ortprep.runtime.tensors.signatures import Signature
 
 log = logging.getLogger(__name__)
@@ -23,8 +23,9 @@ log = logging.getLogger(__name__)
 class Service:
     """Serves requests: of threads that wait, on those; and of futures, on the threads of lanes.
 
-    A request with a future comes in through a queue, which the clerk empties. A signal's handler may raise in
-    the main thread, at any step, and the books are never touched there.
+    A signal's handler may raise in the main thread between any two steps, so the main thread never changes
+    what this and the dispatcher hold. It puts a request with a future into a queue, which the intake thread
+    empties, and has another thread serve a request that it waits for.
 
     Args:
         signatures: Types of the models by name, in the order of their numbers.
@@ -35,15 +36,33 @@ class Service:
         self._signatures = signatures
         self._numbers = {name: number for number, name in enumerate(signatures)}
         self._incoming: SimpleQueue[Request | None] = SimpleQueue()
-        threading.Thread(target=self._keep_books, name=f"{THREADS}-clerk", daemon=True).start()
+        self._aside: SimpleQueue[Callable[[], None] | None] | None = None
+        threading.Thread(target=self._take_in, name=f"{THREADS}-intake", daemon=True).start()
 
     def submit(self, request: Request) -> None:
         """Takes a request with a future, which is resolved whatever happens."""
         self._incoming.put(request)
 
     def stop(self) -> None:
-        """Ends the clerk; what comes later fails."""
+        """Ends the intake; the threads of lanes end with those."""
         self._incoming.put(None)
+        if self._aside is not None:
+            self._aside.put(None)
+
+    def answer_aside(self, request: Request) -> Answer:
+        """Does what `answer` does, on a thread of its own, which waits for the next call; raises as `answer`.
+
+        If this thread stops waiting, the other one ends once it has the answer.
+        """
+        calls, self._aside = self._aside or start_calls(f"{THREADS}-aside"), None
+        try:
+            calls.put(partial(self._resolve, request))
+            return request.future.result()
+        finally:
+            if request.future.done():
+                self._aside = calls
+            else:
+                calls.put(None)
 
     def answer(self, request: Request, lane: Lane | None = None) -> Answer:
         """Returns the outputs for a request, on this thread.
@@ -106,7 +125,7 @@ class Service:
         request.lane.run_later(partial(self._resolve, request))
 
     def _resolve(self, request: Request) -> None:
-        """Serves a request with a future on its lane."""
+        """Serves a request, on its lane if it has one, and tells its future."""
         lane, future = request.lane, request.future
         try:
             answer = self.answer(request, lane)
@@ -115,9 +134,9 @@ class Service:
         else:
             future.set_result(answer)
 
-    # The clerk.
+    # The intake.
 
-    def _keep_books(self) -> None:
+    def _take_in(self) -> None:
         """Takes requests in, and fails those whose deadline passes while they wait."""
         deadlines: list[tuple[float, int, Request]] = []
         numbers = itertools.count()

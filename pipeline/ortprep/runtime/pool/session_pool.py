@@ -114,9 +114,7 @@ class SessionPool:
         _refuse_in_callback("run()")
         request = self._request(inputs, model, timeout_s, retries)
         if threading.current_thread() is threading.main_thread():
-            # Where a signal's handler may raise: a thread of the pool serves it.
-            self._service.submit(request)
-            return request.future.result()
+            return self._service.answer_aside(request)  # since a signal's handler may raise here
         return self._service.answer(request)
 
     def submit(
@@ -140,8 +138,9 @@ class SessionPool:
         return self._submit(self._request(inputs, model, timeout_s, retries))
 
     def _submit(self, request: Request) -> PoolFuture:
-        """Hands a request with a future in, as soon as there is room; raises as `submit`."""
+        """Submits a request as soon as there is room; raises as `submit`."""
         while len(self._pending) >= self._max_pending:
+            self._pending.difference_update([one for one in tuple(self._pending) if one.done()])
             _refuse_in_callback(f"{self._max_pending} requests before it")
             left_s = request.deadline - time.monotonic()
             if left_s <= 0:
@@ -282,7 +281,7 @@ class SessionPool:
             left_s = min(max(0.0, until - time.monotonic()), threading.TIMEOUT_MAX)
             with suppress(CancelledError, TimeoutError):
                 future.exception(left_s)
-        return not self._pending
+        return all(future.done() for future in tuple(self._pending))
 
     def __enter__(self) -> SessionPool:
         return self
@@ -318,7 +317,7 @@ class SessionPool:
         for template in self._templates:
             template.forget()
         self._closed_by = PoolClosedError("a pool cannot be used in a fork of its process")
-        self._workers, self._templates = (), ()
+        self._workers, self._templates, self._pending = (), (), set()
         self._service.dispatcher.changed = threading.Condition()  # another thread may have had it
 
 

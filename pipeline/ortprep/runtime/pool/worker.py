@@ -81,7 +81,7 @@ class Worker:
         if self._process is not None:
             self._process.forget()
 
-    # What the books say; the dispatcher's lock is held.
+    # What it is now; the dispatcher's lock is held.
 
     @property
     def state(self) -> str:
