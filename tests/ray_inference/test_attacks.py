@@ -18,7 +18,7 @@ import pytest
 from starlette.requests import Request
 
 from ortprep.bundle.codec import encode
-from ortprep.errors import PipelineError, PoolError
+from ortprep.errors import PipelineError, PoolError, SpecError
 from ortprep.ray_inference import http_api
 from ortprep.ray_inference.config import ServeConfig
 from ortprep.ray_inference.deployment import BundleDeployment
@@ -163,6 +163,12 @@ def test_a_replica_without_the_token_that_it_needs_does_not_start(tmp_path):
         assert not text.strip() or text.strip() not in str(caught.value)
     with pytest.raises(PoolError, match="cannot read the token"):
         BundleDeployment(encode(ServeConfig(token_file=str(tmp_path / "none"))))
+
+
+def test_a_setting_that_nothing_reads_is_refused():
+    for name in ("token_env", "token_flie"):
+        with pytest.raises(SpecError, match=f"unknown setting of a deployment: '{name}'"):
+            BundleDeployment({**encode(ServeConfig()), name: "TOKEN"})
 
 
 def test_a_replica_of_a_bundle_that_answers_wrongly_does_not_start(tmp_path):

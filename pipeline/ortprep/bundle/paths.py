@@ -73,7 +73,7 @@ def resolve_inside(root: StrPath, path: str) -> str:
 
 
 def _is_below(path: str, folder: str) -> bool:
-    return os.path.commonpath((path, folder)) == folder
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def open_inside(root: StrPath, path: str) -> BinaryIO:

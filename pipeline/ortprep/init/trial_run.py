@@ -160,7 +160,7 @@ def check_inputs(interface: ModelInterface, known: Collection[str], model: Path)
         )
     names = [item.name for item in interface.inputs]
     for name in known:
-        require_known("input", name, names, hint=lambda _: f"ortprep init {quoted(model)}")
+        require_known(f"input of {model}", name, names, hint=lambda _: f"ortprep init {quoted(model)}")
 
 
 class _TrialModel:

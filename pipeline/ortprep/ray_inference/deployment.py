@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ray import serve
 
 from ortprep.bundle.codec import decode, encode
-from ortprep.errors import PoolError, RunError
+from ortprep.errors import PoolError, RunError, require_known
 from ortprep.ray_inference.config import DEPLOYMENT, ServeConfig, deployment_options
 from ortprep.ray_inference.device import prepare_device, reserved_cpus
 from ortprep.ray_inference.http_api import BodyBudget, HttpMethods, read_token
@@ -83,6 +83,9 @@ class BundleDeployment(HttpMethods):
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
+        settings = [field.name for field in dataclasses.fields(ServeConfig)]
+        for name in config:  # one that is passed over, such as a token's, must not go unnoticed
+            require_known("setting of a deployment", name, settings)
         self.config = decode(ServeConfig, config)
         self._on_gpu = prepare_device()
         self.token_digest = read_token(self.config)

@@ -53,14 +53,14 @@ def pin_bundle(
         SignatureError: The version is not signed as is required.
         MissingExtraError: Registries need packages that are not installed.
     """
-    return pin_version(os.fspath(bundle), require_signature=require_signature)[1].bundle
+    return pin_version(bundle, require_signature=require_signature)[1].bundle
 
 
 def pin_version(
-    bundle: str, *, require_signature: str | os.PathLike[str] | None = None
+    bundle: str | os.PathLike[str], *, require_signature: str | os.PathLike[str] | None = None
 ) -> tuple[str, PinnedBundle]:
     """Returns the name of a bundle's model, and the bundle pinned as by `pin_bundle`, with its version."""
-    if "://" not in bundle:
+    if not isinstance(bundle, str) or "://" not in bundle:
         root = Path(os.path.realpath(locate(bundle)))
         return read_loader_config(root).name, PinnedBundle(str(root), _read_version(root))
     from ortprep.registry.catalogue import open_catalogue

@@ -318,6 +318,27 @@ def test_one_weight_at_a_time_gives_what_the_whole_model_gives(tmp_path, bits, s
     _assert_near(model, tmp_path, share=0.2)
 
 
+def test_names_that_the_model_has_are_not_given_again(tmp_path):
+    random = np.random.default_rng(0)
+    weights = {name: random.normal(size=(64, 64)) for name in ("W", "W_scales")}
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "W"], ["h"], name="first"),
+            helper.make_node("Gemm", ["h", "W"], ["g"], name="second", transB=1),
+            helper.make_node("MatMul", ["g", "W_scales"], ["y"], name="third"),
+        ],
+        "names",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 64])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 64])],
+        [numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    assert set(_quantize("weights", model, tmp_path).converted) == {"first", "second", "third"}
+    names = [tensor.name for tensor in onnx.load(tmp_path / "written" / "m.onnx").graph.initializer]
+    assert len(names) == len(set(names))
+    _assert_near(model, tmp_path, share=0.5)
+
+
 def test_weights_of_subgraphs_are_quantised(tmp_path):
     model = loop_net()
     assert _quantize("weights", model, tmp_path).converted == ("MatMul_0",)

@@ -79,6 +79,8 @@ class Settings:
     """Base of classes with fields and defaults: to make a dataclass takes longer than to read a bundle."""
 
     def __init__(self, **values: Any) -> None:
+        if unknown := values.keys() - type(self).__annotations__.keys():
+            raise TypeError(f"{type(self).__name__} has no {', '.join(sorted(unknown))}")
         vars(self).update(values)
 
     def replace(self, **changes: Any) -> Self:

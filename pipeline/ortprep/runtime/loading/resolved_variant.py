@@ -25,7 +25,7 @@ from ortprep.bundle.file_memory import (
 )
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
 from ortprep.runtime.loading.load_options import Settings
-from ortprep.runtime.loading.session import CPU, CUDA
+from ortprep.runtime.loading.session import CPU, CUDA, KNOWN_ATTRIBUTES
 from ortprep.runtime.machine.processor import read_cpuid
 
 if TYPE_CHECKING:
@@ -234,11 +234,15 @@ def _plain(value: Any) -> Any:
 
 
 def is_usual(plan: SessionPlan | Variant | FirstPhase) -> bool:
-    """Returns whether a plan sets nothing but the usual options, each to a value that it may have."""
-    record = plan.session_options
-    options = [record.attributes, record.config_entries, *(provider.options for provider in plan.providers)]
-    return all(provider.name in (CPU, CUDA) for provider in plan.providers) and all(
-        _is_usual_value(name, value) for chosen in options for name, value in chosen.items()
+    """Returns whether a plan sets nothing but the usual options, where and to what they may be set."""
+    attributes, entries = plan.session_options.attributes, plan.session_options.config_entries
+    options = [attributes, entries, *(provider.options for provider in plan.providers)]
+    return (
+        KNOWN_ATTRIBUTES.issuperset(attributes)
+        and all("." in name for name in entries)
+        and all(provider.name == CUDA or provider == (CPU, {}) for provider in plan.providers)
+        and not any("." in name or name in KNOWN_ATTRIBUTES for one in plan.providers for name in one.options)
+        and all(_is_usual_value(name, value) for chosen in options for name, value in chosen.items())
     )
 
 

@@ -42,6 +42,8 @@ from ortprep.stages.convert.weights import (
 )
 from ortprep.stages.core.graph_walk import (
     defined_names,
+    new_name,
+    value_names,
     walk_graphs,
     walk_nodes,
 )
@@ -78,6 +80,7 @@ def quantize_weights(request: PassRequest) -> PassReply:
         and (node.op_type == "MatMul" or is_plain_gemm(node))
     ]
     names = {node.name for _, node in products}
+    used_names = value_names(model)
     # What `MatMulNBits` reads of a weight, and tensors with the graphs that they will belong to.
     stored: dict[tuple[str, bool], tuple[onnx.NodeProto, list[str]]] = {}
     new: list[tuple[onnx.GraphProto, TensorProto]] = []
@@ -89,12 +92,12 @@ def quantize_weights(request: PassRequest) -> PassReply:
             stored[key] = (template, [])
             for suffix, array in arrays.items():
                 kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-                name = f"{weight}_T_{suffix}" if key[1] else f"{weight}_{suffix}"
+                name = new_name(f"{weight}_{suffix}", used_names)
                 tensor = TensorProto(name=name, data_type=kind, dims=array.shape)
                 write_tensor(tensor, [array.tobytes()], request.written)
                 stored[key][1].append(name)
                 new.append((holders[weight][0], tensor))
-        _replace(graph, node, *stored[key])
+        _replace(graph, node, *stored[key], used_names)
     _remove_unread(model, {weight: holders[weight][0] for weight, _ in stored})
     move_weights(model, source.parent, request.written)
     # Only now: these are where they belong already.
@@ -148,7 +151,11 @@ def _quantize(
 
 
 def _replace(
-    graph: onnx.GraphProto, node: onnx.NodeProto, template: onnx.NodeProto, stored: list[str]
+    graph: onnx.GraphProto,
+    node: onnx.NodeProto,
+    template: onnx.NodeProto,
+    stored: list[str],
+    used_names: set[str],
 ) -> None:
     """Replaces a product by `MatMulNBits`, and an `Add` for the bias of a Gemm."""
     name, multiplied, output, bias = node.name, node.input[0], node.output[0], list(node.input[2:])
@@ -156,7 +163,7 @@ def _replace(
     node.name = f"{name}_Q{read_attribute(template, 'bits', 0)}"
     node.input.extend([multiplied, *stored])
     if bias and bias[0]:
-        node.output.append(f"{output}_product")
+        node.output.append(new_name(f"{output}_product", used_names))
         total = helper.make_node("Add", [node.output[0], bias[0]], [output], name=f"{name}_bias")
         position = next(i for i, item in enumerate(graph.node) if item.name == node.name)
         graph.node.insert(position + 1, total)

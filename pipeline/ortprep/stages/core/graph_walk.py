@@ -181,6 +181,19 @@ def name_nodes(model: onnx.ModelProto) -> None:
         seen.add(node.name)
 
 
+def new_name(stem: str, used_names: set[str]) -> str:
+    """Returns a free name, `stem` if possible, and marks it as taken."""
+    candidates = itertools.chain([stem], (f"{stem}_{count}" for count in itertools.count(1)))
+    name = next(name for name in candidates if name not in used_names)
+    used_names.add(name)
+    return name
+
+
+def value_names(model: onnx.ModelProto) -> set[str]:
+    """Returns the names of all values, of every graph."""
+    return {name for graph in walk_graphs(model) for name in defined_names(graph)}
+
+
 def defined_names(graph: onnx.GraphProto) -> Iterator[str]:
     """Yields the names of the values that a graph defines; not those of its subgraphs."""
     yield from (value.name for value in graph.input)
