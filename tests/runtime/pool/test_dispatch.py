@@ -1,4 +1,4 @@
-"""Every request gets a lane or an error, once, and no lane has two requests, whatever happens to workers."""
+"""Every request gets a lane or an error, and no lane has two requests, whatever happens to workers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ortprep.runtime.pool.dispatch import Dispatcher, Request
 from ortprep.runtime.pool.memory import WorkerMemory
 
 _STEPS = st.lists(
-    st.tuples(st.sampled_from(["submit", "answer", "lose", "open", "cancel", "withdraw"]), st.integers(0, 9)),
+    st.tuples(st.sampled_from(["enter", "answer", "lose", "open", "withdraw"]), st.integers(0, 9)),
     max_size=80,
 )
 MODELS = {0: frozenset("a"), 1: frozenset("b"), 2: frozenset("ab")}
@@ -40,14 +40,20 @@ class FakeLane:
 
 @dataclass
 class Bench:
-    """A dispatcher, the requests that are served, and the lanes that were made."""
+    """A dispatcher, the requests that entered and have not left, and the lanes that were made."""
 
-    serving: list[Request] = field(default_factory=list)
+    dispatcher: Dispatcher = field(default_factory=Dispatcher)
+    requests: list[Request] = field(default_factory=list)
     lanes: list[FakeLane] = field(default_factory=list)
     processes: dict[int, object] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.dispatcher = Dispatcher(self.serving.append)
+    @property
+    def serving(self) -> list[Request]:
+        return [one for one in self.requests if one.lane is not None]
+
+    def enter(self, one: Request) -> None:
+        self.dispatcher.enter(one)
+        self.requests.append(one)
 
     def open(self, worker: int) -> None:
         if worker not in self.processes:
@@ -63,10 +69,10 @@ class Bench:
 
     def answer(self, pick: int) -> None:
         if self.serving:
-            request = self.serving.pop(pick % len(self.serving))
-            request.future.set_result({})
-            assert request.lane is not None
-            self.dispatcher.release(request.lane)
+            one = self.serving[pick % len(self.serving)]
+            self.requests.remove(one)
+            assert one.lane is not None
+            self.dispatcher.release(one.lane)
 
 
 def request(model: str = "a", timeout_s: float = 60.0) -> Request:
@@ -74,33 +80,30 @@ def request(model: str = "a", timeout_s: float = 60.0) -> Request:
 
 
 @given(_STEPS)
-def test_every_request_ends_once_and_no_lane_has_two(steps):
-    bench, requests = Bench(), list[Request]()
+def test_every_request_gets_one_lane_and_no_lane_has_two(steps):
+    bench = Bench()
     for step, pick in steps:
-        if step == "submit":
-            requests.append(request("ab"[pick % 2]))
-            bench.dispatcher.submit(requests[-1])
+        if step == "enter":
+            bench.enter(request("ab"[pick % 2]))
         elif step == "answer":
             bench.answer(pick)
         elif step == "lose":
             bench.lose(pick % 3)
         elif step == "open":
             bench.open(pick % 3)
-        elif requests and step == "cancel":
-            requests[pick % len(requests)].future.cancel()
-        elif requests and step == "withdraw":
-            one = requests[pick % len(requests)]
-            if bench.dispatcher.withdraw(one) and one.future.set_running_or_notify_cancel():
-                one.future.set_result({})
+        elif bench.requests and bench.dispatcher.withdraw(one := bench.requests[pick % len(bench.requests)]):
+            assert one.lane is None
+            bench.requests.remove(one)
         lanes = [one.lane for one in bench.serving]
         assert len({id(lane) for lane in lanes}) == len(lanes)
         assert all(one.model in one.lane.worker.models for one in bench.serving if one.lane)
-        assert all(one.future.running() for one in bench.serving)
+        assert all(one.waiter.locked() == (one.lane is None) for one in bench.requests)
+        assert bench.dispatcher.pending == len(bench.requests)
     for worker in MODELS:
         bench.open(worker)
     while bench.serving:
         bench.answer(0)
-    assert all(one.future.done() for one in requests)
+    assert not bench.requests
     assert bench.dispatcher.wait_idle(0)
     for worker in MODELS:
         bench.lose(worker)
@@ -112,15 +115,16 @@ def test_the_worker_with_the_most_room_comes_first_and_requests_wait_in_order():
     for worker in (0, 2):
         bench.open(worker)
     for _ in range(4):
-        bench.dispatcher.submit(request())
+        bench.enter(request())
     first, second, *_ = [one.lane.process for one in bench.serving if one.lane]
     assert first is not second
     waiting = [request("b"), request("a"), request("a")]
     for one in waiting:
-        bench.dispatcher.submit(one)
+        bench.enter(one)
     lane = next(one for one in bench.serving if one.lane and one.lane.process is bench.processes[0])
     bench.answer(bench.serving.index(lane))
-    assert bench.serving[-1] is waiting[1]  # the first that its worker has the model of
+    # The first that its worker has the model of.
+    assert [one.lane is not None for one in waiting] == [False, True, False]
 
 
 def test_a_thread_that_waits_gets_the_lane_or_its_deadline():
@@ -141,15 +145,15 @@ def test_a_model_without_workers_and_a_closed_dispatcher_refuse_what_waits_and_w
     bench = Bench()
     waiting = [request("a"), request("b")]
     for one in waiting:
-        bench.dispatcher.submit(one)
+        bench.enter(one)
     bench.dispatcher.fail(PoolError("no worker is left for a"), ["a"])
     with pytest.raises(PoolError, match="no worker is left"):
-        bench.dispatcher.submit(request("a"))
-    assert isinstance(waiting[0].future.exception(0), PoolError)
-    assert not waiting[1].future.done()
+        bench.enter(request("a"))
+    assert isinstance(waiting[0].error, PoolError)
+    assert not waiting[0].waiter.locked()
+    assert waiting[1].waiter.locked()
     bench.dispatcher.fail(PoolClosedError("closed"))
-    with pytest.raises(PoolClosedError):
-        waiting[1].future.result(0)
+    assert isinstance(waiting[1].error, PoolClosedError)
     with pytest.raises(PoolClosedError):
         bench.dispatcher.acquire(request("b"))
 

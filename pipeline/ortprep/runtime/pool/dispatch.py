@@ -8,7 +8,7 @@ import threading
 import time
 from _thread import RLock
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,9 +39,21 @@ class PoolFuture(Future[Answer]):
     def __init__(self) -> None:
         super().__init__()
         self._condition = FutureCondition()  # type: ignore[assignment]
+        self._is_claimed = False
+
+    def claim(self) -> bool:
+        """Returns whether the caller is to resolve it: it is the first, and the future was not cancelled."""
+        with self._condition:
+            is_first, self._is_claimed = not self._is_claimed, True
+        return is_first and self.set_running_or_notify_cancel()
+
+    def fail(self, error: BaseException) -> None:
+        """Resolves it with an error, unless somebody else resolves it."""
+        if self.claim():
+            self.set_exception(error)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Request:
     """A request on its way.
 
@@ -50,9 +62,9 @@ class Request:
         arrays: The inputs by name.
         timeout_s: Seconds that its caller waits; infinite for as long as it takes.
         retries: How often it may be tried again after a worker died of it.
-        future: What becomes of it, unless a thread waits for a lane itself.
+        future: What becomes of it, unless its caller's thread serves it.
         begun: When its caller called, by `time.monotonic()`.
-        waiter: Of the thread that waits for a lane: released once there is one, or an error.
+        waiter: Of the thread that waits: released once there is a lane, or an error.
         lane: The lane that it got.
         error: Why it gets none.
     """
@@ -63,7 +75,7 @@ class Request:
     retries: int = 0
     future: PoolFuture = field(default_factory=PoolFuture)
     begun: float = field(default_factory=time.monotonic)
-    waiter: threading.Lock | None = None
+    waiter: threading.Lock = field(default_factory=threading.Lock)
     lane: Lane | None = None
     error: PipelineError | None = None
 
@@ -71,13 +83,6 @@ class Request:
     def deadline(self) -> float:
         """When its caller stops waiting."""
         return self.begun + self.timeout_s
-
-    def begin_to_wait(self) -> threading.Lock:
-        """Returns the lock that is released once there is a lane, or an error."""
-        self.lane = self.error = None
-        self.waiter = threading.Lock()
-        self.waiter.acquire()
-        return self.waiter
 
     def late(self, where: str) -> RequestTimeoutError:
         """Returns the error for a request whose deadline has passed."""
@@ -93,17 +98,13 @@ class Dispatcher:
     A request gets a lane of the worker with the most free ones. A lane that becomes free goes to the request
     that has waited for longest of those that its worker can serve, so that no model waits for another's.
 
-    Args:
-        serve: Starts to serve a request with a future on its lane, on another thread.
-
     Attributes:
         changed: Lock of all this, and of what workers say of themselves; notified of every change of theirs,
             and when nothing is left to do.
     """
 
-    def __init__(self, serve: Callable[[Request], None]) -> None:
+    def __init__(self) -> None:
         self.changed = threading.Condition()
-        self._serve = serve
         self._free: dict[object, list[Lane]] = {}
         self._waiting: deque[Request] = deque()
         self._busy = 0
@@ -117,29 +118,24 @@ class Dispatcher:
             PoolError: The pool is closed, or has no worker left for the model.
             RequestTimeoutError: There was none before the deadline.
         """
-        with self.changed:
-            self._require_open(request)
-            lane = self._take(request.model)
-            if lane is not None:
-                return lane
-            waiter = request.begin_to_wait()
-            (self._waiting.appendleft if is_first else self._waiting.append)(request)
-        left_s = min(max(0.0, request.deadline - time.monotonic()), threading.TIMEOUT_MAX)
-        if not waiter.acquire(timeout=left_s) and self.withdraw(request):
-            raise request.late("waiting for a worker")
+        if not self.enter(request, is_first=is_first):
+            left_s = min(max(0.0, request.deadline - time.monotonic()), threading.TIMEOUT_MAX)
+            if not request.waiter.acquire(timeout=left_s) and self.withdraw(request):
+                raise request.late("waiting for a worker")
         if request.lane is None:
             raise request.error or self.closed_error()
         return request.lane
 
-    def submit(self, request: Request) -> None:
-        """Serves a request with a future as soon as there is a lane; raises as `acquire`."""
+    def enter(self, request: Request, *, is_first: bool = False) -> bool:
+        """Gives a request a lane if there is one, else has it wait; returns which. Raises `PoolError`."""
         with self.changed:
             self._require_open(request)
-            request.lane = self._take(request.model)
+            request.lane, request.error = self._take(request.model), None
             if request.lane is None:
-                self._waiting.append(request)
-                return
-        self._begin(request)
+                request.waiter = threading.Lock()
+                request.waiter.acquire()
+                (self._waiting.appendleft if is_first else self._waiting.append)(request)
+            return request.lane is not None
 
     def release(self, lane: Lane) -> None:
         """Takes a lane back, and gives it to the next request."""
@@ -160,16 +156,7 @@ class Dispatcher:
         if free is None:
             lane.close()
         if request is not None:
-            self._begin(request)
-
-    def _begin(self, request: Request) -> None:
-        """Has a request served on the lane that it got; called without the lock."""
-        if request.waiter is not None:
             request.waiter.release()
-        elif request.future.set_running_or_notify_cancel():
-            self._serve(request)
-        elif request.lane is not None:  # it was cancelled meanwhile
-            self.release(request.lane)
 
     def withdraw(self, request: Request) -> bool:
         """Takes a request back; returns whether it waited for a lane."""
@@ -216,10 +203,7 @@ class Dispatcher:
                 request.error = copy.copy(error)
             self.changed.notify_all()
         for request in failed:
-            if request.waiter is not None:
-                request.waiter.release()
-            elif request.future.set_running_or_notify_cancel():
-                request.future.set_exception(request.error)
+            request.waiter.release()
 
     def close(self, error: PipelineError) -> None:
         """Takes no more requests; those that were taken go on."""

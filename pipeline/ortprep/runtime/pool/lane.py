@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
+import _socket
 import math
+import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from ortprep.errors import (
@@ -41,12 +41,6 @@ if TYPE_CHECKING:
 Answer = dict[str, Array]
 """A model's outputs by name, in the model's order."""
 
-
-log = logging.getLogger(__name__)
-
-THREADS = "ortprep-pool"
-"""What the names of threads begin with that callbacks of futures run on."""
-
 _END_S = 1.0
 
 
@@ -73,8 +67,7 @@ class Lane:
         self._number, self._run_timeout_s = number, run_timeout_s
         self._socket = process.sockets[number]
         self._requests, self._answers = process.memory.requests(number), process.memory.answers(number)
-        self._request, self._limit = 0, math.inf
-        self._calls: SimpleQueue[Callable[[], None] | None] | None = None
+        self._request, self._limit, self._milliseconds = 0, math.inf, 0
 
     def ask(
         self, model: int, signature: Signature, arrays: Mapping[str, Array], deadline: float = math.inf
@@ -128,11 +121,10 @@ class Lane:
         """Returns the next packet; raises as `ask`."""
         while True:
             until = min(deadline, self._find_limit())
-            timeout_s = min(max(1e-3, until - time.monotonic()), threading.TIMEOUT_MAX)
             try:
-                self._socket.settimeout(timeout_s)
+                self._wait_at_most(until - time.monotonic())
                 packet = receive(self._socket, self.worker.name, self._answers.read)
-            except TimeoutError:
+            except BlockingIOError:
                 if time.monotonic() < deadline:
                     continue
                 raise LateError from None
@@ -148,6 +140,17 @@ class Lane:
                 wrong = f"expected an answer to request {self._request}, got one to {packet.number}"
                 raise self._break(violation(self.worker.name, wrong).message)
             return packet
+
+    def _wait_at_most(self, seconds: float) -> None:
+        """Has the kernel end a call of the socket that takes longer.
+
+        Python's own time limit takes three more system calls per request, each of which gives the GIL away.
+        """
+        milliseconds = max(1, math.ceil(1e3 * min(seconds, threading.TIMEOUT_MAX)))
+        if milliseconds != self._milliseconds:
+            time_limit = struct.pack("ll", milliseconds // 1000, milliseconds % 1000 * 1000)
+            self._socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, time_limit)
+            self._milliseconds = milliseconds
 
     def _find_limit(self) -> float:
         """Returns when the run of this lane's request has taken too long; then the worker is killed."""
@@ -174,17 +177,9 @@ class Lane:
         self.process.kill(PoolError(problem), culprit=self._number)
         return LostError(problem)
 
-    def run_later(self, call: Callable[[], None]) -> None:
-        """Calls a function on the lane's thread; the lane is in use until it ends."""
-        if self._calls is None:
-            self._calls = start_calls(f"{THREADS}-{self.worker.name}")
-        self._calls.put(call)
-
     def close(self) -> None:
-        """Closes the connection and ends the thread."""
+        """Closes the connection."""
         close_aside(self._socket.close)
-        if self._calls is not None:
-            self._calls.put(None)
 
     def find_loss(self, timeout_s: float) -> tuple[PipelineError, bool]:
         """Waits until the worker has ended; returns why, and whether this lane's request is to blame.
@@ -197,22 +192,6 @@ class Lane:
         if not self.process.ended.wait(min(timeout_s, threading.TIMEOUT_MAX)):
             raise LateError
         return self.process.error, self.process.is_to_blame(self._number)
-
-
-def start_calls(name: str) -> SimpleQueue[Callable[[], None] | None]:
-    """Starts a thread; returns a queue of what it is to call, which ends with None."""
-    calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-    threading.Thread(target=_run_calls, args=(calls,), name=name, daemon=True).start()
-    return calls
-
-
-def _run_calls(calls: SimpleQueue[Callable[[], None] | None]) -> None:
-    while (call := calls.get()) is not None:
-        try:
-            call()
-        except BaseException:  # whatever a future's callback raises
-            log.exception("a future's callback failed")
-        del call  # else it is kept until the next one
 
 
 def require_room(arrays: Mapping[str, Array]) -> None:

@@ -8,61 +8,84 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+import weakref
+from collections.abc import Mapping, Sequence, Set
 from queue import Empty, SimpleQueue
 
-from ortprep.errors import PipelineError, PoolError
-from ortprep.runtime.pool.dispatch import Dispatcher, Request
-from ortprep.runtime.pool.lane import THREADS, Answer, Lane, LateError, LostError, start_calls
+from ortprep.errors import PipelineError
+from ortprep.runtime.pool.dispatch import Dispatcher, PoolFuture, Request
+from ortprep.runtime.pool.lane import Answer, Lane, LateError, LostError
+from ortprep.runtime.pool.memory import LANES
 from ortprep.runtime.tensors.signatures import Signature
 
 log = logging.getLogger(__name__)
 
+THREADS = "ortprep-pool"
+"""What the names of threads begin with that callbacks of futures run on."""
+
 
 class Service:
-    """Serves requests: of threads that wait, on those; and of futures, on the threads of lanes.
+    """Serves requests: on the thread that calls `answer`; those of `submit` on threads of its own.
 
     A signal's handler may raise in the main thread between any two steps, so the main thread never changes
-    what this and the dispatcher hold. It puts a request with a future into a queue, which the intake thread
-    empties, and has another thread serve a request that it waits for.
+    what this and the dispatcher hold: it submits its requests, which puts them into a queue in one step.
+    Models that the same workers have share a queue. It has as many threads as these workers have lanes, so
+    that no model waits for another's workers.
 
     Args:
         signatures: Types of the models by name, in the order of their numbers.
+        workers: The models of each worker.
     """
 
-    def __init__(self, signatures: Mapping[str, Signature]) -> None:
-        self.dispatcher = Dispatcher(self._serve)
+    def __init__(self, signatures: Mapping[str, Signature], workers: Sequence[Set[str]]) -> None:
+        self.dispatcher = Dispatcher()
         self._signatures = signatures
         self._numbers = {name: number for number, name in enumerate(signatures)}
-        self._incoming: SimpleQueue[Request | None] = SimpleQueue()
-        self._aside: SimpleQueue[Callable[[], None] | None] | None = None
-        threading.Thread(target=self._take_in, name=f"{THREADS}-intake", daemon=True).start()
+        self._deadlines: SimpleQueue[tuple[float, weakref.ref[Request]] | None] = SimpleQueue()
+        self._is_stopped = False
+        able = {model: tuple([model in models for models in workers]) for model in signatures}
+        queues = {which: SimpleQueue[Request | None]() for which in able.values()}
+        self._queues = {model: queues[which] for model, which in able.items()}
+        self._aside, self._last_aside = SimpleQueue[Request | None](), PoolFuture()
+        self._last_aside.cancel()
+        self._served = [queue for which, queue in queues.items() for _ in range(LANES * sum(which))]
+        self._served.append(self._aside)
+        threading.Thread(target=self._expire, name=f"{THREADS}-late", daemon=True).start()
+        for number, queue in enumerate(self._served):
+            name = f"{THREADS}-{number}"
+            threading.Thread(target=self._serve, args=(queue,), name=name, daemon=True).start()
 
     def submit(self, request: Request) -> None:
-        """Takes a request with a future, which is resolved whatever happens."""
-        self._incoming.put(request)
+        """Takes a request, whose future is resolved whatever happens."""
+        self._put(request, self._queues[request.model])
+
+    def submit_aside(self, request: Request) -> None:
+        """Does what `submit` does, for a caller that waits for each of its requests before the next.
+
+        They have one thread, since the one that waited last wakes sooner than the one that waits for longest.
+        """
+        is_free = self._last_aside.done()  # else its thread has a request whose caller was interrupted
+        self._put(request, self._aside if is_free else self._queues[request.model])
+        self._last_aside = request.future if is_free else self._last_aside
+
+    def _put(self, request: Request, queue: SimpleQueue[Request | None]) -> None:
+        queue.put(request)
+        if request.deadline < math.inf:
+            self._deadlines.put((request.deadline, weakref.ref(request)))
+        if self._is_stopped:  # its thread may have ended before
+            request.future.fail(self.dispatcher.closed_error())
 
     def stop(self) -> None:
-        """Ends the intake; the threads of lanes end with those."""
-        self._incoming.put(None)
-        if self._aside is not None:
-            self._aside.put(None)
+        """Ends the threads, once they have served what was submitted."""
+        self._is_stopped = True
+        self._deadlines.put(None)
+        for queue in self._served:
+            queue.put(None)
 
-    def answer_aside(self, request: Request) -> Answer:
-        """Does what `answer` does, on a thread of its own, which waits for the next call; raises as `answer`.
-
-        If this thread stops waiting, the other one ends once it has the answer.
-        """
-        calls, self._aside = self._aside or start_calls(f"{THREADS}-aside"), None
-        try:
-            calls.put(partial(self._resolve, request))
-            return request.future.result()
-        finally:
-            if request.future.done():
-                self._aside = calls
-            else:
-                calls.put(None)
+    @property
+    def pending(self) -> int:
+        """Number of requests that wait or are served."""
+        return self.dispatcher.pending + sum(queue.qsize() for queue in set(self._served))
 
     def answer(self, request: Request, lane: Lane | None = None) -> Answer:
         """Returns the outputs for a request, on this thread.
@@ -103,7 +126,7 @@ class Service:
             raise
         except LateError:
             is_free = False
-            lane.run_later(partial(self._finish, lane))
+            threading.Thread(target=self._finish, args=(lane,), name=f"{THREADS}-finish", daemon=True).start()
             raise request.late(f"{lane.worker.name} has it") from None
         except PipelineError:
             lane.worker.note_answer()
@@ -120,13 +143,28 @@ class Service:
         lane.finish()
         self.dispatcher.release(lane)
 
-    def _serve(self, request: Request) -> None:
-        assert request.lane is not None
-        request.lane.run_later(partial(self._resolve, request))
+    # The threads.
+
+    def _serve(self, queue: SimpleQueue[Request | None]) -> None:
+        """Serves the requests of a queue, until it brings None."""
+        while (request := queue.get()) is not None:
+            try:
+                self._resolve(request)
+            except BaseException:  # whatever a future's callback raises
+                log.exception("a future's callback failed")
+            del request  # else it is kept until the next one
 
     def _resolve(self, request: Request) -> None:
-        """Serves a request, on its lane if it has one, and tells its future."""
-        lane, future = request.lane, request.future
+        """Serves a request, and tells its future."""
+        future = request.future
+        try:
+            lane = self.dispatcher.acquire(request)
+        except PipelineError as error:
+            future.fail(error)
+            return
+        if not future.claim():  # it was cancelled, or is late
+            self.dispatcher.release(lane)
+            return
         try:
             answer = self.answer(request, lane)
         except BaseException as error:  # noqa: BLE001 - a boundary: the future is the only one to tell
@@ -134,34 +172,20 @@ class Service:
         else:
             future.set_result(answer)
 
-    # The intake.
-
-    def _take_in(self) -> None:
-        """Takes requests in, and fails those whose deadline passes while they wait."""
-        deadlines: list[tuple[float, int, Request]] = []
+    def _expire(self) -> None:
+        """Fails requests whose deadline passes while they wait."""
+        due: list[tuple[float, int, weakref.ref[Request]]] = []
         numbers = itertools.count()
         while True:
-            due = deadlines[0][0] if deadlines else math.inf
+            left_s = due[0][0] - time.monotonic() if due else threading.TIMEOUT_MAX
             try:
-                left_s = min(max(0.0, due - time.monotonic()), threading.TIMEOUT_MAX)
-                request = self._incoming.get(timeout=None if due == math.inf else left_s)
+                entry = self._deadlines.get(timeout=min(max(0.0, left_s), threading.TIMEOUT_MAX))
             except Empty:
-                self._expire(heapq.heappop(deadlines)[2])
+                request = heapq.heappop(due)[2]() if due else None
+                if request is not None:
+                    request.future.fail(request.late("waiting for a worker"))
+                del request
                 continue
-            if request is None:
+            if entry is None:
                 return
-            try:
-                self.dispatcher.submit(request)
-            except PoolError as error:
-                if request.future.set_running_or_notify_cancel():
-                    request.future.set_exception(error)
-                continue
-            if request.deadline < math.inf:
-                heapq.heappush(deadlines, (request.deadline, next(numbers), request))
-
-    def _expire(self, request: Request) -> None:
-        future = request.future
-        if not self.dispatcher.withdraw(request):  # it is running, or done
-            return
-        if future.set_running_or_notify_cancel():
-            future.set_exception(request.late("waiting for a worker"))
+            heapq.heappush(due, (entry[0], next(numbers), entry[1]))

@@ -27,9 +27,9 @@ from ortprep.runtime.loading.session import keep_freed_memory
 from ortprep.runtime.loading.variant_resolver import read_trusted_config
 from ortprep.runtime.pool.config import Bundle, PoolConfig, name_bundles, plan_workers
 from ortprep.runtime.pool.dispatch import PoolFuture, Request
-from ortprep.runtime.pool.lane import THREADS, Answer, require_room
+from ortprep.runtime.pool.lane import Answer, require_room
 from ortprep.runtime.pool.report import PoolStats
-from ortprep.runtime.pool.service import Service
+from ortprep.runtime.pool.service import THREADS, Service
 from ortprep.runtime.pool.template import Template
 from ortprep.runtime.pool.worker import Worker
 from ortprep.runtime.tensors.signatures import check_inputs, read_signature
@@ -72,7 +72,7 @@ class SessionPool:
         self._max_pending, self._pending = config.max_pending, set[Future[Answer]]()
         self._answered: SimpleQueue[None] = SimpleQueue()
         self._closed_by: PipelineError | None = None
-        self._service = Service(self._signatures)
+        self._service = Service(self._signatures, [worker.models for worker in self._workers])
         keep_freed_memory()  # for the arrays of answers
         # The threads hold what it has and not this, so that a pool that is forgotten ends its workers.
         self._finalizer = weakref.finalize(self, _abandon, self._service, self._workers, self._templates)
@@ -114,7 +114,14 @@ class SessionPool:
         _refuse_in_callback("run()")
         request = self._request(inputs, model, timeout_s, retries)
         if threading.current_thread() is threading.main_thread():
-            return self._service.answer_aside(request)  # since a signal's handler may raise here
+            self._service.submit_aside(request)  # since a signal's handler may raise here
+            self._pending.add(
+                request.future
+            )  # only now: all of these are resolved, and `close` waits for them
+            try:
+                return request.future.result()
+            finally:
+                self._pending.discard(request.future)
         return self._service.answer(request)
 
     def submit(
@@ -248,7 +255,7 @@ class SessionPool:
         with dispatcher.changed:
             workers = tuple([worker.stats() for worker in self._workers])
             is_degraded = any(worker.state == "failed" for worker in workers)
-            return PoolStats(workers, dispatcher.pending, is_degraded)
+            return PoolStats(workers, self._service.pending, is_degraded)
 
     def close(self, *, drain: bool = True, timeout_s: float | None = None) -> None:
         """Accepts no more requests, and ends the workers.
