@@ -196,7 +196,7 @@ def test_deadlines_hold_for_what_waits_and_for_what_runs(bundle):
         with pytest.raises(RequestTimeoutError, match="cpu/0 has it"):
             pool.run(batch(bad_workers.BLOCK), timeout_s=2)
         blocking = [pool.submit(batch(bad_workers.BLOCK)) for _ in range(3)]
-        wait_for(lambda: pool.stats().pending == 4, what="both lanes are in use")
+        wait_for(lambda: pool.stats().workers[0].in_flight == 2, what="both lanes are in use")
         with pytest.raises(RequestTimeoutError, match="waiting for a worker"):
             pool.run(batch(), timeout_s=0.1)
         bad_workers.unblock(bundle)
