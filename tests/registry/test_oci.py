@@ -666,6 +666,8 @@ def test_a_token_that_no_header_carries_is_none(tmp_path, token):
         ("10.0.0.1:5000", "https://evil.0.0.1/token"),
         ("[::1]:5000", "https://evil.test/token"),
         ("localhost", "https://evil.localhost/token"),
+        ("localhost:5000", "https://localhost:5001/token"),
+        ("10.0.0.1:5000", "https://10.0.0.1/token"),
     ],
 )
 def test_a_token_server_elsewhere_gets_no_credentials(tmp_path, host, realm):

@@ -21,7 +21,7 @@ from urllib3.util import parse_url
 from ortprep.bundle.codec import parse_json, read_json
 from ortprep.errors import AccessDeniedError, BundleError, RegistryError, RegistryUnavailableError
 from ortprep.quoting import quoted
-from ortprep.registry.backends.http_client import ANY_STATUS, HttpClient
+from ortprep.registry.backends.http_client import ANY_STATUS, HttpClient, origin_of
 from ortprep.registry.documents import as_mapping
 from ortprep.transport.http_answers import read_refusal
 
@@ -147,15 +147,14 @@ def _scope_of(request: requests.PreparedRequest) -> tuple[str, str]:
 def _is_token_server(url: str, base: str) -> bool:
     """Says whether a token server may have the credentials of the registry at `base`.
 
-    It is on the same host, or with TLS in the domain that the registry's host is in: `auth.docker.io` for
+    It is the registry itself, or with TLS in the domain that the registry's host is in: `auth.docker.io` for
     `registry-1.docker.io`, `gitlab.com` for `registry.gitlab.com`. Never in a top-level domain.
     """
     own, host = (parse_url(one).host or "" for one in (base, url))
     domain = own.partition(".")[2]
     is_domain = "." in domain and not own.replace(".", "").isdecimal() and ":" not in own
-    return host == own or (
-        is_domain and url.startswith("https:") and (host == domain or host.endswith(f".{domain}"))
-    )
+    is_near = is_domain and url.startswith("https:") and f".{host}".endswith(f".{domain}")
+    return is_near or origin_of(url) == origin_of(base)
 
 
 def read_credentials(host: str) -> str:
