@@ -287,6 +287,22 @@ def test_a_collection_removes_only_files_of_its_own_form(registry, catalogue, tm
     assert own.exists()
 
 
+def test_folders_too_deep_to_walk_through_keep_nothing_from_a_collection(registry, catalogue, tmp_path):
+    publish(write_bundle(tmp_path / "bundle"), catalogue)
+    unused = Path(registry, "net/blobs/ab", "ab" * 32)
+    unused.parent.mkdir(exist_ok=True)
+    unused.touch()
+    os.utime(unused, (1, 1))
+    handle = os.open(unused.parent, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("deep", dir_fd=handle)
+        handle, above = os.open("deep", os.O_RDONLY, dir_fd=handle), handle
+        os.close(above)
+    os.close(handle)
+    collect("net", catalogue, policy=RetentionPolicy(0, 0, grace_hours=0), dry_run=False)
+    assert not unused.exists()
+
+
 def test_a_collection_that_cannot_read_what_stays_removes_nothing(registry, catalogue, tmp_path):
     """Else a version with parts that nobody can read would have each collection end in its middle."""
     for day in (1, 2):

@@ -104,8 +104,10 @@ class FsspecFolder:
         return [path.rstrip("/").rsplit("/", 1)[-1] for path in paths]
 
     def find(self, folder: str) -> Mapping[str, StoredFile]:
-        """Returns all files below a folder, by their paths."""
-        files = self._ask(lambda: self._filesystem.find(self._locate(folder), detail=True), folder, {})
+        """Returns the files below a folder, by their paths; on a disk those of two levels."""
+        # Somebody's thousand folders in each other would be too deep for fsspec; stores have no folders.
+        options: dict[str, Any] = {"detail": True, "maxdepth": 2 if self._is_local else None}
+        files = self._ask(lambda: self._filesystem.find(self._locate(folder), **options), folder, {})
         start = len(self._locate("")) + 1
         return {path[start:]: _stored_file(info) for path, info in files.items()}
 
