@@ -84,7 +84,8 @@ def collect(
     unused = [version for digest, version in state.versions.items() if digest not in kept]
     # Before anything is deleted: what cannot be read would end this at the same place each time.
     catalogue.read_parts(*(version for digest, version in state.versions.items() if digest in kept))
-    removed = tuple(version for version in unused if dry_run or _delete_unnamed(version, catalogue))
+    names = {} if dry_run or not unused else catalogue.list_refs(model, Kind.VERSION)
+    removed = tuple(version for version in unused if dry_run or _delete_unnamed(version, names, catalogue))
     listed_moves = catalogue.list_refs(model, Kind.MOVE)
     listed = set(catalogue.list_refs(model, Kind.VERSION).values())
     # Read again before anything is swept: publishers go on meanwhile, and refresh what they rely on.
@@ -105,12 +106,12 @@ def collect(
     return CollectResult(model, removed, swept, len(remaining))
 
 
-def _delete_unnamed(version: Version, catalogue: Catalogue) -> bool:
-    """Deletes a version unless an alias names it by now; says whether it did."""
+def _delete_unnamed(version: Version, names: Mapping[str, str], catalogue: Catalogue) -> bool:
+    """Deletes all refs to a version unless an alias names it by now; says whether it did."""
     aliases = catalogue.list_refs(version.model, Kind.ALIAS)
     if any(named == version.digest and alias != version.label for alias, named in aliases.items()):
         return False
-    for name, digest in catalogue.list_refs(version.model, Kind.VERSION).items():
+    for name, digest in names.items():
         if digest == version.digest:
             catalogue.backend.delete_ref(version.model, Kind.VERSION, name)
     return True
