@@ -191,7 +191,7 @@ def test_of_many_shapes_the_first_are_told_apart_and_all_runs_counted():
         (np.full(9, np.nan, np.float32), None, None),
         (np.array(16_000, np.int64), (16_000, 16_000), (16_000,)),
         (np.array([True]), None, (True,)),
-        (np.array(["yes", "no"], object), None, ("no", "yes")),
+        (np.array(["yes", "no"], object), None, ("yes", "no")),
         (np.array(["x" * 1000], object), None, None),
         (np.zeros((1, 0), np.float32), None, None),
         (np.array([[1.5, 2.5]], np.float16), (1.5, 2.5), (1.5, 2.5)),

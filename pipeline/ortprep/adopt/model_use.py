@@ -7,7 +7,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ortprep.adopt.observation import MAX_SMALL_SIZE, MAX_VALUES, FeedRecord, Limits, ModelRecord, Value
+from ortprep.adopt.observation import (
+    MAX_SMALL_SIZE,
+    MAX_VALUES,
+    FeedRecord,
+    ModelRecord,
+    Shapes,
+    Value,
+    merge_feeds,
+    merge_limits,
+)
 from ortprep.init import ObservedInput
 from ortprep.options import (
     CUDA,
@@ -71,7 +80,7 @@ def merge_uses(models: Sequence[ModelRecord], *, ids: Collection[str] = ()) -> M
     inputs = {}
     for name in chosen[0].shapes if chosen else ():
         values = _all_values(feeds, name) if name in ids else _common_values(chosen, name)
-        limits = None if values else _merge_limits(feeds, name)
+        limits = None if values else merge_limits(feeds, name)
         inputs[name] = ObservedInput(tuple(feed.shapes[name] for feed in chosen), limits, values or None)
     options = {repr((one.options, one.providers, one.obtained, one.obstacle)) for one in models}
     return ModelUse(
@@ -88,25 +97,11 @@ def merge_uses(models: Sequence[ModelRecord], *, ids: Collection[str] = ()) -> M
 
 def _merge_feeds(feeds: Iterable[FeedRecord]) -> list[FeedRecord]:
     """Returns the runs by shapes, the most frequent first."""
-    merged: dict[tuple[tuple[str, tuple[int, ...]], ...], FeedRecord] = {}
+    merged: dict[Shapes, FeedRecord] = {}
     for feed in feeds:
         key = tuple(sorted(feed.shapes.items()))
-        earlier = merged.get(key, FeedRecord(0, feed.shapes, feed.values))
-        # Values that one process did not keep were too many.
-        values = {
-            name: tuple(dict.fromkeys((*earlier.values[name], *feed.values[name])))
-            for name in earlier.values
-            if name in feed.values
-        }
-        limits = {name: ends for name in feed.limits if (ends := _merge_limits((earlier, feed), name))}
-        merged[key] = FeedRecord(earlier.runs + feed.runs, feed.shapes, values, limits)
+        merged[key] = merge_feeds(merged[key], feed) if key in merged else feed
     return sorted(merged.values(), key=lambda feed: -feed.runs)
-
-
-def _merge_limits(feeds: Iterable[FeedRecord], name: str) -> Limits | None:
-    """Returns the lowest and the highest number of an input; None if none was seen."""
-    ends = [end for feed in feeds for end in feed.limits.get(name, ())]
-    return (min(ends), max(ends)) if ends else None
 
 
 def _choose_feeds(feeds: Sequence[FeedRecord], ids: Collection[str]) -> tuple[list[FeedRecord], int]:

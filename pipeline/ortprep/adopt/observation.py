@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -118,7 +118,7 @@ class ModelObserver:
 
     def __init__(self, model: ModelRecord, keeper: InputKeeper | None = None) -> None:
         self._model, self.keeper = model, keeper
-        self._feeds: dict[Shapes, _Feed] = {}
+        self._feeds: dict[Shapes, FeedRecord] = {}
         self.loads = self.runs = 0
 
     @property
@@ -134,52 +134,53 @@ class ModelObserver:
         """
         self.runs += 1
         key = tuple((name, _shape_of(value)) for name, value in feed.items())
-        entry = self._feeds.get(key)
-        if entry is None:
-            if len(self._feeds) == MAX_FEEDS:
-                return False
-            entry = self._feeds[key] = _Feed()
-        entry.runs += 1
-        if entry.runs <= _FIRST_RUNS:
-            for name, value in feed.items():
-                if isinstance(value, np.ndarray) and value.size:
-                    entry.look_at(name, value)
-        return entry.runs == 1
+        known = self._feeds.get(key)
+        if known is None:
+            if len(self._feeds) < MAX_FEEDS:
+                self._feeds[key] = describe_run(feed)
+            return key in self._feeds
+        if known.runs < _FIRST_RUNS:
+            self._feeds[key] = merge_feeds(known, describe_run(feed))
+        else:
+            self._feeds[key] = replace(known, runs=known.runs + 1)
+        return False
 
     def observed(self) -> ModelRecord:
         """Returns what was seen, in the order of the first run of each set of shapes."""
-        feeds = []
-        for key, feed in self._feeds.items():
-            values = {name: _sort(few) for name, few in feed.values.items() if few}
-            feeds.append(FeedRecord(feed.runs, dict(key), values, dict(feed.limits)))
-        kept = () if self.keeper is None else self.keeper.files
-        return replace(self._model, loads=self.loads, runs=self.runs, feeds=tuple(feeds), kept=kept)
+        feeds, kept = tuple(self._feeds.values()), () if self.keeper is None else self.keeper.files
+        return replace(self._model, loads=self.loads, runs=self.runs, feeds=feeds, kept=kept)
 
 
-@dataclass
-class _Feed:
-    """Runs of one set of shapes, and the values of small inputs; an empty set where there were too many."""
-
-    runs: int = 0
-    values: dict[str, set[Value]] = field(default_factory=dict)
-    limits: dict[str, Limits] = field(default_factory=dict)
-
-    def look_at(self, name: str, array: np.ndarray[Any, Any]) -> None:
-        """Adds the values of an array, if they are few, and its lowest and highest number."""
-        known = self.values.get(name)
-        if array.size <= MAX_SMALL_SIZE and known != set():
-            values = (known or set()).union(array.reshape(-1).tolist())
-            is_kept = len(values) <= MAX_VALUES and all(map(_is_value, values))
-            self.values[name] = values if is_kept else set()
-        if array.dtype.kind == "f":
-            array = array[np.isfinite(array)]
-        if array.dtype.kind in "iuf" and array.size:
-            ends = (array.min().item(), array.max().item(), *self.limits.get(name, ()))
-            self.limits[name] = (min(ends), max(ends))
+def describe_run(feed: Mapping[str, Any]) -> FeedRecord:
+    """Returns the record of one run on arrays, or on shapes where the values cannot be read."""
+    values, limits = {}, {}
+    for name, array in feed.items():
+        if not isinstance(array, np.ndarray) or not array.size:
+            continue
+        few = tuple(dict.fromkeys(array.reshape(-1).tolist())) if array.size <= MAX_SMALL_SIZE else ()
+        if few and all(map(_is_value, few)):
+            values[name] = few
+        finite = array[np.isfinite(array)] if array.dtype.kind == "f" else array
+        if array.dtype.kind in "iuf" and finite.size:
+            limits[name] = (finite.min().item(), finite.max().item())
+    return FeedRecord(1, {name: _shape_of(value) for name, value in feed.items()}, values, limits)
 
 
-def _sort(values: set[Value]) -> tuple[Value, ...]:
-    return tuple(sorted(values, key=lambda one: (str(type(one)), one)))
+def merge_feeds(one: FeedRecord, other: FeedRecord) -> FeedRecord:
+    """Returns the record of the runs of two with the same shapes; values count if both have few of them."""
+    names = [name for name in one.values if name in other.values]
+    values = {name: tuple(dict.fromkeys((*one.values[name], *other.values[name]))) for name in names}
+    few = {name: seen for name, seen in values.items() if len(seen) <= MAX_VALUES}
+    limits = {
+        name: ends for name in {**one.limits, **other.limits} if (ends := merge_limits((one, other), name))
+    }
+    return FeedRecord(one.runs + other.runs, one.shapes, few, limits)
+
+
+def merge_limits(feeds: Iterable[FeedRecord], name: str) -> Limits | None:
+    """Returns the lowest and the highest number of an input; None if none was seen."""
+    ends = [end for feed in feeds for end in feed.limits.get(name, ())]
+    return (min(ends), max(ends)) if ends else None
 
 
 def _is_value(value: object) -> bool:
