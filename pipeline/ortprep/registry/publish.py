@@ -21,7 +21,7 @@ from ortprep.registry.backend import Kind, ref_name
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import Part, Version, build_version
 from ortprep.registry.part_bundle import read_part
-from ortprep.registry.signatures import sign_once, verify_part
+from ortprep.registry.signatures import sign_part, verify_part
 from ortprep.registry.versions import ModelState, check_alias_name, merge_parts
 from ortprep.transport.transfer import Observer, Progress, ignore, map_parallel
 
@@ -87,7 +87,7 @@ def publish(
         _check_label(label, before, part)
     signatures: tuple[bytes, ...] = ()
     if private_key is not None:
-        signatures = (sign_once(part, catalogue.read_signatures(part), private_key),)
+        signatures = (sign_part(part, private_key, catalogue.read_signatures(part)),)
     if public_key is not None:
         found = verify_part(part, (*catalogue.read_signatures(part), *signatures), public_key)
         signatures = tuple(dict.fromkeys((*signatures, found)))

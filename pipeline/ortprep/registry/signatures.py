@@ -50,16 +50,24 @@ _PREDICATE = "https://model_signing/signature/v1.0"
 _EXPECTED = f"another form of signature\n  expected {_PREDICATE}, with the key's name, got something else"
 
 
-def sign_part(part: Part, private_key: Path) -> bytes:
-    """Returns a signature of a part: a Sigstore bundle, as OpenSSF model-signing writes it.
+def sign_part(part: Part, private_key: Path, signatures: Iterable[bytes] = ()) -> bytes:
+    """Returns a signature of a part by a key: the valid one of `signatures`, else a new one.
+
+    It is a Sigstore bundle, as OpenSSF model-signing writes it; `signatures` may be anybody's.
 
     Raises:
         SignatureError: The key cannot be used.
         MissingExtraError: model-signing is not installed.
     """
     signing = _import_model_signing().signing
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+
     with _translated(f"cannot sign {part.model}"), _written(part) as file:
-        target = file.with_suffix(".sig")
+        target, public = file.with_suffix(".sig"), file.with_suffix(".pub")
+        key = load_pem_private_key(private_key.read_bytes(), _password()).public_key()
+        public.write_bytes(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+        with suppress(SignatureError):
+            return verify_part(part, signatures, public)
         # Annotated as text by model-signing 1.1, and handed on to where bytes are needed.
         config = signing.Config().use_elliptic_key_signer(private_key=private_key, password=_password())
         config.sign(file, target)
@@ -87,25 +95,6 @@ def verify_part(part: Part, signatures: Iterable[bytes], public_key: Path) -> by
         hint="verify with the publisher's public key, or publish it signed: "
         "ortprep publish BUNDLE --sign PRIVATE_KEY",
     )
-
-
-def sign_once(part: Part, signatures: Iterable[bytes], private_key: Path) -> bytes:
-    """Returns a valid signature of a part by a key: one of those that are there, else a new one.
-
-    Raises:
-        SignatureError: The key cannot be used.
-        MissingExtraError: model-signing is not installed.
-    """
-    _import_model_signing()
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
-
-    with _translated(f"cannot sign {part.model}"), scratch_folder("ortprep-sign-") as folder:
-        public = load_pem_private_key(private_key.read_bytes(), _password()).public_key()
-        file = folder / "key.pub"
-        file.write_bytes(public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
-        with suppress(SignatureError):
-            return verify_part(part, signatures, file)
-    return sign_part(part, private_key)
 
 
 def _verify(part: Part, signature: bytes, public_key: Path) -> None:
