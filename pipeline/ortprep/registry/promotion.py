@@ -93,8 +93,7 @@ def promote(
         )
     state = catalogue.read_state(reference.name)
     version = resolve(state, reference.version, registry=redact_url(catalogue.backend.url))
-    now = catalogue.list_refs(reference.name, Kind.ALIAS).get(alias)
-    forced = _pass_gate(catalogue, version, None if now == version.digest else now, state, gate)
+    forced = _pass_gate(catalogue, version, state.aliases.get(alias, version.digest), state, gate)
     move = Move(alias, version.digest, 1, "promote", "", reason=reason, forced=forced)
     return _record_and_move(catalogue, version, move)
 
@@ -131,11 +130,11 @@ def rollback(
 
 
 def _pass_gate(
-    catalogue: Catalogue, version: Version, now: str | None, state: ModelState, gate: PromotionGate
+    catalogue: Catalogue, version: Version, now: str, state: ModelState, gate: PromotionGate
 ) -> tuple[str, ...]:
     """Returns the overruled objections; raises SignatureError, or PromotionRefusedError for others.
 
-    `now` is the digest of another version that the alias names, if it names one.
+    `now` is the digest of the version that the alias names, that of `version` itself if it names none.
     """
     parts = catalogue.read_parts(version, public_key=gate.public_key)
     if len(parts) < len(version.parts):
@@ -148,10 +147,10 @@ def _pass_gate(
     hint = "ortprep promote … --force --reason 'why'   (the reason is recorded)"
     new = catalogue.read_manifests(parts)
     objections = tuple(text for part, manifest in new for text in _find_unverified(part, manifest))
-    serving = state.versions.get(now or "")
-    if now is not None and serving is None:
+    serving = state.versions.get(now)
+    if serving is None:
         objections += (f"nothing to compare with: cannot read {now}, which serves now",)
-    if serving is not None:
+    elif serving != version:
         try:
             old = catalogue.read_manifests(catalogue.read_parts(serving, public_key=gate.public_key))
             objections += _find_regressions(old, new, gate)
