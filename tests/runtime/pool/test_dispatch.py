@@ -15,8 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortprep.errors import PoolClosedError, PoolError, RequestTimeoutError
+from ortprep.runtime.packets import place_arrays
 from ortprep.runtime.pool.dispatch import Dispatcher, Request
 from ortprep.runtime.pool.memory import WorkerMemory
+from ortprep.runtime.pool.service import Service
+from ortprep.runtime.tensors.signatures import Signature
 
 _STEPS = st.lists(
     st.tuples(st.sampled_from(["enter", "answer", "lose", "open", "withdraw"]), st.integers(0, 9)),
@@ -177,3 +180,26 @@ def test_a_worker_died_of_what_it_was_at(marks, blamed):
         getattr(memory, f"mark_{name}")(int(lane))
     assert memory.find_blame() == blamed
     memory.close()
+
+
+@pytest.mark.attack
+def test_a_worker_s_memory_stays_while_an_array_of_it_is_copied():
+    descriptor = WorkerMemory.create()
+    memory = WorkerMemory(descriptor)
+    os.close(descriptor)
+    window = memory.requests(0)
+    window.write([np.arange(6.0)], place_arrays([48]))
+    array = window.read(np.dtype(float), (2, 3), 0)
+    memory.close()  # the worker has died
+    array += 1
+    assert array.tolist() == [[1, 2, 3], [4, 5, 6]]
+
+
+def test_what_is_submitted_while_the_pool_is_closed_is_told():
+    service = Service({"a": Signature("a", {}, {})}, [frozenset("a")])
+    service.dispatcher.fail(PoolClosedError("closed"))
+    service.stop()
+    for submit in (service.submit, service.submit_aside):
+        late = request()
+        submit(late)
+        assert isinstance(late.future.exception(10), PoolClosedError)

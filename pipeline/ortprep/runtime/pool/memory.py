@@ -53,7 +53,10 @@ class Window:
         return view.copy() if self._is_copied else view
 
     def _view(self, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int) -> Array:
-        return np.ndarray(shape, dtype, self._memory, self._begin + offset)
+        # Unlike `ndarray`, `frombuffer` keeps the memory mapped for as long as the array is there.
+        size_bytes = math.prod(shape) * dtype.itemsize
+        content = np.frombuffer(self._memory, np.uint8, size_bytes, self._begin + offset)
+        return content.view(dtype).reshape(shape)
 
 
 class WorkerMemory:
@@ -124,5 +127,5 @@ class WorkerMemory:
 
     def close(self) -> None:
         """Gives the memory back, once nobody reads it."""
-        with suppress(BufferError):  # a thread copies an answer, after which it goes by itself
+        with suppress(BufferError):  # a thread copies arrays, after which it goes by itself
             self._memory.close()
