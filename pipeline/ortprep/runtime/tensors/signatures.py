@@ -18,6 +18,7 @@ from ortprep.runtime.tensors.element_types import (
     ElementType,
     find_element_type,
     is_bounded_shape,
+    is_valid_bool,
     numpy_dtype,
 )
 
@@ -96,6 +97,10 @@ def _check_array(signature: Signature, name: str, dtype: np.dtype[Any], value: A
             f"of at most {MAX_EMPTY_ELEMENTS} together, got {list(array.shape)}"
         )
     if array.dtype == dtype:
+        if dtype == np.bool_ and not is_valid_bool(array):
+            raise InvalidRequestError(
+                f"input {name!r} of {signature.model} has bytes that are no booleans\n  expected 0 or 1"
+            )
         return array
     kind = find_element_type(dtype.names[0]) if dtype.names else None
     bits = None if kind is None else _as_bits(array, kind)
