@@ -14,13 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortprep.errors import HostError, NoRoomError
+from ortprep.runtime.descriptors import Region
 from ortprep.runtime.packets import (
     DONE,
     FAILED,
     INLINE_BYTES,
     MAX_PACKET_BYTES,
+    MAX_RANK,
     Packet,
-    Region,
     place_arrays,
     read_json,
     receive,
@@ -143,6 +144,9 @@ def test_a_text_that_is_too_long_is_cut():
     assert got["message"].startswith("ää")
     with pytest.raises(NoRoomError, match="do not fit a message"):
         send_arrays(here, DONE, arrays_of([(1,)] * 10_000, np.dtype(np.float32)), Region)
+    for shape in ((1,) * (MAX_RANK + 1), (0, 2**62)):  # a request may decide what shape its answer has
+        with pytest.raises(NoRoomError, match="do not fit a message"):
+            send_arrays(here, DONE, {"y": np.empty(shape, np.uint8)}, Region)
     send(here, FAILED, b"{}")
     here.close()
     there.close()

@@ -18,6 +18,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from numpy.typing import NDArray
+
+    from ortprep.runtime.packets import Places
+
 ANCILLARY_BYTES = _socket.CMSG_SPACE(4 * 253)
 """Bytes of ancillary data that hold all descriptors which Linux sends with one packet (`SCM_MAX_FD`)."""
 
@@ -106,3 +110,38 @@ def close_aside(close: Callable[[], object]) -> None:
         _postponed.append(close)
     else:
         is_closed.acquire(timeout=_MAX_WAIT_S)
+
+
+class Region:
+    """Memory file that its sender writes arrays into, as often as it likes; it cannot shrink.
+
+    Its sender does not map it: to write a file is faster than to write memory whose pages the kernel adds one
+    by one, and where there is no memory left, a write raises an error and a page ends the process.
+    """
+
+    __slots__ = ("descriptor",)
+
+    def __init__(self) -> None:
+        self.descriptor = -1
+        self.descriptor = create_memory()
+
+    def write(self, arrays: Iterable[NDArray[Any]], places: Places) -> None:
+        """Writes arrays in C order and native byte order; raises `OSError` if there is no memory."""
+        import numpy as np  # here, since workers import it after ONNX Runtime
+
+        for array, offset in zip(arrays, places.offsets, strict=True):
+            plain = np.asarray(array, array.dtype.newbyteorder("="), order="C")
+            remaining, position = plain.reshape(-1).view(np.uint8).data, offset
+            while remaining:
+                count = os.pwrite(self.descriptor, remaining, position)
+                remaining, position = remaining[count:], position + count
+        if os.fstat(self.descriptor).st_size < places.end:
+            os.ftruncate(self.descriptor, places.end)
+
+    def close(self) -> None:
+        """Closes the descriptor; who received the file keeps it."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    __del__ = close

@@ -22,8 +22,8 @@ import numpy as np
 
 from ortprep.runtime.descriptors import (
     ANCILLARY_BYTES,
+    Region,
     close_received,
-    create_memory,
     find_descriptors,
     find_seals,
 )
@@ -117,39 +117,6 @@ class SharedWriter(Protocol):
 
     def write(self, arrays: Iterable[NDArray[Any]], places: Places) -> None:
         """Writes arrays to their places, in C order and native byte order."""
-
-
-class Region:
-    """Memory file that its sender writes arrays into, as often as it likes; it cannot shrink.
-
-    Its sender does not map it: to write a file is faster than to write memory whose pages the kernel adds one
-    by one, and where there is no memory left, a write raises an error and a page ends the process.
-    """
-
-    __slots__ = ("descriptor",)
-
-    def __init__(self) -> None:
-        self.descriptor = -1
-        self.descriptor = create_memory()
-
-    def write(self, arrays: Iterable[NDArray[Any]], places: Places) -> None:
-        """Writes arrays in C order and native byte order; raises `OSError` if there is no memory."""
-        for array, offset in zip(arrays, places.offsets, strict=True):
-            plain = np.asarray(array, array.dtype.newbyteorder("="), order="C")
-            remaining, position = plain.reshape(-1).view(np.uint8).data, offset
-            while remaining:
-                count = os.pwrite(self.descriptor, remaining, position)
-                remaining, position = remaining[count:], position + count
-        if os.fstat(self.descriptor).st_size < places.end:
-            os.ftruncate(self.descriptor, places.end)
-
-    def close(self) -> None:
-        """Closes the descriptor; who received the file keeps it."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
-
-    __del__ = close
 
 
 def violation(sender: str, problem: str) -> HostError:
@@ -285,10 +252,12 @@ def send_arrays(
         OSError: The other side left or does not read, or there is no memory.
     """
     text, places = _encode_text(tuple([(name, one.dtype, one.shape) for name, one in arrays.items()]))
-    if len(text) > MAX_TEXT_BYTES or places.end > MAX_REGION_BYTES:
+    is_small = len(text) <= MAX_TEXT_BYTES and places.end <= MAX_REGION_BYTES
+    if not is_small or not all(_can_travel(one.dtype, one.shape) for one in arrays.values()):
         from ortprep.errors import NoRoomError
 
-        raise NoRoomError(f"{len(arrays)} arrays of {places.end} bytes do not fit a message")
+        shapes = ", ".join([f"{name} {list(one.shape)}" for name, one in arrays.items()])[:500]
+        raise NoRoomError(f"arrays of {places.end} bytes do not fit a message: {shapes}")
     fields: dict[str, Any] = {"deadline_ns": deadline_ns, "number": number, "model": model}
     if places.is_inline:
         memory = bytearray(places.end)
@@ -314,6 +283,10 @@ def _encode_text(specs: tuple[tuple[str, np.dtype[Any], Shape], ...]) -> tuple[b
     return b"".join(texts), place_arrays(sizes)
 
 
+def _can_travel(dtype: np.dtype[Any], shape: Shape) -> bool:
+    return len(shape) <= MAX_RANK and max((math.prod(shape) * dtype.itemsize, *shape)) < 2**62
+
+
 @functools.lru_cache(_MAX_CACHED)
 def _decode_text(text: bytes, count: int) -> tuple[dict[str, tuple[np.dtype[Any], Shape]], Places]:
     """Returns type and shape of arrays by name, and where the arrays lie.
@@ -330,11 +303,9 @@ def _decode_text(text: bytes, count: int) -> tuple[dict[str, tuple[np.dtype[Any]
         end = middle + dtype_bytes
         name, dtype = text[middle - title_bytes : middle].decode(), _find_dtype(text[middle:end].decode())
         (rank,) = struct.unpack_from("<B", text, end)
-        if rank > MAX_RANK:
-            raise ValueError(f"expected at most {MAX_RANK} axes, got {rank}")
         shape = struct.unpack_from(f"<{rank}Q", text, end + 1)
-        if max((math.prod(shape) * dtype.itemsize, *shape)) >= 2**62:
-            raise ValueError(f"no array has shape {list(shape)}")
+        if not _can_travel(dtype, shape):
+            raise ValueError(f"expected at most {MAX_RANK} axes of possible sizes, got {list(shape)}")
         specs[name], position = (dtype, shape), end + 1 + 8 * rank
     if position != len(text) or len(specs) != count:
         raise ValueError(f"expected {count} arrays with a name each")

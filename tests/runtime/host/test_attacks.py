@@ -24,7 +24,7 @@ import pytest
 from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.errors import HostDiedError, HostError, LoadTimeoutError, RequestTimeoutError
 from ortprep.runtime import connect
-from ortprep.runtime.descriptors import close_aside
+from ortprep.runtime.descriptors import Region, close_aside
 from ortprep.runtime.host import models
 from ortprep.runtime.host.folder import HostFolder, require_same_user
 from ortprep.runtime.host.models import HostConfig, ModelTable
@@ -39,7 +39,6 @@ from ortprep.runtime.packets import (
     OPEN,
     OPENED,
     RUN,
-    Region,
     place_arrays,
     receive,
     send,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ortprep.runtime import packets
+from ortprep.runtime.descriptors import Region
 from ortprep.runtime.host.folder import HostFolder
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class HostSession:
         self._model, self._start = model, start
         self._timeout_s, self._idle_s = timeout_s, idle_s
         self._socket: _socket.socket | None = None
-        self._region: packets.Region | None = None
+        self._region: Region | None = None
         self._is_closed = False
         self._lock, self._pid = _thread.allocate_lock(), os.getpid()
         self._call(None, timeout_s)
@@ -190,10 +191,10 @@ class HostSession:
         except ConnectionError:
             return None
 
-    def _find_region(self) -> packets.Region:
+    def _find_region(self) -> Region:
         """Returns the session's region."""
         if self._region is None:
-            self._region = packets.Region()
+            self._region = Region()
         return self._region
 
     def _disconnect(self) -> None:

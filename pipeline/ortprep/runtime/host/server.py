@@ -20,7 +20,7 @@ from typing import Any
 
 from ortprep.errors import HostError, NoRoomError, RequestTimeoutError, to_dict
 from ortprep.runtime import packets
-from ortprep.runtime.descriptors import close_aside
+from ortprep.runtime.descriptors import Region, close_aside
 from ortprep.runtime.host.folder import HostFolder, require_same_user
 from ortprep.runtime.host.models import HostConfig, ModelTable
 from ortprep.runtime.loading.load_options import Deadline
@@ -170,7 +170,7 @@ class Server:
         except Exception as error:  # noqa: BLE001 - errors of ONNX Runtime cross to the client
             kind, reply = packets.FAILED, to_dict(error)
         if kind == packets.DONE:
-            packets.send_arrays(sock, packets.DONE, reply, packets.Region)
+            packets.send_arrays(sock, packets.DONE, reply, Region)
         else:
             packets.send_json(sock, kind, reply)
         return folder
