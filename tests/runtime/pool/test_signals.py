@@ -128,7 +128,7 @@ def test_a_storm_of_signals_loses_no_request_and_holds_no_lock(bundle):
 # -- however the program that has a pool ends, nothing of the pool is left
 
 _PROGRAM = """\
-import os, sys, time
+import dataclasses, os, sys, time
 import numpy as np
 from ortprep.errors import PoolClosedError
 from ortprep.runtime import PoolConfig, SessionPool
@@ -136,14 +136,21 @@ from ortprep.runtime import PoolConfig, SessionPool
 if __name__ == "__main__":
     bundle, worker, ending, threads = sys.argv[1:]
     config = PoolConfig(devices="cpu", workers_per_device=2, worker=worker, threads=int(threads))
-    pool = SessionPool(bundle, config)
+    if ending == "fork early":
+        pool = SessionPool(bundle, dataclasses.replace(config, min_ready=0))
+        time.sleep(0.05)  # the template loads the model
+        if os.fork() == 0:
+            os.closerange(0, 3)
+            time.sleep(3600)
+    else:
+        pool = SessionPool(bundle, config)
     x = np.ones((64, 1024), np.float32)
     kept = pool.run({"x": x})["y"]
     if ending == "hang":
         x[...] = -105
         futures = [pool.submit({"x": x}) for _ in range(2)]
     print(*(w.pid for w in pool.stats().workers), flush=True)
-    if ending in ("sleep", "hang"):
+    if ending in ("sleep", "hang", "fork early"):
         time.sleep(3600)
     if ending == "fork":
         pending = pool.submit({"x": x})
@@ -205,6 +212,19 @@ def test_a_killed_program_leaves_nothing(tmp_path, bundle, number, ending, threa
     process.send_signal(number)
     process.communicate(timeout=300)
     wait_until_gone(pids)
+
+
+@pytest.mark.slow
+@pytest.mark.runtime
+@pytest.mark.attack
+def test_a_fork_made_while_workers_start_keeps_none_of_them(tmp_path, bundle):
+    process, pids = start(tmp_path, bundle, "fork early")
+    process.kill()
+    try:
+        wait_until_gone(pids)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)  # the fork
+        process.communicate()
 
 
 @pytest.mark.slow

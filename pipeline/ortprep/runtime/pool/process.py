@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
@@ -131,36 +132,35 @@ class WorkerProcess:
         # Here, since it needs numpy, which workers import after ONNX Runtime.
         from ortprep.runtime.pool.memory import LANES, WorkerMemory
 
+        self._held: set[int] = set()
         with ExitStack() as own, ExitStack() as given:
-            pairs = []
-            for _ in range(1 if job.is_template else LANES):
-                mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                own.callback(mine.close)
-                given.callback(its.close)
-                pairs.append((mine, its))
-            self.output, output = os.pipe()
-            own.callback(os.close, self.output)
-            given.callback(os.close, output)
-            death_pipe, self._death_pipe = os.pipe()
-            own.callback(os.close, self._death_pipe)
-            given.callback(os.close, death_pipe)
-            memory = WorkerMemory.create()
-            given.callback(os.close, memory)
-            self.memory: WorkerMemory = WorkerMemory(memory)
-            own.callback(self.memory.close)
-            descriptors = (death_pipe, output, memory, *(its.fileno() for _, its in pairs))
+            own.callback(self.close)
+            with _FORKS:
+                sockets = []
+                for _ in range(1 if job.is_template else LANES):
+                    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                    own.callback(mine.close)
+                    sockets.append((mine, self._hold(its.detach())))
+                self.sockets = tuple([mine for mine, _ in sockets])
+                self.output, output = map(self._hold, os.pipe())
+                death_pipe, _ = map(self._hold, os.pipe())
+                memory = self._hold(WorkerMemory.create())
+                self.memory: WorkerMemory = WorkerMemory(memory)
+                own.callback(self.memory.close)
+                _PROCESSES.add(self)
+            descriptors = (death_pipe, output, memory, *(its for _, its in sockets))
+            given.callback(self._close, *descriptors)
             job = replace(job, descriptors=descriptors)
             if template is None:
                 self._process: subprocess.Popen[bytes] | ForkedProcess = spawn(job, environment)
                 own.callback(self._process.wait)
                 own.callback(self._process.kill)
-                self.sentinel = os.pidfd_open(self._process.pid)
+                self.sentinel = self._hold(os.pidfd_open(self._process.pid))
             else:
                 self._process = template.fork(descriptors)
-                self.sentinel = self._process.sentinel
+                self.sentinel = self._hold(self._process.sentinel)
             own.pop_all()
         self.pid, self.name = self._process.pid, name
-        self.sockets = tuple([mine for mine, _ in pairs])
         os.set_blocking(self.output, False)
         self.ended, self._ending = threading.Event(), threading.Lock()
         self.error: PipelineError = WorkerDiedError(f"{name} died")
@@ -260,10 +260,21 @@ class WorkerProcess:
         error.pid, error.returncode, error.stderr = self.pid, code, lines
         return error
 
+    def _hold(self, descriptor: int) -> int:
+        """Returns a descriptor that is now one of those that lead to it."""
+        self._held.add(descriptor)
+        return descriptor
+
+    def _close(self, *descriptors: int) -> None:
+        """Closes those of some descriptors that are still open."""
+        for one in descriptors:
+            if one in self._held:
+                self._held.discard(one)
+                os.close(one)
+
     def close(self) -> None:
         """Closes what leads to it but for its sockets; the kernel ends it if it still runs."""
-        for descriptor in (self.output, self._death_pipe, self.sentinel):
-            os.close(descriptor)
+        self._close(*self._held)
 
     def close_sockets(self) -> None:
         """Closes its sockets, if no lane has them."""
@@ -271,10 +282,25 @@ class WorkerProcess:
             close_aside(one.close)
 
     def forget(self) -> None:
-        """Closes all copies of what leads to it, in a fork of its pool's process."""
+        """Closes all copies of what leads to it, in a fork of this process."""
         self.close()
         for one in self.sockets:
             one.close()
+        self.memory.close()
+
+
+_PROCESSES: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
+_FORKS = threading.Lock()
+"""Held while descriptors are made, and while this process is forked, so that the fork knows all of them."""
+
+
+def _forget_all() -> None:
+    _FORKS.release()
+    for process in tuple(_PROCESSES):
+        process.forget()
+
+
+os.register_at_fork(before=_FORKS.acquire, after_in_parent=_FORKS.release, after_in_child=_forget_all)
 
 
 class OutputTail:

@@ -318,12 +318,8 @@ class SessionPool:
 
     def _forget(self) -> None:
         """Becomes a closed pool, in a process that was forked from the pool's."""
-        self._finalizer.detach()
-        for worker in self._workers:
-            worker.forget()
-        for template in self._templates:
-            template.forget()
         self._closed_by = PoolClosedError("a pool cannot be used in a fork of its process")
+        self._finalizer.detach()
         self._workers, self._templates, self._pending = (), (), set()
         self._service.dispatcher.changed = threading.Condition()  # another thread may have had it
 

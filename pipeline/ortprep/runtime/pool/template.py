@@ -152,11 +152,6 @@ class Template:
         with self._lock:
             self._end()
 
-    def forget(self) -> None:
-        """Closes what leads to it, in a fork of the pool's process."""
-        if self._process is not None:
-            self._process.forget()
-
 
 class ForkedProcess:
     """A worker's process that a template forked, whose child it is: it reaps it when it is asked to."""

@@ -76,11 +76,6 @@ class Worker:
         if self._thread is not threading.current_thread():
             self._thread.join()
 
-    def forget(self) -> None:
-        """Closes what leads to its process, in a fork of the pool's process."""
-        if self._process is not None:
-            self._process.forget()
-
     # What it is now; the dispatcher's lock is held.
 
     @property
