@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from bench.demo_models import write_demo_model
 from bench.result_file import describe_machine, format_results
 from ortprep.build.build_plan import plan_builds
 from ortprep.build.execution import run_task
@@ -45,7 +46,9 @@ def write_specs(folder: Path, exported: Path | None, names: tuple[str, ...], *, 
     """Writes a spec per model, all with the same conversions; returns the names."""
     configs = folder / "configs"
     configs.mkdir()
-    found: dict[str, dict[str, Any]] = {name: {"source": {"demo": name}} for name in _DEMOS}
+    found: dict[str, dict[str, Any]] = {}
+    for name in _DEMOS:
+        found[name] = {"source": {"path": str(write_demo_model(name, folder / f"{name}.onnx").absolute())}}
     for path in sorted((exported / "configs").glob("*.yaml")) if exported else ():
         spec = yaml.safe_load(path.read_text())
         model = (path.parent / spec["source"]["path"]).resolve()

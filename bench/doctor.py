@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.demo_models import write_demo_model
 from bench.language import LANGUAGE_MODELS, write_language_model
 from bench.result_file import describe_machine, format_results
 from ortprep.errors import StageError
-from ortprep.stages.fetch.demo import write_demo_model
 
 MODELS = ("resnet50", "bert-base", "densenet121")
 GOAL_APART = 0.10

@@ -52,8 +52,8 @@ def write_models(request: Mapping[str, Any]) -> dict[str, Any]:
     import onnx
     from onnx import numpy_helper
 
+    from bench.demo_models import write_demo_model
     from ortprep.runtime.tensors.arrays import write_tensors
-    from ortprep.stages.fetch.demo import write_demo_model
     from tests.stages.convert.builders import overflowing_net
 
     folder = Path(request["folder"])

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.demo_models import write_demo_model
 from bench.language import LANGUAGE_MODELS, write_language_model
 from ortprep.build.receipts import read_receipt, receipt_path, task_folder
 from ortprep.bundle.codec import decode
@@ -116,10 +117,10 @@ def demo_specs(names: Iterable[str]) -> dict[str, str]:
 
 
 def source_of(name: str) -> str:
-    """Returns the source of a model of `SPECS` for its spec, in YAML; writes a model that is no demo."""
-    if name not in LANGUAGE_MODELS:
-        return f"{{demo: {name}}}"
-    path = write_language_model(name, Path("bench/out/language") / f"{name}.onnx")
+    """Writes a model of `SPECS`, and returns the source for its spec, in YAML."""
+    path = Path("bench/out/models") / f"{name}.onnx"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (write_language_model if name in LANGUAGE_MODELS else write_demo_model)(name, path)
     return f"{{path: {json.dumps(str(path.absolute()))}}}"
 
 

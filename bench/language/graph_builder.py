@@ -9,7 +9,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from ortprep.stages.fetch.demo import draw_weight
+from bench.demo_models import draw_weight
 
 OPSET, IR_VERSION = 17, 8
 

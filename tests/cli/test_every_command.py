@@ -18,7 +18,6 @@ from ortprep.cli import app as _app  # noqa: F401  puts the commands on the app
 from ortprep.cli.command import app
 from ortprep.errors import MissingExtraError
 from ortprep.init import init_spec
-from ortprep.stages.fetch.demo import write_demo_model
 from ortprep.versions import hint_to_install
 from tests.builders import conv_net, write_model
 from tests.prepare.builders import REPOSITORY, Outcome, Project, new_squeezenet
@@ -182,8 +181,6 @@ def project(tmp_path_factory):
     """A spec and its model, never built; two bundles of another model, and keys to sign with."""
     root = tmp_path_factory.mktemp("commands") / "project"
     made = new_squeezenet(root, tune=TUNE)
-    made.models.mkdir()
-    write_demo_model("squeezenet", made.models / "squeezenet.onnx")
     (made.root / "app.py").write_text(APPLICATION)
     write_bundle(made.artifacts / "other", name="other", spec=b"1")
     write_bundle(made.artifacts / "another", name="other", spec=b"2")

@@ -171,7 +171,7 @@ def test_two_models_of_one_name_get_two_specs(tmp_path):
     assert (find_spec_name(first, tmp_path), find_spec_name(second, tmp_path)) == ("model", None)
     assert choose_name(second, tmp_path) == "second-model"
     assert choose_name(tmp_path / "ünï.onnx", tmp_path) == "uni"
-    (tmp_path / "second-model.yaml").write_text("name: second-model\nsource: {demo: resnet50}\n")
+    (tmp_path / "second-model.yaml").write_text("name: second-model\nsource: {path: resnet50.onnx}\n")
     with pytest.raises(SpecError, match="no name left"):
         choose_name(second, tmp_path)
 

@@ -19,6 +19,7 @@ import numpy as np
 from filelock import FileLock
 from onnx import TensorProto, helper
 
+from bench.demo_models import write_demo_model
 from ortprep.bundle.digest import digest_file
 from ortprep.bundle.loader_config import read_loader_config
 from ortprep.bundle.verification import compare_bundle
@@ -393,8 +394,10 @@ def new_project(root):
 
 
 def new_squeezenet(root, **sections):
-    """Returns a project with the spec of a shipped model, not built."""
+    """Returns a project with SqueezeNet and its spec, not built."""
     project = Project(root)
+    project.models.mkdir(exist_ok=True)
+    write_demo_model("squeezenet", project.models / "squeezenet.onnx")
     inputs = {"data_0": {"shapes": [[1, 3, 224, 224]], "range": [0, 1]}}
-    project.write_spec("squeezenet", source={"demo": "squeezenet"}, inputs=inputs, **sections)
+    project.write_spec("squeezenet", source={"path": "../models/squeezenet.onnx"}, inputs=inputs, **sections)
     return project

@@ -32,7 +32,6 @@ WRONG: dict[str, tuple[str, str]] = {
         USUAL + "runtime: {session_config: {session.use_env_allocator: 1}}\n",
         r"net\.yaml:3: runtime\.session_config\.'session\.use_env_allocator': .*session\.use_env_allocators",
     ),
-    "an unknown demo": ("name: net\nsource: {demo: resnet5000}\n", r"resnet5000"),
 }
 
 

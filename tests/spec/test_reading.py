@@ -15,7 +15,7 @@ from ortprep.spec.models import resolved_spec
 from ortprep.spec.reading import make_spec, override, read_spec, read_specs
 from ortprep.spec.yaml_text import MAX_REPORTED
 
-GOOD = "name: good\nsource: {demo: resnet50}\n"
+GOOD = "name: good\nsource: {path: resnet50.onnx}\n"
 
 
 def write(folder: Path, name: str, text: str | bytes) -> Path:
@@ -111,21 +111,21 @@ def test_a_glob_may_begin_above_the_spec_and_have_one_recursive_part(tmp_path, g
 @pytest.mark.attack
 @pytest.mark.parametrize("name", ["a/b", "..", "a..b", ".hidden", "", "a b", "-x", "x" * 129, "é", "a\\nb"])
 def test_a_name_that_is_no_safe_folder_name_is_refused(tmp_path, name):
-    (line,) = problems_of(tmp_path, f'name: "{name}"\nsource: {{demo: x}}\n')
+    (line,) = problems_of(tmp_path, f'name: "{name}"\nsource: {{path: x}}\n')
     assert line.startswith("x.yaml:1: name: expected up to 128 letters, digits")
 
 
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
-        ("{}", "source: expected exactly one of path, url, demo; got none"),
-        ("{path: a, url: 'http://h/x'}", "source: expected exactly one of path, url, demo; got path, url"),
+        ("{}", "source: expected either path or url, got none"),
+        ("{path: a, url: 'http://h/x'}", "source: expected either path or url, got both"),
         ("model.onnx", "source: expected a mapping, got 'model.onnx'"),
         ("{path: ''}", "source.path: expected at least 1 character"),
         ("{url: model.onnx}", "source.url: expected scheme://…"),
         ("{url: 'http://h/a b'}", "source.url: expected scheme://…"),
-        ("{demo: x, sha256: abc}", "source.sha256: expected 64 hexadecimal digits"),
-        ("{demo: x, sha256: 12}", "source.sha256: expected a valid string, got 12"),
+        ("{path: x, sha256: abc}", "source.sha256: expected 64 hexadecimal digits"),
+        ("{path: x, sha256: 12}", "source.sha256: expected a valid string, got 12"),
     ],
 )
 def test_a_wrong_source_is_told(tmp_path, source, problem):
@@ -141,8 +141,8 @@ def test_a_wrong_source_is_told(tmp_path, source, problem):
         "name: x\nsource: {url: 'https://user:hunter2@host/x.onnx'}\n",
         "name: x\nsource: {url: 'https://hunter2@host/x.onnx'}\n",
         "name: x\nsource: 'https://user:hunter2@host/x.onnx'\n",
-        "name: 'https://user:hunter2@host/x.onnx'\nsource: {demo: x}\n",
-        "name: x\nsource: {demo: x}\nverify: {seed: 'https://host/x?token=hunter2'}\n",
+        "name: 'https://user:hunter2@host/x.onnx'\nsource: {path: x}\n",
+        "name: x\nsource: {path: x}\nverify: {seed: 'https://host/x?token=hunter2'}\n",
         "name: x\nsource: {url: 'zip://a::https://user:hunter2@host/x.zip'}\n",
     ],
 )
@@ -151,7 +151,7 @@ def test_credentials_in_a_url_are_refused_or_at_least_never_repeated(tmp_path, t
 
 
 def test_all_problems_of_a_file_are_told_at_once(tmp_path):
-    text = "name: a/b\nsorce: {demo: x}\nverify: {seed: a, rtol: b}\nmeasure:\n  rounds: 1\n"
+    text = "name: a/b\nsorce: {path: x}\nverify: {seed: a, rtol: b}\nmeasure:\n  rounds: 1\n"
     lines = problems_of(tmp_path, text)
     assert [line.split(": ")[:2] for line in lines] == [
         ["x.yaml:1", "name"],

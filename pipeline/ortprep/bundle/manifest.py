@@ -29,8 +29,8 @@ class SourceRecord:
     """Origin of the model.
 
     Attributes:
-        kind: `path`, `url` or `demo`.
-        location: The path, URL (credentials removed; on the Hugging Face Hub at its commit) or demo name.
+        kind: `path` or `url`.
+        location: The path, URL (credentials removed; on the Hugging Face Hub at its commit).
         sha256: Digest of the model file as fetched.
         files: The model file and its external data, relative to the folder they were fetched into.
         opsets: Opset version by domain ("" is ai.onnx).

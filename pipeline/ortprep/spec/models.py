@@ -35,11 +35,9 @@ from ortprep.spec.urls import redact_url
 
 
 class SourceSpec(SpecSection):
-    """Source of the model: exactly one of `path`, `url` and `demo`."""
+    """Source of the model: either `path` or `url`."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"oneOf": [{"required": [kind]} for kind in ("path", "url", "demo")]}
-    )
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": [kind]} for kind in ("path", "url")]})
 
     path: Text | None = Field(default=None, description="Local file, relative to the spec.")
     url: Url | None = Field(
@@ -47,9 +45,6 @@ class SourceSpec(SpecSection):
         description="http(s)://, hf://ORG/REPO/PATH.onnx@REVISION on the Hugging Face Hub, or an object "
         "store (s3://, gs://, az://, …) whose fsspec package is installed; credentials come from "
         "~/.netrc, the environment or the Hub's login.",
-    )
-    demo: Text | None = Field(
-        default=None, description="A real architecture with seeded weights, generated offline."
     )
     sha256: Sha256 | None = Field(
         default=None,
@@ -63,9 +58,8 @@ class SourceSpec(SpecSection):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> SourceSpec:
-        kinds = [kind for kind in ("path", "url", "demo") if getattr(self, kind) is not None]
-        if len(kinds) != 1:
-            raise ValueError(f"expected exactly one of path, url, demo; got {', '.join(kinds) or 'none'}")
+        if (self.path is None) == (self.url is None):
+            raise ValueError(f"expected either path or url, got {'none' if self.path is None else 'both'}")
         return self
 
 

@@ -29,7 +29,7 @@ _OWN_KEYS = ("name", "source")
 MAX_VALUES_OF_ALL = 500_000
 """Most values of all specs of a folder."""
 
-_ANY_MODEL = {"name": "defaults", "source": {"demo": "defaults"}}
+_ANY_MODEL = {"name": "defaults", "source": {"path": "defaults"}}
 
 
 def read_spec(path: Path) -> ModelSpec:

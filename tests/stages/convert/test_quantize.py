@@ -16,6 +16,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
+from bench.demo_models import write_demo_model
 from ortprep.errors import SpecError
 from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.runtime.tensors.element_types import Array
@@ -23,7 +24,6 @@ from ortprep.spec.conversion import QuantizeSpec
 from ortprep.stages.convert.pass_records import PassReply, PassRequest
 from ortprep.stages.convert.passes import change_graph
 from ortprep.stages.core.graph_walk import values_bytes, walk_initializers
-from ortprep.stages.fetch.demo import write_demo_model
 from tests.builders import (
     build_model,
     conv_net,

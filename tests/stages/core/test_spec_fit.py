@@ -321,7 +321,7 @@ def test_samples_that_are_absent_or_unreadable_are_told(tmp_path):
 
 def spec_with(folder: Path, glob: str) -> ModelSpec:
     path = folder / "net.yaml"
-    path.write_text(f"name: net\nsource: {{demo: resnet50}}\nsamples: '{glob}'\n")
+    path.write_text(f"name: net\nsource: {{path: resnet50.onnx}}\nsamples: '{glob}'\n")
     return read_spec(path)
 
 

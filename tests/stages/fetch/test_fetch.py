@@ -17,6 +17,7 @@ import onnx
 import onnxruntime
 import pytest
 
+from bench.demo_models import write_demo_model
 from ortprep.bundle.codec import decode
 from ortprep.bundle.digest import digest_file
 from ortprep.errors import SourceError, SpecError
@@ -24,7 +25,6 @@ from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Context, Plan
 from ortprep.stages.core.graph_walk import external_extents
 from ortprep.stages.core.results import FetchResult
-from ortprep.stages.fetch.demo import DEMO_NAMES, check_demo_name, write_demo_model
 from ortprep.stages.fetch.inspection import inspect_file
 from ortprep.stages.fetch.sources import TIMEOUT_VARIABLE
 from ortprep.stages.fetch.stage import FetchStage
@@ -111,15 +111,13 @@ def test_external_data_is_fetched_from_beside_a_url(tmp_path):
     assert "secret" not in f"{result}{key(plan)}"
 
 
-def test_a_changed_file_changes_the_key_and_a_demo_is_a_source(tmp_path):
+def test_a_changed_file_changes_the_key(tmp_path):
     path = models.write_model(models.zero_inputs(), tmp_path / "a b.onnx")
     plan = plan_of(tmp_path, {"path": "a b.onnx"})
     before = key(plan)
     assert fetch(plan, tmp_path / "got").model == "a b.onnx"
     path.write_bytes(path.read_bytes() + b"\x12\x00")
     assert key(plan) != before
-    demo = fetch(plan_of(tmp_path, {"demo": "squeezenet"}), tmp_path / "got")
-    assert (demo.model, demo.source.kind, demo.source.location) == ("squeezenet.onnx", "demo", "squeezenet")
 
 
 def refusal(tmp_path: Path, **fields: Any) -> str:
@@ -394,7 +392,7 @@ def session_of(path: Path) -> onnxruntime.InferenceSession:
     "name",
     [
         pytest.param(name, marks=pytest.mark.slow if PARAMETERS[name] < 16 else pytest.mark.manual)
-        for name in DEMO_NAMES
+        for name in PARAMETERS
     ],
 )
 def test_a_demo_model_is_full_size_and_answers_sensibly(tmp_path, name):
@@ -421,15 +419,3 @@ def test_a_demo_model_is_full_size_and_answers_sensibly(tmp_path, name):
     if session.get_outputs()[0].name.startswith(("prob", "gpu_0/softmax", "softmax")):
         # Neither all classes alike nor one of them certain.
         assert 2e-3 < first.max() < 0.9
-
-
-def test_the_same_demo_model_has_the_same_bytes(tmp_path):
-    digests = {write_demo_model("squeezenet", tmp_path / f"{i}.onnx").sha256 for i in range(2)}
-    assert len(digests) == 1
-
-
-@pytest.mark.parametrize(("name", "nearest"), [("resnet5", "resnet50"), ("#", "alexnet")])
-def test_an_unknown_demo_name_is_told_with_one_that_there_is(name, nearest):
-    with pytest.raises(SpecError, match="unknown demo model") as caught:
-        check_demo_name(name)
-    assert caught.value.hint == f"source: {{demo: {nearest}}}"

@@ -139,7 +139,7 @@ def read_fetched(context: Context) -> Graph:
 
 
 def read_location(context: Context) -> str:
-    """Returns where the source came from: path, URL or demo name; on the Hub at its commit."""
+    """Returns where the source came from: path or URL; on the Hub at its commit."""
     location = read_fetched(context).description.source.location
     if not is_hub_url(location):
         return location

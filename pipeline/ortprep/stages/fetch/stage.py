@@ -17,11 +17,10 @@ from ortprep.quoting import quoted
 from ortprep.spec.models import ModelSpec, SourceSpec
 from ortprep.spec.urls import is_hub_url, parse_hub_url, redact_url
 from ortprep.stages.core.contract import Context, Plan, TaskId
-from ortprep.stages.core.provenance import ONNXRUNTIME, installed_version, installed_versions
+from ortprep.stages.core.provenance import ONNXRUNTIME, installed_versions
 from ortprep.stages.core.results import FetchResult
 from ortprep.stages.core.sample_files import inputs_key, samples_key
 from ortprep.stages.core.spec_fit import require_fit
-from ortprep.stages.fetch.demo import GENERATOR_VERSION, check_demo_name, write_demo_model
 from ortprep.stages.fetch.hub_file import HubFile, pin
 from ortprep.stages.fetch.inspection import MAX_INLINE_BYTES, check_model_size, digest_beside, inspect_file
 from ortprep.stages.fetch.sources import LocalFile, Source, fetch_file, limit_fetch, source_of
@@ -83,10 +82,7 @@ class FetchStage:
         file = _file_name(spec.source)
         model = context.folder / file
         source = _model_source(spec, context.key)
-        if source is None:
-            received = write_demo_model(str(spec.source.demo), model)
-        else:
-            received = fetch_file(source, model, max_bytes=MAX_INLINE_BYTES, progress=context.progress)
+        received = fetch_file(source, model, max_bytes=MAX_INLINE_BYTES, progress=context.progress)
         refuse_what_is_no_model(model, name)
         if spec.source.sha256 is not None:
             _check_digest(received, spec.source.sha256, name, field="source.sha256")
@@ -95,8 +91,8 @@ class FetchStage:
         with limit_fetch(name):
             entries = (received, *_fetch_external(context, inspection.external, source, file))
         record = SourceRecord(
-            kind="demo" if source is None else "path" if spec.source.path is not None else "url",
-            location=spec.source.demo or spec.source.path or name,
+            kind="url" if spec.source.path is None else "path",
+            location=spec.source.path or name,
             sha256=received.sha256,
             files=entries,
             opsets=inspection.opsets,
@@ -107,11 +103,9 @@ class FetchStage:
         return dict(encode(FetchResult(file, record, inspection.interface)))
 
 
-def _model_source(spec: ModelSpec, key: Mapping[str, Any]) -> Source | None:
-    """Returns where the model comes from, on the Hub at the key's commit; None for a demo."""
+def _model_source(spec: ModelSpec, key: Mapping[str, Any]) -> Source:
+    """Returns where the model comes from, on the Hub at the key's commit."""
     source = spec.source
-    if source.demo is not None:
-        return None
     if source.url is None:
         return LocalFile(_local_path(spec))
     if not is_hub_url(source.url):
@@ -120,7 +114,7 @@ def _model_source(spec: ModelSpec, key: Mapping[str, Any]) -> Source | None:
 
 
 def _fetch_external(
-    context: Context, external: Mapping[str, int], model: Source | None, file: str
+    context: Context, external: Mapping[str, int], model: Source, file: str
 ) -> tuple[FileEntry, ...]:
     """Fetches the external data of a model from beside it.
 
@@ -141,7 +135,7 @@ def _fetch_external(
     origins: dict[str, str] = {}
     for path, needed_bytes in external.items():
         # Later stages write models by the spec's name beside a source's data, which they link to.
-        if path in (file, f"{context.spec.name}.onnx") or model is None:
+        if path in (file, f"{context.spec.name}.onnx"):
             raise SourceError(
                 f"external data has the name of the model: {path!r} of {name}",
                 hint="save the model again with its external data in NAME.onnx.data",
@@ -173,9 +167,6 @@ def _fetch_external(
 def _source_key(spec: ModelSpec) -> Mapping[str, Any]:
     """Returns what says that a source is another one, as JSON types."""
     source = spec.source
-    if source.demo is not None:
-        versions = {package: installed_version(package) for package in ("onnx", "numpy")}
-        return {"demo": check_demo_name(source.demo), "generator": GENERATOR_VERSION, **versions}
     if source.url is not None:
         commit = {"commit": pin(parse_hub_url(source.url)).revision} if is_hub_url(source.url) else {}
         return {"url": redact_url(source.url), **commit}
@@ -208,7 +199,7 @@ def _checked_key(spec: ModelSpec) -> Mapping[str, Any]:
 
 
 def local_source(spec: ModelSpec) -> Path | None:
-    """Returns where a spec's local source is, or would be; None for a demo or what is fetched from elsewhere.
+    """Returns where a spec's local source is, or would be; None for what is fetched from elsewhere.
 
     Raises:
         SourceError: The path begins with the home of a user that there is not.
@@ -224,10 +215,11 @@ def local_source(spec: ModelSpec) -> Path | None:
 def _local_path(spec: ModelSpec) -> Path:
     """Returns the file of a local source; raises SourceError if there is none."""
     path = local_source(spec)
+    assert path is not None
     try:
-        if path is not None and path.is_file():
+        if path.is_file():
             return path
-        got = "no such file" if path is None or not path.exists() else "something else"
+        got = "something else" if path.exists() else "no such file"
     except OSError as error:
         # A name longer than any file's, or a loop of links.
         raise _path_error(spec, f"not a file path: {spec.source.path}\n  {error.strerror}") from error
@@ -246,13 +238,11 @@ def _shown(spec: ModelSpec) -> str:
     source = spec.source
     if source.url is not None:
         return redact_url(source.url)
-    return f"demo:{source.demo}" if source.demo is not None else str(_local_path(spec))
+    return str(_local_path(spec))
 
 
 def _file_name(source: SourceSpec) -> str:
     """Returns the model's name in the stage's folder: the one it has, as far as that is a plain one."""
-    if source.demo is not None:
-        return f"{source.demo}.onnx"
     if source.path is not None:
         return Path(source.path).name
     url = source.url or ""

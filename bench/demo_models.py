@@ -1,4 +1,4 @@
-"""Full-size demo models, made offline: the convolution nets of the onnx package, with seeded weights.
+"""Full-size convolution nets, made offline: those of the onnx package, with seeded weights.
 
 The package ships them "light": every weight is a `ConstantOfShape`. Here each becomes an initializer of its
 shape, drawn so that activations keep their scale through the net (He et al., 2015, arXiv:1502.01852) and the
@@ -11,50 +11,17 @@ import math
 import zlib
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ortprep.bundle.digest import DigestCache
-from ortprep.bundle.loader_config import FileEntry
-from ortprep.children.child import run_child
-from ortprep.errors import require_known
-from ortprep.quoting import quoted
-
-if TYPE_CHECKING:
-    import numpy as np
-    import onnx
-    from numpy.typing import NDArray
-
-GENERATOR_VERSION = 2
-"""Raised by one whenever a demo model would come out different."""
-
-DEMO_NAMES = [
-    "alexnet",
-    "densenet121",
-    "inception-v1",
-    "inception-v2",
-    "resnet50",
-    "shufflenet",
-    "squeezenet",
-    "vgg19",
-    "zfnet512",
-]
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, numpy_helper
+from onnx.backend import test
 
 _GAINS = {"inception-v2": 0.5, "resnet50": 0.5, "shufflenet": 1 / 64}
 """Factor on the last layer's weights that spreads a demo model's class scores, if not 1; found by trying."""
 
 _IR_VERSION = 8  # the first that was released with opset 16; from 4 on an initializer need not be an input
-
-
-def check_demo_name(name: str) -> str:
-    """Returns the name of a demo model; raises SpecError if no demo model has it."""
-    require_known("demo model", name, DEMO_NAMES, hint=lambda near: f"source: {{demo: {quoted(near)}}}")
-    return name
-
-
-def write_demo_model(name: str, path: Path) -> FileEntry:
-    """Writes a demo model in a child process; raises SpecError if there is no such model."""
-    run_child(_write_net, (check_demo_name(name), str(path)))
-    return FileEntry(path.name, path.stat().st_size, DigestCache().digest(path))
 
 
 def draw_weight(
@@ -69,20 +36,13 @@ def draw_weight(
         spread: Standard deviation, or half the width of a uniform distribution.
         uniform: Whether the values are uniform instead of normal.
     """
-    import numpy as np
-
     rng = np.random.Generator(np.random.PCG64(zlib.crc32(name.encode())))
     values = rng.random(dims, np.float32) * 2 - 1 if uniform else rng.standard_normal(dims, np.float32)
     return values * np.float32(spread) + np.float32(mean)
 
 
-def _write_net(request: tuple[str, str]) -> None:
-    """Writes a net (child): its name, and the file."""
-    import onnx
-    from onnx import numpy_helper
-    from onnx.backend import test
-
-    name, path = request
+def write_demo_model(name: str, path: Path) -> Path:
+    """Writes a net: `alexnet`, `densenet121`, `inception-v1`, `inception-v2`, `resnet50`, …, `zfnet512`."""
     file = f"light_{'bvlc_' if name == 'alexnet' else ''}{name.replace('-', '_')}.onnx"
     model = onnx.load(Path(test.__file__).parent / "data" / "light" / file)
     graph = model.graph
@@ -104,13 +64,12 @@ def _write_net(request: tuple[str, str]) -> None:
         values = draw_weight(weight, dims, mean=mean, spread=spread, uniform=uniform)
         graph.initializer.append(numpy_helper.from_array(values, weight))
     model.ir_version = _IR_VERSION
-    Path(path).write_bytes(model.SerializeToString(deterministic=True))
+    path.write_bytes(model.SerializeToString(deterministic=True))
+    return path
 
 
 def _take_out_weights(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
     """Removes float weights, and inputs that have a value, from a graph; returns the weights' shapes."""
-    from onnx import TensorProto, numpy_helper
-
     held = {tensor.name: tensor for tensor in graph.initializer}
     shapes = {name: tuple(t.dims) for name, t in held.items() if t.data_type == TensorProto.FLOAT}
     for node in [node for node in graph.node if node.op_type == "ConstantOfShape"]:
