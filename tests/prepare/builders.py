@@ -396,7 +396,7 @@ def new_project(root):
 def new_squeezenet(root, **sections):
     """Returns a project with SqueezeNet and its spec, not built."""
     project = Project(root)
-    project.models.mkdir(exist_ok=True)
+    project.models.mkdir(parents=True)
     write_demo_model("squeezenet", project.models / "squeezenet.onnx")
     inputs = {"data_0": {"shapes": [[1, 3, 224, 224]], "range": [0, 1]}}
     project.write_spec("squeezenet", source={"path": "../models/squeezenet.onnx"}, inputs=inputs, **sections)

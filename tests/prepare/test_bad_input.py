@@ -83,7 +83,7 @@ def test_a_spec_that_contradicts_its_model_is_refused_before_long_work(built, mo
         outcome = built.call("prepare")
     assert (outcome.code, outcome.out) == (2, "")
     assert re.search(pattern, outcome.err), outcome.err
-    assert "fetch of net: spec does not fit its model: net, configs/net.yaml\n" in outcome.err
+    assert " of net: spec does not fit its model: net, configs/net.yaml\n" in outcome.err
     assert (
         "\nhint: correct the entries named above in configs/net.yaml, then ortprep prepare net\n"
         in outcome.err

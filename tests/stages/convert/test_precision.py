@@ -26,6 +26,7 @@ from ortprep.stages.convert.pass_records import PassRequest
 from ortprep.stages.convert.precision import plan_steps, why_not_needed
 from ortprep.stages.convert.search import Kept, search
 from ortprep.stages.convert.shapes import bind_shapes
+from ortprep.stages.convert.stage import ConvertStage
 from ortprep.stages.core.contract import Plan, TaskId
 from ortprep.stages.core.results import FETCH, source_task
 from ortprep.stages.core.samples import Sample
@@ -288,6 +289,8 @@ def test_a_graph_comes_from_the_nearest_ancestor_that_changes_it():
     fused = plan(precision="int8", fusion={"model_type": "bert"})
     assert source_task(fused, "cpu") == TaskId("convert", "cpu")
     assert source_task(fused, "portable") == FETCH
+    # A judge's bundle names the source's files, whatever the precision is converted from.
+    assert {FETCH, TaskId("convert", "cpu")} <= set(ConvertStage().requires(fused, "cpu-int8"))
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from ortprep.errors import SpecError
 from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.runtime.tensors.element_types import Array
 from ortprep.spec.conversion import QuantizeSpec
+from ortprep.stages.convert.int8 import SampleReader
 from ortprep.stages.convert.pass_records import PassReply, PassRequest
 from ortprep.stages.convert.passes import change_graph
 from ortprep.stages.core.graph_walk import values_bytes, walk_initializers
@@ -375,3 +376,21 @@ def test_each_quantised_node_has_an_error_without_those_of_the_nodes_before(tmp_
     wide = {name for name, error in reply.errors.items() if error > 0.5}
     assert wide == ({"matmul7"} if make is outlier_net else set())
     assert all(0 < error < 0.05 for name, error in reply.errors.items() if name not in wide)
+
+
+@pytest.mark.parametrize(
+    ("image", "says"),
+    [
+        (np.ones((0, 3), np.float32), "expected at least one"),
+        (np.array([[0, 1, 2], [3, np.nan, 5]], np.float32), r"got nan at index \[1, 1\]"),
+        (np.array([[0, 1, -np.inf]], np.float32), r"got -inf at index \[0, 2\]"),
+    ],
+)
+def test_an_array_that_does_not_calibrate_is_named_with_its_file(tmp_path, image, says):
+    path = tmp_path / "sample.npz"
+    np.savez(path, image=np.ones((2, 3), np.float32), count=np.array([4, 5], np.int64))
+    assert SampleReader([path]).get_next()
+    np.savez(path, image=image)
+    with pytest.raises(SpecError, match=says) as caught:
+        SampleReader([path]).get_next()
+    assert f"{path}: array 'image'" in caught.value.message

@@ -21,7 +21,6 @@ from ortprep.spec.models import ModelSpec
 from ortprep.spec.reading import read_spec
 from ortprep.stages.core.fallback import plain_refusal
 from ortprep.stages.core.sample_files import (
-    check_calibration,
     check_sample_files,
     find_sample_files,
     samples_key,
@@ -316,7 +315,7 @@ def test_samples_that_are_absent_or_unreadable_are_told(tmp_path):
     assert "expected an array 'left', got right" in sample_problems(tmp_path, LEFT)
 
 
-# -- which files a spec's globs find, and the check that a calibration set has to pass
+# -- which files a spec's globs find
 
 
 def spec_with(folder: Path, glob: str) -> ModelSpec:
@@ -357,24 +356,6 @@ def test_a_glob_finds_what_pathlib_finds(tmp_path, glob, names):
         (tmp_path / name).touch()
     assert find_sample_files(spec_with(tmp_path, glob)) == tuple(tmp_path / name for name in names)
     assert set(tmp_path.glob(glob)) == {tmp_path / name for name in names}
-
-
-@pytest.mark.parametrize(
-    ("image", "says"),
-    [
-        (np.ones((0, 3), np.float32), "expected at least one"),
-        (np.array([[0, 1, 2], [3, np.nan, 5]], np.float32), r"got nan at index \[1, 1\]"),
-        (np.array([[0, 1, -np.inf]], np.float32), r"got -inf at index \[0, 2\]"),
-    ],
-)
-def test_an_array_that_does_not_calibrate_is_named_with_its_file(tmp_path, image, says):
-    path = tmp_path / "sample.npz"
-    np.savez(path, image=np.ones((2, 3), np.float32), count=np.array([4, 5], np.int64))
-    check_calibration([path])
-    np.savez(path, image=image)
-    with pytest.raises(SpecError, match=says) as caught:
-        check_calibration([path])
-    assert f"{path}: array 'image'" in caught.value.message
 
 
 @pytest.mark.attack

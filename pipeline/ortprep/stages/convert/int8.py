@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx.version_converter
 import onnxruntime
@@ -32,6 +33,7 @@ from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
 from onnxruntime.transformers.fusion_gelu import FusionGelu
 from onnxruntime.transformers.onnx_model import OnnxModel
 
+from ortprep.errors import SpecError
 from ortprep.runtime.loading.session import CPU
 from ortprep.runtime.tensors.arrays import read_tensors
 from ortprep.runtime.tensors.element_types import Array
@@ -93,7 +95,7 @@ def quantize_int8(request: PassRequest) -> PassReply:
 
     Raises:
         ValueError: The source is not an ONNX model.
-        SpecError: A node or an operator is unknown.
+        SpecError: A node or an operator is unknown, or a sample has no values, or a NaN or infinity.
         OSError: The source cannot be read, or the disk is full.
     """
     source, quantize, is_static = request.source, request.quantize, request.name == "int8-static"
@@ -299,6 +301,20 @@ class SampleReader(quantization.CalibrationDataReader):  # type: ignore[misc]
         self._next = iter(self._samples[start_index:end_index])
 
     def get_next(self) -> dict[str, Array] | None:
-        """Returns the next sample's arrays by input name; None after the last."""
+        """Returns the next sample's arrays by input name; None after the last.
+
+        Raises:
+            SpecError: An array has no values, or a NaN or infinity, which would spoil a model silently.
+        """
         path = next(self._next, None)
-        return None if path is None else read_tensors(path)
+        arrays = None if path is None else read_tensors(path)
+        for name, array in ({} if arrays is None else arrays).items():
+            is_bad = ~np.isfinite(array) if array.dtype.kind in "fc" else np.zeros(array.shape, bool)
+            if array.size and not is_bad.any():
+                continue
+            problem = f"expected at least one value, got shape {list(array.shape)}"
+            if array.size:
+                index = tuple(int(axis) for axis in np.argwhere(is_bad)[0])
+                problem = f"expected numbers, got {array[index]} at index {list(index)}"
+            raise SpecError(f"bad calibration sample: {path}: array {name!r}: {problem}")
+        return arrays

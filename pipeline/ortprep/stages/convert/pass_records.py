@@ -24,7 +24,7 @@ class PassRequest:
         fusion: For `fusion`.
         half: For half precision; `keep_nodes` includes what a search keeps.
         quantize: For quantisation; `exclude` includes what a search keeps.
-        samples: For `int8-static`: `.npz` files that `check_calibration` accepts.
+        samples: For `int8-static`: `.npz` files of arrays by input name.
         measures_errors: For `int8-static`: whether to write nothing, and measure each node's error in what
             was written, on the first sample.
     """

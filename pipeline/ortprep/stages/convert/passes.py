@@ -69,7 +69,7 @@ def run_pass(context: Context, request: PassRequest) -> PassReply:
 
     Raises:
         StageError: The pass refuses the model.
-        SpecError: The spec names what the model does not have.
+        SpecError: The spec names what the model does not have, or a sample cannot calibrate.
         ChildError: Its process died, or passed the deadline.
     """
     folder = request.written.parent

@@ -35,7 +35,6 @@ from ortprep.stages.core.application_judge import ApplicationJudge
 from ortprep.stages.core.contract import Context
 from ortprep.stages.core.fallback import REFUSALS, TAKEN
 from ortprep.stages.core.results import Graph, read_fetched
-from ortprep.stages.core.sample_files import check_calibration
 from ortprep.stages.optimize.requirements import NO_INTEGERS, find_integer_type
 from ortprep.stages.optimize.session_plans import loading_options, loading_providers, without_optimizers
 from ortprep.stages.verify.reference import (
@@ -123,9 +122,6 @@ class PrecisionAttempts:
             context: The variant's task.
             scratch: A folder for files, which the caller removes.
             parent: The model to convert.
-
-        Raises:
-            SpecError: The calibration set does not fit the model; no fallback step may hide it.
         """
         self._context, self._convert, self._parent = context, convert_section(context.spec), parent
         self.hint: str | None = None
@@ -142,7 +138,6 @@ class PrecisionAttempts:
             every, self._held_out = self._reference.samples, held_out(self._reference)
             calibrating = [sample.path for sample in every if sample not in self._held_out.samples]
             self._calibration = calibrating or [sample.path for sample in every]
-            check_calibration(self._calibration)
         self._judge: ApplicationJudge | None = None
         self._is_faster = not self._convert.is_auto  # not to be asked then
 
@@ -176,7 +171,7 @@ class PrecisionAttempts:
 
         Raises:
             ChildError: The process was killed, or passed the deadline, which says nothing of the precision.
-            SpecError: The spec names what the model does not have.
+            SpecError: The spec names what the model does not have, or a sample cannot calibrate.
             OSError: The disk is full.
         """
         integers = find_integer_type(read_hardware(gpus=False))

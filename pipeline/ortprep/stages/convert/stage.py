@@ -27,11 +27,12 @@ from ortprep.stages.core.application_judge import judge_key
 from ortprep.stages.core.contract import LEFT_OUT, Context, Plan, TaskId, VariantPlan, target_of
 from ortprep.stages.core.fallback import TAKEN, describe_failures
 from ortprep.stages.core.provenance import installed_versions, runtime_versions
-from ortprep.stages.core.results import FetchResult, Graph, read_graph, source_task
+from ortprep.stages.core.results import FETCH, FetchResult, Graph, read_fetched, read_graph, source_task
 from ortprep.stages.core.sample_files import (
     inputs_key,
     samples_key,
 )
+from ortprep.stages.core.spec_fit import require_fit
 from ortprep.stages.fetch.inspection import inspect_file
 from ortprep.stages.optimize.session_plans import runtime_key
 from ortprep.stages.verify.reference import reference_variant
@@ -50,12 +51,11 @@ class ConvertStage:
         return tuple(variant.name for variant in plan.variant_plans.values() if variant.is_converted)
 
     def requires(self, plan: Plan, variant: str | None) -> tuple[TaskId, ...]:
-        """Returns the graph it begins with and, for a precision, the source's answers."""
+        """Returns the source, the graph it begins with and, for a precision, the source's answers."""
         variant_plan = _variant(plan, variant)
-        graph = source_task(plan, variant_plan.parent)
-        if not _changes_precision(variant_plan):
-            return (graph,)
-        return (graph, TaskId("verify", reference_variant(plan)))
+        graphs = dict.fromkeys((FETCH, source_task(plan, variant_plan.parent)))
+        answers = (TaskId("verify", reference_variant(plan)),) if _changes_precision(variant_plan) else ()
+        return (*graphs, *answers)
 
     def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:
         """Returns what decides the graph: the passes' options, their libraries, and what judges it."""
@@ -87,8 +87,9 @@ class ConvertStage:
 
         Raises:
             StageError: A pass refuses the model, or no fallback step is accurate enough.
-            SpecError: The calibration set does not fit the model.
+            SpecError: The spec does not fit the model, or a sample cannot calibrate.
         """
+        require_fit(context.spec, read_fetched(context).description.interface)
         variant = context.variant_plan
         parent = read_graph(context, source_task(context.plan, variant.parent))
         # A variant's record lists all passes of its graph.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.model_facts import ModelInterface
-from ortprep.errors import BundleError, SourceError, SpecError
+from ortprep.errors import BundleError, SourceError
 from ortprep.quoting import quoted
 from ortprep.spec.fields import has_wildcard
 from ortprep.spec.models import ModelSpec
@@ -115,31 +115,6 @@ def fits_interface(path: Path, interface: ModelInterface) -> bool:
 
     headers = read_headers(path)
     return all(item.fits(headers[item.name][1]) for item in interface.inputs if item.name in headers)
-
-
-def check_calibration(samples: Sequence[Path]) -> None:
-    """Reads every sample, one at a time: a NaN in a range spoils a model silently.
-
-    Args:
-        samples: Files that `write_samples` wrote, so that their arrays fit the model.
-
-    Raises:
-        SpecError: An array has no values, or a NaN or infinity.
-    """
-    import numpy as np
-
-    from ortprep.runtime.tensors.arrays import read_tensors
-
-    for path in samples:
-        for name, array in read_tensors(path).items():
-            is_bad = ~np.isfinite(array) if array.dtype.kind in "fc" else np.zeros(1, bool)
-            if array.size and not is_bad.any():
-                continue
-            problem = f"expected at least one value, got shape {list(array.shape)}"
-            if array.size:
-                index = tuple(int(axis) for axis in np.argwhere(is_bad)[0])
-                problem = f"expected numbers, got {array[index]} at index {list(index)}"
-            raise SpecError(f"bad calibration sample: {path}: array {name!r}: {problem}")
 
 
 def _header_problems(path: Path, interface: ModelInterface) -> Iterator[str]:

@@ -54,6 +54,7 @@ def make_samples(spec: ModelSpec, interface: ModelInterface, folder: Path) -> tu
         SourceError: All together are too large.
         StageError: They cannot be written.
     """
+    require_fit(spec, interface)
     request = spec, spec.folder.resolve(), interface, folder.resolve()
     return run_child(write_samples, request, memory_bytes=available_bytes()).value
 
@@ -62,7 +63,6 @@ def write_samples(request: tuple[ModelSpec, Path, ModelInterface, Path]) -> tupl
     """Child function of `make_samples`: a spec, its folder, the interface and the folder for the samples."""
     spec, location, interface, folder = request
     spec = spec.located_in(location)
-    require_fit(spec, interface)
     declared = [dict(shapes) for shapes in shape_sets(spec, interface)]
     files = find_sample_files(spec)
     real, total_bytes = {}, 0

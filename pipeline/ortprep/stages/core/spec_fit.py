@@ -47,8 +47,8 @@ _SHOWN_CHARACTERS = 500
 def require_fit(spec: ModelSpec, interface: ModelInterface) -> None:
     """Checks that a spec and its samples fit a model, by the headers of all samples.
 
-    `fetch` does so before it fetches weights. Later stages do so again: a changed spec does not download a
-    model again.
+    `fetch` does so before it fetches weights. Later stages do so again: a changed spec does not fetch a model
+    again.
 
     Raises:
         SpecError: They do not fit; the message lists every problem, the first 200 at most.

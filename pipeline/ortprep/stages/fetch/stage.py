@@ -19,7 +19,6 @@ from ortprep.spec.urls import is_hub_url, parse_hub_url, redact_url
 from ortprep.stages.core.contract import Context, Plan, TaskId
 from ortprep.stages.core.provenance import ONNXRUNTIME, installed_versions
 from ortprep.stages.core.results import FetchResult
-from ortprep.stages.core.sample_files import inputs_key, samples_key
 from ortprep.stages.core.spec_fit import require_fit
 from ortprep.stages.fetch.hub_file import HubFile, pin
 from ortprep.stages.fetch.inspection import MAX_INLINE_BYTES, check_model_size, digest_beside, inspect_file
@@ -50,10 +49,11 @@ class FetchStage:
         return ()
 
     def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:  # noqa: ARG002
-        """Returns what decides the outcome: the source, the tools that take it, what the spec says of inputs.
+        """Returns what decides the outcome: the source, and the tools that take it.
 
         Of a local source that is every byte, of a file on the Hub the commit that its revision names now, of
-        another URL its text: what changed behind it is fetched when `sha256` says so.
+        another URL its text: what changed behind it is fetched when `sha256` says so. The stages that use the
+        model report a changed spec that no longer fits it.
 
         Raises:
             SourceError: The spec names a local file that is not there or cannot be a model, or what the Hub
@@ -65,7 +65,6 @@ class FetchStage:
             "source": _source_key(spec),
             "sha256": spec.source.sha256,
             "data_sha256": spec.source.data_sha256,
-            "checked": None if spec.source.url is not None else _checked_key(spec),
             "tools": installed_versions("onnx", *ONNXRUNTIME),
         }
 
@@ -178,24 +177,6 @@ def _source_key(spec: ModelSpec) -> Mapping[str, Any]:
         except OSError as error:
             raise SourceError(f"cannot read {path}\n  {error.strerror}") from error
         return {"file": path.name, "digest": digest, "external": digest_beside(path, cache)}
-
-
-def _checked_key(spec: ModelSpec) -> Mapping[str, Any]:
-    """Returns what is compared with the model, so that `fetch` reports a spec that no longer fits.
-
-    A remote model is not downloaded again for it: then the stages that use it report it.
-    """
-    convert = spec.convert
-    return {
-        "inputs": inputs_key(spec),
-        "outputs": sorted(spec.verify.outputs),
-        "samples": samples_key(spec),
-        "convert": convert
-        and {
-            "shapes": [dict(binding) for binding in (convert.binding, *convert.buckets)],
-            "gate": sorted(convert.gate.outputs),
-        },
-    }
 
 
 def local_source(spec: ModelSpec) -> Path | None:
