@@ -22,16 +22,12 @@ from ortprep.errors import StageError, require_known
 from ortprep.spec.conversion import QuantizeSpec
 from ortprep.stages.convert.pass_records import PassReply
 from ortprep.stages.core.graph_walk import name_nodes, values_bytes, walk_graphs, walk_nodes
-from ortprep.stages.optimize.session_plans import MIN_EXTERNAL_BYTES
 
 PIECE_BYTES = 16 * 1024 * 1024
 """Most bytes of a tensor that are in memory at a time; a multiple of every element's size."""
 
 EXTERNAL_BYTES = 1024
 """Tensors from this size on go to the external file, as `onnx.save` and ONNX Runtime have it by default."""
-
-PAGE_BYTES = 4096
-"""Offsets of large weights in a converted model's data file are multiples of it."""
 
 _LINE_BYTES = 64
 
@@ -102,8 +98,7 @@ def read_pieces(tensor: TensorProto, folder: Path) -> Iterator[bytes]:
 def write_tensor(tensor: TensorProto, pieces: Iterable[bytes | memoryview], written: Path) -> None:
     """Writes a tensor's bytes to the data file of a model or, below `EXTERNAL_BYTES`, into the message.
 
-    Offsets are multiples of 64 bytes, and of `PAGE_BYTES` for the tensors that a prepared graph has outside,
-    too. Without a tensor that is large enough there is no file.
+    Offsets are multiples of 64 bytes. Without a tensor that is large enough there is no file.
 
     Args:
         tensor: Name, dims and element type are as they are to be; what it had for values is dropped.
@@ -119,8 +114,7 @@ def write_tensor(tensor: TensorProto, pieces: Iterable[bytes | memoryview], writ
         _store(tensor, b"".join(pieces))
         return
     with data.open("ab") as file:
-        boundary = PAGE_BYTES if size_bytes >= MIN_EXTERNAL_BYTES else _LINE_BYTES
-        file.write(bytes(-file.tell() % boundary))
+        file.write(bytes(-file.tell() % _LINE_BYTES))
         offset = file.tell()
         file.writelines(pieces)
     _store(tensor)
