@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from onnx import TensorProto, helper
 
@@ -57,81 +53,22 @@ def test_doit_tells_a_wrong_spec_as_the_command_does(built):
     assert "Traceback" not in outcome.err
 
 
-Sections = dict[str, Any]
-
-CONTRADICTING: dict[str, tuple[Callable[[], onnx.ModelProto], Sections, str]] = {
-    "a shape that is missing": (folding_net, {"inputs": {}}, r"inputs\.x\.shapes: missing"),
-    "sizes that contradict each other": (
-        models.two_inputs,
-        {"inputs": {"left": {"shapes": [[1, 4]]}, "right": {"shapes": [[2, 4]]}}},
-        r"expected one size of 'batch' in shapes\[0\], got 1 in left, 2 in right",
-    ),
-    "strings without values": (
-        models.string_input,
-        {"inputs": {"words": {"shapes": [[3]]}}},
-        r"inputs\.words",
-    ),
-    "a sequence": (models.sequence_input, {}, r"items.*sequence"),
-    "samples that are not there": (folding_net, {"inputs": SHAPES, "samples": "none/*.npz"}, r"none/\*\.npz"),
-}
-
-
-@pytest.mark.parametrize(("model", "sections", "pattern"), CONTRADICTING.values(), ids=CONTRADICTING)
-def test_a_spec_that_contradicts_its_model_is_refused_before_long_work(built, model, sections, pattern):
-    built.add(model(), **sections)
-    with untouched(built):
-        outcome = built.call("prepare")
-    assert (outcome.code, outcome.out) == (2, "")
-    assert re.search(pattern, outcome.err), outcome.err
-    assert " of net: spec does not fit its model: net, configs/net.yaml\n" in outcome.err
-    assert (
-        "\nhint: correct the entries named above in configs/net.yaml, then ortprep prepare net\n"
-        in outcome.err
-    )
-    assert "done" not in outcome.err.replace("0 done", "")
-
-
-@pytest.mark.parametrize(
-    ("arrays", "pattern"),
-    [
-        ({"x": np.zeros((1, 64), np.float64)}, r"float64"),
-        ({"x": np.array([None])}, r"pickle|object"),
-    ],
-    ids=["dtype", "objects"],
-)
-def test_samples_that_do_not_fit_are_refused_by_file(built, arrays, pattern):
-    np.savez(built.configs / "one.npz", **arrays)  # type: ignore[arg-type]
+def test_samples_and_a_spec_that_contradict_the_model_are_refused_before_long_work(built):
+    np.savez(built.configs / "one.npz", x=np.zeros((1, 64), np.float64))
     built.write_spec(inputs=SHAPES, samples="*.npz")
     with untouched(built):
         outcome = built.call("prepare")
-    assert outcome.code == 2, outcome.err
-    assert "one.npz" in outcome.err
-    assert re.search(pattern, outcome.err)
-
-
-def random_net():
-    """`x` [batch, 4] → `y`, which is other at every run."""
-    nodes = [
-        onnx.helper.make_node("RandomNormalLike", ["x"], ["noise"]),
-        onnx.helper.make_node("Add", ["x", "noise"], ["y"]),
-    ]
-    kind = onnx.TensorProto.FLOAT
-    return models.build_model(
-        nodes,
-        inputs=[models.value("x", kind, ["batch", 4])],
-        outputs=[models.value("y", kind, ["batch", 4])],
-    )
-
-
-@pytest.mark.slow
-def test_a_model_that_answers_at_random_fails_the_build_with_the_worst_element(built):
-    built.add(random_net(), inputs={"x": {"shapes": [[2, 4]]}})
+    assert (outcome.code, outcome.out) == (2, "")
+    assert re.search(r"one\.npz.*float64", outcome.err), outcome.err
+    built.write_spec(inputs={})
     with untouched(built):
         outcome = built.call("prepare")
-    assert outcome.code == 1
-    assert "error: verify/cpu of net: " in outcome.err
-    assert re.search(r"y\[\d+, \d+\]|y.*\[\d, ?\d\]", outcome.err), outcome.err
-    assert "not tried" in outcome.err
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "inputs.x.shapes: missing" in outcome.err
+    assert " of net: spec does not fit its model: net, configs/net.yaml\n" in outcome.err
+    hint = "correct the entries named above in configs/net.yaml, then ortprep prepare net"
+    assert f"\nhint: {hint}\n" in outcome.err
+    assert "done" not in outcome.err.replace("0 done", "")
 
 
 @pytest.mark.slow
@@ -147,27 +84,6 @@ def test_a_tolerance_below_what_optimising_changes_fails_with_the_worst_element_
     assert re.search(r"\nhint: .*set verify: \{rtol: [\d.e-]+, atol: ", outcome.err)
 
 
-def test_problems_of_several_specs_are_told_at_once(built):
-    built.write_spec("one", verifi={})
-    built.write_spec("two", sorce={})
-    outcome = built.call("prepare")
-    assert outcome.code == 2
-    assert "one.yaml:1: verifi" in outcome.err
-    assert "two.yaml:1: sorce" in outcome.err
-
-
-def test_defaults_fill_what_specs_leave_out_and_are_part_of_what_was_built(built):
-    (built.configs / "defaults.yaml").write_text(json.dumps({"verify": {"rtol": 0.5}}))
-    assert any(line.startswith("verify.rtol: ") for line in built.explain()["verify/cpu"])
-
-
-def test_the_spec_is_read_before_anything_is_written(tmp_path):
-    project = Project(tmp_path / "project")
-    project.write_spec(verifi={})
-    assert project.call("prepare").code == 2
-    assert not project.artifacts.exists()
-
-
 # -- models that cannot be prepared: each is refused by name, and the old bundle stays
 
 
@@ -179,11 +95,6 @@ FORM = re.compile(
 """What failed, what was expected and got, a hint; then doit's sum. Both variants may fail for one reason."""
 
 
-def truncate(project):
-    path = project.models / "net.onnx"
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
 def with_model(build):
     def change(project):
         write_model(build(), project.models / "net.onnx")
@@ -192,30 +103,9 @@ def with_model(build):
     return change
 
 
-def with_external(change, **options):
-    """Replaces the model by one with external data, and then changes that file."""
-
-    def changed(project):
-        location = options.get("location", "weights.bin")
-        write_external_model(folding_net(), project.models / "net.onnx", location=location)
-        change(project.models / location)
-
-    return changed
-
-
-def link_folder_out(path):
-    outside = path.parents[2] / "elsewhere"
-    path.parent.rename(outside)
-    path.parent.symlink_to(outside, target_is_directory=True)
-
-
 # One case of each place that refuses: what each place refuses is in its stage's tests.
 BAD: dict[str, tuple[Change, str]] = {
     "missing": (lambda p: (p.models / "net.onnx").unlink(), r"source model missing.*no such file"),
-    "at home with nobody": (
-        lambda p: p.write_spec(inputs=SHAPES, source={"path": "~nosuchuser/x.onnx"}),
-        r"not a file path: ~nosuchuser/x\.onnx.*home",
-    ),
     "a name that is too long": (
         lambda p: p.write_spec(inputs=SHAPES, source={"path": f"../{'n' * 300}/x.onnx"}),
         r"not a file path.*File name too long",
@@ -224,12 +114,12 @@ BAD: dict[str, tuple[Change, str]] = {
         lambda p: p.write_spec(inputs=SHAPES, samples=f"{'n' * 300}/x.npz"),
         r"cannot read the samples of net.*File name too long",
     ),
-    "truncated": (truncate, r"not an ONNX model, or an incomplete one"),
     "an unknown operator": (with_model(models.unknown_operator), "Frobnicate"),
-    "external data missing": (with_external(Path.unlink), r"external data missing: 'weights.bin'"),
-    "external data in a linked folder": (
-        with_external(link_folder_out, location="data/weights.bin"),
-        "external data outside the model's folder.*link to",
+    "external data missing": (
+        lambda p: (
+            write_external_model(folding_net(), p.models / "net.onnx").with_name("weights.bin").unlink()
+        ),
+        r"external data missing: 'weights.bin'",
     ),
 }
 
@@ -250,38 +140,16 @@ def test_a_bad_model_is_refused_by_name_and_the_old_bundle_stays(built, change, 
 
 
 @pytest.mark.slow
-def test_a_build_goes_on_once_the_model_is_mended(built):
-    truncate(built)
-    assert built.call("prepare").code == 1
-    write_model(folding_net(), built.models / "net.onnx")
-    outcome = built.call("prepare")
-    assert (outcome.code, outcome.err) == (0, "0 done, 7 up to date\n")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", [pytest.param("ortprep", marks=pytest.mark.manual), "doit"])
-def test_a_model_whose_key_cannot_be_computed_keeps_no_other_from_being_explained_and_built(built, command):
+def test_a_model_whose_key_cannot_be_computed_keeps_no_other_from_being_explained_and_built(built):
     built.write_spec(inputs=SHAPES, source={"path": "~nosuchuser/x.onnx"})
     built.add(folding_net(), "zebra", inputs=SHAPES)
-    explain, fetch = (
-        (built.call("explain"), built.call("prepare"))
-        if command == "ortprep"
-        else (built.call("explain"), built.doit("--continue", "fetch"))
-    )
+    explain, fetch = built.call("explain"), built.doit("--continue", "fetch")
     assert explain.code == 0
     assert "net: fetch: runs, because\n    it would fail: fetch of net: not a file path" in explain.out
     assert "zebra: never done; runs fetch, " in explain.out
     assert "FAILED fetch:net\nerror: fetch of net: not a file path" in fetch.err
     assert "done fetch:zebra" in fetch.err
     assert "Traceback" not in explain.err + fetch.err
-
-
-@pytest.mark.slow
-def test_what_explain_says_of_a_missing_model_is_what_prepare_will_say(built):
-    (built.models / "net.onnx").unlink()
-    (reason,) = built.explain()["fetch"]
-    assert reason.startswith("it would fail: fetch of net: source model missing")
-    assert reason.partition("\n")[0].removeprefix("it would fail: ") in built.call("prepare").err
 
 
 def reshaping_net():

@@ -17,6 +17,8 @@ from ortprep.bundle.codec import read_json
 from ortprep.bundle.loader_config import read_loader_config
 from ortprep.bundle.manifest import MANIFEST_FILE, read_manifest
 from ortprep.children.availability import unavailable_reason
+from ortprep.errors import BundleError
+from ortprep.runtime import load
 from tests.prepare.builders import (
     SHAPES,
     Outcome,
@@ -28,21 +30,21 @@ from tests.prepare.builders import (
 )
 from tests.runtime.builders import CPU_ONLY, UNMET, rewrite_digests, write_bundle, write_linear
 
-Built = tuple[Project, Outcome]
-
 WITHOUT_GPU = pytest.mark.skipif(
     unavailable_reason("cuda") is None, reason="this machine has a GPU, so that nothing is unavailable"
 )
 
 
-def test_show_tells_what_the_bundle_is_and_what_it_gains(first_build):
+def test_show_tells_and_explains_what_the_bundle_gains_on_a_terminal_of_100(first_build):
     project, _ = first_build
     outcome = project.call("show", "net")
     assert (outcome.code, outcome.err) == (0, "")
-    for word in ("net", "cpu: level", "portable: level", "verified", "default", "prepared"):
-        assert word in outcome.out
-    for heading in ("ready", "init", "steady", "private"):
-        assert heading in outcome.out
+    headings = ("cpu: level", "portable: level", "verified", "default", "ready", "init", "steady", "private")
+    assert [word for word in headings if word not in outcome.out] == []
+    lines = outcome.out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert any(line.startswith("a ± b: the median, and half the distance") for line in lines)
+    assert {"prepared: what was prepared for this target", "input x: float32 [batch, 64]"} <= set(lines)
 
 
 def test_show_json_is_the_manifest(first_build):
@@ -101,13 +103,6 @@ def test_check_asks_every_variant_and_says_which_were_passed_over_and_why(tmp_pa
     assert "error: variant 'portable' of " in outcome.err
 
 
-def test_check_of_a_bundle_for_other_machines_cannot_load(tmp_path):
-    write_bundle(tmp_path / "linear", requirements={"cpu": UNMET})
-    outcome = Project(tmp_path).call("check", "linear")
-    assert outcome.code == 4
-    assert "error: no variant of linear runs on this machine: " in outcome.err
-
-
 def _flip(path):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -147,29 +142,25 @@ def test_an_argument_that_does_not_exist_is_wrong_use(first_build, arguments):
     assert "Usage:" in outcome.err
 
 
-LOAD = "import sys; from ortprep.runtime import load; load(sys.argv[1])"
-
-
-@pytest.mark.parametrize(
-    ("path", "got", "hint"),
-    [
-        ("net", "no such file", "load('artifacts/net')   (ortprep's commands take the name net)"),
-        ("models/net.onnx", "a file", "load('artifacts/net')   (ortprep's commands take the name net)"),
+def test_a_load_of_what_is_no_bundle_says_what_to_load(built, monkeypatch):
+    (built.models / "other.onnx").write_bytes(b"a model")
+    monkeypatch.chdir(built.root)
+    by_name = "load('artifacts/net')   (ortprep's commands take the name net)"
+    for path, got, hint in (
+        ("net", "no such file", by_name),
+        ("models/net.onnx", "a file", by_name),
         (
             "models/other.onnx",
             "a file",
-            "ortprep prepare {root}/models/other.onnx   then load('artifacts/other')",
+            f"ortprep prepare {built.root}/models/other.onnx   then load('artifacts/other')",
         ),
-        ("artifacts/net/loader.json", "a file", "load('{root}/artifacts/net')"),
+        ("artifacts/net/loader.json", "a file", f"load('{built.root}/artifacts/net')"),
         ("other", "no such file", "ortprep prepare other   then load('artifacts/other')"),
-    ],
-)
-def test_a_load_of_what_is_no_bundle_says_what_to_load(built, path, got, hint):
-    (built.models / "other.onnx").write_bytes(b"a model")
-    ended = built.python("-c", LOAD, path)
-    assert f"BundleError: no bundle there: {built.root / path}\n" in ended.err
-    assert f"  expected a folder with loader.json, got {got}\n" in ended.err
-    assert ended.err.splitlines()[-1] == f"hint: {hint.format(root=built.root)}"
+    ):
+        with pytest.raises(BundleError) as caught:
+            load(path)
+        told = f"no bundle there: {built.root / path}\n  expected a folder with loader.json, got {got}"
+        assert (caught.value.message, caught.value.hint) == (told, hint)
 
 
 def test_a_bundle_pins_the_onnx_runtime_that_jobs_need_and_prepare_says_so(first_build):
@@ -188,14 +179,6 @@ def test_a_bundle_pins_the_onnx_runtime_that_jobs_need_and_prepare_says_so(first
 def _version_of(distribution):
     found = next(iter(metadata.distributions(name=distribution)), None)
     return None if found is None else found.version
-
-
-def test_show_explains_its_figures_and_fits_a_terminal_of_100(first_build):
-    lines = first_build[0].call("show", "net").out.splitlines()
-    assert max(map(len, lines)) <= 100
-    assert any(line.startswith("a ± b: the median, and half the distance") for line in lines)
-    assert "prepared: what was prepared for this target" in lines
-    assert "input x: float32 [batch, 64]" in lines
 
 
 def test_explain_takes_a_line_for_a_model_that_is_new_or_up_to_date(first_build, project):
@@ -244,15 +227,14 @@ def test_the_version_is_data(first_build):
 
 
 NOBODY_LISTENS = {
-    "a reader that went away": "exec {command} 2>&1 | :; exit ${{PIPESTATUS[0]}}",
-    "stderr closed": "exec {command} 2>&-",
-    "a full disk": "exec {command} 2>/dev/full",
+    "a reader that went away": ("ortprep", "exec {command} 2>&1 | :; exit ${{PIPESTATUS[0]}}"),
+    "stderr closed": ("doit", "exec {command} 2>&-"),
+    "a full disk": ("ortprep", "exec {command} 2>/dev/full"),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shell", NOBODY_LISTENS.values(), ids=list(NOBODY_LISTENS))
-@pytest.mark.parametrize("command", ["ortprep", "doit"])
+@pytest.mark.parametrize(("command", "shell"), NOBODY_LISTENS.values(), ids=list(NOBODY_LISTENS))
 def test_a_build_that_nobody_listens_to_ends_as_any_other(built, command, shell):
     arguments = ["-m", "ortprep", "prepare"] if command == "ortprep" else built.doit_arguments("prepare")
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,8 +26,6 @@ from tests.prepare.builders import (
     source_answers,
     untouched,
 )
-from tests.prepare.test_disk import small_disk
-from tests.stages.convert.builders import outlier_net, overflowing_net
 
 pytestmark = pytest.mark.slow
 
@@ -98,12 +94,6 @@ def test_a_job_gets_the_precision_it_asks_for(converted, config, precision):
     assert error < (0.2 if HAS_VNNI else 0.3) * float(np.abs(expected).max())
 
 
-def test_a_bucket_takes_its_sizes_only_and_is_never_taken_unasked(converted):
-    session = load(converted.bundle(), target="cpu-batch1", check="golden")
-    assert session.get_inputs()[0].shape == [1, 64]
-    assert load(converted.bundle()).get_inputs()[0].shape[0] != 1
-
-
 def test_show_puts_the_variants_side_by_side(converted):
     outcome = converted.call("show", "net")
     assert outcome.code == 0, outcome.err
@@ -130,29 +120,6 @@ def test_a_gate_that_nothing_passes_fails_the_build_and_says_by_how_much(tmp_pat
     assert list(project.work().glob("*cpu-int8*")) == []
 
 
-@pytest.mark.skipif(not HAS_VNNI, reason="without VNNI products of other nodes saturate too")
-def test_the_node_with_the_largest_error_is_left_unquantised_first(tmp_path):
-    project = Project(tmp_path)
-    convert = {"precision": "int8", "quantize": {"mode": "static"}}
-    project.add(outlier_net(layers=24, bad=7), inputs={"x": {"shapes": [[8, 32]]}}, convert=convert)
-    outcome = project.doit("convert:net/cpu-int8")
-    said = outcome.out + outcome.err
-    assert outcome.code == 0, said
-    assert "largest errors of single nodes: matmul7 (100.0%)" in said
-    assert "trial 1: keeping 1 of 24 nodes passes the gate" in said
-    assert "trial 2" not in said
-
-
-@pytest.mark.manual
-def test_mixed_precision_keeps_the_nodes_that_overflow_and_no_others(tmp_path):
-    project = Project(tmp_path)
-    project.add(overflowing_net(), inputs={"x": {"shapes": [[2, 32]]}}, convert={"precision": "mixed"})
-    outcome = project.doit("convert:net/cpu-mixed")
-    assert outcome.code == 0, outcome.err
-    assert "keeping 2 of 103 nodes passes the gate" in outcome.out + outcome.err
-    assert project.leftovers() == []
-
-
 # -- int8 where it is faster, judged by what an application answers: by the commands that a user types
 
 APPLICATION = """
@@ -166,23 +133,6 @@ for seed in range(4):
     (y,) = net.run(None, {"x": x})
     print(y.tobytes().hex() if sys.argv[1] == "exact" else int(y.mean(axis=0).argmax()))
 """
-
-
-EMULATED = """
-import numpy as np
-from ortprep.runtime.loading.bundle_loader import open_bundle
-
-opened = open_bundle("artifacts/net", check="golden")
-x = np.random.default_rng(9).normal(size=(2, 1024)).astype(np.float32)
-np.save("x.npy", x)
-np.save("y.npy", opened.session.run(None, {"x": x})[0])
-print(opened.variant.name, *opened.passed_over, sep="\\n")
-"""
-
-
-@pytest.fixture
-def project(tmp_path):
-    return make_project(tmp_path / "project")
 
 
 def make_project(root: Path) -> Project:
@@ -240,22 +190,6 @@ def test_an_application_gets_int8_that_it_judged_until_that_is_switched_off(judg
 
 
 @needs_int8
-@pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="qemu-user is not installed")
-def test_a_processor_with_avx2_alone_answers_by_fp32(judged):
-    command = ["qemu-x86_64", "-cpu", "Haswell", sys.executable, "-c", EMULATED]
-    done = subprocess.run(
-        command, cwd=judged.root, env=judged.environment(), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    variant, *passed_over = done.stdout.splitlines()
-    assert variant in ("cpu", "portable")
-    assert any(line.startswith("cpu-int8: expected a processor with ") for line in passed_over), passed_over
-    feeds = {"x": np.load(judged.root / "x.npy")}
-    expected = source_answers(judged.models / "net.onnx", feeds)["y"]
-    np.testing.assert_allclose(np.load(judged.root / "y.npy"), expected, rtol=1e-4, atol=1e-4)
-
-
-@needs_int8
 def test_no_real_input_is_in_a_bundle(judged):
     kept = {
         row.tobytes()
@@ -268,57 +202,17 @@ def test_no_real_input_is_in_a_bundle(judged):
 
 
 @needs_int8
-def test_another_application_judges_again(judged, tmp_path):
+def test_what_the_application_refuses_is_left_out_and_fp32_ships(judged, tmp_path):
     project = judged.copy_to(tmp_path / "copy")
-    assert project.explain() == {}
-    (project.root / "app.py").write_text(f"{APPLICATION}\n# changed\n")
-    reasons = project.explain()
-    assert set(reasons) == {
-        "convert/cpu-int8",
-        "optimize/cpu-int8",
-        "verify/cpu-int8",
-        "measure/cpu-int8",
-        "package",
-    }
-    assert "judge.files.app.py: was sha256:" in reasons["convert/cpu-int8"][0]
-
-
-@needs_int8
-def test_what_the_application_refuses_is_left_out_and_fp32_ships(project):
-    adopt(project, "exact")
     judge = {"run": [sys.executable, "app.py", "exact"], "folder": ".."}
     change_spec(project, precision="auto", judge=judge, search={"max_trials": 0})
-    outcome = project.run("prepare")
+    outcome = project.call("prepare")
     assert outcome.code == 0, outcome.err
     manifest = read_manifest(project.bundle())
     (left_out,) = manifest.left_out
     assert left_out.variant == "cpu-int8"
     assert "0 of 4 lines of stdout the same, expected at least 1" in left_out.reason
     assert "cpu-int8" not in [variant.name for variant in manifest.variants]
-
-
-@needs_int8
-def test_a_judge_without_an_answer_fails_the_build_and_leaves_the_last_bundle(judged, tmp_path):
-    program = "import random; print(random.random())"
-    project = judged.copy_to(tmp_path / "copy")
-    change_spec(project, precision="auto", judge={"run": [sys.executable, "-c", program], "timeout_s": 3})
-    with untouched(project):
-        outcome = project.run("prepare")
-    assert outcome.code != 0
-    assert "not stable from run to run" in outcome.err
-
-
-@needs_int8
-def test_a_full_disk_is_told_and_leaves_the_last_bundle(judged, tmp_path):
-    project = judged.copy_to(tmp_path / "copy")
-    used_kb = sum(path.stat().st_size for path in project.artifacts.rglob("*") if path.is_file()) // 1024
-    with small_disk(project.artifacts, size_kb=used_kb + 8192):
-        (project.root / "app.py").write_text(f"{APPLICATION}\n# changed\n")
-        with untouched(project):
-            outcome = project.run("prepare")
-        assert outcome.code != 0
-        assert "error: convert/cpu-int8 of net: No space left on device" in outcome.err, outcome.err
-        assert "Traceback" not in outcome.err
 
 
 @needs_int8

@@ -11,12 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ortprep.errors import BundleError
 from ortprep.runtime import load
 from tests.builders import write_model
 from tests.fakes import wait_for
 from tests.prepare.builders import (
-    SHAPES,
     STAGES,
     all_tasks,
     answers,
@@ -55,15 +53,6 @@ def test_a_build_killed_in_every_stage_leaves_the_old_bundle_until_the_new_one_i
     assert built.explain() == {}
 
 
-@pytest.mark.manual
-def test_a_first_build_that_is_killed_leaves_nothing_that_loads(project):
-    for stage in ("fetch", "optimize", "verify", "measure"):
-        kill(pause_in(project, stage))
-        assert not project.bundle().exists()
-        with pytest.raises(BundleError):
-            load(project.bundle())
-
-
 @pytest.mark.slow
 def test_a_first_build_killed_while_it_is_packaged_leaves_nothing_that_loads(built):
     assert built.doit("clean", "package:net").code == 0
@@ -72,16 +61,6 @@ def test_a_first_build_killed_while_it_is_packaged_leaves_nothing_that_loads(bui
     assert done(built.run("prepare")) == {"package:net"}
     assert built.leftovers() == []
     assert built.run("check", "artifacts/net").code == 0
-
-
-@pytest.mark.slow
-def test_what_was_finished_before_the_kill_is_not_done_again(project):
-    kill(pause_in(project, "verify"))
-    finished = {"fetch:net", "optimize:net/cpu"}
-    again = done(project.doit("verify"))
-    assert not finished & again
-    assert "verify:net/cpu" in again
-    assert [path for path in project.leftovers() if "verify" in path] == []
 
 
 @pytest.mark.manual
@@ -194,19 +173,6 @@ def job_loading(project):
 
 
 @pytest.mark.manual
-def test_a_job_never_sees_an_error_while_its_bundle_is_put_together_again_and_again(built):
-    builds = 5
-    with job_loading(built) as job:
-        for timeout_s in range(100, 100 + builds):
-            # Changes the record of the spec and nothing that was built from it.
-            built.write_spec(inputs=SHAPES, optimize={"timeout_s": timeout_s})
-            assert done(built.run("prepare")) == {"package:net"}
-            job.wait_for_a_load()
-    assert job.loads > builds
-    assert job.answers == 1
-
-
-@pytest.mark.manual
 def test_a_job_gets_the_old_answers_or_the_new_ones_while_the_model_changes(built):
     with job_loading(built) as job:
         for seed in (1, 2, 3, 4):
@@ -214,36 +180,3 @@ def test_a_job_gets_the_old_answers_or_the_new_ones_while_the_model_changes(buil
             assert done(built.run("prepare")) == all_tasks()
             job.wait_for_a_load()
     assert job.answers == 5
-
-
-def count_said(outcomes, line):
-    return sum(outcome.err.count(line) for outcome in outcomes)
-
-
-@pytest.mark.manual
-def test_of_two_builds_at_once_each_task_is_done_by_one(project):
-    processes = [project.start("-m", "ortprep", "prepare") for _ in range(2)]
-    outcomes = finish(processes[0]), finish(processes[1])
-    assert [outcome.code for outcome in outcomes] == [0, 0]
-    assert done(outcomes[0]) | done(outcomes[1]) == all_tasks()
-    # What a stage says while it works shows who worked.
-    assert count_said(outcomes, "fetch:net: fetching") == 1
-    for variant in ("cpu", "portable"):
-        assert count_said(outcomes, f"verify:net/{variant}: source on CPU") == 1
-    assert is_intact(project.bundle())
-    assert project.leftovers() == []
-    assert project.explain() == {}
-
-
-@pytest.mark.slow
-def test_a_build_goes_on_where_one_that_held_the_lock_was_killed(project):
-    first = pause_in(project, "optimize")
-    second = project.start("-m", "doit", *doit_arguments(project), "optimize")
-    kill(first)
-    assert "optimize:net/cpu" in done(finish(second))
-    assert project.leftovers() == []
-
-
-def doit_arguments(project):
-    dodo = Path(__file__).resolve().parents[2] / "dodo.py"
-    return ("-f", str(dodo), f"configs={project.configs}", f"artifacts={project.artifacts}")
