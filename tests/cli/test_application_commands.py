@@ -77,21 +77,16 @@ def test_a_program_that_a_signal_ends_is_seen_to_be(project):
     assert run(project, "--", sys.executable, "-c", code).returncode == -signal.SIGTERM
 
 
-def test_a_program_that_there_is_not_is_told_as_a_shell_does(project):
+def test_what_cannot_be_run_is_told_as_a_shell_does(project, tmp_path):
+    assert run(project).returncode == 2
+    nowhere = run(project, "--bundles", "nowhere", "--", "true")
+    assert (nowhere.returncode, "no folder of bundles: nowhere" in nowhere.stderr) == (2, True)
     done = run(project, "--", "no-such-program")
     assert done.returncode == 127
     assert "cannot run no-such-program" in done.stderr
     done = run(project, "--", "./net.onnx")
     assert done.returncode == 126
     assert "ermission denied" in done.stderr
-
-
-def test_no_program_and_no_bundles_are_errors_of_use(project, tmp_path):
-    assert run(project).returncode == 2
-    done = run(project, "--bundles", "nowhere", "--", "true")
-    assert done.returncode == 2
-    assert "no folder of bundles: nowhere" in done.stderr
-    assert run(tmp_path, "--", "true").returncode == 2
 
 
 @pytest.mark.attack
@@ -103,8 +98,9 @@ def test_a_signature_that_is_required_is_passed_on_wherever_the_program_runs(pro
 
 
 def test_the_environment_alone_does_the_same(project):
-    shown = run(project, "--print-environment").stdout
+    shown = run_program([*ORTPREP, "--print-environment"], {"ORTPREP_FORK": "1"}, cwd=project).stdout
     variables = dict(line.split("=", 1) for line in shown.splitlines())
+    assert variables.pop("ORTPREP_FORK") == "1"
     assert variables["ORTPREP_BUNDLES"] == str(project / "artifacts")
     assert "ORTPREP_REQUIRE_SIGNATURE" not in variables
     done = run_program([sys.executable, "-c", SESSION, str(project / "net.onnx")], variables)
@@ -213,6 +209,7 @@ def test_an_application_is_adopted_prepared_and_run_with_its_own_options(adoptab
         (["-c", "raise SystemExit(7)"], 7, "exit code 7"),
         (["-c", "pass"], 2, "created no ONNX Runtime session"),
         (["-c", "import os; os.kill(os.getpid(), 9)"], 137, "exit code 137"),
+        (["-m", "no_such_module"], 1, "exit code 1"),
     ],
 )
 def test_the_exit_code_of_the_application_is_passed_on(tmp_path, program, code, said):
@@ -237,11 +234,6 @@ def test_the_program_is_not_run_if_specs_cannot_be_written(tmp_path, out):
     outcome = Project(tmp_path).call("adopt", "--out", out, "--", sys.executable, "app.py")
     assert (outcome.code, f"cannot write to {out}" in outcome.err) == (2, True), outcome.err
     assert not (tmp_path / "ran").exists()
-
-
-def test_a_program_that_is_not_there_is_told(tmp_path):
-    outcome = Project(tmp_path).call("adopt", "--", "no-such-program")
-    assert (outcome.code, "cannot run no-such-program" in outcome.err) == (127, True)
 
 
 def test_a_judged_programs_arguments_are_said_to_be_in_the_specs(tmp_path):

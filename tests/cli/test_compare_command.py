@@ -9,7 +9,6 @@ import pytest
 
 from ortprep.bundle.manifest import read_manifest, write_manifest
 from tests.prepare.builders import Project
-from tests.registry import builders
 from tests.registry.builders import Build, Made, write_bundle
 
 HERE = {"machine": "x86_64", "cpu_model": "processor", "cores": 4, "gpus": []}
@@ -65,26 +64,6 @@ def test_what_is_no_worse_passes_and_what_is_worse_fails(project):
     ]
 
 
-def test_without_limits_10_percent_are_allowed_and_each_figure_may_have_its_own(project):
-    add(project, "old")
-    add(project, "new", SLOWER)
-    assert outcome_of(project, "old", "new")["outcome"] == "regression"
-    # In these bundles a session takes as many MB as its init takes ms.
-    spared = (
-        "--fail-over",
-        "ready=0.2",
-        "--fail-over",
-        "init=20%",
-        "--fail-over",
-        "peak=0.2",
-        "--fail-over",
-        "private=20%",
-    )
-    more = outcome_of(project, "old", "new", *spared, "--fail-over", "first-result=0.2")
-    assert more["outcome"] == "ok"
-    assert outcome_of(project, "old", "new", "--fail-over", "25%")["outcome"] == "ok"
-
-
 def test_a_manifest_alone_will_do_under_any_name(project):
     bundle = add(project, "net")
     shutil.copyfile(bundle / "manifest.json", project.root / "old-manifest.json")
@@ -117,55 +96,19 @@ def test_versions_of_a_registry_are_compared_without_their_weights(project, regi
     assert outcome_of(project, "net@old", "old")["outcome"] == "ok"
 
 
-def test_a_version_of_several_machines_is_compared_part_by_part(project, registry):
-    gpu = {"name": "A", "compute_capability": [9, 0]}
-    elsewhere = HERE | {"cpu_model": "EPYC 9555", "cores": 64, "gpus": [gpu]}
-    build = Build((Made("portable"), Made("cpu", builders.HERE)))
-    write_bundle(project.artifacts / "here", build)
-    change(project.artifacts / "here", environment={"onnxruntime": "1.31.1", "hardware": HERE})
-    made = (Made("portable"), Made("cpu", builders.ELSEWHERE))
-    other = dataclasses.replace(build, made=made, created_at="2026-11-21T00:00:00+00:00")
-    write_bundle(project.artifacts / "there", other)
-    change(project.artifacts / "there", environment={"onnxruntime": "1.31.1", "hardware": elsewhere})
-    assert project.call("publish", "here", "--label", "one").code == 0
-    assert project.call("publish", "there", "--label", "two").code == 0
-    both = outcome_of(project, "net@one", "net@two")
-    of_machines = [
-        (one["old"], (one["new"] or "").partition(" (")[0], one["outcome"]) for one in both["variants"]
-    ]
-    assert sorted(of_machines, key=str) == [
-        ("cpu", "cpu", "ok"),
-        ("portable", "portable", "ok"),
-        (None, "cpu", "ok"),
-        (None, "portable", "ok"),
-    ]
-    back = project.call("compare", "net@two", "net@one")
-    assert back.code == 1
-    assert "cpu: it no longer exists" in back.err
-    one_machine = project.call("compare", "net@two", "here", "--partial")
-    assert one_machine.code == 0
-    assert "cpu: it is missing, and was not compared" in one_machine.err
-
-
 def test_different_hardware_is_refused_aloud_unless_it_is_allowed(project):
     add(project, "old")
-    add(project, "new", hardware=HERE | {"cores": 64})
+    change(add(project, "new", hardware=HERE | {"cores": 64}), pipeline_version="0.2.0")
     refused = project.call("compare", "old", "new")
     assert refused.code == 1
     assert refused.err.startswith("error: cannot be compared: old → new\n")
     assert "measured on different hardware: cores 4 → 64" in refused.err
     assert "--across-hardware" in refused.err
     assert "not comparable" in refused.out
-    assert outcome_of(project, "old", "new", "--across-hardware")["outcome"] == "ok"
-
-
-def test_what_else_changed_is_shown(project):
-    add(project, "old")
-    change(add(project, "new"), pipeline_version="0.2.0")
-    shown = project.call("compare", "old", "new")
-    assert shown.code == 0
-    assert "what else changed" in shown.out
-    assert "0.2.0" in shown.out
+    allowed = project.call("compare", "old", "new", "--across-hardware")
+    assert allowed.code == 0
+    assert "what else changed" in allowed.out
+    assert "0.2.0" in allowed.out
 
 
 HOSTILE = "[red]@all|`<img>`\x1b[2J\n# x"
@@ -184,23 +127,11 @@ def test_what_a_manifest_says_is_no_order_to_a_terminal(project, form):
         assert "[red]@all|`<img>`�[2J # x" in shown.out
 
 
-WRONG = {
-    "no number": (("--fail-over", "much"), "not a limit: 'much'"),
-    "ten times": (("--fail-over", "10"), "expected a percentage or a share below 1"),
-    "no figure": (("--fail-over", "speed=10%"), "no such figure: 'speed'"),
-}
-
-
-@pytest.mark.parametrize(("arguments", "message"), WRONG.values(), ids=list(WRONG))
-def test_a_wrong_use_ends_with_2(project, arguments, message):
-    add(project, "old")
-    ended = project.call("compare", "old", "old", *arguments)
-    assert (ended.code, ended.out) == (2, "")
-    assert message in ended.err
-
-
-def test_what_is_not_there_or_damaged_ends_with_3(project):
+def test_what_is_not_there_or_damaged_ends_with_3_and_a_wrong_use_with_2(project):
     bundle = add(project, "old")
+    wrong = project.call("compare", "old", "old", "--fail-over", "speed=10%")
+    assert (wrong.code, wrong.out) == (2, "")
+    assert "no such figure: 'speed'" in wrong.err
     missing = project.call("compare", "old", "nothing")
     assert (missing.code, missing.out) == (3, "")
     assert "no such bundle: nothing" in missing.err
@@ -212,21 +143,12 @@ def test_what_is_not_there_or_damaged_ends_with_3(project):
         assert "changed after it was written" in damaged.err
 
 
-def test_what_a_registry_lacks_ends_with_5(project, registry):
-    add(project, "old")
-    assert project.call("compare", "net@1", "old").code == 5
-    assert project.call("publish", "old", "--label", "1").code == 0
-    lacking = project.call("compare", "net@2", "old")
-    assert lacking.code == 5
-    assert "no such version: net@2" in lacking.err
-    assert project.call("compare", "net@1", "old").code == 0
-
-
 def test_the_first_release_has_nothing_to_compare_with_and_passes_only_if_that_is_allowed(project, registry):
     add(project, "net", SLOWER)
     add(project, "other")
     first = ("net@production", "net", "--if-published")
-    assert project.call("compare", *first[:2]).code == 5
+    lacking = project.call("compare", *first[:2])
+    assert (lacking.code, "no such" in lacking.err) == (5, True)
     for publish in (False, True):  # before anything is published, and before the alias points to it
         if publish:
             assert project.call("publish", "other", "--label", "1").code == 0
@@ -251,14 +173,6 @@ def test_what_is_missing_or_lost_otherwise_fails_before_the_first_release_too(pr
     (version,) = registry.glob("net/versions/*")
     version.unlink()
     assert project.call("compare", "net@production", "net", "--if-published").code == 5
-
-
-def test_a_registry_that_nobody_named_ends_with_5(project, monkeypatch):
-    monkeypatch.delenv("ORTPREP_REGISTRY", raising=False)
-    add(project, "old")
-    ended = project.call("compare", "net@1", "old")
-    assert ended.code == 5
-    assert "no registry given" in ended.err
 
 
 def test_the_command_needs_no_onnx_runtime(project):

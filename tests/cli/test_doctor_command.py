@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from ortprep.doctor.parallel import WORKERS
-from tests.builders import conv_net, embedding, two_inputs, write_model
+from tests.builders import conv_net, two_inputs, write_model
 from tests.fakes import wait_for
 from tests.prepare.builders import SHAPES, Project, finish, folding_net
 from tests.runtime.builders import write_bundle
@@ -28,26 +28,9 @@ def ask(project, *arguments):
     return found
 
 
-@pytest.mark.slow
-def test_without_arguments_the_machine_is_examined(project):
-    found = ask(project)
-    assert found["check"] == "env"
-    assert found["findings"]
-
-
 def test_what_is_expected_and_not_there_is_a_failure(project):
     found = ask(project, "env", "--expect", "tensorrt")
     assert "problem" in {one["severity"] for one in found["findings"]}
-
-
-@pytest.mark.slow
-def test_an_onnx_file_is_examined_and_what_is_assumed_is_said(project):
-    write_model(embedding(), project.root / "words.onnx")
-    ended = project.call("doctor", "init", "words.onnx", "--rounds", "1")
-    assert ended.code == 0, ended.err
-    assert "parse the model file" in ended.out
-    assert "graph transformers" in ended.out
-    assert "is assumed; --shape" in ended.err
 
 
 @pytest.mark.slow
@@ -149,6 +132,7 @@ def test_a_model_is_served_by_every_number_of_workers(project):
     [
         ("nonsense",),
         ("init",),
+        ("init", "nothing"),
         ("parallel",),
         ("init", "a", "b"),
         ("init", "a", "--rounds", "0"),
@@ -166,9 +150,4 @@ def test_wrong_use_is_told(project, arguments):
     ended = project.call("doctor", *arguments)
     assert ended.code == 2
     assert ended.out == ""
-
-
-def test_a_model_that_is_not_there_is_told(project):
-    ended = project.call("doctor", "init", "nothing")
-    assert ended.code == 2
-    assert "no such model: nothing" in ended.err
+    assert arguments != ("init", "nothing") or "no such model: nothing" in ended.err

@@ -25,6 +25,7 @@ def project(tmp_path):
 
 
 def test_a_spec_is_written_once(project):
+    (project.root / "my specs").mkdir()
     first = project.call("init", "models/net.onnx")
     assert (first.code, first.out) == (0, "configs/net.yaml\n"), first.err
     spec = project.configs / "net.yaml"
@@ -35,18 +36,17 @@ def test_a_spec_is_written_once(project):
     assert "spec exists: net in configs" in second.err
     assert "hint: ortprep prepare net, or ortprep init models/net.onnx --force\n" in second.err
     assert spec.read_text().endswith("# mine\n")
+    spec.rename(project.root / "my specs" / "net.yaml")
+    elsewhere = project.call("init", "models/net.onnx", "--out", "my specs")
+    assert elsewhere.code == 2
+    hint = (
+        "ortprep prepare net --configs 'my specs', or ortprep init models/net.onnx --out 'my specs' --force"
+    )
+    assert hint in elsewhere.err
+    (project.root / "my specs" / "net.yaml").rename(spec)
     third = project.call("init", "models/net.onnx", "--force")
     assert third.code == 0
     assert "# mine" not in spec.read_text()
-
-
-def test_the_hint_of_a_spec_that_exists_names_its_folder(project):
-    (project.root / "my specs").mkdir()
-    (project.root / "my specs" / "net.yaml").write_text("name: net\nsource: {path: ../models/net.onnx}\n")
-    outcome = project.call("init", "models/net.onnx", "--out", "my specs")
-    assert outcome.code == 2
-    assert "ortprep prepare net --configs 'my specs', or " in outcome.err
-    assert "ortprep init models/net.onnx --out 'my specs' --force" in outcome.err
 
 
 @pytest.mark.parametrize("folder", ["models/net.onnx/specs", "/proc/specs"])

@@ -16,7 +16,7 @@ from ortprep.runtime import connect
 from tests.fakes import wait_for
 from tests.prepare.builders import Project, finish
 from tests.registry.builders import write_keys
-from tests.runtime.builders import sample, weights_of, write_bundle
+from tests.runtime.builders import assert_answers, write_bundle
 from tests.runtime.pool.builders import write_doubling, write_model_bundle
 
 
@@ -129,9 +129,7 @@ def running(hosted: Project, *arguments: str) -> Iterator[subprocess.Popen[str]]
 def test_a_host_serves_models_by_name_and_says_what_it_does(hosted):
     with running(hosted, "linear"):
         with connect("linear") as session:
-            np.testing.assert_allclose(
-                session.run(None, {"x": sample()})[0], sample() @ weights_of(0), rtol=1e-5
-            )
+            assert_answers(session)
         with pytest.raises(LoadError, match="did you mean 'linear'"):
             connect("liner")
         found = json.loads(hosted.call("host", "--status", "--json").out)
