@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,12 @@ def weights_of(seed: int) -> NDArray[np.float32]:
 
 def sample() -> NDArray[np.float32]:
     return np.linspace(-1, 1, 2 * ROWS, dtype=np.float32).reshape(2, ROWS)
+
+
+def assert_answers(session: Any, seed: int = 0) -> None:
+    """Asserts that a session answers `sample()` as the model with weights of that seed does."""
+    (answer,) = session.run(None, {"x": sample()})
+    np.testing.assert_allclose(answer, sample() @ weights_of(seed), rtol=1e-4, atol=1e-5)
 
 
 def write_bundle(
@@ -240,8 +247,9 @@ def _model(
     inputs: Mapping[str, Sequence[int | str]],
     outputs: Mapping[str, Sequence[int | str]],
     types: Mapping[str, int] | None = None,
+    versions: tuple[int, int] = (IR_VERSION, OPSET),
 ) -> bytes:
-    codes = types or {}
+    codes, (ir_version, opset) = types or {}, versions
     graph = b"".join(
         [
             *(_field(1, node) for node in nodes),
@@ -251,7 +259,7 @@ def _model(
             *(_field(12, _value(name, shape, codes.get(name, _FLOAT))) for name, shape in outputs.items()),
         ]
     )
-    return _field(1, IR_VERSION) + _field(7, graph) + _field(8, _field(1, "") + _field(2, OPSET))
+    return _field(1, ir_version) + _field(7, graph) + _field(8, _field(1, "") + _field(2, opset))
 
 
 def write_linear(path: Path, weights: Weights, batch: int | str = "batch") -> tuple[Path, Path]:
@@ -297,6 +305,13 @@ def endless_model(weights: Weights) -> bytes:
 def add_model() -> bytes:
     """Returns `y = x + x` on two floats."""
     return _model([_node("Add", ("x", "x"), "y")], [], {"x": (2,)}, {"y": (2,)})
+
+
+def one_node_model(operator: str, taken: int, given: int, *, opset: int = 21) -> bytes:
+    """Returns `x` [3] of type `taken` → `y` of type `given`, by one `Cast` or `Identity`."""
+    to = _field(5, _field(1, "to") + _field(3, given) + _field(20, 2)) if operator == "Cast" else b""
+    nodes, types = [_node(operator, ("x",), "y") + to], {"x": taken, "y": given}
+    return _model(nodes, [], {"x": (3,)}, {"y": (3,)}, types, versions=(10, opset))
 
 
 def operator_model(

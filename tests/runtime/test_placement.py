@@ -68,23 +68,11 @@ def test_every_model_is_somewhere_and_no_memory_is_exceeded(models, memories):
     assert len(placement.reasons) == sum(len(a.models) for a in placement.assignments)
 
 
-def test_two_models_on_two_devices_take_as_long_as_the_slower():
-    models = [ModelLoad("densenet", 30.0, 1), ModelLoad("resnet101", 50.0, 1)]
-    placement = place_models(models, [Device("cuda", 0), Device("cuda", 1)])
-    assert [a.models for a in placement.assignments] == [("resnet101",), ("densenet",)]
-    assert placement.makespan_ms == 50.0
-
-
 def test_devices_that_would_stay_empty_take_copies_of_the_bottleneck():
     models = [ModelLoad("small", 10.0, 1), ModelLoad("large", 90.0, 1)]
     placement = place_models(models, [Device("cuda", n) for n in range(4)])
     assert [a.models for a in placement.assignments] == [("large",), ("small",), ("large",), ("large",)]
     assert placement.makespan_ms == 30.0
-
-
-def test_one_model_is_on_every_device():
-    placement = place_models([ModelLoad("m", 1.0, 1)], [Device("cuda", n) for n in range(3)])
-    assert [a.models for a in placement.assignments] == [("m",)] * 3
 
 
 def test_what_fits_nowhere_is_named():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,24 @@ def write_bundle_of(model: Path, folder: Path, *, inline: bool = False, **option
     return folder
 
 
+@contextmanager
+def rewritten(folder: Path, **of_variants: Any) -> Iterator[None]:
+    """Writes a bundle anew in the block; afterwards it still says what it was prepared from.
+
+    Args:
+        folder: The bundle.
+        of_variants: What to replace in its variants; functions of the variant.
+    """
+    source = read_loader_config(folder).source
+    yield
+    config = read_loader_config(folder)
+    variants = tuple(
+        one._replace(**{name: change(one) for name, change in of_variants.items()}) for one in config.variants
+    )
+    write_loader_config(folder, config._replace(source=source, variants=variants))
+    write_record(folder)
+
+
 def is_of_bundle(session: onnxruntime.InferenceSession) -> bool:
     """Says whether a session answers as the bundle and not as the source."""
     (answer,) = session.run(None, {"x": sample()})
@@ -64,5 +83,5 @@ def run_program(
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=600,
     )

@@ -110,21 +110,6 @@ assert not isinstance(onnxruntime.InferenceSession(model), Counting)
     )
 
 
-def test_load_makes_its_own_sessions_whatever_is_installed(model):
-    assert_runs(
-        model,
-        """
-import ortprep.runtime
-ortprep.runtime.install()
-import logging
-logging.basicConfig(level="INFO")
-session = ortprep.runtime.load(f"{model.rpartition('/')[0]}/bundles/net")
-import onnxruntime
-assert of_bundle(session) and isinstance(session, onnxruntime.InferenceSession)
-""",
-    )
-
-
 WRAPPER = """
 import onnxruntime, ortprep.runtime
 from onnxruntime.capi import onnxruntime_inference_collection as collection
@@ -222,12 +207,6 @@ def test_functions_run_after_the_modules_own_code_in_the_order_of_their_registra
     assert module.__spec__.loader is module.__loader__
 
 
-def test_a_function_for_a_module_that_is_imported_runs_at_once():
-    seen: list[ModuleType] = []
-    call_after_import("os", seen.append)
-    assert seen == [os]
-
-
 def test_a_package_and_its_submodules_are_imported_as_ever(folder):
     (folder / "late_package").mkdir()
     (folder / "late_package/__init__.py").write_text("from late_package.inner import answer\n")
@@ -260,12 +239,6 @@ def test_an_import_that_fails_may_be_tried_again(folder):
         assert seen == [module]
     finally:
         del os.environ["WORKS"]
-
-
-def test_a_module_that_there_is_not_stays_missing(folder):
-    call_after_import("no_such_module", print)
-    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
-        importlib.import_module("no_such_module")
 
 
 FAKE = "import sys; sys.stdout.write('onnxruntime\\n')\n"

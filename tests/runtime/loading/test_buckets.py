@@ -13,16 +13,14 @@ import pytest
 
 from ortprep.errors import IntegrityError, LoadError
 from ortprep.runtime import load, session_for
-from ortprep.runtime.tensors.arrays import run_session, write_tensors
+from ortprep.runtime.tensors.arrays import write_tensors
 from tests.runtime.builders import (
     BUCKETED,
     UNMET,
     Part,
     batch_of,
     rewrite_digests,
-    sample,
     weights_of,
-    write_bundle,
     write_converted,
 )
 
@@ -85,16 +83,6 @@ def test_threads_that_need_the_same_bucket_make_it_once(bundle, sessions):
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(ask, range(8))) == [FP32_4, FP32_8] * 4
     assert len(sessions) == 3
-
-
-def test_a_bundle_without_buckets_answers_as_ever(tmp_path):
-    plain = write_bundle(tmp_path / "plain")
-    bucketed = load(plain)
-    assert session_for(bucketed, {"x": (4, 8)}) is bucketed
-    np.testing.assert_array_equal(
-        run_session(bucketed, {"x": sample()})["y"],
-        run_session(load(plain), {"x": sample()})["y"],
-    )
 
 
 def test_the_session_of_some_shapes_can_be_had_before_the_first_batch(bundle, sessions):
@@ -202,12 +190,6 @@ def test_f17_buckets_of_another_build_are_never_mixed_in(bundle, tmp_path):
     write_converted(bundle, BUCKETED[:-1])
     with pytest.raises(LoadError, match="replaced by another build"):
         asked(bucketed, 4)
-
-
-@pytest.mark.parametrize("argument", [{"precision": "int9"}, {"digests": "some"}])
-def test_a_misspelt_argument_is_an_error(bundle, argument):
-    with pytest.raises(LoadError, match=f"bad argument of load: {next(iter(argument))}"):
-        load(bundle, **argument)
 
 
 def test_a_precision_that_the_bundle_lacks_is_named_with_those_it_has(bundle):

@@ -6,14 +6,13 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import onnxruntime
 import pytest
 
 from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.errors import LoadError
 from ortprep.runtime import load, wait_steady
-from tests.runtime.builders import sample, weights_of, write_bundle
+from tests.runtime.builders import assert_answers, write_bundle
 
 pytestmark = pytest.mark.runtime
 
@@ -25,11 +24,6 @@ OWN = SessionOptionsRecord("ORT_DISABLE_ALL", {"intra_op_num_threads": 2}, {PREP
 @pytest.fixture
 def bundle(tmp_path):
     return write_bundle(tmp_path / "b", options=OWN, first=OWN)
-
-
-def check_answer(session: Any) -> None:
-    (answer,) = session.run(None, {"x": sample()})
-    np.testing.assert_allclose(answer, sample() @ weights_of(0), rtol=1e-5, atol=1e-6)
 
 
 def as_mapping(chosen: dict[str, Any]) -> dict[str, Any]:
@@ -60,7 +54,7 @@ def test_the_callers_values_win_in_both_phases_and_the_bundle_adds_what_they_lea
     session = load(bundle, session_options=given)
     if form == "object":
         given.log_severity_level = 1  # later than the load, so it does not count
-    check_answer(session)
+    assert_answers(session)
     wait_steady(session, 60)
     options = session.get_session_options()
     assert options.enable_mem_pattern is True
@@ -103,7 +97,7 @@ def test_an_object_is_left_as_it_is_and_serves_for_several_bundles(bundle, tmp_p
             with pytest.raises(RuntimeError):
                 options.get_session_config_entry(PREPACKING)
     assert caplog.records == []
-    check_answer(onnxruntime.InferenceSession(str(bundle / MODEL), options))
+    assert_answers(onnxruntime.InferenceSession(str(bundle / MODEL), options))
 
 
 def test_an_enumeration_may_be_given_by_its_member_or_its_name(bundle):

@@ -7,7 +7,6 @@ import fcntl
 import mmap
 import os
 import resource
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,7 +24,6 @@ from ortprep.export.placement import try_model
 from ortprep.measuring.device_lock import CPU_DEVICE
 from ortprep.runtime import load, wait_steady
 from ortprep.runtime.loading import session as session_module
-from ortprep.runtime.loading import variant_files
 from tests.runtime.builders import (
     batch_of,
     entry,
@@ -169,23 +167,6 @@ def test_what_no_parser_of_protobuf_takes_is_refused(tmp_path):
     rewrite_digests(bundle)
     with pytest.raises(IntegrityError, match="not an ONNX model"):
         load(bundle)
-
-
-def test_the_models_are_looked_at_once_for_any_number_of_loads(tmp_path, monkeypatch):
-    looked = []
-    check = variant_files.check_external_data
-
-    def noted(*args: object) -> None:
-        looked.append(args)
-        check(*args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(variant_files, "check_external_data", noted)
-    bundle = write_bundle(tmp_path / "b")
-    time.sleep(0.05)
-    for _ in range(3):
-        (answer,) = load(bundle).run(None, {"x": sample()})
-        np.testing.assert_allclose(answer, sample() @ weights_of(0), rtol=1e-5, atol=1e-6)
-    assert len(looked) == 1
 
 
 # -- laws of full digests: what is opened is what was hashed, whoever may write to the bundle

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +14,7 @@ from ortprep.errors import LoadError
 from ortprep.runtime import load_before_fork
 from ortprep.runtime.loading import forking, phases
 from tests.runtime.builders import write_bundle, write_converted
+from tests.runtime.dropin.builders import run_python
 
 pytestmark = pytest.mark.runtime
 
@@ -50,10 +48,7 @@ def same(session):
 
 def assert_passes(bundle: Path, script: str) -> str:
     """Runs a script in a fresh process, `bundle` being its argument; returns its log."""
-    code = PRELUDE + script
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(bundle)], capture_output=True, text=True, timeout=300, check=False
-    )
+    done = run_python(PRELUDE + script, bundle)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -287,7 +282,5 @@ except LoadError as error:
 else:
     sys.exit("expected an error")
 """
-    environment = {**os.environ, "ORT_DISABLE_TELEMETRY": "0"}
-    command = [sys.executable, "-c", script, str(bundle)]
-    ended = subprocess.run(command, env=environment, timeout=300, check=False, capture_output=True, text=True)
+    ended = run_python(script, bundle, ORT_DISABLE_TELEMETRY="0")
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -22,13 +22,13 @@ import pytest
 import ortprep
 from ortprep.bundle.session_record import SessionOptionsRecord, SessionPlan
 from ortprep.errors import IntegrityError, LoadError, LoadTimeoutError
-from ortprep.runtime import PoolConfig, SessionPool, load, wait_steady
+from ortprep.runtime import load, wait_steady
 from ortprep.runtime.loading import opened_bundle, phases
 from ortprep.runtime.loading import session as session_module
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
 from ortprep.runtime.loading.session import default_plan
 from ortprep.runtime.opened_model import open_model
-from ortprep.runtime.tensors.arrays import read_tensors, run_session, write_tensors
+from ortprep.runtime.tensors.arrays import run_session
 from ortprep.runtime.tensors.element_types import Array
 from tests.fakes import wait_for
 from tests.runtime.builders import (
@@ -218,15 +218,12 @@ def test_it_answers_what_a_session_answers(bundle):
         assert session.get_provider_options() == plain.get_provider_options()
         assert session.get_modelmeta().graph_name == plain.get_modelmeta().graph_name
         assert_right(run_session(session, {"x": sample()})["y"])
-        wait_steady(session, PATIENCE_S)
-
-
-def test_ort_values_run_in_either_phase(bundle):
-    value, session = onnxruntime.OrtValue.ortvalue_from_numpy(sample()), load(bundle)
-    for _ in range(2):
+        with pytest.raises(ValueError, match="missing from input feed"):
+            session.run(None, {"unknown": sample()})
+        value = onnxruntime.OrtValue.ortvalue_from_numpy(sample())
         (got,) = session.run_with_ort_values(["y"], {"x": value})
-        wait_steady(session, PATIENCE_S)
         assert_right(got.numpy())
+        wait_steady(session, PATIENCE_S)
 
 
 def test_a_binding_waits_for_the_steady_session(bundle):
@@ -266,13 +263,6 @@ def test_other_providers_are_for_good(bundle, sessions):
     answer(session)
     wait_steady(session, PATIENCE_S)
     assert len(sessions) == 1
-
-
-def test_a_run_that_fails_is_the_callers_alone(bundle):
-    session = load(bundle)
-    with pytest.raises(ValueError, match="missing from input feed"):
-        session.run(None, {"unknown": sample()})
-    assert_right(answer(session))
 
 
 def test_options_that_onnxruntime_refuses_leave_the_first_in_service(tmp_path, caplog):
@@ -326,14 +316,6 @@ def test_a_thread_that_cannot_be_started_costs_the_caller_nothing(bundle, monkey
         wait_steady(session, PATIENCE_S)
 
 
-def test_a_first_session_that_answers_wrongly_is_never_returned(bundle):
-    tensors = read_tensors(bundle / "golden.npz")
-    write_tensors(bundle / "golden.npz", {**tensors, "output:y": tensors["output:y"] + 1})
-    rewrite_digests(bundle)
-    with pytest.raises(LoadError, match="does not answer as recorded"):
-        load(bundle, check="golden")
-
-
 def test_f17_files_exchanged_between_the_two_sessions_are_reported(bundle):
     session = load(bundle)
     write_bundle(bundle, seed=7, options=STEADY, first=FIRST)
@@ -373,11 +355,6 @@ def test_a_deadline_is_the_first_sessions_alone(bundle):
     session = load(bundle, timeout_s=PATIENCE_S)
     wait_steady(session, PATIENCE_S)
     assert threads_of(session) == 2
-
-
-def test_a_misspelt_phase_is_an_error(bundle):
-    with pytest.raises(LoadError, match="bad argument of load: phases='later'"):
-        load(bundle, phases="later")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("timeout_s", [-1.0, float("nan"), "1"])
@@ -478,8 +455,7 @@ if sys.argv[3] == "raise":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wait_s", [0, 0.1])
-@pytest.mark.parametrize(("end", "code"), [("return", 0), ("raise", 3)])
+@pytest.mark.parametrize(("wait_s", "end", "code"), [(0, "raise", 3), (0.1, "return", 0)])
 def test_an_interpreter_that_ends_during_a_build_neither_hangs_nor_crashes(chain, wait_s, end, code):
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", EXIT, str(chain), str(wait_s), end],
@@ -518,11 +494,3 @@ def test_a_process_that_serves_a_model_is_ready_with_the_first_phase(bundle, ses
     wait_steady(model.session, PATIENCE_S)
     assert (len(sessions), threads_of(model.session)) == (2, 2)
     assert_right(model.run([sample()])[0])
-
-
-def test_a_pool_answers_in_both_phases(bundle):
-    large = np.random.default_rng(0).standard_normal((8_000, ROWS)).astype(np.float32)  # bound outputs
-    with SessionPool(bundle, PoolConfig(devices="cpu")) as pool:
-        for _ in range(50):
-            for feed in (sample(), large):
-                assert_right(pool.run({"x": feed})["y"], feed)

@@ -38,18 +38,14 @@ def machine(features: tuple[str, ...], name: str = "x86_64") -> Hardware:
     return Hardware(name, "", features, 1, 2**30)
 
 
-def test_this_machine_is_read():
-    here = read_hardware()
-    assert here.machine == platform.machine()
-    assert here.cores == len(os.sched_getaffinity(0))
-    assert here.memory_bytes > 2**27
-    assert list(here.cpu_features) == sorted(set(here.cpu_features))
-
-
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="x86 flags")
 def test_the_processor_and_the_kernel_agree_on_this_machine():
     _, listed = parse_cpuinfo(Path("/proc/cpuinfo").read_text())
-    assert set(read_hardware(gpus=False).cpu_features) == set(listed)
+    here = read_hardware(gpus=False)
+    assert set(here.cpu_features) == set(listed)
+    assert list(here.cpu_features) == sorted(listed)
+    assert here.cores == len(os.sched_getaffinity(0))
+    assert here.memory_bytes > 2**27
 
 
 UUID = "GPU-00112233-4455-6677-8899-aabbccddeeff"
@@ -70,11 +66,6 @@ class OneGpu:
         return 0
 
 
-def test_a_gpus_name_is_written_as_nvidia_writes_it(monkeypatch):
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: OneGpu())
-    assert [gpu.uuid for gpu in read_gpus()] == [UUID]
-
-
 class OldDriver:
     """The same machine with a driver of before CUDA 11.4."""
 
@@ -84,21 +75,25 @@ class OldDriver:
         return getattr(OneGpu(), name.replace("cuDeviceGetUuid", "cuDeviceGetUuid_v2"))
 
 
-def test_an_old_driver_names_its_gpu_too(monkeypatch):
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: OldDriver())
+@pytest.mark.parametrize("driver", [OneGpu, OldDriver])
+def test_a_gpus_name_is_written_as_nvidia_writes_it(monkeypatch, driver):
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: driver())
     assert [gpu.uuid for gpu in read_gpus()] == [UUID]
 
 
-def test_x86_flags_are_parsed():
-    first = "processor\t: 0\nmodel name\t: Some CPU @ 2.0GHz: fast\nflags\t\t: fpu avx avx2\n\n"
-    name, flags = parse_cpuinfo(first + "processor\t: 1\nflags\t: x\n")
-    assert name == "Some CPU @ 2.0GHz: fast"
-    assert flags == {"fpu", "avx", "avx2"}
-
-
-def test_arm_features_are_parsed():
-    _, flags = parse_cpuinfo("processor\t: 0\nFeatures\t: fp asimd i8mm\n")
-    assert flags == {"fp", "asimd", "i8mm"}
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (
+            "processor\t: 0\nmodel name\t: Some CPU @ 2.0GHz: fast\nflags\t\t: fpu avx2\n\nprocessor\t: 1\n",
+            ("Some CPU @ 2.0GHz: fast", {"fpu", "avx2"}),
+        ),
+        ("processor\t: 0\nFeatures\t: fp asimd i8mm\n", ("", {"fp", "asimd", "i8mm"})),
+    ],
+    ids=["x86", "arm"],
+)
+def test_features_of_a_processor_are_parsed(text, found):
+    assert parse_cpuinfo(text) == found
 
 
 @pytest.mark.parametrize(
@@ -125,13 +120,8 @@ def test_a_cuda_fingerprint_changes_with_gpu_and_driver(change):
     here = machine(AVX2)._replace(gpus=(gpu,))
     there = here._replace(gpus=(gpu._replace(**change),))  # type: ignore[arg-type]
     assert hardware_fingerprint("cuda", here) != hardware_fingerprint("cuda", there)
-
-
-def test_the_same_gpu_model_in_another_slot_is_the_same_hardware():
-    gpu = Gpu("H200", (9, 0), 1, "580", "13.0", "GPU-1")
-    here = machine(AVX2)._replace(gpus=(gpu,))
-    there = here._replace(gpus=(gpu._replace(uuid="GPU-2"),))
-    assert hardware_fingerprint("cuda", here) == hardware_fingerprint("cuda", there)
+    elsewhere = here._replace(gpus=(gpu._replace(uuid="GPU-2"),))
+    assert hardware_fingerprint("cuda", here) == hardware_fingerprint("cuda", elsewhere)
 
 
 def test_a_gpu_is_read_whole_or_there_is_none():
@@ -208,26 +198,20 @@ def test_usable_cores_are_those_of_the_strictest_limit(tmp_path, files, expected
 
 @pytest.mark.usefixtures("eight_cores")
 @pytest.mark.parametrize(
-    ("environment", "expected"),
+    ("environment", "passed", "expected"),
     [
-        ({}, None),
-        ({"WEB_CONCURRENCY": "1"}, None),
-        ({"WEB_CONCURRENCY": "4"}, 2),
-        ({"WEB_CONCURRENCY": "100"}, 1),
-        ({"WEB_CONCURRENCY": "4", "ORTPREP_WORKERS": "2"}, 4),
-        ({"WEB_CONCURRENCY": "4", "ORTPREP_WORKERS": "1"}, None),
-        *(({"ORTPREP_WORKERS": text}, None) for text in ("", "0", "-2", "two", "9" * 99)),
+        ({}, None, None),
+        ({"WEB_CONCURRENCY": "1"}, None, None),
+        ({"WEB_CONCURRENCY": "4"}, None, 2),
+        ({"WEB_CONCURRENCY": "100"}, None, 1),
+        ({"WEB_CONCURRENCY": "4", "ORTPREP_WORKERS": "2"}, None, 4),
+        ({"WEB_CONCURRENCY": "4", "ORTPREP_WORKERS": "1"}, None, None),
+        *(({"ORTPREP_WORKERS": text}, None, None) for text in ("", "0", "-2", "two", "9" * 99)),
+        *(({"ORTPREP_WORKERS": "5"}, *pair) for pair in [(1, None), (2, 4), (3, 2), (8, 1), (100, 1)]),
     ],
 )
-def test_workers_share_the_cores(tmp_path, environment, expected):
-    limit = find_thread_limit(environment, str(tmp_path))
-    assert (None if limit is None else limit[0]) == expected
-
-
-@pytest.mark.usefixtures("eight_cores")
-@pytest.mark.parametrize(("workers", "expected"), [(1, None), (2, 4), (3, 2), (8, 1), (100, 1)])
-def test_a_number_of_workers_that_is_passed_wins(tmp_path, workers, expected):
-    limit = find_thread_limit({"ORTPREP_WORKERS": "5"}, str(tmp_path), workers=workers)
+def test_workers_share_the_cores(tmp_path, environment, passed, expected):
+    limit = find_thread_limit(environment, str(tmp_path), workers=passed)
     assert (None if limit is None else limit[0]) == expected
 
 

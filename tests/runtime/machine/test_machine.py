@@ -106,21 +106,15 @@ def test_a_dropped_file_is_read_from_disk_again_and_a_prefetched_one_is_not(file
     assert resident_pages(file) == SIZE // mmap.PAGESIZE
 
 
-def test_prefetching_a_missing_file_fails_nothing(file):
-    thread = start_prefetch([file.with_name("missing"), file])
-    thread.join(600)
-    assert not thread.is_alive()
-
-
-def test_a_pipe_is_never_waited_for(tmp_path):
+def test_a_pipe_is_never_waited_for_and_a_missing_file_fails_no_thread(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="not a regular file"):
         prefetch_file(tmp_path / "pipe")
-
-
-def test_dropping_a_missing_file_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         drop_file(tmp_path / "missing")
+    thread = start_prefetch([tmp_path / "missing", tmp_path / "pipe"])
+    thread.join(600)
+    assert not thread.is_alive()
 
 
 def show_gpu(patch: pytest.MonkeyPatch) -> None:
@@ -128,10 +122,6 @@ def show_gpu(patch: pytest.MonkeyPatch) -> None:
     gpu = Gpu("H200", (9, 0), 2**37, "580", "13.0", "GPU-1")
     here = read_hardware()._replace(gpus=(gpu,))
     patch.setattr(availability, "read_hardware", lambda: here)
-
-
-def test_the_cpu_is_always_available():
-    assert unavailable_reason("cpu") is None
 
 
 @pytest.mark.skipif(bool(read_gpus()), reason="this machine has a GPU")
@@ -176,11 +166,9 @@ def test_an_answer_that_others_could_write_is_not_believed(own_cache, monkeypatc
     assert unavailable_reason("cuda") == reason is not None
 
 
-def test_an_unknown_target_is_unavailable():
-    assert unavailable_reason("abacus") == "unknown target 'abacus'"
-
-
 def test_the_tiny_model_runs_only_where_its_provider_does():
+    assert unavailable_reason("cpu") is None
+    assert unavailable_reason("abacus") == "unknown target 'abacus'"
     run_tiny_model("CPUExecutionProvider")
     with pytest.raises(PipelineError):
         run_tiny_model("AbacusExecutionProvider")
@@ -226,14 +214,6 @@ def is_interrupted(work: Callable[[], None], at: int) -> bool:
     finally:
         sys.setprofile(before)
     return False
-
-
-def test_a_folder_is_yours_and_gone_afterwards(temporary):
-    with scratch_folder("mine-") as folder:
-        assert folder.parent == temporary
-        assert folder.name.startswith("mine-")
-        assert folder.stat().st_mode & 0o777 == 0o700
-    assert not folder.exists()
 
 
 @pytest.mark.attack

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from ortprep.runtime.pool.report import PoolStats
 from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.runtime.tensors.element_types import ELEMENT_TYPES, narrow
 from tests.runtime.builders import batch_of, weights_of, write_converted
-from tests.runtime.pool.builders import CODES, write_doubling, write_passing_on
+from tests.runtime.pool.builders import write_passing_on
 
 pytestmark = pytest.mark.runtime
 
@@ -43,20 +42,6 @@ def test_requests_are_answered_by_the_variants_for_their_sizes(converted):
         for size, seed in [(1, 1), (4, 4), (5, 1), (4, 4), (8, 1)]:
             answer = pool.run({"x": batch_of(size)})["y"]
             np.testing.assert_allclose(answer, batch_of(size) @ weights_of(seed), rtol=1e-4, atol=1e-4)
-
-
-def test_a_drive_asks_what_every_variant_recorded(converted):
-    result, stats = load_test_bundle(
-        converted,
-        devices="cpu",
-        workers_per_device=1,
-        requests=30,
-        clients=2,
-        observer=lambda _: None,
-        precision="int8",
-    )
-    assert (result.wrong, result.failed, result.problems) == (0, 0, [])
-    assert sum(worker.served for worker in stats.workers) == 30
 
 
 @pytest.mark.attack
@@ -109,41 +94,18 @@ def test_a_worker_loads_buckets_only_where_the_pool_wants_them(converted):
     assert opened(converted, buckets=False).buckets == ()
 
 
-def test_a_worker_with_a_bucket_that_answers_wrongly_does_not_become_ready(converted):
-    wrong = {"input:x": batch_of(4), "output:y": batch_of(4) @ weights_of(0)}
-    write_tensors(converted / "cpu-batch4/golden.npz", wrong)
-    with pytest.raises(LoadError, match=r"'cpu-batch4'.*does not answer as recorded"):
-        opened(converted)
-
-
-def test_a_check_runs_the_samples_of_buckets_too(converted):
+def test_a_bucket_that_answers_wrongly_neither_opens_nor_passes_a_check(converted):
     model = opened(converted)
     model.check()
     wrong = {"input:x": batch_of(8), "output:y": batch_of(8) @ weights_of(0)}
     write_tensors(converted / "cpu-batch8/golden.npz", wrong)
     with pytest.raises(LoadError, match=r"'cpu-batch8'.*does not answer as recorded"):
         model.check()
+    with pytest.raises(LoadError, match=r"'cpu-batch8'.*does not answer as recorded"):
+        opened(converted)
 
 
 # -- element types, shapes, orders and strides: handled, or refused by name
-
-NATIVE = sorted(CODES.keys() - {"string", "bfloat16"})
-
-
-@pytest.mark.slow
-def test_every_type_of_numpy_comes_back_as_it_was_sent(tmp_path):
-    generator = np.random.default_rng(0)
-
-    def draw(dtype, shape):
-        return generator.integers(0, 2 if dtype == "bool" else 100, shape).astype(dtype)
-
-    bundles = {dtype: write_passing_on(tmp_path / dtype, dtype, draw(dtype, (3, 5))) for dtype in NATIVE}
-    with SessionPool(bundles, PoolConfig(devices="cpu")) as pool:
-        for dtype, shape in itertools.product(NATIVE, ((3, 5), (1, 0), (0, 7), (200, 300), (200, 300))):
-            x = draw(dtype, shape)
-            y = pool.run({"x": x}, model=dtype)["y"]
-            assert (y.dtype, y.shape) == (x.dtype, x.shape)
-            np.testing.assert_array_equal(y, x)
 
 
 def test_a_type_that_numpy_lacks_comes_back_as_it_was_sent(tmp_path):
@@ -167,12 +129,6 @@ def test_strings_are_refused_by_name(tmp_path):
         SessionPool(path, PoolConfig(devices="cpu"))
 
 
-def test_scalars_have_no_axis(tmp_path):
-    with SessionPool(write_doubling(tmp_path / "scalar", shape=()), PoolConfig(devices="cpu")) as pool:
-        y = pool.run({"x": np.float32(4)})["y"]
-        assert (y.shape, float(y)) == ((), 8.0)
-
-
 def test_any_order_stride_and_endianness_means_the_same(bundle):
     x = np.arange(200 * 300, dtype=np.float32).reshape(200, 300)
     with SessionPool(bundle, PoolConfig(devices="cpu")) as pool:
@@ -181,16 +137,9 @@ def test_any_order_stride_and_endianness_means_the_same(bundle):
             x.astype(">f4"),
             x[::2, ::-3],
             x[5:6],
-            np.broadcast_to(x[:1], (50, 300)),
+            np.broadcast_to(x[:1], (50, 300)),  # read-only
+            np.ma.masked_array(x),
         ):
             y = pool.run({"x": array})["y"]
             assert y.dtype == np.float32
             np.testing.assert_array_equal(y, 2 * np.asarray(array, np.float32))
-
-
-def test_read_only_and_subclassed_arrays_are_taken(bundle):
-    x = np.ones((2, 3), np.float32)
-    x.flags.writeable = False
-    with SessionPool(bundle, PoolConfig(devices="cpu")) as pool:
-        assert (pool.run({"x": x})["y"] == 2).all()
-        assert (pool.run({"x": np.ma.masked_array(np.ones((2, 3), np.float32))})["y"] == 2).all()

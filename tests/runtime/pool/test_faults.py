@@ -88,16 +88,6 @@ def test_a_worker_that_floods_the_pool_on_its_way_up_is_ended(bundle):
     assert states.count("ready") == 1
 
 
-def test_what_load_would_have_raised_arrives_as_it_is(bundle):
-    golden = bundle / "golden.npz"
-    data = bytearray(golden.read_bytes())
-    data[-200] ^= 0xFF
-    golden.write_bytes(bytes(data))
-    with pytest.raises(PipelineError, match=r"golden\.npz") as caught:
-        SessionPool(bundle, PoolConfig(**SOON))
-    assert type(caught.value).__name__ == "IntegrityError"
-
-
 def test_a_model_that_answers_wrongly_never_serves(tmp_path):
     x = np.ones((2, 2), np.float32)
     liar = write_model_bundle(

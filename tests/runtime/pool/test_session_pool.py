@@ -4,8 +4,6 @@ import asyncio
 import gc
 import itertools
 import math
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -24,6 +22,7 @@ from ortprep.errors import (
 )
 from ortprep.runtime import PoolConfig, SessionPool, WorkerEvent
 from tests.fakes import wait_for
+from tests.runtime.dropin.builders import run_python
 from tests.runtime.pool import fakes as bad_workers
 from tests.runtime.pool.builders import write_doubling, write_finding, write_model_bundle
 from tests.runtime.pool.conftest import batch, start_ticks
@@ -127,7 +126,7 @@ def test_map_keeps_the_order_and_bounds_what_is_in_flight(bundle):
 
 def test_a_worker_imports_numpy_after_onnx_runtime():
     program = "import sys, ortprep.runtime.pool.worker_main; sys.exit('numpy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+    assert run_python(program).returncode == 0
 
 
 def test_asyncio_awaits_answers(bundle):

@@ -24,6 +24,7 @@ from ortprep.runtime.tensors.element_types import (
     widen,
 )
 from ortprep.runtime.tensors.signatures import Signature, check_inputs
+from tests.runtime.builders import one_node_model
 
 pytestmark = pytest.mark.runtime
 
@@ -47,18 +48,12 @@ def same(left: Array, right: Array) -> bool:
     return left.shape == right.shape and left.dtype == right.dtype and left.tobytes() == right.tobytes()
 
 
-@pytest.mark.parametrize("name", ARRAYS)
-def test_an_array_reads_back_as_it_was_written(tmp_path, name):
-    write_tensors(tmp_path / "a.npz", {name: ARRAYS[name]})
-    (read,) = read_tensors(tmp_path / "a.npz").items()
-    assert read[0] == name
-    assert same(read[1], ARRAYS[name])
-
-
-def test_arrays_keep_their_order_and_their_file_its_bytes(tmp_path):
+def test_arrays_read_back_as_they_were_written_in_their_order(tmp_path):
     for path in ("a.npz", "b.npz"):
         write_tensors(tmp_path / path, ARRAYS)
-    assert list(read_tensors(tmp_path / "a.npz")) == list(ARRAYS)
+    read = read_tensors(tmp_path / "a.npz")
+    assert list(read) == list(ARRAYS)
+    assert [name for name, array in read.items() if not same(array, ARRAYS[name])] == []
     assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
 
 
@@ -228,10 +223,6 @@ def test_a_pipe_in_a_files_place_is_never_waited_for(tmp_path):
         read_tensors(tmp_path / "a.npz")
 
 
-def test_a_well_formed_array_of_that_form_is_read(tmp_path):
-    assert read_tensors(zip_of(tmp_path / "a.npz", header() + b"\1\2\3\4"))["x"].tolist() == [1, 2, 3, 4]
-
-
 @pytest.mark.attack
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_two_arrays_of_one_name_are_refused(tmp_path):
@@ -253,11 +244,6 @@ def test_every_cut_and_every_flipped_bit_is_an_error_or_harmless(tmp_path):
             continue
         # What the format does not protect is names, dates and attributes; the array's bytes have a checksum.
         assert [array.tolist() for array in read.values()] in ([[0, 1, 2]], [])
-
-
-def test_a_missing_file_is_a_bundle_error(tmp_path):
-    with pytest.raises(BundleError, match=r"gone\.npz"):
-        read_tensors(tmp_path / "gone.npz")
 
 
 # Every number an 8-bit float of these types can be, at its ends: from the ONNX specification of float8.
@@ -290,30 +276,6 @@ def test_narrowing_a_widened_number_gives_it_back(name):
     assert np.array_equal(widen(narrow(wide[finite], kind)), wide[finite])
 
 
-def field(number: int, value: int | str | bytes) -> bytes:
-    """One field of a protobuf message of less than 128 bytes."""
-    if isinstance(value, int):
-        return tag(number << 3) + bytes([value])
-    data = value.encode() if isinstance(value, str) else value
-    return tag(number << 3 | 2) + bytes([len(data)]) + data
-
-
-def tag(code: int) -> bytes:
-    return bytes([code]) if code < 128 else bytes([code % 128 + 128, code // 128])
-
-
-def one_node(operator: str, taken: int, given: int, *, opset: int = 21) -> bytes:
-    """`x` [3] of type `taken` → `y` of type `given`, by one `Cast` or `Identity`."""
-    to = field(5, field(1, "to") + field(3, given) + field(20, 2)) if operator == "Cast" else b""
-    node = field(1, field(1, "x") + field(2, "y") + field(4, operator) + to)
-
-    def value(name: str, kind: int) -> bytes:
-        return field(1, name) + field(2, field(1, field(1, kind) + field(2, field(1, field(1, 3)))))
-
-    graph = node + field(2, "g") + field(11, value("x", taken)) + field(12, value("y", given))
-    return field(1, 10) + field(7, graph) + field(8, field(2, opset))
-
-
 FLOAT, STRING = 1, 8
 
 NOT_EVERYWHERE = ("float4e2m1", "uint2", "int2")
@@ -344,24 +306,24 @@ def test_types_of_newer_onnx_runtimes_go_into_a_session_and_come_out(name):
 
 def assert_round_trip(kind: ElementType, values: list[int], *, opset: int = 21) -> None:
     numbers = np.array(values, np.float32)
-    narrowed = run(one_node("Cast", FLOAT, kind.code, opset=opset), numbers)
+    narrowed = run(one_node_model("Cast", FLOAT, kind.code, opset=opset), numbers)
     assert dtype_name(narrowed.dtype) == kind.name
     assert widen(narrowed).tolist() == values
     assert same(narrowed, narrow(numbers, kind))
-    assert run(one_node("Cast", kind.code, FLOAT, opset=opset), narrowed).tolist() == values
+    assert run(one_node_model("Cast", kind.code, FLOAT, opset=opset), narrowed).tolist() == values
 
 
 def test_strings_go_into_a_session_and_come_out():
     words = np.array(["a", "bé", ""])
-    assert same(run(one_node("Identity", STRING, STRING), words), words)
-    assert same(run(one_node("Identity", STRING, STRING), words.astype(object)), words)
+    assert same(run(one_node_model("Identity", STRING, STRING), words), words)
+    assert same(run(one_node_model("Identity", STRING, STRING), words.astype(object)), words)
 
 
 def test_arrays_that_are_not_contiguous_are_taken_as_they_read():
     numbers = np.arange(6, dtype=np.float32)
     strided = narrow(numbers, ELEMENT_TYPES["bfloat16"])[::2]
-    assert run(one_node("Cast", 16, FLOAT), strided).tolist() == [0, 2, 4]
-    assert run(one_node("Identity", FLOAT, FLOAT), numbers[::2]).tolist() == [0, 2, 4]
+    assert run(one_node_model("Cast", 16, FLOAT), strided).tolist() == [0, 2, 4]
+    assert run(one_node_model("Identity", FLOAT, FLOAT), numbers[::2]).tolist() == [0, 2, 4]
 
 
 @pytest.mark.attack
