@@ -27,14 +27,6 @@ def cluster(tmp_path_factory):
         yield small
 
 
-@pytest.fixture(scope="session")
-def squeezenet(shared_folder):
-    """A project that has prepared one of the shipped models; not to be changed."""
-    from tests.prepare.builders import new_squeezenet, prepare_once
-
-    return prepare_once(shared_folder / "squeezenet", new_squeezenet)[0]
-
-
 @pytest.fixture(scope="package")
 def served(cluster):
     """A head without processors, and two nodes with one each; to be left with two such nodes."""

@@ -148,6 +148,8 @@ def test_a_wrong_request_is_refused_in_a_few_words(case):
         parse_request(WRONG[case], None, CONFIG)
     assert caught.value.status == 400
     assert len(str(caught.value)) < 600
+    if case in ("missing", "unknown", "twice"):
+        assert "x FP32 [-1, 2], k INT8 [1]" in str(caught.value)
 
 
 @pytest.mark.attack
@@ -192,25 +194,11 @@ def test_unsigned_integers_of_any_size_travel_as_json():
     assert request.arrays[0].tolist() == values
 
 
-@pytest.mark.parametrize("case", ["missing", "unknown", "twice"])
-def test_an_error_says_what_the_model_takes(case):
-    with pytest.raises(ProtocolError, match=r"x FP32 \[-1, 2\], k INT8 \[1\]"):
-        parse_request(WRONG[case], None, CONFIG)
-
-
 @pytest.mark.attack
 @pytest.mark.parametrize("length", [0, -1, 10**9, MAX_HEADER_BYTES + 1])
 def test_a_header_has_a_length_that_can_be(length):
     with pytest.raises(ProtocolError, match="Inference-Header-Content-Length"):
         parse_request(body(X, K).ljust(MAX_HEADER_BYTES + 10), length, CONFIG)
-
-
-@pytest.mark.parametrize("spare", [b"", b"123", b"12345"])
-def test_the_bytes_behind_a_header_are_those_it_announces(spare):
-    header = body(entry("x", "FP32", [1, 1], parameters={"binary_data_size": 4}))
-    config = CONFIG._replace(inputs=(TensorSpec("x", "float32", None),))
-    with pytest.raises(ProtocolError):
-        parse_request(header + spare, len(header), config)
 
 
 @pytest.mark.attack

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +24,10 @@ from ortprep.runtime import load
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
 from ortprep.runtime.opened_model import choose_target
 from tests.runtime.builders import CUDA_NEEDED
+from tests.runtime.dropin.builders import run_python
 from tests.runtime.pool.builders import (
     write_finding,
     write_model_bundle,
-    write_passing_on,
 )
 
 pytestmark = pytest.mark.filterwarnings(
@@ -142,6 +140,8 @@ def test_what_does_not_fit_is_named(tmp_path):
         OnnxPredictor(folder, constants=BIAS, outputs=["q"])
     with pytest.raises(PoolError, match="expected a column for each"):
         OnnxPredictor(folder, constants=BIAS, outputs={"y": "a", "z": "a"})
+    with pytest.raises(PoolError, match="bad constants: net has no input left"):
+        OnnxPredictor(folder, constants={**BIAS, "x": np.ones((2, 4), np.float32)})
     with pytest.raises(LoadError, match="device"):
         OnnxPredictor(folder, device="tpu")
 
@@ -192,11 +192,6 @@ def test_a_constant_without_axes_keeps_having_none(tmp_path):
     assert (predict({"x": x})["y"] == x).all()
 
 
-def test_constants_for_every_input_leave_no_rows_to_run(net):
-    with pytest.raises(PoolError, match="bad constants: net has no input left"):
-        OnnxPredictor(net, constants={**BIAS, "x": np.ones((2, 4), np.float32)})
-
-
 def test_an_output_that_has_no_rows_is_refused_however_long_it_is(tmp_path):
     folder = write_finding(tmp_path / "finding")
     for outputs in (None, ["y"], {"z": "a", "y": "b"}):
@@ -204,20 +199,6 @@ def test_an_output_that_has_no_rows_is_refused_however_long_it_is(tmp_path):
             OnnxPredictor(folder, outputs=outputs)({"x": np.ones((3, 2), np.float32)})
     x = np.ones((3, 2), np.float32)
     assert (OnnxPredictor(folder, outputs=["z"])({"x": x})["z"] == -x).all()
-
-
-def test_a_model_of_texts_is_refused_by_name(tmp_path):
-    folder = write_passing_on(tmp_path / "texts", "string", np.array([["a"]]))
-    with pytest.raises(PoolError, match=r"texts cannot be served[\s\S]*got x: string, y: string") as caught:
-        OnnxPredictor(folder)
-    assert "load()" in str(caught.value.hint)
-
-
-def test_the_environment_of_a_process_that_is_no_actor_is_left_alone(net):
-    os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
-    before = dict(os.environ)
-    assert OnnxPredictor(net, constants=BIAS).variant == "cpu"
-    assert dict(os.environ) == before
 
 
 def test_a_process_that_may_see_gpus_takes_the_first_variant_for_the_cpu(net, tmp_path):
@@ -237,21 +218,6 @@ def test_a_process_that_may_see_gpus_takes_the_first_variant_for_the_cpu(net, tm
     assert choose_target(folder, ModelLoadOptions(), on_gpu=True) is None
     assert choose_target(folder, ModelLoadOptions(target="cuda"), on_gpu=False) == "cuda"
     assert OnnxPredictor(folder, constants=BIAS, load=ModelLoadOptions(digests="off")).variant == "cpu"
-
-
-def test_a_bundle_that_answers_wrongly_is_never_used(tmp_path):
-    folder = write_net(tmp_path / "net")
-    other = write_model_bundle(
-        tmp_path / "other",
-        {"y": ("Add", ("x", "x")), "z": ("Add", ("x", "bias"))},
-        {"x": ("float32", ("n", 4)), "bias": ("float32", (4,))},
-        {"y": ("float32", ("n", 4)), "z": ("float32", ("n", 4))},
-        {"input:x": np.ones((2, 4), np.float32)},
-    )
-    model = "cpu/model_optimized.onnx"
-    (folder / model).write_bytes((other / model).read_bytes())
-    with pytest.raises(LoadError, match="does not answer as recorded"):
-        OnnxPredictor(folder, constants=BIAS, load=ModelLoadOptions(digests="off"))
 
 
 sizes = st.lists(st.integers(1, 64), max_size=4)
@@ -299,18 +265,19 @@ def test_inputs_without_a_common_length_of_batches_are_refused(net, inputs, mess
 
 
 BUILD = {"onnx", "doit", "typer", "ortprep.stages", "ortprep.build", "ortprep.tuning"}
+PACKAGE = "ortprep.ray_inference"
 
 
-def brought_in(statement: str) -> set[str]:
+@pytest.mark.parametrize(
+    ("statement", "left_out"),
+    [
+        (f"import {PACKAGE}", {"ray", "numpy", "onnxruntime"}),
+        (f"from {PACKAGE} import OnnxPredictor, ServeConfig, pin_bundle", {"ray", *BUILD}),
+        (f"import {PACKAGE}.deployment, {PACKAGE}.pinning, {PACKAGE}.predictor", BUILD),
+    ],
+)
+def test_a_node_needs_ray_and_what_a_job_needs_and_nothing_of_the_build(statement, left_out):
     code = f"{statement}\nimport sys\nprint(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
-
-
-def test_the_package_itself_brings_in_next_to_nothing():
-    assert not {"ray", "numpy", "onnxruntime"} & brought_in("import ortprep.ray_inference")
-
-
-def test_a_name_needs_ray_only_where_ray_made_it():
-    names = "OnnxPredictor, ServeConfig, pin_bundle"
-    assert not {"ray", *BUILD} & brought_in(f"from ortprep.ray_inference import {names}")
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+    assert not left_out & set(done.stdout.split())

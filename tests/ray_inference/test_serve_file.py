@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,6 @@ from tests.runtime.pool.builders import write_doubling
 
 GB = 2**30
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # of tritonclient, and of Serve
-
-SERVE = str(Path(sys.executable).parent / "serve")
 
 
 def figures(name: str, **changes: Any) -> BundleFigures:
