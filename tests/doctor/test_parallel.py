@@ -279,23 +279,14 @@ def test_a_thread_that_fails_does_not_leave_its_process_waiting_for_the_others(t
     assert run_in_threads([lambda: 1, lambda: 2]) == [1, 2]
 
 
-@pytest.fixture
-def no_gpu_hidden(monkeypatch):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-
-def test_a_plan_for_the_cpu_stays_as_it_is():
-    plan = plan_on("m.onnx", "cpu")
-    assert isolate(plan) == (plan, {})
-
-
-def test_in_its_process_the_third_gpu_is_the_first(no_gpu_hidden):
-    plan, environment = isolate(plan_on("m.onnx", "cuda:2"))
-    assert environment["CUDA_VISIBLE_DEVICES"] == "2"
-    assert plan == plan_on("m.onnx", "cuda:0")
-
-
-def test_what_is_hidden_stays_hidden(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
-    _, environment = isolate(plan_on("m.onnx", "cuda:1"))
-    assert environment["CUDA_VISIBLE_DEVICES"] == "7"
+@pytest.mark.parametrize(
+    ("device", "visible", "own", "there"),
+    [("cpu", "", None, "cpu"), ("cuda:2", "", "2", "cuda:0"), ("cuda:1", "5,7", "7", "cuda:0")],
+)
+def test_in_its_process_a_gpu_is_the_only_one(monkeypatch, device, visible, own, there):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    if not visible:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    plan, environment = isolate(plan_on("m.onnx", device))
+    assert environment.get("CUDA_VISIBLE_DEVICES") == own
+    assert plan == plan_on("m.onnx", there)

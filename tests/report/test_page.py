@@ -1,7 +1,5 @@
 """A report in a real browser: sorted, filtered, on a phone, in the dark, and without any network."""
 
-import itertools
-
 import pytest
 
 from ortprep.quoting import printable
@@ -136,14 +134,6 @@ def test_a_screen_of_1200_pixels_scrolls_no_table_sideways(chromium, one, many):
         assert [label for label, excess in tables if excess > 0] == []
 
 
-def test_the_chosen_trial_stands_out_in_the_table(chromium, one):
-    page = chromium.show(one)
-    (row,) = page.find_all(".table.sortable tr.marked")
-    assert row.find_element("css selector", "td").text == "4"
-    star = page.ask("return getComputedStyle(arguments[0].cells[0], '::before').content", row)
-    assert star.strip('"') == "★ "
-
-
 CONTRASTS = """
 const parse = text => text.match(/[\\d.]+/g).map(Number);
 const luminance = ([r, g, b]) => {
@@ -177,15 +167,6 @@ def test_every_text_stands_out_from_what_is_behind_it(chromium, many, dark):
     found = page.ask(CONTRASTS)
     assert len(found) > 200
     assert {text for text, contrast in found if contrast < 4.5} == set(), "WCAG 2.2, 1.4.3"
-
-
-def test_headings_never_skip_a_level(chromium, one, many):
-    for path in (one, many):
-        levels = chromium.show(path).ask(
-            "return [...document.querySelectorAll('h1,h2,h3,h4,h5,h6')].map(one => Number(one.tagName[1]))"
-        )
-        assert levels[0] == 1
-        assert [pair for pair in itertools.pairwise(levels) if pair[1] > pair[0] + 1] == []
 
 
 # -- strangers

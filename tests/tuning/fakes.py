@@ -19,7 +19,6 @@ from ortprep.errors import ChildError
 from ortprep.tuning.objective import Objective, PlanSearchResult
 from ortprep.tuning.search import SearchEffects, search
 from ortprep.tuning.space import DEFAULT, PlanChoice, Space
-from tests.tuning.builders import choices_of
 
 Factors = Mapping[tuple[str, ...], tuple[float, float, float]]
 """First result, run and memory, by `knob=value` or several of them that come together."""
@@ -118,29 +117,10 @@ CONVOLUTION_TABLE = Table(
 )
 """The layout is in the graph, so prepacking matters little; what pays comes of pairs."""
 
-RECURRENT_TABLE = Table(
-    base=ProbeResult(ready_ms=15.0, init_ms=9.0, first_ms=6.0, steady_ms=3.5, private_mb=80.0, peak_mb=140.0),
-    factors={
-        **COMMON,
-        ("form=inline",): (0.96, 1.0, 1.1),
-        ("form=ort",): (0.8, 1.0, 1.02),
-        ("form=prepacked",): (1.1, 1.0, 1.0),
-        ("prepacking=off",): (0.9, 1.3, 0.9),
-        ("prepacking=parallel",): (1.05, 1.0, 1.0),
-        # Too little work for many threads.
-        ("threads=4",): (0.93, 0.95, 1.0),
-        ("threads=2",): (0.88, 0.87, 1.0),
-        ("threads=1",): (0.84, 0.93, 1.0),
-        ("threads=1", "execution=parallel"): (1.0, 0.89, 1.0),
-    },
-    others={DEFAULT: (1.9, 1.0)},
-)
-"""Small and sequential: fewer threads are better, and branches in parallel do no harm with one each."""
 
 TABLES = {
     "transformer": TRANSFORMER_TABLE,
     "convolutions": CONVOLUTION_TABLE,
-    "recurrent": RECURRENT_TABLE,
 }
 
 
@@ -210,14 +190,6 @@ class Machine:
 
 def true_cost(table: Table, choice: PlanChoice, objective: Objective) -> float:
     return objective.cost_ms(table.figures(choice))
-
-
-def best_choice(
-    table: Table, space: Space, objective: Objective, *, works: Callable[[PlanChoice], bool] = lambda _: True
-) -> PlanChoice:
-    """Returns what trying everything without noise would find."""
-    choices = (choice for choice in choices_of(space) if works(choice))
-    return min(choices, key=lambda choice: true_cost(table, choice, objective))
 
 
 Limits = Mapping[str, float]

@@ -27,7 +27,6 @@ from tests.tuning.fakes import (
     Factors,
     Limits,
     Machine,
-    best_choice,
     limits,
     true_cost,
 )
@@ -218,17 +217,7 @@ def test_without_a_default_the_base_is_what_plans_are_compared_with():
     assert "default not measured: crashed" in machine.said
 
 
-def test_without_the_base_what_works_is_chosen():
-    machine = Machine(TRANSFORMER_TABLE, SMALL, fails=of(SMALL.base))
-    found, verdict = searched(machine, per_load(1))
-    assert verdict.choice in found.finals
-
-    slow = dataclasses.replace(TRANSFORMER_TABLE, others={DEFAULT: (0.01, 0.01)})
-    found, verdict = searched(Machine(slow, SMALL, fails=of(SMALL.base)), per_load(1))
-    assert verdict.choice in found.finals
-
-
-@pytest.mark.parametrize("max_trials", [1, 2, 100])
+@pytest.mark.parametrize("max_trials", [1, 100])
 def test_with_neither_the_default_nor_the_base_there_is_no_search(max_trials):
     machine = Machine(TRANSFORMER_TABLE, SMALL, fails=of(DEFAULT, SMALL.base))
     with pytest.raises(StageError, match="neither the default nor the base runs\n  crashed"):
@@ -277,8 +266,9 @@ def test_the_chosen_plan_keeps_the_limits_and_is_near_the_best_that_does(objecti
     found, verdict = searched(Machine(table, SPACE), objective)
     assert objective.violations(found.finals[verdict.choice], found.finals[DEFAULT]) == ()
     assert keeps(verdict.choice, slack=1.03)
-    best = best_choice(table, SPACE, objective, works=keeps)
-    assert true_cost(table, verdict.choice, objective) <= 1.08 * true_cost(table, best, objective)
+    # What trying everything without noise would find.
+    best = min(true_cost(table, choice, objective) for choice in CHOICES if keeps(choice))
+    assert true_cost(table, verdict.choice, objective) <= 1.08 * best
 
 
 def test_the_best_plan_that_keeps_a_limit_is_compared_though_others_nearly_do():
