@@ -22,7 +22,6 @@ from ortprep.bundle.onnx_wire import (
     encode_varint,
     external_locations,
     read_skeleton,
-    walk_fields,
 )
 from ortprep.errors import BundleError
 from tests import builders as models
@@ -108,24 +107,6 @@ def test_garbage_never_escapes_as_another_error(tmp_path_factory, data):
         assert len(read_skeleton(path)) <= len(data)
     except WireError:
         pass
-
-
-FIELDS = st.one_of(
-    st.tuples(st.integers(1, 40), st.integers(0, 2**64 - 1)),
-    st.tuples(st.integers(1, 40), st.binary(max_size=30)),
-    st.tuples(st.integers(1, 2**29 - 1), st.just(b"")),
-)
-
-
-@given(fields=st.lists(FIELDS), repeats=st.integers(1, 300))
-def test_fields_are_the_ones_that_were_written_however_many(fields, repeats):
-    encoded = b"".join(
-        encode_varint(number << 3) + encode_varint(value)
-        if isinstance(value, int)
-        else encode_varint(number << 3 | 2) + encode_varint(len(value)) + value
-        for number, value in fields
-    )
-    assert list(walk_fields(encoded * repeats)) == fields * repeats
 
 
 @given(seed=st.integers(0, 2**32 - 1))

@@ -12,7 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from ortprep.bundle.model_facts import dimension_name, read_inputs
+from ortprep.bundle.model_facts import dimension_name
 from ortprep.errors import SourceError, SpecError
 from ortprep.init import InitResult, ObservedInput, find_spec_name, init_spec, refresh_tensor_copy
 from ortprep.init.draft import choose_name
@@ -244,8 +244,8 @@ def test_a_name_is_a_name(written):
 @pytest.mark.parametrize("written", NAMELESS)
 def test_what_says_nothing_is_no_name_and_gets_sizes_of_its_own(tmp_path, written):
     path = models.write_model(unrelated_net(written), tmp_path / "m.onnx")
-    assert [item.shape for item in read_inputs(path)] == [(None, 4), (None, 4)]
     interface = inspect_model((str(path), "m")).interface
+    assert [item.shape for item in interface.inputs] == [(None, 4), (None, 4)]
     inputs = {"left": {"shapes": [[3, 4]]}, "right": {"shapes": [[5, 4]]}}
     spec = ModelSpec.model_validate({"name": "m", "source": {"path": "m.onnx"}, "inputs": inputs})
     require_fit(spec, interface)
@@ -254,7 +254,8 @@ def test_what_says_nothing_is_no_name_and_gets_sizes_of_its_own(tmp_path, writte
     bound = tmp_path / "bound" / "m.onnx"
     bound.parent.mkdir()
     bind_shapes(PassRequest(name="shapes", source=path, written=bound, dimensions={"left[0]": 3}))
-    assert [item.shape for item in read_inputs(bound)] == [(3, 4), (None, 4)]
+    inputs = inspect_model((str(bound), "m")).interface.inputs
+    assert [item.shape for item in inputs] == [(3, 4), (None, 4)]
 
 
 # -- a classifier that answers with a list of maps is prepared as a copy that answers with a matrix

@@ -78,10 +78,9 @@ class WireError(ValueError):
 
 
 class _Field(NamedTuple):
-    """One field: where it starts, where its payload starts, where it ends; offsets into what is read."""
+    """A field with a length: where it starts, where its payload starts, where it ends."""
 
     number: int
-    wire_type: int
     start: int
     payload: int
     end: int
@@ -142,23 +141,8 @@ def external_locations(
         between_reads()
         return skeleton[start:end]
 
-    def may_have_any(start: int, end: int) -> bool:
-        # Searching for the key that every reference carries is far quicker than parsing.
-        return skeleton.find(_LOCATION, start, end) >= 0
-
-    found = _locations(read, 0, len(skeleton), "model", may_have_any)
+    found = _locations(skeleton, read, 0, len(skeleton), "model")
     return tuple(dict.fromkeys(name for name, in_subgraph in found if in_subgraph or not in_subgraphs_only))
-
-
-def walk_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yields the fields of a message: their numbers, and numbers as such, everything else as bytes.
-
-    Raises:
-        WireError: The bytes are not a protobuf message.
-    """
-    for field in _fields(lambda start, end: message[start:end], 0, len(message)):
-        payload = message[field.payload : field.end]
-        yield field.number, _decode_varint(payload, 0)[0] if field.wire_type == _VARINT else payload
 
 
 def encode_varint(value: int) -> bytes:
@@ -204,11 +188,11 @@ def _keep(read: Reader, start: int, end: int, skeleton: bytearray) -> None:
 
 
 def _locations(
+    skeleton: bytes,
     read: Reader,
     start: int,
     end: int,
     kind: str,
-    may_have_any: Callable[[int, int], bool],
     depth: int = 0,
     *,
     in_subgraph: bool = False,
@@ -221,17 +205,19 @@ def _locations(
     for field in _fields(read, start, end, min_bytes=min_bytes):
         if kind == "entry":
             entry[field.number] = read(field.payload, field.end)
-        elif field.number in NESTED[kind] and may_have_any(field.payload, field.end):
-            inner = NESTED[kind][field.number]
+        elif (inner := NESTED[kind].get(field.number)) and (
+            # Searching for the key that every reference carries is far quicker than parsing.
+            skeleton.find(_LOCATION, field.payload, field.end) >= 0
+        ):
             below = in_subgraph or (kind, inner) == ("attribute", "graph")
-            place = field.payload, field.end, inner, may_have_any, depth + 1
-            yield from _locations(read, *place, in_subgraph=below)
+            place = field.payload, field.end, inner, depth + 1
+            yield from _locations(skeleton, read, *place, in_subgraph=below)
     if entry.get(1) == _LOCATION:
         yield entry.get(2, b"").decode("utf-8", "surrogateescape"), in_subgraph
 
 
-def _fields(read: Reader, start: int, end: int, *, min_bytes: int | None = None) -> Iterator[_Field]:
-    """Yields the fields of a message, each checked; with `min_bytes` only length-delimited ones of that size.
+def _fields(read: Reader, start: int, end: int, *, min_bytes: int) -> Iterator[_Field]:
+    """Checks the fields of a message, and yields those that have a length, of `min_bytes` and more.
 
     Millions of fields are normal, and cheap only if those that nobody wants are neither read one by one nor
     yielded; an empty one is wanted only where `min_bytes` is 0.
@@ -260,8 +246,8 @@ def _fields(read: Reader, start: int, end: int, *, min_bytes: int | None = None)
         payload = window_start + after
         if payload + length > end or tag >> 3 == 0:
             raise WireError(f"field at byte {position} needs {length} bytes, {end - payload} are left")
-        if min_bytes is None or (wire_type == _LENGTH and length >= min_bytes):
-            yield _Field(tag >> 3, wire_type, position, payload, payload + length)
+        if wire_type == _LENGTH and length >= min_bytes:
+            yield _Field(tag >> 3, position, payload, payload + length)
         position = payload + length
 
 

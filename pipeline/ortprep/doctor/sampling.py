@@ -8,14 +8,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ortprep.bundle.loader_config import TensorSpec, read_loader_config
-from ortprep.bundle.model_facts import read_inputs
-from ortprep.bundle.onnx_wire import WireError
+from ortprep.bundle.model_facts import dimension_name
+from ortprep.children.answers import describe_tensors
 from ortprep.children.child import run_child
 from ortprep.doctor.doctor_model import CHILD_TIMEOUT_S, DoctorModel
 from ortprep.errors import LoadError, SpecError
 from ortprep.measuring.feeds import draw_feed, generator
 from ortprep.quoting import quoted
 from ortprep.runtime.loading.golden import read_golden
+from ortprep.runtime.loading.session import build_session, default_plan
 from ortprep.runtime.machine.memory import available_bytes
 from ortprep.runtime.tensors.arrays import write_tensors
 
@@ -23,7 +24,6 @@ _SEED = 0
 _UNKNOWN = 1
 _MAX_ELEMENTS = 2**30
 _SIZES = re.compile(r"(\d{1,9}(,\d{1,9}){0,31})?")
-_NO_TENSORS = ("a sequence, map or optional", "an unknown element type")
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -84,7 +84,7 @@ def write_sample(request: tuple[Path, Path, Shapes]) -> tuple[str, ...]:
         SpecError: A shape does not fit it, or an input holds strings.
     """
     model, sample, chosen = request
-    inputs = _inputs_of(model)
+    inputs = _inputs_of(model, chosen)
     shapes, remarks = settle_shapes(inputs, chosen)
     feeds = {
         tensor.name: draw_feed(tensor, shapes[tensor.name], generator(_SEED, tensor.name))
@@ -94,18 +94,20 @@ def write_sample(request: tuple[Path, Path, Shapes]) -> tuple[str, ...]:
     return remarks
 
 
-def _inputs_of(source: Path) -> tuple[TensorSpec, ...]:
-    """Returns a model's inputs; raises `LoadError` unless all are tensors."""
-    try:
-        inputs = read_inputs(source)
-    except (WireError, OSError) as error:
-        raise LoadError(f"not an ONNX model: {source}\n  {error}") from error
-    for tensor in inputs:
-        if tensor.dtype in _NO_TENSORS:
+def _inputs_of(source: Path, chosen: Shapes) -> tuple[TensorSpec, ...]:
+    """Returns a model's inputs as ONNX Runtime has them; raises `LoadError` unless all are tensors."""
+    session = build_session(default_plan(str(source), level="ORT_DISABLE_ALL"))
+    inputs = []
+    for tensor in describe_tensors(session.get_inputs()):
+        if "(" in tensor.dtype:
             raise LoadError(
                 f"cannot make up input {tensor.name!r} of {source}\n  expected a tensor, got {tensor.dtype}"
             )
-    return inputs
+        axes = (dimension_name(axis) if isinstance(axis, str) else axis for axis in tensor.shape or ())
+        # Of an unknown rank ONNX Runtime says what it says of a scalar.
+        shape = tuple(axes) if tensor.shape or tensor.name not in chosen else None
+        inputs.append(tensor._replace(shape=shape))
+    return tuple(inputs)
 
 
 def settle_shapes(inputs: Sequence[TensorSpec], chosen: Shapes) -> tuple[Shapes, tuple[str, ...]]:

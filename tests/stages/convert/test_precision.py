@@ -17,7 +17,6 @@ from onnx import TensorProto
 
 from ortprep.build.build_plan import STAGES
 from ortprep.build.execution import build_tasks
-from ortprep.bundle.model_facts import read_inputs
 from ortprep.bundle.paths import is_safe_name
 from ortprep.children.answers import Answer, Answers
 from ortprep.errors import StageError
@@ -30,6 +29,7 @@ from ortprep.stages.convert.stage import ConvertStage
 from ortprep.stages.core.contract import Plan, TaskId
 from ortprep.stages.core.results import FETCH, source_task
 from ortprep.stages.core.samples import Sample
+from ortprep.stages.fetch.inspection import inspect_file
 from ortprep.stages.verify.reference import ReferenceAnswers, held_out
 from tests import builders as models
 
@@ -169,7 +169,7 @@ def bind(source: Path, sizes: dict[str, int]) -> tuple[dict[str, Any], Path]:
     written = source.parent / "bound" / "model.onnx"
     written.parent.mkdir()
     bind_shapes(PassRequest(name="shapes", source=source, written=written, dimensions=sizes))
-    return {spec.name: spec.shape for spec in read_inputs(written)}, written
+    return {spec.name: spec.shape for spec in inspect_file(written, name="bound").interface.inputs}, written
 
 
 def answer(path: Path, feeds: dict[str, Any]) -> list[Any]:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortprep.bundle.file_links import copy_file, link_or_copy, unlinkable_files
-from ortprep.bundle.model_facts import dimension_name, read_inputs
+from ortprep.bundle.model_facts import dimension_name
 from ortprep.bundle.onnx_wire import external_locations, read_skeleton
 from ortprep.stages.convert.pass_records import PassReply, PassRequest
 from ortprep.stages.core.spec_fit import resolve_dimensions
+from ortprep.stages.fetch.inspection import describe_model
 
 if TYPE_CHECKING:
     import onnx
@@ -34,9 +35,9 @@ def bind_shapes(request: PassRequest) -> PassReply:
     from ortprep.stages.core.graph_walk import name_nodes
 
     source, written = request.source, request.written
-    sizes = resolve_dimensions(read_inputs(source), request.dimensions)
     model, light = onnx.load(source, load_external_data=False), read_skeleton(source)
     skeleton = onnx.ModelProto.FromString(light)
+    sizes = resolve_dimensions(describe_model(skeleton).interface.inputs, request.dimensions)
     name_nodes(model)
     for graph in (model.graph, skeleton.graph):
         for name, size in sizes.items():
