@@ -42,89 +42,77 @@ _CANDIDATES: Mapping[str, tuple[Precision, ...]] = {"cpu": ("int8",), "cuda": ("
 class FusionSpec(SpecSection):
     """Fusion of transformer subgraphs by `onnxruntime.transformers.optimizer`."""
 
-    model_type: Text = Field(description="Kind of model that the optimizer knows: bert, gpt2, vit, unet, ….")
-    num_heads: int = Field(
-        default=0, ge=0, le=65_536, description="Attention heads; required if attention is to be fused."
-    )
-    hidden_size: int = Field(
-        default=0, ge=0, le=2**24, description="Features per token, of all heads together; as num_heads."
-    )
-    library: Literal["onnxruntime", "onnxruntime-tools"] = Field(
-        default="onnxruntime", description="Package whose optimizer fuses; the second is the older one."
-    )
-    disable: tuple[Text, ...] = Field(default=(), description="Fusions to skip: attention, gelu, ….")
+    model_type: Text
+    """Kind of model that the optimizer knows: bert, gpt2, vit, unet, …."""
+    num_heads: int = Field(default=0, ge=0, le=65_536)
+    """Attention heads; required if attention is to be fused."""
+    hidden_size: int = Field(default=0, ge=0, le=2**24)
+    """Features per token, of all heads together; as num_heads."""
+    library: Literal["onnxruntime", "onnxruntime-tools"] = "onnxruntime"
+    """Package whose optimizer fuses; the second is the older one."""
+    disable: tuple[Text, ...] = ()
+    """Fusions to skip: attention, gelu, …."""
 
 
 class HalfSpec(SpecSection):
     """Conversion to fp16 or bf16; inputs and outputs keep their types."""
 
-    block_operators: tuple[OperatorType, ...] = Field(
-        default=(), description="Operators that stay in fp32, besides those without half precision."
-    )
-    keep_nodes: tuple[Text, ...] = Field(default=(), description="Nodes that stay in fp32, by name.")
-    clip: bool = Field(
-        default=False,
-        description="Whether weights beyond the largest half-precision number become that number; "
-        "otherwise they are an error.",
-    )
+    block_operators: tuple[OperatorType, ...] = ()
+    """Operators that stay in fp32, besides those without half precision."""
+    keep_nodes: tuple[Text, ...] = ()
+    """Nodes that stay in fp32, by name."""
+    clip: bool = False
+    """Whether weights beyond the largest half-precision number become that number; otherwise they are an
+    error."""
 
 
 class QuantizeSpec(SpecSection):
     """Quantisation, for `int8` and `int4`."""
 
-    mode: Literal["auto", "dynamic", "static", "weight_only"] = Field(
-        default="auto",
-        description="For int8: activations are quantised at run time, with calibrated ranges, or not at "
-        "all; auto chooses by target and model. int4 is always weight_only.",
-    )
-    per_channel: bool = Field(default=True, description="Whether every output channel has a scale.")
-    operators: tuple[OperatorType, ...] = Field(
-        default=(),
-        description="Operators to quantise; by default those with kernels.",
-    )
-    exclude: tuple[Text, ...] = Field(default=(), description="Nodes not to quantise, by name.")
-    activation: Literal["uint8", "int8"] = Field(
-        default="uint8", description="For static: type of activations."
-    )
-    block_size: Literal[16, 32, 64, 128, 256] = Field(
-        default=32, description="For weight_only: number of weights that share a scale."
-    )
-    symmetric: bool = Field(default=True, description="For weight_only: whether zero is exact.")
-    calibration: Literal["minmax", "entropy", "percentile"] = Field(
-        default="minmax",
-        description="For static: how a range is computed from the values that the samples give. Every other "
-        "sample of the spec calibrates, and the rest judges.",
-    )
+    mode: Literal["auto", "dynamic", "static", "weight_only"] = "auto"
+    """For int8: activations are quantised at run time, with calibrated ranges, or not at all; auto chooses by
+    target and model. int4 is always weight_only."""
+    per_channel: bool = True
+    """Whether every output channel has a scale."""
+    operators: tuple[OperatorType, ...] = ()
+    """Operators to quantise; by default those with kernels."""
+    exclude: tuple[Text, ...] = ()
+    """Nodes not to quantise, by name."""
+    activation: Literal["uint8", "int8"] = "uint8"
+    """For static: type of activations."""
+    block_size: Literal[16, 32, 64, 128, 256] = 32
+    """For weight_only: number of weights that share a scale."""
+    symmetric: bool = True
+    """For weight_only: whether zero is exact."""
+    calibration: Literal["minmax", "entropy", "percentile"] = "minmax"
+    """For static: how a range is computed from the values that the samples give. Every other sample of the
+    spec calibrates, and the rest judges."""
 
 
 class ThresholdsSpec(SpecSection):
     """Distance of an output from the unconverted source's; null sets no threshold."""
 
-    max_abs: NotNegative | None = Field(default=None, description="Largest absolute difference.")
-    mean_abs: NotNegative | None = Field(default=None, description="Largest mean absolute difference.")
-    cosine: Annotated[float, Field(ge=-1, le=1)] | None = Field(
-        default=0.99, description="Minimum cosine of the angle to the reference, for every sample."
-    )
-    snr_db: Number | None = Field(
-        default=20.0, description="Minimum signal-to-noise ratio in decibels, for every sample."
-    )
-    top1: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        default=None, description="Minimum share of rows with the same largest element as the reference."
-    )
+    max_abs: NotNegative | None = None
+    """Largest absolute difference."""
+    mean_abs: NotNegative | None = None
+    """Largest mean absolute difference."""
+    cosine: Annotated[float, Field(ge=-1, le=1)] | None = 0.99
+    """Minimum cosine of the angle to the reference, for every sample."""
+    snr_db: Number | None = 20.0
+    """Minimum signal-to-noise ratio in decibels, for every sample."""
+    top1: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Minimum share of rows with the same largest element as the reference."""
 
 
 class GateSpec(ThresholdsSpec):
     """Accuracy that a converted model must reach to be shipped."""
 
-    outputs: Mapping[str, ThresholdsSpec] = Field(
-        default_factory=dict,
-        description="Thresholds by output name; the common ones apply where it sets none.",
-    )
-    metric: Metric | None = Field(
-        default=None,
-        description="Your own module:function, relative to the spec: (inputs, expected, got) → number.",
-    )
-    metric_at_least: Number | None = Field(default=None, description="Minimum that the metric must return.")
+    outputs: Mapping[str, ThresholdsSpec] = Field(default_factory=dict)
+    """Thresholds by output name; the common ones apply where it sets none."""
+    metric: Metric | None = None
+    """Your own module:function, relative to the spec: (inputs, expected, got) → number."""
+    metric_at_least: Number | None = None
+    """Minimum that the metric must return."""
 
     def thresholds(self, *, of_all: bool = True, defaults: bool = True) -> dict[str, dict[str, float]]:
         """Returns the thresholds that are set, by output and figure; "" for outputs without any of their own.
@@ -153,12 +141,10 @@ class GateSpec(ThresholdsSpec):
 class SearchSpec(SpecSection):
     """The search for nodes to leave unconverted when the gate does not hold."""
 
-    max_trials: int = Field(
-        default=200, ge=0, le=100_000, description="Maximum number of sets of nodes to try."
-    )
-    budget_s: Seconds = Field(
-        default=1800.0, description="Seconds for the search; a trial that has started is finished."
-    )
+    max_trials: int = Field(default=200, ge=0, le=100_000)
+    """Maximum number of sets of nodes to try."""
+    budget_s: Seconds = 1800.0
+    """Seconds for the search; a trial that has started is finished."""
 
 
 Argument = Annotated[str, AfterValidator(check_no_nul)]
@@ -173,20 +159,18 @@ def _check_program(run: tuple[str, ...]) -> tuple[str, ...]:
 class JudgeSpec(SpecSection):
     """The application as the judge: it must answer with a converted model as it does without."""
 
-    run: Annotated[tuple[Argument, ...], Field(min_length=1), AfterValidator(_check_program)] = Field(
-        description="Program and arguments. It runs on its own, and then with the candidate."
-    )
-    folder: Text = Field(default=".", description="Folder to run it in, relative to the spec.")
-    compare: Annotated[Text, Field(pattern=r"^[^\x00]+$")] = Field(
-        default="stdout",
-        description="What must stay the same, line by line: stdout, or a file that the program writes, "
-        "relative to its folder; or your own file.py:function, relative to the spec: "
-        "(stdout, stdout with the candidate) → agreement from 0 to 1.",
-    )
-    min_agreement: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=1.0, description="Minimum agreement: the share of lines that are equal."
-    )
-    timeout_s: Seconds = Field(default=600.0, description="Deadline of one run, in seconds.")
+    run: Annotated[tuple[Argument, ...], Field(min_length=1), AfterValidator(_check_program)]
+    """Program and arguments. It runs on its own, and then with the candidate."""
+    folder: Text = "."
+    """Folder to run it in, relative to the spec."""
+    compare: Annotated[Text, Field(pattern=r"^[^\x00]+$")] = "stdout"
+    """What must stay the same, line by line: stdout, or a file that the program writes, relative to its
+    folder; or your own file.py:function, relative to the spec: (stdout, stdout with the candidate) →
+    agreement from 0 to 1."""
+    min_agreement: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Minimum agreement: the share of lines that are equal."""
+    timeout_s: Seconds = 600.0
+    """Deadline of one run, in seconds."""
 
     @property
     def function(self) -> tuple[str, str] | None:
@@ -200,30 +184,24 @@ class JudgeSpec(SpecSection):
 class ConvertSpec(SpecSection):
     """Graph passes before the one-time optimisation, each gated by measured accuracy."""
 
-    fusion: FusionSpec | None = Field(default=None, description="Fuse transformer subgraphs.")
-    shapes: Binding | tuple[Binding, ...] = Field(
-        default_factory=dict,
-        description="Sizes of symbolic dimensions: a mapping binds every variant, a list adds one per entry.",
-    )
-    precision: Literal["auto"] | Precision | Precisions | Mapping[str, Precision | Precisions] = Field(
-        default=(),
-        description="Precisions to prepare as variants beside fp32, for all targets or by target; auto: "
-        "static int8 on CPUs with instructions for it, fp16 on GPUs, and only what is faster than fp32.",
-    )
+    fusion: FusionSpec | None = None
+    """Fuse transformer subgraphs."""
+    shapes: Binding | tuple[Binding, ...] = Field(default_factory=dict)
+    """Sizes of symbolic dimensions: a mapping binds every variant, a list adds one per entry."""
+    precision: Literal["auto"] | Precision | Precisions | Mapping[str, Precision | Precisions] = ()
+    """Precisions to prepare as variants beside fp32, for all targets or by target; auto: static int8 on CPUs
+    with instructions for it, fp16 on GPUs, and only what is faster than fp32."""
     half: HalfSpec = HalfSpec()
     quantize: QuantizeSpec = QuantizeSpec()
     gate: GateSpec = GateSpec()
-    judge: JudgeSpec | None = Field(
-        default=None,
-        description="An application that judges what is converted, in place of the gate's defaults.",
-    )
-    ladder: Annotated[tuple[Step, ...], AfterValidator(check_each_once)] = Field(
-        default=(),
-        description="Precisions to try, from left to right, if one does not pass its gate: "
-        "[int8, mixed, fp16, fp32]; the build fails if none is left.",
-    )
+    judge: JudgeSpec | None = None
+    """An application that judges what is converted, in place of the gate's defaults."""
+    ladder: Annotated[tuple[Step, ...], AfterValidator(check_each_once)] = ()
+    """Precisions to try, from left to right, if one does not pass its gate: [int8, mixed, fp16, fp32]; the
+    build fails if none is left."""
     search: SearchSpec = SearchSpec()
-    timeout_s: Seconds = Field(default=3600.0, description="Deadline of one pass, in seconds.")
+    timeout_s: Seconds = 3600.0
+    """Deadline of one pass, in seconds."""
 
     @field_validator("ladder")
     @classmethod

@@ -124,4 +124,6 @@ ScalarOption = str | int | Number | bool
 class SpecSection(BaseModel):
     """A part of a spec: unknown keys are an error, and it never changes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
+    )

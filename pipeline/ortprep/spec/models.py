@@ -39,22 +39,17 @@ class SourceSpec(SpecSection):
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": [kind]} for kind in ("path", "url")]})
 
-    path: Text | None = Field(default=None, description="Local file, relative to the spec.")
-    url: Url | None = Field(
-        default=None,
-        description="http(s)://, hf://ORG/REPO/PATH.onnx@REVISION on the Hugging Face Hub, or an object "
-        "store (s3://, gs://, az://, …) whose fsspec package is installed; credentials come from "
-        "~/.netrc, the environment or the Hub's login.",
-    )
-    sha256: Sha256 | None = Field(
-        default=None,
-        description="Digest of the model file; the build fails if it differs. Recorded if not given.",
-    )
-    data_sha256: dict[Text, Sha256] = Field(
-        default_factory=dict,
-        description="Digests of the files of external data, by their paths below the model's folder; with "
-        "`sha256`, each file needs one.",
-    )
+    path: Text | None = None
+    """Local file, relative to the spec."""
+    url: Url | None = None
+    """http(s)://, hf://ORG/REPO/PATH.onnx@REVISION on the Hugging Face Hub, or an object store (s3://, gs://,
+    az://, …) whose fsspec package is installed; credentials come from ~/.netrc, the environment or the Hub's
+    login."""
+    sha256: Sha256 | None = None
+    """Digest of the model file; the build fails if it differs. Recorded if not given."""
+    data_sha256: dict[Text, Sha256] = Field(default_factory=dict)
+    """Digests of the files of external data, by their paths below the model's folder; with `sha256`, each
+    file needs one."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> SourceSpec:
@@ -66,23 +61,15 @@ class SourceSpec(SpecSection):
 class InputSpec(SpecSection):
     """Shapes and values that production sends for one input."""
 
-    shapes: tuple[Shape, ...] = Field(
-        default=(),
-        max_length=1000,
-        description="Shapes to verify and measure; the first is the primary one; [] is a scalar. Static "
-        "models need none. The element type is the model's own and is never written here.",
-    )
-    range: tuple[Number, Number] | None = Field(
-        default=None,
-        description="Lowest and highest value of seeded inputs, both included. Without range and values: "
-        "floats are standard normal, booleans true or false, integers that index a table of the model any "
-        "of its rows, 8-bit integers any value, other integers 0 or 1.",
-    )
-    values: tuple[ScalarOption, ...] | None = Field(
-        default=None,
-        min_length=1,
-        description="The only values of seeded inputs; required for string inputs.",
-    )
+    shapes: tuple[Shape, ...] = Field(default=(), max_length=1000)
+    """Shapes to verify and measure; the first is the primary one; [] is a scalar. Static models need none.
+    The element type is the model's own and is never written here."""
+    range: tuple[Number, Number] | None = None
+    """Lowest and highest value of seeded inputs, both included. Without range and values: floats are standard
+    normal, booleans true or false, integers that index a table of the model any of its rows, 8-bit integers
+    any value, other integers 0 or 1."""
+    values: tuple[ScalarOption, ...] | None = Field(default=None, min_length=1)
+    """The only values of seeded inputs; required for string inputs."""
 
     @field_validator("range")
     @classmethod
@@ -110,23 +97,24 @@ MOST_NOISE = 1e-3
 class ToleranceSpec(SpecSection):
     """Tolerance of one output."""
 
-    rtol: NotNegative = Field(description="Relative tolerance.")
-    atol: NotNegative = Field(description="Absolute tolerance.")
+    rtol: NotNegative
+    """Relative tolerance."""
+    atol: NotNegative
+    """Absolute tolerance."""
 
 
 class VerifySpec(SpecSection):
     """Tolerance of a prepared model's answers: |got − expected| ≤ atol + rtol · |expected|."""
 
-    rtol: NotNegative | None = Field(default=None, description="Relative tolerance; 1e-3 if not given.")
-    atol: NotNegative | None = Field(
-        default=None,
-        description="Absolute tolerance; 1e-5 if not given. If neither is given, as many elements may be "
-        "further off as ONNX Runtime's own optimisation moves, and as far, twice, where that is rounding.",
-    )
-    seed: int = Field(default=0, ge=0, le=2**32 - 1, description="Seed of the generated inputs.")
-    outputs: Mapping[str, ToleranceSpec] = Field(
-        default_factory=dict, description="Tolerances by output name."
-    )
+    rtol: NotNegative | None = None
+    """Relative tolerance; 1e-3 if not given."""
+    atol: NotNegative | None = None
+    """Absolute tolerance; 1e-5 if not given. If neither is given, as many elements may be further off as ONNX
+    Runtime's own optimisation moves, and as far, twice, where that is rounding."""
+    seed: int = Field(default=0, ge=0, le=2**32 - 1)
+    """Seed of the generated inputs."""
+    outputs: Mapping[str, ToleranceSpec] = Field(default_factory=dict)
+    """Tolerances by output name."""
 
     @property
     def allows_rounding(self) -> bool:
@@ -160,11 +148,12 @@ class VerifySpec(SpecSection):
 class OptimizeSpec(SpecSection):
     """The one-time graph optimisation."""
 
-    level: Literal["all", "extended", "basic"] = Field(default="all", description="The first level to try.")
-    disabled_optimizers: tuple[OptimizerName, ...] = Field(
-        default=(), description="Graph transformers that never run, by name."
-    )
-    timeout_s: Seconds = Field(default=3600.0, description="Deadline of one optimisation, in seconds.")
+    level: Literal["all", "extended", "basic"] = "all"
+    """The first level to try."""
+    disabled_optimizers: tuple[OptimizerName, ...] = ()
+    """Graph transformers that never run, by name."""
+    timeout_s: Seconds = 3600.0
+    """Deadline of one optimisation, in seconds."""
 
 
 _EFFECTS = {option.name: option.effect for option in known_attributes(NEWEST)}
@@ -196,12 +185,10 @@ class RuntimeSpec(SpecSection):
     log_severity_level: Annotated[int, Field(ge=-1, le=4)] | None = _option("log_severity_level")
     log_verbosity_level: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = _option("log_verbosity_level")
     logid: Annotated[str, AfterValidator(_check_printable)] | None = _option("logid")
-    session_config: Mapping[str, ScalarOption] = Field(
-        default_factory=dict, description="Session config entries."
-    )
-    cuda: Mapping[str, ScalarOption] = Field(
-        default_factory=dict, description="CUDA execution provider options."
-    )
+    session_config: Mapping[str, ScalarOption] = Field(default_factory=dict)
+    """Session config entries."""
+    cuda: Mapping[str, ScalarOption] = Field(default_factory=dict)
+    """CUDA execution provider options."""
 
     @property
     def attributes(self) -> dict[str, int | bool | str]:
@@ -213,69 +200,49 @@ class RuntimeSpec(SpecSection):
 class MeasureSpec(SpecSection):
     """Comparison of default ONNX Runtime and the prepared model."""
 
-    rounds: int = Field(default=5, ge=3, le=99, description="Fresh processes per plan, page cache warm.")
-    cold_rounds: int = Field(
-        default=2, ge=0, le=99, description="The same with the files dropped from the page cache."
-    )
-    steady_s: Seconds = Field(default=0.5, description="Seconds of repeated runs per process.")
-    timeout_s: Seconds = Field(default=600.0, description="Deadline of one process, in seconds.")
+    rounds: int = Field(default=5, ge=3, le=99)
+    """Fresh processes per plan, page cache warm."""
+    cold_rounds: int = Field(default=2, ge=0, le=99)
+    """The same with the files dropped from the page cache."""
+    steady_s: Seconds = 0.5
+    """Seconds of repeated runs per process."""
+    timeout_s: Seconds = 600.0
+    """Deadline of one process, in seconds."""
 
 
 class TuneSpec(SpecSection):
     """The search for the best way to store, load and run what was prepared."""
 
-    runs_per_load: int = Field(
-        default=1000,
-        ge=1,
-        le=10**12,
-        description="Runs of a session before it is closed: decides between an early first result and short "
-        "runs.",
-    )
-    max_trials: int = Field(
-        default=100,
-        ge=0,
-        le=1000,
-        description="Maximum number of plans to try; 0 takes the base plan without a search, with the first "
-        "value of each knob in space.",
-    )
-    budget_s: Seconds = Field(
-        default=300.0,
-        description="Seconds for the search, per target; what has started is finished, and the best plans "
-        "are always compared in three rounds.",
-    )
-    rounds: int = Field(
-        default=12,
-        ge=3,
-        le=99,
-        description="Maximum processes per plan in the final comparison; at least three.",
-    )
-    steady_s: Seconds = Field(default=0.3, description="Seconds of repeated runs per process and shape.")
-    timeout_s: Seconds = Field(default=300.0, description="Deadline of one process, in seconds.")
-    max_private_mb: Positive | None = Field(
-        default=None, description="Maximum private memory of a session's process, in MB of 2**20 bytes."
-    )
-    max_gpu_mb: Positive | None = Field(default=None, description="Maximum GPU memory, in MB of 2**20 bytes.")
-    max_steady_ratio: Positive | None = Field(
-        default=None, description="Maximum time of a run, relative to default ONNX Runtime."
-    )
-    allow: tuple[Literal["tf32", "cudnn_default", "io_binding"], ...] = Field(
-        default=(),
-        description="Options to search although they change answers (tf32), can be very slow "
-        "(cudnn_default), or require jobs to bind inputs and outputs (io_binding).",
-    )
-    space: Mapping[str, Annotated[tuple[Text, ...], Field(min_length=1)]] = Field(
-        default_factory=dict,
-        description="Values to search, by knob, the base plan's first; a knob that is not named has all.",
-    )
-    first_phase: bool = Field(
-        default=True,
-        description="Whether to record a plan that serves until the chosen one is ready, too.",
-    )
-    fork: bool = Field(
-        default=False,
-        description="Whether plans for the CPU are compared as forked workers of load_before_fork: on one "
-        "thread, from the fork on.",
-    )
+    runs_per_load: int = Field(default=1000, ge=1, le=10**12)
+    """Runs of a session before it is closed: decides between an early first result and short runs."""
+    max_trials: int = Field(default=100, ge=0, le=1000)
+    """Maximum number of plans to try; 0 takes the base plan without a search, with the first value of each
+    knob in space."""
+    budget_s: Seconds = 300.0
+    """Seconds for the search, per target; what has started is finished, and the best plans are always
+    compared in three rounds."""
+    rounds: int = Field(default=12, ge=3, le=99)
+    """Maximum processes per plan in the final comparison; at least three."""
+    steady_s: Seconds = 0.3
+    """Seconds of repeated runs per process and shape."""
+    timeout_s: Seconds = 300.0
+    """Deadline of one process, in seconds."""
+    max_private_mb: Positive | None = None
+    """Maximum private memory of a session's process, in MB of 2**20 bytes."""
+    max_gpu_mb: Positive | None = None
+    """Maximum GPU memory, in MB of 2**20 bytes."""
+    max_steady_ratio: Positive | None = None
+    """Maximum time of a run, relative to default ONNX Runtime."""
+    allow: tuple[Literal["tf32", "cudnn_default", "io_binding"], ...] = ()
+    """Options to search although they change answers (tf32), can be very slow (cudnn_default), or require
+    jobs to bind inputs and outputs (io_binding)."""
+    space: Mapping[str, Annotated[tuple[Text, ...], Field(min_length=1)]] = Field(default_factory=dict)
+    """Values to search, by knob, the base plan's first; a knob that is not named has all."""
+    first_phase: bool = True
+    """Whether to record a plan that serves until the chosen one is ready, too."""
+    fork: bool = False
+    """Whether plans for the CPU are compared as forked workers of load_before_fork: on one thread, from the
+    fork on."""
 
     @property
     def needs_trials(self) -> bool:
@@ -289,21 +256,17 @@ Targets = Annotated[tuple[Target, ...], Field(min_length=1), AfterValidator(chec
 class ModelSpec(SpecSection):
     """One model and everything that is to be done with it."""
 
-    name: Name = Field(description="Name of the bundle: one path component.")
+    name: Name
+    """Name of the bundle: one path component."""
     source: SourceSpec
-    inputs: Mapping[str, InputSpec] = Field(
-        default_factory=dict, max_length=1000, description="What production sends, by input name."
-    )
-    samples: Glob | None = Field(
-        default=None, description="Glob of .npz files with real inputs, relative to the spec."
-    )
-    targets: Targets | Literal["auto"] = Field(
-        default="auto",
-        description="Execution providers to prepare for; auto: those this machine has.",
-    )
-    convert: ConvertSpec | None = Field(
-        default=None, description="Graph passes before the optimisation; each precision is a variant."
-    )
+    inputs: Mapping[str, InputSpec] = Field(default_factory=dict, max_length=1000)
+    """What production sends, by input name."""
+    samples: Glob | None = None
+    """Glob of .npz files with real inputs, relative to the spec."""
+    targets: Targets | Literal["auto"] = "auto"
+    """Execution providers to prepare for; auto: those this machine has."""
+    convert: ConvertSpec | None = None
+    """Graph passes before the optimisation; each precision is a variant."""
     optimize: OptimizeSpec = OptimizeSpec()
     runtime: RuntimeSpec = RuntimeSpec()
     verify: VerifySpec = VerifySpec()
