@@ -22,7 +22,6 @@ from ortprep.bundle.manifest import (
     Decision,
     Manifest,
     MeasurementRecord,
-    MissingTarget,
     OutputError,
     SourceRecord,
     VariantRecord,
@@ -215,7 +214,7 @@ def test_measurements_that_vanished_fail_and_new_ones_do_not():
 
 
 def test_it_is_said_why_a_target_is_missing():
-    new = manifest(variant("portable"), missing_targets=(MissingTarget("cuda", "no GPU here"),))
+    new = manifest(variant("portable"), missing_targets={"cuda": "no GPU here"})
     comparison = compare(manifest(variant("portable"), variant("cuda", target="cuda")), new)
     assert comparison.variants[1].failures == ("it no longer exists: no GPU here",)
 
@@ -364,7 +363,7 @@ def test_many_variants_and_facts_of_strangers_are_compared_in_seconds(depth):
             *(variant(f"v{index}") for index in range(64)),
             sizes=sizes,
             environment={"hardware": HERE | {"cores": machine}, "odd": facts, "machine": machine},
-            missing_targets=(MissingTarget("cpu", "why"),) * 50_000,
+            missing_targets={f"cpu{number}": "why" for number in range(50_000)},
         )
         for machine in range(8)
     ]

@@ -24,12 +24,10 @@ from ortprep.bundle.loader_config import (
 from ortprep.bundle.manifest import (
     MANIFEST_SCHEMA_VERSION,
     Decision,
-    FirstPhaseRecord,
     LadderAttempt,
     LintFinding,
     Manifest,
     MeasurementRecord,
-    MissingTarget,
     OutputError,
     SourceRecord,
     TrialRecord,
@@ -175,7 +173,8 @@ def tuning(*, trials=12, seed=0):
         ended="no single change gains more than the noise",
         noise=0.031,
         elapsed_s=212.5,
-        first_phase=FirstPhaseRecord(3, 141.0),
+        first_phase=3,
+        overlap_mb=141.0,
     )
 
 
@@ -247,7 +246,7 @@ def manifest(story=None, **changes):
         environment=ENVIRONMENT,
         variants=(cpu, portable),
         files=(FileEntry("cpu/net_optimized.onnx.data", story.size_bytes, digest_bytes(b"weights")),),
-        missing_targets=(MissingTarget("cuda", "no CUDA device"),),
+        missing_targets={"cuda": "no CUDA device"},
     )
 
 

@@ -294,7 +294,7 @@ def test_equal_environments_are_told_once():
 # -- whatever a manifest holds
 
 
-BARE = replace(manifest(), variants=(), files=(), environment={}, missing_targets=())
+BARE = replace(manifest(), variants=(), files=(), environment={}, missing_targets={})
 
 
 def with_cpu(**changes):

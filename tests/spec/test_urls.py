@@ -48,7 +48,6 @@ _SECRET_PARAMETERS = [
         "http://[::1]:80/x.onnx",
         "file:///models/x.onnx",
         "https://host/@scope/model@v1/x.onnx",
-        "simplecache::zip://x.onnx::https://host/x.zip",
         "models/x.onnx",
         "",
     ],
@@ -67,7 +66,7 @@ def test_a_url_without_secrets_is_shown_as_it_is(url):
         ("https://user:p/w@host/x", "https://REDACTED@host/x"),
         ("https://user:p?w#@host/x", "https://REDACTED@host/x"),
         ("sftp://user:pw@host/x", "sftp://REDACTED@host/x"),
-        ("zip://x.onnx::https://u:p@host/x.zip", "zip://x.onnx::https://REDACTED@host/x.zip"),
+        ("zip://x.onnx::https://u:p@host/x.zip", "zip://REDACTED@host/x.zip"),
         ("HTTPS://u@[::1]/x", "HTTPS://REDACTED@[::1]/x"),
     ],
 )
@@ -144,9 +143,9 @@ def reference(tmp_path):
 def test_a_chained_url_reaches_no_filesystem(reference):
     with pytest.raises(ValidationError, match=r"s3://"):
         SourceSpec.model_validate({"url": reference})
-    with pytest.raises(RegistryError, match=r"not a registry: reference://.*\n.*s3://"):
+    with pytest.raises(RegistryError, match=r"not a registry: reference://REDACTED\n.*s3://"):
         open_registry(reference)
-    with pytest.raises(RegistryError, match=r"not a source: reference://.*\n.*s3://"):
+    with pytest.raises(RegistryError, match=r"not a source: reference://REDACTED\n.*s3://"):
         FsspecFolder(reference, called="source")
 
 
@@ -217,6 +216,13 @@ def test_a_url_of_many_parameters_is_redacted_in_linear_time():
 
 
 @pytest.mark.attack
-@pytest.mark.parametrize("url", ["https://h/?" + "&" * 10**7, "x:y@@" + "s3:::" * 1500 + "@"])
-def test_a_url_that_is_too_long_or_has_too_many_links_is_not_shown(url):
-    assert redact_url(url) == redact_url(redact_url(url)) == REDACTED
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://h/?" + "&" * 10**7, REDACTED),
+        ("x:y@@" + "s3:::" * 1500 + "@", f"x:{REDACTED}@"),
+        ("zip://a::zip://b::https://h/?key=secret", f"zip://{REDACTED}"),
+    ],
+)
+def test_a_url_that_is_too_long_or_chained_is_not_shown(url, shown):
+    assert redact_url(url) == redact_url(redact_url(url)) == shown

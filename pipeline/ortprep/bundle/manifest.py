@@ -202,20 +202,6 @@ class TrialRecord:
 
 
 @dataclass(frozen=True)
-class FirstPhaseRecord:
-    """The plan that may serve until the chosen one is ready.
-
-    Attributes:
-        trial: Its number.
-        overlap_mb: Private memory of both sessions together once both are ready, in MB of 2**20 bytes;
-            interpreter and libraries count twice.
-    """
-
-    trial: int
-    overlap_mb: float
-
-
-@dataclass(frozen=True)
 class TuningRecord:
     """A search for a plan.
 
@@ -229,7 +215,9 @@ class TuningRecord:
         ended: Reason for the end of the search.
         noise: Distance between the quartiles of a plan's cost relative to the default's of the same round.
         elapsed_s: Duration of the search, in seconds.
-        first_phase: Plan that may serve first, None for none.
+        first_phase: Number of the plan that may serve until the chosen one is ready, None for none.
+        overlap_mb: Private memory of both sessions together once both are ready, in MB of 2**20 bytes;
+            interpreter and libraries count twice.
     """
 
     runs_per_load: int
@@ -241,7 +229,8 @@ class TuningRecord:
     ended: str
     noise: float
     elapsed_s: float
-    first_phase: FirstPhaseRecord | None = None
+    first_phase: int | None = None
+    overlap_mb: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -274,14 +263,6 @@ class VariantRecord:
 
 
 @dataclass(frozen=True)
-class MissingTarget:
-    """A target of the spec that was skipped because this machine does not offer it."""
-
-    target: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class Manifest:
     """The content of `manifest.json`.
 
@@ -294,7 +275,7 @@ class Manifest:
         source: Origin of the model.
         environment: Versions and hardware the bundle was made with.
         variants: One record per variant of `loader.json`, in the same order.
-        missing_targets: Targets that were skipped.
+        missing_targets: Targets of the spec that this machine does not offer, and why.
         files: Every file of the bundle except this one.
         left_out: Variants of the spec that no precision was good enough for, or that were not needed.
     """
@@ -308,7 +289,7 @@ class Manifest:
     environment: Mapping[str, Any]
     variants: tuple[VariantRecord, ...]
     files: tuple[FileEntry, ...]
-    missing_targets: tuple[MissingTarget, ...] = field(default=())
+    missing_targets: Mapping[str, str] = field(default_factory=dict)
     left_out: tuple[LeftOut, ...] = ()
 
 

@@ -134,7 +134,7 @@ def describe_variant(variant: VariantRecord) -> list[str]:
             f"  tuned: {count_of(len(tuning.trials), 'plan')} tried, trial {tuning.chosen} prepared{summary}"
         )
         if tuning.first_phase is not None:
-            lines.append(f"  {describe_first_phase(tuning.first_phase)}")
+            lines.append(f"  {describe_first_phase(tuning)}")
     if variant.decision is not None:
         lines.append(f"  ships {variant.decision.shipped}: {variant.decision.reason}")
     return lines
@@ -158,7 +158,7 @@ def describe_bundle(manifest: Manifest) -> list[str]:
         f"by ortprep {manifest.pipeline_version} with {pin_onnxruntime(manifest.environment)}",
         f"source: {manifest.source.kind} {manifest.source.location} ({manifest.source.sha256})",
     ]
-    lines += [f"missing target {target.target}: {target.reason}" for target in manifest.missing_targets]
+    lines += [f"missing target {target}: {reason}" for target, reason in manifest.missing_targets.items()]
     for left_out in manifest.left_out:
         lines.append(f"left out {left_out.variant}: {left_out.reason}")
         lines += _describe_conversion(left_out.conversion) if left_out.conversion else []

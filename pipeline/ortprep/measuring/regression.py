@@ -135,7 +135,7 @@ def compare(
     rules = limits or RegressionLimits()
     pairs = _pair(_list_snapshots(old), _list_snapshots(new))
     partial = partial and any(was is not None and now is not None for was, now in pairs)
-    variants, reasons = [], {missing.target: missing.reason for missing in new[0].missing_targets}
+    variants, reasons = [], new[0].missing_targets
     for was, now in pairs:
         if now is not None:
             variants.append(_compare_variant(was, now, rules, across_hardware=across_hardware))

@@ -158,8 +158,8 @@ def _notes(manifest: Manifest) -> Iterator[str]:
         f"Source: {source.kind} {source.location}, {format_mb(source.initializer_bytes)} of weights, "
         f"{count_of(sum(source.operators.values()), 'node')}, {source.sha256}."
     )
-    for missing in manifest.missing_targets:
-        yield f"Target {missing.target} is missing: {missing.reason}."
+    for target, reason in manifest.missing_targets.items():
+        yield f"Target {target} is missing: {reason}."
     for left_out in manifest.left_out:
         yield f"Variant {left_out.variant} is left out: {left_out.reason}."
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ortprep.bundle.figures import PlanFigures
-from ortprep.bundle.manifest import FirstPhaseRecord, TrialRecord, TuningRecord
+from ortprep.bundle.manifest import TrialRecord, TuningRecord
 from ortprep.report.content import ReportSection
 from ortprep.tables import Cell, CellValue, Table, Tone, count_of, fill_table, format_duration, number_cell
 
@@ -35,9 +35,9 @@ def find_chosen(record: TuningRecord) -> TrialRecord | None:
     return next((trial for trial in record.trials if trial.number == record.chosen), None)
 
 
-def describe_first_phase(first: FirstPhaseRecord) -> str:
+def describe_first_phase(record: TuningRecord) -> str:
     """Returns what `load` starts with, and what both sessions take."""
-    return f"Trial {first.trial} serves first; both sessions take about {first.overlap_mb:.0f} MB"
+    return f"Trial {record.first_phase} serves first; both sessions take about {record.overlap_mb:.0f} MB"
 
 
 def build_search_section(record: TuningRecord) -> ReportSection:
@@ -51,7 +51,7 @@ def build_search_section(record: TuningRecord) -> ReportSection:
         limits = ", ".join(f"{name} {value:g}" for name, value in record.limits.items())
         notes.append(f"Limits: {limits}.")
     if record.first_phase is not None:
-        notes.append(f"{describe_first_phase(record.first_phase)}.")
+        notes.append(f"{describe_first_phase(record)}.")
     runs = count_of(record.runs_per_load, "run")
     title = f"Every trial, cheapest first, at {runs} per load, relative to the default"
     tables = (_break_even_table(record), build_trials_table(record, title))
@@ -101,7 +101,7 @@ def _describe_trial(record: TuningRecord, trial: TrialRecord, *, in_front: bool)
     is_chosen = trial.number == record.chosen
     remarks = [
         *(["chosen"] if is_chosen else []),
-        *(["serves first"] if record.first_phase and trial.number == record.first_phase.trial else []),
+        *(["serves first"] if trial.number == record.first_phase else []),
         *trial.violations,
         *(["front"] if in_front else []),
     ]

@@ -19,28 +19,6 @@ _DIGEST = re.compile(r"(sha256:)?[0-9a-fA-F]{64}")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\x00-\x1f\x7f]+")
 
 
-def check_no_nul(text: str) -> str:
-    """Returns text without NUL.
-
-    Raises:
-        ValueError: It has a NUL.
-    """
-    if "\0" in text:
-        raise ValueError("expected text without NUL")
-    return text
-
-
-def check_text(text: str) -> str:
-    """Returns non-empty text without NUL.
-
-    Raises:
-        ValueError: It is empty or has a NUL.
-    """
-    if not text or "\0" in text:
-        raise ValueError("expected text that is not empty, without NUL")
-    return text
-
-
 def check_each_once(items: tuple[Any, ...]) -> tuple[Any, ...]:
     """Returns items that all differ.
 
@@ -88,7 +66,7 @@ def has_wildcard(part: str) -> bool:
 
 def _check_glob(pattern: str) -> str:
     """Returns a glob that a spec may have for its samples; raises `ValueError` for another."""
-    parts = check_text(pattern).split("/")
+    parts = pattern.split("/")
     if pattern.startswith("/") or any("**" in part and part != "**" for part in parts):
         raise ValueError("expected a glob of .npz files relative to the spec, ** only as a whole component")
     if parts.count("**") > 1:  # each more multiplies the folders that are walked
@@ -104,12 +82,14 @@ def _check_glob(pattern: str) -> str:
 MAX_DIMENSION = 2**31
 """Largest size of one axis of an input."""
 
-Text = Annotated[str, Field(min_length=1), AfterValidator(check_text)]
+Argument = Annotated[str, Field(pattern=r"^[^\x00]*$")]
+"""Text without NUL."""
+Text = Annotated[Argument, Field(min_length=1)]
 Name = Annotated[str, AfterValidator(_check_name), Field(json_schema_extra={"pattern": f"^{NAME_PATTERN}$"})]
 Sha256 = Annotated[str, AfterValidator(_check_digest)]
 Url = Annotated[str, AfterValidator(_check_url)]
-Glob = Annotated[str, AfterValidator(_check_glob)]
-OptimizerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")]
+Glob = Annotated[Text, AfterValidator(_check_glob)]
+Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")]
 Dimension = Annotated[int, Field(ge=0, le=MAX_DIMENSION)]
 Shape = Annotated[tuple[Dimension, ...], Field(max_length=64)]
 Number = Annotated[float, Field(allow_inf_nan=False)]

@@ -15,10 +15,10 @@ from ortprep.options import NEWEST, known_attributes
 from ortprep.spec.conversion import ConvertSpec
 from ortprep.spec.fields import (
     Glob,
+    Identifier,
     Name,
     NotNegative,
     Number,
-    OptimizerName,
     Positive,
     ScalarOption,
     Seconds,
@@ -150,7 +150,7 @@ class OptimizeSpec(SpecSection):
 
     level: Literal["all", "extended", "basic"] = "all"
     """The first level to try."""
-    disabled_optimizers: tuple[OptimizerName, ...] = ()
+    disabled_optimizers: tuple[Identifier, ...] = ()
     """Graph transformers that never run, by name."""
     timeout_s: Seconds = 3600.0
     """Deadline of one optimisation, in seconds."""

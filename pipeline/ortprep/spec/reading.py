@@ -38,11 +38,7 @@ def read_spec(path: Path) -> ModelSpec:
     Raises:
         SpecError: The file cannot be read or is wrong; the message lists every problem.
     """
-    beneath = _read_defaults(path.parent)
-    document, spec = _read(path, beneath)
-    if spec is None or beneath.problems:
-        raise build_error((*beneath.problems, *document.problems))
-    return spec
+    return _read_files([path], path.parent, ())[0]
 
 
 def read_specs(folder: Path, *, names: Collection[str] = ()) -> tuple[ModelSpec, ...]:
@@ -59,7 +55,11 @@ def read_specs(folder: Path, *, names: Collection[str] = ()) -> tuple[ModelSpec,
         SpecError: The folder has no spec, a name is unknown, two specs share a name, or files are wrong;
             the message lists every problem of every file.
     """
-    paths = _list_specs(folder)
+    return _read_files(_list_specs(folder), folder, names)
+
+
+def _read_files(paths: Sequence[Path], folder: Path, names: Collection[str]) -> tuple[ModelSpec, ...]:
+    """Reads specs over a folder's defaults; arguments and errors as of `read_specs`."""
     defaults = _read_defaults(folder)
     read, values = [], 0
     for path in paths:

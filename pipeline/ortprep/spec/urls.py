@@ -92,7 +92,7 @@ Web servers are none: fsspec unpacks their answers, lists their pages without en
 SCHEMES = STORES - {"file"} | {"http", "https"}
 """Schemes of plain files and objects, for sources; a file of this machine is given by its path."""
 
-_IPV6_HOST = re.compile(r"://\[[0-9A-Fa-f:.]*\]")
+_IPV6_HOST = re.compile(r"^\[[0-9A-Fa-f:.]*\]")
 
 
 def check_url(url: str, schemes: frozenset[str] = SCHEMES) -> None:
@@ -104,8 +104,8 @@ def check_url(url: str, schemes: frozenset[str] = SCHEMES) -> None:
     Raises:
         ValueError: The scheme is not one of `schemes`, or the URL is chained.
     """
-    scheme, separator, _ = url.partition("://")
-    if not separator or scheme.lower() not in schemes or "::" in _IPV6_HOST.sub("://", url, count=1):
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme.lower() not in schemes or "::" in _IPV6_HOST.sub("", rest, count=1):
         allowed = ", ".join(f"{name}://" for name in sorted(schemes))
         raise ValueError(f"expected a URL that begins with one of {allowed}, and has no '::'")
 
@@ -113,9 +113,7 @@ def check_url(url: str, schemes: frozenset[str] = SCHEMES) -> None:
 REDACTED = "REDACTED"
 """What stands where a secret stood."""
 
-_MAX_SHOWN, _MAX_PASSES = 65_536, 10
-
-_LINK_BORDER = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*:[:/])")
+_MAX_SHOWN = 65_536
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/*")
 _USER = re.compile(r"[^/?#]*@|[^][/?#:@]*:(?![0-9]*(?:[/?#]|$)).*@", re.DOTALL)
 """The second form is a password with an unescaped `/`, `?` or `#`: what follows the colon is no port."""
@@ -139,16 +137,17 @@ def redact_url(url: str) -> str:
     A parameter whose name says that it is a secret or part of a signature (presigned S3, GCS and Azure URLs
     among them) loses its value, so that two signatures of one object read the same. A long random-looking
     value under any other name may be a secret or an identifier: a short digest replaces it, which keeps
-    identifiers distinct. Total and idempotent. Secrets in the path stay: they look like other paths. fsspec's
-    chained URLs (`zip://a.onnx::https://…`), which are refused, are shown with each link redacted; what is
-    too long or has too many links, not at all.
+    identifiers distinct. Total and idempotent. Secrets in the path stay: they look like other paths. What is
+    too long is not shown at all, and nor is what follows the first scheme of fsspec's chained URLs
+    (`zip://a.onnx::https://…`), which are refused.
     """
-    for _ in range(_MAX_PASSES if len(url) <= _MAX_SHOWN else 0):
-        shown = "::".join(_redact_link(link) for link in _LINK_BORDER.split(url))
-        if shown == url:
-            return shown
-        url = shown  # what is left of a link can read as the user part of the whole, as in `::A::@`
-    return REDACTED
+    if len(url) > _MAX_SHOWN:
+        return REDACTED
+    scheme, user, rest = _split(url)
+    if "::" in _IPV6_HOST.sub("", rest, count=1):
+        return f"{scheme}{REDACTED}"
+    location, *parameters = re.split(r"([?#].*)", rest, maxsplit=1, flags=re.DOTALL)
+    return f"{scheme}{REDACTED + '@' if user else ''}{location}{_redact_parameters(''.join(parameters))}"
 
 
 def hide_queries_in_logs(package: str) -> None:
@@ -180,27 +179,17 @@ def _hide_query(argument: object) -> object:
 
 def has_credentials(url: str) -> bool:
     """Returns whether `url` carries a password, or for http and https any user part (it may be a token)."""
-    return any(_link_has_credentials(link) for link in _LINK_BORDER.split(url))
-
-
-def _split_link(link: str) -> tuple[str, str, str]:
-    """Returns the scheme with its `://`, the user part with its `@`, and the rest."""
-    scheme = _SCHEME.match(link)
-    start = scheme.end() if scheme else 0
-    user = _USER.match(link, start)
-    end = user.end() if user else start
-    return link[:start], link[start:end], link[end:]
-
-
-def _link_has_credentials(link: str) -> bool:
-    scheme, user, _ = _split_link(link)
+    scheme, user, _ = _split(url)
     return ":" in user or (user != "" and scheme.rstrip("/").lower() in ("http:", "https:"))
 
 
-def _redact_link(link: str) -> str:
-    scheme, user, rest = _split_link(link)
-    location, *parameters = re.split(r"([?#].*)", rest, maxsplit=1, flags=re.DOTALL)
-    return f"{scheme}{REDACTED + '@' if user else ''}{location}{_redact_parameters(''.join(parameters))}"
+def _split(url: str) -> tuple[str, str, str]:
+    """Returns the scheme with its `://`, the user part with its `@`, and the rest."""
+    scheme = _SCHEME.match(url)
+    start = scheme.end() if scheme else 0
+    user = _USER.match(url, start)
+    end = user.end() if user else start
+    return url[:start], url[start:end], url[end:]
 
 
 def _redact_parameters(text: str) -> str:

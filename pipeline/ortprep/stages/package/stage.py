@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from ortprep.bundle.conversion_record import LeftOut
 from ortprep.bundle.digest import DigestCache, digest_json
 from ortprep.bundle.environment import describe_need, format_requirements
 from ortprep.bundle.loader_config import LOADER_SCHEMA_VERSION, LoaderConfig, write_loader_config
-from ortprep.bundle.manifest import MANIFEST_SCHEMA_VERSION, Manifest, MissingTarget, write_manifest
+from ortprep.bundle.manifest import MANIFEST_SCHEMA_VERSION, Manifest, write_manifest
 from ortprep.bundle.paths import is_safe_name
 from ortprep.bundle.verification import check_bundle, describe_files
 from ortprep.children.child import run_child
@@ -107,7 +106,7 @@ class PackageStage:
             environment=environment,
             variants=tuple(variant.record for variant in prepared),
             files=describe_files(context.folder, DigestCache().digest),
-            missing_targets=tuple(starmap(MissingTarget, context.plan.missing.items())),
+            missing_targets=context.plan.missing,
             left_out=(*left_out, *refused),
         )
         write_manifest(context.folder, manifest)

@@ -16,7 +16,7 @@ from ortprep.bundle.codec import encode
 from ortprep.bundle.figures import PlanFigures
 from ortprep.bundle.file_links import share_model
 from ortprep.bundle.loader_config import FirstPhase
-from ortprep.bundle.manifest import FirstPhaseRecord, TrialRecord, TuningRecord
+from ortprep.bundle.manifest import TrialRecord, TuningRecord
 from ortprep.children.probe import ProbeResult, join_results
 from ortprep.errors import PipelineError
 from ortprep.measuring.device_lock import measuring, working
@@ -178,9 +178,8 @@ def _build_record(
         ended=result.ended,
         noise=result.noise,
         elapsed_s=round(result.elapsed_s, 3),
-        first_phase=None
-        if first is None or verdict.overlap_mb is None
-        else FirstPhaseRecord(numbers[first], verdict.overlap_mb),
+        first_phase=None if first is None else numbers[first],
+        overlap_mb=verdict.overlap_mb or 0.0,
     )
 
 
