@@ -84,7 +84,7 @@ def test_options_are_checked_against_the_version_that_takes_them():
 
 def test_every_attribute_that_a_user_may_set_is_a_key_of_runtime_with_the_table_s_values():
     junk = {"switch": 2, "integer": -2, "choice": "ORT_SIDEWAYS", "text": "a\x1b[2J"}
-    good = {"switch": False, "integer": 1, "text": "mine"}
+    good = {"switch": False, "integer": 2, "text": "mine"}
     for option in known_attributes("1.31.1"):
         sound = option.values[-1] if option.values else good[option.kind]
         document = {"name": "m", "source": {"path": "x"}, "runtime": {option.name: sound}}

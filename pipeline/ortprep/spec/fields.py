@@ -96,7 +96,6 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0, le=30 * 86_400, allow_inf_nan=False)]
-Threads = Annotated[int, Field(ge=0, le=4096)]
 ScalarOption = str | int | Number | bool
 """Value of a session or provider option, or of a tensor's element, as YAML gives it."""
 

@@ -6,12 +6,20 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    create_model,
+    field_validator,
+    model_validator,
+)
 from pydantic.json_schema import GenerateJsonSchema
 
 from ortprep.bundle.loader_config import Tolerance
 from ortprep.bundle.manifest import OutputError
-from ortprep.options import NEWEST, known_attributes
+from ortprep.options import NEWEST, Option, format_option, known_attributes
 from ortprep.spec.conversion import ConvertSpec
 from ortprep.spec.fields import (
     Glob,
@@ -27,7 +35,6 @@ from ortprep.spec.fields import (
     SpecSection,
     Target,
     Text,
-    Threads,
     Url,
     check_each_once,
 )
@@ -156,35 +163,26 @@ class OptimizeSpec(SpecSection):
     """Deadline of one optimisation, in seconds."""
 
 
-_EFFECTS = {option.name: option.effect for option in known_attributes(NEWEST)}
+def _field_of(option: Option) -> Any:
+    """Returns the field of a session option: its type, what its value must be, and its description."""
+    kinds: dict[str, Any] = {"switch": bool, "integer": int, "text": str}
+    kind = kinds.get(option.kind) or Literal[option.values]
+
+    def check(value: bool | int | str) -> bool | int | str:
+        if not option.accepts(format_option(value)):
+            raise ValueError(f"expected {option.expected}")
+        return value
+
+    return Annotated[kind, AfterValidator(check)] | None, Field(default=None, description=option.effect)
 
 
-def _option(name: str) -> Any:
-    return Field(default=None, description=_EFFECTS[name])
+_ATTRIBUTES = {option.name: _field_of(option) for option in known_attributes(NEWEST) if option.owner is None}
+_AttributesSpec: Any = create_model("_AttributesSpec", __base__=SpecSection, **_ATTRIBUTES)
 
 
-def _check_printable(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError("expected text without control characters")
-    return text
-
-
-class RuntimeSpec(SpecSection):
+class RuntimeSpec(_AttributesSpec, SpecSection):  # type: ignore[misc]  # a class that pydantic makes
     """Options of the session that jobs get; they are checked against the installed ONNX Runtime's."""
 
-    intra_op_num_threads: Threads | None = _option("intra_op_num_threads")
-    inter_op_num_threads: Threads | None = _option("inter_op_num_threads")
-    execution_mode: Literal["ORT_SEQUENTIAL", "ORT_PARALLEL"] | None = _option("execution_mode")
-    execution_order: Literal["DEFAULT", "PRIORITY_BASED", "MEMORY_EFFICIENT"] | None = _option(
-        "execution_order"
-    )
-    enable_cpu_mem_arena: bool | None = _option("enable_cpu_mem_arena")
-    enable_mem_pattern: bool | None = _option("enable_mem_pattern")
-    enable_mem_reuse: bool | None = _option("enable_mem_reuse")
-    use_deterministic_compute: bool | None = _option("use_deterministic_compute")
-    log_severity_level: Annotated[int, Field(ge=-1, le=4)] | None = _option("log_severity_level")
-    log_verbosity_level: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = _option("log_verbosity_level")
-    logid: Annotated[str, AfterValidator(_check_printable)] | None = _option("logid")
     session_config: Mapping[str, ScalarOption] = Field(default_factory=dict)
     """Session config entries."""
     cuda: Mapping[str, ScalarOption] = Field(default_factory=dict)
@@ -193,7 +191,7 @@ class RuntimeSpec(SpecSection):
     @property
     def attributes(self) -> dict[str, int | bool | str]:
         """Given attributes of `onnxruntime.SessionOptions`, with their values."""
-        values = {name: getattr(self, name) for name in RuntimeSpec.model_fields if name in _EFFECTS}
+        values = {name: getattr(self, name) for name in _ATTRIBUTES}
         return {name: value for name, value in values.items() if value is not None}
 
 
