@@ -324,12 +324,6 @@ def check_file_entries(entries: tuple[FileEntry, ...], *, name: str) -> None:
             )
 
 
-def refuse_repeated(entries: tuple[FileEntry, ...], *, name: str) -> None:
-    """Raises IntegrityError if a file is listed twice: each entry is read and hashed."""
-    if len({entry.path for entry in entries}) != len(entries):
-        raise IntegrityError(f"a file is listed twice in {name}\n  expected each of its files once")
-
-
 def find_variant(config: LoaderConfig, name: str) -> Variant | None:
     """Returns the variant of that name, if there is one."""
     return next((variant for variant in config.variants if variant.name == name), None)

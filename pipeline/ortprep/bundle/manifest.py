@@ -11,10 +11,10 @@ from typing import Any
 from ortprep.bundle.codec import MAX_JSON_BYTES
 from ortprep.bundle.conversion_record import ConversionRecord, LeftOut, OutputAccuracy
 from ortprep.bundle.figures import PlanFigures
-from ortprep.bundle.loader_config import FileEntry, check_file_entries, refuse_repeated
+from ortprep.bundle.loader_config import FileEntry, check_file_entries
 from ortprep.bundle.record import read_record, write_record
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from ortprep.errors import BundleError
+from ortprep.errors import BundleError, IntegrityError
 
 MANIFEST_FILE = "manifest.json"
 MANIFEST_SCHEMA_VERSION = "1.4"
@@ -318,7 +318,8 @@ def read_manifest_file(path: Path) -> Manifest:
     """
     manifest = read_record(Manifest, path, supported=MANIFEST_SCHEMA_VERSION, max_bytes=MAX_MANIFEST_BYTES)
     check_file_entries(manifest.files, name=str(path))
-    refuse_repeated(manifest.files, name=str(path))
+    if len({entry.path for entry in manifest.files}) != len(manifest.files):  # each is read and hashed
+        raise IntegrityError(f"a file is listed twice in {path}\n  expected each of its files once")
     if len(manifest.variants) > MAX_VARIANTS:
         got = len(manifest.variants)
         raise BundleError(f"too many variants in {path}\n  expected at most {MAX_VARIANTS}, got {got}")

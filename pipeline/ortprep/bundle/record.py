@@ -29,19 +29,14 @@ def write_record(path: Path, record: object, *, max_bytes: int) -> None:
         BundleError: It is larger than readers accept.
         OSError: The folder is read-only or full.
     """
-    text = format_record(record)
+    data = encode(record)
+    text = format_json(data | {_SELF_DIGEST: digest_json(data)})
     if len(text) > max_bytes:
         raise BundleError(f"file too large: {path}\n  expected at most {max_bytes} bytes, got {len(text)}")
     check_json_values(text, name=str(path))
     from ortprep.bundle.atomic import write_bytes_atomic  # a job reads records only
 
     write_bytes_atomic(path, text)
-
-
-def format_record(record: object) -> bytes:
-    """Returns the bytes that `write_record` writes."""
-    data = encode(record)
-    return format_json(data | {_SELF_DIGEST: digest_json(data)})
 
 
 def read_record(

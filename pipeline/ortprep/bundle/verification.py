@@ -129,8 +129,7 @@ def compare_bundle(
         raise IntegrityError(
             f"files that no bundle has in {root}\n  expected none but its own, got {foreign}"
         )
-    recorded = {entry.path for entry in manifest.files} | {MANIFEST_FILE}
-    added = sorted(_present(root) - recorded)
+    added = sorted(find_added(root, manifest.files))
     extra = (FileDifference(path, "added", "no such file", "a file") for path in added)
     expected = manifest.files if entries is None else entries
     compared = tuple(entry for entry in expected if entry not in but)
@@ -151,16 +150,21 @@ def _find_foreign(config: LoaderConfig, files: Iterable[FileEntry]) -> Iterator[
             yield str(path)
 
 
-def find_added(root: Path) -> frozenset[str]:
+def find_added(root: Path, listed: Iterable[FileEntry]) -> set[str]:
     """Returns the files below a bundle's folder that are neither listed nor a registry's receipt.
 
-    Raises:
-        BundleError: There is no manifest that can be read.
-    """
-    from ortprep.bundle.manifest import MANIFEST_FILE, read_manifest
+    Links that lead to folders are among them.
 
-    recorded = {entry.path for entry in read_manifest(root).files} | {MANIFEST_FILE}
-    return frozenset(_present(root) - recorded)
+    Raises:
+        BundleError: A folder cannot be read.
+    """
+    from ortprep.bundle.manifest import MANIFEST_FILE
+
+    paths: set[str] = set()
+    for folder, subfolders, files in walk_folders(root, _refuse_unreadable):
+        links = [name for name in subfolders if os.path.islink(f"{folder}/{name}")]
+        paths.update(os.path.relpath(f"{folder}/{name}", root) for name in (*files, *links))
+    return paths - RECEIPT_FILES - {entry.path for entry in listed} - {MANIFEST_FILE}
 
 
 def check_bundle(root: Path, digest: Digester = digest_file) -> None:
@@ -205,15 +209,6 @@ def raise_differences(
             f"bundle is not as it was written: {root}\n{lines}",
             hint=hint or f"ortprep check {quoted(root)}",
         )
-
-
-def _present(root: Path) -> set[str]:
-    """Returns every file below `root`, links that lead to folders included, a registry's receipt left out."""
-    paths: set[str] = set()
-    for folder, subfolders, files in walk_folders(root, _refuse_unreadable):
-        links = [name for name in subfolders if os.path.islink(f"{folder}/{name}")]
-        paths.update(os.path.relpath(f"{folder}/{name}", root) for name in (*files, *links))
-    return paths - RECEIPT_FILES
 
 
 def _refuse_unreadable(error: OSError) -> None:

@@ -15,6 +15,7 @@ from ortprep.bundle.atomic import new_folder, remove_stale_temporaries
 from ortprep.bundle.digest import DigestCache, digest_file, is_digest
 from ortprep.bundle.file_links import copy_file, link_or_copy, unlinkable_files
 from ortprep.bundle.loader_config import FileEntry
+from ortprep.bundle.manifest import read_manifest
 from ortprep.bundle.verification import check_bundle, compare_bundle, find_added
 from ortprep.errors import (
     BundleError,
@@ -320,7 +321,7 @@ def check_replaceable(out: Path) -> None:
     """Raises RegistryError if something else than a bundle would be replaced."""
     is_empty = not os.path.lexists(out) or (out.is_dir() and not any(out.iterdir()))
     try:
-        added = frozenset() if is_empty else find_added(out)
+        added = set() if is_empty else find_added(out, read_manifest(out).files)
         got = f"one with files that ortprep did not write: {', '.join(sorted(added)[:5])}" if added else ""
     except BundleError:
         got = "something else"
