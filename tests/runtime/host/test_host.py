@@ -190,23 +190,22 @@ def test_threads_share_a_session_and_a_fork_connects_again(bundle):
             list(threads.map(run, range(40)))
         child = os.fork()
         if not child:
-            run(3)
+            with ThreadPoolExecutor(4) as threads:  # each has a connection of its own
+                list(threads.map(run, range(20)))
             os._exit(0)
         run(2)
         assert os.waitpid(child, 0)[1] == 0
 
 
-def test_a_thread_waits_for_its_turn_no_longer_than_its_deadline(bundle):
+def test_a_thread_s_deadline_is_its_own(bundle):
     with connect(bundle, start=True) as session, ThreadPoolExecutor(1) as threads:
         pid = freeze_host()
         first = threads.submit(session.run, None, {"x": sample()}, timeout_s=30)
-        wait_for(session._lock.locked, what="the first request is on its way")
-        began = time.monotonic()
-        with pytest.raises(RequestTimeoutError, match=r"other threads' requests took 0\.2 s"):
-            session.run(None, {"x": batch_of(1)}, timeout_s=0.2)
-        assert time.monotonic() - began < 10
-        with pytest.raises(RequestTimeoutError):
-            session.run(None, {"x": batch_of(1)}, timeout_s=-1)
+        for timeout_s in (0.2, -1):
+            began = time.monotonic()
+            with pytest.raises(RequestTimeoutError, match="host did not answer"):
+                session.run(None, {"x": batch_of(1)}, timeout_s=timeout_s)
+            assert time.monotonic() - began < 10
         os.kill(pid, signal.SIGCONT)
         np.testing.assert_allclose(first.result()[0], sample() @ weights_of(0), rtol=1e-5)
 

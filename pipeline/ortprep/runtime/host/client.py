@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _socket
-import _thread
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -49,17 +48,15 @@ def connect(
 class HostSession:
     """A model in the host, called as an `onnxruntime.InferenceSession`; `connect` makes it.
 
-    Threads may share it: their requests run one after another. After a fork, or if the host has ended since
-    the last request, the next request connects again.
+    Threads may share it: each that calls meanwhile has a connection of its own. After a fork, or if the host
+    has ended since the last request, the next request connects again.
     """
 
     def __init__(self, model: str, *, start: bool, timeout_s: float, idle_s: float) -> None:
         self._model, self._start = model, start
         self._timeout_s, self._idle_s = timeout_s, idle_s
-        self._socket: _socket.socket | None = None
-        self._region: Region | None = None
+        self._idle: list[_Connection] = []
         self._is_closed = False
-        self._lock, self._pid = _thread.allocate_lock(), os.getpid()
         self._call(None, timeout_s)
 
     def __enter__(self) -> HostSession:
@@ -104,55 +101,55 @@ class HostSession:
     def close(self) -> None:
         """Ends the connection; the model stays loaded in the host."""
         self._is_closed = True
-        self._disconnect()
+        while (connection := self._take_idle()) is not None:
+            connection.close()
 
     def _call(self, arrays: Mapping[str, NDArray[Any]] | None, timeout_s: float) -> dict[str, NDArray[Any]]:
         """Connects, and sends a request if there is one; returns its answer, or raises the host's error."""
         deadline_ns = time.monotonic_ns() + int(timeout_s * 1e9)
-        if self._pid != os.getpid():  # a fork: the connection is the parent's, and maybe the lock too
-            self._lock, self._pid = _thread.allocate_lock(), os.getpid()
-            self._disconnect()
-        lock = self._lock
-        if not lock.acquire(timeout=max(0.0, timeout_s)):
-            from ortprep.errors import RequestTimeoutError
-
-            problem = f"other threads' requests took {timeout_s:g} s: {self._model}"
-            raise RequestTimeoutError(problem, hint="a longer timeout_s, or a session per thread")
         try:
-            self._connect(deadline_ns)
-            if arrays is None:
-                return {}
-            packet = self._exchange(deadline_ns, arrays)
-            if packet is None:
-                raise self._died("before it answered")
-        except BaseException as error:  # an interrupt, too: the next answer would be taken for another's
-            self._disconnect()
-            if not isinstance(error, TimeoutError):
-                raise
+            connection = self._connect(deadline_ns)
+            with connection:  # an error ends it: the next answer would be taken for another's
+                packet = None if arrays is None else connection.ask(arrays, deadline_ns)
+                if packet is None and arrays is not None:
+                    raise self._died("before it answered")
+        except TimeoutError as error:
             from ortprep.errors import RequestTimeoutError
 
             problem = f"host did not answer within {timeout_s:g} s: {self._model}"
             raise RequestTimeoutError(problem, hint="a longer timeout_s") from error
-        finally:
-            lock.release()
+        self._idle.append(connection)
+        if self._is_closed:  # meanwhile
+            self.close()
+        if packet is None:
+            return {}
         _require(packet, packets.DONE)
         return packet.arrays
 
-    def _connect(self, deadline_ns: int) -> None:
-        """Connects and opens the model, unless the connection is alive."""
+    def _connect(self, deadline_ns: int) -> _Connection:
+        """Returns a connection that is the caller's, and on which the model is open."""
         if self._is_closed:
             raise _no_host(f"session is closed: {self._model}")
-        if self._socket is not None and not _has_ended(self._socket):
-            return
-        self._disconnect()
+        while (connection := self._take_idle()) is not None:
+            if connection.is_alive():
+                return connection
+            connection.close()
         for _ in range(_MAX_ATTEMPTS):  # a host that is ending may close a connection unanswered
-            self._socket = self._find_host(deadline_ns)
-            packet = self._exchange(deadline_ns, None)
-            if packet is not None:
-                _require(packet, packets.OPENED)
-                return
-            self._disconnect()
+            connection = _Connection(self._find_host(deadline_ns))
+            with connection:
+                packet = connection.ask(self._model, deadline_ns)
+                if packet is not None:
+                    _require(packet, packets.OPENED)
+                    return connection
+            connection.close()
         raise self._died("while it loaded the model")
+
+    def _take_idle(self) -> _Connection | None:
+        """Returns a connection that no thread uses, in one step; None if there is none."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
 
     def _find_host(self, deadline_ns: int) -> _socket.socket:
         """Returns a connection to a host, which is started if it may be."""
@@ -176,38 +173,55 @@ class HostSession:
             time.sleep(_RETRY_DELAY_S)  # another client starts a host, or one is ending, or its queue is full
         raise _no_host("no host runs")
 
-    def _exchange(self, deadline_ns: int, arrays: Mapping[str, NDArray[Any]] | None) -> packets.Packet | None:
-        """Sends a request, or the model's name, and returns the answer, None if the host has ended."""
-        sock = self._socket
-        assert sock is not None
-        try:
-            sock.settimeout(_remaining_s(deadline_ns))
-            if arrays is None:
-                packets.send(sock, packets.OPEN, os.fsencode(self._model), deadline_ns=deadline_ns)
-            else:
-                packets.send_arrays(sock, packets.RUN, arrays, self._find_region, deadline_ns=deadline_ns)
-            sock.settimeout(_remaining_s(deadline_ns))
-            return packets.receive(sock, "host")
-        except ConnectionError:
-            return None
-
-    def _find_region(self) -> Region:
-        """Returns the session's region."""
-        if self._region is None:
-            self._region = Region()
-        return self._region
-
-    def _disconnect(self) -> None:
-        """Ends the connection and leaves the region, which the host may be reading."""
-        sock, self._socket, self._region = self._socket, None, None
-        if sock is not None:
-            sock.close()
-
     def _died(self, when: str) -> Exception:
         from ortprep.errors import HostDiedError
 
         hint = "call again   (with connect(…, start=True), that starts another host)"
         return HostDiedError(f"host ended {when}: {self._model}\n  expected an answer, got none", hint=hint)
+
+
+class _Connection:
+    """A connection to a host, of one thread at a time; an error in `with` ends it."""
+
+    def __init__(self, sock: _socket.socket) -> None:
+        self._socket, self._pid = sock, os.getpid()
+        self._region: Region | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        if kind is not None:
+            self.close()
+
+    def ask(self, content: str | Mapping[str, NDArray[Any]], deadline_ns: int) -> packets.Packet | None:
+        """Sends a model's name, or a request, and returns the answer, None if the host has ended."""
+        try:
+            self._socket.settimeout(_remaining_s(deadline_ns))
+            if isinstance(content, str):
+                packets.send(self._socket, packets.OPEN, os.fsencode(content), deadline_ns=deadline_ns)
+            else:
+                packets.send_arrays(
+                    self._socket, packets.RUN, content, self._find_region, deadline_ns=deadline_ns
+                )
+            self._socket.settimeout(_remaining_s(deadline_ns))
+            return packets.receive(self._socket, "host")
+        except ConnectionError:
+            return None
+
+    def _find_region(self) -> Region:
+        if self._region is None:
+            self._region = Region()
+        return self._region
+
+    def is_alive(self) -> bool:
+        """Returns whether it can be used: the host has not left, and this is no fork of who made it."""
+        return self._pid == os.getpid() and not _has_ended(self._socket)
+
+    def close(self) -> None:
+        """Ends it and leaves the region, which the host may be reading."""
+        self._region = None
+        self._socket.close()
 
 
 def _no_host(problem: str) -> Exception:
