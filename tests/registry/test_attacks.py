@@ -688,6 +688,9 @@ def test_a_store_whose_lists_never_end_has_no_more_time_than_the_pull(monkeypatc
 
 @pytest.mark.parametrize("text", ["", "../up", "a@", "a@b@c", "a/b", "a@" + "x" * 300, "-x", "a@../b"])
 def test_a_reference_is_a_name_or_refused(text):
+    with pytest.raises(RegistryError, match="not a reference") as raised:
+        parse_reference(f"{text}?sig=S3CRET")
+    assert "S3CRET" not in str(raised.value)
     with pytest.raises(RegistryError, match="not a reference"):
         parse_reference(text)
 

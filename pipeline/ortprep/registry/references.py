@@ -36,8 +36,9 @@ def parse_reference(text: str) -> VersionRef:
     """Returns the reference in `NAME` or `NAME@VERSION`; raises RegistryError for other text."""
     name, at, version = text.partition("@")
     if not is_safe_name(name) or (at and not _VERSION.fullmatch(version)):
+        shown = text.partition("?")[0]  # a query may have a secret
         raise RegistryError(
-            f"not a reference: {text[:200]!r}\n  expected NAME, or NAME@ with an alias, a label or a digest",
+            f"not a reference: {shown[:200]!r}\n  expected NAME, or NAME@ with an alias, a label or a digest",
             hint="ortprep list",
         )
     return VersionRef(name, version if at else None)
@@ -105,7 +106,8 @@ def open_registry(url: str) -> Backend:
         from ortprep.registry.backends.directory import DirectoryBackend
     except ImportError as error:
         raise MissingExtraError(
-            f"cannot use the registry: {url[:80]}\n  expected its client to be installed, got: {error}",
+            f"cannot use the registry: {redact_url(url)}\n"
+            f"  expected its client to be installed, got: {error}",
             hint=install_command(kind if kind in ("oci", "mlflow") else "registry"),
         ) from error
     return DirectoryBackend(url if scheme else str(Path(url).expanduser().absolute()))
