@@ -107,7 +107,7 @@ def _check_array(signature: Signature, name: str, dtype: np.dtype[Any], value: A
     if bits is not None:
         return bits
     if array.dtype.newbyteorder("=") == dtype:
-        return array  # the copy into shared memory turns the bytes
+        return array.astype(dtype)  # ONNX Runtime would take the bytes for those of this machine
     raise InvalidRequestError(
         f"input {name!r} of {signature.model} has the wrong type\n"
         f"  expected {dtype.names[0] if dtype.names else dtype}, got {array.dtype}",
