@@ -226,7 +226,7 @@ def test_options_that_add_no_thread_are_accepted(bundle, own, monkeypatch):
     assert forking.find_fork_obstacle(options) is None
 
 
-def test_a_child_of_a_parent_that_opens_a_bucket_opens_its_own(tmp_path):
+def test_a_child_of_a_parent_that_opens_or_runs_a_bucket_opens_its_own(tmp_path):
     bundle = write_converted(tmp_path / "linear")
     assert_passes(
         bundle,
@@ -237,13 +237,22 @@ buckets = session._ortprep_buckets
 x = {"x": np.ones((8, 8), np.float32)}
 expected = session.run(None, x)[0]
 (bucket,) = [one for one in buckets._sessions.values() if one._session is not None]
-bucket._creating.acquire()  # as a thread of the parent that creates it
+bucket.creating.acquire()  # as a thread of the parent that creates it
 bucket._session, native = None, bucket._session
-session._ortprep_forks.running.add(-1)
 
 def check():
     assert same(session)
     assert session._ortprep_buckets is not buckets
+
+in_child(check)
+bucket._session = native
+bucket.creating.release()
+own = session_for(session, {"x": (8, 8)})
+own._ortprep_forks.running.add(-1)  # as a thread of the parent that runs it
+
+def check():
+    assert same(session) and np.array_equal(own.run(None, x)[0], expected)
+    assert session._ortprep_buckets is buckets and own is native
 
 in_child(check)
 """,

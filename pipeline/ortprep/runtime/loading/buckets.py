@@ -104,7 +104,7 @@ def serve_buckets(
     root, config, variant, options = opened.root, opened.config, opened.variant, opened.later_options()
     buckets = Buckets(
         lambda: with_runnable_buckets(config, variant, device_id=options.device_id),
-        lambda bucket: open_bucket(root, config, bucket, options).session,
+        lambda bucket: open_bucket(root, config, bucket, options),
     )
     setattr(opened.session, BUCKETS, buckets)
     plain: Any = type(opened.session)
@@ -137,20 +137,37 @@ class Buckets:
     Args:
         read: Returns the bundle, with the variant for all shapes first and those of its buckets that this
             machine can run; it is called for the first batch.
-        create: Makes the session of a bucket.
+        open_bucket: Opens a bucket.
+
+    Attributes:
+        serve: Called with each bucket that was opened, before its session is used; None for nothing.
     """
 
     def __init__(
-        self, read: Callable[[], LoaderConfig], create: Callable[[Variant], onnxruntime.InferenceSession]
+        self, read: Callable[[], LoaderConfig], open_bucket: Callable[[Variant], OpenedBundle]
     ) -> None:
         self._read = functools.cache(read)
-        self._create = create
+        self._open = open_bucket
+        self.serve: Callable[[OpenedBundle], None] | None = None
         self._sessions: dict[str, BucketSession] = {}
         self._known: dict[Shapes, BucketSession | None] = {}
 
     def fresh(self) -> Buckets:
         """Returns the same without a session."""
-        return Buckets(self._read, self._create)
+        buckets = Buckets(self._read, self._open)
+        buckets.serve = self.serve
+        return buckets
+
+    @property
+    def is_creating(self) -> bool:
+        """Whether a thread creates a session now."""
+        return any(one.creating.locked() for one in tuple(self._sessions.values()))
+
+    def _create(self, bucket: Variant) -> onnxruntime.InferenceSession:
+        opened = self._open(bucket)
+        if self.serve is not None:
+            self.serve(opened)
+        return opened.session
 
     def find(self, shapes: Shapes) -> BucketSession | None:
         """Returns the bucket for a batch of some shapes; None where the variant for all shapes takes it."""
@@ -179,12 +196,12 @@ class BucketSession:
         self._bucket, self._create = bucket, create
         self._session: onnxruntime.InferenceSession | None = None
         self._bound: BoundRuns | None = None
-        self._creating, self._running = threading.Lock(), threading.Lock()
+        self.creating, self._running = threading.Lock(), threading.Lock()
 
     def session(self) -> onnxruntime.InferenceSession:
         """Returns the session; raises what `create` does."""
         if self._session is None:
-            with self._creating:
+            with self.creating:
                 if self._session is None:
                     self._session = self._create(self._bucket)
         return self._session

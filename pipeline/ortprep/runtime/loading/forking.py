@@ -208,6 +208,9 @@ class _ForkState:
         elif self._adapt_after is not None:
             log_line("warning", "%s: threads_after needs ONNX Runtime 1.31 and two cores", self._name)
         _SESSIONS.add(session)
+        buckets = getattr(session, BUCKETS, None)
+        if buckets is not None:  # whose sessions `session_for` gives to whoever asks
+            buckets.serve = serve_forks
 
     def _new_build(self, session: Any) -> _ChildBuild:
         options = self._options.replace(adapt=self._adapt_after)
@@ -225,10 +228,10 @@ class _ForkState:
         if is_unusable:
             # Never freed: ONNX Runtime would wait for threads that stayed in the parent.
             _never_free(session._sess)
-            buckets = getattr(session, BUCKETS, None)
-            if buckets is not None:
-                _never_free(buckets)
-                setattr(session, BUCKETS, buckets.fresh())
+        buckets = getattr(session, BUCKETS, None)
+        if buckets is not None and (is_unusable or buckets.is_creating):
+            _never_free(buckets)
+            setattr(session, BUCKETS, buckets.fresh())
         self.is_unusable = self.is_unusable or is_unusable
         steady: SteadyBuild | None = getattr(session, STEADY, None)
         if steady is not None and steady.is_left_behind():
