@@ -47,6 +47,8 @@ class FusionSpec(SpecSection):
     """Attention heads; required if attention is to be fused."""
     hidden_size: int = Field(default=0, ge=0, le=2**24)
     """Features per token, of all heads together; as num_heads."""
+    library: Literal["onnxruntime", "onnxruntime-tools"] = "onnxruntime"
+    """Package whose optimizer fuses; the second is the older one."""
     disable: tuple[Text, ...] = ()
     """Fusions to skip: attention, gelu, …."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import time
 from pathlib import Path
@@ -16,7 +17,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bench.language import bert, gpt2
 from bench.language.transformer import Width
-from ortprep.errors import PipelineError, StageError
+from ortprep.children.child import run_child
+from ortprep.errors import MissingExtraError, PipelineError, StageError
 from ortprep.spec.conversion import FusionSpec
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.convert import passes
@@ -26,10 +28,12 @@ from ortprep.stages.convert.passes import change_graph
 from ortprep.stages.convert.weights import EXTERNAL_BYTES, read_graph, read_pieces, write_tensor
 from ortprep.stages.core.contract import Context, Plan
 from ortprep.stages.core.graph_walk import name_nodes, walk_initializers
+from ortprep.versions import install_command
 from tests import builders as models
 from tests.builders import build_model, if_net, matmul_net, tensor, write_external_model, write_model
 
 WIDTH, HEADS = 32, 4
+WITH_TOOLS = importlib.util.find_spec("onnxruntime_tools") is not None
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +55,9 @@ def transformers(tmp_path_factory):
 def fuse(source: Path, written: Path, model_type: str, **fields: Any) -> PassReply:
     fusion = FusionSpec(model_type=model_type, **{"num_heads": HEADS, "hidden_size": WIDTH, **fields})
     request = PassRequest(name="fusion", source=source, written=written, fusion=fusion)
-    return change_graph(request)
+    # One process has one library, and it takes as long to import as all that is done with it here.
+    here = fusion.library == "onnxruntime"
+    return change_graph(request) if here else run_child(change_graph, request, timeout_s=600).value
 
 
 def answer(path: Path) -> list[NDArray[np.float32]]:
@@ -114,6 +120,22 @@ def test_fusing_nothing_is_an_error(tmp_path):
     with pytest.raises(StageError, match="found nothing to fuse: model_type swin"):
         fuse(source, tmp_path / "model.onnx", "swin")
     assert not (tmp_path / "model.onnx").exists()
+
+
+@pytest.mark.skipif(WITH_TOOLS, reason="onnxruntime-tools is installed")
+def test_the_older_package_is_asked_for_by_its_extra(transformers, tmp_path):
+    with pytest.raises(MissingExtraError) as error:
+        fuse(transformers["bert"], tmp_path / "model.onnx", "bert", library="onnxruntime-tools")
+    assert error.value.hint == install_command("onnxruntime-tools")
+
+
+@pytest.mark.skipif(not WITH_TOOLS, reason="onnxruntime-tools is not installed")
+def test_the_older_package_fuses_as_well(transformers, tmp_path):
+    written = tmp_path / "model.onnx"
+    reply = fuse(transformers["bert"], written, "bert", library="onnxruntime-tools")
+    assert reply.fused["Attention"] == 2
+    for got, expected in zip(answer(written), answer(transformers["bert"]), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-5)
 
 
 def test_rewriting_scores_and_masks_leaves_answers_as_they_are(tmp_path):
@@ -278,13 +300,16 @@ def evaluated_net(value: onnx.TensorProto) -> onnx.ModelProto:
 
 
 @pytest.mark.attack
-def test_a_string_of_a_model_is_never_evaluated(tmp_path):
+@pytest.mark.parametrize("library", ["onnxruntime", "onnxruntime-tools"])
+def test_a_string_of_a_model_is_never_evaluated(tmp_path, library):
+    if library == "onnxruntime-tools" and not WITH_TOOLS:
+        pytest.skip("onnxruntime-tools is not installed")
     ran = tmp_path / "ran"
     code = f"open({str(ran)!r}, 'w') #%d"
     model = evaluated_net(helper.make_tensor("value", TensorProto.STRING, [1], [code.encode()]))
     source = write_model(model, tmp_path / "m.onnx")
     with pytest.raises(StageError):
-        fuse(source, tmp_path / "out" / "m.onnx", "bert", disable=["attention"])
+        fuse(source, tmp_path / "out" / "m.onnx", "bert", library=library, disable=["attention"])
     assert not ran.exists()
 
 

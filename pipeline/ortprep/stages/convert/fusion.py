@@ -1,30 +1,57 @@
-"""Fusion of transformer subgraphs by ONNX Runtime's own optimizer; for child processes."""
+"""Fusion of transformer subgraphs, by ONNX Runtime's optimizer or by the older package that it came from.
+
+`onnxruntime.transformers` comes with ONNX Runtime. The last release of onnxruntime-tools, 1.7.0, knows five
+kinds of model and opsets up to 12, since its shape inference fails at `Unsqueeze` of opset 13. It is
+given the shape inference of the installed ONNX Runtime, which has kept that class's interface. One process
+can have only one of the two: their modules have the same names. For child processes.
+"""
 
 from __future__ import annotations
 
-import importlib
+import importlib.metadata
+import importlib.util
+import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from ortprep.errors import StageError, require_known
+from ortprep.errors import MissingExtraError, StageError, require_known
 from ortprep.quoting import quoted
 from ortprep.spec.conversion import FusionSpec
 from ortprep.stages.convert.pass_records import PassReply, PassRequest
 from ortprep.stages.convert.weights import keep_real_inputs, move_weights
 from ortprep.stages.core.graph_walk import load_with_weights, name_nodes, values_bytes, walk_nodes
+from ortprep.versions import install_command
 
 _PREFIX = "enable_"
 _MICROSOFT = "com.microsoft"
 _FINDS_HEADS = frozenset({"t5", "swin", "unet", "vae", "clip", "sam2", "mmdit"})
-"""Model types whose fusions find heads node by node, and whose layers may differ; as it says."""
+"""Model types whose fusions find heads node by node, and whose layers may differ; as the library says."""
 
+_SHAPE_INFERENCE = "shape_infer_helper"
 _COPIED_BYTES = 1024
+
+
+class _Library(NamedTuple):
+    """A package that fuses.
+
+    Attributes:
+        name: Its name and version.
+        model_types: Kinds of model it knows.
+        options: Makes its options for a kind of model; those named `enable_…` turn fusions on.
+        optimize: Fuses a model as the spec says, with options; returns its wrapper, an `OnnxModel`.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    options: Callable[[str], Any]
+    optimize: Callable[[onnx.ModelProto, FusionSpec, Any], Any]
 
 
 def fuse(request: PassRequest) -> PassReply:
@@ -34,18 +61,16 @@ def fuse(request: PassRequest) -> PassReply:
         SpecError: The model type or a fusion is unknown.
         StageError: Heads are missing in the spec, the optimizer fails or changes the interface, or nothing is
             fused.
+        MissingExtraError: The package is not installed.
         OSError: Data is missing, or the disk is full.
     """
     fusion = request.fusion
     assert fusion is not None
-    from onnxruntime.transformers.optimizer import MODEL_TYPES, optimize_model
-
-    # By this name, and not the package's, its modules import one another.
-    _infer_without_copies(importlib.import_module("shape_infer_helper").SymbolicShapeInferenceHelper)
+    library = _own() if fusion.library == "onnxruntime" else _tools()
     require_known(
         "model_type for fusion",
         fusion.model_type,
-        tuple(MODEL_TYPES),
+        library.model_types,
         hint=lambda near: f"fusion: {{model_type: {quoted(near)}}}",
     )
     model = load_with_weights(request.source)
@@ -53,15 +78,14 @@ def fuse(request: PassRequest) -> PassReply:
     name_nodes(model)
     inputs, outputs = list(model.graph.input), list(model.graph.output)
     operators, read = _count_operators(model), _names_read(model)
-    options = _make_options(fusion)
+    options = _options_without(fusion.disable, library.options(fusion.model_type))
 
     # Fuse.
     _refuse_formulas()
     rewrite_as_patterns_expect(model.graph)
     if fusion.model_type not in _FINDS_HEADS and "attention" not in fusion.disable:
         _require_heads(fusion)
-    heads = fusion.num_heads, fusion.hidden_size
-    optimizer = optimize_model(model, fusion.model_type, *heads, optimization_options=options, opt_level=0)
+    optimizer = library.optimize(model, fusion, options)
     model = optimizer.model
     unread = {value.name for value in inputs if value.name in read} - _names_read(model)
     if unread or list(model.graph.output) != outputs:
@@ -72,7 +96,7 @@ def fuse(request: PassRequest) -> PassReply:
     del model.graph.input[:]
     model.graph.input.extend(inputs)
 
-    # Count, with ONNX Runtime's operators that its statistics leave out, and write.
+    # Count, with ONNX Runtime's operators that the library's statistics leave out, and write.
     listed = optimizer.get_fused_operator_statistics()
     fused: Counter[str] = Counter()
     for (domain, operator), count in sorted((_count_operators(model) - operators).items()):
@@ -81,14 +105,14 @@ def fuse(request: PassRequest) -> PassReply:
     if not fused:
         raise StageError(
             f"fusion found nothing to fuse: model_type {fusion.model_type}\n"
-            f"  expected a graph that the optimizer's patterns match",
-            hint=f"fusion: {{model_type: …}}  (one of {', '.join(map(quoted, MODEL_TYPES))})",
+            f"  expected a graph that the patterns of {library.name} match",
+            hint=f"fusion: {{model_type: …}}  (one of {', '.join(map(quoted, library.model_types))})",
         )
     if all(opset.domain != _MICROSOFT for opset in model.opset_import):
         model.opset_import.add(domain=_MICROSOFT, version=1)
     move_weights(model, request.source.parent, request.written)
     onnx.save(model, request.written)
-    return PassReply(fused=dict(fused), library=f"onnxruntime {onnxruntime.__version__}")
+    return PassReply(fused=dict(fused), library=library.name)
 
 
 def _require_heads(fusion: FusionSpec) -> None:
@@ -102,16 +126,10 @@ def _require_heads(fusion: FusionSpec) -> None:
         )
 
 
-def _make_options(fusion: FusionSpec) -> Any:
-    """Returns the optimizer's options, some fusions off; raises SpecError for one that it does not have."""
-    from onnxruntime.transformers.fusion_options import FusionOptions
-
-    options = FusionOptions(fusion.model_type)
-    if fusion.model_type == "bert":
-        # Its default is the number of tokens per sequence, which is wrong for padding on the left.
-        options.use_raw_attention_mask()
+def _options_without(disabled: Iterable[str], options: Any) -> Any:
+    """Returns a library's options with some fusions off; raises SpecError for one that it does not have."""
     known = sorted(name.removeprefix(_PREFIX) for name in vars(options) if name.startswith(_PREFIX))
-    for name in fusion.disable:
+    for name in disabled:
         require_known(
             "fusion to disable", name, known, hint=lambda near: f"fusion: {{disable: [{quoted(near)}]}}"
         )
@@ -119,10 +137,63 @@ def _make_options(fusion: FusionSpec) -> Any:
     return options
 
 
+def _own() -> _Library:
+    """Returns ONNX Runtime's optimizer."""
+    from onnxruntime.transformers.fusion_options import FusionOptions
+    from onnxruntime.transformers.optimizer import MODEL_TYPES, optimize_model
+
+    # By this name, and not the package's, its modules import one another.
+    _infer_without_copies(importlib.import_module(_SHAPE_INFERENCE).SymbolicShapeInferenceHelper)
+
+    def make_options(model_type: str) -> FusionOptions:
+        options = FusionOptions(model_type)
+        if model_type == "bert":
+            # Its default is the number of tokens per sequence, which is wrong for padding on the left.
+            options.use_raw_attention_mask()
+        return options
+
+    def optimize(model: onnx.ModelProto, fusion: FusionSpec, options: Any) -> Any:
+        heads = fusion.num_heads, fusion.hidden_size
+        return optimize_model(model, fusion.model_type, *heads, optimization_options=options, opt_level=0)
+
+    return _Library(f"onnxruntime {onnxruntime.__version__}", tuple(MODEL_TYPES), make_options, optimize)
+
+
+def _tools() -> _Library:
+    """Returns the optimizer of onnxruntime-tools, with the shape inference of ONNX Runtime."""
+    path = Path(onnxruntime.__file__).parent / "transformers" / f"{_SHAPE_INFERENCE}.py"
+    # Its other modules have to be its own, even if ONNX Runtime's folder of the same names is on the path.
+    sys.path[:] = [entry for entry in sys.path if Path(entry) != path.parent]
+    spec = importlib.util.spec_from_file_location(_SHAPE_INFERENCE, path)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[_SHAPE_INFERENCE] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[_SHAPE_INFERENCE])
+    _infer_without_copies(sys.modules[_SHAPE_INFERENCE].SymbolicShapeInferenceHelper)
+    try:
+        from onnxruntime_tools.transformers.optimizer import (  # type: ignore[import-not-found,unused-ignore]
+            MODEL_CLASSES,
+            BertOptimizationOptions,
+        )
+    except ImportError as error:
+        raise MissingExtraError(
+            f"cannot import onnxruntime-tools\n  {error}", hint=install_command("onnxruntime-tools")
+        ) from error
+
+    def optimize(model: onnx.ModelProto, fusion: FusionSpec, options: Any) -> Any:
+        # Its optimize_model wants a file, which it always has ONNX Runtime rewrite first.
+        optimizer = MODEL_CLASSES[fusion.model_type][0](model, fusion.num_heads, fusion.hidden_size)
+        optimizer.optimize(options)
+        return optimizer
+
+    name = f"onnxruntime-tools {importlib.metadata.version('onnxruntime-tools')}"
+    return _Library(name, tuple(MODEL_CLASSES), BertOptimizationOptions, optimize)
+
+
 def _refuse_formulas() -> None:
     """Has sympy take no text for a formula: it evaluates text as Python.
 
-    The optimizer's shape inference passes it the strings of a model, which has nothing but numbers to infer.
+    The libraries' shape inference passes it the strings of a model, which has nothing but numbers to infer.
     """
     from sympy.core.sympify import SympifyError
     from sympy.parsing import sympy_parser

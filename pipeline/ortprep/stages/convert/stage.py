@@ -37,7 +37,7 @@ from ortprep.stages.fetch.inspection import inspect_file
 from ortprep.stages.optimize.session_plans import runtime_key
 from ortprep.stages.verify.reference import reference_variant
 
-_LIBRARIES = ("onnx", "numpy", "sympy", "onnx-ir")
+_LIBRARIES = ("onnx", "numpy", "sympy", "onnx-ir", "onnxruntime-tools")
 
 
 class ConvertStage:
