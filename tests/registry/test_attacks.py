@@ -10,6 +10,7 @@ import os
 import subprocess
 import threading
 import time
+import traceback
 import tracemalloc
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
@@ -25,6 +26,7 @@ from ortprep.bundle.digest import digest_bytes
 from ortprep.bundle.loader_config import FileEntry, LoaderConfig, read_loader_config, write_loader_config
 from ortprep.bundle.manifest import read_manifest, write_manifest
 from ortprep.errors import (
+    AccessDeniedError,
     BundleError,
     CacheError,
     ConflictError,
@@ -40,6 +42,7 @@ from ortprep.registry import publish as publishing
 from ortprep.registry.backend import MAX_LISTING_BYTES, Kind, ref_name, subject_digits
 from ortprep.registry.backends.http_client import HttpClient
 from ortprep.registry.backends.mlflow import MlflowBackend
+from ortprep.registry.backends.mlflow_server import MlflowServer
 from ortprep.registry.backends.oci import OciBackend
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue, open_catalogue
@@ -684,6 +687,17 @@ def test_a_store_whose_lists_never_end_has_no_more_time_than_the_pull(monkeypatc
         with limit_time(0.2, lambda: RegistryError("late")), pytest.raises(RegistryError, match="late"):
             ask()
     EndlessStore.ended.set()
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("token", ["s3cr3t\nX", "s3cr3t\u20ac"])
+def test_a_login_that_no_header_takes_is_not_shown(token, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", token)
+    with pytest.raises(AccessDeniedError, match="bad login") as raised:
+        MlflowServer("mlflow+http://127.0.0.1:9").call("GET", "registered-models/search")
+    assert "s3cr3t" not in "".join(traceback.format_exception(raised.value))
+    refusal = {"error_code": "DENIED", "message": f"invalid credentials: Bearer {token}"}
+    assert MlflowServer.read_reason(refusal) == "DENIED"
 
 
 @pytest.mark.parametrize("text", ["", "../up", "a@", "a@b@c", "a/b", "a@" + "x" * 300, "-x", "a@../b"])

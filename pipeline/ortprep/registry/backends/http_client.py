@@ -11,7 +11,8 @@ from urllib.parse import urljoin
 import requests
 from urllib3.util import parse_url
 
-from ortprep.errors import RegistryError
+from ortprep.errors import AccessDeniedError, RegistryError
+from ortprep.spec.urls import redact_url
 from ortprep.transport import http_answers
 from ortprep.transport.http_answers import (
     MAX_ERROR_BYTES,
@@ -59,6 +60,15 @@ class HttpClient(ABC):
     def _authorize_own(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         if self.is_own(str(request.url)):
             self.authorize(request)
+            login = str(request.headers.get("Authorization", "")).strip()
+            if not login.isascii() or not login.isprintable():  # else the HTTP library would quote it
+                raise AccessDeniedError(
+                    f"bad login for {redact_url(self.base)}\n"
+                    "  expected printable ASCII characters, got others",
+                    hint=self._login_hint,
+                )
+            if login:
+                request.headers["Authorization"] = login
         return request
 
     def close(self) -> None:

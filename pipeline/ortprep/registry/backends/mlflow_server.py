@@ -7,8 +7,10 @@ the token, and has neither progress nor ranges.
 from __future__ import annotations
 
 import base64
+import json
 import os
 import posixpath
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -55,6 +57,8 @@ _MAX_PAGES = 400
 _NAMES = ("name", "experiment_name", "run_id", "filter")
 """What says in a message which one a request is about."""
 
+_CODE = re.compile("[A-Z_]{1,64}")
+
 _CREDENTIALS_HINT = (
     "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, for that server; "
     "or add the host name in the URL to its --allowed-hosts"
@@ -96,9 +100,9 @@ class MlflowServer(HttpClient):
 
     @staticmethod
     def read_reason(refusal: Mapping[str, Any]) -> str:
-        """Returns the first line of a refusal's message."""
-        message = str(refusal.get("message") or refusal.get("detail") or "").strip().partition("\n")[0]
-        return redact_url(message)[:200]
+        """Returns a refusal's code; its text may repeat the login."""
+        code = str(refusal.get("error_code", ""))
+        return code if _CODE.fullmatch(code) else ""
 
     def call(self, method: str, endpoint: str, *, tolerated: str = "", **fields: Any) -> dict[str, Any]:
         """Returns the answer of the REST API; an empty one if it refuses with the error code `tolerated`.
@@ -181,8 +185,10 @@ def objects_in(fields: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
 
 def _parse(body: bytes, doing: str) -> dict[str, Any]:
     try:
-        return parse_json(body, name="an answer")
-    except BundleError:
+        content = parse_json(body, name="an answer")
+        json.dumps(content, ensure_ascii=False).encode()  # no half of a character
+        return content
+    except (BundleError, UnicodeEncodeError):
         raise _no_server(doing, "something else") from None
 
 
@@ -204,7 +210,10 @@ class ProxiedArtifacts:
     """
 
     def __init__(self, artifact_uri: str, server: MlflowServer) -> None:
-        address, server_address = urlsplit(artifact_uri), urlsplit(server.url)
+        try:
+            address, server_address = urlsplit(artifact_uri), urlsplit(server.url)
+        except ValueError as error:
+            raise AccessDeniedError(f"artifacts at a bad address\n  expected a URL: {error}") from None
         if ".." in unquote(address.path).split("/"):
             raise AccessDeniedError(
                 f"artifacts at a bad address: {redact_url(artifact_uri)[:200]}\n  expected no .."
