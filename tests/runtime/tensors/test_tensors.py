@@ -117,6 +117,14 @@ def test_what_onnx_runtime_would_read_wrongly_is_turned_or_refused():
 
 
 @pytest.mark.attack
+@pytest.mark.parametrize("code", [0x110000, 0xD800, 0xFFFFFFFF])
+def test_text_that_is_no_unicode_is_refused(tmp_path, code):
+    np.savez(tmp_path / "a.npz", x=np.array([65, code], np.uint32).view("U2"))
+    with pytest.raises(BundleError, match="not Unicode"):
+        read_tensors(tmp_path / "a.npz")
+
+
+@pytest.mark.attack
 def test_only_files_of_ones_own_may_be_compressed(tmp_path):
     # A golden sample of 1 MB cost whoever loaded its bundle 1 GB.
     np.savez_compressed(tmp_path / "a.npz", x=np.zeros(2_000_000, np.uint8))

@@ -45,6 +45,7 @@ _MAX_LITERAL = 1000
 """Characters of a header, a Python literal; numpy parses 10,000 in 2.5 ms, once for each array."""
 _MAX_NAME_BYTES = 60_000
 _BLOCK_BYTES = 2**20
+_MAX_CODE, _SURROGATES = 0x10FFFF, range(0xD800, 0xE000)
 _ZIP64_BYTES = 2**30
 
 
@@ -187,6 +188,10 @@ def _read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Array:
     if not is_valid_bool(array):
         raise ValueError(f"array {entry.filename!r} holds a boolean that is neither 0 nor 1")
     native = array.astype(dtype.newbyteorder("="), copy=False)
+    if dtype.kind == "U" and size_bytes:
+        codes = native.reshape(-1).view(np.uint32)
+        if (codes > _MAX_CODE).any() or ((codes >= _SURROGATES.start) & (codes < _SURROGATES.stop)).any():
+            raise ValueError(f"array {entry.filename!r} holds text that is not Unicode")
     return native.T if is_fortran else native
 
 
