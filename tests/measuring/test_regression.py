@@ -14,11 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortprep.bundle.figures import PlanFigures, Samples
-from ortprep.bundle.loader_config import FileEntry
+from ortprep.bundle.loader_config import MAX_VARIANTS, FileEntry
 from ortprep.bundle.manifest import (
     MANIFEST_FILE,
     MANIFEST_SCHEMA_VERSION,
-    MAX_VARIANTS,
     Decision,
     Manifest,
     MeasurementRecord,

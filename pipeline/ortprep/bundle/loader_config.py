@@ -19,6 +19,9 @@ LOADER_SCHEMA_VERSION = "1.4"
 MAX_LOADER_BYTES = 1024 * 1024
 """Largest `loader.json`, in bytes; a variant takes about 2,000."""
 
+MAX_VARIANTS = 256
+"""Largest number of variants in a bundle; a build makes one per target, precision and bucket."""
+
 MAX_RANK = 32
 """Most axes of a tensor; numpy 1 has no more."""
 
@@ -245,8 +248,9 @@ def _check(config: LoaderConfig, *, name: str) -> None:
             raise IntegrityError(
                 f"bad name in {name}\n  expected letters, digits, '.', '_', '-'; got {safe!r}"
             )
-    if not config.variants:
-        raise BundleError(f"no variant in {name}\n  expected at least one")
+    if not 0 < len(config.variants) <= MAX_VARIANTS:
+        got = len(config.variants)
+        raise BundleError(f"bad number of variants in {name}\n  expected 1 to {MAX_VARIANTS}, got {got}")
     names = [variant.name for variant in config.variants]
     if len(set(names)) != len(names):
         raise BundleError(f"variant named twice in {name}\n  expected every name once, got {names}")

@@ -11,7 +11,7 @@ from typing import Any
 from ortprep.bundle.codec import MAX_JSON_BYTES
 from ortprep.bundle.conversion_record import ConversionRecord, LeftOut, OutputAccuracy
 from ortprep.bundle.figures import PlanFigures
-from ortprep.bundle.loader_config import FileEntry, check_file_entries
+from ortprep.bundle.loader_config import MAX_VARIANTS, FileEntry, check_file_entries
 from ortprep.bundle.record import read_record, write_record
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.errors import BundleError, IntegrityError
@@ -19,9 +19,6 @@ from ortprep.errors import BundleError, IntegrityError
 MANIFEST_FILE = "manifest.json"
 MANIFEST_SCHEMA_VERSION = "1.4"
 MAX_MANIFEST_BYTES = MAX_JSON_BYTES
-
-MAX_VARIANTS = 256
-"""Largest number of variants in a manifest; a build makes one per target, precision and bucket."""
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from ortprep.bundle.loader_config import read_loader_config, write_loader_config
+from ortprep.bundle.loader_config import MAX_VARIANTS, read_loader_config, write_loader_config
 from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.children.variant_check import check_variant
 from ortprep.doctor.doctor_model import plan_of_bundle
-from ortprep.errors import CacheError, IntegrityError, LoadError, LoadTimeoutError
+from ortprep.errors import BundleError, CacheError, IntegrityError, LoadError, LoadTimeoutError
 from ortprep.export.options import MappedOptions
 from ortprep.export.placement import try_model
 from ortprep.measuring.device_lock import CPU_DEVICE
@@ -128,6 +128,16 @@ def test_f25_an_address_in_memory_is_refused_even_where_a_file_of_its_name_is_li
     rewrite_digests(bundle)
     with pytest.raises(IntegrityError, match="refers to data"):
         load(bundle)
+
+
+@pytest.mark.attack
+def test_a_bundle_of_more_variants_than_a_build_makes_is_refused(tmp_path):
+    bundle = write_bundle(tmp_path / "b")
+    config = read_loader_config(bundle)
+    many = tuple(config.variants[0]._replace(name=f"v{number}") for number in range(MAX_VARIANTS + 1))
+    write_loader_config(bundle, config._replace(variants=many))
+    with pytest.raises(BundleError, match="expected 1 to 256, got 257"):
+        read_loader_config(bundle)
 
 
 @pytest.mark.attack
