@@ -210,7 +210,7 @@ def host(
 
 
 def _find_models(bundles: list[str], artifacts: Artifacts, require_signature: str | None) -> dict[str, str]:
-    """Returns the folders of bundles by their models' names."""
+    """Returns the paths of bundles by their models' names."""
     models: dict[str, str] = {}
     for bundle in bundles:
         is_reference = "://" in bundle
@@ -220,7 +220,7 @@ def _find_models(bundles: list[str], artifacts: Artifacts, require_signature: st
             else find_bundle(bundle, artifacts)
         )
         name = read_loader_config(folder).name
-        if models.setdefault(name, str(folder.resolve())) != str(folder.resolve()):
+        if not folder.samefile(models.setdefault(name, str(folder.absolute()))):
             raise SpecError(f"two models have the name {name}\n  got {models[name]} and {folder}")
     return models
 

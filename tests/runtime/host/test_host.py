@@ -177,6 +177,24 @@ def test_a_bundle_that_was_replaced_answers_as_the_new_one(bundle, tmp_path):
             session.run(None, {"x": sample()})
 
 
+def test_a_link_that_was_moved_answers_as_the_bundle_that_it_leads_to_now(bundle, tmp_path):
+    other, link = write_bundle(tmp_path / "other", seed=1), tmp_path / "current"
+    link.symlink_to(bundle)
+    with (
+        host_in_this_process(HostConfig({"named": str(link)})),
+        connect(link) as by_path,
+        connect("named") as by_name,
+    ):
+        for seed, model in enumerate((bundle, other)):
+            link.unlink()
+            link.symlink_to(model)
+            assert_answers(by_path, seed)
+            assert_answers(by_name, seed)
+            status = read_status()
+            assert status is not None
+            assert {"name": "named", "bundle": str(model), "variant": "cpu"} in status["models"]
+
+
 def test_threads_share_a_session_and_a_fork_connects_again(bundle):
     with connect(bundle, start=True) as session:
 

@@ -33,7 +33,7 @@ class HostConfig:
     """Settings of the host.
 
     Attributes:
-        models: Folders of bundles, by the names that clients may use for them.
+        models: Absolute paths of bundles, by the names that clients may use for them.
         idle_s: Seconds without a request after which the host ends; None for never.
         max_memory_bytes: Private memory above which models are dropped; None for any.
         digests: Argument of `load` for every model; so are `precision` and `require_signature`.
@@ -92,7 +92,7 @@ class _Entry:
 
 
 class ModelTable:
-    """The models that are loaded, by their folders."""
+    """The models that are loaded, by their folders, which are no links."""
 
     def __init__(self, config: HostConfig) -> None:
         self._config = config
@@ -101,25 +101,25 @@ class ModelTable:
 
     def find_folder(self, model: str) -> str:
         """Returns the folder of a model; raises `LoadError` for what is neither a known name nor absolute."""
-        if model in self._config.models:
-            return self._config.models[model]
-        if model.startswith("/"):
-            return os.path.realpath(model)
+        path = self._config.models.get(model, model)
+        if path.startswith("/"):
+            return os.path.realpath(path)
         known = propose(model, self._config.models)
         problem = f"host has no model of this name: {model!r}\n  {known}, or a folder"
         raise LoadError(problem, hint='connect("/path/of/the/bundle")')
 
     @contextlib.contextmanager
-    def use(self, folder: str, load_by: Deadline) -> Iterator[LoadedModel]:
-        """Yields a model, which stays loaded meanwhile, of the bundle that is in a folder now.
+    def use(self, model: str, load_by: Deadline) -> Iterator[LoadedModel]:
+        """Yields a model, which stays loaded meanwhile, of the bundle that is at its path now.
 
         Args:
-            folder: The folder.
+            model: Its name, or its folder.
             load_by: When loading it is given up, as far as ONNX Runtime notices.
 
         Raises:
-            PipelineError: It cannot be loaded, as `LoadedModel`.
+            PipelineError: It cannot be found, as `find_folder`, or loaded, as `LoadedModel`.
         """
+        folder = self.find_folder(model)  # each time: a link on the way may have been moved
         with self._lock:
             entry = self._entries.setdefault(folder, _Entry())
             entry.users += 1
@@ -159,7 +159,7 @@ class ModelTable:
 
     def describe(self) -> list[dict[str, Any]]:
         """Returns the models that were named or are loaded, as JSON types."""
-        names = {folder: name for name, folder in self._config.models.items()}
+        names = {self.find_folder(name): name for name in self._config.models}
         with self._lock:
             loaded = {folder: entry.loaded for folder, entry in self._entries.items()}
         return [

@@ -119,24 +119,24 @@ class Server:
 
     def _serve_client(self, sock: socket.socket) -> None:
         """Answers the packets of a client, in a thread of its own, until one of the two ends."""
-        folder: str | None = ""
+        model: str | None = ""
         try:
-            while folder is not None and self._wait(sock):
-                folder = self._serve_packet(sock, folder)
+            while model is not None and self._wait(sock):
+                model = self._serve_packet(sock, model)
         finally:
             with self._lock:
                 del self._clients[sock]
             sock.close()  # which may take as long as the client likes
 
-    def _serve_packet(self, sock: socket.socket, folder: str) -> str | None:
-        """Answers one packet of a client; returns the folder of its model, None if that was its last."""
+    def _serve_packet(self, sock: socket.socket, model: str) -> str | None:
+        """Answers one packet of a client; returns its model, None if that was its last packet."""
         with self._lock:
             self.served += 1
         packet, opened = None, None
         try:
             packet = packets.receive(sock, "client")
             if packet is not None:
-                opened = self._answer(sock, packet, folder)
+                opened = self._answer(sock, packet, model)
         except (HostError, NoRoomError, MemoryError) as error:  # it breaks the protocol, or asks for too much
             log.warning("%s", error)
             _send_failure(sock, error)
@@ -148,19 +148,19 @@ class Server:
             self.served -= 1
         return opened
 
-    def _answer(self, sock: socket.socket, packet: packets.Packet, folder: str) -> str:
-        """Answers a packet, and returns the folder of the model that the client has opened."""
+    def _answer(self, sock: socket.socket, packet: packets.Packet, model: str) -> str:
+        """Answers a packet, and returns the model that the client has opened, as it named it."""
         kind: int = packets.FAILED
         reply: dict[str, Any] = {}
         try:
             if _has_unread_answer(sock):  # answers take memory until they are read
                 raise packets.violation("client", "packet before the last answer was read")
             if packet.kind == packets.OPEN:
-                kind, folder = packets.OPENED, self.models.find_folder(os.fsdecode(packet.text))
-                with self.models.use(folder, _deadline_of(packet, folder)):
+                kind, model = packets.OPENED, os.fsdecode(packet.text)
+                with self.models.use(model, _deadline_of(packet, model)):
                     pass
-            elif packet.kind == packets.RUN and folder:
-                kind, reply = packets.DONE, self._run(packet, folder)
+            elif packet.kind == packets.RUN and model:
+                kind, reply = packets.DONE, self._run(packet, model)
             elif packet.kind == packets.STATUS:
                 kind, reply = packets.REPORT, self.describe()
             else:
@@ -173,15 +173,15 @@ class Server:
             packets.send_arrays(sock, packets.DONE, reply, Region)
         else:
             packets.send_json(sock, kind, reply)
-        return folder
+        return model
 
-    def _run(self, packet: packets.Packet, folder: str) -> dict[str, Array]:
+    def _run(self, packet: packets.Packet, model: str) -> dict[str, Array]:
         """Returns the outputs of a run."""
         _require_time(packet)
-        with self.models.use(folder, _deadline_of(packet, folder)) as model:
+        with self.models.use(model, _deadline_of(packet, model)) as loaded:
             with self._lock:
                 self._requests += 1
-            return model.run(packet.arrays, turn=self._turn(packet))
+            return loaded.run(packet.arrays, turn=self._turn(packet))
 
     @contextlib.contextmanager
     def _turn(self, packet: packets.Packet) -> Iterator[None]:
@@ -216,9 +216,9 @@ def _require_time(packet: packets.Packet) -> None:
         raise RequestTimeoutError("request was not run: its deadline passed while the host was busy")
 
 
-def _deadline_of(packet: packets.Packet, folder: str) -> Deadline:
+def _deadline_of(packet: packets.Packet, model: str) -> Deadline:
     remaining_s = max(0, packet.deadline_ns - time.monotonic_ns()) / 1e9
-    return Deadline(remaining_s if packet.deadline_ns > 0 else None, subject=folder)
+    return Deadline(remaining_s if packet.deadline_ns > 0 else None, subject=model)
 
 
 def _has_unread_answer(sock: socket.socket) -> bool:
