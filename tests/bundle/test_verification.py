@@ -338,7 +338,7 @@ def test_f9_a_manifest_that_lists_a_file_twice_is_refused_before_it_is_hashed(bu
         read_manifest(bundle)
 
 
-@pytest.mark.parametrize(("count", "problem"), [(0, "no variant"), (2, "named twice")])
+@pytest.mark.parametrize(("count", "problem"), [(0, "number of variants"), (2, "named twice")])
 def test_f10_a_bundle_has_variants_and_each_once(bundle, count, problem):
     variants = json.loads((bundle / "loader.json").read_text())["variants"]
     rewrite(bundle / "loader.json", variants=variants * count)
