@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -113,6 +115,12 @@ def test_any_zone_of_quarters_of_an_hour_is_recognised(quarters, after_ns):
     text = f"{second}.{rest:09d} [I:onnxruntime:, inference_session.cc:1 Initialize] Initializing session."
     (line,) = parse_log(text, begin_ns=begin_ns)
     assert line.at_ns == begin_ns + after_ns
+
+
+def test_numpy_s_import_is_timed_and_not_done_before():
+    program = "import sys, ortprep.children.child, ortprep.doctor.initialisation_phases; "
+    program += "sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_what_is_no_line_is_left_out():

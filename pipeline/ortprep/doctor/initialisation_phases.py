@@ -21,7 +21,6 @@ from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.bytecode import Bytecode, read_bytecode
 from ortprep.children.child import read_own_output, run_child
 from ortprep.doctor.doctor_model import CHILD_TIMEOUT_S
-from ortprep.doctor.profiling import profiled, read_events
 from ortprep.versions import parse_version
 
 PhaseName: TypeAlias = str
@@ -197,6 +196,8 @@ def trace(plan: SessionPlan) -> Trace:
     import onnxruntime
 
     times.append(time.perf_counter())
+    # Only now, since they import numpy.
+    from ortprep.doctor.profiling import profiled, read_events
     from ortprep.runtime.loading.session import build_session
 
     # The child's folder for temporary files goes with it.
