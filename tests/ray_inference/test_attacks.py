@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from starlette.requests import Request
+from ray.exceptions import RayTaskError, TaskCancelledError
+from starlette.requests import ClientDisconnect, Request
 
 from ortprep.bundle.codec import encode
 from ortprep.errors import PipelineError, PoolError, SpecError
@@ -273,6 +274,23 @@ def test_a_client_that_does_not_finish_its_request_is_turned_away(sizing, monkey
         assert "0.2 s" in json.loads(refused.body)["error"]
 
     asyncio.run(attack())
+
+
+@pytest.mark.parametrize(
+    "left", [ClientDisconnect(), RayTaskError("receive", "", TaskCancelledError()).as_instanceof_cause()]
+)
+def test_a_client_that_leaves_before_its_body_ends_leaves_no_traceback(sizing, caplog, left):
+    async def leave() -> AsyncIterator[bytes]:
+        yield b"{"
+        raise left
+
+    async def attack() -> None:
+        replica = await open_replica(sizing)
+        assert (await ask(replica, INFER, leave())).status_code == 499
+        assert replica.bodies._held_bytes == 0
+
+    asyncio.run(attack())
+    assert "Traceback" not in caplog.text
 
 
 def test_the_event_loop_goes_on_while_a_large_request_is_parsed_and_its_answer_written(tmp_path):

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from ray.exceptions import TaskCancelledError
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
@@ -66,7 +67,7 @@ class HttpMethods:
             return await self._route(request)
         except ProtocolError as error:
             return _answer({"error": error.message}, error.status, _HEADERS.get(error.status))
-        except ClientDisconnect:
+        except (ClientDisconnect, TaskCancelledError):  # the latter is Serve's, in mid-body
             return Response(status_code=_CLIENT_CLOSED)
         except Exception:  # whatever it is, the log has it, and no text of the inside goes to a client
             log.exception("a request failed")
