@@ -20,7 +20,14 @@ from ortprep.errors import LoadError, LoadTimeoutError, ProviderError
 from ortprep.runtime import load
 from ortprep.runtime.loading import session as session_module
 from ortprep.runtime.loading.binding import BoundRun, BoundRuns
-from ortprep.runtime.loading.session import CPU, CUDA, build_session, default_plan, with_device
+from ortprep.runtime.loading.session import (
+    CPU,
+    CUDA,
+    build_session,
+    default_plan,
+    onnxruntime_errors,
+    with_device,
+)
 from ortprep.runtime.machine.hardware import read_gpus
 from ortprep.runtime.tensors.arrays import run_session
 from tests.fakes import wait_for
@@ -214,6 +221,21 @@ def test_bound_runs_answer_batches_of_any_shapes_as_plain_ones_do(bundle):
     # Compared after all runs, so that answers whose memory is used again would be noticed.
     for x, answer in zip(batches, answers, strict=True):
         np.testing.assert_array_equal(answer, run_session(session, {"x": x})["y"])
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("kind", ["float16", "int32", "float64"])
+def test_no_array_of_another_type_is_read_where_inputs_are_bound(bundle, kind):
+    """ONNX Runtime took the bytes for float32: it read beyond the end of a float16 array."""
+    session = load(bundle)
+    runs, x = BoundRuns(session), sample()
+    for _ in range(2):
+        runs.run({"x": x})
+    for feeds in ({"x": x.astype(kind)}, {"z": x}):
+        for _ in range(5):
+            with pytest.raises(onnxruntime_errors()):
+                runs.run(feeds)
+    np.testing.assert_array_equal(runs.run({"x": x})["y"], run_session(session, {"x": x})["y"])
 
 
 def _noting(name: str, calls: list[str]) -> Callable[..., Any]:

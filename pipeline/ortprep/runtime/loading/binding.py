@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from ortprep.runtime.tensors.element_types import Array
 
 T = TypeVar("T")
+
+_Layout = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
+"""Shapes and types of inputs by name."""
 
 _GRAPH_ID, _UNRECORDED = "gpu_graph_id", "-1"
 """Run config entry of the CUDA provider: with this value a run is neither recorded nor replayed
@@ -104,26 +107,26 @@ class BoundRuns:
         self._session = session
         self._errors = onnxruntime_errors()
         self._in_place: BoundRun | None = None
-        self._last: tuple[tuple[int, ...], ...] | None = None
+        self._last: _Layout | None = None
         self._in_a_row = 0
         cuda = session.get_provider_options().get(CUDA, {})
         self._is_recorded = cuda.get("enable_cuda_graph", "0").lower() in ("1", "true")
-        self.shapes: tuple[tuple[int, ...], ...] | None = None
-        """Shapes of the inputs that it is bound to; None before the first run."""
+        self._layout: _Layout | None = None
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Runs on a batch, its inputs always in one order, and returns its outputs on the host by name."""
-        shapes = tuple([array.shape for array in feeds.values()])
-        self._in_a_row = self._in_a_row + 1 if shapes == self._last else 1
-        self._last = shapes
+        """Runs on a batch, and returns its outputs on the host by name."""
+        # With the types, since ONNX Runtime copies as many bytes as are bound, of whatever array it is given.
+        layout = {name: (array.shape, array.dtype) for name, array in feeds.items()}
+        self._in_a_row = self._in_a_row + 1 if layout == self._last else 1
+        self._last = layout
         is_frequent = self._in_a_row >= _REBIND_AFTER and not self._is_recorded
-        if self.shapes is None or (shapes != self.shapes and is_frequent):
+        if self._layout is None or (layout != self._layout and is_frequent):
             answers = run_once(self._session, feeds, io_binding=True)  # they can be run at all
             # Copies, since on the CPU a bound value is the array itself, which is the caller's.
             copies = {name: np.array(array) for name, array in feeds.items()}
-            self.shapes, self._in_place = shapes, BoundRun(self._session, copies)
+            self._layout, self._in_place = layout, BoundRun(self._session, copies)
             return answers
-        if self._in_place is None or self.shapes != shapes:
+        if self._in_place is None or self._layout != layout:
             return run_once(self._session, feeds, io_binding=True)
         self._in_place.update(feeds)
         try:
