@@ -700,6 +700,15 @@ def test_a_login_that_no_header_takes_is_not_shown(token, monkeypatch):
     assert MlflowServer.read_reason(refusal) == "DENIED"
 
 
+@pytest.mark.attack
+@pytest.mark.parametrize("query", ["?sig=a/S3CRET", "?sig=a/S3CRET@v1", "#sig=S3CRET", "?a=/S3CRET#/S3CRET"])
+@pytest.mark.parametrize("location", ["https://h/x/m@v1", "memory://x/m", "oci://h/x@v1", "registry://m@v1"])
+def test_nothing_behind_a_reference_is_taken_for_one_or_shown(location, query):
+    with pytest.raises(RegistryError, match="not a reference") as raised:
+        split_location(location + query, registry="/srv")
+    assert "S3CRET" not in str(raised.value)
+
+
 @pytest.mark.parametrize("text", ["", "../up", "a@", "a@b@c", "a/b", "a@" + "x" * 300, "-x", "a@../b"])
 def test_a_reference_is_a_name_or_refused(text):
     with pytest.raises(RegistryError, match="not a reference") as raised:

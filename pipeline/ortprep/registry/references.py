@@ -18,6 +18,9 @@ REGISTRY_VARIABLE = "ORTPREP_REGISTRY"
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+_QUERY = re.compile("[?#]")
+"""Where a query or a fragment begins, which no reference has. They may have secrets, and slashes."""
+
 _OWN = "registry://"
 
 
@@ -36,7 +39,7 @@ def parse_reference(text: str) -> VersionRef:
     """Returns the reference in `NAME` or `NAME@VERSION`; raises RegistryError for other text."""
     name, at, version = text.partition("@")
     if not is_safe_name(name) or (at and not _VERSION.fullmatch(version)):
-        shown = text.partition("?")[0]  # a query may have a secret
+        shown = _QUERY.split(text, maxsplit=1)[0]
         raise RegistryError(
             f"not a reference: {shown[:200]!r}\n  expected NAME, or NAME@ with an alias, a label or a digest",
             hint="ortprep list",
@@ -54,13 +57,13 @@ def split_location(text: str, *, registry: str | None = None) -> tuple[str, Vers
     """
     if text.startswith(_OWN):
         return registry or default_registry(), parse_reference(text.removeprefix(_OWN))
-    url, _, reference = text.rpartition("/")
+    url = _QUERY.split(text, maxsplit=1)[0].rpartition("/")[0]
     if not url or _SCHEME.fullmatch(url):
         raise RegistryError(
             f"no registry in {redact_url(text)!r}\n"
             "  expected registry://NAME@VERSION or REGISTRY/NAME@VERSION"
         )
-    return url, parse_reference(reference)
+    return url, parse_reference(text[len(url) + 1 :])
 
 
 def default_registry() -> str:

@@ -348,6 +348,8 @@ def test_places_are_folders_and_references(places, expected):
     [
         ("/opt/bundles", "/opt/bundles"),
         ("registry://net@v1", "registry://net@v1"),
+        ("registry://net@v1?sig=secret/key", "registry://net@v1"),
+        ("oci://host/x/net@v1#token=secret/key", "oci://…/net@v1"),
         ("https://user:secret@host/x/net@v1", "https://…/net@v1"),
         ("https://user:secret@host", "https://…"),
         ("s3://x/net@v1?sig=secret/key", "s3://…/net@v1"),

@@ -86,9 +86,12 @@ def split_places(places: str) -> list[str]:
 def name_place(place: str) -> str:
     """Returns a place for the log: of a URL, which may have credentials, the scheme and the last part."""
     scheme, separator, rest = place.partition("://")
-    if not separator or scheme == "registry":
+    if not separator:
         return place
-    _, slash, name = rest.partition("?")[0].rpartition("/")
+    location = rest.partition("?")[0].partition("#")[0]
+    if scheme == "registry":
+        return f"registry://{location}"
+    _, slash, name = location.rpartition("/")
     return f"{scheme}://…{slash}{name if slash else ''}"
 
 
