@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -11,7 +12,8 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -243,6 +245,18 @@ def test_a_start_that_hangs_takes_its_timeout_once(monkeypatch):
     assert time.monotonic() - began < 1.9
     folder.close()
     os.close(kept[0])
+
+
+def test_a_program_with_many_open_files_starts_and_stops_a_host(bundle):
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, most), most))
+        files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (limit, most))
+        for _ in range(1024):  # `select.select` takes no descriptor beyond
+            files.enter_context(Path(os.devnull).open())
+        with connect(bundle, start=True) as session:
+            assert_answers(session)
+        assert stop_host() is not None
 
 
 def test_idle_time_counts_from_the_end_of_an_answer(monkeypatch):

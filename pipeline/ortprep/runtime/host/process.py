@@ -114,7 +114,7 @@ def start_host(folder: HostFolder, *, idle_s: float, timeout_s: float) -> None:
             raise TimeoutError from error
         finally:
             os.close(writer)
-        if not select.select([pipe], [], [], max(0.0, end - time.monotonic()))[0]:
+        if not _wait(pipe.fileno(), end - time.monotonic()):
             raise TimeoutError
         report = pipe.readline()
     if not report:
@@ -210,7 +210,14 @@ def _end_process(pid: int, timeout_s: float) -> None:
     try:
         for number in (signal.SIGTERM, signal.SIGKILL):
             signal.pidfd_send_signal(process, number)
-            if select.select([process], [], [], timeout_s)[0]:
+            if _wait(process, timeout_s):
                 return
     finally:
         os.close(process)
+
+
+def _wait(descriptor: int, timeout_s: float) -> bool:
+    """Returns whether a descriptor, which may be above 1023, can be read before a timeout."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(max(0.0, timeout_s) * 1000))
