@@ -309,7 +309,7 @@ def test_who_would_wait_for_themselves_are_told(bundle):
             calls: list[Callable[[], object]] = [
                 pool.close,
                 lambda: pool.run(batch()),
-                lambda: [pool.submit(batch()) for _ in range(3)],
+                lambda: [pool.submit(batch(bad_workers.SLOW)) for _ in range(3)],
             ]
             for call in calls:
                 try:
