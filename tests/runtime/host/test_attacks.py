@@ -11,11 +11,13 @@ import select
 import signal
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,7 @@ from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.errors import HostDiedError, HostError, LoadTimeoutError, RequestTimeoutError
 from ortprep.runtime import connect
 from ortprep.runtime.descriptors import Region, close_aside
-from ortprep.runtime.host import models
+from ortprep.runtime.host import client, models
 from ortprep.runtime.host.folder import HostFolder, require_same_user
 from ortprep.runtime.host.models import HostConfig, ModelTable
 from ortprep.runtime.host.process import read_status
@@ -320,6 +322,46 @@ def test_without_a_thread_to_be_had_descriptors_are_closed_by_the_next(monkeypat
     close_aside(lambda: closed.append(threading.get_ident()))
     wait_for(lambda: len(closed) == 2, what="both are closed")
     assert threading.get_ident() not in closed
+
+
+class Interruption(BaseException):
+    """What a signal's handler raises."""
+
+
+def interrupt(call: Callable[[], object], number: int) -> bool:
+    """Calls something, and raises before that line of the client; returns whether it came to it."""
+    passed = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal passed
+        if frame.f_code.co_filename != client.__file__:
+            return None
+        passed += event == "line"
+        if event == "line" and passed == number:
+            raise Interruption
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except Interruption:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_a_handler_of_a_signal_may_raise_anywhere_in_a_call(bundle):
+    """A lock stayed taken for ever. What was sent before must not be the answer of a later call."""
+    with connect(bundle, start=True, timeout_s=20) as session:
+        number, x = 1, np.zeros((1, 8), np.float32)
+        while interrupt(lambda: session.run(None, {"x": x}), number):
+            number += 1
+            if number % 3:  # else the next one connects again
+                assert_answers(session)
+    assert number > 20
 
 
 def test_a_client_that_reads_no_answer_gets_no_second_one(bundle):

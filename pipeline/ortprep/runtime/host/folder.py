@@ -32,6 +32,8 @@ class HostFolder:
         CacheError: There is no runtime directory, and no cache folder.
     """
 
+    descriptor = -1
+
     def __init__(self, *, make: bool = False, descriptor: int | None = None) -> None:
         if descriptor is not None:
             self.descriptor, self.path = descriptor, os.readlink(f"/proc/self/fd/{descriptor}")
@@ -107,8 +109,12 @@ class HostFolder:
             os.unlink("socket", dir_fd=self.descriptor)
 
     def close(self) -> None:
-        """Closes the folder, and releases the lock unless another process has inherited it."""
-        os.close(self.descriptor)
+        """Closes the folder, once, and releases the lock unless another process has inherited it."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    __del__ = close  # for who is interrupted before closing it
 
 
 def require_same_user(sock: _socket.socket) -> int:
