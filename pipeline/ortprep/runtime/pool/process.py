@@ -140,6 +140,8 @@ class WorkerProcess:
                 for _ in range(1 if job.is_template else LANES):
                     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                     own.callback(mine.close)
+                    for one in (mine, its):
+                        one.setblocking(True)  # whatever the program's default timeout is
                     sockets.append((mine, self._hold(its.detach())))
                 self.sockets = tuple([mine for mine, _ in sockets])
                 self.output, output = map(self._hold, os.pipe())

@@ -184,6 +184,8 @@ class Service:
                 request = heapq.heappop(due)[2]() if due else None
                 if request is not None:
                     request.future.fail(request.late("waiting for a worker"))
+                    if request.future.done():  # it may stay in its queue for long
+                        request.arrays = {}
                 del request
                 continue
             if entry is None:

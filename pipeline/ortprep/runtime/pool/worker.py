@@ -252,8 +252,10 @@ class Worker:
 
     def _pause(self, seconds: float) -> None:
         until = time.monotonic() + seconds
+        poll = select.poll()  # `select` takes no descriptor above 1023
+        poll.register(self._wakeup.descriptor, select.POLLIN)
         while not self._is_stopping and (left_s := until - time.monotonic()) > 0:
-            if select.select([self._wakeup.descriptor], [], [], left_s)[0]:
+            if poll.poll(left_s * 1e3):
                 self._wakeup.clear()  # for the process that has ended
 
     def _give_up(self, error: PipelineError) -> None:
