@@ -86,7 +86,7 @@ def test_two_phases_share_the_files_of_the_second_one_where_they_can(project):
     assert record.first_phase is not None
     config = json.loads((project.bundle() / "loader.json").read_text())["variants"][0]
     assert config["first_phase"]["session_options"] == encode(
-        record.trials[record.first_phase.trial].session_options
+        record.trials[record.first_phase].session_options
     )
     assert config["first_phase"]["session_options"]["config_entries"]["session.disable_prepacking"] == "1"
     assert {path.name for path in (project.bundle() / "cpu").iterdir()} == {
