@@ -154,10 +154,11 @@ class WorkerProcess:
             given.callback(self._close, *descriptors)
             job = replace(job, descriptors=descriptors)
             if template is None:
-                self._process: subprocess.Popen[bytes] | ForkedProcess = spawn(job, environment)
-                own.callback(self._process.wait)
-                own.callback(self._process.kill)
-                self.sentinel = self._hold(os.pidfd_open(self._process.pid))
+                with _FORKS:  # a fork that had the pipe to it would keep it waiting
+                    self._process: subprocess.Popen[bytes] | ForkedProcess = spawn(job, environment)
+                    own.callback(self._process.wait)
+                    own.callback(self._process.kill)
+                    self.sentinel = self._hold(os.pidfd_open(self._process.pid))
             else:
                 self._process = template.fork(descriptors)
                 self.sentinel = self._hold(self._process.sentinel)
@@ -293,7 +294,7 @@ class WorkerProcess:
 
 _PROCESSES: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
 _FORKS = threading.Lock()
-"""Held while descriptors are made, and while this process is forked, so that the fork knows all of them."""
+"""Held while descriptors are made or used to start a process, and while this process is forked."""
 
 
 def _forget_all() -> None:
