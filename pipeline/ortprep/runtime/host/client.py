@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _RETRY_DELAY_S = 0.005
 _MAX_ATTEMPTS = 3
+_MAX_IDLE = 4
+"""Connections that a session keeps after several threads called at once."""
 
 
 def connect(
@@ -121,6 +123,8 @@ class HostSession:
         self._idle.append(connection)
         if self._is_closed:  # meanwhile
             self.close()
+        elif len(self._idle) > _MAX_IDLE and (spare := self._take_idle()) is not None:
+            spare.close()
         if packet is None:
             return {}
         _require(packet, packets.DONE)
