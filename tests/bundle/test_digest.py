@@ -146,8 +146,8 @@ def test_f1_these_are_no_names(name):
 @given(st.lists(st.sampled_from(["a", "b.c", "..", ".", "", "/", "\\", "\x00"]), max_size=5).map("/".join))
 def test_f2_a_safe_path_stays_below_its_root(path):
     if is_safe_path(path):
-        resolved = os.path.normpath(f"/root/of/bundle/{path}")
-        assert resolved == f"/root/of/bundle/{path}"
+        resolved = os.path.normpath(f"/some/bundle/{path}")
+        assert resolved == f"/some/bundle/{path}"
 
 
 def test_f3_links_are_resolved_before_they_are_judged(tmp_path):

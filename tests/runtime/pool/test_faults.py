@@ -195,7 +195,7 @@ def test_a_worker_that_answers_twice_is_ended_and_takes_no_more_than_its_request
         failed = [future for future in behind if future.exception(PATIENCE_S) is not None]
         assert failed in ([], behind[:1])
         assert all(is_right(future, n) for n, future in enumerate(behind) if future not in failed)
-        assert pool.stats().workers[0].restarts == 1
+        wait_for(lambda: pool.stats().workers[0].restarts == 1, what="the worker is replaced")
 
 
 def test_a_request_may_be_tried_on_another_worker(bundle):

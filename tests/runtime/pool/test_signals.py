@@ -219,6 +219,7 @@ def test_a_killed_program_leaves_nothing(tmp_path, bundle, number, ending, threa
 @pytest.mark.attack
 def test_a_fork_made_while_workers_start_keeps_none_of_them(tmp_path, bundle):
     process, pids = start(tmp_path, bundle, "fork early")
+    assert len(pids) == 2
     process.kill()
     try:
         wait_until_gone(pids)
