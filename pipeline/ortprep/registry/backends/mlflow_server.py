@@ -7,7 +7,6 @@ the token, and has neither progress nor ranges.
 from __future__ import annotations
 
 import base64
-import json
 import os
 import posixpath
 import re
@@ -19,7 +18,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 import requests
 
-from ortprep.bundle.codec import parse_json
+from ortprep.bundle.codec import canonical_json, parse_json
 from ortprep.bundle.digest import digest_file
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import (
@@ -186,9 +185,9 @@ def objects_in(fields: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
 def _parse(body: bytes, doing: str) -> dict[str, Any]:
     try:
         content = parse_json(body, name="an answer")
-        json.dumps(content, ensure_ascii=False).encode()  # no half of a character
+        canonical_json(content)  # raises for half a character
         return content
-    except (BundleError, UnicodeEncodeError):
+    except (BundleError, ValueError):
         raise _no_server(doing, "something else") from None
 
 

@@ -209,7 +209,7 @@ class _ForkState:
             log_line("warning", "%s: threads_after needs ONNX Runtime 1.31 and two cores", self._name)
         _SESSIONS.add(session)
         buckets = getattr(session, BUCKETS, None)
-        if buckets is not None:  # whose sessions `session_for` gives to whoever asks
+        if buckets is not None:  # their sessions can be run by themselves, too: `session_for`
             buckets.serve = serve_forks
 
     def _new_build(self, session: Any) -> _ChildBuild:

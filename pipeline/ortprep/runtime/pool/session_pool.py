@@ -115,9 +115,8 @@ class SessionPool:
         request = self._request(inputs, model, timeout_s, retries)
         if threading.current_thread() is threading.main_thread():
             self._service.submit_aside(request)  # since a signal's handler may raise here
-            self._pending.add(
-                request.future
-            )  # only now: all of these are resolved, and `close` waits for them
+            # Only now: `close` waits for all of these, and one that was not submitted would never end.
+            self._pending.add(request.future)
             try:
                 return request.future.result()
             finally:

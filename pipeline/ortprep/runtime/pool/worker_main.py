@@ -120,7 +120,7 @@ class Server:
                     self._refusals = 0
         except (BrokenPipeError, ConnectionResetError):
             return  # the pool is gone, or wants it no more
-        except BaseException:  # noqa: BLE001 - a boundary: it ends the process, and the pool is told
+        except BaseException:  # noqa: BLE001 - a boundary: it ends the process, which the pool sees
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(1)

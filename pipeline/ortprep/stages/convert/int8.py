@@ -307,8 +307,10 @@ class SampleReader(quantization.CalibrationDataReader):  # type: ignore[misc]
             SpecError: An array has no values, or a NaN or infinity, which would spoil a model silently.
         """
         path = next(self._next, None)
-        arrays = None if path is None else read_tensors(path)
-        for name, array in ({} if arrays is None else arrays).items():
+        if path is None:
+            return None
+        arrays = read_tensors(path)
+        for name, array in arrays.items():
             is_bad = ~np.isfinite(array) if array.dtype.kind in "fc" else np.zeros(array.shape, bool)
             if array.size and not is_bad.any():
                 continue
