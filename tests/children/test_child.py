@@ -222,11 +222,11 @@ import os, signal, sys
 from ortprep.children.child import run_child
 from tests.children.fakes import hang
 signal.signal(signal.SIGINT, signal.default_int_handler)
-wait = os.waitid
-def say_and_wait(*arguments):
+open_of = os.pidfd_open
+def say_and_open(*arguments):
     print("waiting", flush=True)
-    return wait(*arguments)
-os.waitid = say_and_wait
+    return open_of(*arguments)
+os.pidfd_open = say_and_open
 run_child(hang, {"pid_file": sys.argv[1]})
 """
 

@@ -7,10 +7,10 @@ killed, the kernel ends the program alone, and not what the program has started.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +18,9 @@ from typing import BinaryIO
 
 PR_SET_PDEATHSIG = 1
 """Operation of `prctl` that has the kernel send a signal to a process when its parent ends."""
+
+_LONGEST_WAIT_MS = 2**31 - 1
+"""What `poll` takes at most, in milliseconds: 24 days."""
 
 _START = f"""\
 import ctypes, os, signal, sys
@@ -77,28 +80,22 @@ def wait_for_end(process: subprocess.Popen[bytes], timeout_s: float | None) -> b
         process: Leader of a process group.
         timeout_s: Deadline in seconds, after which the group is killed; None waits for ever.
     """
-    expired = threading.Event()
-
-    def expire() -> None:
-        expired.set()
-        _kill_group(process)
-
-    timer = None
-    if timeout_s is not None:
-        timer = threading.Timer(min(max(timeout_s, 0.0), threading.TIMEOUT_MAX), expire)
+    expired = False
+    wait_ms = None if timeout_s is None else min(max(timeout_s * 1000, 0), _LONGEST_WAIT_MS)
     try:
-        if timer is not None:
-            timer.start()
         # Unreaped, the child's number stays taken, so that nobody else's group can be killed by mistake.
-        with suppress(ChildProcessError):  # a program that ignores SIGCHLD has its children reaped at once
-            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        with suppress(ProcessLookupError):  # a program that ignores SIGCHLD has its children reaped at once
+            descriptor = os.pidfd_open(process.pid)
+            try:
+                ends = select.poll()
+                ends.register(descriptor, select.POLLIN)
+                expired = not ends.poll(wait_ms)
+            finally:
+                os.close(descriptor)
     finally:
-        if timer is not None:
-            timer.cancel()
-            timer.join()
         _kill_group(process)
         process.wait()
-    return expired.is_set()
+    return expired
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
