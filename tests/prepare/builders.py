@@ -319,15 +319,15 @@ import os, runpy, signal, sys, threading
 from pathlib import Path
 
 artifacts, under_way = Path(sys.argv[1]), sys.argv[2]
-wait = os.waitid
+open_of = os.pidfd_open
 first = threading.Lock()
 
-def pause_and_wait(*arguments):
+def pause_and_open(*arguments):
     if any(artifacts.glob(under_way)) and first.acquire(blocking=False):
         os.kill(os.getpid(), signal.SIGSTOP)
-    return wait(*arguments)
+    return open_of(*arguments)
 
-os.waitid = pause_and_wait
+os.pidfd_open = pause_and_open
 module, sys.argv[1:] = sys.argv[3], sys.argv[4:]
 runpy.run_module(module, run_name="__main__")
 """
