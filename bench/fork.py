@@ -32,7 +32,9 @@ from ortprep.measuring.device_lock import measuring
 from ortprep.runtime.tensors.arrays import read_tensors
 
 FORKS = ("fork", "fork, then session", "activations", "workers")
-PREPACKED = DEFAULTS.replace("max_trials: 0", "max_trials: 0, space: {form: [prepacked]}")
+PREPACKED = (
+    f"{DEFAULTS}runtime: {{session_config: {{session.save_external_prepacked_constant_initializers: 1}}}}\n"
+)
 
 _PARENT = """\
 import ctypes, json, os, signal, sys, time

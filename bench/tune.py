@@ -45,10 +45,14 @@ RIVALS = 4
 ANCHOR_EVERY = 8
 """Plans of the grid between two measurements of the default, to which they are related."""
 
-_SAME = "  execution: [sequential]\n  device_allocator: ['off']\n"
-_CONVOLUTIONS = _SAME + "  memory_arena: ['on']\n  memory_pattern: ['on']\n"
-SPACES = {"resnet50": _CONVOLUTIONS, "vgg19": _CONVOLUTIONS}
-"""What is left out of the space, by model, so that all of it can be measured; others leave out `_SAME`.
+_SAME = """\
+runtime:
+  execution_mode: ORT_SEQUENTIAL
+  session_config: {session.use_device_allocator_for_initializers: 0}
+"""
+_CONVOLUTIONS = f"{_SAME}  enable_cpu_mem_arena: true\n  enable_mem_pattern: true\n"
+FIXED = {"resnet50": _CONVOLUTIONS, "vgg19": _CONVOLUTIONS}
+"""Options that are not searched, by model, so that the whole space can be measured; others fix `_SAME`.
 
 Form, level, prepacking, threads and spinning are searched everywhere; where there are no convolutions the
 levels come to the same, and memory arena and pattern are searched as well.
@@ -112,11 +116,10 @@ class Bench:
 
     def write_spec(self, runs_per_load: int, *, max_trials: int) -> None:
         """Writes the spec of one search."""
-        space = SPACES.get(self.model, _SAME).replace("\n  ", "\n    ")
         tune = (
             f"tune:\n  runs_per_load: {runs_per_load}\n  max_trials: {max_trials}\n"
             f"  budget_s: {self.options.budget_s}\n  steady_s: {self.options.steady_s}\n"
-            f"  space:\n  {space}"
+            f"{FIXED.get(self.model, _SAME)}"
         )
         self.configs.mkdir(parents=True, exist_ok=True)
         text = (

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from ortprep.children.probe import ProbeResult
 from ortprep.tuning.final import choose
 from ortprep.tuning.objective import Objective
-from ortprep.tuning.space import DEFAULT, FORM, PREPACKING, PlanChoice, Space, restrict
-from tests.tuning.builders import CONVOLUTIONS, TRANSFORMER, choices_of, cpu_space
+from ortprep.tuning.space import DEFAULT, FORM, PREPACKING, PlanChoice, Space
+from tests.tuning.builders import CONVOLUTIONS, TRANSFORMER, choices_of, cpu_space, restrict
 from tests.tuning.fakes import Machine, limits
 
 RUNS_PER_LOAD = (1, 100, 100_000)

@@ -14,7 +14,6 @@ from tests.builders import conv_net
 from tests.prepare.builders import (
     Project,
     answers,
-    done,
     source_answers,
 )
 
@@ -69,9 +68,8 @@ def fake_measure(request, **_):
     )
 
 
-def prepare_with_given_figures(project, **tune):
+def prepare_with_given_figures(project):
     """Runs `ortprep prepare` with all but the measuring real."""
-    project.write_spec(inputs=SHAPES, tune={**TUNE, **tune})
     with (
         patch("ortprep.tuning.trial.measure_plan", fake_measure),
         patch("ortprep.stages.measure.stage.measure_plan", fake_measure),
@@ -80,8 +78,7 @@ def prepare_with_given_figures(project, **tune):
 
 
 def test_two_phases_share_the_files_of_the_second_one_where_they_can(project):
-    space = {"form": ["prepacked", "mapped"], "level": ["all"], "threads": ["all"], "spinning": ["on"]}
-    assert prepare_with_given_figures(project, space=space).code == 0
+    assert prepare_with_given_figures(project).code == 0
     record = tuning(project)
     assert record.first_phase is not None
     config = json.loads((project.bundle() / "loader.json").read_text())["variants"][0]
@@ -100,16 +97,3 @@ def test_two_phases_share_the_files_of_the_second_one_where_they_can(project):
     expected = source_answers(project.models / "net.onnx", FEEDS)["scores"]
     for got in (early, answers(session, FEEDS)["scores"]):
         np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-5)
-
-
-def test_without_trials_the_plan_that_space_names_is_prepared_and_held_against_the_default(project):
-    space = {"form": ["inline", "mapped"], "memory_arena": ["off"]}
-    outcome = prepare_with_given_figures(project, max_trials=0, space=space)
-    assert {"tune:net/cpu", "measure:net/cpu", "package:net"} <= done(outcome)
-    record = tuning(project)
-    assert {trial.kind for trial in record.trials} == {"default", "base"}
-    chosen = record.trials[record.chosen].choice
-    assert (chosen["form"], chosen["memory_arena"]) == ("inline", "off")
-    config = json.loads((project.bundle() / "loader.json").read_text())["variants"][0]
-    assert config["session_options"]["attributes"] == {"enable_cpu_mem_arena": False}
-    assert_answers_as_the_source(project)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from hypothesis import strategies as st
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ortprep.bundle.model_facts import ModelFacts, ModelInterface
 from ortprep.stages.optimize.graph_writer import NCHWC_DOMAIN
 from ortprep.tuning.objective import Objective
-from ortprep.tuning.space import Conditions, PlanChoice, Space, build_space, restrict
+from ortprep.tuning.space import Conditions, PlanChoice, Space, build_space
 
 VERSIONS = (
     "1.23.2", "1.24.4", "1.25.1", "1.26.0", "1.27.0", "1.28.0", "1.29.0", "1.30.0", "1.31.0", "1.31.1",
@@ -62,6 +62,12 @@ def cpu_space(facts: ModelFacts = CONVOLUTIONS, **conditions: Any) -> Space:
 def cuda_space(facts: ModelFacts = CONVOLUTIONS, **conditions: Any) -> Space:
     conditions = {"fixed_shapes": facts is not TRANSFORMER, **conditions}
     return build_space(facts, dataclasses.replace(GPU, **conditions))
+
+
+def restrict(space: Space, wanted: Mapping[str, Iterable[str]]) -> Space:
+    """Returns a space with only those values of some knobs; the first value becomes the base."""
+    limited = {knob: {value: space.knobs[knob][value] for value in values} for knob, values in wanted.items()}
+    return dataclasses.replace(space, knobs={**space.knobs, **limited})
 
 
 def choices_of(space: Space) -> Iterator[PlanChoice]:
@@ -114,9 +120,7 @@ def restricted_spaces(draw: st.DrawFn) -> Space:
     space = draw(spaces())
     wanted = {}
     for knob in draw(st.lists(st.sampled_from(list(space.knobs)), unique=True)):
-        wanted[knob] = tuple(
-            draw(st.lists(st.sampled_from(list(space.knobs[knob])), min_size=1, unique=True))
-        )
+        wanted[knob] = draw(st.lists(st.sampled_from(list(space.knobs[knob])), min_size=1, unique=True))
     return restrict(space, wanted)
 
 

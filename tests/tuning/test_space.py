@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from ortprep.bundle.model_facts import ModelFacts
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.children.probe import ProbeResult
-from ortprep.errors import StageError
 from ortprep.options import (
     CUDA,
     check_attributes,
@@ -30,8 +29,6 @@ from ortprep.tuning.space import (
     MAX_INLINE_BYTES,
     Options,
     Space,
-    find_space_problems,
-    restrict,
 )
 from tests.tuning.builders import (
     CONVOLUTIONS,
@@ -45,6 +42,7 @@ from tests.tuning.builders import (
     per_load,
     plan,
     raw_choices,
+    restrict,
     restricted_spaces,
     spaces,
 )
@@ -68,23 +66,6 @@ def test_any_plans_neighbours_are_what_one_changed_knob_comes_to(data):
     assert len(set(neighbours)) == len(neighbours)
     single = {choice.but(knob, value) for knob, values in space.knobs.items() for value in values}
     assert set(neighbours) == {space.canonical(other) for other in single} - {choice}
-
-
-def test_a_restricted_knob_has_the_named_values_and_the_first_of_them_is_the_base():
-    space = restrict(cpu_space(), {"form": ("prepacked", "mapped"), "threads": ("1",)})
-    assert tuple(space.knobs["form"]) == ("prepacked", "mapped")
-    assert space.base["form"] == "prepacked"
-    assert space.base["threads"] == "1"
-    assert {choice["threads"] for choice in space.neighbours(space.base)} == {"1"}
-    assert space.knobs["level"] == cpu_space().knobs["level"]
-    assert restrict(cpu_space(), {"cudnn": ("off",)}) == cpu_space()  # a knob that does not matter here
-    any_number = restrict(cpu_space(), {"threads": ("3",)})
-    assert any_number.knobs["threads"] == {"3": {"intra_op_num_threads": 3}}
-
-
-def test_a_restriction_to_nothing_that_is_here_is_told_with_what_is():
-    with pytest.raises(StageError, match="no value of form is left to search\n  expected one of mapped"):
-        restrict(cpu_space(), {"form": ("zip",)})
 
 
 @pytest.mark.parametrize(
@@ -308,13 +289,3 @@ def test_whatever_the_user_has_set_every_plan_has_its_files(build):
         space = build(allowed=EVERYTHING_ALLOWED, fixed={option: "0"})
         assert {"form", "level"} <= names(space), option
         assert "mapped" in space.knobs["form"], option
-
-
-def test_a_restriction_that_exists_nowhere_is_told_with_what_does():
-    problems = find_space_problems({"banana": ("on",), "form": ("mapped", "zip"), "spinning": ("off",)})
-    assert len(problems) == 2
-    assert problems[0].startswith("unknown knob 'banana'; expected one of form, prepacking, level, ")
-    for space in (cpu_space(), cuda_space(allowed=EVERYTHING_ALLOWED)):
-        somewhere = {knob: tuple(values)[-1:] for knob, values in space.knobs.items()}
-        assert find_space_problems(somewhere) == ()
-    assert problems[1] == "unknown value 'zip' of knob 'form'; expected one of mapped, inline, ort, prepacked"

@@ -28,7 +28,6 @@ from ortprep.stages.optimize.stage import OptimizeStage
 from ortprep.stages.package.stage import PackageStage
 from ortprep.stages.tune.stage import TuneStage
 from ortprep.stages.verify.stage import VerifyStage
-from ortprep.tuning.space import find_space_problems
 
 log = logging.getLogger(__name__)
 
@@ -102,8 +101,8 @@ def check_buildable(specs: Sequence[ModelSpec], artifacts: Path) -> None:
     """Refuses specs that could not be built anywhere, or where something would be lost.
 
     Raises:
-        SpecError: A search is restricted to what there is not, a bundle would replace something else than an
-            older one, or its own source, or the artifacts folder has links; it names all such models.
+        SpecError: A bundle would replace something else than an older one, or its own source, or the
+            artifacts folder has links; it names all such models.
     """
     refuse_links(written_paths(artifacts.absolute(), [spec.name for spec in specs]))
     problems = [
@@ -117,9 +116,7 @@ def check_buildable(specs: Sequence[ModelSpec], artifacts: Path) -> None:
 
 
 def _find_problems(spec: ModelSpec, artifacts: Path) -> Iterator[tuple[str, str]]:
-    """Yields what is wrong with a search, and what a build must not replace or delete, with what to do."""
-    for problem in find_space_problems(spec.tune.space) if spec.tune.space else ():
-        yield f"tune.space: {problem}", "ortprep schema"
+    """Yields what a build must not replace or delete, with what to do."""
     bundle = artifacts / spec.name
     if not may_be_replaced(bundle):
         aside = quoted("mv", bundle, f"{bundle}.mine")

@@ -214,8 +214,7 @@ class TuneSpec(SpecSection):
     runs_per_load: int = Field(default=1000, ge=1, le=10**12)
     """Runs of a session before it is closed: decides between an early first result and short runs."""
     max_trials: int = Field(default=100, ge=0, le=1000)
-    """Maximum number of plans to try; 0 takes the base plan without a search, with the first value of each
-    knob in space."""
+    """Maximum number of plans to try; 0 takes the base plan without a search."""
     budget_s: Seconds = 300.0
     """Seconds for the search, per target; what has started is finished, and the best plans are always
     compared in three rounds."""
@@ -234,18 +233,11 @@ class TuneSpec(SpecSection):
     allow: tuple[Literal["tf32", "cudnn_default", "io_binding"], ...] = ()
     """Options to search although they change answers (tf32), can be very slow (cudnn_default), or require
     jobs to bind inputs and outputs (io_binding)."""
-    space: Mapping[str, Annotated[tuple[Text, ...], Field(min_length=1)]] = Field(default_factory=dict)
-    """Values to search, by knob, the base plan's first; a knob that is not named has all."""
     first_phase: bool = True
     """Whether to record a plan that serves until the chosen one is ready, too."""
     fork: bool = False
     """Whether plans for the CPU are compared as forked workers of load_before_fork: on one thread, from the
     fork on."""
-
-    @property
-    def needs_trials(self) -> bool:
-        """Whether plans are tried: to search, or to compare the plan of `space` with the default."""
-        return self.max_trials > 0 or bool(self.space)
 
 
 Targets = Annotated[tuple[Target, ...], Field(min_length=1), AfterValidator(check_each_once)]

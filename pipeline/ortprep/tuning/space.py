@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
-from ortprep.bundle.model_facts import ModelFacts, ModelInterface
+from ortprep.bundle.model_facts import ModelFacts
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from ortprep.errors import StageError, propose
 from ortprep.options import CUDA, NEWEST, known_attributes, known_provider_options, known_session_config
 
 Options = Mapping[str, int | bool | str]
@@ -120,8 +118,6 @@ SOURCE = "source"
 
 MAX_INLINE_BYTES = 1_900_000_000
 """Weights above this size are not written into one file: protobuf and flatbuffers end at 2 GiB."""
-
-_COUNT = re.compile(r"[1-9][0-9]{0,3}")
 
 Values = Mapping[str, Options]
 """Values of a knob, each with the options it sets; one that sets none leaves ONNX Runtime's default."""
@@ -304,66 +300,3 @@ def shares_files(first: PlanChoice, second: PlanChoice) -> bool:
     # Without prepacking a file's arranged copies are not looked at.
     unpacked = own.get(FORM) == MAPPED and own.get(PREPACKING) == OFF
     return own.get(FORM) == other.get(FORM) or (unpacked and other.get(FORM) == PREPACKED)
-
-
-def restrict(space: Space, wanted: Mapping[str, tuple[str, ...]]) -> Space:
-    """Returns the space with only those values of some knobs; the first value becomes the base.
-
-    A knob that does not exist here is ignored: a spec is for several targets and versions.
-
-    Raises:
-        StageError: None of a knob's values exists here.
-    """
-    knobs = dict(space.knobs)
-    for knob in (knob for knob in space.knobs if knob in wanted):
-        values = _with_counts(knob, knobs[knob], wanted[knob])
-        left = {value: values[value] for value in wanted[knob] if value in values}
-        if not left:
-            raise StageError(
-                f"no value of {knob} is left to search\n"
-                f"  expected one of {', '.join(knobs[knob])}, got {', '.join(wanted[knob])}"
-            )
-        knobs[knob] = left
-    return replace(space, knobs=knobs)
-
-
-def _with_counts(knob: str, values: Values, wanted: Collection[str]) -> Values:
-    """Returns a knob's values; of threads, any number that is wanted is one."""
-    counts = [value for value in wanted if knob == THREADS and _COUNT.fullmatch(value)]
-    return {**values, **{count: _threads(int(count)) for count in counts}}
-
-
-def find_space_problems(wanted: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Returns the problems of a user's restriction of the space, on any target."""
-    knobs = _all_knobs()
-    problems = [f"unknown knob {name!r}; {propose(name, knobs)}" for name in wanted if name not in knobs]
-    for name in (name for name in wanted if name in knobs):
-        values = _with_counts(name, knobs[name], wanted[name])
-        expected = "expected all or a number" if name == THREADS else f"expected one of {', '.join(values)}"
-        problems += [
-            f"unknown value {value!r} of knob {name!r}; {expected}"
-            for value in wanted[name]
-            if value not in values
-        ]
-    return tuple(problems)
-
-
-def _all_knobs() -> dict[str, Values]:
-    """Returns every knob with all values that it has on any target."""
-    levels = ("all", "all-reduced", "extended", "basic", SOURCE)
-    knobs: dict[str, Values] = {}
-    interface = ModelInterface((), (), {}, external=False)
-    for target in ("cpu", "cuda"):
-        conditions = Conditions(
-            target,
-            NEWEST,
-            64,
-            levels,
-            fixed_shapes=True,
-            allowed=("tf32", "cudnn_default", IO_BINDING),
-        )
-        for operator in ("MatMul", "Conv"):
-            facts = ModelFacts(interface, {}, 0, {operator: 1}, 0, {}, width=64, has_1d_convolutions=True)
-            space = build_space(facts, conditions)
-            knobs |= {knob: {**knobs.get(knob, {}), **values} for knob, values in space.knobs.items()}
-    return knobs

@@ -155,7 +155,7 @@ def read_graph(context: Context, task: TaskId) -> Graph:
 
 def prepared_task(plan: Plan, variant: str) -> TaskId:
     """Returns the task that produces what jobs load; the portable variant is not tuned."""
-    is_tuned = plan.spec.tune.needs_trials and variant != PORTABLE
+    is_tuned = plan.spec.tune.max_trials > 0 and variant != PORTABLE
     return TaskId("tune" if is_tuned else "optimize", variant)
 
 

@@ -65,7 +65,6 @@ from ortprep.tuning.space import (
     Space,
     build_space,
     needs_binding,
-    restrict,
 )
 from ortprep.tuning.trial import TrialRequest, measure_trial
 
@@ -188,7 +187,7 @@ def _build_search_context(context: Context, scratch: Path) -> SearchContext:
 
 
 def _space(context: Context, facts: ModelFacts, optimized: PreparedResult, *, fixed_shapes: bool) -> Space:
-    """Returns the plans that can differ on this machine, as far as the spec allows them."""
+    """Returns the plans that can differ on this machine, without what the spec has set."""
     runtime, target = context.spec.runtime, context.target
     threads = {"intra_op_num_threads": "1", "execution_mode": "ORT_SEQUENTIAL"}
     conditions = Conditions(
@@ -204,7 +203,7 @@ def _space(context: Context, facts: ModelFacts, optimized: PreparedResult, *, fi
         }
         | (threads if context.tunes_forks else {}),
     )
-    return restrict(build_space(facts, conditions), context.spec.tune.space)
+    return build_space(facts, conditions)
 
 
 def _levels(facts: ModelFacts, step: str, *, target: str) -> tuple[str, ...]:

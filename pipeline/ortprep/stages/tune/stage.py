@@ -45,7 +45,7 @@ class TuneStage:
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
         """Returns all variants but the portable one, or nothing for a spec that asks for no search."""
-        return plan.tuned_variants if plan.spec.tune.needs_trials else ()
+        return plan.tuned_variants if plan.spec.tune.max_trials > 0 else ()
 
     def requires(self, plan: Plan, variant: str | None) -> tuple[TaskId, ...]:
         """Returns the source, the target's graph once verified, and the reference answers."""
@@ -76,8 +76,7 @@ class TuneStage:
         """Searches, and puts the chosen plan's files in place.
 
         Raises:
-            StageError: Neither the default nor the prepared plan could be measured, or the spec restricts
-                the space to what cannot be had here, or the disk is full.
+            StageError: Neither the default nor the prepared plan could be measured, or the disk is full.
         """
         with open_search(context) as search_context:
             search_result = _search(search_context)
