@@ -300,7 +300,7 @@ def deploy(bundle: Path, replicas: int) -> Any:
     """Deploys the model, or updates it; returns a handle once all replicas have this version."""
     from ray import serve
 
-    from ortprep.ray_inference import ServeConfig
+    from ortprep.ray_inference.config import ServeConfig
     from ortprep.ray_inference.deployment import build_application
     from ortprep.ray_inference.pinning import pin_version
 

@@ -20,7 +20,7 @@ import ray
 from ray import serve
 from ray.cluster_utils import Cluster
 
-from ortprep.ray_inference import ServeConfig
+from ortprep.ray_inference.config import ServeConfig
 from ortprep.ray_inference.deployment import build_application
 from ortprep.ray_inference.pinning import pin_version
 from tests.fakes import wait_for

@@ -20,7 +20,8 @@ from bench.ray_faults import StormOptions, run_storm
 from ortprep.bundle.loader_config import read_loader_config, write_loader_config
 from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.errors import IntegrityError, InvalidRequestError, NotPublishedError, RunError
-from ortprep.ray_inference import OnnxPredictor, ServeConfig, pin_bundle
+from ortprep.ray_inference.config import ServeConfig
+from ortprep.ray_inference.device import prepare_device, reserved_cpus
 from ortprep.ray_inference.pinning import follow_aliases, pin_version, require_version
 from ortprep.registry.catalogue import open_catalogue
 from ortprep.registry.publish import publish
@@ -30,8 +31,8 @@ from tests.fakes import free_port, wait_for
 from tests.prepare.builders import Project
 from tests.ray_inference.builders import SmallCluster, deployed
 from tests.ray_inference.conftest import HTTP_PORT, batch
-from tests.ray_inference.test_predictor import BIAS, rows, write_net
 from tests.runtime.builders import entry, sample, weights_of, write_bundle, write_record
+from tests.runtime.dropin.builders import run_python
 from tests.runtime.pool.builders import write_model_bundle, write_passing_on
 
 pytestmark = pytest.mark.filterwarnings(
@@ -157,10 +158,9 @@ def test_an_alias_is_pinned_and_followed_a_digest_and_the_latest_version_are_not
     project, url = Project(tmp_path), (tmp_path / "registry").as_uri()
     promote(project, write_bundle(tmp_path / "0", seed=0), url)
     (_, pinned), (_, newest) = pin_version(f"{url}/linear@production"), pin_version(f"{url}/linear")
-    by_digest = pin_bundle(f"{url}/linear@production")
-    assert by_digest == f"{url}/linear@{pinned.version}" == pin_bundle(by_digest)
+    assert pinned.bundle == f"{url}/linear@{pinned.version}" == pin_version(pinned.bundle)[1].bundle
     with pytest.raises(NotPublishedError):
-        pin_bundle(f"{url}/linear@staging")
+        pin_version(f"{url}/linear@staging")
     promote(project, write_bundle(tmp_path / "1", seed=1), url)
     _, latest = pin_version(f"{url}/linear@production")
     assert latest.version != pinned.version
@@ -222,6 +222,23 @@ def check_report(report: dict[str, Any], options: StormOptions) -> None:
 
 # -- a node that serves needs Ray and what a runtime job needs, and nothing of the build
 
+BUILD = {"onnx", "doit", "typer", "ortprep.stages", "ortprep.build", "ortprep.tuning"}
+PACKAGE = "ortprep.ray_inference"
+
+
+@pytest.mark.parametrize(
+    ("statement", "left_out"),
+    [
+        (f"import {PACKAGE}.config", {"ray", *BUILD}),
+        (f"import {PACKAGE}.deployment, {PACKAGE}.pinning", BUILD),
+    ],
+)
+def test_a_node_needs_ray_and_what_a_job_needs_and_nothing_of_the_build(statement, left_out):
+    code = f"{statement}\nimport sys\nprint(*sys.modules)"
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+    assert not left_out & set(done.stdout.split())
+
 
 # -- a bundle goes by way of a registry to every node, once each, and answers there as it does here
 
@@ -262,57 +279,14 @@ def test_each_node_pulls_a_bundle_once_and_its_replicas_map_it_and_answer_as_her
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("own_cache")
-def test_in_a_task_the_environment_is_left_alone_and_in_an_actor_gpus_are_hidden(nodes, tmp_path):
+def test_in_an_actor_without_a_gpu_those_of_others_are_hidden(served):
     import ray
 
-    net = write_net(tmp_path / "net")
+    class Replica:
+        def prepare(self) -> tuple[bool, str, int | None]:
+            os.environ["CUDA_VISIBLE_DEVICES"] = "7"
+            return prepare_device(), os.environ["CUDA_VISIBLE_DEVICES"], reserved_cpus()
 
-    def open_here(*_: object) -> tuple[str, int]:
-        os.environ["CUDA_VISIBLE_DEVICES"] = "7"
-        predict = OnnxPredictor(net, constants=BIAS)
-        options = predict._model.session.get_session_options()
-        return os.environ["CUDA_VISIBLE_DEVICES"], options.intra_op_num_threads
-
-    remote: Any = ray.remote(num_cpus=1, max_retries=0)
-    assert ray.get(remote(open_here).remote(), timeout=600) == ("7", 1)
-    actor = ray.remote(num_cpus=1)(type("Opener", (), {"open": open_here})).remote()
-    assert ray.get(actor.open.remote(), timeout=600) == ("", 1)
+    actor: Any = ray.remote(num_cpus=1)(Replica).remote()
+    assert ray.get(actor.prepare.remote(), timeout=600) == (False, "", 1)
     ray.kill(actor)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("own_cache")
-def test_a_dataset_is_answered_row_by_row_on_all_nodes(nodes, tmp_path):
-    import ray.data
-
-    folder, url = write_net(tmp_path / "net", 4), (tmp_path / "registry").as_uri()
-    write_loader_config(folder, read_loader_config(folder)._replace(name="linear"))
-    write_record(folder)  # the manifest that a registry wants; its model is called so
-    with open_catalogue(url) as catalogue:
-        publish(folder, catalogue)
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    given = rows(1000)
-    # Blocks that are there already: beside the actors there is no processor for tasks that would make some.
-    dataset = ray.data.from_numpy(np.split(given["x"], [100, 330, 331, 800]))
-    answers = dataset.map_batches(
-        OnnxPredictor,
-        fn_constructor_kwargs={
-            "bundle": pin_bundle(f"{url}/linear"),
-            "columns": {"x": "data"},
-            "constants": BIAS,
-            "outputs": ["y"],
-            "keep": True,
-        },
-        batch_size=50,
-        compute=ray.data.ActorPoolStrategy(size=2),
-        num_cpus=1,
-    ).take_all()
-    assert len(answers) == 1000
-    by_image = {row["data"].tobytes(): row["y"] for row in answers}
-    session = load(folder)
-    for at in range(0, 1000, 4):
-        batch = given["x"][at : at + 4]
-        (y,) = session.run(["y"], {"x": batch, **BIAS})
-        for row, expected in zip(batch, y, strict=True):
-            assert by_image[row.tobytes()].tobytes() == expected.tobytes()

@@ -13,7 +13,7 @@ import tritonclient.http
 from ray import serve
 from tritonclient.utils import InferenceServerException
 
-from ortprep.ray_inference import ServeConfig
+from ortprep.ray_inference.config import ServeConfig
 from ortprep.ray_inference.deployment import build_application
 from ortprep.ray_inference.pinning import pin_version
 from tests.ray_inference.builders import write_slow

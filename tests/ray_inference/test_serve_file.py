@@ -12,7 +12,7 @@ import pytest
 from ray.serve.schema import ServeDeploySchema
 
 from ortprep.errors import BundleError, PoolError
-from ortprep.ray_inference import ServeConfig
+from ortprep.ray_inference.config import ServeConfig
 from ortprep.ray_inference.pinning import PinnedBundle, pin_version
 from ortprep.ray_inference.serve_file import BundleFigures, plan_serve_file, read_bundle_figures
 from ortprep.runtime.placement import ModelLoad

@@ -33,10 +33,10 @@ class PinnedBundle:
     alias: str = ""
 
 
-def pin_bundle(
+def pin_version(
     bundle: str | os.PathLike[str], *, require_signature: str | os.PathLike[str] | None = None
-) -> str:
-    """Returns what names the same bundle on every node, now and later.
+) -> tuple[str, PinnedBundle]:
+    """Returns the name of a bundle's model, and the bundle in the version that it names now, for every node.
 
     A folder stays as it is, made absolute: it has to be there on every node. A reference to a registry
     becomes one to the digest of the version that it names now, in a registry that is named in full, so that
@@ -53,13 +53,6 @@ def pin_bundle(
         SignatureError: The version is not signed as is required.
         MissingExtraError: Registries need packages that are not installed.
     """
-    return pin_version(bundle, require_signature=require_signature)[1].bundle
-
-
-def pin_version(
-    bundle: str | os.PathLike[str], *, require_signature: str | os.PathLike[str] | None = None
-) -> tuple[str, PinnedBundle]:
-    """Returns the name of a bundle's model, and the bundle pinned as by `pin_bundle`, with its version."""
     if not isinstance(bundle, str) or "://" not in bundle:
         root = Path(os.path.realpath(locate(bundle)))
         return read_loader_config(root).name, PinnedBundle(str(root), _read_version(root))

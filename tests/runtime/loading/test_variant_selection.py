@@ -24,9 +24,11 @@ from ortprep.bundle.loader_config import (
 )
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.runtime.loading.load_options import LoadOptions
+from ortprep.runtime.loading.model_load_options import ModelLoadOptions
 from ortprep.runtime.loading.variant_selection import Machine, Selection, select_variant
 from ortprep.runtime.machine.hardware import Gpu, Hardware, read_hardware
-from tests.runtime.builders import CPU_ONLY, write_bundle
+from ortprep.runtime.opened_model import choose_target, open_model
+from tests.runtime.builders import CPU_ONLY, CUDA_NEEDED, write_bundle
 
 pytestmark = pytest.mark.runtime
 
@@ -244,3 +246,13 @@ def test_prepared_with_avx512_and_loaded_without_takes_the_portable_variant(tmp_
     bundle = write_bundle(tmp_path / "b", requirements={"cpu": wide, "portable": CPU_ONLY})
     said = load_on("Haswell", bundle)
     assert said == "portable 8 cpu: expected a processor with avx512f, got one without"
+
+
+def test_a_process_that_may_see_gpus_takes_the_first_variant_for_the_cpu(tmp_path):
+    both = write_bundle(tmp_path / "both", requirements={"cuda": CUDA_NEEDED, "cpu": CPU_ONLY})
+    assert choose_target(both, ModelLoadOptions(), on_gpu=False) == "cpu"
+    assert choose_target(write_bundle(tmp_path / "one"), ModelLoadOptions(), on_gpu=False) is None
+    assert choose_target(both, ModelLoadOptions(), on_gpu=True) is None
+    assert choose_target(both, ModelLoadOptions(target="cuda"), on_gpu=False) == "cuda"
+    opened = open_model(str(both), ModelLoadOptions(digests="off"))
+    assert opened.variant == "cpu"
