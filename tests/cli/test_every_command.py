@@ -75,10 +75,6 @@ COMMANDS = (
     Command(
         "ortprep check artifacts/squeezenet", lambda o, _: "answers the golden sample as recorded" in o.err
     ),
-    Command(
-        "ortprep serve-check squeezenet --devices cpu --requests 5",
-        lambda o, _: ", 0 answered wrongly" in o.out,
-    ),
     Command("ortprep host --stop", lambda o, _: "no host runs" in o.err),
     Command(
         f"ortprep adopt --out adopted -- {sys.executable} app.py models/squeezenet.onnx",

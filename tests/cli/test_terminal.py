@@ -126,12 +126,12 @@ def test_the_tab_key_completes_commands_once_completion_is_installed(tmp_path):
     ) as bash:
         os.close(theirs)
         try:
-            os.write(ours, b"ortprep serve-ch\t")
-            shown = _read_until(ours, "serve-check")
+            os.write(ours, b"ortprep serve-c\t")
+            shown = _read_until(ours, "serve-config")
         finally:
             bash.kill()
             os.close(ours)
-    assert "serve-check" in shown
+    assert "serve-config" in shown
 
 
 def _read_until(descriptor, text):
@@ -190,7 +190,6 @@ COMMANDS = {
     "report": (0, ("report", "hostile", "--out", "report.html")),
     "check": (0, ("check", "artifacts/hostile")),
     "place": (0, ("place", "hostile", "--devices", "cpu")),
-    "serve-check": (1, ("serve-check", "renamed", "--devices", "cpu", "--requests", "1")),
 }
 
 

@@ -24,7 +24,7 @@ _PANELS = {
     "Prepare models": ("prepare", "init", "explain", "tune", "options", "schema"),
     "Examine bundles and machines": ("show", "check", "report", "compare", "doctor"),
     "Use bundles in existing applications": ("adopt", "run"),
-    "Serve and export": ("host", "place", "serve-check", "serve-config", "export"),
+    "Serve and export": ("host", "place", "serve-config", "export"),
     "Registries": ("publish", "pull", "promote", "rollback", "list", "versions", "verify", "gc"),
 }
 """Commands in the order of `ortprep --help`."""

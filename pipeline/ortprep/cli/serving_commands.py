@@ -1,4 +1,4 @@
-"""The commands that serve and export: `host`, `place`, `serve-check`, `serve-config`, `export triton`."""
+"""The commands that serve and export: `host`, `place`, `serve-config`, `export triton`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from ortprep.cli.command import (
     ARTIFACTS,
     Artifacts,
     AsJson,
-    Bundle,
     Devices,
     Output,
     Precision,
@@ -64,37 +63,6 @@ def place(
     loads, placement = place_bundles(paths, places, precision=precision)
     table = build_placement_table(loads, placement)
     return Output({"loads": loads, "placement": placement}, [table, *placement.reasons])
-
-
-@command
-def serve_check(
-    bundle: Bundle,
-    artifacts: Artifacts = ARTIFACTS,
-    devices: Devices = None,
-    workers_per_device: Annotated[int, typer.Option(min=1, max=256, help="Processes per device.")] = 1,
-    requests: Annotated[int, typer.Option(min=1, help="Number of requests.")] = 1000,
-    clients: Annotated[int, typer.Option(min=1, max=256, help="Threads that send them.")] = 4,
-    precision: Precision = FASTEST,
-    json: AsJson = False,
-) -> Output:
-    """Load a bundle on every device at once, send its golden samples, and check every answer."""
-    from ortprep.cli.tables import build_workers_table, describe_load_test
-    from ortprep.doctor.load_test import load_test_bundle
-
-    result, stats = load_test_bundle(
-        find_bundle(bundle, artifacts),
-        devices=devices or "all",
-        workers_per_device=workers_per_device,
-        requests=requests,
-        clients=clients,
-        precision=precision,
-        observer=lambda event: echo(f"{event.name}: {event.state}"),
-    )
-    return Output(
-        {"drive": result, "pool": stats},
-        [build_workers_table(stats), *describe_load_test(result)],
-        exit_code=1 if result.wrong or result.failed else 0,
-    )
 
 
 @command

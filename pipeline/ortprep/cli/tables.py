@@ -21,9 +21,7 @@ from ortprep.report.variant_sections import MEANINGS, describe_conversion
 from ortprep.tables import Cell, CellValue, Table, count_of, fill_table, number_cell
 
 if TYPE_CHECKING:
-    from ortprep.doctor.load_test import LoadTestResult
     from ortprep.runtime.placement import ModelLoad, Placement
-    from ortprep.runtime.pool.report import PoolStats, WorkerStats
 
 
 LEGEND = "a ± b: the median, and half the distance between the quartiles; a [b–c]: the quartiles themselves"
@@ -192,40 +190,3 @@ def build_placement_table(loads: Sequence[ModelLoad], placement: Placement) -> T
             ("memory MB", lambda one: one.memory_bytes / _MB),
         ),
     )
-
-
-def build_workers_table(stats: PoolStats) -> Table:
-    """Returns one row per worker: what it took to start and what it has served."""
-    return fill_table(
-        "workers",
-        stats.workers,
-        (
-            ("worker", lambda worker: worker.name),
-            ("state", lambda worker: worker.state),
-            ("variant", lambda worker: ", ".join(_served_variants(worker))),
-            ("pid", lambda worker: worker.pid),
-            ("ready after s", lambda worker: worker.start_s),
-            ("private MB", lambda worker: worker.private_bytes and worker.private_bytes / _MB),
-            ("served", lambda worker: worker.served),
-            ("p50 ms", lambda worker: worker.p50_ms),
-            ("p99 ms", lambda worker: worker.p99_ms),
-            ("restarts", lambda worker: worker.restarts),
-        ),
-    )
-
-
-def _served_variants(worker: WorkerStats) -> Iterator[str]:
-    for model, variant in worker.variants.items():
-        buckets = len(worker.buckets.get(model, ()))
-        yield f"{variant} and {count_of(buckets, 'bucket')}" if buckets else variant
-
-
-def describe_load_test(result: LoadTestResult) -> Iterator[str]:
-    """Yields the lines that say what came of many requests."""
-    yield (
-        f"{result.requests} requests in {result.elapsed_s:.2f} s: {result.per_second:.0f} a second, "
-        f"{result.wrong} answered wrongly, {result.failed} failed"
-    )
-    yield "p50 and p99 ms: from a request's call to its answer, including the wait for a free worker"
-    for problem in result.problems:
-        yield f"  {problem}"

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ortprep.runtime.placement import place_models as place_models
     from ortprep.runtime.pool.config import PoolConfig as PoolConfig
     from ortprep.runtime.pool.report import PoolStats as PoolStats
-    from ortprep.runtime.pool.report import WorkerEvent as WorkerEvent
     from ortprep.runtime.pool.report import WorkerStats as WorkerStats
     from ortprep.runtime.pool.session_pool import SessionPool as SessionPool
 
@@ -30,7 +29,6 @@ _HOMES = {
     "PoolConfig": "pool.config",
     "PoolStats": "pool.report",
     "SessionPool": "pool.session_pool",
-    "WorkerEvent": "pool.report",
     "WorkerStats": "pool.report",
     "connect": "host.client",
     "install": "dropin.session",

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ortprep.bundle.loader_config import LoaderConfig, read_loader_config
-from ortprep.doctor.load_test import load_test_bundle, read_golden_cases, run_cases
 from ortprep.errors import InvalidRequestError, LoadError, PoolError
 from ortprep.runtime import PoolConfig, SessionPool
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
 from ortprep.runtime.opened_model import OpenedModel, open_model
-from ortprep.runtime.pool.report import PoolStats
 from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.runtime.tensors.element_types import ELEMENT_TYPES, narrow
 from tests.runtime.builders import batch_of, weights_of, write_converted
@@ -28,12 +24,6 @@ def converted(tmp_path):
     return write_converted(tmp_path / "bundle")
 
 
-def having(config: LoaderConfig, *names: str) -> LoaderConfig:
-    """What a worker has that took these variants, the one for all shapes first."""
-    by_name = {variant.name: variant for variant in config.variants}
-    return config._replace(variants=tuple(by_name[name] for name in names))
-
-
 def test_requests_are_answered_by_the_variants_for_their_sizes(converted):
     with SessionPool(converted, PoolConfig(devices="cpu", precision="int8")) as pool:
         (worker,) = pool.stats().workers
@@ -42,45 +32,6 @@ def test_requests_are_answered_by_the_variants_for_their_sizes(converted):
         for size, seed in [(1, 1), (4, 4), (5, 1), (4, 4), (8, 1)]:
             answer = pool.run({"x": batch_of(size)})["y"]
             np.testing.assert_allclose(answer, batch_of(size) @ weights_of(seed), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.attack
-def test_a_request_that_nobody_answers_is_a_failure_whatever_the_error_is_called(converted):
-    """A worker may say that the pool is closed: that was taken for the end of the test, and for success."""
-    with SessionPool(converted, PoolConfig(devices="cpu")) as pool:
-        cases = read_golden_cases(having(read_loader_config(converted), "cpu"), converted)
-    assert run_cases(pool, cases, requests=3, clients=1).failed == 3
-
-
-def test_the_cases_are_the_samples_of_the_variants_that_answer_them(converted):
-    config = read_loader_config(converted)
-    cases = read_golden_cases(having(config, "cpu", "cpu-batch4", "cpu-batch8"), converted)
-    assert [case.inputs["x"].shape[0] for case in cases] == [2, 4, 8]
-    for case, seed in zip(cases, (0, 2, 3), strict=True):
-        x = case.inputs["x"]
-        assert case.find_problems({"y": x @ weights_of(seed)}) == []
-        assert case.find_problems({"y": x @ weights_of(1)}) != []
-
-
-def test_workers_with_different_variants_cannot_be_checked_and_that_is_said(converted, monkeypatch):
-    stats = SessionPool.stats
-
-    def differ(pool: SessionPool) -> PoolStats:
-        one, other = stats(pool).workers
-        workers = (one, dataclasses.replace(other, variants={"linear": "cpu"}, buckets={}))
-        return dataclasses.replace(stats(pool), workers=workers)
-
-    monkeypatch.setattr(SessionPool, "stats", differ)
-    with pytest.raises(PoolError, match="workers took different variants: cpu; cpu-int8, cpu-int8-batch4"):
-        load_test_bundle(
-            converted,
-            devices="cpu",
-            workers_per_device=2,
-            requests=1,
-            clients=1,
-            observer=lambda _: None,
-            precision="int8",
-        )
 
 
 def opened(folder: Path, *, buckets: bool = True) -> OpenedModel:

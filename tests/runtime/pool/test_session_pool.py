@@ -20,7 +20,7 @@ from ortprep.errors import (
     RequestTimeoutError,
     RunError,
 )
-from ortprep.runtime import PoolConfig, SessionPool, WorkerEvent
+from ortprep.runtime import PoolConfig, SessionPool
 from tests.fakes import wait_for
 from tests.runtime.dropin.builders import run_python
 from tests.runtime.pool import fakes as bad_workers
@@ -233,19 +233,6 @@ def test_a_pool_that_is_forgotten_ends_its_workers(bundle):
     gc.collect()
     pid = worker.pid
     wait_for(lambda: start_ticks(pid) != ticks, what="its worker ends")
-
-
-def test_an_observer_sees_every_step_and_cannot_break_the_pool(bundle, caplog):
-    events: list[WorkerEvent] = []
-
-    def watch(event: WorkerEvent) -> None:
-        events.append(event)
-        raise RuntimeError("a careless observer")
-
-    with SessionPool(bundle, PoolConfig(devices="cpu", observer=watch)) as pool:
-        pool.run(batch())
-    assert [event.state for event in events] == ["starting", "ready"]
-    caplog.clear()  # records hold tracebacks, and those the pool
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from ortprep.runtime.loading.variant_selection import FASTEST
 from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.runtime.placement import Placement, device_variables, place_bundles, resolve_devices
 from ortprep.runtime.pool.process import ModelJob, WorkerJob
-from ortprep.runtime.pool.report import WorkerEvent, WorkerStats
+from ortprep.runtime.pool.report import WorkerStats
 from ortprep.runtime.pool.template import Template
 from ortprep.runtime.pool.worker import Worker
 
@@ -53,7 +53,6 @@ class PoolConfig:
         max_pending: Maximum number of unanswered futures; further calls of `submit` block.
         max_restarts: Restarts of a worker in a row, before it is given up; an answer, or 30 s of uptime,
             resets the count.
-        observer: Called with every `WorkerEvent`, on a thread of the pool.
         worker: The function that workers run, `module:function`.
 
     Raises:
@@ -75,7 +74,6 @@ class PoolConfig:
     run_timeout_s: float = 300.0
     max_pending: int = 1024
     max_restarts: int = 5
-    observer: Callable[[WorkerEvent], None] | None = None
     worker: str = "ortprep.runtime.pool.worker_main:main"
 
     def __post_init__(self) -> None:

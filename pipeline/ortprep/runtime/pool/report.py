@@ -16,23 +16,6 @@ WorkerStatus = Literal["starting", "ready", "waiting", "failed", "stopped"]
 
 
 @dataclass(frozen=True)
-class WorkerEvent:
-    """Something that happened to a worker, to be shown.
-
-    Attributes:
-        worker: Its number.
-        name: Its name.
-        state: Its new state.
-        error: Why it failed or died, None if it did not.
-    """
-
-    worker: int
-    name: str
-    state: WorkerStatus
-    error: PipelineError | None = None
-
-
-@dataclass(frozen=True)
 class WorkerStats:
     """A worker at one moment.
 

@@ -18,7 +18,7 @@ import numpy as np
 from ortprep.errors import LoadTimeoutError, PipelineError, PoolClosedError, PoolError
 from ortprep.runtime.pool.lane import Lane
 from ortprep.runtime.pool.process import Wakeup, WorkerJob, WorkerProcess
-from ortprep.runtime.pool.report import ReadyReport, WorkerEvent, WorkerStats, read_report
+from ortprep.runtime.pool.report import ReadyReport, WorkerStats, read_report
 from ortprep.runtime.pool.template import Template, UnfitError
 
 if TYPE_CHECKING:
@@ -110,17 +110,11 @@ class Worker:
                 self._latencies_s.append(waited_s)
 
     def _note(self, state: Any, error: PipelineError | None = None, **figures: Any) -> None:
-        """Notes a new state, and tells the observer."""
+        """Notes a new state."""
         with self._dispatcher.changed:
             self._error = error or (None if state == "ready" else self._error)
             self._stats = replace(self._stats, state=state, **figures)
             self._dispatcher.changed.notify_all()
-        if self._config.observer is not None and state != "stopped":
-            event = WorkerEvent(self._stats.number, self.name, state, error)
-            try:
-                self._config.observer(event)
-            except BaseException:  # an observer must not be able to stop the pool
-                log.exception("the pool's observer failed")
 
     # The thread.
 
