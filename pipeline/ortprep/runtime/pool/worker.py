@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import math
 import select
@@ -32,9 +31,6 @@ _STEADY_S = 30.0
 _LATENCIES = 2048
 _EXIT_TIMEOUT_S = 30.0
 """Seconds after which a process that was killed and does not end, being stuck in a driver, is left behind."""
-
-_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
-"""Why a process cannot be made now, although it may be later."""
 
 
 class Worker:
@@ -139,9 +135,7 @@ class Worker:
 
     def _begin(self, starts: int) -> WorkerProcess | None:
         """Starts the process, as soon as that is possible; returns None if there is to be none."""
-        short_since: float | None = None
         while not self._is_stopping and self.state != "failed":
-            began = time.monotonic()
             self._served_now = 0
             try:
                 process = WorkerProcess(self.job, self._variables, self.name, self._wakeup, self._template)
@@ -151,17 +145,8 @@ class Worker:
             except PipelineError as error:
                 self._goes_on(error, cannot_start=not starts)
             except OSError as error:
-                problem = PoolError(f"cannot start {self.name}\n  {error}", hint="ulimit -n; ulimit -u; free")
-                if error.errno not in _SHORTAGES:
-                    self._goes_on(problem)
-                    continue
-                short_since = short_since or began
-                short_s = began - short_since
-                if short_s >= self._config.start_timeout_s:
-                    self._give_up(problem)
-                else:
-                    self._note("waiting", problem, pid=None)
-                    self._pause(min(max(short_s, _FIRST_PAUSE_S), _MAX_PAUSE_S))
+                problem = f"cannot start {self.name}\n  {error}"
+                self._goes_on(PoolError(problem, hint="ulimit -n; ulimit -u; free"))
             else:
                 self._process = process
                 self._note("starting", pid=process.pid, restarts=starts)
