@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from ortprep.bundle.codec import encode
-from ortprep.errors import LoadError
 from ortprep.runtime import packets
 from ortprep.runtime.opened_model import OpenedModel
 from ortprep.runtime.pool import template, worker_main
@@ -126,19 +125,6 @@ def lies_about_forks(job: WorkerJob) -> None:
 def lies_about_ends(job: WorkerJob) -> None:
     """Is a template that says of the workers that it reaps that they were stopped."""
     template.ANSWER = _Liar(lambda pid, figure: (pid, 0x137F if figure else 0))  # type: ignore[assignment]
-    worker_main.main(job)
-
-
-def answers_wrongly_when_told(job: WorkerJob) -> None:
-    """Fails its check as soon as there is a file `wrong` beside the bundle, which it removes."""
-
-    def check(self: OpenedModel) -> None:
-        flag = Path(job.models[0].bundle).with_name("wrong")
-        if flag.exists():
-            flag.unlink()
-            raise LoadError("y: expected 2.0, got 3.0")
-
-    OpenedModel.check = check  # type: ignore[method-assign]
     worker_main.main(job)
 
 

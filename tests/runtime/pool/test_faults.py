@@ -22,7 +22,6 @@ from ortprep.errors import (
     LoadError,
     PipelineError,
     PoolError,
-    RunError,
     WorkerDiedError,
 )
 from ortprep.runtime import PoolConfig, SessionPool
@@ -286,16 +285,6 @@ def test_what_waits_for_a_worker_that_is_given_up_is_told(bundle):
         assert isinstance(errors[0], WorkerDiedError)
         assert sum("no worker is left" in str(error) for error in errors[1:]) > 10
         assert all(error is None or "no worker is left" in str(error) for error in errors[1:])
-
-
-def test_a_worker_that_refuses_all_it_gets_checks_itself_and_is_replaced(bundle):
-    with SessionPool(bundle, PoolConfig(**SOON, worker=f"{MODULE}:answers_wrongly_when_told")) as pool:
-        bundle.with_name("wrong").touch()
-        for _ in range(16):  # refused, each of them, before the worker looks at itself
-            with pytest.raises(RunError):
-                pool.run({"x": np.ones(3, np.float32)})
-        wait_for(lambda: pool.stats().workers[0].restarts == 1, what="the worker is replaced")
-        assert is_right(pool.submit(batch(), retries=1))
 
 
 def test_workers_that_are_killed_all_the_time_lose_nothing(bundle):

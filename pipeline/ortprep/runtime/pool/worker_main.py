@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from ortprep.runtime.pool.process import ModelJob, WorkerJob
     from ortprep.runtime.tensors.element_types import Array
 
-_MAX_REFUSALS = 16
-
 
 def main(job: WorkerJob) -> None:
     """Begins: makes the sessions a job names, and serves them until the pool ends it."""
@@ -89,7 +87,6 @@ class Server:
 
         self._models, self._memory = models, WorkerMemory(memory)
         self._turn = threading.Lock()
-        self._refusals = 0
 
     def serve(self, lanes: Sequence[_socket.socket]) -> None:
         """Answers requests until the pool closes the lanes."""
@@ -113,11 +110,6 @@ class Server:
                     packets.send_arrays(lane, packets.DONE, outputs, lambda: answers, number=packet.number)
                 except (PipelineError, MemoryError, OSError) as error:
                     packets.send_json(lane, packets.FAILED, to_dict(error), number=packet.number)
-                    self._refusals += 1
-                    if self._refusals % _MAX_REFUSALS == 0:
-                        self._check(packet.model)
-                else:
-                    self._refusals = 0
         except (BrokenPipeError, ConnectionResetError):
             return  # the pool is gone, or wants it no more
         except BaseException:  # noqa: BLE001 - a boundary: it ends the process, which the pool sees
@@ -133,11 +125,6 @@ class Server:
             outputs = model.run(list(packet.arrays.values()))
             self._memory.mark_done(lane)
         return dict(zip(model.signature.outputs, outputs, strict=True))
-
-    def _check(self, model: int) -> None:
-        """Raises `LoadError`, which ends the process, if a model no longer answers its golden sample."""
-        with self._turn:
-            self._models[model].check()
 
 
 def _find_unfit(models: Sequence[OpenedModel], threads: int) -> str:
