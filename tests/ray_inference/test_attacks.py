@@ -26,7 +26,7 @@ from ortprep.ray_inference.deployment import BundleDeployment
 from ortprep.ray_inference.pinning import pin_version
 from ortprep.runtime.tensors.arrays import write_tensors
 from tests.ray_inference.builders import LONG, write_sizing, write_slow
-from tests.runtime.pool.builders import write_doubling, write_model_bundle
+from tests.runtime.pool.builders import write_doubling
 
 pytestmark = [
     pytest.mark.attack,
@@ -77,60 +77,6 @@ async def ask(
 def body_of(shape: list[int], data: list[float]) -> bytes:
     tensor = {"name": "x", "datatype": "FP32", "shape": shape, "data": data}
     return json.dumps({"inputs": [tensor]}).encode()
-
-
-def test_a_request_of_some_bytes_takes_no_gigabytes(sizing):
-    async def attack() -> None:
-        replica = await open_replica(sizing)
-        body = body_of([0, 200_000_000], [])
-        assert len(body) < 100
-        refused = await ask(replica, INFER, [body])
-        assert refused.status_code == 400
-        assert b"sizes beside the 0" in refused.body
-        served = await ask(replica, INFER, [body_of([0, 5], [])])
-        assert json.loads(served.body)["outputs"][0]["data"] == [0.0] * 5
-
-    asyncio.run(attack())
-
-
-def test_bytes_that_are_no_booleans_bring_no_memory_of_other_clients(tmp_path):
-    """`Compress` sums the bytes of its condition: its output was 255 times as long as what it kept."""
-    x, keep = np.arange(4, dtype=np.float32), np.array([True, False, True, False])
-    compress = write_model_bundle(
-        tmp_path / "m",
-        {"y": ("Compress", ("x", "keep"))},
-        {"x": ("float32", ("n",)), "keep": ("bool", ("n",))},
-        {"y": ("float32", ("k",))},
-        {"input:x": x, "input:keep": keep, "output:y": x[keep]},
-    )
-
-    async def infer(replica: BundleDeployment, kept: bytes) -> Any:
-        tensors = [("x", "FP32", bytes(4 * len(kept))), ("keep", "BOOL", kept)]
-        inputs = [
-            {
-                "name": name,
-                "datatype": kind,
-                "shape": [len(kept)],
-                "parameters": {"binary_data_size": len(raw)},
-            }
-            for name, kind, raw in tensors
-        ]
-        header = json.dumps({"inputs": inputs}).encode()
-        parts = [header, *(raw for _, _, raw in tensors)]
-        return await ask(
-            replica, "/v2/models/m/infer", parts, inference_header_content_length=str(len(header))
-        )
-
-    async def attack() -> None:
-        replica = await open_replica(compress)
-        for byte in (b"\xff", b"\x02", b"\x80"):
-            refused = await infer(replica, byte * 4096)
-            assert refused.status_code == 400
-            assert b"bytes of 0 and 1" in refused.body
-        served = await infer(replica, b"\0\1" * 2048)
-        assert json.loads(served.body)["outputs"][0]["data"] == [0] * 2048
-
-    asyncio.run(attack())
 
 
 TOKEN = "k9" * 16
@@ -197,24 +143,6 @@ def test_an_answer_that_is_large_is_not_written_as_json(sizing):
         served = await ask(replica, INFER, [json.dumps(wanted).encode()])
         assert served.status_code == 200
         assert len(served.body) > 4 * 2**20
-
-    asyncio.run(attack())
-
-
-@pytest.mark.parametrize("unit", ["[[[[[[[[[[0]]]]]]]]]],", "[0],", "[],", '{"":0},'])
-def test_lists_and_objects_are_counted_before_json_is_parsed(sizing, unit):
-    lists = (unit * (2**20 // len(unit))).rstrip(",")
-    tensor = '{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [%s]}]}'
-    shape = '{"inputs": [{"name": "x", "datatype": "FP32", "shape": [%s], "data": [1]}]}'
-    rows: Any = [[0.5, 1.5]] * 20_000
-
-    async def attack() -> None:
-        replica = await open_replica(sizing)
-        for text in (tensor, shape):
-            refused = await ask(replica, INFER, [(text % lists).encode()])
-            assert refused.status_code == 413
-            assert b"too many lists" in refused.body
-        assert (await ask(replica, INFER, [body_of([20_000, 2], rows)])).status_code == 200
 
     asyncio.run(attack())
 

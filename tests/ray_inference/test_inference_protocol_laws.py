@@ -219,6 +219,28 @@ def test_an_empty_tensor_has_no_size_that_takes_gigabytes_of_a_graph(shape):
             parse_request(request, None if "data" in data else len(request), config)
 
 
+@pytest.mark.attack
+@pytest.mark.parametrize("byte", [b"\xff", b"\x02", b"\x80"])
+def test_bytes_that_are_no_booleans_are_refused(byte):
+    """`Compress` sums the bytes of its condition: its output was 255 times as long as what it kept."""
+    header = body(entry("x", "BOOL", [4096], parameters={"binary_data_size": 4096}))
+    with pytest.raises(ProtocolError, match="bytes of 0 and 1"):
+        parse_request(header + byte * 4096, len(header), config_of("bool"))
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("unit", ["[[[[[[[[[[0]]]]]]]]]],", "[0],", "[],", '{"":0},'])
+@pytest.mark.parametrize("key", ["data", "shape"])
+def test_lists_and_objects_are_counted_before_json_is_parsed(unit, key):
+    lists = (unit * (2**20 // len(unit))).rstrip(",")
+    text = json.dumps({"inputs": [entry("x", "FP32", [1, 1], data=[1]) | {key: "LISTS"}]})
+    with pytest.raises(ProtocolError, match="too many lists") as caught:
+        parse_request(text.replace('"LISTS"', f"[{lists}]").encode(), None, config_of("float32"))
+    assert caught.value.status == 413
+    rows = entry("x", "FP32", [20_000, 2], data=[[0.5, 1.5]] * 20_000)
+    assert parse_request(body(rows), None, config_of("float32")).arrays[0].shape == (20_000, 2)
+
+
 @pytest.mark.parametrize("shape", [[0], [0, 3, 224, 224], [0, 3, 2160, 3840], [0, 0], [0, 1_440_000]])
 def test_an_empty_batch_comes_through(shape):
     config = CONFIG._replace(inputs=(TensorSpec("x", "float32", None),))
