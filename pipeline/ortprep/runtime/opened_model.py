@@ -27,37 +27,24 @@ from ortprep.runtime.tensors.signatures import Signature, read_signature
 if TYPE_CHECKING:
     import onnxruntime
 
-    from ortprep.bundle.loader_config import LoaderConfig
-
 _MAX_CACHED = 1024
 
 
 def open_model(
     bundle: str, options: ModelLoadOptions, *, name: str = "", device_id: int | None = None
 ) -> OpenedModel:
-    """Opens a bundle and its buckets; each is checked with its golden sample, which warms it up.
-
-    Errors name the model `name`, or as the bundle does; raises as `open_variants`.
-    """
-    opened, buckets = open_variants(bundle, options, device_id=device_id)
-    return OpenedModel(name or opened.config.name, opened, buckets)
-
-
-def open_variants(
-    bundle: str, options: ModelLoadOptions, *, device_id: int | None
-) -> tuple[OpenedBundle, list[OpenedBundle]]:
     """Opens a bundle's variant for all shapes, and its buckets; each answers its golden sample.
 
     Args:
         bundle: A folder of this machine, or a reference to a registry, which is pulled unless it is here.
         options: How.
+        name: Name of the model in errors; by default the bundle's.
         device_id: CUDA ordinal as this process sees it; None for the CPU.
 
     Raises:
         PipelineError: As `load`; `LoadError` if there is no variant for the device.
     """
     root = locate(bundle, require_signature=options.require_signature)
-
     on_gpu = device_id is not None
     load_options = LoadOptions(
         target=choose_target(root, options, on_gpu=on_gpu),
@@ -80,11 +67,13 @@ def open_variants(
             f"{' | '.join(map(str, opened.passed_over)) or 'none'}",
             hint=f"device={'cpu' if on_gpu else 'cuda'!r}, or ortprep check {quoted(root)}",
         )
-    if not options.buckets:
-        return opened, []
-    runnable = with_runnable_buckets(opened.config, opened.variant, device_id=device_id)
-    buckets = [open_bucket(opened.root, opened.config, one, load_options) for one in runnable.variants[1:]]
-    return opened, buckets
+    buckets: list[OpenedBundle] = []
+    if options.buckets:
+        runnable = with_runnable_buckets(opened.config, opened.variant, device_id=device_id)
+        buckets = [
+            open_bucket(opened.root, opened.config, one, load_options) for one in runnable.variants[1:]
+        ]
+    return OpenedModel(name or opened.config.name, opened, buckets)
 
 
 def choose_target(root: Path, options: ModelLoadOptions, *, on_gpu: bool) -> str | None:
@@ -141,7 +130,7 @@ class OpenedModel:
 
     Attributes:
         name: Name of the model in errors.
-        config: The bundle's loader config, with no variants but those that are open.
+        config: The bundle's loader config.
         variant: Name of the variant for all shapes.
         buckets: Names of the others.
     """
@@ -151,7 +140,8 @@ class OpenedModel:
         self.signature = read_signature(name, opened.config)
         self._names, self._general = tuple(self.signature.inputs), opened
         everything = (opened, *buckets)
-        self.config = opened.config._replace(variants=tuple(one.variant for one in everything))
+        self.config = opened.config
+        self._open_variants = opened.config._replace(variants=tuple([one.variant for one in everything]))
         self._runners = {one.variant.name: SessionRunner(self.signature, one) for one in everything}
         self._known: dict[tuple[tuple[int, ...], ...], SessionRunner] = {}
         self.variant, *rest = self._runners
@@ -161,11 +151,6 @@ class OpenedModel:
     def session(self) -> onnxruntime.InferenceSession:
         """The session for all shapes."""
         return self._general.session
-
-    @property
-    def bundle_config(self) -> LoaderConfig:
-        """The bundle's loader config, with all its variants."""
-        return self._general.config
 
     @property
     def root(self) -> Path:
@@ -189,7 +174,7 @@ class OpenedModel:
         runner = self._known.get(shapes)
         if runner is None:
             named = dict(zip(self._names, shapes, strict=True))
-            chosen = choose_bucket(self.config, self._general.variant, shapes=named)
+            chosen = choose_bucket(self._open_variants, self._general.variant, shapes=named)
             if len(self._known) >= _MAX_CACHED:
                 self._known.clear()
             runner = self._known[shapes] = self._runners[self.variant if chosen is None else chosen.name]

@@ -70,7 +70,7 @@ def open_served(model: ModelJob, job: WorkerJob) -> OpenedModel:
     from ortprep.runtime.opened_model import open_model
 
     opened = open_model(model.bundle, job.load, name=model.name, device_id=job.device_id)
-    if encode(opened.bundle_config) != encode(model.config):
+    if encode(opened.config) != encode(model.config):
         raise LoadError(
             f"bundle was replaced by another build: {model.bundle}\n"
             f"  expected the build that the pool started with, since answers of two builds must not mix",
