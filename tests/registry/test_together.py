@@ -286,7 +286,7 @@ def test_a_signature_goes_after_its_part_and_no_sooner(registry, catalogue, tmp_
     pull(request, catalogue, tmp_path / "out", hardware=BARE)
 
 
-def test_a_damaged_file_in_the_registry_is_repaired_on_request(registry, catalogue, tmp_path):
+def test_a_damaged_file_that_was_removed_is_uploaded_again(registry, catalogue, tmp_path):
     bundle = write_bundle(tmp_path / "bundle")
     publish(bundle, catalogue)
     name = digest_bytes(b"weights").removeprefix("sha256:")
@@ -294,7 +294,8 @@ def test_a_damaged_file_in_the_registry_is_repaired_on_request(registry, catalog
     damaged.write_bytes(b"damaged")
     with pytest.raises(IntegrityError):
         pull(PullRequest(VersionRef("net", None)), catalogue, tmp_path / "out", hardware=BARE)
-    publish(bundle, catalogue, repair=True)
+    damaged.unlink()
+    publish(bundle, catalogue)
     pull(PullRequest(VersionRef("net", None)), catalogue, tmp_path / "out", hardware=BARE)
 
 

@@ -66,9 +66,6 @@ def publish(
     ] = None,
     sign: Sign = None,
     verify: Verify = None,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Upload also files that the registry seems to have.")
-    ] = False,
     json: AsJson = False,
 ) -> Output:
     """Publish a bundle to a registry, merged with what other machines published from the same source."""
@@ -81,7 +78,6 @@ def publish(
             label=label,
             private_key=sign,
             public_key=verify,
-            repair=repair,
             observer=bar.show,
         )
     version = published.version

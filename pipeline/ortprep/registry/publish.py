@@ -57,7 +57,6 @@ def publish(
     label: str | None = None,
     private_key: Path | None = None,
     public_key: Path | None = None,
-    repair: bool = False,
     observer: Observer = ignore,
 ) -> PublishResult:
     """Publishes a bundle as a version, with what others published of the same source and spec.
@@ -70,7 +69,6 @@ def publish(
         private_key: Key to sign the part with; None leaves it unsigned.
         public_key: Key that every part of the version must be signed with; others' parts without it are left
             out.
-        repair: Whether to upload files that the registry seems to have, too.
         observer: Takes the progress.
 
     Raises:
@@ -91,13 +89,13 @@ def publish(
     if public_key is not None:
         found = verify_part(part, (*catalogue.read_signatures(part), *signatures), public_key)
         signatures = tuple(dict.fromkeys((*signatures, found)))
-    uploaded = _upload(part, bundle, catalogue, observer, repair=repair)
+    uploaded = _upload(part, bundle, catalogue, observer)
     for signature in signatures:  # one that was there is refreshed: a collection may be about to remove it
         catalogue.attach(Kind.SIGNATURE, part, signature)
     version = _merge(part, catalogue, label, public_key)
     # A collection that began before may have removed what was there: look again, now that it is named.
     if find_missing(part, catalogue):
-        uploaded += _upload(part, bundle, catalogue, observer, repair=False)
+        uploaded += _upload(part, bundle, catalogue, observer)
     return PublishResult(
         part=part.digest,
         version=version,
@@ -134,12 +132,11 @@ def find_missing(part: Part, catalogue: Catalogue) -> tuple[FileEntry, ...]:
     return tuple(entry for digest, entry in entries.items() if not there[digest])
 
 
-def _upload(part: Part, bundle: Path, catalogue: Catalogue, observer: Observer, *, repair: bool) -> int:
+def _upload(part: Part, bundle: Path, catalogue: Catalogue, observer: Observer) -> int:
     """Uploads what is missing and writes the part; returns the number of bytes sent."""
     backend = catalogue.backend
     missing = find_missing(part, catalogue)
-    entries = tuple({entry.sha256: entry for entry in part.files}.values()) if repair else missing
-    progress = Progress("upload", sum(entry.size_bytes for entry in entries), observer)
+    progress = Progress("upload", sum(entry.size_bytes for entry in missing), observer)
 
     def upload(entry: FileEntry) -> None:
         # Opened once: a link of another user's may take the place of what was checked.
@@ -147,7 +144,7 @@ def _upload(part: Part, bundle: Path, catalogue: Catalogue, observer: Observer, 
             backend.put_file(part, entry, Path(f"/proc/self/fd/{file.fileno()}"), progress.add)
 
     # The largest first, so that none is left over when the others are done.
-    map_parallel(upload, sorted(entries, key=lambda entry: -entry.size_bytes))
+    map_parallel(upload, sorted(missing, key=lambda entry: -entry.size_bytes))
     backend.put_ref(part.model, Kind.PART, ref_name(part.digest), part.data)
     return progress.total_bytes
 
