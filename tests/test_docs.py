@@ -16,6 +16,7 @@ import jsonschema
 import pytest
 import yaml
 
+from docs.option_page import PAGE, build_page
 from docs.schemas import build_schemas, format_schema
 from ortprep.bundle.codec import encode
 from ortprep.doctor.diagnosis import SEVERITIES
@@ -36,6 +37,10 @@ def faults_of(content, schema):
 @pytest.mark.parametrize("name", sorted(SCHEMAS))
 def test_the_schemas_in_docs_are_those_of_the_types(name):
     assert (ROOT / "docs" / name).read_text() == format_schema(SCHEMAS[name]), "run: python -m docs.schemas"
+
+
+def test_the_page_of_options_is_that_of_the_table():
+    assert PAGE.read_text(encoding="utf-8") == build_page(), "run: python -m docs.option_page"
 
 
 @pytest.mark.parametrize("name", sorted(SCHEMAS))

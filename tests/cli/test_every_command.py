@@ -119,7 +119,6 @@ COMMANDS = (
     Command(
         "ortprep compare squeezenet artifacts/squeezenet", lambda o, _: "within the limit" in o.out + o.err
     ),
-    Command("ortprep options intra_op --json", lambda o, _: "intra_op_num_threads" in o.out),
     Command("ortprep schema", lambda o, _: _json(o)["type"] == "object"),
     Command(
         "ortprep doctor init models/squeezenet.onnx --shape data_0=1,3,224,224 --rounds 1",

@@ -258,10 +258,10 @@ def test_a_build_that_nobody_listens_to_ends_as_any_other(built, command, shell)
 @pytest.mark.slow
 def test_a_stdout_that_cannot_show_every_character_shows_the_others(built, monkeypatch):
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    for outcome in (built.run("show", "net"), built.run("options")):
-        assert (outcome.code, outcome.err) == (0, "")
-        assert "?" in outcome.out
-        assert outcome.out.isascii()
+    outcome = built.run("show", "net")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "?" in outcome.out
+    assert outcome.out.isascii()
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The commands about a machine: `doctor`, and `options` of its ONNX Runtime."""
+"""The command about a machine: `doctor`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Annotated, Literal, TypeAlias, get_args
 
 import typer
 
-from ortprep.bundle.codec import encode
 from ortprep.bundle.manifest import MANIFEST_FILE
 from ortprep.bundle.scratch_folder import scratch_folder
 from ortprep.cli.command import (
@@ -25,25 +24,13 @@ from ortprep.cli.command import (
     command,
     locate_bundle,
 )
-from ortprep.cli.console import Block, Prose, echo
+from ortprep.cli.console import Block, echo
 from ortprep.cli.progress import BuildObserver
 from ortprep.doctor.diagnosis import Diagnosis
 from ortprep.doctor.doctor_model import DoctorModel
 from ortprep.doctor.sampling import Shapes, examine_bundle, examine_source, parse_shapes
 from ortprep.errors import PoolError, SpecError
 from ortprep.measuring.device_lock import working
-from ortprep.options import (
-    CUDA,
-    NEWEST,
-    OLDEST,
-    Option,
-    is_newer,
-    known_attributes,
-    known_provider_options,
-    known_session_config,
-    version_parts,
-)
-from ortprep.versions import installed_onnxruntime
 
 Check: TypeAlias = Literal["env", "init", "parallel", "profile"]
 """What the doctor examines."""
@@ -211,61 +198,3 @@ def _examine(name: str, folder: Path, *, configs: Path, artifacts: Path, shapes:
     from ortprep.build.queries import examine_spec
 
     return examine_spec(name, folder, configs=configs, artifacts=artifacts, observer=BuildObserver())
-
-
-_SECTIONS = {
-    "session_config": "session config entries",
-    "attributes": "attributes of SessionOptions",
-    "cuda": f"options of {CUDA}",
-}
-"""Places where options are set, and what they are."""
-
-
-@command
-def options(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="List only names that contain this text.")] = "",
-    provider: Annotated[Literal["session", "cuda"] | None, typer.Option(help="List only these.")] = None,
-    onnxruntime: Annotated[
-        str | None,
-        typer.Option(metavar="VERSION", help="Version of ONNX Runtime; by default the installed one."),
-    ] = None,
-    json: AsJson = False,
-) -> Output:
-    """List the options of ONNX Runtime: values, default, effect and first version."""
-    version = onnxruntime or installed_onnxruntime() or NEWEST
-    if version_parts(version) < version_parts(OLDEST):
-        echo(f"the oldest ONNX Runtime in the table is {OLDEST}; these are its options")
-    if is_newer(version):
-        echo(f"the newest ONNX Runtime in the table is {NEWEST}; {version} may have more")
-    known = {
-        "session_config": known_session_config(version),
-        "attributes": known_attributes(version),
-        "cuda": known_provider_options(CUDA, version),
-    }
-    found = [
-        (section, option)
-        for section, known_options in known.items()
-        for option in known_options
-        if provider in (None, "cuda" if section == "cuda" else "session")
-        and name.lower() in option.name.lower()
-    ]
-    if not found:
-        echo(f"no option has {name!r} in its name")
-    data = [{"section": section, **encode(one), "expected": one.expected} for section, one in found]
-    return Output({"onnxruntime": version, "options": data}, _describe_options(found, version))
-
-
-def _describe_options(found: Sequence[tuple[str, Option]], version: str) -> Iterator[Block]:
-    """Yields every option: its name, its effect, its values, and why it must not be set."""
-    last = ""
-    for section, option in found:
-        if section != last:
-            yield f"{_SECTIONS[section]}, ONNX Runtime {version}"
-            last = section
-        yield from ("", option.name)
-        if option.effect:  # else it is reserved
-            since = f"{option.since} or earlier" if option.since == OLDEST else option.since
-            yield Prose(f"  {option.effect}")
-            yield Prose(f"  {option.expected}; default {option.default}; since {since}")
-        if option.owner is not None:
-            yield Prose(f"  Not to be set: {option.owner}.")

@@ -142,7 +142,7 @@ def _unknown(name: str, table: Table, *, version: str) -> str:
             f"is unknown to every ONNX Runtime up to {NEWEST}, the last one listed here; this is {version}"
         )
     advice = _find_elsewhere(name, table) or _suggest(name, table, version=version)
-    return f"{problem}; {advice}" if advice else problem
+    return f"{problem}; {advice or 'docs/options.md lists the options'}"
 
 
 def _find_elsewhere(name: str, table: Table) -> str | None:
