@@ -33,7 +33,6 @@ class FileServer:
     script: list[Answer] = field(default_factory=list)
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     sent_bytes: int = 0
-    etag: str | None = '"one"'
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -69,20 +68,20 @@ class Server(ThreadingHTTPServer):
 
 def send_whole(handler, server, content):
     """Sends everything, whatever was asked."""
-    _head(handler, server, 200, len(content))
+    _head(handler, 200, len(content))
     handler.body(content)
 
 
 def send_range(handler, server, content):
     """Sends what was asked, as a server with ranges does."""
     wanted = handler.headers.get("Range")
-    if wanted is None or handler.headers.get("If-Range", server.etag) != server.etag:
+    if wanted is None:
         send_whole(handler, server, content)
         return
     start = int(wanted.removeprefix("bytes=").rstrip("-"))
     handler.send_response(206)
     handler.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-    _finish_head(handler, server, len(content) - start)
+    _finish_head(handler, len(content) - start)
     handler.body(content[start:])
 
 
@@ -90,7 +89,7 @@ def send_cut(at):
     """Sends that many bytes and hangs up, though it announced all."""
 
     def answer(handler, server, content):
-        _head(handler, server, 200, len(content))
+        _head(handler, 200, len(content))
         handler.body(content[:at])
         handler.close_connection = True
 
@@ -110,15 +109,13 @@ def send_status(status, **headers):
     return answer
 
 
-def _head(handler, server, status, length):
+def _head(handler, status, length):
     handler.send_response(status)
-    _finish_head(handler, server, length)
+    _finish_head(handler, length)
 
 
-def _finish_head(handler, server, length):
+def _finish_head(handler, length):
     handler.send_header("Content-Length", str(length))
-    if server.etag is not None:
-        handler.send_header("ETag", server.etag)
     handler.end_headers()
 
 

@@ -681,7 +681,7 @@ def test_a_store_whose_lists_never_end_has_no_more_time_than_the_pull(monkeypatc
     for ask in (
         lambda: folder.list_names(""),
         lambda: folder.find(""),
-        lambda: folder.describe("x"),
+        lambda: folder.describe_file("x"),
         lambda: opened.enter_context(folder.open("x", 0, name="x")),
     ):
         with limit_time(0.2, lambda: RegistryError("late")), pytest.raises(RegistryError, match="late"):

@@ -44,7 +44,7 @@ class Source:
         self.offsets: list[int] = []
 
     @contextmanager
-    def open(self, offset, _):
+    def open(self, offset):
         self.offsets.append(offset)
         yield Download(self._blocks(offset), offset)
 

@@ -319,7 +319,6 @@ class Source:
     """A source with a script; after it, it does what it is asked."""
 
     answers: list[Answer]
-    has_versions: bool = True
     unit: int = 1
     version: int = 0
     offsets: list[int] = field(default_factory=list)
@@ -329,15 +328,13 @@ class Source:
         return bytes([self.version]) * self.unit * SIZE
 
     @contextmanager
-    def open(self, offset, version):
+    def open(self, offset):
         self.offsets.append(offset)
         answer = self.answers.pop(0) if self.answers else Answer()
         self.version += answer.changed
-        current = str(self.version) if self.has_versions else None
-        start = 0 if answer.whole or version is None or version != current else offset
-        yield Download(
-            self._blocks(start // self.unit, answer.cut_at), start, len(self.content), current, answer.sha256
-        )
+        start = 0 if answer.whole else offset
+        blocks = self._blocks(start // self.unit, answer.cut_at)
+        yield Download(blocks, start, len(self.content), answer.sha256)
 
     def _blocks(self, start, cut_at):
         end = SIZE if cut_at is None else max(start, cut_at)
@@ -352,9 +349,9 @@ ANSWERS = st.builds(
 )
 
 
-@given(st.lists(ANSWERS, max_size=8), st.booleans())
-def test_what_arrives_is_the_file_as_it_is(answers, has_versions):
-    source = Source(answers, has_versions)
+@given(st.lists(ANSWERS, max_size=8))
+def test_what_arrives_is_the_file_as_it_is(answers):
+    source = Source(answers)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "got"
         got = download(source.open, path, name="m.onnx", attempts=9)
@@ -371,9 +368,7 @@ def test_what_an_earlier_process_left_counts_where_the_digest_is_known(answers, 
     with TemporaryDirectory() as folder:
         path = Path(folder) / "got"
         path.write_bytes(bytes(left))
-        got = download(
-            lambda offset, _: source.open(offset, "0"), path, name="m", expected=expected, attempts=9
-        )
+        got = download(source.open, path, name="m", expected=expected, attempts=9)
         assert path.read_bytes() == source.content
     assert (got.size_bytes, got.sha256) == (SIZE, expected.sha256)
     assert source.offsets[:1] == ([] if left == SIZE else [left if left < SIZE else 0])
@@ -385,8 +380,12 @@ def test_a_download_ends_after_tries_that_bring_nothing_and_only_then(tmp_path):
         download(nothing.open, tmp_path / "got", name="m.onnx", attempts=2)
     assert len(nothing.offsets) == 2
     block = Source([Answer(at) for at in range(1000, SIZE, 1000)], unit=BLOCK_BYTES // 1000 + 1)
-    assert download(block.open, tmp_path / "got", name="m.onnx", attempts=2)
+    assert download(block.open, tmp_path / "got", name="m.onnx", is_checked=True, attempts=2)
     assert len(block.offsets) == 5
+    again = Source([Answer(at) for at in range(1000, SIZE, 1000)], unit=BLOCK_BYTES // 1000 + 1)
+    with pytest.raises(RegistryUnavailableError, match="cut"):
+        download(again.open, tmp_path / "got", name="m.onnx", attempts=2)
+    assert again.offsets == [0, 0], "what begins again gains nothing"
 
 
 def test_bytes_that_the_source_did_not_mean_are_fetched_again(tmp_path):
@@ -416,7 +415,7 @@ def test_progress_is_told_after_every_block(tmp_path):
         name="m.onnx",
         progress=lambda done, size: told.append((done, size)),
     )
-    assert told == [(done, SIZE) for done in (0, 1000, 2000, 2000, 3000, 4000, 5000)]
+    assert told == [(done, SIZE) for done in (0, 1000, 2000, 0, 1000, 2000, 3000, 4000, 5000)]
 
 
 def test_a_full_disk_is_not_taken_for_a_bad_connection():

@@ -286,7 +286,7 @@ class Catalogue:
             OSError: The disk is full.
         """
 
-        def open_at(offset: int, _: str | None) -> AbstractContextManager[Download]:
+        def open_at(offset: int) -> AbstractContextManager[Download]:
             return self.backend.open_file(part, entry, offset)
 
         return self.cache.fetch_file(entry, open_at, report)

@@ -51,8 +51,7 @@ _PLUGIN_FAILURES = (
 """What filesystems' own libraries raise, beside the errors of the standard library."""
 
 _TIME_KEYS = ("mtime", "LastModified", "last_modified", "updated", "created")
-_VERSION_KEYS = ("ETag", "etag", "md5", "checksum", *_TIME_KEYS)
-"""What filesystems call that which changes when a file does."""
+"""What filesystems call the time of the last write."""
 
 _FINAL = (IsADirectoryError, NotADirectoryError, NotImplementedError)
 
@@ -64,12 +63,10 @@ class StoredFile:
     Attributes:
         size_bytes: Its size, None if the store does not say.
         modified_s: Time of the last write, in seconds since 1970; infinite if the store does not say.
-        version: Changes when the file does, None if the store has no such thing.
     """
 
     size_bytes: int | None
     modified_s: float
-    version: str | None = None
 
 
 class FsspecFolder:
@@ -113,21 +110,15 @@ class FsspecFolder:
 
     def describe_file(self, path: str) -> StoredFile | None:
         """Returns what the store says of a file, None without one; raises RegistryError for a folder."""
-        with suppress(NotPublishedError):
-            return with_retries(lambda: self.describe(path))
-        return None
-
-    def describe(self, path: str) -> StoredFile:
-        """Returns what the store says of a file that has to be there; tries once."""
 
         def describe() -> StoredFile:
-            with self._translated(path):
-                info = self._filesystem.info(self._locate(path))
-                if info.get("type") == "directory":
-                    raise IsADirectoryError
+            info = self._filesystem.info(self._locate(path))
+            if info.get("type") == "directory":
+                raise IsADirectoryError
             return _stored_file(info)
 
-        return self._in_time(describe, path)
+        found: StoredFile | None = self._ask(describe, path, None)
+        return found
 
     def _ask(self, action: Callable[[], Any], what: str, default: object) -> Any:
         try:
@@ -212,7 +203,7 @@ class FsspecFolder:
             else:
                 file.seek(offset)
                 blocks = iter(lambda: self._in_time(lambda: file.read(16 * BLOCK_BYTES), name), b"")
-            yield Download(self._guard(blocks, name), offset)
+            yield Download(self._guard(blocks, name), offset, getattr(file, "size", None))
 
     def _open(self, place: str) -> IO[bytes]:
         if self._is_local:
@@ -348,11 +339,9 @@ def _stored_file(info: Mapping[str, Any]) -> StoredFile:
     times = (info.get(name) for name in _TIME_KEYS)
     at = next((time for time in times if isinstance(time, datetime | int | float)), math.inf)
     size = info.get("size")
-    stamps = {key: str(info[key]) for key in _VERSION_KEYS if info.get(key) is not None}
     return StoredFile(
         None if size is None else int(size),
         at.timestamp() if isinstance(at, datetime) else float(at),
-        repr((size, stamps)) if stamps else None,
     )
 
 

@@ -211,17 +211,13 @@ def open_file(
     ask: Callable[[Mapping[str, str]], AbstractContextManager[requests.Response]],
     doing: str,
     offset: int,
-    version: str | None = None,
 ) -> Iterator[Download]:
     """Opens a file at an offset, or at 0 if the server answers with all of it.
-
-    A file whose content may change needs the `version` that an earlier answer had (RFC 9110, section 13.1.5).
 
     Args:
         ask: Asks for the file, once, with the headers that it is given.
         doing: Purpose for messages: "read m.onnx".
         offset: Offset of the first byte that is wanted.
-        version: Version of the file that `offset` refers to.
 
     Raises:
         NotPublishedError: It is not there.
@@ -229,7 +225,7 @@ def open_file(
         RegistryError: The answer is compressed, or another part than was asked for.
     """
     headers = {"Range": f"bytes={offset}-"} if offset else {}
-    with ask(headers | ({"If-Range": version} if offset and version else {})) as response:
+    with ask(headers) as response:
         start, size = 0, response.headers.get("Content-Length")
         if response.status_code == 206:
             content_range = response.headers.get("Content-Range", "")
@@ -247,10 +243,7 @@ def open_file(
             size_bytes = int(size)
         # What arrived before a cut is kept: the length is compared here.
         response.raw.enforce_content_length = False
-        # A weak ETag promises an equivalent file only, and equivalent halves do not make a whole.
-        etag = response.headers.get("ETag", "")
-        now = etag if etag.startswith('"') else response.headers.get("Last-Modified")
-        yield Download(_read_all(response, doing, start, size_bytes), start, size_bytes, now)
+        yield Download(_read_all(response, doing, start, size_bytes), start, size_bytes)
 
 
 def _read_all(

@@ -1,7 +1,7 @@
-"""The one way in which files move: bounded, hashed on the way, tried again, and continued after a cut.
+"""The one way in which files move: bounded, hashed on the way, and tried again.
 
-Sources of models and registries open a file at an offset. What they say about it then (its size
-and version) decides whether what an earlier try left is the beginning of the same file.
+Sources of models and registries open a file at an offset. After a cut, a file whose digest is known goes on
+where it was cut: the digest shows whether the halves fit. Any other begins again.
 """
 
 from __future__ import annotations
@@ -54,14 +54,12 @@ class Download:
         blocks: The file's bytes from `start` on.
         start: Offset of the first byte: what was asked for, or 0 if the source cannot or must not go on.
         size_bytes: Size of the whole file, None if the source does not say.
-        version: Changes when the file does (an ETag, say), None if the source gives no such thing.
         sha256: Digest that the source gives for the whole file, None if it gives none.
     """
 
     blocks: Iterator[Block]
     start: int
     size_bytes: int | None = None
-    version: str | None = None
     sha256: str | None = None
 
 
@@ -206,8 +204,8 @@ def wait_to_retry(error: RegistryUnavailableError, failures: int) -> None:
     time.sleep(min(wait_s, remaining_s()))
 
 
-OpenAt = Callable[[int, str | None], AbstractContextManager[Download]]
-"""Opens a file at an offset in bytes, or at its beginning if it no longer has that version."""
+OpenAt = Callable[[int], AbstractContextManager[Download]]
+"""Opens a file at an offset in bytes, or at its beginning."""
 
 ByteProgress = Callable[[int, int | None], None]
 """Takes the bytes that are there and the size of the whole file, None where nobody knows it."""
@@ -249,17 +247,19 @@ def download(
     *,
     name: str,
     expected: FileEntry | None = None,
+    is_checked: bool = False,
     max_bytes: int = MAX_BYTES,
     attempts: int = ATTEMPTS,
     progress: ByteProgress | None = None,
 ) -> FileEntry:
-    """Copies a file to `path`, going on after what is there as long as the source has the same file.
+    """Copies a file to `path`; after a cut it goes on where it was if the digest of the whole is known.
 
     Args:
         open_at: Opens the file.
         path: The new file. Bytes that it has already count only if `expected` is given.
         name: The file as it may be shown: without credentials.
         expected: The file's size and digest, where they are known before.
+        is_checked: Whether the caller compares the digest of what arrived.
         max_bytes: Size of the largest file, in bytes.
         attempts: Number of tries in a row that may bring no block.
         progress: Takes how much is there, after every block.
@@ -274,17 +274,17 @@ def download(
         OSError: `path` cannot be written.
         Exception: `check_time` raises it, once the time of the caller is over.
     """
-    failures, version = 0, None
+    failures, resumes = 0, is_checked or expected is not None
     with path.open("wb" if expected is None else "ab") as file:
         partial = _PartialFile(path, file)
         if expected is not None and partial.size_bytes > expected.size_bytes:
             partial.restart()
         # A file that is whole is not asked for: many servers refuse a range that begins at the end.
         while expected is None or not 0 < expected.size_bytes == partial.size_bytes:
-            before_bytes = partial.size_bytes
+            before_bytes = partial.size_bytes if resumes else 0
             try:
-                with open_at(partial.size_bytes, version) as opened:
-                    version = opened.version
+                with open_at(before_bytes) as opened:
+                    resumes = resumes or opened.sha256 is not None
                     for _ in _receive(opened, partial, expected):
                         check_time()
                         _check_size(partial.size_bytes, max_bytes, name)
@@ -294,7 +294,7 @@ def download(
             except RegistryUnavailableError as error:
                 check_time()
                 gained_bytes = partial.size_bytes - before_bytes
-                failures = 1 if gained_bytes >= BLOCK_BYTES else failures + 1
+                failures = 1 if resumes and gained_bytes >= BLOCK_BYTES else failures + 1
                 if failures >= attempts:
                     raise
                 wait_to_retry(error, failures)
@@ -314,10 +314,10 @@ def _receive(opened: Download, partial: _PartialFile, expected: FileEntry | None
 
     Raises:
         IntegrityError: There are more bytes than expected.
-        RegistryUnavailableError: The file changed on its way.
+        RegistryUnavailableError: Other bytes arrived than the source meant.
     """
     if opened.start != partial.size_bytes:
-        log.debug("starting again: the file changed, or its server cannot resume a download")
+        log.debug("starting again: the download cannot be resumed")
         partial.restart()
     yield
     for block in opened.blocks:

@@ -55,29 +55,22 @@ def server():
         yield running
 
 
-def fetch(server: FileServer, folder: Path, path: str = "/m.onnx") -> FileEntry:
-    return fetch_file(source_of(server.url + path), folder / "got")
+def fetch(server: FileServer, folder: Path, path: str = "/m.onnx", *, is_checked: bool = False) -> FileEntry:
+    return fetch_file(source_of(server.url + path), folder / "got", is_checked=is_checked)
 
 
-def test_a_cut_transfer_goes_on_where_it_was_cut(server, tmp_path):
-    server.script = [send_cut(CUT)]
-    assert fetch(server, tmp_path).sha256 == digest_bytes(CONTENT)
-    assert server.requests[1][1]["Range"] == f"bytes={CUT}-"
-    assert server.sent_bytes == len(CONTENT)
-
-
-@pytest.mark.parametrize("etag", [None, 'W/"weak"'])
-def test_a_file_without_a_strong_version_starts_again(server, tmp_path, etag):
-    server.etag = etag
-    server.script = [send_cut(CUT)]
-    assert fetch(server, tmp_path).sha256 == digest_bytes(CONTENT)
-    assert "Range" not in server.requests[1][1]
+def test_a_cut_transfer_goes_on_where_the_digest_is_known_and_else_begins_again(server, tmp_path):
+    for is_checked, sent_bytes in ((True, len(CONTENT)), (False, CUT + len(CONTENT))):
+        server.sent_bytes, server.script = 0, [send_cut(CUT)]
+        assert fetch(server, tmp_path, is_checked=is_checked).sha256 == digest_bytes(CONTENT)
+        assert server.requests[-1][1].get("Range") == (f"bytes={CUT}-" if is_checked else None)
+        assert server.sent_bytes == sent_bytes
 
 
 def test_servers_that_cannot_or_will_not_send_a_part_send_it_all(server, tmp_path):
     for answer in (send_whole, send_status(416)):
         server.script = [send_cut(CUT), answer]
-        assert fetch(server, tmp_path).sha256 == digest_bytes(CONTENT)
+        assert fetch(server, tmp_path, is_checked=True).sha256 == digest_bytes(CONTENT)
     assert "Range" not in server.requests[-1][1]
 
 
@@ -213,17 +206,12 @@ def memory():
     fsspec.filesystem("memory").rm(folder, recursive=True)
 
 
-def test_any_installed_filesystem_is_a_source_that_goes_on_while_its_file_is_the_same(memory, tmp_path):
+def test_any_installed_filesystem_is_a_source(memory, tmp_path):
     source = source_of(f"{memory}/m.onnx")
     assert fetch_file(source, tmp_path / "got") == FileEntry("got", len(CONTENT), digest_bytes(CONTENT))
-    with source.open(0, None) as first:
-        version = first.version
-    with source.open(BLOCK_BYTES, version) as second:
-        assert (second.start, b"".join(second.blocks)) == (BLOCK_BYTES, CONTENT[BLOCK_BYTES:])
-    with fsspec.open(f"{memory}/m.onnx", "wb") as file:
-        file.write(OTHER)
-    with source.open(BLOCK_BYTES, version) as third:
-        assert third.start == 0
+    with source.open(BLOCK_BYTES) as opened:
+        assert (opened.start, b"".join(opened.blocks)) == (BLOCK_BYTES, CONTENT[BLOCK_BYTES:])
+        assert opened.size_bytes == len(CONTENT)
     for name in ("absent.onnx", ""):
         with pytest.raises(SourceError, match=r"not in the source|IsADirectoryError"):
             fetch_file(source_of(f"{memory}/{name}"), tmp_path / "got")
@@ -234,7 +222,7 @@ def test_a_local_file_that_changes_while_it_is_read_is_refused(tmp_path):
     path.write_bytes(CONTENT)
 
     def read_a_changing_file() -> None:
-        with LocalFile(path).open(0, None) as opened:
+        with LocalFile(path).open(0) as opened:
             next(opened.blocks)
             wait_for_a_tick(path)
             path.write_bytes(OTHER)

@@ -61,7 +61,7 @@ class HubFile:
         return str(self.address)
 
     @contextmanager
-    def open(self, offset: int, version: str | None) -> Iterator[Download]:
+    def open(self, offset: int) -> Iterator[Download]:
         """Opens the file; raises as `Source.open`, and MissingExtraError without the Hub's client."""
         found, url, token = _ask(self.address)
         # A large file is elsewhere, by a signed URL; the token is for the Hub alone.
@@ -70,7 +70,7 @@ class HubFile:
         file = WebFile(location, token if is_own else None, shown=self.name)
         # The tag of a large file is its digest; of small ones the Hub knows git's own.
         sha256 = PREFIX + found.etag if _SHA256.fullmatch(found.etag or "") else None
-        with file.open(offset, version) as opened:
+        with file.open(offset) as opened:
             yield replace(opened, sha256=sha256)
 
     def beside(self, location: str) -> HubFile:

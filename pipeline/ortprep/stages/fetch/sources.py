@@ -42,8 +42,8 @@ class Source(Protocol):
         """The file as it may be shown: without credentials."""
         ...
 
-    def open(self, offset: int, version: str | None) -> AbstractContextManager[Download]:
-        """Opens the file, at `offset` if the source can and the file still has that version.
+    def open(self, offset: int) -> AbstractContextManager[Download]:
+        """Opens the file, at `offset` if the source can.
 
         Raises:
             RegistryUnavailableError: The source does not answer right now.
@@ -60,6 +60,7 @@ def fetch_file(
     source: Source,
     path: Path,
     *,
+    is_checked: bool = False,
     max_bytes: int = MAX_BYTES,
     progress: Callable[[float], None] | None = None,
 ) -> FileEntry:
@@ -68,6 +69,7 @@ def fetch_file(
     Args:
         source: Source of the file.
         path: The new file.
+        is_checked: Whether the caller compares the digest; after a cut such a file goes on where it was.
         max_bytes: Size of the largest file, in bytes.
         progress: Takes the fraction that is there, after every block, where the source says how large it is.
 
@@ -86,7 +88,13 @@ def fetch_file(
     with limit_fetch(source.name):
         path.parent.mkdir(parents=True, exist_ok=True)
         entry = download(
-            source.open, path, name=source.name, max_bytes=max_bytes, attempts=ATTEMPTS, progress=show
+            source.open,
+            path,
+            name=source.name,
+            is_checked=is_checked,
+            max_bytes=max_bytes,
+            attempts=ATTEMPTS,
+            progress=show,
         )
     return FileEntry(path.name, entry.size_bytes, entry.sha256)
 
@@ -129,13 +137,12 @@ class LocalFile:
         return str(self.path)
 
     @contextmanager
-    def open(self, offset: int, version: str | None) -> Iterator[Download]:
+    def open(self, offset: int) -> Iterator[Download]:  # noqa: ARG002 - part of the protocol
         """Opens the file from its beginning, and refuses it if it changed meanwhile.
 
         Raises:
             SourceError: It cannot be read, or changed.
         """
-        del offset, version
         try:
             before = read_stamp(self.path)
             with self.path.open("rb"):
@@ -162,17 +169,10 @@ class StoreObject:
         """The URL without credentials."""
         return redact_url(self.url)
 
-    @contextmanager
-    def open(self, offset: int, version: str | None) -> Iterator[Download]:
+    def open(self, offset: int) -> AbstractContextManager[Download]:
         """Opens the file; raises as `Source.open`, and MissingExtraError without the store's package."""
         parent, _, path = self.url.rpartition("/")
-        store = FsspecFolder(parent, called="source")
-        file = store.describe(path)
-        start = offset if version is not None and file.version == version else 0
-        with store.open(path, start, name=self.name) as download:
-            yield Download(download.blocks, start, file.size_bytes, file.version)
-        if store.describe(path).version != file.version:
-            raise RegistryUnavailableError(f"file changed while it was read: {self.name}")
+        return FsspecFolder(parent, called="source").open(path, offset, name=self.name)
 
     def beside(self, location: str) -> StoreObject:
         """Returns the object of that name in this one's folder, or below it."""
@@ -198,8 +198,8 @@ class WebFile:
         """The file as it is shown."""
         return self.shown or redact_url(self.url)
 
-    def open(self, offset: int, version: str | None) -> AbstractContextManager[Download]:
-        """Asks for the rest from `offset` if the file is still the same version, else for the whole.
+    def open(self, offset: int) -> AbstractContextManager[Download]:
+        """Asks for the rest from `offset`.
 
         Raises:
             RegistryUnavailableError: The server cannot be reached, is overloaded, or the connection broke.
@@ -207,7 +207,7 @@ class WebFile:
         """
         from ortprep.transport.http_answers import open_file  # builds that fetch nothing do without requests
 
-        return open_file(self._ask, f"fetch: {self.name}", 0 if version is None else offset, version)
+        return open_file(self._ask, f"fetch: {self.name}", offset)
 
     def beside(self, location: str) -> WebFile:
         """Returns a file in this one's folder, or below it. The query stays: it may give access."""

@@ -81,7 +81,13 @@ class FetchStage:
         file = _file_name(spec.source)
         model = context.folder / file
         source = _model_source(spec, context.key)
-        received = fetch_file(source, model, max_bytes=MAX_INLINE_BYTES, progress=context.progress)
+        received = fetch_file(
+            source,
+            model,
+            is_checked=spec.source.sha256 is not None,
+            max_bytes=MAX_INLINE_BYTES,
+            progress=context.progress,
+        )
         refuse_what_is_no_model(model, name)
         if spec.source.sha256 is not None:
             _check_digest(received, spec.source.sha256, name, field="source.sha256")
@@ -148,7 +154,13 @@ def _fetch_external(
                 hint="save the model again with its external data beside it",
             )
         place, max_bytes = context.folder / path, needed_bytes + spare_bytes
-        received = fetch_file(origin, place, max_bytes=max_bytes, progress=context.progress)
+        received = fetch_file(
+            origin,
+            place,
+            is_checked=pinned.sha256 is not None,
+            max_bytes=max_bytes,
+            progress=context.progress,
+        )
         spare_bytes -= max(0, received.size_bytes - needed_bytes)
         if pinned.sha256 is not None:
             digest = pinned.data_sha256.get(path)
