@@ -23,7 +23,6 @@ from ortprep.doctor.initialisation_phases import (
     Timeline,
     parse_log,
     split_phases,
-    split_prepacking,
     trace_plan,
 )
 from ortprep.doctor.profiling import (
@@ -154,20 +153,6 @@ def test_whatever_is_logged_the_phases_add_up(rng, count):
     assert min(found.phases.values()) >= 0
 
 
-def test_prepacking_is_taken_out_of_making_kernels():
-    whole = Initialisation({"parse": 5.0, "kernels": 100.0, "finish": 1.0}, ())
-    split = split_prepacking(whole, 90.0)
-    assert [*split.phases.items()] == [
-        ("parse", 5.0),
-        ("kernels", 10.0),
-        ("prepack", 90.0),
-        ("finish", 1.0),
-    ]
-    assert split.total_ms == whole.total_ms
-    assert split_prepacking(whole, 1000.0).total_ms == whole.total_ms
-    assert split_prepacking(whole, -3.0) == whole
-
-
 def test_every_phase_has_a_title():
     assert len(set(TITLES.values())) == len(TITLES)
 
@@ -196,7 +181,6 @@ def codes(start: Start) -> dict[str, str]:
         ("inline", "optimised-at-every-load"),
         ("parse", "weights-inside-the-model-file"),
         ("weights_out", "weights-inside-the-model-file"),
-        ("prepack", "prepacked-at-every-load"),
     ],
 )
 def test_a_phase_that_takes_long_is_found_with_what_removes_it(phase, code):

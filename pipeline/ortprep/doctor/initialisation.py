@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -24,13 +24,7 @@ from ortprep.doctor.doctor_model import (
     plan_of_bundle,
     plan_on,
 )
-from ortprep.doctor.initialisation_phases import (
-    TITLES,
-    Initialisation,
-    Trace,
-    split_prepacking,
-    trace_plan,
-)
+from ortprep.doctor.initialisation_phases import TITLES, Initialisation, Trace, trace_plan
 from ortprep.measuring.comparison import is_below, order_of_round
 from ortprep.measuring.device_lock import CPU_DEVICE
 from ortprep.tables import Table, fill_table
@@ -45,9 +39,7 @@ ACCOUNTED = 0.1
 
 _STEADY_S = 0.2
 _MAX_TRANSFORMERS = 12
-_PREPACKING = "session.disable_prepacking"
 _MIN_DIFFERENCE = 0.05
-_TUNE = "ortprep tune   (with the model's spec; docs/tuning.md)"
 
 
 @dataclass(frozen=True)
@@ -122,19 +114,17 @@ def _savings(start: Start) -> Iterator[Finding]:
     """Yields which phases take long, where most of that can be saved, and how."""
     once = "optimising the graph once, before deployment, and loading it with optimisation off"
     outside = "keeping the weights in a file of their own, which is mapped instead of parsed and copied"
-    packed = "storing the weights packed, or leaving them unpacked where runs are no slower for it"
     is_source, is_inside = not start.is_prepared, not start.is_prepared and not start.weights_outside
-    for applies, code, phases, does, hint in (
-        (is_source, "optimised-at-every-load", ("inline", "optimise"), once, PREPARE),
-        (is_inside, "weights-inside-the-model-file", ("parse", "weights_out"), outside, PREPARE),
-        (True, "prepacked-at-every-load", ("prepack",), packed, _TUNE),
+    for applies, code, phases, does in (
+        (is_source, "optimised-at-every-load", ("inline", "optimise"), once),
+        (is_inside, "weights-inside-the-model-file", ("parse", "weights_out"), outside),
     ):
         ms = start.initialisation.ms(*phases)
         if applies and ms >= WORTH_TELLING * start.total_ms:
             what = " and ".join(TITLES[name] for name in phases if start.initialisation.ms(name))
             share = f"{ms:.0f} ms of {start.total_ms:.0f} ms to the first result"
             text = f"{what}: {share}; most of that is saved by {does}"
-            yield Finding(code, "advice", text, hint)
+            yield Finding(code, "advice", text, PREPARE)
 
 
 def _first_run(start: Start) -> Iterator[Finding]:
@@ -149,11 +139,10 @@ def _first_run(start: Start) -> Iterator[Finding]:
 
 @dataclass
 class _Measured:
-    """Results of one plan, one a round: without logging, with it, and with it but without prepacking."""
+    """Results of one plan, one a round: without logging, and with it."""
 
     plain: list[ProbeResult] = field(default_factory=list)
     traced: list[Trace] = field(default_factory=list)
-    unpacked: list[Trace] = field(default_factory=list)
 
 
 def diagnose_initialisation(
@@ -161,9 +150,9 @@ def diagnose_initialisation(
 ) -> Diagnosis:
     """Takes the start of a model apart: imports, every phase of making its session, first run.
 
-    Processes with and without logging, and without prepacking, take turns, of the source and of the bundle;
-    one process of each plan goes before them and does not count. The process that took the median time is
-    shown, so that its phases add up.
+    Processes with and without logging take turns, of the source and of the bundle; one process of each plan
+    goes before them and does not count. The process that took the median time is shown, so that its phases
+    add up.
 
     Args:
         subject: The model; where there is a bundle of it, that is taken apart beside it.
@@ -198,27 +187,16 @@ def diagnose_initialisation(
 def _measure(plans: Mapping[str, SessionPlan], sample: str, rounds: int) -> dict[str, _Measured]:
     """Returns the results of interleaved processes of every plan."""
     measured = {name: _Measured() for name in plans}
-    steps = [step for name, plan in plans.items() for step in _steps(plan, sample, measured[name])]
+    kinds = [(name, is_traced) for name in plans for is_traced in (False, True)]
     for plan in plans.values():
         _probe(plan, sample)  # brings the files into the page cache
     for index in range(rounds):
-        for step in order_of_round(steps, index):
-            step()
+        for name, is_traced in order_of_round(kinds, index):
+            if is_traced:
+                measured[name].traced.append(trace_plan(plans[name]))
+            else:
+                measured[name].plain.append(_probe(plans[name], sample))
     return measured
-
-
-def _steps(plan: SessionPlan, sample: str, into: _Measured) -> list[Callable[[], None]]:
-    """Returns a function for each kind of process of a plan, which adds its result."""
-    steps: list[Callable[[], None]] = [
-        lambda: into.plain.append(_probe(plan, sample)),
-        lambda: into.traced.append(trace_plan(plan)),
-    ]
-    options = plan.session_options
-    if options.config_entries.get(_PREPACKING) != "1":
-        entries = {**options.config_entries, _PREPACKING: "1"}
-        unpacked = plan._replace(session_options=options._replace(config_entries=entries))
-        steps.append(lambda: into.unpacked.append(trace_plan(unpacked)))
-    return steps
 
 
 def _probe(plan: SessionPlan, sample: str) -> ProbeResult:
@@ -237,7 +215,7 @@ def _build_start(plan: SessionPlan, measured: _Measured, name: str) -> Start:
     return Start(
         numpy_ms=median(trace.numpy_ms for trace in traced),
         onnxruntime_ms=median(trace.onnxruntime_ms for trace in traced),
-        initialisation=split_prepacking(_middle(traced).initialisation, _prepacking_ms(measured)),
+        initialisation=_middle(traced).initialisation,
         first_extra_ms=max(median(result.first_ms for result in plain) - steady_ms, 0.0),
         steady_ms=steady_ms,
         measured_init_ms=median(measured_ms),
@@ -247,15 +225,6 @@ def _build_start(plan: SessionPlan, measured: _Measured, name: str) -> Start:
         or is_below(measured_ms, logged_ms, min_gain=_MIN_DIFFERENCE),
         bytecode=_middle(traced).bytecode,
     )
-
-
-def _prepacking_ms(measured: _Measured) -> float:
-    """Returns how much less making kernels takes without prepacking, 0 if not beyond the noise."""
-    whole = [trace.initialisation.ms("kernels") for trace in measured.traced]
-    without = [trace.initialisation.ms("kernels") for trace in measured.unpacked]
-    if not without or (len(whole) > 2 and not is_below(without, whole, min_gain=_MIN_DIFFERENCE)):
-        return 0.0
-    return median(with_it - without_it for with_it, without_it in zip(whole, without, strict=True))
 
 
 def _middle(traces: Sequence[Trace]) -> Trace:
@@ -306,6 +275,5 @@ def _figures(start: Start, measured: _Measured) -> dict[str, Any]:
         "processes": {
             "plain": encode(tuple(measured.plain)),
             "traced_init_ms": [trace.init_ms for trace in measured.traced],
-            "unpacked_init_ms": [trace.init_ms for trace in measured.unpacked],
         },
     }

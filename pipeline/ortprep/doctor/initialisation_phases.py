@@ -12,7 +12,7 @@ import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeAlias
@@ -36,8 +36,7 @@ TITLES: dict[PhaseName, str] = {
     "assign": "assign nodes to providers",
     "plan": "plan execution and memory",
     "weights_in": "weights to the device",
-    "kernels": "make kernels",
-    "prepack": "prepack weights",
+    "kernels": "make kernels, prepack weights",
     "finish": "finish",
 }
 """Every phase in order, and how it is shown."""
@@ -252,16 +251,6 @@ def split_phases(lines: Sequence[LogLine], timeline: Timeline) -> Initialisation
     totals = {name: sum(interval.ns for interval in intervals if interval.name == name) for name in TITLES}
     phases = {name: ns / 1e6 for name, ns in totals.items() if ns > 0}
     return Initialisation(phases, _transformers(intervals))
-
-
-def split_prepacking(whole: Initialisation, prepack_ms: float) -> Initialisation:
-    """Returns `whole` with prepacking apart from making kernels, which the log does not separate."""
-    kernels_ms = whole.ms("kernels")
-    prepack_ms = min(max(prepack_ms, 0.0), kernels_ms)
-    if not prepack_ms:
-        return whole
-    phases = {**whole.phases, "kernels": kernels_ms - prepack_ms, "prepack": prepack_ms}
-    return replace(whole, phases={name: phases[name] for name in TITLES if name in phases})
 
 
 def _intervals(lines: Sequence[LogLine], timeline: Timeline) -> Iterator[_Interval]:
