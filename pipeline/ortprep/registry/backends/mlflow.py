@@ -216,8 +216,8 @@ class MlflowBackend(Backend):
         run = self._get_run(model, newest.digest)
         if version.digest in dict(self._number_versions(model)):
             return
-        marks = {"tags": as_pairs({"ortprep": "1"}), "description": "ONNX Runtime bundles"}
-        self._server.call("POST", "registered-models/create", tolerated=EXISTS, name=model, **marks)
+        mark = as_pairs({"ortprep": "1"})
+        self._server.call("POST", "registered-models/create", tolerated=EXISTS, name=model, tags=mark)
         files = {"source": f"{run.artifact_uri}/{_BUNDLE}", "run_id": run.run_id}
         targets = sorted(variant.target for part in version.parts for variant in part.variants)
         tags = {
@@ -361,16 +361,12 @@ def _paths_of(part: Part, entry: FileEntry) -> list[str]:
 
 def _describe_part(part: Part) -> dict[str, str]:
     """Returns the tags of a part's run, by which it is found and which MLflow's users see."""
-    variants = part.summary.variants
     return {
         _TAG_PART: part.digest,
         _TAG_KIND: "part",
         "ortprep.source": part.source,
         "ortprep.spec": part.spec,
-        "ortprep.created_at": part.summary.created_at,
-        "ortprep.targets": _join_texts(variant.target for variant in variants),
-        "ortprep.onnxruntime": _join_texts(variant.onnxruntime for variant in variants),
-        "ortprep.hardware": _join_texts(variant.hardware for variant in variants),
+        "ortprep.targets": _join_texts(variant.target for variant in part.summary.variants),
     }
 
 
