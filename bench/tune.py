@@ -47,15 +47,14 @@ ANCHOR_EVERY = 8
 
 _SAME = """\
 runtime:
-  execution_mode: ORT_SEQUENTIAL
   session_config: {session.use_device_allocator_for_initializers: 0}
 """
 _CONVOLUTIONS = f"{_SAME}  enable_cpu_mem_arena: true\n  enable_mem_pattern: true\n"
 FIXED = {"resnet50": _CONVOLUTIONS, "vgg19": _CONVOLUTIONS}
 """Options that are not searched, by model, so that the whole space can be measured; others fix `_SAME`.
 
-Form, level, prepacking, threads and spinning are searched everywhere; where there are no convolutions the
-levels come to the same, and memory arena and pattern are searched as well.
+Form, prepacking, threads and spinning are searched everywhere, memory arena and pattern where there are no
+convolutions.
 """
 
 GOAL_COST, GOAL_SHARE = 1.03, 0.25

@@ -8,7 +8,6 @@ ones, with a factor for each value of each knob and for each pair of form and pr
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -38,10 +37,7 @@ _FIGURES = ("init_ms", "first_ms", "steady_ms", "private_mb", "peak_mb")
 def grid_of(model: str) -> Space:
     """Returns the plans of a recorded grid: two cores, and the knobs that `bench.tune` searched."""
     is_net = model in _CONVOLUTION_NETS
-    facts = dataclasses.replace(CONVOLUTIONS if is_net else TRANSFORMER, width=1)
-    space = cpu_space(
-        facts, cores=2, fixed_shapes=True, levels=("all", "all-reduced", "extended") if is_net else ("all",)
-    )
+    space = cpu_space(CONVOLUTIONS if is_net else TRANSFORMER, cores=2, fixed_shapes=True)
     fixed = {"device_allocator": ("off",)}
     if is_net:
         fixed |= {"memory_arena": ("on",), "memory_pattern": ("on",)}
@@ -62,7 +58,8 @@ class Grid:
         self.space = grid_of(record["model"])
         self._known: dict[PlanChoice, ProbeResult] = {}
         for search in record["searches"]:
-            for name, figures in search["figures"].items():
+            plans = {name: one for name, one in search["figures"].items() if "level=" not in name}
+            for name, figures in plans.items():
                 medians = [figures[figure]["median"] for figure in _FIGURES]
                 self._known[self._parse(name)] = _result(*medians)
         factors = {factor for choice in choices_of(self.space) for factor in self._factors(choice)}

@@ -25,8 +25,6 @@ def per_load(runs: int, **limits: Any) -> Objective:
     return Objective(runs_per_load=runs, **limits)
 
 
-LEVELS = ("all", "all-reduced", "extended")
-
 INTERFACE = ModelInterface((), (), {}, external=False)
 
 
@@ -40,7 +38,6 @@ CONVOLUTIONS = facts_of(
     "Relu",
     f"{NCHWC_DOMAIN}.Conv",
     initializer_bytes=100_000_000,
-    width=4,
     has_1d_convolutions=True,
 )
 """A model to which everything can matter."""
@@ -48,8 +45,8 @@ CONVOLUTIONS = facts_of(
 TRANSFORMER = facts_of("Attention", "MatMul", "SkipLayerNormalization", initializer_bytes=400_000_000)
 """A model of which each sample has shapes of its own."""
 
-SERVER = Conditions("cpu", "1.31.1", cores=8, levels=LEVELS)
-GPU = Conditions("cuda", "1.31.1", cores=8, levels=("all", "extended"))
+SERVER = Conditions("cpu", "1.31.1", cores=8)
+GPU = Conditions("cuda", "1.31.1", cores=8)
 
 EVERYTHING_ALLOWED = ("tf32", "cudnn_default", "io_binding")
 
@@ -100,7 +97,6 @@ def spaces(draw: st.DrawFn) -> Space:
     facts = facts_of(
         *draw(st.sets(st.sampled_from(("Conv", "FusedConv", "MatMul", "LSTM", "If", "Loop")), max_size=4)),
         initializer_bytes=draw(st.sampled_from((0, 10**6, 1_900_000_000, 1_900_000_001, 10**11))),
-        width=draw(st.integers(1, 9)),
         has_1d_convolutions=draw(st.booleans()),
     )
     conditions = Conditions(
@@ -108,7 +104,7 @@ def spaces(draw: st.DrawFn) -> Space:
         onnxruntime=draw(st.sampled_from(VERSIONS)),
         cores=draw(st.sampled_from((1, 2, 3, 4, 8, 64))),
         fixed_shapes=draw(st.booleans()),
-        levels=draw(st.sampled_from((("source",), ("basic",), ("all",), ("all", "extended"), LEVELS))),
+        is_source=draw(st.booleans()),
         allowed=draw(st.sets(st.sampled_from(EVERYTHING_ALLOWED))),
     )
     return build_space(facts, conditions)

@@ -63,13 +63,10 @@ def _scaled(base: ProbeResult, first: float, steady: float, memory: float) -> Pr
 
 
 COMMON: Factors = {
-    ("level=all-reduced",): (1.02, 1.12, 1.0),
-    ("level=extended",): (1.05, 1.15, 1.0),
     ("threads=4",): (0.97, 1.03, 1.0),
     ("threads=2",): (1.0, 1.55, 0.98),
     ("threads=1",): (1.05, 2.7, 0.97),
     ("spinning=off",): (1.02, 1.1, 1.0),
-    ("execution=parallel",): (1.04, 1.06, 1.02),
     ("memory_arena=off",): (0.97, 1.2, 0.9),
     ("memory_pattern=off",): (0.99, 1.02, 0.99),
     ("device_allocator=on",): (0.98, 1.0, 0.93),
@@ -89,7 +86,6 @@ TRANSFORMER_TABLE = Table(
         # What is arranged already is not arranged in parallel.
         ("form=prepacked", "prepacking=parallel"): (1.6, 1.0, 1.0),
         ("form=ort", "prepacking=off"): (0.8, 1.0, 0.9),
-        ("execution=parallel", "threads=4"): (1.0, 0.91, 1.0),
         ("memory_arena=off", "device_allocator=on"): (1.03, 1.05, 1.0),
     },
     others={DEFAULT: (2.05, 1.0)},
@@ -110,7 +106,6 @@ CONVOLUTION_TABLE = Table(
         # A spinning pool is worth little where one operator follows another at once.
         ("spinning=off",): (0.9, 1.01, 1.0),
         ("spinning=off", "threads=4"): (0.97, 0.94, 1.0),
-        ("level=extended", "form=ort"): (0.93, 0.97, 1.0),
         ("memory_arena=off", "memory_pattern=off"): (0.97, 0.9, 1.0),
     },
     others={DEFAULT: (4.8, 1.02)},

@@ -21,7 +21,7 @@ from ortprep.tuning.objective import Objective, PlanSearchResult, Trial
 from ortprep.tuning.space import DEFAULT, PlanChoice, Space, shares_files
 from tests.tuning.builders import TRANSFORMER, choices_of, cpu_space, per_load, plan
 
-SPACE = cpu_space(TRANSFORMER, cores=2, levels=("all",))
+SPACE = cpu_space(TRANSFORMER, cores=2)
 BASE = SPACE.base
 UNPACKED = plan(SPACE, prepacking="off")
 PARALLEL = plan(SPACE, prepacking="parallel")

@@ -36,7 +36,7 @@ FREE = limits(math.inf)
 SPACE = cpu_space()
 CHOICES = tuple(choices_of(SPACE))
 
-SMALL = cpu_space(TRANSFORMER, cores=1, levels=("all",))
+SMALL = cpu_space(TRANSFORMER, cores=1)
 """28 plans: what a search comes to is soon found out."""
 
 Fails = Callable[[PlanChoice, int], str | None]
@@ -116,7 +116,7 @@ def test_no_plan_is_chosen_that_truly_costs_more_than_the_base(seed, runs):
     assert true_cost(table, verdict.choice, objective) <= 1.02 * base
 
 
-@pytest.mark.parametrize("max_trials", [1, 2, 3, 5, 12, 40])
+@pytest.mark.parametrize("max_trials", [1, 2, 3, 5, 12, 20])
 def test_no_more_plans_are_tried_than_allowed_and_what_is_chosen_is_one_of_them(max_trials):
     found, verdict = searched(Machine(TRANSFORMER_TABLE, SPACE), per_load(1), limits(math.inf, max_trials))
     tried = [trial.choice for trial in found.trials]
@@ -128,7 +128,7 @@ def test_no_more_plans_are_tried_than_allowed_and_what_is_chosen_is_one_of_them(
     assert found.ended.startswith(f"max_trials, {max_trials}, is used up")
 
 
-@pytest.mark.parametrize("budget_s", [0.0, 30.0, 70.0, 1000.0])
+@pytest.mark.parametrize("budget_s", [0.0, 30.0, 50.0, 1000.0])
 def test_the_last_comparison_is_within_the_budget_but_for_the_batch_that_had_begun(budget_s):
     machine = Machine(TRANSFORMER_TABLE, SPACE)
     found, _ = searched(machine, per_load(100), limits(budget_s))

@@ -75,8 +75,6 @@ def test_any_plans_neighbours_are_what_one_changed_knob_comes_to(data):
         ({"threads": "1", "prepacking": "parallel"}, {"threads": "1", "prepacking": "on"}),
         # Saved copies without prepacking are the plain mapped file.
         ({"form": "prepacked", "prepacking": "off"}, {"form": "mapped", "prepacking": "off"}),
-        # Branches side by side have no memory pattern.
-        ({"execution": "parallel", "memory_pattern": "off"}, {"execution": "parallel"}),
     ],
 )
 def test_choices_that_come_to_the_same_are_one(values, same):
@@ -192,8 +190,8 @@ def test_every_option_of_every_knob_is_known_to_that_version_with_that_value(ver
 @given(spaces())
 def test_every_knob_has_a_choice_and_the_base_sets_no_option_at_all(space):
     for knob, values in space.knobs.items():
-        assert len(values) > 1 or knob in ("form", "level")
-    assert {"form", "level"} <= names(space)
+        assert len(values) > 1 or knob == "form"
+    assert "form" in names(space)
     options, providers = SessionOptionsRecord("ORT_DISABLE_ALL"), (ProviderRecord(CUDA),)
     assert space.apply(space.base, options, providers) == (options, providers)
 
@@ -238,9 +236,7 @@ LARGE = but(CONVOLUTIONS, initializer_bytes=MAX_INLINE_BYTES + 1)
         (cpu_space(cores=3), "threads", ("all", "1")),
         (cpu_space(cores=4), "threads", ("all", "2", "1")),
         (cpu_space(cores=64), "threads", ("all", "32", "16", "1")),
-        (cpu_space(TRANSFORMER), "execution", ()),
-        (cpu_space(cores=2), "execution", ("sequential", "parallel")),
-        *((cpu_space(cores=1), knob, ()) for knob in ("threads", "spinning", "execution")),
+        *((cpu_space(cores=1), knob, ()) for knob in ("threads", "spinning")),
         (cpu_space(cores=1), "prepacking", ON_OFF),
         (cpu_space(fixed={"intra_op_num_threads": "1"}), "spinning", ()),
         (cpu_space(fixed={"intra_op_num_threads": "1"}), "prepacking", ON_OFF),
@@ -255,8 +251,8 @@ LARGE = but(CONVOLUTIONS, initializer_bytes=MAX_INLINE_BYTES + 1)
         (cpu_space(LARGE), "form", ("mapped", "prepacked")),
         (cuda_space(LARGE), "form", ("mapped",)),
         (cpu_space(but(LARGE, initializer_bytes=MAX_INLINE_BYTES)), "form", FORMS),
-        (cpu_space(levels=("source",)), "form", ("mapped",)),
-        (cuda_space(levels=("source",)), "form", ("mapped",)),
+        (cpu_space(is_source=True), "form", ("mapped",)),
+        (cuda_space(is_source=True), "form", ("mapped",)),
         (cpu_space(fixed={"session.disable_prepacking": "1"}), "form", ("mapped", "inline", "ort")),
         (cpu_space(fixed={"session.disable_prepacking": "0"}), "form", FORMS),
     ],
@@ -287,5 +283,4 @@ def test_an_option_that_the_user_has_set_is_not_searched(build):
 def test_whatever_the_user_has_set_every_plan_has_its_files(build):
     for option in OPTIONS:
         space = build(allowed=EVERYTHING_ALLOWED, fixed={option: "0"})
-        assert {"form", "level"} <= names(space), option
         assert "mapped" in space.knobs["form"], option

@@ -70,7 +70,7 @@ class LadderAttempt:
     """One step of the optimisation ladder that was tried.
 
     Attributes:
-        step: `all`, `all-reduced`, `extended`, `basic`, `basic-only` or `source`.
+        step: `all`, `extended`, `basic`, `basic-only` or `source`.
         outcome: `taken`, or why the ladder went on.
         findings: Findings of the lint.
         elapsed_ms: Time of the attempt, reload included.

@@ -42,7 +42,6 @@ class ModelFacts:
             calls of the model's own functions.
         initializer_bytes: Size of all weights, external ones included.
         external: Bytes that each external data file has to have at least, by its relative path.
-        width: Maximum number of nodes with real work that could run at the same time.
         has_1d_convolutions: Whether a convolution of the main graph has a kernel of one axis.
     """
 
@@ -52,7 +51,6 @@ class ModelFacts:
     operators: Mapping[str, int]
     initializer_bytes: int
     external: Mapping[str, int]
-    width: int = 1
     has_1d_convolutions: bool = False
 
     @property

@@ -103,18 +103,14 @@ class Space:
         )
 
 
-FORM, LEVEL, PREPACKING = "form", "level", "prepacking"
-THREADS, SPINNING, EXECUTION = "threads", "spinning", "execution"
-IO_BINDING = "io_binding"
+FORM, PREPACKING, IO_BINDING = "form", "prepacking", "io_binding"
+THREADS, SPINNING = "threads", "spinning"
 
 MAPPED, INLINE, PREPACKED, ORT = "mapped", "inline", "prepacked", "ort"
 """Forms: external data that is mapped; weights in the model file; external data with the arranged copies of
 prepacking beside it; ONNX Runtime's own format, mapped."""
 
 ON, OFF = "on", "off"
-
-SOURCE = "source"
-"""The level of a model that is shipped as it is: it has no other form."""
 
 MAX_INLINE_BYTES = 1_900_000_000
 """Weights above this size are not written into one file: protobuf and flatbuffers end at 2 GiB."""
@@ -133,9 +129,6 @@ _RULES = (
     # One thread prepacks alone, and has nobody to wait for.
     ({THREADS: "1", PREPACKING: "parallel"}, PREPACKING, ON),
     ({THREADS: "1"}, SPINNING, ON),
-    # Memory patterns need a fixed order of operators.
-    ({EXECUTION: "parallel"}, "memory_pattern", ON),
-    ({EXECUTION: "parallel-2"}, "memory_pattern", ON),
     # A recorded run is replayed on the addresses it was recorded on, so they must stay.
     ({"cuda_graph": ON}, IO_BINDING, ON),
     ({IO_BINDING: OFF}, "cuda_graph", OFF),
@@ -149,7 +142,7 @@ class Conditions:
 
     Attributes:
         cores: Processors the session may use.
-        levels: Levels that a graph can be written at, best first; the first one is verified.
+        is_source: Whether the model is shipped as it is, and so has no other form.
         fixed_shapes: Whether all samples have the same shapes.
         allowed: Searches the user opted in to: `tf32`, `cudnn_default`, `io_binding`.
         fixed: Options the user has set, with their values; these are not searched.
@@ -158,7 +151,7 @@ class Conditions:
     target: str
     onnxruntime: str
     cores: int
-    levels: tuple[str, ...]
+    is_source: bool = False
     fixed_shapes: bool = False
     allowed: Collection[str] = ()
     fixed: Mapping[str, str] = field(default_factory=dict)
@@ -179,8 +172,8 @@ def build_space(facts: ModelFacts, conditions: Conditions) -> Space:
     for knob, values in table(facts, conditions).items():
         free = {value: options for value, options in values.items() if fixed.isdisjoint(options)}
         usable = {value: options for value, options in free.items() if known.issuperset(options)}
-        # A file has a form and a level, whatever the user decides; anything else the user may decide.
-        if knob in (FORM, LEVEL) or (len(free) == len(values) and len(usable) > 1):
+        # A file has a form, whatever the user decides; anything else the user may decide.
+        if knob == FORM or (len(free) == len(values) and len(usable) > 1):
             knobs[knob] = usable
     return Space(knobs, _RULES)
 
@@ -192,10 +185,9 @@ def _when(condition: bool, values: Values) -> Values:
 
 def _cpu_knobs(facts: ModelFacts, conditions: Conditions) -> dict[str, Values]:
     """Returns every knob of a session on the CPU, those without effect with fewer than two values."""
-    inline = conditions.levels != (SOURCE,) and facts.initializer_bytes <= MAX_INLINE_BYTES
-    prepacked = conditions.levels != (SOURCE,) and conditions.fixed.get("session.disable_prepacking") != "1"
+    inline = not conditions.is_source and facts.initializer_bytes <= MAX_INLINE_BYTES
+    prepacked = not conditions.is_source and conditions.fixed.get("session.disable_prepacking") != "1"
     counts = dict.fromkeys((conditions.cores // 2, conditions.cores // 4, 1))
-    branches = min(facts.width, conditions.cores)
     return {
         # How weights are stored.
         FORM: {
@@ -209,34 +201,18 @@ def _cpu_knobs(facts: ModelFacts, conditions: Conditions) -> dict[str, Values]:
             OFF: _NO_PREPACKING,
             **_when(conditions.has_helpers, {"parallel": {"session.prepack.enable_parallel": "1"}}),
         },
-        # How far the graph was optimised before it was written.
-        LEVEL: {level: {} for level in conditions.levels},
         # Threads that share the work of one operator: all physical cores, half and a quarter of the
         # processors, and one.
         THREADS: {"all": {}}
-        | {str(count): _threads(count) for count in counts if 1 <= count < conditions.cores},
+        | {str(count): {"intra_op_num_threads": count} for count in counts if 1 <= count < conditions.cores},
         # Whether idle threads spin.
         SPINNING: _when(conditions.has_helpers, {ON: {}, OFF: {"session.intra_op.allow_spinning": "0"}}),
-        # Branches that run at the same time: as many as there can be; two, which is often enough.
-        EXECUTION: {
-            "sequential": {},
-            **_when(branches > 1, {"parallel": _parallel(branches)}),
-            **_when(branches > 2, {"parallel-2": _parallel(2)}),
-        },
         # Whether freed memory is kept for later runs.
         "memory_arena": {ON: {}, OFF: {"enable_cpu_mem_arena": False}},
         # Whether a run's tensors are planned as one block.
         "memory_pattern": _when(conditions.fixed_shapes, {ON: {}, OFF: {"enable_mem_pattern": False}}),
         "device_allocator": _DEVICE_ALLOCATOR,
     }
-
-
-def _threads(count: int) -> Options:
-    return {"intra_op_num_threads": count}
-
-
-def _parallel(branches: int) -> Options:
-    return {"execution_mode": "ORT_PARALLEL", "inter_op_num_threads": branches}
 
 
 _DEVICE_ALLOCATOR: Values = {OFF: {}, ON: {"session.use_device_allocator_for_initializers": "1"}}
@@ -246,12 +222,11 @@ _DEVICE_ALLOCATOR: Values = {OFF: {}, ON: {"session.use_device_allocator_for_ini
 def _cuda_knobs(facts: ModelFacts, conditions: Conditions) -> dict[str, Values]:
     """Returns every knob of a session on CUDA, those without effect with fewer than two values."""
     allowed, convolutions = conditions.allowed, facts.has_convolutions
-    inline = conditions.levels != (SOURCE,) and facts.initializer_bytes <= MAX_INLINE_BYTES
+    inline = not conditions.is_source and facts.initializer_bytes <= MAX_INLINE_BYTES
     slow = _when("cudnn_default" in allowed, {"default": {"cudnn_conv_algo_search": "DEFAULT"}})
     recorded = IO_BINDING in allowed and conditions.fixed_shapes and not facts.has_control_flow
     return {
         FORM: {MAPPED: {}, **_when(inline, {INLINE: {}})},
-        LEVEL: {level: {} for level in conditions.levels},
         PREPACKING: {ON: {}, OFF: _NO_PREPACKING},
         "device_allocator": _DEVICE_ALLOCATOR,
         # How a convolution's plan is found in the first run of a shape.
@@ -295,8 +270,6 @@ def needs_binding(choice: PlanChoice) -> bool:
 def shares_files(first: PlanChoice, second: PlanChoice) -> bool:
     """Says whether the first plan can be loaded from the files of the second."""
     own, other = first.as_dict(), second.as_dict()
-    if own.get(LEVEL) != other.get(LEVEL):
-        return False
     # Without prepacking a file's arranged copies are not looked at.
     unpacked = own.get(FORM) == MAPPED and own.get(PREPACKING) == OFF
     return own.get(FORM) == other.get(FORM) or (unpacked and other.get(FORM) == PREPACKED)

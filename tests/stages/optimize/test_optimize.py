@@ -138,18 +138,17 @@ def test_without_a_written_graph_that_holds_the_source_is_taken(build, nothing_w
     result = build.optimize(**shapes("x", 2, 64))
     assert [attempt.step for attempt in result.attempts] == [
         "all",
-        "all-reduced",
         "extended",
         "basic",
         "source",
     ]
-    assert [attempt.outcome for attempt in result.attempts] == ["refused"] * 4 + ["taken"]
+    assert [attempt.outcome for attempt in result.attempts] == ["refused"] * 3 + ["taken"]
     assert result.variant.session_options.graph_optimization_level == "ORT_ENABLE_ALL"
     assert build.files() == {"net_optimized.onnx", "parts/weights.bin"}
     # Its weights are no second copy, and lying where the source has them is no hazard of the source.
     assert result.attempts[-1].findings == ()
     assert (build.folder / "parts/weights.bin").samefile(build.source / "parts/weights.bin")
-    assert len(build.said) == 4
+    assert len(build.said) == 3
 
 
 @pytest.mark.parametrize("failure", [ChildError("child process died: SIGSEGV"), LoadError("refused")])
@@ -164,7 +163,7 @@ def test_a_step_that_fails_is_recorded_and_the_next_one_runs(build, monkeypatch,
 
     monkeypatch.setattr(optimize, "run_child", run)
     result = build.optimize()
-    assert [attempt.step for attempt in result.attempts] == ["all", "all-reduced", "extended"]
+    assert [attempt.step for attempt in result.attempts] == ["all", "extended"]
     assert result.attempts[0].outcome in str(failure)
     assert build.files() == {"net_optimized.onnx"}
 

@@ -21,7 +21,6 @@ from ortprep.stages.optimize.requirements import (
     with_options,
 )
 from ortprep.stages.optimize.session_plans import (
-    HARDWARE_BOUND_OPTIMIZERS,
     Step,
     loading_options,
     loading_providers,
@@ -227,7 +226,6 @@ OPTIMIZERS = st.lists(st.sampled_from(["ConvAddFusion", "NchwcTransformer", "Nhw
 def test_the_whole_ladder_goes_from_everything_to_the_source():
     assert [step.name for step in plan_steps("cpu", level="all")] == [
         "all",
-        "all-reduced",
         "extended",
         "basic",
         "source",
@@ -244,11 +242,6 @@ def test_loads_optimise_the_portable_variant_as_far_as_the_user_lets_them_and_el
         *written, source = plan_steps(variant, level=level)
         assert {step.loading_level for step in written} == {"ORT_DISABLE_ALL"}
         assert source.loading_level == "ORT_ENABLE_ALL"
-
-
-def test_the_reduced_step_leaves_out_what_binds_a_graph_to_hardware():
-    reduced = plan_steps("cpu", level="all", disabled_optimizers=("ConvAddFusion",))[1]
-    assert set(reduced.disabled_optimizers) == {"ConvAddFusion", *HARDWARE_BOUND_OPTIMIZERS}
 
 
 @given(variant=VARIANTS, level=LEVELS, disabled=OPTIMIZERS)

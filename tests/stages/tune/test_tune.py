@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from onnx import TensorProto, helper
 
@@ -18,7 +17,7 @@ from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Context, Plan, TaskId
 from ortprep.stages.core.graph_walk import walk_operators
 from ortprep.stages.core.samples import Sample
-from ortprep.stages.fetch.inspection import has_1d_convolutions, measure_width
+from ortprep.stages.fetch.inspection import has_1d_convolutions
 from ortprep.stages.tune.search_context import Artefacts, checked_samples, readable_by, write_form
 from ortprep.stages.tune.stage import TuneStage
 from ortprep.stages.verify.reference import ReferenceAnswers, part_of
@@ -65,26 +64,12 @@ def test_features_of_a_graph_are_those_of_its_bodies_too():
     assert "MatMul" in {node.op_type for node in walk_operators(models.loop_net())}
 
 
-def test_width_counts_nodes_with_work_that_wait_for_none_of_each_other():
-    def net(*nodes: onnx.NodeProto) -> onnx.GraphProto:
-        return models.build_model(nodes, inputs=[], outputs=[]).graph
-
-    def relu(source: str, to: str) -> onnx.NodeProto:
-        return helper.make_node("Relu", [source], [to])
-
-    assert measure_width(net()) == 0
-    assert measure_width(net(relu("x", "a"), relu("a", "b"))) == 1
-    assert measure_width(net(relu("x", "a"), relu("x", "b"), relu("a", "c"))) == 2
-    shape = helper.make_node("Shape", ["x"], ["s"])
-    assert measure_width(net(relu("x", "a"), shape)) == 1
-
-
 def test_onnx_runtimes_own_format_is_for_the_version_that_wrote_it(artefacts):
     versions = VersionRange("1.23", "1.99")
-    written = artefacts.get("ort", "all")
+    written = artefacts.get("ort")
     major, minor, *_ = written.saved.onnxruntime.split(".")
     assert readable_by(written, versions) == VersionRange(f"{major}.{minor}", f"{major}.{int(minor) + 1}")
-    assert readable_by(artefacts.get("mapped", "all"), versions) == versions
+    assert readable_by(artefacts.get("mapped"), versions) == versions
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +91,7 @@ def context_in(optimized: Build, folder: Path) -> Context:
 
 
 def artefacts_of(optimized: Build, context: Context) -> Artefacts:
-    return Artefacts(context, optimized.folder, "all", context.folder / "forms")
+    return Artefacts(context, optimized.folder, context.folder / "forms")
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +111,7 @@ def test_each_shape_is_measured_by_a_sample_that_judges_if_there_is_one():
 
 
 def test_the_verified_file_is_taken_as_it_is(optimized, context):
-    assert artefacts_of(optimized, context).get("mapped", "all").folder == optimized.folder
+    assert artefacts_of(optimized, context).get("mapped").folder == optimized.folder
     assert not (context.folder / "forms").exists()
 
 
@@ -135,7 +120,7 @@ def test_the_verified_file_is_taken_as_it_is(optimized, context):
 def test_every_form_answers_as_the_verified_file_to_the_bit(artefacts, form):
     feeds = {"x": np.random.default_rng(0).random((3, 128), np.float32)}
     found = [
-        build_session(default_plan(str(artefacts.get(name, "all").path), CPU, level="ORT_DISABLE_ALL")).run(
+        build_session(default_plan(str(artefacts.get(name).path), CPU, level="ORT_DISABLE_ALL")).run(
             None, feeds
         )[0]
         for name in ("mapped", form)
@@ -166,9 +151,9 @@ def test_the_inline_form_is_one_file_wherever_the_source_has_its_weights(tmp_pat
 def test_files_that_cannot_be_read_are_no_form_and_leave_nothing(optimized, context, tmp_path):
     prepared = tmp_path / "prepared"
     shutil.copytree(optimized.folder, prepared)
-    artefacts = Artefacts(context, prepared, "all", context.folder / "forms")
-    artefacts.get("mapped", "all")
+    artefacts = Artefacts(context, prepared, context.folder / "forms")
+    artefacts.get("mapped")
     (prepared / "net_optimized.onnx").write_bytes(b"damaged")
     with pytest.raises(PipelineError):
-        artefacts.get("ort", "all")
+        artefacts.get("ort")
     assert [path.name for path in (context.folder / "forms").iterdir()] == []

@@ -32,15 +32,6 @@ MAX_INLINE_BYTES = 2**31 - 1
 TIMEOUT_S = 600.0
 """Timeout of reading a model without its weights, in seconds; a graph of 100,000 nodes takes about 10 s."""
 
-_CHEAP = frozenset(
-    {
-        "Cast", "Concat", "Constant", "ConstantOfShape", "Expand", "Flatten", "Gather", "Identity", "Reshape",
-        "Shape", "Size", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
-        "ReorderInput", "ReorderOutput",
-    }
-)  # fmt: skip
-"""Operators that move or describe data: two of them side by side are no reason for two threads."""
-
 
 def inspect_file(model: Path, *, name: str, timeout_s: float = TIMEOUT_S) -> ModelFacts:
     """Reads a model file in a child process; its external data need not be there.
@@ -134,7 +125,6 @@ def describe_model(model: onnx.ModelProto) -> ModelFacts:
         operators=dict(sorted(Counter(map(_operator, walk_operators(model))).items())),
         initializer_bytes=sum(values_bytes(tensor) for tensor in walk_initializers(model)),
         external=external,
-        width=measure_width(graph),
         has_1d_convolutions=has_1d_convolutions(graph),
     )
 
@@ -164,20 +154,6 @@ def _describe_axis(axis: onnx.TensorShapeProto.Dimension) -> int | str | None:
     if axis.HasField("dim_value") and axis.dim_value >= 0:
         return int(axis.dim_value)
     return dimension_name(str(axis.dim_param))
-
-
-def measure_width(graph: onnx.GraphProto) -> int:
-    """Returns the maximum number of nodes with real work at one depth."""
-    depth_of: dict[str, int] = {}
-    counts: dict[int, int] = {}
-    for node in graph.node:  # in topological order
-        depth = max((depth_of.get(name, 0) for name in node.input), default=0)
-        if node.op_type not in _CHEAP:
-            depth += 1
-            counts[depth] = counts.get(depth, 0) + 1
-        for name in node.output:
-            depth_of[name] = depth
-    return max(counts.values(), default=0)
 
 
 def has_1d_convolutions(graph: onnx.GraphProto) -> bool:

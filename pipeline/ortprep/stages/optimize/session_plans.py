@@ -32,18 +32,9 @@ choice at all: shape inference cannot read an external constant, so a graph whos
 does not load. ONNX Runtime maps them from any offset.
 """
 
-ALL, ALL_REDUCED, EXTENDED, BASIC, SOURCE = "all", "all-reduced", "extended", "basic", "source"
-BASIC_ONLY = "basic-only"
+ALL, EXTENDED, BASIC, BASIC_ONLY, SOURCE = "all", "extended", "basic", "basic-only", "source"
 
 _LEVELS = {ALL: "ORT_ENABLE_ALL", EXTENDED: "ORT_ENABLE_EXTENDED", BASIC: "ORT_ENABLE_BASIC"}
-
-HARDWARE_BOUND_OPTIMIZERS = ("NchwcTransformer", "NhwcTransformer")
-"""What ALL runs beyond EXTENDED and binds a graph to a machine: blocked and channels-last layouts.
-
-Names as ONNX Runtime's verbose log gives them (1.31.1); a version that lacks one ignores its name. Both act
-on nodes that run on CPU; a graph for CUDA may have such nodes too. The copies between devices that a CUDA
-session adds cannot be switched off here: they come after the optimisers (see `graph_writer`).
-"""
 
 
 @dataclass(frozen=True)
@@ -51,7 +42,7 @@ class Step:
     """One way to make the file.
 
     Attributes:
-        name: `all`, `all-reduced`, `extended`, `basic`, `basic-only` or `source`.
+        name: `all`, `extended`, `basic`, `basic-only` or `source`.
         level: Name of the `GraphOptimizationLevel` of the session that writes it, None for `source`, which is
             copied.
         disabled_optimizers: Optimisers that session leaves out, by name.
@@ -74,7 +65,6 @@ def plan_steps(variant: str, *, level: str, disabled_optimizers: tuple[str, ...]
         level: Level that the user starts at: `all`, `extended` or `basic`.
         disabled_optimizers: Optimisers the user leaves out of every step.
     """
-    reduced = tuple(dict.fromkeys((*disabled_optimizers, *HARDWARE_BOUND_OPTIMIZERS)))
     # The source is not prepared, so its loads optimise it, as plain ONNX Runtime does.
     source = Step(SOURCE, None, loading_level=_LEVELS[ALL])
     basic = Step(BASIC, _LEVELS[BASIC], disabled_optimizers)
@@ -83,16 +73,11 @@ def plan_steps(variant: str, *, level: str, disabled_optimizers: tuple[str, ...]
         return (for_the_machine, replace(basic, name=BASIC_ONLY), source)
     steps = (
         Step(ALL, _LEVELS[ALL], disabled_optimizers),
-        Step(ALL_REDUCED, _LEVELS[ALL], reduced),
         Step(EXTENDED, _LEVELS[EXTENDED], disabled_optimizers),
         basic,
         source,
     )
-    planned = steps[[step.name for step in steps].index(level) :]
-    # Nothing is learnt from a second try that would leave out the same.
-    return tuple(
-        step for step in planned if step.name != ALL_REDUCED or set(reduced) != set(disabled_optimizers)
-    )
+    return steps[[step.name for step in steps].index(level) :]
 
 
 def runtime_key(runtime: RuntimeSpec, target: str) -> Mapping[str, Any]:

@@ -70,7 +70,7 @@ class OptimizeStage:
     """Writes the prepared graph of one variant."""
 
     name = "optimize"
-    version = 6
+    version = 7
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
         """Returns the targets and the portable variant."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,15 +26,11 @@ from ortprep.stages.core.accuracy import convert_section
 from ortprep.stages.core.contract import Context
 from ortprep.stages.core.results import PreparedResult, read_optimized, read_source, session_of
 from ortprep.stages.measure.candidates import Candidate, default_candidate
-from ortprep.stages.optimize.graph_writer import NCHWC_DOMAIN, SaveResult, errors_of
+from ortprep.stages.optimize.graph_writer import SaveResult, errors_of
 from ortprep.stages.optimize.session_plans import (
-    ALL,
-    ALL_REDUCED,
-    EXTENDED,
     SOURCE,
     loading_options,
     loading_providers,
-    plan_steps,
     with_external_data,
 )
 from ortprep.stages.optimize.stage import (
@@ -44,7 +39,6 @@ from ortprep.stages.optimize.stage import (
     requirements_of,
     role_of,
     save_and_describe,
-    try_step,
 )
 from ortprep.stages.verify.reference import (
     ReferenceAnswers,
@@ -56,7 +50,6 @@ from ortprep.tuning.objective import Objective
 from ortprep.tuning.space import (
     DEFAULT,
     FORM,
-    LEVEL,
     MAPPED,
     ORT,
     PREPACKED,
@@ -101,8 +94,8 @@ class SearchContext:
         """
         if choice == DEFAULT:
             return self.default
-        artefact, runtime = self.artefacts.get(choice[FORM], choice[LEVEL]), self.context.spec.runtime
-        level = "ORT_ENABLE_ALL" if choice[LEVEL] == SOURCE else "ORT_DISABLE_ALL"
+        artefact, runtime = self.artefacts.get(choice[FORM]), self.context.spec.runtime
+        level = self.optimized.variant.session_options.graph_optimization_level
         options, providers = self.space.apply(
             choice,
             loading_options(runtime, level=level),
@@ -166,8 +159,8 @@ def _build_search_context(context: Context, scratch: Path) -> SearchContext:
     every = read_shared_reference(context)
     fits = fitting(every, graph.description.interface, context.subject)
     reference = judging(every, graph, context.subject)
-    artefacts = Artefacts(context, folder, optimized.step, scratch / "forms")
-    facts = artefacts.get(MAPPED, optimized.step).saved.facts
+    artefacts = Artefacts(context, folder, scratch / "forms")
+    facts = artefacts.get(MAPPED).saved.facts
     fixed_shapes = len({sample.shapes for sample in fits.samples}) == 1
     return SearchContext(
         context=context,
@@ -188,31 +181,21 @@ def _build_search_context(context: Context, scratch: Path) -> SearchContext:
 
 def _space(context: Context, facts: ModelFacts, optimized: PreparedResult, *, fixed_shapes: bool) -> Space:
     """Returns the plans that can differ on this machine, without what the spec has set."""
-    runtime, target = context.spec.runtime, context.target
-    threads = {"intra_op_num_threads": "1", "execution_mode": "ORT_SEQUENTIAL"}
+    runtime = context.spec.runtime
     conditions = Conditions(
-        target=target,
+        target=context.target,
         onnxruntime=optimized.onnxruntime,
         cores=read_hardware(gpus=False).cores,
-        levels=_levels(facts, optimized.step, target=target),
+        is_source=optimized.step == SOURCE,
         fixed_shapes=fixed_shapes,
         allowed=context.spec.tune.allow,
         fixed={
             name: format_option(value)
             for name, value in {**runtime.session_config, **runtime.cuda, **runtime.attributes}.items()
         }
-        | (threads if context.tunes_forks else {}),
+        | ({"intra_op_num_threads": "1"} if context.tunes_forks else {}),
     )
     return build_space(facts, conditions)
-
-
-def _levels(facts: ModelFacts, step: str, *, target: str) -> tuple[str, ...]:
-    """Returns the levels worth comparing: without a layout in the graph they are equal."""
-    if step != ALL:
-        return (step,)
-    if target == "cuda":
-        return (ALL, EXTENDED) if facts.has_convolutions else (ALL,)
-    return (ALL, ALL_REDUCED, EXTENDED) if NCHWC_DOMAIN in facts.domains else (ALL,)
 
 
 def checked_samples(fits: ReferenceAnswers, judging: ReferenceAnswers) -> tuple[Check, ...]:
@@ -242,56 +225,39 @@ class Artefact:
 class Artefacts:
     """Makes each artefact once, in a folder of its own below `scratch`."""
 
-    def __init__(self, context: Context, prepared: Path, level: str, scratch: Path) -> None:
-        self._context, self._prepared, self._level, self._scratch = context, prepared, level, scratch
+    def __init__(self, context: Context, prepared: Path, scratch: Path) -> None:
+        self._context, self._prepared, self._scratch = context, prepared, scratch
         self._model = model_name(context.spec)
-        self._made: dict[tuple[str, str], Artefact | PipelineError] = {}
+        self._made: dict[str, Artefact | PipelineError] = {}
 
-    def get(self, form: str, level: str) -> Artefact:
-        """Returns the files of a form and level.
+    def get(self, form: str) -> Artefact:
+        """Returns the files of a form.
 
         Raises:
             StageError: They cannot be made, or what was made is not safe to use.
             PipelineError: Anything else that keeps ONNX Runtime from writing them.
         """
-        key = (form, level)
-        if key not in self._made:
+        if form not in self._made:
             try:
-                self._made[key] = self._find(form, level)
+                self._made[form] = self._find(form)
             except PipelineError as error:
-                self._made[key] = error
-        made = self._made[key]
+                self._made[form] = error
+        made = self._made[form]
         if isinstance(made, PipelineError):
             raise made
         return made
 
-    def _find(self, form: str, level: str) -> Artefact:
-        """Returns the verified files, or writes those of another form or level."""
-        if form == MAPPED and level == self._level:
+    def _find(self, form: str) -> Artefact:
+        """Returns the verified files, or writes those of another form."""
+        if form == MAPPED:
             saved, _ = save_and_describe(self._context, self._prepared, None)
             return Artefact(self._prepared, self._model, saved, form)
-        self._context.say(f"writing {form}, {level}")
-        folder = self._scratch / f"{form}-{level}"
+        self._context.say(f"writing {form}")
+        folder = self._scratch / form
         with new_folder(folder) as temporary:
-            if form == MAPPED:
-                saved = _write_level(dataclasses.replace(self._context, folder=temporary), level)
-            else:
-                saved = _write_form(self._context, temporary.resolve(), form, self.get(MAPPED, level))
+            saved = _write_form(self._context, temporary.resolve(), form, self.get(MAPPED))
         name = Path(self._model).with_suffix(".ort").name if form == ORT else self._model
         return Artefact(folder, name, saved, form)
-
-
-def _write_level(context: Context, level: str) -> SaveResult:
-    """Writes the graph into the context's folder, at another level."""
-    optimize = context.spec.optimize
-    steps = plan_steps(role_of(context), level="all", disabled_optimizers=optimize.disabled_optimizers)
-    step = next((step for step in steps if step.name == level), None)
-    if step is None:
-        raise StageError(f"no such level: {level!r}")
-    attempt, saved = try_step(context, step)
-    if saved is None:
-        raise StageError(f"level {level!r} failed: {attempt.outcome}")
-    return saved
 
 
 def _write_form(context: Context, folder: Path, form: str, mapped: Artefact) -> SaveResult:

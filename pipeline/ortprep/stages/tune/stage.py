@@ -34,14 +34,14 @@ from ortprep.stages.verify.reference import reference_variant, require_gate
 from ortprep.tuning.final import PlanSelection, choose
 from ortprep.tuning.objective import Objective, PlanSearchResult, Trial
 from ortprep.tuning.search import SearchEffects, search
-from ortprep.tuning.space import LEVEL, PlanChoice
+from ortprep.tuning.space import PlanChoice
 
 
 class TuneStage:
     """Tries plans in fresh processes and returns the best of them."""
 
     name = "tune"
-    version = 10
+    version = 11
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
         """Returns all variants but the portable one, or nothing for a spec that asks for no search."""
@@ -155,8 +155,7 @@ def _place_chosen(
             first_phase=FirstPhase(early.session_options, early.providers),
             requirements=needs_of_both(variant.requirements, early.requirements),
         )
-    optimized, level = search_context.optimized, verdict.choice[LEVEL]
-    return dataclasses.replace(optimized, variant=variant, step=level, record=record)
+    return dataclasses.replace(search_context.optimized, variant=variant, record=record)
 
 
 def _build_record(
