@@ -13,7 +13,7 @@ from ortprep.build.observers import BuildEvent, EventKind, Observer
 from ortprep.build.runner import run_builds
 from ortprep.bundle.manifest import Manifest, read_manifest
 from ortprep.errors import SourceError, SpecError
-from ortprep.init import find_spec_name, init_spec, refresh_tensor_copy
+from ortprep.init import find_spec_name, init_spec
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.reading import make_spec, override, read_spec, read_specs
 from ortprep.stages.fetch.stage import local_source
@@ -177,15 +177,14 @@ def _find_spec(
 
 def _find_drafted(model: Path, name: str | None, configs: Path, report: ProgressCallback) -> ModelSpec:
     """Returns the spec that a folder has for a model, or writes one."""
-    existing_name = find_spec_name(model, configs, or_copy=True)
+    existing_name = find_spec_name(model, configs)
     if existing_name is not None and name in (None, existing_name):
-        refresh_tensor_copy(model, configs)
         return read_specs(configs, names=(existing_name,))[0]
 
     def say(line: str) -> None:
         report(BuildProgress(f"init:{model.stem}", "said", line, 0, 0))
 
-    drafted = init_spec(model, folder=configs, name=name, say=say, may_copy=True)
+    drafted = init_spec(model, folder=configs, name=name, say=say, may_drop_zip_map=True)
     return read_spec(drafted.write().absolute())
 
 

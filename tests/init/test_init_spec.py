@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
 from ortprep.bundle.model_facts import dimension_name
 from ortprep.errors import SourceError, SpecError
-from ortprep.init import InitResult, ObservedInput, find_spec_name, init_spec, refresh_tensor_copy
+from ortprep.init import InitResult, ObservedInput, find_spec_name, init_spec
 from ortprep.init.draft import choose_name
 from ortprep.init.input_search import Feed
-from ortprep.init.tensor_copy import copy_path
 from ortprep.init.trial_run import run_trial
 from ortprep.spec.models import InputSpec, ModelSpec
 from ortprep.spec.reading import OPEN_QUESTION, read_spec
@@ -258,66 +255,20 @@ def test_what_says_nothing_is_no_name_and_gets_sizes_of_its_own(tmp_path, writte
     assert [item.shape for item in inputs] == [(3, 4), (None, 4)]
 
 
-# -- a classifier that answers with a list of maps is prepared as a copy that answers with a matrix
+# -- the bundle of a classifier that answers with a list of maps answers with a matrix
 
 
-def test_the_copy_answers_with_the_values_of_the_maps(tmp_path):
+def test_a_classifier_that_makes_maps_is_prepared_without_them(tmp_path):
     path = models.write_model(map_classifier(), tmp_path / "net.onnx")
-    result = init_spec(path, folder=tmp_path / "configs", may_copy=True)
+    result = init_spec(path, folder=tmp_path / "configs", may_drop_zip_map=True)
     spec = read_spec(result.write())
-    assert find_spec_name(path, tmp_path / "configs", or_copy=True) == spec.name == "net"
+    assert (spec.source.path, spec.source.drop_zip_map) == ("../net.onnx", True)
+    assert find_spec_name(path, tmp_path / "configs") == spec.name == "net"
     assert "a matrix with a column per class (no, yes)" in result.text.replace("\n# ", " ")
-    feed = {"x": np.array([[1.0, -2.0, 0.5, 3.0]], np.float32)}
-    maps, matrix = (
-        onnxruntime.InferenceSession(one).run(["probabilities"], feed)[0]
-        for one in (path, copy_path(path, tmp_path / "configs"))
-    )
-    assert matrix.tolist() == [[maps[0]["no"], maps[0]["yes"]]]
 
 
-def test_no_copy_is_made_where_the_original_is_to_be_served(tmp_path):
+def test_maps_stay_where_the_original_is_to_be_served(tmp_path):
     path = models.write_model(map_classifier(), tmp_path / "net.onnx")
     with pytest.raises(SourceError, match="expected a tensor"):
         init_spec(path, folder=tmp_path / "configs")
     assert not (tmp_path / "configs").exists()
-
-
-def test_copies_of_models_of_one_name_are_apart(tmp_path):
-    first, second = (tmp_path / one / "net.onnx" for one in ("a", "b"))
-    assert copy_path(first, tmp_path) != copy_path(second, tmp_path)
-
-
-@pytest.mark.attack
-def test_a_copy_is_neither_written_nor_removed_through_a_strangers_link(tmp_path):
-    path = models.write_model(map_classifier(), tmp_path / "net.onnx")
-    configs, outside = tmp_path / "configs", tmp_path / "outside"
-    configs.mkdir()
-    outside.mkdir()
-    (configs / "models").symlink_to(outside)
-    with pytest.raises(SpecError, match=f"link where files are written: {configs / 'models'}"):
-        init_spec(path, folder=configs, may_copy=True)
-    assert not list(outside.iterdir())
-    other = outside / copy_path(path, configs).name
-    other.touch()
-    os.utime(other, ns=(0, 0))
-    models.write_model(models.conv_net(), path)
-    with pytest.raises(SpecError, match="link where files are written"):
-        refresh_tensor_copy(path, configs)
-    assert other.exists()
-
-
-def test_the_copy_follows_its_model(tmp_path):
-    path = models.write_model(map_classifier(), tmp_path / "net.onnx")
-    init_spec(path, folder=tmp_path, may_copy=True).write()
-    copy = copy_path(path, tmp_path)
-    before = copy.read_bytes()
-    changed = map_classifier()
-    changed.graph.node[0].name = "renamed"
-    models.write_model(changed, path)
-    os.utime(path, ns=(copy.stat().st_mtime_ns + 10**9,) * 2)
-    refresh_tensor_copy(path, tmp_path)
-    assert copy.read_bytes() != before
-    models.write_model(models.conv_net(), path)
-    os.utime(path, ns=(copy.stat().st_mtime_ns + 10**9,) * 2)
-    refresh_tensor_copy(path, tmp_path)
-    assert not copy.exists()

@@ -29,7 +29,8 @@ class SourceRecord:
         kind: `path` or `url`.
         location: The path, URL (credentials removed; on the Hugging Face Hub at its commit).
         sha256: Digest of the model file as fetched.
-        files: The model file and its external data, relative to the folder they were fetched into.
+        files: The model file and its external data, relative to the folder they were fetched into; where
+            `source.drop_zip_map` changed the model, its file afterwards.
         opsets: Opset version by domain ("" is ai.onnx).
         ir_version: ONNX IR version of the model file.
         operators: Number of nodes by operator type, subgraphs included.

@@ -174,21 +174,16 @@ def _is_model(name: str, configs: Path) -> bool:
 
 def _name_of_spec(model: str, configs: Path) -> str:
     """Returns the name of a model's spec, which is written if there is none."""
-    from ortprep.init import find_spec_name, refresh_tensor_copy, refuse_specs_link
+    from ortprep.init import find_spec_name
 
-    spec_name = find_spec_name(Path(model), configs, or_copy=True)
-    if spec_name is not None:
-        refuse_specs_link(configs)
-        refresh_tensor_copy(Path(model), configs)
-        return spec_name
-    return _write_spec(model, configs).spec.name
+    return find_spec_name(Path(model), configs) or _write_spec(model, configs).spec.name
 
 
 def _write_spec(model: str, out: Path, *, name: str | None = None, force: bool = False) -> InitResult:
     """Writes the spec of a model that has none, and says how many tries it took."""
     from ortprep.init import find_spec_name, init_spec
 
-    spec_name = find_spec_name(Path(model), out, or_copy=True)
+    spec_name = find_spec_name(Path(model), out)
     if spec_name is not None and name in (None, spec_name) and not force:
         raise SpecError(
             f"spec exists: {spec_name} in {out} is the spec of {model}\n  expected a model without a spec",
@@ -196,7 +191,7 @@ def _write_spec(model: str, out: Path, *, name: str | None = None, force: bool =
             f"{_spec_command('init', model, '--out', out)} --force",
         )
     check_writable(out, hint="ortprep init MODEL --out DIR")
-    result = init_spec(model, folder=out, name=name, say=echo, may_copy=True)
+    result = init_spec(model, folder=out, name=name, say=echo, may_drop_zip_map=True)
     result.write(force=force)
     attempts = result.trial.attempts
     tries = "the first try" if attempts == 1 else f"try {attempts}"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ortprep.init.draft import InitResult, choose_name, find_spec_name, init_spec, refuse_specs_link
+from ortprep.init.draft import InitResult, choose_name, find_spec_name, init_spec
 from ortprep.init.input_search import ObservedInput
-from ortprep.init.tensor_copy import refresh_tensor_copy
 
 __all__ = [
     "InitResult",
@@ -12,6 +11,4 @@ __all__ = [
     "choose_name",
     "find_spec_name",
     "init_spec",
-    "refresh_tensor_copy",
-    "refuse_specs_link",
 ]

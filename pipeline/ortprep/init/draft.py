@@ -20,7 +20,6 @@ from ortprep.bundle.paths import make_name
 from ortprep.errors import DISK_ERRORS, SourceError, SpecError
 from ortprep.init.input_search import Feed, ObservedInput
 from ortprep.init.shapes import find_input
-from ortprep.init.tensor_copy import copy_path
 from ortprep.init.trial_run import InitTrial, try_inputs
 from ortprep.quoting import quoted
 from ortprep.spec.models import ModelSpec
@@ -101,7 +100,7 @@ def init_spec(
     observed: Mapping[str, ObservedInput] | None = None,
     sections: Mapping[str, Any] | None = None,
     say: Say = lambda _line: None,
-    may_copy: bool = False,
+    may_drop_zip_map: bool = False,
 ) -> InitResult:
     """Drafts a spec: reads a model's graph, proposes inputs, runs the model and tries what failures suggest.
 
@@ -112,7 +111,7 @@ def init_spec(
         observed: Known inputs, by name; they replace the proposed ones.
         sections: Further sections of the spec, as JSON types; they replace the proposed ones.
         say: Takes what is going on.
-        may_copy: Whether a model that ends with a `ZipMap` may get a copy that answers with a matrix.
+        may_drop_zip_map: Whether the bundle may return a matrix where the model's last node is a `ZipMap`.
 
     Returns:
         The draft, with a `question` if the model did not run.
@@ -125,14 +124,12 @@ def init_spec(
         OSError: There is no room for temporary files.
     """
     path, known = _local_path(model), dict(observed or {})
-    spec_name = name or find_spec_name(path, folder, or_copy=may_copy) or choose_name(path, folder)
+    spec_name = name or find_spec_name(path, folder) or choose_name(path, folder)
     say(f"running {path.name} on proposed inputs")
-    copy = copy_path(path, folder) if may_copy else None
-    trial = try_inputs(path, copy, known)
+    trial = try_inputs(path, known, may_drop_zip_map=may_drop_zip_map)
     question = _find_question(trial, path)
-    if copy is not None and trial.changes:
-        say(f"wrote {copy}: {'; '.join(trial.changes)}")
-        path = copy
+    if trial.changes:
+        say(f"without its ZipMap: {'; '.join(trial.changes)}")
     text = write_spec_text(
         trial,
         name=spec_name,
@@ -210,19 +207,12 @@ def _relative(model: Path, folder: Path) -> str:
     return os.path.relpath(target, start)
 
 
-def find_spec_name(model: Path, configs: Path, *, or_copy: bool = False) -> str | None:
-    """Returns the name of the spec in a folder whose source is that file, None if there is none.
-
-    Args:
-        model: The model's file.
-        configs: The folder of specs.
-        or_copy: Whether a spec counts whose source is the copy that `init` made of the file.
-    """
-    wanted = {os.path.realpath(one) for one in (model, *([copy_path(model, configs)] if or_copy else []))}
+def find_spec_name(model: Path, configs: Path) -> str | None:
+    """Returns the name of the spec in a folder whose source is that file, None if there is none."""
     for name, spec in list_sources(configs).items():
         with suppress(SourceError):
             source = None if spec is None else local_source(spec)
-            if source is not None and os.path.realpath(source) in wanted:
+            if source is not None and os.path.realpath(source) == os.path.realpath(model):
                 return name
     return None
 
@@ -287,11 +277,12 @@ def write_spec_text(
         lines.append(f"{OPEN_QUESTION} {question}")
     lines += comment(trial.doubt)
     if trial.changes:
-        lines += comment(f"The source is a copy of the model: {'; '.join(trial.changes)}.")
+        lines += comment(f"The bundle has no ZipMap: {'; '.join(trial.changes)}.")
+    option = ", drop_zip_map: true" if trial.changes else ""
     opset = trial.facts.opsets.get("", 0)
     lines += [
         f"name: {_scalar(name)}",
-        f"source: {{path: {_scalar(path)}}}  # {size_bytes / 1e6:.1f} MB, opset {opset}",
+        f"source: {{path: {_scalar(path)}{option}}}  # {size_bytes / 1e6:.1f} MB, opset {opset}",
     ]
     if trial.feeds:
         lines += ["", "inputs:"]

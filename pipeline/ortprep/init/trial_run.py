@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import tempfile
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ from ortprep.children.child import run_child
 from ortprep.errors import ChildError, LoadError, PipelineError, SourceError, require_known
 from ortprep.init.graph_facts import read_facts
 from ortprep.init.input_search import Feed, InputSearch, ObservedInput
-from ortprep.init.tensor_copy import TIMEOUT_S, copy_as_tensors
 from ortprep.measuring.feeds import draw_feed, generator
 from ortprep.quoting import quoted
 from ortprep.runtime.loading.session import (
@@ -32,6 +32,10 @@ from ortprep.spec.fields import MAX_DIMENSION
 from ortprep.spec.models import VerifySpec
 from ortprep.stages.core.fallback import plain_refusal
 from ortprep.stages.core.spec_fit import unsupported_tensors
+from ortprep.stages.fetch.zip_map import drop_zip_maps
+
+TIMEOUT_S = 600.0
+"""Timeout of running a model until it runs, in seconds."""
 
 _MAX_ERROR = 600
 _MAX_MESSAGE = 4000  # what is read for sizes; a model can have names of megabytes
@@ -47,7 +51,7 @@ class InitTrial:
 
     Attributes:
         facts: Description of the model's file.
-        changes: Differences of the copy that was run in its place, a line each; none without a copy.
+        changes: Outputs that lost their `ZipMap` before it ran, a line each.
         feeds: Inputs it ran on, or those that came furthest.
         error: Last message of ONNX Runtime, in one line; "" if it ran.
         doubt: Reason why a build cannot verify its answers, in a sentence; "" if it can.
@@ -70,13 +74,13 @@ class InitTrial:
     onnxruntime: str
 
 
-def try_inputs(model: Path, copy: Path | None, observed: Mapping[str, ObservedInput]) -> InitTrial:
+def try_inputs(model: Path, observed: Mapping[str, ObservedInput], *, may_drop_zip_map: bool) -> InitTrial:
     """Reads a model, and runs it in a child process until it runs or nothing is left to try.
 
     Args:
         model: The ONNX file.
-        copy: Path for a copy that answers with a matrix, if the model ends with a `ZipMap`.
         observed: Known inputs, by name.
+        may_drop_zip_map: Whether a model that ends with a `ZipMap` runs without it.
 
     Raises:
         SourceError: It is not a model, no spec can describe it, or ONNX Runtime makes no session of it.
@@ -87,9 +91,10 @@ def try_inputs(model: Path, copy: Path | None, observed: Mapping[str, ObservedIn
     import_onnxruntime()  # a child could only report a crash without it
     # Sizes that need more fail, and smaller ones are tried, before the kernel ends a process.
     memory_bytes = int(_MEMORY_SHARE * read_hardware(gpus=False).memory_bytes)
-    request = model, copy, observed
     try:
-        return run_child(run_trial, request, timeout_s=TIMEOUT_S, memory_bytes=memory_bytes).value
+        with tempfile.TemporaryDirectory(prefix="ortprep-init-") as scratch:
+            request = model, Path(scratch, "model.onnx") if may_drop_zip_map else None, observed
+            return run_child(run_trial, request, timeout_s=TIMEOUT_S, memory_bytes=memory_bytes).value
     except LoadError as error:
         reason = plain_refusal(error.message)
         raise SourceError(f"ONNX Runtime does not accept the model: {model}\n  {reason}") from error
@@ -98,24 +103,25 @@ def try_inputs(model: Path, copy: Path | None, observed: Mapping[str, ObservedIn
 
 
 def run_trial(request: tuple[Path, Path | None, Mapping[str, ObservedInput]]) -> InitTrial:
-    """Child function of `try_inputs`.
+    """Child function of `try_inputs`: the model, a file for it without its `ZipMap`, and known inputs.
 
     Raises:
         LoadError: ONNX Runtime does not make a session of the model.
     """
     import onnxruntime
 
-    path, copy, observed = request
+    path, written, observed = request
     facts, changes = read_facts(path), tuple[str, ...]()
     makes_sequences = any(one.dtype.startswith("sequence(") for one in facts.model.interface.outputs)
-    if copy is not None and makes_sequences and not facts.model.external:
-        changes = copy_as_tensors((path, copy))
-    if copy is not None and changes:
-        path, facts = copy, read_facts(copy)
+    place = path
+    if written is not None and makes_sequences and not facts.model.external:
+        changes = drop_zip_maps((path, written))
+        if changes:
+            place, facts = written, read_facts(written)
     check_inputs(facts.model.interface, observed, path)
 
     started = time.perf_counter()
-    model = _TrialModel(str(path), facts.model.interface)
+    model = _TrialModel(str(place), facts.model.interface)
     load_s = time.perf_counter() - started
     search = InputSearch(facts, observed, model.run)
     best = search.find()

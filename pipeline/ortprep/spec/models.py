@@ -57,6 +57,9 @@ class SourceSpec(SpecSection):
     data_sha256: dict[Text, Sha256] = Field(default_factory=dict)
     """Digests of the files of external data, by their paths below the model's folder; with `sha256`, each
     file needs one."""
+    drop_zip_map: bool = False
+    """Whether the bundle of a classifier that ends with a `ZipMap` returns its matrix, with a column per
+    class, instead of a list of maps, which no bundle can return."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> SourceSpec:

@@ -31,6 +31,7 @@ from ortprep.stages.fetch.stage import FetchStage
 from ortprep.transport import transfer
 from tests import builders as models
 from tests.fakes import send_cut, send_status, serve
+from tests.init.builders import map_classifier
 from tests.runtime.builders import refer_to
 from tests.runtime.loading.test_external_data import PLACES
 
@@ -117,6 +118,47 @@ def test_a_changed_file_changes_the_key(tmp_path):
     before = key(plan)
     assert fetch(plan, tmp_path / "got").model == "a b.onnx"
     path.write_bytes(path.read_bytes() + b"\x12\x00")
+    assert key(plan) != before
+
+
+@pytest.mark.parametrize("location", [None, "w.bin"], ids=["inline", "external"])
+def test_without_its_zip_map_a_classifier_answers_with_the_values_of_the_maps(tmp_path, location):
+    model = map_classifier()
+    if location is not None:
+        model.graph.initializer.append(models.tensor("zero", np.zeros((1, 4), np.float32)))
+        model.graph.node.insert(0, onnx.helper.make_node("Add", ["x", "zero"], ["moved"]))
+        model.graph.node[1].input[0] = "moved"
+        path = models.write_external_model(model, tmp_path / "m.onnx", location=location)
+    else:
+        path = models.write_model(model, tmp_path / "m.onnx")
+    result = fetch(plan_of(tmp_path, {"path": "m.onnx", "drop_zip_map": True}), tmp_path / "got")
+    feed = {"x": np.array([[1.0, -2.0, 0.5, 3.0]], np.float32)}
+    maps, matrix = (
+        onnxruntime.InferenceSession(one).run(["probabilities"], feed)[0]
+        for one in (path, tmp_path / "got" / result.model)
+    )
+    assert matrix.tolist() == [[maps[0]["no"], maps[0]["yes"]]]
+    # The drop-in recognises a bundle by its files: it must not serve a matrix for this model's maps.
+    assert result.source.sha256 == digest_file(path) != result.source.files[0].sha256
+    assert result.source.files[0].sha256 == digest_file(tmp_path / "got" / result.model)
+
+
+def test_a_model_without_a_zip_map_is_fetched_as_it_is(tmp_path):
+    path = models.write_model(models.zero_inputs(), tmp_path / "m.onnx")
+    result = fetch(plan_of(tmp_path, {"path": "m.onnx", "drop_zip_map": True}), tmp_path / "got")
+    assert result.source.files[0].sha256 == digest_file(path)
+
+
+@pytest.mark.attack
+def test_an_older_model_that_replaces_a_classifier_changes_the_key(tmp_path):
+    path = models.write_model(map_classifier(), tmp_path / "m.onnx")
+    plan = plan_of(tmp_path, {"path": "m.onnx", "drop_zip_map": True})
+    before = key(plan)
+    other = map_classifier()
+    other.graph.node[0].name = "trained again"
+    models.write_model(other, tmp_path / "other.onnx")
+    os.utime(tmp_path / "other.onnx", (0, 0))
+    (tmp_path / "other.onnx").replace(path)
     assert key(plan) != before
 
 

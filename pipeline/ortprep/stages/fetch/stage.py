@@ -12,8 +12,11 @@ from ortprep.bundle.codec import encode
 from ortprep.bundle.digest import PREFIX, DigestCache
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.manifest import SourceRecord
+from ortprep.bundle.verification import describe_files
+from ortprep.children.child import run_child
 from ortprep.errors import SourceError
 from ortprep.quoting import quoted
+from ortprep.runtime.machine.memory import available_bytes
 from ortprep.spec.models import ModelSpec, SourceSpec
 from ortprep.spec.urls import is_hub_url, parse_hub_url, redact_url
 from ortprep.stages.core.contract import Context, Plan, TaskId
@@ -21,8 +24,15 @@ from ortprep.stages.core.provenance import ONNXRUNTIME, installed_versions
 from ortprep.stages.core.results import FetchResult
 from ortprep.stages.core.spec_fit import require_fit
 from ortprep.stages.fetch.hub_file import HubFile, pin
-from ortprep.stages.fetch.inspection import MAX_INLINE_BYTES, check_model_size, digest_beside, inspect_file
+from ortprep.stages.fetch.inspection import (
+    MAX_INLINE_BYTES,
+    TIMEOUT_S,
+    check_model_size,
+    digest_beside,
+    inspect_file,
+)
 from ortprep.stages.fetch.sources import LocalFile, Source, fetch_file, limit_fetch, source_of
+from ortprep.stages.fetch.zip_map import ZIP_MAP, drop_zip_maps
 from ortprep.transport.time_limit import check_time
 
 _DOWNLOAD = "open the URL in a browser, and download the file itself"
@@ -65,6 +75,7 @@ class FetchStage:
             "source": _source_key(spec),
             "sha256": spec.source.sha256,
             "data_sha256": spec.source.data_sha256,
+            "drop_zip_map": spec.source.drop_zip_map,
             "tools": installed_versions("onnx", *ONNXRUNTIME),
         }
 
@@ -91,10 +102,13 @@ class FetchStage:
         refuse_what_is_no_model(model, name)
         if spec.source.sha256 is not None:
             _check_digest(received, spec.source.sha256, name, field="source.sha256")
-        inspection = inspect_file(model, name=name)
+        inspection, changed = inspect_file(model, name=name), received
+        if spec.source.drop_zip_map and ZIP_MAP in inspection.operators:
+            run_child(drop_zip_maps, (model, model), timeout_s=TIMEOUT_S, memory_bytes=available_bytes())
+            inspection, (changed,) = inspect_file(model, name=name), describe_files(context.folder)
         require_fit(spec, inspection.interface)
         with limit_fetch(name):
-            entries = (received, *_fetch_external(context, inspection.external, source, file))
+            entries = (changed, *_fetch_external(context, inspection.external, source, file))
         record = SourceRecord(
             kind="url" if spec.source.path is None else "path",
             location=spec.source.path or name,
