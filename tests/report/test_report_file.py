@@ -20,7 +20,6 @@ from ortprep.report.html_page import make_environment, render_report
 from ortprep.report.report_builder import build_report
 from tests.build.fakes import Count, Shout, tasks
 from tests.prepare.builders import Project
-from tests.registry.builders import Build, write_bundle
 from tests.report.builders import Story, subject, write_bundles
 
 MAX_BYTES = 5_000_000
@@ -104,20 +103,11 @@ def test_the_command_says_what_it_could_not_find(project):
     assert "hint: ortprep prepare nothing" in outcome.err
 
 
-def test_versions_in_a_registry_are_bundles_like_others(project):
-    (project.root / "registry").mkdir()
-    for label, day in (("1.0", "20"), ("1.1", "21")):
-        build = Build(created_at=f"2026-11-{day}T00:00:00+00:00")
-        shutil.rmtree(project.artifacts / "net", ignore_errors=True)
-        write_bundle(project.artifacts / "net", build)
-        published = project.call("publish", "net", "--registry", "registry", "--label", label)
-        assert published.code == 0, published.err
-    outcome = project.call("report", "net", "net@1.0", "--registry", "registry")
-    assert outcome.code == 0, outcome.err
-    assert "2 bundles, " in outcome.err
-    page = (project.artifacts / "report.html").read_text()
-    assert "2 bundles; last prepared" in page
-    assert project.call("report", "net@2.0", "--registry", "registry").code == 5
+def test_a_version_in_a_registry_is_pulled_before_it_is_reported_on(project):
+    outcome = project.call("report", "net@1.0")
+    assert outcome.code != 0
+    assert "got a version in a registry" in outcome.err
+    assert "hint: ortprep pull" in outcome.err
 
 
 WITHOUT = """\

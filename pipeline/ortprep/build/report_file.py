@@ -63,15 +63,14 @@ def build_history_table(bundle: Path) -> Table:
     )
 
 
-def write_report(manifests: Sequence[Path], out: Path, *, others: Sequence[ReportSubject] = ()) -> int:
+def write_report(manifests: Sequence[Path], out: Path) -> int:
     """Writes the report of some manifests, and returns its size in bytes.
 
     Raises:
         BundleError: A manifest cannot be read.
         OSError: The disk is full or read-only.
     """
-    subjects = (*read_subjects(manifests), *others)
-    report = build_report(subjects, version=ortprep.__version__)
+    report = build_report(read_subjects(manifests), version=ortprep.__version__)
     page = render_report(report).encode()
     write_bytes_atomic(out, page)
     return len(page)

@@ -23,6 +23,7 @@ from ortprep.cli.command import (
     command,
     find_bundle,
     find_manifest,
+    names_version,
 )
 from ortprep.cli.console import Block, Prose, Talk, echo, write_line
 from ortprep.cli.registry_commands import Registry
@@ -92,39 +93,27 @@ def check(
 def report(
     names: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="NAME",
-            help="Models, bundles, manifests, or NAME@VERSION.",
-        ),
+        typer.Argument(metavar="NAME", help="Models, bundles, or manifests."),
     ] = None,
     artifacts: Artifacts = ARTIFACTS,
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="File to write; by default report.html beside the bundles."),
     ] = None,
-    registry: Registry = None,
 ) -> None:
     """Write one HTML file about bundles: figures, every trial, and the reasons."""
     from ortprep.build.receipts import REPORT_FILE, written_paths
     from ortprep.build.report_file import list_manifests, write_report
     from ortprep.bundle.file_links import refuse_links
-    from ortprep.report.content import ReportSubject
 
     if out is None:
         refuse_links(written_paths(artifacts, ()))
     place = out or artifacts / REPORT_FILE
-    here = [name for name in names or () if not is_in_registry(name, artifacts)]
-    named = {(path := find_manifest(name, artifacts)).resolve(): path for name in here}
+    named = {(path := find_manifest(name, artifacts)).resolve(): path for name in names or ()}
     manifests = tuple(named.values()) if names else list_manifests(artifacts)
-    published = [name for name in names or () if name not in here]
-    others = [
-        ReportSubject(manifest)
-        for name in published
-        for manifest in read_compared(name, artifacts=artifacts, registry=registry)
-    ]
-    size_bytes = write_report(manifests, place, others=others)
+    size_bytes = write_report(manifests, place)
     write_line(str(place))
-    count = len(manifests) + len(others)
+    count = len(manifests)
     echo(f"{count} {'bundle' if count == 1 else 'bundles'}, {size_bytes / 2**20:.1f} MB")
 
 
@@ -279,16 +268,10 @@ def read_compared(
         NotPublishedError: The registry has no such version.
         RegistryError: The registry failed, or none was named.
     """
-    if is_in_registry(text, artifacts):
+    is_here = Path(text).exists() or (artifacts / text).exists()
+    if "://" in text or (names_version(text) and not is_here):
         return _read_version(text if "://" in text else f"registry://{text}", registry, if_published)
     return (read_manifest_file(find_manifest(text, artifacts)),)
-
-
-def is_in_registry(text: str, artifacts: Path) -> bool:
-    """Returns whether a text names a version in a registry; what lies on this machine goes first."""
-    if "://" in text:
-        return True
-    return "@" in text and "/" not in text and not Path(text).exists() and not (artifacts / text).exists()
 
 
 def _read_version(location: str, registry: str | None, if_published: bool) -> tuple[Manifest, ...]:

@@ -177,10 +177,11 @@ def find_bundle(name: str, artifacts: Path) -> Path:
     bundle = locate_bundle(name, artifacts)
     if bundle is not None:
         return bundle
-    if "://" in name:
+    if "://" in name or names_version(name):
+        got = "a URL" if "://" in name else "a version in a registry"
         raise BundleError(
             f"no such bundle: {redact_url(name)}\n"
-            "  expected a folder on this machine or a model's name, got a URL",
+            f"  expected a folder on this machine or a model's name, got {got}",
             hint="ortprep pull NAME --registry URL --out DIR",
         )
     # An absolute path is the same below any folder.
@@ -191,6 +192,11 @@ def find_bundle(name: str, artifacts: Path) -> Path:
         f"no such bundle: {quoted(name)}\n  expected {MANIFEST_FILE} in {' or in '.join(places)}, got {got}",
         hint=quoted("ortprep", "prepare", *filter(None, [model])),
     )
+
+
+def names_version(text: str) -> bool:
+    """Returns whether a text can be the `NAME@VERSION` of a bundle in a registry."""
+    return "@" in text and "/" not in text
 
 
 def find_manifest(name: str, artifacts: Path) -> Path:
