@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from ortprep.build import receipts
 from ortprep.build.execution import Task, remove_outcome, run_task, why_stale
 from ortprep.build.queries import explain_tasks, format_explanations
 from ortprep.build.receipts import NOT_OURS, read_receipt, write_receipt
+from ortprep.bundle import user_key
 from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.verification import describe_files
 from ortprep.errors import StageError
@@ -164,7 +164,7 @@ def test_without_a_cache_folder_receipts_count_for_their_own_process(artifacts, 
     builds = tasks(artifacts, Shout(), Count())
     assert run_all(builds, cache) == [True, True]
     assert run_all(builds, cache) == [False, False]
-    monkeypatch.setattr(receipts, "_PROCESS_KEY", bytes(32))
+    monkeypatch.setattr(user_key, "_PROCESS_KEY", bytes(32))
     assert why_stale(builds[0], cache) == (NOT_OURS,)
 
 

@@ -6,20 +6,18 @@ with a key of this user, and what a build writes to is never reached by a link.
 
 from __future__ import annotations
 
-import fcntl
 import hmac
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ortprep.bundle.atomic import write_json_atomic
-from ortprep.bundle.codec import canonical_json, decode, encode, read_json
+from ortprep.bundle.codec import decode, encode, read_json
 from ortprep.bundle.digest import digest_json
-from ortprep.bundle.file_memory import cache_folder, read_entry
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.paths import walk_folders
+from ortprep.bundle.user_key import authenticate
 from ortprep.bundle.verification import Digester, compare_files
 from ortprep.errors import BundleError
 
@@ -41,9 +39,6 @@ NOT_OURS = "its receipt was not written by this user on this machine"
 """Reason of a task whose receipt came with a clone, or whose user's key is gone."""
 
 _MAC = "mac"
-_KEY_BYTES = 32
-_PROCESS_KEY = os.urandom(_KEY_BYTES)
-"""Key of a process without a cache folder: what it leaves counts for no other process."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +96,7 @@ def find_receipt(path: Path) -> TaskReceipt | str:
         receipt = decode(TaskReceipt, fields)
         if receipt.schema_version != RECEIPT_VERSION:
             return NEVER_DONE
-        is_ours = isinstance(mac, str) and hmac.compare_digest(mac.encode(), _authenticate(fields).encode())
+        is_ours = isinstance(mac, str) and hmac.compare_digest(mac.encode(), authenticate(fields).encode())
     except (BundleError, ValueError, RecursionError):  # what is no JSON of ours may not be written as such
         return NEVER_DONE
     return receipt if is_ours else NOT_OURS
@@ -120,39 +115,7 @@ def write_receipt(path: Path, receipt: TaskReceipt) -> None:
         OSError: The disk is full or read-only.
     """
     fields = encode(receipt)
-    write_json_atomic(path, {**fields, _MAC: _authenticate(fields)})
-
-
-def _authenticate(fields: Any) -> str:
-    """Returns a code of JSON data, in hexadecimal, that only this user's processes can compute."""
-    return hmac.digest(_read_key(), canonical_json(fields), "sha256").hex()
-
-
-def _read_key() -> bytes:
-    """Returns this user's key, which is made if there is none; without a cache folder, the process's."""
-    folder = cache_folder("receipts")
-    if folder is None:
-        return _PROCESS_KEY
-    path = f"{folder}/key"
-    key = read_entry(path, max_bytes=_KEY_BYTES)
-    if key is not None and len(key) == _KEY_BYTES:
-        return key
-    try:
-        with open(path, "a+b", opener=_open_private) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # of two processes that make it, one waits for the other
-            file.seek(0)
-            key = file.read()
-            if len(key) != _KEY_BYTES:
-                file.truncate(0)
-                key = os.urandom(_KEY_BYTES)
-                file.write(key)
-            return key
-    except OSError:  # a read-only disk
-        return _PROCESS_KEY
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+    write_json_atomic(path, {**fields, _MAC: authenticate(fields)})
 
 
 def outcome_key(receipt: TaskReceipt) -> dict[str, Any]:

@@ -119,10 +119,12 @@ _USER = re.compile(r"[^/?#]*@|[^][/?#:@]*:(?![0-9]*(?:[/?#]|$)).*@", re.DOTALL)
 """The second form is a password with an unescaped `/`, `?` or `#`: what follows the colon is no port."""
 
 _SECRET_NAME = re.compile(
-    r"^x-(amz|goog|ms|oss|cos|obs)-|signature|token|secret|passw|pwd|credential|auth|session|jwt|bearer"
-    r"|api[-_.]?key|access[-_.]?key|key[-_.]?pair|^(key|sig|code|policy|expires|pass|pin)$",
+    r"^x-(amz|goog|ms|oss|cos|obs)-|signature|token|secret|pass|pwd|credential|auth|session|jwt|bearer|key|hmac"
+    r"|(?<![a-z])(sig|code|policy|expires|pin|otp|pw|pat|psk|sas)(?![a-z])",
     re.IGNORECASE,
 )
+"""Parts of secrets' names, and of others': nothing may tell two URLs apart by how they are shown."""
+
 _SHARED_ACCESS_SIGNATURE = re.compile(r"s[eprstv]|si|sip|spr|srt|sk[estv]|skoid|sktid")
 """Parameters that surround `sig` in an Azure shared access signature; harmless names elsewhere."""
 
@@ -135,9 +137,9 @@ def redact_url(url: str) -> str:
     """Returns `url` without user, password and secret query parameters.
 
     A parameter whose name says that it is a secret or part of a signature (presigned S3, GCS and Azure URLs
-    among them) loses its value, so that two signatures of one object read the same. A long random-looking
-    value under any other name may be a secret or an identifier: a short digest replaces it, which keeps
-    identifiers distinct. Total and idempotent. Secrets in the path stay: they look like other paths. What is
+    among them) loses its value. A long random-looking value under any other name may be a secret or an
+    identifier: a short digest replaces it. Two URLs may read the same: the result is for people, never a key.
+    Total and idempotent. Secrets in the path stay: they look like other paths. What is
     too long is not shown at all, and nor is what follows the first scheme of fsspec's chained URLs
     (`zip://a.onnx::https://…`), which are refused.
     """

@@ -112,6 +112,30 @@ def test_external_data_is_fetched_from_beside_a_url(tmp_path):
     assert "secret" not in f"{result}{key(plan)}"
 
 
+@pytest.mark.attack
+@pytest.mark.parametrize("name", ["key", "author", "policy", "session", "version_code", "X-Amz-Signature"])
+def test_another_model_named_by_what_is_called_like_a_secret_changes_the_key(tmp_path, name):
+    plans = [plan_of(tmp_path, {"url": f"https://h/get?{name}=models/v{one}.onnx"}) for one in (1, 2)]
+    first, second = map(key, plans)
+    assert first != second
+    assert "v1" not in str(first)
+    assert first == key(plans[0])
+
+
+@pytest.mark.attack
+def test_nobody_else_can_check_guesses_of_a_secret_against_the_key(tmp_path, monkeypatch):
+    plan = plan_of(tmp_path, {"url": "https://h/m.onnx?pin=1234"})
+    own = key(plan)
+    monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "other"))
+    assert key(plan) != own
+
+
+def test_of_a_model_with_a_digest_a_new_signature_is_no_other_source(tmp_path):
+    urls = [f"https://b.s3.amazonaws.com/m.onnx?X-Amz-Date={day}&X-Amz-Signature=a{day}" for day in (1, 2)]
+    first, second = (key(plan_of(tmp_path, {"url": url, "sha256": "0" * 64})) for url in urls)
+    assert first == second
+
+
 def test_a_changed_file_changes_the_key(tmp_path):
     path = models.write_model(models.zero_inputs(), tmp_path / "a b.onnx")
     plan = plan_of(tmp_path, {"path": "a b.onnx"})

@@ -109,7 +109,8 @@ def test_a_revision_is_pinned_to_its_commit(hub, tmp_path):
     repository.commit({})
     task = task_of(tmp_path, "hf://o/r/onnx/m.onnx@v1")
     result = run(task)
-    assert key_of(task) == {"url": "hf://o/r/onnx/m.onnx@v1", "commit": commit}
+    source = key_of(task)
+    assert (source["url"], source["commit"]) == ("hf://o/r/onnx/m.onnx@v1", commit)
     assert (task.folder / "m.onnx").read_bytes() == MODEL
     assert (result.model, result.source.sha256) == ("m.onnx", digest_bytes(MODEL))
     assert ("HEAD", f"/o/r/resolve/{commit}/onnx/m.onnx", None) in hub.requests

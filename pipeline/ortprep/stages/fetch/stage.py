@@ -12,6 +12,7 @@ from ortprep.bundle.codec import encode
 from ortprep.bundle.digest import PREFIX, DigestCache
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.manifest import SourceRecord
+from ortprep.bundle.user_key import authenticate
 from ortprep.bundle.verification import describe_files
 from ortprep.children.child import run_child
 from ortprep.errors import SourceError
@@ -62,8 +63,10 @@ class FetchStage:
         """Returns what decides the outcome: the source, and the tools that take it.
 
         Of a local source that is every byte, of a file on the Hub the commit that its revision names now, of
-        another URL its text: what changed behind it is fetched when `sha256` says so. The stages that use the
-        model report a changed spec that no longer fits it.
+        another URL its text: what changed behind it is fetched when `sha256` says so. Secrets of a URL, and
+        what is only called like one, are in it as a code that nobody else can check guesses against; with
+        `sha256`, which says what they give access to, they are not. The stages that use the model report a
+        changed spec that no longer fits it.
 
         Raises:
             SourceError: The spec names a local file that is not there or cannot be a model, or what the Hub
@@ -194,7 +197,8 @@ def _source_key(spec: ModelSpec) -> Mapping[str, Any]:
     source = spec.source
     if source.url is not None:
         commit = {"commit": pin(parse_hub_url(source.url)).revision} if is_hub_url(source.url) else {}
-        return {"url": redact_url(source.url), **commit}
+        code = None if source.sha256 else authenticate(source.url)
+        return {"url": redact_url(source.url), "url_code": code, **commit}
     path, cache = _local_path(spec), DigestCache(between_blocks=check_time)
     check_model_size(path, str(path))
     with limit_fetch(str(path)):
