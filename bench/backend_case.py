@@ -28,7 +28,7 @@ from ortprep.errors import PipelineError, StageError
 from ortprep.runtime.loading.session import CPU, build_session, default_plan, onnxruntime_errors
 from ortprep.runtime.tensors.arrays import run_session, to_storable
 from ortprep.runtime.tensors.compare import compare_output
-from ortprep.runtime.tensors.element_types import find_element_type
+from ortprep.runtime.tensors.element_types import BFLOAT16
 from ortprep.spec.models import RuntimeSpec
 from ortprep.stages.optimize.graph_writer import SaveRequest, errors_of, save_optimized
 from ortprep.stages.optimize.session_plans import Step, loading_options, plan_steps, saving_plan
@@ -182,14 +182,9 @@ def _to_feed(value: Value) -> Value:
 
 
 def _to_array(value: Value) -> np.ndarray[Any, Any]:
-    """Returns an array in this package's form: types that numpy lacks are structured integers."""
+    """Returns an array in this package's form: bfloat16 is a structured integer."""
     array = np.asarray(numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value)
-    kind = find_element_type({"float4_e2m1fn": "float4e2m1"}.get(array.dtype.name, array.dtype.name))
-    if kind is None:
-        return array
-    is_integer = "int" in kind.name
-    bits = array.astype(kind.storage) if is_integer else array.view(kind.storage)
-    return bits.view(kind.dtype)
+    return array.view(BFLOAT16) if array.dtype.name == "bfloat16" else array
 
 
 def _flatten_all(names: Sequence[str], values: Sequence[Value]) -> dict[str, np.ndarray[Any, Any]]:

@@ -111,13 +111,6 @@ def test_a_decoder_gets_its_past_and_the_next_position(tmp_path, total):
             lambda: copies("int8[1, 4] x", "uint8[batch, sequence] ids", "uint8[1] target_size"),
             {"x": None, "ids": None, "target_size": None},
         ),
-        (
-            lambda: open_models.parse(
-                "(uint4[1, 4] x) => (float[1, 4] y) <float one = {1}> { y = DequantizeLinear(x, one) }",
-                opset=21,
-            ),
-            {"x": None},
-        ),
     ],
 )
 def test_values_follow_from_what_an_input_is(tmp_path, build, fed):

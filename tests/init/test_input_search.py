@@ -80,11 +80,10 @@ DTYPES = [
     "int64",
     "int16",
     "uint8",
-    "uint4",
     "bool",
     "string",
     "complex64",
-    "float8e4m3fn",
+    "bfloat16",
 ]
 AXES = [
     "batch",

@@ -29,7 +29,7 @@ from ortprep.errors import BundleError
 from ortprep.runtime.loading.buckets import choose_bucket
 from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
 from ortprep.runtime.tensors.compare import OutputComparison, compare_output
-from ortprep.runtime.tensors.element_types import ELEMENT_TYPES, Array, narrow, widen
+from ortprep.runtime.tensors.element_types import BFLOAT16, Array, to_bfloat16, widen
 
 DTYPES = st.one_of(
     hnp.floating_dtypes(sizes=(16, 32, 64), endianness="="),
@@ -38,7 +38,7 @@ DTYPES = st.one_of(
     hnp.complex_number_dtypes(sizes=(64, 128), endianness="="),
     hnp.boolean_dtypes(),
     hnp.unicode_string_dtypes(min_len=1, max_len=4, endianness="="),
-    st.sampled_from([kind.dtype for kind in ELEMENT_TYPES.values() if kind.bits >= 8]),
+    st.just(BFLOAT16),
 )
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)
 ARRAYS = hnp.arrays(DTYPES, SHAPES)
@@ -150,31 +150,18 @@ def test_any_bytes_are_read_or_refused_in_our_own_words(data):
             read_tensors(path)
 
 
-THEIRS = {
-    "bfloat16": ml_dtypes.bfloat16,
-    "float8e4m3fn": ml_dtypes.float8_e4m3fn,
-    "float8e4m3fnuz": ml_dtypes.float8_e4m3fnuz,
-    "float8e5m2": ml_dtypes.float8_e5m2,
-    "float8e5m2fnuz": ml_dtypes.float8_e5m2fnuz,
-}
-
-
-@pytest.mark.parametrize("name", THEIRS)
-def test_every_bit_pattern_has_the_value_another_implementation_gives_it(name):
-    kind = ELEMENT_TYPES[name]
-    codes = np.arange(2**kind.bits).astype(kind.storage)
+def test_every_bit_pattern_has_the_value_another_implementation_gives_it():
+    codes = np.arange(2**16, dtype=np.uint16)
     with np.errstate(invalid="ignore"):
-        theirs = codes.view(THEIRS[name]).astype(np.float64)
-    assert np.array_equal(widen(codes.view(kind.dtype)), theirs, equal_nan=True)
+        theirs = codes.view(ml_dtypes.bfloat16).astype(np.float64)
+    assert np.array_equal(widen(codes.view(BFLOAT16)), theirs, equal_nan=True)
 
 
-@given(number=st.floats(-200, 200, width=32))
-@pytest.mark.parametrize("name", THEIRS)
-def test_narrowing_takes_a_nearest_number(name, number):
-    kind = ELEMENT_TYPES[name]
-    numbers = widen(np.arange(2**kind.bits).astype(kind.storage).view(kind.dtype)).astype(np.float64)
+@given(number=st.floats(width=32, allow_nan=False, allow_infinity=False))
+def test_rounding_to_bfloat16_takes_a_nearest_number(number):
+    numbers = widen(np.arange(2**16, dtype=np.uint16).view(BFLOAT16))
     nearest = np.nanmin(np.abs(numbers - number))
-    assert abs(float(widen(narrow(np.array(number), kind))) - number) == nearest
+    assert abs(float(widen(to_bfloat16(np.array(number)))) - number) == nearest
 
 
 # -- which variant takes a batch: laws of `choose_bucket`, for any bundle and any shapes

@@ -30,9 +30,9 @@ from ortprep.runtime.packets import (
     send_json,
 )
 from ortprep.runtime.pool.memory import WorkerMemory
-from ortprep.runtime.tensors.element_types import ELEMENT_TYPES
+from ortprep.runtime.tensors.element_types import BFLOAT16
 
-_DTYPES = [np.dtype(code) for code in "?bBhHiIqQefdFD"] + [kind.dtype for kind in ELEMENT_TYPES.values()]
+_DTYPES = [*map(np.dtype, "?bBhHiIqQefdFD"), BFLOAT16]
 _SHAPES = st.lists(st.lists(st.integers(0, 40), max_size=4).map(tuple), min_size=1, max_size=5)
 
 

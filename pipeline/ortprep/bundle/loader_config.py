@@ -4,7 +4,7 @@
 # evaluate them, which is a good part of a job's first load.
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ortprep.bundle import LOADER_FILE
@@ -25,6 +25,7 @@ MAX_VARIANTS = 256
 MAX_RANK = 32
 """Most axes of a tensor; numpy 1 has no more."""
 
+_UNUSABLE = ("float8", "float4", "uint4", "int4", "uint2", "int2")
 _MAX_PLAIN = 128
 _MARKS = str.maketrans(dict.fromkeys("._+-", "x"))
 
@@ -262,7 +263,21 @@ def _check(config: LoaderConfig, *, name: str) -> None:
         values = (tolerance.rtol, tolerance.atol, tolerance.noise, tolerance.noise_share)
         if not all(0 <= value < math.inf for value in values):
             raise BundleError(f"bad tolerance in {name}\n  expected finite numbers >= 0, got {tolerance}")
+    unusable = find_unusable((*config.inputs, *config.outputs))
+    if unusable:
+        raise BundleError(
+            f"inputs or outputs of a type that no array has in {name}\n"
+            f"  expected bfloat16, or a type of numpy; got {unusable}",
+            hint="cast them inside the model, and prepare it again",
+        )
     check_file_entries((*listed_files(config), *config.source), name=name)
+
+
+def find_unusable(tensors: Iterable[TensorSpec]) -> str:
+    """Returns the tensors of float8 and of 4 and 2 bits, as `'x': int4`; no array has these types."""
+    return ", ".join(
+        f"{one.name[:80]!r}: {one.dtype[:80]}" for one in tensors if one.dtype.startswith(_UNUSABLE)
+    )
 
 
 def _contradictions(variant: Variant) -> Iterator[str]:

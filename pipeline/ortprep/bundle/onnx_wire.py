@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ortprep.bundle.file_memory import StrPath
@@ -40,14 +40,6 @@ NESTED = {
 }
 """Fields that may hold tensors, or name their files: message → field number → message."""
 _TENSOR_VALUES = frozenset({4, 5, 6, 7, 9, 10, 11})
-
-ELEMENT_TYPE_NAMES: Mapping[int, str] = {
-    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 8: "string",
-    9: "bool", 10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 14: "complex64", 15: "complex128",
-    16: "bfloat16", 17: "float8e4m3fn", 18: "float8e4m3fnuz", 19: "float8e5m2", 20: "float8e5m2fnuz",
-    21: "uint4", 22: "int4", 23: "float4e2m1", 25: "uint2", 26: "int2",
-}  # fmt: skip
-"""`onnx.TensorProto.DataType`, as records spell it."""
 
 _TAGS = {
     kind: rb"(?:[%b]|[%b][\1-\x7f])"

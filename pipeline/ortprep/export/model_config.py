@@ -15,7 +15,7 @@ from ortprep.export.options import ACCELERATOR, GPUS, GRAPH, PARAMETERS, MappedO
 from ortprep.export.placement import TrialResult
 from ortprep.export.variant_selection import ExportRequest
 from ortprep.runtime.loading.session import CUDA
-from ortprep.runtime.tensors.element_types import Array, element_type_of
+from ortprep.runtime.tensors.element_types import BFLOAT16, Array
 
 BACKEND = "onnxruntime"
 TYPES = {
@@ -176,8 +176,7 @@ def encode_tensor(array: Array) -> bytes:
             text = str(item).encode()
             encoded += struct.pack("<I", len(text)) + text
         return bytes(encoded)
-    kind = element_type_of(array.dtype)
-    bits = array if kind is None else array[kind.name]
+    bits = array["bfloat16"] if array.dtype == BFLOAT16 else array
     return bits.astype(bits.dtype.newbyteorder("<"), copy=False).tobytes("C")
 
 

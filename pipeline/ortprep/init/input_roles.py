@@ -23,7 +23,7 @@ CHANNELS = (1, 3, 4)
 
 _LETTERS = {
     **dict.fromkeys(("float16", "float32", "float64", "bfloat16"), "f"),
-    **dict.fromkeys(("uint8", "int8", "uint4", "int4"), "n"),
+    **dict.fromkeys(("uint8", "int8"), "n"),
     "int16": "h",
     "bool": "b",
     "string": "s",
@@ -56,7 +56,7 @@ class InputRole(NamedTuple):
 
     Attributes:
         name: Name of the role.
-        types: Letters of its element types: `f` for floats, `h` for int16, `n` for integers of up to 8 bits,
+        types: Letters of its element types: `f` for floats, `h` for int16, `n` for integers of 8 bits,
             `i` for others, `b` for bool, `s` for strings.
         names: Regular expression that is found in its name.
         ranks: Smallest and largest number of axes.

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from ortprep.bundle.conversion_record import OutputAccuracy
 from ortprep.children.answers import Answer, read_answer
 from ortprep.runtime.tensors.compare import BLOCK_ELEMENTS, read_block
-from ortprep.runtime.tensors.element_types import Array, dtype_name, element_type_of, widen
+from ortprep.runtime.tensors.element_types import BFLOAT16, Array, dtype_name, widen
 
 SNR_CAP_DB = 200.0
 """Signal-to-noise ratio of equal arrays; float64 itself has about 310 dB."""
@@ -100,8 +100,7 @@ def _compare_form(expected: Array, got: Array) -> str:
 
 
 def _is_float(array: Array) -> bool:
-    kind = element_type_of(array.dtype)
-    return array.dtype.kind == "f" if kind is None else not kind.is_integer
+    return array.dtype.kind == "f" or array.dtype == BFLOAT16
 
 
 def _compare(expected: Array, got: Array, block_elements: int) -> _Tally:

@@ -4,7 +4,7 @@ Where neither a range nor values are given, they are
 
 - for floats and complex numbers: standard normal;
 - for integers that index a table of the model: uniform over its rows;
-- for integers of 8 bits and fewer, which hold pixels and quantised values: uniform over all values;
+- for integers of 8 bits, which hold pixels and quantised values: uniform over all values;
 - for other integers, which are mostly masks, positions and lengths: 0 or 1;
 - for booleans: either.
 
@@ -23,12 +23,10 @@ import numpy as np
 from ortprep.bundle.loader_config import TensorSpec
 from ortprep.errors import SpecError
 from ortprep.quoting import quoted
-from ortprep.runtime.tensors.element_types import Array, ElementType, find_element_type, narrow, numpy_dtype
+from ortprep.runtime.tensors.element_types import BFLOAT16, Array, numpy_dtype, to_bfloat16
 
 Span: TypeAlias = tuple[float, float]
 """Lowest and highest value."""
-
-_FULL_RANGE_BITS = 8
 
 
 def generator(seed: int, name: str) -> np.random.Generator:
@@ -51,7 +49,6 @@ def draw_feed(
     Raises:
         SpecError: The input holds strings and there are no values to choose from.
     """
-    kind = find_element_type(tensor.dtype)
     dtype = numpy_dtype(tensor.dtype)
     if values is not None:
         chosen: Array = np.array(values)[rng.integers(0, len(values), shape)]
@@ -62,25 +59,23 @@ def draw_feed(
         )
     elif dtype.kind == "b":
         chosen = rng.integers(0, 2, shape)
-    elif dtype.kind in "iu" if kind is None else kind.is_integer:
-        low, high = _integer_range(dtype, kind, span=span, bound=bound)
+    elif dtype.kind in "iu":
+        low, high = _integer_range(dtype, span=span, bound=bound)
         widest = np.uint64 if dtype.kind == "u" else np.int64
         chosen = rng.integers(low, high, shape, dtype=widest, endpoint=True)
     else:
         chosen = _draw_numbers(rng, shape, dtype, span)
-    return narrow(np.asarray(chosen), kind) if kind is not None else np.asarray(chosen).astype(dtype)
+    return to_bfloat16(np.asarray(chosen)) if dtype == BFLOAT16 else np.asarray(chosen).astype(dtype)
 
 
-def _integer_range(
-    dtype: np.dtype[Any], kind: ElementType | None, *, span: Span | None, bound: int | None
-) -> tuple[int, int]:
+def _integer_range(dtype: np.dtype[Any], *, span: Span | None, bound: int | None) -> tuple[int, int]:
     """Returns the lowest and highest value, both included."""
-    lowest, highest = (np.iinfo(dtype).min, np.iinfo(dtype).max) if kind is None else kind.limits
+    lowest, highest = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
     if span is not None:
         low, high = math.ceil(span[0]), math.floor(span[1])
     elif bound is not None:
         low, high = 0, bound - 1
-    elif (dtype.itemsize * 8 if kind is None else kind.bits) <= _FULL_RANGE_BITS:
+    elif dtype.itemsize == 1:
         low, high = lowest, highest
     else:
         low, high = 0, 1

@@ -18,9 +18,9 @@ import numpy as np
 from ortprep.bundle.loader_config import MAX_RANK, LoaderConfig, TensorSpec
 from ortprep.errors import InvalidRequestError
 from ortprep.runtime.tensors.element_types import (
+    BFLOAT16,
     MAX_EMPTY_ELEMENTS,
     Array,
-    element_type_of,
     is_bounded_shape,
     is_valid_bool,
     numpy_dtype,
@@ -344,7 +344,7 @@ def encode_response(
             parts.append(array.tobytes())
             entries.append(json.dumps(entry))
         else:
-            plain = widen(array) if element_type_of(array.dtype) else array
+            plain = widen(array) if array.dtype == BFLOAT16 else array
             if plain.dtype.kind not in _JSON_TYPES:
                 raise ProtocolError(f"output {tensor.name!r} has no JSON\n  ask for binary_data_output")
             entries.append(_add_to_object(entry, "data", _render_values(plain.reshape(-1))))

@@ -20,8 +20,8 @@ from ortprep.runtime.loading.opened_bundle import OpenedBundle, find_threads
 from ortprep.runtime.loading.session import onnxruntime_errors
 from ortprep.runtime.loading.sources import locate
 from ortprep.runtime.loading.variant_selection import needs_gpu, read_machine, select_variant
-from ortprep.runtime.tensors.arrays import run_session, tensor_element_type
-from ortprep.runtime.tensors.element_types import Array, element_type_of
+from ortprep.runtime.tensors.arrays import BFLOAT16_TENSOR, run_session
+from ortprep.runtime.tensors.element_types import BFLOAT16, Array
 from ortprep.runtime.tensors.signatures import Signature, read_signature
 
 if TYPE_CHECKING:
@@ -98,9 +98,8 @@ class SessionRunner:
     def __init__(self, signature: Signature, opened: OpenedBundle) -> None:
         self._name, self._opened, self._outputs = signature.model, opened, list(signature.outputs)
         self.session = opened.session
-        kinds = [element_type_of(dtype) for dtype in signature.inputs.values()]
-        outputs = [tensor_element_type(value.type) for value in opened.session.get_outputs()]
-        self._is_native = not any(kinds) and not any(outputs)
+        outputs = [value.type for value in opened.session.get_outputs()]
+        self._is_native = BFLOAT16 not in signature.inputs.values() and BFLOAT16_TENSOR not in outputs
         self._bound = BoundRuns(opened.session) if opened.variant.io_binding else None
         self._errors = onnxruntime_errors()
 

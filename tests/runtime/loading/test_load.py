@@ -91,6 +91,14 @@ def test_a_bundle_loads_by_a_relative_path_and_through_a_link(bundle, tmp_path, 
         assert load(path, digests="full").get_inputs()[0].name == "x"
 
 
+@pytest.mark.parametrize("dtype", ["float8e4m3fn", "float4e2m1", "int4", "uint2"])
+@pytest.mark.parametrize("side", ["inputs", "outputs"])
+def test_an_input_or_output_of_a_type_that_no_array_has_is_refused_by_name(bundle, side, dtype):
+    edit_config(bundle, lambda data: data[side][0].update(dtype=dtype))
+    with pytest.raises(BundleError, match=f"got '[xy]': {dtype}"):
+        load(bundle)
+
+
 @pytest.mark.parametrize("digests", ["changed", "full"])
 @pytest.mark.parametrize("file", [DATA, "cpu/linear_optimized.onnx"])
 @pytest.mark.attack

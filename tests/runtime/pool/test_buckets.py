@@ -12,7 +12,7 @@ from ortprep.runtime import PoolConfig, SessionPool
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
 from ortprep.runtime.opened_model import OpenedModel, open_model
 from ortprep.runtime.tensors.arrays import write_tensors
-from ortprep.runtime.tensors.element_types import ELEMENT_TYPES, narrow
+from ortprep.runtime.tensors.element_types import BFLOAT16, to_bfloat16
 from tests.runtime.builders import batch_of, weights_of, write_converted
 from tests.runtime.pool.builders import write_passing_on
 
@@ -60,15 +60,14 @@ def test_a_bucket_that_answers_wrongly_neither_opens_nor_passes_a_check(converte
 
 
 def test_a_type_that_numpy_lacks_comes_back_as_it_was_sent(tmp_path):
-    kind = ELEMENT_TYPES["bfloat16"]
-    sample = narrow(np.linspace(-2, 2, 15).reshape(3, 5), kind)
+    sample = to_bfloat16(np.linspace(-2, 2, 15).reshape(3, 5))
     with SessionPool(
         write_passing_on(tmp_path / "same", "bfloat16", sample), PoolConfig(devices="cpu")
     ) as pool:
-        for x in (sample, narrow(np.random.default_rng(0).standard_normal((300, 200)), kind)):
+        for x in (sample, to_bfloat16(np.random.default_rng(0).standard_normal((300, 200)))):
             for _ in range(2):
                 y = pool.run({"x": x})["y"]
-                assert y.dtype == kind.dtype
+                assert y.dtype == BFLOAT16
                 np.testing.assert_array_equal(y["bfloat16"], x["bfloat16"])
         with pytest.raises(InvalidRequestError, match="expected bfloat16, got uint16"):
             pool.run({"x": sample["bfloat16"]})

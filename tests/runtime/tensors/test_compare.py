@@ -9,7 +9,7 @@ import pytest
 
 from ortprep.bundle.loader_config import Tolerance
 from ortprep.runtime.tensors.compare import OutputComparison, compare_output
-from ortprep.runtime.tensors.element_types import ELEMENT_TYPES, narrow
+from ortprep.runtime.tensors.element_types import BFLOAT16, to_bfloat16
 
 pytestmark = pytest.mark.runtime
 
@@ -43,7 +43,7 @@ def test_the_bound_itself_is_allowed():
         (np.array([1], np.int8), np.array([1], np.uint8), "element type: expected int8, got uint8"),
         (
             np.array([1], np.uint16),
-            np.array([1], np.uint16).view(ELEMENT_TYPES["bfloat16"].dtype),
+            np.array([1], np.uint16).view(BFLOAT16),
             "got bfloat16",
         ),
         (np.array(["1"]), np.array([1]), "expected string"),
@@ -130,10 +130,8 @@ def test_complex_numbers_are_compared_by_their_distance():
     ).ok
 
 
-@pytest.mark.parametrize("name", ["bfloat16", "float8e4m3fn", "float8e5m2", "int4"])
-def test_types_numpy_lacks_are_compared_by_value(name):
-    kind = ELEMENT_TYPES[name]
-    expected, got = narrow(np.array([1, 4, 2]), kind), narrow(np.array([1, 5, 2]), kind)
+def test_bfloat16_is_compared_by_value():
+    expected, got = to_bfloat16(np.array([1, 4, 2])), to_bfloat16(np.array([1, 5, 2]))
     assert compare(expected, expected).ok
     result = compare(expected, got)
     assert (result.ok, result.worst_index, result.expected, result.got) == (False, (1,), 4, 5)

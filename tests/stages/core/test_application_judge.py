@@ -23,7 +23,7 @@ from ortprep.measuring.device_lock import hold_folder
 from ortprep.measuring.staged_bundles import STAGED_VARIANT, StagedBundles
 from ortprep.runtime.loading.session import CPU, default_plan
 from ortprep.runtime.tensors.arrays import write_tensors
-from ortprep.runtime.tensors.element_types import ELEMENT_TYPES, Array, narrow
+from ortprep.runtime.tensors.element_types import Array, to_bfloat16
 from ortprep.spec.validation import parse_spec
 from ortprep.stages.core.accuracy import FunctionCall, call_user_function, metric_digest
 from ortprep.stages.core.application_judge import ApplicationJudge, describe_program
@@ -258,7 +258,7 @@ def run(folder: Path, metric: str, source: str = "", *, timeout_s: float = 600.0
     for position in range(2):
         samples.append(folder.parent / f"{position}.npz")
         write_tensors(samples[-1], {"x": np.full(2, position)})
-    half = narrow(np.array([1.0, 2.5]), ELEMENT_TYPES["bfloat16"])
+    half = to_bfloat16(np.array([1.0, 2.5]))
     expected = [write(folder.parent, f"expected{i}", y=LARGE + i, z=half) for i in range(2)]
     got = [write(folder.parent, f"got{i}", y=LARGE + 2 * i, z=half) for i in range(2)]
     answers = (tuple(expected), tuple(got))

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from ortprep.bundle.loader_config import TensorSpec
 from ortprep.bundle.model_facts import ModelInterface
 from ortprep.errors import SpecError
-from ortprep.runtime.tensors.element_types import ELEMENT_TYPES, Array, dtype_name, widen
+from ortprep.runtime.tensors.element_types import Array, dtype_name, widen
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.samples import build_feeds
 
-FLOATS = ("float16", "float32", "float64", "bfloat16", "float8e4m3fn", "float8e5m2", "float4e2m1")
-INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (4, 8, 16, 32, 64))
+FLOATS = ("float16", "float32", "float64", "bfloat16")
+INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 SHAPE = (40, 25)
 
 
@@ -74,8 +74,6 @@ def test_indices_stay_below_the_size_of_what_they_index():
 def test_small_integers_take_every_value_and_others_are_0_or_1():
     assert values_of(feed("uint8", shape=(100, 100))) == list(range(256))
     assert values_of(feed("int8", shape=(100, 100))) == list(range(-128, 128))
-    assert values_of(feed("int4")) == list(range(-8, 8))
-    assert values_of(feed("uint4")) == list(range(16))
     assert values_of(feed("int64")) == [0, 1]
 
 
@@ -94,7 +92,7 @@ def test_strings_are_never_made_up():
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3)])
-@pytest.mark.parametrize("dtype", ["float32", "int64", "bool", "bfloat16", "int4", "uint8"])
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bool", "bfloat16", "uint8"])
 def test_scalars_and_empty_arrays_can_be_made(dtype, shape):
     assert feed(dtype, shape=shape).shape == shape
 
@@ -118,13 +116,3 @@ def test_adding_an_input_changes_no_other(others):
 def test_a_seed_gives_the_same_numbers_on_every_machine():
     # Written down once: a change here would make every golden sample another.
     assert feed("int64", shape=(8,), range=[0, 999]).tolist() == [576, 508, 224, 84, 408, 924, 87, 743]
-
-
-@pytest.mark.parametrize("name", sorted(ELEMENT_TYPES))
-def test_known_names_are_those_of_the_inspection(name):
-    from onnx import TensorProto
-
-    from ortprep.stages.core.graph_walk import element_type_name
-
-    assert element_type_name(ELEMENT_TYPES[name].code) == name
-    assert TensorProto.DataType.Name(ELEMENT_TYPES[name].code).lower() == name

@@ -118,6 +118,22 @@ def test_sizes_follow_the_element_type(kind, expected):
     assert values_bytes(TensorProto(data_type=kind, dims=[7])) == expected
 
 
+@pytest.mark.parametrize("side", ["input", "output"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ", "FLOAT4E2M1", "UINT4", "INT4",
+        "UINT2", "INT2",
+    ],
+)  # fmt: skip
+def test_an_input_or_output_of_a_type_that_no_array_has_is_refused_by_name(tmp_path, kind, side):
+    model = models.conv_net()
+    (value,) = getattr(model.graph, side)
+    value.type.tensor_type.elem_type = TensorProto.DataType.Value(kind)
+    with pytest.raises(SourceError, match=rf"got '{value.name}': {kind.lower()}\b"):
+        inspect(model, tmp_path)
+
+
 @pytest.mark.parametrize(
     "content",
     [

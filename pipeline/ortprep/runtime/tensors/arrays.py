@@ -1,8 +1,8 @@
 """Arrays in and out of files and sessions, whatever their element type.
 
 Files are `.npz` without pickle. They may come from strangers (a bundle's golden sample, a user's inputs), so
-reading one allocates no more than the file may claim, and never runs anything. Arrays of types that numpy
-lacks are as `ortprep.runtime.tensors.element_types` has them; strings are numpy's `U`.
+reading one allocates no more than the file may claim, and never runs anything. Arrays of bfloat16 are as
+`ortprep.runtime.tensors.element_types` has them; strings are numpy's `U`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,20 @@ from numpy.typing import NDArray
 from ortprep.bundle.file_memory import open_regular
 from ortprep.errors import BundleError
 from ortprep.runtime.tensors.element_types import (
+    BFLOAT16,
     Array,
-    ElementType,
-    element_type_of,
-    find_element_type,
     is_bounded_shape,
     is_valid_bool,
 )
 
 if TYPE_CHECKING:
     import onnxruntime
+
+BFLOAT16_TENSOR = "tensor(bfloat16)"
+"""How ONNX Runtime names the type of such an input or output."""
+
+_ONNX_BFLOAT16 = 16
+"""Its number in `onnx.TensorProto.DataType`."""
 
 MAX_READ_BYTES = 4 * 2**30
 """How much a file's arrays may take in memory unless the reader says otherwise."""
@@ -81,7 +85,7 @@ def to_storable(array: Array, *, name: str) -> Array:
                 f"cannot store array {name!r}\n  expected numbers, booleans or strings, got objects"
             )
         return array.astype(np.str_)
-    if array.dtype.kind not in "biufcU" and element_type_of(array.dtype) is None:
+    if array.dtype.kind not in "biufcU" and array.dtype != BFLOAT16:
         raise BundleError(f"cannot store array {name!r}\n  expected an ONNX element type, got {array.dtype}")
     return array
 
@@ -225,7 +229,7 @@ def _check_array(entry: zipfile.ZipInfo, dtype: np.dtype[Any], size_bytes: int, 
             f"array {entry.filename!r} holds pickled objects, which are never read; store strings as U"
         )
     # A type of no size would make arrays of any length out of nothing.
-    if (dtype.kind not in "biufcU" and element_type_of(dtype) is None) or dtype.itemsize == 0:
+    if (dtype.kind not in "biufcU" and dtype != BFLOAT16) or dtype.itemsize == 0:
         raise ValueError(f"array {entry.filename!r} has a type that ONNX lacks: {dtype}")
     if size_bytes != entry.file_size - header_bytes:
         raise ValueError(f"array {entry.filename!r} does not have the length that its shape says")
@@ -243,22 +247,21 @@ def _read_into(file: IO[bytes], target: NDArray[np.uint8]) -> None:
 def run_session(session: onnxruntime.InferenceSession, feeds: Mapping[str, Array]) -> dict[str, Array]:
     """Runs a session on arrays of any element type.
 
-    ONNX Runtime's `run` neither takes nor gives arrays of types numpy lacks, so those go by `OrtValue`.
+    ONNX Runtime's `run` neither takes nor gives bfloat16, which so goes by `OrtValue`.
 
     Returns:
         Arrays by output name, in the model's order. The tensors of a sequence are named `NAME[0]`, `NAME[1]`,
         …, those of a map `NAME[KEY]`; an empty optional is left out. Strings are `U` arrays.
 
     Raises:
-        RuntimeError: An output of a type numpy lacks was left on a device; and what ONNX Runtime raises
+        RuntimeError: An output of bfloat16 was left on a device; and what ONNX Runtime raises
             (see `ortprep.runtime.loading.session.onnxruntime_errors`).
     """
     outputs = session.get_outputs()
     names = [output.name for output in outputs]
-    if not any(tensor_element_type(output.type) for output in outputs):
+    if all(output.type != BFLOAT16_TENSOR for output in outputs):
         native = {
-            name: array if element_type_of(array.dtype) is None else _to_ort_value(array)
-            for name, array in feeds.items()
+            name: _to_ort_value(array) if array.dtype == BFLOAT16 else array for name, array in feeds.items()
         }
         values = session.run(names, native)
     else:
@@ -267,67 +270,28 @@ def run_session(session: onnxruntime.InferenceSession, feeds: Mapping[str, Array
     return dict(item for name, value in zip(names, values, strict=True) for item in _flatten(name, value))
 
 
-def tensor_element_type(type_name: str) -> ElementType | None:
-    """Returns the type of `tensor(NAME)` if numpy lacks it, else None."""
-    return find_element_type(type_name.removeprefix("tensor(").removesuffix(")"))
-
-
 def _to_ort_value(array: Array) -> Any:
-    """Returns an array as ONNX Runtime takes it; types that numpy lacks go by their bits."""
+    """Returns an array as ONNX Runtime takes it; bfloat16 goes by its bits."""
     import onnxruntime
 
-    kind = element_type_of(array.dtype)
-    if kind is None:
+    if array.dtype != BFLOAT16:
         return onnxruntime.OrtValue.ortvalue_from_numpy(np.require(array, requirements="C"))
-    bits = np.require(array[kind.name], requirements="C")
-    if kind.bits < 8:
-        bits = _pack(bits, kind.bits)
-    elif kind.bits == 8:
-        bits = bits.view(np.uint8)
-    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, kind.code)
-
-
-def _pack(elements: Array, bits: int) -> Array:
-    """Returns an array of the same shape that begins with the elements packed, the first in the lowest bits.
-
-    The shape must stay the tensor's, since the `OrtValue` takes it from the array; it reads the packed bytes.
-    """
-    per_byte = 8 // bits
-    whole = np.zeros((-(-elements.size // per_byte), per_byte), np.uint8)
-    whole.reshape(-1)[: elements.size] = elements.reshape(-1).view(np.uint8) & (2**bits - 1)
-    packed = np.zeros(elements.size, np.uint8)
-    packed[: len(whole)] = np.bitwise_or.reduce(whole << _shifts(bits), axis=1)
-    return packed.reshape(elements.shape)
-
-
-def _unpack(packed: NDArray[np.uint8], kind: ElementType) -> NDArray[np.uint8]:
-    elements = ((packed[:, None] >> _shifts(kind.bits)) & np.uint8(2**kind.bits - 1)).reshape(-1)
-    if not (kind.is_integer and kind.is_signed):
-        return elements
-    sign = np.uint8(2 ** (kind.bits - 1))
-    return (elements ^ sign) - sign  # wraps, which fills the upper bits with the sign
-
-
-def _shifts(bits: int) -> NDArray[np.uint8]:
-    return np.arange(0, 8, bits, dtype=np.uint8)
+    bits = np.require(array["bfloat16"], requirements="C")
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _ONNX_BFLOAT16)
 
 
 def _from_ort_value(value: Any) -> Array:
     """Returns an output as an array; raises `RuntimeError` for bits that lie on a device."""
-    kind = tensor_element_type(value.data_type())
-    if kind is None:
+    if value.data_type() != BFLOAT16_TENSOR:
         return np.asarray(value.numpy())
     shape = tuple(value.shape())
     count = math.prod(shape)
     if count == 0:
-        return np.empty(shape, kind.dtype)
+        return np.empty(shape, BFLOAT16)
     if value.device_name() != "cpu":
-        raise RuntimeError(f"expected an output of type {kind.name} on the CPU, got {value.device_name()}")
-    # `numpy()` refuses these types (and float8 before 1.31), so their bytes are copied from where they lie.
-    data = np.frombuffer(ctypes.string_at(value.data_ptr(), (count * kind.bits + 7) // 8), np.uint8)
-    if kind.bits < 8:
-        data = _unpack(data, kind)[:count]
-    return data.view(kind.dtype).reshape(shape)
+        raise RuntimeError(f"expected an output of bfloat16 on the CPU, got {value.device_name()}")
+    # `numpy()` refuses the type, so its bytes are copied from where they lie.
+    return np.frombuffer(ctypes.string_at(value.data_ptr(), 2 * count), BFLOAT16).reshape(shape)
 
 
 def _flatten(name: str, value: Any) -> Iterator[tuple[str, Array]]:

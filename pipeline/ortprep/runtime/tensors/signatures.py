@@ -12,19 +12,15 @@ import numpy as np
 from ortprep.bundle.loader_config import MAX_RANK, LoaderConfig, TensorSpec
 from ortprep.errors import InvalidRequestError, PipelineError, PoolError
 from ortprep.runtime.tensors.element_types import (
-    ELEMENT_TYPES,
+    BFLOAT16,
     MAX_EMPTY_ELEMENTS,
     Array,
-    ElementType,
-    find_element_type,
     is_bounded_shape,
     is_valid_bool,
     numpy_dtype,
 )
 
-_TRANSPORTABLE = frozenset(
-    {np.dtype(code) for code in "?bBhHiIqQefdFD"} | {kind.dtype for kind in ELEMENT_TYPES.values()}
-)
+_TRANSPORTABLE = frozenset({*map(np.dtype, "?bBhHiIqQefdFD"), BFLOAT16})
 """Types of tensors that can lie in shared memory: all of ONNX's but strings."""
 
 
@@ -102,10 +98,8 @@ def _check_array(signature: Signature, name: str, dtype: np.dtype[Any], value: A
                 f"input {name!r} of {signature.model} has bytes that are no booleans\n  expected 0 or 1"
             )
         return array
-    kind = find_element_type(dtype.names[0]) if dtype.names else None
-    bits = None if kind is None else _as_bits(array, kind)
-    if bits is not None:
-        return bits
+    if dtype == BFLOAT16 and array.dtype.name == "bfloat16" and array.dtype.itemsize == dtype.itemsize:
+        return np.ascontiguousarray(array).view(dtype).reshape(array.shape)  # `ml_dtypes` has such arrays
     if array.dtype.newbyteorder("=") == dtype:
         return array.astype(dtype)  # ONNX Runtime would take the bytes for those of this machine
     raise InvalidRequestError(
@@ -122,12 +116,3 @@ def _as_array(signature: Signature, name: str, value: Any) -> Array:
         raise InvalidRequestError(
             f"input {name!r} of {signature.model} is not an array\n  {error}"
         ) from error
-
-
-def _as_bits(array: Array, kind: ElementType) -> Array | None:
-    """Returns an array of a type that numpy got from elsewhere (`ml_dtypes`) as this package has it."""
-    name = array.dtype.name
-    # `ml_dtypes` calls float4e2m1 float4_e2m1fn.
-    element_type = find_element_type(name) or find_element_type(name.removesuffix("fn"))
-    is_same = element_type == kind and array.dtype.itemsize == kind.dtype.itemsize
-    return np.ascontiguousarray(array).view(kind.dtype).reshape(array.shape) if is_same else None

@@ -31,7 +31,7 @@ from ortprep.children.child import run_child
 from ortprep.errors import ChildError, ChildKilledError, SpecError
 from ortprep.measuring.accuracy import compare_answers, find_gate_failures
 from ortprep.runtime.tensors.arrays import read_tensors
-from ortprep.runtime.tensors.element_types import Array, element_type_of, widen
+from ortprep.runtime.tensors.element_types import BFLOAT16, Array, widen
 from ortprep.spec.conversion import ConvertSpec
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.samples import Sample
@@ -193,7 +193,4 @@ def _read_arguments(call: FunctionCall) -> tuple[list[dict[str, Array]], ...]:
 
 
 def _widen_all(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    return {
-        name: array if element_type_of(array.dtype) is None else widen(array)
-        for name, array in arrays.items()
-    }
+    return {name: widen(array) if array.dtype == BFLOAT16 else array for name, array in arrays.items()}

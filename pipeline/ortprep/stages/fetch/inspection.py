@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from ortprep.bundle.digest import DigestCache
-from ortprep.bundle.loader_config import TensorSpec
+from ortprep.bundle.loader_config import TensorSpec, find_unusable
 from ortprep.bundle.model_facts import ModelFacts, ModelInterface, dimension_name
 from ortprep.bundle.onnx_wire import WireError, external_locations, read_skeleton
 from ortprep.children.child import run_child
@@ -57,6 +57,13 @@ def inspect_model(request: tuple[str, str]) -> ModelFacts:
             f"not an ONNX model, or an incomplete one: {name}\n  expected a complete ONNX file, got: {error}",
             hint="export or download the model again",
         ) from error
+    unusable = find_unusable((*facts.interface.inputs, *facts.interface.outputs))
+    if unusable:
+        raise SourceError(
+            f"inputs or outputs of a type that no array has: {name}\n"
+            f"  expected bfloat16, or a type of numpy; got {unusable}",
+            hint="cast them inside the model, whose weights may stay as they are",
+        )
     external: dict[str, int] = {}
     for location in locations:  # more than those of tensors that say so: no reader sees another one
         file = check_location(location, model=name)
