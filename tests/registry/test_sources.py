@@ -135,9 +135,8 @@ def test_a_drop_in_session_is_of_the_bundle_that_was_signed(tmp_path, key, monke
     model = write_source(tmp_path / "application" / "linear.onnx")
     monkeypatch.setenv("ORTPREP_REQUIRE_SIGNATURE", str(key))
     bundle = sign(write_bundle_of(model, tmp_path / "linear"), key, tmp_path / "pulled")
-    for place in (str(bundle), f"file://{tmp_path}/registry/linear"):
-        monkeypatch.setenv("ORTPREP_BUNDLES", place)
-        assert is_of_bundle(ortprep.session(model, providers=["CPUExecutionProvider"]))
+    monkeypatch.setenv("ORTPREP_BUNDLES", str(bundle))
+    assert is_of_bundle(ortprep.session(model, providers=["CPUExecutionProvider"]))
 
 
 @pytest.mark.attack
@@ -145,6 +144,7 @@ def test_no_drop_in_session_is_of_a_bundle_of_a_registry_that_was_not_signed(tmp
     model = write_source(tmp_path / "application" / "linear.onnx")
     with open_catalogue(str(tmp_path / "registry")) as catalogue:
         publish(write_bundle_of(model, tmp_path / "linear"), catalogue)
-    monkeypatch.setenv("ORTPREP_BUNDLES", f"file://{tmp_path}/registry/linear")
+        pull(PullRequest(VersionRef("linear", None)), catalogue, tmp_path / "pulled")
+    monkeypatch.setenv("ORTPREP_BUNDLES", str(tmp_path / "pulled"))
     monkeypatch.setenv("ORTPREP_REQUIRE_SIGNATURE", str(key))
     assert not is_of_bundle(ortprep.session(model, providers=["CPUExecutionProvider"]))

@@ -172,7 +172,7 @@ def run(
         list[str] | None,
         typer.Option(
             metavar="DIR",
-            help="A bundle, a folder of bundles, or registry://NAME@VERSION; may be repeated. "
+            help="A bundle, or a folder of bundles; may be repeated. "
             "By default $ORTPREP_BUNDLES, else artifacts/.",
         ),
     ] = None,

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import NoReturn
 
+    from ortprep.errors import SpecError
+
 BUNDLES_VARIABLE = "ORTPREP_BUNDLES"
-"""Where bundles are: folders, and references to registries, separated by `os.pathsep`."""
+"""Where bundles are: folders, separated by `os.pathsep`."""
 
 SIGNATURE_VARIABLE = "ORTPREP_REQUIRE_SIGNATURE"
 """A public key's file: no bundle is used that is not signed with it (`require_signature` of `load`)."""
@@ -28,6 +30,9 @@ FORK_VARIABLE = "ORTPREP_FORK"
 """If it is not empty, sessions have one thread, and processes that are forked afterwards can run them."""
 
 DEFAULT_BUNDLES = "artifacts"
+
+PULL_HINT = "ortprep pull NAME@VERSION --registry URL --out DIR   (bundles are taken from folders)"
+"""What to do about a reference to a registry in a place of bundles."""
 
 _INSTALLER = "ortprep.runtime.dropin.session:install_in"
 
@@ -50,15 +55,17 @@ def dropin_environment(
     """Returns an environment whose Python processes take their sessions from bundles.
 
     Args:
-        bundles: Folders, each a bundle or full of them, and references to registries; if there are none,
-            those of `ORTPREP_BUNDLES` in `environment`, else the folder `artifacts`.
+        bundles: Folders, each a bundle or full of them; if there are none, those of `ORTPREP_BUNDLES` in
+            `environment`, else the folder `artifacts`.
         environment: What else the environment has.
         verbose: Whether each session is one line on stderr.
 
     Raises:
-        SpecError: There is no such folder, or its path has a separator of paths in it.
+        SpecError: There is no such folder, its path has a separator of paths in it, or a registry is named.
     """
     named = [_absolute(place) for place in bundles]
+    if not named and "://" in environment.get(BUNDLES_VARIABLE, ""):
+        raise _refused_registry(BUNDLES_VARIABLE)
     if not named and not environment.get(BUNDLES_VARIABLE):
         named = [_absolute(DEFAULT_BUNDLES)]
     added = {BUNDLES_VARIABLE: os.pathsep.join(named)} if named else {}
@@ -89,11 +96,13 @@ def replace_process(command: Sequence[str], environment: Mapping[str, str]) -> N
 
 
 def _absolute(place: str) -> str:
-    """Returns a place of bundles as an absolute path or URL; raises `SpecError` for a bad one."""
-    path = place if "://" in place else os.path.abspath(os.path.expanduser(place))
+    """Returns a place of bundles as an absolute path; raises `SpecError` for a bad one."""
+    if "://" in place:
+        raise _refused_registry("--bundles")
+    path = os.path.abspath(os.path.expanduser(place))
     # In a printed environment, a line break would begin a variable of its own.
     is_plain = not any(ord(character) < 32 or 127 <= ord(character) < 160 for character in path)
-    if is_plain and ("://" in place or (os.path.isdir(path) and os.pathsep not in path)):
+    if is_plain and os.path.isdir(path) and os.pathsep not in path:
         return path
     from ortprep.errors import SpecError
 
@@ -102,5 +111,12 @@ def _absolute(place: str) -> str:
     got = "no such folder" if os.pathsep not in path else f"{os.pathsep!r} in it"
     raise SpecError(
         f"no folder of bundles: {place}\n  expected a bundle, or a folder of bundles, got {got}",
-        hint="ortprep prepare   (writes bundles below artifacts/)",
+        hint=PULL_HINT if "@" in place else "ortprep prepare   (writes bundles below artifacts/)",
     )
+
+
+def _refused_registry(source: str) -> SpecError:
+    """Returns the error for a URL, which is not quoted, since it may have credentials."""
+    from ortprep.errors import SpecError
+
+    return SpecError(f"{source} names a registry\n  expected folders of bundles, got a URL", hint=PULL_HINT)

@@ -17,6 +17,7 @@ from ortprep.runtime.dropin.import_hook import call_after_import
 from ortprep.runtime.dropin.launch import (
     BUNDLES_VARIABLE,
     FORK_VARIABLE,
+    PULL_HINT,
     SIGNATURE_VARIABLE,
     VERBOSE_VARIABLE,
 )
@@ -32,8 +33,6 @@ from ortprep.runtime.dropin.source_index import (
     describe_error,
     is_source,
     list_bundles,
-    name_place,
-    split_places,
 )
 from ortprep.runtime.loading.bundle_loader import open_folder
 from ortprep.runtime.loading.caller_options import read_options
@@ -131,6 +130,9 @@ def _open_bundle(instance: Any, request: SessionRequest) -> str | None:
     places = os.environ.get(BUNDLES_VARIABLE)
     if not places:
         return f"{BUNDLES_VARIABLE} is not set"
+    if "://" in places:  # and perhaps credentials, which no log may have
+        log_line("warning", "no bundles in a registry (hint: %s)", PULL_HINT)
+        return f"{BUNDLES_VARIABLE} names a registry"
     if not isinstance(request.model, str | bytes | os.PathLike):
         return "it is neither a path nor bytes"
     try:
@@ -141,7 +143,7 @@ def _open_bundle(instance: Any, request: SessionRequest) -> str | None:
         return str(error)
     if not bundles:
         return (
-            f"no bundle was prepared from these bytes in {', '.join(map(name_place, split_places(places)))}"
+            f"no bundle was prepared from these bytes in {', '.join(filter(None, places.split(os.pathsep)))}"
         )
     onnxruntime = import_onnxruntime()
     return find_obstacle(request, onnxruntime) or _try_bundles(instance, request, onnxruntime, bundles)

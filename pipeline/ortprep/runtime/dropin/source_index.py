@@ -7,7 +7,6 @@ remembered per folder of bundles, by the stamp of the `loader.json`.
 from __future__ import annotations
 
 import os
-import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from ortprep.bundle import LOADER_FILE
@@ -23,7 +22,7 @@ from ortprep.bundle.file_memory import (
     read_stamp,
     write_entry,
 )
-from ortprep.runtime.dropin.launch import SIGNATURE_VARIABLE
+from ortprep.runtime.dropin.launch import PULL_HINT
 from ortprep.runtime.loading.opened_bundle import log_line
 
 if TYPE_CHECKING:
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
     from ortprep.errors import PipelineError
 
 _MAX_INDEX_BYTES = 16 * 1024 * 1024
-_SCHEME = "[A-Za-z][A-Za-z0-9+.-]*://"
-_PLACE = rf"{_SCHEME}.+?(?=:(?:/(?!/)|\.|~|{_SCHEME})|:?$)|[^:]+"
-"""A reference to a registry, which may have colons in it, as in `oci://host:5000/name@v1`; or a folder."""
 
 
 class SourceFile(NamedTuple):
@@ -70,29 +66,10 @@ def list_bundles(places: str) -> list[IndexedBundle]:
     without a word, a bundle that does not record its source.
 
     Args:
-        places: Folders, each a bundle or full of bundles, and references to registries, as `load` takes them,
-            separated by `os.pathsep`. A folder after a reference has to begin with `/`, `.` or `~`.
+        places: Folders, each a bundle or full of bundles, separated by `os.pathsep`.
     """
-    return [bundle for place in split_places(places) for bundle in _list_place(place) if bundle.source]
-
-
-def split_places(places: str) -> list[str]:
-    """Returns the single places of a list that is separated by `os.pathsep`."""
-    if "://" not in places:  # as in nearly every job; the expression takes half a millisecond to compile
-        return [place for place in places.split(os.pathsep) if place]
-    return re.findall(_PLACE, places)
-
-
-def name_place(place: str) -> str:
-    """Returns a place for the log: of a URL, which may have credentials, the scheme and the last part."""
-    scheme, separator, rest = place.partition("://")
-    if not separator:
-        return place
-    location = rest.partition("?")[0].partition("#")[0]
-    if scheme == "registry":
-        return f"registry://{location}"
-    _, slash, name = location.rpartition("/")
-    return f"{scheme}://…{slash}{name if slash else ''}"
+    listed = (_list_place(place) for place in places.split(os.pathsep) if place)
+    return [bundle for bundles in listed for bundle in bundles if bundle.source]
 
 
 def describe_error(error: PipelineError) -> str:
@@ -130,40 +107,18 @@ def _digest(path: str) -> str:
     return DigestCache().digest(Path(path))
 
 
-_REFERENCES: dict[str, str | None] = {}
-"""Where references to registries were pulled to, once per process; None for one that cannot be."""
-
 _KNOWN: dict[str, IndexedBundle] = {}
 """Every bundle that this process has seen, by folder."""
 
 
 def _list_place(place: str) -> list[IndexedBundle]:
-    """Lists the bundles of a folder, or of a reference that is pulled once; logs what cannot be read."""
-    folder = os.path.expanduser(place)
-    if "://" in place:
-        if place not in _REFERENCES:
-            _REFERENCES[place] = _pull(place)
-        pulled = _REFERENCES[place]
-        if pulled is None:
-            return []
-        folder = pulled
+    """Lists the bundles of a folder; logs why it cannot be read."""
     try:
-        return _list_folder(os.path.realpath(folder))
+        return _list_folder(os.path.realpath(os.path.expanduser(place)))
     except OSError as error:
-        log_line("warning", "no bundles in %s: %s", name_place(place), error.strerror)
+        hint = f" (hint: {PULL_HINT})" if "@" in place else ""
+        log_line("warning", "no bundles in %s: %s%s", place, error.strerror, hint)
         return []
-
-
-def _pull(reference: str) -> str | None:
-    """Returns the folder of a reference to a registry, None, with a warning, if it cannot be pulled."""
-    from ortprep.errors import PipelineError
-    from ortprep.runtime.loading.sources import locate
-
-    try:
-        return str(locate(reference, require_signature=os.environ.get(SIGNATURE_VARIABLE) or None))
-    except PipelineError as error:
-        log_line("warning", "cannot use %s: %s", name_place(reference), describe_error(error))
-        return None
 
 
 def _list_folder(folder: str) -> list[IndexedBundle]:
