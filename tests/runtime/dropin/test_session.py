@@ -17,8 +17,10 @@ import pytest
 import ortprep
 from ortprep.bundle.file_memory import find_stamp
 from ortprep.bundle.loader_config import read_loader_config, write_loader_config
+from ortprep.runtime import session_for
 from ortprep.runtime.dropin import source_index
 from ortprep.runtime.dropin.source_index import is_source, list_bundles
+from ortprep.runtime.loading import forking
 from tests.runtime.builders import (
     BUCKETED,
     CUDA_NEEDED,
@@ -252,6 +254,16 @@ def test_errors_of_the_application_are_onnxruntimes_own(model, tmp_path):
     with pytest.raises(Exception, match=r"no\.onnx") as missing:
         ortprep.session(tmp_path / "no.onnx", providers=CPU)
     assert type(missing.value).__module__.startswith("onnxruntime")
+
+
+@pytest.mark.parametrize("fork", ["", "1"])
+def test_buckets_serve_their_batches_but_for_forks(model, bundle, monkeypatch, fork):
+    monkeypatch.setenv("ORTPREP_FORK", fork)
+    monkeypatch.setattr(forking, "has_telemetry_thread", lambda: False)
+    with rewritten(bundle):
+        write_converted(bundle)
+    session = ortprep.session(model, providers=CPU)
+    assert (session_for(session, {"x": (4, 8)}) is session) == bool(fork)
 
 
 @pytest.mark.parametrize("odd", ["a\0b", bytearray(5_000_000), 3])

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 
 from ortprep.errors import LoadError
-from ortprep.runtime import load_before_fork
+from ortprep.runtime import load_before_fork, session_for
 from ortprep.runtime.loading import forking, phases
 from tests.runtime.builders import write_bundle, write_converted
 from tests.runtime.dropin.builders import run_python
@@ -226,37 +226,10 @@ def test_options_that_add_no_thread_are_accepted(bundle, own, monkeypatch):
     assert forking.find_fork_obstacle(options) is None
 
 
-def test_a_child_of_a_parent_that_opens_or_runs_a_bucket_opens_its_own(tmp_path):
-    bundle = write_converted(tmp_path / "linear")
-    assert_passes(
-        bundle,
-        """
-from ortprep.runtime import session_for
-session = load_before_fork(sys.argv[1], precision="fp32")
-buckets = session._ortprep_buckets
-x = {"x": np.ones((8, 8), np.float32)}
-expected = session.run(None, x)[0]
-(bucket,) = [one for one in buckets._sessions.values() if one._session is not None]
-bucket.creating.acquire()  # as a thread of the parent that creates it
-bucket._session, native = None, bucket._session
-
-def check():
-    assert same(session)
-    assert session._ortprep_buckets is not buckets
-
-in_child(check)
-bucket._session = native
-bucket.creating.release()
-own = session_for(session, {"x": (8, 8)})
-own._ortprep_forks.running.add(-1)  # as a thread of the parent that runs it
-
-def check():
-    assert same(session) and np.array_equal(own.run(None, x)[0], expected)
-    assert session._ortprep_buckets is buckets and own is native
-
-in_child(check)
-""",
-    )
+def test_the_general_variant_serves_batches_of_all_shapes(tmp_path, monkeypatch):
+    monkeypatch.setattr(forking, "has_telemetry_thread", lambda: False)
+    session = load_before_fork(write_converted(tmp_path / "linear"), precision="fp32")
+    assert session_for(session, {"x": (8, 8)}) is session
 
 
 def test_other_options_of_the_application_hold_in_every_session(bundle):
@@ -281,7 +254,7 @@ def test_the_thread_of_the_telemetry_is_refused(bundle):
     script = """
 import onnxruntime, sys, types, warnings
 from ortprep.errors import LoadError
-from ortprep.runtime import load_before_fork
+from ortprep.runtime import load_before_fork, session_for
 warnings.simplefilter("ignore")
 onnxruntime.__version__ = "1.31.1"  # one that sends
 try:

@@ -240,7 +240,7 @@ def _prepare_for_forks(options: LoadOptions) -> LoadOptions:
     def adapt(plan: SessionPlan) -> SessionPlan:
         return with_one_thread(plan if place is None else place(plan))
 
-    return options.replace(adapt=adapt, phases="steady", may_spin=False, threads=None)
+    return options.replace(adapt=adapt, phases="steady", buckets=False, may_spin=False, threads=None)
 
 
 def _explain(error: PipelineError, bundle: IndexedBundle) -> str:

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
-BUCKETS = "_ortprep_buckets"
-"""Attribute of a session with buckets: its `Buckets`."""
+_BUCKETS = "_ortprep_buckets"
 
 _MAX_CACHED = 1024
 
@@ -106,7 +105,7 @@ def serve_buckets(
         lambda: with_runnable_buckets(config, variant, device_id=options.device_id),
         lambda bucket: open_bucket(root, config, bucket, options),
     )
-    setattr(opened.session, BUCKETS, buckets)
+    setattr(opened.session, _BUCKETS, buckets)
     plain: Any = type(opened.session)
     opened.session.__class__ = _bucketed_class(plain)
 
@@ -125,7 +124,7 @@ def session_for(
     Raises:
         PipelineError: As `load`.
     """
-    buckets: Buckets | None = getattr(session, BUCKETS, None)
+    buckets: Buckets | None = getattr(session, _BUCKETS, None)
     named = tuple((name, tuple(shape)) for name, shape in shapes.items())
     chosen = None if buckets is None else buckets.find(named)
     return session if chosen is None else chosen.session()
@@ -138,9 +137,6 @@ class Buckets:
         read: Returns the bundle, with the variant for all shapes first and those of its buckets that this
             machine can run; it is called for the first batch.
         open_bucket: Opens a bucket.
-
-    Attributes:
-        serve: Called with each bucket that was opened, before its session is used; None for nothing.
     """
 
     def __init__(
@@ -148,26 +144,8 @@ class Buckets:
     ) -> None:
         self._read = functools.cache(read)
         self._open = open_bucket
-        self.serve: Callable[[OpenedBundle], None] | None = None
         self._sessions: dict[str, BucketSession] = {}
         self._known: dict[Shapes, BucketSession | None] = {}
-
-    def fresh(self) -> Buckets:
-        """Returns the same without a session."""
-        buckets = Buckets(self._read, self._open)
-        buckets.serve = self.serve
-        return buckets
-
-    @property
-    def is_creating(self) -> bool:
-        """Whether a thread creates a session now."""
-        return any(one.creating.locked() for one in tuple(self._sessions.values()))
-
-    def _create(self, bucket: Variant) -> onnxruntime.InferenceSession:
-        opened = self._open(bucket)
-        if self.serve is not None:
-            self.serve(opened)
-        return opened.session
 
     def find(self, shapes: Shapes) -> BucketSession | None:
         """Returns the bucket for a batch of some shapes; None where the variant for all shapes takes it."""
@@ -178,7 +156,7 @@ class Buckets:
             bucket = choose_bucket(config, config.variants[0], shapes=dict(shapes))
             chosen = None
             if bucket is not None:
-                chosen = self._sessions.setdefault(bucket.name, BucketSession(bucket, self._create))
+                chosen = self._sessions.setdefault(bucket.name, BucketSession(bucket, self._open))
             if len(self._known) >= _MAX_CACHED:
                 self._known.clear()
             self._known[shapes] = chosen
@@ -188,22 +166,22 @@ class Buckets:
 class BucketSession:
     """A bucket with its session, which is made at its first use, once for all threads.
 
-    What `create` raises is raised to that caller; the next caller tries again.
+    What `open_bucket` raises is raised to that caller; the next caller tries again.
     """
 
-    def __init__(self, bucket: Variant, create: Callable[[Variant], onnxruntime.InferenceSession]) -> None:
+    def __init__(self, bucket: Variant, open_bucket: Callable[[Variant], OpenedBundle]) -> None:
         self.needs_binding = bucket.io_binding
-        self._bucket, self._create = bucket, create
+        self._bucket, self._open = bucket, open_bucket
         self._session: onnxruntime.InferenceSession | None = None
         self._bound: BoundRuns | None = None
-        self.creating, self._running = threading.Lock(), threading.Lock()
+        self._creating, self._running = threading.Lock(), threading.Lock()
 
     def session(self) -> onnxruntime.InferenceSession:
-        """Returns the session; raises what `create` does."""
+        """Returns the session; raises what `open_bucket` does."""
         if self._session is None:
-            with self.creating:
+            with self._creating:
                 if self._session is None:
-                    self._session = self._create(self._bucket)
+                    self._session = self._open(self._bucket).session
         return self._session
 
     def run_bound(self, output_names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:

@@ -16,7 +16,6 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ortprep.runtime.loading.buckets import BUCKETS
 from ortprep.runtime.loading.bundle_loader import find_folder, open_folder
 from ortprep.runtime.loading.load_options import Deadline, LoadOptions, check_choice, check_number
 from ortprep.runtime.loading.opened_bundle import OpenedBundle, log_line, make_session
@@ -57,7 +56,8 @@ def load_before_fork(
 
     The session has one thread, runs in this process and in every child, and takes no time to load there. A
     child that was forked while another thread ran it creates its own at its first run, and logs that. Other
-    sessions of this process, which have threads, must not be run in a child. Buckets stay on one thread.
+    sessions of this process, which have threads, must not be run in a child. The general variant serves
+    batches of all shapes.
 
     Args:
         bundle: As for `load`; only variants for CPUs are taken.
@@ -91,7 +91,6 @@ def load_before_fork(
         session_options=own,
         adapt=with_one_thread,
         require_signature=require_signature,
-        buckets=True,
         may_spin=False,
     )
     opened = open_folder(folder, options)
@@ -208,9 +207,6 @@ class _ForkState:
         elif self._adapt_after is not None:
             log_line("warning", "%s: threads_after needs ONNX Runtime 1.31 and two cores", self._name)
         _SESSIONS.add(session)
-        buckets = getattr(session, BUCKETS, None)
-        if buckets is not None:  # their sessions can be run by themselves, too: `session_for`
-            buckets.serve = serve_forks
 
     def _new_build(self, session: Any) -> _ChildBuild:
         options = self._options.replace(adapt=self._adapt_after)
@@ -228,10 +224,6 @@ class _ForkState:
         if is_unusable:
             # Never freed: ONNX Runtime would wait for threads that stayed in the parent.
             _never_free(session._sess)
-        buckets = getattr(session, BUCKETS, None)
-        if buckets is not None and (is_unusable or buckets.is_creating):
-            _never_free(buckets)
-            setattr(session, BUCKETS, buckets.fresh())
         self.is_unusable = self.is_unusable or is_unusable
         steady: SteadyBuild | None = getattr(session, STEADY, None)
         if steady is not None and steady.is_left_behind():
