@@ -4,17 +4,17 @@ ONNX Runtime accepts unknown session config keys and most invalid values silentl
 abort the whole process (measured on 1.31.1: `mlas.kleidiai.conv_igemm_max_work`,
 `mlas.nchwc_pointwise_conv_max_input_channel_batch`). So everything is checked before a session is made.
 
-A version newer than the tables may know more. An option that they lack is then taken, with a value that can
-name neither a file nor an address; callers warn about it.
+A version newer than the tables may know more. An option that they lack is refused all the same: its value
+could name a file or an address.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from ortprep.errors import nearest_choice
 from ortprep.options.option import NEWEST, Option, Table, format_option, read_tables, version_parts
+from ortprep.versions import upgrade_command
 
 Scalar = str | int | float | bool
 
@@ -26,9 +26,6 @@ _RUN_CONFIG = frozenset(
 
 MAX_PROBLEMS = 20
 """Most problems that a check lists: a suggestion takes milliseconds, and a file may have many options."""
-
-_HARMLESS = re.compile(r"-?[0-9]{1,10}(\.[0-9]{1,9})?|auto|default|disabled|enabled|none|off|on")
-"""Values of options that no table has: none that could be a path or an address."""
 
 
 def known_session_config(version: str) -> tuple[Option, ...]:
@@ -46,31 +43,9 @@ def known_attributes(version: str) -> tuple[Option, ...]:
     return _known(read_tables()["attribute"], version)
 
 
-def is_newer(version: str) -> bool:
-    """Returns whether a version is newer than the tables; raises as `version_parts`."""
-    return version_parts(version) > version_parts(NEWEST)
-
-
-def find_unlisted(names: Iterable[str], *, provider: str | None = None, version: str) -> tuple[str, ...]:
-    """Returns the options that a version may know though no table has them; none up to `NEWEST`.
-
-    Args:
-        names: Session config keys, or a provider's options.
-        provider: The provider; None for the session.
-        version: An ONNX Runtime version.
-    """
-    table = read_tables()["session"] if provider is None else _of_provider(provider) or {}
-    if not is_newer(version):
-        return ()
-    return tuple(name for name in names if name not in table and _find_elsewhere(name, table) is None)
-
-
 def check_session_config(entries: Mapping[str, Scalar], *, version: str) -> tuple[str, ...]:
     """Returns what is wrong with session config entries, one sentence each, up to `MAX_PROBLEMS`."""
-    unlisted = find_unlisted(entries, version=version)
-    return tuple(
-        _problems("session config key", read_tables()["session"], entries, unlisted, version=version)
-    )
+    return tuple(_problems("session config key", read_tables()["session"], entries, version=version))
 
 
 def check_provider_options(provider: str, options: Mapping[str, Scalar], *, version: str) -> tuple[str, ...]:
@@ -78,13 +53,12 @@ def check_provider_options(provider: str, options: Mapping[str, Scalar], *, vers
     table = _of_provider(provider)
     if table is None:
         return (f"options of {provider} are not known; expected one of {CPU}, {CUDA}",)
-    unlisted = find_unlisted(options, provider=provider, version=version)
-    return tuple(_problems(f"{provider} option", table, options, unlisted, version=version))
+    return tuple(_problems(f"{provider} option", table, options, version=version))
 
 
 def check_attributes(attributes: Mapping[str, Scalar], *, version: str) -> tuple[str, ...]:
     """Returns what is wrong with plain session options, one sentence each, up to `MAX_PROBLEMS`."""
-    return tuple(_problems("session option", read_tables()["attribute"], attributes, (), version=version))
+    return tuple(_problems("session option", read_tables()["attribute"], attributes, version=version))
 
 
 def _of_provider(provider: str) -> Table | None:
@@ -96,33 +70,21 @@ def _known(table: Table, version: str) -> tuple[Option, ...]:
     return tuple(option for _, option in sorted(table.items()) if option.exists_in(version))
 
 
-def _problems(
-    noun: str, table: Table, chosen: Mapping[str, Scalar], unlisted: Collection[str], *, version: str
-) -> Iterator[str]:
+def _problems(noun: str, table: Table, chosen: Mapping[str, Scalar], *, version: str) -> Iterator[str]:
     """Yields what is wrong with the chosen options of one place, at most `MAX_PROBLEMS`."""
     version_parts(version)  # a bad version is refused even when nothing was chosen
     count = 0
     for name, value in chosen.items():
         option = table.get(name)
-        if option is not None:
-            problem = _misused(option, format_option(value), version=version)
-        elif name not in unlisted:
-            problem = _unknown(name, table, version=version)
+        if option is None:
+            problem: str | None = _unknown(name, table, version=version)
         else:
-            is_harmless = _HARMLESS.fullmatch(format_option(value)) is not None
-            problem = None if is_harmless else _too_free(value)
+            problem = _misused(option, format_option(value), version=version)
         if problem is not None:
             yield f"{noun} {_shorten(name)} {problem}"
             count += 1
             if count == MAX_PROBLEMS:
                 return
-
-
-def _too_free(value: Scalar) -> str:
-    return (
-        f"is newer than ONNX Runtime {NEWEST}, the last one listed here, and its value could name a file: "
-        f"expected a number, on, off or auto, got {_shorten(format_option(value))}"
-    )
 
 
 def _misused(option: Option, text: str, *, version: str) -> str | None:
@@ -136,13 +98,13 @@ def _misused(option: Option, text: str, *, version: str) -> str | None:
 
 
 def _unknown(name: str, table: Table, *, version: str) -> str:
-    problem = f"is unknown to ONNX Runtime {version}"
-    if version_parts(version) > version_parts(NEWEST):
-        problem = (
-            f"is unknown to every ONNX Runtime up to {NEWEST}, the last one listed here; this is {version}"
-        )
     advice = _find_elsewhere(name, table) or _suggest(name, table, version=version)
-    return f"{problem}; {advice or 'docs/options.md lists the options'}"
+    if version_parts(version) <= version_parts(NEWEST):
+        return f"is unknown to ONNX Runtime {version}; {advice or 'docs/options.md lists the options'}"
+    return (
+        f"is unknown to every ONNX Runtime up to {NEWEST}, the last one listed here; this is {version}; "
+        f"{advice or f'if that has it, upgrade ortprep: {upgrade_command()}'}"
+    )
 
 
 def _find_elsewhere(name: str, table: Table) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -173,7 +172,7 @@ def plan_of(root: StrPath, variant: Variant, choice: Phases) -> SessionPlan:
 
 
 def _check_options(root: StrPath, variant: Variant) -> None:
-    """Raises `IntegrityError` for options that no bundle may set; warns of those that are not listed."""
+    """Raises `IntegrityError` for options that no bundle may set."""
     if all(map(is_usual, _plans(variant))):
         return  # without the table, whose import takes longer than all else
     invalid = find_invalid_options(variant)
@@ -185,18 +184,6 @@ def _check_options(root: StrPath, variant: Variant) -> None:
             f"variant {variant.name!r} of {root} sets options that no bundle may set\n{lines}",
             hint=f"prepare it again; or {upgrade_command()}, if a newer ortprep wrote it",
         )
-    if unlisted := find_unlisted_options(variant):
-        _warn_unlisted(variant.name, unlisted)
-
-
-@functools.lru_cache(maxsize=64)
-def _warn_unlisted(name: str, options: tuple[str, ...]) -> None:
-    import logging  # costs a job milliseconds, and is hardly ever needed
-
-    log = logging.getLogger(__name__)
-    log.warning(
-        "variant %s sets options newer than those listed here, unchecked: %s", name, ", ".join(options)
-    )
 
 
 def _nothing_fits(
@@ -232,27 +219,12 @@ def _nothing_fits(
 def find_invalid_options(variant: Variant) -> tuple[str, ...]:
     """Returns what a variant or its first phase sets and must not, one phrase each, the first 20 at most.
 
-    That is every option the table keeps from users, every value it does not accept, and every option it does
-    not know, unless the installed ONNX Runtime is newer than the table and the value cannot name a file:
-    ONNX Runtime takes most invalid values silently, but some end the whole process (a word where `mlas.…`
+    That is every option the table keeps from users or does not know, and every value it does not accept: ONNX
+    Runtime takes most invalid values silently, but some end the whole process (a word where `mlas.…`
     entries expect a number aborts, measured on 1.31.1), which no caller of `load` could catch.
     """
     problems = (problem for plan in _plans(variant) for problem in _problems(plan))
     return tuple(dict.fromkeys(islice(problems, _MAX_PROBLEMS)))
-
-
-def find_unlisted_options(variant: Variant) -> tuple[str, ...]:
-    """Returns the options that only an ONNX Runtime newer than the table can know."""
-    options: dict[str, None] = {}
-    for plan in _plans(variant):
-        providers = ((provider.name, provider.options) for provider in plan.providers)
-        for provider, names in ((None, plan.session_options.config_entries), *providers):
-            if names:
-                from ortprep.options import find_unlisted
-
-                version = import_onnxruntime().__version__
-                options |= dict.fromkeys(find_unlisted(names, provider=provider, version=version))
-    return tuple(options)
 
 
 def _plans(variant: Variant) -> tuple[Variant | FirstPhase, ...]:

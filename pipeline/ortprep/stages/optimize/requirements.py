@@ -9,7 +9,6 @@ from ortprep.bundle.loader_config import ComputeCapabilityRange, Requirements, V
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.options import (
     Option,
-    find_unlisted,
     known_attributes,
     known_provider_options,
     known_session_config,
@@ -121,16 +120,12 @@ def with_options(
 ) -> VersionRange:
     """Returns the versions that also have every option a variant is loaded with.
 
-    An older version would ignore a session entry it does not know, without a word. An option that
-    no table lists is known of the installed version only.
+    An older version would ignore a session entry it does not know, without a word.
     """
     used = [*_used(known_session_config(installed), session_options.config_entries)]
     used += [*_used(known_attributes(installed), session_options.attributes)]
-    unlisted = find_unlisted(session_options.config_entries, version=installed)
     for provider in providers:
         used += _used(known_provider_options(provider.name, installed), provider.options)
-        unlisted += find_unlisted(provider.options, provider=provider.name, version=installed)
-    used += [installed] if unlisted else []
     return versions._replace(minimum=max((versions.minimum, *used), key=version_parts))
 
 
