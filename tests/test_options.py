@@ -80,10 +80,67 @@ def may_be_set(option):
         chosen if option in SESSION else {},
     )
     provider = ProviderRecord(CUDA, chosen if option in known_provider_options(CUDA, NEWEST) else {})
-    variant = Variant(
-        "v", "cuda", "m.onnx", (), record, (provider,), Requirements(VersionRange("1.23"), (CUDA,))
+    return find_invalid_options(variant_with(record, provider)) == ()
+
+
+def variant_with(options, *providers):
+    needed = Requirements(VersionRange("1.23"), tuple(provider.name for provider in providers))
+    return Variant("v", "cuda", "m.onnx", (), options, providers, needed)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("attributes", "entries", "said"),
+    [
+        ({"optimized_model_filepath": "/x"}, {}, "must not be set"),
+        ({"intra_op_num_threads": 100_000}, {}, "bad value"),
+        ({"intra_op_num_threads": -5}, {}, "bad value"),
+        ({"inter_op_num_threads": 4097}, {}, "bad value"),
+        ({"intra_op_num_threads": "many"}, {}, "bad value"),
+        ({"execution_mode": "ORT_SIDEWAYS"}, {}, "bad value"),
+        ({"enable_mem_pattern": 2}, {}, "bad value"),
+        ({"log_severity_level": 0}, {}, "bad value"),
+        ({}, {"ep.context_enable": "x"}, "must not be set"),
+        ({}, {"ep.context_file_path": "x"}, "must not be set"),
+        ({}, {"session.collect_node_memory_stats_to_file": "x"}, "must not be set"),
+        ({}, {"session.debug_layout_transformation": "x"}, "must not be set"),
+        ({}, {"session.model_external_initializers_file_folder_path": "x"}, "must not be set"),
+        ({}, {"session.node_partition_config_file": "x"}, "must not be set"),
+        ({}, {"session.optimized_model_filepath": "x"}, "must not be set"),
+        ({}, {"session.some_later_version_writes_to.path": "x"}, "unknown"),
+        ({}, {"mlas.kleidiai.conv_igemm_max_work": "banana"}, "bad value"),  # ends the process
+        ({}, {"session.intra_op.allow_spinning": "perhaps"}, "bad value"),
+        ({}, {"": "1"}, "unknown"),
+        ({}, {"k" * 5000: "1"}, "unknown"),
+        ({}, {"session.x": "1" * 50_000}, "unknown"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_f18_what_a_session_of_a_bundle_may_not_have_is_named(attributes, entries, said):
+    options = SessionOptionsRecord("ORT_DISABLE_ALL", attributes, entries)
+    (problem,) = find_invalid_options(variant_with(options, ProviderRecord(CPU)))
+    assert said in problem
+    (name,) = {**attributes, **entries}
+    assert repr(name[:60]) in problem
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("provider", "option"),
+    [
+        (CUDA, "gpu_external_alloc"),
+        (CUDA, "user_compute_stream"),
+        ("TensorrtExecutionProvider", "trt_extra_plugin_lib_paths"),
+        ("QNNExecutionProvider", "backend_path"),
+    ],
+)
+def test_f18_a_provider_option_with_an_address_or_a_library_is_refused(provider, option):
+    plain = SessionOptionsRecord("ORT_DISABLE_ALL")
+    problems = find_invalid_options(variant_with(plain, ProviderRecord(provider, {option: "1"})))
+    assert any(
+        f"{provider} option '{option}' must" in one or f"options of {provider} are not" in one
+        for one in problems
     )
-    return find_invalid_options(variant) == ()
 
 
 def test_no_name_is_listed_twice():
