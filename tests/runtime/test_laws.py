@@ -241,22 +241,38 @@ def test_the_order_in_which_inputs_are_given_does_not_matter(binding, order):
     assert taken(config, {name: shapes[name] for name in order}) == taken(config, shapes)
 
 
+UNKNOWN = (TensorSpec("x", "float32", None),)
+BOUND = variant("cpu", {"length": 2}, bucket=False)
+
+
 @pytest.mark.parametrize(
-    "shapes",
+    ("general", "inputs", "binding", "shapes", "fits"),
     [
-        {"ids": (1, 2), "x": (2, 2, 3)},
-        {"ids": (2, 2), "x": (1, 2, 3)},
-        {"ids": (1, 2), "x": (1, 2, 4)},
-        {"ids": (1, 2), "x": (1, 2)},
-        {"ids": (1, 2, 3), "x": (1, 2, 3)},
-        {"ids": (1, 2)},
-        {"ids": (1, 2), "x": (1, 2, 3), "more": (1,)},
-        {},
+        (GENERAL, INPUTS, {"batch": 1}, {"ids": (1, 2), "x": (2, 2, 3)}, False),
+        (GENERAL, INPUTS, {"batch": 1}, {"ids": (2, 2), "x": (1, 2, 3)}, False),
+        (GENERAL, INPUTS, {"batch": 1}, {"ids": (1, 2), "x": (1, 2, 4)}, False),
+        (GENERAL, INPUTS, {"batch": 1}, {"ids": (1, 2), "x": (1, 2)}, False),
+        (GENERAL, INPUTS, {"batch": 1}, {"ids": (1, 2, 3), "x": (1, 2, 3)}, False),
+        (GENERAL, INPUTS, {"batch": 1}, {"ids": (1, 2)}, False),
+        (GENERAL, INPUTS, {"batch": 1}, {"ids": (1, 2), "x": (1, 2, 3), "more": (1,)}, False),
+        (GENERAL, INPUTS, {"batch": 1}, {}, False),
+        # A size that no input shows is never taken for granted.
+        (GENERAL, INPUTS, {"batch": 1, "past": 1}, shapes_of(1, 2, 3), False),
+        # A bucket that was requested by its name takes everything itself.
+        (variant("cpu-batch2", {"batch": 2}), INPUTS, {"batch": 1}, shapes_of(1, 2, 3), False),
+        # An input of unknown rank is judged by the axes it has.
+        (GENERAL, UNKNOWN, {"x[0]": 4}, {"x": (4, 2)}, True),
+        (GENERAL, UNKNOWN, {"x[0]": 4}, {"x": (4,)}, True),
+        (GENERAL, UNKNOWN, {"x[0]": 4}, {"x": (3, 2)}, False),
+        (GENERAL, UNKNOWN, {"x[0]": 4}, {"x": ()}, False),
+        # Sizes that the general variant is bound to hold for its buckets too.
+        (BOUND, INPUTS, {"batch": 1}, shapes_of(1, 2, 3), True),
+        (BOUND, INPUTS, {"batch": 1}, shapes_of(1, 3, 3), False),
     ],
-    ids=str,
 )
-def test_what_no_variant_takes_is_left_to_the_general_one(shapes):
-    assert taken(config_of(variant("bucket", {"batch": 1})), shapes) is None
+def test_what_no_bucket_takes_is_left_to_the_general_variant(general, inputs, binding, shapes, fits):
+    config = config_of(variant("bucket", binding), inputs=inputs)
+    assert taken(config, shapes, general) == ("bucket" if fits else None)
 
 
 def test_the_answer_keeps_its_target_and_precision_whatever_the_batch():
@@ -265,25 +281,3 @@ def test_the_answer_keeps_its_target_and_precision_whatever_the_batch():
     for target, precision in kinds:
         general = variant("general", bucket=False, target=target, precision=precision)
         assert taken(config_of(*buckets), shapes_of(1, 2, 3), general) == f"{target}-{precision}"
-
-
-def test_a_size_that_no_input_shows_is_never_taken_for_granted():
-    assert taken(config_of(variant("bucket", {"batch": 1, "past": 1})), shapes_of(1, 2, 3)) is None
-
-
-def test_a_bucket_that_was_asked_for_by_name_takes_everything_itself():
-    named, other = variant("cpu-batch1", {"batch": 1}), variant("cpu-batch2", {"batch": 2})
-    assert taken(config_of(named, other), shapes_of(2, 2, 3), named) is None
-
-
-@pytest.mark.parametrize(("shape", "fits"), [((4, 2), True), ((4,), True), ((3, 2), False), ((), False)])
-def test_an_input_of_unknown_rank_is_judged_by_the_axes_it_has(shape, fits):
-    config = config_of(variant("bucket", {"x[0]": 4}), inputs=(TensorSpec("x", "float32", None),))
-    assert taken(config, {"x": shape}) == ("bucket" if fits else None)
-
-
-def test_sizes_that_the_general_variant_is_bound_to_hold_for_its_buckets_too():
-    general = variant("cpu", {"length": 2}, bucket=False)
-    config = config_of(variant("bucket", {"batch": 1}))
-    assert taken(config, shapes_of(1, 2, 3), general) == "bucket"
-    assert taken(config, shapes_of(1, 3, 3), general) is None

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -194,51 +193,33 @@ def folder(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_functions_run_after_the_modules_own_code_in_the_order_of_their_registration(folder):
-    (folder / "late_module.py").write_text("answer = 42\n")
+def test_functions_run_in_order_after_the_code_of_a_module_that_is_imported_as_ever(folder, monkeypatch):
+    (folder / "late").mkdir()
+    (folder / "late/__init__.py").write_text("from late.inner import answer, fail\nif fail: raise OSError\n")
+    (folder / "late/inner.py").write_text("import os\nanswer, fail = 42, 'WORKS' not in os.environ\n")
     seen: list[object] = []
-    call_after_import("late_module", lambda module: seen.append(("first", module.answer)))
-    call_after_import("late_module", lambda module: seen.append(("second", module.answer)))
+    call_after_import("late", lambda module: seen.append(("first", module.answer)))
+    call_after_import("late", lambda module: seen.append(("second", module.answer)))
+    with pytest.raises(OSError):
+        importlib.import_module("late")
     assert seen == []
-    module = importlib.import_module("late_module")
+    del sys.modules["late.inner"]
+    monkeypatch.setenv("WORKS", "1")
+    assert importlib.import_module("late.inner").answer == 42
     assert seen == [("first", 42), ("second", 42)]
+    module = sys.modules["late"]
     assert type(module.__loader__).__name__ == "SourceFileLoader"
     assert module.__spec__ is not None
     assert module.__spec__.loader is module.__loader__
 
 
-def test_a_package_and_its_submodules_are_imported_as_ever(folder):
-    (folder / "late_package").mkdir()
-    (folder / "late_package/__init__.py").write_text("from late_package.inner import answer\n")
-    (folder / "late_package/inner.py").write_text("answer = 42\n")
-    seen: list[str] = []
-    call_after_import("late_package", lambda module: seen.append(module.__name__))
-    assert importlib.import_module("late_package.inner").answer == 42
-    assert seen == ["late_package"]
-
-
 def test_a_finder_without_find_spec_is_passed_over(folder):
-    (folder / "late_module.py").write_text("answer = 42\n")
+    (folder / "late.py").write_text("answer = 42\n")
     sys.meta_path.insert(0, object())  # type: ignore[arg-type]
     seen: list[int] = []
-    call_after_import("late_module", lambda module: seen.append(module.answer))
-    importlib.import_module("late_module")
+    call_after_import("late", lambda module: seen.append(module.answer))
+    importlib.import_module("late")
     assert seen == [42]
-
-
-def test_an_import_that_fails_may_be_tried_again(folder):
-    (folder / "failing.py").write_text("import os\nif 'WORKS' not in os.environ: raise OSError('not yet')\n")
-    seen: list[ModuleType] = []
-    call_after_import("failing", seen.append)
-    with pytest.raises(OSError, match="not yet"):
-        importlib.import_module("failing")
-    assert seen == []
-    os.environ["WORKS"] = "1"
-    try:
-        module = importlib.import_module("failing")
-        assert seen == [module]
-    finally:
-        del os.environ["WORKS"]
 
 
 FAKE = "import sys; sys.stdout.write('onnxruntime\\n')\n"
