@@ -31,11 +31,6 @@ def test_the_worst_element_is_the_furthest_in_units_of_its_tolerance():
     assert result.max_rel == 0.5
 
 
-def test_the_bound_itself_is_allowed():
-    assert compare([0.0], [0.5], Tolerance(0, 0.5)).ok
-    assert not compare([0.0], [np.nextafter(0.5, 1)], Tolerance(0, 0.5)).ok
-
-
 @pytest.mark.parametrize(
     ("expected", "got", "reason"),
     [
@@ -60,23 +55,62 @@ def test_another_type_or_shape_is_never_equal(expected, got, reason):
 
 
 @pytest.mark.parametrize(
-    ("expected", "got"),
+    ("expected", "got", "tolerance", "ok"),
     [
-        (np.zeros((0, 3)), np.zeros((0, 3))),
-        (np.array([], dtype=np.str_), np.array([], dtype="U7")),
-        ([NAN, INF, -INF, -0.0], [NAN, INF, -INF, 0.0]),
-        (["a", "bc"], np.array(["a", "bc"], dtype="U9")),
-        (3.5, 3.5),
-        ([1 + 2j, complex(NAN, 1)], [1 + 2j, complex(NAN, 2)]),
-        ([True, False], [True, False]),
-        ([2**64 - 1], np.array([2**64 - 1], np.uint64)),
+        # Equal even without a tolerance.
+        (np.zeros((0, 3)), np.zeros((0, 3)), EXACT, True),
+        (np.array([], dtype=np.str_), np.array([], dtype="U7"), EXACT, True),
+        ([NAN, INF, -INF, -0.0], [NAN, INF, -INF, 0.0], EXACT, True),
+        (np.array(["a", "bc"]), np.array(["a", "bc"], dtype="U9"), EXACT, True),
+        (3.5, 3.5, EXACT, True),
+        ([1 + 2j, complex(NAN, 1)], [1 + 2j, complex(NAN, 2)], EXACT, True),
+        ([True, False], [True, False], EXACT, True),
+        (np.array([2**64 - 1], np.uint64), np.array([2**64 - 1], np.uint64), EXACT, True),
+        # The bound itself is allowed.
+        ([0.0], [0.5], Tolerance(0, 0.5), True),
+        ([0.0], [np.nextafter(0.5, 1)], Tolerance(0, 0.5), False),
+        # Integers are exact whatever the relative tolerance, and may differ by an absolute one.
+        ([50_000, 7], [50_001, 7], Tolerance(0.5, 1e-5), False),
+        (np.array([3, 255], np.uint8), np.array([4, 254], np.uint8), Tolerance(0, 1), True),
+        (np.array([0], np.uint8), np.array([255], np.uint8), Tolerance(0, 1), False),
+        (np.array([-128], np.int8), np.array([127], np.int8), Tolerance(0, 1), False),
+        # Integers beyond the precision of floats.
+        ([2**62], [2**62 + 1], EXACT, False),
+        ([-(2**63)], [2**63 - 1], EXACT, False),
+        (np.array([2**64 - 1], np.uint64), np.array([0], np.uint64), Tolerance(0, 2.0**63), False),
+        # Booleans and strings know no tolerance.
+        ([True], [False], Tolerance(9, 9), False),
+        ([["a", "b"]], [["a", "c"]], Tolerance(9, 9), False),
+        # Complex numbers are compared by their distance.
+        ([1000 + 0j], [1000 + 1j], Tolerance(1e-3, 0), True),
+        ([1000 + 0j], [1000 + 1.1j], Tolerance(1e-3, 0), False),
+        (np.array([1], np.complex64), np.array([complex(1, NAN)], np.complex64), Tolerance(1, 1), False),
+        # Differences that overflow are wrong, and no warning.
+        ([1.7e308], [-1.7e308], Tolerance(0.5, 0), False),
+        (np.array([3e38], np.float32), np.array([-3e38], np.float32), Tolerance(1, 0), False),
+        # The bits of bfloat16 are compared by their values.
+        (to_bfloat16(np.array([1, 4, 2])), to_bfloat16(np.array([1, 5, 2])), Tolerance(0, 1), True),
+        (to_bfloat16(np.array([1, 4, 2])), to_bfloat16(np.array([1, 5, 2])), EXACT, False),
     ],
     ids=str,
 )
-def test_equal_even_without_tolerance(expected, got):
-    result = compare(expected, np.asarray(got, np.asarray(expected).dtype.newbyteorder("=")))
-    assert result.ok
-    assert result.ratio == 0
+def test_border_values(expected, got, tolerance, ok):
+    result = compare(expected, got, tolerance)
+    assert (result.ok, result.ratio <= 1) == (ok, ok)
+    if tolerance == EXACT and ok:
+        assert result.ratio == 0
+
+
+def test_the_worst_element_of_any_type_is_shown():
+    for expected, got, index in (
+        ([50_000, 7], [50_001, 7], (0,)),
+        ([["a", "b"]], [["a", "c"]], (0, 1)),
+        (to_bfloat16(np.array([1, 4, 2])), to_bfloat16(np.array([1, 5, 2])), (1,)),
+    ):
+        result = compare(expected, got)
+        shown = {50_000: 50_001, "b": "c", 4: 5}
+        assert (result.worst_index, result.got) == (index, shown[result.expected])  # type: ignore[index]
+    assert compare([-(2**63)], [2**63 - 1]).max_abs == 2.0**64
 
 
 @pytest.mark.parametrize(
@@ -94,53 +128,6 @@ def test_equal_even_without_tolerance(expected, got):
 def test_nan_and_infinity_are_never_within_a_tolerance(expected, got, reason, tolerance):
     result = compare(expected, got, tolerance)
     assert (result.ok, result.reason, result.worst_index, result.ratio) == (False, reason, (2,), INF)
-
-
-def test_integers_are_exact_whatever_the_relative_tolerance():
-    result = compare([50_000, 7], [50_001, 7], Tolerance(0.5, 1e-5))
-    assert (result.ok, result.expected, result.got) == (False, 50_000, 50_001)
-
-
-def test_integers_may_differ_by_an_absolute_tolerance_of_a_step():
-    step = Tolerance(0, 1)
-    assert compare(np.array([3, 255], np.uint8), np.array([4, 254], np.uint8), step).ok
-    assert not compare(np.array([0], np.uint8), np.array([255], np.uint8), step).ok
-    assert not compare(np.array([-128], np.int8), np.array([127], np.int8), step).ok
-
-
-def test_integers_beyond_the_precision_of_floats_are_told_apart():
-    assert not compare([2**62], [2**62 + 1]).ok
-    extremes = compare([-(2**63)], [2**63 - 1])
-    assert (extremes.ok, extremes.max_abs) == (False, 2.0**64)
-    assert not compare(np.array([2**64 - 1], np.uint64), np.array([0], np.uint64), Tolerance(0, 2.0**63)).ok
-
-
-def test_booleans_and_strings_know_no_tolerance():
-    loose = Tolerance(9, 9)
-    assert not compare([True], [False], loose).ok
-    result = compare([["a", "b"]], [["a", "c"]], loose)
-    assert (result.ok, result.worst_index, result.expected, result.got) == (False, (0, 1), "b", "c")
-
-
-def test_complex_numbers_are_compared_by_their_distance():
-    assert compare([1000 + 0j], [1000 + 1j], Tolerance(1e-3, 0)).ok
-    assert not compare([1000 + 0j], [1000 + 1.1j], Tolerance(1e-3, 0)).ok
-    assert not compare(
-        np.array([1], np.complex64), np.array([complex(1, NAN)], np.complex64), Tolerance(1, 1)
-    ).ok
-
-
-def test_bfloat16_is_compared_by_value():
-    expected, got = to_bfloat16(np.array([1, 4, 2])), to_bfloat16(np.array([1, 5, 2]))
-    assert compare(expected, expected).ok
-    result = compare(expected, got)
-    assert (result.ok, result.worst_index, result.expected, result.got) == (False, (1,), 4, 5)
-    assert compare(expected, got, Tolerance(0, 1)).ok
-
-
-def test_differences_that_overflow_are_wrong_and_no_warning():
-    assert not compare([1.7e308], [-1.7e308], Tolerance(0.5, 0)).ok
-    assert not compare(np.array([3e38], np.float32), np.array([-3e38], np.float32), Tolerance(1, 0)).ok
 
 
 def test_memory_maps_of_any_layout_are_compared_without_being_held(tmp_path):
