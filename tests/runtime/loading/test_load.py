@@ -101,19 +101,14 @@ def test_an_input_or_output_of_a_type_that_no_array_has_is_refused_by_name(bundl
 @pytest.mark.parametrize("digests", ["changed", "full"])
 @pytest.mark.parametrize("file", [DATA, "cpu/linear_optimized.onnx"])
 @pytest.mark.attack
-def test_one_changed_byte_is_reported_before_anything_is_built(bundle, file, digests):
-    flip_byte(bundle / file)
-    with pytest.raises(IntegrityError, match=file) as caught:
+def test_one_changed_byte_is_reported_by_the_first_load_and_by_later_ones(bundle, file, digests):
+    for _ in range(2):
+        flip_byte(bundle / file)
+        with pytest.raises(IntegrityError, match=f"{file}.*content") as caught:
+            load(bundle, digests=digests)
+        assert caught.value.hint == f"ortprep check {bundle}"
+        flip_byte(bundle / file)
         load(bundle, digests=digests)
-    assert caught.value.hint == f"ortprep check {bundle}"
-
-
-@pytest.mark.attack
-def test_a_byte_changed_after_a_load_is_reported_by_the_next(bundle):
-    load(bundle)
-    flip_byte(bundle / DATA)
-    with pytest.raises(IntegrityError, match="content"):
-        load(bundle)
 
 
 def test_without_digests_nothing_is_hashed(bundle):
