@@ -13,7 +13,9 @@ from ortprep.registry.catalogue import open_catalogue
 from ortprep.registry.publish import publish
 from ortprep.registry.pull import PullRequest, pull
 from ortprep.registry.references import VersionRef
-from ortprep.runtime import PoolConfig, SessionPool, load
+from ortprep.runtime import PoolConfig, SessionPool, load, load_before_fork
+from ortprep.runtime.host.models import HostConfig, LoadedModel
+from ortprep.runtime.loading import forking
 from tests.fakes import wait_for_a_tick
 from tests.registry.builders import write_keys
 from tests.runtime.builders import batch_of, sample, weights_of, write_bundle, write_converted
@@ -139,12 +141,44 @@ def test_a_drop_in_session_is_of_the_bundle_that_was_signed(tmp_path, key, monke
     assert is_of_bundle(ortprep.session(model, providers=["CPUExecutionProvider"]))
 
 
+def open_in_pool(bundle, *, require_signature):
+    SessionPool(bundle, PoolConfig(devices=["cpu"], require_signature=require_signature)).close()
+
+
+def open_in_host(bundle, *, require_signature):
+    LoadedModel(str(bundle), HostConfig(require_signature=str(require_signature)), None)
+
+
 @pytest.mark.attack
-def test_no_drop_in_session_is_of_a_bundle_of_a_registry_that_was_not_signed(tmp_path, key, monkeypatch):
+@pytest.mark.parametrize("is_pulled", [False, True])
+@pytest.mark.parametrize("open_it", [sources.locate, load, load_before_fork, open_in_pool, open_in_host])
+def test_nothing_opens_what_was_not_signed(tmp_path, key, monkeypatch, open_it, is_pulled):
+    monkeypatch.setattr(forking, "has_telemetry_thread", lambda: False)
+    bundle = str(write_unsigned(tmp_path, write_bundle(tmp_path / "linear"), is_pulled=is_pulled))
+    with pytest.raises(SignatureError if is_pulled else BundleError):
+        open_it(bundle, require_signature=key)
+    with pytest.raises(SignatureError if is_pulled else BundleError):
+        open_it(bundle, require_signature=tmp_path / "no-such-key.pub")
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("is_pulled", [False, True])
+def test_no_drop_in_session_is_of_a_bundle_that_was_not_signed(tmp_path, key, monkeypatch, caplog, is_pulled):
     model = write_source(tmp_path / "application" / "linear.onnx")
-    with open_catalogue(str(tmp_path / "registry")) as catalogue:
-        publish(write_bundle_of(model, tmp_path / "linear"), catalogue)
-        pull(PullRequest(VersionRef("linear", None)), catalogue, tmp_path / "pulled")
-    monkeypatch.setenv("ORTPREP_BUNDLES", str(tmp_path / "pulled"))
-    monkeypatch.setenv("ORTPREP_REQUIRE_SIGNATURE", str(key))
-    assert not is_of_bundle(ortprep.session(model, providers=["CPUExecutionProvider"]))
+    bundle = write_bundle_of(model, tmp_path / "linear")
+    monkeypatch.setenv("ORTPREP_BUNDLES", str(write_unsigned(tmp_path, bundle, is_pulled=is_pulled)))
+    for required in (key, tmp_path / "no-such-key.pub"):
+        caplog.clear()
+        monkeypatch.setenv("ORTPREP_REQUIRE_SIGNATURE", str(required))
+        assert not is_of_bundle(ortprep.session(model, providers=["CPUExecutionProvider"]))
+        assert "WARNING" in {record.levelname for record in caplog.records}
+
+
+def write_unsigned(folder, bundle, *, is_pulled):
+    """Returns the bundle, or what a registry makes of it."""
+    if not is_pulled:
+        return bundle
+    with open_catalogue(str(folder / "registry")) as catalogue:
+        publish(bundle, catalogue)
+        pull(PullRequest(VersionRef("linear", None)), catalogue, folder / "pulled")
+    return folder / "pulled"

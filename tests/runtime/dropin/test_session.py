@@ -103,13 +103,6 @@ def test_a_bundle_may_be_named_itself_and_beside_others(model, bundle, tmp_path,
 
 
 @pytest.mark.attack
-def test_a_bundle_that_is_not_signed_as_required_is_not_used(model, bundle, tmp_path, monkeypatch, said):
-    monkeypatch.setenv("ORTPREP_REQUIRE_SIGNATURE", str(tmp_path / "key.pub"))
-    assert not is_of_bundle(ortprep.session(model, providers=CPU))
-    assert [record for record in said.records if record.levelno == logging.WARNING]
-
-
-@pytest.mark.attack
 def test_a_bundle_that_was_another_when_it_was_listed_is_not_used(model, tmp_path, bundle, monkeypatch):
     """As somebody would try who may write to the folder of bundles, and has another model's, signed."""
     other = write_bundle_of(write_source(tmp_path / "other/linear.onnx", seed=2), tmp_path / "signed")
