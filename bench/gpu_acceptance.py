@@ -24,13 +24,15 @@ from bench.gpu_models import CONV1D, DRY_RUN, GPU, Place, Prepared, prepare, wri
 from bench.models import demo_specs, prepare_command, write_specs
 from bench.pool import open_in_threads
 from bench.result_file import describe_machine, format_results
+from ortprep.bundle.codec import encode
 from ortprep.bundle.figures import PlanFigures
 from ortprep.bundle.loader_config import read_loader_config, write_loader_config
+from ortprep.bundle.manifest import read_manifest
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.availability import unavailable_reason
 from ortprep.children.child import run_child
 from ortprep.children.probe import ProbeRequest, ProbeResult, measure_plan
-from ortprep.errors import LoadError, PipelineError
+from ortprep.errors import BundleError, LoadError, PipelineError
 from ortprep.options import known_provider_options
 from ortprep.runtime import PoolConfig, SessionPool, open_bundle
 from ortprep.runtime.loading.golden import find_problems, read_golden
@@ -60,27 +62,29 @@ class Row:
 
 def tune(root: Path, place: Place) -> list[Row]:
     """Searches the target's space on a convolution net, a transformer and a 1-D convolution net."""
-    configs, artifacts = root / "configs-tune", root / "artifacts"
+    configs, artifacts = root / "configs-tune", root / "artifacts-tune"
     write_specs(demo_specs(place.models), configs, defaults=place.tune_defaults)
     run_child(write_conv1d, {"path": str(root / "conv1d.onnx")})
     (configs / "conv1d.yaml").write_text(CONV1D, encoding="utf-8")
-    command = prepare_command(configs, artifacts)
-    command[command.index("prepare")] = "tune"
-    done = subprocess.run([*command, "--json"], check=False, stdout=subprocess.PIPE, text=True)
-    searches = json.loads(done.stdout) if done.returncode == 0 else {}
+    subprocess.run(prepare_command(configs, artifacts), check=False)
     return [
-        _tuned_row(f"{name}: tune on {place.target}", searches.get(f"{name}/{place.target}"))
+        _tuned_row(f"{name}: tune on {place.target}", artifacts / name, place.target)
         for name in (*place.models, "conv1d")
     ]
 
 
-def _tuned_row(check: str, search: Mapping[str, Any] | None) -> Row:
+def _tuned_row(check: str, bundle: Path, target: str) -> Row:
+    try:
+        variants = read_manifest(bundle).variants
+    except BundleError:
+        return Row(check, "FAILED", "the build failed; see above")
+    search = next((one.tuning for one in variants if one.name == target), None)
     if search is None:
-        return Row(check, "FAILED", "the search failed; see above")
-    failed = {str(trial["choice"]): trial["failure"] for trial in search["trials"] if trial["failure"]}
-    knobs = ", ".join(search["knobs"])
-    answer = f"{len(search['trials'])} plans, {len(failed)} failed; {search['reason']}; searched {knobs}"
-    return Row(check, "seen", answer, {"failed": failed, "search": dict(search)})
+        return Row(check, "FAILED", "no search")
+    failed = {str(trial.choice): trial.failure for trial in search.trials if trial.failure}
+    knobs = ", ".join(search.knobs)
+    answer = f"{len(search.trials)} plans, {len(failed)} failed; {search.reason}; searched {knobs}"
+    return Row(check, "seen", answer, {"failed": failed, "search": encode(search)})
 
 
 def examine(root: Path, place: Place) -> list[Row]:

@@ -1,15 +1,14 @@
 """Does the search find what an exhaustive one would, and what is that worth? `python -m bench.tune`.
 
-For each model and number of runs per load, `ortprep tune` searches with a quarter of the trials of the whole
-space. Then every plan of the space is measured once (the grid). The choices, the best plans of the grid and
-the default are measured again, in the same rounds.
+For each model and number of runs per load, a search has a quarter of the trials of the whole space. Then
+every plan of the space is measured once (the grid). The choices, the best plans of the grid and the default
+are measured again, in the same rounds.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,14 +22,17 @@ from bench.models import SPECS, source_of
 from bench.result_file import describe_machine, format_results
 from ortprep.build.build_plan import plan_builds
 from ortprep.build.execution import Task, open_context
-from ortprep.build.queries import read_searches, tune_tasks
-from ortprep.bundle.codec import encode
+from ortprep.build.receipts import read_receipt
+from ortprep.build.runner import run_builds
+from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.figures import PlanFigures, Samples
 from ortprep.bundle.manifest import TuningRecord
 from ortprep.children.probe import ProbeResult, join_results
-from ortprep.errors import PipelineError, StageError
+from ortprep.cli.progress import BuildObserver
+from ortprep.errors import PipelineError
 from ortprep.measuring.comparison import order_of_round, paired_ratio, standard_error
 from ortprep.measuring.device_lock import measuring
+from ortprep.stages.core.results import PreparedResult
 from ortprep.stages.tune.search_context import SearchContext, open_search
 from ortprep.tuning.final import rank
 from ortprep.tuning.objective import Objective
@@ -126,18 +128,20 @@ class Bench:
         )
         (self.configs / f"{self.model}.yaml").write_text(text, encoding="utf-8")
 
-    def task(self) -> Task:
-        """Returns the task that searches."""
-        builds = plan_builds(self.configs, self.artifacts, names=(self.model,))
-        return tune_tasks(builds)[0]
+    def tasks(self) -> tuple[Task, ...]:
+        """Returns the tasks up to the one that searches, which is the last."""
+        (tasks,) = plan_builds(self.configs, self.artifacts, names=(self.model,))
+        stages = [task.id.stage for task in tasks]
+        return tasks[: stages.index("tune") + 1]
 
     def tune(self) -> TuningRecord:
-        """Searches as a user would."""
-        folders = ["--configs", str(self.configs), "--artifacts", str(self.artifacts)]
-        command = [sys.executable, "-m", "ortprep", "tune", self.model, *folders]
-        if subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode:
-            raise StageError(f"cannot tune {self.model}", hint=" ".join(command))
-        (record,) = read_searches([self.task()]).values()
+        """Searches as a build would; raises the error of a task that fails."""
+        tasks = self.tasks()
+        for error in run_builds((tasks,), BuildObserver()):
+            raise error
+        receipt = read_receipt(tasks[-1].receipt)
+        record = None if receipt is None else decode(PreparedResult, receipt.result).record
+        assert record is not None
         return record
 
 
@@ -165,7 +169,7 @@ def measure_model(bench: Bench, runs_per_load: Sequence[int]) -> ModelReport:
 def _opened(bench: Bench) -> Iterator[SearchContext]:
     """Opens a model's search for measuring outside of it; searches once, so that all before it is done."""
     bench.tune()
-    task = bench.task()
+    task = bench.tasks()[-1]
     with TemporaryDirectory(prefix=".tmp-bench~", dir=task.folder.parent) as name:
         folder = Path(name)
         context = open_context(task, folder, lambda line: print(line, file=sys.stderr))

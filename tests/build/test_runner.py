@@ -10,7 +10,7 @@ import pytest
 
 from ortprep.build import build_plan as planning
 from ortprep.build.build_plan import build_plan, check_buildable, plan_specs
-from ortprep.build.runner import run_builds, with_requirements
+from ortprep.build.runner import run_builds
 from ortprep.errors import SpecError
 from ortprep.spec.models import ModelSpec, SourceSpec
 from tests.build.fakes import Count, Shout, tasks
@@ -83,12 +83,6 @@ def test_a_run_that_is_not_to_go_on_stops_at_the_first_failure(tmp_path):
         "skipped count:good/cpu: shout:bad failed",
         "ended",
     ]
-
-
-def test_what_a_task_needs_is_all_that_runs_with_it(tmp_path):
-    shout, count = tasks(tmp_path, Shout(), Count())
-    assert with_requirements((shout, count), [count]) == (shout, count)
-    assert with_requirements((shout, count), [shout]) == (shout,)
 
 
 @pytest.mark.slow

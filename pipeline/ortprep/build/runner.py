@@ -82,12 +82,3 @@ def _run(task: Task, observer: Observer, cache: DigestCache) -> None:
         progress=lambda fraction: observer(BuildEvent("progressed", name, fraction=fraction)),
     )
     observer(BuildEvent("finished", name))
-
-
-def with_requirements(tasks: Sequence[Task], wanted: Sequence[Task]) -> tuple[Task, ...]:
-    """Returns those of a model's tasks that are wanted or that a wanted one needs, in build order."""
-    needed = {task.id for task in wanted}
-    for task in reversed(tasks):
-        if task.id in needed:
-            needed.update(task.requires)
-    return tuple(task for task in tasks if task.id in needed)

@@ -21,7 +21,7 @@ from ortprep.cli.command import app
 from ortprep.cli.console import echo, start_logging, start_streams, write_line
 
 _PANELS = {
-    "Prepare models": ("prepare", "init", "explain", "tune", "schema"),
+    "Prepare models": ("prepare", "init", "explain", "schema"),
     "Examine bundles and machines": ("show", "check", "report", "compare", "doctor"),
     "Use bundles in existing applications": ("adopt", "run"),
     "Serve and export": ("host", "place", "serve-config", "export"),

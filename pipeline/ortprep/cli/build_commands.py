@@ -1,8 +1,8 @@
-"""The commands of a build: `init`, `prepare`, `explain`, `tune` and `schema`."""
+"""The commands of a build: `init`, `prepare`, `explain` and `schema`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +22,7 @@ from ortprep.cli.command import (
     command,
     exit_code_of,
 )
-from ortprep.cli.console import Block, Prose, echo, echo_error, write_json, write_line
+from ortprep.cli.console import echo, echo_error, write_json, write_line
 from ortprep.cli.progress import BuildObserver
 from ortprep.errors import PipelineError, SpecError
 from ortprep.quoting import quoted
@@ -79,45 +79,6 @@ def explain(
     explanations = [item for tasks in builds for item in explain_tasks(tasks, cache=DigestCache())]
     data = [{"model": e.model, "task": str(e.task), "reasons": e.reasons} for e in explanations]
     return Output(data, format_explanations(explanations))
-
-
-@command
-def tune(
-    names: Names = None,
-    configs: Configs = CONFIGS,
-    artifacts: Artifacts = ARTIFACTS,
-    target: Target = None,
-    skip_unavailable: SkipUnavailable = False,
-    json: AsJson = False,
-) -> Output:
-    """Search for the best way to store, load and run models, and show every trial."""
-    from ortprep.build.build_plan import plan_builds
-    from ortprep.build.queries import read_searches, tune_tasks
-    from ortprep.build.runner import run_builds, with_requirements
-    from ortprep.cli.tables import LEGEND
-    from ortprep.report.trials import build_search_section
-
-    builds = plan_builds(
-        configs, artifacts, names=names or (), only=target, skip_unavailable=skip_unavailable
-    )
-    tasks = tune_tasks(builds, named=bool(names))
-    needed = [
-        with_requirements(build, [task for task in tasks if task.model == build[0].model]) for build in builds
-    ]
-    errors = run_builds(needed, BuildObserver())
-    if errors:
-        raise typer.Exit(exit_code_of(errors))
-    searches = read_searches(tasks)
-
-    def blocks() -> Iterator[Block]:
-        for name, record in searches.items():
-            section = build_search_section(record)
-            yield name
-            yield from map(Prose, section.notes)
-            yield from section.tables
-            yield LEGEND
-
-    return Output(searches, blocks())
 
 
 @command
