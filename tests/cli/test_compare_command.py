@@ -111,22 +111,6 @@ def test_different_hardware_is_refused_aloud_unless_it_is_allowed(project):
     assert "0.2.0" in allowed.out
 
 
-HOSTILE = "[red]@all|`<img>`\x1b[2J\n# x"
-
-
-@pytest.mark.parametrize("form", [(), ("--json",)], ids=["table", "json"])
-def test_what_a_manifest_says_is_no_order_to_a_terminal(project, form):
-    bundle = add(project, "old")
-    record = dataclasses.replace(read_manifest(bundle).variants[0], name=HOSTILE, target=HOSTILE)
-    hostile = change(add(project, "new"), variants=(record,), name=HOSTILE, spec_digest=HOSTILE)
-    shown = project.call("compare", str(bundle), str(hostile), *form)
-    assert shown.code == 1
-    assert "\x1b" not in shown.out + shown.err
-    assert "\n# x" not in shown.out + shown.err
-    if not form:
-        assert "[red]@all|`<img>`�[2J # x" in shown.out
-
-
 def test_what_is_not_there_or_damaged_ends_with_3_and_a_wrong_use_with_2(project):
     bundle = add(project, "old")
     wrong = project.call("compare", "old", "old", "--fail-over", "speed=10%")

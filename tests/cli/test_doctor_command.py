@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from ortprep.doctor.parallel import WORKERS
-from tests.builders import conv_net, two_inputs, write_model
+from tests.builders import conv_net, write_model
 from tests.fakes import wait_for
 from tests.prepare.builders import SHAPES, Project, finish, folding_net
 from tests.runtime.builders import write_bundle
@@ -87,16 +87,6 @@ def test_a_doctor_that_is_asked_to_end_leaves_nothing(project, number):
     process.send_signal(number)
     assert finish(process).code == 128 + number
     assert list((project.root / "tmp").iterdir()) == []
-
-
-def test_a_model_s_names_are_no_orders_to_a_terminal(project):
-    model = two_inputs()
-    model.graph.node[0].name = "\x1b[31mred[/red]\nenv: PROBLEM: forged"
-    write_model(model, project.root / "net.onnx")
-    ended = project.call("doctor", "profile", "net.onnx")
-    assert ended.code == 0, ended.err
-    assert "\x1b" not in ended.out + ended.err
-    assert not [line for line in ended.out.splitlines() if line.startswith("env:")]
 
 
 @pytest.mark.slow

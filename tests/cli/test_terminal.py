@@ -1,16 +1,12 @@
-"""What the terminal shows: tables, logs, progress, completion, and no control characters of others."""
+"""What the terminal shows: tables, logs, progress, and no control characters of others."""
 
 import json
 import logging
 import os
-import pty
 import re
-import select
 import shutil
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -22,6 +18,7 @@ from ortprep.cli.console import draw_waterfall, echo, start_logging, write_json,
 from ortprep.cli.progress import BuildObserver
 from ortprep.quoting import printable
 from ortprep.tables import Table
+from tests.builders import two_inputs, write_model
 from tests.prepare.builders import REPOSITORY, Project
 from tests.registry.builders import write_bundle, write_keys
 from tests.runtime.builders import rewrite_digests
@@ -94,62 +91,14 @@ def test_a_terminal_shows_how_much_is_done_and_how_long_the_rest_will_take(tmp_p
     assert re.fullmatch(r"done measure:net/cpu \(\d\.\d s\)\n1 done, 0 up to date\n", piped), piped
 
 
-# -- `ortprep --install-completion`, in a bash on a pseudo-terminal that has a home of its own
-
-SCRIPTS = Path(sys.executable).parent
-PATIENCE_S = 60.0
-
-
-@pytest.mark.slow
-def test_the_tab_key_completes_commands_once_completion_is_installed(tmp_path):
-    environment = {
-        **os.environ,
-        "HOME": str(tmp_path),
-        "PATH": f"{SCRIPTS}:{os.environ['PATH']}",
-        "PYTHONPATH": str(REPOSITORY),
-        "TERM": "dumb",
-        "PS1": "$ ",
-    }
-    # More than one command, so that bash starts ortprep as its child and stays its parent.
-    installed = subprocess.run(
-        ["bash", "-c", "ortprep --install-completion; exit $?"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
-    assert installed.returncode == 0, installed.stderr
-    assert "bash completion installed" in installed.stdout
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        ["bash", "-i"], env=environment, stdin=theirs, stdout=theirs, stderr=theirs
-    ) as bash:
-        os.close(theirs)
-        try:
-            os.write(ours, b"ortprep serve-c\t")
-            shown = _read_until(ours, "serve-config")
-        finally:
-            bash.kill()
-            os.close(ours)
-    assert "serve-config" in shown
-
-
-def _read_until(descriptor, text):
-    """Returns what a terminal shows until a text is there."""
-    shown, end_s = b"", time.monotonic() + PATIENCE_S
-    while text.encode() not in shown and time.monotonic() < end_s:
-        if select.select([descriptor], [], [], 1.0)[0]:
-            shown += os.read(descriptor, 65536)
-    return shown.decode()
-
-
 # -- what others wrote into a bundle is shown as it is, and gives no terminal an order
 
 
 ORDERS = "\x1b]8;;http://evil\x07\x1b[2J\x9b31m\u202e\u2066\u200f\u2028\x85\x7f\r\b"
 """A link, a cleared screen, C1, bidirectional overrides, line ends, and what moves the cursor."""
+FORGED = "\nenv: PROBLEM: forged"
 MARKUP = "[red][link=http://evil]x[/link]:smile:"
-HOSTILE = MARKUP + ORDERS
+HOSTILE = MARKUP + ORDERS + FORGED
 KEPT = {"schema_version", "sha256", "path", "digest", "self_digest", "spec_digest", "dtype"}
 """Fields whose form readers check."""
 TENSORS = ("inputs", "outputs")
@@ -165,7 +114,7 @@ def _made_hostile(data, field=""):
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """`conv` is a real bundle; every text of one's manifest is hostile, every tensor's name of another."""
+    """`conv` is real; texts of a manifest, names of tensors and a node's name of others are hostile."""
     project = Project(tmp_path_factory.mktemp("hostile"))
     for name in ("conv", "hostile", "renamed"):
         shutil.copytree(REPOSITORY / "tests/compat/0.1.0/conv", project.artifacts / name)
@@ -173,6 +122,9 @@ def project(tmp_path_factory):
     loader = project.artifacts / "renamed/loader.json"
     _rewrite(loader, dict, **{part: _made_hostile(json.loads(loader.read_text())[part]) for part in TENSORS})
     rewrite_digests(loader.parent)
+    model = two_inputs()
+    model.graph.node[0].name = HOSTILE
+    write_model(model, project.root / "hostile.onnx")
     return project
 
 
@@ -190,6 +142,8 @@ COMMANDS = {
     "report": (0, ("report", "hostile", "--out", "report.html")),
     "check": (0, ("check", "artifacts/hostile")),
     "place": (0, ("place", "hostile", "--devices", "cpu")),
+    "check tensors": (0, ("check", "artifacts/renamed")),
+    "doctor": (0, ("doctor", "profile", "hostile.onnx")),
 }
 
 
@@ -199,6 +153,8 @@ def test_a_hostile_bundle_writes_no_order_through_any_command(project, code, arg
     ended = project.call(*arguments)
     assert (ended.code, "Traceback" in ended.err) == (code, False), ended.err
     assert _orders(ended.out + ended.err) == []
+    # The long title of a table is wrapped, wherever that is.
+    assert FORGED not in ended.out + ended.err or arguments[0] == "show"
 
 
 @pytest.mark.attack

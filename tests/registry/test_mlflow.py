@@ -105,24 +105,6 @@ def publish(backend, model, folder, label="one", *, created_at="2026-01-01T00:00
 # Documents
 
 
-def test_publishers_of_one_part_at_once_are_all_served(server, model, tmp_path):
-    barrier, part = Barrier(4), make_part(model, tmp_path, {"m.onnx": b"small"})
-
-    def run():
-        backend = MlflowBackend(f"mlflow+{server.url}")
-        barrier.wait()
-        put_part(backend, part, tmp_path)
-
-    threads = [Thread(target=run) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(600)
-    reader = MlflowBackend(f"mlflow+{server.url}")
-    assert read_part(reader, part.digest, model) == part.data
-    assert read_file(reader, part, "m.onnx") == b"small"
-
-
 # Files
 
 

@@ -311,24 +311,6 @@ def test_a_collection_where_nothing_can_be_removed_says_so(tmp_path):
         assert len(own.read_state("net").versions) == 2
 
 
-def test_publishers_of_one_file_at_the_same_time_all_succeed(registry, tmp_path):
-    weights = os.urandom(3_000_000)
-    bundles = [
-        write_bundle(tmp_path / str(i), made=(Made("portable", weights=weights),), spec=bytes([i]))
-        for i in range(6)
-    ]
-
-    def run(i):
-        with open_catalogue(registry, cache=Cache(tmp_path / f"cache{i}")) as own:
-            return publish(bundles[i], own).version.digest
-
-    with ThreadPoolExecutor(6) as pool:
-        assert len(set(pool.map(run, range(6)))) == 6
-    with open_catalogue(registry, cache=Cache(tmp_path / "check")) as own:
-        pull(PullRequest(VersionRef("net", None)), own, tmp_path / "out", hardware=BARE)
-    assert not list(Path(registry).rglob(".tmp-*"))
-
-
 A, B, C, D = (f"sha256:{letter * 64}" for letter in "abcd")
 
 
