@@ -38,7 +38,7 @@ def registry(project, monkeypatch):
     return folder
 
 
-def test_a_model_goes_from_a_folder_to_a_session_by_way_of_a_registry(project, registry):
+def test_a_model_goes_from_a_folder_to_sessions_and_pools_by_way_of_a_registry(project, registry):
     bundle = write_linear_bundle(
         project.artifacts / "linear", requirements={"cuda": CUDA_NEEDED, "cpu": CPU_ONLY}
     )
@@ -56,6 +56,8 @@ def test_a_model_goes_from_a_folder_to_a_session_by_way_of_a_registry(project, r
     assert is_intact(project.root / "pulled")
     for place in (project.root / "pulled", "registry://linear@production", f"file://{registry}/linear@1.0"):
         assert_answers(load(place))
+    with SessionPool("registry://linear@production", PoolConfig(devices=["cpu"])) as pool:
+        np.testing.assert_allclose(pool.run({"x": sample()})["y"], sample() @ weights_of(0), rtol=1e-5)
     assert locate("registry://linear@production") != bundle
 
 
@@ -64,14 +66,6 @@ def test_what_was_there_already_is_told_apart_from_what_was_sent():
     sent = "1.5 MB uploaded; the other 1.0 MB were already there"
     assert describe_transfer(3 * mb // 2, 5 * mb // 2, "uploaded") == sent
     assert describe_transfer(3 * mb, 3 * mb, "fetched") == "3.0 MB fetched"
-
-
-def test_a_pool_takes_bundles_from_a_registry(project, registry):
-    write_linear_bundle(project.artifacts / "linear")
-    assert project.call("publish", "linear").code == 0
-    with SessionPool("registry://linear", PoolConfig(devices=["cpu"])) as pool:
-        answer = pool.run({"x": sample()})["y"]
-    np.testing.assert_allclose(answer, sample() @ weights_of(0), rtol=1e-5)
 
 
 @pytest.mark.slow

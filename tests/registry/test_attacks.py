@@ -464,25 +464,19 @@ def test_the_root_of_a_registry_may_be_a_link(tmp_path):
         assert pull_it(catalogue, tmp_path / "out") == published.version.digest
 
 
-def test_a_bundle_with_files_of_somebodys_own_or_a_link_is_not_replaced(catalogue, tmp_path):
+def test_a_link_and_a_folder_with_somebodys_own_files_are_not_replaced(catalogue, tmp_path):
     publish(write_bundle(tmp_path / "bundle"), catalogue)
-    own = write_bundle(tmp_path / "own")
-    (own / "notes.txt").write_text("precious")
+    own, mine = write_bundle(tmp_path / "own"), tmp_path / "mine"
+    mine.mkdir()
+    for folder in (own, mine):
+        (folder / "notes.txt").write_text("years of work")
     (tmp_path / "link").symlink_to(tmp_path / "bundle")
-    for out, what in ((own, r"notes\.txt"), (tmp_path / "link", "a link")):
+    refusals = {own: r"notes\.txt", tmp_path / "link": "a link", mine: "something that is not a bundle"}
+    for out, what in refusals.items():
         with pytest.raises(RegistryError, match=what):
             pull_it(catalogue, out)
-    assert (own / "notes.txt").read_text() == "precious"
+    assert all((folder / "notes.txt").read_text() == "years of work" for folder in (own, mine))
     assert (tmp_path / "link").is_symlink()
-
-
-def test_what_is_no_bundle_is_never_replaced(catalogue, tmp_path):
-    publish(write_bundle(tmp_path / "bundle"), catalogue)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/thesis.tex").write_text("years of work")
-    with pytest.raises(RegistryError, match="would replace something that is not a bundle"):
-        pull_it(catalogue, tmp_path / "mine")
-    assert (tmp_path / "mine/thesis.tex").read_text() == "years of work"
 
 
 # Names
@@ -859,12 +853,24 @@ def test_many_large_documents_are_not_read_into_memory(registry, catalogue, tmp_
         tracemalloc.stop()
 
 
-def test_the_parts_of_a_version_are_read_up_to_a_bound(registry, catalogue, tmp_path, own_cache):
+@pytest.mark.parametrize(
+    ("versions", "parts", "act"),
+    [
+        (1, 40, lambda catalogue, folder: pull_it(catalogue, folder / "out")),
+        (20, 1, lambda catalogue, _: collect("net", catalogue)),
+        (20, 1, lambda catalogue, folder: publish(folder / "bundle", catalogue)),
+    ],
+    ids=["pull", "collect", "publish"],
+)
+def test_the_parts_of_versions_are_read_up_to_a_bound(registry, catalogue, tmp_path, versions, parts, act):
     """Padded documents are valid, and cost a registry little: 40 of them are 160 MB of who reads them all."""
     part = read_part(write_bundle(tmp_path / "bundle"))
-    put_copies(catalogue, registry, part, 40, size_bytes=MAX_DOCUMENT_BYTES)
+    for first in range(versions):
+        put_copies(
+            catalogue, registry, part, parts, label=f"{first}", first=first, size_bytes=MAX_DOCUMENT_BYTES
+        )
     with pytest.raises(RegistryError, match="too many bytes in the parts"):
-        pull_it(catalogue, tmp_path / "out")
+        act(catalogue, tmp_path)
     kept = sum(file.stat().st_size for file in catalogue.cache.root.rglob("*"))
     assert kept < MAX_LISTING_BYTES + 2 * MAX_DOCUMENT_BYTES
 
@@ -890,17 +896,6 @@ def test_the_records_of_a_version_are_read_one_at_a_time_and_up_to_a_bound(catal
     names = VersionRef("net", None)
     assert choose_part([part] * 3, read_config, names, BARE, onnxruntime=None) == part
     assert len(read) == 3
-
-
-@pytest.mark.parametrize("command", ["collect", "publish"])
-def test_the_parts_of_all_versions_are_read_up_to_a_bound(registry, catalogue, tmp_path, command):
-    bundle = write_bundle(tmp_path / "bundle")
-    part = read_part(bundle)
-    for number in range(20):
-        size_bytes = MAX_DOCUMENT_BYTES
-        put_copies(catalogue, registry, part, 1, label=f"{number}", first=number, size_bytes=size_bytes)
-    with pytest.raises(RegistryError, match="too many bytes in the parts"):
-        collect("net", catalogue) if command == "collect" else publish(bundle, catalogue)
 
 
 def test_the_parts_of_all_versions_are_read_in_time(registry, catalogue, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import logging
 import os
 import time
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +19,6 @@ import responses
 from ortprep.bundle.digest import digest_bytes
 from ortprep.errors import (
     AccessDeniedError,
-    NotPublishedError,
     PipelineError,
     RegistryError,
     RegistryUnavailableError,
@@ -272,29 +271,6 @@ def test_bytes_changed_on_their_way_up_are_not_kept(backend, proxy, tmp_path):
     assert download(backend, data) == data
 
 
-def test_a_cut_download_can_go_on(backend, proxy, tmp_path):
-    upload(backend, tmp_path, BIG)
-    proxy.clear()
-    proxy.faults.append(Fault("cut_answer", path="blobs/", at_bytes=1_100_000))
-    part = part_of({"big.bin": BIG})
-    got: list[bytes] = []
-    with backend.open_file(part, part.files[0]) as opened, pytest.raises(RegistryUnavailableError):
-        got.extend(bytes(block) for block in opened.blocks)
-    first = b"".join(got)
-    assert 0 < len(first) <= 1_100_000
-    assert first + download(backend, BIG, len(first)) == BIG
-    assert proxy.sent_bytes < len(BIG) + 200_000
-
-
-def test_a_registry_that_knows_no_ranges_is_read_from_the_start(backend, proxy, tmp_path):
-    upload(backend, tmp_path, BIG)
-    proxy.faults.append(Fault("replace", path="blobs/", status=200, body=BIG))
-    assert download(backend, BIG, 70_000) == BIG[70_000:]
-    proxy.faults.append(Fault("replace", path="blobs/", headers={"Content-Range": "bytes 1-2/3"}, status=206))
-    with pytest.raises(RegistryError):
-        download(backend, BIG, 70_000)
-
-
 @pytest.mark.attack
 def test_redirects_are_followed_without_credentials(backend, proxy, server, tmp_path):
     data = b"kept elsewhere"
@@ -315,26 +291,12 @@ def test_redirects_are_followed_without_credentials(backend, proxy, server, tmp_
 # What goes wrong
 
 
-@pytest.mark.parametrize(
-    ("status", "kind"),
-    [
-        (401, AccessDeniedError),
-        (403, AccessDeniedError),
-        (404, NotPublishedError),
-        (409, RegistryError),
-        (400, RegistryError),
-        (429, RegistryUnavailableError),
-        (500, RegistryUnavailableError),
-        (503, RegistryUnavailableError),
-    ],
-)
-def test_refusals_are_told_apart(backend, proxy, status, kind):
+@pytest.mark.parametrize(("status", "kind"), [(403, AccessDeniedError), (409, RegistryError)])
+def test_a_refusal_has_the_registrys_code_and_none_of_its_words(backend, proxy, status, kind):
     body = b'{"errors":[{"code":"SOME_CODE","message":"with secrets in it"}]}'
     proxy.faults.append(Fault("status", path="manifests", status=status, times=9, body=body))
     with pytest.raises(kind, match="SOME_CODE") as caught:
         read_part(backend, digest_bytes(b""), MODEL)
-    assert type(caught.value) is kind
-    assert f"status {status}" in str(caught.value)
     assert "secrets" not in str(caught.value)
     assert ("docker login" in str(caught.value)) == (kind is AccessDeniedError)
 
@@ -654,44 +616,37 @@ def test_a_token_that_no_header_carries_is_none(tmp_path, token):
         ask_for_token("host.test", "https://host.test/token", tmp_path, login="host.test", token=token)
 
 
+OWN = "Basic " + secrets_of(PASSWORD)[1]
+
+
 @pytest.mark.attack
 @pytest.mark.parametrize(
-    ("host", "realm"),
+    ("host", "realm", "login", "sent"),
     [
-        ("registry.example.org", "https://evil.test/token"),
-        ("registry.example.org", "https://registry.example.org.evil.test/token"),
-        ("registry.example.org", "https://evilexample.org/token"),
-        ("example.org", "https://evil.org/token"),
-        ("10.0.0.1", "https://10.0.0.2/token"),
-        ("10.0.0.1:5000", "https://evil.0.0.1/token"),
-        ("[::1]:5000", "https://evil.test/token"),
-        ("localhost", "https://evil.localhost/token"),
-        ("localhost:5000", "https://localhost:5001/token"),
-        ("10.0.0.1:5000", "https://10.0.0.1/token"),
+        ("registry.example.org", "https://evil.test/token", "", None),
+        ("registry.example.org", "https://registry.example.org.evil.test/token", "", None),
+        ("registry.example.org", "https://evilexample.org/token", "", None),
+        ("example.org", "https://evil.org/token", "", None),
+        ("10.0.0.1", "https://10.0.0.2/token", "", None),
+        ("10.0.0.1:5000", "https://evil.0.0.1/token", "", None),
+        ("[::1]:5000", "https://evil.test/token", "", None),
+        ("localhost", "https://evil.localhost/token", "", None),
+        ("localhost:5000", "https://localhost:5001/token", "", None),
+        ("10.0.0.1:5000", "https://10.0.0.1/token", "", None),
+        ("registry-1.example.org", "https://auth.example.org/token", "", [OWN]),
+        ("registry.gitlab.com", "https://gitlab.com/jwt/auth", "", [OWN]),
+        ("gitlab.example.org:5050", "https://gitlab.example.org/jwt/auth", "", [OWN]),
+        ("quay.io", "https://quay.io/v2/auth", "", [OWN]),
+        # Anonymous pulls from public registries work so.
+        ("registry.example.org", "https://auth.test/token", "other.example.org", [None]),
     ],
 )
-def test_a_token_server_elsewhere_gets_no_credentials(tmp_path, host, realm):
-    with pytest.raises(AccessDeniedError, match="expected a token server that may have its credentials"):
-        ask_for_token(host, realm, tmp_path, login=host)
-
-
-@pytest.mark.parametrize(
-    ("host", "realm"),
-    [
-        ("registry-1.example.org", "https://auth.example.org/token"),
-        ("registry.gitlab.com", "https://gitlab.com/jwt/auth"),
-        ("gitlab.example.org:5050", "https://gitlab.example.org/jwt/auth"),
-        ("quay.io", "https://quay.io/v2/auth"),
-    ],
-)
-def test_a_token_server_of_the_same_domain_gets_the_credentials(tmp_path, host, realm):
-    assert ask_for_token(host, realm, tmp_path, login=host) == ["Basic " + secrets_of(PASSWORD)[1]]
-
-
-def test_a_token_server_elsewhere_is_asked_without_credentials_where_there_are_none(tmp_path):
-    """Anonymous pulls from public registries work so."""
-    realm = "https://auth.test/token"
-    assert ask_for_token("registry.example.org", realm, tmp_path, login="other.example.org") == [None]
+def test_a_token_server_of_the_same_domain_gets_the_credentials_and_no_other(
+    tmp_path, host, realm, login, sent
+):
+    refused = pytest.raises(AccessDeniedError, match="expected a token server that may have its credentials")
+    with nullcontext() if sent else refused:
+        assert ask_for_token(host, realm, tmp_path, login=login or host) == sent
 
 
 @pytest.mark.attack

@@ -8,7 +8,7 @@ import json
 import logging
 import threading
 import tracemalloc
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,14 +19,20 @@ from hypothesis import strategies as st
 
 from ortprep.bundle.digest import digest_bytes
 from ortprep.bundle.loader_config import FileEntry
-from ortprep.errors import PipelineError, RegistryError, RegistryUnavailableError
+from ortprep.errors import (
+    AccessDeniedError,
+    NotPublishedError,
+    PipelineError,
+    RegistryError,
+    RegistryUnavailableError,
+)
 from ortprep.registry.backends.mlflow_server import MlflowServer, ProxiedArtifacts
 from ortprep.registry.backends.oci_auth import OciClient
 from ortprep.stages.fetch.sources import WebFile, fetch_file
 from ortprep.transport import http_answers, transfer
 from ortprep.transport.time_limit import limit_time
 from ortprep.transport.transfer import BLOCK_BYTES, Download, download
-from tests.fakes import send_status, serve, trickling_server
+from tests.fakes import send_cut, send_range, send_status, send_whole, serve, trickling_server
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 FIXED = HEAD + b"Content-Length: 9999999\r\n\r\n"
@@ -283,6 +289,62 @@ def test_a_time_to_wait_that_is_none_counts_as_none(wait):
             error = http_answers.status_error(response, "ask")
     assert isinstance(error, RegistryUnavailableError)
     assert error.retry_after_s == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (401, AccessDeniedError),
+        (403, AccessDeniedError),
+        (404, NotPublishedError),
+        (410, NotPublishedError),
+        (400, RegistryError),
+        (409, RegistryError),
+        (429, RegistryUnavailableError),
+        (500, RegistryUnavailableError),
+        (503, RegistryUnavailableError),
+    ],
+)
+def test_every_status_has_its_error(status, kind):
+    with serve() as server:
+        server.files["/v2/"], server.script = b"", [send_status(status)]
+        client = OciClient(server.url[7:], secure=False, timeout_s=(10, 60))
+        with pytest.raises(kind, match=f"got status {status}") as caught:
+            client.open("GET", client.base, "ask")
+        client.close()
+    assert type(caught.value) is kind
+
+
+CONTENT = bytes(range(256)) * 5000
+
+
+@pytest.mark.parametrize(
+    ("answer", "start", "error"),
+    [
+        (send_range, 70_000, None),
+        (send_whole, 0, None),
+        (send_status(206, **{"Content-Range": "bytes 1-2/3"}), None, "expected bytes from 70000 on"),
+        (send_cut(300_000), 0, "expected 1280000 bytes, got 300000"),
+    ],
+)
+def test_a_file_is_read_from_an_offset_or_whole_and_a_cut_is_seen(answer, start, error):
+    got: list[bytes] = []
+    with serve() as server:
+        server.files["/v2/"], server.script = CONTENT, [answer]
+        client = OciClient(server.url[7:], secure=False, timeout_s=(10, 60))
+
+        def ask_again(headers):
+            return client.open("GET", client.base, "ask", expected=(200, 206), headers=headers)
+
+        with (
+            nullcontext() if error is None else pytest.raises(RegistryError, match=error),
+            http_answers.open_file(ask_again, "ask", 70_000) as opened,
+        ):
+            assert opened.start == start
+            got.extend(opened.blocks)
+        client.close()
+    end = None if error is None else 300_000
+    assert b"".join(got) == (b"" if start is None else CONTENT[start:end])
 
 
 # -- A file arrives whole and unmixed, or not at all, whatever its source does
