@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-import tempfile
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ortprep.bundle.model_facts import ModelFacts, ModelInterface
+from ortprep.bundle.scratch_folder import scratch_folder
 from ortprep.children.child import run_child
 from ortprep.errors import ChildError, LoadError, PipelineError, SourceError, require_known
 from ortprep.init.graph_facts import read_facts
@@ -92,8 +92,8 @@ def try_inputs(model: Path, observed: Mapping[str, ObservedInput], *, may_drop_z
     # Sizes that need more fail, and smaller ones are tried, before the kernel ends a process.
     memory_bytes = int(_MEMORY_SHARE * read_hardware(gpus=False).memory_bytes)
     try:
-        with tempfile.TemporaryDirectory(prefix="ortprep-init-") as scratch:
-            request = model, Path(scratch, "model.onnx") if may_drop_zip_map else None, observed
+        with scratch_folder("ortprep-init-") as scratch:
+            request = model, scratch / "model.onnx" if may_drop_zip_map else None, observed
             return run_child(run_trial, request, timeout_s=TIMEOUT_S, memory_bytes=memory_bytes).value
     except LoadError as error:
         reason = plain_refusal(error.message)
