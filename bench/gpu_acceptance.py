@@ -89,7 +89,7 @@ def _tuned_row(check: str, bundle: Path, target: str) -> Row:
 
 def examine(root: Path, place: Place) -> list[Row]:
     """Runs each check of the doctor on the machine and one model."""
-    folders = ["--configs", str(root / "configs"), "--artifacts", str(root / "artifacts")]
+    folders = ["--artifacts", str(root / "artifacts")]
     trace = {"profile": ["--trace", str(root / "trace.json")]}
     return [_doctor_row(check, [*folders, *trace.get(check, [])], place) for check in DOCTOR]
 

@@ -18,7 +18,7 @@ import pytest
 from filelock import FileLock
 
 from ortprep.build.execution import Task, remove_outcome, run_task, why_stale
-from ortprep.build.queries import explain_tasks, format_explanations
+from ortprep.build.explanations import explain_tasks, format_explanations
 from ortprep.build.receipts import NOT_OURS, read_receipt, write_receipt
 from ortprep.bundle import user_key
 from ortprep.bundle.digest import DigestCache

@@ -10,7 +10,7 @@ import pytest
 from ortprep.doctor.parallel import WORKERS
 from tests.builders import conv_net, write_model
 from tests.fakes import wait_for
-from tests.prepare.builders import SHAPES, Project, finish, folding_net
+from tests.prepare.builders import Project, finish
 from tests.runtime.builders import write_bundle
 
 
@@ -46,15 +46,11 @@ def test_a_trace_for_perfetto_is_kept(project):
 
 
 @pytest.mark.slow
-def test_a_spec_s_source_is_fetched_and_a_bundle_examined_beside_it_or_alone(project, built):
-    project.add(folding_net(), inputs=SHAPES)
+def test_a_source_and_a_bundle_are_examined_each_by_itself(project):
+    write_model(conv_net(), project.root / "net.onnx")
     write_bundle(project.artifacts / "linear")
-    for where, name, expected in (
-        (project, "net", {"default"}),
-        (built, "net", {"default", "prepared"}),
-        (project, "artifacts/linear", {"prepared"}),
-    ):
-        assert set(ask(where, "init", name, "--rounds", "1")["figures"]) == {"device", *expected}
+    for name, expected in (("net.onnx", "default"), ("linear", "prepared"), ("artifacts/linear", "prepared")):
+        assert set(ask(project, "init", name, "--rounds", "1")["figures"]) == {"device", expected}
 
 
 def test_a_trace_never_replaces_the_model(project):

@@ -16,7 +16,6 @@ from ortprep.cli.command import (
     Configs,
     Names,
     Output,
-    SkipUnavailable,
     Target,
     check_writable,
     command,
@@ -47,14 +46,13 @@ def prepare(
     configs: Configs = CONFIGS,
     artifacts: Artifacts = ARTIFACTS,
     target: Target = None,
-    skip_unavailable: SkipUnavailable = False,
 ) -> None:
     """Build the bundles that are not up to date, as `doit prepare` does; ONNX files get a spec first."""
     from ortprep.build.build_plan import plan_builds
     from ortprep.build.runner import run_builds
 
     specs = names_of_specs(names or (), configs)
-    builds = plan_builds(configs, artifacts, names=specs, only=target, skip_unavailable=skip_unavailable)
+    builds = plan_builds(configs, artifacts, names=specs, only=target)
     if errors := run_builds(builds, BuildObserver()):
         raise typer.Exit(exit_code_of(errors))
 
@@ -65,17 +63,14 @@ def explain(
     configs: Configs = CONFIGS,
     artifacts: Artifacts = ARTIFACTS,
     target: Target = None,
-    skip_unavailable: SkipUnavailable = False,
     json: AsJson = False,
 ) -> Output:
     """Say what `prepare` would do, and why."""
     from ortprep.build.build_plan import plan_builds
-    from ortprep.build.queries import explain_tasks, format_explanations
+    from ortprep.build.explanations import explain_tasks, format_explanations
     from ortprep.bundle.digest import DigestCache
 
-    builds = plan_builds(
-        configs, artifacts, names=names or (), only=target, skip_unavailable=skip_unavailable
-    )
+    builds = plan_builds(configs, artifacts, names=names or (), only=target)
     explanations = [item for tasks in builds for item in explain_tasks(tasks, cache=DigestCache())]
     data = [{"model": e.model, "task": str(e.task), "reasons": e.reasons} for e in explanations]
     return Output(data, format_explanations(explanations))

@@ -15,17 +15,14 @@ from ortprep.bundle.manifest import MANIFEST_FILE
 from ortprep.bundle.scratch_folder import scratch_folder
 from ortprep.cli.command import (
     ARTIFACTS,
-    CONFIGS,
     Artifacts,
     AsJson,
-    Configs,
     Devices,
     Output,
     command,
     locate_bundle,
 )
 from ortprep.cli.console import Block, echo
-from ortprep.cli.progress import BuildObserver
 from ortprep.doctor.diagnosis import Diagnosis
 from ortprep.doctor.doctor_model import DoctorModel
 from ortprep.doctor.sampling import Shapes, examine_bundle, examine_source, parse_shapes
@@ -58,9 +55,8 @@ def doctor(
     ] = "env",
     model: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help="Name of a spec, path of a bundle, or ONNX file."),
+        typer.Argument(metavar="MODEL", help="ONNX file, or bundle: its path, or name."),
     ] = None,
-    configs: Configs = CONFIGS,
     artifacts: Artifacts = ARTIFACTS,
     devices: Devices = None,
     shape: Shape = None,
@@ -93,7 +89,7 @@ def doctor(
             diagnosis = diagnose_environment(artifacts=artifacts, expect=expect or ())
         else:
             with scratch_folder("ortprep-doctor-") as folder:
-                subject = _examine(model, folder, configs=configs, artifacts=artifacts, shapes=shapes)
+                subject = _examine(model, folder, artifacts=artifacts, shapes=shapes)
                 echo(f"{check}: …")
                 diagnosis = _diagnose(check, subject, places, rounds=rounds or _ROUNDS, trace=trace)
     return Output([diagnosis], _blocks(diagnosis), exit_code=diagnosis.exit_code)
@@ -161,13 +157,12 @@ def _choose_trace(trace: Path | None, subject: DoctorModel) -> Path:
     return chosen
 
 
-def _examine(name: str, folder: Path, *, configs: Path, artifacts: Path, shapes: Shapes) -> DoctorModel:
-    """Returns the model that a user names: an ONNX file, a bundle's folder, or a spec.
+def _examine(name: str, folder: Path, *, artifacts: Path, shapes: Shapes) -> DoctorModel:
+    """Returns the model that a user names: an ONNX file or a bundle.
 
     Args:
         name: Name of the model.
         folder: Temporary folder for an input that is made for it.
-        configs: Folder of specs.
         artifacts: Folder of bundles.
         shapes: Shapes of the inputs of an ONNX file.
 
@@ -175,7 +170,7 @@ def _examine(name: str, folder: Path, *, configs: Path, artifacts: Path, shapes:
         SpecError: There is no such model, or shapes are given for what has its own.
         PipelineError: It cannot be read.
     """
-    path, spec = Path(name), configs / f"{name}.yaml"
+    path = Path(name)
     if path.is_file() and path.name != MANIFEST_FILE:
         with working():
             subject = examine_source(path, folder, shapes=shapes)
@@ -184,17 +179,11 @@ def _examine(name: str, folder: Path, *, configs: Path, artifacts: Path, shapes:
         return subject
     if shapes:
         raise SpecError(f"--shape is for ONNX files only, got {name}\n  expected no --shape")
-    is_spec = spec.is_file() or spec.with_suffix(".yml").is_file()
-    located = locate_bundle(name, artifacts)
-    if located is not None and not (located == artifacts / name and is_spec):
-        with working():
-            return examine_bundle(located, folder)
-    if not is_spec:
+    bundle = locate_bundle(name, artifacts)
+    if bundle is None:
         raise SpecError(
-            f"no such model: {name}\n  expected an ONNX file, a bundle's folder, or a spec {spec}, got none",
+            f"no such model: {name}\n  expected an ONNX file or a bundle, got none",
             hint="ortprep doctor --help",
         )
-    # Imported here: who examines a file or a bundle need not have what builds need.
-    from ortprep.build.queries import examine_spec
-
-    return examine_spec(name, folder, configs=configs, artifacts=artifacts, observer=BuildObserver())
+    with working():
+        return examine_bundle(bundle, folder)

@@ -33,13 +33,13 @@ PREPARE = "ortprep prepare   (with a spec of the model in configs/: ortprep sche
 
 @dataclass(frozen=True)
 class DoctorModel:
-    """A model under examination: a source, a bundle, or both.
+    """A model under examination: a source or a bundle.
 
     Attributes:
         name: Name of the model, for people.
         sample: `.npz` file with one array per input, by its name.
-        source: Path of the ONNX model; None if there is only a bundle.
-        bundle: Folder of what was prepared of it; None if it was not prepared.
+        source: Path of the ONNX model; None for a bundle.
+        bundle: Folder of the bundle; None for a source.
         remarks: Assumptions, such as sizes that the model leaves open.
     """
 
@@ -53,7 +53,7 @@ class DoctorModel:
         """Returns the path of the source.
 
         Raises:
-            LoadError: There is only a bundle.
+            LoadError: It is a bundle.
         """
         if self.source is None:
             raise LoadError(
@@ -80,13 +80,13 @@ def plan_on(model: str, device: str) -> SessionPlan:
 
 
 def plan_of(subject: DoctorModel, device: str) -> SessionPlan:
-    """Returns how a subject is loaded: its source by plain ONNX Runtime, or else its bundle as jobs load it.
+    """Returns how a subject is loaded: a source by plain ONNX Runtime, a bundle as jobs load it.
 
     Raises:
-        LoadError: There is no source, and none of the bundle's variants runs on the device.
+        LoadError: None of the bundle's variants runs on the device.
         BundleError: The bundle cannot be read.
     """
-    if subject.source is None and subject.bundle is not None:
+    if subject.bundle is not None:
         return plan_of_bundle(Path(subject.bundle), device)
     return plan_on(subject.require_source(), device)
 

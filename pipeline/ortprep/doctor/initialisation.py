@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -21,8 +21,7 @@ from ortprep.doctor.doctor_model import (
     PREPARED,
     DoctorModel,
     guard_device,
-    plan_of_bundle,
-    plan_on,
+    plan_of,
 )
 from ortprep.doctor.initialisation_phases import TITLES, Initialisation, Trace, trace_plan
 from ortprep.measuring.comparison import is_below, order_of_round
@@ -150,12 +149,11 @@ def diagnose_initialisation(
 ) -> Diagnosis:
     """Takes the start of a model apart: imports, every phase of making its session, first run.
 
-    Processes with and without logging take turns, of the source and of the bundle; one process of each plan
-    goes before them and does not count. The process that took the median time is shown, so that its phases
-    add up.
+    Processes with and without logging take turns; one process goes before them and does not count. The process
+    that took the median time is shown, so that its phases add up.
 
     Args:
-        subject: The model; where there is a bundle of it, that is taken apart beside it.
+        subject: The model.
         device: `cpu` or `cuda:<ordinal>`.
         rounds: Fresh processes of each kind.
 
@@ -166,36 +164,29 @@ def diagnose_initialisation(
         StageError: The folder of the device's lock cannot be trusted.
         OSError: There is no room for the log.
     """
-    plans = {}
-    if subject.source is not None:
-        plans[DEFAULT] = plan_on(subject.source, device)
-    if subject.bundle is not None:
-        plans[PREPARED] = plan_of_bundle(Path(subject.bundle), device)
+    name, plan = DEFAULT if subject.bundle is None else PREPARED, plan_of(subject, device)
     with guard_device(device):
-        measured = _measure(plans, subject.sample, rounds)
-    starts = {name: _build_start(plans[name], measured[name], name) for name in plans}
-    first = next(iter(starts))
+        measured = _measure(plan, subject.sample, rounds)
+    start = _build_start(plan, measured, name)
     return diagnose(
         "init",
-        find_in_start(starts[first]),
+        find_in_start(start),
         subject=subject.name,
-        tables=[*map(_phases_table, starts, starts.values()), _transformers(_middle(measured[first].traced))],
-        figures={"device": device, **{name: _figures(starts[name], measured[name]) for name in starts}},
+        tables=[_phases_table(name, start), _transformers(_middle(measured.traced))],
+        figures={"device": device, name: _figures(start, measured)},
     )
 
 
-def _measure(plans: Mapping[str, SessionPlan], sample: str, rounds: int) -> dict[str, _Measured]:
-    """Returns the results of interleaved processes of every plan."""
-    measured = {name: _Measured() for name in plans}
-    kinds = [(name, is_traced) for name in plans for is_traced in (False, True)]
-    for plan in plans.values():
-        _probe(plan, sample)  # brings the files into the page cache
+def _measure(plan: SessionPlan, sample: str, rounds: int) -> _Measured:
+    """Returns the results of interleaved processes."""
+    measured = _Measured()
+    _probe(plan, sample)  # brings the files into the page cache
     for index in range(rounds):
-        for name, is_traced in order_of_round(kinds, index):
+        for is_traced in order_of_round((False, True), index):
             if is_traced:
-                measured[name].traced.append(trace_plan(plans[name]))
+                measured.traced.append(trace_plan(plan))
             else:
-                measured[name].plain.append(_probe(plans[name], sample))
+                measured.plain.append(_probe(plan, sample))
     return measured
 
 

@@ -1,4 +1,4 @@
-"""Answers about a build for other commands: reasons, searches, and a model for the doctor."""
+"""Why tasks would run."""
 
 from __future__ import annotations
 
@@ -6,24 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ortprep.build.build_plan import plan_builds
 from ortprep.build.execution import Task, why_stale
-from ortprep.build.observers import Observer
-from ortprep.build.receipts import NEVER_DONE, find_receipt, read_receipt
-from ortprep.build.runner import run_builds
-from ortprep.bundle.codec import decode
+from ortprep.build.receipts import NEVER_DONE, find_receipt
 from ortprep.bundle.digest import DigestCache
-from ortprep.bundle.manifest import MANIFEST_FILE
 from ortprep.errors import PipelineError
 from ortprep.stages.core.contract import TaskId
-from ortprep.stages.core.results import FetchResult
-from ortprep.stages.core.samples import make_samples
-
-if TYPE_CHECKING:
-    from ortprep.doctor.doctor_model import DoctorModel
 
 
 @dataclass(frozen=True)
@@ -85,31 +73,3 @@ def _count_stages(tasks: Iterable[Explanation]) -> str:
     """Returns the stages in order, each with its number of tasks where that is more than one."""
     counts = Counter(explanation.task.stage for explanation in tasks)
     return ", ".join(f"{stage} ({count})" if count > 1 else stage for stage, count in counts.items())
-
-
-def examine_spec(
-    name: str, folder: Path, *, configs: Path, artifacts: Path, observer: Observer
-) -> DoctorModel:
-    """Returns a spec's model as a subject; fetches its source first if needed.
-
-    Raises:
-        SpecError: The spec is missing, wrong, or does not fit its model.
-        PipelineError: The source cannot be fetched.
-    """
-    from ortprep.doctor.doctor_model import DoctorModel
-
-    tasks = plan_builds(configs, artifacts, names=(name,), skip_unavailable=True)[0]
-    fetch = next(task for task in tasks if task.id.stage == "fetch")
-    for error in run_builds(((fetch,),), observer):
-        raise error
-    receipt = read_receipt(fetch.receipt)
-    assert receipt is not None
-    fetched = decode(FetchResult, receipt.result)
-    sample = make_samples(fetch.plan.spec, fetched.interface, folder / name)[0]
-    bundle = artifacts / name
-    return DoctorModel(
-        name,
-        sample.file,
-        str(fetch.folder / fetched.model),
-        str(bundle.resolve()) if (bundle / MANIFEST_FILE).is_file() else None,
-    )
