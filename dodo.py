@@ -1,6 +1,6 @@
 """The task graph as doit sees it: `doit list`, `prepare`, `prepare:NAME`, `clean`.
 
-Variables: `doit configs=DIR artifacts=DIR target=T skip_unavailable=1 prepare`.
+Variables: `doit configs=DIR artifacts=DIR target=T prepare`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,5 @@ def task_build() -> Iterator[dict[str, Any]]:
         Path(get_var("configs", "configs")),
         Path(get_var("artifacts", "artifacts")),
         only=get_var("target", None),
-        skip_unavailable=get_var("skip_unavailable", "0") not in ("0", "no", "false"),
     )
     yield from build_doit_tasks(builds, OBSERVER)

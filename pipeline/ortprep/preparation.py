@@ -100,7 +100,6 @@ def prepare(
     artifacts: str | os.PathLike[str] = "artifacts",
     configs: str | os.PathLike[str] = "configs",
     target: str | None = None,
-    skip_unavailable: bool = False,
     on_progress: ProgressCallback | None = None,
     **sections: Any,
 ) -> PreparedBundle:
@@ -118,7 +117,6 @@ def prepare(
         configs: Folder of specs. For a model's path without `inputs` and `samples`, the spec is looked up
             there; if there is none, it is drafted and written, as `ortprep init` does.
         target: Build only this target: `cpu` or `cuda`.
-        skip_unavailable: Build the rest when a named target is not available on this machine.
         on_progress: Called with every event; an exception that it raises ends the build.
         sections: Sections of a spec (`inputs`, `tune`, `convert`, …), merged over those of the spec's file,
             which is not changed.
@@ -134,7 +132,7 @@ def prepare(
     spec = _find_spec(model, name, Path(configs), report, sections)
     folder = Path(artifacts).absolute()
     check_buildable((spec,), folder)
-    (tasks,) = plan_specs((spec,), folder, only=target, skip_unavailable=skip_unavailable)
+    (tasks,) = plan_specs((spec,), folder, only=target)
     for error in run_builds((tasks,), _count(report, len(tasks)), keep_going=False):
         raise error
     return PreparedBundle(tasks[-1].folder, spec)

@@ -125,21 +125,15 @@ def test_the_fastest_comes_first_and_one_target_alone_leaves_the_others_out_by_n
     assert (plan.targets, dict(plan.missing)) == (("cpu",), {"cuda": "left out by --target"})
 
 
-def test_skipping_builds_the_rest_and_says_what_is_missing():
-    plan = build_plan(spec(["cpu", "cuda"]), skip_unavailable=True)
-    assert (plan.targets, dict(plan.missing)) == (("cpu",), {"cuda": "no NVIDIA driver"})
-
-
 NOWHERE = "targets: [cpu]   # in the spec of m; every machine has it"
 
 
 @pytest.mark.parametrize(
     ("targets", "options", "told", "hint"),
     [
-        (["cpu", "cuda"], {}, "cuda: no NVIDIA driver", "ortprep prepare m --skip-unavailable"),
+        (["cpu", "cuda"], {}, "cuda: no NVIDIA driver", "ortprep prepare m --target cpu"),
         (["cuda"], {}, "not available", NOWHERE),
-        (["cuda"], {"skip_unavailable": True}, "not available", NOWHERE),
-        ("auto", {"only": "cuda"}, "no NVIDIA driver", "ortprep prepare m --skip-unavailable"),
+        ("auto", {"only": "cuda"}, "no NVIDIA driver", "ortprep prepare m --target cpu"),
         (["cpu"], {"only": "cuda"}, "no such target in m: cuda", "add it to targets: of the spec, or run: "),
         (["cpu"], {"only": "gpu"}, "no such target in m: gpu", "ortprep prepare m"),
     ],
@@ -154,14 +148,6 @@ def test_problems_of_all_models_are_reported_at_once(tmp_path):
     specs = [spec(["cuda"], "a"), spec(["cpu"], "b"), spec(["cuda"], "c")]
     with pytest.raises(SpecError, match=r"cuda of a(.|\n)*cuda of c"):
         plan_specs(specs, tmp_path)
-    with pytest.raises(SpecError, match="cuda of a"):
-        plan_specs(specs[:1], tmp_path, skip_unavailable=True)
-
-
-def test_skipping_leaves_out_what_cannot_be_built_at_all_and_says_so(tmp_path, caplog):
-    builds = plan_specs([spec(["cuda"], "a"), spec(["cpu"], "b")], tmp_path, skip_unavailable=True)
-    assert [tasks[0].model for tasks in builds] == ["b"]
-    assert "left out: target not available on this machine: cuda of a" in caplog.text
 
 
 # -- A bundle replaces an older bundle and nothing else; what a user put in its place stays

@@ -203,18 +203,8 @@ def test_a_named_target_this_machine_lacks_is_an_error_that_says_how_to_go_on(bu
     outcome = built.call("prepare", "net")
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err.startswith("error: target not available on this machine: cuda of net\n  cuda: ")
-    assert outcome.err.endswith("\n\nhint: ortprep prepare net --skip-unavailable\n")
+    assert outcome.err.endswith("\n\nhint: ortprep prepare net --target cpu\n")
     assert stamps(built.artifacts) == before
-
-
-@pytest.mark.slow
-@WITHOUT_GPU
-def test_skipping_what_is_unavailable_builds_the_rest_and_says_what_is_missing(built):
-    built.write_spec(inputs=SHAPES, targets=["cpu", "cuda"])
-    outcome = built.call("prepare", "net", "--skip-unavailable")
-    assert outcome.code == 0, outcome.err
-    assert read_manifest(built.bundle()).missing_targets == {"cuda": unavailable_reason("cuda")}
-    assert "missing target cuda: " in built.call("show", "net").out
 
 
 def test_the_version_is_data(first_build):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -29,8 +28,6 @@ from ortprep.stages.package.stage import PackageStage
 from ortprep.stages.tune.stage import TuneStage
 from ortprep.stages.verify.stage import VerifyStage
 
-log = logging.getLogger(__name__)
-
 KNOWN_TARGETS: tuple[str, ...] = get_args(Target)
 """Every target; a runtime job prefers later ones."""
 
@@ -52,7 +49,6 @@ def plan_builds(
     *,
     names: Sequence[str] = (),
     only: str | None = None,
-    skip_unavailable: bool = False,
 ) -> tuple[tuple[Task, ...], ...]:
     """Reads specs and returns each model's tasks, in build order.
 
@@ -61,7 +57,6 @@ def plan_builds(
         artifacts: Folder that bundles are written to.
         names: Models to build; all of them if empty.
         only: Build this target alone.
-        skip_unavailable: Build the rest when a named target is not available.
 
     Raises:
         SpecError: A spec is wrong, a name is unknown, a target is not available, something that is no bundle
@@ -69,30 +64,24 @@ def plan_builds(
     """
     specs = read_specs(configs, names=names)
     check_buildable(specs, artifacts)
-    return plan_specs(specs, artifacts, only=only, skip_unavailable=skip_unavailable)
+    return plan_specs(specs, artifacts, only=only)
 
 
 def plan_specs(
-    specs: Iterable[ModelSpec], artifacts: Path, *, only: str | None = None, skip_unavailable: bool = False
+    specs: Iterable[ModelSpec], artifacts: Path, *, only: str | None = None
 ) -> tuple[tuple[Task, ...], ...]:
     """Returns each spec's tasks, in build order; arguments as of `plan_builds`.
 
-    With `skip_unavailable`, a spec without an available target is left out with a warning, if another spec
-    remains.
-
     Raises:
-        SpecError: Specs cannot be built here, or, with `skip_unavailable`, none can; it has every problem.
+        SpecError: Specs cannot be built here; it has every problem.
     """
     plans, problems = [], []
     for spec in specs:
         try:
-            plans.append(build_plan(spec, only=only, skip_unavailable=skip_unavailable))
+            plans.append(build_plan(spec, only=only))
         except SpecError as error:
             problems.append(error)
-    if skip_unavailable and plans:
-        for problem in problems:
-            log.warning("left out: %s", problem.message)
-    elif problems:
+    if problems:
         raise SpecError("\n".join(problem.message for problem in problems), hint=problems[0].hint)
     return tuple(build_tasks(plan, STAGES, artifacts.absolute()) for plan in plans)
 
@@ -133,7 +122,7 @@ def _find_problems(spec: ModelSpec, artifacts: Path) -> Iterator[tuple[str, str]
             )
 
 
-def build_plan(spec: ModelSpec, *, only: str | None = None, skip_unavailable: bool = False) -> Plan:
+def build_plan(spec: ModelSpec, *, only: str | None = None) -> Plan:
     """Decides what is built of one spec; `targets: auto` takes the available ones.
 
     Raises:
@@ -150,28 +139,23 @@ def build_plan(spec: ModelSpec, *, only: str | None = None, skip_unavailable: bo
     missing = {target: "left out by --target" for target in requested if only not in (None, target)}
     reasons = {target: unavailable_reason(target) for target in requested if target not in missing}
     lacking = {target: reason for target, reason in reasons.items() if reason is not None}
-    named = spec.targets != "auto" or only is not None
-    if lacking and named and not skip_unavailable:
-        raise _unavailable(spec.name, lacking, requested=requested)
-    if named:
-        missing |= lacking
     targets = tuple(
         target for target in reversed(KNOWN_TARGETS) if target in reasons and target not in lacking
     )
-    if not targets:
+    if not targets or (lacking and (spec.targets != "auto" or only is not None)):
         raise _unavailable(spec.name, lacking, requested=requested)
     return Plan(spec=spec, targets=targets, missing=missing)
 
 
 def _unavailable(name: str, lacking: dict[str, str], *, requested: tuple[str, ...]) -> SpecError:
     """Returns the error for targets that this machine cannot run."""
-    nothing_left = len(lacking) == len(requested)
+    left = [target for target in requested if target not in lacking]
     lines = "\n".join(f"  {target}: {reason}" for target, reason in lacking.items())
     return SpecError(
         f"target not available on this machine: {', '.join(lacking)} of {name}\n{lines}",
-        hint=f"targets: [cpu]   # in the spec of {quoted(name)}; every machine has it"
-        if nothing_left
-        else f"ortprep prepare {quoted(name)} --skip-unavailable",
+        hint=quoted("ortprep", "prepare", name, "--target", left[0])
+        if left
+        else f"targets: [cpu]   # in the spec of {quoted(name)}; every machine has it",
     )
 
 

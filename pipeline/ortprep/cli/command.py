@@ -49,9 +49,6 @@ Bundle = Annotated[str, typer.Argument(metavar="BUNDLE", help="Model, or path of
 Configs = Annotated[Path, typer.Option(metavar="DIR", parser=_parse_folder, help="Folder of specs.")]
 Artifacts = Annotated[Path, typer.Option(metavar="DIR", parser=_parse_folder, help="Folder of bundles.")]
 Target = Annotated[str | None, typer.Option(metavar="T", help="Build only this target: cpu or cuda.")]
-SkipUnavailable = Annotated[
-    bool, typer.Option("--skip-unavailable", help="Skip targets that this machine lacks.")
-]
 Devices = Annotated[list[str] | None, typer.Option(metavar="D", help="all, cpu, cuda:0, …; may be repeated.")]
 Precision = Annotated[
     str, typer.Option(metavar="P", help="fp32, fp16, …; by default the fastest that is accurate enough.")
