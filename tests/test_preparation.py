@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ortprep import BuildProgress, PreparedBundle, prepare
+from ortprep import BuildEvent, PreparedBundle, prepare
 from ortprep.errors import SourceError, SpecError
 from ortprep.spec.reading import read_spec
 from ortprep.versions import install_command
@@ -92,13 +92,13 @@ def test_a_folder_that_is_no_bundle_is_not_replaced(place):
 def test_a_model_without_inputs_gets_a_spec_first(place):
     spec = place.configs / "net.yaml"
     spec.unlink()
-    events: list[BuildProgress] = []
+    events: list[BuildEvent] = []
     for _ in range(2):
         with pytest.raises(SpecError, match="no such target in net: cuda"):
             prepare("models/net.onnx", targets=["cpu"], target="cuda", on_progress=events.append)
     assert read_spec(spec).inputs["x"].shapes
     assert read_spec(spec).targets == "auto"
-    assert [(event.task, event.event) for event in events] == [("init:net", "said")]
+    assert [(event.task, event.kind) for event in events] == [("init:net", "said")]
 
 
 def test_a_model_gets_a_spec_if_it_is_named_by_the_users_home(place, monkeypatch):
@@ -131,7 +131,7 @@ class Built:
 
     project: Project
     bundle: PreparedBundle
-    events: list[BuildProgress] = field(default_factory=list)
+    events: list[BuildEvent] = field(default_factory=list)
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def built(tmp_path_factory):
     """A bundle of `models/net.onnx`, prepared in a thread below a running event loop, as in a notebook."""
     project = new_project(tmp_path_factory.mktemp("notebook") / "project")
     (project.configs / "net.yaml").unlink()
-    events: list[BuildProgress] = []
+    events: list[BuildEvent] = []
 
     async def cell():
         return await asyncio.to_thread(prepare, "models/net.onnx", on_progress=events.append, **NET)  # type: ignore[arg-type]
@@ -162,21 +162,20 @@ def test_a_bundle_answers_as_its_source(built):
 
 
 @pytest.mark.slow
-def test_progress_counts_to_the_end(built):
-    assert {event.total for event in built.events} == {7}
-    finished = [event.done for event in built.events if event.event == "finished"]
-    assert finished == list(range(1, 8))
-    assert any(event.event == "said" and event.text for event in built.events)
-    assert str(built.events[0]) == "[0/7] fetch:net: started"
+def test_every_event_is_told_to_the_end(built):
+    finished = [event.task for event in built.events if event.kind == "finished"]
+    assert (len(finished), finished[0], finished[-1]) == (7, "fetch:net", "package:net")
+    assert any(event.kind == "said" and event.text for event in built.events)
+    assert built.events[-1] == BuildEvent("ended")
 
 
 @pytest.mark.slow
 def test_a_second_call_does_nothing_at_once(built, capfd):
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    events: list[BuildProgress] = []
+    events: list[BuildEvent] = []
     started_s = time.perf_counter()
     prepare("models/net.onnx", on_progress=events.append, **NET)  # type: ignore[arg-type]
     assert time.perf_counter() - started_s < 1
-    assert {event.event for event in events} == {"current"}
+    assert {event.kind for event in events} == {"current", "ended"}
     assert capfd.readouterr() == ("", "")
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from ortprep.build.build_plan import check_buildable, plan_specs
-from ortprep.build.observers import BuildEvent, EventKind, Observer
+from ortprep.build.observers import BuildEvent, Observer
 from ortprep.build.runner import run_builds
 from ortprep.bundle.manifest import Manifest, read_manifest
 from ortprep.errors import SourceError, SpecError
@@ -20,37 +20,6 @@ from ortprep.stages.fetch.stage import local_source
 
 if TYPE_CHECKING:
     import onnxruntime
-
-
-@dataclass(frozen=True)
-class BuildProgress:
-    """One event of a build.
-
-    Attributes:
-        task: `STAGE:MODEL` or `STAGE:MODEL/VARIANT`.
-        event: The task `started`, `said` something, `progressed`, `finished`, was `current` (up to date), or
-            `failed`.
-        text: Line that the task said, or its failure; else empty.
-        done: Number of tasks that are up to date.
-        total: Number of tasks; 0 for `init:MODEL`, which comes before them.
-        fraction: Completed fraction of this task's work, from 0 to 1, as far as it is known.
-    """
-
-    task: str
-    event: EventKind
-    text: str
-    done: int
-    total: int
-    fraction: float = 0.0
-
-    def __str__(self) -> str:
-        what = {
-            "said": self.text,
-            "progressed": f"{self.fraction:.0%}",
-            "failed": f"failed: {self.text}",
-            "current": "up to date",
-        }
-        return f"[{self.done}/{self.total}] {self.task}: {what.get(self.event, self.event)}"
 
 
 @dataclass(frozen=True)
@@ -90,9 +59,6 @@ class PreparedBundle:
         return load(self.folder, **options)
 
 
-ProgressCallback: TypeAlias = Callable[[BuildProgress], object]
-
-
 def prepare(
     model: str | os.PathLike[str],
     *,
@@ -100,7 +66,7 @@ def prepare(
     artifacts: str | os.PathLike[str] = "artifacts",
     configs: str | os.PathLike[str] = "configs",
     target: str | None = None,
-    on_progress: ProgressCallback | None = None,
+    on_progress: Observer | None = None,
     **sections: Any,
 ) -> PreparedBundle:
     """Prepares a model, as `ortprep prepare` does, and returns its bundle.
@@ -117,7 +83,7 @@ def prepare(
         configs: Folder of specs. For a model's path without `inputs` and `samples`, the spec is looked up
             there; if there is none, it is drafted and written, as `ortprep init` does.
         target: Build only this target: `cpu` or `cuda`.
-        on_progress: Called with every event; an exception that it raises ends the build.
+        on_progress: Called with every `BuildEvent`; an exception that it raises ends the build.
         sections: Sections of a spec (`inputs`, `tune`, `convert`, …), merged over those of the spec's file,
             which is not changed.
 
@@ -128,12 +94,12 @@ def prepare(
         PipelineError: A task failed; an old bundle, if any, is untouched.
     """
     _require_local(artifacts=artifacts, configs=configs)
-    report = on_progress or (lambda _progress: None)
+    report = on_progress or (lambda _: None)
     spec = _find_spec(model, name, Path(configs), report, sections)
     folder = Path(artifacts).absolute()
     check_buildable((spec,), folder)
     (tasks,) = plan_specs((spec,), folder, only=target)
-    for error in run_builds((tasks,), _count(report, len(tasks)), keep_going=False):
+    for error in run_builds((tasks,), report, keep_going=False):
         raise error
     return PreparedBundle(tasks[-1].folder, spec)
 
@@ -152,7 +118,7 @@ def _find_spec(
     model: str | os.PathLike[str],
     name: str | None,
     configs: Path,
-    report: ProgressCallback,
+    report: Observer,
     sections: Mapping[str, Any],
 ) -> ModelSpec:
     """Returns the spec that the arguments of `prepare` name, drafted if there is none."""
@@ -173,29 +139,14 @@ def _find_spec(
     return override(_find_drafted(path, name, configs, report), own)
 
 
-def _find_drafted(model: Path, name: str | None, configs: Path, report: ProgressCallback) -> ModelSpec:
+def _find_drafted(model: Path, name: str | None, configs: Path, report: Observer) -> ModelSpec:
     """Returns the spec that a folder has for a model, or writes one."""
     existing_name = find_spec_name(model, configs)
     if existing_name is not None and name in (None, existing_name):
         return read_specs(configs, names=(existing_name,))[0]
 
     def say(line: str) -> None:
-        report(BuildProgress(f"init:{model.stem}", "said", line, 0, 0))
+        report(BuildEvent("said", f"init:{model.stem}", line))
 
     drafted = init_spec(model, folder=configs, name=name, say=say, may_drop_zip_map=True)
     return read_spec(drafted.write().absolute())
-
-
-def _count(report: ProgressCallback, total: int) -> Observer:
-    """Returns what turns the events of a build of one model into `BuildProgress`."""
-    done = 0
-
-    def take(event: BuildEvent) -> None:
-        nonlocal done
-        done += event.kind in ("finished", "current")
-        # The error that is raised names the task that failed, and the call returns at the end.
-        if event.kind not in ("skipped", "ended"):
-            fraction = 1.0 if event.kind in ("finished", "current") else event.fraction
-            report(BuildProgress(event.task, event.kind, event.text, done, total, fraction))
-
-    return take

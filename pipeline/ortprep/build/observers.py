@@ -14,7 +14,8 @@ class BuildEvent(NamedTuple):
     Attributes:
         kind: The task `started`, `said` something, `progressed`, was `finished`, `current` (up to date), or
             `failed`, or was `skipped` because one before it failed; `ended`: nothing more comes.
-        task: `STAGE:MODEL` or `STAGE:MODEL/VARIANT`; "" where the build as a whole ended.
+        task: `STAGE:MODEL` or `STAGE:MODEL/VARIANT`; `init:MODEL` while a spec is drafted; "" where the build
+            as a whole ended.
         text: Line that the task said, or why it failed or was skipped; else "".
         fraction: Completed fraction of this task's work, from 0 to 1, as far as it is known.
     """
@@ -23,6 +24,9 @@ class BuildEvent(NamedTuple):
     task: str = ""
     text: str = ""
     fraction: float = 0.0
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.kind, self.task, self.text)))
 
 
 Observer = Callable[[BuildEvent], None]

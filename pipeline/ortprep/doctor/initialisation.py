@@ -149,8 +149,8 @@ def diagnose_initialisation(
 ) -> Diagnosis:
     """Takes the start of a model apart: imports, every phase of making its session, first run.
 
-    Processes with and without logging take turns; one process goes before them and does not count. The process
-    that took the median time is shown, so that its phases add up.
+    Processes with and without logging take turns; one process goes before them and does not count. The
+    process that took the median time is shown, so that its phases add up.
 
     Args:
         subject: The model.
