@@ -6,7 +6,6 @@ import dataclasses
 import math
 import random
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -29,8 +28,8 @@ from ortprep.bundle.manifest import (
     read_manifest_file,
     write_manifest,
 )
-from ortprep.errors import BundleError, SpecError
-from ortprep.measuring.change import FIGURES, MEASURED, RegressionLimits, judge, parse_limits
+from ortprep.errors import BundleError
+from ortprep.measuring.change import MEASURED, RegressionLimits, judge
 from ortprep.measuring.regression import Comparison
 from ortprep.measuring.regression import compare as compare_versions
 
@@ -133,9 +132,8 @@ manifests = st.lists(variants, min_size=1, max_size=3, unique_by=lambda one: one
 def test_a_bundle_compared_with_itself_never_fails(one, across):
     comparison = compare(one, one, across_hardware=across)
     assert comparison.outcome == "ok"
-    assert comparison.differences == ()
     for of_variant in comparison.variants:
-        assert (of_variant.failures, of_variant.hardware, of_variant.differences) == ((), (), ())
+        assert (of_variant.failures, of_variant.hardware) == ((), ())
         assert {change.verdict for change in of_variant.changes} <= {"same"}
 
 
@@ -255,7 +253,6 @@ def test_what_is_shipped_is_what_is_compared():
     default = variant(measurements=measured(*plans), decision=Decision("default", False, ""))
     comparison = compare(manifest(prepared), manifest(default))
     assert verdicts(comparison)["init"] == "regression"
-    assert ("shipped plan", "prepared", "default") in told(comparison)
 
 
 # The noise
@@ -280,7 +277,7 @@ def test_of_equal_bundles_one_is_seldom_called_worse(rounds, scatter, most):
     assert sum(calls) / len(calls) < most
 
 
-# Hardware, inputs, and what else changed
+# Hardware and inputs
 
 
 @pytest.mark.parametrize("changed", [{"cpu_model": "other"}, {"cores": 8}, {"machine": "aarch64"}], ids=str)
@@ -334,11 +331,6 @@ def test_a_variant_is_compared_with_that_of_the_same_hardware_in_whatever_order(
     ]
 
 
-def told(comparison: Comparison) -> set[tuple[str, str, str]]:
-    every: Sequence[Any] = [d for one in comparison.variants for d in (*one.hardware, *one.differences)]
-    return {(d.what, d.old, d.new) for d in (*comparison.differences, *every)}
-
-
 @pytest.mark.attack
 def test_f10_a_manifest_of_more_variants_than_a_build_makes_is_refused(tmp_path):
     many = [variant(f"v{index}") for index in range(MAX_VARIANTS + 1)]
@@ -370,74 +362,3 @@ def test_many_variants_and_facts_of_strangers_are_compared_in_seconds(depth):
     comparison = compare_versions(old, [old[0], *(dataclasses.replace(one, variants=()) for one in old[1:])])
     assert [one.outcome for one in comparison.variants] == ["ok"] * 64 + ["regression"] * 7 * 64
     assert time.monotonic() - begun_s < 10
-
-
-def test_what_may_explain_a_difference_is_listed():
-    old = manifest(variant())
-    gpu = {"name": "A", "compute_capability": [9, 0], "driver_version": "580.1", "cuda_version": "13.0"}
-    new = manifest(
-        variant(level="extended"),
-        name="other",
-        spec_digest="sha256:other",
-        environment={
-            "onnxruntime": "1.32.0",
-            "packages": {"numpy": "2.4"},
-            "hardware": HERE | {"gpus": [gpu]},
-        },
-    )
-    comparison = compare(old, new)
-    assert comparison.outcome == "ok"
-    assert told(comparison) == {
-        ("model", "net", "other"),
-        ("spec", "sha256:spec", "sha256:other"),
-        ("optimisation level", "all", "extended"),
-        ("onnxruntime", "1.31.1", "1.32.0"),
-        ("packages.numpy", "", "2.4"),
-        ("GPU driver_version", "", "580.1"),
-        ("GPU cuda_version", "", "13.0"),
-    }
-
-
-def test_where_plain_onnx_runtime_changed_alike_that_is_said_and_fails_all_the_same():
-    pair = [
-        manifest(variant(measurements=measured(plan(init_ms=one), plan("default", init_ms=one))))
-        for one in (exactly(10.0), exactly(13.0))
-    ]
-    comparison = compare(*pair)
-    assert comparison.outcome == "regression"
-    (remark,) = comparison.variants[0].remarks
-    assert "plain ONNX Runtime, measured beside it, changed too (init 1.30×" in remark
-
-
-# Limits
-
-
-@given(st.integers(0, 10_000), st.sampled_from(sorted(FIGURES)))
-def test_a_percentage_is_the_share_it_says(percent, figure):
-    assert parse_limits([f"{percent}%"]).limit_of("init") == percent / 100
-    limits = parse_limits([f"{figure}={percent}%"])
-    assert limits.limit_of(figure) == percent / 100
-    others = {limits.limit_of(name) for name in FIGURES if name not in (figure, "verification")}
-    assert others == {0.1}
-
-
-def test_the_last_limit_counts():
-    limits = parse_limits(["5%", "init=.5", "20%", "init=0.25"])
-    assert (limits.limit_of("steady"), limits.limit_of("init"), limits.limit_of("verification")) == (
-        0.2,
-        0.25,
-        None,
-    )
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "%", "10", "1", "1.10x", "-5%", "+5%", "1e-1", "nan", "inf%", "10%%", "5% 6%", "١٠%"),
-        *("init", "init=", "init=10", "a=5%", "=5%", "INIT=5%", "init=init=5%", f"{'9' * 200}%"),
-    ],
-)
-def test_what_is_no_limit_is_a_wrong_use(text):
-    with pytest.raises(SpecError, match=r"not a limit|no such figure") as raised:
-        parse_limits([text])
-    assert raised.value.exit_code == 2

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from ortprep.bundle.digest import PREFIX, is_digest
 from ortprep.bundle.figures import Samples
 from ortprep.bundle.loader_config import read_loader_config
 from ortprep.bundle.manifest import Manifest, read_manifest, read_manifest_file
@@ -37,7 +36,7 @@ from ortprep.cli.tables import (
 )
 from ortprep.errors import PipelineError
 from ortprep.measuring.change import FIGURES, Change, Verdict, format_value, parse_limits
-from ortprep.measuring.regression import Comparison, Difference
+from ortprep.measuring.regression import Comparison
 from ortprep.measuring.regression import compare as compare_bundles
 from ortprep.measuring.shipped import describe_cache
 from ortprep.quoting import printable
@@ -126,8 +125,6 @@ _VERDICTS: dict[Verdict, str] = {
     "new": "new",
     "incomparable": "not comparable",
 }
-_MAX_CHARACTERS = 90
-_DIGEST_DIGITS = 12
 _WHICH = "a model, a bundle, a manifest.json, or NAME@VERSION in a registry."
 
 
@@ -170,7 +167,7 @@ def compare(
     after = read_compared(new, artifacts=artifacts, registry=registry)
     if not before:
         nothing = Talk(printable(f"nothing to compare with: {old} is not published yet", lines=False))
-        return Output(Comparison(after[0].name, "ok", (), ()), [nothing])
+        return Output(Comparison(after[0].name, "ok", ()), [nothing])
     comparison = compare_bundles(
         before, after, limits=limits, across_hardware=across_hardware, partial=partial
     )
@@ -179,15 +176,13 @@ def compare(
 
 
 def _blocks(comparison: Comparison, *, title: str) -> Iterator[Block]:
-    """Yields what changed of every variant, what else did, and what there is to remark."""
+    """Yields what changed of every variant, and what there is to remark."""
     for variant in comparison.variants:
-        name = f"{comparison.model} on {variant.new or variant.old or ''}"
         if variant.changes:
+            name = f"{comparison.model} on {variant.new or variant.old or ''}"
             yield _build_changes_table(variant.changes, title=f"{name}, {title}")
-        yield from _difference_tables((*variant.hardware, *variant.differences), title=name)
     if any(variant.changes for variant in comparison.variants):
         yield LEGEND
-    yield from _difference_tables(comparison.differences, title=comparison.model)
     for variant in comparison.variants:
         for remark in variant.remarks:
             yield Talk(printable(f"{variant.old or variant.new}: {remark}", lines=False))
@@ -215,16 +210,6 @@ def _build_changes_table(changes: Sequence[Change], *, title: str) -> Table:
     )
 
 
-def _difference_tables(differences: Sequence[Difference], *, title: str) -> Iterator[Table]:
-    columns = (
-        ("what else changed", lambda one: _shorten(one.what)),
-        ("old", lambda one: _shorten(one.old)),
-        ("new", lambda one: _shorten(one.new)),
-    )
-    if differences:
-        yield fill_table(title, differences, columns)
-
-
 def _judge(comparison: Comparison, *, title: str) -> PipelineError | None:
     """Returns why the new bundle may not take the old one's place; None if it may."""
     if comparison.outcome == "ok":
@@ -240,13 +225,6 @@ def _judge(comparison: Comparison, *, title: str) -> PipelineError | None:
         f"cannot be compared: {title}{lines}",
         hint="prepare both on the same machine with the same inputs, or ortprep compare … --across-hardware",
     )
-
-
-def _shorten(text: str) -> str:
-    line = printable(text, lines=False)
-    if is_digest(line):
-        return line.removeprefix(PREFIX)[:_DIGEST_DIGITS]
-    return line if len(line) <= _MAX_CHARACTERS else f"{line[: _MAX_CHARACTERS - 1]}…"
 
 
 def read_compared(

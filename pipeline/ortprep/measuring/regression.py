@@ -1,7 +1,6 @@
 """The gate between two versions of a bundle: may the new one take the old one's place? Pure.
 
-Variants are compared as they are shipped: what became worse, beyond a limit and the noise, and what else
-differs in how they were made.
+Variants are compared as they are shipped: what became worse, beyond a limit and the noise.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from ortprep.measuring.shipped import (
     DEFAULT,
     FORKED,
     PORTABLE,
-    count_inputs,
     find_measurement,
     find_plan,
     shipped_plan,
@@ -45,7 +43,7 @@ _GPU = {"GPU": "hardware.gpus.0.name", "compute capability": "hardware.gpus.0.co
 
 @dataclass(frozen=True)
 class Difference:
-    """Something that is not as it was; "" stands for nothing."""
+    """A fact of the hardware that is not as it was; "" stands for nothing."""
 
     what: str
     old: str
@@ -71,7 +69,6 @@ class VariantComparison:
     failures: tuple[str, ...] = ()
     changes: tuple[Change, ...] = ()
     hardware: tuple[Difference, ...] = ()
-    differences: tuple[Difference, ...] = ()
     remarks: tuple[str, ...] = ()
 
 
@@ -86,7 +83,6 @@ class Comparison:
 
     model: str
     outcome: Outcome
-    differences: tuple[Difference, ...]
     variants: tuple[VariantComparison, ...]
 
 
@@ -143,8 +139,7 @@ def compare(
             variants.append(_miss(was, reasons.get(was.record.target), partial=partial))
     outcomes: list[Outcome] = [variant.outcome for variant in variants]
     outcome = max(outcomes, key=_OUTCOMES.index, default=_OUTCOMES[0])
-    differences = _list_differences(_describe_manifest(old[0]), _describe_manifest(new[0]))
-    return Comparison(new[0].name, outcome, differences, tuple(variants))
+    return Comparison(new[0].name, outcome, tuple(variants))
 
 
 def _list_snapshots(manifests: Sequence[Manifest]) -> list[_Snapshot]:
@@ -215,7 +210,6 @@ def _compare_variant(
         failures=(*regressions, *unlike),
         changes=tuple(changes),
         hardware=hardware,
-        differences=() if was is None else _list_differences(_describe(was), _describe(now)),
         remarks=tuple(remarks),
     )
 
@@ -308,33 +302,3 @@ def _list_differences(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[D
         for what in dict.fromkeys((*old, *new))
         if old.get(what, "") != new.get(what, "")
     )
-
-
-def _describe_manifest(manifest: Manifest) -> dict[str, str]:
-    return {
-        "model": manifest.name,
-        "source": manifest.source.sha256,
-        "spec": manifest.spec_digest,
-        "ortprep": manifest.pipeline_version,
-    }
-
-
-def _describe(snapshot: _Snapshot) -> dict[str, str]:
-    """Returns how a variant was made, with the options that a search chose."""
-    record = snapshot.record
-    verification, tuning = record.verification, record.tuning
-    trials = tuning.trials if tuning else ()
-    choice = next((trial.choice for trial in trials if tuning and trial.number == tuning.chosen), {})
-    return {
-        "name": record.name,
-        "optimisation level": record.level,
-        "shipped plan": shipped_plan(record),
-        **{f"option {knob}": choice[knob] for knob in sorted(choice)},
-        "tolerance": f"rtol {verification.rtol:g}, atol {verification.atol:g}",
-        "verified on": count_inputs(verification),
-        **{name: text for name, text in snapshot.facts.items() if not name.startswith("hardware.")},
-        **{
-            f"GPU {name}": snapshot.facts.get(f"hardware.gpus.0.{name}", "")
-            for name in ("driver_version", "cuda_version")
-        },
-    }
