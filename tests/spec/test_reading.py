@@ -77,8 +77,8 @@ def told(error: SpecError, folder: Path) -> list[str]:
             "inputs: {a: {range: [0, 1], values: [1]}}",
             "x.yaml:3: inputs.a: expected range or values, got both",
         ),
-        ("samples: /data/*.npz", "x.yaml:3: samples: expected a glob of .npz files relative to the spec"),
-        ("samples: '*.pkl'", "x.yaml:3: samples: expected a glob that ends in .npz, got '*.pkl'"),
+        ("samples: /data/*.npz", "x.yaml:3: samples: expected files of one folder, relative to the spec"),
+        ("samples: '*.pkl'", "x.yaml:3: samples: expected a glob that ends in .npz, without **, got '*.pkl'"),
         ("# OPEN QUESTION: which?", "x.yaml:3: answer this question, then delete the line: which?"),
         ("name: twice", "x.yaml:3: duplicate key 'name'; it is already in line 1"),
     ],
@@ -90,21 +90,20 @@ def test_a_wrong_value_is_told_with_line_place_expected_and_got(tmp_path, text, 
 
 
 @pytest.mark.attack
-@pytest.mark.parametrize("glob", ["**/**/**/**/**/x.npz", "**/a/**/x.npz"])
-def test_a_glob_that_would_walk_the_same_folders_again_is_refused(tmp_path, glob):
+@pytest.mark.parametrize(
+    "glob",
+    [
+        *("**/**/**/**/**/x.npz", "**/a/**/x.npz", "*/../*/../x.npz", "a/[ab]/../x.npz"),
+        *("*/" * 32 + "x.npz", "**.npz", "a/?/x.npz"),
+    ],
+)
+def test_a_glob_that_would_walk_many_folders_is_refused(tmp_path, glob):
     problems = problems_of(tmp_path, f"{GOOD}samples: '{glob}'\n")
-    assert any("samples: expected a glob with at most one **" in line for line in problems)
+    assert any("samples: expected " in line for line in problems)
 
 
-@pytest.mark.attack
-@pytest.mark.parametrize("glob", ["*/../*/../x.npz", "a/[ab]/../x.npz", "*/" * 32 + "x.npz"])
-def test_a_glob_that_may_lead_back_to_the_same_folders_is_refused(tmp_path, glob):
-    problems = problems_of(tmp_path, f"{GOOD}samples: '{glob}'\n")
-    assert any("at most 32 parts, without .. behind a wildcard" in line for line in problems)
-
-
-@pytest.mark.parametrize("glob", ["../**/x.npz", "../../samples/*/a?/[ab].npz", "a/../*.npz"])
-def test_a_glob_may_begin_above_the_spec_and_have_one_recursive_part(tmp_path, glob):
+@pytest.mark.parametrize("glob", ["../x.npz", "../../samples/[ab]?.npz", "a/../*.npz"])
+def test_a_glob_may_begin_above_the_spec(tmp_path, glob):
     assert read_spec(write(tmp_path, "x.yaml", f"{GOOD}samples: '{glob}'\n")).samples == glob
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import errno
-import os
-import stat
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.model_facts import ModelInterface
 from ortprep.errors import BundleError, SourceError
 from ortprep.quoting import quoted
-from ortprep.spec.fields import has_wildcard
 from ortprep.spec.models import ModelSpec
 
 # Finding the files is part of every no-op build, reading them is not: what reads arrays is imported where it
@@ -24,40 +22,24 @@ MAX_SAMPLE_BYTES = 8 * 2**30
 """Largest size of a spec's samples, all together: as files, and as arrays, which are written uncompressed."""
 
 
-def find_sample_files(spec: ModelSpec) -> tuple[Path, ...]:
-    """Returns the files that the spec's `samples` glob matches, sorted; none if it has no glob."""
-    return () if spec.samples is None else _list_files(spec, spec.samples)
-
-
 _NO_FOLDER = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES})
 """Errors of a path that is no folder to look into; others, such as of a name that is too long, are raised."""
 
 
-def _list_files(spec: ModelSpec, pattern: str) -> tuple[Path, ...]:
-    """Lists files by one part of the glob at a time, so that links lead into no folder again and again."""
-    *parts, name = pattern.split("/")
-    folders = [spec.folder]
-    for part in parts:
-        found: dict[tuple[int, int], Path] = {}
-        for folder in folders:
-            for path in sorted(folder.glob(part)) if has_wildcard(part) else [folder / part]:
-                status = _stat_folder(path)
-                if status is not None:
-                    found.setdefault((status.st_dev, status.st_ino), path)
-        folders = list(found.values())
-    paths = sorted(path for folder in folders for path in folder.glob(name) if path.is_file())
-    files = {(status.st_dev, status.st_ino): path for path in reversed(paths) if (status := path.stat())}
-    return tuple(sorted(files.values()))
-
-
-def _stat_folder(path: Path) -> os.stat_result | None:
+def find_sample_files(spec: ModelSpec) -> tuple[Path, ...]:
+    """Returns the files that the spec's `samples` glob matches, sorted; none if it has no glob."""
+    if spec.samples is None:
+        return ()
+    folder, _, pattern = spec.samples.rpartition("/")
     try:
-        status = path.stat()
+        found = [path for path in (spec.folder / folder).iterdir() if fnmatchcase(path.name, pattern)]
     except OSError as error:
         if error.errno in _NO_FOLDER:
-            return None
+            return ()
         raise
-    return status if stat.S_ISDIR(status.st_mode) else None
+    paths = sorted(path for path in found if path.is_file())
+    files = {(status.st_dev, status.st_ino): path for path in reversed(paths) if (status := path.stat())}
+    return tuple(sorted(files.values()))
 
 
 def _digests(spec: ModelSpec, files: tuple[Path, ...]) -> list[list[str]]:
