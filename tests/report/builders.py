@@ -160,12 +160,12 @@ def tuning(*, trials=12, seed=0):
     failed = trial(len(found), base | {"form": "ort"}, first=1, steady=1)
     found.append(replace(failed, figures=None, failure="the child died of signal 11\nmore of it"))
     limited = trial(len(found), base | {"threads": "1"}, first=35, steady=70)
-    found.append(replace(limited, violations=("steady run 3.5× of default’s, limit 1.2×",)))
+    found.append(replace(limited, violations=("private memory 410 MB, allowed 400",)))
     for number in (0, 3, CHOSEN):
         found[number] = replace(found[number], final=found[number].figures)
     return TuningRecord(
         runs_per_load=100,
-        limits={"max_steady_ratio": 1.2},
+        limits={"max_private_mb": 400.0},
         knobs=KNOBS,
         trials=tuple(found),
         chosen=CHOSEN,

@@ -229,10 +229,6 @@ class TuneSpec(SpecSection):
     """Deadline of one process, in seconds."""
     max_private_mb: Positive | None = None
     """Maximum private memory of a session's process, in MB of 2**20 bytes."""
-    max_gpu_mb: Positive | None = None
-    """Maximum GPU memory, in MB of 2**20 bytes."""
-    max_steady_ratio: Positive | None = None
-    """Maximum time of a run, relative to default ONNX Runtime."""
     allow: tuple[Literal["tf32", "cudnn_default", "io_binding"], ...] = ()
     """Options to search although they change answers (tf32), can be very slow (cudnn_default), or require
     jobs to bind inputs and outputs (io_binding)."""

@@ -103,7 +103,7 @@ def _find_close(baseline: PlanChoice, finals: Finals, objective: Objective) -> t
     the baseline has failed.
     """
     left = [choice for choice in finals if choice != DEFAULT and baseline in finals]
-    allowed = [choice for choice in left if not objective.violations(finals[choice], finals[baseline])]
+    allowed = [choice for choice in left if not objective.violations(finals[choice])]
     firsts = {choice: find_first(finals, choice, objective) for choice in allowed or left}
     if not firsts:
         return {baseline}, True
@@ -145,7 +145,7 @@ def find_first(finals: Finals, second: PlanChoice, objective: Objective) -> Plan
     """Returns the plan that serves until `second` is ready: `second` itself if no other is worth it.
 
     It is loaded from the same files and ready sooner beyond the noise, both sessions together keep the memory
-    limits, and both cost a job no more than either alone. `second` has `MIN_ROUNDS` rounds at least.
+    limit, and both cost a job no more than either alone. `second` has `MIN_ROUNDS` rounds at least.
     """
     others = [choice for choice in finals if _may_serve_before(finals, choice, second, objective)]
     for first in find_soonest(finals, others)[:1]:
@@ -162,12 +162,8 @@ def _may_serve_before(finals: Finals, first: PlanChoice, second: PlanChoice, obj
         return False
     if first in (second, DEFAULT) or not shares_files(first, second) or len(finals[first]) < MIN_ROUNDS:
         return False
-    gpu_mb = sum(_median(finals[choice], lambda one: one.gpu_mb or 0.0) for choice in (first, second))
-    limits = (
-        (overlap_mb(finals, first, second), objective.max_private_mb),
-        (gpu_mb, objective.max_gpu_mb),
-    )
-    if any(limit is not None and value > limit for value, limit in limits):
+    limit = objective.max_private_mb
+    if limit is not None and overlap_mb(finals, first, second) > limit:
         return False
     both, alone = (median(pair_costs(finals, choice, second, objective)) for choice in (first, second))
     # Where a job is over before the second session is made, there is no use in one.
@@ -181,7 +177,7 @@ def rank_firsts(
     if not objective.first_phase:
         return ()
     # The time of a first-phase plan's runs does not matter.
-    sooner = Objective.of(objective, runs_per_load=1, max_steady_ratio=None)
+    sooner = Objective.of(objective, runs_per_load=1)
     own = (trial for trial in trials if trial.choice != DEFAULT and sooner.keeps_limits(trial))
     ranked = [trial.choice for trial in sorted(own, key=sooner.score)]
     firsts = [[choice for choice in ranked if shares_files(choice, second)][:1] for second in seconds]
@@ -247,7 +243,7 @@ def choose(space: Space, objective: Objective, found: PlanSearchResult) -> PlanS
     finals = {choice: figures for choice, figures in found.finals.items() if len(figures) >= MIN_ROUNDS}
     baseline = finals.get(found.baseline, ())
     compared = {choice: figures for choice, figures in finals.items() if choice != DEFAULT}
-    allowed = {c: f for c, f in compared.items() if not objective.violations(f, baseline or f)}
+    allowed = {c: f for c, f in compared.items() if not objective.violations(f)}
     if not allowed:
         best = _find_untested(space, objective, found, compared)
         reason = f"{space.describe(best)}: nothing within the limits could be compared"
@@ -296,14 +292,13 @@ def _find_untested(
     if not compared:
         failures = [f"  {space.describe(c)}: {t.failure}" for c, t in trials.items() if t.failure is not None]
         raise StageError("\n".join(["no plan except default ONNX Runtime runs", *failures[:5]]))
-    baseline = found.finals.get(found.baseline, ())
     lines = [
-        f"  {space.describe(choice)}: {'; '.join(objective.violations(figures, baseline or figures))}"
+        f"  {space.describe(choice)}: {'; '.join(objective.violations(figures))}"
         for choice, figures in compared.items()
     ]
     raise StageError(
         "\n".join(["no plan stays within the limits", *lines]),
-        hint="raise or remove the tune.max_… limit in its spec",
+        hint="raise or remove tune.max_private_mb in its spec",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from statistics import median
@@ -86,27 +86,12 @@ class Objective(TuneSpec):
         meanwhile = min(later, second.init_ms / first.steady_ms) if first.steady_ms > 0 else 0
         return first.ready_ms + meanwhile * first.steady_ms + (later - meanwhile) * second.steady_ms
 
-    def violations(self, figures: Sequence[ProbeResult], baselines: Sequence[ProbeResult]) -> tuple[str, ...]:
+    def violations(self, figures: Sequence[ProbeResult]) -> tuple[str, ...]:
         """Returns the limits that a plan's medians exceed, one phrase each."""
-        return tuple(
-            f"{what} {value:.4g} {unit}, allowed {limit:.4g}"
-            for what, value, limit, unit in self._limited(figures, baselines)
-            if value > limit
-        )
-
-    def _limited(
-        self, figures: Sequence[ProbeResult], baselines: Sequence[ProbeResult]
-    ) -> Iterator[tuple[str, float, float, str]]:
-        """Yields name, median, limit and unit of every figure that has a limit."""
-        if self.max_private_mb is not None:
-            yield "private memory", median([one.private_mb for one in figures]), self.max_private_mb, "MB"
-        gpu = [one.gpu_mb for one in figures if one.gpu_mb is not None]
-        if self.max_gpu_mb is not None and gpu:
-            yield "GPU memory", median(gpu), self.max_gpu_mb, "MB"
-        if self.max_steady_ratio is not None:
-            default_ms = median([one.steady_ms for one in baselines[: len(figures)]])
-            ratio = median([one.steady_ms for one in figures]) / default_ms
-            yield "steady run", ratio, self.max_steady_ratio, "× default"
+        limit, private_mb = self.max_private_mb, _median_private_mb(figures)
+        if limit is None or private_mb <= limit:
+            return ()
+        return (f"private memory {private_mb:.4g} MB, allowed {limit:.4g}",)
 
     def ratios(self, figures: Sequence[ProbeResult], baselines: Sequence[ProbeResult]) -> tuple[float, ...]:
         """Returns a plan's costs relative to the baseline's, round by round."""
@@ -124,13 +109,18 @@ class Objective(TuneSpec):
         ratios = self.ratios(trial.figures, trial.baselines)
         if not ratios or trial.failure is not None:
             return math.inf
-        limited = self._limited(trial.figures, trial.baselines)
-        return median(ratios) * math.prod(max(1.0, value / limit) for _, value, limit, _ in limited)
+        limit = self.max_private_mb
+        excess = 1.0 if limit is None else max(1.0, _median_private_mb(trial.figures) / limit)
+        return median(ratios) * excess
 
     def keeps_limits(self, trial: Trial) -> bool:
         """Says whether a trial gave figures, and they keep every limit."""
         works = bool(trial.figures) and trial.failure is None
-        return works and not self.violations(trial.figures, trial.baselines)
+        return works and not self.violations(trial.figures)
+
+
+def _median_private_mb(figures: Sequence[ProbeResult]) -> float:
+    return median([one.private_mb for one in figures])
 
 
 def ratio(figures: Sequence[ProbeResult], others: Sequence[ProbeResult], read: Reader) -> float:
@@ -161,7 +151,7 @@ def _values(
 
 def describe_memory(figures: Sequence[ProbeResult], baselines: Sequence[ProbeResult]) -> str:
     """Returns a phrase for a plan that takes more private memory than default ONNX Runtime, else ""."""
-    own_mb, other_mb = (median([one.private_mb for one in both]) for both in (figures, baselines))
+    own_mb, other_mb = map(_median_private_mb, (figures, baselines))
     if own_mb <= MORE_MEMORY * other_mb:
         return ""
     return f"; takes more private memory: {own_mb:.0f} MB against {other_mb:.0f} (limit: tune.max_private_mb)"

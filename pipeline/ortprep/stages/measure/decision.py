@@ -63,8 +63,8 @@ def decide(samples: PlanRounds, *, candidates: Sequence[str], objective: Objecti
         for plan, objection in objections.items()
         if objection is not None
     ]
-    if shipped == DEFAULT and (limits := objective.violations(default, default)):
-        keeping = [plan for plan in remaining if not objective.violations(samples[plan], default)]
+    if shipped == DEFAULT and (limits := objective.violations(default)):
+        keeping = [plan for plan in remaining if not objective.violations(samples[plan])]
         shipped = (keeping or remaining)[0]
         refused.append(f"default ONNX Runtime exceeds its limits: {'; '.join(limits)}")
         if not keeping:
@@ -125,7 +125,7 @@ def _objection(
     first: Sequence[ProbeResult] | None = None,
 ) -> str | None:
     """Returns why a plan is not better than the default, None if it is."""
-    if limits := objective.violations(candidate, default):
+    if limits := objective.violations(candidate):
         return f"exceeds its limits: {'; '.join(limits)}"
     if first is not None and is_less(default, candidate, objective.cost_ms, min_gain=MIN_GAIN):
         return "costs more for a job that does not load it in two phases"

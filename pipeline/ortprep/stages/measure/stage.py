@@ -79,9 +79,7 @@ class MeasureStage:
         target = target_of(plan, variant)
         return {
             "measure": plan.spec.measure.model_dump(mode="json", exclude={"timeout_s"}),
-            "objective": plan.spec.tune.model_dump(
-                include={"runs_per_load", "max_private_mb", "max_gpu_mb", "fork"}
-            ),
+            "objective": plan.spec.tune.model_dump(include={"runs_per_load", "max_private_mb", "fork"}),
             "runtime": runtime_key(plan.spec.runtime, target),
             "tools": runtime_versions(target, "numpy"),
             "python": platform.python_version(),
@@ -117,8 +115,7 @@ class _Comparison:
         self._context, self._candidates, self._spec = context, candidates, context.spec.measure
         self._sample = fitting(read_shared_reference(context), interface, context.subject).samples[0]
         self._staged = StagedBundles(folder, interface.inputs, interface.outputs)
-        # Only the primary shape is measured here; the limit on runs is of all of them.
-        self._objective = Objective.of(context.spec.tune, max_steady_ratio=None)
+        self._objective = Objective.of(context.spec.tune)
         self._planned = len(candidates) * (1 + self._spec.rounds + self._spec.cold_rounds)
         self._done = 0
 

@@ -164,11 +164,11 @@ def _build_record(
     """Returns the record of a search for the manifest."""
     objective = search_context.objective
     numbers = {trial.choice: trial.number for trial in result.trials}
-    limits = objective.model_dump(include={"max_private_mb", "max_gpu_mb", "max_steady_ratio"})
+    limits = objective.model_dump(include={"max_private_mb"}, exclude_none=True)
     first = verdict.first_phase
     return TuningRecord(
         runs_per_load=objective.runs_per_load,
-        limits={name: value for name, value in limits.items() if value is not None},
+        limits=limits,
         knobs={knob: tuple(values) for knob, values in search_context.space.knobs.items()},
         trials=tuple(_record_trial(search_context, result, trial) for trial in result.trials),
         chosen=numbers[verdict.choice],
@@ -189,7 +189,6 @@ def _record_trial(search_context: SearchContext, result: PlanSearchResult, trial
     objective = search_context.objective
     finals = result.finals.get(trial.choice, ())
     baselines = result.finals.get(result.baseline, ())
-    decisive = (finals, baselines) if finals and baselines else (trial.figures, trial.baselines)
     return TrialRecord(
         number=trial.number,
         kind=trial.kind,
@@ -198,7 +197,7 @@ def _record_trial(search_context: SearchContext, result: PlanSearchResult, trial
         providers=variant.providers if variant else (),
         figures=_join(trial, trial.figures, trial.baselines, objective) if trial.failure is None else None,
         failure=trial.failure,
-        violations=objective.violations(*decisive) if trial.figures else (),
+        violations=objective.violations(finals or trial.figures) if trial.figures else (),
         final=_join(trial, finals, baselines, objective),
     )
 
