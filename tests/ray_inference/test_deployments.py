@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -173,6 +174,16 @@ def test_an_alias_is_pinned_and_followed_a_digest_and_the_latest_version_are_not
     require_version(folder, tmp_path / "0")
     with pytest.raises(IntegrityError, match="another build"):
         require_version(folder, write_bundle(tmp_path / "0", seed=2))
+
+
+def test_a_pinned_registry_is_named_in_full(monkeypatch):
+    monkeypatch.setenv("ORTPREP_REGISTRY", "mlflow://")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9/")
+    version = SimpleNamespace(digest="sha256:" + "a" * 64)
+    monkeypatch.setattr("ortprep.registry.pull.resolve_version", lambda *_: (version, ()))
+    _, pinned = pin_version("registry://net@production")
+    assert pinned.bundle == f"mlflow+http://127.0.0.1:9/net@{version.digest}"
+    assert pinned.alias == "mlflow+http://127.0.0.1:9/net@production"
 
 
 # -- replicas and nodes are killed, and versions replaced, while requests are in flight

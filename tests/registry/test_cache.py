@@ -25,11 +25,11 @@ from ortprep.registry import cache as cache_module
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue, open_catalogue
 from ortprep.registry.publish import publish
-from ortprep.registry.pull import TIMEOUT_VARIABLE, PullRequest, pull, pull_cached
+from ortprep.registry.pull import TIMEOUT_VARIABLE, PullRequest, pull, pull_cached, resolve_version
 from ortprep.registry.references import VersionRef
 from ortprep.registry.signatures import verify_bundle
 from ortprep.transport.transfer import Download, with_retries
-from tests.registry.builders import BARE, Made, read_tree, write_bundle, write_keys
+from tests.registry.builders import BARE, Build, Made, read_tree, write_bundle, write_keys
 from tests.registry.fault_proxy import fault_proxy
 
 DATA = os.urandom(3_000_000)
@@ -212,6 +212,43 @@ def test_without_the_registry_a_reference_names_what_it_named_last(registry, oci
     assert offline.path == online.path
     assert read_tree(offline.path) == read_tree(bundle)
     assert "using the version that net@v1 named at" in caplog.text
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("kind", "variable"),
+    [
+        pytest.param("s3", "AWS_ENDPOINT_URL", marks=pytest.mark.slow),
+        pytest.param("mlflow", "MLFLOW_TRACKING_URI", marks=pytest.mark.slow),
+    ],
+)
+def test_what_one_server_named_is_not_taken_for_another(
+    registry, kind, variable, model, tmp_path, monkeypatch
+):
+    url = "mlflow://" if kind == "mlflow" else registry
+    if kind == "mlflow":
+        monkeypatch.setenv(variable, registry.removeprefix("mlflow+"))
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    cache = Cache(tmp_path / "cache")
+    with open_catalogue(url, cache=cache) as catalogue:
+        publish(write_bundle(tmp_path / "bundle", Build(name=model)), catalogue, label="v1")
+        pull_cached(PullRequest(VersionRef(model, "v1")), catalogue, hardware=BARE)
+    monkeypatch.setenv(variable, "http://127.0.0.1:9")  # nobody listens there
+    with open_catalogue(url, cache=cache) as catalogue, pytest.raises(RegistryUnavailableError):
+        resolve_version(PullRequest(VersionRef(model, "v1")), catalogue)
+
+
+@pytest.mark.attack
+def test_a_registry_is_known_by_its_server_wherever_that_is_named(monkeypatch):
+    known = []
+    for server in ("http://127.0.0.1:8", "http://127.0.0.1:9"):
+        for variable in ("AWS_ENDPOINT_URL", "MLFLOW_TRACKING_URI"):
+            monkeypatch.setenv(variable, server)
+        for url in ("s3://bucket/models", "mlflow://"):
+            with open_catalogue(url) as catalogue:
+                known.append((catalogue.backend.url, catalogue.backend.read_server()))
+    assert len(set(known)) == 4
+    assert known[3] == ("mlflow+http://127.0.0.1:9", "")
 
 
 @pytest.mark.parametrize("kind", ["directory"])

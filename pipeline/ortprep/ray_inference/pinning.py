@@ -64,7 +64,8 @@ def pin_version(
     public_key = None if require_signature is None else Path(require_signature)
     with open_catalogue(url) as catalogue:
         version, _ = resolve_version(PullRequest(reference, public_key=public_key), catalogue)
-    registry = url.rstrip("/") if "://" in url else Path(url).expanduser().absolute().as_uri()
+        place = catalogue.backend.url
+    registry = place.rstrip("/") if "://" in place else Path(place).as_uri()
     model = f"{registry}/{reference.name}"
     alias = "" if reference.version in (None, version.digest) else f"{model}@{reference.version}"
     return reference.name, PinnedBundle(f"{model}@{version.digest}", version.digest, alias)

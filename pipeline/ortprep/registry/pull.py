@@ -184,7 +184,7 @@ def resolve_version(request: PullRequest, catalogue: Catalogue) -> tuple[Version
 def _memory_key(request: PullRequest, catalogue: Catalogue) -> list[Any]:
     """Returns what a reference is remembered under: what was verified with one key is not for another.
 
-    A key is known by its bytes: its file may have been replaced.
+    A key is known by its bytes: its file may have been replaced. A digest means the same on any server.
     """
     try:
         key = None if request.public_key is None else digest_file(request.public_key)
@@ -192,7 +192,9 @@ def _memory_key(request: PullRequest, catalogue: Catalogue) -> list[Any]:
         raise SignatureError(
             f"cannot read the public key: {request.public_key}\n  {error.strerror}"
         ) from error
-    return [catalogue.backend.url, str(request.reference), key]
+    is_fixed = request.reference.version is not None and is_digest(request.reference.version)
+    server = "" if is_fixed else catalogue.backend.read_server()
+    return [catalogue.backend.url, server, str(request.reference), key]
 
 
 def _recall(

@@ -77,8 +77,8 @@ class MlflowBackend(Backend):
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url
         self._server = MlflowServer(url)
+        self.url = f"mlflow+{self._server.url}"
         self._documents: dict[str, bytes] = {}
         """Documents in the tags that were listed, by their digests."""
         self._known: dict[tuple[str, str], Run] = {}
