@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from ortprep.runtime.pool.process import ModelJob, WorkerJob
     from ortprep.runtime.tensors.element_types import Array
 
+_ANSWERED = PipelineError, MemoryError, OSError
+"""Errors that are a request's answer; all others end the worker, which then was at that request."""
+
 
 def main(job: WorkerJob) -> None:
     """Begins: makes the sessions a job names, and serves them until the pool ends it."""
@@ -108,7 +111,7 @@ class Server:
                 try:
                     outputs = self.answer(number, packet)
                     packets.send_arrays(lane, packets.DONE, outputs, lambda: answers, number=packet.number)
-                except (PipelineError, MemoryError, OSError) as error:
+                except _ANSWERED as error:
                     packets.send_json(lane, packets.FAILED, to_dict(error), number=packet.number)
         except (BrokenPipeError, ConnectionResetError):
             return  # the pool is gone, or wants it no more
@@ -122,7 +125,11 @@ class Server:
         model = self._models[packet.model]
         with self._turn:
             self._memory.mark_begun(lane)
-            outputs = model.run(list(packet.arrays.values()))
+            try:
+                outputs = model.run(list(packet.arrays.values()))
+            except _ANSWERED:
+                self._memory.mark_done(lane)
+                raise
             self._memory.mark_done(lane)
         return dict(zip(model.signature.outputs, outputs, strict=True))
 
