@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import time
@@ -14,11 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortprep.errors import PoolClosedError, PoolError, RequestTimeoutError
-from ortprep.runtime.packets import place_arrays
+from ortprep.errors import PoolClosedError, PoolError, RequestTimeoutError, RunError
+from ortprep.runtime.packets import RUN, Packet, place_arrays
 from ortprep.runtime.pool.dispatch import Dispatcher, Request
 from ortprep.runtime.pool.memory import WorkerMemory
 from ortprep.runtime.pool.service import Service
+from ortprep.runtime.pool.worker_main import Server
 from ortprep.runtime.tensors.signatures import Signature
 
 _STEPS = st.lists(
@@ -144,6 +146,49 @@ def test_a_thread_that_waits_gets_the_lane_or_its_deadline():
     assert got
 
 
+class StopError(BaseException):
+    """What another thread raises in one that waits."""
+
+
+@pytest.mark.attack
+def test_a_thread_that_is_stopped_while_it_waits_takes_no_lane_with_it():
+    bench, stopped = Bench(), threading.Event()
+
+    def wait() -> None:
+        with pytest.raises(StopError):
+            bench.dispatcher.acquire(request())
+        stopped.set()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    while not bench.dispatcher.pending:
+        time.sleep(0.001)
+    assert thread.ident is not None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(StopError))
+    bench.dispatcher._waiting[0].waiter.release()  # it comes to that when it wakes
+    thread.join(60)
+    assert stopped.is_set()
+    assert bench.dispatcher.pending == 0
+
+
+@pytest.mark.attack
+def test_a_lane_that_came_as_its_request_stopped_waiting_is_free():
+    bench = Bench()
+
+    class Stopped(Request):
+        @property
+        def deadline(self) -> float:
+            bench.open(0)
+            raise StopError
+
+    with pytest.raises(StopError):
+        bench.dispatcher.acquire(Stopped("a", {}))
+    assert bench.dispatcher.pending == 0
+    for _ in range(2):
+        bench.enter(request())
+    assert len(bench.serving) == 2
+
+
 def test_a_model_without_workers_and_a_closed_dispatcher_refuse_what_waits_and_what_comes():
     bench = Bench()
     waiting = [request("a"), request("b")]
@@ -179,6 +224,24 @@ def test_a_worker_died_of_what_it_was_at(marks, blamed):
         name, lane = mark.split()
         getattr(memory, f"mark_{name}")(int(lane))
     assert memory.find_blame() == blamed
+    memory.close()
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(("error", "is_blamed"), [(RunError("refused"), False), (AssertionError(), True)])
+def test_a_run_that_is_refused_is_over_and_one_that_ends_the_worker_is_not(error, is_blamed):
+    def fail(_: object) -> None:
+        raise error
+
+    descriptor = WorkerMemory.create()
+    server = Server({0: SimpleNamespace(run=fail)}, descriptor)  # type: ignore[dict-item]
+    os.close(descriptor)
+    memory = server._memory
+    memory.mark_sent(0)
+    with pytest.raises(type(error)):
+        server.answer(0, Packet(RUN, 0, 1, 0, b"", {}))
+    assert memory.is_busy == is_blamed
+    assert memory.find_blame() == (is_blamed, False)
     memory.close()
 
 

@@ -22,6 +22,8 @@ from ortprep.errors import (
     LoadError,
     PipelineError,
     PoolError,
+    RequestTimeoutError,
+    RunError,
     WorkerDiedError,
 )
 from ortprep.runtime import PoolConfig, SessionPool
@@ -151,6 +153,32 @@ def test_an_answer_that_is_none_is_an_error_and_ends_the_worker(bundle, wish):
             pool.run(batch(wish))
         assert is_right(pool.submit(batch()))
         assert pool.stats().workers[0].restarts == 1
+
+
+@pytest.mark.attack
+def test_a_deadly_request_is_to_blame_although_another_was_refused_before(bundle):
+    with SessionPool(bundle, PoolConfig(**SOON, worker=BAD)) as pool:
+        refused = pool.submit({"x": np.full(3, bad_workers.SLOW, np.float32)})  # runs, while the next waits
+        deadly = pool.submit(batch(bad_workers.EXIT))
+        assert isinstance(refused.exception(PATIENCE_S), RunError)
+        assert isinstance(deadly.exception(PATIENCE_S), WorkerDiedError)
+        assert is_right(pool.submit(batch()))
+        assert pool.stats().workers[0].restarts == 1
+
+
+@pytest.mark.attack
+def test_a_lane_is_free_again_although_no_thread_could_wait_for_its_late_answer(bundle, monkeypatch):
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with SessionPool(bundle, PoolConfig(**SOON, worker=BAD)) as pool:
+        for _ in range(2):  # lanes
+            with monkeypatch.context() as patch:
+                patch.setattr(threading.Thread, "start", refuse)
+                with pytest.raises(RequestTimeoutError):
+                    pool.run(batch(bad_workers.SLOW), timeout_s=0.1)
+        assert is_right(pool.submit(batch()))
+        wait_for(lambda: pool.stats().pending == 0, what="no request is left")
 
 
 def test_a_worker_that_hangs_is_ended_and_replaced(bundle):

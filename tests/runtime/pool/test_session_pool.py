@@ -106,6 +106,16 @@ def test_inputs_are_checked_by_name_and_type(bundle):
         assert (pool.run(batch())["y"] == 2 * batch()["x"]).all()
 
 
+@pytest.mark.attack
+@pytest.mark.parametrize("wrong", [{"timeout_s": "5"}, {"timeout_s": math.nan}, {"retries": "1"}])
+def test_what_is_no_number_is_refused_before_it_waits(bundle, wrong):
+    with SessionPool(bundle, PoolConfig(devices="cpu")) as pool:
+        for call in (pool.run, pool.submit):
+            with pytest.raises(PoolError, match=f"bad {next(iter(wrong))}"):
+                call(batch(), **wrong)
+        assert pool.stats().pending == 0
+
+
 def test_map_keeps_the_order_and_bounds_what_is_in_flight(bundle):
     with SessionPool(bundle, PoolConfig(devices="cpu", workers_per_device=2)) as pool:
         drawn = []

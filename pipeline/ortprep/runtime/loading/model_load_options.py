@@ -54,6 +54,13 @@ def require_counts(*, minimum: int = 1, **values: int | None) -> None:
             raise PoolError(f"bad {name}\n  expected a whole number from {minimum}, got {value!r}")
 
 
+def require_numbers(**values: object) -> None:
+    """Raises `PoolError` unless all values are numbers, infinity included."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, numbers.Real) or value != value:
+            raise PoolError(f"bad {name}\n  expected a number, got {value!r}")
+
+
 def require_positive(**values: float | None) -> None:
     """Raises `PoolError` unless all values are numbers above 0, infinity included, or None."""
     for name, value in values.items():

@@ -118,10 +118,15 @@ class Dispatcher:
             PoolError: The pool is closed, or has no worker left for the model.
             RequestTimeoutError: There was none before the deadline.
         """
-        if not self.enter(request, is_first=is_first):
-            left_s = min(max(0.0, request.deadline - time.monotonic()), threading.TIMEOUT_MAX)
-            if not request.waiter.acquire(timeout=left_s) and self.withdraw(request):
-                raise request.late("waiting for a worker")
+        try:
+            if not self.enter(request, is_first=is_first):
+                left_s = min(max(0.0, request.deadline - time.monotonic()), threading.TIMEOUT_MAX)
+                if not request.waiter.acquire(timeout=left_s) and self.withdraw(request):
+                    raise request.late("waiting for a worker")
+        except BaseException:  # an asynchronous one, too, must take no lane with it
+            if not self.withdraw(request) and request.lane is not None:
+                self.release(request.lane)
+            raise
         if request.lane is None:
             raise request.error or self.closed_error()
         return request.lane

@@ -49,7 +49,7 @@ class LostError(Exception):
 
 
 class LateError(Exception):
-    """The deadline passed; the lane still has the request, and may be used again after `finish`."""
+    """The deadline passed; the worker still has the request."""
 
 
 class Lane:
@@ -60,6 +60,9 @@ class Lane:
         process: The process.
         number: Of the lane, from 0.
         run_timeout_s: Seconds that one run may take; a worker that takes longer is killed.
+
+    Attributes:
+        is_answered: Whether the worker has no request of this lane; otherwise `finish` comes before the next.
     """
 
     def __init__(self, worker: Worker, process: WorkerProcess, number: int, run_timeout_s: float) -> None:
@@ -68,6 +71,7 @@ class Lane:
         self._socket = process.sockets[number]
         self._requests, self._answers = process.memory.requests(number), process.memory.answers(number)
         self._request, self._limit, self._milliseconds = 0, math.inf, 0
+        self.is_answered = True
 
     def ask(
         self, model: int, signature: Signature, arrays: Mapping[str, Array], deadline: float = math.inf
@@ -86,7 +90,7 @@ class Lane:
             LateError: The deadline passed.
             LostError: The worker ended, or broke the protocol and was ended.
         """
-        self._request, self._limit = self._request + 1, math.inf
+        self._request, self._limit, self.is_answered = self._request + 1, math.inf, False
         try:
             self.process.memory.mark_sent(self._number)
             send_arrays(self._socket, RUN, arrays, lambda: self._requests, number=self._request, model=model)
@@ -96,6 +100,7 @@ class Lane:
             if self.process.ended.is_set():  # its memory is gone
                 raise LostError from error
             self.process.memory.mark_done(self._number)
+            self.is_answered = True
             if not isinstance(error, OSError):
                 raise
             raise NoRoomError(f"request cannot be sent\n  {error}", hint="free -m") from error
@@ -131,6 +136,7 @@ class Lane:
             except HostError as error:
                 raise self._break(error.message) from error
             except MemoryError as error:
+                self.is_answered = True
                 raise NoRoomError("no memory for the copy of an answer") from error
             except OSError as error:  # also where the lane was closed meanwhile
                 raise LostError from error
@@ -139,6 +145,7 @@ class Lane:
             if packet.number != self._request:
                 wrong = f"expected an answer to request {self._request}, got one to {packet.number}"
                 raise self._break(violation(self.worker.name, wrong).message)
+            self.is_answered = True
             return packet
 
     def _wait_at_most(self, seconds: float) -> None:

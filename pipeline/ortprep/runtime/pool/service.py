@@ -114,19 +114,18 @@ class Service:
                     if request.retries <= 0:
                         raise self.dispatcher.closed_error(error) from None
                     request.retries -= 1
-            lane, is_first = None, True
+            lane = request.lane = None  # it was released
+            is_first = True
 
     def _ask(self, request: Request, lane: Lane) -> Answer:
         """Asks a lane's worker, and releases the lane unless the worker is lost; raises as `Lane.ask`."""
-        model, is_free = request.model, True
+        model, is_lost = request.model, False
         try:
             answer = lane.ask(self._numbers[model], self._signatures[model], request.arrays, request.deadline)
         except LostError:
-            is_free = False
+            is_lost = True
             raise
         except LateError:
-            is_free = False
-            threading.Thread(target=self._finish, args=(lane,), name=f"{THREADS}-finish", daemon=True).start()
             raise request.late(f"{lane.worker.name} has it") from None
         except PipelineError:
             lane.worker.note_answer()
@@ -135,11 +134,20 @@ class Service:
             lane.worker.note_answer(time.monotonic() - request.begun)
             return answer
         finally:
-            if is_free:
-                self.dispatcher.release(lane)
+            if not is_lost:
+                self._release(lane)
+
+    def _release(self, lane: Lane) -> None:
+        """Releases a lane, as soon as the worker has answered if nobody waits for that any more."""
+        if lane.is_answered:
+            self.dispatcher.release(lane)
+            return
+        try:
+            threading.Thread(target=self._finish, args=(lane,), name=f"{THREADS}-finish", daemon=True).start()
+        except RuntimeError:  # no thread to be had: the caller is told late, but the lane is not lost
+            self._finish(lane)
 
     def _finish(self, lane: Lane) -> None:
-        """Waits until a lane can be used again whose request nobody waits for."""
         lane.finish()
         self.dispatcher.release(lane)
 
@@ -159,7 +167,7 @@ class Service:
         future = request.future
         try:
             lane = self.dispatcher.acquire(request)
-        except PipelineError as error:
+        except BaseException as error:  # noqa: BLE001 - a boundary: the future is the only one to tell
             future.fail(error)
             return
         if not future.claim():  # it was cancelled, or is late

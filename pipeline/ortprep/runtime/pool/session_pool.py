@@ -23,6 +23,7 @@ from ortprep.errors import (
     PoolClosedError,
     PoolError,
 )
+from ortprep.runtime.loading.model_load_options import require_numbers
 from ortprep.runtime.loading.session import keep_freed_memory
 from ortprep.runtime.loading.variant_resolver import read_trusted_config
 from ortprep.runtime.pool.config import Bundle, PoolConfig, name_bundles, plan_workers
@@ -104,12 +105,12 @@ class SessionPool:
 
         Raises:
             InvalidRequestError: The inputs do not fit the model.
+            PoolError: `timeout_s` or `retries` is no number; or no worker is left for the model.
             RunError: ONNX Runtime refused the request.
             NoRoomError: The request or the answer is too large, or there is no memory for it.
             RequestTimeoutError: The deadline passed.
             WorkerDiedError: The worker died while it ran the request.
             PoolClosedError: The pool was closed.
-            PoolError: There is no worker left for the model.
         """
         _refuse_in_callback("run()")
         request = self._request(inputs, model, timeout_s, retries)
@@ -313,7 +314,9 @@ class SessionPool:
         signature = self._signatures[model]
         arrays = dict(zip(signature.inputs, check_inputs(signature, inputs), strict=True))
         require_room(arrays)
-        return Request(model, arrays, math.inf if timeout_s is None else timeout_s, retries)
+        timeout_s = math.inf if timeout_s is None else timeout_s
+        require_numbers(timeout_s=timeout_s, retries=retries)
+        return Request(model, arrays, float(timeout_s), retries)
 
     def _forget(self) -> None:
         """Becomes a closed pool, in a process that was forked from the pool's."""
