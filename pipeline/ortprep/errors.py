@@ -148,10 +148,6 @@ class VerificationError(StageError):
     """A prepared model does not answer as its source does."""
 
 
-class RunFailedError(StageError):
-    """A model loads, and does not run on what it is fed."""
-
-
 class ChildError(PipelineError):
     """A child process died, hung past its deadline, or answered with something unreadable."""
 

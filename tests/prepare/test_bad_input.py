@@ -166,17 +166,16 @@ def reshaping_net():
 
 
 @pytest.mark.slow
-def test_a_model_that_does_not_run_on_made_up_values_says_so_first(tmp_path):
+def test_a_model_that_does_not_run_on_made_up_values_says_what_they_were(tmp_path):
     project = Project(tmp_path)
     project.add(reshaping_net(), inputs={"to": {"range": [3, 60]}})
     outcome = project.call("prepare")
     assert outcome.code == 1
     failed = outcome.err[outcome.err.index("FAILED") :]
-    assert "the model does not run on the inputs chosen for its trial: net\n" in failed
+    assert "every step of the optimisation failed: cpu of net\n" in failed
+    assert "source: loads, but does not run" in failed
     assert re.search(r"  x: float32 \[1, 64\], values made up: \S+, \S+, \S+, \S+, …\n", failed)
     assert re.search(r"  to: int64 \[2\], range as declared: \d+, \d+\n", failed)
-    assert "hint: inputs: {NAME: {values: […]}}, or samples: FILES.npz, in net.yaml" in failed
-    assert "step '" not in outcome.err, "no step of the ladder is to blame"
     assert failed.count("FAILED") == len(re.findall(r"FAILED optimize:", failed))
     project.write_spec(inputs={"to": {"values": [8]}})
     assert project.doit("optimize").code == 0

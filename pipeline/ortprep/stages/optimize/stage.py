@@ -23,18 +23,13 @@ from ortprep.bundle.model_facts import ModelInterface
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
 from ortprep.children.child import run_child
 from ortprep.errors import (
-    ChildError,
     ChildKilledError,
-    ChildMemoryError,
-    ChildTimeoutError,
     LoadError,
-    RunFailedError,
-    SourceError,
     StageError,
     hint_of_os_error,
 )
 from ortprep.quoting import quoted
-from ortprep.runtime.loading.session import CPU, build_session, default_plan, onnxruntime_errors
+from ortprep.runtime.loading.session import build_session, onnxruntime_errors
 from ortprep.runtime.machine.hardware import hardware_fingerprint, read_hardware
 from ortprep.runtime.tensors.arrays import run_session
 from ortprep.runtime.tensors.element_types import Array, dtype_name
@@ -99,8 +94,7 @@ class OptimizeStage:
         """Tries one step after the other until a file is written that lints clean, loads and runs.
 
         Raises:
-            SourceError: ONNX Runtime does not accept the source.
-            StageError: Not even the source runs (the message has every step's reason, or what it was fed), or
+            StageError: Not even the source runs (the message has each step's reason, and what it was fed), or
                 the disk is full.
             SpecError: The spec does not fit the model.
         """
@@ -116,8 +110,6 @@ class OptimizeStage:
             attempts.append(tried)
             if saved is not None:
                 return dict(encode(_result_of(context, step, saved, tuple(attempts))))
-            if step == steps[0] and graph.conversion is None:
-                _require_usable_source(spec, graph)
             # A full disk passes; a model that was optimised less because of it would stay so.
             _require_disk_space(context.folder.resolve(), graph)
             context.say(f"step {step.name!r} failed: {tried.outcome.splitlines()[0]}")
@@ -126,33 +118,6 @@ class OptimizeStage:
             f"every step of the optimisation failed: {context.variant} of {spec.name}\n{failures}",
             hint=f"ORTPREP_LOG=debug ortprep prepare {quoted(spec.name)}   (what ONNX Runtime said)",
         )
-
-
-def _require_usable_source(spec: ModelSpec, graph: Graph) -> None:
-    """Refuses a source that ONNX Runtime refuses, or cannot run on these inputs: no step broke it.
-
-    Raises:
-        SourceError: ONNX Runtime makes no session of it on the CPU, or crashes.
-        StageError: It does not run on the CPU, as `verify` would run it.
-    """
-    name = spec.name
-    plan = default_plan(str(graph.path), CPU, level="ORT_DISABLE_ALL")
-    try:
-        run_reload(plan, spec, graph.description.interface)
-    except RunFailedError as error:
-        _, _, reason = error.message.partition("\n")
-        raise StageError(
-            f"the model does not run on the inputs chosen for its trial: {name}\n{reason}",
-            hint=f"inputs: {{NAME: {{values: […]}}}}, or samples: FILES.npz, in {quoted(name)}.yaml",
-        ) from error
-    except LoadError as error:
-        raise SourceError(
-            f"ONNX Runtime does not accept the model: {name}\n  {plain_refusal(error.message)}"
-        ) from error
-    except (ChildKilledError, ChildTimeoutError, ChildMemoryError):
-        return  # the last step is the source, and says so
-    except ChildError as error:
-        raise SourceError(f"ONNX Runtime crashed on the model: {name}\n  {error.message}") from error
 
 
 def _require_disk_space(folder: Path, graph: Graph) -> None:
@@ -231,7 +196,7 @@ def try_step(context: Context, step: Step) -> tuple[LadderAttempt, SaveResult | 
         # Says nothing about the step: a lesser graph must not result from a moment without memory.
         raise
     except REFUSALS as error:
-        outcome = error.message
+        outcome = plain_refusal(error.message) if isinstance(error, LoadError) else error.message
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     attempt = LadderAttempt(
@@ -252,7 +217,7 @@ def run_reload(plan: SessionPlan, spec: ModelSpec, interface: ModelInterface) ->
 
     Raises:
         LoadError: It does not load.
-        RunFailedError: It does not run; the message has what it was fed.
+        StageError: It does not run; the message has what it was fed.
         SpecError: There is nothing to feed it with.
         ChildError: The process died, or took longer than the spec's deadline.
     """
@@ -269,7 +234,7 @@ def reload(request: tuple[SessionPlan, ModelSpec, Path, ModelInterface]) -> None
         run_session(session, chosen)
     except onnxruntime_errors() as error:
         fed = "\n  ".join(_describe_feeds(spec, chosen, origin))
-        raise RunFailedError(
+        raise StageError(
             f"loads, but does not run: {plan.model}\n  {type(error).__name__}: {error}\n  {fed}"
         ) from error
 
