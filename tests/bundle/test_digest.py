@@ -13,8 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ortprep.bundle import digest as digest_module
 from ortprep.bundle.digest import DigestCache, digest_bytes, digest_file, is_digest
-from ortprep.bundle.file_memory import cache_folder, is_protected, read_stamp, require_cache_folder
+from ortprep.bundle.file_memory import (
+    cache_folder,
+    is_protected,
+    is_settled,
+    read_stamp,
+    require_cache_folder,
+)
 from ortprep.bundle.paths import is_safe_name, is_safe_path, resolve_inside
 from ortprep.errors import CacheError, IntegrityError
 from tests.fakes import wait_for_a_tick
@@ -43,6 +50,23 @@ def test_an_unchanged_file_is_not_hashed_again(cache, file, tmp_path):
     wrong = poison(cache, file)
     assert cache.digest(file) == wrong
     assert DigestCache(tmp_path / "cache").digest(file) == wrong
+
+
+@pytest.mark.attack
+def test_where_stamps_are_whole_seconds_a_change_within_one_is_seen(cache, file, monkeypatch):
+    def read_coarse_stamp(path):
+        *place, modified_ns, changed_ns = read_stamp(path)
+        return (*place, modified_ns // 10**9 * 10**9, changed_ns // 10**9 * 10**9)
+
+    monkeypatch.setattr(digest_module, "read_stamp", read_coarse_stamp)
+    time.sleep(1.05 - time.time() % 1)
+    file.write_bytes(b"before")
+    time.sleep(0.1)
+    assert cache.digest(file) == digest_bytes(b"before")
+    file.write_bytes(b"after!")
+    assert cache.digest(file) == digest_bytes(b"after!")
+    second, later = 1_700_000_000_000_000_000, 1_700_000_002_100_000_000
+    assert is_settled((1, 1, 1, second, second), later)
 
 
 @pytest.mark.attack

@@ -37,6 +37,9 @@ _SMALL_BYTES = 256 * 1024
 _CLOCK_TICK_NS = 20_000_000
 """File systems stamp changes with a coarse clock: a file that changed just now may do so again unseen."""
 
+_SECOND_NS = 1_000_000_000
+"""What stamps are multiples of where they are whole seconds, as on ext4 of small inodes; FAT's are even."""
+
 
 def read_stamp(file: StrPath | int) -> Stamp:
     """Reads the stamp of a file, given by its path, following links, or as an open descriptor.
@@ -63,7 +66,8 @@ def is_settled(stamp: Stamp, at_ns: int | None = None) -> bool:
         stamp: The stamp, read at that moment or later.
         at_ns: The moment, as `time.time_ns` gives it; None for now.
     """
-    return (time.time_ns() if at_ns is None else at_ns) - stamp[4] > _CLOCK_TICK_NS
+    tick_ns = _CLOCK_TICK_NS if stamp[4] % _SECOND_NS else 2 * _SECOND_NS + _CLOCK_TICK_NS
+    return (time.time_ns() if at_ns is None else at_ns) - stamp[4] > tick_ns
 
 
 def is_protected(path: str, *, make: bool = False, for_own_files: bool = False) -> bool:
