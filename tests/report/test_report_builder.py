@@ -10,8 +10,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from ortprep.bundle.conversion_record import ConversionRecord, OutputAccuracy, PrecisionStep
 from ortprep.bundle.figures import Samples
-from ortprep.bundle.manifest import read_manifest
+from ortprep.bundle.manifest import read_manifest, write_manifest
+from ortprep.errors import BundleError
+from ortprep.measuring.shipped import worst_error
 from ortprep.report.content import ReportSubject
 from ortprep.report.report_builder import build_report
 from ortprep.report.speedup import compare, describe_gain, find_gain
@@ -328,3 +331,43 @@ def test_bundles_of_older_releases_can_be_reported():
     for path in bundles:
         report = report_of(ReportSubject(read_manifest(path.parent)))
         assert report.models[0].name in words_of(report)
+
+
+# -- manifests that no build writes
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"trials": tuning().trials * 2}, "each number of a trial once"),
+        ({"knobs": {"form": ()}}, "values of every knob"),
+        ({"elapsed_s": math.nan}, "seconds of a search"),
+        ({"elapsed_s": math.inf}, "seconds of a search"),
+    ],
+)
+def test_records_that_no_build_writes_are_refused_where_they_are_read(tmp_path, changes, problem):
+    made = manifest()
+    variant = replace(made.variants[0], tuning=replace(tuning(), **changes))
+    write_manifest(tmp_path, replace(made, variants=(variant,)))
+    with pytest.raises(BundleError, match=problem):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.attack
+def test_a_step_without_an_outcome_is_refused_where_it_is_read(tmp_path):
+    made = manifest()
+    conversion = ConversionRecord("int8", "int8", steps=(PrecisionStep("int8", ""),))
+    write_manifest(tmp_path, replace(made, variants=(replace(made.variants[0], conversion=conversion),)))
+    with pytest.raises(BundleError, match="outcome of every step"):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.attack
+def test_accuracy_of_any_size_has_a_ratio():
+    conversion = ConversionRecord("int8", "int8", gate={"": {"snr_db": 40.0}})
+    accuracy = (OutputAccuracy("y", snr_db=-1e9),)
+    made = replace(manifest().variants[0], conversion=conversion, accuracy=accuracy)
+    ratio = worst_error(made)
+    assert ratio is not None
+    assert ratio > 1e300

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -310,7 +311,8 @@ def read_manifest_file(path: Path) -> Manifest:
     """Reads and checks a manifest, under any name.
 
     Raises:
-        BundleError: The file is missing, too large, or not of this form, or has too many variants.
+        BundleError: The file is missing, too large, or not of this form, or has too many variants, or records
+            that no build writes.
         UnsupportedVersionError: It has a newer major version.
         IntegrityError: It was changed, or names a file outside the bundle.
     """
@@ -321,7 +323,24 @@ def read_manifest_file(path: Path) -> Manifest:
     if len(manifest.variants) > MAX_VARIANTS:
         got = len(manifest.variants)
         raise BundleError(f"too many variants in {path}\n  expected at most {MAX_VARIANTS}, got {got}")
+    for fault in _find_faults(manifest):
+        raise BundleError(f"not a manifest: {path}\n  {fault}")
     return manifest
+
+
+def _find_faults(manifest: Manifest) -> Iterator[str]:
+    """Yields what of the records no build writes, and nothing that shows them could make sense of."""
+    for tuning in (variant.tuning for variant in manifest.variants if variant.tuning):
+        if len({trial.number for trial in tuning.trials}) != len(tuning.trials):
+            yield "expected each number of a trial once"
+        if not all(tuning.knobs.values()):
+            yield "expected values of every knob, got none"
+        if not math.isfinite(tuning.elapsed_s):
+            yield f"expected the seconds of a search, got {tuning.elapsed_s}"
+    made = (variant.conversion for variant in manifest.variants)
+    for conversion in (*made, *(left_out.conversion for left_out in manifest.left_out)):
+        if conversion and not all(step.outcome for step in conversion.steps):
+            yield "expected the outcome of every step of a conversion, got none"
 
 
 def sum_folders(manifest: Manifest) -> Counter[str]:

@@ -88,7 +88,7 @@ _ERRORS: Mapping[str, Callable[[float], float]] = {
     "max_abs": float,
     "mean_abs": float,
     "cosine": lambda cosine: 1 - cosine,
-    "snr_db": lambda decibels: 10 ** (-decibels / 20),
+    "snr_db": lambda decibels: 10 ** min(-decibels / 20, 300.0),
     "top1": lambda share: 1 - share,
 }
 """What of a figure is an error: 0 if nothing is wrong, and in proportion to how much is."""
