@@ -131,6 +131,10 @@ class FsspecFolder:
         start = len(self._locate("")) + 1
         return {path[start:]: _stored_file(info) for path, info in files.items()}
 
+    def read_version(self, path: str) -> object:
+        """Returns what changes when a file does, by its filesystem's own idea of that; None without a file."""
+        return self._ask(lambda: self._filesystem.ukey(self._locate(path)), path, None)
+
     def describe_file(self, path: str) -> StoredFile | None:
         """Returns what the store says of a file, None without one; raises RegistryError for a folder."""
 

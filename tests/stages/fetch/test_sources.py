@@ -13,7 +13,7 @@ import pytest
 
 from ortprep.bundle.digest import digest_bytes
 from ortprep.bundle.loader_config import FileEntry
-from ortprep.errors import RegistryError, SourceError
+from ortprep.errors import RegistryError, RegistryUnavailableError, SourceError
 from ortprep.stages.fetch import sources
 from ortprep.stages.fetch.sources import (
     TIMEOUT_VARIABLE,
@@ -215,6 +215,13 @@ def test_any_installed_filesystem_is_a_source(memory, tmp_path):
     for name in ("absent.onnx", ""):
         with pytest.raises(SourceError, match=r"not in the source|IsADirectoryError"):
             fetch_file(source_of(f"{memory}/{name}"), tmp_path / "got")
+
+
+def test_a_file_of_a_store_that_changes_while_it_is_read_is_read_again(memory, tmp_path):
+    source = source_of(f"{memory}/m.onnx")
+    with pytest.raises(RegistryUnavailableError, match="changed while it was read"), source.open(0) as opened:
+        next(opened.blocks)
+        fsspec.filesystem("memory").pipe_file(f"{memory}/m.onnx", OTHER)
 
 
 def test_a_local_file_that_changes_while_it_is_read_is_refused(tmp_path):

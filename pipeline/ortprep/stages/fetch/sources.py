@@ -169,10 +169,16 @@ class StoreObject:
         """The URL without credentials."""
         return redact_url(self.url)
 
-    def open(self, offset: int) -> AbstractContextManager[Download]:
+    @contextmanager
+    def open(self, offset: int) -> Iterator[Download]:
         """Opens the file; raises as `Source.open`, and MissingExtraError without the store's package."""
         parent, _, path = self.url.rpartition("/")
-        return FsspecFolder(parent, called="source").open(path, offset, name=self.name)
+        store = FsspecFolder(parent, called="source")
+        before = store.read_version(path)
+        with store.open(path, offset, name=self.name) as download:
+            yield download
+        if store.read_version(path) != before:
+            raise RegistryUnavailableError(f"file changed while it was read: {self.name}")
 
     def beside(self, location: str) -> StoreObject:
         """Returns the object of that name in this one's folder, or below it."""
