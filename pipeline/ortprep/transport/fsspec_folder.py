@@ -132,7 +132,7 @@ class FsspecFolder:
         return {path[start:]: _stored_file(info) for path, info in files.items()}
 
     def read_version(self, path: str) -> object:
-        """Returns what changes when a file does, by its filesystem's own idea of that; None without a file."""
+        """Returns what its filesystem says changes when a file does; None without a file."""
         return self._ask(lambda: self._filesystem.ukey(self._locate(path)), path, None)
 
     def describe_file(self, path: str) -> StoredFile | None:

@@ -218,10 +218,13 @@ def test_any_installed_filesystem_is_a_source(memory, tmp_path):
 
 
 def test_a_file_of_a_store_that_changes_while_it_is_read_is_read_again(memory, tmp_path):
-    source = source_of(f"{memory}/m.onnx")
-    with pytest.raises(RegistryUnavailableError, match="changed while it was read"), source.open(0) as opened:
-        next(opened.blocks)
-        fsspec.filesystem("memory").pipe_file(f"{memory}/m.onnx", OTHER)
+    def read_a_changing_file() -> None:
+        with source_of(f"{memory}/m.onnx").open(0) as opened:
+            next(opened.blocks)
+            fsspec.filesystem("memory").pipe_file(f"{memory}/m.onnx", OTHER)
+
+    with pytest.raises(RegistryUnavailableError, match="changed while it was read"):
+        read_a_changing_file()
 
 
 def test_a_local_file_that_changes_while_it_is_read_is_refused(tmp_path):
