@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from ortprep.adopt.observation import (
     ProcessRecord,
     choose_spread,
 )
-from ortprep.adopt.recorder import RECORDS_VARIABLE, Recorder, recording_class
+from ortprep.adopt.recorder import INPUTS_VARIABLE, RECORDS_VARIABLE, Recorder, recording_class
 from ortprep.bundle.codec import decode, read_json
 from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.runtime.dropin.import_hook import startup_environment
@@ -223,10 +224,25 @@ def work(runs):
 """
 FORK = "work(1); p = multiprocessing.get_context('fork').Process(target=work, args=(5,)); p.start(); p.join()"
 
+FORKED_SESSION = """
+session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+session.run(None, {"x": np.ones((1, 8), np.float32)})
+for rows in (2, 3):
+    if os.fork() == 0:
+        for _ in range(5):
+            session.run(None, {"x": np.ones((rows, 8), np.float32)})
+        sys.exit()
+if os.fork() == 0:
+    sys.exit()  # it has the session, and does not run it
+for _ in range(3):
+    os.wait()
+"""
 
-def run_application(code: str, model: Path, records: Path) -> int:
+
+def run_application(code: str, model: Path, records: Path, **variables: str) -> int:
     arguments = [sys.executable, "-c", APPLICATION + code, str(model), "--token", "secret"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), RECORDS_VARIABLE: str(records)}
+    environment.update(variables)
     environment = startup_environment("ortprep.adopt.recorder:record_in", environment)
     return subprocess.run(arguments, timeout=60, env=environment).returncode
 
@@ -251,6 +267,21 @@ def test_a_process_that_ends_abruptly_leaves_out_at_most_its_last_runs(
     assert sorted(one.ended for one in found) == ended
     assert sorted(one.models[0].runs for one in found) == runs
     assert {one.models[0].feeds[0].shapes["x"] for one in found} == {(1, 8)}
+
+
+@pytest.mark.attack
+def test_what_forks_run_on_their_parent_s_session_is_recorded_and_kept_apart(model, records):
+    assert run_application(FORKED_SESSION, model, records, **{INPUTS_VARIABLE: "4"}) == 0
+    found = [(one.ended, *one.models) for one in read_records(records)]
+    seen = sorted((feed.shapes["x"], one.loads, one.runs) for _, one in found for feed in one.feeds)
+    assert seen == [((1, 8), 1, 1), ((2, 8), 0, 5), ((3, 8), 0, 5)]
+    assert all(ended for ended, _ in found)
+    for _, one in found:
+        shapes = {read_tensors(records / name)["x"].shape for name in one.kept}
+        assert shapes == {feed.shapes["x"] for feed in one.feeds}
+    assert sorted(path.name for path in records.glob("*.npz")) == sorted(
+        name for _, one in found for name in one.kept
+    )
 
 
 # -- laws of the real inputs that are kept while an application runs
@@ -278,6 +309,22 @@ def test_later_inputs_are_kept_too(tmp_path):
     kept = [read_tensors(tmp_path / name)["x"][0, 0] for name in keeper.files]
     assert len(set(kept)) == 8
     assert max(kept) >= 100
+
+
+@pytest.mark.attack
+def test_an_input_that_cannot_be_written_leaves_the_one_before_whole(tmp_path, monkeypatch):
+    def fill_the_disk(path: Path, _: object) -> None:
+        path.write_bytes(b"PK")
+        raise OSError("the disk is full")
+
+    keeper = InputKeeper(tmp_path, "net", 1)
+    keeper.add(feed(1))
+    monkeypatch.setattr(observation, "write_tensors", fill_the_disk)
+    for _ in range(100):
+        with suppress(OSError):
+            keeper.add(feed(2))
+    assert shapes_of(tmp_path, keeper) == [1]
+    assert [path.name for path in tmp_path.iterdir()] == list(keeper.files)
 
 
 def test_the_size_is_bounded(tmp_path, monkeypatch):

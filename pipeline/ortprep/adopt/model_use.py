@@ -64,7 +64,7 @@ class ModelUse:
     @property
     def runs_per_load(self) -> int:
         """Runs of one session, at least 1."""
-        return max(1, round(self.runs / self.loads))
+        return max(1, round(self.runs / max(1, self.loads)))
 
 
 def merge_uses(models: Sequence[ModelRecord], *, ids: Collection[str] = ()) -> ModelUse:

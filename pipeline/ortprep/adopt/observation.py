@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ortprep.bundle.atomic import new_file
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.runtime.tensors.arrays import write_tensors
 
@@ -66,7 +67,7 @@ class ModelRecord:
         obtained: Names of the providers of the session.
         obstacle: Why `ortprep run` would give such a session no bundle; None if it would.
         inputs: Types of the inputs by name, as ONNX Runtime spells them: `tensor(float)`.
-        loads: Number of sessions.
+        loads: Number of sessions; one that a fork has from its parent counts there.
         runs: Number of runs of all of them.
         feeds: Runs by their shapes; other runs had yet other shapes.
         kept: Names of the files beside the record that hold real inputs; none unless they were asked for.
@@ -117,7 +118,12 @@ class ModelObserver:
     """
 
     def __init__(self, model: ModelRecord, keeper: InputKeeper | None = None) -> None:
-        self._model, self.keeper = model, keeper
+        self._model = model
+        self.restart(keeper)
+
+    def restart(self, keeper: InputKeeper | None) -> None:
+        """Forgets all sessions and runs, and keeps inputs elsewhere."""
+        self.keeper = keeper
         self._feeds: dict[Shapes, FeedRecord] = {}
         self.loads = self.runs = 0
 
@@ -238,7 +244,9 @@ class InputKeeper:
         sizes_bytes = [*self._sizes_bytes]
         sizes_bytes[slot : slot + 1] = [sum(array.nbytes for array in arrays.values())]
         if slot < self._limit and sum(sizes_bytes) <= MAX_KEPT_BYTES:
-            write_tensors(self._folder / self._name(slot), arrays)
+            # Whole or not at all, so that a process that is killed leaves no part of one.
+            with new_file(self._folder / self._name(slot), durable=False) as file:
+                write_tensors(Path(file.name), arrays)
             self._sizes_bytes = sizes_bytes
 
     def _name(self, slot: int) -> str:

@@ -67,6 +67,7 @@ class Recorder:
 
     def __init__(self, folder: Path, *, max_inputs: int = 0) -> None:
         self._folder, self._limit = folder, max_inputs
+        self._models: dict[str, ModelObserver] = {}
         self._restart()
 
     def start(self) -> None:
@@ -75,11 +76,16 @@ class Recorder:
         os.register_at_fork(after_in_child=self._restart)
 
     def _restart(self) -> None:
+        """Begins a record; sessions from before a fork go on with their observers, which begin again."""
         self._lock = threading.RLock()  # a signal's handler may run sessions in the middle of anything
         self._file = self._folder / f"{os.getpid()}-{os.urandom(8).hex()}.json"
-        self._models: dict[str, ModelObserver] = {}
+        for number, observer in enumerate(self._models.values()):
+            observer.restart(self._new_keeper(number))
         self._saved: dict[str, int] = {}
         self._lost = 0
+
+    def _new_keeper(self, model: int) -> InputKeeper | None:
+        return InputKeeper(self._folder, f"{self._file.stem}-{model}", self._limit) if self._limit else None
 
     def opened(self, session: Any, request: SessionRequest) -> ModelObserver | None:
         """Records a session that was just made, and returns the observer of its runs."""
@@ -90,9 +96,7 @@ class Recorder:
                 if len(self._models) == MAX_MODELS:
                     self._lost += 1
                     return None
-                prefix = f"{self._file.stem}-{len(self._models)}"
-                keeper = InputKeeper(self._folder, prefix, self._limit) if self._limit else None
-                self._models[key] = ModelObserver(model, keeper)
+                self._models[key] = ModelObserver(model, self._new_keeper(len(self._models)))
             observer = self._models[key]
             observer.loads += 1
             self.write()
@@ -114,15 +118,16 @@ class Recorder:
             self.write(ended=True)
 
     def write(self, *, ended: bool = False) -> None:
-        """Writes the record of a process that has made a session."""
+        """Writes the record of a process that has made or run a session."""
         with self._lock:
-            if not self._models:
+            used = [one for one in self._models.values() if one.loads or one.runs]
+            if not used:
                 return
             record = ProcessRecord(
                 pid=os.getpid(),
                 program=_name_program(),
                 onnxruntime=sys.modules["onnxruntime"].__version__,
-                models=tuple(one.observed() for one in self._models.values()),
+                models=tuple([one.observed() for one in used]),
                 lost=self._lost,
                 ended=ended,
             )
