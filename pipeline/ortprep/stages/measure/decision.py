@@ -100,8 +100,8 @@ def decide_converted(samples: PlanRounds, *, objective: Objective) -> Decision:
     """Ships the prepared plan of a variant that stands beside another, with its relative costs."""
     prepared = samples[PREPARED]
     phrases = [
-        f"costs {ratio(prepared, figures, objective.cost_ms):.2f}× "
-        f"{'default ONNX Runtime' if name == DEFAULT else name} ({_figures(figures)})"
+        f"cost {format_ratio(ratio(figures, prepared, objective.cost_ms))} better than "
+        f"{'default ONNX Runtime' if name == DEFAULT else name}'s ({_figures(figures)})"
         for name, figures in samples.items()
         if name != PREPARED
     ]
