@@ -186,7 +186,7 @@ class ConvertSpec(SpecSection):
     """Sizes of symbolic dimensions: a mapping binds every variant, a list adds one per entry."""
     precision: Literal["auto"] | Precision | Precisions | Mapping[Target, Precision | Precisions] = ()
     """Precisions to prepare as variants beside fp32, for all targets or by target; auto: static int8 on CPUs
-    with instructions for it, fp16 on GPUs, and only what is faster than fp32."""
+    with instructions for it, fp16 on GPUs, and only what is 1.1 times as fast as fp32."""
     half: HalfSpec = HalfSpec()
     quantize: QuantizeSpec = QuantizeSpec()
     gate: GateSpec = GateSpec()

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,7 +32,7 @@ from ortprep.runtime.loading.session import CPU
 from ortprep.spec.validation import parse_spec
 from ortprep.stages.core.contract import PORTABLE, Context, VariantPlan
 from ortprep.stages.package import stage as package
-from ortprep.stages.package.prepared_variants import PreparedVariant, order_variants
+from ortprep.stages.package.prepared_variants import PreparedVariant, find_slower, order_variants
 from tests.tuning.builders import per_load
 
 ONE_RUN = per_load(1)
@@ -99,6 +100,15 @@ def test_a_slow_precision_of_a_gpu_still_comes_before_the_cpu():
     gpu, slow = variant("cuda", prepared=10), converted("cuda-fp16", 2.0, parent="cuda")
     made = order(BASE, gpu, slow, ANYWHERE, targets=("cuda", "cpu"))
     assert made == ["cuda", "cuda-fp16", "cpu", PORTABLE]
+
+
+@pytest.mark.parametrize(("ratio", "is_left_out"), [(0.9, False), (0.92, True), (1.2, True)])
+def test_a_precision_that_is_not_clearly_faster_is_left_out_if_nobody_named_it(ratio, is_left_out):
+    int8 = converted("cpu-int8", ratio)
+    int8 = replace(int8, plan=replace(int8.plan, precision="int8"))
+    reasons = dict(find_slower((BASE, int8, ANYWHERE), ONE_RUN))
+    said = f"not 1.1 times as fast as fp32 for 1 runs per load: fp32 100 ms, prepared {100 * ratio:g} ms"
+    assert reasons == ({"cpu-int8": said} if is_left_out else {})
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=4), st.sampled_from([("cpu",), ("cuda", "cpu")]))

@@ -30,6 +30,12 @@ from ortprep.stages.verify.golden_sample import GOLDEN_FILE, OWN_GOLDEN_FILE
 from ortprep.stages.verify.reference import reference_variant
 from ortprep.tuning.objective import Objective
 
+MIN_AUTO_SPEEDUP = 1.1
+"""How many times as fast as fp32 a variant of `precision: auto` has to be; less is not worth the risk.
+
+A judge does not see a difference that is rarer than about three divided by its number of lines.
+"""
+
 
 @dataclass(frozen=True)
 class PreparedVariant:
@@ -53,7 +59,7 @@ def collect_variants(context: Context) -> tuple[tuple[PreparedVariant, ...], tup
     objective = Objective.of(context.spec.tune)
     ordered = order_variants(there, context.plan.targets, objective)
     if context.spec.convert is not None and context.spec.convert.is_auto:
-        slower = dict(_find_slower(ordered, objective))
+        slower = dict(find_slower(ordered, objective))
         left_out += [
             LeftOut(one.plan.name, slower[one.plan.name], one.record.conversion)
             for one in ordered
@@ -63,20 +69,21 @@ def collect_variants(context: Context) -> tuple[tuple[PreparedVariant, ...], tup
     return ordered, tuple(left_out)
 
 
-def _find_slower(variants: Sequence[PreparedVariant], objective: Objective) -> Iterator[tuple[str, str]]:
-    """Yields the variants in a precision of their own that cost no less than fp32, with their figures."""
+def find_slower(variants: Sequence[PreparedVariant], objective: Objective) -> Iterator[tuple[str, str]]:
+    """Yields the variants in a precision of their own that gain too little over fp32, with their figures."""
     by_name = {one.plan.name: one for one in variants}
     for name, one in by_name.items():
         general = by_name[one.plan.parent] if one.plan.is_bucket and one.plan.parent else one
         is_own = general.plan.has_own_precision
         base = by_name[one.plan.target]
-        if is_own and _relative_cost(general, base, objective) >= 1:
+        if is_own and _relative_cost(general, base, objective) * MIN_AUTO_SPEEDUP > 1:
             costs = _costs(general, objective)
             fp32 = _fp32_cost(costs, base, objective)
             figures = (
                 f"fp32 {fp32:.4g} ms, prepared {costs[PREPARED]:.4g} ms" if fp32 else "it was not measured"
             )
-            yield name, f"no faster than fp32 for {objective.runs_per_load} runs per load: {figures}"
+            need = f"not {MIN_AUTO_SPEEDUP} times as fast as fp32 for {objective.runs_per_load} runs per load"
+            yield name, f"{need}: {figures}"
 
 
 def _collect(context: Context, name: str) -> PreparedVariant:
