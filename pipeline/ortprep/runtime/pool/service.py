@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 THREADS = "ortprep-pool"
 """What the names of threads begin with that callbacks of futures run on."""
 
+_MIN_DUE = 1024
+
 
 class Service:
     """Serves requests: on the thread that calls `answer`; those of `submit` on threads of its own.
@@ -183,7 +185,7 @@ class Service:
     def _expire(self) -> None:
         """Fails requests whose deadline passes while they wait."""
         due: list[tuple[float, int, weakref.ref[Request]]] = []
-        numbers = itertools.count()
+        numbers, limit = itertools.count(), _MIN_DUE
         while True:
             left_s = due[0][0] - time.monotonic() if due else threading.TIMEOUT_MAX
             try:
@@ -191,11 +193,22 @@ class Service:
             except Empty:
                 request = heapq.heappop(due)[2]() if due else None
                 if request is not None:
-                    request.future.fail(request.late("waiting for a worker"))
-                    if request.future.done():  # it may stay in its queue for long
-                        request.arrays = {}
+                    self._fail_late(request)
                 del request
                 continue
             if entry is None:
                 return
             heapq.heappush(due, (entry[0], next(numbers), entry[1]))
+            if len(due) >= limit:  # most of them are of requests that were answered
+                due = [one for one in due if one[2]() is not None]
+                heapq.heapify(due)
+                limit = max(_MIN_DUE, 2 * len(due))
+
+    def _fail_late(self, request: Request) -> None:
+        """Fails a request, unless it is being served."""
+        try:
+            request.future.fail(request.late("waiting for a worker"))
+        except BaseException:  # whatever a future's callback raises
+            log.exception("a future's callback failed")
+        if request.future.done():  # it may stay in its queue for long
+            request.arrays = {}
