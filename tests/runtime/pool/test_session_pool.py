@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -104,6 +105,24 @@ def test_inputs_are_checked_by_name_and_type(bundle):
         with pytest.raises(InvalidRequestError, match="which model"):
             pool.run({}, model="other")
         assert (pool.run(batch())["y"] == 2 * batch()["x"]).all()
+
+
+def test_a_callback_may_wait_for_another_pool(tmp_path):
+    answers: SimpleQueue[object] = SimpleQueue()
+    pools = [SessionPool(write_doubling(tmp_path / name), PoolConfig(devices="cpu")) for name in "ab"]
+
+    def ask_the_other(_: object) -> None:
+        try:
+            answers.put(float(pools[1].run(batch(3))["y"][0, 0]))
+            pools[1].close()
+        except PoolError as error:
+            answers.put(error)
+
+    pools[0].submit(batch()).add_done_callback(ask_the_other)
+    assert answers.get(timeout=60) == 6.0
+    for pool in pools:
+        pool.close()
+    assert answers.empty()
 
 
 @pytest.mark.attack

@@ -10,6 +10,7 @@ from _thread import RLock
 from collections import deque
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,16 +20,27 @@ from ortprep.runtime.tensors.element_types import Array
 
 
 class FutureCondition(RLock):  # type: ignore[misc]  # it can be, in CPython
-    """A condition that `with` takes in one step, as it does a lock.
+    """A condition that `with` takes in one step, as it does a lock, and that is waited for outside of `with`.
 
     The library's takes its lock in Python code. Where a signal's handler raises there, the lock stays taken,
-    and the thread that resolves futures waits for ever.
+    and the thread that resolves futures waits for ever. Or the lock is not taken where `with` releases it.
     """
 
     def __init__(self) -> None:
         self._waiters: deque[Any] = deque()
 
-    wait = threading.Condition.wait
+    def add_waiter(self) -> threading.Lock:
+        """Returns a lock that the next `notify_all` releases; this one's is held."""
+        waiter = threading.Lock()
+        waiter.acquire()
+        self._waiters.append(waiter)
+        return waiter
+
+    def remove_waiter(self, waiter: threading.Lock) -> None:
+        """Forgets one of these locks."""
+        with suppress(ValueError):  # it was released
+            self._waiters.remove(waiter)
+
     notify = threading.Condition.notify
     notify_all = threading.Condition.notify_all
 
@@ -38,8 +50,31 @@ class PoolFuture(Future[Answer]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._condition = FutureCondition()  # type: ignore[assignment]
+        self._condition: FutureCondition = FutureCondition()  # type: ignore[assignment]
         self._is_claimed = False
+
+    def result(self, timeout: float | None = None) -> Answer:
+        """Returns the answer, as every future does."""
+        self._wait(timeout)
+        try:
+            return super().result(0)
+        finally:
+            del self  # else the error's traceback, which the future has, would have the future
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Returns the error or None, as every future does."""
+        self._wait(timeout)
+        return super().exception(0)
+
+    def _wait(self, timeout: float | None) -> None:
+        """Waits until it is done; raises `TimeoutError`."""
+        with self._condition:
+            if self.done():
+                return
+            waiter = self._condition.add_waiter()
+        if not waiter.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+            self._condition.remove_waiter(waiter)
+            raise TimeoutError
 
     def claim(self) -> bool:
         """Returns whether the caller is to resolve it: it is the first, and the future was not cancelled."""

@@ -20,9 +20,7 @@ from ortprep.runtime.tensors.signatures import Signature
 
 log = logging.getLogger(__name__)
 
-THREADS = "ortprep-pool"
-"""What the names of threads begin with that callbacks of futures run on."""
-
+_THREADS = "ortprep-pool"
 _MIN_DUE = 1024
 
 
@@ -52,10 +50,17 @@ class Service:
         self._last_aside.cancel()
         self._served = [queue for which, queue in queues.items() for _ in range(LANES * sum(which))]
         self._served.append(self._aside)
-        threading.Thread(target=self._expire, name=f"{THREADS}-late", daemon=True).start()
+        self._threads = {threading.Thread(target=self._expire, name=f"{_THREADS}-late", daemon=True)}
         for number, queue in enumerate(self._served):
-            name = f"{THREADS}-{number}"
-            threading.Thread(target=self._serve, args=(queue,), name=name, daemon=True).start()
+            name = f"{_THREADS}-{number}"
+            self._threads.add(threading.Thread(target=self._serve, args=(queue,), name=name, daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def is_on_own_thread(self) -> bool:
+        """Whether the caller is the callback of a future, which must not wait for the others."""
+        return threading.current_thread() in self._threads
 
     def submit(self, request: Request) -> None:
         """Takes a request, whose future is resolved whatever happens."""
@@ -145,7 +150,9 @@ class Service:
             self.dispatcher.release(lane)
             return
         try:
-            threading.Thread(target=self._finish, args=(lane,), name=f"{THREADS}-finish", daemon=True).start()
+            threading.Thread(
+                target=self._finish, args=(lane,), name=f"{_THREADS}-finish", daemon=True
+            ).start()
         except RuntimeError:  # no thread to be had: the caller is told late, but the lane is not lost
             self._finish(lane)
 

@@ -6,12 +6,13 @@ import asyncio
 import copy
 import math
 import os
+import sys
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -30,7 +31,7 @@ from ortprep.runtime.pool.config import Bundle, PoolConfig, name_bundles, plan_w
 from ortprep.runtime.pool.dispatch import PoolFuture, Request
 from ortprep.runtime.pool.lane import Answer, require_room
 from ortprep.runtime.pool.report import PoolStats
-from ortprep.runtime.pool.service import THREADS, Service
+from ortprep.runtime.pool.service import Service
 from ortprep.runtime.pool.template import Template
 from ortprep.runtime.pool.worker import Worker
 from ortprep.runtime.tensors.signatures import check_inputs, read_signature
@@ -112,7 +113,7 @@ class SessionPool:
             WorkerDiedError: The worker died while it ran the request.
             PoolClosedError: The pool was closed.
         """
-        _refuse_in_callback("run()")
+        self._refuse_in_callback("run()")
         request = self._request(inputs, model, timeout_s, retries)
         if threading.current_thread() is threading.main_thread():
             self._service.submit_aside(request)  # since a signal's handler may raise here
@@ -148,7 +149,7 @@ class SessionPool:
         """Submits a request as soon as there is room; raises as `submit`."""
         while len(self._pending) >= self._max_pending:
             self._pending.difference_update([one for one in tuple(self._pending) if one.done()])
-            _refuse_in_callback(f"{self._max_pending} requests before it")
+            self._refuse_in_callback(f"{self._max_pending} requests before it")
             left_s = request.deadline - time.monotonic()
             if left_s <= 0:
                 raise request.late(f"{self._max_pending} requests before it")
@@ -214,13 +215,16 @@ class SessionPool:
             PoolError: As `run`, for the first request that fails; later ones are withdrawn.
         """
         futures: deque[PoolFuture] = deque()
+        done: SimpleQueue[Any] = SimpleQueue()
         try:
             for batch in batches:
                 futures.append(self.submit(batch, model=model, timeout_s=timeout_s, retries=retries))
+                if not ordered:
+                    futures[-1].add_done_callback(done.put)
                 if len(futures) >= (in_flight or max(8, 4 * len(self._workers))):
-                    yield _take(futures, ordered=ordered)
+                    yield _take(futures, None if ordered else done)
             while futures:
-                yield _take(futures, ordered=ordered)
+                yield _take(futures, None if ordered else done)
         finally:
             for future in futures:
                 future.cancel()
@@ -265,7 +269,7 @@ class SessionPool:
             timeout_s: Seconds to wait for that; None as long as it takes.
         """
         if drain:
-            _refuse_in_callback("close()")
+            self._refuse_in_callback("close()")
         error = PoolClosedError("pool is closed", hint="make a new one: SessionPool(…)")
         self._closed_by, dispatcher, grace_s = self._closed_by or error, self._service.dispatcher, 0.0
         if self._finalizer.alive:
@@ -278,7 +282,7 @@ class SessionPool:
                 dispatcher.fail(error)
                 _stop(self._service, self._workers, self._templates, grace_s)
         _join(self._workers, self._templates)
-        if not threading.current_thread().name.startswith(THREADS):  # else it may be what they wait for
+        if not self._service.is_on_own_thread:  # else it may be what they wait for
             self._wait_answered(_STOP_GRACE_S)
 
     def _wait_answered(self, timeout_s: float | None) -> bool:
@@ -304,6 +308,8 @@ class SessionPool:
         """Returns a request for a model of the pool; None stands for its only one."""
         if self._closed_by is not None:
             raise copy.copy(self._closed_by)
+        if sys.is_finalizing():  # its threads never run again
+            raise PoolClosedError("a pool cannot be used while the interpreter ends")
         if model is None and len(self._signatures) == 1:
             model = next(iter(self._signatures))
         if model is None or model not in self._signatures:
@@ -317,6 +323,14 @@ class SessionPool:
         timeout_s = math.inf if timeout_s is None else timeout_s
         require_numbers(timeout_s=timeout_s, retries=retries)
         return Request(model, arrays, float(timeout_s), retries)
+
+    def _refuse_in_callback(self, reason: str) -> None:
+        """Raises `PoolError` on a thread of this pool, which would wait for itself."""
+        if self._service.is_on_own_thread:
+            raise PoolError(
+                f"a future's callback would have to wait for its own pool\n  got {reason}",
+                hint="call it from another thread",
+            )
 
     def _forget(self) -> None:
         """Becomes a closed pool, in a process that was forked from the pool's."""
@@ -351,20 +365,9 @@ def _abandon(service: Service, workers: Sequence[Worker], templates: Sequence[Te
     threading.Thread(target=_join, args=(workers, templates), daemon=True).start()
 
 
-def _refuse_in_callback(reason: str) -> None:
-    """Raises `PoolError` on a thread of a pool, which would wait for itself."""
-    if threading.current_thread().name.startswith(THREADS):
-        raise PoolError(
-            f"a future's callback would have to wait for its own pool\n  got {reason}",
-            hint="call it from another thread",
-        )
-
-
-def _take(futures: deque[PoolFuture], *, ordered: bool) -> Answer:
-    if ordered:
-        return futures.popleft().result()
-    done, _ = wait(futures, return_when=FIRST_COMPLETED)
-    future = next(future for future in futures if future in done)
+def _take(futures: deque[PoolFuture], done: SimpleQueue[PoolFuture] | None) -> Answer:
+    """Returns the answer of the next of some futures: the oldest, or the one that is done first."""
+    future = futures[0] if done is None else done.get()
     futures.remove(future)
     return future.result()
 
