@@ -146,5 +146,5 @@ def run_first(run: Callable[[], T], feeds: Mapping[str, Array], model: str) -> T
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
         raise LoadError(
             f"cannot run {model}\n  with {shapes}: {type(error).__name__}: {error}",
-            hint="give shapes that it takes: in a spec, which ortprep init writes, or --shape NAME=1,3,224",
+            hint="give shapes that it takes: in its spec, or the doctor --shape NAME=1,3,224 or a bundle",
         ) from error
