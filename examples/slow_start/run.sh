@@ -31,7 +31,7 @@ taskset --cpu-list 0 ortprep doctor init $model --rounds 3 --shape x=1,3,48,480
 ortprep prepare
 
 #~ result
-ortprep show text | sed -n '/on cpu, .* cache/,/sooner/p'
+ortprep show text | sed -n '/on cpu, .* cache/,/peak MB/p'
 
 #~ prepared
 python timed_job.py artifacts/text

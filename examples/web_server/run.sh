@@ -14,7 +14,7 @@ ls models/silero_vad/data/silero_vad.onnx
 ortprep prepare
 
 #~ result
-ortprep show speech | sed -n '/on cpu, warm/,/sooner/p'
+ortprep show speech | sed -n '/on cpu, warm/,/peak MB/p'
 
 #: start
 touch web.log

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ortprep.bundle.figures import Samples
+from ortprep.bundle.figures import PlanFigures, Samples
 from ortprep.bundle.loader_config import read_loader_config
 from ortprep.bundle.manifest import Manifest, read_manifest, read_manifest_file
 from ortprep.bundle.verification import check_bundle
@@ -62,10 +62,14 @@ def show(
         accuracy = build_accuracy_table(manifest)
         if accuracy.rows:
             yield accuracy
+        shown: list[PlanFigures] = []
         for variant in manifest.variants:
             for one in variant.measurements:
+                if all(plan in shown for plan in one.plans):  # the portable variant's, measured with the first
+                    continue
                 title = f"{manifest.name} on {variant.name}, {describe_cache(one)}, {one.shapes}"
                 yield build_plans_table(one, title)
+                shown += one.plans
         yield from map(Prose, describe_figures(manifest))
 
     return Output(manifest, blocks())

@@ -20,7 +20,7 @@ from ortprep.options import (
     version_parts,
 )
 from ortprep.report.content import ReportSection, ReportSubject
-from ortprep.report.speedup import DEFAULT, compare
+from ortprep.report.speedup import DEFAULT
 from ortprep.report.trials import build_knobs_table, find_chosen
 from ortprep.tables import Cell, CellValue, Table, count_of, fill_table, number_cell
 
@@ -132,28 +132,20 @@ def build_measurement_sections(variant: VariantRecord) -> Iterator[ReportSection
 
 
 def build_plans_table(measurement: MeasurementRecord, title: str, *, shipped: str = "") -> Table:
-    """Returns a row per figure and a column per plan, and how many times sooner each is ready.
+    """Returns a row per figure and a column per plan.
 
     Args:
         measurement: The plans' figures.
         title: The table's title.
         shipped: Name of the plan that is marked as shipped.
     """
-    default = find_plan(measurement, DEFAULT)
-
-    def sooner(plan: PlanFigures) -> CellValue:
-        if default is None or plan is default or plan.plan == FORKED:  # which counts from the fork on
-            return None
-        ratio = compare(default.ready_ms, plan.ready_ms)
-        return None if ratio is None else Cell(str(ratio), ratio.value)
-
     def column(plan: PlanFigures) -> tuple[str, Callable[[_Figure], CellValue]]:
         heading = f"{plan.plan} (shipped)" if plan.plan == shipped else plan.plan
         return heading, lambda figure: figure[1](plan)
 
     figures = [
         (name, read)
-        for name, read in (*_FIGURES, ("ready sooner", sooner))
+        for name, read in _FIGURES
         if any(read(plan) is not None for plan in measurement.plans)
     ]
     return fill_table(title, figures, (("figure", lambda figure: figure[0]), *map(column, measurement.plans)))
