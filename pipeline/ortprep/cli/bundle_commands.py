@@ -65,7 +65,7 @@ def show(
         shown: list[PlanFigures] = []
         for variant in manifest.variants:
             for one in variant.measurements:
-                if all(plan in shown for plan in one.plans):  # the portable variant's, measured with the first
+                if all(plan in shown for plan in one.plans):  # the portable variant's, too
                     continue
                 title = f"{manifest.name} on {variant.name}, {describe_cache(one)}, {one.shapes}"
                 yield build_plans_table(one, title)
