@@ -139,14 +139,13 @@ def build_plans_table(measurement: MeasurementRecord, title: str, *, shipped: st
         title: The table's title.
         shipped: Name of the plan that is marked as shipped.
     """
+
     def column(plan: PlanFigures) -> tuple[str, Callable[[_Figure], CellValue]]:
         heading = f"{plan.plan} (shipped)" if plan.plan == shipped else plan.plan
         return heading, lambda figure: figure[1](plan)
 
     figures = [
-        (name, read)
-        for name, read in _FIGURES
-        if any(read(plan) is not None for plan in measurement.plans)
+        (name, read) for name, read in _FIGURES if any(read(plan) is not None for plan in measurement.plans)
     ]
     return fill_table(title, figures, (("figure", lambda figure: figure[0]), *map(column, measurement.plans)))
 
