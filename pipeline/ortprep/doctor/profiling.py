@@ -252,14 +252,14 @@ def parse_events(document: object) -> ProfileEvents:
 
 
 def read_events(path: Path) -> ProfileEvents:
-    """Reads a profile that ONNX Runtime wrote; names in it may be no UTF-8.
+    """Reads a profile that ONNX Runtime wrote; names in it may be no UTF-8, or have control characters.
 
     Raises:
         LoadError: It is no profile.
         OSError: It cannot be read.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        document = json.loads(path.read_text(encoding="utf-8", errors="replace"), strict=False)
     except ValueError as error:
         raise LoadError(f"not a profile of ONNX Runtime: {path.name}\n  {error}") from error
     return parse_events(document)

@@ -132,8 +132,15 @@ class FsspecFolder:
         return {path[start:]: _stored_file(info) for path, info in files.items()}
 
     def read_version(self, path: str) -> object:
-        """Returns what its filesystem says changes when a file does; None without a file."""
-        return self._ask(lambda: self._filesystem.ukey(self._locate(path)), path, None)
+        """Returns what its filesystem says changes when a file does; None without a file. Tries once."""
+
+        def read() -> object:
+            with self._translated(path):
+                return self._filesystem.ukey(self._locate(path))
+
+        with suppress(NotPublishedError):
+            return self._in_time(read, path)
+        return None
 
     def describe_file(self, path: str) -> StoredFile | None:
         """Returns what the store says of a file, None without one; raises RegistryError for a folder."""

@@ -247,7 +247,7 @@ def download(
     *,
     name: str,
     expected: FileEntry | None = None,
-    is_checked: bool = False,
+    sha256: str | None = None,
     max_bytes: int = MAX_BYTES,
     attempts: int = ATTEMPTS,
     progress: ByteProgress | None = None,
@@ -259,7 +259,7 @@ def download(
         path: The new file. Bytes that it has already count only if `expected` is given.
         name: The file as it may be shown: without credentials.
         expected: The file's size and digest, where they are known before.
-        is_checked: Whether the caller compares the digest of what arrived.
+        sha256: Digest that the caller compares: after a cut, parts that do not fit are read again.
         max_bytes: Size of the largest file, in bytes.
         attempts: Number of tries in a row that may bring no block.
         progress: Takes how much is there, after every block.
@@ -274,7 +274,7 @@ def download(
         OSError: `path` cannot be written.
         Exception: `check_time` raises it, once the time of the caller is over.
     """
-    failures, resumes = 0, is_checked or expected is not None
+    failures, resumes = 0, sha256 is not None or expected is not None
     with path.open("wb" if expected is None else "ab") as file:
         partial = _PartialFile(path, file)
         if expected is not None and partial.size_bytes > expected.size_bytes:
@@ -290,6 +290,9 @@ def download(
                         _check_size(partial.size_bytes, max_bytes, name)
                         if progress is not None:
                             progress(partial.size_bytes, opened.size_bytes)
+                if before_bytes and sha256 not in (None, partial.digest):
+                    partial.restart()
+                    raise RegistryUnavailableError(f"file changed between two parts of it: {name}")
                 break
             except RegistryUnavailableError as error:
                 check_time()

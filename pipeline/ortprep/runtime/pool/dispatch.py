@@ -73,7 +73,10 @@ class PoolFuture(Future[Answer]):
                 return
             waiter = self._condition.add_waiter()
         if not waiter.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
-            self._condition.remove_waiter(waiter)
+            with self._condition:  # `notify_all` looks at the waiters while it holds this
+                self._condition.remove_waiter(waiter)
+                if self.done():
+                    return
             raise TimeoutError
 
     def claim(self) -> bool:

@@ -60,7 +60,7 @@ def fetch_file(
     source: Source,
     path: Path,
     *,
-    is_checked: bool = False,
+    sha256: str | None = None,
     max_bytes: int = MAX_BYTES,
     progress: Callable[[float], None] | None = None,
 ) -> FileEntry:
@@ -69,7 +69,7 @@ def fetch_file(
     Args:
         source: Source of the file.
         path: The new file.
-        is_checked: Whether the caller compares the digest; after a cut such a file goes on where it was.
+        sha256: Digest that the caller compares; after a cut such a file goes on where it was.
         max_bytes: Size of the largest file, in bytes.
         progress: Takes the fraction that is there, after every block, where the source says how large it is.
 
@@ -91,7 +91,7 @@ def fetch_file(
             source.open,
             path,
             name=source.name,
-            is_checked=is_checked,
+            sha256=sha256,
             max_bytes=max_bytes,
             attempts=ATTEMPTS,
             progress=show,

@@ -98,7 +98,7 @@ class FetchStage:
         received = fetch_file(
             source,
             model,
-            is_checked=spec.source.sha256 is not None,
+            sha256=_full(spec.source.sha256),
             max_bytes=MAX_INLINE_BYTES,
             progress=context.progress,
         )
@@ -174,7 +174,7 @@ def _fetch_external(
         received = fetch_file(
             origin,
             place,
-            is_checked=pinned.sha256 is not None,
+            sha256=_full(pinned.data_sha256.get(path)) if pinned.sha256 else None,
             max_bytes=max_bytes,
             progress=context.progress,
         )
@@ -276,9 +276,14 @@ def refuse_what_is_no_model(path: Path, name: str) -> None:
             raise SourceError(f"not a model: {name}\n  expected ONNX, got {what}", hint=hint)
 
 
+def _full(digest: str | None) -> str | None:
+    """Returns a digest of a spec as records have it."""
+    return None if digest is None else PREFIX + digest.removeprefix(PREFIX).lower()
+
+
 def _check_digest(received: FileEntry, digest: str | None, name: str, *, field: str) -> None:
     """Raises `SourceError` if a file is not the one whose digest a field of the spec has."""
-    expected = f"a digest in {field}" if digest is None else PREFIX + digest.removeprefix(PREFIX).lower()
+    expected = _full(digest) or f"a digest in {field}"
     if received.sha256 != expected:
         raise SourceError(
             f"wrong digest: {name}\n  expected {expected}, got {received.sha256}",
