@@ -188,9 +188,21 @@ def test_a_worker_that_hangs_is_ended_and_replaced(bundle):
         assert is_right(pool.submit(batch(), retries=9))
 
 
+def freeze(pid: int) -> None:
+    """Stops a process; its threads stop one by one, on a busy machine late, and the last could answer."""
+    os.kill(pid, signal.SIGSTOP)
+    threads = Path(f"/proc/{pid}/task")
+    wait_for(
+        lambda: all(
+            one.joinpath("stat").read_text().rpartition(")")[2].split()[0] == "T" for one in threads.iterdir()
+        ),
+        what="the worker is stopped",
+    )
+
+
 def test_a_worker_that_never_begins_a_request_is_ended_and_replaced(bundle):
     with SessionPool(bundle, PoolConfig(**SOON, run_timeout_s=1)) as pool:
-        os.kill(pool.stats().workers[0].pid or 0, signal.SIGSTOP)
+        freeze(pool.stats().workers[0].pid or 0)
         with pytest.raises(WorkerDiedError, match=r"took too long for one request(?s:.)*SIGKILL"):
             pool.run(batch())
         assert is_right(pool.submit(batch(), retries=9))
