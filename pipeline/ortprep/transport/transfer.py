@@ -250,7 +250,7 @@ def download(
     sha256: str | None = None,
     max_bytes: int = MAX_BYTES,
     attempts: int = ATTEMPTS,
-    progress: ByteProgress | None = None,
+    progress: ByteProgress = lambda _done, _size: None,
 ) -> FileEntry:
     """Copies a file to `path`; after a cut it goes on where it was if the digest of the whole is known.
 
@@ -285,14 +285,10 @@ def download(
             try:
                 with open_at(before_bytes) as opened:
                     resumes = resumes or opened.sha256 is not None
-                    for _ in _receive(opened, partial, expected):
+                    for _ in _receive(opened, partial, expected, sha256 if before_bytes else None):
                         check_time()
                         _check_size(partial.size_bytes, max_bytes, name)
-                        if progress is not None:
-                            progress(partial.size_bytes, opened.size_bytes)
-                if before_bytes and sha256 not in (None, partial.digest):
-                    partial.restart()
-                    raise RegistryUnavailableError(f"file changed between two parts of it: {name}")
+                        progress(partial.size_bytes, opened.size_bytes)
                 break
             except RegistryUnavailableError as error:
                 check_time()
@@ -312,12 +308,14 @@ def _check_size(size_bytes: int, max_bytes: int, name: str) -> None:
         raise RegistryError(f"too large: {name}\n  expected at most {max_bytes} bytes, got more")
 
 
-def _receive(opened: Download, partial: _PartialFile, expected: FileEntry | None) -> Iterator[None]:
-    """Appends block after block, and yields after each.
+def _receive(
+    opened: Download, partial: _PartialFile, expected: FileEntry | None, sha256: str | None
+) -> Iterator[None]:
+    """Appends block after block, and yields after each; `sha256` is of the whole, if parts have to fit.
 
     Raises:
         IntegrityError: There are more bytes than expected.
-        RegistryUnavailableError: Other bytes arrived than the source meant.
+        RegistryUnavailableError: Other bytes arrived than the source meant, or parts do not fit.
     """
     if opened.start != partial.size_bytes:
         log.debug("starting again: the download cannot be resumed")
@@ -330,7 +328,8 @@ def _receive(opened: Download, partial: _PartialFile, expected: FileEntry | None
                 f"too many bytes for {expected.path}\n  expected {expected.size_bytes} bytes, got more"
             )
         yield
-    if opened.sha256 not in (None, partial.digest):
+    wanted = opened.sha256 or sha256
+    if wanted not in (None, partial.digest):
         got = partial.digest
         partial.restart()
-        raise RegistryUnavailableError(f"other bytes arrived\n  expected {opened.sha256}, got {got}")
+        raise RegistryUnavailableError(f"other bytes arrived\n  expected {wanted}, got {got}")
