@@ -233,6 +233,8 @@ LARGE = but(CONVOLUTIONS, initializer_bytes=MAX_INLINE_BYTES + 1)
         (cpu_space(fixed={"intra_op_num_threads": "1"}), "spinning", ()),
         (cpu_space(fixed={"intra_op_num_threads": "1"}), "prepacking", ON_OFF),
         (cpu_space(TRANSFORMER), "memory_pattern", ()),
+        (cpu_space(fixed_shapes=True), "memory_pattern", ON_OFF),
+        (cpu_space(fixed_shapes=True, fixed={"execution_mode": "ORT_PARALLEL"}), "memory_pattern", ()),
         # What an older version lacks.
         (cpu_space(), "form", FORMS),
         (cpu_space(onnxruntime="1.23.2"), "form", ("mapped", "inline", "prepacked")),

@@ -209,8 +209,11 @@ def _cpu_knobs(facts: ModelFacts, conditions: Conditions) -> dict[str, Values]:
         SPINNING: _when(conditions.has_helpers, {ON: {}, OFF: {"session.intra_op.allow_spinning": "0"}}),
         # Whether freed memory is kept for later runs.
         "memory_arena": {ON: {}, OFF: {"enable_cpu_mem_arena": False}},
-        # Whether a run's tensors are planned as one block.
-        "memory_pattern": _when(conditions.fixed_shapes, {ON: {}, OFF: {"enable_mem_pattern": False}}),
+        # Whether a run's tensors are planned as one block, which takes a fixed order of operators.
+        "memory_pattern": _when(
+            conditions.fixed_shapes and conditions.fixed.get("execution_mode") != "ORT_PARALLEL",
+            {ON: {}, OFF: {"enable_mem_pattern": False}},
+        ),
         "device_allocator": _DEVICE_ALLOCATOR,
     }
 
