@@ -20,8 +20,8 @@ from ortprep.stages.core.sample_files import (
 Shape = tuple[int, ...]
 
 INTEGER_RANGES = {
-    **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (4, 8, 16, 32, 64)},
-    **{f"uint{bits}": (0, 2**bits - 1) for bits in (4, 8, 16, 32, 64)},
+    **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)},
     "bool": (0, 1),
 }
 """Lowest and highest value of every integer type, by the type's name."""
@@ -189,7 +189,10 @@ def unsupported_tensors(interface: ModelInterface) -> Iterator[str]:
     for kind, items in (("input", interface.inputs), ("output", interface.outputs)):
         for item in items:
             if "(" in item.dtype:
-                yield f"{kind} {item.name!r} of the model: not supported, expected a tensor, got {item.dtype}"
+                got = item.dtype
+                if kind == "output" and "map(" in got:
+                    got += "; `source: {drop_zip_map: true}` makes a matrix of what a ZipMap returns"
+                yield f"{kind} {item.name!r} of the model: not supported, expected a tensor, got {got}"
 
 
 def _unknown_names(section: str, names: Iterable[str], known_names: list[str]) -> Iterator[str]:
