@@ -21,24 +21,10 @@ if TYPE_CHECKING:
 Digester = Callable[[StrPath], str]
 
 _AT_THE_TOP = frozenset({LOADER_FILE, REQUIREMENTS_FILE, "golden.npz"})
-_PROGRAM_SUFFIXES = frozenset(
-    {
-        ".bat",
-        ".cfg",
-        ".ini",
-        ".mk",
-        ".ps1",
-        ".pth",
-        ".py",
-        ".pyc",
-        ".pyd",
-        ".sh",
-        ".so",
-        ".toml",
-        ".yaml",
-        ".yml",
-    }
-)
+_PROGRAM_SUFFIXES = frozenset({
+    ".bat", ".cfg", ".ini", ".mk", ".ps1", ".pth", ".py", ".pyc", ".pyd", ".sh", ".so", ".toml",
+    ".yaml", ".yml",
+})  # fmt: skip
 """How names of files end that programs run or obey, specs among them; weights may have any other."""
 
 
