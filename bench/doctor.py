@@ -19,25 +19,24 @@ from bench.demo_models import write_demo_model
 from bench.language import LANGUAGE_MODELS, write_language_model
 from bench.result_file import describe_machine, format_results
 from ortprep.errors import StageError
+from ortprep.init.trial_run import write_sample
 
 MODELS = ("resnet50", "bert-base", "densenet121")
 GOAL_APART = 0.10
 
 _ROOT = Path(__file__).resolve().parents[1]
 _TAKE_APART = """\
-import json, sys, tempfile
-from pathlib import Path
+import json, sys
+from ortprep.doctor.doctor_model import DoctorModel
 from ortprep.doctor.initialisation import diagnose_initialisation
-from ortprep.doctor.sampling import examine_source
-with tempfile.TemporaryDirectory() as folder:
-    subject = examine_source(Path(sys.argv[1]), Path(folder))
-    print(json.dumps(diagnose_initialisation(subject, rounds=int(sys.argv[2])).figures["default"]))
+subject = DoctorModel("model", sys.argv[2], sys.argv[1])
+print(json.dumps(diagnose_initialisation(subject, rounds=int(sys.argv[3])).figures["default"]))
 """
 
 
-def take_apart(python: str, model: Path, *, rounds: int) -> dict[str, Any]:
+def take_apart(python: str, model: Path, sample: Path, *, rounds: int) -> dict[str, Any]:
     """Returns the figures of `doctor init` for a model, with an interpreter's ONNX Runtime."""
-    command = [python, "-c", _TAKE_APART, str(model), str(rounds)]
+    command = [python, "-c", _TAKE_APART, str(model), str(sample), str(rounds)]
     figures: dict[str, Any] = json.loads(_output(command))
     return {
         "onnxruntime": figures["onnxruntime"],
@@ -67,9 +66,11 @@ def main() -> None:
         folder = Path(name)
         for model in MODELS:
             write = write_language_model if model in LANGUAGE_MODELS else write_demo_model
-            write(model, folder / f"{model}.onnx")
+            source, sample = folder / f"{model}.onnx", folder / "sample.npz"
+            write(model, source)
+            write_sample(source, sample, {})
             for python in (sys.executable, *arguments.python):
-                found = take_apart(python, folder / f"{model}.onnx", rounds=arguments.rounds)
+                found = take_apart(python, source, sample, rounds=arguments.rounds)
                 starts[f"{model}, ONNX Runtime {found['onnxruntime']}"] = found
     result = {"machine": describe_machine(), "rounds": arguments.rounds, "starts": starts}
     arguments.out.write_text(format_results(result) + "\n", encoding="utf-8")

@@ -221,6 +221,7 @@ main()
     ("module", "arguments", "extra"),
     [
         ("yaml", ["prepare"], "build"),
+        ("onnx", ["doctor", "init", __file__], "build"),
         ("fsspec", ["list", "--registry", "/nowhere"], "registry"),
         ("jinja2", ["report"], "report"),
     ],

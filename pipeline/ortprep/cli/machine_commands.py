@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Annotated, Literal, TypeAlias, get_args
 
 import typer
 
+from ortprep.bundle.loader_config import read_loader_config
 from ortprep.bundle.manifest import MANIFEST_FILE
 from ortprep.bundle.scratch_folder import scratch_folder
 from ortprep.cli.command import (
@@ -25,9 +27,10 @@ from ortprep.cli.command import (
 from ortprep.cli.console import Block, echo
 from ortprep.doctor.diagnosis import Diagnosis
 from ortprep.doctor.doctor_model import DoctorModel
-from ortprep.doctor.sampling import Shapes, examine_bundle, examine_source, parse_shapes
 from ortprep.errors import PoolError, SpecError
 from ortprep.measuring.device_lock import working
+from ortprep.runtime.loading.golden import read_golden
+from ortprep.runtime.tensors.arrays import write_tensors
 
 Check: TypeAlias = Literal["env", "init", "parallel", "profile"]
 """What the doctor examines."""
@@ -41,6 +44,9 @@ _USERS: dict[str, tuple[Check, ...]] = {
 """Options, and the checks that use them."""
 
 _ROUNDS = 5
+_SIZES = re.compile(r"(\d{1,9}(,\d{1,9}){0,31})?")
+
+Shapes = Mapping[str, tuple[int, ...]]
 
 Shape = Annotated[
     list[str] | None,
@@ -173,10 +179,7 @@ def _examine(name: str, folder: Path, *, artifacts: Path, shapes: Shapes) -> Doc
     path = Path(name)
     if path.is_file() and path.name != MANIFEST_FILE:
         with working():
-            subject = examine_source(path, folder, shapes=shapes)
-        for remark in subject.remarks:
-            echo(f"{subject.name}: {remark}")
-        return subject
+            return _examine_source(path.absolute(), folder, shapes=shapes)
     if shapes:
         raise SpecError(f"--shape is for ONNX files only, got {name}\n  expected no --shape")
     bundle = locate_bundle(name, artifacts)
@@ -186,4 +189,34 @@ def _examine(name: str, folder: Path, *, artifacts: Path, shapes: Shapes) -> Doc
             hint="ortprep doctor --help",
         )
     with working():
-        return examine_bundle(bundle, folder)
+        root, sample = bundle.absolute(), folder / "sample.npz"
+        config = read_loader_config(root)
+        write_tensors(sample, read_golden(config.golden, root)[0])
+        return DoctorModel(config.name, str(sample), None, str(root))
+
+
+def _examine_source(source: Path, folder: Path, *, shapes: Shapes) -> DoctorModel:
+    """Returns an ONNX file as a subject, with an input that `init` finds; raises what `_examine` raises."""
+    from ortprep.init.input_search import ObservedInput
+    from ortprep.init.trial_run import write_sample
+
+    known = {name: ObservedInput((shape,), reason="--shape") for name, shape in shapes.items()}
+    for name, feed in write_sample(source, folder / "sample.npz", known).items():
+        if feed.reason:
+            echo(f"{source.stem}: {name}: shape {list(feed.shape)} ({feed.reason})")
+    return DoctorModel(source.stem, str(folder / "sample.npz"), str(source))
+
+
+def parse_shapes(texts: Sequence[str]) -> Shapes:
+    """Returns shapes by input, from `NAME=1,3,224,224`.
+
+    Raises:
+        SpecError: One is not written so.
+    """
+    shapes = {}
+    for text in texts:
+        name, _, sizes = text.rpartition("=")
+        if not name or not _SIZES.fullmatch(sizes):
+            raise SpecError(f"bad shape: {text!r}\n  expected NAME=1,3,224,224, got another text")
+        shapes[name] = tuple(int(size) for size in sizes.split(",") if size)
+    return shapes

@@ -40,14 +40,12 @@ class DoctorModel:
         sample: `.npz` file with one array per input, by its name.
         source: Path of the ONNX model; None for a bundle.
         bundle: Folder of the bundle; None for a source.
-        remarks: Assumptions, such as sizes that the model leaves open.
     """
 
     name: str
     sample: str
     source: str | None = None
     bundle: str | None = None
-    remarks: tuple[str, ...] = ()
 
     def require_source(self) -> str:
         """Returns the path of the source.

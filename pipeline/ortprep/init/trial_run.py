@@ -14,7 +14,7 @@ import numpy as np
 from ortprep.bundle.model_facts import ModelFacts, ModelInterface
 from ortprep.bundle.scratch_folder import scratch_folder
 from ortprep.children.child import run_child
-from ortprep.errors import ChildError, LoadError, PipelineError, SourceError, require_known
+from ortprep.errors import ChildError, LoadError, PipelineError, SourceError, SpecError, require_known
 from ortprep.init.graph_facts import read_facts
 from ortprep.init.input_search import Feed, InputSearch, ObservedInput
 from ortprep.measuring.feeds import draw_feed, generator
@@ -26,7 +26,7 @@ from ortprep.runtime.loading.session import (
     onnxruntime_errors,
 )
 from ortprep.runtime.machine.hardware import read_hardware
-from ortprep.runtime.tensors.arrays import run_session
+from ortprep.runtime.tensors.arrays import run_session, write_tensors
 from ortprep.runtime.tensors.element_types import Array
 from ortprep.spec.fields import MAX_DIMENSION
 from ortprep.spec.models import VerifySpec
@@ -102,6 +102,25 @@ def try_inputs(model: Path, observed: Mapping[str, ObservedInput], *, may_drop_z
         raise type(error)(f"cannot run the model: {model}\n  {error.message}", hint=error.hint) from error
 
 
+def write_sample(model: Path, sample: Path, observed: Mapping[str, ObservedInput]) -> Mapping[str, Feed]:
+    """Writes inputs that a model runs on, as the `.npz` file `sample`; returns their shapes and values.
+
+    Raises:
+        SpecError: None was found, or an observed input is none of the model's.
+        SourceError: It is not a model, no spec can describe it, or ONNX Runtime makes no session of it.
+        ChildTimeoutError: The deadline passed.
+        OSError: The file cannot be written.
+    """
+    trial = try_inputs(model, observed, may_drop_zip_map=False)
+    if trial.error:
+        raise SpecError(
+            f"found no input that the model runs on: {model}\n  {trial.error}",
+            hint=f"ortprep doctor init {quoted(model)} --shape NAME=1,3,224,224",
+        )
+    write_tensors(sample, draw_inputs(trial.facts.interface, trial.feeds))
+    return trial.feeds
+
+
 def run_trial(request: tuple[Path, Path | None, Mapping[str, ObservedInput]]) -> InitTrial:
     """Child function of `try_inputs`: the model, a file for it without its `ZipMap`, and known inputs.
 
@@ -128,7 +147,7 @@ def run_trial(request: tuple[Path, Path | None, Mapping[str, ObservedInput]]) ->
     run_s = 0.0
     if not best.error:
         started = time.perf_counter()
-        run_session(model.session, model.draw(best.feeds))
+        run_session(model.session, draw_inputs(facts.model.interface, best.feeds))
         run_s = time.perf_counter() - started
     failed = [one.feeds for one in search.attempts if one.error][:_MAX_TRIED]
     return InitTrial(
@@ -169,6 +188,21 @@ def check_inputs(interface: ModelInterface, known: Collection[str], model: Path)
         require_known(f"input of {model}", name, names, hint=lambda _: f"ortprep init {quoted(model)}")
 
 
+def draw_inputs(interface: ModelInterface, feeds: Mapping[str, Feed]) -> dict[str, Array]:
+    """Returns the seeded arrays that a build draws for such a spec."""
+    return {
+        item.name: draw_feed(
+            item,
+            feeds[item.name].shape,
+            generator(VerifySpec().seed, item.name),
+            span=feeds[item.name].values.range,
+            values=feeds[item.name].values.values,
+            bound=interface.index_bounds.get(item.name),
+        )
+        for item in interface.inputs
+    }
+
+
 class _TrialModel:
     """A model's session without optimisation, which names the graph's own nodes when a run fails."""
 
@@ -188,22 +222,8 @@ class _TrialModel:
         self._max_elements = min(max(largest, _MAX_ELEMENTS), self._max_elements)
         refusals: tuple[type[Exception], ...] = (*onnxruntime_errors(), MemoryError, PipelineError)
         try:
-            answers = run_session(self.session, self.draw(feeds)).values()
+            answers = run_session(self.session, draw_inputs(self._interface, feeds)).values()
         except refusals as error:
             return str(error)[:_MAX_MESSAGE] or type(error).__name__, ""
         is_finite = all(one.dtype.kind not in "fc" or np.isfinite(one).all() for one in answers)
         return "", "" if is_finite else _NOT_FINITE
-
-    def draw(self, feeds: Mapping[str, Feed]) -> dict[str, Array]:
-        """Returns the seeded arrays that a build draws for such a spec."""
-        return {
-            item.name: draw_feed(
-                item,
-                feeds[item.name].shape,
-                generator(VerifySpec().seed, item.name),
-                span=feeds[item.name].values.range,
-                values=feeds[item.name].values.values,
-                bound=self._interface.index_bounds.get(item.name),
-            )
-            for item in self._interface.inputs
-        }
