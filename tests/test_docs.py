@@ -1,13 +1,10 @@
 """Documentation that can be checked is checked, and its site is built."""
 
-import functools
-import http.server
 import json
 import os
 import re
 import subprocess
 import sys
-import threading
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -23,7 +20,6 @@ from ortprep.doctor.diagnosis import SEVERITIES
 from ortprep.options import CUDA, NEWEST, known_provider_options
 from ortprep.spec.models import TuneSpec
 from tests.registry.builders import write_bundle
-from tests.report.conftest import browser
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMAS = build_schemas()
@@ -250,34 +246,3 @@ def test_every_page_loads_only_its_own_files(documents):
 def test_the_reference_has_what_jobs_import(documents, name):
     anchors = next(one.anchors for path, one in documents.items() if path.name == "api_classes.html")
     assert f"ortprep.{name}" in anchors
-
-
-class _QuietHandler(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, format, *arguments):
-        """Says nothing."""
-
-
-@pytest.fixture
-def address(site):
-    handler = functools.partial(_QuietHandler, directory=str(site))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
-
-
-@pytest.mark.slow
-def test_the_search_finds_a_page_and_asks_nobody_else(address):
-    with browser() as page:
-        page.requests()
-        page.driver.get(address)
-        page.ask(
-            "const box = document.querySelector('input.md-search__input');"
-            "document.querySelector('#__search').checked = true; box.focus(); box.value = 'requirements.txt';"
-            "box.dispatchEvent(new Event('focus'));"
-            "box.dispatchEvent(new KeyboardEvent('keyup', {bubbles: true}));"
-        )
-        page.wait_for("document.querySelector('.md-search-result__link') !== null")
-        results = [one.get_attribute("href") or "" for one in page.find_all(".md-search-result__link")]
-        assert any("install.html" in link for link in results)
-        assert {url for url in page.requests() if not url.startswith((address, "data:", "blob:"))} == set()

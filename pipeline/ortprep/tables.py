@@ -1,4 +1,4 @@
-"""Tables of figures, filled from records once and rendered on the terminal and in the HTML report.
+"""Tables of figures, filled from records and rendered on the terminal.
 
 The figures in them are formatted here too, so that every table shows the same figure in the same way.
 """
@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from ortprep.bundle.figures import Samples
 
@@ -18,12 +18,6 @@ R = TypeVar("R")
 ABSENT = "–"
 """What stands where there is no figure."""
 
-Tone: TypeAlias = Literal["plain", "good", "warning", "bad"]
-"""What a figure means; the text always says it as well."""
-
-_MIN_WIDE = 25
-_MIN_LONG = 10
-
 
 @dataclass(frozen=True)
 class Cell:
@@ -31,15 +25,11 @@ class Cell:
 
     Attributes:
         text: Text for people, with a dash where there is no figure.
-        value: Sort key, None for text.
-        tone: Meaning of the figure.
-        link: Identifier of the part of a page that it leads to, "" for none.
+        value: The figure, None for text.
     """
 
     text: str
     value: float | None = None
-    tone: Tone = "plain"
-    link: str = ""
 
 
 CellValue: TypeAlias = Cell | str | float | Samples | None
@@ -54,7 +44,6 @@ class Table:
         title: Title of the table.
         columns: Headings with their units.
         rows: One value per column.
-        marked: Index of the row that stands out.
         bars: Column whose figures a terminal also draws as a waterfall: each bar begins where the one before
             it ended.
     """
@@ -62,7 +51,6 @@ class Table:
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[CellValue, ...], ...]
-    marked: int | None = None
     bars: str | None = None
 
     @functools.cached_property
@@ -75,26 +63,11 @@ class Table:
         """Whether each column has figures; those stand to the right."""
         return tuple(any(row[i].value is not None for row in self.cells) for i in range(len(self.columns)))
 
-    @functools.cached_property
-    def wide(self) -> tuple[bool, ...]:
-        """Whether each column has texts that are long enough to be wrapped."""
-        return tuple(
-            not numeric and any(len(row[i].text) >= _MIN_WIDE for row in self.cells)
-            for i, numeric in enumerate(self.numeric)
-        )
-
-    @property
-    def is_long(self) -> bool:
-        """Whether it has enough rows to be sorted and filtered."""
-        return len(self.rows) >= _MIN_LONG
-
 
 def fill_table(
     title: str,
     records: Iterable[R],
     columns: Sequence[tuple[str, Callable[[R], CellValue]]],
-    *,
-    marked: int | None = None,
 ) -> Table:
     """Returns a table with a row per record.
 
@@ -102,10 +75,9 @@ def fill_table(
         title: Title of the table.
         records: One record per row.
         columns: A heading with its unit, and a function from a record to the column's value.
-        marked: Index of the row that stands out.
     """
     rows = tuple(tuple(read(record) for _, read in columns) for record in records)
-    return Table(title, tuple(heading for heading, _ in columns), rows, marked)
+    return Table(title, tuple(heading for heading, _ in columns), rows)
 
 
 def make_cell(value: CellValue) -> Cell:
@@ -122,15 +94,10 @@ def make_cell(value: CellValue) -> Cell:
 
 
 def number_cell(value: float | None, text: str | None = None) -> Cell:
-    """Returns a cell of one figure, sorted by it; a dash for None."""
+    """Returns a cell of one figure; a dash for None."""
     if value is None:
         return Cell(ABSENT)
     return Cell(text or format_number(value), value if math.isfinite(value) else None)
-
-
-def ratio_cell(value: float | None) -> Cell:
-    """Returns a cell of a ratio."""
-    return Cell(ABSENT) if value is None else number_cell(value, format_ratio(value))
 
 
 def format_number(value: float) -> str:
@@ -163,31 +130,6 @@ def format_ratio(value: float) -> str:
     return f"{value:.2f}×" if value < 2 else f"{value:.1f}×" if value < 100 else f"{value:.0f}×"
 
 
-def format_mb(size_bytes: int) -> str:
-    """Returns a size in MB of 2**20 bytes."""
-    return f"{format_number(size_bytes / 2**20)} MB"
-
-
-def format_duration(seconds: float) -> str:
-    """Returns `0.4 s`, `3 min 20 s` or `2 h 5 min`."""
-    if seconds < 60:
-        return f"{format_number(seconds)} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
-
-
-def format_instant(iso: str) -> str:
-    """Returns an ISO 8601 instant without its seconds and zone; all here are UTC."""
-    return f"{iso[:16].replace('T', ' ')} UTC" if len(iso) >= 16 and iso[10:11] == "T" else iso
-
-
 def count_of(number: int, noun: str) -> str:
     """Returns `1 trial` or `3 trials`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def join_words(words: Sequence[str]) -> str:
-    """Returns `a, b and c`."""
-    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)

@@ -139,7 +139,7 @@ COMMANDS = {
     "show --json": (0, ("show", "hostile", "--json")),
     "compare": (1, ("compare", "conv", "hostile", "--across-hardware")),
     "compare --json": (1, ("compare", "conv", "hostile", "--across-hardware", "--json")),
-    "report": (0, ("report", "hostile", "--out", "report.html")),
+    "show --all": (0, ("show", "hostile", "--all")),
     "check": (0, ("check", "artifacts/hostile")),
     "place": (0, ("place", "hostile", "--devices", "cpu")),
     "check tensors": (0, ("check", "artifacts/renamed")),

@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +152,6 @@ def run_task(task: Task, *, cache: DigestCache, say: Say, progress: Progress = l
         reasons = _find_reasons(task, cache)
         if not reasons:
             return False
-        started = time.perf_counter()
         key = _full_key(task)
         for place in (task.folder, task.receipt):
             remove_stale_temporaries(place.parent, place.name)
@@ -169,9 +166,6 @@ def run_task(task: Task, *, cache: DigestCache, say: Say, progress: Progress = l
             key=key,
             files=entries,
             result=result,
-            finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            elapsed_s=round(time.perf_counter() - started, 3),
-            reasons=reasons,
         )
         write_receipt(task.receipt, receipt)
         return True

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 WORK_FOLDER = ".work"
 """Folder below the artifacts folder that holds intermediate files and receipts."""
 
-REPORT_FILE = "report.html"
-"""Name of the report of all bundles, below the artifacts folder."""
-
 RECEIPT_VERSION = "1.0"
 
 NEVER_DONE = "never done"
@@ -48,8 +45,6 @@ class TaskReceipt:
     Attributes:
         task: The task, as `STAGE` or `STAGE/VARIANT`.
         files: The task's files, relative to its folder.
-        finished_at: ISO 8601, UTC.
-        reasons: Reasons for which it ran, one a line.
     """
 
     schema_version: str
@@ -57,9 +52,6 @@ class TaskReceipt:
     key: Mapping[str, Any]
     files: tuple[FileEntry, ...]
     result: Mapping[str, Any]
-    finished_at: str
-    elapsed_s: float
-    reasons: tuple[str, ...] = ()
 
 
 def model_folder(artifacts: Path, model: str) -> Path:

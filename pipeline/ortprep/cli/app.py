@@ -22,7 +22,7 @@ from ortprep.cli.console import echo, start_logging, start_streams, write_line
 
 _PANELS = {
     "Prepare models": ("prepare", "init", "explain", "schema"),
-    "Examine bundles and machines": ("show", "check", "report", "compare", "doctor"),
+    "Examine bundles and machines": ("show", "check", "compare", "doctor"),
     "Use bundles in existing applications": ("adopt", "run"),
     "Serve and export": ("host", "place", "serve-config", "export"),
     "Registries": ("publish", "pull", "promote", "rollback", "list", "versions", "verify", "gc"),

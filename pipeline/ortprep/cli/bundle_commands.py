@@ -1,4 +1,4 @@
-"""The commands that show, check, report on and compare bundles."""
+"""The commands that show, check and compare bundles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from ortprep.bundle.figures import PlanFigures, Samples
 from ortprep.bundle.loader_config import read_loader_config
-from ortprep.bundle.manifest import Manifest, read_manifest, read_manifest_file
+from ortprep.bundle.manifest import MANIFEST_FILE, Manifest, read_manifest, read_manifest_file
 from ortprep.bundle.verification import check_bundle
 from ortprep.children.variant_check import TIMEOUT_S, check_variants
 from ortprep.cli.command import (
@@ -21,14 +21,16 @@ from ortprep.cli.command import (
     Output,
     command,
     find_bundle,
-    find_manifest,
     names_version,
 )
-from ortprep.cli.console import Block, Prose, Talk, echo, write_line
+from ortprep.cli.console import Block, Prose, Talk, echo
 from ortprep.cli.registry_commands import Registry
 from ortprep.cli.tables import (
     LEGEND,
     build_accuracy_table,
+    build_errors_table,
+    build_plans_table,
+    build_trials_table,
     build_variants_table,
     describe_bundle,
     describe_figures,
@@ -40,15 +42,17 @@ from ortprep.measuring.regression import Comparison
 from ortprep.measuring.regression import compare as compare_bundles
 from ortprep.measuring.shipped import describe_cache
 from ortprep.quoting import printable
-from ortprep.report.variant_sections import build_plans_table
 from ortprep.spec.urls import redact_url
-from ortprep.tables import CellValue, Table, fill_table, number_cell
+from ortprep.tables import CellValue, Table, count_of, fill_table, number_cell
 
 
 @command
 def show(
     name: Bundle,
     artifacts: Artifacts = ARTIFACTS,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also show every trial of the search, and the error of each output.")
+    ] = False,
     json: AsJson = False,
 ) -> Output:
     """Show a bundle: its variants, accuracy, tuning and figures."""
@@ -70,6 +74,13 @@ def show(
                 title = f"{manifest.name} on {variant.name}, {describe_cache(one)}, {one.shapes}"
                 yield build_plans_table(one, title)
                 shown += one.plans
+        for variant in manifest.variants if everything else ():
+            where = f"{manifest.name} on {variant.name}"
+            if variant.tuning is not None:
+                runs = count_of(variant.tuning.runs_per_load, "run")
+                title = f"{where}: every trial, cheapest first at {runs} per load, relative to the default"
+                yield build_trials_table(variant.tuning, title)
+            yield build_errors_table(variant.verification, f"{where}: errors, the worst of all inputs")
         yield from map(Prose, describe_figures(manifest))
 
     return Output(manifest, blocks())
@@ -90,34 +101,6 @@ def check(
         for checked in check_variants(folder, timeout_s=timeout):
             answered = f"variant {checked.name} answers the golden sample as recorded"
             echo(f"{folder}: {f'passed over {checked}' if checked.reasons else answered}")
-
-
-@command
-def report(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="NAME", help="Models, bundles, or manifests."),
-    ] = None,
-    artifacts: Artifacts = ARTIFACTS,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="File to write; by default report.html beside the bundles."),
-    ] = None,
-) -> None:
-    """Write one HTML file about bundles: figures, every trial, and the reasons."""
-    from ortprep.build.receipts import REPORT_FILE, written_paths
-    from ortprep.build.report_file import list_manifests, write_report
-    from ortprep.bundle.file_links import refuse_links
-
-    if out is None:
-        refuse_links(written_paths(artifacts, ()))
-    place = out or artifacts / REPORT_FILE
-    named = {(path := find_manifest(name, artifacts)).resolve(): path for name in names or ()}
-    manifests = tuple(named.values()) if names else list_manifests(artifacts)
-    size_bytes = write_report(manifests, place)
-    write_line(str(place))
-    count = len(manifests)
-    echo(f"{count} {'bundle' if count == 1 else 'bundles'}, {size_bytes / 2**20:.1f} MB")
 
 
 _VERDICTS: dict[Verdict, str] = {
@@ -253,7 +236,8 @@ def read_compared(
     is_here = Path(text).exists() or (artifacts / text).exists()
     if "://" in text or (names_version(text) and not is_here):
         return _read_version(text if "://" in text else f"registry://{text}", registry, if_published)
-    return (read_manifest_file(find_manifest(text, artifacts)),)
+    path = Path(text)
+    return (read_manifest_file(path if path.is_file() else find_bundle(text, artifacts) / MANIFEST_FILE),)
 
 
 def _read_version(location: str, registry: str | None, if_published: bool) -> tuple[Manifest, ...]:

@@ -59,7 +59,6 @@ _EXTRAS = {
     **dict.fromkeys(("onnx", "doit", "yaml", "pydantic", "filelock"), ("build",)),
     **dict.fromkeys(("google", "tritonclient"), ("triton",)),
     "fsspec": ("registry",),
-    "jinja2": ("report",),
 }
 """What the package can be installed without, and the extras that bring it."""
 
@@ -194,15 +193,6 @@ def find_bundle(name: str, artifacts: Path) -> Path:
 def names_version(text: str) -> bool:
     """Returns whether a text can be the `NAME@VERSION` of a bundle in a registry."""
     return "@" in text and "/" not in text
-
-
-def find_manifest(name: str, artifacts: Path) -> Path:
-    """Returns the manifest at a path, or that of a bundle.
-
-    Raises:
-        BundleError: There is neither.
-    """
-    return Path(name) if Path(name).is_file() else find_bundle(name, artifacts) / MANIFEST_FILE
 
 
 def locate_bundle(name: str, artifacts: Path) -> Path | None:

@@ -11,13 +11,22 @@ from ortprep.bundle.figures import PlanFigures
 from ortprep.bundle.loader_config import LoaderConfig
 from ortprep.bundle.manifest import (
     Manifest,
+    MeasurementRecord,
+    TrialRecord,
+    TuningRecord,
     VariantRecord,
     VerificationRecord,
     sum_folders,
 )
-from ortprep.measuring.shipped import count_inputs, shipped_figures
-from ortprep.report.trials import describe_choice, describe_first_phase, find_chosen
-from ortprep.report.variant_sections import MEANINGS, describe_conversion
+from ortprep.measuring.shipped import (
+    DEFAULT,
+    FIRST,
+    FORKED,
+    PORTABLE,
+    PREPARED,
+    count_inputs,
+    shipped_figures,
+)
 from ortprep.tables import Cell, CellValue, Table, count_of, fill_table, number_cell
 
 if TYPE_CHECKING:
@@ -26,6 +35,25 @@ if TYPE_CHECKING:
 
 LEGEND = "a ± b: the median, and half the distance between the quartiles; a [b–c]: the quartiles themselves"
 """What the figures of every table are."""
+
+MEANINGS = {
+    DEFAULT: "the source model in plain ONNX Runtime, optimised at every load",
+    FIRST: "what serves until the prepared plan is ready",
+    PREPARED: "what was prepared for this target",
+    PORTABLE: "the variant that runs on any machine",
+    FORKED: "a fork of a process that has loaded what ships, on one thread, from the fork on",
+}
+"""What each plan of a measurement is."""
+
+_FIGURES: tuple[tuple[str, Callable[[PlanFigures], CellValue]], ...] = (
+    ("ready ms", lambda plan: plan.ready_ms),
+    ("init ms", lambda plan: plan.init_ms),
+    ("first run ms", lambda plan: plan.first_ms),
+    ("steady ms", lambda plan: plan.steady_ms),
+    ("private MB", lambda plan: plan.private_mb),
+    ("peak MB", lambda plan: plan.peak_mb),
+    ("GPU MB", lambda plan: plan.gpu_mb),
+)
 
 _MB = 2**20
 
@@ -71,6 +99,93 @@ def build_variants_table(manifest: Manifest) -> Table:
     )
 
 
+def build_plans_table(measurement: MeasurementRecord, title: str) -> Table:
+    """Returns a row per figure and a column per plan."""
+
+    def column(plan: PlanFigures) -> Callable[[tuple[str, Callable[[PlanFigures], CellValue]]], CellValue]:
+        return lambda figure: figure[1](plan)
+
+    figures = [
+        figure for figure in _FIGURES if any(figure[1](plan) is not None for plan in measurement.plans)
+    ]
+    columns = ((plan.plan, column(plan)) for plan in measurement.plans)
+    return fill_table(title, figures, (("figure", lambda figure: figure[0]), *columns))
+
+
+def build_trials_table(record: TuningRecord, title: str) -> Table:
+    """Returns one row per trial of a search, cheapest first; what failed comes last."""
+
+    def figures(trial: TrialRecord) -> PlanFigures | None:
+        return trial.final or trial.figures  # those of the last comparison if it took part
+
+    def cost(trial: TrialRecord) -> tuple[bool, float, int]:
+        found = figures(trial)
+        return found is None, found.cost if found else 0.0, trial.number
+
+    def read(of: Callable[[PlanFigures], CellValue]) -> Callable[[TrialRecord], CellValue]:
+        return lambda trial: None if (found := figures(trial)) is None else of(found)
+
+    return fill_table(
+        title,
+        sorted(record.trials, key=cost),
+        (
+            ("trial", lambda trial: trial.number),
+            ("plan", lambda trial: _describe_trial(record, trial)),
+            ("ready ms", read(lambda found: found.ready_ms)),
+            ("init ms", read(lambda found: found.init_ms)),
+            ("steady ms", read(lambda found: found.steady_ms)),
+            ("private MB", read(lambda found: found.private_mb)),
+            ("cost", read(lambda found: number_cell(found.cost, f"{found.cost:.3g}×"))),
+        ),
+    )
+
+
+def _describe_trial(record: TuningRecord, trial: TrialRecord) -> str:
+    """Returns a trial's plan and what sets it apart: how it failed, or that it was chosen, and the like."""
+    plan = _describe_choice(record, trial)
+    if trial.failure is not None:
+        return f"{plan}; failed: {trial.failure.strip().partition(chr(10))[0]}"
+    chosen = ["chosen"] if trial.number == record.chosen else []
+    first = ["serves first"] if trial.number == record.first_phase else []
+    return "; ".join((plan, *chosen, *first, *trial.violations))
+
+
+def _describe_choice(record: TuningRecord, trial: TrialRecord) -> str:
+    """Returns what a plan changes of the base plan, the first value of every knob."""
+    if "plan" in trial.choice:
+        return trial.choice["plan"]
+    changed = [
+        f"{knob}={value}"
+        for knob, value in trial.choice.items()
+        if value != next(iter(record.knobs.get(knob, (value,))))
+    ]
+    return " ".join(changed) or "the base plan"
+
+
+def build_errors_table(verification: VerificationRecord, title: str) -> Table:
+    """Returns one row per output: its worst error, beside the noise floor of that output."""
+    floors = {error.output: error.ratio for error in verification.noise_floor}
+
+    def small(value: float | None) -> Cell | None:
+        return None if value is None else number_cell(value, f"{value:.2g}")
+
+    return fill_table(
+        title,
+        verification.errors,
+        (
+            ("output", lambda error: error.output),
+            ("error, of its tolerance", lambda error: small(error.ratio)),
+            ("noise floor", lambda error: small(floors.get(error.output))),
+            ("largest difference", lambda error: small(error.max_abs)),
+            ("relative", lambda error: small(error.max_rel)),
+            ("worst at", lambda error: f"[{', '.join(map(str, error.worst_index))}]"),
+            ("expected", lambda error: f"{error.worst_expected:.6g}"),
+            ("got", lambda error: f"{error.worst_got:.6g}"),
+            ("input", lambda error: error.shapes),
+        ),
+    )
+
+
 def build_accuracy_table(manifest: Manifest) -> Table:
     """Returns one row per converted variant: how near its answers are to the source's."""
 
@@ -103,8 +218,17 @@ def build_accuracy_table(manifest: Manifest) -> Table:
 
 
 def _describe_conversion(conversion: ConversionRecord) -> Iterator[str]:
-    """Yields what was fused, bound and converted, and how each step went, one line each."""
-    yield from (f"  {line}" for line in describe_conversion(conversion))
+    """Yields what was fused, bound and converted, which inputs and what judged it, and how each step went."""
+    if conversion.fused:
+        parts = ", ".join(f"{number} {name}" for name, number in conversion.fused.items())
+        yield f"  fused by {conversion.fused_by}: {parts}"
+    if conversion.binding:
+        yield f"  bound to {', '.join(f'{name}={size}' for name, size in conversion.binding.items())}"
+    for what, samples in (("calibrated", conversion.calibration), ("judged", conversion.judged_on)):
+        if samples is not None:
+            yield f"  {what} on {count_of(samples.count, 'input')} ({samples.digest})"
+    if conversion.verdict is not None:
+        yield f"  judged by {conversion.verdict}"
     for step in conversion.steps:
         outcome = step.outcome.splitlines()[0]
         unconverted = f"; {len(step.kept)} of {step.nodes} nodes left in fp32" if step.kept else ""
@@ -126,13 +250,14 @@ def describe_variant(variant: VariantRecord) -> list[str]:
     if variant.tuning is not None:
         tuning = variant.tuning
         # How it compares with the default is the decision's to say: one comparison, of what is shipped.
-        choice = find_chosen(tuning)
-        summary = f": {describe_choice(tuning, choice)}" if choice else ""
+        choice = next((trial for trial in tuning.trials if trial.number == tuning.chosen), None)
+        summary = f": {_describe_choice(tuning, choice)}" if choice else ""
         lines.append(
             f"  tuned: {count_of(len(tuning.trials), 'plan')} tried, trial {tuning.chosen} prepared{summary}"
         )
         if tuning.first_phase is not None:
-            lines.append(f"  {describe_first_phase(tuning)}")
+            both = f"both sessions take about {tuning.overlap_mb:.0f} MB"
+            lines.append(f"  trial {tuning.first_phase} serves first; {both}")
     if variant.decision is not None:
         lines.append(f"  ships {variant.decision.shipped}: {variant.decision.reason}")
     return lines

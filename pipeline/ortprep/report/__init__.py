@@ -1,1 +1,0 @@
-"""The HTML report of bundles, and the gate between two versions of them."""
