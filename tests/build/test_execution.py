@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -10,12 +11,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 
 from ortprep.build.execution import Task, remove_outcome, run_task, why_stale
 from ortprep.build.explanations import explain_tasks, format_explanations
@@ -24,6 +25,7 @@ from ortprep.bundle import user_key
 from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.verification import describe_files
 from ortprep.errors import StageError
+from ortprep.measuring.device_lock import lock_file
 from ortprep.stages.core.contract import Plan
 from tests.build.fakes import Count, Shout, tasks
 
@@ -54,13 +56,13 @@ def test_a_build_that_waits_for_another_says_so(artifacts, cache):
     run_task(task, cache=cache, say=said.append)
     said.clear()
     (lock,) = artifacts.rglob("*.lock")
-    held = FileLock(lock)
+    with ExitStack() as held:
 
-    def say(line: str) -> None:
-        said.append(line)
-        held.release()
+        def say(line: str) -> None:
+            said.append(line)
+            held.close()
 
-    with held:
+        held.enter_context(lock_file(lock, fcntl.LOCK_EX, lambda: None))
         run_task(task, cache=cache, say=say)
     assert said == ["waiting for another process that builds the same"]
 
@@ -71,8 +73,7 @@ def test_no_other_user_can_hold_the_lock_of_a_task(artifacts, cache):
     task = tasks(artifacts, Shout(), Count())[0]
     run_task(task, cache=cache, say=lambda _: None)
     (folder,) = artifacts.rglob("locks")
-    # Older versions of filelock remove the lock.
-    assert {oct(lock.stat().st_mode & 0o777) for lock in folder.iterdir()} <= {"0o600"}
+    assert {oct(lock.stat().st_mode & 0o777) for lock in folder.iterdir()} == {"0o600"}
     assert oct(folder.stat().st_mode & 0o777) == "0o700"
     folder.chmod(0o755)  # as older versions left it
     remove_outcome(task)

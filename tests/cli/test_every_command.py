@@ -228,7 +228,7 @@ def test_a_command_without_its_dependency_names_the_extra(tmp_path, module, argu
 
 
 def test_the_doctor_needs_none_of_the_build_s(tmp_path):
-    ended = Project(tmp_path).python("-c", WITHOUT.format(module="filelock", arguments=["doctor", "env"]))
+    ended = Project(tmp_path).python("-c", WITHOUT.format(module="doit", arguments=["doctor", "env"]))
     assert ended.code in (0, 1)
     assert ended.out.startswith("ONNX Runtime")
 

@@ -17,7 +17,7 @@ import pytest
 
 from ortprep.bundle.loader_config import Requirements, TensorSpec, Variant
 from ortprep.bundle.session_record import SessionOptionsRecord, SessionPlan
-from ortprep.errors import LoadError, StageError
+from ortprep.errors import CacheError, LoadError, StageError
 from ortprep.measuring.device_lock import lock_folder, measuring, working
 from ortprep.measuring.staged_bundles import StagedBundles
 from ortprep.runtime import load, open_bundle
@@ -178,11 +178,11 @@ def test_a_folder_that_others_can_write_and_a_link_in_its_place_are_refused(tmp_
     elsewhere.mkdir(mode=0o700)
     folder.mkdir()
     folder.chmod(0o777)
-    with pytest.raises(StageError, match="not safe"):
+    with pytest.raises(CacheError, match="not safe"):
         lock_folder()
     folder.rmdir()
     folder.symlink_to(elsewhere)
-    with pytest.raises(StageError, match="not safe"):
+    with pytest.raises(CacheError, match="not safe"):
         lock_folder()
 
 
@@ -211,12 +211,12 @@ def test_another_user_neither_keeps_this_one_from_measuring_nor_moves_its_locks(
     with measuring("cpu"):
         assert any(usual.iterdir())
     monkeypatch.setenv("ORTPREP_CACHE_DIR", os.devnull)
-    with pytest.raises(StageError, match="user 12345") as caught:
+    with pytest.raises(CacheError, match="not safe") as caught:
         lock_folder()
     assert "ORTPREP_CACHE_DIR" in str(caught.value.hint)
     theirs.rmdir()
     temporary.chmod(0o777)  # not sticky: others could move what is in it
-    with pytest.raises(StageError, match="not safe"):
+    with pytest.raises(CacheError, match="not safe"):
         lock_folder()
 
 

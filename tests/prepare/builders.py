@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import json
 import os
@@ -16,13 +17,13 @@ from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
-from filelock import FileLock
 from onnx import TensorProto, helper
 
 from bench.demo_models import write_demo_model
 from ortprep.bundle.digest import digest_file
 from ortprep.bundle.loader_config import read_loader_config
 from ortprep.bundle.verification import compare_bundle
+from ortprep.measuring.device_lock import lock_file
 from tests.builders import build_model, tensor, value, write_model
 from tests.fakes import wait_for
 
@@ -377,7 +378,7 @@ def prepare_once(root, write):
     """Writes a project and prepares its models, once for all processes of a run; not to be changed."""
     record = root.with_suffix(".json")
     root.parent.mkdir(exist_ok=True)
-    with FileLock(root.with_suffix(".lock")):
+    with lock_file(root.with_suffix(".lock"), fcntl.LOCK_EX, lambda: None):
         if not record.exists():
             shutil.rmtree(root, ignore_errors=True)
             outcome = write(root).run("prepare")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import shutil
 import tempfile
@@ -10,8 +11,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-from filelock import FileLock, Timeout
 
 import ortprep
 from ortprep.build.receipts import (
@@ -32,7 +31,7 @@ from ortprep.bundle.codec import encode
 from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.verification import describe_files
 from ortprep.errors import PipelineError, StageError, hint_of_os_error
-from ortprep.measuring.device_lock import working
+from ortprep.measuring.device_lock import lock_file, working
 from ortprep.quoting import quoted
 from ortprep.stages.core.contract import (
     LEFT_OUT,
@@ -233,16 +232,9 @@ def _locked(task: Task, say: Say) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     if folder.stat().st_mode & 0o077:
         folder.chmod(0o700)  # another user who can open a lock can hold it for ever
-    lock = FileLock(folder / f"{str(task.id).replace('/', '-')}.lock", mode=0o600)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        say("waiting for another process that builds the same")
-        lock.acquire()
-    try:
+    path = folder / f"{str(task.id).replace('/', '-')}.lock"
+    with lock_file(path, fcntl.LOCK_EX, lambda: say("waiting for another process that builds the same")):
         yield
-    finally:
-        lock.release()
 
 
 @contextmanager

@@ -56,7 +56,7 @@ Precision = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON instead of a table.")]
 
 _EXTRAS = {
-    **dict.fromkeys(("onnx", "doit", "yaml", "pydantic", "filelock"), ("build",)),
+    **dict.fromkeys(("onnx", "doit", "yaml", "pydantic"), ("build",)),
     **dict.fromkeys(("google", "tritonclient"), ("triton",)),
     "fsspec": ("registry",),
 }

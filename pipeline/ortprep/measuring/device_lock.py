@@ -11,14 +11,13 @@ from __future__ import annotations
 import fcntl
 import functools
 import os
-import stat
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-from ortprep.bundle.file_memory import cache_folder, is_protected
+from ortprep.bundle.file_memory import cache_folder, require_private_folder
 from ortprep.errors import StageError
 
 CPU_DEVICE = "cpu"
@@ -37,7 +36,8 @@ def measuring(device: str, *, on_wait: Callable[[], None] | None = None) -> Iter
         on_wait: Called once if the device is not free at once.
 
     Raises:
-        StageError: This thread already holds a device, or the lock folder cannot be trusted.
+        StageError: This thread already holds a device.
+        CacheError: The lock folder cannot be trusted.
     """
     if _holding.get():
         raise StageError(f"cannot measure on {device}: this thread already works on a device")
@@ -54,7 +54,7 @@ def working(*, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
     Within another such block, or within `measuring`, it does nothing.
 
     Raises:
-        StageError: The lock folder cannot be trusted.
+        CacheError: The lock folder cannot be trusted.
     """
     if _holding.get():
         yield
@@ -74,12 +74,12 @@ def hold_folder(folder: Path, *, on_wait: Callable[[], None]) -> Iterator[None]:
         on_wait: Called once if the folder is not free at once.
 
     Raises:
-        StageError: The lock folder cannot be trusted.
+        CacheError: The lock folder cannot be trusted.
         OSError: There is no such folder.
     """
     status = folder.stat()
     path = lock_folder() / f"folder-{status.st_dev}-{status.st_ino}.lock"
-    with _lock_file(path, fcntl.LOCK_EX, on_wait):
+    with lock_file(path, fcntl.LOCK_EX, on_wait):
         yield
 
 
@@ -90,33 +90,14 @@ def lock_folder() -> Path:
     for a user without one, in the folder for temporary files. Nothing that another user does changes which.
 
     Raises:
-        StageError: Another user made it, others can write it or move it, or it cannot be made.
+        CacheError: Others can write it or move it, or it cannot be made.
     """
     # Containers and cron inherit the variable without the folder it names.
-    runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or os.devnull)
-    if runtime.is_dir():
-        folder = runtime / "ortprep"
-    else:
-        cached = cache_folder(f"locks/{os.uname().nodename}")
-        folder = Path(cached or f"{tempfile.gettempdir()}/ortprep-{os.getuid()}")
-    try:
-        with suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
-        status, is_safe = folder.lstat(), is_protected(str(folder.parent), for_own_files=True)
-    except OSError as error:
-        raise StageError(
-            f"cannot make the folder of the device locks: {folder}\n  {error.strerror}",
-            hint="unset XDG_RUNTIME_DIR, or set it to a folder of your own",
-        ) from error
-    is_safe = is_safe and stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o022
-    if not is_safe or status.st_uid != os.getuid():
-        raise StageError(
-            f"folder of the device locks is not safe to use: {folder}\n"
-            f"  expected a folder of user {os.getuid()} that nobody else can write or move, "
-            f"got mode {stat.filemode(status.st_mode)} of user {status.st_uid}",
-            hint="export ORTPREP_CACHE_DIR=DIR   (a folder of your own)",
-        )
-    return folder
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or os.devnull
+    if Path(runtime).is_dir():
+        return Path(require_private_folder(f"{runtime}/ortprep"))
+    cached = cache_folder(f"locks/{os.uname().nodename}")
+    return Path(cached or require_private_folder(f"{tempfile.gettempdir()}/ortprep-{os.getuid()}"))
 
 
 @contextmanager
@@ -126,8 +107,8 @@ def _held(devices: list[str], mode: int, *, on_wait: Callable[[], None] | None) 
     report_wait = functools.cache(on_wait or (lambda: None))  # once for all locks
     with ExitStack() as stack:
         for device in devices:
-            with _lock_file(folder / f"{device}.gate", fcntl.LOCK_EX, report_wait):
-                stack.enter_context(_lock_file(folder / f"{device}.lock", mode, report_wait))
+            with lock_file(folder / f"{device}.gate", fcntl.LOCK_EX, report_wait):
+                stack.enter_context(lock_file(folder / f"{device}.lock", mode, report_wait))
         token = _holding.set(True)
         try:
             yield
@@ -136,8 +117,18 @@ def _held(devices: list[str], mode: int, *, on_wait: Callable[[], None] | None) 
 
 
 @contextmanager
-def _lock_file(path: Path, mode: int, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Holds the lock of a file until the block ends; calls `on_wait` if it is not free at once."""
+def lock_file(path: Path, mode: int, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Holds the lock of a file, which is made, until the block ends.
+
+    Args:
+        path: The file, in a folder that no other user can open, who could hold its lock for ever.
+        mode: `fcntl.LOCK_EX` or `fcntl.LOCK_SH`.
+        on_wait: Called once if the lock is not free at once.
+
+    Raises:
+        StageError: The file system has no locks.
+        OSError: The file cannot be made.
+    """
     # Never inherited by child processes: a lock would outlive its holder in them. Never removed either:
     # a process that waits on the removed file would hold a lock that no other knows of.
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
