@@ -86,6 +86,7 @@ def documents() -> Check:
     from ortprep.bundle.loader_config import read_loader_config
     from ortprep.bundle.manifest import read_manifest
     from ortprep.registry.documents import parse_part, parse_version
+    from ortprep.runtime.dropin import source_index
 
     folder = _scratch_file().parent
 
@@ -101,6 +102,7 @@ def documents() -> Check:
         for read in (read_loader_config, read_manifest):
             with contextlib.suppress(BundleError):
                 read(folder)
+        source_index._read_source(str(folder))
         for parse in (parse_part, parse_version):
             with contextlib.suppress(PipelineError):
                 parse(data)
@@ -109,10 +111,9 @@ def documents() -> Check:
 
 
 def cache_entries() -> Check:
-    """Remembered digests, loads and lists of bundles: anything that is none is as if it were not there."""
+    """Remembered digests and loads: anything that is none is as if it were not there."""
     import ortprep.runtime.loading.resolved_variant as loads
     from ortprep.bundle import file_memory as memory
-    from ortprep.runtime.dropin import source_index
     from ortprep.runtime.loading.load_options import LoadOptions
     from ortprep.runtime.loading.session import import_onnxruntime
 
@@ -122,9 +123,8 @@ def cache_entries() -> Check:
     loader = folder / "loader.json"
     loader.write_bytes(b"{}")
     stamp, options, root = memory.read_stamp(loader), LoadOptions(), str(folder)
-    digests, load, index = folder / "digests", loads._entry(stamp, options), source_index._index_path(root)
+    digests, load = folder / "digests", loads._entry(stamp, options)
     assert load is not None
-    assert index is not None
 
     def check(data: bytes) -> None:
         memory.write_entry(memory.entry_path(str(digests), stamp), data)
@@ -135,9 +135,6 @@ def cache_entries() -> Check:
             memory.write_entry(load, content)
             resolved = loads.recall(root, options)
             assert resolved is None or not resolved.find_changed()
-        memory.write_entry(index, data)
-        source_index._recall(root)
-        source_index._KNOWN.clear()
 
     return check
 

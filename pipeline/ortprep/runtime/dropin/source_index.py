@@ -1,12 +1,13 @@
 """Which bundles there are, and of which models: by size and digest of the files they were prepared from.
 
-To read a `loader.json` takes longer than many a model's session. So what each says of its source is
-remembered per folder of bundles, by the stamp of the `loader.json`.
+To import what reads a `loader.json` with all its checks takes longer than many a model's session. So only
+what it says of its source is looked for; a bundle is checked when it is opened.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from ortprep.bundle import LOADER_FILE
@@ -14,23 +15,24 @@ from ortprep.bundle.file_memory import (
     DIGEST_FOLDER,
     Stamp,
     cache_folder,
-    entry_path,
     find_stamp,
-    is_settled,
+    open_regular,
     read_digest,
-    read_entry,
     read_stamp,
-    write_entry,
 )
 from ortprep.runtime.dropin.launch import PULL_HINT
 from ortprep.runtime.loading.opened_bundle import log_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from ortprep.errors import PipelineError
 
-_MAX_INDEX_BYTES = 16 * 1024 * 1024
+_MAX_BYTES = 1024 * 1024
+_SOURCE_LIST = re.compile(rb'\n "source": \[(.*?)\n \]', re.DOTALL)
+_FILE = re.compile(
+    rb'\{\s*"path": "((?:[\w-][\w.-]*/)*[\w-][\w.-]*)",\s*"size_bytes": (\d{1,18}),'
+    rb'\s*"sha256": "(sha256:[0-9a-f]{64})"\s*\}'
+)
+"""How a build writes the source into `loader.json`, unless a path has other characters."""
 
 
 class SourceFile(NamedTuple):
@@ -122,87 +124,44 @@ def _list_place(place: str) -> list[IndexedBundle]:
 
 
 def _list_folder(folder: str) -> list[IndexedBundle]:
-    """Lists the bundles below a folder; reads those only that are new since the index was written."""
-    stamped = {name: find_stamp(f"{folder}/{name}/{LOADER_FILE}") for name in _subfolders(folder)}
-    stamps = {name: stamp for name, stamp in stamped.items() if stamp[1]}
-    if any(_known(folder, name, stamp) is None for name, stamp in stamps.items()):
-        _recall(folder)
-        unread = [name for name, stamp in stamps.items() if _known(folder, name, stamp) is None]
-        if unread:
-            for name in unread:
-                _read(folder, name, stamps[name])
-            # A newer version may read a bundle that this one cannot, so that is not written to the index.
-            if any(_KNOWN[f"{folder}/{name}"].source for name in unread):
-                _remember(folder, stamps)
-    bundles = (_known(folder, name, stamp) for name, stamp in stamps.items())
-    return [bundle for bundle in bundles if bundle is not None]
+    """Lists the bundles below a folder, or the folder itself if it is one; reads those only that are new."""
+    is_bundle = os.path.isfile(f"{folder}/{LOADER_FILE}")
+    names = ["."] if is_bundle else sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    bundles = []
+    for name in names:
+        path = f"{folder}/{name}"
+        loader = find_stamp(f"{path}/{LOADER_FILE}")
+        if not loader[1]:
+            continue
+        bundle = _KNOWN.get(path)
+        if bundle is None or bundle.loader != loader:
+            bundle = _KNOWN[path] = IndexedBundle(path, loader, _read_source(path))
+        bundles.append(bundle)
+    return bundles
 
 
-def _subfolders(folder: str) -> list[str]:
-    """Returns the names of what may be bundles: the folder itself if it is one."""
-    if os.path.isfile(f"{folder}/{LOADER_FILE}"):
-        return ["."]
-    return sorted(name for name in os.listdir(folder) if not name.startswith("."))
+def _read_source(folder: str) -> tuple[SourceFile, ...]:
+    """Returns which source a bundle was made of; one that cannot be read counts as made of none."""
+    try:
+        with open_regular(f"{folder}/{LOADER_FILE}") as file:
+            match = _SOURCE_LIST.search(file.read(_MAX_BYTES))
+    except OSError:
+        match = None
+    listed = b"" if match is None else match[1]
+    files = _FILE.findall(listed)
+    if files and len(files) == listed.count(b"{"):
+        return tuple(SourceFile(path.decode(), int(size), sha256.decode()) for path, size, sha256 in files)
+    return _read_carefully(folder)
 
 
-def _known(folder: str, name: str, loader: Stamp) -> IndexedBundle | None:
-    bundle = _KNOWN.get(f"{folder}/{name}")
-    return bundle if bundle is not None and bundle.loader == loader else None
-
-
-def _read(folder: str, name: str, loader: Stamp) -> None:
-    """Reads which source a bundle was made of; one that cannot be read counts as made of none."""
-    from pathlib import Path
-
+def _read_carefully(folder: str) -> tuple[SourceFile, ...]:
+    """Does what `_read_source` does, of JSON in any form."""
     from ortprep.bundle.loader_config import read_loader_config
     from ortprep.errors import PipelineError
 
-    path = f"{folder}/{name}"
     try:
-        files = read_loader_config(Path(path)).source
+        source = read_loader_config(folder).source
     except PipelineError as error:
-        log_line("warning", "cannot use %s: %s", path, describe_error(error))
-        files = ()
-    source = tuple(SourceFile(file.path, file.size_bytes, file.sha256) for file in files)
-    _KNOWN[path] = IndexedBundle(path, loader, source)
-
-
-def _recall(folder: str) -> None:
-    """Loads what other processes read; entries of this process win."""
-    content = read_entry(_index_path(folder), max_bytes=_MAX_INDEX_BYTES) or b""
-    try:
-        for line in content.decode().split("\n"):
-            name, *fields = line.split("\t")
-            device, inode, size, modified, changed = map(int, fields[:5])
-            files = zip(fields[5::3], map(int, fields[6::3]), fields[7::3], strict=True)
-            path = f"{folder}/{name}"
-            loader = device, inode, size, modified, changed
-            _KNOWN.setdefault(path, IndexedBundle(path, loader, tuple(SourceFile(*file) for file in files)))
-    except ValueError:
-        return
-
-
-def _remember(folder: str, stamps: Mapping[str, Stamp]) -> None:
-    """Writes the index of a folder, without bundles that may have been written to just now."""
-    bundles = (_known(folder, name, stamp) for name, stamp in stamps.items())
-    lines = [
-        _format(folder, bundle)
-        for bundle in bundles
-        if bundle and bundle.source and is_settled(bundle.loader)
-    ]
-    content = "\n".join(line for line in lines if line.replace("\t", "").isprintable()).encode()
-    try:
-        if len(content) <= _MAX_INDEX_BYTES:
-            write_entry(_index_path(folder), content)
-    except OSError as error:
-        log_line("debug", "cannot cache the list of bundles: %s", error)
-
-
-def _format(folder: str, bundle: IndexedBundle) -> str:
-    fields: Iterable[object] = (value for file in bundle.source for value in file)
-    name = bundle.folder[len(folder) + 1 :]
-    return "\t".join(map(str, (name, *bundle.loader, *fields)))
-
-
-def _index_path(folder: str) -> str | None:
-    return entry_path(cache_folder("sources"), read_stamp(folder))
+        log_line("warning", "cannot use %s: %s", folder, describe_error(error))
+        return ()
+    return tuple(SourceFile(file.path, file.size_bytes, file.sha256) for file in source)
