@@ -215,7 +215,7 @@ main()
     ("module", "arguments", "extra"),
     [
         ("yaml", ["prepare"], "build"),
-        ("pydantic", ["doctor", "init", __file__], "build"),
+        ("yaml", ["doctor", "init", __file__], "build"),
         ("fsspec", ["list", "--registry", "/nowhere"], "registry"),
     ],
 )
