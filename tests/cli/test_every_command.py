@@ -97,7 +97,7 @@ COMMANDS = (
     Command("ortprep publish artifacts/other --registry registry --label o1", lambda o, _: "other@" in o.out),
     Command("ortprep publish artifacts/another --registry registry --label o2", lambda o, _: "@o2" in o.err),
     *(
-        Command(f"ortprep promote other@{label} live --registry registry --force --reason test", _moved)
+        Command(f"ortprep promote other@{label} live --registry registry --force", _moved)
         for label, _moved in (("o1", lambda o, _: "o1" in o.out), ("o2", lambda o, _: "o2" in o.out))
     ),
     Command("ortprep rollback other live --registry registry", lambda o, _: "other@live: o1" in o.out),

@@ -48,7 +48,7 @@ def test_a_model_goes_from_a_folder_to_sessions_and_pools_by_way_of_a_registry(p
     assert "linear@1.0" in published.err
     assert "MB uploaded\n" in published.err
     assert project.call("promote", "linear@1.0", "production").code == 5, "it was never verified"
-    promoted = project.call("promote", "linear@1.0", "production", "--force", "--reason", "first")
+    promoted = project.call("promote", "linear@1.0", "production", "--force")
     assert promoted.code == 0, promoted.err
     pulled = project.call("pull", "linear@production", "--out", "pulled")
     assert pulled.code == 0, pulled.err
@@ -116,14 +116,12 @@ def test_listings_are_tables_or_json(project, registry):
     (model,) = json.loads(project.call("list", "--json").out)
     assert (model["model"], model["versions"]) == ("net", 2)
     versions = project.call("versions", "net")
-    assert "promote" in versions.out
     state = json.loads(project.call("versions", "net", "--json").out)
     assert state["latest"] == state["labels"]["v1"]
-    assert [move["action"] for move in state["moves"]] == ["promote", "promote"]
     named = next(line.split()[0] for line in versions.out.splitlines() if line.endswith("  v1"))
     assert named == f"net@{state['latest']}"
     assert project.call("pull", named, "--out", "named").code == 0, "what is printed can be pasted"
-    back = project.call("rollback", "net", "production", "--reason", "slow")
+    back = project.call("rollback", "net", "production")
     assert (back.code, back.out.split()[:2]) == (0, ["net@production:", "v0"])
     planned = project.call("gc", "net", "--keep-latest", "0", "--keep-days", "0")
     assert "would remove 1 version," in planned.out

@@ -118,9 +118,8 @@ def promote(project: Project, bundle: Path, url: str) -> None:
     """Publishes a version and has `production` name it."""
     published = project.call("publish", str(bundle), "--registry", url)
     assert published.code == 0, published.err
-    reason = ("--force", "--reason", "nothing was measured")
     version = published.out.strip()
-    promoted = project.call("promote", version, "production", "--registry", url, *reason)
+    promoted = project.call("promote", version, "production", "--registry", url, "--force")
     assert promoted.code == 0, promoted.err
 
 

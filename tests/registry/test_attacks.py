@@ -59,7 +59,6 @@ from ortprep.registry.promotion import promote
 from ortprep.registry.publish import PublishResult, publish
 from ortprep.registry.pull import MAX_BYTES_VARIABLE, TIMEOUT_VARIABLE, PullRequest, pull, pull_cached
 from ortprep.registry.references import VersionRef, open_registry, parse_reference, split_location
-from ortprep.registry.versions import Move, encode_move, parse_move
 from ortprep.transport.fsspec_folder import FsspecFolder
 from ortprep.transport.time_limit import OutOfTimeError, call_in_time, limit_time
 from ortprep.transport.transfer import map_parallel, with_retries
@@ -195,11 +194,6 @@ def test_numbers_of_thousands_of_digits_are_refused(tmp_path):
     huge = part.data.replace(b'"schemaVersion":2', b'"schemaVersion":' + b"9" * 5000)
     with pytest.raises(BundleError):
         parse_part(huge)
-    move = Move("production", DIGEST, 1, "promote", "t")
-    for sequence in (0, -1, 2**31, 10**30):
-        data = json.loads(encode_move(move)) | {"sequence": sequence}
-        with pytest.raises(BundleError):
-            parse_move(canonical_json(data))
 
 
 @pytest.mark.parametrize(
@@ -318,8 +312,8 @@ def test_a_collection_that_cannot_read_what_stays_removes_nothing(registry, cata
             write_bundle(tmp_path / f"bundle{day}", created_at=f"2026-11-0{day}T00:00:00+00:00"), catalogue
         )
     before = catalogue.read_state("net").versions.keys()
-    for name in catalogue.list_refs("net", Kind.PART):
-        catalogue.backend.delete_ref("net", Kind.PART, name)
+    for path in Path(registry, "net/parts").iterdir():
+        path.unlink()
     with open_catalogue(registry, cache=Cache(tmp_path / "empty")) as other, pytest.raises(NotPublishedError):
         collect("net", other, policy=RetentionPolicy(1, 0, grace_hours=0), dry_run=False)
     assert len(before) == 2
@@ -540,15 +534,6 @@ def test_a_second_claim_of_a_label_is_an_error_however_it_is_dated(registry, cat
     put_version(catalogue, build_version("net", parts, label="1.4", published_at=at))
     with pytest.raises(ConflictError, match=r"more than one version is called net@1\.4"):
         pull_it(catalogue, tmp_path / "out", "1.4")
-
-
-def test_a_forged_move_that_leaves_no_number_is_an_error(catalogue, two, tmp_path):
-    old, new = two
-    last = Move("production", new.digest, 2**31 - 1, "promote", "2036")
-    catalogue.attach(Kind.MOVE, new, encode_move(last))
-    with pytest.raises(RegistryError, match="too many moves: net@production"):
-        promote(VersionRef("net", old.digest), "production", catalogue)
-    assert catalogue.read_state("net").aliases == {"production": new.digest}
 
 
 # What lies on this machine
@@ -781,16 +766,10 @@ def test_documents_that_are_none_do_not_hide_the_others(registry, catalogue, tmp
     Path(registry, "net/versions", "0" * 64).write_bytes(version.data)
     Path(registry, "net/aliases/bad").write_bytes(b"\xff")
     Path(registry, "net/aliases/dangling").write_text(DIGEST)
-    for data in (b"junk", b'{"alias":1}', encode_move(Move("production", DIGEST, 9, "promote", "t"))):
-        catalogue.attach(Kind.MOVE, version, data)
     assert pull_it(catalogue, tmp_path / "out", version="production") == version.digest
     assert caplog.text.count("skipping a version") >= 4
     with pytest.raises(NotPublishedError, match="which does not exist"):
         pull_it(catalogue, tmp_path / "out", version="dangling")
-    moves = catalogue.read_moves("net", [version])
-    assert [(alias, [one.sequence for one in found]) for alias, found in moves.items()] == [
-        ("production", [1])
-    ]
 
 
 def test_a_version_of_parts_of_another_model_is_refused(catalogue, tmp_path):
@@ -833,21 +812,21 @@ def test_many_empty_files_hide_no_version_from_a_collection_of_garbage(
     assert catalogue.read_state("net").aliases == {"production": new.digest}
 
 
-@pytest.mark.parametrize("folder", ["versions", "aliases", "moves"])
+@pytest.mark.parametrize("folder", ["versions", "aliases", "signatures"])
 def test_many_large_documents_are_not_read_into_memory(registry, catalogue, tmp_path, folder):
     """300 sparse files take no place in the registry, and 1.2 GB of who lists them."""
-    version = publish(write_bundle(tmp_path / "bundle"), catalogue).version
+    published = publish(write_bundle(tmp_path / "bundle"), catalogue)
     place = Path(registry, "net", folder)
     place.mkdir(parents=True, exist_ok=True)
     for number in range(300):
-        path = place / f"{number:064x}.{subject_digits(version.digest)}"
+        path = place / f"{number:064x}.{subject_digits(published.part)}"
         path.touch()
         os.truncate(path, MAX_DOCUMENT_BYTES)
     tracemalloc.start()
     try:
         # Of an alias no more is read than a digest has.
         with nullcontext() if folder == "aliases" else pytest.raises(RegistryError, match="too many bytes"):
-            catalogue.read_moves("net", catalogue.read_state("net").versions.values())
+            catalogue.read_signatures(catalogue.read_parts(*catalogue.read_state("net").versions.values())[0])
         assert tracemalloc.get_traced_memory()[1] < 2 * MAX_LISTING_BYTES
     finally:
         tracemalloc.stop()

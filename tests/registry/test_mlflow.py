@@ -385,7 +385,7 @@ def test_versions_that_somebody_else_registered_are_left_alone(backend, client, 
     client.set_registered_model_alias(model, "theirs", foreign.version)
     assert list_versions(backend, model) == [old.digest]
     assert backend.list_refs(model, Kind.ALIAS) == {}
-    backend.delete_ref(model, Kind.VERSION, name_of(old))
+    backend.delete_version(model, name_of(old))
     left = client.search_model_versions(f"name='{model}'")
     assert [version.version for version in left] == [foreign.version]
 

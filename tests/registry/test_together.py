@@ -1,4 +1,4 @@
-"""Publishers, pullers, collections and promotions at the same time, and moves that were cut off."""
+"""Publishers, pullers, collections and promotions at the same time, and a promotion that was cut off."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from ortprep.registry.publish import publish
 from ortprep.registry.pull import PullRequest, pull, pull_cached
 from ortprep.registry.references import VersionRef, open_registry
 from ortprep.registry.signatures import verify_bundle
-from ortprep.registry.versions import Move, find_earlier_versions
 from tests.fakes import wait_for
 from tests.registry.builders import (
     BARE,
@@ -124,7 +123,7 @@ def test_a_puller_whose_version_is_collected_leaves_nothing(registry, catalogue,
 
 
 @pytest.mark.parametrize(
-    "method", ["list_refs versions", "list_refs aliases", "list_refs moves", "delete_ref versions", "sweep"]
+    "method", ["list_refs versions", "list_refs aliases", "list_refs previous", "delete_version", "sweep"]
 )
 def test_a_promotion_in_the_middle_of_a_collection_holds_or_fails_and_never_dangles(
     registry, catalogue, tmp_path, method
@@ -208,11 +207,11 @@ def test_a_version_whose_label_is_contested_is_not_relied_on(registry, catalogue
     part = catalogue.read_part("net", first.parts[0].digest)
     contested = build_version("net", [part], label="1.4", published_at="2020-11-23T00:00:00+00:00")
     put_version(catalogue, contested)
-    catalogue.backend.delete_ref("net", Kind.VERSION, name_of(first))
+    catalogue.backend.delete_version("net", name_of(first))
     again = publish(bundle, catalogue)
     assert again.is_new
     assert again.version != contested
-    catalogue.backend.delete_ref("net", Kind.VERSION, name_of(contested))
+    catalogue.backend.delete_version("net", name_of(contested))
     assert publish(bundle, catalogue).version == again.version
 
 
@@ -311,35 +310,7 @@ def test_a_collection_where_nothing_can_be_removed_says_so(tmp_path):
         assert len(own.read_state("net").versions) == 2
 
 
-A, B, C, D = (f"sha256:{letter * 64}" for letter in "abcd")
-
-
-def moves_of(*moves: tuple[str, str, str]) -> tuple[Move, ...]:
-    """Moves by their actions, their versions and the versions before them."""
-    return tuple(
-        Move("production", version, number, action, "t", before)
-        for number, (action, version, before) in enumerate(moves, 1)
-    )
-
-
-@pytest.mark.parametrize(
-    ("moves", "current", "earlier"),
-    [
-        ((("promote", A, ""), ("promote", B, A), ("promote", C, B)), B, (A,)),
-        ((("promote", A, ""), ("promote", B, A), ("promote", C, B), ("promote", D, B)), B, (A,)),
-        ((("promote", A, ""), ("promote", B, A), ("promote", C, B), ("promote", D, B)), D, (A, B)),
-        ((("promote", A, ""), ("promote", B, A), ("promote", C, B), ("rollback", A, B)), A, ()),
-        ((("promote", A, ""), ("promote", B, A), ("promote", A, B), ("rollback", B, A)), A, (A, B)),
-        ((("promote", A, ""), ("promote", A, "")), A, ()),
-        ((("promote", A, ""), ("promote", B, A), ("promote", B, "")), B, (A,)),
-        ((("promote", A, ""), ("promote", B, A), ("promote", C, B)), D, (A, B, C)),
-    ],
-)
-def test_a_move_that_was_cut_off_is_no_version_to_go_back_to(moves, current, earlier):
-    assert find_earlier_versions(moves_of(*moves), current, {A, B, C, D}) == earlier
-
-
-def test_after_a_promotion_that_was_killed_the_right_version_is_kept_and_served(catalogue, tmp_path):
+def test_after_a_promotion_that_was_killed_the_version_before_serves_and_stays(catalogue, tmp_path):
     first, second, third = (
         publish(write_bundle(tmp_path / str(i), spec=bytes([i])), catalogue, label=f"v{i}").version.digest
         for i in range(3)
@@ -355,7 +326,10 @@ def test_after_a_promotion_that_was_killed_the_right_version_is_kept_and_served(
     with pytest.raises(KeyboardInterrupt):
         promote(VersionRef("net", third), "production", Catalogue(dying, catalogue.cache))
     state = catalogue.read_state("net")
-    moves = catalogue.read_moves("net", state.versions.values())
-    assert moves["production"][-1].version == third, "recorded"
-    assert choose_kept(state, moves, NOTHING, now=datetime.now(UTC)) == {first, second}
-    assert rollback("net", "production", catalogue).version.digest == first
+    assert state.aliases == {"production": second}
+    previous = catalogue.list_refs("net", Kind.PREVIOUS)
+    assert choose_kept(state, previous, NOTHING, now=datetime.now(UTC)) == {second}
+    with pytest.raises(NotPublishedError, match="nothing to roll back to"):
+        rollback("net", "production", catalogue)
+    promote(VersionRef("net", third), "production", catalogue)
+    assert rollback("net", "production", catalogue).version.digest == second

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ortprep.registry.documents import PartVariant, Version
     from ortprep.registry.garbage_collection import CollectResult
     from ortprep.registry.promotion import PromoteResult
-    from ortprep.registry.versions import ModelState, Move
+    from ortprep.registry.versions import ModelState
 
 Registry = Annotated[
     str | None,
@@ -31,7 +31,6 @@ Registry = Annotated[
         help="A folder, s3://…, gs://…, oci://HOST/PREFIX, mlflow+http://HOST:PORT; else $ORTPREP_REGISTRY.",
     ),
 ]
-Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why; recorded in the registry.")]
 Verify = Annotated[
     Path | None,
     typer.Option(metavar="KEY", help="Refuse what is not signed with this: a public key's file."),
@@ -174,9 +173,8 @@ def promote(
     across_hardware: Annotated[
         bool, typer.Option("--across-hardware", help="Compare figures from different hardware anyway.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Override the gate; needs --reason.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Override the gate.")] = False,
     verify: Verify = None,
-    reason: Reason = "",
     json: AsJson = False,
 ) -> Output:
     """Point an alias to a version, unless it is unverified or `ortprep compare` finds it worse."""
@@ -187,7 +185,7 @@ def promote(
     gate = PromotionGate(max_regression, force, across_hardware, verify)
     with _open(registry) as catalogue:
         version = parse_reference(reference)
-        moved = move_alias(version, alias, catalogue, gate=gate, reason=reason)
+        moved = move_alias(version, alias, catalogue, gate=gate)
     return _show_moved(moved)
 
 
@@ -196,14 +194,13 @@ def rollback(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a model.")],
     alias: Annotated[str, typer.Argument(metavar="ALIAS", help="The alias.")],
     registry: Registry = None,
-    reason: Reason = "",
     json: AsJson = False,
 ) -> Output:
-    """Point an alias to its previous version."""
+    """Point an alias to its previous version, once."""
     from ortprep.registry.promotion import rollback as roll_back
 
     with _open(registry) as catalogue:
-        moved = roll_back(name, alias, catalogue, reason=reason)
+        moved = roll_back(name, alias, catalogue)
     return _show_moved(moved)
 
 
@@ -259,23 +256,19 @@ def versions(
     registry: Registry = None,
     json: AsJson = False,
 ) -> Output:
-    """List the versions of a model and the history of its aliases."""
+    """List the versions of a model and its aliases."""
     from ortprep.registry.versions import resolve
 
     with _open(registry) as catalogue:
         state = catalogue.read_state(name)
         resolve(state, None, registry=redact_url(catalogue.backend.url))
-        recorded = catalogue.read_moves(name, state.versions.values())
-        moves = [move for moves_of_alias in recorded.values() for move in moves_of_alias]
     data = _summary(state) | {
         "versions": [encode_version(version) for version in state.versions.values()],
         "superseded_by": state.superseded_by,
         "latest": state.latest().digest,
-        "moves": moves,
     }
     listed = (f"{name}@{version.digest}  {version.label}" for version in state.versions.values())
-    history = [_build_moves_table(state, moves)] if moves else []
-    return Output(data, [_build_versions_table(state), *listed, *history])
+    return Output(data, [_build_versions_table(state), *listed])
 
 
 def _build_versions_table(state: ModelState) -> Table:
@@ -297,22 +290,6 @@ def _build_versions_table(state: ModelState) -> Table:
             ("parts", lambda one: "; ".join(", ".join(map(variant, part.variants)) for part in one.parts)),
             ("published", lambda one: one.published_at[:16]),
             ("MB", lambda one: sum(part.size_bytes for part in one.parts) / 2**20),
-        ),
-    )
-
-
-def _build_moves_table(state: ModelState, moves: Iterable[Move]) -> Table:
-    """Returns one row per move of an alias, oldest first."""
-    return fill_table(
-        "aliases",
-        moves,
-        (
-            ("alias", lambda move: move.alias),
-            ("when", lambda move: move.at[:16]),
-            ("what", lambda move: move.action),
-            ("version", lambda move: state.versions[move.version].label),
-            ("reason", lambda move: move.reason),
-            ("overridden", lambda move: "; ".join(move.forced)),
         ),
     )
 

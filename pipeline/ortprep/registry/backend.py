@@ -37,16 +37,21 @@ def check_listing(size_bytes: int, what: str) -> None:
 class Kind(StrEnum):
     """The kinds of refs.
 
-    All but aliases are named `HEX.REST` after the digest of their document, and never change. REST is the
-    label of a version, and of a signature or a move the `subject_digits` of the part or version that it is
-    about. An alias is a pointer that moves: its document is that of a version.
+    Versions, parts and signatures are named `HEX.REST` after the digest of their document, and never change.
+    REST is the label of a version, and of a signature the `subject_digits` of its part. The others are called
+    as an alias is, and are pointers that move: to the version that the alias names, and to the one that it
+    named before. Their document is that of the version.
     """
 
     VERSION = "versions"
     PART = "parts"
     SIGNATURE = "signatures"
-    MOVE = "moves"
     ALIAS = "aliases"
+    PREVIOUS = "previous"
+
+
+POINTERS = frozenset({Kind.ALIAS, Kind.PREVIOUS})
+"""The kinds of refs that move."""
 
 
 def ref_name(digest: str, rest: str = "") -> str:
@@ -112,7 +117,7 @@ class Backend(Protocol):
         """
 
     def open_ref(self, model: str, kind: Kind, name: str) -> AbstractContextManager[Download]:
-        """Opens the document of a ref that is no alias. Tries once."""
+        """Opens the document of a ref that is no pointer. Tries once."""
 
     def list_refs(self, model: str, kind: Kind) -> Mapping[str, str]:
         """Returns the names of all refs of a kind, with the digests of their documents.
@@ -124,8 +129,8 @@ class Backend(Protocol):
     def put_ref(self, model: str, kind: Kind, name: str, data: bytes) -> None:
         """Stores a document under a name; a document that is there already is refreshed."""
 
-    def delete_ref(self, model: str, kind: Kind, name: str) -> None:
-        """Removes a ref and its document; one that is not there is fine."""
+    def delete_version(self, model: str, name: str) -> None:
+        """Removes the ref of a version and its document; one that is not there is fine."""
 
     def list_models(self) -> tuple[str, ...]:
         """Returns the names of all models, sorted."""

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -30,15 +30,15 @@ from ortprep.registry.documents import (
     MAX_DOCUMENT_BYTES,
     Part,
     Version,
-    build_attached,
-    parse_attached,
+    build_signature,
     parse_part,
+    parse_signature,
     parse_version,
 )
 from ortprep.registry.part_bundle import check_part_bundle, small_files
 from ortprep.registry.references import open_registry
 from ortprep.registry.signatures import verify_part
-from ortprep.registry.versions import ModelState, Move, build_state, is_alias_name, parse_move
+from ortprep.registry.versions import ModelState, build_state, is_alias_name
 from ortprep.transport.time_limit import limit_time
 from ortprep.transport.transfer import Download, Report, ignore, map_parallel, with_retries
 
@@ -157,41 +157,25 @@ class Catalogue:
         self.cache.write_document(data)
         return data
 
-    def read_moves(self, model: str, versions: Iterable[Version]) -> dict[str, tuple[Move, ...]]:
-        """Reads every recorded move of every alias to one of some versions, by alias, in order."""
-        moves: list[Move] = []
-        for digest, documents in self.read_attached(model, Kind.MOVE, list(versions)).items():
-            for data in documents:
-                with _skipped(f"a move of an alias of {model}"):
-                    move = parse_move(data)
-                    if move.version == digest:
-                        moves.append(move)
-        moves.sort(key=lambda move: (move.sequence, move.at, move.version))
-        return {
-            alias: tuple(move for move in moves if move.alias == alias)
-            for alias in sorted({move.alias for move in moves})
-        }
-
-    def attach(self, kind: Kind, subject: Part | Version, data: bytes) -> None:
-        """Attaches a signature or a move to a part or a version; attaching it again does nothing."""
-        document = build_attached(kind, subject, data)
-        name = ref_name(digest_bytes(document), subject_digits(subject.digest))
-        self.backend.put_ref(subject.model, kind, name, document)
+    def attach_signature(self, part: Part, data: bytes) -> None:
+        """Attaches a signature to a part; attaching it again does nothing."""
+        document = build_signature(part, data)
+        name = ref_name(digest_bytes(document), subject_digits(part.digest))
+        self.backend.put_ref(part.model, Kind.SIGNATURE, name, document)
 
     @_in_time()
-    def read_attached(
-        self, model: str, kind: Kind, subjects: Sequence[Part | Version]
-    ) -> dict[str, tuple[bytes, ...]]:
-        """Returns what of a kind is attached to parts or versions, by their digests, unchecked."""
-        digits = {subject_digits(subject.digest) for subject in subjects}
-        listed = self.list_refs(model, kind) if subjects else {}
+    def read_signatures(self, *parts: Part) -> dict[str, tuple[bytes, ...]]:
+        """Returns the signatures of parts of one model, by the parts' digests, unverified."""
+        model = parts[0].model
+        digits = {subject_digits(part.digest) for part in parts}
+        listed = self.list_refs(model, Kind.SIGNATURE)
         refs = {name: digest for name, digest in listed.items() if name.partition(".")[2] in digits}
-        found: dict[str, tuple[bytes, ...]] = {subject.digest: () for subject in subjects}
-        for data in self._read_documents(model, kind, refs):
-            with _skipped(f"one of the {kind} of {model}"):
-                subject, content = parse_attached(data, kind)
+        found: dict[str, tuple[bytes, ...]] = {part.digest: () for part in parts}
+        for data in self._read_documents(model, Kind.SIGNATURE, refs):
+            with _skipped(f"one of the signatures of {model}"):
+                subject, signature = parse_signature(data)
                 if subject in found:
-                    found[subject] += (content,)
+                    found[subject] += (signature,)
         return found
 
     def read_part(self, model: str, digest: str) -> Part:
@@ -229,7 +213,7 @@ class Catalogue:
                     raise IntegrityError(f"a part of another source or spec: {digest} in {version.digest}")
         if public_key is None or not found:
             return tuple(found.values())
-        signatures = self.read_attached(versions[0].model, Kind.SIGNATURE, list(found.values()))
+        signatures = self.read_signatures(*found.values())
         verified, problems = [], []
         for part in found.values():
             try:
@@ -241,10 +225,6 @@ class Catalogue:
         if not verified:
             raise problems[0]
         return tuple(verified)
-
-    def read_signatures(self, part: Part) -> tuple[bytes, ...]:
-        """Reads the signatures of a part, unverified."""
-        return self.read_attached(part.model, Kind.SIGNATURE, [part])[part.digest]
 
     def read_records(self, part: Part) -> tuple[LoaderConfig, Manifest]:
         """Reads a part's `loader.json` and `manifest.json`.

@@ -22,6 +22,7 @@ MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"
 PART_TYPE = "application/vnd.ortprep.part.v1"
 VERSION_TYPE = "application/vnd.ortprep.version.v1"
+SIGNATURE_TYPE = "application/vnd.ortprep.signature.v1"
 FILE_TYPE = "application/octet-stream"
 EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
 EMPTY = b"{}"
@@ -221,28 +222,23 @@ def build_manifest(kind: str, layers: Iterable[Mapping[str, Any]], **fields: obj
     return canonical_json({**manifest, "layers": list(layers) or [empty], **fields})
 
 
-def build_attached(kind: str, subject: Part | Version, data: bytes) -> bytes:
-    """Returns the document that says something, in JSON, about a part or a version, in OCI 1.1's terms."""
-    subject_type = INDEX if isinstance(subject, Version) else MANIFEST
-    return build_manifest(
-        _attached_type(kind),
-        [],
-        subject=describe_content(subject_type, subject.digest, len(subject.data)),
-        annotations={f"{OWN}content": data.decode()},
-    )
+def build_signature(part: Part, data: bytes) -> bytes:
+    """Returns the document of a signature, which is JSON, of a part, in OCI 1.1's terms."""
+    subject = describe_content(MANIFEST, part.digest, len(part.data))
+    content = {f"{OWN}content": data.decode()}
+    return build_manifest(SIGNATURE_TYPE, [], subject=subject, annotations=content)
 
 
-def parse_attached(data: bytes, kind: str) -> tuple[str, bytes]:
-    """Returns the digest of what an untrusted document is about, and what it says; raises as `parse_part`."""
-    document = parse_document(data, _attached_type(kind))
+def parse_signature(data: bytes) -> tuple[str, bytes]:
+    """Returns the digest of the part that an untrusted document is about, and the signature, unverified.
+
+    Raises as `parse_part`.
+    """
+    document = parse_document(data, SIGNATURE_TYPE)
     content = document.annotations.get(f"{OWN}content")
     if document.subject is None or content is None:
-        raise BundleError(f"bad document\n  expected {kind} of something")
+        raise BundleError("bad document\n  expected the signature of a part")
     return document.subject.digest, content.encode()
-
-
-def _attached_type(kind: str) -> str:
-    return f"application/vnd.ortprep.{kind}.v1"
 
 
 def parse_document(data: bytes, kind: str) -> OciDocument:

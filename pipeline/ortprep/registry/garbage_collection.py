@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from ortprep.registry.backend import Kind, SweepResult, subject_digits
+from ortprep.registry.backend import Kind, SweepResult
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import Version
-from ortprep.registry.versions import ModelState, Move, find_earlier_versions
+from ortprep.registry.versions import ModelState
 
 log = logging.getLogger(__name__)
 
@@ -42,12 +42,10 @@ class CollectResult:
 
 
 def choose_kept(
-    state: ModelState, moves: Mapping[str, Sequence[Move]], policy: RetentionPolicy, *, now: datetime
+    state: ModelState, previous: Mapping[str, str], policy: RetentionPolicy, *, now: datetime
 ) -> frozenset[str]:
-    """Returns the digests of the versions that stay; `moves` are those of each alias. Pure."""
-    named = set(state.aliases.values())
-    for alias, current in state.aliases.items():
-        named |= set(find_earlier_versions(moves.get(alias, ()), current, state.versions)[-1:])
+    """Returns the digests of the versions that stay; `previous` has what each alias named before. Pure."""
+    named = {*state.aliases.values(), *(previous[alias] for alias in previous if alias in state.aliases)}
     ranked = sorted(
         state.versions.values(),
         key=lambda version: (version.digest not in state.superseded_by, version.published_at),
@@ -79,14 +77,13 @@ def collect(
     """
     policy = policy or RetentionPolicy()
     state = catalogue.read_state(model)
-    moves = catalogue.read_moves(model, state.versions.values())
-    kept = choose_kept(state, moves, policy, now=datetime.now(UTC))
+    previous = catalogue.list_refs(model, Kind.PREVIOUS)
+    kept = choose_kept(state, previous, policy, now=datetime.now(UTC))
     unused = [version for digest, version in state.versions.items() if digest not in kept]
     # Before anything is deleted: what cannot be read would end this at the same place each time.
     catalogue.read_parts(*(version for digest, version in state.versions.items() if digest in kept))
     names = {} if dry_run or not unused else catalogue.list_refs(model, Kind.VERSION)
     removed = tuple(version for version in unused if dry_run or _delete_unnamed(version, names, catalogue))
-    listed_moves = catalogue.list_refs(model, Kind.MOVE)
     listed = set(catalogue.list_refs(model, Kind.VERSION).values())
     # Read again before anything is swept: publishers go on meanwhile, and refresh what they rely on.
     there = catalogue.read_state(model).versions
@@ -97,10 +94,6 @@ def collect(
             "%s: no file is removed, since a version cannot be read: %s", model, ", ".join(sorted(unread)[:5])
         )
         return CollectResult(model, removed, SweepResult(), len(remaining))
-    subjects = {subject_digits(version.digest) for version in remaining}
-    for name in () if dry_run else listed_moves:
-        if name.partition(".")[2] not in subjects:
-            catalogue.backend.delete_ref(model, Kind.MOVE, name)
     live = catalogue.read_parts(*remaining)
     swept = catalogue.backend.sweep(model, live, grace_s=policy.grace_hours * 3600, dry_run=dry_run)
     return CollectResult(model, removed, swept, len(remaining))
@@ -113,5 +106,5 @@ def _delete_unnamed(version: Version, names: Mapping[str, str], catalogue: Catal
         return False
     for name, digest in names.items():
         if digest == version.digest:
-            catalogue.backend.delete_ref(version.model, Kind.VERSION, name)
+            catalogue.backend.delete_version(version.model, name)
     return True

@@ -1,10 +1,9 @@
-"""`promote` and `rollback`: what an alias names, behind a gate, with history."""
+"""`promote` and `rollback`: what an alias names, behind a gate, and what it named before."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from ortprep.bundle.manifest import Manifest
@@ -12,7 +11,6 @@ from ortprep.errors import (
     ConflictError,
     NotPublishedError,
     PromotionRefusedError,
-    RegistryError,
     SignatureError,
 )
 from ortprep.measuring.change import VERIFICATION, RegressionLimits
@@ -23,15 +21,7 @@ from ortprep.registry.backend import Kind
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import Part, Version
 from ortprep.registry.references import VersionRef
-from ortprep.registry.versions import (
-    MAX_SEQUENCE,
-    ModelState,
-    Move,
-    check_alias_name,
-    encode_move,
-    find_earlier_versions,
-    resolve,
-)
+from ortprep.registry.versions import ModelState, check_alias_name, resolve
 from ortprep.spec.urls import redact_url
 
 MAX_REGRESSION = 1.10
@@ -44,7 +34,7 @@ class PromotionGate:
 
     Attributes:
         max_regression: Factor by which a figure may be worse than that of the version the alias names now.
-        force: Whether objections are overruled, and recorded.
+        force: Whether objections are overruled.
         across_hardware: Whether figures from different hardware are compared all the same.
         public_key: Key that every part of the version must be signed with, even if forced; None for none.
             Parts without it are not compared with either.
@@ -63,51 +53,33 @@ class PromoteResult:
     alias: str
     version: Version
     before: str
-    forced: tuple[str, ...]
+    forced: tuple[str, ...] = ()
 
 
 def promote(
-    reference: VersionRef,
-    alias: str,
-    catalogue: Catalogue,
-    *,
-    gate: PromotionGate | None = None,
-    reason: str = "",
+    reference: VersionRef, alias: str, catalogue: Catalogue, *, gate: PromotionGate | None = None
 ) -> PromoteResult:
     """Makes a new or existing alias name a version.
-
-    `reason` is recorded with the move; overruling the gate needs one.
 
     Raises:
         NotPublishedError: There is no such version.
         SignatureError: A part of it is not signed as the gate demands.
         PromotionRefusedError: It does not pass; every objection is named.
         ConflictError: The alias is a label, or somebody else moves it.
-        RegistryError: The registry failed, or the name of the alias or the reason is not good.
+        RegistryError: The registry failed, or the alias has no good name.
     """
     gate = gate or PromotionGate()
     check_alias_name(alias)
-    if gate.force and not reason.strip():
-        raise RegistryError(
-            "no reason given\n  expected a reason, which is recorded", hint="--force --reason 'why'"
-        )
     state = catalogue.read_state(reference.name)
     version = resolve(state, reference.version, registry=redact_url(catalogue.backend.url))
     forced = _pass_gate(catalogue, version, state.aliases.get(alias, version.digest), state, gate)
-    move = Move(alias, version.digest, 1, "promote", "", reason=reason, forced=forced)
-    return _record_and_move(catalogue, version, move)
+    return replace(_move(alias, version, catalogue), forced=forced)
 
 
-def rollback(
-    name: str,
-    alias: str,
-    catalogue: Catalogue,
-    *,
-    reason: str = "",
-) -> PromoteResult:
-    """Makes an alias of a model name what it named before; the gate does not ask, since that served already.
+def rollback(name: str, alias: str, catalogue: Catalogue) -> PromoteResult:
+    """Makes an alias of a model name what it named before, once.
 
-    The other arguments are those of `promote`.
+    The gate does not ask, since that served already. The other arguments are those of `promote`.
 
     Raises:
         NotPublishedError: There is no such alias, nothing it named before, or that was collected.
@@ -115,18 +87,16 @@ def rollback(
         RegistryError: The registry failed.
     """
     state = catalogue.read_state(name)
-    moves = catalogue.read_moves(name, state.versions.values()).get(alias, ())
-    earlier = find_earlier_versions(moves, state.aliases.get(alias, ""), state.versions)
-    if alias not in state.aliases or not earlier:
-        got = "none that still exists" if alias in state.aliases else "no such alias"
+    current = state.aliases.get(alias, "")
+    version = state.versions.get(catalogue.list_refs(name, Kind.PREVIOUS).get(alias, ""))
+    if not current or version is None or version.digest == current:
+        got = "none that still exists" if current else "no such alias"
         raise NotPublishedError(
             f"nothing to roll back to: {name}@{alias}\n"
             f"  expected a version that it pointed to before, got {got}",
-            hint=f"ortprep versions {quoted(name)}",
+            hint=f"ortprep versions {quoted(name)}   (then promote one of them)",
         )
-    version = state.versions[earlier[-1]]
-    move = Move(alias, version.digest, 1, "rollback", "", reason=reason)
-    return _record_and_move(catalogue, version, move)
+    return _move(alias, version, catalogue, goes_back=True)
 
 
 def _pass_gate(
@@ -144,7 +114,7 @@ def _pass_gate(
             f"  expected a valid signature of each part, got none of {', '.join(sorted(missing))}",
             hint="ortprep publish BUNDLE --sign KEY --verify KEY   (publishes only signed parts)",
         )
-    hint = "ortprep promote … --force --reason 'why'   (the reason is recorded)"
+    hint = "ortprep promote … --force"
     new = catalogue.read_manifests(parts)
     objections = tuple(text for part, manifest in new for text in _find_unverified(part, manifest))
     serving = state.versions.get(now)
@@ -156,7 +126,7 @@ def _pass_gate(
             objections += _find_regressions(old, new, gate)
         except SignatureError as error:
             objections += (f"nothing to compare with in {serving.label}: {error.message.splitlines()[0]}",)
-            hint = f"ortprep versions {quoted(version.model)}   (roll back, or --force --reason 'why')"
+            hint = f"ortprep versions {quoted(version.model)}   (roll back, or --force)"
     if objections and not gate.force:
         lines = "\n".join(f"  {objection}" for objection in objections)
         raise PromotionRefusedError(f"not promoted: {version.model}@{version.digest}\n{lines}", hint=hint)
@@ -189,23 +159,21 @@ def _find_regressions(
     )
 
 
-def _record_and_move(catalogue: Catalogue, version: Version, move: Move) -> PromoteResult:
-    """Records a move, and makes it; the alias itself is what counts, whatever is recorded."""
-    model, alias, backend = version.model, move.alias, catalogue.backend
+def _move(alias: str, version: Version, catalogue: Catalogue, *, goes_back: bool = False) -> PromoteResult:
+    """Moves an alias; unless it goes back, what it names until then becomes its previous version.
+
+    A promotion that is killed in between leaves nothing to roll back to.
+    """
+    model, backend = version.model, catalogue.backend
     state = catalogue.read_state(model)
     if alias in state.labels():
         raise ConflictError(f"{alias!r} is a label of {model}\n  expected an alias that is not a label")
-    moves = catalogue.read_moves(model, state.versions.values()).get(alias, ())
     before = state.aliases.get(alias, "")
-    result = PromoteResult(alias, version, before, move.forced)
+    result = PromoteResult(alias, version, before)
     if before == version.digest:
         return result
-    number = moves[-1].sequence + 1 if moves else 1
-    if number >= MAX_SEQUENCE:
-        raise RegistryError(f"too many moves: {model}@{alias}\n  expected a number below {MAX_SEQUENCE}")
-    at = datetime.now(UTC).isoformat(timespec="microseconds")
-    move = replace(move, sequence=number, at=at, before=before)
-    catalogue.attach(Kind.MOVE, version, encode_move(move))
+    if not goes_back:
+        backend.put_ref(model, Kind.PREVIOUS, alias, state.versions.get(before, version).data)
     backend.put_ref(model, Kind.ALIAS, alias, version.data)
     after = catalogue.read_state(model)
     if version.digest not in after.versions:

@@ -85,13 +85,14 @@ def publish(
         _check_label(label, before, part)
     signatures: tuple[bytes, ...] = ()
     if private_key is not None:
-        signatures = (sign_part(part, private_key, catalogue.read_signatures(part)),)
+        signatures = (sign_part(part, private_key, catalogue.read_signatures(part)[part.digest]),)
     if public_key is not None:
-        found = verify_part(part, (*catalogue.read_signatures(part), *signatures), public_key)
+        there = catalogue.read_signatures(part)[part.digest]
+        found = verify_part(part, (*there, *signatures), public_key)
         signatures = tuple(dict.fromkeys((*signatures, found)))
     uploaded = _upload(part, bundle, catalogue, observer)
     for signature in signatures:  # one that was there is refreshed: a collection may be about to remove it
-        catalogue.attach(Kind.SIGNATURE, part, signature)
+        catalogue.attach_signature(part, signature)
     version = _merge(part, catalogue, label, public_key)
     # A collection that began before may have removed what was there: look again, now that it is named.
     if find_missing(part, catalogue):
@@ -235,6 +236,6 @@ def claim_label(version: Version, catalogue: Catalogue) -> bool:
             return True
         is_contended = True
         if min(others) < version.digest or time.monotonic() > deadline_s:
-            backend.delete_ref(version.model, Kind.VERSION, name)
+            backend.delete_version(version.model, name)
             return False
         time.sleep(_POLL_INTERVAL_S)

@@ -283,7 +283,7 @@ def _fetch(
 ) -> None:
     """Fetches what is missing, and puts the bundle together."""
     remove_stale_temporaries(out.absolute().parent, out.name)
-    signatures = catalogue.read_signatures(part)
+    signatures = catalogue.read_signatures(part)[part.digest]
     if public_key is not None:
         # Also where the parts are remembered ones: what is kept with the bundle must be valid by itself. The
         # valid one comes first: others may have attached more than are kept.

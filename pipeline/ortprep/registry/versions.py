@@ -1,18 +1,15 @@
-"""Versions, labels and aliases of a model, and the recorded moves of an alias. Pure."""
+"""Versions, labels and aliases of a model. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ortprep.bundle.codec import canonical_json, decode, encode
-from ortprep.bundle.digest import PREFIX, is_digest
+from ortprep.bundle.digest import PREFIX
 from ortprep.bundle.paths import is_safe_name
-from ortprep.errors import ConflictError, IntegrityError, NotPublishedError, RegistryError
+from ortprep.errors import ConflictError, NotPublishedError, RegistryError
 from ortprep.quoting import quoted
-from ortprep.registry.documents import FULL_DIGEST, LIKE_DIGEST, PartSummary, Version, parse_object
-
-MAX_SEQUENCE = 2**31
+from ortprep.registry.documents import FULL_DIGEST, LIKE_DIGEST, PartSummary, Version
 
 
 def is_alias_name(name: str) -> bool:
@@ -150,68 +147,3 @@ def resolve(state: ModelState, name: str | None, *, registry: str) -> Version:
             hint=f"ortprep versions {quoted(state.model)} --registry {quoted(registry)}",
         )
     return version
-
-
-@dataclass(frozen=True)
-class Move:
-    """An alias came to name a version.
-
-    Attributes:
-        sequence: Number of the move, from 1 on.
-        action: `promote` or `rollback`.
-        before: Digest of the version that the alias named until then, "" if it named none.
-        reason: The user's reason; always given when forced.
-        forced: Objections of the gate that were overruled.
-    """
-
-    alias: str
-    version: str
-    sequence: int
-    action: str
-    at: str
-    before: str = ""
-    reason: str = ""
-    forced: tuple[str, ...] = ()
-
-
-def encode_move(move: Move) -> bytes:
-    """Returns the document of a move."""
-    return canonical_json(encode(move))
-
-
-def parse_move(data: bytes) -> Move:
-    """Parses the untrusted document of a move.
-
-    Raises:
-        IntegrityError: It has a value that `promote` and `rollback` never write.
-        BundleError: It is not a move.
-    """
-    move = decode(Move, parse_object(data), where="a move")
-    if move.action not in ("promote", "rollback") or not 0 < move.sequence < MAX_SEQUENCE:
-        raise IntegrityError("bad alias move\n  expected an action, and a number up to 2**31")
-    is_version = is_digest(move.version) and (not move.before or is_digest(move.before))
-    if len(move.at) > 64 or not is_alias_name(move.alias) or not is_version:
-        raise IntegrityError("bad alias move\n  expected a name, a time and digests of versions")
-    return move
-
-
-def find_earlier_versions(moves: Sequence[Move], current: str, versions: Collection[str]) -> tuple[str, ...]:
-    """Returns the versions that an alias named before this one and that are still there, oldest first.
-
-    `moves` are all recorded moves of the alias, in order; other tools may have moved it in between. `current`
-    is what it names now, "" for nothing.
-    """
-    named: list[str] = []
-    afterwards = (*(move.before for move in moves[1:]), current)
-    for move, after in zip(moves, afterwards, strict=False):
-        if move.before and named[-1:] != [move.before]:
-            named.append(move.before)  # another tool moved it there
-        if move.before and after == move.before:
-            continue  # it was recorded, and cut off before the alias moved; or another tool undid it
-        if move.action == "rollback" and move.version in named:
-            del named[len(named) - 1 - named[::-1].index(move.version) :]
-        if named[-1:] != [move.version]:
-            named.append(move.version)
-    if named[-1:] == [current]:
-        named.pop()
-    return tuple(digest for digest in named if digest in versions)

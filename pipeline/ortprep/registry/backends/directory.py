@@ -2,8 +2,8 @@
 
 ROOT/NAME/versions/HEX.LABEL                documents by their digests, with what `ref_name` adds
 ROOT/NAME/parts/HEX
-ROOT/NAME/signatures/HEX.PART, moves/HEX.VERSION
-ROOT/NAME/aliases/ALIAS                     the digest of the version that an alias names
+ROOT/NAME/signatures/HEX.PART
+ROOT/NAME/aliases/ALIAS, previous/ALIAS     digests of the version that an alias names, and named before
 ROOT/NAME/blobs/HE/HEX                      files by digest: versions that share weights store them once
 """
 
@@ -21,6 +21,7 @@ from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.paths import is_safe_name
 from ortprep.errors import NotPublishedError
 from ortprep.registry.backend import (
+    POINTERS,
     Backend,
     Kind,
     SweepResult,
@@ -75,7 +76,7 @@ class DirectoryBackend(Backend):
     def list_refs(self, model: str, kind: Kind) -> Mapping[str, str]:
         folder = _path(model, kind)
         listed = [name for name in self._folder.list_names(folder) if is_safe_name(name)]
-        if kind != Kind.ALIAS:
+        if kind not in POINTERS:
             return digests_of(listed)
         check_count(len(listed), f"{kind} of {model}")
 
@@ -89,11 +90,11 @@ class DirectoryBackend(Backend):
 
     def put_ref(self, model: str, kind: Kind, name: str, data: bytes) -> None:
         self._folder.write(
-            _path(model, kind, name), digest_bytes(data).encode() if kind == Kind.ALIAS else data
+            _path(model, kind, name), digest_bytes(data).encode() if kind in POINTERS else data
         )
 
-    def delete_ref(self, model: str, kind: Kind, name: str) -> None:
-        self._folder.delete(_path(model, kind, name))
+    def delete_version(self, model: str, name: str) -> None:
+        self._folder.delete(_path(model, Kind.VERSION, name))
 
     def list_models(self) -> tuple[str, ...]:
         """Returns the names of all models, sorted, and of what publishers that were killed left."""

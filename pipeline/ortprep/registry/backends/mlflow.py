@@ -1,7 +1,8 @@
 """An MLflow server as a registry: bundles are artifacts of runs, versions are registered model versions.
 
 Experiment `ortprep/NAME`     a run per part: bundle/…, part.json, signatures as tags
-Registered model NAME         versions with their documents, labels and moves as tags; MLflow's own aliases
+Registered model NAME         versions with their documents and labels as tags; MLflow's own aliases, and what
+                              they named before as tags
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.paths import is_safe_name
 from ortprep.errors import NotPublishedError, RegistryError, RegistryUnavailableError
 from ortprep.quoting import quoted
-from ortprep.registry.backend import Backend, Kind, SweepResult, digest_of, digests_of
+from ortprep.registry.backend import POINTERS, Backend, Kind, SweepResult, digest_of, digests_of
 from ortprep.registry.backends.mlflow_server import (
     EXISTS,
     MISSING,
@@ -32,7 +33,7 @@ from ortprep.registry.backends.mlflow_server import (
     objects_in,
     tags_of,
 )
-from ortprep.registry.documents import Part, Version, as_mapping, parse_attached, parse_part, parse_version
+from ortprep.registry.documents import Part, Version, as_mapping, parse_part, parse_signature, parse_version
 from ortprep.registry.versions import check_model_name
 from ortprep.transport.transfer import Download, Report, ignore
 
@@ -130,8 +131,8 @@ class MlflowBackend(Backend):
         return nullcontext(Download(iter([self._documents[digest]]), 0))
 
     def list_refs(self, model: str, kind: Kind) -> Mapping[str, str]:
-        if kind == Kind.ALIAS:
-            return self._list_aliases(model)
+        if kind in POINTERS:
+            return self._list_pointers(model, kind)
         if kind == Kind.SIGNATURE:
             tagged: Iterable[Mapping[str, str]] = (run.tags for run in self._list_runs(model))
         else:
@@ -160,11 +161,16 @@ class MlflowBackend(Backend):
         self._documents |= {digest: found[name] for name, digest in refs.items()}
         return refs
 
-    def _list_aliases(self, model: str) -> dict[str, str]:
+    def _list_pointers(self, model: str, kind: Kind) -> dict[str, str]:
+        """Returns the digests of the versions that aliases name, or named before."""
         answer = self._server.call(
             "GET", "registered-models/get", tolerated=MISSING, name=check_model_name(model)
         )
-        aliases = objects_in(as_mapping(answer.get("registered_model")), "aliases")
+        registered = as_mapping(answer.get("registered_model"))
+        if kind == Kind.PREVIOUS:
+            tags, start = tags_of(registered), f"ortprep.{kind}."
+            return {key.removeprefix(start): text for key, text in tags.items() if key.startswith(start)}
+        aliases = objects_in(registered, "aliases")
         digests = {number: digest for digest, number in self._number_versions(model)} if aliases else {}
         named = {str(alias.get("alias")): str(alias.get("version")) for alias in aliases}
         return {alias: digests[number] for alias, number in named.items() if number in digests}
@@ -194,11 +200,11 @@ class MlflowBackend(Backend):
         elif kind == Kind.VERSION:
             self._put_version(parse_version(data), tag)
         elif kind == Kind.SIGNATURE:
-            run = self._get_run(model, parse_attached(data, kind)[0])
+            run = self._get_run(model, parse_signature(data)[0])
             self._server.call("POST", "runs/set-tag", run_id=run.run_id, **tag)
-        elif kind == Kind.MOVE:
-            number = self._number_of(model, parse_attached(data, kind)[0])
-            self._server.call("POST", "model-versions/set-tag", name=model, version=number, **tag)
+        elif kind == Kind.PREVIOUS:
+            tag["value"] = digest_bytes(data)
+            self._server.call("POST", "registered-models/set-tag", name=model, **tag)
         else:
             number = self._number_of(model, digest_bytes(data))
             self._server.call("POST", "registered-models/alias", name=model, alias=name, version=number)
@@ -230,10 +236,9 @@ class MlflowBackend(Backend):
         for number in [number for one, number in self._number_versions(model) if one == version.digest][1:]:
             self._delete_version(model, number)
 
-    def delete_ref(self, model: str, kind: Kind, name: str) -> None:
-        """Removes a version, with its moves; what is a tag goes with what has it."""
-        for digest, number in self._number_versions(model) if kind == Kind.VERSION else ():
-            if digest == PREFIX + name.partition(".")[0]:
+    def delete_version(self, model: str, name: str) -> None:
+        for digest, number in self._number_versions(model):
+            if digest == digest_of(name):
                 self._delete_version(model, number)
 
     def _delete_version(self, model: str, number: str) -> None:

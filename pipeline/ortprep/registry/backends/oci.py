@@ -1,15 +1,15 @@
 """Bundles in OCI registries: Harbor, GHCR, ECR, Artifactory, GitLab, CNCF Distribution and all the others.
 
 A model is a repository. A part is an image manifest, a version is an image index with its label as a tag, an
-alias is any other tag of an index. Tags that begin with `_` are ours: `_v.`, `_s.` and `_m.`, and the names
-of refs to versions, signatures and moves, which have what they are about as their subject.
+alias is any other tag of an index. Tags that begin with `_` are ours: `_v.`, `_s.` and `_p.`, and the names
+of refs to versions, to signatures, which have their part as subject, and to what aliases named before.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,16 +25,16 @@ from ortprep.errors import BundleError, NotPublishedError, RegistryError, Regist
 from ortprep.quoting import quoted
 from ortprep.registry.backend import (
     MAX_LISTING_BYTES,
+    POINTERS,
     Backend,
     Kind,
     SweepResult,
     digest_of,
     digests_of,
     ref_name,
-    subject_digits,
 )
 from ortprep.registry.backends.oci_auth import OciClient
-from ortprep.registry.documents import EMPTY, INDEX, MANIFEST, MAX_DOCUMENT_BYTES, Part, parse_attached
+from ortprep.registry.documents import EMPTY, INDEX, MANIFEST, MAX_DOCUMENT_BYTES, Part
 from ortprep.spec.urls import redact_url
 from ortprep.transport import http_answers
 from ortprep.transport.transfer import Download, Report, check_copied, ignore, map_parallel, with_retries
@@ -43,7 +43,7 @@ _HALF_WRITTEN = "DIGEST_INVALID"
 """What a registry says of a manifest put by tag, which has no digest to be wrong: it read one of its own
 links while another push wrote it (CNCF Distribution 2.8 on a file system does not replace them at once)."""
 
-_OWN, _PREFIXES = "_", {Kind.VERSION: "_v.", Kind.SIGNATURE: "_s.", Kind.MOVE: "_m."}
+_OWN, _PREFIXES = "_", {Kind.VERSION: "_v.", Kind.SIGNATURE: "_s.", Kind.PREVIOUS: "_p.", Kind.ALIAS: ""}
 _ACCEPT = {"Accept": f"{MANIFEST}, {INDEX}"}
 _MAX_PAGE_BYTES = 32 * 1024 * 1024
 _MAX_PAGES, _MAX_NAMES = 10_000, 80_000
@@ -148,6 +148,9 @@ class OciBackend(Backend):
         if kind == Kind.ALIAS:
             return self._read_tags(model, plain)
         start = _PREFIXES[kind]
+        if kind == Kind.PREVIOUS:
+            pointers = self._read_tags(model, [tag for tag in tags if tag.startswith(start)])
+            return {tag.removeprefix(start): digest for tag, digest in pointers.items()}
         refs = digests_of(tag.removeprefix(start) for tag in tags if tag.startswith(start))
         if kind == Kind.VERSION:
             labels = {name.partition(".")[2] for name in refs}
@@ -170,8 +173,8 @@ class OciBackend(Backend):
 
         A version also gets its label as a tag, unless something has that tag.
         """
-        if kind in (Kind.VERSION, Kind.ALIAS):
-            self._put_manifest(model, _PREFIXES.get(kind, "") + name, data, INDEX)
+        if kind == Kind.VERSION or kind in POINTERS:
+            self._put_manifest(model, _PREFIXES[kind] + name, data, INDEX)
             label = name.partition(".")[2]
             if kind == Kind.VERSION and label and not self._digest_of(model, label):
                 self._put_manifest(model, label, data, INDEX)
@@ -227,16 +230,10 @@ class OciBackend(Backend):
         path, limit = f"manifests/{name}", MAX_DOCUMENT_BYTES
         return self._fetch("GET", model, path, "read a manifest", headers=_ACCEPT, limit_bytes=limit)[1]
 
-    def delete_ref(self, model: str, kind: Kind, name: str) -> None:
-        """Removes a document with all of its tags; of signatures and moves, none that is not what it says."""
+    def delete_version(self, model: str, name: str) -> None:
+        """Removes a document with all of its tags, since registries delete by digest."""
         for digest in digests_of([name]).values():
-            with suppress(NotPublishedError, BundleError):
-                # Registries delete by digest: a tag of somebody's could name what is in use.
-                if kind in (Kind.SIGNATURE, Kind.MOVE):
-                    subject, _ = parse_attached(self._read_manifest(model, digest), kind)
-                    if subject_digits(subject) != name.partition(".")[2]:
-                        continue
-                self._delete_manifest(model, digest)
+            self._delete_manifest(model, digest)
 
     def _delete_manifest(self, model: str, digest: str) -> None:
         """Deletes a manifest with all of its tags; raises RegistryError if deletion is switched off."""
