@@ -156,12 +156,13 @@ def test_the_sooner_twin_of_a_plainer_plan_serves_first_too():
 def test_reasons_name_the_plan_its_gains_and_the_number_of_runs():
     finals = {DEFAULT: rounds(600, 20), BASE: rounds(300, 20)}
     assert choose(SPACE, per_load(1), found(finals)).reason == (
-        "the base plan: cost 2×, first result 2×, later runs 1× better than the default's at 1 run per load"
+        "the base plan: times better than the default at 1 run per load (below 1 is worse): "
+        "cost 2, first result 2, later runs 1"
     )
     finals = {DEFAULT: rounds(300, 20), BASE: rounds(600, 20, 700), UNPACKED: rounds(900, 40, 500)}
     assert choose(SPACE, per_load(10, max_private_mb=600), found(finals)).reason == (
-        "prepacking=off: cost 0.381×, first result 0.333×, later runs 0.5× better than the default's "
-        "at 10 runs per load"
+        "prepacking=off: times better than the default at 10 runs per load (below 1 is worse): "
+        "cost 0.381, first result 0.333, later runs 0.5"
     )
 
 

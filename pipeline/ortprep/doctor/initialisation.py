@@ -24,7 +24,7 @@ from ortprep.doctor.doctor_model import (
     plan_of,
 )
 from ortprep.doctor.initialisation_phases import TITLES, Initialisation, Trace, trace_plan
-from ortprep.measuring.comparison import is_below, order_of_round
+from ortprep.measuring.comparison import order_of_round
 from ortprep.measuring.device_lock import CPU_DEVICE
 from ortprep.tables import Table, fill_table
 
@@ -38,7 +38,6 @@ ACCOUNTED = 0.1
 
 _STEADY_S = 0.2
 _MAX_TRANSFORMERS = 12
-_MIN_DIFFERENCE = 0.05
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,6 @@ class Start:
         measured_init_ms: Time to make the session, in processes without logging.
         is_prepared: Whether it is of a bundle.
         weights_outside: Whether the weights are in a file of their own.
-        is_apart: Whether processes with and without logging differ beyond the noise.
         bytecode: What of the imports was compiled.
     """
 
@@ -66,7 +64,6 @@ class Start:
     measured_init_ms: float
     is_prepared: bool = False
     weights_outside: bool = False
-    is_apart: bool = True
     bytecode: Bytecode = field(default_factory=Bytecode)
 
     @property
@@ -95,11 +92,9 @@ def _accounts(start: Start) -> Iterator[Finding]:
     )
     if abs(share - 1) <= ACCOUNTED:
         yield Finding("phases-add-up", "ok", text)
-    elif start.is_apart:
+    else:
         hint = "run it again while the machine is idle, or with more --rounds"
         yield Finding("phases-do-not-add-up", "note", text, hint)
-    else:
-        yield Finding("phases-add-up", "ok", f"{text}, within the noise of these processes")
 
 
 def _imports(start: Start) -> Iterator[Finding]:
@@ -198,7 +193,6 @@ def _build_start(plan: SessionPlan, measured: _Measured, name: str) -> Start:
     """Returns the start that the processes of one plan show."""
     traced, plain = measured.traced, measured.plain
     steady_ms = median(result.steady_ms for result in plain)
-    logged_ms, measured_ms = [one.init_ms for one in traced], [one.init_ms for one in plain]
     try:
         weights_outside = bool(external_locations(read_skeleton(Path(plan.model))))
     except WireError:
@@ -209,11 +203,9 @@ def _build_start(plan: SessionPlan, measured: _Measured, name: str) -> Start:
         initialisation=_middle(traced).initialisation,
         first_extra_ms=max(median(result.first_ms for result in plain) - steady_ms, 0.0),
         steady_ms=steady_ms,
-        measured_init_ms=median(measured_ms),
+        measured_init_ms=median(result.init_ms for result in plain),
         is_prepared=name == PREPARED,
         weights_outside=weights_outside,
-        is_apart=is_below(logged_ms, measured_ms, min_gain=_MIN_DIFFERENCE)
-        or is_below(measured_ms, logged_ms, min_gain=_MIN_DIFFERENCE),
         bytecode=_middle(traced).bytecode,
     )
 

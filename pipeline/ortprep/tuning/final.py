@@ -310,7 +310,8 @@ def _describe(
     if not baseline:
         return f"costs least; the {known} failed in the last comparison"
     better = {"cost": objective.cost_ms, "first result": ready_ms, "later runs": steady_ms}
-    words = ", ".join(f"{what} {ratio(baseline, figures, read):.3g}×" for what, read in better.items())
+    words = ", ".join(f"{what} {ratio(baseline, figures, read):.3g}" for what, read in better.items())
     runs = objective.runs_per_load
+    loads = f"{runs} {'run' if runs == 1 else 'runs'} per load"
     memory = describe_memory(figures, baseline)
-    return f"{words} better than the {known}'s at {runs} {'run' if runs == 1 else 'runs'} per load{memory}"
+    return f"times better than the {known} at {loads} (below 1 is worse): {words}{memory}"
