@@ -66,8 +66,7 @@ VALUES = ("1", "2", "1048576", "0.5", "gpu(a)", "x:[1]", "a:b=1")
 
 def test_f18_a_bundle_may_set_what_a_spec_may_and_nothing_else():
     for option in EVERY:
-        of_the_build = option.name in ("device_id", "optimization.disable_specified_optimizers")
-        assert may_be_set(option) == (option.owner is None or of_the_build), option
+        assert may_be_set(option) == (option.owner is None or option.name == "device_id"), option
 
 
 def may_be_set(option):

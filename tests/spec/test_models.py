@@ -28,7 +28,7 @@ FULL: dict[str, Any] = {
     "inputs": {"x": {"shapes": [[1, 3], [8, 3]], "range": [0, 1]}, "y": {"values": ["a", 1, 0.5, True]}},
     "samples": "samples/*.npz",
     "targets": ["cpu", "cuda"],
-    "optimize": {"level": "extended", "disabled_optimizers": ["NchwcTransformer"], "timeout_s": 60},
+    "optimize": {"level": "extended", "timeout_s": 60},
     "runtime": {"intra_op_num_threads": 4, "session_config": {"a": "1"}, "cuda": {"use_tf32": False}},
     "verify": {"rtol": 1, "atol": 0, "seed": 3, "outputs": {"z": {"rtol": 0.1, "atol": 0.2}}},
     "measure": {"rounds": 9, "cold_rounds": 0, "steady_s": 1, "timeout_s": 5},

@@ -33,7 +33,6 @@ def key(stage: Stage, *, folder: Path = Path(), **spec: Any) -> str:
     ("spec", "again"),
     [
         ({"optimize": {"level": "basic"}}, (OPTIMIZE,)),
-        ({"optimize": {"disabled_optimizers": ["ConvAddFusion"]}}, (OPTIMIZE, TUNE)),
         ({"optimize": {"timeout_s": 5}}, ()),
         ({"inputs": {"x": {"range": [0, 2]}}}, (OPTIMIZE, VERIFY)),
         ({"verify": {"rtol": 0.5}}, (VERIFY, TUNE)),

@@ -23,7 +23,6 @@ from ortprep.options import NEWEST, Option, format_option, known_attributes
 from ortprep.spec.conversion import ConvertSpec
 from ortprep.spec.fields import (
     Glob,
-    Identifier,
     Name,
     NotNegative,
     Number,
@@ -160,8 +159,6 @@ class OptimizeSpec(SpecSection):
 
     level: Literal["all", "extended", "basic"] = "all"
     """The first level to try."""
-    disabled_optimizers: tuple[Identifier, ...] = ()
-    """Graph transformers that never run, by name."""
     timeout_s: Seconds = 3600.0
     """Deadline of one optimisation, in seconds."""
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,6 @@ from ortprep.stages.optimize.session_plans import (
     loading_providers,
     plan_steps,
     saving_plan,
-    step_options,
 )
 
 AVX2 = Hardware("x86_64", "Haswell", ("avx", "avx2", "fma"), cores=2, memory_bytes=2**30)
@@ -142,8 +140,7 @@ def test_an_option_raises_the_oldest_version_to_the_one_that_brought_it():
     assert with_options(own, parallel, cpu, installed="1.31.1") == own
 
 
-STEP = Step("all", "ORT_ENABLE_ALL", ("ConvAddFusion",))
-DISABLED = "optimization.disable_specified_optimizers"
+STEP = Step("all", "ORT_ENABLE_ALL")
 
 
 def plan_saving(runtime: RuntimeSpec, variant: str = "cpu", step: Step = STEP) -> SessionPlan:
@@ -196,18 +193,6 @@ def test_the_data_file_is_named_relative_to_the_model():
     assert name == "net_optimized.onnx.data"
 
 
-def test_optimizers_are_left_out_by_step_and_by_user_together_separated_by_semicolons():
-    plan = plan_saving(RuntimeSpec(session_config={DISABLED: "GeluFusionL2;ConvAddFusion"}))
-    assert plan.session_options.config_entries[DISABLED] == "ConvAddFusion;GeluFusionL2"
-
-
-def test_what_the_user_leaves_out_is_left_out_of_loads_that_optimise():
-    for level, disabled in (("ORT_DISABLE_ALL", None), ("ORT_ENABLE_ALL", "ConvAddFusion")):
-        options = step_options(RuntimeSpec(), replace(STEP, loading_level=level))
-        assert options.graph_optimization_level == level
-        assert options.config_entries.get(DISABLED) == disabled
-
-
 def test_saving_does_not_prepack_unless_the_packed_weights_are_wanted():
     wanted = RuntimeSpec(session_config={"session.save_external_prepacked_constant_initializers": "1"})
     assert plan_saving(RuntimeSpec()).session_options.config_entries["session.disable_prepacking"] == "1"
@@ -218,7 +203,6 @@ def test_saving_does_not_prepack_unless_the_packed_weights_are_wanted():
 
 VARIANTS = st.sampled_from(["cpu", "cuda", "portable"])
 LEVELS = st.sampled_from(["all", "extended", "basic"])
-OPTIMIZERS = st.lists(st.sampled_from(["ConvAddFusion", "NchwcTransformer", "NhwcTransformer"])).map(tuple)
 
 
 def test_the_whole_ladder_goes_from_everything_to_the_source():
@@ -242,12 +226,9 @@ def test_loads_optimise_the_portable_variant_as_far_as_the_user_lets_them_and_el
         assert source.loading_level == "ORT_ENABLE_ALL"
 
 
-@given(variant=VARIANTS, level=LEVELS, disabled=OPTIMIZERS)
-def test_no_step_is_tried_twice_none_runs_what_the_user_leaves_out_and_the_source_comes_last(
-    variant, level, disabled
-):
-    steps = plan_steps(variant, level=level, disabled_optimizers=disabled)
+@given(variant=VARIANTS, level=LEVELS)
+def test_no_step_is_tried_twice_and_the_source_comes_last(variant, level):
+    steps = plan_steps(variant, level=level)
     assert [step.level is None for step in steps] == [False] * (len(steps) - 1) + [True]
-    assert all(set(disabled) <= set(step.disabled_optimizers) for step in steps[:-1])
-    tried = [(step.level, frozenset(step.disabled_optimizers), step.loading_level) for step in steps]
+    tried = [(step.level, step.loading_level) for step in steps]
     assert len(set(tried)) == len(tried)

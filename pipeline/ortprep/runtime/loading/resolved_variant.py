@@ -40,7 +40,6 @@ _MAX_ENTRY_BYTES = 64 * 1024
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
-OPTIMIZERS = "optimization.disable_specified_optimizers"
 SWITCHES = frozenset(
     {
         "enable_cpu_mem_arena",
@@ -253,8 +252,6 @@ def _is_usual_value(name: str, value: object) -> bool:
     if name in MAX_COUNTS:
         text = str(value)
         return text.isascii() and text.isdecimal() and len(text) < 5 and int(text) <= MAX_COUNTS[name]
-    if name == OPTIMIZERS:
-        return isinstance(value, str) and all(part.isidentifier() for part in value.split(";"))
     return value in CHOICES.get(name, ())
 
 

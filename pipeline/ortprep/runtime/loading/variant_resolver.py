@@ -44,9 +44,7 @@ if TYPE_CHECKING:
 
 
 _MAX_PROBLEMS = 20
-_OPTIMIZERS, _DEVICE = "optimization.disable_specified_optimizers", "device_id"
-_WRITTEN_BY_BUILDS = {_OPTIMIZERS: r"[A-Za-z0-9_]+(;[A-Za-z0-9_]+)*", _DEVICE: r"[0-9]{1,9}"}
-"""What builds write into bundles though users do not set it by name, and what its values look like."""
+_DEVICE = "device_id"
 
 
 def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
@@ -249,13 +247,13 @@ def _problems(plan: Variant | FirstPhase) -> Iterator[str]:
         # Which of the listed versions has an option is the affair of the variant's requirements.
         version = max(NEWEST, import_onnxruntime().__version__, key=version_parts)
         yield from check_attributes(options.attributes, version=version)
-        yield from check_session_config(_without(_OPTIMIZERS, options.config_entries), version=version)
+        yield from check_session_config(options.config_entries, version=version)
         for provider in plan.providers:
-            chosen = _without(_DEVICE, provider.options)
+            chosen = _without_device(provider.options)
             yield from check_provider_options(provider.name, chosen, version=version)
 
 
-def _without(name: str, chosen: Mapping[str, str]) -> dict[str, str]:
-    """Returns options without the one that builds write, if that has a value as they write it."""
-    is_sound = name in chosen and re.fullmatch(_WRITTEN_BY_BUILDS[name], chosen[name]) is not None
-    return {key: value for key, value in chosen.items() if not (is_sound and key == name)}
+def _without_device(chosen: Mapping[str, str]) -> dict[str, str]:
+    """Returns a provider's options without the device, which builds write, if it has a value as theirs."""
+    is_sound = re.fullmatch("[0-9]{1,9}", chosen.get(_DEVICE, "")) is not None
+    return {key: value for key, value in chosen.items() if not (is_sound and key == _DEVICE)}

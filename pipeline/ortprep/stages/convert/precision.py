@@ -36,7 +36,7 @@ from ortprep.stages.core.contract import Context
 from ortprep.stages.core.fallback import REFUSALS, TAKEN
 from ortprep.stages.core.results import Graph, read_fetched
 from ortprep.stages.optimize.requirements import NO_INTEGERS, find_integer_type
-from ortprep.stages.optimize.session_plans import loading_options, loading_providers, without_optimizers
+from ortprep.stages.optimize.session_plans import loading_options, loading_providers
 from ortprep.stages.verify.reference import (
     ReferenceAnswers,
     fitting,
@@ -279,7 +279,6 @@ class PrecisionAttempts:
             )
         # The session optimises as `optimize` will, so that the gate judges nearly what jobs load.
         options = loading_options(spec.runtime, level=self._levels[0])
-        options = without_optimizers(options, spec.optimize.disabled_optimizers)
         providers = loading_providers(spec.runtime, self._context.target)
         plan = SessionPlan(str(self.written), options, providers)
         self._require_faster(plan)

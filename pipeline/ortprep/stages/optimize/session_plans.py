@@ -5,7 +5,7 @@ Steps are ways to make the file: the next one is tried when one does not hold.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from ortprep.runtime.loading.session import CPU, CUDA
 from ortprep.spec.models import RuntimeSpec
 from ortprep.stages.core.contract import PORTABLE
 
-_DISABLED_OPTIMIZERS = "optimization.disable_specified_optimizers"
 _DISABLE_PREPACKING = "session.disable_prepacking"
 _NO_CPU_FALLBACK = "session.disable_cpu_ep_fallback"
 _SAVE_PREPACKED = "session.save_external_prepacked_constant_initializers"
@@ -45,17 +44,15 @@ class Step:
         name: `all`, `extended`, `basic`, `basic-only` or `source`.
         level: Name of the `GraphOptimizationLevel` of the session that writes it, None for `source`, which is
             copied.
-        disabled_optimizers: Optimisers that session leaves out, by name.
         loading_level: Level of the sessions that load it.
     """
 
     name: str
     level: str | None
-    disabled_optimizers: tuple[str, ...] = ()
     loading_level: str = "ORT_DISABLE_ALL"
 
 
-def plan_steps(variant: str, *, level: str, disabled_optimizers: tuple[str, ...] = ()) -> tuple[Step, ...]:
+def plan_steps(variant: str, *, level: str) -> tuple[Step, ...]:
     """Returns the steps in the order they are tried; the last one is always the source.
 
     Args:
@@ -63,20 +60,14 @@ def plan_steps(variant: str, *, level: str, disabled_optimizers: tuple[str, ...]
             ONNX's own operators. Its loads optimise it further, for the machine that they find themselves on,
             up to the user's level; `basic-only` is what is tried where that fails.
         level: Level that the user starts at: `all`, `extended` or `basic`.
-        disabled_optimizers: Optimisers the user leaves out of every step.
     """
     # The source is not prepared, so its loads optimise it, as plain ONNX Runtime does.
     source = Step(SOURCE, None, loading_level=_LEVELS[ALL])
-    basic = Step(BASIC, _LEVELS[BASIC], disabled_optimizers)
+    basic = Step(BASIC, _LEVELS[BASIC])
     if variant == PORTABLE:
         for_the_machine = replace(basic, loading_level=_LEVELS[level])
         return (for_the_machine, replace(basic, name=BASIC_ONLY), source)
-    steps = (
-        Step(ALL, _LEVELS[ALL], disabled_optimizers),
-        Step(EXTENDED, _LEVELS[EXTENDED], disabled_optimizers),
-        basic,
-        source,
-    )
+    steps = (Step(ALL, _LEVELS[ALL]), Step(EXTENDED, _LEVELS[EXTENDED]), basic, source)
     return steps[[step.name for step in steps].index(level) :]
 
 
@@ -92,25 +83,6 @@ def loading_options(runtime: RuntimeSpec, *, level: str) -> SessionOptionsRecord
         attributes=runtime.attributes,
         config_entries={key: format_option(value) for key, value in runtime.session_config.items()},
     )
-
-
-def step_options(runtime: RuntimeSpec, step: Step) -> SessionOptionsRecord:
-    """Returns the session options that jobs load a step's file with."""
-    options = loading_options(runtime, level=step.loading_level)
-    # What the user leaves out of a graph is left out of what a load makes of it, too.
-    optimises = step.loading_level != "ORT_DISABLE_ALL"
-    return without_optimizers(options, step.disabled_optimizers) if optimises else options
-
-
-def without_optimizers(options: SessionOptionsRecord, names: Sequence[str]) -> SessionOptionsRecord:
-    """Returns session options with graph transformers disabled, besides those that are already."""
-    entries = dict(options.config_entries)
-    users = [name for name in entries.pop(_DISABLED_OPTIMIZERS, "").split(";") if name]
-    disabled = tuple(dict.fromkeys((*names, *users)))
-    if disabled:
-        # ONNX Runtime's header says commas, but those are ignored without a word.
-        entries[_DISABLED_OPTIMIZERS] = ";".join(disabled)
-    return options._replace(config_entries=entries)
 
 
 def loading_providers(runtime: RuntimeSpec, variant: str) -> tuple[ProviderRecord, ...]:
@@ -145,7 +117,7 @@ def saving_plan(
     """
     if step.level is None:
         return None
-    options = without_optimizers(loading_options(runtime, level=step.level), step.disabled_optimizers)
+    options = loading_options(runtime, level=step.level)
     entries = dict(options.config_entries)
     if entries.get(_SAVE_PREPACKED) != "1":
         entries[_DISABLE_PREPACKING] = "1"

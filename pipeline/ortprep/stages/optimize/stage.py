@@ -45,11 +45,11 @@ from ortprep.stages.optimize.graph_writer import SaveRequest, SaveResult, errors
 from ortprep.stages.optimize.requirements import derive_requirements
 from ortprep.stages.optimize.session_plans import (
     Step,
+    loading_options,
     loading_providers,
     plan_steps,
     runtime_key,
     saving_plan,
-    step_options,
 )
 
 _ATTEMPT = ".attempt"
@@ -98,14 +98,11 @@ class OptimizeStage:
                 the disk is full.
             SpecError: The spec does not fit the model.
         """
-        spec, graph, optimize = context.spec, read_source(context), context.spec.optimize
+        spec, graph = context.spec, read_source(context)
         if graph.conversion is None:
             require_fit(spec, graph.description.interface)
-        steps = plan_steps(
-            role_of(context), level=optimize.level, disabled_optimizers=optimize.disabled_optimizers
-        )
         attempts: list[LadderAttempt] = []
-        for step in steps:
+        for step in plan_steps(role_of(context), level=spec.optimize.level):
             tried, saved = try_step(context, step)
             attempts.append(tried)
             if saved is not None:
@@ -143,7 +140,7 @@ def _result_of(
 ) -> PreparedResult:
     """Returns how jobs load what a step wrote."""
     spec, plan, conversion = context.spec, context.variant_plan, read_source(context).conversion
-    options = step_options(spec.runtime, step)
+    options = loading_options(spec.runtime, level=step.loading_level)
     providers = loading_providers(spec.runtime, role_of(context))
     precision = SOURCE_PRECISION if conversion is None else conversion.precision
     variant = Variant(
@@ -187,7 +184,8 @@ def try_step(context: Context, step: Step) -> tuple[LadderAttempt, SaveResult | 
         # The source is the last step, so its findings do not matter.
         outcome = describe_findings(errors_of(saved.findings)) if step.level is not None else ""
         if not outcome:
-            reader = SessionPlan(str(model), step_options(runtime, step), loading_providers(runtime, role))
+            options = loading_options(runtime, level=step.loading_level)
+            reader = SessionPlan(str(model), options, loading_providers(runtime, role))
             run_reload(reader, spec, graph.description.interface)
             for path in sorted(folder.iterdir()):
                 path.rename(place / path.name)

@@ -64,7 +64,6 @@ class TuneStage:
             **(gate_key(spec) if gated else {}),
             "tune": spec.tune.model_dump(mode="json", exclude={"timeout_s"}),
             "tolerances": spec.verify.model_dump(mode="json", exclude={"seed"}),
-            "disabled_optimizers": list(spec.optimize.disabled_optimizers),
             "runtime": runtime_key(spec.runtime, target),
             "tools": runtime_versions(target, "numpy", "onnx"),
             "python": platform.python_version(),
