@@ -88,37 +88,17 @@ def save_optimized(request: SaveRequest) -> SaveResult:
 
     repairs: tuple[LintFinding, ...] = ()
     if request.plan is None:
-        # A source keeps the data files that it came with.
-        folder = request.model.parent
-        data_files = {str(path.relative_to(folder)) for path in folder.rglob("*")}
         model = onnx.ModelProto.FromString(read_skeleton(request.model))
     else:
         # The session is dropped at once, so its memory is free before the file is read.
         build_session(request.plan)
-        data = request.model.with_name(f"{request.model.name}.data")
-        data_files = {data.name}
         model = onnx.load(request.model, load_external_data=False)
         repairs = _repair(model, request)
         if all(tensor.data_location != tensor.EXTERNAL for tensor in walk_tensors(model)):
             # ONNX Runtime makes the file whether or not a weight is large enough for it.
-            data.unlink(missing_ok=True)
-    findings = [*repairs, *find_strays(model, data_files)]
-    if request.variant == PORTABLE:
-        findings += find_unportable(model, request.operators)
-    return SaveResult(describe_model(model), tuple(findings), onnxruntime.__version__)
-
-
-def find_strays(model: onnx.ModelProto, data_files: Collection[str]) -> Iterator[LintFinding]:
-    """Yields weights in another file than those given: in the source's own, or in the writer's memory."""
-    from ortprep.stages.core.graph_walk import walk_tensors
-
-    for tensor in walk_tensors(model):
-        locations = [entry.value for entry in tensor.external_data if entry.key == "location"]
-        location = next(iter(locations), "")
-        if tensor.data_location == tensor.EXTERNAL and location not in data_files:
-            own = ", ".join(sorted(data_files)) or "the model"
-            detail = f"its values are in {location!r}, not in {own}"
-            yield LintFinding("external-elsewhere", ERROR, tensor.name, detail, "#17311")
+            request.model.with_name(f"{request.model.name}.data").unlink(missing_ok=True)
+    strangers = find_unportable(model, request.operators) if request.variant == PORTABLE else ()
+    return SaveResult(describe_model(model), (*repairs, *strangers), onnxruntime.__version__)
 
 
 def find_unportable(model: onnx.ModelProto, operators: Collection[str]) -> Iterator[LintFinding]:
