@@ -68,7 +68,7 @@ def test_a_presigned_url_is_kept_for_fetching_and_recorded_without_its_signature
     spec = parse_spec({"name": "m", "source": {"url": url}})
     assert spec.source.url == url
     recorded = resolved_spec(spec)["source"]["url"]
-    assert recorded == "https://b.s3.amazonaws.com/x.onnx?versionId=7&X-Amz-Signature=REDACTED"
+    assert recorded == "https://b.s3.amazonaws.com/x.onnx?REDACTED"
 
 
 def with_session_config(**entries: Any) -> dict[str, Any]:

@@ -18,39 +18,13 @@ from ortprep.transport.fsspec_folder import FsspecFolder
 from tests.fakes import serve
 
 _SECRET = st.text(st.characters(codec="ascii", categories=["Lu", "Ll", "Nd"]), min_size=8, max_size=40)
-_SECRET_PARAMETERS = [
-    "X-Amz-Signature",
-    "X-Amz-Credential",
-    "x-amz-security-token",
-    "X-Goog-Signature",
-    "Signature",
-    "AWSAccessKeyId",
-    "Key-Pair-Id",
-    "Policy",
-    "sig",
-    "access_token",
-    "private-token",
-    "api_key",
-    "apikey",
-    "key",
-    "password",
-    "client_secret",
-    "%73ig",
-    "pw",
-    "private_key",
-    "pat",
-    "hmac",
-    "sas",
-    "sas_url",
-    "psk",
-]
 
 
 @pytest.mark.parametrize(
     "url",
     [
         "https://host/models/resnet50.onnx",
-        "https://host:8443/a/b.onnx?download=true&versionId=3#weights",
+        "https://host:8443/a/b.onnx",
         "s3://bucket/key.onnx",
         "http://[::1]:80/x.onnx",
         "file:///models/x.onnx",
@@ -87,23 +61,9 @@ def test_a_user_without_password_is_no_secret_where_no_token_can_be_one():
 
 
 @pytest.mark.attack
-@given(_SECRET, st.sampled_from(_SECRET_PARAMETERS), st.sampled_from("?#"))
-def test_a_secret_parameter_is_never_shown(secret, name, border):
-    url = f"https://host/x{border}a=1&{name}={secret}&b=2"
-    assert redact_url(url) == f"https://host/x{border}a=1&{name}={REDACTED}&b=2"
-
-
-def test_all_of_a_shared_access_signature_is_redacted_and_only_there():
-    assert redact_url("https://h/x?sv=1&se=2&sig=3&id=4").endswith(
-        "?sv=REDACTED&se=REDACTED&sig=REDACTED&id=4"
-    )
-    assert redact_url("https://h/x?sv=1&se=2") == "https://h/x?sv=1&se=2"
-
-
-def test_a_random_looking_value_is_not_shown_but_still_told_apart():
-    first, second = (f"https://host/x?id=1aB3{letter * 24}" for letter in "xy")
-    assert redact_url(first) != redact_url(second)
-    assert "xxxx" not in redact_url(first)
+@given(_SECRET, st.sampled_from(["token=", "sig=", "x-amz-signature=", "b&c#", ""]), st.sampled_from("?#"))
+def test_no_parameter_is_shown(secret, name, border):
+    assert redact_url(f"https://host/x{border}{name}{secret}&b=2") == f"https://host/x{border}{REDACTED}"
 
 
 @given(
@@ -211,7 +171,7 @@ def test_a_folder_may_be_called_as_it_likes(tmp_path):
 @pytest.mark.attack
 def test_a_url_of_many_parameters_is_redacted_in_linear_time():
     query = "a=1&" * 16_000  # a quadratic search takes a minute
-    assert redact_url(f"https://h/m.onnx?{query}token=secret").endswith(f"a=1&token={REDACTED}")
+    assert redact_url(f"https://h/m.onnx?{query}token=secret") == f"https://h/m.onnx?{REDACTED}"
 
 
 @pytest.mark.attack
