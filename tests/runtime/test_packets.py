@@ -6,6 +6,7 @@ import _socket
 import math
 import os
 import socket
+import threading
 from contextlib import suppress
 
 import numpy as np
@@ -14,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortprep.errors import HostError, NoRoomError
-from ortprep.runtime.descriptors import Region
 from ortprep.runtime.packets import (
     DONE,
     FAILED,
@@ -36,8 +36,8 @@ _DTYPES = [*map(np.dtype, "?bBhHiIqQefdFD"), BFLOAT16]
 _SHAPES = st.lists(st.lists(st.integers(0, 40), max_size=4).map(tuple), min_size=1, max_size=5)
 
 
-def connect() -> tuple[_socket.socket, _socket.socket]:
-    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+def connect(kind: int = socket.SOCK_SEQPACKET) -> tuple[_socket.socket, _socket.socket]:
+    mine, its = socket.socketpair(socket.AF_UNIX, kind)
     return _socket.socket(fileno=mine.detach()), _socket.socket(fileno=its.detach())
 
 
@@ -56,16 +56,18 @@ def memory():
         os.close(descriptor)
 
 
-@pytest.mark.parametrize("way", ["region", "window"])
+@pytest.mark.parametrize("way", ["stream", "window"])
 @given(shapes=_SHAPES, dtype=st.sampled_from(_DTYPES), fill=st.integers(0, 1))
 def test_arrays_arrive_as_they_were_sent(way, shapes, dtype, fill):
     arrays = arrays_of(shapes, dtype)
     for array in arrays.values():
         array.reshape(-1).view(np.uint8)[...] = fill
-    here, there = connect()
+    here, there = connect(socket.SOCK_SEQPACKET if way == "window" else socket.SOCK_STREAM)
     window = memory().answers(1) if way == "window" else None
-    send_arrays(here, DONE, arrays, lambda: window or Region(), number=7, model=3)
-    packet = receive(there, "test", window and window.read)
+    sender = threading.Thread(target=lambda: send_arrays(here, DONE, arrays, window, number=7, model=3))
+    sender.start()
+    packet = receive(there, "test", window)
+    sender.join()
     assert packet is not None
     assert packet[:4] == (DONE, 0, 7, 3)
     assert list(packet.arrays) == list(arrays)
@@ -88,11 +90,12 @@ def test_arrays_lie_one_after_the_other_on_multiples_of_64(sizes):
     assert places.is_inline == (places.end <= INLINE_BYTES)
 
 
-def answer_to(packet: bytes, window=None) -> Packet | None:
-    """Returns what is read from bytes that were sent."""
-    here, there = connect()
+def answer_to(packet: bytes, window=None, kind=socket.SOCK_SEQPACKET) -> Packet | None:
+    """Returns what is read from bytes that were sent, and nothing after them."""
+    here, there = connect(kind)
     try:
         here.send(packet)
+        here.shutdown(socket.SHUT_WR)
         return receive(there, "test", window)
     finally:
         here.close()
@@ -103,7 +106,7 @@ def packet_of(shapes) -> bytearray:
     """Returns a packet with arrays as bytes; those of more than 16 KiB lie in a window."""
     here, there = connect()
     shared = memory()
-    send_arrays(here, DONE, arrays_of(shapes, np.dtype(np.float32)), lambda: shared.answers(0))
+    send_arrays(here, DONE, arrays_of(shapes, np.dtype(np.float32)), shared.answers(0))
     content = bytearray(there.recv(MAX_PACKET_BYTES))
     here.close()
     there.close()
@@ -111,12 +114,13 @@ def packet_of(shapes) -> bytearray:
 
 
 @pytest.mark.attack
-@given(_SHAPES, st.integers(0, 10_000), st.integers(0, 255))
-def test_a_changed_byte_is_an_error_or_arrays_that_lie_inside(shapes, at, value):
+@given(_SHAPES, st.integers(0, 10_000), st.integers(0, 255), st.booleans())
+def test_a_changed_byte_is_an_error_or_arrays_that_lie_inside(shapes, at, value, is_stream):
     packet, shared = packet_of(shapes), memory()
     packet[at % len(packet)] = value
-    with suppress(HostError, MemoryError):
-        got = answer_to(bytes(packet), shared.answers(0).read)
+    way = (None, socket.SOCK_STREAM) if is_stream else (shared.answers(0), socket.SOCK_SEQPACKET)
+    with suppress(HostError, MemoryError, ConnectionResetError):
+        got = answer_to(bytes(packet), *way)
         assert got is not None
         assert all(array.nbytes < 2**32 for array in got.arrays.values())
 
@@ -126,6 +130,8 @@ def test_a_changed_byte_is_an_error_or_arrays_that_lie_inside(shapes, at, value)
 def test_garbage_is_an_error_of_the_protocol_and_nothing_else(data):
     with pytest.raises(HostError, match="broke the protocol"):
         answer_to(data)
+    with pytest.raises((HostError, ConnectionResetError), match=r"broke the protocol|left in the middle"):
+        answer_to(data, kind=socket.SOCK_STREAM)
 
 
 @pytest.mark.parametrize("text", [b"[1]", b"{", b"\xff", b"[" * 10_000])
@@ -143,10 +149,10 @@ def test_a_text_that_is_too_long_is_cut():
     assert got["kind"] == "RunError"
     assert got["message"].startswith("ää")
     with pytest.raises(NoRoomError, match="do not fit a message"):
-        send_arrays(here, DONE, arrays_of([(1,)] * 10_000, np.dtype(np.float32)), Region)
+        send_arrays(here, DONE, arrays_of([(1,)] * 10_000, np.dtype(np.float32)))
     for shape in ((1,) * (MAX_RANK + 1), (0, 2**62)):  # a request may decide what shape its answer has
         with pytest.raises(NoRoomError, match="do not fit a message"):
-            send_arrays(here, DONE, {"y": np.empty(shape, np.uint8)}, Region)
+            send_arrays(here, DONE, {"y": np.empty(shape, np.uint8)})
     send(here, FAILED, b"{}")
     here.close()
     there.close()

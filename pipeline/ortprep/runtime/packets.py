@@ -1,12 +1,12 @@
-"""Packets between a process that has models and one that asks it, and the memory of large arrays.
+"""Messages between a process that has models and one that asks it.
 
-Host and client, and a pool and its workers, send the same packets, each one message of a sequenced-packet
-socket: a head, a text (a name, JSON, or name, type and shape of each array) and data. Arrays of up to 16 KiB
-in all travel in the packet. Larger ones of a client or host lie in a *region*: a memory file whose descriptor
-travels with the packet. Those of a pool or worker lie in memory that both have mapped. A text has shapes and
-no offsets: both sides compute the same offsets from shapes and item sizes, so arrays cannot overlap, and the
-receiver checks where they end. What the other side sends is checked as if a stranger had sent it. Clients of
-the host import this module, so it needs only numpy and built-in modules.
+Host and client, and a pool and its workers, send the same messages: a head, a text (a name, JSON, or name,
+type and shape of each array) and the arrays' bytes, one after the other. Between host and client there is a
+stream. A pool and a worker have sequenced packets, and arrays of more than 16 KiB in all lie in memory that
+both have mapped. A text has shapes and no offsets: both sides compute the same offsets from shapes and item
+sizes, so arrays cannot overlap, and the receiver checks where they end. What the other side sends is checked
+as if a stranger had sent it. Clients of the host import this module, so it needs only numpy and built-in
+modules.
 """
 
 from __future__ import annotations
@@ -14,30 +14,21 @@ from __future__ import annotations
 import _socket  # `socket` itself takes as long to import as a client may take in all
 import functools
 import math
-import os
 import struct
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ortprep.runtime.descriptors import (
-    ANCILLARY_BYTES,
-    Region,
-    close_received,
-    find_descriptors,
-    find_seals,
-)
+from ortprep.runtime.descriptors import ANCILLARY_BYTES, close_received
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
     from ortprep.errors import HostError
 
     Shape = tuple[int, ...]
-    ReadArray = Callable[[np.dtype[Any], Shape, int], NDArray[Any]]
-    """Returns the array of a type and shape that lies at an offset, in bytes."""
 
 OPEN, RUN, STATUS = 1, 2, 3
 """What is asked."""
@@ -46,19 +37,19 @@ OPENED, DONE, FAILED, REPORT = 16, 17, 18, 19
 """What is answered: `DONE` with arrays, the others with JSON."""
 
 INLINE_BYTES = 16 * 1024
-"""Maximum data of arrays that travels in a packet; more lies in a region."""
+"""Maximum data of arrays that travels in a packet; more lies in memory that both sides share."""
 
 MAX_PACKET_BYTES = 96 * 1024
 """Largest packet, under half of what a socket of Linux holds by default (`net.core.wmem_default`)."""
 
-MAX_REGION_BYTES = 2**32
+MAX_ARRAYS_BYTES = 2**32
 """Largest request or answer: 4 GiB."""
 
 MAX_TEXT_BYTES = 64 * 1024
 MAX_RANK = 32
 """Maximum number of axes of an array, as in bundles."""
 
-_HEAD, _MAGIC = struct.Struct("<8sBxHIqQQI"), b"ortprep3"
+_HEAD, _MAGIC = struct.Struct("<8sBxHIqQI"), b"ortprep4"
 _NAMES = struct.Struct("<HB")
 _NUMBERS = frozenset(np.dtype(code).name for code in "?bBhHiIqQefdFD")
 _ALIGNMENT = 64
@@ -66,7 +57,7 @@ _MAX_CACHED = 1024
 
 
 class Packet(NamedTuple):
-    """A packet that was received.
+    """A message that was received.
 
     Attributes:
         deadline_ns: Time at which its sender stops waiting, by `time.monotonic_ns()`; 0 for never.
@@ -85,7 +76,7 @@ class Packet(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where arrays lie.
+    """Where arrays lie in shared memory.
 
     Attributes:
         offsets: Offset of each array, in bytes, a multiple of 64.
@@ -97,7 +88,7 @@ class Places(NamedTuple):
 
     @property
     def is_inline(self) -> bool:
-        """Whether the arrays are small enough to travel in the packet."""
+        """Whether the arrays are small enough to travel in a packet instead."""
         return self.end <= INLINE_BYTES
 
 
@@ -110,13 +101,14 @@ def place_arrays(sizes: Iterable[int]) -> Places:
     return Places(tuple(offsets), end)
 
 
-class SharedWriter(Protocol):
-    """Writes arrays into memory that both sides share, as `Region` does; no descriptor travels."""
-
-    descriptor: None
+class SharedMemory(Protocol):
+    """Memory that both sides have mapped, which one writes arrays into and the other reads."""
 
     def write(self, arrays: Iterable[NDArray[Any]], places: Places) -> None:
         """Writes arrays to their places, in C order and native byte order."""
+
+    def read(self, dtype: np.dtype[Any], shape: Shape, offset: int) -> NDArray[Any]:
+        """Returns an array that was written."""
 
 
 def violation(sender: str, problem: str) -> HostError:
@@ -136,19 +128,11 @@ def send(
     deadline_ns: int = 0,
     number: int = 0,
     model: int = 0,
-    data: bytes | bytearray = b"",
-    region: Region | SharedWriter | None = None,
-    size: int = 0,
+    data: bytes = b"",
 ) -> None:
-    """Sends a packet, with the first `size` bytes of a region if there is one.
-
-    Raises `OSError` if the other side left or does not read.
-    """
-    descriptor = None if region is None else region.descriptor
-    rights = [] if descriptor is None else [struct.pack("i", descriptor)]
-    ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, one) for one in rights]
-    head = _HEAD.pack(_MAGIC, kind, arrays, len(text), deadline_ns, size, number, model)
-    sock.sendmsg([head, text, data], ancillary, _socket.MSG_NOSIGNAL)
+    """Sends a message, or the beginning of one; raises `OSError` if the other side left or does not read."""
+    head = _HEAD.pack(_MAGIC, kind, arrays, len(text), deadline_ns, number, model)
+    sock.sendall(b"".join((head, text, data)), _socket.MSG_NOSIGNAL)
 
 
 def send_json(sock: _socket.socket, kind: int, content: Mapping[str, Any], *, number: int = 0) -> None:
@@ -175,74 +159,75 @@ def read_json(packet: Packet, sender: str) -> dict[str, Any]:
     return content
 
 
-def receive(sock: _socket.socket, sender: str, read_shared: ReadArray | None = None) -> Packet | None:
-    """Returns the next packet, None if the other side has left; no descriptor stays open.
+def receive(sock: _socket.socket, sender: str, shared: SharedMemory | None = None) -> Packet | None:
+    """Returns the next message, None if the other side has left; no descriptor stays open.
 
     Args:
         sock: Connection to the other side.
         sender: Who that is, for errors.
-        read_shared: Reads large arrays from memory that both sides share; None if they come in regions.
+        shared: Memory that large arrays are in; None if they travel.
 
     Raises:
         HostError: It breaks the protocol.
         MemoryError: There is no memory for its arrays.
         OSError: There is none yet, or the connection is lost.
     """
-    content, ancillary, flags, _ = sock.recvmsg(MAX_PACKET_BYTES, ANCILLARY_BYTES, _socket.MSG_CMSG_CLOEXEC)
-    descriptors = find_descriptors(ancillary) if ancillary else []
-    try:
-        if not content:
-            return None
-        if flags & (_socket.MSG_TRUNC | _socket.MSG_CTRUNC) or len(content) < _HEAD.size:
-            raise violation(sender, f"got a packet of {len(content)} bytes or more, or many descriptors")
-        magic, kind, arrays, text_bytes, deadline_ns, size, number, model = _HEAD.unpack_from(content)
-        begin = _HEAD.size + text_bytes
-        if magic != _MAGIC or begin > len(content) or len(descriptors) != bool(size and read_shared is None):
-            raise violation(sender, f"expected a head, got {content[: _HEAD.size].hex(' ')}")
-        text = content[_HEAD.size : begin]
-        if descriptors:
-            _require_region(descriptors[0], size, sender)
-        if kind not in (RUN, DONE):
-            return Packet(kind, deadline_ns, number, model, text, {})
-        data = descriptors[0] if descriptors else content[begin:]
-        read = read_shared if size and read_shared else functools.partial(_read_array, data)
+    content, ancillary, _, _ = sock.recvmsg(MAX_PACKET_BYTES, ANCILLARY_BYTES, _socket.MSG_CMSG_CLOEXEC)
+    if ancillary:
+        close_received(ancillary)
+        raise violation(sender, "it sent descriptors")
+    if not content:
+        return None
+    content = _receive_rest(sock, content, _HEAD.size, sender)
+    magic, kind, arrays, text_bytes, deadline_ns, number, model = _HEAD.unpack_from(content)
+    if magic != _MAGIC or text_bytes > MAX_TEXT_BYTES:
+        raise violation(sender, f"expected a head, got {content[: _HEAD.size].hex(' ')}")
+    begin = _HEAD.size + text_bytes
+    content = _receive_rest(sock, content, begin, sender)
+    text = content[_HEAD.size : begin]
+    found: dict[str, NDArray[Any]] = {}
+    rest = memoryview(content)[begin:]
+    if kind in (RUN, DONE):
         try:
-            found = _read_arrays(*_decode_text(text, arrays), read, size or len(content) - begin)
-        except (struct.error, ValueError, TypeError, OverflowError, OSError) as error:
+            specs, places = _decode_text(text, arrays)
+            found, rest = _read_arrays(sock, specs, places, rest, shared)
+        except (struct.error, ValueError, TypeError, OverflowError) as error:
             raise violation(sender, f"its arrays are unreadable: {error}") from error
-        return Packet(kind, deadline_ns, number, model, b"", found)
-    finally:
-        if descriptors:
-            close_received(descriptors)
+        text = b""
+    if rest:
+        raise violation(sender, f"got {len(rest)} bytes too many")
+    return Packet(kind, deadline_ns, number, model, text, found)
 
 
-def _require_region(descriptor: int, size: int, sender: str) -> None:
-    """Raises unless a descriptor is that of a region: reading from anything else might take for ever."""
-    from fcntl import F_SEAL_SHRINK
-
-    is_sealed = (find_seals(descriptor) or 0) & F_SEAL_SHRINK
-    if not is_sealed or size > min(os.fstat(descriptor).st_size, MAX_REGION_BYTES):
-        problem = f"expected at most {MAX_REGION_BYTES} bytes, sealed in size, and got {size}"
-        raise violation(sender, f"its memory cannot be read: {problem}")
+def _receive_rest(sock: _socket.socket, content: bytes, size: int, sender: str) -> bytes:
+    """Returns what has come of a message, with at least so many bytes of it; raises as `receive`."""
+    while len(content) < size:
+        if sock.type == _socket.SOCK_SEQPACKET:
+            raise violation(sender, f"expected {size} bytes and more, got {len(content)}")
+        more = sock.recv(MAX_PACKET_BYTES)
+        if not more:
+            raise ConnectionResetError("left in the middle of a message")
+        content += more
+    return content
 
 
 def send_arrays(
     sock: _socket.socket,
     kind: int,
     arrays: Mapping[str, NDArray[Any]],
-    find_region: Callable[[], Region | SharedWriter],
+    shared: SharedMemory | None = None,
     *,
     deadline_ns: int = 0,
     number: int = 0,
     model: int = 0,
 ) -> None:
-    """Sends arrays of numbers by name: small ones in the packet, large ones in a region.
+    """Sends arrays of numbers by name.
 
     Args:
         sock: Connection to the other side.
         kind: `RUN` or `DONE`.
         arrays: Arrays by name, of any shape and of types that ONNX knows but strings.
-        find_region: Function that returns what to write them into.
+        shared: Memory that large ones are written into; None if they travel.
         deadline_ns: Time at which the sender stops waiting, by `time.monotonic_ns()`; 0 for never.
         number: As in `Packet`.
         model: As in `Packet`.
@@ -252,23 +237,36 @@ def send_arrays(
         OSError: The other side left or does not read, or there is no memory.
     """
     text, places = _encode_text(tuple([(name, one.dtype, one.shape) for name, one in arrays.items()]))
-    is_small = len(text) <= MAX_TEXT_BYTES and places.end <= MAX_REGION_BYTES
+    is_small = len(text) <= MAX_TEXT_BYTES and places.end <= MAX_ARRAYS_BYTES
     if not is_small or not all(_can_travel(one.dtype, one.shape) for one in arrays.values()):
         from ortprep.errors import NoRoomError
 
         shapes = ", ".join([f"{name} {list(one.shape)}" for name, one in arrays.items()])[:500]
         raise NoRoomError(f"arrays of {places.end} bytes do not fit a message: {shapes}")
-    fields: dict[str, Any] = {"deadline_ns": deadline_ns, "number": number, "model": model}
+    data, large = b"", []
     if places.is_inline:
-        memory = bytearray(places.end)
-        for array, offset in zip(arrays.values(), places.offsets, strict=True):
-            if array.nbytes:
-                np.ndarray(array.shape, array.dtype.newbyteorder("="), memory, offset)[...] = array
-        send(sock, kind, text, arrays=len(arrays), data=memory, **fields)
+        data = b"".join([_to_native(one).tobytes() for one in arrays.values()])
+    elif shared is not None:
+        shared.write(arrays.values(), places)
     else:
-        region = find_region()
-        region.write(arrays.values(), places)
-        send(sock, kind, text, arrays=len(arrays), region=region, size=places.end, **fields)
+        large = [_to_native(one).reshape(-1).view(np.uint8).data for one in arrays.values()]
+    send(
+        sock,
+        kind,
+        text,
+        arrays=len(arrays),
+        deadline_ns=deadline_ns,
+        number=number,
+        model=model,
+        data=data,
+    )
+    for content in large:
+        sock.sendall(content, _socket.MSG_NOSIGNAL)
+
+
+def _to_native(array: NDArray[Any]) -> NDArray[Any]:
+    """Returns an array in C order and native byte order."""
+    return np.asarray(array, array.dtype.newbyteorder("="), order="C")
 
 
 @functools.lru_cache(_MAX_CACHED)
@@ -313,50 +311,54 @@ def _decode_text(text: bytes, count: int) -> tuple[dict[str, tuple[np.dtype[Any]
 
 
 def _read_arrays(
-    specs: Mapping[str, tuple[np.dtype[Any], Shape]], places: Places, read: ReadArray, size: int
-) -> dict[str, NDArray[Any]]:
-    """Returns the arrays of a packet by name; they are checked and used as they are then.
+    sock: _socket.socket,
+    specs: Mapping[str, tuple[np.dtype[Any], Shape]],
+    places: Places,
+    rest: memoryview,
+    shared: SharedMemory | None,
+) -> tuple[dict[str, NDArray[Any]], memoryview]:
+    """Returns the arrays of a message by name, and what has come behind it.
 
     Args:
+        sock: Where what is missing comes from.
         specs: Type and shape of each, as `_decode_text` returns them.
-        places: Where they lie.
-        read: Reads one of them.
-        size: Bytes of the memory in which they lie.
+        places: Where they lie in shared memory, if they do.
+        rest: What has come behind the text.
+        shared: As `receive` has it.
 
     Raises:
-        ValueError: They lie outside of their memory, or a boolean is neither 0 nor 1.
+        ValueError: They are too large, or cut short, or a boolean is neither 0 nor 1.
         MemoryError: There is no memory for them.
-        OSError: The same.
+        OSError: As `receive`.
     """
-    if places.end > min(size, MAX_REGION_BYTES):
-        raise ValueError(f"arrays of {places.end} bytes lie outside of their memory")
+    if places.end > MAX_ARRAYS_BYTES:
+        raise ValueError(f"arrays of {places.end} bytes")
     arrays = {}
     for (name, (dtype, shape)), offset in zip(specs.items(), places.offsets, strict=True):
-        array = arrays[name] = read(dtype, shape, offset)
+        if shared is not None and not places.is_inline:
+            array = shared.read(dtype, shape, offset)
+        else:
+            array = np.empty(shape, dtype)
+            rest = _fill(sock, array.reshape(-1).view(np.uint8).data, rest)
+        arrays[name] = array
         # As `is_valid_bool`, whose module no client needs to import.
         if dtype == np.bool_ and array.view(np.uint8).max(initial=0) > 1:
             raise ValueError("expected 0 or 1 for a boolean")
-    return arrays
+    return arrays, rest
 
 
-def _read_array(data: bytes | int, dtype: np.dtype[Any], shape: Shape, offset: int) -> NDArray[Any]:
-    """Returns a copy of one array, read from bytes or from the region of a descriptor.
-
-    A region is read, not mapped: its sender can change it at any time, and a page that is not to be had is an
-    error of a read, and the end of a process that maps it. Raises as `_read_arrays`.
-    """
-    array = np.empty(shape, dtype)
-    content = array.reshape(-1).view(np.uint8)
-    if isinstance(data, int):
-        remaining = content.data
-        while remaining:
-            count = os.preadv(data, [remaining], offset)
-            if not count:
-                raise ValueError("their memory ends before them")
-            remaining, offset = remaining[count:], offset + count
-    else:
-        content[:] = np.ndarray(content.shape, np.uint8, data, offset)
-    return array
+def _fill(sock: _socket.socket, target: memoryview, rest: memoryview) -> memoryview:
+    """Fills memory with what has come, and then with what comes; returns what has come beyond that."""
+    count = min(len(target), len(rest))
+    target[:count], rest, target = rest[:count], rest[count:], target[count:]
+    if target and sock.type == _socket.SOCK_SEQPACKET:
+        raise ValueError(f"{len(target)} bytes are missing")
+    while target:
+        got = sock.recv_into(target)
+        if not got:
+            raise ConnectionResetError("left in the middle of a message")
+        target = target[got:]
+    return rest
 
 
 def _find_dtype(name: str) -> np.dtype[Any]:

@@ -62,7 +62,6 @@ def host_in_this_process(config: HostConfig | None = None) -> Iterator[Server]:
         yield server
     finally:
         assert server.stop(20)
-        os.close(server._wakeup)
         folder.close()
 
 

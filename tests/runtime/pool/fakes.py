@@ -154,7 +154,7 @@ def _send_nothing(sock, number, job):
 
 def _answer(sock, number, names="y", dtype=np.float32):
     outputs = {name: np.zeros((0, 1), dtype) for name in names}
-    packets.send_arrays(sock, packets.DONE, outputs, packets.Region, number=number)
+    packets.send_arrays(sock, packets.DONE, outputs, number=number)
 
 
 def _answer_another(sock, number, job):
@@ -174,7 +174,7 @@ def _answer_with_other_types(sock, number, job):
 def _answer_beyond(sock, number, job):
     """Says that its outputs lie where no memory is."""
     text, _ = packets._encode_text((("y", np.dtype(np.float32), (2**40,)),))
-    packets.send(sock, packets.DONE, text, arrays=1, number=number, size=2**42)
+    packets.send(sock, packets.DONE, text, arrays=1, number=number)
     time.sleep(3600)
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ortprep.runtime import packets
-from ortprep.runtime.descriptors import Region
 from ortprep.runtime.host.folder import HostFolder
 
 if TYPE_CHECKING:
@@ -189,7 +188,6 @@ class _Connection:
 
     def __init__(self, sock: _socket.socket) -> None:
         self._socket, self._pid = sock, os.getpid()
-        self._region: Region | None = None
 
     def __enter__(self) -> None:
         pass
@@ -205,26 +203,18 @@ class _Connection:
             if isinstance(content, str):
                 packets.send(self._socket, packets.OPEN, os.fsencode(content), deadline_ns=deadline_ns)
             else:
-                packets.send_arrays(
-                    self._socket, packets.RUN, content, self._find_region, deadline_ns=deadline_ns
-                )
+                packets.send_arrays(self._socket, packets.RUN, content, deadline_ns=deadline_ns)
             self._socket.settimeout(_remaining_s(deadline_ns))
             return packets.receive(self._socket, "host")
         except ConnectionError:
             return None
-
-    def _find_region(self) -> Region:
-        if self._region is None:
-            self._region = Region()
-        return self._region
 
     def is_alive(self) -> bool:
         """Returns whether it can be used: the host has not left, and this is no fork of who made it."""
         return self._pid == os.getpid() and not _has_ended(self._socket)
 
     def close(self) -> None:
-        """Ends it and leaves the region, which the host may be reading."""
-        self._region = None
+        """Ends it."""
         self._socket.close()
 
 

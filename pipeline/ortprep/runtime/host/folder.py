@@ -77,7 +77,7 @@ class HostFolder:
         Raises:
             HostError: The process at the other end is another user's.
         """
-        sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         try:
             sock.settimeout(timeout_s)
             sock.connect(self._address)
@@ -93,10 +93,10 @@ class HostFolder:
     def listen(self) -> _socket.socket:
         """Returns the host's socket; the lock is held, so that of a host that was killed can go."""
         self.remove_socket()
-        listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         listener.bind(self._address)
         listener.listen(_BACKLOG)
-        listener.setblocking(False)
+        listener.setblocking(True)  # whatever the program's default timeout is
         return listener
 
     @property

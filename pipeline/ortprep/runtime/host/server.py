@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import json
 import logging
 import math
 import os
-import select
 import socket
 import struct
-import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +17,7 @@ from typing import Any
 
 from ortprep.errors import HostError, NoRoomError, RequestTimeoutError, to_dict
 from ortprep.runtime import packets
-from ortprep.runtime.descriptors import Region, close_aside
+from ortprep.runtime.descriptors import close_aside
 from ortprep.runtime.host.folder import HostFolder, require_same_user
 from ortprep.runtime.host.models import HostConfig, ModelTable
 from ortprep.runtime.loading.load_options import Deadline
@@ -33,6 +30,9 @@ log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 512
 _MAX_RUNS = 16
 _TURN_TIMEOUT_S = 1.0
+_SEND_TIMEOUT = struct.pack("ll", 60, 0)
+"""Seconds and microseconds after which a client that does not read its answer is given up."""
+
 _RETRY_DELAY_S = 0.05
 """Pause after a client could not be taken in, for want of descriptors, say."""
 
@@ -56,7 +56,7 @@ class Server:
         self.last_s = self._began_s = time.monotonic()
         self._folder, self._listener = folder, socket.socket(fileno=folder.listen().detach())
         self._lock = threading.Lock()
-        self._stopping, self._wakeup = False, os.eventfd(0, os.EFD_CLOEXEC)
+        self._stopping = False
         # More runs at once slow each other down. One that does not end has the others wait for a second.
         self._turns = threading.BoundedSemaphore(min(_MAX_RUNS, usable_cores() + 2))
         self._clients: dict[socket.socket, threading.Thread] = {}
@@ -70,37 +70,33 @@ class Server:
         """Ends after the requests that run, and returns whether they were answered in time."""
         self._folder.remove_socket()  # first, so that clients look for another host from now on
         self._stopping = True
-        os.eventfd_write(self._wakeup, 1)
+        self._listener.shutdown(socket.SHUT_RDWR)
         end = time.monotonic() + timeout_s
         self._accepting.join(timeout_s)  # from then on there are no new clients
         with self._lock:
-            threads = tuple(self._clients.values())
-        for thread in threads:
+            clients = dict(self._clients)
+        for sock in clients:
+            with contextlib.suppress(OSError):  # it has just been closed
+                sock.shutdown(socket.SHUT_RD)
+        for thread in clients.values():
             thread.join(max(0.0, end - time.monotonic()))
         close_aside(self._listener.close)
         return not self.served
 
-    def _wait(self, sock: socket.socket) -> bool:
-        """Waits until there is something to receive; returns False if the host is to end."""
-        poll = select.poll()
-        for one in (sock.fileno(), self._wakeup):
-            poll.register(one, select.POLLIN)
-        poll.poll()
-        return not self._stopping
-
     def _accept_clients(self) -> None:
         """Takes clients in, in a thread of its own."""
-        while self._wait(self._listener):
+        while not self._stopping:
             try:
                 sock, _ = self._listener.accept()
                 self._accept(sock)
             except OSError as error:  # it left, or there is no descriptor, and others may come
                 log.debug("cannot take a client: %s", error)
-                time.sleep(_RETRY_DELAY_S)
+                time.sleep(0 if self._stopping else _RETRY_DELAY_S)
 
     def _accept(self, sock: socket.socket) -> None:
         """Starts the thread of a client, if it is of this user and there is room."""
-        sock.setblocking(False)
+        sock.setblocking(True)  # whatever the program's default timeout is
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
         try:
             require_same_user(sock)
             if len(self._clients) >= MAX_CONNECTIONS:
@@ -121,7 +117,7 @@ class Server:
         """Answers the packets of a client, in a thread of its own, until one of the two ends."""
         model: str | None = ""
         try:
-            while model is not None and self._wait(sock):
+            while model is not None and not self._stopping:
                 model = self._serve_packet(sock, model)
         finally:
             with self._lock:
@@ -130,22 +126,22 @@ class Server:
 
     def _serve_packet(self, sock: socket.socket, model: str) -> str | None:
         """Answers one packet of a client; returns its model, None if that was its last packet."""
-        with self._lock:
-            self.served += 1
         packet, opened = None, None
         try:
             packet = packets.receive(sock, "client")
             if packet is not None:
+                with self._lock:
+                    self.served += 1
                 opened = self._answer(sock, packet, model)
         except (HostError, NoRoomError, MemoryError) as error:  # it breaks the protocol, or asks for too much
             log.warning("%s", error)
             _send_failure(sock, error)
         except Exception as error:  # noqa: BLE001 - it left or does not read, and its thread is to end in order
             log.debug("lost a client: %s", error)
-        with self._lock:
-            if packet is not None:  # before `served`, which is read before it
-                self.last_s = time.monotonic()
-            self.served -= 1
+        if packet is not None:
+            with self._lock:
+                self.last_s = time.monotonic()  # before `served`, which is read before it
+                self.served -= 1
         return opened
 
     def _answer(self, sock: socket.socket, packet: packets.Packet, model: str) -> str:
@@ -153,8 +149,6 @@ class Server:
         kind: int = packets.FAILED
         reply: dict[str, Any] = {}
         try:
-            if _has_unread_answer(sock):  # answers take memory until they are read
-                raise packets.violation("client", "packet before the last answer was read")
             if packet.kind == packets.OPEN:
                 kind, model = packets.OPENED, os.fsdecode(packet.text)
                 with self.models.use(model, _deadline_of(packet, model)):
@@ -170,7 +164,7 @@ class Server:
         except Exception as error:  # noqa: BLE001 - errors of ONNX Runtime cross to the client
             kind, reply = packets.FAILED, to_dict(error)
         if kind == packets.DONE:
-            packets.send_arrays(sock, packets.DONE, reply, Region)
+            packets.send_arrays(sock, packets.DONE, reply)
         else:
             packets.send_json(sock, kind, reply)
         return model
@@ -219,11 +213,6 @@ def _require_time(packet: packets.Packet) -> None:
 def _deadline_of(packet: packets.Packet, model: str) -> Deadline:
     remaining_s = max(0, packet.deadline_ns - time.monotonic_ns()) / 1e9
     return Deadline(remaining_s if packet.deadline_ns > 0 else None, subject=model)
-
-
-def _has_unread_answer(sock: socket.socket) -> bool:
-    """Returns whether the other side has not read all that it was sent (`SIOCOUTQ`)."""
-    return struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4))) > (0,)
 
 
 def _send_failure(sock: socket.socket, error: BaseException) -> None:

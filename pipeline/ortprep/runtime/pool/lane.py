@@ -22,7 +22,7 @@ from ortprep.runtime.descriptors import close_aside
 from ortprep.runtime.packets import (
     DONE,
     FAILED,
-    MAX_REGION_BYTES,
+    MAX_ARRAYS_BYTES,
     RUN,
     Packet,
     place_arrays,
@@ -93,7 +93,7 @@ class Lane:
         self._request, self._limit, self.is_answered = self._request + 1, math.inf, False
         try:
             self.process.memory.mark_sent(self._number)
-            send_arrays(self._socket, RUN, arrays, lambda: self._requests, number=self._request, model=model)
+            send_arrays(self._socket, RUN, arrays, self._requests, number=self._request, model=model)
         except ConnectionError as error:
             raise LostError from error
         except Exception as error:
@@ -128,7 +128,7 @@ class Lane:
             until = min(deadline, self._find_limit())
             try:
                 self._wait_at_most(until - time.monotonic())
-                packet = receive(self._socket, self.worker.name, self._answers.read)
+                packet = receive(self._socket, self.worker.name, self._answers)
             except BlockingIOError:
                 if time.monotonic() < deadline:
                     continue
@@ -204,8 +204,8 @@ class Lane:
 def require_room(arrays: Mapping[str, Array]) -> None:
     """Raises `NoRoomError` for more bytes than a request can have."""
     end = place_arrays([array.nbytes for array in arrays.values()]).end
-    if end > MAX_REGION_BYTES:
+    if end > MAX_ARRAYS_BYTES:
         raise NoRoomError(
-            f"batch does not fit a request\n  expected at most {MAX_REGION_BYTES} bytes, got {end}",
+            f"batch does not fit a request\n  expected at most {MAX_ARRAYS_BYTES} bytes, got {end}",
             hint="send smaller batches",
         )

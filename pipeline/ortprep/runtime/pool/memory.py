@@ -6,8 +6,10 @@ kernel frees it with the last of both processes. No other worker has it.
 
 from __future__ import annotations
 
+import fcntl
 import math
 import mmap
+import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -15,15 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from ortprep.runtime.descriptors import create_memory
-from ortprep.runtime.packets import MAX_REGION_BYTES, Places
+from ortprep.runtime.packets import MAX_ARRAYS_BYTES, Places
 from ortprep.runtime.tensors.element_types import Array
 
 LANES = 2
 """Requests that a worker has at once: while one runs, the other travels."""
 
 _SENT = 1
-_SIZE = mmap.PAGESIZE + 2 * LANES * MAX_REGION_BYTES
+_SIZE = mmap.PAGESIZE + 2 * LANES * MAX_ARRAYS_BYTES
 
 
 class Window:
@@ -31,12 +32,10 @@ class Window:
 
     Args:
         memory: The whole memory.
-        begin: Where this part begins, in bytes; it has `MAX_REGION_BYTES`.
+        begin: Where this part begins, in bytes; it has `MAX_ARRAYS_BYTES`.
         is_copied: Whether arrays are copied when they are read; otherwise they lie here, and who wrote them
             must not write again while they are in use.
     """
-
-    descriptor = None  # it does not travel
 
     def __init__(self, memory: mmap.mmap, begin: int, *, is_copied: bool) -> None:
         self._memory, self._begin, self._is_copied = memory, begin, is_copied
@@ -75,15 +74,22 @@ class WorkerMemory:
     @staticmethod
     def create() -> int:
         """Returns the descriptor of a new file; raises `OSError` if there is none to be had."""
-        return create_memory(_SIZE)
+        descriptor = os.memfd_create("ortprep", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(descriptor, _SIZE)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
 
     def requests(self, lane: int) -> Window:
         """Returns the window of a lane's requests."""
-        return Window(self._memory, mmap.PAGESIZE + 2 * lane * MAX_REGION_BYTES, is_copied=False)
+        return Window(self._memory, mmap.PAGESIZE + 2 * lane * MAX_ARRAYS_BYTES, is_copied=False)
 
     def answers(self, lane: int) -> Window:
         """Returns the window of a lane's answers, which are copied, since a worker may go wrong."""
-        return Window(self._memory, mmap.PAGESIZE + (2 * lane + 1) * MAX_REGION_BYTES, is_copied=True)
+        return Window(self._memory, mmap.PAGESIZE + (2 * lane + 1) * MAX_ARRAYS_BYTES, is_copied=True)
 
     def mark_sent(self, lane: int) -> None:
         """Marks a request as sent."""

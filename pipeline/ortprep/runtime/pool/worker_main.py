@@ -107,10 +107,10 @@ class Server:
 
         requests, answers = self._memory.requests(number), self._memory.answers(number)
         try:
-            while (packet := packets.receive(lane, "the pool", requests.read)) is not None:
+            while (packet := packets.receive(lane, "the pool", requests)) is not None:
                 try:
                     outputs = self.answer(number, packet)
-                    packets.send_arrays(lane, packets.DONE, outputs, lambda: answers, number=packet.number)
+                    packets.send_arrays(lane, packets.DONE, outputs, answers, number=packet.number)
                 except _ANSWERED as error:
                     packets.send_json(lane, packets.FAILED, to_dict(error), number=packet.number)
         except (BrokenPipeError, ConnectionResetError):
