@@ -58,7 +58,9 @@ class Grid:
         self.space = grid_of(record["model"])
         self._known: dict[PlanChoice, ProbeResult] = {}
         for search in record["searches"]:
-            plans = {name: one for name, one in search["figures"].items() if "level=" not in name}
+            gone = ("level=", "form=inline")
+            found = search["figures"].items()
+            plans = {name: one for name, one in found if not any(knob in name for knob in gone)}
             for name, figures in plans.items():
                 medians = [figures[figure]["median"] for figure in _FIGURES]
                 self._known[self._parse(name)] = _result(*medians)

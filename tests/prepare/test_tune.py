@@ -51,8 +51,6 @@ def fake_measure(request, **_):
     init_ms, steady_ms = (1000.0 if is_source else 100.0), 1.0
     if options.config_entries.get("session.disable_prepacking") == "1":
         init_ms, steady_ms = 0.5 * init_ms, 2 * steady_ms
-        if "/inline/" in request.plan.model:
-            init_ms = 1.6 * init_ms
     return ProbeResult(
         ready_ms=init_ms + 42.0,
         import_ms=50.0,

@@ -78,7 +78,6 @@ TRANSFORMER_TABLE = Table(
     ),
     factors={
         **COMMON,
-        ("form=inline",): (1.5, 1.0, 1.6),
         ("form=ort",): (1.1, 1.0, 1.05),
         ("form=prepacked",): (0.45, 1.0, 0.5),
         ("prepacking=off",): (0.28, 1.41, 0.4),
@@ -98,7 +97,6 @@ CONVOLUTION_TABLE = Table(
     ),
     factors={
         **COMMON,
-        ("form=inline",): (1.3, 1.0, 1.5),
         ("form=ort",): (0.86, 1.0, 1.05),
         ("form=prepacked",): (1.02, 1.0, 1.0),
         ("prepacking=off",): (0.95, 1.15, 0.8),

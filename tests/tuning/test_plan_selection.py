@@ -26,7 +26,7 @@ BASE = SPACE.base
 UNPACKED = plan(SPACE, prepacking="off")
 PARALLEL = plan(SPACE, prepacking="parallel")
 SAVED = plan(SPACE, form="prepacked")
-INLINE = plan(SPACE, form="inline")
+ORT_FORM = plan(SPACE, form="ort")
 
 WOBBLE = (1.0, 0.99, 1.01, 0.995, 1.005)
 
@@ -76,13 +76,13 @@ def test_of_plans_that_cost_the_same_the_one_with_the_sooner_first_result_is_tak
 
 
 def test_of_plans_that_are_alike_in_all_the_one_that_changes_least_is_taken():
-    two_changes = plan(SPACE, form="inline", memory_arena="off")
+    two_changes = plan(SPACE, form="ort", memory_arena="off")
     finals = {
         two_changes: rounds(299, 21.9),
-        INLINE: turned(rounds(300, 21.95)),
+        ORT_FORM: turned(rounds(300, 21.95)),
         PARALLEL: turned(rounds(420, 21.9), 3),
     }
-    assert chosen(finals, per_load(1000)) == INLINE
+    assert chosen(finals, per_load(1000)) == ORT_FORM
     assert chosen({**finals, BASE: turned(rounds(301, 21.95), 3)}, per_load(1000)) == BASE
 
 
@@ -195,11 +195,11 @@ def test_no_plan_serves_first_where_both_sessions_would_exceed_the_memory_limit(
     assert (beyond.choice, beyond.first_phase) == (BASE, None)
 
 
-INLINE_UNPACKED = plan(SPACE, form="inline", prepacking="off")
+ORT_UNPACKED = plan(SPACE, form="ort", prepacking="off")
 
 
 def test_no_plan_over_other_files_serves_first():
-    finals = {DEFAULT: PHASES[DEFAULT], BASE: PHASES[BASE], INLINE: rounds(86, 31)}
+    finals = {DEFAULT: PHASES[DEFAULT], BASE: PHASES[BASE], ORT_FORM: rounds(86, 31)}
     assert choose(SPACE, per_load(100_000), found(finals)).first_phase is None
     later = {**finals, UNPACKED: turned(rounds(120, 31))}
     assert choose(SPACE, per_load(100_000), found(later)).first_phase == UNPACKED
@@ -218,7 +218,7 @@ def test_no_plan_serves_first_that_is_ready_as_soon_within_the_noise():
     assert choose(SPACE, per_load(100_000), found(noisy)).first_phase is None
 
 
-OWN = (BASE, UNPACKED, PARALLEL, SAVED, INLINE, INLINE_UNPACKED)
+OWN = (BASE, UNPACKED, PARALLEL, SAVED, ORT_FORM, ORT_UNPACKED)
 
 
 @given(

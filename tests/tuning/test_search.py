@@ -200,9 +200,9 @@ def test_a_failed_trial_keeps_its_reason_and_is_told():
     machine = Machine(TRANSFORMER_TABLE, SMALL, fails=with_value("form", "ort"))
     found, verdict = searched(machine, per_load(1))
     failed = [trial for trial in found.trials if trial.choice.as_dict().get("form") == "ort"]
-    assert [(trial.failure, trial.figures) for trial in failed] == [("crashed", [])]
+    assert [(trial.failure, trial.figures) for trial in failed] == [("crashed", [])] * 2  # of one batch
     assert [line for line in machine.said if "failed" in line] == [
-        f"trial {failed[0].number} failed: {failed[0].choice}: crashed"
+        f"trial {trial.number} failed: {trial.choice}: crashed" for trial in failed
     ]
     assert verdict.choice["form"] != "ort"
 
@@ -238,7 +238,7 @@ def test_a_plan_beside_which_the_default_fails_is_compared_with_its_last_figures
     fails: Fails = lambda choice, n: "flaky" if choice == DEFAULT and n in flaky else None  # noqa: E731
     found, _ = searched(Machine(TRANSFORMER_TABLE, SMALL, fails=fails), per_load(1))
     last = found.trials[2].baselines[-1]
-    for trial in found.trials[3 : 3 + BATCH]:
+    for trial in (trial for trial in found.trials[3:] if trial.kind == "form"):
         assert trial.failure is None
         assert set(trial.baselines) == {last}
 
@@ -292,9 +292,8 @@ def test_one_plan_that_hangs_ends_no_search():
 
     usual = searched(Machine(TRANSFORMER_TABLE, SMALL), per_load(1), limits(200.0, 100))[0]
     found, _ = searched(Hanging(TRANSFORMER_TABLE, SMALL), per_load(1), limits(200.0, 100))
-    assert [trial.failure for trial in found.trials if trial.choice.as_dict().get("form") == "ort"] == [
-        "hung"
-    ]
+    hung = [trial.failure for trial in found.trials if trial.choice.as_dict().get("form") == "ort"]
+    assert hung == ["hung"] * 2  # of one batch; others with that form are not tried
     assert len(found.trials) > len(usual.trials) / 2
 
 

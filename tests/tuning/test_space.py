@@ -26,7 +26,7 @@ from ortprep.tuning.objective import Trial
 from ortprep.tuning.space import (
     ATTRIBUTES,
     DEFAULT,
-    MAX_INLINE_BYTES,
+    MAX_ORT_BYTES,
     Options,
     Space,
 )
@@ -188,9 +188,9 @@ def test_every_knob_has_a_choice_and_the_base_sets_no_option_at_all(space):
     assert space.apply(space.base, options, providers) == (options, providers)
 
 
-FORMS, ON_OFF, OFF_ON = ("mapped", "inline", "ort", "prepacked"), ("on", "off"), ("off", "on")
+FORMS, ON_OFF, OFF_ON = ("mapped", "ort", "prepacked"), ("on", "off"), ("off", "on")
 BOUND, SLOW = ("io_binding",), ("cudnn_default",)
-LARGE = but(CONVOLUTIONS, initializer_bytes=MAX_INLINE_BYTES + 1)
+LARGE = but(CONVOLUTIONS, initializer_bytes=MAX_ORT_BYTES + 1)
 
 
 @pytest.mark.parametrize(
@@ -237,17 +237,16 @@ LARGE = but(CONVOLUTIONS, initializer_bytes=MAX_INLINE_BYTES + 1)
         (cpu_space(fixed_shapes=True, fixed={"execution_mode": "ORT_PARALLEL"}), "memory_pattern", ()),
         # What an older version lacks.
         (cpu_space(), "form", FORMS),
-        (cpu_space(onnxruntime="1.23.2"), "form", ("mapped", "inline", "prepacked")),
+        (cpu_space(onnxruntime="1.23.2"), "form", ("mapped", "prepacked")),
         (cpu_space(onnxruntime="1.23.2"), "prepacking", ON_OFF),
         (cuda_space(TRANSFORMER, onnxruntime="1.29.0"), "cudnn", ()),
         (cuda_space(onnxruntime="1.29.0"), "reading_threads", ()),
         # Forms: large weights fit no single file; a source has one form; saved copies need prepacking.
         (cpu_space(LARGE), "form", ("mapped", "prepacked")),
-        (cuda_space(LARGE), "form", ("mapped",)),
-        (cpu_space(but(LARGE, initializer_bytes=MAX_INLINE_BYTES)), "form", FORMS),
+        (cpu_space(but(LARGE, initializer_bytes=MAX_ORT_BYTES)), "form", FORMS),
         (cpu_space(is_source=True), "form", ("mapped",)),
-        (cuda_space(is_source=True), "form", ("mapped",)),
-        (cpu_space(fixed={"session.disable_prepacking": "1"}), "form", ("mapped", "inline", "ort")),
+        (cuda_space(), "form", ("mapped",)),
+        (cpu_space(fixed={"session.disable_prepacking": "1"}), "form", ("mapped", "ort")),
         (cpu_space(fixed={"session.disable_prepacking": "0"}), "form", FORMS),
     ],
 )

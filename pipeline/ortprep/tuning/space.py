@@ -106,14 +106,14 @@ class Space:
 FORM, PREPACKING, IO_BINDING = "form", "prepacking", "io_binding"
 THREADS, SPINNING = "threads", "spinning"
 
-MAPPED, INLINE, PREPACKED, ORT = "mapped", "inline", "prepacked", "ort"
-"""Forms: external data that is mapped; weights in the model file; external data with the arranged copies of
-prepacking beside it; ONNX Runtime's own format, mapped."""
+MAPPED, PREPACKED, ORT = "mapped", "prepacked", "ort"
+"""Forms: external data that is mapped; the same with the arranged copies of prepacking beside it; ONNX
+Runtime's own format, mapped."""
 
 ON, OFF = "on", "off"
 
-MAX_INLINE_BYTES = 1_900_000_000
-"""Weights above this size are not written into one file: protobuf and flatbuffers end at 2 GiB."""
+MAX_ORT_BYTES = 1_900_000_000
+"""Weights above this size are not written into one file: flatbuffers end at 2 GiB."""
 
 Values = Mapping[str, Options]
 """Values of a knob, each with the options it sets; one that sets none leaves ONNX Runtime's default."""
@@ -185,14 +185,14 @@ def _when(condition: bool, values: Values) -> Values:
 
 def _cpu_knobs(facts: ModelFacts, conditions: Conditions) -> dict[str, Values]:
     """Returns every knob of a session on the CPU, those without effect with fewer than two values."""
-    inline = not conditions.is_source and facts.initializer_bytes <= MAX_INLINE_BYTES
+    one_file = not conditions.is_source and facts.initializer_bytes <= MAX_ORT_BYTES
     prepacked = not conditions.is_source and conditions.fixed.get("session.disable_prepacking") != "1"
     counts = dict.fromkeys((conditions.cores // 2, conditions.cores // 4, 1))
     return {
         # How weights are stored.
         FORM: {
             MAPPED: {},
-            **_when(inline, {INLINE: {}, ORT: _MAPPED_ORT}),
+            **_when(one_file, {ORT: _MAPPED_ORT}),
             **_when(prepacked, {PREPACKED: {}}),
         },
         # Whether weights are rearranged for this processor's kernels at every load.
@@ -225,11 +225,10 @@ _DEVICE_ALLOCATOR: Values = {OFF: {}, ON: {"session.use_device_allocator_for_ini
 def _cuda_knobs(facts: ModelFacts, conditions: Conditions) -> dict[str, Values]:
     """Returns every knob of a session on CUDA, those without effect with fewer than two values."""
     allowed, convolutions = conditions.allowed, facts.has_convolutions
-    inline = not conditions.is_source and facts.initializer_bytes <= MAX_INLINE_BYTES
     slow = _when("cudnn_default" in allowed, {"default": {"cudnn_conv_algo_search": "DEFAULT"}})
     recorded = IO_BINDING in allowed and conditions.fixed_shapes and not facts.has_control_flow
     return {
-        FORM: {MAPPED: {}, **_when(inline, {INLINE: {}})},
+        FORM: {MAPPED: {}},
         PREPACKING: {ON: {}, OFF: _NO_PREPACKING},
         "device_allocator": _DEVICE_ALLOCATOR,
         # How a convolution's plan is found in the first run of a shape.

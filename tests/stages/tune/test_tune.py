@@ -18,7 +18,7 @@ from ortprep.stages.core.contract import Context, Plan, TaskId
 from ortprep.stages.core.graph_walk import walk_operators
 from ortprep.stages.core.samples import Sample
 from ortprep.stages.fetch.inspection import has_1d_convolutions
-from ortprep.stages.tune.search_context import Artefacts, checked_samples, readable_by, write_form
+from ortprep.stages.tune.search_context import Artefacts, checked_samples, readable_by
 from ortprep.stages.tune.stage import TuneStage
 from ortprep.stages.verify.reference import ReferenceAnswers, part_of
 from tests import builders as models
@@ -116,7 +116,7 @@ def test_the_verified_file_is_taken_as_it_is(optimized, context):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["inline", "prepacked", "ort"])
+@pytest.mark.parametrize("form", ["prepacked", "ort"])
 def test_every_form_answers_as_the_verified_file_to_the_bit(artefacts, form):
     feeds = {"x": np.random.default_rng(0).random((3, 128), np.float32)}
     found = [
@@ -126,25 +126,6 @@ def test_every_form_answers_as_the_verified_file_to_the_bit(artefacts, form):
         for name in ("mapped", form)
     ]
     assert found[0].tobytes() == found[1].tobytes()
-
-
-@pytest.mark.parametrize(
-    ("model", "feeds"),
-    [
-        (models.if_net(size=4096), {"x": np.ones((2, 4096), np.float32)}),
-        (models.conv_net(channels=32), {"image": np.ones((1, 3, 16, 16), np.float32)}),
-    ],
-    ids=["branches", "main graph"],
-)
-def test_the_inline_form_is_one_file_wherever_the_source_has_its_weights(tmp_path, model, feeds):
-    source = models.write_external_model(model, tmp_path / "a" / "net.onnx", location="parts/weights.bin")
-    inline = tmp_path / "b" / "net.onnx"
-    inline.parent.mkdir()
-    write_form((source, inline, "inline"))
-    assert list(inline.parent.iterdir()) == [inline]
-    sessions = [build_session(default_plan(str(path), level="ORT_DISABLE_ALL")) for path in (source, inline)]
-    expected, got = (session.run(None, feeds) for session in sessions)
-    np.testing.assert_allclose(got[0], expected[0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow

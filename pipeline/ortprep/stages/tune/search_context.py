@@ -52,7 +52,6 @@ from ortprep.tuning.space import (
     FORM,
     MAPPED,
     ORT,
-    PREPACKED,
     Conditions,
     PlanChoice,
     Space,
@@ -262,44 +261,31 @@ class Artefacts:
 
 def _write_form(context: Context, folder: Path, form: str, mapped: Artefact) -> SaveResult:
     """Writes a mapped graph into a folder, in another form, and returns what was found in it."""
-    target, plan = folder / mapped.model, None
-    if form == PREPACKED:
-        saves = {"session.save_external_prepacked_constant_initializers": "1", **with_external_data(target)}
-        attributes = {"optimized_model_filepath": str(target)}
-        options = SessionOptionsRecord("ORT_DISABLE_ALL", attributes=attributes, config_entries=saves)
-        plan = SessionPlan(
-            str(mapped.path), options, loading_providers(context.spec.runtime, role_of(context))
-        )
-    else:
-        run_child(write_form, (mapped.path, target, form), timeout_s=context.spec.optimize.timeout_s)
+    target = folder / mapped.model
     if form == ORT:
+        run_child(write_ort, (mapped.path, target), timeout_s=context.spec.optimize.timeout_s)
         # Nothing but ONNX Runtime reads the format, and only the version that wrote it is known to.
         return mapped.saved
-    saved, _ = save_and_describe(context, folder, plan)
+    entries = {"session.save_external_prepacked_constant_initializers": "1", **with_external_data(target)}
+    options = SessionOptionsRecord("ORT_DISABLE_ALL", {"optimized_model_filepath": str(target)}, entries)
+    providers = loading_providers(context.spec.runtime, role_of(context))
+    saved, _ = save_and_describe(context, folder, SessionPlan(str(mapped.path), options, providers))
     if errors := errors_of(saved.findings):
         raise StageError(f"what was written is not safe to use\n  {describe_findings(errors)}")
     return saved
 
 
-def write_form(request: tuple[Path, Path, str]) -> None:
-    """Child function: writes a mapped model (the first path) to the second, in the form `inline` or `ort`.
+def write_ort(request: tuple[Path, Path]) -> None:
+    """Child function: writes a mapped model, the first path, in ONNX Runtime's format, beside the second.
 
     Raises:
         LoadError: ONNX Runtime refuses the model.
     """
-    source, written, form = request
-    if form == ORT:
-        entries = {"session.save_model_format": "ORT", "session.disable_prepacking": "1"}
-        attributes = {"optimized_model_filepath": str(written.with_suffix(".ort"))}
-        options = SessionOptionsRecord("ORT_DISABLE_ALL", attributes=attributes, config_entries=entries)
-        build_session(SessionPlan(str(source), options, (ProviderRecord(CPU),)))
-        return
-    import onnx
-
-    from ortprep.stages.core.graph_walk import load_with_weights
-
-    # ONNX Runtime would leave weights in the source's file, under the name that they have beside it.
-    onnx.save(load_with_weights(source), written)
+    source, written = request
+    entries = {"session.save_model_format": "ORT", "session.disable_prepacking": "1"}
+    attributes = {"optimized_model_filepath": str(written.with_suffix(".ort"))}
+    options = SessionOptionsRecord("ORT_DISABLE_ALL", attributes, entries)
+    build_session(SessionPlan(str(source), options, (ProviderRecord(CPU),)))
 
 
 def readable_by(artefact: Artefact, versions: VersionRange) -> VersionRange:
