@@ -14,7 +14,6 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,24 +36,19 @@ from ortprep.doctor.parallel import (
 from ortprep.doctor.worker_group import (
     Barrier,
     GroupFigures,
-    SessionsRequest,
     isolate,
     measure_group,
     run_in_threads,
-    use_sessions,
 )
-from ortprep.errors import LoadError, LoadTimeoutError
+from ortprep.errors import LoadError
 from ortprep.measuring.comparison import InterleavedRuns
-from ortprep.runtime.loading.load_options import Deadline
-from ortprep.runtime.loading.session import build_session, default_plan, device_guard
+from ortprep.runtime.loading.session import default_plan
 from ortprep.runtime.tensors.arrays import write_tensors
 from tests.conftest import ROOT
 from tests.fakes import wait_for
 from tests.runtime.builders import add_model, sample, weights_of, write_linear
 
-DEFAULT, LIMITED = WorkerSetup(4, "processes", None), WorkerSetup(4, "processes", 1)
-THREADS = WorkerSetup(4, "threads", 1)
-SETUPS = (DEFAULT, LIMITED, THREADS)
+SETUPS = DEFAULT, LIMITED = WorkerSetup(4, None), WorkerSetup(4, 1)
 NOISE = (0.99, 1.0, 1.01)
 
 
@@ -62,8 +56,8 @@ def figures(run_ms):
     return tuple(GroupFigures(200 * n, 100, run_ms * n, 4e3 / (run_ms * n)) for n in NOISE)
 
 
-def serving(default_ms, limited_ms, threads_ms):
-    measured = zip(SETUPS, (default_ms, limited_ms, threads_ms), strict=True)
+def serving(default_ms, limited_ms):
+    measured = zip(SETUPS, (default_ms, limited_ms), strict=True)
     return InterleavedRuns({str(setup): figures(run_ms) for setup, run_ms in measured}, {}, 1.0)
 
 
@@ -84,13 +78,10 @@ class RunCase(NamedTuple):
 
 
 CASES = (
-    RunCase("way-failed", "problem", failing(LIMITED)),
-    RunCase("way-failed", "note", failing(THREADS)),
+    RunCase("workers-failed", "problem", failing(LIMITED)),
     RunCase("rounds-cut", "note", InterleavedRuns({}, {}, 4 * 3600.0)),
-    RunCase("threads-contend", "advice", serving(10, 10, 20)),
-    RunCase("threads-as-good", "ok", serving(10, 10, 10)),
-    RunCase("default-threads-cost", "advice", serving(20, 10, 10)),
-    RunCase("default-threads-as-good", "ok", serving(10, 10, 10)),
+    RunCase("default-threads-cost", "advice", serving(20, 10)),
+    RunCase("default-threads-as-good", "ok", serving(10, 10)),
 )
 
 
@@ -109,48 +100,31 @@ def test_every_case_is_found_with_its_severity_and_a_step_to_take(case):
 
 @pytest.mark.parametrize("done", range(3))
 def test_too_few_rounds_are_said_to_be_and_compare_nothing(done):
-    rounds = {name: groups[:done] for name, groups in serving(20, 10, 20).rounds.items() if done}
+    rounds = {name: groups[:done] for name, groups in serving(20, 10).rounds.items() if done}
     (cut,) = find_in(InterleavedRuns(rounds, {}, 4 * 3600.0), SETUPS, devices=["cpu"])
     assert cut.code == "rounds-cut"
     assert "up to 240 minutes" in cut.text
     assert f"there were {done} instead of 3" in cut.text
 
 
-def test_threads_on_one_device_that_fail_are_what_nobody_promised():
-    assert "#27089" in found_in(failing(THREADS))["way-failed"].text
-    (apart,) = find_in(failing(THREADS), SETUPS, devices=["cuda:0", "cuda:1", "cuda:2", "cuda:3"])
-    assert apart.severity == "problem"
-
-
-def test_processes_that_serve_more_are_advised_with_the_call_for_these_devices():
-    found = found_in(serving(10, 10, 20))["threads-contend"]
-    assert "4 workers in a process each, 1 thread each: 400 runs per s, 2.00× of 200 in threads" in found.text
-    config = "PoolConfig(devices=['cpu'], workers_per_device=4)"
-    assert found.hint == f'SessionPool("artifacts/NAME", {config})'
-
-
 def test_what_default_threads_cost_is_said_with_the_setting_to_use():
-    found = found_in(serving(20, 10, 10))["default-threads-cost"]
+    found = found_in(serving(20, 10))["default-threads-cost"]
     assert "1 thread each: 400 runs per s, 2.00× of 200 with default threads" in found.text
     assert "ORTPREP_WORKERS=4" in str(found.hint)
-    assert "default-threads-cost" not in found_in(serving(10, 20, 10))
+    assert "default-threads-cost" not in found_in(serving(10, 20))
 
 
-@given(st.floats(0.01, 1e4), st.floats(0, 0.95), st.sampled_from(range(3)))
+@given(st.floats(0.01, 1e4), st.floats(0, 0.95), st.sampled_from(range(2)))
 def test_less_than_what_is_worth_a_change_is_never_advised(run_ms, share, slowest):
-    runs_ms = [run_ms] * 3
+    runs_ms = [run_ms] * 2
     runs_ms[slowest] *= 1 + share * MIN_GAIN
-    assert not {"threads-contend", "default-threads-cost"} & set(found_in(serving(*runs_ms)))
+    assert "default-threads-cost" not in found_in(serving(*runs_ms))
 
 
 def test_workers_are_tried_with_the_threads_that_load_sets_beside_the_default():
     setups = plan_workers((1, 2, 4), on_cpu=True)
-    processes = [setup for setup in setups if setup.way == "processes"]
-    assert {setup.workers for setup in processes if setup.threads is None} == {1, 2, 4}
+    assert {setup.workers for setup in setups if setup.threads is None} == {1, 2, 4}
     assert all(setup.threads >= 1 for setup in setups if setup.threads is not None)
-    threads = [setup for setup in setups if setup.way == "threads"]
-    assert [setup.workers for setup in threads] == [2, 4]
-    assert all(replace(setup, way="processes") in processes for setup in threads)
     assert len({str(setup) for setup in setups}) == len(setups)
     assert {setup.threads for setup in plan_workers((1, 2, 4), on_cpu=False)} == {None}
 
@@ -163,17 +137,6 @@ def add(tmp_path):
     (tmp_path / "add.onnx").write_bytes(add_model())
     write_tensors(tmp_path / "add.npz", {"x": np.ones(2, np.float32)})
     return DoctorModel("add", str(tmp_path / "add.npz"), str(tmp_path / "add.onnx"))
-
-
-@pytest.mark.slow
-def test_what_is_measured_is_not_this_packages_own_lock(add, tmp_path):
-    """`build_session` has threads take turns on a device; a check of ONNX Runtime's threads must not."""
-    plan = default_plan(add.require_source())
-    with device_guard(plan, Deadline(None, subject="a model")):
-        with ThreadPoolExecutor() as threads, pytest.raises(LoadTimeoutError):
-            threads.submit(build_session, plan, timeout_s=0.05).result()
-        request = SessionsRequest(((plan, add.sample),) * 2, 0.0, Barrier(tmp_path, 2))
-        assert len(use_sessions(request).ready_s) == 2
 
 
 @pytest.mark.slow
@@ -224,10 +187,10 @@ def wait_until_nobody_reads(load):
 @pytest.mark.parametrize("position", range(3))
 def test_who_is_busy_is_not_waited_for_when_another_fails(piped, position):
     busy, bad = piped("busy"), piped("bad")
-    shares = [[busy]] * 3
-    shares[position] = [bad]
+    loads = [busy] * 3
+    loads[position] = bad
     with ThreadPoolExecutor() as threads:
-        measured = threads.submit(measure_group, shares, window_s=0.0)
+        measured = threads.submit(measure_group, loads, window_s=0.0)
         wait_until_read(busy)
         os.close(wait_until_read(bad))
         with pytest.raises(LoadError, match=r"bad\.onnx"):
@@ -238,7 +201,7 @@ def test_who_is_busy_is_not_waited_for_when_another_fails(piped, position):
 def measure_until_interrupted(model: str) -> None:
     """Runs in a process of its own."""
     try:
-        measure_group([[(default_plan(model), "")]] * 2, window_s=0.0)
+        measure_group([(default_plan(model), "")] * 2, window_s=0.0)
     except KeyboardInterrupt:
         raise SystemExit(f"interrupted, {threading.active_count() - 1} threads left") from None
 

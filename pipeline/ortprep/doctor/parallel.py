@@ -1,12 +1,11 @@
-"""`doctor parallel MODEL`: workers in threads against processes, and what default threads cost."""
+"""`doctor parallel MODEL`: what several workers serve, and what default threads cost them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
-from typing import Literal, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ortprep.bundle.codec import encode
 from ortprep.bundle.figures import Samples
@@ -27,35 +26,24 @@ MAX_COMPARISON_S = 1800.0
 MIN_GAIN = 0.05
 """Smallest relative difference that is worth a change, noise or not."""
 
-Way: TypeAlias = Literal["processes", "threads"]
-
-PHRASES: Mapping[Way, str] = {"processes": "in a process each", "threads": "in threads of one process"}
-
 _BUDGET_S = 7.0
 _MAX_ROUNDS = 7
-_NOT_PROMISED = (
-    "ONNX Runtime does not promise that sessions on one device can be made at once "
-    "(microsoft/onnxruntime #27089), so this package's load has threads take turns there"
-)
 
 
-@dataclass(frozen=True)
-class WorkerSetup:
-    """Workers of one model, with a session each.
+class WorkerSetup(NamedTuple):
+    """Workers of one model, with a session and a process each.
 
     Attributes:
         workers: Number of workers.
-        way: Whether each is a process or a thread.
         threads: Threads of each for its operators, None for ONNX Runtime's default.
     """
 
     workers: int
-    way: Way
     threads: int | None
 
     def __str__(self) -> str:
         threads = "default threads" if self.threads is None else f"{count_of(self.threads, 'thread')} each"
-        return f"{count_of(self.workers, 'worker')} {PHRASES[self.way]}, {threads}"
+        return f"{count_of(self.workers, 'worker')}, {threads}"
 
 
 Figures: TypeAlias = Mapping[WorkerSetup, Sequence[GroupFigures]]
@@ -81,17 +69,14 @@ def diagnose_parallel(subject: DoctorModel, *, devices: Sequence[str], seconds: 
     by_name, window_s = {str(setup): setup for setup in setups}, seconds / MIN_ROUNDS
 
     def measure(name: str) -> GroupFigures:
-        loads = _list_loads(subject, by_name[name], devices)
-        return measure_group(
-            [loads] if by_name[name].way == "threads" else [[load] for load in loads], window_s=window_s
-        )
+        return measure_group(_list_loads(subject, by_name[name], devices), window_s=window_s)
 
     # A measurement holds the CPU whatever its device: one device's lock keeps all others out.
     with guard_device(devices[0]):
         # This one does not count: it brings the files into memory, says soon whether the model can be loaded
         # and run at all, and shows how long it takes to load it so many times.
         begun_s = time.monotonic()
-        measure_group([_list_loads(subject, setups[0], devices)], window_s=0.0)
+        measure_group(_list_loads(subject, setups[0], devices), window_s=0.0)
         once_s = time.monotonic() - begun_s
         runs = run_interleaved(
             tuple(by_name),
@@ -106,23 +91,21 @@ def diagnose_parallel(subject: DoctorModel, *, devices: Sequence[str], seconds: 
         find_in(runs, setups, devices=devices),
         subject=subject.name,
         tables=[build_table(runs, setups, devices)],
-        figures={"devices": list(devices), "setups": encode(setups), **encode(runs)},
+        figures={"devices": list(devices), "setups": [one._asdict() for one in setups], **encode(runs)},
     )
 
 
 def plan_workers(counts: Sequence[int], *, on_cpu: bool) -> tuple[WorkerSetup, ...]:
     """Returns the setups to try.
 
-    On the CPU, each number of processes has ONNX Runtime's default threads and, if it differs, the number of
-    threads that `load` sets; several workers are also threads of one process, with the latter.
+    On the CPU, each number of workers has ONNX Runtime's default threads and, if it differs, the number of
+    threads that `load` sets.
     """
     setups: list[WorkerSetup] = []
     for count in counts:
         limit = find_thread_limit({"ORTPREP_WORKERS": str(count)}) if on_cpu else None
         threads = None if limit is None else limit[0]
-        setups += [WorkerSetup(count, "processes", number) for number in dict.fromkeys((None, threads))]
-        if count > 1:
-            setups.append(WorkerSetup(count, "threads", threads))
+        setups += [WorkerSetup(count, number) for number in dict.fromkeys((None, threads))]
     return tuple(setups)
 
 
@@ -152,7 +135,6 @@ def build_table(
         [setup for setup in setups if str(setup) in runs.rounds],
         (
             ("workers", lambda setup: setup.workers),
-            ("where", lambda setup: PHRASES[setup.way]),
             ("threads each", lambda setup: setup.threads or "default"),
             ("all ready ms", samples(lambda one: one.ready_ms)),
             ("runs per s", samples(lambda one: one.runs_per_s)),
@@ -166,26 +148,21 @@ def find_in(
     runs: InterleavedRuns[str, GroupFigures], setups: Sequence[WorkerSetup], *, devices: Sequence[str]
 ) -> tuple[Finding, ...]:
     """Returns what could not be measured, and what the rest shows. Pure."""
-    found = list(_find_failures(runs, setups, devices))
+    found = list(_find_failures(runs, setups))
     if runs.completed >= MIN_ROUNDS:
         figures = {setup: runs.rounds[str(setup)] for setup in setups if str(setup) in runs.rounds}
-        found += [*_find_better_way(figures, devices), *_find_thread_costs(figures, devices)]
+        found += _find_thread_costs(figures, devices)
     return tuple(found)
 
 
 def _find_failures(
-    runs: InterleavedRuns[str, GroupFigures], setups: Sequence[WorkerSetup], devices: Sequence[str]
+    runs: InterleavedRuns[str, GroupFigures], setups: Sequence[WorkerSetup]
 ) -> Iterator[Finding]:
     """Yields what could not be measured, or not often enough."""
-    for setup in setups:
-        reason = runs.failures.get(str(setup))
-        if reason is None:
-            continue
-        if setup.way == "threads" and setup.workers > len(devices):
-            text = f"{setup}, failed: {reason}; {_NOT_PROMISED}"
-            yield Finding("way-failed", "note", text, "fewer at once")
-        else:
-            yield Finding("way-failed", "problem", f"{setup}, failed: {reason}", "fewer at once")
+    for setup in map(str, setups):
+        if setup in runs.failures:
+            text = f"{setup}, failed: {runs.failures[setup]}"
+            yield Finding("workers-failed", "problem", text, "fewer at once")
     if runs.completed < MIN_ROUNDS and (runs.completed or not runs.failures):
         text = (
             f"a round takes up to {runs.round_s / 60:.0f} minutes, so there were {runs.completed} "
@@ -194,32 +171,14 @@ def _find_failures(
         yield Finding("rounds-cut", "note", text, "compare a smaller model of the same kind")
 
 
-def _find_better_way(figures: Figures, devices: Sequence[str]) -> Iterator[Finding]:
-    """Yields whether the most workers serve more as processes than as threads of one process."""
-    for threads in sorted((one for one in figures if one.way == "threads"), key=lambda one: -one.workers):
-        processes = WorkerSetup(threads.workers, "processes", threads.threads)
-        if processes not in figures:
-            continue
-        faster, text = _compare_speeds(figures, processes, threads)
-        ready = [median(one.ready_ms for one in figures[setup]) for setup in (processes, threads)]
-        text += f"; all ready after {ready[0]:.0f} ms, against {ready[1]:.0f}"
-        if faster:
-            per_device = -(-threads.workers // len(devices))
-            config = f"PoolConfig(devices={list(devices)}, workers_per_device={per_device})"
-            yield Finding("threads-contend", "advice", text, f'SessionPool("artifacts/NAME", {config})')
-        else:
-            yield Finding("threads-as-good", "ok", f"processes gain nothing beyond the noise: {text}")
-        return
-
-
 def _find_thread_costs(figures: Figures, devices: Sequence[str]) -> Iterator[Finding]:
     """Yields what ONNX Runtime's default number of threads costs processes, the worst first."""
     if set(devices) != {CPU_DEVICE}:
         return
     costs: list[tuple[float, WorkerSetup, str]] = []
     for setup in figures:
-        default = WorkerSetup(setup.workers, "processes", None)
-        if setup.way == "threads" or setup.threads is None or default not in figures:
+        default = WorkerSetup(setup.workers, None)
+        if setup.threads is None or default not in figures:
             continue
         faster, text = _compare_speeds(figures, setup, default)
         if faster:
@@ -241,6 +200,5 @@ def _compare_speeds(figures: Figures, one: WorkerSetup, other: WorkerSetup) -> t
     """Returns how many times more one setup serves, 0 if not beyond the noise, and that in words."""
     fast, slow = ([group.runs_per_s for group in figures[setup]] for setup in (one, other))
     ratio = paired_ratio(fast, slow)
-    difference = PHRASES[other.way] if one.way != other.way else "with default threads"
-    text = f"{one}: {median(fast):.3g} runs per s, {ratio:.2f}× of {median(slow):.3g} {difference}"
+    text = f"{one}: {median(fast):.3g} runs per s, {ratio:.2f}× of {median(slow):.3g} with default threads"
     return ratio if is_below(slow, fast, min_gain=MIN_GAIN) else 0.0, text

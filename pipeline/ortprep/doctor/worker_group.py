@@ -1,4 +1,4 @@
-"""Workers of a model at once: sessions in fresh processes, or in threads of one, that wait for each other."""
+"""Workers of a model at once: sessions in fresh processes that wait for each other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from ortprep.errors import LoadError
 from ortprep.runtime.loading.session import (
     CUDA,
     build_session,
-    import_onnxruntime,
     onnxruntime_errors,
     with_device,
 )
@@ -43,13 +42,13 @@ _POLL_INTERVAL_S = 0.0005
 
 @dataclass(frozen=True)
 class Barrier:
-    """Named meeting points for threads of several processes: one file each, a byte longer per arrival.
+    """Named meeting points of several processes: one file each, a byte longer per arrival.
 
     A wait has no timeout: all processes of a group end with the one that started them.
 
     Attributes:
         folder: Shared by all participants.
-        participants: Number of participants, in all processes together.
+        participants: Number of processes.
     """
 
     folder: Path
@@ -108,27 +107,12 @@ def isolate(plan: SessionPlan) -> tuple[SessionPlan, Mapping[str, str]]:
 
 
 @dataclass(frozen=True)
-class SessionsRequest:
-    """Sessions that one process makes and runs, in a thread each.
-
-    Attributes:
-        loads: Plans of its sessions and their samples.
-        window_s: Time that each session is run, in seconds.
-        barrier: Barrier that each session of the group is a participant of.
-    """
-
-    loads: tuple[Load, ...]
-    window_s: float
-    barrier: Barrier
-
-
-@dataclass(frozen=True)
 class ProcessFigures:
     """Figures of one process; times are `time.monotonic()`, one clock for all processes."""
 
-    ready_s: tuple[float, ...]
+    ready_s: float
     private_mb: float
-    runs_ms: tuple[tuple[float, ...], ...]
+    runs_ms: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -148,83 +132,61 @@ class GroupFigures:
     runs_per_s: float
 
 
-def measure_group(shares: Sequence[Sequence[Load]], *, window_s: float) -> GroupFigures:
-    """Makes and runs sessions at once, in a fresh process for each share of them and a thread for each.
-
-    A process with a single session sees only the GPU of its plan, as a pool's worker does.
+def measure_group(loads: Sequence[Load], *, window_s: float) -> GroupFigures:
+    """Makes and runs sessions at once, in fresh processes that see only their GPU, as a pool's workers do.
 
     Args:
-        shares: Sessions of each process.
+        loads: The session of each process.
         window_s: Time that each session is run, in seconds.
 
     Raises:
         PipelineError: A session could not be made or did not run, or a process died.
         OSError: There is no room on the disk for what processes are asked and answer.
     """
-    return run_child(start_group, (tuple(map(tuple, shares)), window_s), timeout_s=CHILD_TIMEOUT_S).value
+    return run_child(start_group, (tuple(loads), window_s), timeout_s=CHILD_TIMEOUT_S).value
 
 
-def start_group(request: tuple[tuple[tuple[Load, ...], ...], float]) -> GroupFigures:
-    """Child function of `measure_group`: starts a process for each share.
+def start_group(request: tuple[tuple[Load, ...], float]) -> GroupFigures:
+    """Child function of `measure_group`: starts a process for each session.
 
     The kernel ends them with this process. So if one fails, or `measure_group` is interrupted, none is left
     that waits for the others.
     """
-    shares, window_s = request
-    barrier = Barrier(Path(tempfile.gettempdir()), sum(map(len, shares)))
+    loads, window_s = request
+    barrier = Barrier(Path(tempfile.gettempdir()), len(loads))
     started_s = time.monotonic()
-    processes = run_in_threads([functools.partial(_run_share, share, window_s, barrier) for share in shares])
-    ready_s = max(time for each in processes for time in each.ready_s)
-    runs_ms = [runs for each in processes for runs in each.runs_ms]
+    processes = run_in_threads([functools.partial(_run_worker, load, window_s, barrier) for load in loads])
     return GroupFigures(
-        ready_ms=(ready_s - started_s) * 1e3,
+        ready_ms=(max(each.ready_s for each in processes) - started_s) * 1e3,
         private_mb=sum(each.private_mb for each in processes),
-        run_ms=median(median(runs) for runs in runs_ms),
-        runs_per_s=sum(len(runs) / sum(runs) * 1e3 for runs in runs_ms),
+        run_ms=median(median(each.runs_ms) for each in processes),
+        runs_per_s=sum(len(each.runs_ms) / sum(each.runs_ms) * 1e3 for each in processes),
     )
 
 
-def _run_share(loads: tuple[Load, ...], window_s: float, barrier: Barrier) -> ProcessFigures:
-    """Makes and runs some sessions in a fresh process."""
-    variables: Mapping[str, str] = {}
-    if len(loads) == 1:
-        plan, variables = isolate(loads[0][0])
-        loads = ((plan, loads[0][1]),)
-    # Without a timeout, whose thread would keep this process when another share has failed.
-    return run_child(use_sessions, SessionsRequest(loads, window_s, barrier), environment=variables).value
+def _run_worker(load: Load, window_s: float, barrier: Barrier) -> ProcessFigures:
+    """Makes and runs a session in a fresh process."""
+    plan, variables = isolate(load[0])
+    # Without a timeout, whose thread would keep this process when another worker has failed.
+    return run_child(use_session, (plan, load[1], window_s, barrier), environment=variables).value
 
 
-def use_sessions(request: SessionsRequest) -> ProcessFigures:
-    """Makes sessions, keeps them until all other processes have theirs, and runs them; runs in a child.
+def use_session(request: tuple[SessionPlan, str, float, Barrier]) -> ProcessFigures:
+    """Child function: makes a session, keeps it until all other processes have theirs, and runs it.
 
-    Each session is one participant of the barrier.
+    The request is the session's plan, its sample, the time that it is run, and the processes' barrier.
 
     Raises:
-        LoadError: A session cannot be made, or does not run.
+        LoadError: The session cannot be made, or does not run.
     """
-    barrier = request.barrier
-    import_onnxruntime()
-    # Not one after the other has begun, nor in turns, as `load` would have threads of one device take.
-    start = threading.Barrier(len(request.loads))
-    made = run_in_threads([functools.partial(_make, plan, start) for plan, _ in request.loads])
-    for _ in request.loads[1:]:
-        barrier.arrive("ready")
+    plan, sample, window_s, barrier = request
+    session = build_session(plan)
+    ready_s = time.monotonic()
     # Otherwise the last figures would include memory that others give back, and their exit.
     barrier.wait("ready")
     memory_mb = private_bytes() / _MB
-    runs = [
-        functools.partial(_measure, _runner(session, plan.model, Path(sample)), barrier, request.window_s)
-        for (_, session), (plan, sample) in zip(made, request.loads, strict=True)
-    ]
-    ready_s, _ = zip(*made, strict=True)
-    return ProcessFigures(ready_s, memory_mb, tuple(run_in_threads(runs)))
-
-
-def _make(plan: SessionPlan, start: threading.Barrier) -> tuple[float, Any]:
-    """Returns when a session was ready, and the session."""
-    start.wait()
-    session = build_session(plan, take_turns=False)
-    return time.monotonic(), session
+    runs_ms = _measure(_runner(session, plan.model, Path(sample)), barrier, window_s)
+    return ProcessFigures(ready_s, memory_mb, runs_ms)
 
 
 def _runner(session: Any, model: str, sample: Path) -> Callable[[], object]:

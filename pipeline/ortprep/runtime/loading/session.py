@@ -158,7 +158,6 @@ def build_session(
     *,
     timeout_s: float | None = None,
     cancellation: Cancellation | None = None,
-    take_turns: bool = True,
     create: SessionFactory | None = None,
 ) -> onnxruntime.InferenceSession:
     """Makes the session a plan describes, or raises why not; never a session on other providers.
@@ -173,7 +172,6 @@ def build_session(
         cancellation: Ends the load when it is requested, with an error or, close to its end, with a session;
             one that waits, when its turn comes. A load that has one is in the background: every load without
             requests it, and does not wait long for the lock of its device.
-        take_turns: False leaves threads to make sessions at once, to measure what ONNX Runtime itself does.
         create: What makes the session, in place of ONNX Runtime's `InferenceSession`, with its arguments.
 
     Raises:
@@ -195,7 +193,7 @@ def build_session(
         _IN_BACKGROUND.add(cancellation)
         cancellation.cover(options)
     try:
-        with device_guard(plan, deadline) if take_turns else contextlib.nullcontext():
+        with device_guard(plan, deadline):
             session = _create_session(plan, options, deadline, create or plain_session_class())
     finally:
         if cancellation is not None:
