@@ -37,8 +37,7 @@ from ortprep.versions import parse_version
 
 if TYPE_CHECKING:
     from ortprep.export.repository import ExportedModel
-    from ortprep.ray_inference.config import ServeConfig
-    from ortprep.ray_inference.serve_file import BundleFigures
+    from ortprep.ray_inference.pinning import PinnedBundle
 
 
 @command
@@ -78,7 +77,7 @@ def serve_config(
     replicas: Annotated[int, typer.Option(min=1, max=4096, help="Replicas at the start.")] = 1,
     cpus: Annotated[
         float | None,
-        typer.Option(min=0.1, help="Processors per replica; by default those it was tuned with."),
+        typer.Option(min=0.1, help="Processors per replica; by default the threads it was tuned with."),
     ] = None,
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Address for HTTP; 0.0.0.0 for every address of a node.")
@@ -92,7 +91,8 @@ def serve_config(
 ) -> Output:
     """Print the config file with which `serve run` and `serve deploy` serve bundles."""
     from ortprep.ray_inference.config import ServeConfig
-    from ortprep.ray_inference.serve_file import is_loopback, plan_serve_file
+    from ortprep.ray_inference.pinning import pin_version
+    from ortprep.ray_inference.serve_file import build_serve_file, is_loopback
     from ortprep.runtime.loading.model_load_options import ModelLoadOptions
 
     config = ServeConfig(
@@ -105,23 +105,14 @@ def serve_config(
     config.check()
     if not is_loopback(host) and token_file is None:
         echo(f"warning: anyone who reaches {host} can send requests; --token-file prevents that")
-    figures = _read_figures(bundles, artifacts, config)
-    file = plan_serve_file(figures, config, host=host, http_port=http_port)
-    return Output(file, format_yaml(file).splitlines())
-
-
-def _read_figures(bundles: list[str], artifacts: Path, config: ServeConfig) -> list[BundleFigures]:
-    """Returns the figures of bundles, each pinned to its version; raises `PoolError` for a repeated name."""
-    from ortprep.ray_inference.pinning import pin_version
-    from ortprep.ray_inference.serve_file import read_bundle_figures
-
-    figures: dict[str, BundleFigures] = {}
+    models: dict[str, PinnedBundle] = {}
     for bundle in bundles:
         name, pinned = pin_version(bundle if "://" in bundle else str(find_bundle(bundle, artifacts)))
-        if name in figures:
+        if name in models:
             raise PoolError(f"two bundles of one name: {name}\n  expected every model once")
-        figures[name] = read_bundle_figures(name, pinned, config)
-    return list(figures.values())
+        models[name] = pinned
+    file = build_serve_file(models, config, host=host, http_port=http_port)
+    return Output(file, format_yaml(file).splitlines())
 
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
