@@ -1,15 +1,12 @@
 """What Triton and its ONNX Runtime backend do with a model folder, written down from their sources.
 
-From triton-inference-server: `src/model_config_utils.cc` (what a configuration may be) and
-`src/backend_model_instance.cc` (warm-up) of core at 73aad7c, `src/onnxruntime.cc` and
-`src/onnxruntime_utils.cc` of onnxruntime_backend at 00fd3e8. Configurations are read with Triton's own
-protobuf, sessions are real, no server is. Nothing here knows the code that writes what is read.
+From triton-inference-server: `src/model_config_utils.cc` (what a configuration may be) of core at 73aad7c,
+`src/onnxruntime.cc` and `src/onnxruntime_utils.cc` of onnxruntime_backend at 00fd3e8. Configurations are read
+with Triton's own protobuf, sessions are real, no server is. Nothing here knows the code that writes them.
 """
 
 from __future__ import annotations
 
-import math
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -141,46 +138,8 @@ def _dtype(data_type: int) -> np.dtype[Any]:
     return numpy_dtype("bfloat16") if name == "BF16" else np.dtype(triton_to_np_dtype(name))
 
 
-def read_warm_up(folder: Path, config: Any) -> dict[str, np.ndarray[Any, Any]]:
-    """The inputs of the warm-up batch as the session gets them."""
-    assert len(config.model_warmup) == 1
-    warm_up = config.model_warmup[0]
-    assert warm_up.batch_size >= 1
-    assert config.max_batch_size or warm_up.batch_size == 1
-    feeds = {}
-    for name, one in warm_up.inputs.items():
-        data = (folder / "warmup" / one.input_data_file).read_bytes()
-        shape = tuple(one.dims)
-        tensor = next(tensor for tensor in config.input if tensor.name == name)
-        assert one.data_type == tensor.data_type
-        array = _decode(data, one.data_type, shape)
-        if tensor.HasField("reshape"):
-            array = array.reshape(tuple(tensor.reshape.shape))
-        if config.max_batch_size:
-            array = np.stack([array] * warm_up.batch_size)
-        feeds[name] = array
-    return feeds
-
-
-def _decode(data: bytes, data_type: int, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    dtype = _dtype(data_type)
-    if dtype.kind != "U":
-        assert len(data) == math.prod(shape) * dtype.itemsize
-        return np.frombuffer(data, dtype).reshape(shape)
-    texts, position = [], 0
-    while position < len(data):
-        (length,) = struct.unpack_from("<I", data, position)
-        texts.append(data[position + 4 : position + 4 + length].decode())
-        position += 4 + length
-    return np.array(texts, np.str_).reshape(shape)
-
-
-def warm_up(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """Loads a model folder and runs its warm-up; returns the outputs by name."""
+def answer(folder: Path, feeds: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+    """Loads a model folder and runs it once; returns the outputs by name."""
     from ortprep.runtime.tensors.arrays import run_session
 
-    config, session = load_model(folder)
-    feeds: Mapping[str, np.ndarray[Any, Any]] = read_warm_up(folder, config)
-    scalars = {value.name for value in session.get_inputs() if not value.shape}
-    fitting = {name: array.reshape(()) if name in scalars else array for name, array in feeds.items()}
-    return run_session(session, fitting)
+    return run_session(load_model(folder)[1], feeds)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 
-import numpy as np
 import pytest
 from hypothesis import given
 from tritonclient.grpc import model_config_pb2 as messages
@@ -27,7 +26,7 @@ from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.cli import serving_commands  # noqa: F401  puts the commands on the app
 from ortprep.cli.command import app
 from ortprep.errors import ExportError
-from ortprep.export.model_config import add_warm_up, build_config, describe_tensor, resolve_interface
+from ortprep.export.model_config import build_config, describe_tensor, resolve_interface
 from ortprep.export.options import plan_options, recorded_options
 from ortprep.export.placement import TrialResult
 from ortprep.export.variant_selection import (
@@ -39,7 +38,7 @@ from ortprep.export.variant_selection import (
 from ortprep.runtime.machine.hardware import Gpu, Hardware
 from ortprep.versions import install_command
 from tests.export.builders import CPU, CUDA, any_variant, make_variant
-from tests.export.fakes import LEVELS, cuda_options, session_options, warm_up
+from tests.export.fakes import LEVELS, cuda_options, load_model, session_options
 from tests.registry.builders import on_gpu
 from tests.runtime.builders import UNMET, write_bundle
 from tests.runtime.pool.builders import write_doubling
@@ -284,18 +283,6 @@ def test_a_scalar_per_row_is_reshaped():
     assert (list(tensor.dims), tensor.HasField("reshape")) == ([1], True)
 
 
-def test_a_sample_that_is_no_batch_makes_no_warm_up():
-    config = messages.ModelConfig(max_batch_size=4)
-    for name in ("x", "y"):
-        describe_tensor(config.input.add(), TensorSpec(name, "float32", ("b", 2)), batched=True)
-    feeds = {"x": np.ones((2, 2), np.float32), "y": np.ones((3, 2), np.float32)}
-    assert add_warm_up(config, feeds) == "the inputs of the golden sample are not of one batch size"
-    assert add_warm_up(config, {"x": feeds["x"]}) == "the golden sample has no y"
-    large = dict.fromkeys("xy", np.broadcast_to(np.float32(1), (4, 2**23)))
-    assert add_warm_up(config, large) == "the golden sample has more than 67108864 bytes"
-    assert not config.model_warmup
-
-
 # -- `ortprep export`: what it writes to stdout, and what becomes of mistakes
 
 
@@ -313,7 +300,7 @@ def test_triton_writes_a_model_per_bundle_and_lists_them(bundles, tmp_path):
     assert ended.exit_code == 0
     assert "linear: variant cpu of linear" in ended.stdout
     assert "optimization.graph.level=2" in ended.stdout
-    assert [warm_up(tmp_path / "repository" / name) for name in ("linear", "double")]
+    assert [load_model(tmp_path / "repository" / name) for name in ("linear", "double")]
 
 
 def test_json_is_all_there_is_on_stdout(bundles, tmp_path):

@@ -1,4 +1,4 @@
-"""A bundle as a model of a Triton repository, loaded and warmed up as Triton's backend does."""
+"""A bundle as a model of a Triton repository, loaded as Triton's backend does."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ortprep.export.variant_selection import ExportRequest
 from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.runtime.tensors.element_types import BFLOAT16, Array
 from tests.builders import if_net, write_external_model
-from tests.export.fakes import read_config, warm_up
+from tests.export.fakes import answer, read_config
 from tests.runtime.builders import (
     CPU_ONLY,
     CUDA_NEEDED,
@@ -67,7 +67,9 @@ def named(*names: str) -> ExportRequest:
 def test_a_bundle_becomes_a_model_that_answers_as_the_golden_sample_says(bundle, tmp_path):
     (model,) = export_one(bundle, tmp_path / "repository").models
     folder = tmp_path / "repository" / "linear"
-    np.testing.assert_allclose(warm_up(folder)["y"], sample() @ weights_of(0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        answer(folder, {"x": sample()})["y"], sample() @ weights_of(0), rtol=1e-4, atol=1e-5
+    )
     # The files are the bundle's, to the byte; several are in a folder named as the model.
     recorded = sorted(one.sha256 for one in read_loader_config(bundle).variants[0].files)
     written = [folder / one.path for one in model.files]
@@ -106,7 +108,8 @@ def test_an_export_replaces_itself_with_equal_files_and_leaves_other_models_alon
 def test_a_model_of_one_file_is_that_file(tmp_path):
     export_one(write_doubling(tmp_path / "double"), tmp_path / "repository")
     assert (tmp_path / "repository" / "double" / "1" / "model.onnx").is_file()
-    assert warm_up(tmp_path / "repository" / "double")["y"].tolist() == [[2, 2], [2, 2]]
+    x = np.ones((2, 2), np.float32)
+    assert answer(tmp_path / "repository" / "double", {"x": x})["y"].tolist() == [[2, 2], [2, 2]]
 
 
 def test_what_is_no_export_is_never_overwritten(bundle, tmp_path):
@@ -162,7 +165,9 @@ def test_a_bucket_has_the_sizes_it_is_for(tmp_path):
     assert [model.name for model in exported.models] == ["linear-cpu-batch4", "linear-cpu-int8"]
     folder = tmp_path / "repository" / "linear-cpu-batch4"
     assert list(read_config(folder).input[0].dims) == [4, 8]
-    np.testing.assert_allclose(warm_up(folder)["y"], batch_of(4) @ weights_of(2), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        answer(folder, {"x": batch_of(4)})["y"], batch_of(4) @ weights_of(2), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_with_batches_the_first_axis_is_triton_s(bundle, tmp_path):
@@ -172,9 +177,8 @@ def test_with_batches_the_first_axis_is_triton_s(bundle, tmp_path):
     assert config.max_batch_size == 16
     assert config.HasField("dynamic_batching")
     assert config.instance_group[0].count == 3
-    answers = warm_up(tmp_path / "repository" / "linear")
-    row = sample()[:1] @ weights_of(0)
-    np.testing.assert_allclose(answers["y"], np.concatenate([row, row]), rtol=1e-4, atol=1e-5)
+    answers = answer(tmp_path / "repository" / "linear", {"x": sample()})
+    np.testing.assert_allclose(answers["y"], sample() @ weights_of(0), rtol=1e-4, atol=1e-5)
 
 
 def test_batches_of_a_model_of_fixed_size_are_refused(tmp_path):
@@ -197,30 +201,25 @@ SAMPLES: dict[str, Array] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", SAMPLES)
-def test_every_type_comes_through_the_warm_up_unchanged(tmp_path, dtype):
+def test_every_type_comes_through_unchanged(tmp_path, dtype):
     export_one(write_passing_on(tmp_path / "same", dtype, SAMPLES[dtype]), tmp_path / "repository")
-    assert warm_up(tmp_path / "repository" / "same")["y"].tolist() == SAMPLES[dtype].tolist()
+    given = SAMPLES[dtype]
+    assert answer(tmp_path / "repository" / "same", {"x": given})["y"].tolist() == given.tolist()
 
 
 def test_bfloat16_comes_through_bit_by_bit(tmp_path):
     array = np.array([[0x3F80, 0xC000]], np.uint16).view(BFLOAT16)
     export_one(write_passing_on(tmp_path / "same", "bfloat16", array), tmp_path / "repository")
-    assert warm_up(tmp_path / "repository" / "same")["y"].tolist() == array.tolist()
+    assert answer(tmp_path / "repository" / "same", {"x": array})["y"].tolist() == array.tolist()
 
 
 def test_a_scalar_has_the_dims_1_and_no_reshape(tmp_path):
-    bundle = write_passing_on(tmp_path / "same", "float32", np.array(3.5, np.float32), shape=())
+    array = np.array(3.5, np.float32)
+    bundle = write_passing_on(tmp_path / "same", "float32", array, shape=())
     export_one(bundle, tmp_path / "repository")
     config = read_config(tmp_path / "repository" / "same")
     assert list(config.input[0].dims) == [1]
-    assert warm_up(tmp_path / "repository" / "same")["y"] == 3.5
-
-
-def test_an_empty_input_makes_no_warm_up_and_is_listed(tmp_path):
-    bundle = write_passing_on(tmp_path / "same", "float32", np.zeros((2, 0), np.float32))
-    (model,) = export_one(bundle, tmp_path / "repository").models
-    assert [*model.left_out] == ["warm-up"]
-    assert not read_config(tmp_path / "repository" / "same").model_warmup
+    assert answer(tmp_path / "repository" / "same", {"x": array})["y"] == 3.5
 
 
 def test_an_output_of_a_size_that_only_the_run_tells_is_of_any_size(tmp_path):
@@ -234,7 +233,7 @@ def test_an_output_of_a_size_that_only_the_run_tells_is_of_any_size(tmp_path):
     )
     export_one(bundle, tmp_path / "repository")
     assert list(read_config(tmp_path / "repository" / "finding").output[0].dims) == [2, -1]
-    assert warm_up(tmp_path / "repository" / "finding")["y"].tolist() == [[0, 1], [1, 0]]
+    assert answer(tmp_path / "repository" / "finding", {"x": x})["y"].tolist() == [[0, 1], [1, 0]]
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b", ".", "-x"])
@@ -258,7 +257,7 @@ def test_weights_of_branches_are_copied_since_onnxruntime_refuses_links_to_them(
     write_record(bundle)
     export_one(bundle, tmp_path / "repository")
     assert (bundle / "cpu/weights.bin").stat().st_nlink == 1
-    assert warm_up(tmp_path / "repository/linear")["y"].tolist() == y.tolist()
+    assert answer(tmp_path / "repository/linear", {"x": x})["y"].tolist() == y.tolist()
 
 
 @pytest.mark.attack

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from ortprep.bundle.loader_config import LoaderConfig, TensorSpec, Variant
 from ortprep.errors import ExportError
@@ -15,7 +12,6 @@ from ortprep.export.options import ACCELERATOR, GPUS, GRAPH, PARAMETERS, MappedO
 from ortprep.export.placement import TrialResult
 from ortprep.export.variant_selection import ExportRequest
 from ortprep.runtime.loading.session import CUDA
-from ortprep.runtime.tensors.element_types import BFLOAT16, Array
 
 BACKEND = "onnxruntime"
 TYPES = {
@@ -36,8 +32,6 @@ TYPES = {
 }
 """Triton's data types that the backend takes, by ONNX element type."""
 
-_MAX_WARM_UP_BYTES = 64 * 2**20
-
 Interface = tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]
 """Inputs and outputs."""
 
@@ -51,7 +45,7 @@ def import_messages() -> Any:
 def build_config(
     name: str, model_file: str, interface: Interface, options: MappedOptions, request: ExportRequest
 ) -> Any:
-    """Returns the `inference.ModelConfig` of a model, without a warm-up.
+    """Returns the `inference.ModelConfig` of a model.
 
     Args:
         name: The model's name, which is that of its folder.
@@ -125,59 +119,6 @@ def describe_tensor(message: Any, spec: TensorSpec, *, batched: bool) -> None:
 
 def _unfit(spec: TensorSpec, expected: str, got: str) -> ExportError:
     return ExportError(f"Triton cannot serve tensor {spec.name!r}\n  expected {expected}, got {got}")
-
-
-def add_warm_up(config: Any, feeds: Mapping[str, Array]) -> dict[str, bytes] | str:
-    """Adds the request that every instance runs before it serves, made of a golden sample.
-
-    With batches, the sample's first row is repeated as often as it has rows, since Triton builds a batch of
-    equal requests.
-
-    Args:
-        config: The model configuration, with inputs.
-        feeds: The sample's arrays by input, as the session takes them.
-
-    Returns:
-        The content of each file of the folder `warmup`, or why the sample makes no warm-up.
-    """
-    batched = config.max_batch_size > 0
-    if absent := [one.name for one in config.input if one.name not in feeds]:
-        return f"the golden sample has no {', '.join(absent)}"
-    arrays = [feeds[one.name] for one in config.input]
-    if any(array.size == 0 for array in arrays):
-        return "an input of the golden sample is empty, which Triton's warm-up does not take"
-    rows = {len(array) for array in arrays} if batched else {1}
-    if len(rows) != 1:
-        return "the inputs of the golden sample are not of one batch size"
-    if sum(array.nbytes for array in arrays) > _MAX_WARM_UP_BYTES:
-        return f"the golden sample has more than {_MAX_WARM_UP_BYTES} bytes"
-    size = min(rows.pop(), max(config.max_batch_size, 1))
-    warm_up = config.model_warmup.add(name="golden", batch_size=size, count=1)
-    files = {}
-    for number, (tensor, array) in enumerate(zip(config.input, arrays, strict=True)):
-        row = array[0] if batched else array
-        entry = warm_up.inputs[tensor.name]
-        entry.data_type = tensor.data_type
-        entry.dims.extend(row.shape or (1,))
-        entry.input_data_file = f"input-{number}"
-        files[entry.input_data_file] = encode_tensor(row)
-    return files
-
-
-def encode_tensor(array: Array) -> bytes:
-    """Returns an array as Triton reads it from a file: elements in row-major order, little-endian.
-
-    A string is its length in four bytes and then its UTF-8.
-    """
-    array = np.asarray(array)
-    if array.dtype.kind in "UO":
-        encoded = bytearray()
-        for item in array.flat:
-            text = str(item).encode()
-            encoded += struct.pack("<I", len(text)) + text
-        return bytes(encoded)
-    bits = array["bfloat16"] if array.dtype == BFLOAT16 else array
-    return bits.astype(bits.dtype.newbyteorder("<"), copy=False).tobytes("C")
 
 
 def resolve_interface(

@@ -19,13 +19,7 @@ from ortprep.bundle.codec import encode, read_json
 from ortprep.bundle.loader_config import FileEntry, Variant, golden_of
 from ortprep.bundle.paths import is_safe_name
 from ortprep.errors import BundleError, ExportError
-from ortprep.export.model_config import (
-    add_warm_up,
-    build_config,
-    format_config,
-    import_messages,
-    resolve_interface,
-)
+from ortprep.export.model_config import build_config, format_config, import_messages, resolve_interface
 from ortprep.export.options import plan_options
 from ortprep.export.placement import SourceBundle, place_files, read_source, try_model
 from ortprep.export.variant_selection import ExportRequest, choose_variants, describe_needs
@@ -136,9 +130,8 @@ def _name_model(source: SourceBundle, variant: Variant, request: ExportRequest, 
 def _export(
     source: SourceBundle, variant: Variant, destination: Path, request: ExportRequest
 ) -> ExportedModel:
-    """Writes one model: its files, which are tried, its warm-up, its configuration and the record."""
+    """Writes one model: its files, which are tried, its configuration and the record."""
     options = plan_options(variant, onnxruntime=request.onnxruntime)
-    left_out = dict(options.left_out)
     model_file, folder = _plan_layout(variant)
     feeds, answers = read_golden(golden_of(source.config, variant), source.root)
     with new_folder(destination) as place:
@@ -150,13 +143,6 @@ def _export(
         interface = resolve_interface(source.config, variant, trial, shapes)
         config = build_config(destination.name, model_file, interface, options, request)
 
-        warm_up = add_warm_up(config, feeds)
-        if isinstance(warm_up, str):
-            left_out["warm-up"] = warm_up
-        else:
-            (place / "warmup").mkdir()
-            for name, data in warm_up.items():
-                (place / "warmup" / name).write_bytes(data)
         (place / "config.pbtxt").write_text(format_config(config), encoding="utf-8")
 
         exported = ExportedModel(
@@ -167,7 +153,7 @@ def _export(
             prepared_with=str(source.manifest.environment.get("onnxruntime", "")),
             files=files,
             carried={str(option): str(where) for option, where in options.places.items()},
-            left_out=left_out,
+            left_out=options.left_out,
             needs=tuple(describe_needs(variant)),
             trial=str(trial),
         )
