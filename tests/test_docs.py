@@ -16,9 +16,6 @@ import yaml
 from docs.option_page import PAGE, build_page
 from docs.schemas import build_schemas, format_schema
 from ortprep.bundle.codec import encode
-from ortprep.doctor.diagnosis import SEVERITIES
-from ortprep.options import CUDA, NEWEST, known_provider_options
-from ortprep.spec.models import TuneSpec
 from tests.registry.builders import write_bundle
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,12 +34,6 @@ def test_the_schemas_in_docs_are_those_of_the_types(name):
 
 def test_the_page_of_options_is_that_of_the_table():
     assert PAGE.read_text(encoding="utf-8") == build_page(), "run: python -m docs.option_page"
-
-
-@pytest.mark.parametrize("name", sorted(SCHEMAS))
-def test_the_schemas_are_schemas(name):
-    meta = jsonschema.Draft202012Validator(jsonschema.Draft202012Validator.META_SCHEMA)
-    assert list(meta.iter_errors(SCHEMAS[name])) == []
 
 
 @pytest.mark.parametrize("name", ["loader", "manifest"])
@@ -64,13 +55,6 @@ def test_the_specs_of_examples_fit_their_schema(path):
     assert faults_of(encode(yaml.safe_load(path.read_text())), "spec.schema.json") == []
 
 
-@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
-def test_a_shipped_spec_says_how_long_its_search_may_take(path):
-    files = (path.with_name("defaults.yaml"), path)
-    tunes = [yaml.safe_load(file.read_text()).get("tune", {}) for file in files if file.exists()]
-    assert any({"max_trials", "budget_s"} & set(tune) for tune in tunes)
-
-
 def test_every_rule_of_the_format_is_in_the_name_of_a_test_and_no_test_names_another():
     rules = re.findall(r"^- \*\*F(\d+)\*\*", (ROOT / "docs/format.md").read_text(), re.MULTILINE)
     tests = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")]
@@ -87,24 +71,6 @@ def test_links_in_the_documentation_lead_somewhere():
         if not (page.parent / target).exists()
     ]
     assert broken == []
-
-
-def test_links_to_headings_lead_to_one():
-    broken = [
-        f"{page.relative_to(ROOT)}: {target}#{anchor}"
-        for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
-        for target, anchor in re.findall(r"\]\(((?:[^):#]+\.md)?)#([^)]+)\)", page.read_text())
-        if anchor not in _anchors((page.parent / target if target else page).read_text())
-    ]
-    assert broken == []
-
-
-def test_every_page_is_in_the_site_s_navigation_and_in_the_list_of_pages():
-    pages = {path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")}
-    listed = re.findall(r"^      - (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    assert sorted(listed) == sorted({*pages, "examples/README.md"}), "docs/site_hooks.py adds the examples"
-    linked = {*_links((ROOT / "docs/README.md").read_text()), "README.md"}
-    assert {page for page in pages if not page.startswith("adr/")} <= linked
 
 
 def test_every_message_that_troubleshooting_explains_is_one_of_ours():
@@ -130,46 +96,9 @@ def test_each_class_of_attack_is_answered_where_the_page_says():
         assert re.search(rf"^(def|class) {name}\b", source, re.MULTILINE), f"{module}.{name}"
 
 
-def test_a_page_that_speaks_of_gpus_links_to_what_was_seen_on_one():
-    pages = {page.stem: page.read_text() for page in ROOT.glob("docs/*.md") if page.stem != "gpu"}
-    speaking = [name for name, text in pages.items() if len(re.findall(r"(?<![-\w.])(GPU|CUDA)", text)) > 2]
-    assert {"tuning", "ray_serving"} <= set(speaking)
-    assert [name for name in (*speaking, "serving", "registry") if "gpu.md" not in pages[name]] == []
-
-
-def test_the_pages_show_the_defaults_of_the_search_and_the_shipped_ones():
-    text = (ROOT / "docs/tuning.md").read_text()
-    block = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])["tune"]
-    defaults = TuneSpec()
-    for name in ("runs_per_load", "budget_s", "rounds", "max_trials"):
-        assert block[name] == getattr(defaults, name), name
-    shipped = yaml.safe_load((ROOT / "configs/defaults.yaml").read_text())["tune"]["budget_s"]
-    assert f"sets `budget_s: {shipped}`" in text
-    assert f"without a `defaults.yaml` has {defaults.budget_s:.0f}" in " ".join(text.split())
-
-
-def test_the_page_of_the_doctor_has_the_severities_that_json_has():
-    (listed,) = re.findall(r"A finding is (.*?)\. ", " ".join((ROOT / "docs/doctor.md").read_text().split()))
-    assert tuple(re.findall(r"`([a-z]+)`", listed)) == SEVERITIES
-
-
-def test_tf32_is_on_unless_a_search_may_switch_it_off():
-    (row,) = re.findall(r"^\| `tf32` \|(.*)$", (ROOT / "docs/tuning.md").read_text(), re.MULTILINE)
-    (default,) = [
-        option.default for option in known_provider_options(CUDA, NEWEST) if option.name == "use_tf32"
-    ]
-    assert default == "1"
-    assert "switching TensorFloat-32 off" in row
-
-
 def _links(text):
     parts = [part.partition(")")[0] for part in text.split("](")[1:]]
     return [part.partition("#")[0] for part in parts if part.partition("#")[0] and "://" not in part]
-
-
-def _anchors(text):
-    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 # -- the site of the documentation: built strictly, every link leads somewhere, nothing comes from elsewhere
