@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import importlib.util
 import json
 import os
 import signal
@@ -51,17 +50,6 @@ app = FastAPI()
 @app.get("/answer/{scale}")
 def handle(scale: float):
     return answer(scale)
-"""
-)
-
-TASKS = (
-    APPLICATION
-    + """
-import celery
-app = celery.Celery("tasks", broker="filesystem://", backend="file://" + os.environ["RESULTS"])
-folder = os.environ["QUEUE"]
-app.conf.broker_transport_options = {"data_folder_in": folder, "data_folder_out": folder}
-handle = app.task(answer, name="answer")
 """
 )
 
@@ -208,48 +196,3 @@ def test_gunicorn_recycles_and_loses_workers_that_inherit_the_session(tmp_path):
     assert all(abs(value - expected(scale)) < 1e-2 for scale, (value, _, _) in answers)
     assert all(is_inherited for _, (_, _, is_inherited) in answers)
     assert len({pid for _, (_, pid, _) in answers}) >= requests // 40
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("celery") is None, reason="Celery is not installed")
-def test_celery_forks_workers_that_inherit_the_session(tmp_path):
-    (tmp_path / "tasks.py").write_text(TASKS)
-    variables = variables_of(tmp_path)
-    for name in ("QUEUE", "RESULTS"):
-        (tmp_path / name).mkdir()
-        variables[name] = str(tmp_path / name)
-    command = [
-        sys.executable,
-        "-m",
-        "celery",
-        "-A",
-        "tasks",
-        "worker",
-        "--pool",
-        "prefork",
-        "--concurrency",
-        "2",
-    ]
-    command += ["--max-tasks-per-child", "10", "--without-mingle", "--without-gossip"]
-    client = """
-import json, tasks
-results = [tasks.handle.delay(i / 8) for i in range(60)]
-print(json.dumps([result.get(timeout=120) for result in results]))
-"""
-    with serving(command, variables, tmp_path):
-        plain = {name: value for name, value in variables.items() if name != "ORTPREP_AT_IMPORT"}
-        plain["PYTHONPATH"] = str(tmp_path)
-        done = subprocess.run(
-            [sys.executable, "-c", client],
-            env={**os.environ, **plain},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr + (tmp_path / "log").read_text()
-    answers = json.loads(done.stdout)
-    assert np.allclose([value for value, _, _ in answers], [expected(i / 8) for i in range(60)], atol=1e-3)
-    assert all(is_inherited for _, _, is_inherited in answers)
-    assert len({pid for _, pid, _ in answers}) >= 4

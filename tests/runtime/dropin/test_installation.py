@@ -165,20 +165,6 @@ assert of_bundle(onnxruntime.InferenceSession(model)) and Counting.made == 1
     )
 
 
-def test_a_module_that_only_has_onnxruntimes_name_is_left_alone(model):
-    assert_runs(
-        model,
-        """
-import types
-from ortprep.runtime import install
-stub = sys.modules["onnxruntime"] = types.ModuleType("onnxruntime")
-stub.InferenceSession = object
-install()
-assert stub.InferenceSession is object
-""",
-    )
-
-
 # -- A function runs once a module is imported, and the program notices nothing else
 
 
@@ -213,15 +199,6 @@ def test_functions_run_in_order_after_the_code_of_a_module_that_is_imported_as_e
     assert module.__spec__.loader is module.__loader__
 
 
-def test_a_finder_without_find_spec_is_passed_over(folder):
-    (folder / "late.py").write_text("answer = 42\n")
-    sys.meta_path.insert(0, object())  # type: ignore[arg-type]
-    seen: list[int] = []
-    call_after_import("late", lambda module: seen.append(module.answer))
-    importlib.import_module("late")
-    assert seen == [42]
-
-
 FAKE = "import sys; sys.stdout.write('onnxruntime\\n')\n"
 CALLBACK = "def mark(module):\n    import sys; sys.stdout.write(f'callback {module.__name__}\\n')\n"
 
@@ -253,10 +230,6 @@ def test_a_program_without_onnxruntime_gets_neither_it_nor_numpy(program):
     plain = {**program, STARTUP_VARIABLE: ""}
     assert run(shown, program) == run(shown, plain)
     assert "onnxruntime" not in run(shown, program)
-
-
-def test_the_startup_folder_is_not_where_a_program_finds_modules(program):
-    assert "dropin/startup" not in run("import sys; print(sys.path)", program)
 
 
 def test_the_applications_own_sitecustomize_runs(program, tmp_path):

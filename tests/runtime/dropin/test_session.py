@@ -157,15 +157,6 @@ def test_f26_other_weights_beside_the_same_graph_are_served_plainly(model, bundl
     assert answer[0, 0] == pytest.approx((sample() @ array.reshape(8, 4))[0, 0], rel=1e-4)
 
 
-def test_a_bundle_of_a_model_with_other_external_data_hides_no_other(model, bundle, tmp_path):
-    foreign = write_bundle_of(model, tmp_path / "bundles/a-foreign")
-    config = read_loader_config(foreign)
-    graph, weights = config.source
-    write_loader_config(foreign, config._replace(source=(graph, weights._replace(path="other.data"))))
-    write_record(foreign)
-    assert is_of_bundle(ortprep.session(model, providers=CPU))
-
-
 @pytest.mark.attack
 @pytest.mark.parametrize(
     "place",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -12,8 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
-from pathlib import Path
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -28,8 +26,6 @@ from ortprep.errors import (
     RunError,
 )
 from ortprep.runtime import connect
-from ortprep.runtime.host import process
-from ortprep.runtime.host.folder import HostFolder
 from ortprep.runtime.host.models import HostConfig, ModelTable
 from ortprep.runtime.host.process import read_status, stop_host
 from ortprep.runtime.loading.load_options import NO_DEADLINE
@@ -228,53 +224,6 @@ def test_a_thread_s_deadline_is_its_own(bundle):
             assert time.monotonic() - began < 10
         os.kill(pid, signal.SIGCONT)
         np.testing.assert_allclose(first.result()[0], sample() @ weights_of(0), rtol=1e-5)
-
-
-def test_a_start_that_hangs_takes_its_timeout_once(monkeypatch):
-    kept: list[int] = []
-
-    def hang(*_: object, pass_fds: tuple[int, int], timeout: float, **__: object) -> None:
-        kept.append(os.dup(pass_fds[1]))  # as a host that does not say that it is ready
-        time.sleep(timeout)
-
-    monkeypatch.setattr(process.subprocess, "run", hang)
-    folder = HostFolder(make=True)
-    began = time.monotonic()
-    with pytest.raises(TimeoutError):
-        process.start_host(folder, idle_s=1, timeout_s=1)
-    assert time.monotonic() - began < 1.9
-    folder.close()
-    os.close(kept[0])
-
-
-def test_a_program_with_many_open_files_starts_and_stops_a_host(bundle):
-    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with ExitStack() as files:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, most), most))
-        files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (limit, most))
-        for _ in range(1024):  # `select.select` takes no descriptor beyond
-            files.enter_context(Path(os.devnull).open())
-        with connect(bundle, start=True) as session:
-            assert_answers(session)
-        assert stop_host() is not None
-
-
-def test_idle_time_counts_from_the_end_of_an_answer(monkeypatch):
-    ran_s: list[float] = []
-    with host_in_this_process() as server:
-        monkeypatch.setattr(server, "describe", lambda: {"at": ran_s.append(time.monotonic())})
-        assert read_status() == {"at": None}
-        wait_for(lambda: not server.served, what="the request is served")
-        assert server.last_s >= ran_s[0]
-
-
-def test_the_status_of_more_models_than_fit_a_packet_says_how_many_it_left_out():
-    models = {str(number): f"/{'long' * 100}/{number}" for number in range(1_000)}
-    with host_in_this_process(HostConfig(models)):
-        status = read_status()
-        assert status is not None
-        assert len(status["models"]) > 50
-        assert len(status["models"]) + status["models_left_out"] == 1_000
 
 
 def test_stop_lets_a_busy_host_end_and_kills_one_that_hangs(bundle, runtime_folder):

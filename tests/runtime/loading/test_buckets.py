@@ -106,44 +106,6 @@ def test_what_is_asked_of_the_session_is_answered_for_all_shapes(bundle):
     assert seed_of(binding.copy_outputs_to_cpu()[0], 4) == FP32
 
 
-def test_ort_values_and_lists_go_to_the_general_variant(bundle):
-    import onnxruntime
-
-    value = onnxruntime.OrtValue.ortvalue_from_numpy(batch_of(4))
-    bucketed = load(bundle)
-    for _ in range(2):
-        (answer,) = bucketed.run_with_ort_values(["y"], {"x": value})
-        assert seed_of(answer.numpy(), 4) == FP32
-        for feed in (value, batch_of(4).tolist()):
-            assert seed_of(bucketed.run(None, {"x": feed})[0], 4) == FP32
-
-
-def test_a_bucket_that_has_to_be_bound_is(tmp_path, monkeypatch):
-    import onnxruntime
-
-    parts = (Part("cpu", seed=0), Part("cpu-batch4", seed=2, batch=4, io_binding=True))
-    batches = [batch_of(4) + number for number in range(3)]
-    options, plain = onnxruntime.RunOptions(), []
-    run = onnxruntime.InferenceSession.run
-
-    def run_noted(*arguments: Any) -> Any:
-        plain.append(arguments)
-        return run(*arguments)
-
-    monkeypatch.setattr(onnxruntime.InferenceSession, "run", run_noted)
-    bucketed = load(write_converted(tmp_path / "bundle", parts))
-    answers = [bucketed.run(names, {"x": x})[0] for x in batches for names in (None, ["y"])]
-    assert plain == []
-    # Compared after the last run: an answer must not change with what is run later.
-    for x, pair in zip(batches, zip(answers[::2], answers[1::2], strict=True), strict=True):
-        for answer in pair:
-            np.testing.assert_allclose(answer, x @ weights_of(2), rtol=1e-4, atol=1e-4)
-    with pytest.raises(LoadError, match="no such output: z"):
-        bucketed.run(["z"], {"x": batches[0]})
-    assert seed_of(bucketed.run(None, {"x": batches[0]}, options)[0], 4) == 0
-    assert len(plain) == 1
-
-
 def test_a_bucket_that_this_machine_cannot_run_is_passed_over_aloud(tmp_path, caplog):
     parts = (Part("cpu", seed=0), Part("cpu-batch4", seed=2, batch=4, requirements=UNMET))
     bucketed = load(write_converted(tmp_path / "b", parts))
@@ -190,13 +152,6 @@ def test_f17_buckets_of_another_build_are_never_mixed_in(bundle, tmp_path):
     write_converted(bundle, BUCKETED[:-1])
     with pytest.raises(LoadError, match="replaced by another build"):
         asked(bucketed, 4)
-
-
-def test_a_precision_that_the_bundle_lacks_is_named_with_those_it_has(bundle):
-    with pytest.raises(LoadError, match=r"precision 'fp16'(?s:.*)cpu-int8 \(int8\)") as caught:
-        load(bundle, precision="fp16")
-    assert caught.value.hint is not None
-    assert "precision: fp16" in caught.value.hint
 
 
 def test_f23_a_bucket_is_loaded_alone_only_by_its_name(bundle):

@@ -100,23 +100,11 @@ def test_an_object_is_left_as_it_is_and_serves_for_several_bundles(bundle, tmp_p
     assert_answers(onnxruntime.InferenceSession(str(bundle / MODEL), options))
 
 
-def test_an_enumeration_may_be_given_by_its_member_or_its_name(bundle):
-    parallel = onnxruntime.ExecutionMode.ORT_PARALLEL
-    for mode in (parallel, "ORT_PARALLEL"):
-        made = load(bundle, session_options={"execution_mode": mode}).get_session_options()
-        assert made.execution_mode == parallel
-
-
 @pytest.mark.parametrize("given", [{"enable_arena": True}, {1: 2}, 3, ["intra_op_num_threads"]])
 def test_what_is_no_option_is_an_error_that_names_those_there_are(bundle, given):
     with pytest.raises(LoadError, match="bad argument of load: session_options") as caught:
         load(bundle, session_options=given)
     assert "attribute" in str(caught.value)
-
-
-def test_a_value_that_onnxruntime_refuses_is_a_load_error(bundle):
-    with pytest.raises(LoadError, match="intra_op_num_threads='many'"):
-        load(bundle, session_options={"intra_op_num_threads": "many"})
 
 
 def test_another_level_is_logged_and_not_taken(bundle, caplog):

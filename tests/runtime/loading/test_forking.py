@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import onnxruntime
 import pytest
 
 from ortprep.errors import LoadError
-from ortprep.runtime import load_before_fork, session_for
-from ortprep.runtime.loading import forking, phases
-from tests.runtime.builders import write_bundle, write_converted
+from ortprep.runtime import load_before_fork
+from ortprep.runtime.loading import phases
+from tests.runtime.builders import write_bundle
 from tests.runtime.dropin.builders import run_python
 
 pytestmark = pytest.mark.runtime
@@ -78,22 +75,6 @@ for _ in range(3):
 assert same(session)
 """,
     )
-
-
-class Threaded:
-    """What stands for a session."""
-
-
-def test_a_session_is_known_to_have_threads_before_it_is_in_place(monkeypatch):
-    """Else a process that is forked between the two would run it, and hang."""
-    session, known = Threaded(), []
-    state: Any = SimpleNamespace(replacing=threading.Lock(), has_threads=False, is_unusable=True)
-    monkeypatch.setattr(
-        phases, "exchange_native", lambda *_: known.append((state.has_threads, state.is_unusable))
-    )
-    forking._ChildBuild(session, lambda _: None, "net", state)._exchange(None)
-    assert known == [(True, True)]
-    assert (state.has_threads, state.is_unusable) == (True, False)
 
 
 @pytest.mark.skipif(not phases.may_swap(), reason="ONNX Runtime before 1.31, or a single core")
@@ -204,50 +185,6 @@ other.join()
 def test_what_cannot_be_inherited_is_refused_at_the_call(bundle, arguments, said):
     with pytest.raises(LoadError, match=said):
         load_before_fork(bundle, **arguments)
-
-
-NO_THREADS = [
-    {"intra_op_num_threads": 1, "inter_op_num_threads": 1, "execution_mode": "ORT_SEQUENTIAL"},
-    {"intra_op_num_threads": 0, "inter_op_num_threads": 0, "use_per_session_threads": True},
-    {"execution_mode": onnxruntime.ExecutionMode.ORT_SEQUENTIAL},
-]
-
-
-@pytest.mark.parametrize("own", NO_THREADS)
-def test_options_that_add_no_thread_are_accepted(bundle, own, monkeypatch):
-    monkeypatch.setattr(forking, "has_telemetry_thread", lambda: False)
-    session = load_before_fork(bundle, session_options=own)
-    assert session.get_session_options().intra_op_num_threads == 1
-    options = onnxruntime.SessionOptions()
-    for name, value in own.items():
-        if isinstance(value, str):
-            value = getattr(onnxruntime.ExecutionMode, value)
-        setattr(options, name, value)
-    assert forking.find_fork_obstacle(options) is None
-
-
-def test_the_general_variant_serves_batches_of_all_shapes(tmp_path, monkeypatch):
-    monkeypatch.setattr(forking, "has_telemetry_thread", lambda: False)
-    session = load_before_fork(write_converted(tmp_path / "linear"), precision="fp32")
-    assert session_for(session, {"x": (8, 8)}) is session
-
-
-def test_other_options_of_the_application_hold_in_every_session(bundle):
-    assert_passes(
-        bundle,
-        """
-session = load_before_fork(sys.argv[1], threads_after=2, session_options={"enable_mem_pattern": False})
-expected = session.run(None, x)[0]
-session._ortprep_forks.running.add(-1)
-
-def check():
-    assert same(session) and session.get_session_options().enable_mem_pattern is False
-    wait_steady(session)
-    assert same(session) and session.get_session_options().enable_mem_pattern is False
-
-in_child(check)
-""",
-    )
 
 
 def test_the_thread_of_the_telemetry_is_refused(bundle):

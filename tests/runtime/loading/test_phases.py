@@ -72,7 +72,7 @@ def bundle(tmp_path):
 def chain(tmp_path):
     """A bundle that takes long to load."""
     folder = write_bundle(tmp_path / "chain", options=STEADY, first=FIRST)
-    write_chain(folder / "cpu/linear_optimized.onnx", 30_000)
+    write_chain(folder / "cpu/linear_optimized.onnx", 12_000)
     rewrite_digests(folder)
     return folder
 
@@ -157,12 +157,6 @@ def test_a_process_that_ends_after_its_first_run_has_no_second_session_to_wait_f
     assert len(sessions) == 1
 
 
-def test_the_golden_sample_is_a_first_run(bundle, sessions):
-    session = load(bundle, check="golden", digests="full")
-    wait_for(lambda: threads_of(session) == 2, what="the steady session serves")
-    assert len(sessions) == 2
-
-
 def run_across_the_swap(session: Any, seed: int, *, runs: int) -> set[tuple[int, int]]:
     """Runs until the swap has happened, and so many runs more; returns the phases before and after each."""
     rng = np.random.default_rng(seed)
@@ -236,35 +230,6 @@ def test_a_binding_waits_for_the_steady_session(bundle):
     assert_right(binding.copy_outputs_to_cpu()[0])
 
 
-def test_a_binding_that_was_made_of_the_first_session_keeps_and_runs_it(bundle, sessions):
-    session = load(bundle)
-    binding = onnxruntime.IOBinding(session)
-    binding.bind_cpu_input("x", sample())
-    binding.bind_output("y")
-    for _ in range(2):
-        session.run_with_iobinding(binding)
-        assert_right(binding.copy_outputs_to_cpu()[0])
-        wait_steady(session, PATIENCE_S)
-    assert sessions[0]() is not None
-    del binding
-    assert sessions[0]() is None
-
-
-def test_what_ties_a_caller_to_one_session_waits_for_the_steady_one(bundle):
-    session, done = load(bundle), threading.Event()
-    session.run_async(["y"], {"x": sample()}, lambda outputs, data, error: done.set(), None)
-    assert done.wait(PATIENCE_S)
-    assert threads_of(session) == 2
-
-
-def test_other_providers_are_for_good(bundle, sessions):
-    session = load(bundle)
-    session.set_providers(["CPUExecutionProvider"])
-    answer(session)
-    wait_steady(session, PATIENCE_S)
-    assert len(sessions) == 1
-
-
 def test_options_that_onnxruntime_refuses_leave_the_first_in_service(tmp_path, caplog):
     # One group of processors too few.
     groups = {"session.intra_op_thread_affinities": "1"}
@@ -291,29 +256,6 @@ def test_a_steady_session_that_answers_wrongly_never_serves(bundle, tmp_path, se
     assert_right(answer(session))
     gc.collect()
     assert [one() is None for one in sessions] == [False, True], "what failed must not be kept"
-
-
-def test_an_error_that_nobody_foresaw_is_a_load_error(bundle, monkeypatch):
-    def fail(plan: SessionPlan) -> SessionPlan:
-        raise MemoryError("too much")
-
-    replace_steady(monkeypatch, fail)
-    session = load(bundle)
-    with pytest.raises(LoadError, match="MemoryError: too much"):
-        wait_steady(session, PATIENCE_S)
-    assert_right(answer(session))
-
-
-def test_a_thread_that_cannot_be_started_costs_the_caller_nothing(bundle, monkeypatch):
-    def refuse(*args: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    session = load(bundle)
-    with monkeypatch.context() as patch:
-        patch.setattr("_thread.start_new_thread", refuse)
-        assert_right(answer(session))
-    with pytest.raises(LoadError, match="can't start new thread"):
-        wait_steady(session, PATIENCE_S)
 
 
 def test_f17_files_exchanged_between_the_two_sessions_are_reported(bundle):
@@ -347,20 +289,6 @@ def test_f19_a_first_phase_may_ask_for_no_more_than_a_variant(tmp_path, first, m
     folder = write_bundle(tmp_path / "b", options=STEADY, first=first)
     with pytest.raises(IntegrityError, match=message):
         load(folder, phases=choice)
-
-
-def test_a_deadline_is_the_first_sessions_alone(bundle):
-    with pytest.raises(LoadTimeoutError):
-        load(bundle, timeout_s=0)
-    session = load(bundle, timeout_s=PATIENCE_S)
-    wait_steady(session, PATIENCE_S)
-    assert threads_of(session) == 2
-
-
-@pytest.mark.parametrize("timeout_s", [-1.0, float("nan"), "1"])
-def test_a_time_to_wait_that_is_none_is_an_error(bundle, timeout_s):
-    with pytest.raises(LoadError, match="bad argument of wait_steady: timeout_s"):
-        wait_steady(load(bundle), timeout_s)
 
 
 def test_waiting_ends_in_time_and_the_build_goes_on(chain):
@@ -406,17 +334,6 @@ def test_the_steady_session_is_made_at_the_lowest_priority_and_runs_at_the_calle
 
 def threads_of_this_process() -> set[int]:
     return {int(path.name) for path in Path("/proc/self/task").iterdir()}
-
-
-def test_one_that_nobody_holds_any_more_ends_its_build(chain, sessions):
-    session = load(chain)
-    with pytest.raises(LoadTimeoutError):
-        wait_steady(session, 0)
-    del session
-    gc.collect()
-    wait_for(lambda: not phases._UNDER_WAY, what="its build ends")
-    gc.collect()
-    assert [one() for one in sessions] == [None] * len(sessions)
 
 
 def _wait_in_a_fork(session: Any, answers: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -56,13 +55,6 @@ def entries(bundle: Path) -> list[Path]:
 
 def assert_right(bundle: Path, **arguments: Any) -> None:
     assert_answers(load(bundle, **arguments))
-
-
-def test_a_second_load_is_not_decided_anew(bundle, decided):
-    for _ in range(3):
-        assert_right(bundle)
-    assert decided == [str(bundle)]
-    assert open_bundle(bundle).variant.name == "cpu"
 
 
 def test_what_a_memory_would_not_be_believed_is_not_written(bundle, decided):
@@ -123,13 +115,6 @@ def test_a_bundle_built_anew_is_decided_anew(bundle, decided):
     write_bundle(bundle, seed=0, requirements={"portable": CPU_ONLY})
     assert open_bundle(bundle).variant.name == "portable"
     assert len(decided) == 2
-
-
-def test_a_copy_elsewhere_is_decided_by_itself(bundle, decided):
-    assert_right(bundle)
-    moved = bundle.rename(bundle.with_name("moved"))
-    assert_right(moved)
-    assert decided == [str(bundle), str(moved)]
 
 
 CHANGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -350,20 +335,3 @@ def count_mapping_calls(script: str) -> int:
         timeout=600,
     )
     return len(traced.stderr.splitlines())
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="how glibc's malloc behaves")
-def test_arrays_after_a_load_reuse_the_memory_of_those_before(bundle):
-    script = (
-        "import resource, sys, numpy\n"
-        "from ortprep.runtime import load\n"
-        "session = load(sys.argv[1])\n"
-        "def use_arrays(): return [numpy.ones(3 << 20, numpy.uint8) for _ in range(4)]\n"
-        "faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
-        "use_arrays(); before = faults()\n"
-        "for _ in range(10): use_arrays()\n"
-        "print(faults() - before)"
-    )
-    done = run_python(script, bundle)
-    # 12 MiB are 3,072 pages.
-    assert int(done.stdout) < 1000

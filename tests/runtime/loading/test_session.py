@@ -7,7 +7,6 @@ import time
 import types
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -94,25 +93,12 @@ def test_a_file_that_is_no_model_is_an_error_that_names_it(tmp_path, content):
         build_session(default_plan(str(broken)))
 
 
-def test_missing_weights_are_an_error_that_leaves_the_device_free(model):
-    weights = Path(f"{model}.data").rename(f"{model}.aside")
-    with pytest.raises(LoadError, match="cannot load"):
-        build_session(default_plan(model))
-    weights.rename(f"{model}.data")
-    assert build_session(default_plan(model), timeout_s=float("inf"))
-
-
 @pytest.mark.skipif(bool(read_gpus()), reason="this machine has a GPU")
 def test_asking_for_cuda_never_gives_a_cpu_session(model, capfd):
     with pytest.raises(ProviderError, match=CUDA) as caught:
         build_session(default_plan(model, CUDA))
     assert "[cuda]" in str(caught.value)
     assert capfd.readouterr().out == ""
-
-
-def test_a_provider_that_does_not_exist_is_an_error(model):
-    with pytest.raises(ProviderError, match="no FancyExecutionProvider"):
-        build_session(default_plan(model, "FancyExecutionProvider"))
 
 
 class Workshop:
@@ -165,13 +151,6 @@ def test_one_session_at_a_time_is_made_on_a_device(workshop, plans):
     assert workshop.most == 1
 
 
-def test_sessions_on_different_devices_are_made_at_once(workshop):
-    workshop.meeting = threading.Barrier(3)
-    cuda = default_plan("m", CUDA)
-    workshop.build_at_once(default_plan("m"), cuda, with_device(cuda, 1))
-    assert workshop.most == 3
-
-
 def test_waiting_for_a_device_is_part_of_the_deadline(workshop):
     workshop.may_end.clear()
     with ThreadPoolExecutor(1) as threads:
@@ -181,15 +160,6 @@ def test_waiting_for_a_device_is_part_of_the_deadline(workshop):
             build_session(default_plan("second"), timeout_s=0.1)
         workshop.may_end.set()
     assert first.result()
-
-
-def test_another_device_changes_the_cuda_provider_alone():
-    plan = default_plan("m.onnx", CUDA, provider_options={"use_tf32": "0"})
-    assert with_device(plan, 3).providers == (
-        ProviderRecord(CUDA, {"use_tf32": "0", "device_id": "3"}),
-        ProviderRecord(CPU),
-    )
-    assert with_device(default_plan("m.onnx"), 3) == default_plan("m.onnx")
 
 
 # -- bound runs answer as plain ones do, and from the same memory every time

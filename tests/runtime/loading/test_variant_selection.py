@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +21,7 @@ from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.runtime.loading.load_options import LoadOptions
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
 from ortprep.runtime.loading.variant_selection import Machine, Selection, select_variant
-from ortprep.runtime.machine.hardware import Gpu, Hardware, read_hardware
+from ortprep.runtime.machine.hardware import Gpu, Hardware
 from ortprep.runtime.opened_model import choose_target, open_model
 from tests.runtime.builders import CPU_ONLY, CUDA_NEEDED, write_bundle
 
@@ -215,37 +210,6 @@ def test_what_takes_certain_sizes_only_is_taken_by_its_name_alone():
 
 
 # -- A bundle prepared on one instruction set and loaded on another, on an emulated processor
-
-SCRIPT = """
-import sys
-from ortprep.runtime.machine.hardware import nchwc_block_size, read_hardware
-from ortprep.runtime.loading.bundle_loader import open_bundle
-opened = open_bundle(sys.argv[1], check="golden")
-print(opened.variant.name, nchwc_block_size(read_hardware()), *opened.passed_over)
-"""
-
-
-def load_on(processor: str, bundle: Path) -> str:
-    done = subprocess.run(
-        ["qemu-x86_64", "-cpu", processor, sys.executable, "-c", SCRIPT, str(bundle)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-@pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="qemu-user is not installed")
-@pytest.mark.skipif(
-    "avx512f" not in read_hardware(gpus=False).cpu_features, reason="this processor has no AVX-512"
-)
-def test_prepared_with_avx512_and_loaded_without_takes_the_portable_variant(tmp_path):
-    wide = CPU_ONLY._replace(cpu_features=("avx512f",))
-    bundle = write_bundle(tmp_path / "b", requirements={"cpu": wide, "portable": CPU_ONLY})
-    said = load_on("Haswell", bundle)
-    assert said == "portable 8 cpu: expected a processor with avx512f, got one without"
 
 
 def test_a_process_that_may_see_gpus_takes_the_first_variant_for_the_cpu(tmp_path):

@@ -14,7 +14,6 @@ import pytest
 from ortprep.bundle.loader_config import read_loader_config
 from ortprep.errors import LoadError
 from ortprep.runtime import PoolConfig, load
-from ortprep.runtime.loading import opened_bundle
 from ortprep.runtime.machine import processor
 from ortprep.runtime.machine.hardware import (
     Gpu,
@@ -124,14 +123,6 @@ def test_a_cuda_fingerprint_changes_with_gpu_and_driver(change):
     assert hardware_fingerprint("cuda", here) == hardware_fingerprint("cuda", elsewhere)
 
 
-def test_a_gpu_is_read_whole_or_there_is_none():
-    for gpu in read_gpus():
-        assert gpu.name
-        assert gpu.compute_capability >= (5, 0)
-        assert gpu.memory_bytes > 2**28
-        assert gpu.uuid.startswith("GPU-")
-
-
 # -- threads that fit the share: cores that the process may use, divided by the workers that share them
 
 V1 = "4:cpu,cpuacct:/pods/job\n9:memory:/pods/job\n"
@@ -216,12 +207,6 @@ def test_workers_share_the_cores(tmp_path, environment, passed, expected):
 
 
 @pytest.mark.usefixtures("eight_cores")
-def test_a_process_with_fewer_cores_than_the_machine_gets_no_more_threads(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    assert find_thread_limit({}, str(tmp_path)) == (8, "8 usable cores of 64")
-
-
-@pytest.mark.usefixtures("eight_cores")
 def test_a_session_takes_its_share_unless_the_application_says_otherwise(tmp_path, monkeypatch):
     bundle = write_bundle(tmp_path / "b")
 
@@ -250,16 +235,3 @@ def test_workers_of_a_pool_share_the_cores(tmp_path, count, expected):
     config = PoolConfig(devices="cpu", workers_per_device=count)
     workers, *_ = plan_workers({"b": bundle}, {"b": read_loader_config(bundle)}, config)
     assert [worker.job.load.threads for worker in workers] == [expected] * count
-
-
-@pytest.mark.usefixtures("eight_cores")
-def test_the_number_and_the_reason_are_logged_once(tmp_path, monkeypatch, caplog):
-    bundle = write_bundle(tmp_path / "b")
-    monkeypatch.setattr(opened_bundle, "_LOGGED", set())
-    with caplog.at_level("INFO", logger="ortprep"):
-        for _ in range(2):
-            load(bundle, workers=2)
-    said = [record.message for record in caplog.records if "threads per session" in record.message]
-    assert said == [
-        f"at most {usable_cores() // 2} threads per session: 8 usable cores for 2 workers (workers)"
-    ]

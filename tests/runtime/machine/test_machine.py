@@ -9,7 +9,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import FrameType
@@ -19,18 +19,15 @@ import pytest
 
 from ortprep.bundle.scratch_folder import scratch_folder
 from ortprep.children import availability
-from ortprep.children.availability import run_tiny_model, unavailable_reason
-from ortprep.children.child import Reply, run_child
-from ortprep.errors import CacheError, PipelineError
+from ortprep.children.availability import unavailable_reason
+from ortprep.errors import CacheError
 from ortprep.runtime.machine.hardware import Gpu, read_gpus, read_hardware
 from ortprep.runtime.machine.memory import (
     drop_file,
     peak_rss_bytes,
     prefetch_file,
     private_bytes,
-    start_prefetch,
 )
-from tests.children import fakes
 
 pytestmark = pytest.mark.runtime
 
@@ -106,17 +103,6 @@ def test_a_dropped_file_is_read_from_disk_again_and_a_prefetched_one_is_not(file
     assert resident_pages(file) == SIZE // mmap.PAGESIZE
 
 
-def test_a_pipe_is_never_waited_for_and_a_missing_file_fails_no_thread(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="not a regular file"):
-        prefetch_file(tmp_path / "pipe")
-    with pytest.raises(FileNotFoundError):
-        drop_file(tmp_path / "missing")
-    thread = start_prefetch([tmp_path / "missing", tmp_path / "pipe"])
-    thread.join(600)
-    assert not thread.is_alive()
-
-
 def show_gpu(patch: pytest.MonkeyPatch) -> None:
     """Has the check for available targets see a GPU, on a machine without one."""
     gpu = Gpu("H200", (9, 0), 2**37, "580", "13.0", "GPU-1")
@@ -141,20 +127,6 @@ def test_a_gpu_without_its_libraries_is_unavailable_and_the_answer_is_remembered
     assert unavailable_reason("cuda") is None
 
 
-def test_a_failure_that_may_pass_is_not_remembered(own_cache, tmp_path, monkeypatch):
-    def run(function: Any, request: Mapping[str, Any], **options: Any) -> Reply[Any]:
-        # Its own work may be done in time if the deadline is noticed late.
-        return run_child(fakes.hang, {"pid_file": str(tmp_path / "pid")}, **options)
-
-    monkeypatch.setattr(availability, "run_child", run)
-    show_gpu(monkeypatch)
-    monkeypatch.setattr(availability, "_TIMEOUT_S", 0.0)
-    reason = unavailable_reason("cuda")
-    assert reason is not None
-    assert "within 0 s" in reason
-    assert list((own_cache / "availability").iterdir()) == []
-
-
 @pytest.mark.attack
 @pytest.mark.skipif(bool(read_gpus()), reason="this machine has a GPU")
 def test_an_answer_that_others_could_write_is_not_believed(own_cache, monkeypatch):
@@ -164,14 +136,6 @@ def test_an_answer_that_others_could_write_is_not_believed(own_cache, monkeypatc
     entry.write_text("")  # nothing keeps CUDA from working
     own_cache.chmod(0o777)
     assert unavailable_reason("cuda") == reason is not None
-
-
-def test_the_tiny_model_runs_only_where_its_provider_does():
-    assert unavailable_reason("cpu") is None
-    assert unavailable_reason("abacus") == "unknown target 'abacus'"
-    run_tiny_model("CPUExecutionProvider")
-    with pytest.raises(PipelineError):
-        run_tiny_model("AbacusExecutionProvider")
 
 
 # -- scratch folders are gone afterwards, wherever a signal handler raises

@@ -96,15 +96,3 @@ def write_passing_on(folder: Path, dtype: str, sample: Array, shape: Shape = ("a
         {"y": (dtype, shape)},
         {"input:x": sample, "output:y": sample},
     )
-
-
-def write_finding(folder: Path) -> Path:
-    """Writes `y = NonZero(x)`, whose shape depends on values, and `z = -x`."""
-    x = np.array([[0, 1], [2, 0]], np.float32)
-    return write_model_bundle(
-        folder,
-        {"y": ("NonZero", ("x",)), "z": ("Neg", ("x",))},
-        {"x": ("float32", ("a", "b"))},
-        {"y": ("int64", (2, "n")), "z": ("float32", ("a", "b"))},
-        {"input:x": x, "output:y": np.array(np.nonzero(x)), "output:z": -x},
-    )

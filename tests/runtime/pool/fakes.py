@@ -58,15 +58,6 @@ def floods(job: WorkerJob) -> None:
         time.sleep(3600)
 
 
-def second_of_two_exits(job: WorkerJob) -> None:
-    """Exits if it is not the first to come up, by a file in the bundle's folder."""
-    try:
-        os.close(os.open(Path(job.models[0].bundle) / "first", os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        exits(job)
-    worker_main.main(job)
-
-
 def goes_wrong_when_asked(job: WorkerJob) -> None:
     """Serves, and does what a request's first element says if that is one of the numbers above."""
     run, receive = OpenedModel.run, packets.receive

@@ -40,11 +40,6 @@ def opened(folder: Path, *, buckets: bool = True) -> OpenedModel:
     return open_model(str(folder), load, name="m")
 
 
-def test_a_worker_loads_buckets_only_where_the_pool_wants_them(converted):
-    assert opened(converted).buckets == ("cpu-batch4", "cpu-batch8")
-    assert opened(converted, buckets=False).buckets == ()
-
-
 def test_a_bucket_that_answers_wrongly_neither_opens_nor_passes_a_check(converted):
     model = opened(converted)
     model.check()
@@ -77,19 +72,3 @@ def test_strings_are_refused_by_name(tmp_path):
     path = write_passing_on(tmp_path / "text", "string", np.array([["a"]]))
     with pytest.raises(PoolError, match=r"text cannot be served(?s:.)*got x: string, y: string"):
         SessionPool(path, PoolConfig(devices="cpu"))
-
-
-def test_any_order_stride_and_endianness_means_the_same(bundle):
-    x = np.arange(200 * 300, dtype=np.float32).reshape(200, 300)
-    with SessionPool(bundle, PoolConfig(devices="cpu")) as pool:
-        for array in (
-            np.asfortranarray(x),
-            x.astype(">f4"),
-            x[::2, ::-3],
-            x[5:6],
-            np.broadcast_to(x[:1], (50, 300)),  # read-only
-            np.ma.masked_array(x),
-        ):
-            y = pool.run({"x": array})["y"]
-            assert y.dtype == np.float32
-            np.testing.assert_array_equal(y, 2 * np.asarray(array, np.float32))

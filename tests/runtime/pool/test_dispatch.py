@@ -135,20 +135,6 @@ def test_the_worker_with_the_most_room_comes_first_and_requests_wait_in_order():
     assert [one.lane is not None for one in waiting] == [False, True, False]
 
 
-def test_a_thread_that_waits_gets_the_lane_or_its_deadline():
-    bench = Bench()
-    with pytest.raises(RequestTimeoutError, match="waiting for a worker"):
-        bench.dispatcher.acquire(request(timeout_s=0.01))
-    got: list[object] = []
-    thread = threading.Thread(target=lambda: got.append(bench.dispatcher.acquire(request())))
-    thread.start()
-    while not bench.dispatcher.pending:
-        time.sleep(0.001)
-    bench.open(0)
-    thread.join(60)
-    assert got
-
-
 def refuse_to_return(_: object) -> None:
     raise SystemExit
 
@@ -315,13 +301,3 @@ def test_a_worker_s_memory_stays_while_an_array_of_it_is_copied():
     memory.close()  # the worker has died
     array += 1
     assert array.tolist() == [[1, 2, 3], [4, 5, 6]]
-
-
-def test_what_is_submitted_while_the_pool_is_closed_is_told():
-    service = Service({"a": Signature("a", {}, {})}, [frozenset("a")])
-    service.dispatcher.fail(PoolClosedError("closed"))
-    service.stop()
-    for submit in (service.submit, service.submit_aside):
-        late = request()
-        submit(late)
-        assert isinstance(late.future.exception(10), PoolClosedError)

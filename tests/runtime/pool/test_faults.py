@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 
 from ortprep.errors import (
-    LoadError,
     PipelineError,
     PoolError,
     RequestTimeoutError,
@@ -27,11 +26,8 @@ from ortprep.errors import (
     WorkerDiedError,
 )
 from ortprep.runtime import PoolConfig, SessionPool
-from ortprep.runtime.pool import worker
-from ortprep.runtime.pool.worker import Worker
 from tests.fakes import wait_for
 from tests.runtime.pool import fakes as bad_workers
-from tests.runtime.pool.builders import write_model_bundle
 from tests.runtime.pool.conftest import batch, descriptors
 
 pytestmark = [pytest.mark.slow, pytest.mark.runtime]
@@ -82,42 +78,6 @@ def test_a_worker_that_floods_the_pool_on_its_way_up_is_ended(bundle):
         (worker,) = pool.stats().workers
         assert worker.restarts == 0
         assert worker.start_s is not None, "it never was ready"
-
-
-def test_a_model_that_answers_wrongly_never_serves(tmp_path):
-    x = np.ones((2, 2), np.float32)
-    liar = write_model_bundle(
-        tmp_path / "liar",
-        {"y": ("Add", ("x", "x"))},
-        {"x": ("float32", ("a", "b"))},
-        {"y": ("float32", ("a", "b"))},
-        {"input:x": x, "output:y": 3 * x},
-    )
-    with pytest.raises(LoadError, match="does not answer as recorded"):
-        SessionPool(liar, PoolConfig(**SOON))
-
-
-def test_one_bad_worker_does_not_hide_the_others(bundle):
-    with SessionPool(
-        bundle,
-        PoolConfig(
-            **SOON,
-            workers_per_device=2,
-            threads=2,  # so that each starts by itself
-            min_ready=1,
-            worker=f"{MODULE}:second_of_two_exits",
-            max_restarts=0,
-        ),
-    ) as pool:
-        for n in range(10):
-            assert is_right(pool.submit(batch(n)), n)
-        with pytest.raises(WorkerDiedError, match="out of luck"):
-            pool.wait_ready()
-        stats = pool.stats()
-        assert sorted(worker.state for worker in stats.workers) == ["failed", "ready"]
-        assert stats.is_degraded
-        failed = next(worker for worker in stats.workers if worker.state == "failed")
-        assert "out of luck" in str(failed.error)
 
 
 @pytest.mark.parametrize(
@@ -181,13 +141,6 @@ def test_a_lane_is_free_again_although_no_thread_could_wait_for_its_late_answer(
         wait_for(lambda: pool.stats().pending == 0, what="no request is left")
 
 
-def test_a_worker_that_hangs_is_ended_and_replaced(bundle):
-    with SessionPool(bundle, PoolConfig(**SOON, worker=BAD, run_timeout_s=4)) as pool:
-        with pytest.raises(WorkerDiedError, match=r"took too long for one request(?s:.)*SIGKILL"):
-            pool.run(batch(bad_workers.HANG))
-        assert is_right(pool.submit(batch(), retries=9))
-
-
 def freeze(pid: int) -> None:
     """Stops a process; its threads stop one by one, on a busy machine late, and the last could answer."""
     os.kill(pid, signal.SIGSTOP)
@@ -206,20 +159,6 @@ def test_a_worker_that_never_begins_a_request_is_ended_and_replaced(bundle):
         with pytest.raises(WorkerDiedError, match=r"took too long for one request(?s:.)*SIGKILL"):
             pool.run(batch())
         assert is_right(pool.submit(batch(), retries=9))
-
-
-def test_a_killed_worker_that_never_ends_keeps_no_request(bundle, monkeypatch):
-    monkeypatch.setattr(worker, "_EXIT_TIMEOUT_S", 0.5)
-    with (
-        SessionPool(bundle, PoolConfig(**SOON, worker=BAD, run_timeout_s=4)) as pool,
-        monkeypatch.context() as patch,
-    ):
-        patch.setattr(signal, "pidfd_send_signal", lambda *_: None)
-        hanging = pool.submit(batch(bad_workers.HANG, 100_000))
-        behind = [pool.submit(batch(n)) for n in range(5)]
-        with pytest.raises(WorkerDiedError, match=r"was killed and does not end"):
-            hanging.result(PATIENCE_S)
-        assert all(is_right(future, n) for n, future in enumerate(behind))
 
 
 def test_a_worker_that_answers_twice_is_ended_and_takes_no_more_than_its_request_with_it(bundle):
@@ -304,29 +243,6 @@ def test_a_worker_is_started_again_once_there_are_descriptors(bundle):
         assert is_right(behind)
 
 
-def test_every_request_ends_although_a_thread_of_the_pool_fails(bundle, monkeypatch):
-    def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("the books contradict each other")
-
-    with SessionPool(bundle, PoolConfig(**SOON, worker=BAD)) as pool:
-        monkeypatch.setattr(Worker, "_goes_on", fail)
-        futures = [pool.submit(batch(n)) for n in (bad_workers.SLOW, bad_workers.EXIT, 1, 2)]
-        errors = [future.exception(PATIENCE_S) for future in futures]
-        assert isinstance(errors[1], WorkerDiedError)
-        assert all(error is None or "the books contradict" in str(error) for error in errors[2:])
-
-
-def test_what_waits_for_a_worker_that_is_given_up_is_told(bundle):
-    with SessionPool(bundle, PoolConfig(**SOON, worker=BAD, max_restarts=0)) as pool:
-        pool.submit(batch(bad_workers.BLOCK))  # so that all of them wait before the worker comes to the first
-        futures = [pool.submit(batch(bad_workers.EXIT)), *(pool.submit(batch(n)) for n in range(20))]
-        bad_workers.unblock(bundle)
-        errors = [future.exception(PATIENCE_S) for future in futures]
-        assert isinstance(errors[0], WorkerDiedError)
-        assert sum("no worker is left" in str(error) for error in errors[1:]) > 10
-        assert all(error is None or "no worker is left" in str(error) for error in errors[1:])
-
-
 def test_workers_that_are_killed_all_the_time_lose_nothing(bundle):
     """The storm of `bench.storm`, shorter: every request ends, and every answer is right."""
     threads, each = 8, 250
@@ -367,9 +283,3 @@ def test_workers_that_are_killed_all_the_time_lose_nothing(bundle):
         killer.join()
         assert wrong == []
         assert len(kills) >= 3
-
-
-def test_a_pool_that_waits_for_nobody_serves_as_soon_as_it_can(bundle):
-    with SessionPool(bundle, PoolConfig(**SOON, min_ready=0)) as pool:
-        pool.wait_ready(1)
-        assert is_right(pool.submit(batch()))

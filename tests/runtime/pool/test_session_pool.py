@@ -7,7 +7,6 @@ import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -23,9 +22,8 @@ from ortprep.errors import (
 )
 from ortprep.runtime import PoolConfig, SessionPool
 from tests.fakes import wait_for
-from tests.runtime.dropin.builders import run_python
 from tests.runtime.pool import fakes as bad_workers
-from tests.runtime.pool.builders import write_doubling, write_finding, write_model_bundle
+from tests.runtime.pool.builders import write_doubling, write_model_bundle
 from tests.runtime.pool.conftest import batch, start_ticks
 
 pytestmark = pytest.mark.runtime
@@ -82,16 +80,6 @@ def test_requests_that_never_fit_are_refused(bundle):
         assert pool.stats().workers[0].restarts == 0
 
 
-def test_shapes_that_depend_on_values_are_answered_too(tmp_path):
-    generator = np.random.default_rng(0)
-    with SessionPool(write_finding(tmp_path / "finding"), PoolConfig(devices="cpu")) as pool:
-        for density in (0.5, 0.5, 0.1, 0.9, 0.0, 0.5):
-            x = (generator.random((200, 300)) < density).astype(np.float32)
-            answer = pool.run({"x": x})
-            np.testing.assert_array_equal(answer["y"], np.nonzero(x))
-            np.testing.assert_array_equal(answer["z"], -x)
-
-
 def test_inputs_are_checked_by_name_and_type(bundle):
     with SessionPool(bundle, PoolConfig(devices="cpu")) as pool:
         with pytest.raises(InvalidRequestError, match=r"expected x, got z"):
@@ -105,24 +93,6 @@ def test_inputs_are_checked_by_name_and_type(bundle):
         with pytest.raises(InvalidRequestError, match="which model"):
             pool.run({}, model="other")
         assert (pool.run(batch())["y"] == 2 * batch()["x"]).all()
-
-
-def test_a_callback_may_wait_for_another_pool(tmp_path):
-    answers: SimpleQueue[object] = SimpleQueue()
-    pools = [SessionPool(write_doubling(tmp_path / name), PoolConfig(devices="cpu")) for name in "ab"]
-
-    def ask_the_other(_: object) -> None:
-        try:
-            answers.put(float(pools[1].run(batch(3))["y"][0, 0]))
-            pools[1].close()
-        except PoolError as error:
-            answers.put(error)
-
-    pools[0].submit(batch()).add_done_callback(ask_the_other)
-    assert answers.get(timeout=60) == 6.0
-    for pool in pools:
-        pool.close()
-    assert answers.empty()
 
 
 @pytest.mark.attack
@@ -151,11 +121,6 @@ def test_map_keeps_the_order_and_bounds_what_is_in_flight(bundle):
         answers.close()  # type: ignore[attr-defined]
         got = {float(a["y"][0, 0]) for a in pool.map([batch(n) for n in range(40)], ordered=False)}
         assert got == {2.0 * n for n in range(40)}
-
-
-def test_a_worker_imports_numpy_after_onnx_runtime():
-    program = "import sys, ortprep.runtime.pool.worker_main; sys.exit('numpy' in sys.modules)"
-    assert run_python(program).returncode == 0
 
 
 def test_asyncio_awaits_answers(bundle):
@@ -306,14 +271,6 @@ def test_an_output_that_is_an_input_is_this_requests_every_time(tmp_path):
             answer = pool.run({"x": np.full((200, 300), n, np.float32)})
             assert (answer["x"] == n).all()
             assert (answer["y"] == 2 * n).all()
-
-
-def test_refused_requests_are_told_even_while_the_pool_is_stopped(bundle):
-    for _ in range(3):
-        pool = SessionPool(bundle, PoolConfig(devices="cpu"))
-        futures = [pool.submit({"x": np.ones(3, np.float32)}) for _ in range(200)]
-        pool.close(drain=False)
-        assert all(future.exception(300) is not None for future in futures)
 
 
 def test_who_would_wait_for_themselves_are_told(bundle):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -89,20 +88,6 @@ def test_a_template_that_does_not_answer_is_replaced(bundle, monkeypatch):
         os.kill(pids(pool)[0], signal.SIGKILL)
         assert is_right(pool)
         assert template_of(pool) != template
-
-
-def test_a_template_that_stalls_delays_the_others_once(bundle):
-    with open_pool(bundle, workers=4) as pool:
-        template, killed = template_of(pool), pids(pool)[:3]
-        assert is_right(pool)
-        os.kill(template, signal.SIGSTOP)
-        for pid in killed:
-            os.kill(pid, signal.SIGKILL)
-        begun = time.monotonic()
-        assert is_right(pool)
-        assert time.monotonic() - begun < 4
-        wait_until_back(pool, 3)
-        assert template not in {parent_of(pid) for pid in pids(pool)}
 
 
 @pytest.mark.attack
