@@ -3,13 +3,10 @@
 import json
 import os
 import platform
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
-from ortprep.cli.registry_commands import describe_transfer
 from ortprep.errors import MissingExtraError, NotPublishedError, RegistryError, SignatureError
 from ortprep.runtime import PoolConfig, SessionPool, load, locate
 from ortprep.transport import transfer
@@ -17,7 +14,6 @@ from ortprep.versions import install_command
 from tests.builders import conv_net
 from tests.prepare.builders import AS_PREPARED, REPOSITORY, Project, is_intact
 from tests.registry.builders import Build, Made, read_tree, write_bundle, write_keys
-from tests.registry.servers import oci_server
 from tests.runtime.builders import CPU_ONLY, CUDA_NEEDED, assert_answers, sample, weights_of
 from tests.runtime.builders import write_bundle as write_linear_bundle
 
@@ -61,13 +57,6 @@ def test_a_model_goes_from_a_folder_to_sessions_and_pools_by_way_of_a_registry(p
     assert locate("registry://linear@production") != bundle
 
 
-def test_what_was_there_already_is_told_apart_from_what_was_sent():
-    mb = 2**20
-    sent = "1.5 MB uploaded; the other 1.0 MB were already there"
-    assert describe_transfer(3 * mb // 2, 5 * mb // 2, "uploaded") == sent
-    assert describe_transfer(3 * mb, 3 * mb, "fetched") == "3.0 MB fetched"
-
-
 @pytest.mark.slow
 def test_a_job_can_require_a_signature(project, registry):
     private, public = write_keys(project.root / "keys")
@@ -89,19 +78,6 @@ def test_a_job_can_require_a_signature(project, registry):
     assert "does not match" in wrong.err
     (project.root / "pulled/golden.npz").unlink()
     assert "golden.npz: missing" in project.call("verify", "pulled", "--key", str(public)).err
-
-
-@pytest.mark.slow
-def test_an_encrypted_key_takes_its_password_from_the_environment(project, registry, monkeypatch):
-    private, public = write_keys(project.root / "keys", password=SECRET.encode())
-    write_bundle(project.artifacts / "net")
-    without = project.call("publish", "net", "--sign", str(private))
-    assert without.code == 3
-    assert "Traceback" not in without.err
-    monkeypatch.setenv("ORTPREP_SIGN_PASSWORD", SECRET)
-    done = project.run("--log", "debug", "publish", "net", "--sign", str(private), "--verify", str(public))
-    assert done.code == 0, done.err
-    assert SECRET not in done.err + done.out
 
 
 @pytest.mark.slow
@@ -168,32 +144,6 @@ def test_what_cannot_be_done_is_a_message_and_an_exit_code(
     monkeypatch.delenv("ORTPREP_REGISTRY")
     nameless = project.call("list")
     assert (nameless.code, "export ORTPREP_REGISTRY=" in nameless.err) == (5, True)
-
-
-@pytest.mark.slow
-def test_credentials_are_in_no_log_no_error_and_no_argument(project, tmp_path):
-    (tmp_path / "server").mkdir()
-    with oci_server(tmp_path / "server", auth=True) as server:
-        docker = tmp_path / "docker"
-        docker.mkdir()
-        auth = {"auths": {server.url.removeprefix("http://"): {"auth": "dXNlcjpodW50ZXIyLXdyb25n"}}}
-        (docker / "config.json").write_text(json.dumps(auth))
-        write_bundle(project.artifacts / "net")
-        environment = {**project.environment(), "DOCKER_CONFIG": str(docker)}
-        url = f"oci+{server.url}/team"
-        done = subprocess.run(
-            [sys.executable, "-m", "ortprep", "--log", "debug", "publish", "net", "--registry", url],
-            capture_output=True,
-            text=True,
-            cwd=project.root,
-            env=environment,
-            timeout=600,
-            check=False,
-        )
-    assert done.returncode == 5, done.stderr
-    assert "docker login" in done.stderr
-    assert "hunter2-wrong" not in done.stderr
-    assert "dXNlcjpodW50ZXIyLXdyb25n" not in done.stderr
 
 
 def test_a_job_without_the_registry_extra_is_told_which_to_install(project, monkeypatch):

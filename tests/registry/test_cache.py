@@ -8,10 +8,8 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,7 +23,7 @@ from ortprep.registry import cache as cache_module
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue, open_catalogue
 from ortprep.registry.publish import publish
-from ortprep.registry.pull import TIMEOUT_VARIABLE, PullRequest, pull, pull_cached, resolve_version
+from ortprep.registry.pull import TIMEOUT_VARIABLE, PullRequest, pull_cached, resolve_version
 from ortprep.registry.references import VersionRef
 from ortprep.registry.signatures import verify_bundle
 from ortprep.transport.transfer import Download, with_retries
@@ -107,19 +105,6 @@ def test_a_file_that_was_damaged_in_the_cache_is_fetched_again(tmp_path):
     assert cache.fetch_file(ENTRY, Source().open, ignore).read_bytes() == DATA
 
 
-def test_the_cache_is_bounded_and_removes_what_was_not_used_longest(tmp_path):
-    cache = Cache(tmp_path, limit_bytes=2_500_000)
-    entries = []
-    for i in range(4):
-        data = bytes([i]) * 1_000_000
-        entries.append(FileEntry("x", len(data), digest_bytes(data)))
-        path = cache.fetch_file(entries[-1], Source(data).open, ignore)
-        os.utime(path, (time.time() - 1000 + i, time.time() - 1000 + i))
-    assert cache.trim() == 0, "what was just used stays"
-    assert cache.trim(grace_s=0) >= 2_000_000
-    assert [cache.has_file(entry) for entry in entries] == [False, False, True, True]
-
-
 @pytest.mark.attack
 def test_documents_count_for_the_bound_of_the_cache(tmp_path):
     cache = Cache(tmp_path, limit_bytes=2_500_000)
@@ -132,31 +117,6 @@ def test_documents_count_for_the_bound_of_the_cache(tmp_path):
     assert cache.trim(grace_s=0) >= 2_500_000
     kept = [cache.read_document(digest_bytes(data)) is not None for data in documents]
     assert kept == [True, False, False, False, True]
-
-
-def test_what_others_remove_while_a_cache_is_trimmed_is_no_error(tmp_path):
-    cache = Cache(tmp_path, limit_bytes=0)
-    done = threading.Event()
-
-    def pull_and_remove():
-        while not done.is_set():
-            for number in range(20):
-                folder = tmp_path / f"bundles/{number}/cpu"
-                with suppress(FileNotFoundError):  # trimmed already
-                    folder.mkdir(parents=True, exist_ok=True)
-                    (folder / "x").write_bytes(b"x")
-                shutil.rmtree(folder.parent, ignore_errors=True)
-
-    thread = threading.Thread(target=pull_and_remove)
-    thread.start()
-    try:
-        for _ in range(300):
-            cache.trim(grace_s=0)
-    finally:
-        done.set()
-        thread.join()
-    cache.trim(grace_s=0)
-    assert list((tmp_path / "bundles").iterdir()) == []
 
 
 def test_a_cache_that_cannot_be_written_says_how_to_move_it(tmp_path):
@@ -329,35 +289,6 @@ def test_a_cached_bundle_that_is_signed_later_counts_as_signed(catalogue, tmp_pa
     assert verify_bundle(signed.path, public).digest == signed.part
 
 
-@pytest.mark.parametrize("kind", ["directory"])
-def test_a_damaged_document_in_the_cache_is_read_again(catalogue, tmp_path):
-    published = publish(write_bundle(tmp_path / "bundle"), catalogue)
-    wanted = PullRequest(VersionRef("net", published.version.digest))
-    pull_cached(wanted, catalogue, hardware=BARE)
-    for document in (catalogue.cache.root / "documents").iterdir():
-        document.write_bytes(b"damaged")
-    again = pull_cached(wanted, catalogue, hardware=BARE)
-    assert again.version == published.version.digest
-    assert b"damaged" not in [
-        document.read_bytes() for document in (catalogue.cache.root / "documents").iterdir()
-    ]
-
-
-@pytest.mark.parametrize("kind", ["directory"])
-def test_pulls_to_one_folder_at_the_same_time_take_turns(catalogue, tmp_path):
-    made = (Made("portable", weights=os.urandom(500_000)),)
-    publish(write_bundle(tmp_path / "bundle", made=made), catalogue)
-    out = tmp_path / "out"
-
-    def run(_):
-        own = Catalogue(catalogue.backend, Cache(tmp_path / "shared"))
-        return pull(PullRequest(VersionRef("net", None)), own, out, hardware=BARE).path
-
-    with ThreadPoolExecutor(6) as pool:
-        assert set(pool.map(run, range(12))) == {out}
-    check_bundle(out)
-
-
 @pytest.mark.attack
 @pytest.mark.parametrize("kind", ["directory"])
 @pytest.mark.parametrize("lock", ["file", "folder", "use"])
@@ -383,29 +314,3 @@ def test_a_lock_that_another_process_never_gives_back_ends_with_the_pull(
             pull_cached(request, catalogue, hardware=BARE)
     monkeypatch.delenv(TIMEOUT_VARIABLE)
     check_bundle(pull_cached(request, catalogue, hardware=BARE).path)
-
-
-def test_a_bundle_is_kept_once_however_often_it_is_loaded(tmp_path):
-    cache = Cache(tmp_path)
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    for _ in range(50):
-        cache.keep(tmp_path / "bundles/one")
-    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1
-
-
-def test_a_kept_bundle_is_locked_by_the_file_that_others_see(tmp_path):
-    """Another process that was at removing it goes first; then it is kept."""
-    cache = Cache(tmp_path)
-    (tmp_path / "bundles/one").mkdir(parents=True)
-    (tmp_path / "bundles/one/file").write_bytes(b"x")
-    Cache(tmp_path, limit_bytes=0).trim(grace_s=0)  # as another process does, which locks the bundle
-    (use,) = (tmp_path / "locks").glob("use-*")
-    with use.open("ab") as trimming:
-        fcntl.flock(trimming, fcntl.LOCK_EX)
-        thread = threading.Thread(target=cache.keep, args=(tmp_path / "bundles/one",))
-        thread.start()
-        time.sleep(0.2)
-        assert thread.is_alive()
-    thread.join(300)
-    with use.open("ab") as other, pytest.raises(BlockingIOError):
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -220,18 +220,6 @@ def test_a_merged_version_gets_a_number_where_the_label_is_taken(catalogue, mode
     assert [version.label for version in found] == ["1.4", "1.4-2", "1.4-2"]
 
 
-@in_a_folder
-def test_versions_without_a_given_label_are_called_after_the_day(catalogue, model, tmp_path):
-    days = {datetime.now(UTC).date().isoformat()}
-    labels = {
-        publish_build(catalogue, tmp_path / str(i), Build(name=model, spec=bytes([i]))).version.label
-        for i in range(2)
-    }
-    days.add(datetime.now(UTC).date().isoformat())
-    assert len(labels) == 2
-    assert all(label and label[:10] in days and label[10] == "." and len(label) == 19 for label in labels)
-
-
 def test_publishers_at_the_same_time_lose_nothing(registry, catalogue, kind, model, tmp_path):
     nodes = 3 if kind == "mlflow" else 5
     builds = [
@@ -292,15 +280,6 @@ def test_the_gate_refuses_what_is_worse(catalogue, model, tmp_path, made, object
     with pytest.raises(PromotionRefusedError, match=objection):
         promote(VersionRef(model, "new"), "production", catalogue)
     assert promote(VersionRef(model, "new"), "production", catalogue, gate=PromotionGate(force=True)).forced
-
-
-@in_a_folder
-def test_the_gate_refuses_to_lose_a_variant(catalogue, model, tmp_path):
-    publish_build(catalogue, tmp_path / "a", Build((Made("cpu", HERE),), name=model), "old")
-    promote(VersionRef(model, "old"), "production", catalogue)
-    publish_build(catalogue, tmp_path / "b", Build(name=model, spec=b"new"), "new")
-    with pytest.raises(PromotionRefusedError, match="cpu: it no longer exists"):
-        promote(VersionRef(model, "new"), "production", catalogue)
 
 
 def test_a_model_that_is_not_there_is_said_to_be_missing(catalogue, tmp_path):

@@ -119,26 +119,11 @@ def test_a_cut_upload_leaves_no_file(behind, proxy, model, tmp_path):
     assert read_file(behind, part, "m.onnx") == BIG
 
 
-def test_a_short_file_on_the_server_counts_as_missing(backend, server, model, tmp_path):
-    part = make_part(model, tmp_path, {"m.onnx": BIG})
-    others = set(server.folder.rglob("m.onnx"))
-    put_part(backend, part, tmp_path)
-    (stored,) = set(server.folder.rglob("m.onnx")) - others
-    stored.write_bytes(BIG[:-1])
-    assert missing(backend, part) == part.files
-
-
 @pytest.mark.parametrize("path", ["a#b.bin", "a%2Fb.bin"])
 def test_a_name_that_mlflow_refuses_is_an_error(backend, model, tmp_path, path):
     part = make_part(model, tmp_path, {path: b"odd"})
     with pytest.raises(RegistryError, match="cannot store a file of this name"):
         put_part(backend, part, tmp_path)
-
-
-def test_a_store_without_a_server_is_refused(tmp_path):
-    with pytest.raises(RegistryError, match="not the URL of an MLflow server") as caught:
-        MlflowBackend(f"mlflow+sqlite:///{tmp_path}/mlflow.db")
-    assert "a folder as the registry" in str(caught.value)
 
 
 @pytest.mark.attack
@@ -183,14 +168,6 @@ def test_a_version_of_thousands_of_digits_is_none_of_ours(monkeypatch):
     assert len(backend.list_refs("net", Kind.VERSION)) == 1
     listed[0]["version"] = "9" * 5000
     assert backend.list_refs("net", Kind.VERSION) == {}
-
-
-def test_an_experiment_that_leads_to_local_files_is_not_followed(backend, client, model, tmp_path):
-    client.create_experiment(f"ortprep/{model}", artifact_location=(tmp_path / "store").as_uri())
-    part = make_part(model, tmp_path, {"m.onnx": b"small"})
-    with pytest.raises(AccessDeniedError, match="artifacts are stored elsewhere"):
-        put_part(backend, part, tmp_path)
-    assert not (tmp_path / "store").exists()
 
 
 @pytest.mark.attack
@@ -245,12 +222,6 @@ def test_a_listing_that_is_none_is_no_empty_one(behind, proxy, model, tmp_path):
             missing(behind, part)
 
 
-def test_another_kind_of_server_is_told_apart(behind, proxy):
-    proxy.faults.append(Fault("replace", path="/api/", body=b"<html>login</html>", times=99))
-    with pytest.raises(RegistryError, match="no MLflow server there"):
-        behind.list_models()
-
-
 @pytest.mark.attack
 def test_credentials_are_sent_and_never_shown(behind, proxy, model, tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "someone")
@@ -271,24 +242,7 @@ def test_credentials_are_sent_and_never_shown(behind, proxy, model, tmp_path, mo
     assert all(secret not in text for secret in sent)
 
 
-def test_the_environment_names_the_server(server, monkeypatch):
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    with pytest.raises(RegistryError, match="MLFLOW_TRACKING_URI"):
-        MlflowBackend("mlflow://")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
-    assert list_versions(MlflowBackend("mlflow://"), "nothing-there") == []
-
-
 # What MLflow's users see
-
-
-def test_the_run_of_a_part_says_what_it_is(backend, client, model, tmp_path):
-    digest = publish(backend, model, tmp_path).parts[0].digest
-    experiment = client.get_experiment_by_name(f"ortprep/{model}").experiment_id
-    (run,) = client.search_runs([experiment], f"tags.`ortprep.part` = '{digest}'")
-    assert run.data.tags["ortprep.source"] == SOURCE
-    assert run.data.tags["ortprep.targets"] == "cpu"
-    assert run.info.status == "FINISHED"
 
 
 def test_versions_labels_and_aliases_are_the_registered_models_own(backend, client, model, tmp_path):
@@ -346,57 +300,3 @@ def test_mlflows_own_download_of_an_alias_is_the_bundle(backend, server, model, 
     )
     assert (found / "manifest.json").read_bytes() == MANIFEST.read_bytes()
     assert (found / "t").read_bytes() == b"2026-01-01T00:00:00Z"
-
-
-@pytest.mark.parametrize("name", ["latest", "v1", "a.b"])
-def test_an_alias_that_mlflow_refuses_is_an_error(backend, model, tmp_path, name):
-    one = publish(backend, model, tmp_path)
-    with pytest.raises(RegistryError):
-        backend.put_ref(model, Kind.ALIAS, name, one.data)
-    assert backend.list_refs(model, Kind.ALIAS) == {}
-
-
-def test_publishers_of_one_version_at_once_leave_one(server, client, model, tmp_path):
-    backends = [MlflowBackend(f"mlflow+{server.url}") for _ in range(3)]
-    part = make_part(model, tmp_path, {"m.onnx": b"small"})
-    put_part(backends[0], part, tmp_path)
-    version, barrier = make_version(part), Barrier(3)
-    failures: list[RegistryError] = []
-
-    def add(backend):
-        barrier.wait()
-        try:
-            backend.put_ref(model, Kind.VERSION, name_of(version), version.data)
-        except RegistryError as error:
-            failures.append(error)
-
-    threads = [Thread(target=add, args=(backend,)) for backend in backends]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(600)
-    assert failures == []
-    assert len(client.search_model_versions(f"name='{model}'")) == 1
-
-
-def test_versions_that_somebody_else_registered_are_left_alone(backend, client, model, tmp_path):
-    old = publish(backend, model, tmp_path)
-    foreign = client.create_model_version(model, "s3://bucket/somewhere", await_creation_for=0)
-    client.set_registered_model_alias(model, "theirs", foreign.version)
-    assert list_versions(backend, model) == [old.digest]
-    assert backend.list_refs(model, Kind.ALIAS) == {}
-    backend.delete_version(model, name_of(old))
-    left = client.search_model_versions(f"name='{model}'")
-    assert [version.version for version in left] == [foreign.version]
-
-
-def test_an_experiment_that_was_deleted_says_how_to_get_it_back(backend, client, model, tmp_path):
-    part = make_part(model, tmp_path, {"m.onnx": b"small"})
-    put_part(backend, part, tmp_path)
-    experiment = client.get_experiment_by_name(f"ortprep/{model}").experiment_id
-    client.delete_experiment(experiment)
-    with pytest.raises(RegistryError, match="was deleted") as caught:
-        missing(backend, part)
-    assert "restore" in str(caught.value)
-    client.restore_experiment(experiment)
-    assert missing(backend, part) == ()

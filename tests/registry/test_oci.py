@@ -7,7 +7,6 @@ import dataclasses
 import json
 import logging
 import os
-import time
 import traceback
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -35,7 +34,6 @@ from tests.registry.builders import (
     list_versions,
     make_part,
     make_version,
-    missing,
     name_of,
     put_part,
     read_file,
@@ -103,13 +101,6 @@ def part_of(files, created_at="2026-01-02T03:04:05Z"):
     return make_part(MODEL, files, created_at=created_at)
 
 
-def aliases(backend):
-    """The tags that are no labels."""
-    return {
-        name: digest for name, digest in backend.list_refs(MODEL, Kind.ALIAS).items() if name[0].isalpha()
-    }
-
-
 def delete(backend, version):
     backend.delete_version(MODEL, name_of(version))
 
@@ -137,18 +128,6 @@ def publish(backend, tmp_path, label="1.0", created_at="2026-01-02T03:04:05Z"):
 
 
 # Documents
-
-
-def test_a_deleted_version_leaves_no_tag(backend, tmp_path):
-    version = publish(backend, tmp_path)
-    backend.put_ref(MODEL, Kind.ALIAS, "prod", version.data)
-    other = publish(backend, tmp_path, "2.0", "2026-05-05T00:00:00Z")
-    for _ in range(2):
-        delete(backend, version)
-    tags = requests.get(api(backend, "tags/list"), timeout=300).json()["tags"]
-    assert {tag for tag in tags if not tag.startswith("_")} == {"2.0"}
-    assert len(tags) == 2
-    assert list_versions(backend, MODEL) == [other.digest]
 
 
 @pytest.mark.attack
@@ -214,13 +193,6 @@ def test_pages_of_a_few_huge_names_are_not_collected(backend, monkeypatch):
     assert next(numbers) < 10
 
 
-def test_a_registry_without_catalogue_says_so(backend, proxy):
-    for status in (404, 403, 405):
-        proxy.faults[:] = [Fault("status", path="_catalog", status=status)]
-        with pytest.raises(RegistryError, match="does not list its models"):
-            backend.list_models()
-
-
 @pytest.mark.parametrize("model", ["Upper", "a/b", "a..b", "-a", "x" * 250, "ä"])
 def test_names_that_are_no_repositories_are_refused(backend, model):
     with pytest.raises(RegistryError, match="not a name for an OCI registry"):
@@ -251,21 +223,6 @@ def test_a_cut_upload_begins_again(backend, proxy, tmp_path):
     assert download(backend, BIG) == BIG
 
 
-def test_an_upload_that_is_always_lost_fails(backend, proxy, tmp_path):
-    proxy.faults.append(Fault("cut_request", method="PUT", at_bytes=1000, times=1000))
-    with pytest.raises(RegistryUnavailableError):
-        upload(backend, tmp_path, BIG)
-    part = part_of({"a": BIG})
-    assert missing(backend, part) == part.files
-
-
-def test_bytes_changed_on_their_way_up_are_not_kept(backend, proxy, tmp_path):
-    data = b"one" * 100
-    proxy.faults.append(Fault("status", method="PUT", path="uploads/", status=400))
-    assert upload(backend, tmp_path, data) == len(data)
-    assert download(backend, data) == data
-
-
 @pytest.mark.attack
 def test_redirects_are_followed_without_credentials(backend, proxy, server, tmp_path):
     data = b"kept elsewhere"
@@ -294,32 +251,6 @@ def test_a_refusal_has_the_registrys_code_and_none_of_its_words(backend, proxy, 
         read_part(backend, digest_bytes(b""), MODEL)
     assert "secrets" not in str(caught.value)
     assert ("docker login" in str(caught.value)) == (kind is AccessDeniedError)
-
-
-def test_an_overloaded_registry_is_asked_again_when_it_says(backend, proxy, tmp_path):
-    version = publish(backend, tmp_path)
-    proxy.faults.append(Fault("status", path="tags/list", status=429, headers={"Retry-After": "1"}))
-    began = time.monotonic()
-    assert list_versions(backend, MODEL) == [version.digest]
-    assert time.monotonic() - began >= 1
-
-
-def test_a_registry_that_reads_its_own_half_written_link_is_asked_again(backend, proxy, tmp_path):
-    version = publish(backend, tmp_path)
-    proxy.clear()
-    spoilt = b'{"errors": [{"code": "DIGEST_INVALID", "message": "provided digest did not match"}]}'
-    proxy.faults.append(Fault("status", "PUT", "/manifests/", times=2, status=400, body=spoilt))
-    backend.put_ref(MODEL, Kind.ALIAS, "prod", version.data)
-    assert aliases(backend) == {"prod": version.digest}
-    assert proxy.count("PUT", "/manifests/") == 3
-
-
-def test_a_registry_that_does_not_answer_is_unavailable(proxy):
-    backend = OciBackend(oci_url(proxy.url), timeout_s=(10, 0.3))
-    proxy.faults.append(Fault("slow", delay_s=60, times=4))
-    with pytest.raises(RegistryUnavailableError, match="in time"):
-        list_versions(backend, MODEL)
-    backend.close()
 
 
 def test_a_registry_without_tls_is_not_spoken_to_in_plain(proxy):
@@ -418,17 +349,6 @@ def test_a_version_that_was_copied_by_the_api_is_the_same(backend, tmp_path):
     assert list_versions(backend, "copied") == [version.digest]
 
 
-def test_a_tag_that_another_tool_moved_is_where_it_is(backend, tmp_path):
-    first = publish(backend, tmp_path)
-    second = publish(backend, tmp_path, "2.0", "2026-02-02T03:04:05Z")
-    backend.put_ref(MODEL, Kind.ALIAS, "prod", first.data)
-    kind = {"Content-Type": INDEX}
-    requests.put(
-        api(backend, "manifests/prod"), data=second.data, headers=kind, timeout=300
-    ).raise_for_status()
-    assert aliases(backend) == {"prod": second.digest}
-
-
 # Credentials
 
 
@@ -510,16 +430,6 @@ def test_wrong_credentials_are_named_nowhere(locked, tmp_path, caplog, password)
         backend.close()
     shown = "".join(traceback.format_exception(caught.value)) + caplog.text
     assert not any(secret in shown for secret in secrets_of(password) if password)
-
-
-def test_the_first_request_in_vain_is_the_last(locked, tmp_path):
-    with oci_login(tmp_path, locked.url):
-        backend = OciBackend(oci_url(locked.url))
-        list_versions(backend, MODEL)
-        locked.clear()
-        list_versions(backend, MODEL)
-        backend.close()
-    assert len(locked.requests) == 1
 
 
 def test_a_token_is_asked_for_and_renewed_when_it_expires(backend, proxy, tmp_path, caplog):

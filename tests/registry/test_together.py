@@ -94,22 +94,6 @@ def test_a_collection_in_the_middle_of_publishing_spares_what_is_published(
     assert read_tree(tmp_path / "out") == read_tree(new)
 
 
-def test_a_file_that_a_collection_took_at_the_last_moment_is_uploaded_again(registry, catalogue, tmp_path):
-    publish(write_bundle(tmp_path / "old", spec=b"old"), catalogue, label="old")
-    new = write_bundle(tmp_path / "new", spec=b"new")
-
-    def take():
-        for path in Path(registry, "net/blobs").rglob("*"):
-            if path.is_file():
-                path.unlink()
-
-    slow, _ = interposed(registry, tmp_path, "put_ref versions", take)
-    published = publish(new, slow)
-    request = PullRequest(VersionRef("net", published.version.digest))
-    pull(request, catalogue, tmp_path / "out", hardware=BARE)
-    assert read_tree(tmp_path / "out") == read_tree(new)
-
-
 def test_a_puller_whose_version_is_collected_leaves_nothing(registry, catalogue, tmp_path):
     publish(write_bundle(tmp_path / "bundle", made=(Made("portable", weights=os.urandom(1000)),)), catalogue)
     slow, calls = interposed(
@@ -151,29 +135,6 @@ def test_a_promotion_in_the_middle_of_a_collection_holds_or_fails_and_never_dang
     assert version.digest in state.versions or method not in ("list_refs versions", "list_refs aliases")
 
 
-def test_a_version_that_is_promoted_while_others_are_collected_stays(tmp_path):
-    """Against a real registry: its answer to the first deletion is late, and the alias is set meanwhile."""
-    with (
-        oci_server(tmp_path / "server") as server,
-        fault_proxy(server.url) as proxy,
-        open_catalogue(f"oci+{server.url}/team", cache=Cache(tmp_path / "c")) as own,
-        open_catalogue(f"oci+{proxy.url}/team", cache=Cache(tmp_path / "c2")) as slow,
-    ):
-        for i in range(3):
-            publish(write_bundle(tmp_path / str(i), spec=bytes([i])), own, label=f"v{i}")
-        late = Fault("slow", "DELETE", delay_s=600)
-        proxy.faults.append(late)
-        with ThreadPoolExecutor(1) as pool:
-            collecting = pool.submit(collect, "net", slow, policy=NOTHING, dry_run=False)
-            wait_for(lambda: proxy.count("DELETE"), what="the first version is deleted")
-            promote(VersionRef("net", "v2"), "production", own)
-            late.released.set()
-            collected = collecting.result()
-        assert {version.label for version in collected.versions} == {"v0", "v1"}
-        assert list(own.read_state("net").labels()) == ["v2"]
-        pull(PullRequest(VersionRef("net", "production")), own, tmp_path / "out", hardware=BARE)
-
-
 def test_two_promotions_at_once_tell_the_one_that_lost(registry, catalogue, tmp_path):
     for i in range(2):
         publish(write_bundle(tmp_path / str(i), spec=bytes([i])), catalogue, label=f"v{i}")
@@ -197,22 +158,6 @@ def test_a_label_that_is_taken_meanwhile_is_an_error_and_nothing_is_lost(registr
     with pytest.raises(ConflictError, match=r"label taken: net@1\.4"):
         publish(write_bundle(tmp_path / "bundle"), slow, label="1.4")
     assert [one.digest for one in catalogue.read_state("net").labels()["1.4"]] == [claim.digest]
-
-
-def test_a_version_whose_label_is_contested_is_not_relied_on(registry, catalogue, tmp_path):
-    """Its publisher may be about to withdraw it."""
-    bundle = write_bundle(tmp_path / "bundle")
-    publish(write_bundle(tmp_path / "other", spec=b"other"), catalogue, label="1.4")
-    first = publish(bundle, catalogue, label="first").version
-    part = catalogue.read_part("net", first.parts[0].digest)
-    contested = build_version("net", [part], label="1.4", published_at="2020-11-23T00:00:00+00:00")
-    put_version(catalogue, contested)
-    catalogue.backend.delete_version("net", name_of(first))
-    again = publish(bundle, catalogue)
-    assert again.is_new
-    assert again.version != contested
-    catalogue.backend.delete_version("net", name_of(contested))
-    assert publish(bundle, catalogue).version == again.version
 
 
 def test_pullers_at_the_same_time_fetch_each_file_once(registry, catalogue, tmp_path):
@@ -283,31 +228,6 @@ def test_a_signature_goes_after_its_part_and_no_sooner(registry, catalogue, tmp_
     assert len(catalogue.list_refs("net", Kind.SIGNATURE)) == 1
     request = PullRequest(VersionRef("net", "production"), public_key=public)
     pull(request, catalogue, tmp_path / "out", hardware=BARE)
-
-
-def test_a_damaged_file_that_was_removed_is_uploaded_again(registry, catalogue, tmp_path):
-    bundle = write_bundle(tmp_path / "bundle")
-    publish(bundle, catalogue)
-    name = digest_bytes(b"weights").removeprefix("sha256:")
-    (damaged,) = Path(registry).rglob(name)
-    damaged.write_bytes(b"damaged")
-    with pytest.raises(IntegrityError):
-        pull(PullRequest(VersionRef("net", None)), catalogue, tmp_path / "out", hardware=BARE)
-    damaged.unlink()
-    publish(bundle, catalogue)
-    pull(PullRequest(VersionRef("net", None)), catalogue, tmp_path / "out", hardware=BARE)
-
-
-def test_a_collection_where_nothing_can_be_removed_says_so(tmp_path):
-    with (
-        oci_server(tmp_path / "server", delete=False) as server,
-        open_catalogue(f"oci+{server.url}/team", cache=Cache(tmp_path / "c")) as own,
-    ):
-        publish(write_bundle(tmp_path / "bundle"), own)
-        with pytest.raises(RegistryError, match="deletion is switched off"):
-            collect("net", own, policy=NOTHING, dry_run=False)
-        publish(write_bundle(tmp_path / "other", spec=b"other"), own)
-        assert len(own.read_state("net").versions) == 2
 
 
 def test_after_a_promotion_that_was_killed_the_version_before_serves_and_stays(catalogue, tmp_path):
