@@ -18,8 +18,6 @@ from ortprep import BuildEvent, PreparedBundle, prepare
 from ortprep.errors import SourceError, SpecError
 from ortprep.spec.reading import read_spec
 from ortprep.versions import install_command
-from tests.builders import write_model
-from tests.init.builders import impossible
 from tests.prepare.builders import QUICK, SHAPES, UNTUNED, Project, answers, new_project, source_answers
 
 NET = {"inputs": SHAPES, "targets": ["cpu"], "measure": QUICK, "tune": UNTUNED}
@@ -99,30 +97,6 @@ def test_a_model_without_inputs_gets_a_spec_first(place):
     assert read_spec(spec).inputs["x"].shapes
     assert read_spec(spec).targets == "auto"
     assert [(event.task, event.kind) for event in events] == [("init:net", "said")]
-
-
-def test_a_model_gets_a_spec_if_it_is_named_by_the_users_home(place, monkeypatch):
-    spec = place.configs / "net.yaml"
-    spec.unlink()
-    monkeypatch.setenv("HOME", str(place.models))
-    with pytest.raises(SpecError, match="no such target in net: cuda"):
-        prepare("~/net.onnx", targets=["cpu"], target="cuda")
-    assert read_spec(spec).source.path == "../models/net.onnx"
-
-
-def test_wrong_sections_are_told_before_a_spec_is_written(place):
-    spec = place.configs / "net.yaml"
-    spec.unlink()
-    with pytest.raises(SpecError, match="tunes: unknown key"):
-        prepare("models/net.onnx", tunes={})
-    assert not spec.exists()
-
-
-def test_a_model_that_does_not_run_is_refused_each_time(place):
-    write_model(impossible(), place.models / "odd.onnx")
-    for _ in range(2):
-        with pytest.raises(SpecError, match="delete the line: which shape does input x"):
-            prepare("models/odd.onnx")
 
 
 @dataclass

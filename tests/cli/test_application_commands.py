@@ -230,23 +230,9 @@ def test_the_exit_code_of_the_application_is_passed_on(tmp_path, program, code, 
     assert not adoptable.configs.exists()
 
 
-def test_runs_that_may_be_missing_are_told(tmp_path):
-    adoptable = Project(tmp_path)
-    net = write_model(folding_net(), adoptable.models / "net.onnx")
-    program = f"import onnxruntime, os; onnxruntime.InferenceSession({str(net)!r}); os.remove({str(net)!r})"
-    outcome = adoptable.call("adopt", "--", sys.executable, "-c", f"{program}; os._exit(3)")
-    assert (outcome.code, "ended abruptly" in outcome.err) == (3, True), outcome.err
-
-
 @pytest.mark.parametrize("out", ["app.py", "app.py/configs", "/proc/configs"])
 def test_the_program_is_not_run_if_specs_cannot_be_written(tmp_path, out):
     (tmp_path / "app.py").write_text("open('ran', 'w').close()")
     outcome = Project(tmp_path).call("adopt", "--out", out, "--", sys.executable, "app.py")
     assert (outcome.code, f"cannot write to {out}" in outcome.err) == (2, True), outcome.err
     assert not (tmp_path / "ran").exists()
-
-
-def test_a_judged_programs_arguments_are_said_to_be_in_the_specs(tmp_path):
-    auto = ("--precision", "auto", "--judge", "stdout")
-    outcome = Project(tmp_path).call("adopt", *auto, "--", sys.executable, "-c", "pass")
-    assert "pass secrets by environment variables" in outcome.err.replace("\n", " ")

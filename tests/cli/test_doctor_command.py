@@ -86,19 +86,6 @@ def test_a_doctor_that_is_asked_to_end_leaves_nothing(project, number):
 
 
 @pytest.mark.slow
-def test_the_start_is_a_waterfall_whose_phases_add_up(project):
-    write_model(conv_net(), project.root / "net.onnx")
-    found = ask(project, "init", "net.onnx", "--rounds", "1")
-    waterfall, transformers = found["tables"][:2]
-    assert waterfall["bars"] == "ms"
-    index = waterfall["columns"].index("ms")
-    total = sum(row[index] for row in waterfall["rows"])
-    assert total == pytest.approx(found["figures"]["default"]["total_ms"])
-    assert transformers["rows"]
-    assert len([one for one in found["findings"] if one["code"].startswith("phases-")]) == 1
-
-
-@pytest.mark.slow
 def test_a_model_is_served_by_every_number_of_workers(project):
     write_model(conv_net(), project.root / "net.onnx")
     found = ask(project, "parallel", "net.onnx")

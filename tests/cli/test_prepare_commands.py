@@ -7,7 +7,7 @@ import pytest
 from ortprep.spec.reading import OPEN_QUESTION, read_spec
 from tests import builders as models
 from tests.init.builders import impossible
-from tests.prepare.builders import AS_PREPARED, QUICK, Project, done
+from tests.prepare.builders import AS_PREPARED, QUICK, Project
 
 # -- `ortprep init`, and `ortprep prepare` of a model file, as a user runs them
 
@@ -97,30 +97,3 @@ def test_what_is_no_model_is_told_with_a_remedy(project, command, model, said):
     assert said in outcome.err
     assert "\nhint: " in outcome.err
     assert not (project.configs / f"{model}.yaml").exists()
-
-
-def test_a_folder_of_models_is_told_with_a_command_that_finds_them(project):
-    outcome = project.call("init", "models")
-    assert "expected an ONNX file, got a folder\n\nhint: find models -name '*.onnx'" in outcome.err
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("show https://host/net", "no such bundle: https://host/net\n"),
-        ("explain --artifacts s3://bucket/x", "s3://bucket/x"),
-        ("init models/net.onnx models/net.onnx --name n", "got 2"),
-    ],
-)
-def test_what_was_written_is_told_as_it_was_written(project, line, said):
-    outcome = project.call(*line.split())
-    assert outcome.code != 0
-    assert said in outcome.err
-
-
-@pytest.mark.slow
-def test_prepare_of_a_model_file_writes_a_spec_first(project):
-    assert "package:net" in done(project.call("prepare", "models/net.onnx"))
-    assert (project.configs / "net.yaml").is_file()
-    assert (project.bundle() / "loader.json").is_file()
-    assert "0 done" in project.call("prepare", "models/net.onnx").err

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
 
 from tests import builders as models
 from tests.builders import write_external_model, write_model
@@ -43,14 +42,6 @@ def test_a_wrong_spec_is_told_with_its_line_and_the_old_bundle_stays(built, text
         (2, True),
         (1, True),
     }
-
-
-def test_doit_tells_a_wrong_spec_as_the_command_does(built):
-    built.write_spec(verifi={})
-    outcome = built.doit("prepare")
-    assert outcome.code != 0
-    assert "verifi: unknown key; did you mean 'verify'?" in outcome.err
-    assert "Traceback" not in outcome.err
 
 
 def test_samples_and_a_spec_that_contradict_the_model_are_refused_before_long_work(built):
@@ -137,45 +128,3 @@ def test_a_bad_model_is_refused_by_name_and_the_old_bundle_stays(built, change, 
     assert re.search(pattern, told["what"] + told["details"], re.DOTALL), outcome.err
     assert "Traceback" not in outcome.err
     assert is_intact(built.bundle())
-
-
-@pytest.mark.slow
-def test_a_model_whose_key_cannot_be_computed_keeps_no_other_from_being_explained_and_built(built):
-    built.write_spec(inputs=SHAPES, source={"path": "~nosuchuser/x.onnx"})
-    built.add(folding_net(), "zebra", inputs=SHAPES)
-    explain, fetch = built.call("explain"), built.doit("--continue", "fetch")
-    assert explain.code == 0
-    assert "net: fetch: runs, because\n    it would fail: fetch of net: not a file path" in explain.out
-    assert "zebra: never done; runs fetch, " in explain.out
-    assert "FAILED fetch:net\nerror: fetch of net: not a file path" in fetch.err
-    assert "done fetch:zebra" in fetch.err
-    assert "Traceback" not in explain.err + fetch.err
-
-
-def reshaping_net():
-    """`y` is `x` in the shape that `to` names: few values of `to` will do."""
-    return models.build_model(
-        [helper.make_node("Reshape", ["x", "to"], ["y"])],
-        inputs=[
-            models.value("x", TensorProto.FLOAT, [1, 64]),
-            models.value("to", TensorProto.INT64, [2]),
-        ],
-        outputs=[models.value("y", TensorProto.FLOAT, ["a", "b"])],
-        initializers=[],
-    )
-
-
-@pytest.mark.slow
-def test_a_model_that_does_not_run_on_made_up_values_says_what_they_were(tmp_path):
-    project = Project(tmp_path)
-    project.add(reshaping_net(), inputs={"to": {"range": [3, 60]}})
-    outcome = project.call("prepare")
-    assert outcome.code == 1
-    failed = outcome.err[outcome.err.index("FAILED") :]
-    assert "every step of the optimisation failed: cpu of net\n" in failed
-    assert "source: loads, but does not run" in failed
-    assert re.search(r"  x: float32 \[1, 64\], values made up: \S+, \S+, \S+, \S+, …\n", failed)
-    assert re.search(r"  to: int64 \[2\], range as declared: \d+, \d+\n", failed)
-    assert failed.count("FAILED") == len(re.findall(r"FAILED optimize:", failed))
-    project.write_spec(inputs={"to": {"values": [8]}})
-    assert project.doit("optimize").code == 0

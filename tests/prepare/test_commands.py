@@ -17,13 +17,10 @@ from ortprep.bundle.codec import read_json
 from ortprep.bundle.loader_config import read_loader_config
 from ortprep.bundle.manifest import MANIFEST_FILE, read_manifest
 from ortprep.children.availability import unavailable_reason
-from ortprep.errors import BundleError
-from ortprep.runtime import load
 from tests.prepare.builders import (
     SHAPES,
     Outcome,
     Project,
-    finish,
     is_intact,
     preferred_model,
     stamps,
@@ -33,18 +30,6 @@ from tests.runtime.builders import CPU_ONLY, UNMET, rewrite_digests, write_bundl
 WITHOUT_GPU = pytest.mark.skipif(
     unavailable_reason("cuda") is None, reason="this machine has a GPU, so that nothing is unavailable"
 )
-
-
-def test_show_tells_and_explains_what_the_bundle_gains_on_a_terminal_of_100(first_build):
-    project, _ = first_build
-    outcome = project.call("show", "net")
-    assert (outcome.code, outcome.err) == (0, "")
-    headings = ("cpu: level", "portable: level", "verified", "default", "ready", "init", "steady", "private")
-    assert [word for word in headings if word not in outcome.out] == []
-    lines = outcome.out.splitlines()
-    assert max(map(len, lines)) <= 100
-    assert any(line.startswith("a ± b: the median, and half the distance") for line in lines)
-    assert {"prepared: what was prepared for this target", "input x: float32 [batch, 64]"} <= set(lines)
 
 
 def test_show_json_is_the_manifest(first_build):
@@ -135,34 +120,6 @@ def test_a_wrong_use_is_told_in_the_form_of_all_errors(first_build, arguments):
     assert re.fullmatch(r"error: .+\n(  .+\n)+\nhint: .+\n", outcome.err)
 
 
-@pytest.mark.parametrize("arguments", [("prepare", "--bogus"), ("frobnicate",), ("show",)])
-def test_an_argument_that_does_not_exist_is_wrong_use(first_build, arguments):
-    outcome = first_build[0].call(*arguments)
-    assert (outcome.code, outcome.out) == (2, "")
-    assert "Usage:" in outcome.err
-
-
-def test_a_load_of_what_is_no_bundle_says_what_to_load(built, monkeypatch):
-    (built.models / "other.onnx").write_bytes(b"a model")
-    monkeypatch.chdir(built.root)
-    by_name = "load('artifacts/net')   (ortprep's commands take the name net)"
-    for path, got, hint in (
-        ("net", "no such file", by_name),
-        ("models/net.onnx", "a file", by_name),
-        (
-            "models/other.onnx",
-            "a file",
-            f"ortprep prepare {built.root}/models/other.onnx   then load('artifacts/other')",
-        ),
-        ("artifacts/net/loader.json", "a file", f"load('{built.root}/artifacts/net')"),
-        ("other", "no such file", "ortprep prepare other   then load('artifacts/other')"),
-    ):
-        with pytest.raises(BundleError) as caught:
-            load(path)
-        told = f"no bundle there: {built.root / path}\n  expected a folder with loader.json, got {got}"
-        assert (caught.value.message, caught.value.hint) == (told, hint)
-
-
 def test_a_bundle_pins_the_onnx_runtime_that_jobs_need_and_prepare_says_so(first_build):
     project, outcome = first_build
     name = next(name for name in ("onnxruntime-gpu", "onnxruntime") if _version_of(name))
@@ -181,21 +138,6 @@ def _version_of(distribution):
     return None if found is None else found.version
 
 
-def test_explain_takes_a_line_for_a_model_that_is_new_or_up_to_date(first_build, project):
-    new, done = project.call("explain"), first_build[0].call("explain")
-    assert new.out == "net: never done; runs fetch, optimize (2), verify (2), measure, package\n"
-    assert done.out == "net: up to date, fetch, optimize (2), verify (2), measure, package\n"
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [("", "ortprep prepare"), ("artifacts/none", "ortprep prepare none"), ("a b", "ortprep prepare 'a b'")],
-)
-def test_the_hint_for_a_missing_bundle_can_be_run(first_build, name, hint):
-    outcome = first_build[0].call("show", name)
-    assert (outcome.code, outcome.err.splitlines()[-1]) == (3, f"hint: {hint}")
-
-
 @WITHOUT_GPU
 def test_a_named_target_this_machine_lacks_is_an_error_that_says_how_to_go_on(built):
     built.write_spec(inputs=SHAPES, targets=["cpu", "cuda"])
@@ -205,13 +147,6 @@ def test_a_named_target_this_machine_lacks_is_an_error_that_says_how_to_go_on(bu
     assert outcome.err.startswith("error: target not available on this machine: cuda of net\n  cuda: ")
     assert outcome.err.endswith("\n\nhint: ortprep prepare net --target cpu\n")
     assert stamps(built.artifacts) == before
-
-
-def test_the_version_is_data(first_build):
-    import ortprep
-
-    outcome = first_build[0].call("--version")
-    assert outcome == Outcome(0, f"ortprep {ortprep.__version__}\n", "")
 
 
 NOBODY_LISTENS = {
@@ -243,30 +178,3 @@ def test_a_build_that_nobody_listens_to_ends_as_any_other(built, command, shell)
     (built.models / "net.onnx").unlink()
     # doit's own code for a task that was not tried, since another failed, is 2.
     assert prepare() == Outcome(1 if command == "ortprep" else 2, "", "")
-
-
-@pytest.mark.slow
-def test_a_stdout_that_cannot_show_every_character_shows_the_others(built, monkeypatch):
-    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    outcome = built.run("show", "net")
-    assert (outcome.code, outcome.err) == (0, "")
-    assert "?" in outcome.out
-    assert outcome.out.isascii()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_reader_that_stops_early_is_served(first_build, monkeypatch, unbuffered):
-    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
-    for command in ("show", "explain"):
-        process = first_build[0].start("-m", "ortprep", command, "net")
-        assert process.stdout is not None
-        process.stdout.close()
-        assert finish(process) == Outcome(0, "", "")
-
-
-@pytest.mark.parametrize("level", ["loud", "basic_format", "root"])
-def test_a_log_level_that_there_is_not_is_refused(project, level):
-    outcome = project.call("--log", level, "schema")
-    assert (outcome.code, outcome.out) == (2, "")
-    assert "expected debug, info, warning or error" in " ".join(outcome.err.split())

@@ -53,16 +53,6 @@ def test_a_build_killed_in_every_stage_leaves_the_old_bundle_until_the_new_one_i
     assert built.explain() == {}
 
 
-@pytest.mark.slow
-def test_a_first_build_killed_while_it_is_packaged_leaves_nothing_that_loads(built):
-    assert built.doit("clean", "package:net").code == 0
-    kill(pause_in(built, "package"))
-    assert not built.bundle().exists()
-    assert done(built.run("prepare")) == {"package:net"}
-    assert built.leftovers() == []
-    assert built.run("check", "artifacts/net").code == 0
-
-
 @pytest.mark.manual
 @pytest.mark.parametrize(
     ("options", "with_doit"),

@@ -10,7 +10,7 @@ from ortprep.bundle.file_links import link_or_copy
 from ortprep.runtime import load
 from ortprep.runtime.tensors.arrays import read_tensors
 from ortprep.stages.package import prepared_variants
-from tests.builders import function_net, if_net, loop_net, write_model
+from tests.builders import if_net, write_model
 from tests.prepare.builders import (
     AS_PREPARED,
     SHAPES,
@@ -117,16 +117,6 @@ def test_branches_with_data_of_their_own_answer_to_the_bit(branching):
     expected = source_answers(branching.models / "net.onnx", feeds)
     got = answers(load(branching.bundle()), feeds)
     assert all(np.array_equal(got[output], values) for output, values in expected.items())
-
-
-@pytest.mark.slow
-def test_loops_and_functions_answer_as_before(tmp_path):
-    project = Project(tmp_path / "project")
-    project.add(loop_net(), "loop")
-    project.add(function_net(), "function", inputs={"x": {"shapes": [[2, 4]]}})
-    left_out = ("measure", "package")
-    expected = {task for task in all_tasks("loop") | all_tasks("function") if not task.startswith(left_out)}
-    assert done(project.doit("-n", "2", "verify")) == expected
 
 
 @pytest.mark.slow

@@ -133,25 +133,6 @@ def test_doit_and_the_command_find_each_others_work_done(built):
     assert stamps(built.bundle()) == before
 
 
-def test_the_listing_says_what_every_task_is_for(built):
-    listed = dict(
-        line.split(maxsplit=1) for line in built.doit("list", "--all").out.splitlines() if line.strip()
-    )
-    expected = all_tasks() | {task.partition(":")[0] for task in all_tasks()}
-    assert set(listed) == expected | {"prepare", "prepare:net"}
-    assert all(listed.values())
-
-    short = [line.split()[0] for line in built.doit("list").out.splitlines()]
-    assert sorted(short) == [
-        "fetch",
-        "measure",
-        "optimize",
-        "package",
-        "prepare",
-        "verify",
-    ]
-
-
 @pytest.mark.slow
 def test_clean_shows_what_it_would_do_and_removes_all_but_what_doit_did_not_make(built):
     own = built.artifacts / "README.md"

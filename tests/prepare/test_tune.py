@@ -37,12 +37,6 @@ def tuning(project):
     return record
 
 
-def assert_answers_as_the_source(project):
-    expected = source_answers(project.models / "net.onnx", FEEDS)["scores"]
-    got = answers(load(project.bundle(), check="golden", digests="full"), FEEDS)["scores"]
-    np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-5)
-
-
 def fake_measure(request, **_):
     """Stands for `measure_plan`: what is prepared less loads sooner and runs longer, the source apart."""
     assert request.plan is not None
