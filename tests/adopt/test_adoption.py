@@ -13,7 +13,7 @@ from ortprep.adopt.model_use import MAX_SHAPES, ModelUse, SpecOptions, merge_use
 from ortprep.adopt.observation import FeedRecord, ModelRecord, ProcessRecord
 from ortprep.adopt.recorder import read_records
 from ortprep.bundle.codec import encode, format_json
-from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.errors import SpecError
 from ortprep.init import init_spec
 from ortprep.options import NEWEST
@@ -108,17 +108,6 @@ def test_ids_of_a_table_may_differ_by_shape(longer, said):
     assert (use.inputs["x"].values, use.inputs["x"].range) == (said, None if said else (1, 32))
 
 
-def test_values_of_a_small_array_are_not_those_of_a_large_one():
-    feeds = feed(9, {"x": (5, 7)}, x=(1, 2)), feed(2, x=(1, 128))
-    use = merge_uses([model(*feeds, limits={"x": (5, 900)})])
-    assert (use.inputs["x"].values, use.inputs["x"].range) == (None, (5, 900))
-
-
-def test_a_model_that_never_ran_says_nothing_of_its_inputs():
-    use = merge_uses([model(loads=3)])
-    assert (use.inputs, use.runs_per_load) == ({}, 1)
-
-
 def test_what_differs_from_defaults_is_fixed_in_runtime_and_nothing_else_is():
     attributes = {"enable_cpu_mem_arena": False, "intra_op_num_threads": 2}
     options = SessionOptionsRecord("ORT_ENABLE_ALL", attributes, {"session.intra_op.allow_spinning": "0"})
@@ -132,33 +121,6 @@ def test_what_differs_from_defaults_is_fixed_in_runtime_and_nothing_else_is():
         (),
     )
     assert options_said(merge_uses([model(*runs)])).sections.keys() == {"targets", "tune"}
-
-
-def test_options_of_cuda_are_kept_without_the_device():
-    cuda = ProviderRecord(CUDA, {"device_id": "1", "cudnn_conv_algo_search": "HEURISTIC"})
-    use = merge_uses([model(providers=(cuda, ProviderRecord(CPU)), obtained=(CUDA, CPU))])
-    assert options_said(use).sections == {
-        "targets": ["cuda"],
-        "runtime": {"cuda": {"cudnn_conv_algo_search": "HEURISTIC"}},
-    }
-
-
-def test_what_a_spec_cannot_keep_is_said():
-    options = SessionOptionsRecord(
-        "ORT_DISABLE_ALL", {"enable_profiling": True}, {"session.disable_model_compile": "maybe"}
-    )
-    tensorrt = ProviderRecord("TensorrtExecutionProvider", {"trt_fp16_enable": "1"})
-    obstacle = "the application asks for the optimisation level ORT_DISABLE_ALL"
-    made: dict[str, Any] = {
-        "providers": (tensorrt,),
-        "obtained": ("TensorrtExecutionProvider", CPU),
-        "obstacle": obstacle,
-    }
-    found = options_said(merge_uses([model(options=options, **made)]))
-    assert "runtime" not in found.sections
-    said = "\n".join(found.left_out)
-    for word in ("enable_profiling", "session.disable_model_compile", "ORT_DISABLE_ALL", "trt_fp16_enable"):
-        assert word in said
 
 
 @pytest.mark.parametrize(
@@ -184,18 +146,6 @@ def test_what_a_build_cannot_prepare_gets_no_spec(tmp_path):
     for one, word in zip(found, ("expected a tensor", "too large to keep"), strict=True):
         assert word in one.problem
     assert not list((tmp_path / "configs").glob("*.yaml"))
-
-
-def test_the_spec_has_what_was_fed_and_counts_other_options(tmp_path):
-    runs = [
-        feed(1, {"ids": ids, "mask": (1,)}, ids=(1, len(ids)), mask=(1, len(ids)))
-        for ids in ((1, 2), (3, 8, 9))
-    ]
-    inputs = {"ids": "tensor(int64)", "mask": "tensor(int64)"}
-    record = record_of(write_model(embedding(), tmp_path / "words.onnx"), *runs, inputs=inputs)
-    [found] = adopt(tmp_path, record, replace(record, options=ONE_THREAD))
-    assert (found.use.inputs["ids"].values, found.left_out) == ((1, 2, 3, 8, 9), ())
-    assert "with 1 other set of options" in (tmp_path / "configs" / f"{found.name}.yaml").read_text()
 
 
 def test_equal_graphs_with_other_external_weights_are_other_models(tmp_path):

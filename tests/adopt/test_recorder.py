@@ -21,7 +21,6 @@ from ortprep.adopt.observation import (
     ModelObserver,
     ModelRecord,
     ProcessRecord,
-    choose_spread,
 )
 from ortprep.adopt.recorder import INPUTS_VARIABLE, RECORDS_VARIABLE, Recorder, recording_class
 from ortprep.bundle.codec import decode, read_json
@@ -118,17 +117,6 @@ def test_options_and_providers_are_those_that_differ_from_defaults(recorder, rec
     assert found.obstacle == "the application passes disabled_optimizers"
 
 
-def test_sessions_with_equal_options_are_counted_together(recorder, records, model):
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    for one in (None, None, options):
-        session_of(recorder, model, one).run(None, {"x": sample()})
-    recorder.write()
-    [record] = read_records(records)
-    assert [(one.loads, one.runs) for one in record.models] == [(2, 2), (1, 1)]
-    assert {one.path for one in record.models} == {str(model)}
-
-
 def test_a_record_stays_readable_however_much_is_fed(recorder, records, model):
     session = onnxruntime.InferenceSession(model, providers=CPU)
     feeds = recorder.opened(session, SessionRequest(model, None, CPU, None, {}))
@@ -201,14 +189,6 @@ def test_of_many_shapes_the_first_are_told_apart_and_all_runs_counted():
 def test_limits_are_of_finite_numbers_and_values_of_small_arrays(array, limits, values):
     [feed] = observe({"x": array}).feeds
     assert (feed.limits.get("x"), feed.values.get("x")) == (limits, values)
-
-
-def test_values_are_looked_at_in_the_first_runs_of_a_set_of_shapes():
-    [feed] = observe(
-        *({"length": np.array([number]), "x": np.full(9, number)} for number in range(200))
-    ).feeds
-    assert (feed.runs, feed.limits) == (200, {"length": (0, 7), "x": (0, 7)})
-    assert feed.values == {"length": tuple(range(8))}
 
 
 APPLICATION = """
@@ -302,15 +282,6 @@ def test_every_input_is_kept_while_there_is_room(tmp_path):
     assert sorted(read_tensors(tmp_path / name)["x"][0, 0] for name in keeper.files) == [0.0, 1.0, 2.0]
 
 
-def test_later_inputs_are_kept_too(tmp_path):
-    keeper = InputKeeper(tmp_path, "net", 8)
-    for number in range(200):
-        keeper.add(feed(1, number))
-    kept = [read_tensors(tmp_path / name)["x"][0, 0] for name in keeper.files]
-    assert len(set(kept)) == 8
-    assert max(kept) >= 100
-
-
 @pytest.mark.attack
 def test_an_input_that_cannot_be_written_leaves_the_one_before_whole(tmp_path, monkeypatch):
     def fill_the_disk(path: Path, _: object) -> None:
@@ -335,15 +306,6 @@ def test_the_size_is_bounded(tmp_path, monkeypatch):
     assert len(keeper.files) == 3
 
 
-def test_the_size_is_bounded_when_larger_inputs_replace_smaller_ones(tmp_path, monkeypatch):
-    monkeypatch.setattr(observation, "MAX_KEPT_BYTES", 200)
-    keeper = InputKeeper(tmp_path, "net", 4)
-    for rows in range(1, 100):  # 16 bytes a row
-        keeper.add(feed(rows))
-    assert 10 < sum(shapes_of(tmp_path, keeper)) <= 12  # rows; the first four have 10
-    assert len(keeper.files) == 4
-
-
 @pytest.mark.parametrize("fed", [[[1, 2]], [[True, False]], [[1.5, 2]]])
 @pytest.mark.parametrize("number", [2, 6, 9, 10, 11], ids=["uint8", "int32", "bool", "float16", "double"])
 def test_lists_are_kept_as_the_arrays_that_onnxruntime_makes_of_them(records, number, fed):
@@ -363,10 +325,3 @@ def test_what_is_no_array_of_numbers_is_never_kept(tmp_path, value):
     keeper.add({"x": np.zeros((1, 4), np.float32), "name": value})
     assert keeper.files == ()
     assert not list(tmp_path.iterdir())
-
-
-def test_files_are_chosen_from_all_over_their_order():
-    files = [Path(str(number)) for number in range(10)]
-    assert [file.name for file in choose_spread(files, 5)] == ["0", "2", "4", "6", "8"]
-    assert choose_spread(files[:2], 5) == tuple(files[:2])
-    assert choose_spread([], 5) == ()

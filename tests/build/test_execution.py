@@ -13,7 +13,6 @@ import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -220,12 +219,6 @@ def test_a_key_that_cannot_be_computed_is_told_like_work_that_fails(artifacts, c
     assert caught.value.message == reason.removeprefix("it would fail: ")
 
 
-def test_a_task_before_its_requirements_says_so(artifacts, cache):
-    builds = tasks(artifacts, Shout(), Count())
-    with pytest.raises(StageError, match="shout of m has to run first"):
-        run_task(builds[1], cache=cache, say=lambda _: None)
-
-
 def test_explain_says_what_runs_and_what_follows_from_it(artifacts, cache):
     run_all(tasks(artifacts, Shout(), Count()), cache)
     explained = explain_tasks(tasks(artifacts, Shout(word="goodbye"), Count()), cache=cache)
@@ -250,14 +243,6 @@ def test_removing_an_outcome_makes_the_task_new(artifacts, cache):
     remove_outcome(builds[0])
     assert not builds[0].folder.exists()
     assert why_stale(builds[0], cache) == ("never done",)
-
-
-def test_a_receipt_is_json_that_names_every_file(artifacts, cache):
-    builds = tasks(artifacts, Shout(), Count())
-    run_all(builds, cache)
-    receipt = json.loads(builds[0].receipt.read_text())
-    assert [entry["path"] for entry in receipt["files"]] == ["sub/word"]
-    assert receipt["result"] == {"length": 5}
 
 
 RACER = """
@@ -317,19 +302,3 @@ def test_a_build_killed_at_work_leaves_nothing_that_counts_and_no_lock(artifacts
     assert why_stale(builds[0], cache) == ("never done",)
     assert run_all(builds, cache) == [True, True]
     assert not list(builds[0].folder.parent.glob(".tmp-*"))
-
-
-def test_what_a_kill_leaves_of_a_receipt_is_removed_by_the_next_run(artifacts, cache, monkeypatch):
-    (build, _) = tasks(artifacts, Shout(), Count())
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", killed)
-        patch.setattr(Path, "unlink", lambda *_, **__: None)  # SIGKILL lets nobody clean up
-        with pytest.raises(KeyboardInterrupt):
-            run_all((build,), cache)
-    assert list(build.receipt.parent.glob(".tmp-*"))
-    assert run_all((build,), cache) == [True]
-    assert not list(build.receipt.parent.glob(".tmp-*"))

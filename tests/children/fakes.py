@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ortprep.children.child import read_own_output
-from ortprep.errors import IntegrityError, PipelineError, WorkerDiedError
+from ortprep.errors import IntegrityError, WorkerDiedError
 
 Request = Mapping[str, Any]
 
@@ -54,14 +54,6 @@ def raise_known(request: Request) -> dict[str, Any]:
     raise IntegrityError("bytes differ: weights\n  expected a, got ü", hint="ortprep check here")
 
 
-class PrivateError(PipelineError):
-    """Known to this module only."""
-
-
-def raise_private(request: Request) -> dict[str, Any]:
-    raise PrivateError("something of its own")
-
-
 def raise_value_error(request: Request) -> dict[str, Any]:
     raise ValueError("nobody foresaw this")
 
@@ -72,13 +64,6 @@ def raise_memory_error(request: Request) -> dict[str, Any]:
 
 def return_unserialisable(request: Request) -> dict[str, Any]:
     return {"when": object()}
-
-
-def print_a_lot(request: Request) -> dict[str, Any]:
-    sys.stdout.write("x" * 1_000_000)
-    sys.stderr.write('{"value": "not this one"}')
-    os.write(1, b"\xff\xfe raw bytes")
-    return {"ok": True}
 
 
 def leave_grandchild(request: Request) -> dict[str, Any]:
@@ -93,10 +78,6 @@ def fork_then_die(request: Request) -> dict[str, Any]:
     note_pid(request["pid_file"], pid)
     os.kill(os.getpid(), signal.SIGSEGV)
     return {}
-
-
-def change_environment(request: Request) -> dict[str, Any]:
-    return {name: os.environ.get(name) for name in request["names"]}
 
 
 def allocate(request: Request) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 import pytest
 
-from ortprep.bundle.model_facts import dimension_name
 from ortprep.errors import SourceError, SpecError
 from ortprep.init import InitResult, ObservedInput, find_spec_name, init_spec
 from ortprep.init.draft import choose_name
@@ -166,16 +165,6 @@ def test_two_models_of_one_name_get_two_specs(tmp_path):
         choose_name(second, tmp_path)
 
 
-@pytest.mark.parametrize("written", ["path: ~/net.onnx", "path: home/net.onnx"])
-def test_a_spec_is_found_however_it_names_its_model(tmp_path, monkeypatch, written):
-    home = tmp_path / "home"
-    monkeypatch.setenv("HOME", str(home))
-    (tmp_path / "mine.yaml").write_text(f"name: mine\nsource: {{{written}}}\n")
-    (tmp_path / "nobodys.yaml").write_text("name: nobodys\nsource: {path: ~nobody-here/net.onnx}\n")
-    (tmp_path / "broken.yaml").write_text("name: broken\nsource: [home/net.onnx]\n")
-    assert find_spec_name(home / "net.onnx", tmp_path) == "mine"
-
-
 @pytest.mark.parametrize(
     ("build", "said"),
     [
@@ -207,11 +196,6 @@ def test_what_is_no_model_and_an_unknown_observed_input_are_told(tmp_path):
         draft(models.conv_net(), tmp_path, observed={"picture": ObservedInput(shapes=((1,),))})
 
 
-def test_known_values_that_do_not_fit_are_left_to_the_check_of_the_spec(tmp_path):
-    result = draft(copies("uint8[1] x"), tmp_path, observed={"x": ObservedInput(values=(300,))})
-    assert result.spec.inputs["x"].values == (300,)
-
-
 # -- dimensions that only say that a size is not known are independent, in specs and where shapes are bound
 
 
@@ -224,11 +208,6 @@ def unrelated_net(written: str) -> onnx.ModelProto:
     for item in (*model.graph.input, *model.graph.output):
         item.type.tensor_type.shape.dim[0].dim_param = written
     return model
-
-
-@pytest.mark.parametrize("written", ["batch", "s0", "N", "unknown", "past + 1"])
-def test_a_name_is_a_name(written):
-    assert dimension_name(written) == written
 
 
 @pytest.mark.parametrize("written", NAMELESS)
@@ -258,10 +237,3 @@ def test_a_classifier_that_makes_maps_is_prepared_without_them(tmp_path):
     assert (spec.source.path, spec.source.drop_zip_map) == ("../net.onnx", True)
     assert find_spec_name(path, tmp_path / "configs") == spec.name == "net"
     assert "a matrix with a column per class (no, yes)" in result.text.replace("\n# ", " ")
-
-
-def test_maps_stay_where_the_original_is_to_be_served(tmp_path):
-    path = models.write_model(map_classifier(), tmp_path / "net.onnx")
-    with pytest.raises(SourceError, match="expected a tensor"):
-        init_spec(path, folder=tmp_path / "configs")
-    assert not (tmp_path / "configs").exists()

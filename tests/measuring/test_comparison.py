@@ -129,18 +129,6 @@ def test_every_plan_follows_every_other_equally_often(count):
     assert len(set(neighbours.values())) == 1
 
 
-def test_rounds_that_go_on_take_the_orders_that_come_next():
-    measured: list[str] = []
-
-    def measure(plan: str) -> ProbeResult:
-        measured.append(plan)
-        return result(1.0)
-
-    run_interleaved(PLANS, measure)
-    run_interleaved(PLANS, measure, first=3)
-    assert measured == [plan for index in range(6) for plan in order_of_round(PLANS, index)]
-
-
 def test_a_plan_that_fails_once_leaves_the_comparison_and_the_others_go_on():
     attempts: Counter[str] = Counter()
 
@@ -157,25 +145,9 @@ def test_a_plan_that_fails_once_leaves_the_comparison_and_the_others_go_on():
     assert attempts["recipe"] == 2
 
 
-def test_rounds_add_up_for_plans_that_never_failed():
-    one, two = (result(1.0),), (result(2.0),)
-    earlier = InterleavedRuns({"default": one, "prepared": one, "portable": one}, {"recipe": "early"}, 1.0)
-    later = InterleavedRuns({"default": two, "prepared": two}, {"recipe": "again", "portable": "late"}, 2.0)
-    joined = earlier.followed_by(later)
-    assert joined.rounds == {"default": one + two, "prepared": one + two}
-    assert joined.failures == {"recipe": "early", "portable": "late"}
-
-
 def test_time_to_first_result_is_summed_within_a_process():
     figures = join_results("prepared", [result(1.0), result(5.0), result(9.0)])
     assert (figures.init_ms.median, figures.first_result_ms.median) == (5.0, 15.0)
-
-
-def test_gpu_memory_is_told_only_where_every_process_told_it():
-    assert join_results("p", [result(1.0, gpu_mb=512.0), result(1.0)]).gpu_mb is None
-    told = join_results("p", [result(1.0, gpu_mb=512.0), result(1.0, gpu_mb=514.0)]).gpu_mb
-    assert told is not None
-    assert told.median == 513.0
 
 
 NAMES = ("a", "b", "c")

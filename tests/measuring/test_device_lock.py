@@ -119,12 +119,6 @@ def test_a_measurement_is_alone_on_the_machine(held, wanted):
         assert taker.holding.wait(PATIENCE_S)
 
 
-def test_other_work_goes_on_side_by_side():
-    with other_process("working"), taking(working) as taker:
-        assert taker.holding.wait(PATIENCE_S)
-        assert not taker.waiting.is_set()
-
-
 def test_a_killed_holder_holds_nothing():
     with other_process("cuda:0") as holder, taking(measure_gpu) as taker:
         assert taker.waiting.wait(PATIENCE_S)
@@ -184,15 +178,6 @@ def test_a_folder_that_others_can_write_and_a_link_in_its_place_are_refused(tmp_
     folder.symlink_to(elsewhere)
     with pytest.raises(CacheError, match="not safe"):
         lock_folder()
-
-
-def test_where_the_runtime_folder_is_not_there_the_cache_serves_else_the_temporary_one(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "absent"))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
-    assert lock_folder().parent == tmp_path / "cache/locks"
-    monkeypatch.setenv("ORTPREP_CACHE_DIR", os.devnull)
-    assert lock_folder() == tmp_path / f"ortprep-{os.getuid()}"
 
 
 @pytest.mark.attack

@@ -210,12 +210,6 @@ def test_measurements_that_vanished_fail_and_new_ones_do_not():
     assert failure.startswith("missing, cold cache: ready, init, first-run")
 
 
-def test_it_is_said_why_a_target_is_missing():
-    new = manifest(variant("portable"), missing_targets={"cuda": "no GPU here"})
-    comparison = compare(manifest(variant("portable"), variant("cuda", target="cuda")), new)
-    assert comparison.variants[1].failures == ("it no longer exists: no GPU here",)
-
-
 @pytest.mark.parametrize(
     ("old", "new", "outcome"),
     [
@@ -256,12 +250,6 @@ def test_what_is_shipped_is_what_is_compared():
 
 
 # The noise
-
-
-def test_two_processes_are_apart_if_their_ranges_are_and_one_says_nothing():
-    assert judge(Samples((9, 11)), Samples((12, 14)), limit=0.1) == "regression"
-    assert judge(Samples((9, 12.5)), Samples((12, 14)), limit=0.1) == "noise"
-    assert judge(exactly(10, count=5), exactly(90, count=1), limit=0.1) == "noise"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from ortprep.errors import SpecError
 from ortprep.spec import reading
 from ortprep.spec.models import resolved_spec
 from ortprep.spec.reading import make_spec, override, read_spec, read_specs
-from ortprep.spec.yaml_text import MAX_REPORTED
 
 GOOD = "name: good\nsource: {path: resnet50.onnx}\n"
 
@@ -162,23 +161,6 @@ def test_all_problems_of_a_file_are_told_at_once(tmp_path):
     ]
 
 
-def test_all_problems_of_all_files_are_told_at_once(tmp_path):
-    write(tmp_path, "a.yaml", b"name: \xff\n")
-    write(tmp_path, "b.yml", "name: b\n")
-    write(tmp_path, "c.yaml", GOOD)
-    with pytest.raises(SpecError) as caught:
-        read_specs(tmp_path)
-    assert told(caught.value, tmp_path) == [
-        "a.yaml:1: expected UTF-8 text, got byte 0xff",
-        "b.yml:1: source: missing",
-    ]
-
-
-def test_a_file_of_nothing_but_mistakes_is_told_in_part(tmp_path):
-    lines = problems_of(tmp_path, GOOD + "".join(f"k{i}: 1\n" for i in range(5000)))
-    assert len(lines) == MAX_REPORTED
-
-
 def test_a_file_that_cannot_be_read_is_told(tmp_path):
     with pytest.raises(SpecError, match="cannot be read: No such file"):
         read_spec(tmp_path / "absent.yaml")
@@ -187,14 +169,6 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path):
     with pytest.raises(SpecError) as caught:
         read_specs(tmp_path)
     assert caught.value.message.count("cannot be read: not a regular file") == 2
-
-
-def test_specs_come_in_the_order_of_their_files(tmp_path):
-    for name in ("b.yaml", "a.yml", "c.yaml"):
-        write(tmp_path, name, GOOD.replace("good", f"of-{name}"))
-    write(tmp_path, ".hidden.yaml", "[")
-    write(tmp_path, "notes.txt", "[")
-    assert [spec.name for spec in read_specs(tmp_path)] == ["of-a.yml", "of-b.yaml", "of-c.yaml"]
 
 
 def test_two_specs_of_one_name_are_refused(tmp_path):
@@ -227,15 +201,6 @@ def test_a_mistake_in_the_defaults_is_told_once_and_of_their_file(tmp_path):
     ]
 
 
-def test_unknown_and_misspelt_options_of_onnxruntime_are_told_where_they_stand(tmp_path):
-    text = f"{GOOD}runtime:\n  session_config:\n    session.bogus_key: 1\n  cuda:\n    bogus_option: 1\n"
-    lines = problems_of(tmp_path, text)
-    assert [line.split(": ")[:2] for line in lines] == [
-        ["x.yaml:5", "runtime.session_config.'session.bogus_key'"],
-        ["x.yaml:7", "runtime.cuda.bogus_option"],
-    ]
-
-
 def test_named_models_are_read_whatever_is_wrong_with_others(tmp_path):
     write(tmp_path, "a.yaml", GOOD)
     write(tmp_path, "b.yaml", "name: b\nbad: 1\n")
@@ -251,13 +216,6 @@ def test_an_unknown_name_is_told_with_the_nearest_known_one(tmp_path):
     with pytest.raises(SpecError, match="unknown model: 'goood'") as caught:
         read_specs(tmp_path, names=["goood"])
     assert caught.value.hint == "ortprep prepare good"
-
-
-def test_a_folder_without_specs_is_told(tmp_path):
-    with pytest.raises(SpecError, match="no specs"):
-        read_specs(tmp_path)
-    with pytest.raises(SpecError, match="cannot read the specs"):
-        read_specs(tmp_path / "absent")
 
 
 # -- a spec in Python says what the same file says, with the same messages
@@ -281,13 +239,6 @@ def test_sections_are_mappings_with_numbers_of_python_or_numpy(tmp_path, section
     assert resolved_spec(make_spec("net.onnx", sections=sections)) == resolved_spec(read_spec(path))
 
 
-def test_relative_paths_start_from_the_working_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    spec = make_spec("models/net.onnx", sections={})
-    monkeypatch.chdir("/")
-    assert (spec.folder, spec.source.path) == (tmp_path, "models/net.onnx")
-
-
 @pytest.mark.parametrize(
     ("source", "name"),
     [
@@ -301,20 +252,6 @@ def test_relative_paths_start_from_the_working_folder(tmp_path, monkeypatch):
 )
 def test_a_bundle_is_named_after_its_source(source, name):
     assert make_spec(source, sections={"inputs": INPUTS}).name == name
-
-
-def test_every_problem_is_told_as_of_a_file():
-    with pytest.raises(SpecError) as caught:
-        make_spec("net.onnx", sections={"tune": {"max_trial": 3}, "measure": {"rounds": "5"}})
-    assert "bad spec (2 problems)\n  measure.rounds: expected" in caught.value.message
-    assert "tune.max_trial: unknown key; did you mean 'max_trials'?" in caught.value.message
-    assert caught.value.hint is not None
-
-
-@pytest.mark.parametrize("source", ["", "hf://nothing"])
-def test_a_wrong_source_is_a_wrong_spec(source):
-    with pytest.raises(SpecError, match="source"):
-        make_spec(source, sections={})
 
 
 def test_keys_are_merged_over_a_spec():

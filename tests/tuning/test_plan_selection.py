@@ -69,23 +69,6 @@ def test_the_number_of_runs_decides_between_a_soon_first_result_and_short_runs()
     assert chosen(finals, per_load(1000)) == BASE
 
 
-def test_of_plans_that_cost_the_same_the_one_with_the_sooner_first_result_is_taken():
-    finals = {BASE: rounds(304, 22), SAVED: turned(rounds(150, 22))}
-    assert chosen(finals, per_load(100_000)) == SAVED
-    assert chosen(dict(reversed(finals.items())), per_load(100_000)) == SAVED
-
-
-def test_of_plans_that_are_alike_in_all_the_one_that_changes_least_is_taken():
-    two_changes = plan(SPACE, form="ort", memory_arena="off")
-    finals = {
-        two_changes: rounds(299, 21.9),
-        ORT_FORM: turned(rounds(300, 21.95)),
-        PARALLEL: turned(rounds(420, 21.9), 3),
-    }
-    assert chosen(finals, per_load(1000)) == ORT_FORM
-    assert chosen({**finals, BASE: turned(rounds(301, 21.95), 3)}, per_load(1000)) == BASE
-
-
 def test_a_plan_that_exceeds_a_limit_is_not_chosen_though_it_costs_least():
     finals = {BASE: rounds(304, 22, 700), SAVED: rounds(150, 22, 690), UNPACKED: rounds(86, 31, 300)}
     assert chosen(finals, per_load(10, max_private_mb=500)) == UNPACKED
@@ -145,33 +128,6 @@ def drifting(figures: tuple[ProbeResult, ...], factors: tuple[float, ...]) -> tu
 def test_a_plan_that_left_the_comparison_is_not_chosen_for_its_few_rounds():
     finals = {BASE: rounds(304, 20), SAVED: rounds(150, 20.6)[:3], DEFAULT: rounds(623, 22)}
     assert choose(SPACE, per_load(1000), found(finals)).choice == BASE
-
-
-def test_the_sooner_twin_of_a_plainer_plan_serves_first_too():
-    finals = {**PHASES, SAVED: turned(rounds(302, 22, 700))}
-    verdict = choose(SPACE, per_load(100_000), found(finals))
-    assert (verdict.choice, verdict.first_phase) == (BASE, UNPACKED)
-
-
-def test_reasons_name_the_plan_its_gains_and_the_number_of_runs():
-    finals = {DEFAULT: rounds(600, 20), BASE: rounds(300, 20)}
-    assert choose(SPACE, per_load(1), found(finals)).reason == (
-        "the base plan: times better than the default at 1 run per load (below 1 is worse): "
-        "cost 2, first result 2, later runs 1"
-    )
-    finals = {DEFAULT: rounds(300, 20), BASE: rounds(600, 20, 700), UNPACKED: rounds(900, 40, 500)}
-    assert choose(SPACE, per_load(10, max_private_mb=600), found(finals)).reason == (
-        "prepacking=off: times better than the default at 10 runs per load (below 1 is worse): "
-        "cost 0.381, first result 0.333, later runs 0.5"
-    )
-
-
-def test_more_private_memory_than_the_default_s_is_told_beside_the_gain():
-    heavy = {DEFAULT: rounds(600, 20, 275), BASE: rounds(300, 20, 592)}
-    reason = choose(SPACE, per_load(1), found(heavy)).reason
-    assert reason.endswith("; takes more private memory: 592 MB against 275 (limit: tune.max_private_mb)")
-    light = {DEFAULT: rounds(600, 20, 592), BASE: rounds(300, 20, 592)}
-    assert "memory" not in choose(SPACE, per_load(1), found(light)).reason
 
 
 PHASES = {
@@ -293,45 +249,6 @@ def test_plans_that_are_close_are_measured_until_the_rounds_are_over():
     assert set(rounds.values()) == {7}
 
 
-def test_it_ends_with_the_time_but_never_before_the_least_rounds():
-    track = Track(costs(10, 10.3, 10.2), noise=0.1)
-    assert set(track.compare(time=0).values()) == {MIN_ROUNDS}
-    track = Track(costs(10, 10.3, 10.2), noise=0.1)
-    track.compare(time=18)
-    assert MIN_ROUNDS * 4 < track.measured.total() <= 18
-
-
-def test_a_plan_that_fails_once_is_out_and_the_default_may_once():
-    track = Track(costs(10, 30))
-    track.fails = {PLANS[0]: {1}, DEFAULT: {1}}
-    rounds = track.compare()
-    assert PLANS[0] not in rounds
-    assert rounds[DEFAULT] == rounds[PLANS[1]] == MIN_ROUNDS
-
-
-def test_a_plan_beyond_a_limit_leads_nobody():
-    track = Track(costs(10, 30, 30.2), noise=0.05)
-    heavy = PLANS[0]
-
-    def measure(choice: PlanChoice) -> ProbeResult:
-        figures = track.measure(choice)
-        return figures if choice != heavy else dataclasses.replace(figures, private_mb=900.0)
-
-    finals = compare_finalists(
-        DEFAULT,
-        PLANS[:3],
-        per_load(1, max_private_mb=500.0, rounds=7),
-        measure=measure,
-        has_time=lambda _: True,
-    )
-    assert {choice: len(figures) for choice, figures in finals.items()} == {
-        DEFAULT: 7,
-        heavy: MIN_ROUNDS,
-        PLANS[1]: 7,
-        PLANS[2]: 7,
-    }
-
-
 @pytest.mark.parametrize("noise", [0.01, 0.03, 0.06])
 def test_the_best_plan_hardly_ever_leaves(noise):
     true = costs(10, 10.2, 10.35, 10.5, 10.8, 11.2)
@@ -355,14 +272,3 @@ def test_a_centre_is_among_its_values_and_moves_with_them(values):
     middle = centre(values)
     assert min(values) - 1e-6 <= middle <= max(values) + 1e-6
     assert centre([value + 5 for value in values]) == pytest.approx(middle + 5, abs=1e-6)
-
-
-def test_the_error_is_about_what_differences_of_noise_come_to():
-    chance = random.Random(5)
-    errors, differences = [], []
-    for _ in range(300):
-        noisy = {plan: [math.exp(chance.gauss(0, 0.05)) for _ in range(5)] for plan in PLANS[:4]}
-        errors.append(rank(noisy)[1])
-        differences.append(math.log(paired_ratio(noisy[PLANS[0]], noisy[PLANS[1]])))
-    true = math.sqrt(sum(one * one for one in differences) / len(differences))
-    assert sum(errors) / len(errors) == pytest.approx(true, rel=0.2)

@@ -49,10 +49,6 @@ def searched(
     return found, choose(machine.space, objective, found)
 
 
-def with_value(knob: str, value: str) -> Fails:
-    return lambda choice, _: "crashed" if choice.as_dict().get(knob) == value else None
-
-
 def of(*choices: PlanChoice) -> Fails:
     return lambda choice, _: "crashed" if choice in choices else None
 
@@ -80,16 +76,6 @@ def test_a_plan_serves_first_where_it_is_ready_at_least_half_as_soon_again(table
     if verdict.first_phase is not None:
         assert 1.5 * table.figures(verdict.first_phase).ready_ms < second_ms
         assert verdict.first_phase in {trial.choice for trial in found.trials}
-
-
-def test_in_any_case_a_plan_that_may_serve_first_is_compared():
-    found, verdict = searched(Machine(TRANSFORMER_TABLE, SPACE), per_load(1000), limits(0.0))
-    assert verdict.first_phase == plan(SPACE, prepacking="off")
-    assert len(found.trials) == 3
-    found, verdict = searched(
-        Machine(TRANSFORMER_TABLE, SPACE), per_load(1000, first_phase=False), limits(0.0)
-    )
-    assert (verdict.first_phase, len(found.trials)) == (None, 2)
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
@@ -153,16 +139,6 @@ def test_forms_are_tried_before_single_changes_of_the_best_of_them():
     assert len({trial.choice for trial in found.trials}) == len(found.trials)
 
 
-def test_every_figure_has_one_of_the_default_from_the_same_round():
-    machine = Machine(TRANSFORMER_TABLE, SMALL)
-    found, _ = searched(machine, per_load(1))
-    for trial in found.trials:
-        assert len(trial.figures) == len(trial.baselines) > 0
-    lengths = [len(figures) for figures in found.finals.values()]
-    assert min(lengths) >= MIN_ROUNDS
-    assert max(lengths) == len(found.finals[DEFAULT]) <= per_load(1).rounds
-
-
 def test_a_plan_far_behind_gets_one_process():
     machine = Machine(TRANSFORMER_TABLE, SPACE)
     objective = per_load(100_000)
@@ -196,17 +172,6 @@ def test_a_plan_that_fails_in_any_round_is_never_adopted_and_ends_no_search_with
     assert all((trial.failure is None) == bool(trial.figures) or trial.failure for trial in found.trials)
 
 
-def test_a_failed_trial_keeps_its_reason_and_is_told():
-    machine = Machine(TRANSFORMER_TABLE, SMALL, fails=with_value("form", "ort"))
-    found, verdict = searched(machine, per_load(1))
-    failed = [trial for trial in found.trials if trial.choice.as_dict().get("form") == "ort"]
-    assert [(trial.failure, trial.figures) for trial in failed] == [("crashed", [])] * 2  # of one batch
-    assert [line for line in machine.said if "failed" in line] == [
-        f"trial {trial.number} failed: {trial.choice}: crashed" for trial in failed
-    ]
-    assert verdict.choice["form"] != "ort"
-
-
 def test_without_a_default_the_base_is_what_plans_are_compared_with():
     machine = Machine(TRANSFORMER_TABLE, SMALL, fails=of(DEFAULT))
     found, verdict = searched(machine, per_load(1))
@@ -223,14 +188,6 @@ def test_with_neither_the_default_nor_the_base_there_is_no_search(max_trials):
     with pytest.raises(StageError, match="neither the default nor the base runs\n  crashed"):
         searched(machine, per_load(1), limits(math.inf, max_trials))
     assert machine.measured[DEFAULT] == 2  # the machine may have been at fault
-
-
-def test_a_default_that_fails_in_the_last_comparison_is_named_in_the_reason():
-    machine = Machine(TRANSFORMER_TABLE, SMALL)
-    machine.fails = lambda choice, _: "crashed" if choice == DEFAULT and machine.explored else None
-    found, verdict = searched(machine, per_load(1))
-    assert DEFAULT not in found.finals
-    assert verdict.reason.endswith(": costs least; the default failed in the last comparison")
 
 
 def test_a_plan_beside_which_the_default_fails_is_compared_with_its_last_figures():
@@ -265,18 +222,6 @@ def test_the_chosen_plan_keeps_the_limits_and_is_near_the_best_that_does(objecti
     # What trying everything without noise would find.
     best = min(true_cost(table, choice, objective) for choice in CHOICES if keeps(choice))
     assert true_cost(table, verdict.choice, objective) <= 1.08 * best
-
-
-def test_the_best_plan_that_keeps_a_limit_is_compared_though_others_nearly_do():
-    """Of the cheapest plans most take 2 % more than allowed."""
-    table = dataclasses.replace(
-        TRANSFORMER_TABLE,
-        factors={("memory_arena=off",): (1.05, 1.05, 0.7), ("prepacking=off",): (0.5, 1.0, 1.0)},
-    )
-    objective = per_load(1, max_private_mb=table.base.private_mb / 1.02)
-    found, verdict = searched(Machine(table, SMALL), objective)
-    assert verdict.choice["memory_arena"] == "off"
-    assert objective.violations(found.finals[verdict.choice]) == ()
 
 
 def test_one_plan_that_hangs_ends_no_search():

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from bench.language import bert, gpt2
 from bench.language.transformer import Width
 from ortprep.children.child import run_child
-from ortprep.errors import MissingExtraError, PipelineError, StageError
+from ortprep.errors import PipelineError, StageError
 from ortprep.spec.conversion import FusionSpec
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.convert import passes
@@ -28,7 +28,6 @@ from ortprep.stages.convert.passes import change_graph
 from ortprep.stages.convert.weights import EXTERNAL_BYTES, read_graph, read_pieces, write_tensor
 from ortprep.stages.core.contract import Context, Plan
 from ortprep.stages.core.graph_walk import name_nodes, walk_initializers
-from ortprep.versions import install_command
 from tests import builders as models
 from tests.builders import build_model, if_net, matmul_net, tensor, write_external_model, write_model
 
@@ -122,22 +121,6 @@ def test_fusing_nothing_is_an_error(tmp_path):
     assert not (tmp_path / "model.onnx").exists()
 
 
-@pytest.mark.skipif(WITH_TOOLS, reason="onnxruntime-tools is installed")
-def test_the_older_package_is_asked_for_by_its_extra(transformers, tmp_path):
-    with pytest.raises(MissingExtraError) as error:
-        fuse(transformers["bert"], tmp_path / "model.onnx", "bert", library="onnxruntime-tools")
-    assert error.value.hint == install_command("onnxruntime-tools")
-
-
-@pytest.mark.skipif(not WITH_TOOLS, reason="onnxruntime-tools is not installed")
-def test_the_older_package_fuses_as_well(transformers, tmp_path):
-    written = tmp_path / "model.onnx"
-    reply = fuse(transformers["bert"], written, "bert", library="onnxruntime-tools")
-    assert reply.fused["Attention"] == 2
-    for got, expected in zip(answer(written), answer(transformers["bert"]), strict=True):
-        np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-5)
-
-
 def test_rewriting_scores_and_masks_leaves_answers_as_they_are(tmp_path):
     nodes = [
         helper.make_node("MatMul", ["x", "x"], ["product"], name="product"),
@@ -197,27 +180,6 @@ def test_values_are_read_wherever_they_lie(model, tmp_path):
     assert values_of(read_graph(external), external.parent) == expected
 
 
-def test_large_values_inside_a_model_are_not_read_with_its_graph(tmp_path):
-    path = write_model(matmul_net(size=256), tmp_path / "m.onnx")
-
-    graph = read_graph(path)
-
-    assert len(graph.SerializeToString()) < 2_000 < path.stat().st_size
-
-
-@pytest.mark.parametrize(
-    "kind", [TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.INT64]
-)
-def test_values_in_typed_fields_are_read_as_raw_ones(kind, tmp_path):
-    numbers = np.arange(5000) % 100
-    typed = helper.make_tensor("w", kind, [5000], numbers.tolist())
-    assert not typed.raw_data
-    path = write_model(build_model([], inputs=[], outputs=[], initializers=[typed]), tmp_path / "m.onnx")
-
-    expected = numbers.astype(helper.tensor_dtype_to_np_dtype(kind)).tobytes()
-    assert values_of(read_graph(path), tmp_path) == {"w": expected}
-
-
 def test_external_data_that_is_short_missing_or_of_another_length_is_reported(tmp_path):
     path = write_external_model(matmul_net(layers=1), tmp_path / "m.onnx")
     graph = read_graph(path)
@@ -251,12 +213,6 @@ def test_what_is_written_is_read_back_aligned_and_small_tensors_stay_inside(tmp_
     assert values_of(model, tmp_path) == {
         each.name: numpy_helper.to_array(each).tobytes() for each in tensors
     }
-
-
-def test_a_model_of_small_tensors_leaves_no_data_file(tmp_path):
-    write_tensor(tensor("w", np.float32(1)), [bytes(4)], tmp_path / "m.onnx")
-
-    assert list(tmp_path.iterdir()) == []
 
 
 # -- names that a pass gives to nodes

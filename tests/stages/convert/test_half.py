@@ -193,18 +193,6 @@ def test_whatever_nodes_are_kept_the_model_loads_and_agrees(case, seed, tmp_path
     assert set(chosen) <= set(converted.reply.kept)
 
 
-def test_an_output_that_other_nodes_and_a_weight_that_is_an_output_keep_their_names(tmp_path):
-    model = chain("Relu", ("Mul", "w"), weights={"w": [1, 2, 3, 4]})
-    model.graph.output.extend([value("v1", FLOAT, [4]), value("w", FLOAT, [4])])
-
-    converted = Converted(model, tmp_path)
-    assert converted.weight("w")[0] == FLOAT
-    expected = run(converted.source, {"x": X4}, LEVELS[1])
-    for level in LEVELS:
-        got = run(converted.written, {"x": X4}, level)
-        assert all(np.array_equal(a, b) for a, b in zip(got, expected, strict=True))
-
-
 def test_what_subgraphs_hold_and_read_stays_float32(tmp_path):
     model = models.if_net(size=4)
     model.graph.node.insert(2, helper.make_node("Exp", ["x"], ["exp"], name="exp"))
@@ -216,18 +204,6 @@ def test_what_subgraphs_hold_and_read_stays_float32(tmp_path):
     assert "exp" in converted.reply.converted
     assert [converted.weight(name)[0] for name in ("then.w", "else.w")] == [FLOAT, FLOAT]
     converted.assert_agrees({"x": X4[None]})
-
-
-def test_constants_follow_the_nodes_that_take_them(tmp_path):
-    model = chain(("Mul", "c"), ("Add", "d"))
-    model.graph.node.insert(0, helper.make_node("Constant", [], ["c"], value_float=1e5))
-    model.graph.node.insert(0, helper.make_node("Constant", [], ["d"], value_floats=[1.0, 2.0, 3.0, 4.0]))
-
-    converted = Converted(model, tmp_path, keep_nodes=("n0",))
-
-    assert converted.weight("c")[0] == FLOAT
-    assert converted.weight("d:float16")[0] == TensorProto.FLOAT16
-    assert (converted.reply.nodes, converted.reply.converted) == (4, ("n1",))
 
 
 def test_a_weight_out_of_range_is_an_error_that_names_it_and_its_nodes(tmp_path):
@@ -263,35 +239,6 @@ def test_inputs_that_kernels_take_as_float32_only_stay_so(tmp_path):
 
     assert [converted.weight(name)[0] for name in ("gamma", "beta")] == [FLOAT, FLOAT]
     assert converted.operators == ["Cast", "GroupNorm", "Cast"]
-
-
-def test_operators_of_onnx_runtime_are_converted_and_what_follows_them_too(tmp_path):
-    model = chain(
-        ("SkipLayerNormalization", "w"), ("MatMul", "m"), weights={"w": [[1, 2, 3, 4]], "g": [1] * 4}
-    )
-    model.graph.node[0].domain = "com.microsoft"
-    model.graph.node[0].input.append("g")
-    model.graph.initializer.append(tensor("m", np.eye(4, dtype=np.float32)))
-    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
-    for item in (*model.graph.input, *model.graph.output):
-        item.CopyFrom(value(item.name, FLOAT, [1, 4]))
-
-    converted = Converted(model, tmp_path)
-
-    assert converted.reply.converted == ("n0", "n1")
-    converted.assert_agrees({"x": X4[None]})
-
-
-def test_casts_that_change_nothing_any_more_are_no_casts(tmp_path):
-    model = chain("Cast", "Sqrt", "Cast", "Cast", "Neg")
-    for node, kind in zip(model.graph.node[::2], (TensorProto.FLOAT16, FLOAT), strict=False):
-        node.attribute.append(helper.make_attribute("to", kind))
-    model.graph.node[3].attribute.append(helper.make_attribute("to", FLOAT))
-
-    converted = Converted(model, tmp_path)
-
-    assert converted.operators == ["Cast", "Identity", "Sqrt", "Identity", "Identity", "Neg", "Cast"]
-    converted.assert_agrees({"x": abs(X4)})
 
 
 def test_bfloat16_replaces_float32_and_leaves_float16_alone(tmp_path):

@@ -13,7 +13,6 @@ import onnxruntime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto
 
 from ortprep.build.build_plan import STAGES
 from ortprep.build.execution import build_tasks
@@ -129,22 +128,6 @@ def test_what_is_kept_holds_however_strange_the_gate_and_small_the_budget(nodes,
     assert kept == frozenset(nodes) or (kept in gate.asked and gate.holds(kept))
 
 
-def test_of_two_halves_one_is_not_tried_if_the_other_could_be_given_up():
-    nodes = name_nodes(512)
-    assert find(nodes, Gate(needs(nodes[-1:]))) == (frozenset(nodes[-1:]), 9)
-    assert find(nodes, Gate(needs(nodes[255::256]))) == (frozenset(nodes[255::256]), 2 + 2 * 8)
-
-
-def test_the_worst_of_ranked_nodes_take_few_trials():
-    nodes = name_nodes(512)
-    assert find(nodes, needs(nodes[-1:]), is_ranked=True) == (frozenset(nodes[-1:]), 1)
-    for many in (2, 3, 4, 8):
-        culprits = frozenset(nodes[-many:])
-        kept, trials = find(nodes, Gate(needs(culprits)), is_ranked=True)
-        assert kept == culprits
-        assert trials <= 2 * many + 3 < find(nodes, needs(culprits))[1]
-
-
 @given(st.integers(6, 600), st.sets(st.integers(0, 599), min_size=1, max_size=6), st.booleans())
 def test_scattered_culprits_take_a_logarithm_of_trials_each(count, places, is_ranked):
     nodes = name_nodes(count)
@@ -215,28 +198,12 @@ def test_what_cannot_be_bound_is_refused_and_nothing_is_written(tmp_path, sizes,
     assert list((tmp_path / "bound").iterdir()) == []
 
 
-def test_notes_of_sequences_stay_what_they_are(tmp_path):
-    model = models.conv_net()
-    note = onnx.helper.make_tensor_sequence_value_info("parts", TensorProto.FLOAT, None)
-    model.graph.value_info.append(note)
-    _, written = bind(models.write_model(model, tmp_path / "model.onnx"), {"batch": 2})
-    assert list(onnx.load(written).graph.value_info) == [note]
-
-
 def test_external_weights_are_linked_and_not_read(tmp_path):
     source = models.write_external_model(models.matmul_net(), tmp_path / "model.onnx", location="data/w.bin")
     _, written = bind(source, {"batch": 2})
     assert (written.parent / "data/w.bin").samefile(tmp_path / "data/w.bin")
     assert written.stat().st_size < 2048
     feeds = {"x": np.ones((2, 64), np.float32)}
-    np.testing.assert_array_equal(answer(written, feeds), answer(source, feeds))
-
-
-def test_external_weights_of_branches_are_copied_since_links_to_them_are_refused(tmp_path):
-    source = models.write_external_model(models.if_net(size=4096), tmp_path / "model.onnx")
-    _, written = bind(source, {"batch": 1})
-    assert not (written.parent / "weights.bin").samefile(tmp_path / "weights.bin")
-    feeds = {"x": np.ones((1, 4096), np.float32)}
     np.testing.assert_array_equal(answer(written, feeds), answer(source, feeds))
 
 

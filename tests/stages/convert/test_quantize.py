@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -207,18 +206,6 @@ def test_an_excluded_node_keeps_its_weight_as_it_was(tmp_path, name):
 
 
 @EVERY_PASS
-def test_excluding_one_reader_of_a_shared_weight_leaves_it_float32(tmp_path, name):
-    model = _tied()
-    reply = _quantize(name, model, tmp_path, operators=("Gemm",), exclude=("second",))
-    assert (reply.converted, reply.kept) == (("first",), ("second",))
-    node = _nodes(tmp_path)["second_MatMul" if name == "dynamic" else "second"]
-    written = onnx.load(tmp_path / "written" / "m.onnx")
-    weight = next(item for item in written.graph.initializer if item.name == node.input[1])
-    table = numpy_helper.to_array(model.graph.initializer[0])
-    assert np.array_equal(numpy_helper.to_array(weight), table.T if name == "dynamic" else table)
-
-
-@EVERY_PASS
 def test_unknown_names_are_refused_and_nothing_left_to_quantise_is_answered(tmp_path, name):
     model = matmul_net()
     for wanted, says in (
@@ -232,14 +219,6 @@ def test_unknown_names_are_refused_and_nothing_left_to_quantise_is_answered(tmp_
     assert _quantize(name, model, tmp_path, operators=("Gemm",)).converted == ()
 
 
-@EVERY_PASS
-def test_data_that_is_a_hard_link_is_read(tmp_path, name):
-    write_external_model(matmul_net(), tmp_path / "source" / "m.onnx")
-    os.link(tmp_path / "source" / "weights.bin", tmp_path / "link")
-    _quantize(name, matmul_net(), tmp_path)
-    _assert_near(matmul_net(), tmp_path, share=0.2)
-
-
 @pytest.mark.parametrize("name", ["dynamic", "static"])
 def test_what_comes_from_a_contrib_operator_is_quantised(tmp_path, name):
     model = matmul_net()
@@ -250,16 +229,6 @@ def test_what_comes_from_a_contrib_operator_is_quantised(tmp_path, name):
     assert _quantize(name, model, tmp_path).converted == ("matmul0", "matmul1")
     assert "g_DequantizeLinear" in _nodes(tmp_path) or name == "dynamic"
     _assert_near(model, tmp_path, share=0.2)
-
-
-def test_dynamic_leaves_weights_of_three_axes_alone_per_channel(tmp_path):
-    model = matmul_net()
-    weight = np.random.default_rng(0).normal(0, 0.1, (1, 64, 64)).astype(np.float32)
-    model.graph.initializer[0].CopyFrom(tensor("w0", weight))
-    model.graph.output[0].type.tensor_type.ClearField("shape")
-    assert _quantize("dynamic", model, tmp_path / "a").kept == ("matmul0",)
-    assert _quantize("dynamic", model, tmp_path / "b", per_channel=False).kept == ()
-    _assert_near(model, tmp_path / "b", share=0.05)
 
 
 @pytest.mark.parametrize("per_channel", [True, False])
@@ -317,27 +286,6 @@ def test_one_weight_at_a_time_gives_what_the_whole_model_gives(tmp_path, bits, s
     ]
     assert arrays[0] == arrays[1]
     _assert_near(model, tmp_path, share=0.2)
-
-
-def test_names_that_the_model_has_are_not_given_again(tmp_path):
-    random = np.random.default_rng(0)
-    weights = {name: random.normal(size=(64, 64)) for name in ("W", "W_scales")}
-    graph = helper.make_graph(
-        [
-            helper.make_node("MatMul", ["x", "W"], ["h"], name="first"),
-            helper.make_node("Gemm", ["h", "W"], ["g"], name="second", transB=1),
-            helper.make_node("MatMul", ["g", "W_scales"], ["y"], name="third"),
-        ],
-        "names",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 64])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 64])],
-        [numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    assert set(_quantize("weights", model, tmp_path).converted) == {"first", "second", "third"}
-    names = [tensor.name for tensor in onnx.load(tmp_path / "written" / "m.onnx").graph.initializer]
-    assert len(names) == len(set(names))
-    _assert_near(model, tmp_path, share=0.5)
 
 
 def test_weights_of_subgraphs_are_quantised(tmp_path):

@@ -19,7 +19,6 @@ from ortprep.bundle.loader_config import TensorSpec
 from ortprep.bundle.verification import describe_files
 from ortprep.children.answers import Answer
 from ortprep.errors import SpecError, StageError
-from ortprep.measuring.device_lock import hold_folder
 from ortprep.measuring.staged_bundles import STAGED_VARIANT, StagedBundles
 from ortprep.runtime.loading.session import CPU, default_plan
 from ortprep.runtime.tensors.arrays import write_tensors
@@ -28,7 +27,6 @@ from ortprep.spec.validation import parse_spec
 from ortprep.stages.core.accuracy import FunctionCall, call_user_function, metric_digest
 from ortprep.stages.core.application_judge import ApplicationJudge, describe_program
 from tests.builders import matmul_net, write_model
-from tests.fakes import wait_for
 from tests.prepare.test_disk import small_disk
 
 START = """
@@ -80,7 +78,6 @@ def bundle(make_judge, tmp_path):
         ("os.abort()", {}, "was ended by signal 6"),
         ("raise ValueError('no page')", {}, "ValueError: no page"),
         ("import traceback\ntry: 1 / 0\nexcept ZeroDivisionError: traceback.print_exc()", {}, "a traceback"),
-        ("time.sleep(600)", {"timeout_s": 2}, "took longer than 2 s"),
         ("pass", {}, "wrote nothing to stdout"),
         ("pass", {"compare": "answers.txt"}, "did not write answers.txt"),
         ("print(random.random())", {}, "not stable from run to run"),
@@ -96,8 +93,8 @@ def test_what_gives_no_answer_by_itself_is_an_error_that_says_why(make_judge, pr
 
 def test_a_program_that_takes_too_long_leaves_no_process(make_judge, tmp_path):
     started = "import subprocess\nopen('pid', 'w').write(str(subprocess.Popen(['sleep', '600']).pid))\n"
-    with pytest.raises(SpecError):
-        make_judge(f"{started}time.sleep(600)", timeout_s=3)
+    with pytest.raises(SpecError, match="took longer than 2 s"):
+        make_judge(f"{started}time.sleep(600)", timeout_s=2)
     process = Path("/proc", (tmp_path / "pid").read_text(), "cmdline")
     for _ in range(100):
         if not process.exists() or not process.read_bytes():
@@ -111,11 +108,10 @@ def test_a_program_that_takes_too_long_leaves_no_process(make_judge, tmp_path):
     [
         ("print('page')\nif with_bundle: sys.exit(4)", "with the converted model it ended with exit code 4"),
         ("print('page', flush=True)\nif with_bundle: os.abort()", "it was ended by signal 6"),
-        ("print('page')\nif with_bundle: time.sleep(600)", "it took longer than"),
     ],
 )
 def test_what_fails_with_the_candidate_only_refuses_the_candidate(make_judge, bundle, program, reason):
-    verdict = make_judge(program, timeout_s=15).judge(bundle, STAGED_VARIANT)
+    verdict = make_judge(program).judge(bundle, STAGED_VARIANT)
     assert not verdict.holds
     assert reason in verdict.reason
 
@@ -129,13 +125,6 @@ def test_a_candidate_that_the_application_did_not_load_is_not_judged(make_judge,
     assert "page 7" not in str(caught.value)
 
 
-def test_what_the_program_writes_is_said_and_not_recorded(make_judge, bundle, said):
-    program = "print('page')\nif with_bundle: raise ValueError('private page')"
-    verdict = make_judge(program).judge(bundle, STAGED_VARIANT)
-    assert "private page" in said[-1]
-    assert verdict.reason == "with the converted model it ended with exit code 1"
-
-
 @pytest.mark.parametrize(
     ("command", "described"),
     [
@@ -147,12 +136,6 @@ def test_what_the_program_writes_is_said_and_not_recorded(make_judge, bundle, sa
 )
 def test_a_description_of_a_program_has_no_other_arguments(command, described):
     assert describe_program(command) == described
-
-
-def test_what_is_run_is_said_before_it_starts(make_judge, said):
-    with pytest.raises(SpecError):
-        make_judge("sys.exit(3)", run=[sys.executable, "app.py", "token"])
-    assert said == [f"judge runs: '{Path(sys.executable).name} app.py'"]
 
 
 def test_runs_in_one_folder_take_turns(make_judge):
@@ -177,15 +160,6 @@ def test_a_lock_on_the_folder_that_any_reader_can_take_keeps_no_judge_waiting(ma
     finally:
         os.close(handle)
     assert not any("waiting" in line for line in said)
-
-
-def test_a_judge_that_waits_for_another_run_says_so(make_judge, tmp_path, said):
-    with ThreadPoolExecutor(1) as threads:
-        with hold_folder(tmp_path, on_wait=lambda: None):
-            judge = threads.submit(make_judge, "print('page')")
-            wait_for(lambda: any("waiting for another run" in line for line in said), what="it says so")
-            assert not judge.done()
-        assert judge.result()
 
 
 def test_the_agreement_of_lines_is_the_share_of_equal_ones_and_a_missing_one_differs(make_judge, bundle):

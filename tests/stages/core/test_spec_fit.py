@@ -118,17 +118,6 @@ def test_every_problem_is_told_at_once():
     assert "did you mean 'scores'?" in found[1]
 
 
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [
-        ([1, 3, 16], r"expected [batch, 3, 16, 16], got [1, 3, 16]"),
-        ([1, 4, 16, 16], r"expected [batch, 3, 16, 16], got [1, 4, 16, 16]"),
-    ],
-)
-def test_a_shape_that_contradicts_the_model_is_told(shape, message):
-    assert message in problems({"image": {"shapes": [shape]}}, IMAGE)
-
-
 def test_dynamic_axes_need_shapes():
     assert "inputs.image.shapes: missing" in problems({}, IMAGE)
     assert "inputs.x.shapes: missing" in problems({}, TensorSpec("x", "float32", None))
@@ -323,14 +312,6 @@ def spec_with(folder: Path, glob: str) -> ModelSpec:
     path = folder / "net.yaml"
     path.write_text(f"name: net\nsource: {{path: resnet50.onnx}}\nsamples: '{glob}'\n")
     return read_spec(path)
-
-
-@pytest.mark.attack
-def test_one_file_under_many_names_is_one_sample(tmp_path):
-    (tmp_path / "x.npz").touch()
-    for number in range(5):
-        (tmp_path / f"link{number}.npz").symlink_to("x.npz")
-    assert len(find_sample_files(spec_with(tmp_path, "*.npz"))) == 1
 
 
 @pytest.mark.parametrize(

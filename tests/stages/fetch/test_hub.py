@@ -22,7 +22,6 @@ from ortprep.stages.fetch.stage import FetchStage
 from ortprep.transport import transfer
 from ortprep.versions import install_command
 from tests import builders as models
-from tests.fakes import FileServer, Handler, send_cut, send_whole
 from tests.stages.fetch.fakes import TOKEN, serve_hub
 
 constants = pytest.importorskip("huggingface_hub.constants")
@@ -131,18 +130,6 @@ def test_external_data_comes_along(hub, tmp_path):
     assert (task.folder / "sub/w.bin").read_bytes() == files["onnx/sub/w.bin"]
 
 
-def test_a_busy_hub_is_asked_again(hub, tmp_path):
-    hub.add("o/r", {"onnx/m.onnx": MODEL})
-    task = task_of(tmp_path, "hf://o/r/onnx/m.onnx")
-    key = task.stage.key(task.plan, None)
-    file = f"{key['source']['commit']}/onnx/m.onnx"
-    hub.unavailable = [file] * 9
-    with pytest.raises(SourceError, match=r"cannot reach the Hub: .*m\.onnx.*\n  got HTTP 520"):
-        run(task)
-    hub.unavailable = [file]
-    assert run(task).source.sha256 == digest_bytes(MODEL)
-
-
 def test_a_branch_that_moved_is_fetched_again(hub, tmp_path):
     repository = hub.add("o/r", {"m.onnx": MODEL})
     old = repository.refs["main"]
@@ -230,18 +217,6 @@ def test_what_cannot_be_had_is_told_at_once_and_by_name(hub, tmp_path, url, opti
         run(task_of(tmp_path, url))
     assert message in caught.value.message
     assert (hint or "") in (caught.value.hint or "")
-
-
-def test_a_cut_download_goes_on_and_other_bytes_than_the_hub_meant_are_fetched_again(hub, tmp_path):
-    def send_zeros(handler: Handler, server: FileServer, content: bytes) -> None:
-        send_whole(handler, server, bytes(len(content)))
-
-    hub.add("o/r", {"m.onnx": MODEL})
-    hub.store.script = [send_cut(10), send_zeros]
-    task = task_of(tmp_path, "hf://o/r/m.onnx")
-    run(task)
-    assert (task.folder / "m.onnx").read_bytes() == MODEL
-    assert hub.store.requests[1][1]["Range"] == "bytes=10-"
 
 
 def test_without_the_client_its_extra_is_named(hub, tmp_path, monkeypatch):

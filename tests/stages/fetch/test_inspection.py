@@ -19,7 +19,7 @@ from ortprep.bundle.model_facts import ModelFacts
 from ortprep.children.child import run_child
 from ortprep.errors import ChildError, ChildTimeoutError, SourceError
 from ortprep.init.graph_facts import find_highest
-from ortprep.stages.core.graph_walk import find_index_bounds, values_bytes
+from ortprep.stages.core.graph_walk import find_index_bounds
 from ortprep.stages.fetch import inspection
 from ortprep.stages.fetch.inspection import TIMEOUT_S, inspect_file, inspect_model
 from tests import builders as models
@@ -93,29 +93,6 @@ def test_external_weights_count_without_being_there(tmp_path):
     assert found.external == {"sub/w.bin": 2 * 64 * 64 * 4}
     assert found.initializer_bytes == 2 * 64 * 64 * 4
     assert found.interface.external
-
-
-def test_sparse_initializers_count(tmp_path):
-    model = models.conv_net()
-    values = models.tensor("sparse", np.ones(3, np.float32))
-    model.graph.sparse_initializer.append(
-        helper.make_sparse_tensor(values, models.tensor("", np.arange(3, dtype=np.int64)), [100])
-    )
-    before = inspect(models.conv_net(), tmp_path).initializer_bytes
-    assert inspect(model, tmp_path).initializer_bytes == before + 3 * 4 + 3 * 8
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        (TensorProto.INT4, 4),
-        (TensorProto.FLOAT8E4M3FN, 7),
-        (TensorProto.BFLOAT16, 14),
-        (TensorProto.STRING, 0),
-    ],
-)
-def test_sizes_follow_the_element_type(kind, expected):
-    assert values_bytes(TensorProto(data_type=kind, dims=[7])) == expected
 
 
 @pytest.mark.parametrize("side", ["input", "output"])

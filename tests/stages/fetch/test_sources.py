@@ -32,7 +32,6 @@ from tests.fakes import (
     FileServer,
     send_cut,
     send_status,
-    send_whole,
     serve,
     trickling_server,
     wait_for_a_tick,
@@ -69,23 +68,6 @@ def test_a_cut_transfer_goes_on_where_the_digest_is_known_and_else_begins_again(
         assert fetch(server, tmp_path, sha256=sha256).sha256 == digest
         assert server.requests[-1][1].get("Range") == (f"bytes={CUT}-" if sha256 else None)
         assert server.sent_bytes == sent_bytes
-
-
-def test_servers_that_cannot_or_will_not_send_a_part_send_it_all(server, tmp_path):
-    for answer in (send_whole, send_status(416)):
-        server.script = [send_cut(CUT), answer]
-        assert fetch(server, tmp_path, sha256=digest_bytes(CONTENT)).sha256 == digest_bytes(CONTENT)
-    assert "Range" not in server.requests[-1][1]
-
-
-def test_a_passing_failure_is_tried_again_until_patience_ends(server, tmp_path):
-    server.script = [send_status(status) for status in (500, 502)]
-    assert fetch(server, tmp_path).sha256 == digest_bytes(CONTENT)
-    server.script = [send_status(503), send_cut(100), send_status(429)]
-    with pytest.raises(SourceError, match="got status 429") as caught:
-        fetch(server, tmp_path)
-    assert "run the command again later" in str(caught.value.hint)
-    assert len(server.requests) == 6
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 410])

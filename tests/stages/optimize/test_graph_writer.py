@@ -91,16 +91,6 @@ def test_a_graph_without_copies_stays_as_it_is():
         assert model == build()
 
 
-def test_a_doubled_weight_is_single_again():
-    model = models.two_inputs()
-    doubled = model.graph.initializer.add()
-    doubled.CopyFrom(model.graph.initializer[0])
-    doubled.name = f"w{ON_DEVICE}"
-    model.graph.node[1].input[1] = doubled.name
-    assert remove_copies(model) == 1
-    assert model == models.two_inputs()
-
-
 @pytest.mark.parametrize("inside", [True, False])
 def test_copies_within_subgraphs_and_of_values_that_they_read_are_removed(inside):
     model = models.if_net()
@@ -111,24 +101,6 @@ def test_copies_within_subgraphs_and_of_values_that_they_read_are_removed(inside
         graph.node.insert(0, helper.make_node("MemcpyFromHost", ["x"], [f"x{ON_DEVICE}"]))
     assert remove_copies(model) == (2 if inside else 1)
     assert model == models.if_net()
-
-
-def test_a_copy_under_another_name_is_left_as_it_is():
-    model = models.two_inputs()
-    model.graph.node[0].input[0] = "above"
-    model.graph.node.insert(0, helper.make_node("MemcpyFromHost", ["left"], ["above"]))
-    assert remove_copies(model) == 0
-
-
-def test_the_repaired_graph_answers_as_before(tmp_path):
-    repaired = add_copies(models.two_inputs())
-    remove_copies(repaired)
-    feeds = {name: np.arange(8, dtype=np.float32).reshape(2, 4) for name in ("left", "right")}
-    answers = [
-        build_session(default_plan(str(models.write_model(model, tmp_path / name)))).run(None, feeds)[0]
-        for name, model in (("repaired.onnx", repaired), ("source.onnx", models.two_inputs()))
-    ]
-    np.testing.assert_array_equal(*answers)
 
 
 def test_an_input_nobody_reads_and_the_source_has_not_is_removed():

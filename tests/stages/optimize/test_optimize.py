@@ -58,14 +58,6 @@ def test_a_convolution_net_is_prepared_with_its_weights_in_one_mapped_file(build
     assert result.attempts[0].elapsed_ms > 0
 
 
-@pytest.mark.slow
-def test_a_blocked_layout_becomes_a_requirement_on_the_machine(build):
-    write(build, models.conv_net(channels=32))
-    result = build.optimize(**IMAGE)
-    assert result.variant.requirements.machine is not None
-    assert result.variant.requirements.onnxruntime.below is not None
-
-
 def test_the_portable_variant_needs_nothing_of_a_machine(build):
     write(build, models.conv_net(channels=32))
     result = build.optimize("portable", **IMAGE)
@@ -89,34 +81,6 @@ def test_f11_a_source_with_operators_of_onnx_runtime_has_a_portable_variant_all_
     assert result.variant.requirements.onnxruntime.below is None
     written = onnx.load(build.folder / result.variant.model, load_external_data=False)
     assert {node.domain for node in written.graph.node} == {"", "com.microsoft"}
-
-
-@pytest.mark.slow
-def test_an_old_models_merged_constants_do_not_become_inputs(build):
-    """Up to IR version 3 initializers are inputs too, and stay listed when equal ones are merged."""
-    nodes = [
-        onnx.helper.make_node("Reshape", ["x", "first"], ["flat"]),
-        onnx.helper.make_node("Relu", ["flat"], ["positive"]),
-        onnx.helper.make_node("Reshape", ["positive", "second"], ["y"]),
-    ]
-    shape = np.array([-1, 4], np.int64)
-    model = models.build_model(
-        nodes,
-        inputs=[
-            models.value("x", onnx.TensorProto.FLOAT, ["batch", 4]),
-            *(models.value(name, onnx.TensorProto.INT64, [2]) for name in ("first", "second")),
-        ],
-        outputs=[models.value("y", onnx.TensorProto.FLOAT, ["batch", 4])],
-        initializers=[models.tensor(name, shape) for name in ("first", "second")],
-    )
-    model.ir_version = 3
-    model.opset_import[0].version = 8
-    write(build, model)
-    result = build.optimize(**shapes("x", 2, 4))
-    assert result.step == "all"
-    assert [(finding.rule, finding.severity) for finding in result.attempts[0].findings] == [
-        ("interface", "repaired")
-    ]
 
 
 @pytest.fixture

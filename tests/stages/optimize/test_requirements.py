@@ -140,33 +140,6 @@ def test_an_option_raises_the_oldest_version_to_the_one_that_brought_it():
     assert with_options(own, parallel, cpu, installed="1.31.1") == own
 
 
-STEP = Step("all", "ORT_ENABLE_ALL")
-
-
-def plan_saving(runtime: RuntimeSpec, variant: str = "cpu", step: Step = STEP) -> SessionPlan:
-    plan = saving_plan(
-        runtime, variant, step, source=Path("/in/net.onnx"), model=Path("/out/net_optimized.onnx")
-    )
-    assert plan is not None
-    return plan
-
-
-def test_jobs_get_the_options_the_user_asked_for():
-    runtime = RuntimeSpec(
-        intra_op_num_threads=3,
-        enable_cpu_mem_arena=False,
-        execution_mode="ORT_PARALLEL",
-        session_config={"session.intra_op.allow_spinning": False},
-    )
-    options = loading_options(runtime, level="ORT_DISABLE_ALL")
-    assert options.attributes == {
-        "intra_op_num_threads": 3,
-        "enable_cpu_mem_arena": False,
-        "execution_mode": "ORT_PARALLEL",
-    }
-    assert options.config_entries == {"session.intra_op.allow_spinning": "0"}
-
-
 def test_cuda_options_are_for_the_cuda_variant_alone():
     runtime = RuntimeSpec(cuda={"use_tf32": 0})
     assert loading_providers(runtime, "cuda") == (
@@ -180,23 +153,6 @@ def test_cuda_options_are_for_the_cuda_variant_alone():
 def test_cpu_is_not_named_where_the_user_forbids_it():
     runtime = RuntimeSpec(session_config={"session.disable_cpu_ep_fallback": "1"})
     assert [provider.name for provider in loading_providers(runtime, "cuda")] == [CUDA]
-
-
-def test_of_the_cuda_options_only_the_device_reaches_the_saving_session():
-    plan = plan_saving(RuntimeSpec(cuda={"device_id": 1, "prefer_nhwc": 1}), "cuda")
-    assert plan.providers[0] == ProviderRecord(CUDA, {"device_id": "1"})
-
-
-def test_the_data_file_is_named_relative_to_the_model():
-    entries = plan_saving(RuntimeSpec()).session_options.config_entries
-    name = entries["session.optimized_model_external_initializers_file_name"]
-    assert name == "net_optimized.onnx.data"
-
-
-def test_saving_does_not_prepack_unless_the_packed_weights_are_wanted():
-    wanted = RuntimeSpec(session_config={"session.save_external_prepacked_constant_initializers": "1"})
-    assert plan_saving(RuntimeSpec()).session_options.config_entries["session.disable_prepacking"] == "1"
-    assert "session.disable_prepacking" not in plan_saving(wanted).session_options.config_entries
 
 
 # The ladder
