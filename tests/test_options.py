@@ -142,12 +142,6 @@ def test_f18_a_provider_option_with_an_address_or_a_library_is_refused(provider,
     )
 
 
-def test_no_name_is_listed_twice():
-    for options in (SESSION, known_provider_options(CUDA, NEWEST), known_attributes(NEWEST)):
-        names = [option.name for option in options]
-        assert names == sorted(set(names))
-
-
 @pytest.mark.parametrize(
     ("name", "since"),
     [
@@ -169,14 +163,6 @@ def test_a_key_is_known_from_the_version_that_brought_it(name, since):
     before = f"{major}.{rest[0] - 1}.9" if len(rest) == 1 else f"{major}.{rest[0]}.{rest[1] - 1}"
     assert name in {option.name for option in known_session_config(since)}
     assert name not in {option.name for option in known_session_config(before)}
-
-
-def test_a_newer_version_never_knows_fewer_keys():
-    known: set[str] = set()
-    for minor in range(23, 34):
-        names = {option.name for option in known_session_config(f"1.{minor}.0")}
-        assert known <= names
-        known = names
 
 
 # What is reported
@@ -204,18 +190,6 @@ def test_an_unknown_key_is_reported_with_the_nearest_known_one(version):
     assert "unknown" in problem
     assert version in problem
     assert "did you mean 'session.disable_prepacking'?" in problem
-
-
-def test_the_nearest_name_is_one_the_installed_version_knows_and_a_user_may_set():
-    (problem,) = check_session_config({"session.prepack.enable_paralel": 1}, version="1.30.0")
-    assert "session.prepack.enable_parallel" not in problem
-    (problem,) = check_session_config({"session.load_model_fromat": "ORT"}, version=NEWEST)
-    assert "session.load_model_format" not in problem
-
-
-def test_a_name_unlike_every_other_gets_no_suggestion():
-    (problem,) = check_session_config({"zzz": 1}, version=NEWEST)
-    assert problem.endswith("; docs/options.md lists the options")
 
 
 @pytest.mark.parametrize(
@@ -253,11 +227,6 @@ def test_an_unknown_option_of_a_version_newer_than_the_table_is_refused_with_the
     assert f"upgrade ortprep: {upgrade_command()}" in problem
     (problem,) = check_provider_options(CUDA, {"from_the_future": value}, version="1.40.0")
     assert "upgrade ortprep" in problem
-
-
-def test_a_newer_version_does_not_make_an_option_of_another_place_a_session_key():
-    (problem,) = check_session_config({"prefer_nhwc": 1}, version="1.40.0")
-    assert f"option of {CUDA}" in problem
 
 
 @pytest.mark.parametrize(
@@ -378,12 +347,6 @@ def test_a_version_without_numbers_is_refused(version):
 def test_versions_are_compared_by_their_numbers(version):
     assert check_session_config({"session.prepack.enable_parallel": 1}, version=version) == ()
     assert check_session_config({"session.prepack.enable_parallel": 1}, version="1.9.0") != ()
-
-
-def test_a_range_is_told_in_whole_numbers():
-    whole = (o for o in SESSION if o.kind == "integer" and o.maximum is not None)
-    form = r"an integer from -?[0-9]+ to [0-9]+(, a multiple of [0-9]+)?"
-    assert all(re.fullmatch(form, option.expected) for option in whole)
 
 
 @pytest.mark.parametrize(

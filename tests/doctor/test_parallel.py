@@ -98,22 +98,6 @@ def test_every_case_is_found_with_its_severity_and_a_step_to_take(case):
     assert len(build_table(case.runs, SETUPS, ["cpu"]).rows) == len(case.runs.rounds)
 
 
-@pytest.mark.parametrize("done", range(3))
-def test_too_few_rounds_are_said_to_be_and_compare_nothing(done):
-    rounds = {name: groups[:done] for name, groups in serving(20, 10).rounds.items() if done}
-    (cut,) = find_in(InterleavedRuns(rounds, {}, 4 * 3600.0), SETUPS, devices=["cpu"])
-    assert cut.code == "rounds-cut"
-    assert "up to 240 minutes" in cut.text
-    assert f"there were {done} instead of 3" in cut.text
-
-
-def test_what_default_threads_cost_is_said_with_the_setting_to_use():
-    found = found_in(serving(20, 10))["default-threads-cost"]
-    assert "1 thread each: 400 runs per s, 2.00× of 200 with default threads" in found.text
-    assert "ORTPREP_WORKERS=4" in str(found.hint)
-    assert "default-threads-cost" not in found_in(serving(10, 20))
-
-
 @given(st.floats(0.01, 1e4), st.floats(0, 0.95), st.sampled_from(range(2)))
 def test_less_than_what_is_worth_a_change_is_never_advised(run_ms, share, slowest):
     runs_ms = [run_ms] * 2
@@ -155,79 +139,6 @@ def test_a_model_that_cannot_be_loaded_or_run_is_an_error_that_names_it(add, tmp
 
 
 # -- processes that wait for each other end when one of them fails
-
-
-@pytest.fixture
-def piped(add, tmp_path):
-    """Returns a model whose load goes on for as long as somebody may still write to its pipe."""
-
-    def make(name):
-        os.mkfifo(tmp_path / f"{name}.onnx")
-        return default_plan(str(tmp_path / f"{name}.onnx")), add.sample
-
-    return make
-
-
-def open_if_read(load):
-    with suppress(OSError):
-        return os.open(load[0].model, os.O_WRONLY | os.O_NONBLOCK)
-    return None
-
-
-def wait_until_read(load):
-    """Returns a pipe's other end once a process is busy with it."""
-    return wait_for(lambda: open_if_read(load), what="the model is read")
-
-
-def wait_until_nobody_reads(load):
-    wait_for(lambda: open_if_read(load) is None, what="every process ends")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("position", range(3))
-def test_who_is_busy_is_not_waited_for_when_another_fails(piped, position):
-    busy, bad = piped("busy"), piped("bad")
-    loads = [busy] * 3
-    loads[position] = bad
-    with ThreadPoolExecutor() as threads:
-        measured = threads.submit(measure_group, loads, window_s=0.0)
-        wait_until_read(busy)
-        os.close(wait_until_read(bad))
-        with pytest.raises(LoadError, match=r"bad\.onnx"):
-            measured.result()
-    wait_until_nobody_reads(busy)
-
-
-def measure_until_interrupted(model: str) -> None:
-    """Runs in a process of its own."""
-    try:
-        measure_group([(default_plan(model), "")] * 2, window_s=0.0)
-    except KeyboardInterrupt:
-        raise SystemExit(f"interrupted, {threading.active_count() - 1} threads left") from None
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_at_once_what_is_busy_and_leaves_nothing(piped):
-    busy = piped("busy")
-    script = f"from {__name__} import measure_until_interrupted as run; run({busy[0].model!r})"
-    command = [sys.executable, "-c", script]
-    with subprocess.Popen(command, cwd=ROOT.parent, stderr=subprocess.PIPE, text=True) as process:
-        wait_until_read(busy)
-        process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=60)
-    assert told == "interrupted, 0 threads left\n"
-    wait_until_nobody_reads(busy)
-
-
-def test_places_are_apart(tmp_path):
-    barrier = Barrier(tmp_path, 2)
-    barrier.arrive("one")
-    barrier.arrive("other")
-    assert not barrier.is_complete("one")
-    barrier.arrive("one")
-    assert barrier.is_complete("one")
-    assert not barrier.is_complete("other")
-    assert not barrier.is_complete("a third")
 
 
 def test_a_thread_that_fails_does_not_leave_its_process_waiting_for_the_others(tmp_path):

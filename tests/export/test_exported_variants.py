@@ -112,11 +112,6 @@ def test_a_bucket_is_taken_by_its_name_only():
     assert "cpu-batch4" not in [one.name for one in passed]
 
 
-def test_a_name_takes_what_nothing_is_known_against():
-    taken = choose_variants(ALL, ExportRequest(variants=("cpu", "cuda", "cpu")))[0]
-    assert [one.name for one in taken] == ["cpu", "cuda"]
-
-
 def test_a_name_does_not_overrule_what_is_known():
     with pytest.raises(ExportError, match="avx512f"):
         choose_variants(ALL, ExportRequest(variants=("cpu",), onnxruntime="1.31.1", hardware=OLD))
@@ -129,20 +124,6 @@ def test_an_unknown_name_is_told_with_those_there_are():
         choose_variants(ALL, ExportRequest(variants=("gpu",)))
 
 
-def test_a_wish_that_nothing_serves_is_told_with_what_there_is():
-    with pytest.raises(ExportError, match="precision int4, got cuda") as raised:
-        choose_variants(ALL, ExportRequest(precision="int4"))
-    assert raised.value.hint is not None
-    assert raised.value.hint.startswith("ortprep prepare net")
-
-
-def test_needs_say_every_requirement():
-    text = "\n".join(describe_needs(variant("v", AVX512, binding={"batch": 4})))
-    for part in ("1.31 and < 1.32", "x86_64", "with avx512f", "without amx_tile", "batch=4"):
-        assert part in text
-    assert "9.0 and < 9.1" in "\n".join(describe_needs(variant("v", on_gpu(9, 0))))
-
-
 # -- which recorded options Triton's backend takes, and what an exported variant takes and gives
 
 
@@ -151,11 +132,6 @@ def config_of(variant: Variant) -> messages.ModelConfig:
     tensors = (TensorSpec("x", "float32", ("n", 3)),)
     options = plan_options(variant)
     return build_config("m", "model.onnx", (tensors, tensors), options, ExportRequest())
-
-
-def with_first_phase(variant: Variant) -> Variant:
-    first = FirstPhase(SessionOptionsRecord("ORT_ENABLE_ALL"), variant.providers)
-    return variant._replace(first_phase=first, io_binding=True)
 
 
 @given(any_variant)
@@ -186,13 +162,6 @@ def test_what_is_carried_is_what_triton_s_backend_makes_of_the_configuration(var
 )
 def test_a_level_is_carried_as_the_backend_numbers_it(level, expected):
     assert config_of(make_variant(level)).optimization.graph.level == expected
-
-
-def test_a_level_the_backend_lacks_is_left_out_and_said():
-    variant = make_variant("ORT_ENABLE_LAYOUT")
-    assert config_of(variant).optimization.graph.level == 0
-    (reason,) = plan_options(variant).left_out.values()
-    assert "every optimisation" in reason
 
 
 def test_options_of_cuda_that_parameters_overrule_go_to_parameters():
@@ -230,11 +199,6 @@ def test_triton_refuses_another_provider():
         plan_options(other)
 
 
-def test_first_phase_and_binding_are_in_the_list():
-    variant = with_first_phase(make_variant())
-    assert [*plan_options(variant).left_out] == ["first phase", "io_binding"]
-
-
 ABSENT = TrialResult(missing=("expected a GPU",))
 CONFIG = LoaderConfig(
     "1.2",
@@ -250,17 +214,6 @@ def test_without_a_session_sizes_are_those_the_variant_is_bound_to():
     variant = make_variant()._replace(binding={"batch": 4, "x[1]": 7})
     inputs, outputs = resolve_interface(CONFIG, variant, ABSENT, {})
     assert [one.shape for one in (*inputs, *outputs)] == [(4, 7, 3), (4,), (4, "n"), None]
-
-
-def test_a_session_has_the_last_word():
-    said = (TensorSpec("x", "float16", (1, 2)),)
-    assert resolve_interface(CONFIG, make_variant(), TrialResult((), said, said), {}) == (said, said)
-
-
-def test_an_unknown_rank_is_not_taken_for_a_scalar():
-    trial = TrialResult((), (TensorSpec("x", "float32", ()),), (TensorSpec("y", "float32", ()),))
-    inputs, outputs = resolve_interface(CONFIG, make_variant(), trial, {"x": (), "y": (2, 2)})
-    assert (inputs[0].shape, outputs[0].shape) == ((), None)
 
 
 @pytest.mark.parametrize(
@@ -303,13 +256,6 @@ def test_triton_writes_a_model_per_bundle_and_lists_them(bundles, tmp_path):
     assert [load_model(tmp_path / "repository" / name) for name in ("linear", "double")]
 
 
-def test_json_is_all_there_is_on_stdout(bundles, tmp_path):
-    ended = call("triton", bundles[0], "--out", tmp_path / "repository", "--json", "--max-batch-size", "4")
-    exported = json.loads(ended.stdout)
-    assert exported["models"][0]["left_out"] == {}
-    assert exported["passed_over"] == []
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "expected"),
     [
@@ -325,24 +271,4 @@ def test_a_mistake_is_told_and_writes_nothing(bundles, tmp_path, arguments, code
     ended = call("triton", bundles[0], "--out", tmp_path / "repository", *arguments)
     assert (ended.exit_code, ended.stdout) == (code, "")
     assert expected in ended.stderr
-    assert not (tmp_path / "repository").exists()
-
-
-def test_a_name_for_two_bundles_is_refused(bundles, tmp_path):
-    ended = call("triton", *bundles, "--out", tmp_path / "repository", "--name", "one")
-    assert ended.exit_code == 2
-
-
-def test_the_hint_for_a_bundle_that_fits_nowhere_names_the_options(tmp_path):
-    bundle = write_bundle(tmp_path / "linear", requirements={"cpu": UNMET})
-    ended = call("triton", bundle, "--out", tmp_path / "repository", "--onnxruntime", "1.28.0")
-    assert ended.exit_code == 1
-    assert "--here" in ended.stderr
-
-
-def test_without_triton_s_messages_the_extra_is_named(bundles, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tritonclient.grpc.model_config_pb2", None)
-    ended = call("triton", bundles[0], "--out", tmp_path / "repository")
-    assert (ended.exit_code, ended.stdout) == (1, "")
-    assert install_command("triton") in ended.stderr
     assert not (tmp_path / "repository").exists()

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,15 +15,14 @@ from ray import serve
 from bench.ray_faults import StormOptions, run_storm
 from ortprep.bundle.loader_config import read_loader_config, write_loader_config
 from ortprep.bundle.session_record import SessionOptionsRecord
-from ortprep.errors import IntegrityError, InvalidRequestError, NotPublishedError, RunError
+from ortprep.errors import IntegrityError, NotPublishedError
 from ortprep.ray_inference.config import ServeConfig
-from ortprep.ray_inference.device import prepare_device, reserved_cpus
 from ortprep.ray_inference.pinning import follow_aliases, pin_version, require_version
 from ortprep.registry.catalogue import open_catalogue
 from ortprep.registry.publish import publish
 from ortprep.runtime import load
 from ortprep.runtime.tensors.arrays import write_tensors
-from tests.fakes import free_port, wait_for
+from tests.fakes import wait_for
 from tests.prepare.builders import Project
 from tests.ray_inference.builders import SmallCluster, deployed
 from tests.ray_inference.conftest import HTTP_PORT, batch
@@ -62,17 +56,6 @@ def test_replicas_answer_each_of_their_models(handle, served):
         doubled = handle.run.remote(inputs, model="doubling").result(timeout_s=300)
         assert (doubled["y"] == 2 * inputs["x"]).all()
         assert (handle.run.remote(inputs, "same").result(timeout_s=300)["y"] == inputs["x"]).all()
-
-
-@pytest.mark.slow
-def test_a_wrong_request_fails_alone(handle):
-    wrong = handle.run.remote({"x": np.ones((1, 2, 3), np.float32)}, "doubling")
-    right = [handle.run.remote(batch(n), "doubling") for n in range(10)]
-    with pytest.raises(RunError, match="ONNX Runtime cannot run doubling"):
-        wrong.result(timeout_s=300)
-    with pytest.raises(InvalidRequestError, match=r"expected one of doubling \w+, same \w+"):
-        handle.run.remote(batch(), None).result(timeout_s=300)
-    assert [float(one.result(timeout_s=300)["y"][0, 0]) for one in right] == [2.0 * n for n in range(10)]
 
 
 # -- replicas follow the alias they were deployed with
@@ -175,16 +158,6 @@ def test_an_alias_is_pinned_and_followed_a_digest_and_the_latest_version_are_not
         require_version(folder, write_bundle(tmp_path / "0", seed=2))
 
 
-def test_a_pinned_registry_is_named_in_full(monkeypatch):
-    monkeypatch.setenv("ORTPREP_REGISTRY", "mlflow://")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9/")
-    version = SimpleNamespace(digest="sha256:" + "a" * 64)
-    monkeypatch.setattr("ortprep.registry.pull.resolve_version", lambda *_: (version, ()))
-    _, pinned = pin_version("registry://net@production")
-    assert pinned.bundle == f"mlflow+http://127.0.0.1:9/net@{version.digest}"
-    assert pinned.alias == "mlflow+http://127.0.0.1:9/net@production"
-
-
 # -- replicas and nodes are killed, and versions replaced, while requests are in flight
 
 
@@ -205,18 +178,6 @@ def test_no_request_that_is_repeated_is_lost_and_an_update_loses_nothing(nodes, 
         check_report(run_storm(nodes, negation, bundle, options), options)
     finally:
         serve.delete("storm")
-
-
-@pytest.mark.manual
-def test_a_long_storm_loses_nothing(tmp_path):
-    """A longer run of `python -m bench.ray_faults`, on a cluster of its own."""
-    options = StormOptions(requests=5000, nodes=2, http_port=free_port())
-    out = tmp_path / "report.json"
-    command = [sys.executable, "-m", "bench.ray_faults", "--requests=5000", "--nodes=2", "--out", str(out)]
-    command.append(f"--http-port={options.http_port}")
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1200)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    check_report(json.loads(out.read_text()), options)
 
 
 def check_report(report: dict[str, Any], options: StormOptions) -> None:
@@ -286,17 +247,3 @@ def test_each_node_pulls_a_bundle_once_and_its_replicas_map_it_and_answer_as_her
     # The driver has read what the references name, and no weights.
     assert list(tmp_path.glob("driver/registry/documents/*"))
     assert not list(tmp_path.glob("driver/registry/bundles/*"))
-
-
-@pytest.mark.slow
-def test_in_an_actor_without_a_gpu_those_of_others_are_hidden(served):
-    import ray
-
-    class Replica:
-        def prepare(self) -> tuple[bool, str, int | None]:
-            os.environ["CUDA_VISIBLE_DEVICES"] = "7"
-            return prepare_device(), os.environ["CUDA_VISIBLE_DEVICES"], reserved_cpus()
-
-    actor: Any = ray.remote(num_cpus=1)(Replica).remote()
-    assert ray.get(actor.prepare.remote(), timeout=600) == (False, "", 1)
-    ray.kill(actor)
