@@ -7,7 +7,6 @@ import logging
 import uuid
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Barrier, Thread
 
 import pytest
 
@@ -27,8 +26,6 @@ from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.garbage_collection import RetentionPolicy, collect
 from tests.registry import builders
 from tests.registry.builders import (
-    SOURCE,
-    list_versions,
     make_version,
     missing,
     name_of,

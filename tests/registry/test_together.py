@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ortprep.bundle.digest import digest_bytes
 from ortprep.bundle.verification import check_bundle
-from ortprep.errors import ConflictError, IntegrityError, NotPublishedError, PipelineError, RegistryError
+from ortprep.errors import ConflictError, NotPublishedError, PipelineError
 from ortprep.registry.backend import Kind
 from ortprep.registry.cache import Cache
-from ortprep.registry.catalogue import Catalogue, open_catalogue
+from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import build_version
 from ortprep.registry.garbage_collection import RetentionPolicy, choose_kept, collect
 from ortprep.registry.promotion import promote, rollback
@@ -25,20 +23,16 @@ from ortprep.registry.publish import publish
 from ortprep.registry.pull import PullRequest, pull, pull_cached
 from ortprep.registry.references import VersionRef, open_registry
 from ortprep.registry.signatures import verify_bundle
-from tests.fakes import wait_for
 from tests.registry.builders import (
     BARE,
     Build,
     Made,
     Watched,
-    name_of,
     put_version,
     read_tree,
     write_bundle,
     write_keys,
 )
-from tests.registry.fault_proxy import Fault, fault_proxy
-from tests.registry.servers import oci_server
 
 NOTHING = RetentionPolicy(keep_latest=0, keep_days=0, grace_hours=0)
 PATIENT = RetentionPolicy(keep_latest=0, keep_days=0)

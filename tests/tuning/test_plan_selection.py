@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ortprep.children.probe import ProbeResult
 from ortprep.errors import LoadError, StageError
 from ortprep.measuring.comparison import MIN_ROUNDS, centre, paired_ratio
-from ortprep.tuning.final import MAX_FIRST_PHASE_RATIO, choose, compare_finalists, rank
+from ortprep.tuning.final import MAX_FIRST_PHASE_RATIO, choose, compare_finalists
 from ortprep.tuning.objective import Objective, PlanSearchResult, Trial
 from ortprep.tuning.space import DEFAULT, PlanChoice, Space, shares_files
 from tests.tuning.builders import TRANSFORMER, choices_of, cpu_space, per_load, plan

@@ -17,7 +17,6 @@ import pytest
 
 import ortprep
 from ortprep.bundle.file_memory import find_stamp
-from ortprep.bundle.loader_config import read_loader_config, write_loader_config
 from ortprep.runtime import session_for
 from ortprep.runtime.dropin import source_index
 from ortprep.runtime.dropin.source_index import is_source, list_bundles
@@ -32,7 +31,6 @@ from tests.runtime.builders import (
     sample,
     write_bundle,
     write_converted,
-    write_record,
 )
 from tests.runtime.dropin.builders import (
     BUNDLE_SEED,

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from ortprep.runtime.loading.session import build_session, default_plan
 from ortprep.stages.optimize.graph_writer import (
     find_unportable,
     remove_copies,

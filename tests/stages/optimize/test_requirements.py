@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ortprep.bundle.loader_config import ComputeCapabilityRange, Requirements, VersionRange
 from ortprep.bundle.model_facts import ModelFacts, ModelInterface
-from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
+from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.runtime.loading.session import CPU, CUDA
 from ortprep.runtime.machine.hardware import Gpu, Hardware
 from ortprep.spec.models import RuntimeSpec
@@ -20,11 +18,8 @@ from ortprep.stages.optimize.requirements import (
     with_options,
 )
 from ortprep.stages.optimize.session_plans import (
-    Step,
-    loading_options,
     loading_providers,
     plan_steps,
-    saving_plan,
 )
 
 AVX2 = Hardware("x86_64", "Haswell", ("avx", "avx2", "fma"), cores=2, memory_bytes=2**30)
