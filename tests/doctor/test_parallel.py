@@ -6,14 +6,8 @@ Results on real models are in tests/cli/test_doctor_command.py.
 from __future__ import annotations
 
 import inspect
-import os
 import re
-import signal
-import subprocess
-import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,15 +31,11 @@ from ortprep.doctor.worker_group import (
     Barrier,
     GroupFigures,
     isolate,
-    measure_group,
     run_in_threads,
 )
 from ortprep.errors import LoadError
 from ortprep.measuring.comparison import InterleavedRuns
-from ortprep.runtime.loading.session import default_plan
 from ortprep.runtime.tensors.arrays import write_tensors
-from tests.conftest import ROOT
-from tests.fakes import wait_for
 from tests.runtime.builders import add_model, sample, weights_of, write_linear
 
 SETUPS = DEFAULT, LIMITED = WorkerSetup(4, None), WorkerSetup(4, 1)

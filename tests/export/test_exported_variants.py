@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
-
 import pytest
 from hypothesis import given
 from tritonclient.grpc import model_config_pb2 as messages
@@ -13,7 +10,6 @@ from typer.testing import CliRunner, Result
 from ortprep.bundle.digest import digest_bytes
 from ortprep.bundle.loader_config import (
     FileEntry,
-    FirstPhase,
     Golden,
     LoaderConfig,
     Requirements,
@@ -22,7 +18,7 @@ from ortprep.bundle.loader_config import (
     Variant,
     VersionRange,
 )
-from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
+from ortprep.bundle.session_record import ProviderRecord
 from ortprep.cli import serving_commands  # noqa: F401  puts the commands on the app
 from ortprep.cli.command import app
 from ortprep.errors import ExportError
@@ -33,14 +29,12 @@ from ortprep.export.variant_selection import (
     ExportRequest,
     choose_variants,
     contradictions,
-    describe_needs,
 )
 from ortprep.runtime.machine.hardware import Gpu, Hardware
-from ortprep.versions import install_command
 from tests.export.builders import CPU, CUDA, any_variant, make_variant
 from tests.export.fakes import LEVELS, cuda_options, load_model, session_options
 from tests.registry.builders import on_gpu
-from tests.runtime.builders import UNMET, write_bundle
+from tests.runtime.builders import write_bundle
 from tests.runtime.pool.builders import write_doubling
 
 OWN = VersionRange("1.31", "1.32")

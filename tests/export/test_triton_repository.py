@@ -14,7 +14,6 @@ from ortprep.bundle.codec import decode
 from ortprep.bundle.digest import digest_file
 from ortprep.bundle.loader_config import (
     ComputeCapabilityRange,
-    FileEntry,
     read_loader_config,
     write_loader_config,
 )
@@ -38,7 +37,7 @@ from tests.runtime.builders import (
     write_converted,
     write_record,
 )
-from tests.runtime.pool.builders import write_doubling, write_model_bundle, write_passing_on
+from tests.runtime.pool.builders import write_doubling, write_passing_on
 
 TUNED = SessionOptionsRecord(
     "ORT_DISABLE_ALL",

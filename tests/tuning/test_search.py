@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from ortprep.children.probe import ProbeResult
 from ortprep.errors import ChildTimeoutError, StageError
-from ortprep.measuring.comparison import MIN_ROUNDS
 from ortprep.tuning.final import PlanSelection, choose
 from ortprep.tuning.objective import Objective, PlanSearchResult
 from ortprep.tuning.search import BATCH, MAX_FIRST_RATIO, REPEATS, search
