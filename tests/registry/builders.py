@@ -53,16 +53,15 @@ from ortprep.registry.backend import Backend, Kind, ref_name
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import (
     FILE_TYPE,
-    OCI,
-    OWN,
     PART_TYPE,
+    TITLE,
     Part,
     PartVariant,
     Version,
+    annotate,
     build_manifest,
     build_version,
     describe_content,
-    encode_variants,
     parse_part,
 )
 from ortprep.runtime.machine.hardware import Gpu, Hardware
@@ -262,23 +261,14 @@ CPU_VARIANT = PartVariant("cpu", "cpu", "1.31.1", ("CPUExecutionProvider",), "AM
 def make_part(
     model: str, files: Mapping[str, bytes], *, created_at: str = CREATED_AT, **changes: object
 ) -> Part:
-    """Returns a part of files, with other annotations than usual where they are given."""
-    annotations: dict[str, object] = {
-        f"{OCI}created": created_at,
-        f"{OCI}title": model,
-        f"{OWN}source": SOURCE,
-        f"{OWN}spec": SPEC,
-        f"{OWN}machine": "amd64",
-        f"{OWN}variants": encode_variants([CPU_VARIANT]),
-    }
+    """Returns a part of files, with other fields than usual where they are given."""
+    fields: dict[str, object] = {"model": model, "source": SOURCE, "spec": SPEC, "created_at": created_at}
+    fields |= {"machine": "amd64", "variants": (CPU_VARIANT,)} | changes
     layers = [
-        {
-            **describe_content(FILE_TYPE, digest_bytes(data), len(data)),
-            "annotations": {f"{OCI}title": path},
-        }
+        {**describe_content(FILE_TYPE, digest_bytes(data), len(data)), "annotations": {TITLE: path}}
         for path, data in files.items()
     ]
-    return parse_part(build_manifest(PART_TYPE, layers, annotations=annotations | changes))
+    return parse_part(build_manifest(PART_TYPE, layers, annotations=annotate(**fields)))
 
 
 def name_of(version: Version) -> str:

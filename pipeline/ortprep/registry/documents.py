@@ -34,15 +34,21 @@ MAX_DOCUMENT_BYTES = 4 * 1024 * 1024
 MAX_FILE_BYTES = 2**44
 """Largest file, in bytes, that a document may name."""
 
-OCI = "org.opencontainers.image."
-OWN = "dev.ortprep."
+TITLE = "org.opencontainers.image.title"
 FULL_DIGEST = re.compile(r"(sha256:)?[0-9a-f]{64}")
 LIKE_DIGEST = re.compile(r"(?![0-9]{7,63}$)[0-9a-fA-F]{7,}")
 """What people take for a shortened digest; a date or a number is none."""
 
-_LABEL = f"{OCI}version"
+_RECORD = "dev.ortprep.record"
+_OCI_KEYS = {
+    "model": TITLE,
+    "label": "org.opencontainers.image.version",
+    "created_at": "org.opencontainers.image.created",
+    "published_at": "org.opencontainers.image.created",
+}
+"""Annotations that other tools show, by the fields that they say."""
+
 _MAX_PARTS = 1000
-_MAX_TEXT = 10_000
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,11 @@ class PartSummary:
     size_bytes: int
     variants: tuple[PartVariant, ...]
 
+    def __post_init__(self) -> None:
+        _check_digest(self.digest)
+        _check_size(self.document_bytes)
+        _check_size(self.size_bytes)
+
 
 @dataclass(frozen=True)
 class Part:
@@ -118,6 +129,13 @@ class Part:
     source: str
     spec: str
     files: tuple[FileEntry, ...]
+
+    def __post_init__(self) -> None:
+        _check_names(self.model)
+        _check_digest(self.source)
+        _check_digest(self.spec)
+        check_file_entries(self.files, name="a part")
+        _check_paths([PurePosixPath(entry.path) for entry in self.files])
 
     @property
     def digest(self) -> str:
@@ -143,6 +161,15 @@ class Version:
     published_at: str
     parts: tuple[PartSummary, ...]
 
+    def __post_init__(self) -> None:
+        _check_names(self.model)
+        _check_names(self.label, unlike=LIKE_DIGEST)
+        _check_digest(self.source)
+        _check_digest(self.spec)
+        if not 0 < len(self.parts) <= _MAX_PARTS or len(self.part_digests) != len(self.parts):
+            got = len(self.parts)
+            raise IntegrityError(f"bad version\n  expected 1 to {_MAX_PARTS} parts, each once, got {got}")
+
     @property
     def family(self) -> tuple[str, str]:
         """Source and spec, which all parts of a version share."""
@@ -166,43 +193,42 @@ def build_version(
     Without a label it is called after the day and the digest of its other fields.
     """
     ordered = sorted(parts, key=lambda part: part.digest)
-    annotations = {
-        f"{OCI}created": published_at,
-        f"{OCI}title": model,
-        f"{OWN}source": ordered[0].source,
-        f"{OWN}spec": ordered[0].spec,
-    }
-    document = {
+    origin = {"model": model, "source": ordered[0].source, "spec": ordered[0].spec}
+    document: dict[str, Any] = {
         "schemaVersion": 2,
         "mediaType": INDEX,
         "artifactType": VERSION_TYPE,
         "manifests": [_describe_part(part.summary) for part in ordered],
-        "annotations": annotations,
+        "annotations": annotate(**origin, published_at=published_at),
     }
     if label is None:
         label = f"{published_at[:10]}.{digest_json(document).removeprefix(PREFIX)[:8]}"
-    annotations[_LABEL] = label
+    document["annotations"] |= annotate(**origin, published_at=published_at, label=label)
     return parse_version(canonical_json(document))
 
 
 def _describe_part(part: PartSummary) -> dict[str, Any]:
     """Returns the descriptor of a part in the document of a version."""
+    names = ("created_at", "machine", "size_bytes", "variants")
     return {
         **describe_content(MANIFEST, part.digest, part.document_bytes),
         "artifactType": PART_TYPE,
         "platform": {"architecture": part.machine or "unknown", "os": "linux"},
-        "annotations": {
-            f"{OCI}created": part.created_at,
-            f"{OWN}machine": part.machine,
-            f"{OWN}size": str(part.size_bytes),
-            f"{OWN}variants": encode_variants(part.variants),
-        },
+        "annotations": annotate(**{name: getattr(part, name) for name in names}),
     }
 
 
-def encode_variants(variants: Iterable[PartVariant]) -> str:
-    """Returns the annotation with the variants of a part."""
-    return canonical_json({"variants": encode(tuple(variants))}).decode()
+def annotate(**fields: Any) -> dict[str, str]:
+    """Returns annotations that say what fields are: those that OCI names, and one with the rest, in JSON."""
+    own = {name: encode(value) for name, value in fields.items() if name not in _OCI_KEYS}
+    named = {key: fields[name] for name, key in _OCI_KEYS.items() if name in fields}
+    return named | {_RECORD: canonical_json(own).decode()}
+
+
+def _read_fields(annotations: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the fields that annotations have, unchecked; raises BundleError if ours are no JSON."""
+    own = parse_json(annotations.get(_RECORD, "").encode(), name="an annotation")
+    return own | {name: annotations[key] for name, key in _OCI_KEYS.items() if key in annotations}
 
 
 def as_mapping(value: object) -> Mapping[str, Any]:
@@ -225,8 +251,7 @@ def build_manifest(kind: str, layers: Iterable[Mapping[str, Any]], **fields: obj
 def build_signature(part: Part, data: bytes) -> bytes:
     """Returns the document of a signature, which is JSON, of a part, in OCI 1.1's terms."""
     subject = describe_content(MANIFEST, part.digest, len(part.data))
-    content = {f"{OWN}content": data.decode()}
-    return build_manifest(SIGNATURE_TYPE, [], subject=subject, annotations=content)
+    return build_manifest(SIGNATURE_TYPE, [], subject=subject, annotations={_RECORD: data.decode()})
 
 
 def parse_signature(data: bytes) -> tuple[str, bytes]:
@@ -235,7 +260,7 @@ def parse_signature(data: bytes) -> tuple[str, bytes]:
     Raises as `parse_part`.
     """
     document = parse_document(data, SIGNATURE_TYPE)
-    content = document.annotations.get(f"{OWN}content")
+    content = document.annotations.get(_RECORD)
     if document.subject is None or content is None:
         raise BundleError("bad document\n  expected the signature of a part")
     return document.subject.digest, content.encode()
@@ -271,49 +296,21 @@ def parse_object(data: bytes) -> dict[str, Any]:
     return fields
 
 
-def _check_digest(value: str) -> str:
+def _check_digest(value: str) -> None:
     if not is_digest(value):
         raise IntegrityError("bad digest in a document\n  expected sha256: and 64 digits")
-    return value
 
 
-def _check_size(value: object) -> int:
+def _check_size(value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_FILE_BYTES:
         raise IntegrityError(f"bad size in a document\n  expected 0 to {MAX_FILE_BYTES} bytes")
-    return value
 
 
-def _text(annotations: Mapping[str, str], name: str, *, default: str | None = None) -> str:
-    value = annotations.get(name, default)
-    if value is None or len(value) > _MAX_TEXT:
-        raise BundleError(f"bad document\n  expected text of at most {_MAX_TEXT} characters: {name}")
-    return value
-
-
-def _name(annotations: Mapping[str, str], name: str) -> str:
-    value = _text(annotations, name)
-    pattern = LIKE_DIGEST if name == _LABEL else FULL_DIGEST
-    if not is_safe_name(value) or pattern.fullmatch(value):
-        raise IntegrityError(f"bad name: {name} of a document\n  got {value[:80]!r}")
-    return value
-
-
-def _origin(annotations: Mapping[str, str]) -> dict[str, str]:
-    """Returns what parts and versions have in common: the model, its source and its spec."""
-    source, spec = (_check_digest(_text(annotations, f"{OWN}{name}")) for name in ("source", "spec"))
-    return {"model": _name(annotations, f"{OCI}title"), "source": source, "spec": spec}
-
-
-def _summary(
-    digest: str, document_bytes: int, annotations: Mapping[str, str], size_bytes: int
-) -> PartSummary:
-    """Returns the record of a part from the annotations that describe it."""
-    text = annotations.get(f"{OWN}variants", "")
-    listed = parse_json(text.encode(), name="variants").get("variants")
-    variants = decode(tuple[PartVariant, ...], listed, where="variants")
-    created_at = _text(annotations, f"{OCI}created")
-    machine = _text(annotations, f"{OWN}machine", default="")
-    return PartSummary(digest, document_bytes, created_at, machine, size_bytes, variants)
+def _check_names(*names: str, unlike: re.Pattern[str] = FULL_DIGEST) -> None:
+    """Raises IntegrityError unless texts are names, and no digests."""
+    for name in names:
+        if not is_safe_name(name) or unlike.fullmatch(name):
+            raise IntegrityError(f"bad name in a document\n  got {name[:80]!r}")
 
 
 def parse_part(data: bytes) -> Part:
@@ -324,15 +321,14 @@ def parse_part(data: bytes) -> Part:
         BundleError: It is not a part.
     """
     document = parse_document(data, PART_TYPE)
-    files = tuple(
-        FileEntry(_text(layer.annotations, f"{OCI}title"), layer.size, layer.digest)
+    files = [
+        {"path": layer.annotations.get(TITLE), "size_bytes": layer.size, "sha256": layer.digest}
         for layer in document.layers
-    )
-    check_file_entries(files, name="a part")
-    _check_paths([PurePosixPath(entry.path) for entry in files])
-    size_bytes = sum(entry.size_bytes for entry in files)
-    summary = _summary(digest_bytes(data), len(data), document.annotations, size_bytes)
-    return Part(summary, data, files=files, **_origin(document.annotations))
+    ]
+    fields = _read_fields(document.annotations)
+    size_bytes = sum(layer.size for layer in document.layers)
+    summary = fields | {"digest": digest_bytes(data), "document_bytes": len(data), "size_bytes": size_bytes}
+    return decode(Part, fields | {"summary": summary, "data": data, "files": files}, where="a part")
 
 
 def parse_version(data: bytes) -> Version:
@@ -343,25 +339,14 @@ def parse_version(data: bytes) -> Version:
         BundleError: It is not a version.
     """
     document = parse_document(data, VERSION_TYPE)
-    annotations = document.annotations
-    parts = tuple(_parse_summary(descriptor) for descriptor in document.manifests)
-    if not 0 < len(parts) <= _MAX_PARTS or len({part.digest for part in parts}) != len(parts):
-        raise IntegrityError(f"bad version\n  expected 1 to {_MAX_PARTS} parts, each once, got {len(parts)}")
-    return Version(
-        digest=digest_bytes(data),
-        data=data,
-        label=_name(annotations, _LABEL),
-        published_at=_text(annotations, f"{OCI}created"),
-        parts=parts,
-        **_origin(annotations),
+    parts = [
+        _read_fields(one.annotations) | {"digest": one.digest, "document_bytes": one.size}
+        for one in document.manifests
+    ]
+    fields = _read_fields(document.annotations)
+    return decode(
+        Version, fields | {"digest": digest_bytes(data), "data": data, "parts": parts}, where="a version"
     )
-
-
-def _parse_summary(descriptor: Descriptor) -> PartSummary:
-    digits = _text(descriptor.annotations, f"{OWN}size")
-    is_number = digits.isascii() and digits.isdecimal() and len(digits) <= 20
-    size_bytes = _check_size(int(digits) if is_number else None)
-    return _summary(descriptor.digest, descriptor.size, descriptor.annotations, size_bytes)
 
 
 def _check_paths(paths: list[PurePosixPath]) -> None:

@@ -24,14 +24,13 @@ from ortprep.errors import BundleError, IntegrityError, NotPublishedError, Regis
 from ortprep.quoting import quoted
 from ortprep.registry.documents import (
     FILE_TYPE,
-    OCI,
-    OWN,
     PART_TYPE,
+    TITLE,
     Part,
     PartVariant,
+    annotate,
     build_manifest,
     describe_content,
-    encode_variants,
     parse_part,
 )
 from ortprep.registry.references import VersionRef
@@ -104,19 +103,16 @@ def build_part(manifest: Manifest, config: LoaderConfig, files: Iterable[FileEnt
     """Returns the part that a bundle is."""
     facts = list_facts(manifest.environment)
     machine = facts.get("hardware.machine", "")
-    annotations = {
-        f"{OCI}created": manifest.created_at,
-        f"{OCI}title": manifest.name,
-        f"{OWN}source": manifest.source.sha256,
-        f"{OWN}spec": manifest.spec_digest,
-        f"{OWN}machine": _MACHINES.get(machine, machine),
-        f"{OWN}variants": encode_variants(_describe_variant(variant, facts) for variant in config.variants),
-    }
+    annotations = annotate(
+        model=manifest.name,
+        source=manifest.source.sha256,
+        spec=manifest.spec_digest,
+        created_at=manifest.created_at,
+        machine=_MACHINES.get(machine, machine),
+        variants=tuple(_describe_variant(variant, facts) for variant in config.variants),
+    )
     layers = [
-        {
-            **describe_content(FILE_TYPE, entry.sha256, entry.size_bytes),
-            "annotations": {f"{OCI}title": entry.path},
-        }
+        {**describe_content(FILE_TYPE, entry.sha256, entry.size_bytes), "annotations": {TITLE: entry.path}}
         for entry in sorted(files, key=lambda entry: entry.path)
     ]
     return parse_part(build_manifest(PART_TYPE, layers, annotations=annotations))
