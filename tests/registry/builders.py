@@ -295,12 +295,13 @@ def make_version(part: Part, label: str | None = "1.0", *, published_at: str = P
 
 
 def put_part(backend: Backend, part: Part, folder: Path) -> int:
-    """Uploads what is missing of a part from a folder, and its document; returns the bytes reported."""
-    reports: list[int] = []
+    """Uploads what is missing of a part from a folder, and its document; returns the bytes sent."""
+    sent_bytes = 0
     for entry in missing(backend, part):
-        backend.put_file(part, entry, folder / entry.path, reports.append)
+        backend.put_file(part, entry, folder / entry.path)
+        sent_bytes += entry.size_bytes
     backend.put_ref(part.model, Kind.PART, ref_name(part.digest), part.data)
-    return sum(reports)
+    return sent_bytes
 
 
 def missing(backend: Backend, part: Part) -> tuple[FileEntry, ...]:

@@ -346,9 +346,9 @@ def test_a_file_that_is_exchanged_for_a_link_while_it_is_published_is_not_sent(
             (bundle / swapped).symlink_to(private / swapped)
         return found
 
-    def put_file(part, entry, source, report):
+    def put_file(part, entry, source):
         sent.append(source.read_bytes())
-        return put(part, entry, source, report)
+        return put(part, entry, source)
 
     put = catalogue.backend.put_file
     monkeypatch.setattr(catalogue.backend, "put_file", put_file)
@@ -405,9 +405,7 @@ def test_a_publisher_writes_nothing_where_a_link_leads(registry, catalogue, tmp_
     "attack",
     [
         lambda folder, _: folder.write("net/keys/id", b"x"),
-        lambda folder, source: folder.upload(
-            "net/keys/id", FileEntry("x", 1, digest_bytes(b"x")), source, print
-        ),
+        lambda folder, source: folder.upload("net/keys/id", FileEntry("x", 1, digest_bytes(b"x")), source),
         lambda folder, _: folder.delete("net/keys/id"),
         lambda folder, _: folder.refresh("net/keys/id"),
         lambda folder, _: folder.read("net/keys/id", limit_bytes=9),

@@ -321,7 +321,7 @@ def test_a_file_with_other_bytes_is_not_kept(catalogue, model, tmp_path, data):
     for wrong in (data[:-1], data + b"x", data[:-1] + bytes([data[-1] ^ 1]), b""):
         (tmp_path / "a").write_bytes(wrong)
         with pytest.raises(IntegrityError, match="other bytes than recorded: a"):
-            catalogue.backend.put_file(part, part.files[0], tmp_path / "a", lambda _: None)
+            catalogue.backend.put_file(part, part.files[0], tmp_path / "a")
         assert missing(catalogue.backend, part) == part.files
         assert missing(catalogue.backend, make_part(model, {"a": wrong}))
 

@@ -107,11 +107,7 @@ def delete(backend, version):
 
 def upload(backend, tmp_path, data):
     part = part_of({"big.bin": data})
-    reports: list[int] = []
-    backend.put_file(
-        part, part.files[0], write_files(tmp_path, {"big.bin": data}) / "big.bin", reports.append
-    )
-    return sum(reports)
+    backend.put_file(part, part.files[0], write_files(tmp_path, {"big.bin": data}) / "big.bin")
 
 
 def download(backend, data, offset=0):
@@ -217,7 +213,7 @@ def test_a_cut_upload_begins_again(backend, proxy, tmp_path):
         Fault("cut_request", method="PUT", at_bytes=300_000, forward=False),
         Fault("cut_answer", method="PUT", path="uploads/"),
     ]
-    assert upload(backend, tmp_path, BIG) == len(BIG)
+    upload(backend, tmp_path, BIG)
     # The proxy may still be closing the connection it cut, and a backend asks once.
     backend.close()
     assert download(backend, BIG) == BIG

@@ -13,7 +13,7 @@ from ortprep.bundle.digest import PREFIX, is_digest
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import RegistryError
 from ortprep.registry.documents import Part
-from ortprep.transport.transfer import Download, Report
+from ortprep.transport.transfer import Download
 
 MAX_REFS = 10_000
 """Largest number of refs of one kind and model that is read."""
@@ -109,7 +109,7 @@ class Backend(Protocol):
     def open_file(self, part: Part, entry: FileEntry, offset: int = 0) -> AbstractContextManager[Download]:
         """Opens a file of a part, at `offset` or at 0. Tries once: `download` goes on."""
 
-    def put_file(self, part: Part, entry: FileEntry, source: Path, report: Report) -> None:
+    def put_file(self, part: Part, entry: FileEntry, source: Path) -> None:
         """Uploads a file of a part; the registry keeps exactly the bytes that its entry describes.
 
         Raises:

@@ -142,7 +142,8 @@ def _upload(part: Part, bundle: Path, catalogue: Catalogue, observer: Observer) 
     def upload(entry: FileEntry) -> None:
         # Opened once: a link of another user's may take the place of what was checked.
         with open_inside(bundle, entry.path) as file:
-            backend.put_file(part, entry, Path(f"/proc/self/fd/{file.fileno()}"), progress.add)
+            backend.put_file(part, entry, Path(f"/proc/self/fd/{file.fileno()}"))
+        progress.add(entry.size_bytes)
 
     # The largest first, so that none is left over when the others are done.
     map_parallel(upload, sorted(missing, key=lambda entry: -entry.size_bytes))

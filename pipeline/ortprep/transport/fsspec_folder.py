@@ -32,10 +32,8 @@ from ortprep.transport.transfer import (
     BLOCK_BYTES,
     Block,
     Download,
-    Report,
     check_copied,
     copy_blocks,
-    counted,
     read_blocks,
     with_retries,
 )
@@ -191,18 +189,16 @@ class FsspecFolder:
         self._try(refresh, path)
         return True
 
-    def upload(self, path: str, entry: FileEntry, source: Path, report: Report) -> None:
+    def upload(self, path: str, entry: FileEntry, source: Path) -> None:
         """Uploads a file; raises IntegrityError if `source` has other bytes than `entry` describes."""
 
         def copy(file: IO[bytes]) -> None:
-            with counted(report) as count:
-                copy_blocks(read_blocks(source), file, entry, count)
+            copy_blocks(read_blocks(source), file, entry)
 
         def put(place: str) -> None:
             # Hashed before, since what a store has taken cannot be looked at while it is written.
             check_copied(entry, source.stat().st_size, digest_file(source))
             self._filesystem.put_file(str(source), place)
-            report(entry.size_bytes)
 
         self._put(path, entry.path, copy, put)
 

@@ -25,7 +25,7 @@ from ortprep.errors import (
     RegistryUnavailableError,
 )
 from ortprep.transport.time_limit import limit_time
-from ortprep.transport.transfer import BLOCK_BYTES, Download, Report, counted
+from ortprep.transport.transfer import BLOCK_BYTES, Download
 
 T = TypeVar("T")
 
@@ -179,25 +179,10 @@ def parse_refusal(body: bytes) -> dict[str, Any]:
         return {}
 
 
-class CountedFile(io.FileIO):
-    """A file as the body of a request, which tells how much of it was read."""
-
-    def __init__(self, path: Path, report: Report) -> None:
-        super().__init__(path)
-        self._report = report
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        """Returns the next block, of `BLOCK_BYTES` or more."""
-        block = super().read(-1 if size is None else max(size, BLOCK_BYTES))
-        self._report(len(block))
-        return block
-
-
 @contextmanager
-def open_upload(source: Path, report: Report) -> Iterator[CountedFile | bytes]:
-    """Yields a file as the body of a request; what a failed request sent is reported back."""
-    with counted(report) as count, CountedFile(source, count) as file:
-        # Of an empty file requests would not send the length.
+def open_upload(source: Path) -> Iterator[io.FileIO | bytes]:
+    """Yields a file as the body of a request; of an empty one requests would not send the length."""
+    with io.FileIO(source) as file:
         yield file if source.stat().st_size else b""
 
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 Report = Callable[[int], None]
-"""Takes a number of transferred bytes; a negative one for bytes that have to be sent again."""
+"""Takes a number of transferred bytes; a negative one for bytes that have to be fetched again."""
 
 Block = bytes | memoryview
 """Part of a file; valid until the next one is read."""
@@ -76,8 +76,8 @@ def read_blocks(path: Path, offset: int = 0) -> Iterator[memoryview]:
             yield block[:count]
 
 
-def copy_blocks(blocks: Iterable[Block], file: IO[bytes], entry: FileEntry, report: Report) -> None:
-    """Writes blocks to a file, reports each, and checks that together they are what `entry` says.
+def copy_blocks(blocks: Iterable[Block], file: IO[bytes], entry: FileEntry) -> None:
+    """Writes blocks to a file, and checks that together they are what `entry` says.
 
     Raises:
         IntegrityError: There are more bytes, fewer, or others.
@@ -88,25 +88,7 @@ def copy_blocks(blocks: Iterable[Block], file: IO[bytes], entry: FileEntry, repo
         size_bytes += len(block)
         hasher.update(block)
         file.write(block)
-        report(len(block))
     check_copied(entry, size_bytes, PREFIX + hasher.hexdigest())
-
-
-@contextmanager
-def counted(report: Report) -> Iterator[Report]:
-    """Yields a report whose sum is taken back if the block fails: what failed has to go again."""
-    total = 0
-
-    def count(size_bytes: int) -> None:
-        nonlocal total
-        total += size_bytes
-        report(size_bytes)
-
-    try:
-        yield count
-    except BaseException:
-        report(-total)
-        raise
 
 
 def check_copied(entry: FileEntry, size_bytes: int, digest: str) -> None:

@@ -33,7 +33,7 @@ from ortprep.registry.backend import (
 from ortprep.registry.documents import Part
 from ortprep.registry.versions import check_model_name
 from ortprep.transport.fsspec_folder import FsspecFolder
-from ortprep.transport.transfer import Download, Report, map_parallel
+from ortprep.transport.transfer import Download, map_parallel
 
 _LEFTOVER_S = 24 * 3600.0
 _FRESH_S = 3600.0
@@ -67,8 +67,8 @@ class DirectoryBackend(Backend):
     def open_file(self, part: Part, entry: FileEntry, offset: int = 0) -> AbstractContextManager[Download]:
         return self._folder.open(_file_path(part.model, entry), offset, name=entry.path)
 
-    def put_file(self, part: Part, entry: FileEntry, source: Path, report: Report) -> None:
-        self._folder.upload(_file_path(part.model, entry), entry, source, report)
+    def put_file(self, part: Part, entry: FileEntry, source: Path) -> None:
+        self._folder.upload(_file_path(part.model, entry), entry, source)
 
     def open_ref(self, model: str, kind: Kind, name: str) -> AbstractContextManager[Download]:
         return self._folder.open(_path(model, kind, name), 0, name=f"{kind}/{name}")

@@ -35,7 +35,7 @@ from ortprep.registry.backends.mlflow_server import (
 )
 from ortprep.registry.documents import Part, Version, as_mapping, parse_part, parse_signature, parse_version
 from ortprep.registry.versions import check_model_name
-from ortprep.transport.transfer import Download, Report, ignore
+from ortprep.transport.transfer import Download
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class MlflowBackend(Backend):
         run = self._get_run(part.model, part.digest)
         return run.artifacts.open(f"{_BUNDLE}/{entry.path}", offset, name=entry.path)
 
-    def put_file(self, part: Part, entry: FileEntry, source: Path, report: Report) -> None:
+    def put_file(self, part: Part, entry: FileEntry, source: Path) -> None:
         paths = _paths_of(part, entry)
         for path in paths:
             # Its server decodes names twice, so one with a percent sign could become another's.
@@ -116,7 +116,7 @@ class MlflowBackend(Backend):
                 )
         run = self._make_run(part)
         for path in paths:
-            run.artifacts.upload(path, entry, source, report if path == paths[0] else ignore)
+            run.artifacts.upload(path, entry, source)
 
     # Refs
 

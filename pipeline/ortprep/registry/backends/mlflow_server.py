@@ -39,7 +39,7 @@ from ortprep.transport.http_answers import (
     read_refusal,
     upload_timeout_s,
 )
-from ortprep.transport.transfer import Download, Report, check_copied, with_retries
+from ortprep.transport.transfer import Download, check_copied, with_retries
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Longest answer that is read; a list of 100,000 files takes about 15 MB."""
@@ -276,12 +276,12 @@ class ProxiedArtifacts:
         """Writes a small file."""
         with_retries(lambda: self._put(path, data, ANSWER_TIMEOUT_S))
 
-    def upload(self, path: str, entry: FileEntry, source: Path, report: Report) -> None:
+    def upload(self, path: str, entry: FileEntry, source: Path) -> None:
         """Uploads a file; raises IntegrityError if `source` has other bytes than `entry` describes."""
 
         def put() -> None:
             check_copied(entry, source.stat().st_size, digest_file(source))
-            with open_upload(source, report) as body:
+            with open_upload(source) as body:
                 self._put(path, body, upload_timeout_s(entry.size_bytes))
 
         with_retries(put)

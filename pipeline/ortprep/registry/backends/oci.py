@@ -37,7 +37,7 @@ from ortprep.registry.backends.oci_auth import OciClient
 from ortprep.registry.documents import EMPTY, INDEX, MANIFEST, MAX_DOCUMENT_BYTES, Part
 from ortprep.spec.urls import redact_url
 from ortprep.transport import http_answers
-from ortprep.transport.transfer import Download, Report, check_copied, ignore, map_parallel, with_retries
+from ortprep.transport.transfer import Download, check_copied, map_parallel, with_retries
 
 _HALF_WRITTEN = "DIGEST_INVALID"
 """What a registry says of a manifest put by tag, which has no digest to be wrong: it read one of its own
@@ -108,12 +108,11 @@ class OciBackend(Backend):
 
         return http_answers.open_file(ask, doing, offset)
 
-    def put_file(self, part: Part, entry: FileEntry, source: Path, report: Report) -> None:
-        """Uploads a file in one request; one that breaks off begins again."""
-        self._upload(part.model, entry, source, report)
+    def put_file(self, part: Part, entry: FileEntry, source: Path) -> None:
+        self._upload(part.model, entry, source)
 
-    def _upload(self, model: str, entry: FileEntry, source: Path, report: Report) -> None:
-        """Uploads a file, again from its beginning while the registry is unavailable."""
+    def _upload(self, model: str, entry: FileEntry, source: Path) -> None:
+        """Uploads a file in one request, again from its beginning while the registry is unavailable."""
         url, place = self._locate(model, "blobs/uploads/")
         doing = f"upload {entry.path}: {place}"
         if source.stat().st_size != entry.size_bytes:
@@ -126,7 +125,7 @@ class OciBackend(Backend):
             mark = "&" if "?" in location else "?"
             target = f"{location}{mark}digest={quote(entry.sha256, safe='')}"
             headers = {"Content-Type": "application/octet-stream"}
-            with http_answers.open_upload(source, report) as body:
+            with http_answers.open_upload(source) as body:
                 options: dict[str, Any] = {"headers": headers, "data": body, "limit_s": limit_s}
                 expected = (201, 204, 400, 404, 416)
                 answer, _ = self._client.ask("PUT", target, doing, expected=expected, **options)
@@ -191,7 +190,7 @@ class OciBackend(Backend):
             with scratch_folder("ortprep-empty-") as folder:
                 file = folder / "empty.json"
                 file.write_bytes(EMPTY)
-                self._upload(model, entry, file, ignore)
+                self._upload(model, entry, file)
 
     def _put_manifest(self, model: str, tag: str, data: bytes, media_type: str) -> None:
         """Pushes a manifest under a tag or its digest, unless that names it already."""
