@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from ortprep import errors
 from ortprep.bundle.figures import Samples
 from ortprep.quoting import printable, quoted
-from ortprep.runtime.pool.process import OutputTail
 from ortprep.tables import (
     fill_table,
     format_number,
@@ -59,7 +58,7 @@ def test_every_error_survives_as_json():
     for kind in ALL:
         error = kind("what failed", hint="run this")
         for name in kind.details:
-            setattr(error, name, {int: 3, float: 1.5, tuple: ("a", "b")}.get(type(getattr(kind, name)), -9))
+            setattr(error, name, {int: 3, float: 1.5}.get(type(getattr(kind, name)), -9))
         back = errors.from_dict(json.loads(json.dumps(errors.to_dict(error))))
         assert type(back) is kind
         assert (back.message, back.hint, back.__dict__) == ("what failed", "run this", error.__dict__)
@@ -76,7 +75,7 @@ def test_an_error_of_another_library_arrives_as_a_refused_run():
     [
         {},
         {"kind": 3, "message": None, "hint": 5},
-        {"kind": "WorkerDiedError", "details": {"pid": "x", "stderr": 3, "exit_code": 99}},
+        {"kind": "WorkerDiedError", "details": {"pid": "x", "exit_code": 99}},
         {"kind": "WorkerDiedError", "details": [1]},
     ],
 )
@@ -87,14 +86,12 @@ def test_nonsense_from_another_process_is_an_error_with_defaults(data):
 
 @pytest.mark.attack
 def test_no_message_steers_the_terminal_of_who_logs_it():
-    """ONNX Runtime's errors quote names of operators, a worker's output anything."""
+    """ONNX Runtime's errors quote names of operators."""
     hostile = "\x1b]0;evil\x07\x1b[2J\u202e\r"
     error = errors.from_dict(
         errors.to_dict(errors.RunError(f"no operator {hostile}\n  in m.onnx", hint=f"rm {hostile}"))
     )
-    output = OutputTail()
-    output.add(f"{hostile}\n{hostile}".encode())
-    for text in (error.message, str(error), repr(error), *output.lines):
+    for text in (error.message, str(error), repr(error)):
         assert not set(hostile) & set(text) - set("evil]0;[2J")
     assert "\n  in m.onnx" in error.message
 

@@ -121,10 +121,7 @@ def from_dict(data: Mapping[str, Any]) -> PipelineError:
     found = data.get("details")
     details = found if isinstance(found, Mapping) else {}
     for name in kind.details:
-        value = details.get(name)
-        if isinstance(value, list):
-            value = tuple(map(str, value))
-        default = getattr(kind, name)
+        value, default = details.get(name), getattr(kind, name)
         if isinstance(value, int if default is None else type(default)):
             setattr(error, name, value)
     return error
@@ -244,13 +241,11 @@ class WorkerDiedError(PoolError):
     Attributes:
         pid: Its process number; 0 if it never had one.
         returncode: Exit code; negative for a signal's number; None if that is not known.
-        stderr: The last lines it wrote to its standard error.
     """
 
-    details = ("pid", "returncode", "stderr")
+    details = ("pid", "returncode")
     pid: int = 0
     returncode: int | None = None
-    stderr: tuple[str, ...] = ()
 
 
 class HostError(PipelineError):

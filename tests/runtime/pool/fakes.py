@@ -46,13 +46,13 @@ def hangs(job: WorkerJob) -> None:
 
 
 def babbles(job: WorkerJob) -> None:
-    os.write(job.descriptors[3], b"\x00" * 500)
+    os.write(job.descriptors[2], b"\x00" * 500)
     time.sleep(3600)
 
 
 def floods(job: WorkerJob) -> None:
     """Says again and again that it is ready, each time in other words."""
-    with socket.socket(fileno=job.descriptors[3]) as own:
+    with socket.socket(fileno=job.descriptors[2]) as own:
         for number in range(200):
             packets.send_json(own, packets.REPORT, encode(ReadyReport({f"{number}" * 1000: ""}, {}, 0)))
         time.sleep(3600)

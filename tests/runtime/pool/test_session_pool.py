@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import gc
 import itertools
 import math
@@ -102,51 +101,6 @@ def test_what_is_no_number_is_refused_before_it_waits(bundle, wrong):
         for call in (pool.run, pool.submit):
             with pytest.raises(PoolError, match=f"bad {next(iter(wrong))}"):
                 call(batch(), **wrong)
-        assert pool.stats().pending == 0
-
-
-def test_map_keeps_the_order_and_bounds_what_is_in_flight(bundle):
-    with SessionPool(bundle, PoolConfig(devices="cpu", workers_per_device=2)) as pool:
-        drawn = []
-
-        def batches() -> object:
-            for n in itertools.count():
-                drawn.append(n)
-                yield batch(n)
-
-        answers = pool.map(batches(), in_flight=5)  # type: ignore[arg-type]
-        for n in range(50):
-            assert next(answers)["y"][0, 0] == 2 * n
-            assert len(drawn) <= n + 5
-        answers.close()  # type: ignore[attr-defined]
-        got = {float(a["y"][0, 0]) for a in pool.map([batch(n) for n in range(40)], ordered=False)}
-        assert got == {2.0 * n for n in range(40)}
-
-
-def test_asyncio_awaits_answers(bundle):
-    async def ask(pool: SessionPool) -> list[float]:
-        answers = await asyncio.gather(*(pool.arun(batch(n)) for n in range(100)))
-        return [float(answer["y"][0, 0]) for answer in answers]
-
-    with SessionPool(bundle, PoolConfig(devices="cpu", max_pending=4)) as pool:
-        assert asyncio.run(ask(pool)) == [2.0 * n for n in range(100)]
-
-
-def test_what_is_cancelled_while_it_waits_for_room_is_taken_back(bundle):
-    async def ask(pool: SessionPool) -> None:
-        running = [pool.submit(batch(bad_workers.BLOCK)) for _ in range(3)]
-        waiting = asyncio.create_task(pool.arun(batch()))
-        await asyncio.sleep(0.05)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        bad_workers.unblock(bundle)
-        for future in running:
-            await asyncio.wrap_future(future)
-
-    with SessionPool(bundle, PoolConfig(devices="cpu", worker=BAD, max_pending=3)) as pool:
-        asyncio.run(ask(pool))
-        assert pool.stats().workers[0].served == 3
         assert pool.stats().pending == 0
 
 

@@ -71,12 +71,7 @@ def run_small(pool: SessionPool, futures: list[Future[Any]]) -> None:
     pool.run(batch(), timeout_s=PATIENCE_S)
 
 
-def map_unordered(pool: SessionPool, futures: list[Future[Any]]) -> None:
-    for _ in pool.map([batch(n) for n in range(4)], ordered=False):
-        pass
-
-
-CALLS = [run_large, submit_and_cancel, submit_and_wait, run_small, map_unordered]
+CALLS = [run_large, submit_and_cancel, submit_and_wait, run_small]
 
 
 def weather(bundle: Path, duration_s: float, interval_s: float) -> dict[str, int]:

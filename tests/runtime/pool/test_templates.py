@@ -61,7 +61,6 @@ def test_a_killed_worker_is_forked_again_and_its_exit_is_known(bundle):
             with pytest.raises(WorkerDiedError) as caught:
                 pool.run(batch(wish))
             assert caught.value.returncode == code
-            assert ("exiting as asked" in str(caught.value)) == (wish == bad_workers.EXIT)
             wait_until_back(pool, number)
             assert template_of(pool) == template
             assert is_right(pool, number)
@@ -153,11 +152,11 @@ def find_shared(processes):
 def test_no_worker_has_a_descriptor_of_another_or_of_its_template(bundle):
     with open_pool(bundle, workers=3) as pool:
         template = template_of(pool)
-        standard_input = {os.readlink(f"/proc/{template}/fd/0")}  # noqa: PTH115 - no path
+        standard = {os.readlink(f"/proc/{template}/fd/{number}") for number in range(3)}  # noqa: PTH115
         for _ in range(2):
             # A template closes its copies after a fork, maybe later than the worker is ready.
             assert wait_for(
-                lambda: find_shared((*pids(pool), template)) <= standard_input,
+                lambda: find_shared((*pids(pool), template)) <= standard,
                 what="no shared descriptors",
                 timeout_s=30,
             )

@@ -1,4 +1,4 @@
-"""A worker's process: its job, how it is started or forked, what it says, and how it ends."""
+"""A worker's process: its job, how it is started or forked, and how it ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -23,7 +22,6 @@ from typing import TYPE_CHECKING, Literal
 from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.loader_config import LoaderConfig
 from ortprep.errors import PipelineError, WorkerDiedError, describe_exit
-from ortprep.quoting import printable
 from ortprep.runtime.descriptors import close_aside
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
 
@@ -31,8 +29,6 @@ if TYPE_CHECKING:
     from ortprep.runtime.pool.memory import WorkerMemory
     from ortprep.runtime.pool.template import ForkedProcess, Template
 
-_READ_BYTES = 64 * 1024
-_LINES, _LINE_CHARACTERS = 20, 2000
 _HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 """Has glibc ask for huge pages: a worker's first run takes half as long over the pages that are new to it."""
 
@@ -66,8 +62,8 @@ class WorkerJob:
         path: Where modules are found.
         device_id: CUDA ordinal inside the worker; None on the CPU.
         is_template: Whether it is to be forked for every worker, and serves nothing itself.
-        descriptors: File descriptors: parent-death pipe, output, memory, and a socket for each lane;
-            a template has one socket.
+        descriptors: File descriptors: parent-death pipe, memory, and a socket for each lane; a template has
+            one socket.
     """
 
     entry: str
@@ -144,13 +140,12 @@ class WorkerProcess:
                         one.setblocking(True)  # whatever the program's default timeout is
                     sockets.append((mine, self._hold(its.detach())))
                 self.sockets = tuple([mine for mine, _ in sockets])
-                self.output, output = map(self._hold, os.pipe())
                 death_pipe, _ = map(self._hold, os.pipe())
                 memory = self._hold(WorkerMemory.create())
                 self.memory: WorkerMemory = WorkerMemory(memory)
                 own.callback(self.memory.close)
                 _PROCESSES.add(self)
-            descriptors = (death_pipe, output, memory, *(its for _, its in sockets))
+            descriptors = (death_pipe, memory, *(its for _, its in sockets))
             given.callback(self._close, *descriptors)
             job = replace(job, descriptors=descriptors)
             if template is None:
@@ -164,20 +159,18 @@ class WorkerProcess:
                 self.sentinel = self._hold(self._process.sentinel)
             own.pop_all()
         self.pid, self.name = self._process.pid, name
-        os.set_blocking(self.output, False)
         self.ended, self._ending = threading.Event(), threading.Lock()
         self.error: PipelineError = WorkerDiedError(f"{name} died")
         self._reason: PipelineError | None = None
         self._culprit: int | None = None
         self._blamed: tuple[bool, ...] = ()
         self._wakeup, self.killed_at = wakeup, math.inf
-        self._tail = OutputTail()
         self._poll = select.poll()
-        for descriptor in (self.sentinel, self.output, wakeup.descriptor):
+        for descriptor in (self.sentinel, wakeup.descriptor):
             self._poll.register(descriptor, select.POLLIN)
 
     def listen(self, until: float, *, packets: bool = False) -> Event:
-        """Waits for what comes first, and reads its output meanwhile.
+        """Waits for what comes first.
 
         Args:
             until: When to stop waiting, by `time.monotonic()`.
@@ -190,8 +183,6 @@ class WorkerProcess:
             while True:
                 left_s = until - time.monotonic()
                 ready = dict(self._poll.poll(max(0.0, min(left_s, 3600.0)) * 1000))
-                if self.output in ready and not self._tail.read(self.output):
-                    self._poll.unregister(self.output)
                 if first in ready:
                     return "packet"
                 if self.sentinel in ready:
@@ -229,15 +220,12 @@ class WorkerProcess:
                 one.shutdown(socket.SHUT_RDWR)
 
     def end(self, *, is_reaped: bool = True, said: PipelineError | None = None) -> PipelineError:
-        """Reads what it left and reaps it, unless it does not end; returns why it ended, and closes it.
+        """Reaps it, unless it does not end; returns why it ended, and closes it.
 
         `said`: why it could not start, in its own words.
         """
         code = None
         if is_reaped:
-            for _ in range(_LINES):  # a child of the worker may write for ever
-                if not self._tail.read(self.output):
-                    break
             code = self._process.wait()
         elif isinstance(self._process, subprocess.Popen):
             threading.Thread(target=self._process.wait, daemon=True).start()
@@ -251,16 +239,14 @@ class WorkerProcess:
         return self.error
 
     def _describe_end(self, code: int | None, *, is_reaped: bool) -> PipelineError:
-        lines = self._tail.lines
         end = "exit code unknown" if code is None else describe_exit(code)
         end = end if is_reaped else "was killed and does not end"
-        output = "".join(f"\n    {line}" for line in lines)
         reason = "" if self._reason is None else f": {self._reason.message}"
         error = WorkerDiedError(
-            f"{self.name} died{reason}\n  pid {self.pid}, {end}{output}",
+            f"{self.name} died{reason}\n  pid {self.pid}, {end}",
             hint=None if self._reason is None else self._reason.hint,
         )
-        error.pid, error.returncode, error.stderr = self.pid, code, lines
+        error.pid, error.returncode = self.pid, code
         return error
 
     def _hold(self, descriptor: int) -> int:
@@ -306,42 +292,12 @@ def _forget_all() -> None:
 os.register_at_fork(before=_FORKS.acquire, after_in_parent=_FORKS.release, after_in_child=_forget_all)
 
 
-class OutputTail:
-    """The last lines of what a worker wrote to its standard output and error."""
-
-    def __init__(self) -> None:
-        self._lines: deque[str] = deque(maxlen=_LINES)
-        self._rest = ""
-
-    def read(self, descriptor: int) -> bool:
-        """Reads from a pipe, and returns whether there may be more."""
-        try:
-            data = os.read(descriptor, _READ_BYTES)
-        except BlockingIOError:
-            return True
-        self.add(data)
-        return bool(data)
-
-    def add(self, data: bytes) -> None:
-        """Takes what came."""
-        *lines, rest = (self._rest + data.decode(errors="replace")).split("\n")
-        self._rest = rest[-_LINE_CHARACTERS:]
-        self._lines.extend(printable(line[:_LINE_CHARACTERS]) for line in lines if line.strip())
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """The last lines, the oldest first."""
-        return (*self._lines, printable(self._rest)) if self._rest.strip() else tuple(self._lines)
-
-
 def spawn(job: WorkerJob, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Starts a fresh Python, never a fork of this process with its threads."""
+    """Starts a fresh Python, never a fork of this process with its threads; it writes where this one does."""
     process = subprocess.Popen(
         # -P, so that a file of the working folder is never taken for a module.
         [sys.executable, "-P", "-c", _BOOTSTRAP],
         stdin=subprocess.PIPE,
-        stdout=job.descriptors[1],
-        stderr=job.descriptors[1],
         env={**_HUGE_PAGES, **os.environ, **environment},
         pass_fds=job.descriptors,
         # A session of its own: Ctrl-C is for the program, which then ends its workers.

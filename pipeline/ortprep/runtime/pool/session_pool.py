@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import math
 import os
@@ -10,8 +9,7 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -37,7 +35,6 @@ from ortprep.runtime.pool.worker import Worker
 from ortprep.runtime.tensors.signatures import check_inputs, read_signature
 
 _STOP_GRACE_S = 10.0
-_LONG_COPY_BYTES = 2**20
 _MAX_WAIT_S = 0.05
 
 
@@ -135,7 +132,8 @@ class SessionPool:
     ) -> PoolFuture:
         """Does what `run` does with copies of the inputs; returns a future at once, or when there is room.
 
-        Callbacks of the future run on a thread of the pool and must not wait for it.
+        Callbacks of the future run on a thread of the pool and must not wait for it. For asyncio there is
+        `asyncio.wrap_future`.
 
         Raises:
             InvalidRequestError: The inputs are not the model's.
@@ -143,10 +141,7 @@ class SessionPool:
             PoolClosedError: The pool is closed.
             PoolError: A callback would have to wait for its own pool.
         """
-        return self._submit(self._request(inputs, model, timeout_s, retries))
-
-    def _submit(self, request: Request) -> PoolFuture:
-        """Submits a request as soon as there is room; raises as `submit`."""
+        request = self._request(inputs, model, timeout_s, retries)
         while len(self._pending) >= self._max_pending:
             self._pending.difference_update([one for one in tuple(self._pending) if one.done()])
             self._refuse_in_callback(f"{self._max_pending} requests before it")
@@ -165,69 +160,6 @@ class SessionPool:
         self._pending.discard(future)
         if self._answered.empty():
             self._answered.put(None)
-
-    async def arun(
-        self,
-        inputs: Mapping[str, Any],
-        *,
-        model: str | None = None,
-        timeout_s: float | None = None,
-        retries: int = 0,
-    ) -> Answer:
-        """Does what `run` does, for asyncio; cancelling it cancels the request if no worker has it yet.
-
-        Raises:
-            PoolError: As `run`.
-        """
-        request = self._request(inputs, model, timeout_s, retries)
-        size = sum(array.nbytes for array in request.arrays.values())
-        if size <= _LONG_COPY_BYTES and len(self._pending) < self._max_pending:
-            self._submit(request)
-        else:  # the loop must not wait, be it for room or for a long copy
-            try:
-                await asyncio.to_thread(self._submit, request)
-            except asyncio.CancelledError:
-                request.future.cancel()
-                raise
-        return await asyncio.wrap_future(request.future)
-
-    def map(
-        self,
-        batches: Iterable[Mapping[str, Any]],
-        *,
-        model: str | None = None,
-        ordered: bool = True,
-        in_flight: int | None = None,
-        timeout_s: float | None = None,
-        retries: int = 0,
-    ) -> Iterator[Answer]:
-        """Runs many requests, a bounded number at a time, and yields their answers.
-
-        Args:
-            batches: Inputs of each request; read as answers are consumed, so it may be endless.
-            model: Which one, if the pool has several.
-            ordered: Whether answers come in the order of their requests, or as they are ready.
-            in_flight: Maximum number of requests at a time; None for four per worker.
-            timeout_s: As `run` takes it, of each request.
-            retries: As `run` takes it.
-
-        Raises:
-            PoolError: As `run`, for the first request that fails; later ones are withdrawn.
-        """
-        futures: deque[PoolFuture] = deque()
-        done: SimpleQueue[Any] = SimpleQueue()
-        try:
-            for batch in batches:
-                futures.append(self.submit(batch, model=model, timeout_s=timeout_s, retries=retries))
-                if not ordered:
-                    futures[-1].add_done_callback(done.put)
-                if len(futures) >= (in_flight or max(8, 4 * len(self._workers))):
-                    yield _take(futures, None if ordered else done)
-            while futures:
-                yield _take(futures, None if ordered else done)
-        finally:
-            for future in futures:
-                future.cancel()
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -363,13 +295,6 @@ def _abandon(service: Service, workers: Sequence[Worker], templates: Sequence[Te
     """Ends what a pool has that was forgotten."""
     _stop(service, workers, templates)
     threading.Thread(target=_join, args=(workers, templates), daemon=True).start()
-
-
-def _take(futures: deque[PoolFuture], done: SimpleQueue[PoolFuture] | None) -> Answer:
-    """Returns the answer of the next of some futures: the oldest, or the one that is done first."""
-    future = futures[0] if done is None else done.get()
-    futures.remove(future)
-    return future.result()
 
 
 _POOLS: weakref.WeakSet[SessionPool] = weakref.WeakSet()

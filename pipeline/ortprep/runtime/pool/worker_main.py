@@ -42,7 +42,7 @@ def main(job: WorkerJob) -> None:
     from ortprep.runtime.machine.memory import private_bytes, written_bytes
     from ortprep.runtime.pool.report import ReadyReport
 
-    _, _, memory, *sockets = job.descriptors
+    _, memory, *sockets = job.descriptors
     lanes = [_socket.socket(fileno=one) for one in sockets]
     threads = _count_threads()
     try:
@@ -185,11 +185,9 @@ def fork_workers(connection: _socket.socket, job: WorkerJob) -> tuple[list[_sock
 
 def _become_worker(job: WorkerJob, descriptors: Sequence[int]) -> tuple[list[_socket.socket], int]:
     """Makes a fork a worker of its own; nothing of the template's that leads to the pool stays open."""
-    death_pipe, output, memory, *lanes = descriptors
+    death_pipe, memory, *lanes = descriptors
     die_with(death_pipe)
     os.setsid()
-    for standard in (1, 2):
-        os.dup2(output, standard)
-    for descriptor in (output, *job.descriptors[:3]):
+    for descriptor in job.descriptors[:2]:
         os.close(descriptor)
     return [_socket.socket(fileno=one) for one in lanes], memory
