@@ -38,7 +38,7 @@ from ortprep.runtime import PoolConfig, SessionPool, open_bundle
 from ortprep.runtime.loading.golden import find_problems, read_golden
 from ortprep.runtime.loading.session import CUDA
 
-DOCTOR = ("env", "init", "parallel", "profile")
+DOCTOR = ("env", "init", "parallel")
 ROUNDS = 3
 PROBE_TIMEOUT_S = 120.0
 
@@ -90,8 +90,7 @@ def _tuned_row(check: str, bundle: Path, target: str) -> Row:
 def examine(root: Path, place: Place) -> list[Row]:
     """Runs each check of the doctor on the machine and one model."""
     folders = ["--artifacts", str(root / "artifacts")]
-    trace = {"profile": ["--trace", str(root / "trace.json")]}
-    return [_doctor_row(check, [*folders, *trace.get(check, [])], place) for check in DOCTOR]
+    return [_doctor_row(check, folders, place) for check in DOCTOR]
 
 
 def _doctor_row(check: str, folders: list[str], place: Place) -> Row:

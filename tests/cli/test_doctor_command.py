@@ -34,42 +34,11 @@ def test_what_is_expected_and_not_there_is_a_failure(project):
 
 
 @pytest.mark.slow
-def test_a_trace_for_perfetto_is_kept(project):
-    write_model(conv_net(), project.root / "net.onnx")
-    assert project.call("doctor", "profile", "net.onnx", "--shape", "nonsense").code == 2
-    found = ask(project, "profile", "net.onnx", "--trace", "here.json")
-    assert "trace-written" in {one["code"] for one in found["findings"]}
-    assert set(found["figures"]["ran"]) == {"CPUExecutionProvider"}
-    events = json.loads((project.root / "here.json").read_text())
-    complete = [event for event in events if event["ph"] == "X"]
-    assert {"name", "ts", "dur", "pid", "tid"} <= set.intersection(*(set(event) for event in complete))
-
-
-@pytest.mark.slow
 def test_a_source_and_a_bundle_are_examined_each_by_itself(project):
     write_model(conv_net(), project.root / "net.onnx")
     write_bundle(project.artifacts / "linear")
     for name, expected in (("net.onnx", "default"), ("linear", "prepared"), ("artifacts/linear", "prepared")):
         assert set(ask(project, "init", name, "--rounds", "1")["figures"]) == {"device", expected}
-
-
-def test_a_trace_never_replaces_the_model(project):
-    model = write_model(conv_net(), project.root / "net.onnx")
-    before = model.read_bytes()
-    assert project.call("doctor", "profile", "net.onnx", "--trace", "net.onnx").code == 2
-    assert model.read_bytes() == before
-
-
-@pytest.mark.attack
-def test_a_trace_is_not_written_through_a_strangers_link(project):
-    write_model(conv_net(), project.root / "net.onnx")
-    victim = project.root / "victim"
-    victim.write_text("mine")
-    for name in (".tmp-net.trace.json", "net.trace.json"):
-        (project.root / name).symlink_to(victim)
-    ask(project, "profile", "net.onnx")
-    assert victim.read_text() == "mine"
-    assert not (project.root / "net.trace.json").is_symlink()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -112,11 +81,9 @@ def test_a_model_is_served_by_every_number_of_workers(project):
         ("env", "a"),
         ("parallel", "a", "--devices", "tpu"),
         ("env", "--rounds", "3"),
-        ("parallel", "a", "--trace", "x.json"),
         ("init", "a", "--expect", "cuda"),
         ("env", "--shape", "x=1"),
-        ("profile", "a", "--trace", "nowhere/x.json"),
-        ("profile", "a", "--trace", "."),
+        ("init", "a", "--shape", "nonsense"),
     ],
 )
 def test_wrong_use_is_told(project, arguments):

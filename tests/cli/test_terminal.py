@@ -143,7 +143,7 @@ COMMANDS = {
     "check": (0, ("check", "artifacts/hostile")),
     "place": (0, ("place", "hostile", "--devices", "cpu")),
     "check tensors": (0, ("check", "artifacts/renamed")),
-    "doctor": (0, ("doctor", "profile", "hostile.onnx")),
+    "doctor": (0, ("doctor", "init", "hostile.onnx", "--rounds", "1")),
 }
 
 

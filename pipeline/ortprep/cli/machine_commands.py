@@ -32,14 +32,13 @@ from ortprep.measuring.device_lock import working
 from ortprep.runtime.loading.golden import read_golden
 from ortprep.runtime.tensors.arrays import write_tensors
 
-Check: TypeAlias = Literal["env", "init", "parallel", "profile"]
+Check: TypeAlias = Literal["env", "init", "parallel"]
 """What the doctor examines."""
 
 _USERS: dict[str, tuple[Check, ...]] = {
     "--rounds": ("init",),
-    "--trace": ("profile",),
     "--expect": ("env",),
-    "--shape": ("init", "parallel", "profile"),
+    "--shape": ("init", "parallel"),
 }
 """Options, and the checks that use them."""
 
@@ -69,24 +68,17 @@ def doctor(
     rounds: Annotated[
         int | None, typer.Option(min=1, max=99, help="Fresh processes per figure of init; 5 by default.")
     ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="File for the trace of profile; by default MODEL.trace.json."),
-    ] = None,
     expect: Annotated[
         list[str] | None,
         typer.Option(metavar="TARGET", help="Report a problem if this cannot be used: cuda, or a full name."),
     ] = None,
     json: AsJson = False,
 ) -> Output:
-    """Find out where the time of loading and running a model goes, and what would help."""
-    _refuse_unused(check, {"--rounds": rounds, "--trace": trace, "--expect": expect, "--shape": shape})
+    """Find out where the time of loading a model goes, and what would help."""
+    _refuse_unused(check, {"--rounds": rounds, "--expect": expect, "--shape": shape})
     if (model is None) != (check == "env"):
         got = "needs a model" if model is None else f"examines the machine and takes no model, got {model}"
         raise typer.BadParameter(f"{check} {got}", param_hint="MODEL")
-    if trace is not None and (trace.is_dir() or not trace.absolute().parent.is_dir()):
-        problem = f"expected a file in a folder that exists, got {trace}"
-        raise typer.BadParameter(problem, param_hint="--trace")
     shapes, places = parse_shapes(shape or ()), _resolve(devices)
     with _ended_properly():
         if model is None:
@@ -97,25 +89,19 @@ def doctor(
             with scratch_folder("ortprep-doctor-") as folder:
                 subject = _examine(model, folder, artifacts=artifacts, shapes=shapes)
                 echo(f"{check}: …")
-                diagnosis = _diagnose(check, subject, places, rounds=rounds or _ROUNDS, trace=trace)
+                diagnosis = _diagnose(check, subject, places, rounds=rounds or _ROUNDS)
     return Output([diagnosis], _blocks(diagnosis), exit_code=diagnosis.exit_code)
 
 
-def _diagnose(
-    check: Check, subject: DoctorModel, devices: Sequence[str], *, rounds: int, trace: Path | None
-) -> Diagnosis:
+def _diagnose(check: Check, subject: DoctorModel, devices: Sequence[str], *, rounds: int) -> Diagnosis:
     """Makes a check of a model; raises what the check raises."""
     if check == "init":
         from ortprep.doctor.initialisation import diagnose_initialisation
 
         return diagnose_initialisation(subject, device=devices[0], rounds=rounds)
-    if check == "parallel":
-        from ortprep.doctor.parallel import diagnose_parallel
+    from ortprep.doctor.parallel import diagnose_parallel
 
-        return diagnose_parallel(subject, devices=devices)
-    from ortprep.doctor.profiling import diagnose_profile
-
-    return diagnose_profile(subject, device=devices[0], trace=_choose_trace(trace, subject))
+    return diagnose_parallel(subject, devices=devices)
 
 
 @contextmanager
@@ -153,14 +139,6 @@ def _resolve(devices: Sequence[str] | None) -> tuple[str, ...]:
         return tuple(device.name for device in resolve_devices(devices or "all", read_hardware()))
     except PoolError as error:
         raise typer.BadParameter(error.message, param_hint="--devices") from None
-
-
-def _choose_trace(trace: Path | None, subject: DoctorModel) -> Path:
-    """Returns the file for a profile's trace, which must not be the model."""
-    chosen = trace or Path(f"{Path(subject.name).name}.trace.json")
-    if subject.source is not None and chosen.exists() and chosen.samefile(subject.source):
-        raise SpecError(f"--trace would replace the model\n  expected another file, got {chosen}")
-    return chosen
 
 
 def _examine(name: str, folder: Path, *, artifacts: Path, shapes: Shapes) -> DoctorModel:

@@ -8,6 +8,7 @@ versions up to 1.27 do not announce a transformer, only log when it is done.
 
 from __future__ import annotations
 
+import json
 import re
 import tempfile
 import time
@@ -195,20 +196,18 @@ def trace(plan: SessionPlan) -> Trace:
     import onnxruntime
 
     times.append(time.perf_counter())
-    # Only now, since they import numpy.
-    from ortprep.doctor.profiling import profiled, read_events
-    from ortprep.runtime.loading.session import build_session
+    from ortprep.runtime.loading.session import build_session  # only now, since it imports numpy
 
     # The child's folder for temporary files goes with it.
-    folder = Path(tempfile.gettempdir())
-    logged = profiled(plan, folder / "profile", log_severity_level=0)
+    options, prefix = plan.session_options, str(Path(tempfile.gettempdir()) / "profile")
+    logging: dict[str, int | bool | str] = {"enable_profiling": True, "profile_file_prefix": prefix}
+    attributes = {**options.attributes, **logging, "log_severity_level": 0}
     begin_ns = time.time_ns()
-    session = build_session(logged)
+    session = build_session(plan._replace(session_options=options._replace(attributes=attributes)))
     end_ns = time.time_ns()
-    events = read_events(Path(session.end_profiling()))
+    loaded_us = read_loaded_us(Path(session.end_profiling()).read_bytes())
     start_ns = session.get_profiling_start_time_ns()
-    loaded = next((event for event in events.session if event.name.startswith(_LOADED)), None)
-    loaded_ns = None if loaded is None else start_ns + int((loaded.start_us + loaded.us) * 1000)
+    loaded_ns = None if loaded_us is None else start_ns + int(loaded_us * 1000)
     timeline = Timeline(begin_ns, loaded_ns, end_ns, onnxruntime.__version__)
     lines = parse_log(read_own_output(_MAX_LOG_BYTES), begin_ns=begin_ns)
     return Trace(
@@ -218,6 +217,16 @@ def trace(plan: SessionPlan) -> Trace:
         onnxruntime=onnxruntime.__version__,
         bytecode=read_bytecode(),
     )
+
+
+def read_loaded_us(profile: bytes) -> float | None:
+    """Returns when the model was parsed, in µs since a profile began; None if it does not say.
+
+    Names in a profile may be no UTF-8, or have control characters.
+    """
+    events = json.loads(profile.decode("utf-8", errors="replace"), strict=False)
+    ends = (one["ts"] + one["dur"] for one in events if str(one.get("name")).startswith(_LOADED))
+    return next(ends, None)
 
 
 def parse_log(text: str, *, begin_ns: int) -> tuple[LogLine, ...]:
