@@ -29,8 +29,6 @@ from tests.runtime.dropin.builders import (
     write_source,
 )
 
-pytestmark = pytest.mark.runtime
-
 APPLICATION = """
 import os, sys, numpy as np, onnxruntime
 session = onnxruntime.InferenceSession(os.environ["MODEL"])
@@ -75,6 +73,7 @@ def variables_of(folder: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.runtime
 def test_a_pool_of_forks_runs_what_its_parent_created(tmp_path):
     script = (
         APPLICATION
@@ -95,6 +94,7 @@ with multiprocessing.get_context("fork").Pool(3, maxtasksperchild=5) as pool:
     assert len({pid for _, pid, _ in answers}) >= 8
 
 
+@pytest.mark.runtime
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
@@ -115,6 +115,7 @@ print(hasattr(session, "_ortprep_forks"), session.get_session_options().intra_op
     assert ("no fork can run the session" in done.stderr and f"asks for {said}" in done.stderr) == bool(said)
 
 
+@pytest.mark.runtime
 def test_install_asks_for_forks_in_code_and_warns_of_a_session_without_a_bundle(tmp_path):
     variables = {name: value for name, value in variables_of(tmp_path).items() if name != "ORTPREP_FORK"}
     script = "from ortprep.runtime import install; install(fork=True)\n" + APPLICATION
@@ -163,7 +164,6 @@ def ask(url: str) -> tuple[float, int, bool] | None:
 
 @pytest.mark.slow
 def test_gunicorn_recycles_and_loses_workers_that_inherit_the_session(tmp_path):
-    pytest.importorskip("gunicorn", reason="the environment of jobs has no server")
     requests = 400
     (tmp_path / "app.py").write_text(SERVER)
     port = free_port()

@@ -20,6 +20,7 @@ from ortprep.runtime import PoolConfig, SessionPool
 from tests.fakes import wait_for
 from tests.runtime.pool.conftest import batch, start_ticks
 
+pytestmark = [pytest.mark.slow, pytest.mark.runtime]
 PATIENCE_S = 60
 
 
@@ -101,8 +102,6 @@ def has_none_pending(pool: SessionPool) -> bool:
     return pool.stats().pending == 0
 
 
-@pytest.mark.slow
-@pytest.mark.runtime
 def test_a_storm_of_signals_loses_no_request_and_holds_no_lock(bundle):
     # In a process of its own: here the signals would strike what pytest's plugins have the collector call.
     code = "import sys, pathlib; from tests.runtime.pool.test_signals import weather; "
@@ -209,11 +208,15 @@ def _is_zombie(pid: int) -> bool:
         return True
 
 
-@pytest.mark.slow
-@pytest.mark.runtime
-@pytest.mark.parametrize("threads", [1, 2], ids=["forked", "started"])
-@pytest.mark.parametrize("ending", ["sleep", "hang"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("number", "ending", "threads"),
+    [
+        (signal.SIGKILL, "sleep", 1),
+        (signal.SIGKILL, "hang", 2),
+        (signal.SIGTERM, "hang", 1),
+        (signal.SIGINT, "sleep", 2),
+    ],
+)
 def test_a_killed_program_leaves_nothing(tmp_path, bundle, number, ending, threads):
     process, pids = start(tmp_path, bundle, ending, threads)
     assert len(pids) == 2
@@ -222,8 +225,6 @@ def test_a_killed_program_leaves_nothing(tmp_path, bundle, number, ending, threa
     wait_until_gone(pids)
 
 
-@pytest.mark.slow
-@pytest.mark.runtime
 @pytest.mark.attack
 def test_a_fork_made_while_workers_start_keeps_none_of_them(tmp_path, bundle):
     process, pids = start(tmp_path, bundle, "fork early")
@@ -236,8 +237,6 @@ def test_a_fork_made_while_workers_start_keeps_none_of_them(tmp_path, bundle):
         process.communicate()
 
 
-@pytest.mark.slow
-@pytest.mark.runtime
 @pytest.mark.parametrize(("ending", "code"), [("end", 0), ("raise", 1), ("fork", 0), ("destructor", 0)])
 def test_a_program_that_never_closes_its_pool_ends_all_the_same(tmp_path, bundle, ending, code):
     process, pids = start(tmp_path, bundle, ending)
