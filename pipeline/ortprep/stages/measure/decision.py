@@ -82,18 +82,10 @@ def decide_fallback(samples: PlanRounds, *, objective: Objective) -> Decision | 
     Returns:
         None where the portable variant's own graph was not measured.
     """
-    portable, default = samples.get(PORTABLE), samples.get(DEFAULT)
-    if portable is None:
+    if PORTABLE not in samples:
         return None
     unlimited = Objective(runs_per_load=objective.runs_per_load)
-    objection = None if default is None else _objection(portable, default, unlimited)
-    if default is None or objection is None:
-        return decide(samples, candidates=(PORTABLE,), objective=unlimited)
-    reason = (
-        f"the source's graph, optimised at every load, as in plain ONNX Runtime ({_figures(default)}): "
-        f"portable {objection} ({_figures(portable)})"
-    )
-    return Decision(DEFAULT, faster=False, reason=reason)
+    return decide(samples, candidates=(PORTABLE,), objective=unlimited)
 
 
 def decide_converted(samples: PlanRounds, *, objective: Objective) -> Decision:
