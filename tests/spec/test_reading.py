@@ -60,8 +60,8 @@ def told(error: SpecError, folder: Path) -> list[str]:
             "x.yaml:3: optimize.level: expected 'all', 'extended' or 'basic', got 'max'",
         ),
         (
-            "convert: {half: {block_operators: ['a;b']}}",
-            "x.yaml:3: convert.half.block_operators[0]: expected match pattern",
+            "convert: {quantize: {operators: ['a;b']}}",
+            "x.yaml:3: convert.quantize.operators[0]: expected match pattern",
         ),
         ("targets:\n- cpu\n- gpu", "x.yaml:5: targets[1]: expected 'cpu' or 'cuda', got 'gpu'"),
         ("targets: []", "x.yaml:3: targets: expected at least 1 item after validation, not 0 or 'auto'"),

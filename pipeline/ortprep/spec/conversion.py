@@ -56,8 +56,6 @@ class FusionSpec(SpecSection):
 class HalfSpec(SpecSection):
     """Conversion to fp16 or bf16; inputs and outputs keep their types."""
 
-    block_operators: tuple[Identifier, ...] = ()
-    """Operators that stay in fp32, besides those without half precision."""
     keep_nodes: tuple[Text, ...] = ()
     """Nodes that stay in fp32, by name."""
     clip: bool = False
@@ -78,14 +76,11 @@ class QuantizeSpec(SpecSection):
     exclude: tuple[Text, ...] = ()
     """Nodes not to quantise, by name."""
     activation: Literal["uint8", "int8"] = "uint8"
-    """For static: type of activations."""
+    """For static: type of activations. Every other sample of the spec calibrates, and the rest judges."""
     block_size: Literal[16, 32, 64, 128, 256] = 32
     """For weight_only: number of weights that share a scale."""
     symmetric: bool = True
     """For weight_only: whether zero is exact."""
-    calibration: Literal["minmax", "entropy", "percentile"] = "minmax"
-    """For static: how a range is computed from the values that the samples give. Every other sample of the
-    spec calibrates, and the rest judges."""
 
 
 class ThresholdsSpec(SpecSection):

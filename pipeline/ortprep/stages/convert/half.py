@@ -58,7 +58,7 @@ def convert_half(request: PassRequest) -> PassReply:
     Raises:
         StageError: The model cannot be converted, or numbers are out of range. What is written then is of no
             use.
-        SpecError: A node or an operator that is to be kept does not exist.
+        SpecError: A node that is to be kept does not exist.
         OSError: A file cannot be read, or the disk is full.
     """
     folder, written, half = request.source.parent, request.written, request.half
@@ -70,8 +70,6 @@ def convert_half(request: PassRequest) -> PassReply:
     for name in half.keep_nodes:
         require_known("node to keep", name, names)
     schemas = Schemas(model)
-    for operator in half.block_operators:
-        require_known("operator to keep", operator, sorted(schemas.operators))
 
     _make_constants_weights(model)
     weights = list(model.graph.initializer)
@@ -147,7 +145,7 @@ class _Conversion:
         self._wanted: dict[str, set[bool]] = {}
         self._half_inputs: dict[str, frozenset[int]] = {}
 
-        blocked = {*DEFAULT_OP_BLOCK_LIST, *half.block_operators, *_BY_INPUT}
+        blocked = {*DEFAULT_OP_BLOCK_LIST, *_BY_INPUT}
         for node in self._graph.node:
             inputs, outputs = self._convertible(node, schemas)
             is_blocked = node.op_type in blocked or node.name in half.keep_nodes

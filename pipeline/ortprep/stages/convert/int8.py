@@ -73,11 +73,6 @@ _CALIBRATED = frozenset(QDQRegistry) | frozenset(QLinearOpsRegistry)
 _RENAMING = ["MatMulAddFusion"]
 """Optimizers that give nodes new names, under which the spec could not exclude them."""
 
-_METHODS = {
-    "minmax": quantization.CalibrationMethod.MinMax,
-    "entropy": quantization.CalibrationMethod.Entropy,
-    "percentile": quantization.CalibrationMethod.Percentile,
-}
 _ACTIVATIONS = {"uint8": quantization.QuantType.QUInt8, "int8": quantization.QuantType.QInt8}
 
 _OPSETS = {"int8-dynamic": 11, "int8-static": 13}
@@ -161,10 +156,8 @@ def _call_quantiser(staged: Path, request: PassRequest, operators: Sequence[str]
             op_types_to_quantize=list(operators),
             nodes_to_quantize=names,
             activation_type=_ACTIVATIONS[quantize.activation],
-            calibrate_method=_METHODS[quantize.calibration],
             extra_options={
-                # One sample at a time. The quantiser else keeps what every layer gave for all of them,
-                # and cannot make histograms of samples of different shapes.
+                # One sample at a time. The quantiser else keeps what every layer gave for all of them.
                 "CalibStridedMinMax": 1,
                 "ActivationSymmetric": quantize.activation == "int8",
             },

@@ -7,7 +7,7 @@ are spelled as ONNX Runtime does: `tensor(float)`. For child processes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import onnx
@@ -25,21 +25,15 @@ A formal parameter has `typeStr` (a type, or the name of a type variable), `type
 
 
 class Schemas:
-    """Schemas of a model's operators, at the versions that it imports.
-
-    Attributes:
-        operators: Names of all operators of ONNX Runtime, of any domain.
-    """
+    """Schemas of a model's operators, at the versions that it imports."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         """Takes the opsets of a model."""
         imported = {_domain(opset.domain): opset.version for opset in model.opset_import}
         self._schemas: dict[tuple[str, str], Any] = {}
-        schemas = get_all_operator_schema()
-        for schema in sorted(schemas, key=lambda schema: schema.since_version):
+        for schema in sorted(get_all_operator_schema(), key=lambda schema: schema.since_version):
             if schema.since_version <= imported.get(schema.domain, 1):
                 self._schemas[schema.domain, schema.name] = schema
-        self.operators: Collection[str] = {schema.name for schema in schemas}
 
     def formals(self, node: onnx.NodeProto) -> tuple[Formals, Formals]:
         """Returns those of a node's inputs and outputs; none for an operator that ONNX Runtime lacks."""
