@@ -28,9 +28,7 @@ from ortprep.export.placement import TrialResult
 from ortprep.export.variant_selection import (
     ExportRequest,
     choose_variants,
-    contradictions,
 )
-from ortprep.runtime.machine.hardware import Gpu, Hardware
 from tests.export.builders import CPU, CUDA, any_variant, make_variant
 from tests.export.fakes import LEVELS, cuda_options, load_model, session_options
 from tests.registry.builders import on_gpu
@@ -40,8 +38,6 @@ from tests.runtime.pool.builders import write_doubling
 OWN = VersionRange("1.31", "1.32")
 AVX512 = Requirements(OWN, (CPU,), "x86_64", ("avx512f",), ("amx_tile",))
 ANYWHERE = Requirements(VersionRange("1.23"), (CPU,))
-HERE = Hardware("x86_64", "", ("avx2", "avx512f"), 4, 0, (Gpu("H", (9, 0), 0, "", "", ""),))
-OLD = Hardware("x86_64", "", ("avx2",), 4, 0)
 
 
 def variant(name: str, needs: Requirements, **changes: object) -> Variant:
@@ -63,59 +59,16 @@ ALL = bundle(
 )
 
 
-@pytest.mark.parametrize(
-    ("requested", "expected"),
-    [
-        (ExportRequest(), "portable"),
-        (ExportRequest(onnxruntime="1.31.1"), "portable"),
-        (ExportRequest(onnxruntime="1.31.1", hardware=HERE), "cuda"),
-        (ExportRequest(onnxruntime="1.31.1", hardware=OLD), "portable"),
-        (ExportRequest(target="cpu", onnxruntime="1.31.1", hardware=HERE), "cpu-int8"),
-        (ExportRequest(target="cpu", precision="fp32", onnxruntime="1.31.1", hardware=HERE), "cpu"),
-        (ExportRequest(target="cpu", onnxruntime="1.30.0", hardware=HERE), "portable"),
-        (ExportRequest(target="cpu", hardware=HERE), "portable"),
-        (ExportRequest(target="cuda"), "cuda"),
-    ],
-)
-def test_the_first_that_is_known_to_fit_is_taken(requested, expected):
-    assert [one.name for one in choose_variants(ALL, requested)[0]] == [expected]
-
-
-@pytest.mark.parametrize(
-    "known",
-    [
-        ExportRequest(),
-        ExportRequest(onnxruntime="1.31.1"),
-        ExportRequest(onnxruntime="1.31.1", hardware=HERE),
-        ExportRequest(onnxruntime="1.20", hardware=OLD),
-    ],
-)
-def test_nothing_is_taken_against_what_is_known(known):
-    try:
-        variants, passed_over = choose_variants(ALL, known)
-    except ExportError:
-        assert known.onnxruntime == "1.20"
-        return
-    assert all(contradictions(one, known) == () for one in variants)
-    assert all(one.reasons for one in passed_over)
-
-
-def test_a_bucket_is_taken_by_its_name_only():
-    assert choose_variants(ALL, ExportRequest(variants=("cpu-batch4",)))[0][0].bucket
-    passed = choose_variants(ALL, ExportRequest())[1]
-    assert "cpu-batch4" not in [one.name for one in passed]
-
-
-def test_a_name_does_not_overrule_what_is_known():
-    with pytest.raises(ExportError, match="avx512f"):
-        choose_variants(ALL, ExportRequest(variants=("cpu",), onnxruntime="1.31.1", hardware=OLD))
-    with pytest.raises(ExportError, match=r"1\.30\.0"):
-        choose_variants(ALL, ExportRequest(variants=("cpu",), onnxruntime="1.30.0"))
+def test_the_first_that_runs_anywhere_is_taken_unless_others_are_named():
+    assert [one.name for one in choose_variants(ALL, ())] == ["portable"]
+    assert [one.name for one in choose_variants(ALL, ("cpu-batch4", "cpu"))] == ["cpu-batch4", "cpu"]
+    with pytest.raises(ExportError, match="no variant of net runs on every server"):
+        choose_variants(bundle(variant("cuda", on_gpu(9, 0)), variant("cpu", AVX512)), ())
 
 
 def test_an_unknown_name_is_told_with_those_there_are():
     with pytest.raises(ExportError, match="expected one of cuda, cpu-int8, cpu, cpu-batch4, portable"):
-        choose_variants(ALL, ExportRequest(variants=("gpu",)))
+        choose_variants(ALL, ("gpu",))
 
 
 # -- which recorded options Triton's backend takes, and what an exported variant takes and gives
@@ -167,16 +120,13 @@ def test_options_of_cuda_that_parameters_overrule_go_to_parameters():
     assert cuda_options(config)["gpu_mem_limit"] == "1000"
 
 
-def test_a_cuda_option_the_server_s_version_lacks_and_a_cuda_graph_are_left_out():
-    variant = make_variant(cuda={"enable_cudnn": "0"})
-    assert plan_options(variant, onnxruntime="1.31.1").section("cuda") == {"enable_cudnn": "0"}
+def test_a_cuda_option_that_a_version_lacks_and_a_cuda_graph_are_left_out():
+    made = make_variant(cuda={"enable_cudnn": "0"})
+    newer = made._replace(requirements=Requirements(OWN, (CUDA, CPU)))
+    assert plan_options(newer).section("cuda") == {"enable_cudnn": "0"}
     graph = make_variant(cuda={"enable_cuda_graph": "1"})
-    for one, version, expected in (
-        (variant, None, "1.30"),
-        (variant, "1.28.0", "1.30"),
-        (graph, "1.31.1", "other memory"),
-    ):
-        options = plan_options(one, onnxruntime=version)
+    for one, expected in ((made, "1.30"), (graph, "other memory")):
+        options = plan_options(one)
         assert options.section("cuda") == {}
         (reason,) = options.left_out.values()
         assert expected in reason
@@ -254,11 +204,7 @@ def test_triton_writes_a_model_per_bundle_and_lists_them(bundles, tmp_path):
     ("arguments", "code", "expected"),
     [
         (("--variant", "gpu"), 1, "no such variant"),
-        (("--onnxruntime", "new"), 2, "expected a version"),
-        (("--precision", "fp7"), 4, "precision"),
         (("--name", "a/b"), 1, "not a name"),
-        (("--target", "cuda"), 1, "expected target cuda"),
-        (("--onnxruntime", "1.20"), 1, "expected ONNX Runtime >= 1.23"),
     ],
 )
 def test_a_mistake_is_told_and_writes_nothing(bundles, tmp_path, arguments, code, expected):

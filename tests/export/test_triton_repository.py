@@ -142,7 +142,7 @@ def test_a_changed_byte_in_the_bundle_is_never_exported(bundle, tmp_path):
 def test_a_variant_that_cannot_run_here_is_exported_and_said_to_be_untried(tmp_path):
     gpu = CUDA_NEEDED._replace(compute_capability=ComputeCapabilityRange((99, 0), (100, 0)))
     bundle = write_bundle(tmp_path / "linear", requirements={"cuda": gpu, "portable": CPU_ONLY})
-    (model,) = export_one(bundle, tmp_path / "repository", ExportRequest(target="cuda")).models
+    (model,) = export_one(bundle, tmp_path / "repository", named("cuda")).models
     config = read_config(tmp_path / "repository" / "linear")
     assert model.variant == "cuda"
     assert model.trial.startswith("not tried on this machine")

@@ -24,7 +24,7 @@ from ortprep.cli.command import (
     command,
     find_bundle,
 )
-from ortprep.cli.console import Block, Talk, echo, format_yaml, write_json, write_line
+from ortprep.cli.console import echo, format_yaml, write_json, write_line
 from ortprep.errors import PoolError, SpecError
 from ortprep.runtime.host.models import HostConfig
 from ortprep.runtime.host.process import read_status, serve_models, stop_host
@@ -33,7 +33,6 @@ from ortprep.runtime.loading.sources import locate
 from ortprep.runtime.loading.variant_selection import FASTEST
 from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.tables import count_of
-from ortprep.versions import parse_version
 
 if TYPE_CHECKING:
     from ortprep.export.repository import ExportedModel
@@ -225,19 +224,8 @@ def triton(
     artifacts: Artifacts = ARTIFACTS,
     variant: Annotated[
         list[str] | None,
-        typer.Option(metavar="V", help="Export this one, even if not known to fit; may be repeated."),
+        typer.Option(metavar="V", help="Export this one, whatever it needs; may be repeated."),
     ] = None,
-    target: Annotated[
-        str | None, typer.Option(metavar="T", help="cpu or cuda; by default the first that fits.")
-    ] = None,
-    precision: Precision = FASTEST,
-    onnxruntime: Annotated[
-        str | None,
-        typer.Option(metavar="VERSION", help="The server's ONNX Runtime; unknown by default."),
-    ] = None,
-    here: Annotated[
-        bool, typer.Option("--here", help="The server has this machine's processor and GPUs.")
-    ] = False,
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="Name of the model; by default the bundle's.")
     ] = None,
@@ -256,22 +244,9 @@ def triton(
 
     if name is not None and len(bundles) > 1:
         raise typer.BadParameter("expected one bundle with it", param_hint="--name")
-    check_choice("precision", precision, (FASTEST, *PRECISIONS))
-    if onnxruntime is not None and parse_version(onnxruntime) is None:
-        raise typer.BadParameter(f"expected a version, got {onnxruntime!r}", param_hint="--onnxruntime")
-    request = ExportRequest(
-        variants=tuple(variant or ()),
-        target=target,
-        precision=precision,
-        onnxruntime=onnxruntime,
-        hardware=read_hardware() if here else None,
-        name=name,
-        instances=instances,
-        max_batch_size=max_batch_size,
-    )
+    request = ExportRequest(tuple(variant or ()), name, instances, max_batch_size)
     exported = export_triton([find_bundle(bundle, artifacts) for bundle in bundles], out, request)
-    blocks: list[Block] = [Talk(f"passed over {passed}") for passed in exported.passed_over]
-    blocks += [str(exported.path), *itertools.chain(*map(_describe_model, exported.models))]
+    blocks = [str(exported.path), *itertools.chain(*map(_describe_model, exported.models))]
     return Output(encode(exported) | {"path": str(exported.path)}, blocks)
 
 

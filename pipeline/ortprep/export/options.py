@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ortprep.bundle.loader_config import Variant
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.errors import ExportError
-from ortprep.options import OLDEST, format_option, known_provider_options, version_parts
+from ortprep.options import format_option, known_provider_options
 from ortprep.options.option import NEWEST, Option
 from ortprep.runtime.loading.session import CPU, CUDA
 
@@ -128,10 +128,10 @@ def recorded_options(variant: Variant) -> Iterator[RecordedOption]:
             yield RecordedOption(provider.name, name, text)
 
 
-def plan_options(variant: Variant, *, onnxruntime: str | None = None) -> MappedOptions:
+def plan_options(variant: Variant) -> MappedOptions:
     """Returns a variant's options as sections of a model configuration, and what it cannot have.
 
-    Without the server's version of ONNX Runtime, only options pass that every version has.
+    Options pass that every version of ONNX Runtime has which the variant may be loaded with.
 
     Raises:
         ExportError: The variant runs on a provider that is neither CPU nor CUDA.
@@ -145,7 +145,7 @@ def plan_options(variant: Variant, *, onnxruntime: str | None = None) -> MappedO
     places: dict[RecordedOption, Place] = {}
     left_out: dict[str, str] = {}
     for option in recorded_options(variant):
-        place = _find_place(option, onnxruntime)
+        place = _find_place(option, variant.requirements.onnxruntime.minimum)
         if isinstance(place, Place):
             places[option] = place
         else:
@@ -165,7 +165,7 @@ def _texts_of(options: Iterable[RecordedOption], kind: str) -> dict[str, str]:
     return {one.name: str(one.value) for one in options if one.kind == kind}
 
 
-def _find_place(option: RecordedOption, version: str | None) -> Place | str:
+def _find_place(option: RecordedOption, version: str) -> Place | str:
     """Returns the place of an option in a model configuration, or why it has none."""
     kind, name, value = option
     if name == LEVEL:
@@ -190,7 +190,7 @@ def _find_place(option: RecordedOption, version: str | None) -> Place | str:
     return _version_reason(name, version) or Place(ACCELERATOR, name, text)
 
 
-def _version_reason(name: str, version: str | None) -> str | None:
+def _version_reason(name: str, version: str) -> str | None:
     """Returns why a server may not know a CUDA option; an unknown one keeps the model from loading."""
     known: Mapping[str, Option] = {one.name: one for one in known_provider_options(CUDA, NEWEST)}
     found = known.get(name)
@@ -198,9 +198,6 @@ def _version_reason(name: str, version: str | None) -> str | None:
         return (
             "ortprep does not know which ONNX Runtime introduced it, and older ones would refuse to load it"
         )
-    if found.exists_in(version or OLDEST):
+    if found.exists_in(version):
         return None
-    since = f"ONNX Runtime has had it since {found.since}"
-    if version is None:
-        return f"{since}, and what the server has is not known (--onnxruntime)"
-    return f"{since}, the server has {'.'.join(map(str, version_parts(version)))}"
+    return f"ONNX Runtime has had it since {found.since}, and the variant may be loaded with {version}"

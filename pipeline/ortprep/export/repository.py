@@ -24,7 +24,6 @@ from ortprep.export.options import plan_options
 from ortprep.export.placement import SourceBundle, place_files, read_source, try_model
 from ortprep.export.variant_selection import ExportRequest, choose_variants, describe_needs
 from ortprep.runtime.loading.golden import read_golden
-from ortprep.runtime.loading.variant_selection import PassedOver
 
 EXPORT_FILE = "ortprep-export.json"
 EXPORT_SCHEMA_VERSION = "1.0"
@@ -63,17 +62,15 @@ class ExportedModel:
 
 @dataclass(frozen=True)
 class ExportResult:
-    """Models that an export wrote, and variants that it did not take.
+    """Models that an export wrote.
 
     Attributes:
         path: Folder of the repository.
         models: The new models in it.
-        passed_over: Variants that were not taken, and why.
     """
 
     path: Path
     models: tuple[ExportedModel, ...]
-    passed_over: tuple[PassedOver, ...] = ()
 
 
 def export_triton(
@@ -87,8 +84,8 @@ def export_triton(
         request: Variants, and settings of the server.
 
     Raises:
-        ExportError: No variant fits, Triton cannot serve one, two models have one name, or something else has
-            a model's place; nothing was written.
+        ExportError: No variant runs everywhere and none was named, Triton cannot serve one, two models have
+            one name, or something else has a model's place; nothing was written.
         LoadError: With the options that are left, a variant does not load or does not answer as recorded.
         BundleError: A bundle cannot be read, or is not what was written.
         OSError: The disk is full or read-only.
@@ -97,23 +94,22 @@ def export_triton(
     import_messages()
     repository = _resolve_destination(repository, bundles)
     sources = [read_source(bundle) for bundle in bundles]
-    choices = [choose_variants(source.config, request) for source in sources]
+    choices = [choose_variants(source.config, request.variants) for source in sources]
     named = [
         {_name_model(source, variant, request, len(variants)): variant for variant in variants}
-        for source, (variants, _) in zip(sources, choices, strict=True)
+        for source, variants in zip(sources, choices, strict=True)
     ]
     names = Counter(name for one in named for name in one)
     if twice := [name for name, count in names.items() if count > 1]:
         raise ExportError(f"two models with the same name\n  expected one each, got {', '.join(twice)} twice")
     for name in names:
         _check_replaceable(repository / name)
-    exported = [
+    exported = tuple(
         _export(source, variant, repository / name, request)
         for source, models in zip(sources, named, strict=True)
         for name, variant in models.items()
-    ]
-    passed_over = tuple(one for _, passed in choices for one in passed)
-    return ExportResult(repository, tuple(exported), passed_over)
+    )
+    return ExportResult(repository, exported)
 
 
 def _name_model(source: SourceBundle, variant: Variant, request: ExportRequest, count: int) -> str:
@@ -131,7 +127,7 @@ def _export(
     source: SourceBundle, variant: Variant, destination: Path, request: ExportRequest
 ) -> ExportedModel:
     """Writes one model: its files, which are tried, its configuration and the record."""
-    options = plan_options(variant, onnxruntime=request.onnxruntime)
+    options = plan_options(variant)
     model_file, folder = _plan_layout(variant)
     feeds, answers = read_golden(golden_of(source.config, variant), source.root)
     with new_folder(destination) as place:

@@ -1,123 +1,60 @@
-"""Selection of a bundle's variants for an export, with reasons. Pure.
+"""Selection of a bundle's variants for an export, and what each needs of its server. Pure.
 
 `load` compares a variant's requirements with the machine it is on. A server that reads an export does not, so
-what is not known to fit is not exported unless it is named.
+what does not run everywhere is not exported unless it is named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ortprep.bundle.loader_config import LoaderConfig, Requirements, Variant, VersionRange, find_variant
 from ortprep.errors import ExportError
-from ortprep.quoting import quoted
-from ortprep.runtime.loading.variant_selection import (
-    FASTEST,
-    Machine,
-    PassedOver,
-    find_reasons,
-    needs_gpu,
-    serves,
-)
-from ortprep.runtime.machine.hardware import Hardware
-
-_NO_HARDWARE = Hardware("", "", (), 0, 0)
+from ortprep.runtime.loading.variant_selection import needs_gpu
 
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """The variants to export, and what is known of their server.
+    """The variants to export, and settings of their server.
 
     Attributes:
-        variants: Names of variants; empty for a choice.
-        target: `cpu` or `cuda`, None for any.
-        precision: One of `ortprep.runtime.loading.variant_selection.PRECISIONS`, or `FASTEST` for any.
-        onnxruntime: The server's version of ONNX Runtime, None if it is not known.
-        hardware: The server's processor and GPUs, None if they are not known.
+        variants: Names of variants; empty for the first that any server can run.
         name: Name of the model, None for the bundle's. Several variants of a bundle are NAME-VARIANT.
         instances: Number of instances on the processor, or on each GPU.
         max_batch_size: Largest batch that Triton may form; 0 leaves requests as they are.
     """
 
     variants: tuple[str, ...] = ()
-    target: str | None = None
-    precision: str = FASTEST
-    onnxruntime: str | None = None
-    hardware: Hardware | None = None
     name: str | None = None
     instances: int = 1
     max_batch_size: int = 0
 
 
-def choose_variants(
-    config: LoaderConfig, request: ExportRequest
-) -> tuple[tuple[Variant, ...], tuple[PassedOver, ...]]:
-    """Returns the variants that were named, or else the first that is known to fit, and those before it.
+def choose_variants(config: LoaderConfig, names: tuple[str, ...]) -> tuple[Variant, ...]:
+    """Returns the variants that were named, or else the first that any processor can run.
 
     Raises:
-        ExportError: A name is not a variant's, a named variant does not fit what is known of the server, or
-            nothing is known to fit.
+        ExportError: A name is not a variant's, or nothing was named and no variant runs everywhere.
     """
-    if request.variants:
-        return _named(config, request), ()
-    passed_over: list[PassedOver] = []
-    for variant in config.variants:
-        if not serves(variant, request.target, request.precision):
-            continue
-        objections = (*contradictions(variant, request), *_doubts(variant.requirements, request))
-        if not objections:
-            return (variant,), tuple(passed_over)
-        passed_over.append(PassedOver(variant.name, objections))
-    raise _nothing_fits(config, request, passed_over)
+    listed = ", ".join(one.name for one in config.variants)
+    if not names:
+        for variant in config.variants:
+            if not variant.bucket and _runs_anywhere(variant.requirements):
+                return (variant,)
+        raise ExportError(
+            f"no variant of {config.name} runs on every server\n  expected the name of one of {listed}",
+            hint="--variant NAME; its needs are listed",
+        )
+    chosen = {name: find_variant(config, name) for name in names}
+    for name, found in chosen.items():
+        if found is None:
+            raise ExportError(f"no such variant of {config.name}: {name!r}\n  expected one of {listed}")
+    return tuple(filter(None, chosen.values()))
 
 
-def contradictions(variant: Variant, request: ExportRequest) -> tuple[str, ...]:
-    """Returns everything that is known of a server and speaks against a variant."""
-    if request.hardware is None:
-        anywhere = Requirements(variant.requirements.onnxruntime, ())
-        variant = variant._replace(requirements=anywhere)
-    return find_reasons(variant, Machine(request.hardware or _NO_HARDWARE, request.onnxruntime))
-
-
-def _named(config: LoaderConfig, request: ExportRequest) -> tuple[Variant, ...]:
-    """Returns the variants that were named, each once; raises if one does not exist or does not fit."""
-    variants = []
-    for name in dict.fromkeys(request.variants):
-        variant = find_variant(config, name)
-        if variant is None:
-            known = ", ".join(one.name for one in config.variants)
-            raise ExportError(f"no such variant of {config.name}: {name!r}\n  expected one of {known}")
-        if objections := contradictions(variant, request):
-            lines = "\n".join(f"  {one}" for one in objections)
-            raise ExportError(f"variant {name!r} of {config.name} does not fit the server\n{lines}")
-        variants.append(variant)
-    return tuple(variants)
-
-
-def _doubts(needs: Requirements, request: ExportRequest) -> Iterator[str]:
-    """Yields what a variant needs and nothing is known of."""
-    if request.onnxruntime is None and needs.onnxruntime.below is not None:
-        yield f"expected {describe_versions(needs.onnxruntime)}, got a server of unknown version"
-    if request.hardware is not None:
-        return
-    if (processor := describe_processor(needs)) is not None:
-        yield f"expected {processor}, got an unknown one"
-    if needs_gpu(needs) and request.target is None:
-        yield "expected a GPU, got an unknown machine"
-
-
-def _nothing_fits(
-    config: LoaderConfig, request: ExportRequest, passed_over: Sequence[PassedOver]
-) -> ExportError:
-    """Returns the error for a bundle without a variant for a server, with the way out."""
-    lines = "\n".join(f"  {one}" for one in passed_over)
-    hint = "say what the server has with --onnxruntime VERSION and --here, or name one with --variant NAME"
-    if not passed_over:
-        hint = f"ortprep prepare {quoted(config.name)}   (its spec says targets and precisions)"
-        known = ", ".join(f"{one.name} ({one.target}, {one.precision})" for one in config.variants)
-        lines = f"  expected target {request.target or 'any'}, precision {request.precision}, got {known}"
-    return ExportError(f"no variant of {config.name} is known to fit the server\n{lines}", hint=hint)
+def _runs_anywhere(needs: Requirements) -> bool:
+    return needs.onnxruntime.below is None and describe_processor(needs) is None and not needs_gpu(needs)
 
 
 def describe_versions(versions: VersionRange) -> str:
