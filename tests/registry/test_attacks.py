@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import gzip
 import itertools
 import json
@@ -23,7 +22,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from ortprep.bundle import paths
 from ortprep.bundle.codec import canonical_json
 from ortprep.bundle.digest import digest_bytes
-from ortprep.bundle.loader_config import FileEntry, LoaderConfig, read_loader_config, write_loader_config
+from ortprep.bundle.loader_config import FileEntry, read_loader_config, write_loader_config
 from ortprep.bundle.manifest import read_manifest, write_manifest
 from ortprep.errors import (
     AccessDeniedError,
@@ -54,7 +53,7 @@ from ortprep.registry.documents import (
     parse_version,
 )
 from ortprep.registry.garbage_collection import RetentionPolicy, collect
-from ortprep.registry.part_bundle import choose_part, read_part, small_files
+from ortprep.registry.part_bundle import read_part, small_files
 from ortprep.registry.promotion import promote
 from ortprep.registry.publish import PublishResult, publish
 from ortprep.registry.pull import MAX_BYTES_VARIABLE, TIMEOUT_VARIABLE, PullRequest, pull, pull_cached
@@ -211,7 +210,12 @@ def test_numbers_of_thousands_of_digits_are_refused(tmp_path):
         add_layer("added"),
         say(source=DIGEST),
         say(spec=DIGEST),
-        say(variants=[]),
+        lambda document: document["annotations"].update(
+            {
+                name: text.replace('"bucket":false', '"bucket":true')
+                for name, text in document["annotations"].items()
+            }
+        ),
         lambda document: document["annotations"].update({"org.opencontainers.image.created": "2030"}),
     ],
 )
@@ -600,15 +604,17 @@ def test_a_download_is_limited_in_size_and_time(catalogue, tmp_path, monkeypatch
     pull_it(catalogue, tmp_path / "out")
 
 
-def test_what_decides_which_part_is_pulled_is_limited_too(catalogue, registry, tmp_path, monkeypatch):
+def test_what_decides_which_part_is_pulled_is_in_its_document(catalogue, registry, tmp_path, monkeypatch):
     part = catalogue.read_part("net", publish(write_bundle(tmp_path / "bundle"), catalogue).part)
-    records_bytes = sum(entry.size_bytes for entry in small_files(part).values())
     put_copies(catalogue, registry, part, 40)
-    monkeypatch.setattr(Catalogue, "read_records", lambda *_: pytest.fail("records were read"))
-    for limit in (part.summary.size_bytes - 1, part.summary.size_bytes, 40 * records_bytes - 1):
-        monkeypatch.setenv(MAX_BYTES_VARIABLE, str(limit))
-        with pytest.raises(RegistryError, match="too large: net"):
-            pull_it(catalogue, tmp_path / "out", version="1")
+    read, read_records = [], Catalogue.read_records
+    monkeypatch.setattr(Catalogue, "read_records", lambda *some: read.append(some) or read_records(*some))
+    monkeypatch.setenv(MAX_BYTES_VARIABLE, str(part.summary.size_bytes - 1))
+    with pytest.raises(RegistryError, match="too large: net"):
+        pull_it(catalogue, tmp_path / "out", version="1")
+    monkeypatch.setenv(MAX_BYTES_VARIABLE, str(part.summary.size_bytes))
+    pull_it(catalogue, tmp_path / "out", version="1")
+    assert len(read) == 1
 
 
 @pytest.mark.parametrize("what", ["pull", "publish", "list"])
@@ -860,27 +866,20 @@ def test_the_parts_of_versions_are_read_up_to_a_bound(registry, catalogue, tmp_p
     assert kept < MAX_LISTING_BYTES + 2 * MAX_DOCUMENT_BYTES
 
 
-def test_the_records_of_a_version_are_read_one_at_a_time_and_up_to_a_bound(catalogue, tmp_path):
+def test_the_records_of_a_version_are_read_up_to_a_bound(catalogue, tmp_path):
     part = read_part(write_bundle(tmp_path / "bundle"))
     size = max(entry.size_bytes for entry in small_files(part).values())
     with pytest.raises(RegistryError, match="too many bytes in the records"):
         catalogue.read_manifests([part] * (MAX_LISTING_BYTES // size + 1))
-    read = []
 
-    def alive():
-        gc.collect()
-        return sum(isinstance(one, LoaderConfig) for one in gc.get_objects())
 
-    before = alive()
-
-    def read_config(part):
-        assert alive() == before, "the one before is still there"
-        read.append(part)
-        return read_loader_config(tmp_path / "bundle")
-
-    names = VersionRef("net", None)
-    assert choose_part([part] * 3, read_config, names, BARE, onnxruntime=None) == part
-    assert len(read) == 3
+@pytest.mark.parametrize("change", [{"machine": "x\x1b[2J"}, {"onnxruntime": {"minimum": "9" * 5000}}])
+def test_requirements_that_no_bundle_has_are_refused(tmp_path, change):
+    part = read_part(write_bundle(tmp_path / "bundle"))
+    (variant,) = json.loads(json.loads(part.data)["annotations"]["dev.ortprep.record"])["variants"]
+    variant["requirements"] |= change
+    with pytest.raises(BundleError, match="bad variant in a document"):
+        parse_part(tampered(part, say(variants=[variant])))
 
 
 def test_the_parts_of_all_versions_are_read_in_time(registry, catalogue, tmp_path, monkeypatch):

@@ -295,6 +295,11 @@ def _contradictions(variant: Variant) -> Iterator[str]:
     first = variant.first_phase
     if first is not None and _places(first.providers) != _places(variant.providers):
         yield f"expected its own providers and devices in its first phase, got {_places(first.providers)}"
+    yield from find_faults(needs)
+
+
+def find_faults(needs: Requirements) -> Iterator[str]:
+    """Yields what of requirements is no version or no name: they are compared, and shown as they are."""
     for version in (needs.onnxruntime.minimum, needs.onnxruntime.below):
         if version is not None and (parse_version(version) is None or not _is_plain(version)):
             yield f"expected a version of ONNX Runtime, got {version[:80]!r}"

@@ -275,8 +275,7 @@ def _build_versions_table(state: ModelState) -> Table:
     """Returns one row per version, the latest last."""
 
     def variant(one: PartVariant) -> str:
-        hardware = one.hardware.rpartition(" (")[0]
-        return f"{one.name} on {hardware}" if hardware else one.name
+        return f"{one.name} on {one.hardware}" if one.hardware else one.name
 
     def aliases(version: Version) -> str:
         return ", ".join(name for name, digest in state.aliases.items() if digest == version.digest)

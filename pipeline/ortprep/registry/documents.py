@@ -14,7 +14,7 @@ from typing import Any
 
 from ortprep.bundle.codec import canonical_json, decode, encode, parse_json
 from ortprep.bundle.digest import PREFIX, digest_bytes, digest_json, is_digest
-from ortprep.bundle.loader_config import FileEntry, check_file_entries
+from ortprep.bundle.loader_config import FileEntry, Requirements, check_file_entries, find_faults
 from ortprep.bundle.paths import is_safe_name
 from ortprep.errors import BundleError, IntegrityError
 
@@ -77,17 +77,37 @@ class OciDocument:
 
 @dataclass(frozen=True)
 class PartVariant:
-    """One variant of a part in listings; its requirements are in the part's `loader.json`.
+    """One variant of a part: what listings show, and what decides which part fits a machine.
 
     Attributes:
-        hardware: Processor or GPU it was prepared on, in words; "" if it runs anywhere.
+        bucket: Whether it is there for batches of certain sizes only.
+        onnxruntime: Version of ONNX Runtime that it was prepared with.
+        gpu: Name of the GPU that it was prepared on; "" if it needs none, or the name is not known.
+        requirements: Required properties of the machine.
     """
 
     name: str
     target: str
+    bucket: bool
     onnxruntime: str
-    providers: tuple[str, ...]
-    hardware: str
+    gpu: str
+    requirements: Requirements
+
+    def __post_init__(self) -> None:
+        _check_names(self.name, self.target)
+        for fault in find_faults(self.requirements):
+            raise BundleError(f"bad variant in a document\n  {fault}")
+
+    @property
+    def hardware(self) -> str:
+        """What it runs on, in words; "" for anywhere."""
+        needs = self.requirements
+        if needs.compute_capability is not None:
+            gpu = f"{self.gpu}, " if self.gpu else ""
+            return f"{gpu}compute capability {'.'.join(map(str, needs.compute_capability.minimum))}"
+        if needs.machine is None and not needs.cpu_features:
+            return ""
+        return f"{needs.machine or 'any'} with {', '.join(needs.cpu_features[:3]) or 'no extensions'}"
 
 
 @dataclass(frozen=True)

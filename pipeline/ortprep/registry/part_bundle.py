@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 
 from ortprep.bundle import LOADER_FILE
-from ortprep.bundle.codec import canonical_json, encode
-from ortprep.bundle.digest import DigestCache, digest_bytes
+from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.environment import list_facts
 from ortprep.bundle.loader_config import (
     MAX_LOADER_BYTES,
@@ -34,7 +33,7 @@ from ortprep.registry.documents import (
     parse_part,
 )
 from ortprep.registry.references import VersionRef
-from ortprep.runtime.loading.variant_selection import Machine, find_reasons, needs_gpu
+from ortprep.runtime.loading.variant_selection import Machine, find_lacks, needs_gpu
 from ortprep.runtime.machine.hardware import Hardware
 
 PORTABLE = "portable"
@@ -56,18 +55,15 @@ def read_part(bundle: Path) -> Part:
     cache = DigestCache()
     check_bundle(bundle, cache.digest)
     manifest, config = read_manifest(bundle), read_loader_config(bundle)
-    if not any(_runs_anywhere(variant) for variant in config.variants):
+    manifest_file = bundle / MANIFEST_FILE
+    itself = FileEntry(MANIFEST_FILE, manifest_file.stat().st_size, cache.digest(manifest_file))
+    part = build_part(manifest, config, (*manifest.files, itself))
+    if not any(one.hardware == "" and not needs_gpu(one.requirements) for one in part.summary.variants):
         raise BundleError(
             f"not a complete bundle: {bundle}\n  expected a variant that runs on any machine, got none",
             hint=f"ortprep prepare {quoted(manifest.name)}",
         )
-    manifest_file = bundle / MANIFEST_FILE
-    itself = FileEntry(MANIFEST_FILE, manifest_file.stat().st_size, cache.digest(manifest_file))
-    return build_part(manifest, config, (*manifest.files, itself))
-
-
-def _runs_anywhere(variant: Variant) -> bool:
-    return not needs_gpu(variant.requirements) and not _describe_hardware(variant, {})
+    return part
 
 
 def check_part_bundle(part: Part, config: LoaderConfig, manifest: Manifest) -> None:
@@ -120,33 +116,19 @@ def build_part(manifest: Manifest, config: LoaderConfig, files: Iterable[FileEnt
 
 def _describe_variant(variant: Variant, facts: Mapping[str, str]) -> PartVariant:
     """Returns the record of a variant in listings; equal ones serve the same machines."""
+    needs = variant.requirements
     return PartVariant(
         name=variant.name,
         target=variant.target,
-        onnxruntime=facts.get("onnxruntime", variant.requirements.onnxruntime.minimum),
-        providers=variant.requirements.providers,
-        hardware=_describe_hardware(variant, facts),
+        bucket=variant.bucket,
+        onnxruntime=facts.get("onnxruntime", needs.onnxruntime.minimum),
+        gpu="" if needs.compute_capability is None else facts.get("hardware.gpus.0.name", ""),
+        requirements=needs,
     )
-
-
-def _describe_hardware(variant: Variant, facts: Mapping[str, str]) -> str:
-    """Returns in words what a variant runs on, "" for anywhere."""
-    needs = variant.requirements
-    if needs.machine is None and not needs.cpu_features and needs.compute_capability is None:
-        return ""
-    # Two variants serve the same machines if they require the same; a digest stands for the rest of it.
-    exact = digest_bytes(canonical_json(encode(needs)))[7:15]
-    if needs.compute_capability is not None:
-        low = ".".join(map(str, needs.compute_capability.minimum))
-        name = facts.get("hardware.gpus.0.name")
-        gpu = f"{name}, " if name else ""
-        return f"{gpu}compute capability {low} ({exact})"
-    return f"{needs.machine or 'any'} with {', '.join(needs.cpu_features[:3]) or 'no extensions'} ({exact})"
 
 
 def choose_part(
     parts: Sequence[Part],
-    read_config: Callable[[Part], LoaderConfig],
     reference: VersionRef,
     hardware: Hardware,
     *,
@@ -160,11 +142,10 @@ def choose_part(
 
     Args:
         parts: Candidates.
-        read_config: Reads the `loader.json` of a part; a version may have more than fit into memory at once.
         reference: Name of the parts in messages.
         hardware: Processor and GPUs of the machine.
         onnxruntime: Its installed version of ONNX Runtime, None to check none.
-        digest: A part for another machine, whose configuration is not read.
+        digest: A part for another machine.
 
     Raises:
         NotPublishedError: The named part is not there.
@@ -179,7 +160,7 @@ def choose_part(
     fitting: list[tuple[list[int], Part]] = []
     lines = []
     for part in sorted(parts, key=lambda part: (part.summary.created_at, part.digest), reverse=True):
-        variants = read_config(part).variants
+        variants = part.summary.variants
         reasons = [(variant, _reasons(variant, hardware, onnxruntime)) for variant in variants]
         ranks = sorted(_rank(variant) for variant, lacks in reasons if not lacks)
         if ranks:
@@ -194,7 +175,7 @@ def choose_part(
     return min(fitting, key=lambda ranked: ranked[0])[1]
 
 
-def _rank(variant: Variant) -> int:
+def _rank(variant: PartVariant) -> int:
     if variant.bucket:
         return 3
     if needs_gpu(variant.requirements):
@@ -202,7 +183,7 @@ def _rank(variant: Variant) -> int:
     return 2 if variant.name == PORTABLE else 1
 
 
-def _reasons(variant: Variant, hardware: Hardware, onnxruntime: str | None) -> tuple[str, ...]:
+def _reasons(variant: PartVariant, hardware: Hardware, onnxruntime: str | None) -> tuple[str, ...]:
     """Returns what this machine lacks for a variant; on a machine with several GPUs, for the best of them."""
-    machine, devices = Machine(hardware, onnxruntime), (None, *range(len(hardware.gpus)))
-    return min((find_reasons(variant, machine, device_id=device) for device in devices), key=len)
+    machine, devices = Machine(hardware, onnxruntime), range(max(1, len(hardware.gpus)))
+    return min((find_lacks(variant.requirements, machine, device) for device in devices), key=len)

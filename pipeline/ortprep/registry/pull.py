@@ -28,7 +28,7 @@ from ortprep.quoting import quoted
 from ortprep.registry.backend import ref_name
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import Part, Version, parse_part, parse_version
-from ortprep.registry.part_bundle import choose_part, small_files
+from ortprep.registry.part_bundle import choose_part
 from ortprep.registry.references import VersionRef
 from ortprep.registry.signatures import PullReceipt, verify_bundle, verify_part, write_receipt
 from ortprep.registry.versions import resolve
@@ -220,17 +220,14 @@ def _choose(request: PullRequest, catalogue: Catalogue, hardware: Hardware | Non
     parts = [part for part in candidates if part.summary.size_bytes <= limit]
     if skipped := len(candidates) - len(parts):
         log.warning("%s: skipping %d parts of more than %d bytes", reference, skipped, limit)
-    # The records count too: a version may have a thousand parts.
-    records_bytes = sum(entry.size_bytes for part in parts for entry in small_files(part).values())
-    size_bytes = records_bytes if parts else min(part.summary.size_bytes for part in candidates)
-    if size_bytes > limit:
+    if not parts:
+        size_bytes = min(part.summary.size_bytes for part in candidates)
         raise RegistryError(
             f"too large: {reference}\n  expected at most {limit} bytes, got {size_bytes}",
             hint=f"export {MAX_BYTES_VARIABLE}={size_bytes:d}",
         )
     part = choose_part(
         parts,
-        lambda part: catalogue.read_records(part)[0],
         reference,
         hardware or read_hardware(),
         onnxruntime=installed_onnxruntime(),
@@ -282,6 +279,7 @@ def _fetch(
     public_key: Path | None,
 ) -> None:
     """Fetches what is missing, and puts the bundle together."""
+    catalogue.read_records(part)  # before gigabytes of weights: they must say what the document says
     remove_stale_temporaries(out.absolute().parent, out.name)
     signatures = catalogue.read_signatures(part)[part.digest]
     if public_key is not None:

@@ -89,12 +89,16 @@ def find_reasons(variant: Variant, machine: Machine, *, device_id: int | None = 
         machine: The machine.
         device_id: CUDA ordinal of the GPU that is to be used; None for what is recorded, else the first.
     """
-    needs = variant.requirements
+    return find_lacks(variant.requirements, machine, _choose_device(variant, device_id))
+
+
+def find_lacks(needs: Requirements, machine: Machine, device_id: int) -> tuple[str, ...]:
+    """Returns everything of what is required that a machine lacks, on the GPU with that CUDA ordinal."""
     return (
         *_version_reasons(needs.onnxruntime, machine.onnxruntime),
         *_provider_reasons(needs, machine.providers),
         *_processor_reasons(needs, machine.hardware),
-        *_gpu_reasons(needs, machine.hardware, _choose_device(variant, device_id)),
+        *_gpu_reasons(needs, machine.hardware, device_id),
     )
 
 
