@@ -15,7 +15,6 @@ from ortprep.errors import SpecError
 from ortprep.options import (
     NEWEST,
     OLDEST,
-    check_attributes,
     check_provider_options,
     check_session_config,
     format_option,
@@ -41,15 +40,6 @@ JUNK = {"switch": "true", "integer": "7.5", "number": "much", "choice": "banana"
 
 
 # The tables
-
-
-def test_every_option_says_what_it_does():
-    for option in EVERY:
-        assert option.effect.endswith(".") or option.owner is not None, option
-        assert option.default, option
-        assert (option.kind == "choice") == bool(option.values), option
-        assert (option.pattern is None) or option.form, option
-        assert version_parts(OLDEST) <= version_parts(option.since) <= version_parts(NEWEST), option
 
 
 def test_every_default_that_is_a_value_is_accepted():
@@ -142,29 +132,6 @@ def test_f18_a_provider_option_with_an_address_or_a_library_is_refused(provider,
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "since"),
-    [
-        ("session.record_ep_graph_assignment_info", "1.24"),
-        ("session.enable_dq_matmulnbits_fusion", "1.24.4"),
-        ("session.qdq_matmulnbits_block_size", "1.25"),
-        ("session.use_memory_mapped_ort_model", "1.26"),
-        ("session.intra_op.spin_duration_us", "1.26"),
-        ("session.max_shape_override", "1.29"),
-        ("session.gqa_value_layout", "1.30"),
-        ("session.prepack.enable_parallel", "1.31"),
-        ("session.external_data_loader.threads", "1.32"),
-        ("session.kernel_dispatch_policy", "1.32"),
-        ("session.moe.offload.mode", "1.32"),
-    ],
-)
-def test_a_key_is_known_from_the_version_that_brought_it(name, since):
-    major, *rest = version_parts(since)
-    before = f"{major}.{rest[0] - 1}.9" if len(rest) == 1 else f"{major}.{rest[0]}.{rest[1] - 1}"
-    assert name in {option.name for option in known_session_config(since)}
-    assert name not in {option.name for option in known_session_config(before)}
-
-
 # What is reported
 
 
@@ -190,19 +157,6 @@ def test_an_unknown_key_is_reported_with_the_nearest_known_one(version):
     assert "unknown" in problem
     assert version in problem
     assert "did you mean 'session.disable_prepacking'?" in problem
-
-
-@pytest.mark.parametrize(
-    ("name", "home"),
-    [
-        ("memory.enable_memory_arena_shrinkage", "RunOptions"),
-        ("inter_op_num_threads", "plain session option"),
-        ("prefer_nhwc", f"option of {CUDA}"),
-    ],
-)
-def test_a_key_of_another_place_is_sent_there(name, home):
-    (problem,) = check_session_config({name: 1}, version=NEWEST)
-    assert home in problem
 
 
 def test_a_key_newer_than_the_version_is_reported_with_the_version_that_brings_it():
@@ -250,21 +204,6 @@ def test_a_cuda_option_that_the_pipeline_owns_is_reported_as_such(name):
     assert "must not be set" in problem
 
 
-def test_every_problem_is_reported_not_only_the_first():
-    entries: dict[str, Scalar] = {
-        "session.disable_prepacking": "yes",
-        "session.bogus": 1,
-        "session.load_model_format": "ORT",
-    }
-    assert len(check_session_config(entries, version=NEWEST)) == 3
-
-
-def test_a_provider_that_is_not_driven_here_is_named_with_those_that_are():
-    (problem,) = check_provider_options("TensorrtExecutionProvider", {"trt_fp16_enable": 1}, version=NEWEST)
-    assert CPU in problem
-    assert CUDA in problem
-
-
 @pytest.mark.parametrize(
     ("key", "good", "bad"),
     [
@@ -308,22 +247,6 @@ def test_cuda_options_are_held_to_their_form(name, good, bad):
     assert "bad value" in problem
 
 
-def test_attributes_take_numbers_switches_and_members_by_name():
-    good: dict[str, Scalar] = {
-        "intra_op_num_threads": 4,
-        "execution_mode": "ORT_PARALLEL",
-        "enable_mem_pattern": False,
-    }
-    assert check_attributes(good, version=NEWEST) == ()
-    bad: dict[str, Scalar] = {
-        "intra_op_num_threads": -3,
-        "execution_mode": "parallel",
-        "enable_mem_pattern": "off",
-        "threads": 1,
-    }
-    assert len(check_attributes(bad, version=NEWEST)) == 4
-
-
 @pytest.mark.parametrize("piece", ["a", " ", "a:", "a(", "1,", "1-", "a(b);", "a:[1];"])
 def test_a_hostile_value_is_judged_in_time_and_told_in_short(piece):
     # A pattern that backtracks without bound would not come back from these in a lifetime.
@@ -341,12 +264,6 @@ def test_a_version_without_numbers_is_refused(version):
     for check in checks:
         with pytest.raises(SpecError, match="not a version"):
             check()
-
-
-@pytest.mark.parametrize("version", ["1.31.0.dev20261001+cu13", "1.31", "1.31.0"])
-def test_versions_are_compared_by_their_numbers(version):
-    assert check_session_config({"session.prepack.enable_parallel": 1}, version=version) == ()
-    assert check_session_config({"session.prepack.enable_parallel": 1}, version="1.9.0") != ()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -11,7 +10,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +22,6 @@ from ortprep.bundle import user_key
 from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.verification import describe_files
 from ortprep.errors import StageError
-from ortprep.measuring.device_lock import lock_file
 from ortprep.stages.core.contract import Plan
 from tests.build.fakes import Count, Shout, tasks
 
@@ -48,22 +45,6 @@ def test_a_second_run_does_nothing(artifacts, cache):
     assert run_all(tasks(artifacts, shout, count), cache) == [True, True]
     assert run_all(tasks(artifacts, shout, count), cache) == [False, False]
     assert (shout.runs, count.runs) == (["hello"], [5])
-
-
-def test_a_build_that_waits_for_another_says_so(artifacts, cache):
-    task, said = tasks(artifacts, Shout(), Count())[0], list[str]()
-    run_task(task, cache=cache, say=said.append)
-    said.clear()
-    (lock,) = artifacts.rglob("*.lock")
-    with ExitStack() as held:
-
-        def say(line: str) -> None:
-            said.append(line)
-            held.close()
-
-        held.enter_context(lock_file(lock, fcntl.LOCK_EX, lambda: None))
-        run_task(task, cache=cache, say=say)
-    assert said == ["waiting for another process that builds the same"]
 
 
 @pytest.mark.attack
@@ -184,25 +165,6 @@ def test_a_failure_leaves_the_old_outcome_and_keeps_message_and_hint(artifacts, 
     assert run_all(tasks(artifacts, Shout(), Count()), cache) == [False, False]
 
 
-def test_a_full_disk_is_told_with_a_command_that_shows_which(artifacts, cache):
-    class Full(Shout):
-        def run(self, context: object) -> dict[str, object]:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with pytest.raises(StageError, match="shout of m: No space left on device") as caught:
-        run_task(tasks(artifacts, Full(), Count())[0], cache=cache, say=lambda _: None)
-    assert (caught.value.hint or "").startswith(f"df -h {artifacts} ")
-
-
-def test_an_unexpected_error_is_named_with_its_task(artifacts, cache):
-    class Broken(Shout):
-        def run(self, context: object) -> dict[str, object]:
-            raise ZeroDivisionError("by zero")
-
-    with pytest.raises(StageError, match="shout of m: ZeroDivisionError: by zero"):
-        run_task(tasks(artifacts, Broken(), Count())[0], cache=cache, say=lambda _: None)
-
-
 @pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), OSError(errno.EIO, "Input/output error")])
 def test_a_key_that_cannot_be_computed_is_told_like_work_that_fails(artifacts, cache, error):
     class Keyless(Shout):
@@ -235,14 +197,6 @@ def test_explain_says_what_runs_and_what_follows_from_it(artifacts, cache):
         "m: up to date, shout, count",
         "new: never done; runs shout, count",
     ]
-
-
-def test_removing_an_outcome_makes_the_task_new(artifacts, cache):
-    builds = tasks(artifacts, Shout(), Count())
-    run_all(builds, cache)
-    remove_outcome(builds[0])
-    assert not builds[0].folder.exists()
-    assert why_stale(builds[0], cache) == ("never done",)
 
 
 RACER = """

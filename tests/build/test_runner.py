@@ -14,7 +14,6 @@ from ortprep.build.runner import run_builds
 from ortprep.errors import SpecError
 from ortprep.spec.models import ModelSpec, SourceSpec
 from tests.build.fakes import Count, Shout, tasks
-from tests.prepare.builders import AS_PREPARED, SHAPES, Project, folding_net
 from tests.registry.builders import read_tree
 from tests.runtime.builders import write_bundle
 
@@ -83,17 +82,6 @@ def test_a_run_that_is_not_to_go_on_stops_at_the_first_failure(tmp_path):
         "skipped count:good/cpu: shout:bad failed",
         "ended",
     ]
-
-
-@pytest.mark.slow
-def test_a_bundle_is_there_before_doit_begins_with_the_next_model(tmp_path):
-    project = Project(tmp_path / "project")
-    for name in ("first", "second"):
-        project.add(folding_net(), name, inputs=SHAPES, tune=AS_PREPARED)
-    outcome = project.doit("prepare")
-    order = [line.split()[1] for line in outcome.err.splitlines() if line.startswith("done ")]
-    assert [task.partition(":")[2].partition("/")[0] for task in order] == ["first"] * 7 + ["second"] * 7
-    assert order[6::7] == ["package:first", "package:second"]
 
 
 # -- what is built: targets that are named or that the machine has, in places where nothing else is

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ortprep.children.child import read_own_output
-from ortprep.errors import IntegrityError, WorkerDiedError
+from ortprep.errors import IntegrityError
 
 Request = Mapping[str, Any]
 
@@ -42,12 +41,6 @@ def hang(request: Request) -> dict[str, Any]:
     note_pid(request["pid_file"], os.getpid())
     time.sleep(600)
     return {}
-
-
-def read_what_it_printed(request: Request) -> dict[str, Any]:
-    os.write(1, b"to stdout, ")
-    os.write(2, b"to stderr, and more")
-    return {"printed": read_own_output(21)}
 
 
 def raise_known(request: Request) -> dict[str, Any]:
@@ -100,9 +93,3 @@ def answer_on_full_disk(request: Request) -> dict[str, Any]:
     Path(f"{sys.argv[2]}.part").symlink_to("/dev/full")
     sys.stdout.write("something that is never flushed")
     return {}
-
-
-def raise_with_details(request: Request) -> dict[str, Any]:
-    error = WorkerDiedError("cpu/0 died")
-    error.pid, error.returncode = 17, 3
-    raise error

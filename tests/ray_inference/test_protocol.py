@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import threading
 from typing import Any
 
 import numpy as np
@@ -148,24 +147,6 @@ def test_what_the_model_refuses_is_told_without_files_of_the_server(service):
     assert status == 400
     assert "cannot run slow on these inputs" in said["error"]
     assert "onnxruntime" not in said["error"]
-
-
-def test_an_overloaded_server_says_when_to_come_again(service):
-    one = {"datatype": "FP32", "shape": [1, 1], "data": [1]}
-    size = {"name": "size", "datatype": "INT64", "shape": [2], "data": [2000, 2000]}
-    body = json.dumps({"inputs": [{"name": "x", **one}, {"name": "one", **one}, size]}).encode()
-    came: list[tuple[int, dict[str, Any], Any]] = []
-    threads = [
-        threading.Thread(target=lambda: came.append(ask("POST", "/v2/models/slow/infer", body)))
-        for _ in range(20)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert {status for status, _, _ in came} == {200, 503}
-    refused = [headers for status, headers, _ in came if status == 503]
-    assert {headers["retry-after"] for headers in refused} == {"1"}
 
 
 @pytest.mark.attack

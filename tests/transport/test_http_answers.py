@@ -470,17 +470,6 @@ def test_a_download_is_limited_in_size_and_time(tmp_path):
     assert not isinstance(caught.value, RegistryUnavailableError)
 
 
-def test_progress_is_told_after_every_block(tmp_path):
-    told: list[tuple[int, int | None]] = []
-    download(
-        Source([Answer(2000)]).open,
-        tmp_path / "got",
-        name="m.onnx",
-        progress=lambda done, size: told.append((done, size)),
-    )
-    assert told == [(done, SIZE) for done in (0, 1000, 2000, 0, 1000, 2000, 3000, 4000, 5000)]
-
-
 def test_a_full_disk_is_not_taken_for_a_bad_connection():
     source = Source([])
     with pytest.raises(OSError, match="No space left"):

@@ -26,7 +26,6 @@ from ortprep.doctor.environment_facts import (
     read_wheels,
 )
 from ortprep.runtime.loading.session import CPU, CUDA
-from ortprep.versions import installed_onnxruntime
 from tests.conftest import ROOT
 from tests.doctor.environment.builders import (
     GB,
@@ -142,19 +141,6 @@ def test_nothing_but_good_is_found_where_nothing_is_wrong():
     assert "problem" not in {finding.severity for finding in find(WITHOUT_GPU)}
 
 
-def test_the_hint_for_both_wheels_removes_both_and_installs_one():
-    found = one(find(having(wheels=BOTH)), "both-wheels-installed")
-    assert found.hint == "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu"
-
-
-def test_missing_libraries_come_with_the_wheel_that_is_installed():
-    found = one(find(_imported(libraries=LACKING)), "missing-library")
-    assert all(name in found.text for name in LACKING)
-    assert found.hint == "pip install 'onnxruntime-gpu[cuda,cudnn]==1.31.1'"
-    # On a machine without a GPU they are nothing to install, unless CUDA is asked for.
-    assert "missing-library" not in codes(find(_imported(WITHOUT_GPU, libraries=LACKING)))
-
-
 def test_versions_and_machines_that_suffice_are_not_found_wanting():
     newer = _gpu(cuda_version="14.1")
     assert "driver-too-old" not in codes(find(newer))
@@ -186,11 +172,6 @@ def test_a_recorded_wheel_is_understood_on_a_machine_with_and_without_a_gpu(name
     assert "libcudnn.so.9" in found.text
     cuda = next(one for one in diagnosis.findings if one.text.startswith("CUDA: "))
     assert (cuda.code, cuda.severity) == ("provider-unusable", "problem")
-
-
-def test_there_are_recordings_of_both_wheels_and_of_the_oldest_version():
-    assert {"onnxruntime-1.23.2", "onnxruntime-gpu-1.23.2"} <= set(RECORDINGS)
-    assert len(RECORDINGS) >= 5
 
 
 @pytest.mark.parametrize("severity", SEVERITIES)
@@ -243,17 +224,6 @@ def test_wheels_that_own_other_packages_are_not_onnx_runtime(site):
     plant_wheel(site, "orthogonal", "1.0")
     (site / "onnxruntime-1.31.1.dist-info").mkdir()  # half deleted
     assert read_wheels() == {}
-
-
-def test_of_wheels_in_several_folders_the_first_counts_even_without_a_list_of_its_files(site, monkeypatch):
-    plant_wheel(site / "one", "onnxruntime-gpu", "1.30.0")
-    plant_wheel(site / "two", "onnxruntime", "1.31.1", record=False)
-    monkeypatch.setattr(sys, "path", [str(site / "two"), str(site / "one")])
-    assert list(read_wheels()) == ["onnxruntime"]
-
-
-def test_the_installed_wheel_is_found():
-    assert list(read_wheels().values()) == [installed_onnxruntime()]
 
 
 def test_a_finder_that_a_package_put_in_python_s_place_changes_nothing(site):

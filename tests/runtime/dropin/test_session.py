@@ -95,12 +95,6 @@ def test_the_bytes_of_the_same_model_give_the_bundles_session(tmp_path, bundle):
     assert answer.tolist() == [9, 9]
 
 
-def test_a_bundle_may_be_named_itself_and_beside_others(model, bundle, tmp_path, monkeypatch):
-    places = [tmp_path / "none", write_bundle(tmp_path / "of-nothing"), bundle]
-    monkeypatch.setenv("ORTPREP_BUNDLES", os.pathsep.join(map(str, places)))
-    assert is_of_bundle(ortprep.session(model, providers=CPU))
-
-
 @pytest.mark.attack
 def test_a_bundle_that_was_another_when_it_was_listed_is_not_used(model, tmp_path, bundle, monkeypatch):
     """As somebody would try who may write to the folder of bundles, and has another model's, signed."""
@@ -228,17 +222,6 @@ def test_what_an_optimised_graph_cannot_give_makes_a_plain_session(model, name, 
     assert name in reason
 
 
-@pytest.mark.usefixtures("bundle")
-def test_errors_of_the_application_are_onnxruntimes_own(model, tmp_path):
-    with pytest.raises(ValueError, match="either strings or"):
-        ortprep.session(model, providers=[5], enable_fallback=0)  # type: ignore[list-item]
-    with pytest.raises(TypeError, match="Unable to load"):
-        ortprep.session(5)  # type: ignore[arg-type]
-    with pytest.raises(Exception, match=r"no\.onnx") as missing:
-        ortprep.session(tmp_path / "no.onnx", providers=CPU)
-    assert type(missing.value).__module__.startswith("onnxruntime")
-
-
 @pytest.mark.parametrize("fork", ["", "1"])
 def test_buckets_serve_their_batches_but_for_forks(model, bundle, monkeypatch, fork):
     monkeypatch.setenv("ORTPREP_FORK", fork)
@@ -315,15 +298,6 @@ def test_a_damaged_bundle_is_a_warning_and_a_plain_session(model, bundle, said):
     assert warning.startswith(f"cannot use {bundle}: bundle is not as it was written")
     assert warning.endswith(f"(hint: ortprep check {bundle})")
     assert not any("\n" in message for message in said.messages)
-
-
-@pytest.mark.usefixtures("bundle")
-def test_other_providers_later_are_those_of_the_source(model):
-    options = onnxruntime.SessionOptions()
-    session = ortprep.session(model, options, CPU)
-    assert is_of_bundle(session)
-    session.set_providers(CPU)
-    assert not is_of_bundle(session)
 
 
 # -- bundles are found by what they were prepared from

@@ -227,20 +227,6 @@ def test_clipping_says_what_it_clipped(tmp_path):
     assert converted.reply.too_large == ("n0",)
 
 
-def test_inputs_that_kernels_take_as_float32_only_stay_so(tmp_path):
-    model = chain(("GroupNorm", "gamma"), weights={"gamma": [1, 1, 1, 1], "beta": [0, 0, 0, 0]})
-    node = model.graph.node[0]
-    node.domain = "com.microsoft"
-    node.input.append("beta")
-    node.attribute.extend(helper.make_attribute(name, 1) for name in ("groups", "activation"))
-    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
-
-    converted = Converted(model, tmp_path)
-
-    assert [converted.weight(name)[0] for name in ("gamma", "beta")] == [FLOAT, FLOAT]
-    assert converted.operators == ["Cast", "GroupNorm", "Cast"]
-
-
 def test_bfloat16_replaces_float32_and_leaves_float16_alone(tmp_path):
     weight = np.array([0.1, 0.2, 0.3, 1e30], np.float32)
     model = chain(("Add", "w"), "Cast", "Cast", ("Mul", "h"), weights={"w": weight})

@@ -231,22 +231,6 @@ def test_what_comes_from_a_contrib_operator_is_quantised(tmp_path, name):
     _assert_near(model, tmp_path, share=0.2)
 
 
-@pytest.mark.parametrize("per_channel", [True, False])
-def test_dynamic_quantises_both_directions_of_an_lstm(tmp_path, per_channel):
-    rng = np.random.default_rng(0)
-    model = build_model(
-        [helper.make_node("LSTM", ["x", "w", "r"], ["y"], hidden_size=8, direction="bidirectional")],
-        inputs=[value("x", TensorProto.FLOAT, ["length", "batch", 6])],
-        outputs=[value("y", TensorProto.FLOAT, None)],
-        initializers=[
-            tensor("w", rng.normal(0, 0.5, (2, 32, 6)).astype(np.float32)),
-            tensor("r", rng.normal(0, 0.5, (2, 32, 8)).astype(np.float32)),
-        ],
-    )
-    assert _quantize("dynamic", model, tmp_path, per_channel=per_channel).converted == ("LSTM_0",)
-    _assert_near(model, tmp_path, share=0.05)
-
-
 def test_a_real_convolution_net_of_an_old_opset_stays_near_its_source(tmp_path):
     write_demo_model("squeezenet", tmp_path / "demo.onnx")
     model = onnx.load(tmp_path / "demo.onnx")
@@ -291,16 +275,6 @@ def test_weights_of_subgraphs_are_quantised(tmp_path):
     model = loop_net()
     assert _quantize("weights", model, tmp_path).converted == ("MatMul_0",)
     _assert_near(model, tmp_path, share=0.2)
-
-
-def test_static_ranges_cover_every_sample(tmp_path):
-    model = matmul_net()
-    paths = _write_samples(model, tmp_path)
-    write_tensors(paths[3], {"x": np.full((2, 64), 100, np.float32)})
-    _quantize("static", model, tmp_path, samples=paths)
-    written = onnx.load(tmp_path / "written" / "m.onnx")
-    scale = next(item for item in written.graph.initializer if item.name == "x_scale")
-    assert float(numpy_helper.to_array(scale)) * 255 >= 100
 
 
 def numbered_net() -> onnx.ModelProto:
