@@ -6,8 +6,8 @@ Compares plain ONNX Runtime on the source with bundles, in fresh interleaved pro
 a warm page cache, all prepared with the shipped defaults. *small*: trained models from PyPI wheels. *large*:
 five models with seeded weights, 33 to 499 MB. *load*: in two phases where the bundle records them; later runs
 are the steady session's. *by hand*: the file that `optimized_model_filepath` writes, loaded with the
-optimisation off. Existing bundles are reused without `--rebuild`, so that changed code can be measured
-without preparing again.
+optimisation off, with its weights inside or in a file of their own. Existing bundles are reused without
+`--rebuild`, so that changed code can be measured without preparing again.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ from ortprep.errors import PipelineError
 from ortprep.measuring.comparison import centre, order_of_round, paired_ratio
 from ortprep.measuring.device_lock import measuring
 
-PLAIN, LOAD, HAND, IMPORTED, FALLBACK = "plain", "load", "by hand", "load, imported", "portable"
+PLAIN, LOAD, IMPORTED, FALLBACK = "plain", "load", "load, imported", "portable"
+HAND, HAND_OUTSIDE = "by hand", "by hand, weights outside"
 SAME_FILE = "InferenceSession, same file"
-NEW_CONTAINER = "load, new container"
+NEW_CONTAINER, NOT_HASHED = "load, new container", "load, new container, not hashed"
 
 LARGE = ("resnet50", "densenet121", "bert-base", "gpt2", "bilstm")
 
@@ -96,10 +97,12 @@ def _subject(model: PreparedModel) -> Subject:
         PLAIN: plain(model.source),
         LOAD: load(model.bundle),
         HAND: optimize_by_hand(model.source),
+        HAND_OUTSIDE: optimize_by_hand(model.source, outside=True),
         SAME_FILE: same_file(model.bundle),
         IMPORTED: load(model.bundle, imported=True),
-        FALLBACK: load(model.bundle, target="portable"),
+        FALLBACK: load(model.bundle, more=", target='portable'"),
         NEW_CONTAINER: load(model.bundle, new_container=True),
+        NOT_HASHED: load(model.bundle, more=", digests='off'", new_container=True),
     }
     return Subject(model.name, model.source, model.bundle, model.sample, scripts)
 
@@ -122,7 +125,7 @@ def measure(subject: Subject, *, rounds: int, steady_s: float) -> Results:
         paths = {}
         for index, (arm, script) in enumerate(subject.scripts.items()):
             paths[arm] = Path(folder) / f"script{index}.py"
-            later_s = 0 if arm in (SAME_FILE, IMPORTED, NEW_CONTAINER) else steady_s
+            later_s = 0 if arm in (SAME_FILE, IMPORTED, NEW_CONTAINER, NOT_HASHED) else steady_s
             write_script(script, subject.sample, paths[arm], steady_s=later_s)
         for arm in paths:  # fills the page cache and the memory of digests; not counted
             run_script(paths[arm])
@@ -169,7 +172,8 @@ class Verdict:
 def compare(results: Results) -> dict[str, float]:
     """Returns one model's figures relative to plain ONNX Runtime, and what `load` adds, in ms."""
     figures = {}
-    for arm, name in ((LOAD, "load"), (HAND, "hand"), (FALLBACK, "fallback")):
+    arms = {LOAD: "load", HAND: "hand", HAND_OUTSIDE: "hand_outside", FALLBACK: "fallback"}
+    for arm, name in arms.items():
         if arm in results:
             figures[f"{name}_sooner"] = ratio(results, arm, _ready)
             pairs = zip(results[PLAIN], results[arm], strict=True)
@@ -177,8 +181,9 @@ def compare(results: Results) -> dict[str, float]:
             figures[f"{name}_sooner_p25"], figures[f"{name}_sooner_p75"] = spread.p25, spread.p75
             figures[f"{name}_steady"] = 1 / ratio(results, arm, _steady)
             figures[f"{name}_private"] = 1 / ratio(results, arm, lambda start: start.private_mb)
-    if NEW_CONTAINER in results:
-        figures["new_container_sooner"] = ratio(results, NEW_CONTAINER, _ready)
+    for arm, name in ((NEW_CONTAINER, "new_container"), (NOT_HASHED, "not_hashed")):
+        if arm in results:
+            figures[f"{name}_sooner"] = ratio(results, arm, _ready)
     if IMPORTED in results:
         plain_call = [start.init_ms + start.first_ms for start in results[PLAIN]]
         figures["load_call_sooner"] = paired_ratio(plain_call, [one.call_ms for one in results[IMPORTED]])
@@ -293,7 +298,9 @@ COLUMNS = (
     ("load_adds_processor_ms", "cpu ms", "{:.1f}"),
     ("load_call_sooner", "call", "{:.2f}×"),
     ("new_container_sooner", "new", "{:.2f}×"),
+    ("not_hashed_sooner", "no hash", "{:.2f}×"),
     ("hand_sooner", "by hand", "{:.2f}×"),
+    ("hand_outside_sooner", "outside", "{:.2f}×"),
     ("fallback_sooner", "fallb.", "{:.2f}×"),
     ("fallback_steady", "steady", "{:.2f}"),
 )
@@ -322,7 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m bench.load_cost", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     names = [name for every, _, _ in SETS.values() for name in every]
-    arms = (LOAD, HAND, SAME_FILE, IMPORTED, FALLBACK, NEW_CONTAINER)
+    arms = (LOAD, HAND, HAND_OUTSIDE, SAME_FILE, IMPORTED, FALLBACK, NEW_CONTAINER, NOT_HASHED)
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--models", nargs="+", choices=names, metavar="NAME", help="default: all")
     parser.add_argument("--arms", nargs="+", choices=arms, metavar="ARM", help=f"of {arms}; default: all")

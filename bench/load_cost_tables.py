@@ -14,68 +14,66 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import geometric_mean
 from typing import Any
 
-from bench.load_cost import FALLBACK, HAND, LOAD, NEW_CONTAINER, PLAIN
+from bench.load_cost import FALLBACK, HAND, HAND_OUTSIDE, LOAD, NEW_CONTAINER, NOT_HASHED, PLAIN
 from bench.start import ROOT
 
 RESULTS = ROOT / "bench" / "results"
 
 TITLES = {
-    "silero-vad": "Silero VAD",
-    "magika": "Magika",
-    "rapidocr-rec": "RapidOCR recogniser",
-    "nudenet": "NudeNet",
-    "ddddocr": "ddddocr",
+    "gpt2": "GPT-2",
+    "bert-base": "BERT-base",
     "resnet50": "ResNet-50",
     "densenet121": "DenseNet-121",
-    "bert-base": "BERT-base",
-    "gpt2": "GPT-2",
     "bilstm": "BiLSTM",
+    "rapidocr-rec": "RapidOCR recogniser",
+    "ddddocr": "ddddocr",
+    "silero-vad": "Silero VAD",
+    "magika": "Magika",
 }
-"""Models in README's tables; docs/performance.md has all of them."""
+"""Models in README's table; docs/performance.md has all of them."""
+
+SETS = {"large": "large models", "small": "small models"}
 
 Section = Mapping[str, Any]
 
 
-def readme_table(section: Section) -> str:
-    """Returns a row per model of `TITLES` in a set, and the mean of the whole set.
+def readme_table(report: Mapping[str, Section]) -> str:
+    """Returns a row per model of `TITLES`, and a row of means per set, of all of its models.
 
-    Every figure is how many times better than plain ONNX Runtime, so below 1 is worse; brackets have the
-    quartiles over the rounds. Arms that were not measured have no column.
+    Cells have the median time from the start of a process to its first result, in ms; the rows of means, how
+    many times sooner than plain ONNX Runtime that is. The last two columns are times better than plain, so
+    below 1 is worse.
     """
-    ratios = section["ratios"]
     columns = {
-        "hand_sooner": "first result: by hand",
-        "new_container_sooner": "first result: `load`, new container",
-        "load_sooner": "first result: `load`",
-        "load_steady": "later runs",
-        "load_private": "private memory",
+        "hand_outside": ("by hand", HAND_OUTSIDE),
+        "load": ("`load`", LOAD),
+        "new_container": ("`load`, new container", NEW_CONTAINER),
+        "not_hashed": ("the same, not hashed", NOT_HASHED),
     }
-    columns = {key: title for key, title in columns.items() if all(key in one for one in ratios.values())}
-
-    def cell(figures: Mapping[str, float], key: str) -> str:
-        if key.endswith("_sooner"):
-            return _sooner(figures, key)
-        return _better(figures[key])
-
+    others = {"load_steady": "later runs", "load_private": "private memory"}
     rows = []
-    for name in (name for name in ratios if name in TITLES):
-        plain_ms = section["models"][name][PLAIN]["ready_ms"]["median"]
-        title = f"{TITLES[name]}, {section['source_mb'][name]:.0f} MB, plain {plain_ms:.0f} ms"
-        rows.append([title, *(cell(ratios[name], key) for key in columns)])
-    means = {key: geometric_mean(figures[key] for figures in ratios.values()) for key in columns}
-    rows.append([f"**geometric mean of {len(ratios)}**", *(cell(means, key) for key in columns)])
-    return _table(["", *columns.values()], rows)
+    for kind, title in SETS.items():
+        section = report[kind]
+        ratios = section["ratios"]
+        for name in (name for name in TITLES if name in ratios):
+            medians = section["models"][name]
+            times = [medians[arm]["ready_ms"]["median"] for _, arm in (("", PLAIN), *columns.values())]
+            cells = [f"{one:.0f} ms" for one in times]
+            cells += [_better(ratios[name][key]) for key in others]
+            rows.append([f"{TITLES[name]}, {section['source_mb'][name]:.0f} MB", *cells])
+        means = {
+            key: geometric_mean(figures[key] for figures in ratios.values())
+            for key in (*(f"{arm}_sooner" for arm in columns), *others)
+        }
+        cells = ["1", *(f"**{means[f'{arm}_sooner']:.2f}×**" for arm in columns)]
+        cells += [f"**{_better(means[key])}**" for key in others]
+        rows.append([f"**{len(ratios)} {title}, mean gain**", *cells])
+    return _table(["", "plain", *(name for name, _ in columns.values()), *others.values()], rows)
 
 
 def _better(relative: float) -> str:
     """Returns how many times better a figure is, of which less is better, given it relative to plain."""
     return f"{1 / relative:.2f}×"
-
-
-def _sooner(figures: Mapping[str, float], key: str) -> str:
-    spread = [figures[f"{key}{end}"] for end in ("_p25", "_p75") if f"{key}{end}" in figures]
-    brackets = f" [{spread[0]:.2f}–{spread[1]:.2f}]" if spread else ""
-    return f"{figures[key]:.2f}×{brackets}"
 
 
 def performance_tables(report: Mapping[str, Section]) -> str:
@@ -98,12 +96,19 @@ def performance_tables(report: Mapping[str, Section]) -> str:
     return "\n\n".join(parts)
 
 
-_KEYS = {HAND: "hand", LOAD: "load", NEW_CONTAINER: "new_container", FALLBACK: "fallback"}
+_KEYS = {
+    HAND: "hand",
+    HAND_OUTSIDE: "hand_outside",
+    LOAD: "load",
+    NEW_CONTAINER: "new_container",
+    NOT_HASHED: "not_hashed",
+    FALLBACK: "fallback",
+}
 """Arms of the tables, with what their figures begin with."""
 
 
 def _figures_of(arm: str) -> tuple[str, ...]:
-    return ("first result",) if arm == NEW_CONTAINER else ("first result", "later runs")
+    return ("first result",) if arm in (NEW_CONTAINER, NOT_HASHED) else ("first result", "later runs")
 
 
 def _performance_row(section: Section, name: str, arms: Sequence[str]) -> list[str]:
@@ -151,7 +156,7 @@ def main() -> int:
         )
     readme, performance = ROOT / "README.md", ROOT / "docs" / "performance.md"
     tables = (
-        *((readme, f"bench.load_cost {kind}", readme_table(section)) for kind, section in report.items()),
+        (readme, "bench.load_cost", readme_table(report)),
         (performance, "bench.load_cost", performance_tables(report)),
     )
     for path, name, table in tables:

@@ -106,8 +106,10 @@ def plain(model: Path) -> LoadScript:
     return LoadScript("import onnxruntime", f"session = onnxruntime.InferenceSession({str(model)!r})")
 
 
-def optimize_by_hand(model: Path) -> LoadScript:
+def optimize_by_hand(model: Path, *, outside: bool = False) -> LoadScript:
     """Writes an optimised model as ONNX Runtime's documentation shows; returns the script that loads it.
+
+    With `outside`, its weights are in a file of their own, which ONNX Runtime maps into memory.
 
     The first of the two is the five-line script that a reader thinks of first; it runs here once, in a fresh
     process. The written file lies beside the model, since weights in a data file stay there.
@@ -115,9 +117,13 @@ def optimize_by_hand(model: Path) -> LoadScript:
     Raises:
         StageError: ONNX Runtime cannot write the model.
     """
-    optimized = model.with_name(f"{model.stem}-by-hand.onnx")
+    optimized = model.with_name(f"{model.stem}-by-hand{'-outside' if outside else ''}.onnx")
     lines = ["import onnxruntime", "options = onnxruntime.SessionOptions()"]
     lines += [f"options.optimized_model_filepath = {str(optimized)!r}"]
+    if outside:
+        entries = {"file_name": f"{optimized.name}.data", "min_size_in_bytes": "1024"}
+        keys = {f"session.optimized_model_external_initializers_{key}": entries[key] for key in entries}
+        lines += [f"options.add_session_config_entry({key!r}, {value!r})" for key, value in keys.items()]
     lines += [f"onnxruntime.InferenceSession({str(model)!r}, options)"]
     done = subprocess.run(
         [sys.executable, "-c", "\n".join(lines)], check=False, capture_output=True, text=True
@@ -147,14 +153,12 @@ def same_file(bundle: Path) -> LoadScript:
     return LoadScript("import onnxruntime", "\n".join(lines))
 
 
-def load(
-    bundle: Path, *, target: str | None = None, imported: bool = False, new_container: bool = False
-) -> LoadScript:
+def load(bundle: Path, *, more: str = "", imported: bool = False, new_container: bool = False) -> LoadScript:
     """Returns the script of a job that calls `load`, with ONNX Runtime imported before if requested.
 
-    Later runs are those of the steady session. A job in a new container has an empty cache folder.
+    Later runs are those of the steady session. A job in a new container has an empty cache folder. `more` has
+    further arguments of `load`, such as `, target='portable'`.
     """
-    more = "" if target is None else f", target={target!r}"
     empty = f"import os; os.environ['ORTPREP_CACHE_DIR'] = f'{bundle}.cache/{{os.getpid()}}'\n"
     return LoadScript(
         f"{empty if new_container else ''}from ortprep.runtime import load",
