@@ -21,6 +21,7 @@ from ortprep.bundle.scratch_folder import scratch_folder
 from ortprep.children import availability
 from ortprep.children.availability import unavailable_reason
 from ortprep.errors import CacheError
+from ortprep.runtime.machine import memory
 from ortprep.runtime.machine.hardware import Gpu, read_gpus, read_hardware
 from ortprep.runtime.machine.memory import (
     drop_file,
@@ -101,6 +102,18 @@ def test_a_dropped_file_is_read_from_disk_again_and_a_prefetched_one_is_not(file
     prefetch_file(file)
     file.read_bytes()
     assert resident_pages(file) == SIZE // mmap.PAGESIZE
+
+
+@pytest.mark.parametrize(
+    ("limit", "most"), [(None, None), ("max", None), ("9223372036854771712", None), ("3000", 1000)]
+)
+def test_free_memory_is_the_machine_s_unless_a_control_group_has_less(tmp_path, monkeypatch, limit, most):
+    """`max` is what Docker without a limit and a server without containers have."""
+    monkeypatch.setattr(memory, "group_folders", lambda *_: [str(tmp_path)] if limit else [])
+    (tmp_path / "memory.max").write_text(limit or "")
+    (tmp_path / "memory.current").write_text("2000")
+    free = memory.free_bytes()
+    assert free > 2**20 if most is None else free == most
 
 
 def show_gpu(patch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def free_bytes() -> int:
     machine = _read_field("/proc/meminfo", "MemAvailable:")
     if machine is None:
         machine = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(0, min(machine, *(limit - used for limit, used in _read_control_groups())))
+    return max(0, min([machine, *(limit - used for limit, used in _read_control_groups())]))
 
 
 def _read_control_groups() -> Iterator[tuple[int, int]]:
