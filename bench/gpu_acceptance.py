@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,7 +25,7 @@ from bench.pool import open_in_threads
 from bench.result_file import describe_machine, format_results
 from ortprep.bundle.codec import encode
 from ortprep.bundle.figures import PlanFigures
-from ortprep.bundle.loader_config import read_loader_config, write_loader_config
+from ortprep.bundle.loader_config import read_loader_config
 from ortprep.bundle.manifest import read_manifest
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.availability import unavailable_reason
@@ -35,7 +34,7 @@ from ortprep.children.probe import ProbeRequest, ProbeResult, measure_plan
 from ortprep.errors import BundleError, LoadError, PipelineError
 from ortprep.options import known_provider_options
 from ortprep.runtime import PoolConfig, SessionPool, open_bundle
-from ortprep.runtime.loading.golden import find_problems, read_golden
+from ortprep.runtime.loading.golden import read_golden
 from ortprep.runtime.loading.session import CUDA
 
 DOCTOR = ("env", "init", "parallel")
@@ -223,38 +222,6 @@ def check_pool(model: Prepared) -> Row:
     return Row(f"{model.name}: two workers on one device", "seen", answer, seconds)
 
 
-def check_graph_replay(model: Prepared) -> Row:
-    """Does a pool answer rightly, and how fast, with a recorded CUDA graph and without?"""
-    config = read_loader_config(model.bundle)
-    feeds, expected = read_golden(config.golden, model.bundle)
-    figures = {}
-    recorded = {"enable_cuda_graph": "1"} if model.place.is_gpu else {}
-    for name, options in (("plain", {}), ("graph", recorded)):
-        copy = model.bundle.with_name(f"{model.name}-{name}")
-        shutil.copytree(model.bundle, copy, dirs_exist_ok=True)
-        variants = tuple(
-            variant._replace(
-                io_binding=name == "graph",
-                providers=(
-                    variant.providers[0]._replace(options={**variant.providers[0].options, **options}),
-                    *variant.providers[1:],
-                ),
-            )
-            for variant in config.variants
-            if variant.name == model.place.target
-        )
-        write_loader_config(copy, config._replace(variants=variants))
-        with SessionPool(copy, PoolConfig(devices=model.place.device, target=model.place.target)) as pool:
-            problems = [
-                line for _ in range(50) for line in find_problems(config.golden, expected, pool.run(feeds))
-            ]
-            figures[name] = pool.stats().workers[0].p50_ms or 0.0
-        if problems:
-            return Row(f"{model.name}: CUDA graph in a pool", "FAILED", problems[0])
-    answer = ", ".join(f"{name} p50 {value:.2f} ms" for name, value in figures.items())
-    return Row(f"{model.name}: CUDA graph in a pool", "seen", answer, figures)
-
-
 def check_options(model: Prepared) -> Row:
     """Which options does this CUDA provider accept at their default, and is an unknown one refused?"""
     plan = model.plan()
@@ -313,7 +280,6 @@ def run_checks(models: tuple[Prepared, ...]) -> list[Row]:
         (check_provider, models),
         (check_portable, models),
         (check_pool, models),
-        (check_graph_replay, models[:1]),
     ]
     if all(model.place.is_gpu for model in models):
         checks += [(check_refusal, models[:1]), (check_reading_threads, models), (check_options, models[:1])]

@@ -53,14 +53,14 @@ GPU = Place(
     "cuda",
     "cuda:0",
     "targets: [cuda, cpu]\ntune: {max_trials: 0}\nmeasure: {rounds: 5, cold_rounds: 2, steady_s: 0.3}\n",
-    "targets: [cuda]\ntune: {budget_s: 45, rounds: 8, steady_s: 0.1, allow: [tf32, io_binding]}\n",
+    "targets: [cuda]\ntune: {budget_s: 45, rounds: 8, steady_s: 0.1, allow: [tf32]}\n",
 )
 DRY_RUN = Place(
     ("squeezenet",),
     "cpu",
     "cpu",
     "targets: [cpu]\ntune: {max_trials: 0}\nmeasure: {rounds: 3, cold_rounds: 1, steady_s: 0.05}\n",
-    "targets: [cpu]\ntune: {max_trials: 4, rounds: 3, steady_s: 0.05, allow: [io_binding]}\n",
+    "targets: [cpu]\ntune: {max_trials: 4, rounds: 3, steady_s: 0.05}\n",
 )
 
 

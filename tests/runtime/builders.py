@@ -96,7 +96,6 @@ class Part:
     batch: int | None = None
     precision: str = "fp32"
     requirements: Requirements = CPU_ONLY
-    io_binding: bool = False
 
 
 BUCKETED = (
@@ -131,7 +130,6 @@ def _convert(folder: Path, variant: Variant, part: Part) -> Variant:
         binding={"batch": part.batch} if part.batch else {},
         bucket=part.batch is not None,
         golden=Golden(entry(folder, golden), Tolerance(1e-4, 1e-5)),
-        io_binding=part.io_binding,
     )
 
 

@@ -48,7 +48,7 @@ TRANSFORMER = facts_of("Attention", "MatMul", "SkipLayerNormalization", initiali
 SERVER = Conditions("cpu", "1.31.1", cores=8)
 GPU = Conditions("cuda", "1.31.1", cores=8)
 
-EVERYTHING_ALLOWED = ("tf32", "cudnn_default", "io_binding")
+EVERYTHING_ALLOWED = ("tf32", "cudnn_default")
 
 
 def cpu_space(facts: ModelFacts = CONVOLUTIONS, **conditions: Any) -> Space:

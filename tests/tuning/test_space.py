@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import Any
 
 import pytest
@@ -35,14 +34,12 @@ from tests.tuning.builders import (
     EVERYTHING_ALLOWED,
     TRANSFORMER,
     VERSIONS,
-    choices_of,
     cpu_space,
     cuda_space,
     names,
     per_load,
     plan,
     raw_choices,
-    restrict,
     restricted_spaces,
     spaces,
 )
@@ -79,16 +76,6 @@ def test_any_plans_neighbours_are_what_one_changed_knob_comes_to(data):
 )
 def test_choices_that_come_to_the_same_are_one(values, same):
     assert plan(cpu_space(), **values) == plan(cpu_space(), **same)
-
-
-def test_no_run_is_recorded_unless_inputs_are_bound():
-    space = cuda_space(allowed=("io_binding",))
-    assert plan(space, cuda_graph="on")["io_binding"] == "on"
-    assert plan(space, cuda_graph="on") in space.neighbours(space.base)
-    unbound = restrict(space, {"io_binding": ("off",)})
-    assert plan(unbound, cuda_graph="on") == unbound.base
-    for choice in itertools.islice(choices_of(space), 20_000):
-        assert choice["io_binding"] == "on" or choice["cuda_graph"] == "off"
 
 
 def test_settings_come_on_top_of_the_users_options():
@@ -189,7 +176,7 @@ def test_every_knob_has_a_choice_and_the_base_sets_no_option_at_all(space):
 
 
 FORMS, ON_OFF, OFF_ON = ("mapped", "ort", "prepacked"), ("on", "off"), ("off", "on")
-BOUND, SLOW = ("io_binding",), ("cudnn_default",)
+SLOW = ("cudnn_default",)
 LARGE = but(CONVOLUTIONS, initializer_bytes=MAX_ORT_BYTES + 1)
 
 
@@ -208,21 +195,11 @@ LARGE = but(CONVOLUTIONS, initializer_bytes=MAX_ORT_BYTES + 1)
         # What changes answers or jobs, or can be very slow, only if it is allowed.
         (cuda_space(), "tf32", ()),
         (cuda_space(allowed=("tf32",)), "tf32", ON_OFF),
-        (cuda_space(), "io_binding", ()),
-        (cuda_space(allowed=BOUND), "io_binding", OFF_ON),
         (cuda_space(), "convolution_search", ("exhaustive", "heuristic")),
         (
             cuda_space(allowed=SLOW),
             "convolution_search",
             ("exhaustive", "heuristic", "default"),
-        ),
-        # Recorded runs need bound inputs, fixed shapes and no control flow.
-        (cuda_space(allowed=BOUND), "cuda_graph", OFF_ON),
-        (cuda_space(), "cuda_graph", ()),
-        (cuda_space(fixed_shapes=False, allowed=BOUND), "cuda_graph", ()),
-        *(
-            (cuda_space(but(CONVOLUTIONS, operators={"Conv": 1, flow: 1}), allowed=BOUND), "cuda_graph", ())
-            for flow in ("If", "Loop", "Scan")
         ),
         # Threads: all, half, a quarter and one, each once; with one there is nobody to share with.
         (cpu_space(cores=3), "threads", ("all", "1")),

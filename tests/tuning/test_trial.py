@@ -66,9 +66,8 @@ def plan_of(request: TrialRequest) -> SessionPlan:
     return request.plan
 
 
-@pytest.mark.parametrize("io_binding", [False, True], ids=["copied", "bound"])
-def test_figures_are_those_of_a_small_process(request_of_all, io_binding):
-    figures = measured(dataclasses.replace(request_of_all, io_binding=io_binding))
+def test_figures_are_those_of_a_small_process(request_of_all):
+    figures = measured(request_of_all)
     assert all(value > 0 for value in (figures.init_ms, figures.first_ms, figures.steady_ms))
     assert figures.first_result_ms == figures.init_ms + figures.first_ms < TIMEOUT_S * 1e3
     assert 1 < figures.private_mb < 2000

@@ -171,8 +171,6 @@ class Variant(NamedTuple):
         providers: In order of preference, as ONNX Runtime takes them.
         requirements: Required properties of the machine.
         first_phase: Session that may serve until one with the options above is made, None for none.
-        io_binding: Whether runs have to bind inputs and outputs to fixed memory of the device, as a recorded
-            CUDA graph needs it; `run` alone then does not do.
         precision: `fp32` as the source, or what it was converted to: `fp16`, `bf16`, `mixed`, `int8`, `int4`.
         binding: Sizes its symbolic dimensions are bound to, by name, or by `INPUT[AXIS]` where one has none.
         bucket: Whether it is there for batches of these sizes only, beside one for all.
@@ -189,7 +187,6 @@ class Variant(NamedTuple):
     providers: tuple[ProviderRecord, ...]
     requirements: Requirements
     first_phase: FirstPhase | None = None
-    io_binding: bool = False
     precision: str = SOURCE_PRECISION
     binding: Mapping[str, int] = {}
     bucket: bool = False

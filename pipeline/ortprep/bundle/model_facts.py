@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from ortprep.bundle.loader_config import TensorSpec
 
 _CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "FusedConv", "NhwcConv", "QLinearConv", "ConvInteger"})
-_CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 _ANONYMOUS = re.compile(r"\?|-1|None|unk__.*|(p2o\.)?DynamicDimension\..*|", re.DOTALL)
 
 
@@ -62,11 +61,6 @@ class ModelFacts:
     def has_convolutions(self) -> bool:
         """Whether there is a convolution."""
         return self._has(_CONVOLUTIONS)
-
-    @property
-    def has_control_flow(self) -> bool:
-        """Whether a node holds a subgraph."""
-        return self._has(_CONTROL_FLOW)
 
     def _has(self, types: frozenset[str]) -> bool:
         return any(kind.rpartition(".")[2] in types for kind in self.operators)

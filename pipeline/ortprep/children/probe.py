@@ -35,7 +35,6 @@ class ProbeRequest:
         drop_cache: Files that are dropped from the page cache before the process is started.
         bundle: Folder of a bundle; None for plain ONNX Runtime.
         more_samples: Samples of other shapes: each is run `steady_s` seconds after the first one's runs.
-        io_binding: Runs with inputs and outputs bound to the session's device, copies left out.
         forked: Measures a fork of a process that opened the bundle with `load_before_fork`: times begin at
             the fork, which is `init_ms`, and `private_mb` is the memory that the fork has written to.
     """
@@ -46,7 +45,6 @@ class ProbeRequest:
     drop_cache: tuple[str, ...] = ()
     bundle: str | None = None
     more_samples: tuple[str, ...] = ()
-    io_binding: bool = False
     forked: bool = False
 
 

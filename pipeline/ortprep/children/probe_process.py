@@ -14,16 +14,14 @@ from ortprep.bundle.codec import decode
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.process_group import PR_SET_PDEATHSIG
 from ortprep.errors import LoadError
-from ortprep.runtime.loading.binding import run_first
 from ortprep.runtime.loading.phases import wait_steady
-from ortprep.runtime.loading.session import CUDA, build_session
+from ortprep.runtime.loading.session import CUDA, build_session, onnxruntime_errors
 from ortprep.runtime.machine.memory import peak_rss_bytes, private_bytes, written_bytes
 from ortprep.runtime.tensors.arrays import read_tensors, run_session
 
 if TYPE_CHECKING:
     import onnxruntime
 
-    from ortprep.runtime.loading.binding import BoundRun
     from ortprep.runtime.tensors.element_types import Array
 
 _MB = 2**20
@@ -32,11 +30,14 @@ _MAX_RUNS = 20_000
 
 
 class PreparedRun(NamedTuple):
-    """A session and a sample, ready to run; `answer` returns the outputs on the host by name."""
+    """A session and a sample."""
 
-    repeat: Callable[[], object]
-    answer: Callable[[], dict[str, Array]]
+    session: onnxruntime.InferenceSession
     feeds: Mapping[str, Array]
+
+    def answer(self) -> dict[str, Array]:
+        """Returns the outputs by name."""
+        return run_session(self.session, self.feeds)
 
 
 def measure(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,9 +62,9 @@ def measure_runs(request: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Prep
     """Does what `measure` does, and also returns what was run: one for every sample."""
     session = _session_of(request)
     began_s, imported_s, loaded_s = enter_fork() if request["forked"] else request["times_s"]
-    run = _prepare_run(session, request["sample"], io_binding=request["io_binding"])
+    run = PreparedRun(session, read_tensors(Path(request["sample"])))
     model = request["bundle"] or request["plan"]["model"]
-    first_ms, _ = _time(lambda: run_first(run.repeat, run.feeds, model))
+    first_ms, _ = _time(lambda: _run_first(run, model))
     wait_steady(session)
     figures = {
         "ready_s": loaded_s + first_ms / 1e3,
@@ -72,9 +73,7 @@ def measure_runs(request: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Prep
         "first_ms": first_ms,
         **_measure_steady(run, request["steady_s"]),
     }
-    more = [
-        _prepare_run(session, sample, io_binding=request["io_binding"]) for sample in request["more_samples"]
-    ]
+    more = [PreparedRun(session, read_tensors(Path(sample))) for sample in request["more_samples"]]
     import onnxruntime  # imported long since
 
     figures |= {
@@ -126,24 +125,20 @@ def _time(function: Callable[[], Any]) -> tuple[float, Any]:
     return (time.perf_counter() - started) * 1e3, value
 
 
-def _prepare_run(session: onnxruntime.InferenceSession, sample: str, *, io_binding: bool) -> PreparedRun:
-    feeds = read_tensors(Path(sample))
-    if io_binding:
-        from ortprep.runtime.loading.binding import BoundRun
-
-        bound = BoundRun(session, feeds)
-        return PreparedRun(bound, lambda: _answers_of(bound), feeds)
-    return PreparedRun(lambda: run_session(session, feeds), lambda: run_session(session, feeds), feeds)
-
-
-def _answers_of(bound: BoundRun) -> dict[str, Array]:
-    """Runs once more, replaying what was recorded, if anything was: those answers are the ones that count."""
-    bound()
-    return bound.outputs()
+def _run_first(run: PreparedRun, model: str) -> None:
+    """Runs a session for the first time; raises `LoadError` if ONNX Runtime refuses it."""
+    try:
+        run.answer()
+    except onnxruntime_errors() as error:
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in run.feeds.items())
+        raise LoadError(
+            f"cannot run {model}\n  with {shapes}: {type(error).__name__}: {error}",
+            hint="give shapes that it takes: in its spec, or the doctor --shape NAME=1,3,224 or a bundle",
+        ) from error
 
 
 def _measure_other(run: PreparedRun, steady_s: float) -> float:
-    run.repeat()
+    run.answer()
     return float(_measure_steady(run, steady_s)["steady_ms"])
 
 
@@ -153,7 +148,7 @@ def _measure_steady(run: PreparedRun, steady_s: float) -> dict[str, Any]:
     times: list[float] = []
     end = time.perf_counter() + steady_s
     while len(times) < _MIN_RUNS or (time.perf_counter() < end and len(times) < _MAX_RUNS):
-        times.append(_time(run.repeat)[0])
+        times.append(_time(run.answer)[0])
     return {"steady_ms": float(np.median(times)), "runs": len(times)}
 
 

@@ -63,7 +63,6 @@ _CUDA_GRAPH = (
     "kernels are launched one by one"
 )
 _ONE_SESSION = "the backend makes one session per instance, with the options for steady runs"
-_OWN_MEMORY = "the backend binds each request's own memory"
 
 
 class RecordedOption(NamedTuple):
@@ -152,8 +151,6 @@ def plan_options(variant: Variant) -> MappedOptions:
             left_out[str(option)] = place
     if variant.first_phase is not None:
         left_out["first phase"] = _ONE_SESSION
-    if variant.io_binding:
-        left_out["io_binding"] = _OWN_MEMORY
     attributes = {one.name: one.value for one in places if one.kind == ATTRIBUTE}
     level = str(attributes.pop(LEVEL, "ORT_ENABLE_ALL"))
     session_options = SessionOptionsRecord(level, attributes, _texts_of(places, ENTRY))

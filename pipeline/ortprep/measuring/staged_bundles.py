@@ -47,7 +47,7 @@ class StagedBundles:
 
         Args:
             folder: The folder that the variant's model is in, with all files that its session reads.
-            variant: The variant; only its model, options, providers, requirements and binding count.
+            variant: The variant; only its model, options, providers and requirements count.
             timeout_s: Deadline of the process that loads it, in seconds.
 
         Raises:
@@ -63,7 +63,6 @@ class StagedBundles:
             session_options=variant.session_options,
             providers=variant.providers,
             requirements=variant.requirements,
-            io_binding=variant.io_binding,
         )
         bundle = self._folder / digest_json([str(model), encode(placed)])[-16:]
         if not (bundle / LOADER_FILE).exists():  # which is written last

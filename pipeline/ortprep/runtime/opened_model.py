@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, cast
 from ortprep.bundle.loader_config import read_loader_config
 from ortprep.errors import LoadError, RunError
 from ortprep.quoting import quoted
-from ortprep.runtime.loading.binding import BoundRuns
 from ortprep.runtime.loading.buckets import choose_bucket, with_runnable_buckets
 from ortprep.runtime.loading.bundle_loader import open_bucket, open_folder
 from ortprep.runtime.loading.forking import with_one_thread
@@ -93,14 +92,13 @@ def choose_target(root: Path, options: ModelLoadOptions, *, on_gpu: bool) -> str
 
 
 class SessionRunner:
-    """A session, run the way its variant and its types need it."""
+    """A session, run the way its types need it."""
 
     def __init__(self, signature: Signature, opened: OpenedBundle) -> None:
         self._name, self._opened, self._outputs = signature.model, opened, list(signature.outputs)
         self.session = opened.session
         outputs = [value.type for value in opened.session.get_outputs()]
         self._is_native = BFLOAT16 not in signature.inputs.values() and BFLOAT16_TENSOR not in outputs
-        self._bound = BoundRuns(opened.session) if opened.variant.io_binding else None
         self._errors = onnxruntime_errors()
 
     def check(self) -> None:
@@ -111,12 +109,9 @@ class SessionRunner:
     def run(self, feeds: Mapping[str, Array]) -> list[Array]:
         """Runs on a batch; returns outputs in the model's order, or raises `RunError`."""
         try:
-            if self._bound is not None:
-                answers = self._bound.run(feeds)
-            elif self._is_native:
+            if self._is_native:
                 return list(self.session.run(self._outputs, feeds))
-            else:
-                answers = run_session(self.session, feeds)
+            answers = run_session(self.session, feeds)
             return [answers[name] for name in self._outputs]
         except self._errors as error:
             raise RunError(

@@ -226,9 +226,8 @@ class TuneSpec(SpecSection):
     """Deadline of one process, in seconds."""
     max_private_mb: Positive | None = None
     """Maximum private memory of a session's process, in MB of 2**20 bytes."""
-    allow: tuple[Literal["tf32", "cudnn_default", "io_binding"], ...] = ()
-    """Options to search although they change answers (tf32), can be very slow (cudnn_default), or require
-    jobs to bind inputs and outputs (io_binding)."""
+    allow: tuple[Literal["tf32", "cudnn_default"], ...] = ()
+    """Options to search although they change answers (tf32), or can be very slow (cudnn_default)."""
     first_phase: bool = True
     """Whether to record a plan that serves until the chosen one is ready, too."""
     fork: bool = False

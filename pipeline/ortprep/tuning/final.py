@@ -37,7 +37,7 @@ from ortprep.tuning.objective import (
     ready_ms,
     steady_ms,
 )
-from ortprep.tuning.space import DEFAULT, PlanChoice, Space, needs_binding, shares_files
+from ortprep.tuning.space import DEFAULT, PlanChoice, Space, shares_files
 
 CONFIDENCE = 2.5
 """Standard errors that a plan has to be behind before it leaves."""
@@ -157,10 +157,9 @@ def find_first(finals: Finals, second: PlanChoice, objective: Objective) -> Plan
 
 def _may_serve_before(finals: Finals, first: PlanChoice, second: PlanChoice, objective: Objective) -> bool:
     """Says whether a plan can be a first phase of another, and the two together cost no more than either."""
-    # A binding stays with the session it was made of, so a job that binds would never see another.
-    if not objective.first_phase or needs_binding(first) or needs_binding(second):
+    if not objective.first_phase or first in (second, DEFAULT) or not shares_files(first, second):
         return False
-    if first in (second, DEFAULT) or not shares_files(first, second) or len(finals[first]) < MIN_ROUNDS:
+    if len(finals[first]) < MIN_ROUNDS:
         return False
     limit = objective.max_private_mb
     if limit is not None and overlap_mb(finals, first, second) > limit:

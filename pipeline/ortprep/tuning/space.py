@@ -103,7 +103,7 @@ class Space:
         )
 
 
-FORM, PREPACKING, IO_BINDING = "form", "prepacking", "io_binding"
+FORM, PREPACKING = "form", "prepacking"
 THREADS, SPINNING = "threads", "spinning"
 
 MAPPED, PREPACKED, ORT = "mapped", "prepacked", "ort"
@@ -129,9 +129,6 @@ _RULES = (
     # One thread prepacks alone, and has nobody to wait for.
     ({THREADS: "1", PREPACKING: "parallel"}, PREPACKING, ON),
     ({THREADS: "1"}, SPINNING, ON),
-    # A recorded run is replayed on the addresses it was recorded on, so they must stay.
-    ({"cuda_graph": ON}, IO_BINDING, ON),
-    ({IO_BINDING: OFF}, "cuda_graph", OFF),
     ({"cudnn": OFF}, "convolution_search", "exhaustive"),
 )
 
@@ -144,7 +141,7 @@ class Conditions:
         cores: Processors the session may use.
         is_source: Whether the model is shipped as it is, and so has no other form.
         fixed_shapes: Whether all samples have the same shapes.
-        allowed: Searches the user opted in to: `tf32`, `cudnn_default`, `io_binding`.
+        allowed: Searches the user opted in to: `tf32`, `cudnn_default`.
         fixed: Options the user has set, with their values; these are not searched.
     """
 
@@ -226,7 +223,6 @@ def _cuda_knobs(facts: ModelFacts, conditions: Conditions) -> dict[str, Values]:
     """Returns every knob of a session on CUDA, those without effect with fewer than two values."""
     allowed, convolutions = conditions.allowed, facts.has_convolutions
     slow = _when("cudnn_default" in allowed, {"default": {"cudnn_conv_algo_search": "DEFAULT"}})
-    recorded = IO_BINDING in allowed and conditions.fixed_shapes and not facts.has_control_flow
     return {
         FORM: {MAPPED: {}},
         PREPACKING: {ON: {}, OFF: _NO_PREPACKING},
@@ -257,16 +253,7 @@ def _cuda_knobs(facts: ModelFacts, conditions: Conditions) -> dict[str, Values]:
         "cudnn": _when(not convolutions, {ON: {}, OFF: {"enable_cudnn": "0"}}),
         # Whether float32 is multiplied in TF32.
         "tf32": _when("tf32" in allowed, {ON: {}, OFF: {"use_tf32": "0"}}),
-        # Whether jobs bind inputs and outputs.
-        IO_BINDING: _when(IO_BINDING in allowed, {OFF: {}, ON: {}}),
-        # Whether a run is recorded and replayed.
-        "cuda_graph": _when(recorded, {OFF: {}, ON: {"enable_cuda_graph": "1"}}),
     }
-
-
-def needs_binding(choice: PlanChoice) -> bool:
-    """Says whether a plan is run with inputs and outputs bound."""
-    return choice.as_dict().get(IO_BINDING) == ON
 
 
 def shares_files(first: PlanChoice, second: PlanChoice) -> bool:

@@ -1,11 +1,10 @@
-"""Bound runs answer as plain ones do, and from the same memory every time."""
+"""Sessions are made as their plan says, or not at all."""
 
 from __future__ import annotations
 
 import threading
 import time
 import types
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,24 +12,19 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from ortprep.bundle.loader_config import read_loader_config, write_loader_config
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
 from ortprep.errors import LoadError, LoadTimeoutError, ProviderError
-from ortprep.runtime import load
 from ortprep.runtime.loading import session as session_module
-from ortprep.runtime.loading.binding import BoundRun, BoundRuns
 from ortprep.runtime.loading.session import (
     CPU,
     CUDA,
     build_session,
     default_plan,
-    onnxruntime_errors,
     with_device,
 )
 from ortprep.runtime.machine.hardware import read_gpus
-from ortprep.runtime.tensors.arrays import run_session
 from tests.fakes import wait_for
-from tests.runtime.builders import sample, weights_of, write_bundle, write_linear
+from tests.runtime.builders import sample, weights_of, write_linear
 
 pytestmark = pytest.mark.runtime
 
@@ -160,74 +154,3 @@ def test_waiting_for_a_device_is_part_of_the_deadline(workshop):
             build_session(default_plan("second"), timeout_s=0.1)
         workshop.may_end.set()
     assert first.result()
-
-
-# -- bound runs answer as plain ones do, and from the same memory every time
-
-
-@pytest.fixture
-def bundle(tmp_path):
-    return write_bundle(tmp_path / "bundle")
-
-
-def test_a_bound_run_gives_its_outputs_in_the_same_memory_every_time(bundle):
-    run = BoundRun(load(bundle), {"x": sample()})
-    addresses = set()
-    for _ in range(5):
-        run()
-        addresses.add(run._binding.get_outputs()[0].data_ptr())
-    assert len(addresses) == 1
-    np.testing.assert_allclose(run.outputs()["y"], sample() @ weights_of(0), rtol=1e-4)
-
-
-def test_bound_runs_answer_batches_of_any_shapes_as_plain_ones_do(bundle):
-    session = load(bundle)
-    runs, answers = BoundRuns(session), []
-    batches = [sample()[:rows] * factor for factor in (1, 2, 3) for rows in (2, 1, 2)]
-    for x in batches:
-        before = x.copy()
-        answers.append(runs.run({"x": x})["y"])
-        np.testing.assert_array_equal(x, before, err_msg="a caller's batch was written to")
-    # Compared after all runs, so that answers whose memory is used again would be noticed.
-    for x, answer in zip(batches, answers, strict=True):
-        np.testing.assert_array_equal(answer, run_session(session, {"x": x})["y"])
-
-
-@pytest.mark.attack
-@pytest.mark.parametrize("kind", ["float16", "int32", "float64"])
-def test_no_array_of_another_type_is_read_where_inputs_are_bound(bundle, kind):
-    """ONNX Runtime took the bytes for float32: it read beyond the end of a float16 array."""
-    session = load(bundle)
-    runs, x = BoundRuns(session), sample()
-    for _ in range(2):
-        runs.run({"x": x})
-    for feeds in ({"x": x.astype(kind)}, {"z": x}):
-        for _ in range(5):
-            with pytest.raises(onnxruntime_errors()):
-                runs.run(feeds)
-    np.testing.assert_array_equal(runs.run({"x": x})["y"], run_session(session, {"x": x})["y"])
-
-
-def _noting(name: str, calls: list[str]) -> Callable[..., Any]:
-    method = getattr(onnxruntime.InferenceSession, name)
-
-    def noting(*arguments: Any) -> Any:
-        calls.append(name)
-        return method(*arguments)
-
-    return noting
-
-
-def test_f20_the_golden_sample_is_run_bound_where_the_variant_asks_for_it(bundle, tmp_path, monkeypatch):
-    config = read_loader_config(bundle)
-    variants = tuple(variant._replace(io_binding=True) for variant in config.variants)
-    write_loader_config(bundle, config._replace(variants=variants))
-    calls: list[str] = []
-    for name in ("run", "run_with_iobinding"):
-        monkeypatch.setattr(onnxruntime.InferenceSession, name, _noting(name, calls))
-    load(bundle, check="golden", digests="off")
-    other = write_bundle(tmp_path / "other", seed=1)
-    (bundle / "golden.npz").write_bytes((other / "golden.npz").read_bytes())
-    with pytest.raises(LoadError, match="does not answer as recorded"):
-        load(bundle, check="golden", digests="off")
-    assert set(calls) == {"run_with_iobinding"}

@@ -34,8 +34,6 @@ def write_model_bundle(
     inputs: Mapping[str, tuple[str, Shape]],
     outputs: Mapping[str, tuple[str, Shape]],
     golden: Mapping[str, Array],
-    *,
-    io_binding: bool = False,
 ) -> Path:
     """Writes a bundle of a model of operators, whose inputs and outputs are (type, shape) by name."""
     (folder / "cpu").mkdir(parents=True)
@@ -57,7 +55,6 @@ def write_model_bundle(
         session_options=SessionOptionsRecord("ORT_DISABLE_ALL", {"intra_op_num_threads": 1}),
         providers=(ProviderRecord("CPUExecutionProvider"),),
         requirements=CPU_ONLY,
-        io_binding=io_binding,
     )
     config = LoaderConfig(
         schema_version="1.1",
@@ -72,9 +69,7 @@ def write_model_bundle(
     return folder
 
 
-def write_doubling(
-    folder: Path, dtype: str = "float32", shape: Shape = ("a", "b"), *, io_binding: bool = False
-) -> Path:
+def write_doubling(folder: Path, dtype: str = "float32", shape: Shape = ("a", "b")) -> Path:
     """Writes `y = x + x`."""
     x = np.ones([size if isinstance(size, int) else 2 for size in shape], dtype)
     return write_model_bundle(
@@ -83,7 +78,6 @@ def write_doubling(
         {"x": (dtype, shape)},
         {"y": (dtype, shape)},
         {"input:x": x, "output:y": x + x},
-        io_binding=io_binding,
     )
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import math
 import threading
 from collections.abc import Callable
@@ -207,13 +206,6 @@ def test_a_pool_that_is_forgotten_ends_its_workers(bundle):
 def test_arguments_are_checked_before_anything_is_started(bundle, arguments, message):
     with pytest.raises(PoolError, match=message):
         SessionPool(bundle, PoolConfig(**{"devices": "cpu", **arguments}))  # type: ignore[arg-type]
-
-
-def test_plans_that_need_binding_are_served(tmp_path):
-    path = write_doubling(tmp_path / "bound", io_binding=True)
-    with SessionPool(path, PoolConfig(devices="cpu")) as pool:
-        for n, size in itertools.product(range(5), (4, 9, 100_000)):
-            assert (pool.run(batch(n, size))["y"] == 2 * batch(n, size)["x"]).all()
 
 
 def test_an_output_that_is_an_input_is_this_requests_every_time(tmp_path):

@@ -10,7 +10,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -57,21 +56,11 @@ class LoadedModel:
         self.variant = opened.variant.name
         self._signature = read_signature(opened.config.name, opened.config)
         self._runner = SessionRunner(self._signature, opened)
-        # A bound run has its inputs and outputs in one place.
-        self._turn = threading.Lock() if opened.variant.io_binding else contextlib.nullcontext()
 
-    def run(
-        self, arrays: Mapping[str, Array], *, turn: AbstractContextManager[object] | None = None
-    ) -> dict[str, Array]:
-        """Returns the outputs by name; raises `InvalidRequestError` or `RunError`.
-
-        Args:
-            arrays: The inputs by name.
-            turn: Entered for the run itself, once the model is free.
-        """
+    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Returns the outputs by name, given the inputs; raises `InvalidRequestError` or `RunError`."""
         feeds = zip(self._signature.inputs, check_inputs(self._signature, arrays), strict=True)
-        with self._turn, turn or contextlib.nullcontext():
-            outputs = self._runner.run(dict(feeds))
+        outputs = self._runner.run(dict(feeds))
         return dict(zip(self._signature.outputs, outputs, strict=True))
 
 

@@ -175,7 +175,8 @@ class Server:
         with self.models.use(model, _deadline_of(packet, model)) as loaded:
             with self._lock:
                 self._requests += 1
-            return loaded.run(packet.arrays, turn=self._turn(packet))
+            with self._turn(packet):
+                return loaded.run(packet.arrays)
 
     @contextlib.contextmanager
     def _turn(self, packet: packets.Packet) -> Iterator[None]:

@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ortprep.bundle.loader_config import LoaderConfig, TensorSpec, Variant, find_buckets
-from ortprep.errors import LoadError
 from ortprep.runtime.loading.session import described_as
 
 if TYPE_CHECKING:
     import onnxruntime
 
-    from ortprep.runtime.loading.binding import BoundRuns
     from ortprep.runtime.loading.load_options import LoadOptions
     from ortprep.runtime.loading.opened_bundle import OpenedBundle
 
@@ -170,11 +168,9 @@ class BucketSession:
     """
 
     def __init__(self, bucket: Variant, open_bucket: Callable[[Variant], OpenedBundle]) -> None:
-        self.needs_binding = bucket.io_binding
         self._bucket, self._open = bucket, open_bucket
         self._session: onnxruntime.InferenceSession | None = None
-        self._bound: BoundRuns | None = None
-        self._creating, self._running = threading.Lock(), threading.Lock()
+        self._creating = threading.Lock()
 
     def session(self) -> onnxruntime.InferenceSession:
         """Returns the session; raises what `open_bucket` does."""
@@ -183,23 +179,6 @@ class BucketSession:
                 if self._session is None:
                     self._session = self._open(self._bucket).session
         return self._session
-
-    def run_bound(self, output_names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:
-        """Runs with inputs and outputs bound, as the variant needs it, while other threads wait.
-
-        Raises as `session` does, and `LoadError` if there is no such output.
-        """
-        from ortprep.runtime.loading.binding import BoundRuns
-
-        session = self.session()
-        with self._running:
-            if self._bound is None:
-                self._bound = BoundRuns(session)
-            answers = self._bound.run(feeds)
-        unknown = [name for name in output_names or () if name not in answers]
-        if unknown:
-            raise LoadError(f"no such output: {', '.join(unknown)}\n  expected some of {', '.join(answers)}")
-        return [answers[name] for name in output_names or answers]
 
 
 @functools.cache
@@ -210,10 +189,8 @@ def _bucketed_class(plain: Any) -> type:
     def run(self: Any, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
         shapes = _shapes_of_arrays(input_feed)
         chosen = None if shapes is None else self._ortprep_buckets.find(shapes)
-        if chosen is None or (chosen.needs_binding and run_options is not None):
+        if chosen is None:
             return plain.run(self, output_names, input_feed, run_options)
-        if chosen.needs_binding:
-            return chosen.run_bound(output_names, input_feed)
         return chosen.session().run(output_names, input_feed, run_options)
 
     return described_as(plain, type(plain)(plain.__name__, (plain,), {"run": run}))

@@ -46,14 +46,14 @@ def check_answers(
         LoadError: An output differs, is missing, or the run failed.
         BundleError: The sample cannot be read, or lies outside the bundle.
     """
-    from ortprep.runtime.loading.binding import run_once
+    from ortprep.runtime.tensors.arrays import run_session
 
     golden = golden_of(config, variant)
     feeds, expected = read_golden(golden, root)
     subject = f"variant {variant.name!r} of {root}"
     hint = f"ortprep prepare {quoted(config.name)}"
     try:
-        answers = run_once(session, feeds, io_binding=variant.io_binding)
+        answers = run_session(session, feeds)
     except onnxruntime_errors() as error:
         raise LoadError(
             f"{subject} cannot run its golden sample\n  {type(error).__name__}: {error}",

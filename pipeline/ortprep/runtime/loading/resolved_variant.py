@@ -56,7 +56,6 @@ SWITCHES = frozenset(
         "session.use_ort_model_bytes_for_initializers",
         "cudnn_conv1d_pad_to_nc1d",
         "cudnn_conv_use_max_workspace",
-        "enable_cuda_graph",
         "enable_cudnn",
         "fuse_conv_bias",
         "prefer_nhwc",

@@ -116,10 +116,10 @@ def serves(
     One that takes batches of certain sizes only has to be asked for by name. Mixed precision that had to keep
     nothing in fp32 is fp16.
 
-    With `as_source` it also has to take every size that the source takes, by runs like the source's, and to
-    be in the source's precision, or in one that the application itself has judged.
+    With `as_source` it also has to take every size that the source takes, and to be in the source's
+    precision, or in one that the application itself has judged.
     """
-    if as_source and (variant.binding or variant.io_binding):
+    if as_source and variant.binding:
         return False
     if as_source and variant.precision != SOURCE_PRECISION and not variant.judged:
         return False

@@ -162,8 +162,7 @@ class _Comparison:
 
     def _with_forks(self, warm: Runs, decision: Decision) -> Runs:
         """Adds what a fork costs of a process that loaded what ships; says so if its runs are slower."""
-        _, variant = self._candidates[decision.shipped]
-        if self._context.target != "cpu" or variant.io_binding:
+        if self._context.target != "cpu":
             return warm
         rounds = len(warm.rounds[PREPARED])
         self._planned += rounds
@@ -238,7 +237,6 @@ class _Comparison:
             steady_s=self._spec.steady_s,
             drop_cache=tuple(str(path) for path in read if path.is_file()),
             bundle=None if bundle is None else str(bundle),
-            io_binding=variant.io_binding,
             forked=forked,
         )
         try:

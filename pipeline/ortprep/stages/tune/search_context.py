@@ -56,7 +56,6 @@ from ortprep.tuning.space import (
     PlanChoice,
     Space,
     build_space,
-    needs_binding,
 )
 from ortprep.tuning.trial import TrialRequest, measure_trial
 
@@ -106,7 +105,6 @@ class SearchContext:
             session_options=options,
             providers=providers,
             requirements=needs._replace(onnxruntime=readable_by(artefact, needs.onnxruntime)),
-            io_binding=needs_binding(choice),
         )
         return artefact.folder, variant
 
@@ -128,7 +126,6 @@ class SearchContext:
             sample=first,
             more_samples=tuple(more),
             steady_s=spec.tune.steady_s,
-            io_binding=variant.io_binding,
             forked=self.context.tunes_forks,
             answers=answers,
             tolerances=spec.verify.tolerances(self.reference.noise),
