@@ -6,9 +6,8 @@ from there.
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ortprep.init.graph_facts import GraphFacts
@@ -18,10 +17,7 @@ from ortprep.init.shapes import find_index_limit, find_node, plan_shapes, sugges
 MAX_ATTEMPTS = 150
 MAX_SEARCH_S = 120.0
 _WIDE_INTEGERS = ("int32", "int64", "uint32", "uint64", "int16", "uint16")
-_MAX_USUAL = 4
 _SIDES = ("height", "width")
-_VARYING = (*_SIDES, "samples", "frames")
-_ALIKE = ("sequence", "frames", "samples", "other", "total")
 
 
 @dataclass(frozen=True)
@@ -118,8 +114,6 @@ class InputSearch:
             if better is None:
                 return best
             best = better
-        for group in self._groups():
-            best = self._first(self._usual_sizes(group, best), self._beyond) or best
         if not best.doubt:
             return best
         return self._first(self._other_values(best), self._beyond + 1) or best
@@ -174,32 +168,17 @@ class InputSearch:
             if limit is not None and item.dtype in _WIDE_INTEGERS and item.name not in self._observed:
                 reason = f"rows of a table of {limit}, from ONNX Runtime's message"
                 yield base.sizes, {**base.values, item.name: Values(reason, range=(0, limit - 1))}
-        groups = self._groups()
-        for group in groups:
-            for size in suggest_sizes(error, self._size(base, group[0])):
-                yield _with_size(base, group, size)
+        for group in self._groups():
+            role = self._plan.open[group[0]]
+            for size in suggest_sizes(error, base.sizes.get(group[0], role.sizes[0]), role.sizes):
+                sizes = {**base.sizes, **dict.fromkeys(group, size)}
+                yield sizes, base.values
         yield from self._other_values(base)
-        alike = [key for key, role in self._plan.open.items() if role.name in _ALIKE]
-        for key in alike:
-            yield _with_size(base, alike, self._size(base, key))
-        for group in groups:
-            for size in self._plan.open[group[0]].sizes:
-                yield _with_size(base, group, size)
 
     def _other_values(self, base: InputAttempt) -> Iterator[Choice]:
         for name, proposed in self._values.items():
             for one in proposed:
                 yield base.sizes, {**base.values, name: one}
-
-    def _usual_sizes(self, group: Sequence[str], base: InputAttempt) -> Iterator[Choice]:
-        """Yields usual sizes near one that a message led to; messages lead to any that runs."""
-        size, role = self._size(base, group[0]), self._plan.open[group[0]]
-        if role.name in _VARYING and size not in role.sizes:
-            for one in sorted(role.sizes, key=lambda other: abs(math.log(other / size)))[:_MAX_USUAL]:
-                yield _with_size(base, group, one)
-
-    def _size(self, attempt: InputAttempt, key: str) -> int:
-        return attempt.sizes.get(key, self._plan.open[key].sizes[0])
 
     def _groups(self) -> list[list[str]]:
         """Returns the open sizes that change together: the sides of an image, then each alone."""
@@ -222,7 +201,3 @@ class InputSearch:
             "height": found.get("height", height),
             "past": found.get("past", 0),
         }
-
-
-def _with_size(base: InputAttempt, keys: Sequence[str], size: int) -> Choice:
-    return {**base.sizes, **dict.fromkeys(keys, size)}, base.values

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 from ortprep.bundle.loader_config import TensorSpec
@@ -16,7 +14,10 @@ from ortprep.init.input_roles import CHANNELS, MAX_SEARCHED, InputRole, Shape, d
 MAX_SIZE = 2**20
 """Largest size that is proposed for one axis."""
 
-_IMAGE = (224, 640, 256, 320, 512, 384, 416, 448, 299, 336, 128, 112, 96, 64, 48, 32, 28, 800, 1024, 518)
+_IMAGE = (
+    *(224, 640, 256, 320, 512, 384, 416, 448, 299, 336, 128, 112, 96, 64, 48, 32, 28, 800, 1024, 518),
+    *(160, 192, 240, 288, 300, 80, 120, 380, 480, 260, 600, 608, 768, 72, 62, 1280),
+)
 _LINE = (320, 160, 192, 640, 128, 256, 100, 64, 32)
 _MAX_LINE_HEIGHT = 64
 _DETECTOR_OPERATORS = frozenset({"Resize", "Upsample", "NonMaxSuppression", "ConvTranspose"})
@@ -154,7 +155,8 @@ def _propose(item: TensorSpec, axis: int, key: str, facts: GraphFacts) -> AxisRo
     kind, shape = find_role(item), declared_shape(item)
     text = key[:MAX_SEARCHED].lower() if key in shape else ""
     name = next((one.name for one in AXES if text and re.search(one.names, text)), None)
-    if name is None:
+    is_letter = name == "batch" and axis > 0 and len(text) == 1  # `N` counts what its place says
+    if name is None or is_letter:
         name = _role_of_place(kind, axis, shape)
     elif name in ("frames", "sequence") and kind.name.endswith("audio"):
         name = "samples"
@@ -207,19 +209,8 @@ def _one_at_a_time(key: str, role: AxisRole) -> AxisRole:
 _NODE = re.compile(r"Name:\s?'([^']*)'")
 _INPUT = re.compile(r"(?:for input|input name|Input name|for input:)[: ]+'?([^\s',]+)'?")
 _INDEX = re.compile(r"must be within the inclusive range \[-?\d+, ?(-?\d+)\]")
-_LIST = re.compile(r"[{\[(](-?\d+(?:, ?-?\d+)*,?)[}\])]")
-_PAIRS = (
-    re.compile(r"by a dimension other than 1\. (\d+) by (\d+)"),
-    re.compile(r"mismatched dimensions of (\d+) and (\d+)"),
-    re.compile(r"[Gg]ot:? ?(\d+).{0,40}?[Ee]xpected:? ?(\d+)"),
-    re.compile(r"[Cc]: ?(\d+).{0,20}?kernel channels: ?(\d+)"),
-    re.compile(r"W: ?\{(\d+), ?\d+\} K: ?(\d+)"),
-    re.compile(r"(\d+) != (\d+)"),
-)
+_MAX_NUMBERS = 16
 _NO_MEMORY = re.compile(r"[Ff]ailed to allocate memory|bad_alloc|MemoryError")
-_STRIDES = (16, 32, 64, 128, 256)
-_NEARLY = 0.1
-_MAX_PAIRS = 8
 
 
 def find_node(message: str) -> str | None:
@@ -240,70 +231,16 @@ def find_index_limit(message: str) -> int | None:
     return None if found is None or int(found[1]) < 0 else int(found[1]) + 1
 
 
-def suggest_sizes(message: str, size: int) -> tuple[int, ...]:
+def suggest_sizes(message: str, size: int, usual: Sequence[int]) -> tuple[int, ...]:
     """Returns sizes that may do where `size` did not, the likeliest first.
 
-    Sizes in the message follow from `size` by strides, products or sums; so its ratios and differences are
-    applied to `size` itself. What is close points to a size that strides do not divide.
+    A message's own numbers come last: what they count is not known, and they lead to any size that runs,
+    which is seldom one that the model was made for.
     """
     if _NO_MEMORY.search(message):
         return tuple(one for one in (size // 2, size // 4) if one > 0)
-    pairs = tuple(_pairs(message))
-    found: list[int] = []
-    if any(abs(one - other) <= max(2, _NEARLY * max(one, other)) for one, other in pairs):
-        found += _multiples(size)
-    for one, other in pairs:
-        found += _scaled(size, one, other)
-    found += _multiples(size)
     limit = find_index_limit(message)
-    if limit is not None:
-        # Some tables keep their first one or two rows for what is no position.
-        found = [limit, limit - 1, limit - 2, limit // 2, *found]
-    return tuple(dict.fromkeys(one for one in found if 0 < one <= MAX_SIZE and one != size))
-
-
-def _pairs(message: str) -> Iterator[tuple[int, int]]:
-    """Yields pairs of sizes that a message says should have been equal."""
-    seen: dict[tuple[int, int], None] = {}
-    for pattern in _PAIRS:
-        for found in pattern.finditer(message):
-            seen[int(found[1]), int(found[2])] = None
-    lists = [_numbers(found[1]) for found in _LIST.finditer(message)][:4]
-    for one, other in pairwise(lists):
-        if min(*one, *other) > 0:
-            seen[math.prod(one), math.prod(other)] = None
-        if len(one) == len(other):
-            seen.update(dict.fromkeys(zip(one, other, strict=True)))
-        seen[one[-1], other[max(len(other) - 2, 0)]] = None
-    if not seen:
-        numbers = dict.fromkeys(map(int, re.findall(r"\b\d{1,9}\b", message.partition("Status Message")[2])))
-        seen.update(dict.fromkeys(pairwise([one for one in numbers if one > 1])))
-    yield from [pair for pair in seen if pair[0] != pair[1] and min(pair) > 0][:_MAX_PAIRS]
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(one) for one in text.split(",") if one.strip()]
-
-
-def _scaled(size: int, one: int, other: int) -> Iterator[int]:
-    """Yields sizes to try for an axis, where a message says that two sizes differ."""
-    for low, high in ((one, other), (other, one)):
-        for ratio in (high / low, math.sqrt(high / low)):
-            yield from _whole(size * ratio)
-        if low > 1 and high > 1:
-            # One position of a sequence is not of the image: the class of a vision transformer.
-            yield from _whole(size * math.sqrt((high - 1) / (low - 1)))
-        yield size + high - low
-    yield other
-    yield one
-
-
-def _whole(size: float) -> Iterator[int]:
-    if abs(size - round(size)) < 1e-6:
-        yield round(size)
-
-
-def _multiples(size: int) -> Iterator[int]:
-    for stride in _STRIDES:
-        if size % stride:
-            yield -(-size // stride) * stride
+    # Some tables keep their first one or two rows for what is no position.
+    rows = () if limit is None else (limit, limit - 1, limit - 2, limit // 2)
+    said = map(int, re.findall(r"\b\d{1,9}\b", message.partition("Status Message")[2])[:_MAX_NUMBERS])
+    return tuple(dict.fromkeys(one for one in (*rows, *usual, *said) if 0 < one <= MAX_SIZE and one != size))
