@@ -32,7 +32,7 @@ from ortprep.children.availability import unavailable_reason
 from ortprep.children.child import run_child
 from ortprep.children.probe import ProbeRequest, ProbeResult, measure_plan
 from ortprep.errors import BundleError, LoadError, PipelineError
-from ortprep.options import known_provider_options
+from ortprep.options import known_options
 from ortprep.runtime import PoolConfig, SessionPool, open_bundle
 from ortprep.runtime.loading.golden import read_golden
 from ortprep.runtime.loading.session import CUDA
@@ -228,7 +228,7 @@ def check_options(model: Prepared) -> Row:
     version = str(model.manifest.environment["onnxruntime"])
     refused = {}
     accepted = 0
-    for option in known_provider_options(CUDA, version):
+    for option in known_options(CUDA, version):
         if option.owner is not None or not option.accepts(option.default):
             continue  # the pipeline's own, or with a default that no value says
         try:

@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ortprep.options import (
-    CUDA,
-    NEWEST,
-    OLDEST,
-    Option,
-    known_attributes,
-    known_provider_options,
-    known_session_config,
-)
+from ortprep.options import CUDA, NEWEST, OLDEST, Option, known_options
 
 PAGE = Path(__file__).with_name("options.md")
 
@@ -26,9 +18,9 @@ and the values that a spec may give them. [On a GPU](gpu.md) says what has been 
 """
 
 _SECTIONS = {
-    "`runtime`: attributes of `onnxruntime.SessionOptions`": known_attributes(NEWEST),
-    "`runtime.session_config`: session config entries": known_session_config(NEWEST),
-    f"`runtime.cuda`: options of `{CUDA}`": known_provider_options(CUDA, NEWEST),
+    "`runtime`: attributes of `onnxruntime.SessionOptions`": known_options("attribute", NEWEST),
+    "`runtime.session_config`: session config entries": known_options("session", NEWEST),
+    f"`runtime.cuda`: options of `{CUDA}`": known_options(CUDA, NEWEST),
 }
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from ortprep.bundle.digest import digest_bytes
 from ortprep.bundle.loader_config import FileEntry, Requirements, Variant, VersionRange
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from ortprep.options import NEWEST, known_attributes, known_provider_options, known_session_config
+from ortprep.options import NEWEST, known_options
 from ortprep.options.option import Option
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -64,13 +64,13 @@ def _chosen(options: tuple[Option, ...]) -> st.SearchStrategy[dict[str, str]]:
     return st.fixed_dictionaries({}, optional={one.name: _values(one) for one in options})
 
 
-_ATTRIBUTES = [one for one in known_attributes(NEWEST) if one.name != "graph_optimization_level"]
+_ATTRIBUTES = [one for one in known_options("attribute", NEWEST) if one.name != "graph_optimization_level"]
 
 any_variant = st.builds(
     make_variant,
     st.sampled_from(LEVELS),
     attributes=st.fixed_dictionaries({}, optional={one.name: _attribute(one) for one in _ATTRIBUTES}),
-    entries=_chosen(known_session_config(NEWEST)),
-    cuda=st.none() | _chosen(known_provider_options(CUDA, NEWEST)),
+    entries=_chosen(known_options("session", NEWEST)),
+    cuda=st.none() | _chosen(known_options(CUDA, NEWEST)),
 )
 """Variants with any of the options that ONNX Runtime knows."""

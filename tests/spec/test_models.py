@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ortprep.bundle.codec import canonical_json
 from ortprep.errors import SpecError
-from ortprep.options import known_attributes
+from ortprep.options import known_options
 from ortprep.spec.conversion import ConvertSpec, GateSpec
 from ortprep.spec.models import ModelSpec, SourceSpec, resolved_spec, spec_schema
 from ortprep.spec.validation import known_keys, parse_spec
@@ -61,7 +61,7 @@ def test_a_presigned_url_is_kept_for_fetching_and_recorded_without_its_signature
 def test_every_attribute_that_a_user_may_set_is_a_key_of_runtime_with_the_table_s_values():
     junk = {"switch": 2, "integer": -2, "choice": "ORT_SIDEWAYS", "text": "a\x1b[2J"}
     good = {"switch": False, "integer": 2, "text": "mine"}
-    for option in known_attributes("1.31.1"):
+    for option in known_options("attribute", "1.31.1"):
         sound = option.values[-1] if option.values else good[option.kind]
         document = {"name": "m", "source": {"path": "x"}, "runtime": {option.name: sound}}
         if option.owner is not None:

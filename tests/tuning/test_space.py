@@ -12,15 +12,7 @@ from hypothesis import strategies as st
 from ortprep.bundle.model_facts import ModelFacts
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.children.probe import ProbeResult
-from ortprep.options import (
-    CUDA,
-    check_attributes,
-    check_provider_options,
-    check_session_config,
-    known_attributes,
-    known_provider_options,
-    known_session_config,
-)
+from ortprep.options import CUDA, check_options, known_options
 from ortprep.tuning.objective import Trial
 from ortprep.tuning.space import (
     ATTRIBUTES,
@@ -161,9 +153,9 @@ def test_every_option_of_every_knob_is_known_to_that_version_with_that_value(ver
         entries = {name: value for name, value in options.items() if "." in name}
         attributes = {name: value for name, value in options.items() if name in ATTRIBUTES}
         others = {name: value for name, value in options.items() if name not in {*entries, *attributes}}
-        assert check_session_config(entries, version=version) == ()
-        assert check_attributes(attributes, version=version) == ()
-        assert check_provider_options(CUDA, others, version=version) == ()
+        assert check_options("session", entries, version=version) == ()
+        assert check_options("attribute", attributes, version=version) == ()
+        assert check_options(CUDA, others, version=version) == ()
 
 
 @given(spaces())
@@ -234,9 +226,9 @@ def test_a_knob_has_the_values_that_can_matter(space, knob, values):
 OPTIONS = {
     option.name
     for option in (
-        *known_session_config("1.31.1"),
-        *known_attributes("1.31.1"),
-        *known_provider_options(CUDA, "1.31.1"),
+        *known_options("session", "1.31.1"),
+        *known_options("attribute", "1.31.1"),
+        *known_options(CUDA, "1.31.1"),
     )
     if option.owner is None
 }

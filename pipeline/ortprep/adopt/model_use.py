@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +18,7 @@ from ortprep.adopt.observation import (
     merge_limits,
 )
 from ortprep.init import ObservedInput
-from ortprep.options import (
-    CUDA,
-    Scalar,
-    check_attributes,
-    check_provider_options,
-    check_session_config,
-)
+from ortprep.options import CUDA, Scalar, check_options
 from ortprep.runtime.loading.session import CPU
 from ortprep.stages.core.spec_fit import MIN_AUTO_SAMPLES
 
@@ -212,19 +206,19 @@ def _runtime_section(use: ModelUse, version: str, left_out: list[str]) -> dict[s
     """Returns the spec's `runtime` section; adds to `left_out` what a spec cannot set."""
     options = use.model.options
 
-    def keep(chosen: Mapping[str, Scalar], check: Callable[..., tuple[str, ...]]) -> dict[str, Scalar]:
-        problems = {name: check({name: value}, version=version) for name, value in chosen.items()}
+    def keep(table: str, chosen: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        problems = {
+            name: check_options(table, {name: value}, version=version) for name, value in chosen.items()
+        }
         left_out.extend(f"{name}={chosen[name]}: {texts[0]}" for name, texts in problems.items() if texts)
         return {name: value for name, value in chosen.items() if not problems[name]}
 
-    section: dict[str, Any] = keep(options.attributes, check_attributes)
-    section["session_config"] = keep(options.config_entries, check_session_config)
+    section: dict[str, Any] = keep("attribute", options.attributes)
+    section["session_config"] = keep("session", options.config_entries)
     for provider in use.model.providers:
         own = {name: value for name, value in provider.options.items() if name not in _PLACED_BY_JOB}
         if provider.name == CUDA and CUDA in use.model.obtained:
-            section["cuda"] = keep(
-                own, lambda chosen, version: check_provider_options(CUDA, chosen, version=version)
-            )
+            section["cuda"] = keep(CUDA, own)
         elif own and provider.name != CPU:
             left_out.append(f"options of {provider.name}: {', '.join(own)}")
     return {name: value for name, value in section.items() if value != {}}

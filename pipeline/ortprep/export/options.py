@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ortprep.bundle.loader_config import Variant
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.errors import ExportError
-from ortprep.options import format_option, known_provider_options
+from ortprep.options import format_option, known_options
 from ortprep.options.option import NEWEST, Option
 from ortprep.runtime.loading.session import CPU, CUDA
 
@@ -189,7 +189,7 @@ def _find_place(option: RecordedOption, version: str) -> Place | str:
 
 def _version_reason(name: str, version: str) -> str | None:
     """Returns why a server may not know a CUDA option; an unknown one keeps the model from loading."""
-    known: Mapping[str, Option] = {one.name: one for one in known_provider_options(CUDA, NEWEST)}
+    known: Mapping[str, Option] = {one.name: one for one in known_options(CUDA, NEWEST)}
     found = known.get(name)
     if found is None:
         return (

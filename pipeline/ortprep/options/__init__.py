@@ -1,16 +1,7 @@
 """Session and provider options of ONNX Runtime, per version: type, values, default, effect."""
 
 from ortprep.options.option import NEWEST, OLDEST, Option, format_option, version_parts
-from ortprep.options.validation import (
-    CUDA,
-    Scalar,
-    check_attributes,
-    check_provider_options,
-    check_session_config,
-    known_attributes,
-    known_provider_options,
-    known_session_config,
-)
+from ortprep.options.validation import CUDA, Scalar, check_options, known_options
 
 __all__ = [
     "CUDA",
@@ -18,12 +9,8 @@ __all__ = [
     "OLDEST",
     "Option",
     "Scalar",
-    "check_attributes",
-    "check_provider_options",
-    "check_session_config",
+    "check_options",
     "format_option",
-    "known_attributes",
-    "known_provider_options",
-    "known_session_config",
+    "known_options",
     "version_parts",
 ]

@@ -6,9 +6,10 @@ core library, since no CUDA provider of that version was published yet. Limits: 
 threads without a word and negative counts too, so 1024 is the most here, far above any machine; of
 `session.moe.offload.*` it refuses unknown entries and every bad value itself (tried on 1.32.0).
 
-Columns: the table (`session`, `attribute` or `cuda`); name; first version; kind; default; values (the range
-of a number, as in `4096..int32 by 4096`; choices with `|` between them; the regular expression of a text);
-what a text looks like, in words; why a user must not set the option and what to do instead; its effect.
+Columns: the table (`session`, `attribute`, or CUDA's provider); name; first version; kind; default; values
+(the range of a number, as in `4096..int32 by 4096`; choices with `|` between them; the regular expression of
+a text); what a text looks like, in words; why a user must not set the option and what to do instead; its
+effect.
 
 An option with an `owner` is one that `ortprep` decides, or that reaches beyond a session: by it, ONNX Runtime
 writes files, reads others than the bundle's or calls addresses. Effects speak of source graphs: a prepared
@@ -24,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from ortprep.errors import SpecError
 from ortprep.versions import parse_version
@@ -40,8 +41,6 @@ MAX_VALUE_LENGTH = 4096
 
 Kind = Literal["switch", "integer", "number", "choice", "text"]
 """What values look like; a switch is `0` or `1`, since ONNX Runtime takes `true` for off in most places."""
-
-TableName = Literal["session", "attribute", "cuda"]
 
 _NAMED_LIMITS = {"": None, "int32": 2**31 - 1, "int64": 2**63 - 1}
 """Largest integers that ONNX Runtime keeps in 32 and in 64 bits; no text is no limit."""
@@ -107,15 +106,15 @@ Table = Mapping[str, Option]
 
 
 @functools.cache
-def read_tables() -> Mapping[TableName, Table]:
+def read_tables() -> Mapping[str, Table]:
     """Returns every option by table and name."""
     _, *lines = Path(__file__).with_name("options.tsv").read_text(encoding="utf-8").splitlines()
-    tables: dict[TableName, dict[str, Option]] = {name: {} for name in get_args(TableName)}
+    tables: dict[str, dict[str, Option]] = {}
     for line in lines:
         table, name, since, kind, default, values, form, owner, effect = line.split("\t")
         limits = _parse_values(kind, values)  # type: ignore[arg-type]
         option = Option(name, kind, default, effect, since, form=form, owner=owner or None, **limits)  # type: ignore[arg-type]
-        tables[table][name] = option  # type: ignore[index]
+        tables.setdefault(table, {})[name] = option
     return MappingProxyType({name: MappingProxyType(table) for name, table in tables.items()})
 
 

@@ -18,56 +18,28 @@ from ortprep.versions import upgrade_command
 
 Scalar = str | int | float | bool
 
-CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
-
-_RUN_CONFIG = frozenset(
-    {"memory.enable_memory_arena_shrinkage", "disable_synchronize_execution_providers", "gpu_graph_id"}
-)
+CUDA = "CUDAExecutionProvider"
 
 MAX_PROBLEMS = 20
 """Most problems that a check lists: a suggestion takes milliseconds, and a file may have many options."""
 
 
-def known_session_config(version: str) -> tuple[Option, ...]:
-    """Returns the session config entries of an ONNX Runtime version, by name; raises as `version_parts`."""
-    return _known(read_tables()["session"], version)
+def known_options(table: str, version: str) -> tuple[Option, ...]:
+    """Returns the options that a version of ONNX Runtime has, by name; raises as `version_parts`.
+
+    Args:
+        table: `session` for session config entries, `attribute` for plain attributes of
+            `onnxruntime.SessionOptions`, else an execution provider; of others than CUDA none are known.
+        version: The version.
+    """
+    listed = sorted(read_tables().get(table, {}).items())
+    return tuple(option for _, option in listed if option.exists_in(version))
 
 
-def known_provider_options(provider: str, version: str) -> tuple[Option, ...]:
-    """Returns a provider's options in a version, by name; none for a provider not known here."""
-    return _known(_of_provider(provider) or {}, version)
-
-
-def known_attributes(version: str) -> tuple[Option, ...]:
-    """Returns the plain attributes of `onnxruntime.SessionOptions` in a version, by name."""
-    return _known(read_tables()["attribute"], version)
-
-
-def check_session_config(entries: Mapping[str, Scalar], *, version: str) -> tuple[str, ...]:
-    """Returns what is wrong with session config entries, one sentence each, up to `MAX_PROBLEMS`."""
-    return tuple(_problems("session config key", read_tables()["session"], entries, version=version))
-
-
-def check_provider_options(provider: str, options: Mapping[str, Scalar], *, version: str) -> tuple[str, ...]:
-    """Returns what is wrong with a provider's options, one sentence each, up to `MAX_PROBLEMS`."""
-    table = _of_provider(provider)
-    if table is None:
-        return (f"options of {provider} are not known; expected one of {CPU}, {CUDA}",)
-    return tuple(_problems(f"{provider} option", table, options, version=version))
-
-
-def check_attributes(attributes: Mapping[str, Scalar], *, version: str) -> tuple[str, ...]:
-    """Returns what is wrong with plain session options, one sentence each, up to `MAX_PROBLEMS`."""
-    return tuple(_problems("session option", read_tables()["attribute"], attributes, version=version))
-
-
-def _of_provider(provider: str) -> Table | None:
-    """Returns a provider's options, none for the CPU's; None for a provider not known here."""
-    return {CPU: {}, CUDA: read_tables()["cuda"]}.get(provider)
-
-
-def _known(table: Table, version: str) -> tuple[Option, ...]:
-    return tuple(option for _, option in sorted(table.items()) if option.exists_in(version))
+def check_options(table: str, chosen: Mapping[str, Scalar], *, version: str) -> tuple[str, ...]:
+    """Returns what is wrong with options, one sentence each, up to `MAX_PROBLEMS`; `table` as above."""
+    noun = {"session": "session config key", "attribute": "session option"}.get(table, f"{table} option")
+    return tuple(_problems(noun, read_tables().get(table, {}), chosen, version=version))
 
 
 def _problems(noun: str, table: Table, chosen: Mapping[str, Scalar], *, version: str) -> Iterator[str]:
@@ -98,7 +70,7 @@ def _misused(option: Option, text: str, *, version: str) -> str | None:
 
 
 def _unknown(name: str, table: Table, *, version: str) -> str:
-    advice = _find_elsewhere(name, table) or _suggest(name, table, version=version)
+    advice = _suggest(name, table, version=version)
     if version_parts(version) <= version_parts(NEWEST):
         return f"is unknown to ONNX Runtime {version}; {advice or 'docs/options.md lists the options'}"
     return (
@@ -107,20 +79,8 @@ def _unknown(name: str, table: Table, *, version: str) -> str:
     )
 
 
-def _find_elsewhere(name: str, table: Table) -> str | None:
-    """Returns where an option belongs that is unknown in one place."""
-    if name in _RUN_CONFIG:
-        return "it is an entry of RunOptions, given with each run"
-    homes = (
-        ("a session config key", read_tables()["session"]),
-        ("a plain session option", read_tables()["attribute"]),
-        (f"an option of {CUDA}", read_tables()["cuda"]),
-    )
-    return next((f"it is {noun}" for noun, home in homes if home is not table and name in home), None)
-
-
 def _suggest(name: str, table: Table, *, version: str) -> str | None:
-    settable = [option.name for option in _known(table, version) if option.owner is None]
+    settable = [name for name, one in table.items() if one.owner is None and one.exists_in(version)]
     nearest = nearest_choice(name.strip().lower(), settable)
     return None if nearest is None else f"did you mean {nearest!r}?"
 

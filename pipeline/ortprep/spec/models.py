@@ -19,7 +19,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from ortprep.bundle.loader_config import Tolerance
 from ortprep.bundle.manifest import OutputError
-from ortprep.options import NEWEST, Option, format_option, known_attributes
+from ortprep.options import NEWEST, Option, format_option, known_options
 from ortprep.spec.conversion import ConvertSpec
 from ortprep.spec.fields import (
     Glob,
@@ -176,7 +176,9 @@ def _field_of(option: Option) -> Any:
     return Annotated[kind, AfterValidator(check)] | None, Field(default=None, description=option.effect)
 
 
-_ATTRIBUTES = {option.name: _field_of(option) for option in known_attributes(NEWEST) if option.owner is None}
+_ATTRIBUTES = {
+    option.name: _field_of(option) for option in known_options("attribute", NEWEST) if option.owner is None
+}
 _AttributesSpec: Any = create_model("_AttributesSpec", __base__=SpecSection, **_ATTRIBUTES)
 
 

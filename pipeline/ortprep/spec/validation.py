@@ -12,12 +12,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from ortprep.errors import propose
-from ortprep.options import (
-    CUDA,
-    Scalar,
-    check_provider_options,
-    check_session_config,
-)
+from ortprep.options import CUDA, Scalar, check_options
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.urls import redact_url
 from ortprep.spec.yaml_text import MAX_REPORTED, SHOWN_CHARACTERS, Place, Problem, YamlDocument, build_error
@@ -181,13 +176,9 @@ def find_option_problems(runtime: object, *, version: str) -> Iterator[Fault]:
 
     ONNX Runtime itself accepts unknown session config keys and invalid values silently.
     """
-    checks = (
-        ("session_config", check_session_config),
-        ("cuda", functools.partial(check_provider_options, CUDA)),
-    )
-    for section, find_problems in checks:
+    for section, table in (("session_config", "session"), ("cuda", CUDA)):
         for key, value in _scalars(runtime, section):
-            for problem in find_problems({key: value}, version=version):
+            for problem in check_options(table, {key: value}, version=version):
                 yield ("runtime", section, key), problem
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from ortprep.bundle.model_facts import ModelFacts
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from ortprep.options import CUDA, NEWEST, known_attributes, known_provider_options, known_session_config
+from ortprep.options import CUDA, NEWEST, known_options
 
 Options = Mapping[str, int | bool | str]
 """Attributes of a session, session config entries and options of the CUDA execution provider, by name."""
@@ -16,7 +16,7 @@ Options = Mapping[str, int | bool | str]
 Rule = tuple[Mapping[str, str], str, str]
 """Makes choices equal: a choice with these values takes, of the knob named next, the value named last."""
 
-ATTRIBUTES = frozenset(option.name for option in known_attributes(NEWEST))
+ATTRIBUTES = frozenset(option.name for option in known_options("attribute", NEWEST))
 """Those of the options that are attributes of `onnxruntime.SessionOptions`."""
 
 
@@ -162,7 +162,7 @@ class Conditions:
 def build_space(facts: ModelFacts, conditions: Conditions) -> Space:
     """Returns every plan that could be better than another."""
     version, fixed = conditions.onnxruntime, set(conditions.fixed)
-    listed = (*known_session_config(version), *known_provider_options(CUDA, version))
+    listed = (*known_options("session", version), *known_options(CUDA, version))
     known = {option.name for option in listed} | ATTRIBUTES
     table = _cuda_knobs if conditions.target == "cuda" else _cpu_knobs
     knobs: dict[str, Values] = {}

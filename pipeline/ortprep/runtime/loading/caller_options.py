@@ -99,9 +99,9 @@ def _entry_names(chosen: Any) -> Iterable[str]:
     """Returns the names of the config entries that an application's object may have."""
     if chosen in _ENTRIES:
         return sorted(_ENTRIES[chosen])
-    from ortprep.options import NEWEST, known_session_config
+    from ortprep.options import NEWEST, known_options
 
-    return [option.name for option in known_session_config(NEWEST)]
+    return [option.name for option in known_options("session", NEWEST)]
 
 
 def read_entries(chosen: Any, names: Iterable[str]) -> dict[str, str]:

@@ -236,21 +236,15 @@ def _problems(plan: Variant | FirstPhase) -> Iterator[str]:
         if provider.name not in (CPU, CUDA):
             yield f"the execution provider {provider.name[:80]}, where {CPU} or {CUDA} is expected"
     if options.attributes or options.config_entries or any(provider.options for provider in plan.providers):
-        from ortprep.options import (
-            NEWEST,
-            check_attributes,
-            check_provider_options,
-            check_session_config,
-            version_parts,
-        )
+        from ortprep.options import NEWEST, check_options, version_parts
 
         # Which of the listed versions has an option is the affair of the variant's requirements.
         version = max(NEWEST, import_onnxruntime().__version__, key=version_parts)
-        yield from check_attributes(options.attributes, version=version)
-        yield from check_session_config(options.config_entries, version=version)
+        yield from check_options("attribute", options.attributes, version=version)
+        yield from check_options("session", options.config_entries, version=version)
         for provider in plan.providers:
             chosen = _without_device(provider.options)
-            yield from check_provider_options(provider.name, chosen, version=version)
+            yield from check_options(provider.name, chosen, version=version)
 
 
 def _without_device(chosen: Mapping[str, str]) -> dict[str, str]:

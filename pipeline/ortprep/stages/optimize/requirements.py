@@ -7,13 +7,7 @@ from typing import Literal
 
 from ortprep.bundle.loader_config import ComputeCapabilityRange, Requirements, VersionRange
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from ortprep.options import (
-    Option,
-    known_attributes,
-    known_provider_options,
-    known_session_config,
-    version_parts,
-)
+from ortprep.options import Option, known_options, version_parts
 from ortprep.runtime.loading.session import CUDA
 from ortprep.runtime.machine.hardware import Hardware, nchwc_block_size
 from ortprep.stages.optimize.graph_writer import NCHWC_DOMAIN, ONNX_DOMAINS, SaveResult
@@ -122,10 +116,10 @@ def with_options(
 
     An older version would ignore a session entry it does not know, without a word.
     """
-    used = [*_used(known_session_config(installed), session_options.config_entries)]
-    used += [*_used(known_attributes(installed), session_options.attributes)]
+    used = [*_used(known_options("session", installed), session_options.config_entries)]
+    used += [*_used(known_options("attribute", installed), session_options.attributes)]
     for provider in providers:
-        used += _used(known_provider_options(provider.name, installed), provider.options)
+        used += _used(known_options(provider.name, installed), provider.options)
     return versions._replace(minimum=max((versions.minimum, *used), key=version_parts))
 
 
