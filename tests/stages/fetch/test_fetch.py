@@ -405,6 +405,3 @@ def test_the_key_is_told_without_importing_onnx_or_numpy(tmp_path):
         [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True, timeout=600
     )
     assert done.stdout == "[]\n"
-
-
-# -- demo models are real: full-size, the same each time, and their answers depend on their inputs
