@@ -120,10 +120,9 @@ def check_prepared(model: Prepared) -> Row:
     record = model.record()
     worst = max((error.ratio for error in record.verification.errors), default=0.0)
     noise = max((error.ratio for error in record.verification.noise_floor), default=0.0)
-    findings = sorted({finding.rule for attempt in record.ladder for finding in attempt.findings})
     reason = record.decision.reason if record.decision else "not measured"
     answer = f"step {record.level}, error {worst:.2g} of tolerance (noise {noise:.2g}); {reason}"
-    detail = {"ladder": [attempt.outcome for attempt in record.ladder], "findings": findings}
+    detail = {"ladder": [attempt.outcome for attempt in record.ladder]}
     return Row(f"{model.name}: prepare {model.place.target}, verify", "seen", answer, detail)
 
 

@@ -67,5 +67,5 @@ def spec(name: str = "m") -> ModelSpec:
 
 
 def tasks(artifacts: Path, shout: Shout, count: Count, *, name: str = "m") -> tuple[Task, ...]:
-    plan = Plan(spec=spec(name), targets=("cpu",), missing={})
+    plan = Plan(spec=spec(name), targets=("cpu",))
     return build_tasks(plan, (shout, count), artifacts)

@@ -25,7 +25,6 @@ from ortprep.bundle.manifest import (
     read_manifest,
     write_manifest,
 )
-from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.cli.tables import (
     build_errors_table,
     build_plans_table,
@@ -55,9 +54,7 @@ def figures(plan, ready, steady):
 
 
 def trial(number, choice, ready, steady):
-    options = None if "plan" in choice else SessionOptionsRecord("ORT_DISABLE_ALL")
-    providers = (ProviderRecord("CPUExecutionProvider"),)
-    return TrialRecord(number, "form", choice, options, providers, figures("trial", ready, steady))
+    return TrialRecord(number, choice, figures("trial", ready, steady))
 
 
 def tuning():
@@ -73,7 +70,6 @@ def tuning():
     )
     return TuningRecord(
         runs_per_load=100,
-        limits={"max_private_mb": 400.0},
         knobs={"form": ("mapped", "prepacked", "ort"), "threads": ("all", "1")},
         trials=trials,
         chosen=2,
@@ -97,10 +93,10 @@ def manifest(**changes):
         verification=VerificationRecord(1e-3, 1e-5, 4, "seeded", (error,), (replace(error, ratio=0.015),)),
         measurements=(
             MeasurementRecord(
-                "warm", 7, "image=[1, 3]", (figures("default", 270, 20), figures("prepared", 33, 19.4)), {}
+                "warm", 7, "image=[1, 3]", (figures("default", 270, 20), figures("prepared", 33, 19.4))
             ),
         ),
-        decision=Decision("prepared", faster=True, reason="prepared is ready sooner than default"),
+        decision=Decision("prepared", reason="prepared is ready sooner than default"),
         tuning=tuning(),
     )
     return Manifest(
@@ -115,7 +111,6 @@ def manifest(**changes):
         environment={"onnxruntime": "1.31.1"},
         variants=(replace(cpu, **changes),),
         files=(FileEntry("cpu/net.onnx", 98 * 2**20, digest_bytes(b"weights")),),
-        missing_targets={"cuda": "no CUDA device"},
     )
 
 
@@ -147,7 +142,6 @@ def test_the_search_and_the_decision_are_told_in_words():
     assert "tuned: 5 plans tried, trial 2 prepared: form=prepacked" in told
     assert "trial 1 serves first; both sessions take about 141 MB" in told
     assert "ships prepared: prepared is ready sooner than default" in told
-    assert "missing target cuda: no CUDA device" in told
 
 
 OLDER = sorted(path.parent for path in (Path(__file__).parents[1] / "compat").glob("*/*/manifest.json"))
@@ -157,7 +151,7 @@ OLDER = sorted(path.parent for path in (Path(__file__).parents[1] / "compat").gl
     "made",
     [
         *map(read_manifest, OLDER),
-        replace(manifest(), variants=(), files=(), environment={}, missing_targets={}),
+        replace(manifest(), variants=(), files=(), environment={}),
         replace(manifest(), environment={"onnxruntime": None, "packages": "odd"}),
         manifest(measurements=(), decision=None, tuning=None),
         manifest(measurements=(replace(manifest().variants[0].measurements[0], plans=()),)),

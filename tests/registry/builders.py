@@ -211,7 +211,7 @@ def _record(made: Made) -> VariantRecord:
         (),
         VerificationRecord(1e-3, 1e-5, 1, "seeded", (error,), ()),
         measurements=measurements,
-        decision=Decision("prepared", True, "sooner") if measurements else None,
+        decision=Decision("prepared", "sooner") if measurements else None,
     )
 
 

@@ -26,7 +26,7 @@ CONVERT, PACKAGE = ConvertStage(), PackageStage()
 
 def key(stage: Stage, *, folder: Path = Path(), **spec: Any) -> str:
     model = ModelSpec.model_validate({"name": "net", "source": {"path": "m"}, **spec}).located_in(folder)
-    return json.dumps(stage.key(Plan(model, ("cpu",), {}), "cpu"), sort_keys=True)
+    return json.dumps(stage.key(Plan(model, ("cpu",)), "cpu"), sort_keys=True)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +133,6 @@ def test_what_an_application_is_does_not_verify_or_tune_again(stage, tmp_path):
         (tmp_path / "app.py").write_text(text)
         judge = {"run": ["python", "app.py"]}
         model = {"name": "net", "source": {"path": "m"}, "convert": {"precision": "int8", "judge": judge}}
-        plan = Plan(ModelSpec.model_validate(model).located_in(tmp_path), ("cpu",), {})
+        plan = Plan(ModelSpec.model_validate(model).located_in(tmp_path), ("cpu",))
         keys.append([json.dumps(one.key(plan, "cpu-int8")) for one in (stage, CONVERT, PACKAGE)])
     assert [one == other for one, other in zip(*keys, strict=True)] == [True, False, False]

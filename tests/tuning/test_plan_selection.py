@@ -76,7 +76,7 @@ def test_a_plan_that_exceeds_a_limit_is_not_chosen_though_it_costs_least():
 
 def tried(choice: PlanChoice, *, failure: str | None = None, private_mb: float = 500.0) -> Trial:
     figures = () if failure else rounds(304, 22, private_mb)[:2]
-    return Trial(0, "screening", choice, list(figures), list(rounds(623, 22, 900)[: len(figures)]), failure)
+    return Trial(0, choice, list(figures), list(rounds(623, 22, 900)[: len(figures)]), failure)
 
 
 def test_without_a_comparison_the_base_is_left_or_what_worked():

@@ -96,7 +96,7 @@ BASELINE = ProbeResult(
 
 
 def trial(*figures: ProbeResult, failure: str | None = None) -> Trial:
-    return Trial(0, "screening", DEFAULT, list(figures), [BASELINE] * len(figures), failure)
+    return Trial(0, DEFAULT, list(figures), [BASELINE] * len(figures), failure)
 
 
 def test_a_session_costs_its_load_its_first_run_and_the_others():

@@ -136,15 +136,14 @@ def build_plan(spec: ModelSpec, *, only: str | None = None) -> Plan:
             if only in KNOWN_TARGETS
             else f"ortprep prepare {quoted(spec.name)}",
         )
-    missing = {target: "left out by --target" for target in requested if only not in (None, target)}
-    reasons = {target: unavailable_reason(target) for target in requested if target not in missing}
+    reasons = {target: unavailable_reason(target) for target in requested if only in (None, target)}
     lacking = {target: reason for target, reason in reasons.items() if reason is not None}
     targets = tuple(
         target for target in reversed(KNOWN_TARGETS) if target in reasons and target not in lacking
     )
     if not targets or (lacking and (spec.targets != "auto" or only is not None)):
         raise _unavailable(spec.name, lacking, requested=requested)
-    return Plan(spec=spec, targets=targets, missing=missing)
+    return Plan(spec=spec, targets=targets)
 
 
 def _unavailable(name: str, lacking: dict[str, str], *, requested: tuple[str, ...]) -> SpecError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from ortprep.bundle.conversion_record import ConversionRecord, LeftOut, OutputAc
 from ortprep.bundle.figures import PlanFigures
 from ortprep.bundle.loader_config import MAX_VARIANTS, FileEntry, check_file_entries
 from ortprep.bundle.record import read_record, write_record
-from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.errors import BundleError, IntegrityError
 
 MANIFEST_FILE = "manifest.json"
@@ -49,41 +48,16 @@ class SourceRecord:
 
 
 @dataclass(frozen=True)
-class LintFinding:
-    """A finding of the hazard lint in an optimised graph.
-
-    Attributes:
-        rule: Name of the rule.
-        severity: `error` (the graph is not used) or `repaired` (it was taken out of the graph).
-        subject: Node, initializer or domain it is about.
-        detail: The problem, in a sentence.
-        reference: Issue of microsoft/onnxruntime it is known from, as `#n`, or "".
-    """
-
-    rule: str
-    severity: str
-    subject: str
-    detail: str
-    reference: str = ""
-
-
-@dataclass(frozen=True)
 class LadderAttempt:
     """One step of the optimisation ladder that was tried.
 
     Attributes:
         step: `all`, `extended`, `basic`, `basic-only` or `source`.
         outcome: `taken`, or why the ladder went on.
-        findings: Findings of the lint.
-        elapsed_ms: Time of the attempt, reload included.
-        peak_rss_bytes: Largest resident set of the optimising child process.
     """
 
     step: str
     outcome: str
-    findings: tuple[LintFinding, ...] = ()
-    elapsed_ms: float = 0.0
-    peak_rss_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -148,14 +122,12 @@ class MeasurementRecord:
         shapes: Input shapes measured, as `name=[…]` joined by spaces.
         plans: Figures of the plans that answered in every round; their order within a round changes. Those of
             `forked`, a fork of a process that loaded what ships, come after all rounds of the others.
-        skipped: Plans without figures, and why: they failed, or could not be made.
     """
 
     cache: str
     rounds: int
     shapes: str
     plans: tuple[PlanFigures, ...]
-    skipped: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -164,12 +136,10 @@ class Decision:
 
     Attributes:
         shipped: Name of the plan.
-        faster: Whether it is ready sooner than the default beyond the noise.
         reason: One sentence with the figures.
     """
 
     shipped: str
-    faster: bool
     reason: str
 
 
@@ -179,10 +149,7 @@ class TrialRecord:
 
     Attributes:
         number: In the order they were tried.
-        kind: Reason of the trial: `default`, `base`, `form`, `change`.
         choice: Value by knob; `plan: default` for default ONNX Runtime.
-        session_options: Options of the session; None where it could not come to that.
-        providers: Execution providers; None where it could not come to that.
         figures: Measured costs, None if it failed.
         failure: Reason for missing figures, None if there are figures.
         violations: Limits the figures exceed.
@@ -190,10 +157,7 @@ class TrialRecord:
     """
 
     number: int
-    kind: str
     choice: Mapping[str, str]
-    session_options: SessionOptionsRecord | None
-    providers: tuple[ProviderRecord, ...]
     figures: PlanFigures | None
     failure: str | None = None
     violations: tuple[str, ...] = ()
@@ -206,7 +170,6 @@ class TuningRecord:
 
     Attributes:
         runs_per_load: Runs of a session before it is gone: what the costs are of.
-        limits: Limits of a plan, by name.
         knobs: Searched values by knob, the base plan's first.
         trials: Every plan that was tried.
         chosen: Number of the plan that was prepared.
@@ -220,7 +183,6 @@ class TuningRecord:
     """
 
     runs_per_load: int
-    limits: Mapping[str, float]
     knobs: Mapping[str, tuple[str, ...]]
     trials: tuple[TrialRecord, ...]
     chosen: int
@@ -274,7 +236,6 @@ class Manifest:
         source: Origin of the model.
         environment: Versions and hardware the bundle was made with.
         variants: One record per variant of `loader.json`, in the same order.
-        missing_targets: Targets of the spec that this machine does not offer, and why.
         files: Every file of the bundle except this one.
         left_out: Variants of the spec that no precision was good enough for, or that were not needed.
     """
@@ -288,7 +249,6 @@ class Manifest:
     environment: Mapping[str, Any]
     variants: tuple[VariantRecord, ...]
     files: tuple[FileEntry, ...]
-    missing_targets: Mapping[str, str] = field(default_factory=dict)
     left_out: tuple[LeftOut, ...] = ()
 
 

@@ -281,7 +281,6 @@ def describe_bundle(manifest: Manifest) -> list[str]:
         f"by ortprep {manifest.pipeline_version} with {pin_onnxruntime(manifest.environment)}",
         f"source: {manifest.source.kind} {manifest.source.location} ({manifest.source.sha256})",
     ]
-    lines += [f"missing target {target}: {reason}" for target, reason in manifest.missing_targets.items()]
     for left_out in manifest.left_out:
         lines.append(f"left out {left_out.variant}: {left_out.reason}")
         lines += _describe_conversion(left_out.conversion) if left_out.conversion else []

@@ -131,12 +131,12 @@ def compare(
     rules = limits or RegressionLimits()
     pairs = _pair(_list_snapshots(old), _list_snapshots(new))
     partial = partial and any(was is not None and now is not None for was, now in pairs)
-    variants, reasons = [], new[0].missing_targets
+    variants = []
     for was, now in pairs:
         if now is not None:
             variants.append(_compare_variant(was, now, rules, across_hardware=across_hardware))
         elif was is not None:
-            variants.append(_miss(was, reasons.get(was.record.target), partial=partial))
+            variants.append(_miss(was, partial=partial))
     outcomes: list[Outcome] = [variant.outcome for variant in variants]
     outcome = max(outcomes, key=_OUTCOMES.index, default=_OUTCOMES[0])
     return Comparison(new[0].name, outcome, tuple(variants))
@@ -179,12 +179,11 @@ def _pair(
     return [*((was, partners.get(was)) for was in old), *((None, now) for now in free)]
 
 
-def _miss(was: _Snapshot, reason: str | None, *, partial: bool) -> VariantComparison:
+def _miss(was: _Snapshot, *, partial: bool) -> VariantComparison:
     name, target = was.name, was.record.target
     if partial:
         return VariantComparison(name, None, target, "ok", remarks=("it is missing, and was not compared",))
-    failure = "it no longer exists" if reason is None else f"it no longer exists: {reason}"
-    return VariantComparison(name, None, target, "regression", (failure,))
+    return VariantComparison(name, None, target, "regression", ("it no longer exists",))
 
 
 def _compare_variant(

@@ -32,13 +32,11 @@ class Trial:
     """One plan that was tried; a search adds its figures round by round.
 
     Attributes:
-        kind: Reason for it: `default`, `base`, `form` or `change`.
         baselines: Figures of the plan it is compared with, each from the same round as its own.
         failure: Reason why it gave no figures, or failed after it gave some; None if it works.
     """
 
     number: int
-    kind: str
     choice: PlanChoice
     figures: list[ProbeResult] = field(default_factory=list)
     baselines: list[ProbeResult] = field(default_factory=list)

@@ -96,14 +96,14 @@ class _Search:
 
     def _begin(self) -> None:
         """Tries the plans that the others are compared with, and the usual first phase."""
-        self._race([DEFAULT], "default")
+        self._race([DEFAULT])
         default = self._trials[DEFAULT]
         if default.failure is not None:
             self._effects.say(f"default not measured: {default.failure}")
             self._baseline = self._space.base
         changed = self._space.neighbours(self._space.base) if self._objective.first_phase else ()
         firsts = [choice for choice in changed if choice.as_dict().get(PREPACKING) == OFF]
-        self._race([self._space.base, *firsts], "form")
+        self._race([self._space.base, *firsts])
         base, slowest_s = self._trials[self._space.base], max(self._seconds, default=0.0)
         if default.failure is not None and base.failure is not None:
             raise StageError(
@@ -113,13 +113,13 @@ class _Search:
 
     def _explore(self) -> str:
         """Tries forms, then single changes of the best plan, and returns why no more were tried."""
-        if reason := self._try(self._forms(), "form"):
+        if reason := self._try(self._forms()):
             return reason
         while True:
             scores = self._scores()
             best = min(scores, key=lambda choice: scores[choice], default=self._space.base)
             around = self._space.neighbours(best)
-            reason = self._try(around, "change") or self._try([self._combine(best, around)], "change")
+            reason = self._try(around) or self._try([self._combine(best, around)])
             if reason is not None:
                 return reason
             # Half the noise is about the standard error of a plan's two rounds.
@@ -156,13 +156,13 @@ class _Search:
     def _changes(self, choice: PlanChoice) -> set[tuple[str, str]]:
         return set(choice.values) - set(self._space.base.values)
 
-    def _try(self, choices: Iterable[PlanChoice], kind: str) -> str | None:
+    def _try(self, choices: Iterable[PlanChoice]) -> str | None:
         """Races new plans in batches; returns why it stopped before their end, None if it did not."""
         new = [choice for choice in choices if choice not in self._trials]
         while new := [choice for choice in new if not self._will_fail(choice)]:
             if reason := self._exhausted():
                 return reason
-            self._race(new[:BATCH], kind)
+            self._race(new[:BATCH])
             new = new[BATCH:]
         return None
 
@@ -183,12 +183,11 @@ class _Search:
             return f"{self._objective.budget_s:g} s are used up or reserved for the last comparison"
         return None
 
-    def _race(self, choices: Sequence[PlanChoice], kind: str) -> None:
+    def _race(self, choices: Sequence[PlanChoice]) -> None:
         """Measures plans in rounds; one that fails, or is far behind, leaves the batch."""
         room = max(self._objective.max_trials, len((DEFAULT, self._space.base))) - len(self._trials)
         batch = [
-            Trial(len(self._trials) + index, "base" if choice == self._space.base else kind, choice)
-            for index, choice in enumerate(choices[: max(room, 0)])
+            Trial(len(self._trials) + index, choice) for index, choice in enumerate(choices[: max(room, 0)])
         ]
         for trial in batch:
             with suppress(PipelineError):

@@ -280,7 +280,7 @@ def test_a_pass_gets_no_more_memory_than_is_free(tmp_path, monkeypatch):
     monkeypatch.setattr(passes, "available_bytes", lambda: 123)
     monkeypatch.setattr(passes, "run_child", run_limited)
     fields = {"name": "m", "source": {"path": "m.onnx"}, "convert": {"precision": "auto", "timeout_s": 45}}
-    plan = Plan(ModelSpec.model_validate(fields), ("cpu",), {})
+    plan = Plan(ModelSpec.model_validate(fields), ("cpu",))
     written = tmp_path / "out" / "m.onnx"
     request = PassRequest(name="fusion", source=tmp_path / "m.onnx", written=written)
     with pytest.raises(StageError, match="enough seen"):

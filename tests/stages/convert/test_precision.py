@@ -212,7 +212,7 @@ def test_external_weights_are_linked_and_not_read(tmp_path):
 
 def plan(*targets: str, **convert: Any) -> Plan:
     spec = {"name": "net", "source": {"path": "net.onnx"}, **({"convert": convert} if convert else {})}
-    return Plan(parse_spec(spec), targets or ("cpu",), {})
+    return Plan(parse_spec(spec), targets or ("cpu",))
 
 
 def test_one_binding_binds_every_variant_but_the_portable_one():

@@ -46,7 +46,7 @@ def _own_caches(tmp_path, monkeypatch):
 
 def plan_of(folder: Path, source: Mapping[str, Any], **fields: Any) -> Plan:
     spec = ModelSpec.model_validate({"name": "m", "source": source, **fields})
-    return Plan(spec.located_in(folder), ("cpu",), {})
+    return Plan(spec.located_in(folder), ("cpu",))
 
 
 def fetch(plan: Plan, folder: Path) -> FetchResult:
@@ -398,7 +398,7 @@ def test_the_key_is_told_without_importing_onnx_or_numpy(tmp_path):
         "from ortprep.stages.core.contract import Plan\n"
         "from ortprep.stages.fetch.stage import FetchStage\n"
         "spec = ModelSpec.model_validate({'name': 'm', 'source': {'path': 'm.onnx'}})\n"
-        "FetchStage().key(Plan(spec.located_in(Path(sys.argv[1])), ('cpu',), {}), None)\n"
+        "FetchStage().key(Plan(spec.located_in(Path(sys.argv[1])), ('cpu',)), None)\n"
         "print(sorted({'onnx', 'onnxruntime', 'numpy', 'fsspec', 'google'} & set(sys.modules)))\n"
     )
     done = subprocess.run(

@@ -53,7 +53,7 @@ def hub(tmp_path, monkeypatch, stack):
 
 def task_of(folder: Path, url: str, **fields: Any) -> Task:
     spec = ModelSpec.model_validate({"name": "m", "source": {"url": url}, **fields})
-    plan = Plan(spec.located_in(folder), ("cpu",), {})
+    plan = Plan(spec.located_in(folder), ("cpu",))
     return build_tasks(plan, (STAGE,), folder / "artifacts")[0]
 
 

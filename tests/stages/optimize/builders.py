@@ -161,7 +161,7 @@ class Build:
     def context(self, variant: str, spec: Mapping[str, Any]) -> Context:
         model = ModelSpec.model_validate({"name": "net", "source": {"path": "model.onnx"}, **spec})
         return Context(
-            plan=Plan(model.located_in(self.source), ("cpu",), {}),
+            plan=Plan(model.located_in(self.source), ("cpu",)),
             variant=variant,
             upstream={TaskId("fetch"): Upstream(self.source, encode(self.fetched()))},
             folder=self.folder,

@@ -54,8 +54,6 @@ def test_a_convolution_net_is_prepared_with_its_weights_in_one_mapped_file(build
     assert [attempt.outcome for attempt in result.attempts] == ["taken"]
     assert build.files() == {"net_optimized.onnx", "net_optimized.onnx.data"}
     assert result.variant.session_options.graph_optimization_level == "ORT_DISABLE_ALL"
-    assert result.attempts[0].peak_rss_bytes > 0
-    assert result.attempts[0].elapsed_ms > 0
 
 
 def test_the_portable_variant_needs_nothing_of_a_machine(build):
@@ -109,8 +107,7 @@ def test_without_a_written_graph_that_holds_the_source_is_taken(build, nothing_w
     assert [attempt.outcome for attempt in result.attempts] == ["refused"] * 3 + ["taken"]
     assert result.variant.session_options.graph_optimization_level == "ORT_ENABLE_ALL"
     assert build.files() == {"net_optimized.onnx", "parts/weights.bin"}
-    # Its weights are no second copy, and lying where the source has them is no hazard of the source.
-    assert result.attempts[-1].findings == ()
+    # Its weights are no second copy.
     assert (build.folder / "parts/weights.bin").samefile(build.source / "parts/weights.bin")
     assert len(build.said) == 3
 

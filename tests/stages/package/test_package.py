@@ -52,7 +52,7 @@ def variant(
 ) -> PreparedVariant:
     plans = tuple(figures(plan, cost) for plan, cost in costs.items())
     measurements = (MeasurementRecord("warm", 3, "x=[1]", plans),) if costs else ()
-    decision = Decision(shipped, faster=True, reason="") if costs else None
+    decision = Decision(shipped, reason="") if costs else None
     bucket = "batch" in name
     plan = VariantPlan(name, name.partition("-")[0].replace(PORTABLE, "cpu"), parent=parent, is_bucket=bucket)
     nothing = cast("Any", None)

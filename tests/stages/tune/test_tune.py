@@ -32,7 +32,7 @@ def spec(**sections: Any) -> ModelSpec:
 
 
 def plan(**sections: Any) -> Plan:
-    return Plan(spec(**sections), ("cpu",), {})
+    return Plan(spec(**sections), ("cpu",))
 
 
 def test_no_trials_are_no_task():
@@ -41,7 +41,7 @@ def test_no_trials_are_no_task():
 
 
 def test_a_target_is_searched_once_it_is_verified():
-    required = TuneStage().requires(Plan(spec(), ("cuda",), {}), "cuda")
+    required = TuneStage().requires(Plan(spec(), ("cuda",)), "cuda")
     assert required == (
         TaskId("fetch"),
         TaskId("optimize", "cuda"),

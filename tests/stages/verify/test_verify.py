@@ -102,7 +102,7 @@ class Build:
         variant = Variant("cpu", "cpu", "model.onnx", (), options, providers, needs)
         optimized = PreparedResult(variant, step, (), "1.31.1")
         return Context(
-            plan=Plan(model.located_in(self.root), ("cpu",), {}),
+            plan=Plan(model.located_in(self.root), ("cpu",)),
             variant="cpu",
             upstream={
                 TaskId("fetch"): Upstream(self.root / "fetch", encode(fetched)),

@@ -118,12 +118,10 @@ class Plan:
 
     Attributes:
         targets: Targets that are built, in order of preference.
-        missing: Targets of the spec that this machine lacks and the user agreed to skip, with the reason.
     """
 
     spec: ModelSpec
     targets: tuple[str, ...]
-    missing: Mapping[str, str]
 
     @cached_property
     def variant_plans(self) -> Mapping[str, VariantPlan]:

@@ -54,7 +54,7 @@ def decide(samples: PlanRounds, *, candidates: Sequence[str], objective: Objecti
     if default is None:
         shipped, why = remaining[0], "default ONNX Runtime could not be measured"
         reason = f"{shipped} is shipped without a comparison ({_figures(samples[shipped])}): {why}"
-        return Decision(shipped, faster=False, reason=reason)
+        return Decision(shipped, reason)
     firsts = {PREPARED: samples.get(FIRST)}
     objections = {plan: _objection(samples[plan], default, objective, firsts.get(plan)) for plan in remaining}
     shipped = next((plan for plan, objection in objections.items() if objection is None), DEFAULT)
@@ -69,8 +69,7 @@ def decide(samples: PlanRounds, *, candidates: Sequence[str], objective: Objecti
         refused.append(f"default ONNX Runtime exceeds its limits: {'; '.join(limits)}")
         if not keeping:
             refused.append("no plan stays within the limits")
-    reason = _reason(shipped, samples, refused, objective)
-    return Decision(shipped, faster=_is_faster(shipped, samples), reason=reason)
+    return Decision(shipped, _reason(shipped, samples, refused, objective))
 
 
 def decide_fallback(samples: PlanRounds, *, objective: Objective) -> Decision | None:
@@ -98,16 +97,7 @@ def decide_converted(samples: PlanRounds, *, objective: Objective) -> Decision:
         if name != PREPARED
     ]
     reason = f"asked for ({_figures(prepared)}); {'; '.join(phrases) or 'nothing else could be measured'}"
-    default = samples.get(DEFAULT)
-    faster = default is not None and is_less(prepared, default, ready_ms, min_gain=MIN_GAIN)
-    return Decision(PREPARED, faster=faster, reason=reason)
-
-
-def _is_faster(shipped: str, samples: PlanRounds) -> bool:
-    first = samples.get(FIRST) if shipped == PREPARED else None
-    if shipped == DEFAULT:
-        return False
-    return is_less(first or samples[shipped], samples[DEFAULT], ready_ms, min_gain=MIN_GAIN)
+    return Decision(PREPARED, reason)
 
 
 def _objection(

@@ -151,7 +151,6 @@ class _Comparison:
                 rounds=len(outcome.rounds[PREPARED]),
                 shapes=self._sample.shapes,
                 plans=tuple(join_results(plan, results) for plan, results in outcome.rounds.items()),
-                skipped={**first.failures, **outcome.failures},
             )
             for cache, outcome in outcomes.items()
         )

@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ortprep.bundle.manifest import LintFinding
 from ortprep.bundle.model_facts import ModelFacts
 from ortprep.bundle.onnx_wire import read_skeleton
 from ortprep.bundle.session_record import SessionPlan
@@ -31,8 +30,6 @@ from ortprep.stages.fetch.inspection import describe_model
 
 if TYPE_CHECKING:
     import onnx
-
-ERROR, REPAIRED = "error", "repaired"
 
 NCHWC_DOMAIN = "com.microsoft.nchwc"
 ONNX_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml"})
@@ -66,12 +63,12 @@ class SaveResult:
 
     Attributes:
         facts: Description of its graph.
-        findings: Findings of the lint, after repairs.
+        hazards: What forbids the file, a line each.
         onnxruntime: Version that wrote it.
     """
 
     facts: ModelFacts
-    findings: tuple[LintFinding, ...]
+    hazards: tuple[str, ...]
     onnxruntime: str
 
 
@@ -86,22 +83,21 @@ def save_optimized(request: SaveRequest) -> SaveResult:
 
     from ortprep.stages.core.graph_walk import walk_tensors
 
-    repairs: tuple[LintFinding, ...] = ()
     if request.plan is None:
         model = onnx.ModelProto.FromString(read_skeleton(request.model))
     else:
         # The session is dropped at once, so its memory is free before the file is read.
         build_session(request.plan)
         model = onnx.load(request.model, load_external_data=False)
-        repairs = _repair(model, request)
+        _repair(model, request)
         if all(tensor.data_location != tensor.EXTERNAL for tensor in walk_tensors(model)):
             # ONNX Runtime makes the file whether or not a weight is large enough for it.
             request.model.with_name(f"{request.model.name}.data").unlink(missing_ok=True)
-    strangers = find_unportable(model, request.operators) if request.variant == PORTABLE else ()
-    return SaveResult(describe_model(model), (*repairs, *strangers), onnxruntime.__version__)
+    hazards = find_unportable(model, request.operators) if request.variant == PORTABLE else ()
+    return SaveResult(describe_model(model), tuple(hazards), onnxruntime.__version__)
 
 
-def find_unportable(model: onnx.ModelProto, operators: Collection[str]) -> Iterator[LintFinding]:
+def find_unportable(model: onnx.ModelProto, operators: Collection[str]) -> Iterator[str]:
     """Yields operators beyond ONNX's own that are not among the source's, which are given."""
     from ortprep.stages.core.graph_walk import walk_operators
 
@@ -109,31 +105,16 @@ def find_unportable(model: onnx.ModelProto, operators: Collection[str]) -> Itera
         f"{node.domain}.{node.op_type}" for node in walk_operators(model) if node.domain not in ONNX_DOMAINS
     )
     for kind in sorted(counts.keys() - set(operators)):
-        yield LintFinding("not-portable", ERROR, kind, f"in {counts[kind]} nodes, and not in the source")
+        yield f"not portable: {kind} in {counts[kind]} nodes, and not in the source"
 
 
-def errors_of(findings: Iterable[LintFinding]) -> tuple[LintFinding, ...]:
-    """Returns the findings that forbid the graph."""
-    return tuple(finding for finding in findings if finding.severity == ERROR)
-
-
-def _repair(model: onnx.ModelProto, request: SaveRequest) -> tuple[LintFinding, ...]:
+def _repair(model: onnx.ModelProto, request: SaveRequest) -> None:
     """Takes hazards out of a written graph and writes it again; cheap, since its weights are elsewhere."""
     copies = remove_copies(model) if request.variant == "cuda" else 0
-    phantoms = remove_phantom_inputs(model, request.inputs)
-    if copies or phantoms:
+    if remove_phantom_inputs(model, request.inputs) or copies:
         repaired = request.model.with_name(f"{request.model.name}.repaired")
         repaired.write_bytes(model.SerializeToString())
         repaired.replace(request.model)
-    repairs = (
-        ("memcpy-node", copies, "copies between devices that ONNX Runtime adds at every load", "#11348"),
-        ("interface", phantoms, "inputs left over from initializers that were optimised away", ""),
-    )
-    return tuple(
-        LintFinding(rule, REPAIRED, request.model.name, f"removed: {count} {what}", reference)
-        for rule, count, what, reference in repairs
-        if count
-    )
 
 
 def remove_copies(model: onnx.ModelProto) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from ortprep.bundle.codec import encode
 from ortprep.bundle.conversion_record import computes_with_integers
 from ortprep.bundle.file_links import share_model
 from ortprep.bundle.loader_config import SOURCE_PRECISION, Requirements, Variant
-from ortprep.bundle.manifest import LadderAttempt, LintFinding
+from ortprep.bundle.manifest import LadderAttempt
 from ortprep.bundle.model_facts import ModelInterface
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
 from ortprep.children.child import run_child
@@ -41,7 +40,7 @@ from ortprep.stages.core.results import Graph, PreparedResult, read_source, sour
 from ortprep.stages.core.sample_files import find_sample_files, fits_interface, inputs_key, samples_key
 from ortprep.stages.core.samples import build_feeds, read_sample
 from ortprep.stages.core.spec_fit import require_fit, shape_sets
-from ortprep.stages.optimize.graph_writer import SaveRequest, SaveResult, errors_of, save_optimized
+from ortprep.stages.optimize.graph_writer import SaveRequest, SaveResult, save_optimized
 from ortprep.stages.optimize.requirements import derive_requirements
 from ortprep.stages.optimize.session_plans import (
     Step,
@@ -170,19 +169,17 @@ def model_name(spec: ModelSpec) -> str:
 
 def try_step(context: Context, step: Step) -> tuple[LadderAttempt, SaveResult | None]:
     """Makes the file as the step says; puts it in place if it holds, and leaves nothing of it if not."""
-    started, place = time.perf_counter(), context.folder.resolve()
-    folder, graph, spec, role = place / _ATTEMPT, read_source(context), context.spec, role_of(context)
-    saved: SaveResult | None = None
-    peak_rss_bytes = 0
+    place, graph, spec, role = context.folder.resolve(), read_source(context), context.spec, role_of(context)
+    folder, saved = place / _ATTEMPT, None
     try:
         folder.mkdir()
         model, runtime = folder / model_name(spec), spec.runtime
         if step.level is None:
             share_model(graph.path, model)  # external data keeps the names that the model gives it
         writer = saving_plan(runtime, role, step, source=graph.path, model=model)
-        saved, peak_rss_bytes = save_and_describe(context, folder, writer)
-        # The source is the last step, so its findings do not matter.
-        outcome = describe_findings(errors_of(saved.findings)) if step.level is not None else ""
+        saved = save_and_describe(context, folder, writer)
+        # The source is the last step, so its hazards do not matter.
+        outcome = "\n  ".join(saved.hazards) if step.level is not None else ""
         if not outcome:
             options = loading_options(runtime, level=step.loading_level)
             reader = SessionPlan(str(model), options, loading_providers(runtime, role))
@@ -197,14 +194,7 @@ def try_step(context: Context, step: Step) -> tuple[LadderAttempt, SaveResult | 
         outcome = plain_refusal(error.message) if isinstance(error, LoadError) else error.message
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    attempt = LadderAttempt(
-        step=step.name,
-        outcome=outcome,
-        findings=saved.findings if saved else (),
-        elapsed_ms=round((time.perf_counter() - started) * 1e3, 3),
-        peak_rss_bytes=peak_rss_bytes,
-    )
-    return attempt, saved if outcome == TAKEN else None
+    return LadderAttempt(step.name, outcome), saved if outcome == TAKEN else None
 
 
 def run_reload(plan: SessionPlan, spec: ModelSpec, interface: ModelInterface) -> None:
@@ -260,11 +250,8 @@ def _describe_feeds(spec: ModelSpec, feeds: Mapping[str, Array], origin: Path | 
         yield f"{name}: {dtype_name(array.dtype)} {list(array.shape)}, {source}: {numbers}{more}"
 
 
-def save_and_describe(context: Context, folder: Path, plan: SessionPlan | None) -> tuple[SaveResult, int]:
-    """Has a child make the session that writes a file, and say what is in it.
-
-    Returns:
-        What is in the file, and the child's largest resident set in bytes.
+def save_and_describe(context: Context, folder: Path, plan: SessionPlan | None) -> SaveResult:
+    """Has a child make the session that writes a file, and returns what is in it.
 
     Raises:
         LoadError: ONNX Runtime refuses the model, or cannot write.
@@ -278,8 +265,7 @@ def save_and_describe(context: Context, folder: Path, plan: SessionPlan | None) 
         inputs=tuple(tensor.name for tensor in description.interface.inputs),
         operators=tuple(description.source.operators),
     )
-    reply = run_child(save_optimized, request, timeout_s=context.spec.optimize.timeout_s)
-    return reply.value, reply.peak_rss_bytes
+    return run_child(save_optimized, request, timeout_s=context.spec.optimize.timeout_s).value
 
 
 def requirements_of(
@@ -299,8 +285,3 @@ def requirements_of(
         hardware=read_hardware(gpus=on_gpu),
         integers=not on_gpu and computes_with_integers(read_source(context).conversion),
     )
-
-
-def describe_findings(findings: tuple[LintFinding, ...]) -> str:
-    """Returns the findings as lines of an error."""
-    return "\n  ".join(f"{finding.rule} at {finding.subject!r}: {finding.detail}" for finding in findings)

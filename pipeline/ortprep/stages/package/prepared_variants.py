@@ -128,7 +128,7 @@ def _measured(context: Context, variant: str) -> tuple[tuple[MeasurementRecord, 
         return (), None
     both = (DEFAULT, PORTABLE)
     records = (
-        replace(record, plans=tuple(plan for plan in record.plans if plan.plan in both), skipped={})
+        replace(record, plans=tuple(plan for plan in record.plans if plan.plan in both))
         for record in measured.measurements
     )
     return tuple(records), measured.fallback

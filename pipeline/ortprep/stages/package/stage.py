@@ -62,11 +62,10 @@ class PackageStage:
         )
 
     def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:  # noqa: ARG002
-        """Returns the spec's digest, the targets left out, and what the application is that judges."""
+        """Returns the spec's digest, and what the application is that judges."""
         return {
             **({} if plan.spec.convert is None else judge_key(plan.spec)),
             "spec": digest_json(resolved_spec(plan.spec)),
-            "missing": dict(plan.missing),
         }
 
     def run(self, context: Context) -> Mapping[str, Any]:
@@ -106,7 +105,6 @@ class PackageStage:
             environment=environment,
             variants=tuple(variant.record for variant in prepared),
             files=describe_files(context.folder, DigestCache().digest),
-            missing_targets=context.plan.missing,
             left_out=(*left_out, *refused),
         )
         write_manifest(context.folder, manifest)

@@ -15,7 +15,7 @@ from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, 
 from ortprep.children.answers import Answer
 from ortprep.children.child import run_child
 from ortprep.children.probe import ProbeResult
-from ortprep.errors import PipelineError, StageError
+from ortprep.errors import PipelineError
 from ortprep.measuring.device_lock import working
 from ortprep.measuring.staged_bundles import StagedBundles
 from ortprep.options import format_option
@@ -26,7 +26,7 @@ from ortprep.stages.core.accuracy import convert_section
 from ortprep.stages.core.contract import Context
 from ortprep.stages.core.results import PreparedResult, read_optimized, read_source, session_of
 from ortprep.stages.measure.candidates import Candidate, default_candidate
-from ortprep.stages.optimize.graph_writer import SaveResult, errors_of
+from ortprep.stages.optimize.graph_writer import SaveResult
 from ortprep.stages.optimize.session_plans import (
     SOURCE,
     loading_options,
@@ -34,7 +34,6 @@ from ortprep.stages.optimize.session_plans import (
     with_external_data,
 )
 from ortprep.stages.optimize.stage import (
-    describe_findings,
     model_name,
     requirements_of,
     role_of,
@@ -230,8 +229,7 @@ class Artefacts:
         """Returns the files of a form.
 
         Raises:
-            StageError: They cannot be made, or what was made is not safe to use.
-            PipelineError: Anything else that keeps ONNX Runtime from writing them.
+            PipelineError: They cannot be made.
         """
         if form not in self._made:
             try:
@@ -246,7 +244,7 @@ class Artefacts:
     def _find(self, form: str) -> Artefact:
         """Returns the verified files, or writes those of another form."""
         if form == MAPPED:
-            saved, _ = save_and_describe(self._context, self._prepared, None)
+            saved = save_and_describe(self._context, self._prepared, None)
             return Artefact(self._prepared, self._model, saved, form)
         self._context.say(f"writing {form}")
         folder = self._scratch / form
@@ -266,10 +264,7 @@ def _write_form(context: Context, folder: Path, form: str, mapped: Artefact) -> 
     entries = {"session.save_external_prepacked_constant_initializers": "1", **with_external_data(target)}
     options = SessionOptionsRecord("ORT_DISABLE_ALL", {"optimized_model_filepath": str(target)}, entries)
     providers = loading_providers(context.spec.runtime, role_of(context))
-    saved, _ = save_and_describe(context, folder, SessionPlan(str(mapped.path), options, providers))
-    if errors := errors_of(saved.findings):
-        raise StageError(f"what was written is not safe to use\n  {describe_findings(errors)}")
-    return saved
+    return save_and_describe(context, folder, SessionPlan(str(mapped.path), options, providers))
 
 
 def write_ort(request: tuple[Path, Path]) -> None:

@@ -8,7 +8,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from ortprep.bundle.file_links import share_model
 from ortprep.bundle.loader_config import FirstPhase
 from ortprep.bundle.manifest import TrialRecord, TuningRecord
 from ortprep.children.probe import ProbeResult, join_results
-from ortprep.errors import PipelineError
 from ortprep.measuring.device_lock import measuring, working
 from ortprep.runtime.machine.hardware import hardware_fingerprint, read_hardware
 from ortprep.stages.core.accuracy import gate_key
@@ -163,11 +162,9 @@ def _build_record(
     """Returns the record of a search for the manifest."""
     objective = search_context.objective
     numbers = {trial.choice: trial.number for trial in result.trials}
-    limits = objective.model_dump(include={"max_private_mb"}, exclude_none=True)
     first = verdict.first_phase
     return TuningRecord(
         runs_per_load=objective.runs_per_load,
-        limits=limits,
         knobs={knob: tuple(values) for knob, values in search_context.space.knobs.items()},
         trials=tuple(_record_trial(search_context, result, trial) for trial in result.trials),
         chosen=numbers[verdict.choice],
@@ -182,18 +179,12 @@ def _build_record(
 
 def _record_trial(search_context: SearchContext, result: PlanSearchResult, trial: Trial) -> TrialRecord:
     """Returns a trial as the manifest records it."""
-    variant = None
-    with suppress(PipelineError):  # its files could not be made, which is the trial's failure
-        variant = search_context.load(trial.choice)[1]
     objective = search_context.objective
     finals = result.finals.get(trial.choice, ())
     baselines = result.finals.get(result.baseline, ())
     return TrialRecord(
         number=trial.number,
-        kind=trial.kind,
         choice=trial.choice.as_dict(),
-        session_options=variant.session_options if variant else None,
-        providers=variant.providers if variant else (),
         figures=_join(trial, trial.figures, trial.baselines, objective) if trial.failure is None else None,
         failure=trial.failure,
         violations=objective.violations(finals or trial.figures) if trial.figures else (),
