@@ -58,8 +58,6 @@ def build_serve_file(
         )
     threads = [variant.session_options.attributes.get("intra_op_num_threads") for variant in variants]
     config = replace(config, cpus=config.cpus or float(max(int(number or 1) for number in threads)))
-    settings = encode(config)
-    del settings["load"]["for_fork"]  # a pool's template sets it; replicas are not forked
     deployment = {
         "name": DEPLOYMENT,
         "user_config": {"bundles": {name: encode(pinned) for name, pinned in bundles.items()}},
@@ -69,7 +67,7 @@ def build_serve_file(
         "name": "-".join(bundles),
         "route_prefix": "/",
         "import_path": "ortprep.ray_inference.deployment:build_app",
-        "args": {"config": settings},
+        "args": {"config": encode(config)},
         "deployments": [deployment],
     }
     return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -21,7 +21,7 @@ from ortprep.runtime.loading.sources import locate
 from ortprep.runtime.loading.variant_selection import needs_gpu, read_machine, select_variant
 from ortprep.runtime.tensors.arrays import BFLOAT16_TENSOR, run_session
 from ortprep.runtime.tensors.element_types import BFLOAT16, Array
-from ortprep.runtime.tensors.signatures import Signature, read_signature
+from ortprep.runtime.tensors.signatures import read_signature
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -30,7 +30,12 @@ _MAX_CACHED = 1024
 
 
 def open_model(
-    bundle: str, options: ModelLoadOptions, *, name: str = "", device_id: int | None = None
+    bundle: str,
+    options: ModelLoadOptions,
+    *,
+    name: str = "",
+    device_id: int | None = None,
+    for_fork: bool = False,
 ) -> OpenedModel:
     """Opens a bundle's variant for all shapes, and its buckets; each answers its golden sample.
 
@@ -39,6 +44,7 @@ def open_model(
         options: How.
         name: Name of the model in errors; by default the bundle's.
         device_id: CUDA ordinal as this process sees it; None for the CPU.
+        for_fork: Whether the process is forked afterwards: sessions have one thread and one phase then.
 
     Raises:
         PipelineError: As `load`; `LoadError` if there is no variant for the device.
@@ -50,8 +56,8 @@ def open_model(
         device_id=device_id,
         digests=cast(DigestPolicy, options.digests),
         check="golden",
-        phases="steady" if options.for_fork else "auto",
-        adapt=with_one_thread if options.for_fork else None,
+        phases="steady" if for_fork else "auto",
+        adapt=with_one_thread if for_fork else None,
         threads=find_threads() if options.threads is None else options.threads,
         may_spin=options.may_spin,
         precision=options.precision,
@@ -91,85 +97,63 @@ def choose_target(root: Path, options: ModelLoadOptions, *, on_gpu: bool) -> str
     return None if variant is None else variant.name
 
 
-class SessionRunner:
-    """A session, run the way its types need it."""
-
-    def __init__(self, signature: Signature, opened: OpenedBundle) -> None:
-        self._name, self._opened, self._outputs = signature.model, opened, list(signature.outputs)
-        self.session = opened.session
-        outputs = [value.type for value in opened.session.get_outputs()]
-        self._is_native = BFLOAT16 not in signature.inputs.values() and BFLOAT16_TENSOR not in outputs
-        self._errors = onnxruntime_errors()
-
-    def check(self) -> None:
-        """Runs the golden sample; raises as `check_answers`."""
-        opened = self._opened
-        check_answers(self.session, opened.config, opened.root, variant=opened.variant)
-
-    def run(self, feeds: Mapping[str, Array]) -> list[Array]:
-        """Runs on a batch; returns outputs in the model's order, or raises `RunError`."""
-        try:
-            if self._is_native:
-                return list(self.session.run(self._outputs, feeds))
-            answers = run_session(self.session, feeds)
-            return [answers[name] for name in self._outputs]
-        except self._errors as error:
-            raise RunError(
-                f"ONNX Runtime cannot run {self._name}\n  {type(error).__name__}: {error}"
-            ) from None
-
-
 class OpenedModel:
-    """A model's sessions, one per variant that is open.
+    """A model's sessions, one per variant that is open, run the way its types need it.
 
     Attributes:
         name: Name of the model in errors.
         config: The bundle's loader config.
+        session: The session for all shapes.
+        root: The bundle's folder.
         variant: Name of the variant for all shapes.
         buckets: Names of the others.
     """
 
     def __init__(self, name: str, opened: OpenedBundle, buckets: Sequence[OpenedBundle] = ()) -> None:
-        self.name = name
+        self.name, self.config, self.session, self.root = name, opened.config, opened.session, opened.root
         self.signature = read_signature(name, opened.config)
-        self._names, self._general = tuple(self.signature.inputs), opened
-        everything = (opened, *buckets)
-        self.config = opened.config
-        self._open_variants = opened.config._replace(variants=tuple([one.variant for one in everything]))
-        self._runners = {one.variant.name: SessionRunner(self.signature, one) for one in everything}
-        self._known: dict[tuple[tuple[int, ...], ...], SessionRunner] = {}
-        self.variant, *rest = self._runners
+        self._inputs, self._outputs = tuple(self.signature.inputs), list(self.signature.outputs)
+        self._opened = {one.variant.name: one for one in (opened, *buckets)}
+        self.variant, *rest = self._opened
         self.buckets = tuple(rest)
-
-    @property
-    def session(self) -> onnxruntime.InferenceSession:
-        """The session for all shapes."""
-        return self._general.session
-
-    @property
-    def root(self) -> Path:
-        """The bundle's folder."""
-        return self._general.root
+        variants = tuple([one.variant for one in self._opened.values()])
+        self._open_variants = opened.config._replace(variants=variants)
+        self._known: dict[tuple[tuple[int, ...], ...], onnxruntime.InferenceSession] = {}
+        outputs = [value.type for value in opened.session.get_outputs()]
+        self._is_native = BFLOAT16 not in self.signature.inputs.values() and BFLOAT16_TENSOR not in outputs
+        self._errors = onnxruntime_errors()
 
     def check(self) -> None:
         """Runs the golden sample of every variant; raises as `check_answers`."""
-        for runner in self._runners.values():
-            runner.check()
+        for one in self._opened.values():
+            check_answers(one.session, one.config, one.root, variant=one.variant)
 
     def find_unfit(self) -> str:
         """Returns why its sessions cannot be inherited by a fork; empty if they can be."""
-        providers = {name for one in self._runners.values() for name in one.session.get_providers()}
+        providers = {name for one in self._opened.values() for name in one.session.get_providers()}
         others = sorted(providers - {"CPUExecutionProvider"})
         return f"{self.name} uses {', '.join(others)}" if others else ""
 
     def run(self, arrays: Sequence[Array]) -> list[Array]:
         """Runs on arrays in the model's order; returns outputs in its order, or raises `RunError`."""
         shapes = tuple([array.shape for array in arrays])
-        runner = self._known.get(shapes)
-        if runner is None:
-            named = dict(zip(self._names, shapes, strict=True))
-            chosen = choose_bucket(self._open_variants, self._general.variant, shapes=named)
-            if len(self._known) >= _MAX_CACHED:
-                self._known.clear()
-            runner = self._known[shapes] = self._runners[self.variant if chosen is None else chosen.name]
-        return runner.run(dict(zip(self._names, arrays, strict=True)))
+        session = self._known.get(shapes) or self._find_session(shapes)
+        feeds = dict(zip(self._inputs, arrays, strict=True))
+        try:
+            if self._is_native:
+                return list(session.run(self._outputs, feeds))
+            answers = run_session(session, feeds)
+            return [answers[name] for name in self._outputs]
+        except self._errors as error:
+            raise RunError(
+                f"ONNX Runtime cannot run {self.name}\n  {type(error).__name__}: {error}"
+            ) from None
+
+    def _find_session(self, shapes: tuple[tuple[int, ...], ...]) -> onnxruntime.InferenceSession:
+        """Returns the session for some shapes, in the order of the inputs."""
+        config, named = self._open_variants, dict(zip(self._inputs, shapes, strict=True))
+        chosen = choose_bucket(config, config.variants[0], shapes=named)
+        if len(self._known) >= _MAX_CACHED:
+            self._known.clear()
+        session = self._known[shapes] = self._opened[self.variant if chosen is None else chosen.name].session
+        return session

@@ -19,8 +19,8 @@ from ortprep.errors import LoadError, propose
 from ortprep.runtime.loading.bundle_loader import open_bundle
 from ortprep.runtime.loading.load_options import Deadline
 from ortprep.runtime.machine.memory import private_bytes
-from ortprep.runtime.opened_model import SessionRunner
-from ortprep.runtime.tensors.signatures import check_inputs, read_signature
+from ortprep.runtime.opened_model import OpenedModel
+from ortprep.runtime.tensors.signatures import check_inputs
 
 if TYPE_CHECKING:
     from ortprep.runtime.loading.load_options import DigestPolicy
@@ -53,15 +53,14 @@ class LoadedModel:
         self.stamp = _read_stamp(folder)
         policies = {name: getattr(config, name) for name in ("digests", "precision", "require_signature")}
         opened = open_bundle(folder, timeout_s=timeout_s, **policies)
-        self.variant = opened.variant.name
-        self._signature = read_signature(opened.config.name, opened.config)
-        self._runner = SessionRunner(self._signature, opened)
+        self._model = OpenedModel(opened.config.name, opened)
+        self.variant = self._model.variant
 
     def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Returns the outputs by name, given the inputs; raises `InvalidRequestError` or `RunError`."""
-        feeds = zip(self._signature.inputs, check_inputs(self._signature, arrays), strict=True)
-        outputs = self._runner.run(dict(feeds))
-        return dict(zip(self._signature.outputs, outputs, strict=True))
+        signature = self._model.signature
+        outputs = self._model.run(check_inputs(signature, arrays))
+        return dict(zip(signature.outputs, outputs, strict=True))
 
 
 @dataclass(slots=True, eq=False)

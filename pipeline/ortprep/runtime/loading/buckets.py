@@ -124,8 +124,7 @@ def session_for(
     """
     buckets: Buckets | None = getattr(session, _BUCKETS, None)
     named = tuple((name, tuple(shape)) for name, shape in shapes.items())
-    chosen = None if buckets is None else buckets.find(named)
-    return session if chosen is None else chosen.session()
+    return session if buckets is None else buckets.find(named) or session
 
 
 class Buckets:
@@ -142,43 +141,31 @@ class Buckets:
     ) -> None:
         self._read = functools.cache(read)
         self._open = open_bucket
-        self._sessions: dict[str, BucketSession] = {}
-        self._known: dict[Shapes, BucketSession | None] = {}
+        self._creating = threading.Lock()
+        self._sessions: dict[str, onnxruntime.InferenceSession] = {}
+        self._known: dict[Shapes, Variant | None] = {}
 
-    def find(self, shapes: Shapes) -> BucketSession | None:
-        """Returns the bucket for a batch of some shapes; None where the variant for all shapes takes it."""
+    def find(self, shapes: Shapes) -> onnxruntime.InferenceSession | None:
+        """Returns the session for a batch of some shapes; None where that for all shapes takes it.
+
+        It is made at its first use, once for all threads. What `open_bucket` raises is raised to that caller;
+        the next caller tries again.
+        """
         try:
-            return self._known[shapes]
+            bucket = self._known[shapes]
         except KeyError:
             config = self._read()
-            bucket = choose_bucket(config, config.variants[0], shapes=dict(shapes))
-            chosen = None
-            if bucket is not None:
-                chosen = self._sessions.setdefault(bucket.name, BucketSession(bucket, self._open))
             if len(self._known) >= _MAX_CACHED:
                 self._known.clear()
-            self._known[shapes] = chosen
-            return chosen
-
-
-class BucketSession:
-    """A bucket with its session, which is made at its first use, once for all threads.
-
-    What `open_bucket` raises is raised to that caller; the next caller tries again.
-    """
-
-    def __init__(self, bucket: Variant, open_bucket: Callable[[Variant], OpenedBundle]) -> None:
-        self._bucket, self._open = bucket, open_bucket
-        self._session: onnxruntime.InferenceSession | None = None
-        self._creating = threading.Lock()
-
-    def session(self) -> onnxruntime.InferenceSession:
-        """Returns the session; raises what `open_bucket` does."""
-        if self._session is None:
+            bucket = choose_bucket(config, config.variants[0], shapes=dict(shapes))
+            self._known[shapes] = bucket
+        if bucket is None:
+            return None
+        if bucket.name not in self._sessions:
             with self._creating:
-                if self._session is None:
-                    self._session = self._open(self._bucket).session
-        return self._session
+                if bucket.name not in self._sessions:
+                    self._sessions[bucket.name] = self._open(bucket).session
+        return self._sessions[bucket.name]
 
 
 @functools.cache
@@ -191,7 +178,7 @@ def _bucketed_class(plain: Any) -> type:
         chosen = None if shapes is None else self._ortprep_buckets.find(shapes)
         if chosen is None:
             return plain.run(self, output_names, input_feed, run_options)
-        return chosen.session().run(output_names, input_feed, run_options)
+        return chosen.run(output_names, input_feed, run_options)
 
     return described_as(plain, type(plain)(plain.__name__, (plain,), {"run": run}))
 

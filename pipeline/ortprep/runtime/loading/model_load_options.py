@@ -22,7 +22,6 @@ class ModelLoadOptions:
         buckets: Whether the bundle's shape buckets are opened too.
         threads: Most threads of a session; None for what Ray reserved, else for the process's share.
         may_spin: Whether idle threads may spin.
-        for_fork: Whether the process is forked afterwards: sessions have one thread and one phase then.
         session_options: The caller's, of every session; they win over the bundle's and over `threads`.
 
     Raises:
@@ -36,7 +35,6 @@ class ModelLoadOptions:
     buckets: bool = True
     threads: int | None = None
     may_spin: bool = False
-    for_fork: bool = False
     session_options: Mapping[str, str | int | bool] | None = None
 
     def __post_init__(self) -> None:

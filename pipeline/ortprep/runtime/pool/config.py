@@ -163,7 +163,7 @@ def plan_workers(
             load=load,
         )
         if _can_be_forked(job) and assignment.models not in templates:
-            template_job = replace(job, load=replace(load, for_fork=True), is_template=True)
+            template_job = replace(job, is_template=True)
             environment, name = {**variables, "OPENBLAS_NUM_THREADS": "1"}, f"template/{len(templates)}"
             templates[assignment.models] = Template(template_job, environment, name, config.start_timeout_s)
         for number in range(count if assignment.models else 0):

@@ -72,7 +72,9 @@ def open_served(model: ModelJob, job: WorkerJob) -> OpenedModel:
     """
     from ortprep.runtime.opened_model import open_model
 
-    opened = open_model(model.bundle, job.load, name=model.name, device_id=job.device_id)
+    opened = open_model(
+        model.bundle, job.load, name=model.name, device_id=job.device_id, for_fork=job.is_template
+    )
     if encode(opened.config) != encode(model.config):
         raise LoadError(
             f"bundle was replaced by another build: {model.bundle}\n"
