@@ -116,39 +116,25 @@ def test_free_memory_is_the_machine_s_unless_a_control_group_has_less(tmp_path, 
     assert free > 2**20 if most is None else free == most
 
 
-def show_gpu(patch: pytest.MonkeyPatch) -> None:
-    """Has the check for available targets see a GPU, on a machine without one."""
+@pytest.fixture
+def unasked():
+    """Has the check for available targets forget its answers, before and after a test."""
+    unavailable_reason.cache_clear()
+    yield
+    unavailable_reason.cache_clear()
+
+
+@pytest.mark.usefixtures("unasked")
+@pytest.mark.skipif(bool(read_gpus()), reason="this machine has a GPU")
+def test_without_a_gpu_or_its_libraries_cuda_is_unavailable(monkeypatch):
+    assert unavailable_reason("cuda") == "no CUDA device or driver"
     gpu = Gpu("H200", (9, 0), 2**37, "580", "13.0", "GPU-1")
     here = read_hardware()._replace(gpus=(gpu,))
-    patch.setattr(availability, "read_hardware", lambda: here)
-
-
-@pytest.mark.skipif(bool(read_gpus()), reason="this machine has a GPU")
-def test_without_a_gpu_cuda_is_unavailable_and_nothing_is_tried(own_cache):
-    assert unavailable_reason("cuda") == "no CUDA device or driver"
-    assert list(own_cache.iterdir()) == []
-
-
-@pytest.mark.skipif(bool(read_gpus()), reason="this machine has a GPU")
-def test_a_gpu_without_its_libraries_is_unavailable_and_the_answer_is_remembered(own_cache, monkeypatch):
-    show_gpu(monkeypatch)
+    monkeypatch.setattr(availability, "read_hardware", lambda: here)
+    unavailable_reason.cache_clear()
     reason = unavailable_reason("cuda")
     assert reason is not None
     assert reason.startswith("ONNX Runtime cannot make a cuda session: expected")
-    (entry,) = (own_cache / "availability").iterdir()
-    entry.write_text("")  # nothing keeps CUDA from working
-    assert unavailable_reason("cuda") is None
-
-
-@pytest.mark.attack
-@pytest.mark.skipif(bool(read_gpus()), reason="this machine has a GPU")
-def test_an_answer_that_others_could_write_is_not_believed(own_cache, monkeypatch):
-    show_gpu(monkeypatch)
-    reason = unavailable_reason("cuda")
-    (entry,) = (own_cache / "availability").iterdir()
-    entry.write_text("")  # nothing keeps CUDA from working
-    own_cache.chmod(0o777)
-    assert unavailable_reason("cuda") == reason is not None
 
 
 # -- scratch folders are gone afterwards, wherever a signal handler raises
