@@ -66,15 +66,8 @@ def _no_bundle(place: str, record: str) -> BundleError:
 
     folder = Path(place)
     got, name = ("a file" if folder.is_file() else "no such file"), folder.name.removesuffix(".onnx")
-    prepared = Path("artifacts") / name
-    if (prepared / record).is_file():
-        hint = f"load({str(prepared)!r})   (ortprep's commands take the name {quoted(name)})"
-    elif folder.is_file() and folder.suffix == ".onnx":
-        hint = f"ortprep prepare {quoted(folder)}   then load({str(prepared)!r})"
-    elif (folder.parent / record).is_file():
-        hint = f"load({str(folder.parent)!r})"
-    else:
-        hint = f"ortprep prepare {quoted(name)}   then load({str(prepared)!r})"
+    model = folder if folder.suffix == ".onnx" else name
+    hint = f"ortprep prepare {quoted(model)}   then load({f'artifacts/{name}'!r})"
     return BundleError(f"no bundle there: {folder}\n  expected a folder with {record}, got {got}", hint=hint)
 
 
