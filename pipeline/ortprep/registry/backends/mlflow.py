@@ -22,7 +22,6 @@ from ortprep.bundle.digest import PREFIX, digest_bytes
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.paths import is_safe_name
 from ortprep.errors import NotPublishedError, RegistryError, RegistryUnavailableError
-from ortprep.quoting import quoted
 from ortprep.registry.backend import POINTERS, Backend, Kind, SweepResult, digest_of, digests_of
 from ortprep.registry.backends.mlflow_server import (
     EXISTS,
@@ -294,14 +293,7 @@ class MlflowBackend(Backend):
         """Returns the identifier of a model's experiment, "" if there is none."""
         name = _EXPERIMENT + model
         answer = self._server.call("GET", "experiments/get-by-name", tolerated=MISSING, experiment_name=name)
-        experiment = as_mapping(answer.get("experiment"))
-        identifier = str(experiment.get("experiment_id", ""))
-        if identifier and experiment.get("lifecycle_stage") != "active":
-            raise RegistryError(
-                f"experiment was deleted in MLflow: {name}\n  expected it to be active",
-                hint=f"mlflow experiments restore --experiment-id {quoted(identifier)}",
-            )
-        return identifier
+        return str(as_mapping(answer.get("experiment")).get("experiment_id", ""))
 
     def _find_run(self, model: str, part: str) -> Run | None:
         """Returns the run of a part, None if there is none; of several the first that was finished."""
