@@ -646,9 +646,9 @@ def test_a_registry_that_does_not_answer_has_no_more_time_than_the_pull():
     def ask():
         call_in_time(lambda: time.sleep(10), 60)
 
-    with limit_time(0.2, lambda: RegistryError("late")), pytest.raises(OutOfTimeError):
+    with limit_time(0.2, RegistryError("late")), pytest.raises(OutOfTimeError):
         map_parallel(lambda _: ask(), [1])
-    with limit_time(0, lambda: RegistryError("late")), pytest.raises(RegistryError, match="late"):
+    with limit_time(0, RegistryError("late")), pytest.raises(RegistryError, match="late"):
         map_parallel(lambda _: with_retries(ask), [1])
     assert time.monotonic() - begun_s < 5
 
@@ -675,7 +675,7 @@ def test_a_store_whose_lists_never_end_has_no_more_time_than_the_pull(monkeypatc
         lambda: folder.describe_file("x"),
         lambda: opened.enter_context(folder.open("x", 0, name="x")),
     ):
-        with limit_time(0.2, lambda: RegistryError("late")), pytest.raises(RegistryError, match="late"):
+        with limit_time(0.2, RegistryError("late")), pytest.raises(RegistryError, match="late"):
             ask()
     EndlessStore.ended.set()
 

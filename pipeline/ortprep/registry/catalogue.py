@@ -54,13 +54,8 @@ LISTING_TIMEOUT_S = 1800.0
 @contextlib.contextmanager
 def _in_time() -> Iterator[None]:
     """Limits the time of a listing; in a pull, no more than what is left of its time."""
-
-    def late() -> RegistryError:
-        return RegistryError(
-            f"a registry's list does not come to an end\n  expected it within {LISTING_TIMEOUT_S:.0f} s"
-        )
-
-    with limit_time(LISTING_TIMEOUT_S, late):
+    text = f"a registry's list does not come to an end\n  expected it within {LISTING_TIMEOUT_S:.0f} s"
+    with limit_time(LISTING_TIMEOUT_S, RegistryError(text)):
         yield
 
 

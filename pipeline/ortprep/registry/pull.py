@@ -79,13 +79,10 @@ class PullResult:
 def _in_time(request: PullRequest) -> Iterator[None]:
     """Limits all that a pull asks of a registry, and waits for, from the first list on."""
     timeout_s = read_limit(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S)
-
-    def late() -> RegistryError:
-        return RegistryError(
-            f"pull took too long: {request.reference}\n  expected {timeout_s} s at most",
-            hint=f"export {TIMEOUT_VARIABLE}=SECONDS   (what was fetched is kept)",
-        )
-
+    late = RegistryError(
+        f"pull took too long: {request.reference}\n  expected {timeout_s} s at most",
+        hint=f"export {TIMEOUT_VARIABLE}=SECONDS   (what was fetched is kept)",
+    )
     with limit_time(timeout_s, late):
         yield
 

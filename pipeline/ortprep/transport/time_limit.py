@@ -21,12 +21,12 @@ class OutOfTimeError(Exception):
     """A call took longer than it may; the caller turns this into an error of its own."""
 
 
-_deadline: ContextVar[tuple[float, Callable[[], Exception]] | None] = ContextVar("deadline", default=None)
+_deadline: ContextVar[tuple[float, Exception | type[Exception]] | None] = ContextVar("deadline", default=None)
 
 
 @contextmanager
-def limit_time(timeout_s: float, late: Callable[[], Exception]) -> Iterator[None]:
-    """Gives all calls in a block `timeout_s` seconds together; `check_time` raises what `late` returns.
+def limit_time(timeout_s: float, late: Exception | type[Exception]) -> Iterator[None]:
+    """Gives all calls in a block `timeout_s` seconds together; `check_time` raises `late`.
 
     A block within such a block has what is left of the outer one's time.
     """
@@ -42,7 +42,7 @@ def check_time() -> None:
     """Raises the error of `limit_time` once the time is over; to be called between requests and blocks."""
     deadline = _deadline.get()
     if deadline is not None and time.monotonic() >= deadline[0]:
-        raise deadline[1]()
+        raise deadline[1]
 
 
 def remaining_s() -> float:

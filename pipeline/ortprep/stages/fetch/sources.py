@@ -102,15 +102,12 @@ def fetch_file(
 @contextmanager
 def limit_fetch(name: str) -> Iterator[None]:
     """Gives a block the time of a whole file, and turns what a download raises into a `SourceError`."""
-
-    def late() -> RegistryError:
-        return RegistryError(
+    with source_errors():
+        timeout_s = read_limit(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S)
+        late = RegistryError(
             f"took too long: {name}\n  expected {timeout_s} s at most",
             hint=f"export {TIMEOUT_VARIABLE}=SECONDS, or download the file and use source: {{path: …}}",
         )
-
-    with source_errors():
-        timeout_s = read_limit(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S)
         with limit_time(timeout_s, late):
             yield
 
