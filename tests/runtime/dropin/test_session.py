@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import logging
 import os
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnxruntime
@@ -17,10 +19,13 @@ import pytest
 
 import ortprep
 from ortprep.bundle.file_memory import find_stamp
-from ortprep.runtime import session_for
+from ortprep.bundle.session_record import SessionOptionsRecord
+from ortprep.runtime import session_for, wait_steady
 from ortprep.runtime.dropin import source_index
+from ortprep.runtime.dropin.session import bundle_session_class
 from ortprep.runtime.dropin.source_index import is_source, list_bundles
 from ortprep.runtime.loading import forking
+from ortprep.runtime.loading.phases import STEADY, SteadyBuild, may_swap
 from tests.runtime.builders import (
     BUCKETED,
     CUDA_NEEDED,
@@ -29,6 +34,7 @@ from tests.runtime.builders import (
     add_model,
     operator_model,
     sample,
+    weights_of,
     write_bundle,
     write_converted,
 )
@@ -230,6 +236,97 @@ def test_buckets_serve_their_batches_but_for_forks(model, bundle, monkeypatch, f
         write_converted(bundle)
     session = ortprep.session(model, providers=CPU)
     assert (session_for(session, {"x": (4, 8)}) is session) == bool(fork)
+
+
+class Registered(bundle_session_class()):
+    """A session class of an application that has its classes registered."""
+
+    registered: ClassVar[list[str]] = []
+
+    def __init_subclass__(cls, *, kind: str, **others: Any) -> None:
+        super().__init_subclass__(**others)
+        cls.registered.append(kind)
+
+
+class Detector(Registered, kind="detector"):
+    """A session that can be pickled, with methods of all kinds beside ONNX Runtime's."""
+
+    reply: Any = dict
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, providers=CPU)
+        self.path = path
+
+    def __getstate__(self) -> Path:
+        return self.path
+
+    def __setstate__(self, path: Path) -> None:
+        self.__init__(path)  # type: ignore[misc]
+
+    @staticmethod
+    def twice(x: Any) -> Any:
+        return 2 * x
+
+    @classmethod
+    def name_of(cls) -> str:
+        return cls.__name__
+
+    def run(self, names: Any, feed: Any, options: Any = None) -> Any:
+        return super().run(names, {"x": self.twice(feed["x"])}, options)
+
+    async def detect(self, x: Any) -> Any:
+        return self.reply(y=self.run(None, {"x": x})[0])
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("serving", ["phases", "buckets", "forks"])
+def test_an_applications_own_class_stays_as_it_is(model, bundle, monkeypatch, serving):
+    monkeypatch.setattr(forking, "has_telemetry_thread", lambda: False)
+    monkeypatch.setenv("ORTPREP_FORK", "1" if serving == "forks" else "")
+    first = SessionOptionsRecord("ORT_DISABLE_ALL", {}, {"session.disable_prepacking": "1"})
+    if serving == "phases":
+        write_bundle_of(model, bundle, first=first)
+    with rewritten(bundle):
+        if serving == "buckets":
+            write_converted(bundle)
+    session = Detector(model)
+    attribute = {"phases": STEADY, "buckets": "_ortprep_buckets", "forks": "_ortprep_forks"}[serving]
+    assert getattr(session, attribute) is not None or (serving == "phases" and not may_swap())
+    assert type(session) is Detector
+    assert Registered.registered == ["detector"]
+    assert session.name_of() == "Detector"
+    assert asyncio.iscoroutinefunction(session.detect)
+    for served in (session, pickle.loads(pickle.dumps(session))):
+        wait_steady(served, 300)
+        feed = np.ones((4, 8), np.float32)
+        expected = 2 * feed @ weights_of(2 if serving == "buckets" else BUNDLE_SEED)
+        np.testing.assert_allclose(asyncio.run(served.detect(feed))["y"], expected, atol=1e-4)
+
+
+@pytest.mark.attack
+@pytest.mark.skipif(not may_swap(), reason="one phase")
+def test_an_applications_own_methods_wait_for_no_steady_session(model, bundle, monkeypatch):
+    write_bundle_of(model, bundle, first=SessionOptionsRecord("ORT_DISABLE_ALL"))
+    monkeypatch.setattr(SteadyBuild, "wait", lambda *_: pytest.fail("waited"))
+    monkeypatch.setattr(SteadyBuild, "start", lambda _: None)
+    session = Detector(model)
+    assert asyncio.run(session.detect(sample()))["y"].shape == (2, 4)
+    with pytest.raises(pytest.fail.Exception, match="waited"):
+        session.io_binding()
+
+
+@pytest.mark.attack
+def test_a_run_that_the_application_put_in_place_before_sees_every_batch(model, bundle, monkeypatch):
+    class Twice(onnxruntime.InferenceSession):  # type: ignore[misc]
+        def run(self, names: Any, feed: Any, options: Any = None) -> Any:
+            return super().run(names, {"x": 2 * feed["x"]}, options)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Twice)
+    with rewritten(bundle):
+        write_converted(bundle)
+    feed = np.ones((4, 8), np.float32)
+    (answer,) = bundle_session_class.__wrapped__()(model, providers=CPU).run(None, {"x": feed})
+    np.testing.assert_allclose(answer, 2 * feed @ weights_of(BUNDLE_SEED), atol=1e-4)
 
 
 @pytest.mark.parametrize("odd", ["a\0b", bytearray(5_000_000), 3])

@@ -38,7 +38,12 @@ from ortprep.runtime.loading.bundle_loader import open_folder
 from ortprep.runtime.loading.caller_options import read_options
 from ortprep.runtime.loading.load_options import LoadOptions
 from ortprep.runtime.loading.opened_bundle import describe_selection, find_threads, log_line
-from ortprep.runtime.loading.session import PLAIN_CLASS, described_as, import_onnxruntime
+from ortprep.runtime.loading.session import (
+    PLAIN_CLASS,
+    described_as,
+    import_onnxruntime,
+    plain_session_class,
+)
 from ortprep.telemetry import disable_telemetry
 
 if TYPE_CHECKING:
@@ -191,7 +196,7 @@ def _try_bundles(
         session_options=None if request.options is None else read_options(request.options),
         replacement=create,
         phases="auto",
-        buckets=True,
+        buckets=plain.run is plain_session_class().run,  # another `run` is to see every batch
         threads=find_threads(),
         require_signature=os.environ.get(SIGNATURE_VARIABLE) or None,
     )

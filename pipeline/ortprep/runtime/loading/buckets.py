@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ortprep.bundle.loader_config import LoaderConfig, TensorSpec, Variant, find_buckets
-from ortprep.runtime.loading.session import described_as
+from ortprep.runtime.loading.opened_bundle import serve_with
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -103,9 +103,7 @@ def serve_buckets(
         lambda: with_runnable_buckets(config, variant, device_id=options.device_id),
         lambda bucket: open_bucket(root, config, bucket, options),
     )
-    setattr(opened.session, _BUCKETS, buckets)
-    plain: Any = type(opened.session)
-    opened.session.__class__ = _bucketed_class(plain)
+    serve_with(opened.session, _BUCKETS, buckets, _with_buckets)
 
 
 def session_for(
@@ -168,19 +166,20 @@ class Buckets:
         return self._sessions[bucket.name]
 
 
-@functools.cache
-def _bucketed_class(plain: Any) -> type:
-    """Returns the subclass of a session's class whose instances have buckets."""
+def _with_buckets(own: Any) -> Mapping[str, Any]:
+    """Returns the method of a session's class that runs batches in buckets."""
+    plain_run = own.run
 
-    @functools.wraps(plain.run)
+    @functools.wraps(plain_run)
     def run(self: Any, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
-        shapes = _shapes_of_arrays(input_feed)
-        chosen = None if shapes is None else self._ortprep_buckets.find(shapes)
+        buckets = self._ortprep_buckets
+        shapes = None if buckets is None else _shapes_of_arrays(input_feed)
+        chosen = None if shapes is None else buckets.find(shapes)
         if chosen is None:
-            return plain.run(self, output_names, input_feed, run_options)
+            return plain_run(self, output_names, input_feed, run_options)
         return chosen.run(output_names, input_feed, run_options)
 
-    return described_as(plain, type(plain)(plain.__name__, (plain,), {"run": run}))
+    return {"run": run}
 
 
 def _shapes_of_arrays(feed: Mapping[str, Any]) -> Shapes | None:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from ortprep.runtime.loading.bundle_loader import find_folder, open_folder
 from ortprep.runtime.loading.load_options import Deadline, LoadOptions, check_choice, check_number
-from ortprep.runtime.loading.opened_bundle import OpenedBundle, log_line, make_session
+from ortprep.runtime.loading.opened_bundle import OpenedBundle, log_line, make_session, serve_with
 from ortprep.runtime.loading.phases import STEADY, SteadyBuild, exchange_native, may_swap, serve_steady
-from ortprep.runtime.loading.session import described_as, import_onnxruntime
+from ortprep.runtime.loading.session import import_onnxruntime
 from ortprep.telemetry import TELEMETRY_OFF, TELEMETRY_VARIABLE, has_telemetry_thread
 
 if TYPE_CHECKING:
@@ -198,10 +198,8 @@ class _ForkState:
         self._name = f"variant {opened.resolved.name} of {opened.resolved.root}"
 
     def serve(self, session: Any) -> None:
-        """Makes a session one of a subclass, which keeps count of its runs."""
-        session._ortprep_forks = self
-        plain: Any = type(session)
-        session.__class__ = _forkable_class(plain)
+        """Has a session keep count of its runs."""
+        serve_with(session, "_ortprep_forks", self, _count_runs)
         if self._adapt_after is not None and may_swap():
             serve_steady(session, self._new_build(session))
         elif self._adapt_after is not None:
@@ -279,11 +277,9 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-@functools.cache
-def _forkable_class(plain: Any) -> type:
-    """Returns the subclass of a session's class whose instances keep count of their runs."""
-    methods = {name: _counted(getattr(plain, name)) for name in _COUNTED if hasattr(plain, name)}
-    return described_as(plain, type(plain)(plain.__name__, (plain,), methods))
+def _count_runs(own: Any) -> Mapping[str, Any]:
+    """Returns the methods of a session's class that keep count of runs."""
+    return {name: _counted(getattr(own, name)) for name in _COUNTED if hasattr(own, name)}
 
 
 def _counted(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -291,7 +287,9 @@ def _counted(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        state: _ForkState = self._ortprep_forks
+        state: _ForkState | None = self._ortprep_forks
+        if state is None:
+            return method(self, *args, **kwargs)
         if state.is_unusable:
             state.replace(self)
         thread = _thread.get_ident()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ortprep.runtime.loading.session import build_session, with_device
+from ortprep.runtime.loading.session import PLAIN_CLASS, build_session, described_as, with_device
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     import onnxruntime
@@ -203,3 +205,38 @@ def log_line(level: str, message: str, *values: object) -> None:
         # Where an application has no handlers, `logging` itself writes to the terminal.
         shown = [value if isinstance(value, int | float) else printable(str(value)) for value in values]
         getattr(logging.getLogger(_LOGGER), level)(message, *shown)
+
+
+def serve_with(
+    session: Any, attribute: str, state: object, replace_methods: Callable[[Any], Mapping[str, Any]]
+) -> None:
+    """Sets an attribute of a session, and has methods of its class use it.
+
+    The class is this package's own: the drop-in's, or a subclass that a session of `load` becomes one of.
+    Classes of the application that inherit from it stay as they are, and their instances too.
+
+    Args:
+        session: The session.
+        attribute: Name of the attribute; it is None for sessions that this was not called for.
+        state: Its value.
+        replace_methods: Returns the methods, by name, that take the place of a class's own.
+    """
+    own = next((kind for kind in type(session).__mro__ if PLAIN_CLASS in vars(kind)), None)
+    if own is None:
+        plain: Any = type(session)
+        session.__class__ = own = _serving_class(plain)
+    _replace_once(own, attribute, replace_methods)
+    setattr(session, attribute, state)
+
+
+@functools.cache
+def _replace_once(own: Any, attribute: str, replace_methods: Callable[[Any], Mapping[str, Any]]) -> None:
+    """Replaces methods of a class; two threads may do so at once, and then each call passes both."""
+    setattr(own, attribute, None)  # first: other threads run sessions of this class
+    for name, method in replace_methods(own).items():
+        setattr(own, name, method)
+
+
+@functools.cache
+def _serving_class(plain: Any) -> Any:
+    return described_as(plain, type(plain)(plain.__name__, (plain,), {PLAIN_CLASS: plain}))

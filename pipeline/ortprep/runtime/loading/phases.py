@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ortprep.runtime.loading.load_options import Cancellation
-from ortprep.runtime.loading.opened_bundle import log_line, make_session
-from ortprep.runtime.loading.session import described_as
+from ortprep.runtime.loading.opened_bundle import log_line, make_session, serve_with
+from ortprep.runtime.loading.session import plain_session_class
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -114,11 +114,8 @@ def serve_in_phases(opened: OpenedBundle) -> None:
 
 
 def serve_steady(session: Any, steady: SteadyBuild) -> None:
-    """Has a session start a build after its first run; it becomes one of a subclass of its class."""
-    if not hasattr(session, STEADY):
-        plain: Any = type(session)
-        session.__class__ = _phased_class(plain)
-    setattr(session, STEADY, steady)
+    """Has a session start a build after its first run."""
+    serve_with(session, STEADY, steady, _phase_methods)
     weakref.finalize(session, steady.stop).atexit = False
 
 
@@ -324,26 +321,26 @@ def _lowest_priority() -> Iterator[None]:
         sys.setprofile(None)
 
 
-@functools.cache
-def _phased_class(plain: Any) -> type:
-    """Returns the subclass of a session's class whose instances may change their native session."""
+def _phase_methods(own: Any) -> dict[str, Any]:
+    """Returns the methods of a session's class for sessions that may change their native session."""
     methods: dict[str, Any] = {
-        name: _started_after(getattr(plain, name)) for name in _RUNS if hasattr(plain, name)
+        name: _started_after(getattr(own, name)) for name in _RUNS if hasattr(own, name)
     }
-    for name in dir(plain):
-        method = getattr(plain, name)
+    for name in dir(plain_session_class()):
+        method = getattr(own, name)
         if not name.startswith("_") and callable(method) and name not in _ANY_PHASE:
             methods[name] = _on_the_steady_one(method)
-    methods["run_with_iobinding"] = _on_its_own_session(plain.run_with_iobinding)
-    methods["set_providers"] = _without_exchange(plain.set_providers)
-    return described_as(plain, type(plain)(plain.__name__, (plain,), methods))
+    methods["run_with_iobinding"] = _on_its_own_session(own.run_with_iobinding)
+    methods["set_providers"] = _without_exchange(own.set_providers)
+    return methods
 
 
 def _started_after(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         outputs = method(self, *args, **kwargs)
-        self._ortprep_steady.start()
+        if self._ortprep_steady is not None:
+            self._ortprep_steady.start()
         return outputs
 
     return run
@@ -352,7 +349,8 @@ def _started_after(method: Callable[..., Any]) -> Callable[..., Any]:
 def _on_the_steady_one(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self._ortprep_steady.wait(None)
+        if self._ortprep_steady is not None:
+            self._ortprep_steady.wait(None)
         return method(self, *args, **kwargs)
 
     return call
@@ -365,11 +363,12 @@ def _on_its_own_session(method: Callable[..., Any]) -> Callable[..., Any]:
     def run_with_iobinding(self: Any, iobinding: Any, run_options: Any = None) -> None:
         # `IOBinding(session)` may have bound the first session, which it keeps.
         bound = iobinding._session
-        if bound is self._sess:
+        if self._ortprep_steady is None or bound is self._sess:
             method(self, iobinding, run_options)
         else:
             bound.run_with_iobinding(iobinding._iobinding, run_options)
-        self._ortprep_steady.start()
+        if self._ortprep_steady is not None:
+            self._ortprep_steady.start()
 
     return run_with_iobinding
 
@@ -377,7 +376,8 @@ def _on_its_own_session(method: Callable[..., Any]) -> Callable[..., Any]:
 def _without_exchange(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def set_providers(self: Any, *args: Any, **kwargs: Any) -> None:
-        self._ortprep_steady.end()
+        if self._ortprep_steady is not None:
+            self._ortprep_steady.end()
         method(self, *args, **kwargs)
 
     return set_providers

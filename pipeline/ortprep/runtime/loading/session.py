@@ -26,7 +26,7 @@ CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
 
 PLAIN_CLASS = "_ortprep_plain_class"
-"""Attribute of a class that stands in the place of `onnxruntime.InferenceSession`: the class itself."""
+"""Attribute of a class that this package puts in the place of a session's class: the class itself."""
 
 MODEL_CONFIG_VARIABLE = "ORT_LOAD_CONFIG_FROM_MODEL"
 """Has ONNX Runtime take session options from a model."""
