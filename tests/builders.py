@@ -318,27 +318,6 @@ def unknown_operator():
     return _one_node(helper.make_node("Frobnicate", ["x"], ["y"]))
 
 
-def unknown_domain():
-    """An operator of a domain that no ONNX Runtime registers."""
-    model = _one_node(helper.make_node("Relu", ["x"], ["y"], domain="com.example.nowhere"))
-    model.opset_import.append(helper.make_opsetid("com.example.nowhere", 1))
-    return model
-
-
-def future_opset():
-    """An opset that no ONNX Runtime has yet."""
-    model = _one_node(helper.make_node("Relu", ["x"], ["y"]))
-    model.opset_import[0].version = 999
-    return model
-
-
-def future_ir():
-    """An IR version that no ONNX Runtime reads yet."""
-    model = _one_node(helper.make_node("Relu", ["x"], ["y"]))
-    model.ir_version = 999
-    return model
-
-
 def _one_node(node):
     return build_model(
         [node],

@@ -99,9 +99,6 @@ def publish(backend, model, folder, label="one", *, created_at="2026-01-01T00:00
     return version
 
 
-# Documents
-
-
 # Files
 
 

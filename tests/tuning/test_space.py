@@ -17,7 +17,6 @@ from ortprep.tuning.objective import Trial
 from ortprep.tuning.space import (
     ATTRIBUTES,
     DEFAULT,
-    MAX_ORT_BYTES,
     Options,
     Space,
 )
@@ -133,8 +132,6 @@ def test_a_trial_that_failed_has_an_infinite_score_and_keeps_no_limit():
 
 # -- what cannot matter is not searched, and what is searched is known to that ONNX Runtime
 
-CONVOLUTION_KNOBS = {"convolution_search", "workspace", "channels_last", "bias_fusion", "pad_1d"}
-
 
 def but(facts: ModelFacts, **changes: Any) -> ModelFacts:
     return dataclasses.replace(facts, **changes)
@@ -168,59 +165,6 @@ def test_every_knob_has_a_choice_and_the_base_sets_no_option_at_all(space):
 
 
 FORMS, ON_OFF, OFF_ON = ("mapped", "ort", "prepacked"), ("on", "off"), ("off", "on")
-SLOW = ("cudnn_default",)
-LARGE = but(CONVOLUTIONS, initializer_bytes=MAX_ORT_BYTES + 1)
-
-
-@pytest.mark.parametrize(
-    ("space", "knob", "values"),
-    [
-        # Convolutions, fused and quantised ones too.
-        *((cuda_space(TRANSFORMER), knob, ()) for knob in sorted(CONVOLUTION_KNOBS)),
-        *(
-            (cuda_space(but(CONVOLUTIONS, operators={f"{kind}Conv": 1})), "channels_last", OFF_ON)
-            for kind in ("", "Fused", "Nhwc", "QLinear")
-        ),
-        (cuda_space(TRANSFORMER), "cudnn", ON_OFF),
-        (cuda_space(), "cudnn", ()),
-        (cuda_space(but(CONVOLUTIONS, has_1d_convolutions=False)), "pad_1d", ()),
-        # What changes answers or jobs, or can be very slow, only if it is allowed.
-        (cuda_space(), "tf32", ()),
-        (cuda_space(allowed=("tf32",)), "tf32", ON_OFF),
-        (cuda_space(), "convolution_search", ("exhaustive", "heuristic")),
-        (
-            cuda_space(allowed=SLOW),
-            "convolution_search",
-            ("exhaustive", "heuristic", "default"),
-        ),
-        # Threads: all, half, a quarter and one, each once; with one there is nobody to share with.
-        (cpu_space(cores=3), "threads", ("all", "1")),
-        (cpu_space(cores=4), "threads", ("all", "2", "1")),
-        (cpu_space(cores=64), "threads", ("all", "32", "16", "1")),
-        *((cpu_space(cores=1), knob, ()) for knob in ("threads", "spinning")),
-        (cpu_space(cores=1), "prepacking", ON_OFF),
-        (cpu_space(fixed={"intra_op_num_threads": "1"}), "spinning", ()),
-        (cpu_space(fixed={"intra_op_num_threads": "1"}), "prepacking", ON_OFF),
-        (cpu_space(TRANSFORMER), "memory_pattern", ()),
-        (cpu_space(fixed_shapes=True), "memory_pattern", ON_OFF),
-        (cpu_space(fixed_shapes=True, fixed={"execution_mode": "ORT_PARALLEL"}), "memory_pattern", ()),
-        # What an older version lacks.
-        (cpu_space(), "form", FORMS),
-        (cpu_space(onnxruntime="1.23.2"), "form", ("mapped", "prepacked")),
-        (cpu_space(onnxruntime="1.23.2"), "prepacking", ON_OFF),
-        (cuda_space(TRANSFORMER, onnxruntime="1.29.0"), "cudnn", ()),
-        (cuda_space(onnxruntime="1.29.0"), "reading_threads", ()),
-        # Forms: large weights fit no single file; a source has one form; saved copies need prepacking.
-        (cpu_space(LARGE), "form", ("mapped", "prepacked")),
-        (cpu_space(but(LARGE, initializer_bytes=MAX_ORT_BYTES)), "form", FORMS),
-        (cpu_space(is_source=True), "form", ("mapped",)),
-        (cuda_space(), "form", ("mapped",)),
-        (cpu_space(fixed={"session.disable_prepacking": "1"}), "form", ("mapped", "ort")),
-        (cpu_space(fixed={"session.disable_prepacking": "0"}), "form", FORMS),
-    ],
-)
-def test_a_knob_has_the_values_that_can_matter(space, knob, values):
-    assert tuple(space.knobs.get(knob, ())) == values
 
 
 OPTIONS = {

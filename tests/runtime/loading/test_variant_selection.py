@@ -1,4 +1,4 @@
-"""A bundle prepared on one instruction set and loaded on another, on an emulated processor."""
+"""Which variant of a bundle a machine takes, and why the others were passed over."""
 
 from __future__ import annotations
 
@@ -108,17 +108,6 @@ def test_f12_versions_are_compared_by_their_numbers(minimum, below, version, fit
     assert (chosen(config_of(cpu=needs), onnxruntime=version) == "cpu") is fits
 
 
-@pytest.mark.parametrize("version", ["nightly", "", "9" * 5000])
-def test_an_installed_version_without_numbers_fits_nothing(version):
-    (passed_over,) = select(config_of(cpu=NEEDS_CPU), onnxruntime=version).passed_over
-    assert passed_over.reasons == (f"expected ONNX Runtime >= 1.23, got {version}",)
-
-
-def test_an_unknown_version_is_not_judged():
-    needs = NEEDS_CPU._replace(onnxruntime=VersionRange("99"), providers=("Unknown",))
-    assert chosen(config_of(cpu=needs), onnxruntime=None, providers=None) == "cpu"
-
-
 def test_the_first_variant_that_fits_is_taken_and_no_later_one_judged():
     impossible = NEEDS_CPU._replace(machine="vax")
     found = select(config_of(cpu=NEEDS_CPU, portable=impossible))
@@ -207,9 +196,6 @@ def test_what_takes_certain_sizes_only_is_taken_by_its_name_alone():
     assert chosen(config) == chosen(config, target="cpu") == "fp32"
     assert chosen(config, target="batch8") == "batch8"
     assert chosen(with_kinds(batch8=("fp32", True))) is None
-
-
-# -- A bundle prepared on one instruction set and loaded on another, on an emulated processor
 
 
 def test_a_process_that_may_see_gpus_takes_the_first_variant_for_the_cpu(tmp_path):

@@ -21,7 +21,7 @@ from ortprep.children.answers import Answer, Answers
 from ortprep.errors import StageError
 from ortprep.spec.validation import parse_spec
 from ortprep.stages.convert.pass_records import PassRequest
-from ortprep.stages.convert.precision import plan_steps, why_not_needed
+from ortprep.stages.convert.precision import plan_steps
 from ortprep.stages.convert.search import Kept, search
 from ortprep.stages.convert.shapes import bind_shapes
 from ortprep.stages.convert.stage import ConvertStage
@@ -136,12 +136,6 @@ def test_scattered_culprits_take_a_logarithm_of_trials_each(count, places, is_ra
     assert kept == culprits
     extra = is_ranked * (1 + math.log(count, 4))  # for a ranking that says nothing
     assert trials <= 2 * many * math.log2(count / many) + 4 * many + extra
-
-
-def test_a_search_ends_when_its_time_is_up():
-    nodes, asked = name_nodes(100), Gate(needs(name_nodes(3)))
-    assert search(nodes, asked, max_trials=1000, expired=lambda: len(asked.asked) >= 5)[1] == 5
-    assert search(nodes, asked, max_trials=1000, expired=lambda: True) == (frozenset(nodes), 0)
 
 
 # -- binding symbolic dimensions: every size is in the written model, its answers stay, nothing else moves
@@ -285,9 +279,3 @@ def test_the_ladder_goes_down_from_what_is_asked_for():
     assert plan_steps("fp16", ladder) == ("fp16", "fp32")
     assert plan_steps("int4", ladder) == ("int4", *ladder)
     assert plan_steps("int8", ()) == ("int8",)
-
-
-def test_a_step_that_the_bundle_has_anyway_makes_no_variant():
-    assert why_not_needed("fp32", ()) is not None
-    assert why_not_needed("fp16", ("fp16",)) is not None
-    assert why_not_needed("fp16", ("int8",)) is None

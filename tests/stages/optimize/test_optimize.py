@@ -188,22 +188,10 @@ def test_a_file_that_does_not_load_again_is_not_taken(build, monkeypatch):
     assert build.files() == set()
 
 
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        (models.unknown_operator, ".*No Op registered for Frobnicate"),
-        pytest.param(
-            models.unknown_domain,
-            ".*com.example.nowhere:Relu.* is not a registered function/op",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(models.future_opset, ".*999", marks=pytest.mark.slow),
-        pytest.param(models.future_ir, ".*Unsupported model IR version: 999", marks=pytest.mark.slow),
-    ],
-)
-def test_a_source_that_onnxruntime_does_not_accept_is_told_with_its_words(build, model, message):
-    write(build, model())
-    with pytest.raises(StageError, match=rf"optimisation failed: cpu of net\n  all, .*: {message}") as caught:
+def test_a_source_that_onnxruntime_does_not_accept_is_told_with_its_words(build):
+    write(build, models.unknown_operator())
+    message = r"optimisation failed: cpu of net\n  all, .*: .*No Op registered for Frobnicate"
+    with pytest.raises(StageError, match=message) as caught:
         build.optimize(**shapes("x", 2, 4))
     assert "onnxruntime/core" not in caught.value.message
     assert build.files() == set()
