@@ -38,9 +38,6 @@ def inputs(tmp_path):
 
 
 def assert_figures(result):
-    import onnxruntime
-
-    assert result.onnxruntime == onnxruntime.__version__
     assert result.init_ms > 0
     assert result.first_ms > 0
     assert result.steady_ms > 0

@@ -42,7 +42,6 @@ BASE = {"form": "mapped", "threads": "all"}
 def figures(plan, ready, steady):
     return PlanFigures(
         plan=plan,
-        import_ms=Samples((1.0,)),
         ready_ms=Samples((ready,)),
         init_ms=Samples((ready * 0.6,)),
         first_ms=Samples((ready * 0.4,)),
@@ -75,7 +74,6 @@ def tuning():
         chosen=2,
         reason="cost 0.86×",
         ended="no single change gains more than the noise",
-        noise=0.031,
         elapsed_s=212.5,
         first_phase=1,
         overlap_mb=141.0,

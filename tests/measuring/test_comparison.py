@@ -106,7 +106,6 @@ def result(init_ms: float, *, gpu_mb: float | None = None) -> ProbeResult:
         private_mb=64.0,
         peak_mb=200.0,
         gpu_mb=gpu_mb,
-        onnxruntime="1.31.1",
     )
 
 

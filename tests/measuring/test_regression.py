@@ -48,7 +48,7 @@ def exactly(value: float, *, count: int = 5) -> Samples:
 
 def plan(name: str = "prepared", **changed: Samples | None) -> PlanFigures:
     figures: dict[str, Any] = {field: exactly(10.0, count=9) for field in FIELDS.values()}
-    return PlanFigures(plan=name, import_ms=exactly(1.0), **{**figures, **changed})
+    return PlanFigures(plan=name, **{**figures, **changed})
 
 
 def measured(
@@ -100,7 +100,7 @@ summaries = st.lists(positive, min_size=1, max_size=9).map(Samples.of)
 anything = summaries | st.sampled_from([exactly(math.nan), exactly(math.inf), exactly(0.0), exactly(-1.0)])
 plans = st.builds(
     PlanFigures, plan=st.sampled_from(["prepared", "default"]), ready_ms=anything,
-    import_ms=anything, init_ms=anything, first_ms=anything, steady_ms=anything,
+    init_ms=anything, first_ms=anything, steady_ms=anything,
     private_mb=anything, peak_mb=anything,
     gpu_mb=st.none() | anything,
 )  # fmt: skip

@@ -54,7 +54,6 @@ def fake_measure(request, **_):
         private_mb=50.0,
         peak_mb=100.0,
         gpu_mb=None,
-        onnxruntime="1.31.1",
         more_steady_ms=(steady_ms,) * len(request.more_samples),
     )
 

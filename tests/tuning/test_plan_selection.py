@@ -54,7 +54,7 @@ def turned(figures: tuple[ProbeResult, ...], places: int = 2) -> tuple[ProbeResu
 def found(
     finals: Mapping[PlanChoice, tuple[ProbeResult, ...]], *, baseline: PlanChoice = DEFAULT
 ) -> PlanSearchResult:
-    return PlanSearchResult(trials=(), finals=finals, baseline=baseline, noise=0.02, ended="", elapsed_s=0.0)
+    return PlanSearchResult(trials=(), finals=finals, baseline=baseline, ended="", elapsed_s=0.0)
 
 
 def chosen(

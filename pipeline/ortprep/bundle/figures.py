@@ -82,7 +82,6 @@ class PlanFigures:
     Attributes:
         plan: `default`, `prepared`, `portable`, `forked`, …; `trial N` in a search.
         ready_ms: From the start of the process to its first result.
-        import_ms: Importing ONNX Runtime.
         init_ms: Making the session.
         first_ms: First run, primary shape.
         steady_ms: A later run: median of a process's runs; in a search, weighted over the declared shapes.
@@ -94,7 +93,6 @@ class PlanFigures:
 
     plan: str
     ready_ms: Samples
-    import_ms: Samples
     init_ms: Samples
     first_ms: Samples
     steady_ms: Samples

@@ -175,7 +175,6 @@ class TuningRecord:
         chosen: Number of the plan that was prepared.
         reason: One sentence with the figures.
         ended: Reason for the end of the search.
-        noise: Distance between the quartiles of a plan's cost relative to the default's of the same round.
         elapsed_s: Duration of the search, in seconds.
         first_phase: Number of the plan that may serve until the chosen one is ready, None for none.
         overlap_mb: Private memory of both sessions together once both are ready, in MB of 2**20 bytes;
@@ -188,7 +187,6 @@ class TuningRecord:
     chosen: int
     reason: str
     ended: str
-    noise: float
     elapsed_s: float
     first_phase: int | None = None
     overlap_mb: float = 0.0

@@ -64,7 +64,6 @@ class ProbeResult:
             where no GPU took part.
         import_ms: `import onnxruntime`.
         runs: Number of later runs.
-        onnxruntime: Its version.
         more_steady_ms: Median later run of each of `more_samples`.
     """
 
@@ -77,7 +76,6 @@ class ProbeResult:
     gpu_mb: float | None = None
     import_ms: float = 0.0
     runs: int = 0
-    onnxruntime: str = ""
     more_steady_ms: tuple[float, ...] = ()
 
     @property
@@ -113,7 +111,6 @@ def join_results(
     return PlanFigures(
         plan=plan,
         ready_ms=Samples.of(result.ready_ms for result in results),
-        import_ms=Samples.of(result.import_ms for result in results),
         init_ms=Samples.of(result.init_ms for result in results),
         first_ms=Samples.of(result.first_ms for result in results),
         steady_ms=Samples.of(result.steady_ms for result in results),

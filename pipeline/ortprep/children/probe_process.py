@@ -74,13 +74,10 @@ def measure_runs(request: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Prep
         **_measure_steady(run, request["steady_s"]),
     }
     more = [PreparedRun(session, read_tensors(Path(sample))) for sample in request["more_samples"]]
-    import onnxruntime  # imported long since
-
     figures |= {
         "more_steady_ms": [_measure_other(other, request["steady_s"]) for other in more],
         **_read_memory(session, request["gpu"]),
         **({"private_mb": written_bytes() / _MB, "forked_s": began_s} if request["forked"] else {}),
-        "onnxruntime": onnxruntime.__version__,
     }
     return figures, (run, *more)
 

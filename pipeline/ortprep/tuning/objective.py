@@ -51,14 +51,12 @@ class PlanSearchResult:
         trials: Every plan that was tried, in order.
         finals: Figures of the last comparison, the baseline's included. A plan that failed is absent; a
             baseline that failed has the rounds before.
-        noise: Distance between the quartiles of a plan's cost relative to the baseline's in the same round.
         elapsed_s: Seconds that the search took.
     """
 
     trials: tuple[Trial, ...]
     finals: Finals
     baseline: PlanChoice
-    noise: float
     ended: str
     elapsed_s: float
 

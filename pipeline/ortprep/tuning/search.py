@@ -92,7 +92,7 @@ class _Search:
         ended = self._explore()
         finals = self._compare_finalists()
         trials = tuple(self._trials.values())
-        return PlanSearchResult(trials, finals, self._baseline, self._noise(), ended, self._elapsed_s())
+        return PlanSearchResult(trials, finals, self._baseline, ended, self._elapsed_s())
 
     def _begin(self) -> None:
         """Tries the plans that the others are compared with, and the usual first phase."""

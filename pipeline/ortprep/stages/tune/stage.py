@@ -170,7 +170,6 @@ def _build_record(
         chosen=numbers[verdict.choice],
         reason=verdict.reason,
         ended=result.ended,
-        noise=result.noise,
         elapsed_s=round(result.elapsed_s, 3),
         first_phase=None if first is None else numbers[first],
         overlap_mb=verdict.overlap_mb or 0.0,
