@@ -217,7 +217,7 @@ def _record(made: Made) -> VariantRecord:
 
 def _figures(plan: str, init_ms: float, steady_ms: float, spread: float = 0.0) -> PlanFigures:
     init, steady = summary(init_ms, spread), summary(steady_ms, spread)
-    return PlanFigures(plan, init, summary(1.0), init, steady, steady, init, init)
+    return PlanFigures(plan, init, init, steady, steady, init, init)
 
 
 def summary(median: float, spread: float = 0.0) -> Samples:

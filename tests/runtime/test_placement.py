@@ -91,7 +91,7 @@ def summary(median: float) -> Samples:
 
 def record_of(name: str, *, plan: str = "prepared") -> VariantRecord:
     ms, mb = summary(STEADY_MS[name]), summary(PRIVATE_MB[name])
-    figures = PlanFigures(plan, ms, ms, ms, ms, ms, mb, mb)
+    figures = PlanFigures(plan, ms, ms, ms, ms, mb, mb)
     verification = VerificationRecord(1e-3, 1e-5, 1, "seeded", (), ())
     # A fork's own memory and one-thread runs say nothing about a process that loads.
     forked = dataclasses.replace(figures, steady_ms=summary(1e6), private_mb=summary(0.1))

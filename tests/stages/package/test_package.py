@@ -44,7 +44,7 @@ def exactly(value: float) -> Samples:
 
 def figures(plan: str, first_result_ms: float) -> PlanFigures:
     cost = exactly(first_result_ms)
-    return PlanFigures(plan, cost, cost, cost, cost, exactly(1.0), cost, cost)
+    return PlanFigures(plan, cost, cost, cost, exactly(1.0), cost, cost)
 
 
 def variant(
