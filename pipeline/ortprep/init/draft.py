@@ -19,7 +19,6 @@ from ortprep.bundle.loader_config import TensorSpec
 from ortprep.bundle.paths import make_name
 from ortprep.errors import DISK_ERRORS, SourceError, SpecError
 from ortprep.init.input_search import Feed, ObservedInput
-from ortprep.init.shapes import find_input
 from ortprep.init.trial_run import InitTrial, try_inputs
 from ortprep.quoting import quoted
 from ortprep.spec.models import ModelSpec
@@ -184,13 +183,8 @@ def _find_question(trial: InitTrial, model: Path) -> str:
             f"  expected ONNX Runtime to run it, got: {trial.error}",
             hint="export the model again; no input can change this",
         )
-    # The input that the message names; else that with the most open sizes, since a batch is seldom the cause.
-    named = find_input(trial.error, tuple(item.name for item in inputs))
-    suspects = [item for item in inputs if item.name == named]
-    asked = max(
-        suspects or inputs,
-        key=lambda item: sum(not isinstance(axis, int) for axis in item.shape or (None,) * 9),
-    )
+    # That with the most open sizes, since a batch is seldom the cause.
+    asked = max(inputs, key=lambda item: sum(not isinstance(axis, int) for axis in item.shape or (None,) * 9))
     tried = list(dict.fromkeys(str(list(shapes[asked.name])) for shapes in trial.tried))
     more = f" and {len(tried) - _MAX_SHOWN} more" if len(tried) > _MAX_SHOWN else ""
     return (
@@ -275,7 +269,6 @@ def write_spec_text(
     )
     if question:
         lines.append(f"{OPEN_QUESTION} {question}")
-    lines += comment(trial.doubt)
     if trial.changes:
         lines += comment(f"The bundle has no ZipMap: {'; '.join(trial.changes)}.")
     option = ", drop_zip_map: true" if trial.changes else ""

@@ -67,18 +67,16 @@ class InputAttempt:
         values: Values that differ from the preferred ones, by input.
         feeds: Shapes and values of every input.
         error: Message of ONNX Runtime; "" if it ran.
-        doubt: Reason why a build cannot compare with its answers; "" if it can.
     """
 
     sizes: Mapping[str, int]
     values: Mapping[str, Values]
     feeds: Mapping[str, Feed]
     error: str
-    doubt: str
 
 
-Run = Callable[[Mapping[str, Feed]], tuple[str, str]]
-"""Runs the model on seeded values of these shapes and ranges; returns an attempt's `error` and `doubt`."""
+Run = Callable[[Mapping[str, Feed]], str]
+"""Runs the model on seeded values of these shapes and ranges; returns an attempt's `error`."""
 
 Choice = tuple[Mapping[str, int], Mapping[str, Values]]
 """Sizes and values that differ from the preferred ones."""
@@ -114,9 +112,7 @@ class InputSearch:
             if better is None:
                 return best
             best = better
-        if not best.doubt:
-            return best
-        return self._first(self._other_values(best), self._beyond + 1) or best
+        return best
 
     def _first(self, choices: Iterable[Choice], progress: int) -> InputAttempt | None:
         """Runs what differs from all before until one comes that far; None if none does in time."""
@@ -128,20 +124,15 @@ class InputSearch:
             if len(self.attempts) >= MAX_ATTEMPTS or time.monotonic() > self._deadline:
                 return None
             tried.append(feeds)
-            attempt = InputAttempt(sizes, values, feeds, *self._run(feeds))
+            attempt = InputAttempt(sizes, values, feeds, self._run(feeds))
             self.attempts.append(attempt)
             if self._progress(attempt) >= progress:
                 return attempt
         return None
 
     def _progress(self, attempt: InputAttempt) -> int:
-        """Returns which node failed, -1 if that is not known; beyond the last if the model ran.
-
-        It is one more if a build can compare with the answers.
-        """
-        if attempt.error:
-            return self._nodes.get(find_node(attempt.error) or "", -1)
-        return self._beyond if attempt.doubt else self._beyond + 1
+        """Returns which node failed, -1 if that is not known; beyond the last if the model ran."""
+        return self._nodes.get(find_node(attempt.error) or "", -1) if attempt.error else self._beyond
 
     def _feeds(self, sizes: Mapping[str, int], values: Mapping[str, Values]) -> dict[str, Feed]:
         """Returns shapes and values of every input, given what differs from the preferred ones."""
@@ -173,9 +164,6 @@ class InputSearch:
             for size in suggest_sizes(error, base.sizes.get(group[0], role.sizes[0]), role.sizes):
                 sizes = {**base.sizes, **dict.fromkeys(group, size)}
                 yield sizes, base.values
-        yield from self._other_values(base)
-
-    def _other_values(self, base: InputAttempt) -> Iterator[Choice]:
         for name, proposed in self._values.items():
             for one in proposed:
                 yield base.sizes, {**base.values, name: one}

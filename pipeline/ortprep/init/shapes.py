@@ -207,7 +207,6 @@ def _one_at_a_time(key: str, role: AxisRole) -> AxisRole:
 
 
 _NODE = re.compile(r"Name:\s?'([^']*)'")
-_INPUT = re.compile(r"(?:for input|input name|Input name|for input:)[: ]+'?([^\s',]+)'?")
 _INDEX = re.compile(r"must be within the inclusive range \[-?\d+, ?(-?\d+)\]")
 _MAX_NUMBERS = 16
 _NO_MEMORY = re.compile(r"[Ff]ailed to allocate memory|bad_alloc|MemoryError")
@@ -217,12 +216,6 @@ def find_node(message: str) -> str | None:
     """Returns the name of the node that failed, None if the message names none."""
     found = _NODE.search(message)
     return found[1] if found is not None and found[1] else None
-
-
-def find_input(message: str, names: tuple[str, ...]) -> str | None:
-    """Returns the input that a message names, None if it names none of the model's."""
-    found = _INPUT.search(message)
-    return found[1] if found is not None and found[1] in names else None
 
 
 def find_index_limit(message: str) -> int | None:
