@@ -37,7 +37,7 @@ from ortprep.runtime import PoolConfig, SessionPool, open_bundle
 from ortprep.runtime.loading.golden import read_golden
 from ortprep.runtime.loading.session import CUDA
 
-DOCTOR = ("env", "init", "parallel")
+DOCTOR = ("env", "init")
 ROUNDS = 3
 PROBE_TIMEOUT_S = 120.0
 
@@ -94,7 +94,9 @@ def examine(root: Path, place: Place) -> list[Row]:
 
 def _doctor_row(check: str, folders: list[str], place: Place) -> Row:
     title = f"doctor {check}"
-    subject = ["--expect", place.target] if check == "env" else [place.models[0]]
+    subject = ["--expect", place.target]
+    if check == "init":
+        subject = [place.models[0], "--devices", place.device]
     command = [
         sys.executable,
         "-m",
@@ -102,8 +104,6 @@ def _doctor_row(check: str, folders: list[str], place: Place) -> Row:
         "doctor",
         check,
         *subject,
-        "--devices",
-        place.device,
         "--json",
     ]
     done = subprocess.run([*command, *folders], stdout=subprocess.PIPE, text=True, check=False)

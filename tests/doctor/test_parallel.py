@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from ortprep.doctor import parallel
 from ortprep.doctor.diagnosis import Severity
-from ortprep.doctor.doctor_model import DoctorModel, plan_on
+from ortprep.doctor.doctor_model import DoctorModel
 from ortprep.doctor.parallel import (
     MIN_GAIN,
     WorkerSetup,
@@ -30,7 +30,6 @@ from ortprep.doctor.parallel import (
 from ortprep.doctor.worker_group import (
     Barrier,
     GroupFigures,
-    isolate,
     run_in_threads,
 )
 from ortprep.errors import LoadError
@@ -56,7 +55,7 @@ def failing(setup):
 
 
 def found_in(runs):
-    return {one.code: one for one in find_in(runs, SETUPS, devices=["cpu"])}
+    return {one.code: one for one in find_in(runs, SETUPS)}
 
 
 class RunCase(NamedTuple):
@@ -82,10 +81,10 @@ def test_every_code_has_a_case():
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.code}-{case.severity}")
 def test_every_case_is_found_with_its_severity_and_a_step_to_take(case):
-    found = find_in(case.runs, SETUPS, devices=["cpu"])
+    found = find_in(case.runs, SETUPS)
     assert (case.code, case.severity) in {(finding.code, finding.severity) for finding in found}
     assert all(finding.hint or finding.severity in ("ok", "note") for finding in found)
-    assert len(build_table(case.runs, SETUPS, ["cpu"]).rows) == len(case.runs.rounds)
+    assert len(build_table(case.runs, SETUPS).rows) == len(case.runs.rounds)
 
 
 @given(st.floats(0.01, 1e4), st.floats(0, 0.95), st.sampled_from(range(2)))
@@ -96,11 +95,10 @@ def test_less_than_what_is_worth_a_change_is_never_advised(run_ms, share, slowes
 
 
 def test_workers_are_tried_with_the_threads_that_load_sets_beside_the_default():
-    setups = plan_workers((1, 2, 4), on_cpu=True)
+    setups = plan_workers((1, 2, 4))
     assert {setup.workers for setup in setups if setup.threads is None} == {1, 2, 4}
     assert all(setup.threads >= 1 for setup in setups if setup.threads is not None)
     assert len({str(setup) for setup in setups}) == len(setups)
-    assert {setup.threads for setup in plan_workers((1, 2, 4), on_cpu=False)} == {None}
 
 
 # -- real sessions
@@ -119,12 +117,12 @@ def test_a_model_that_cannot_be_loaded_or_run_is_an_error_that_names_it(add, tmp
     write_tensors(tmp_path / "linear.npz", {"x": sample()})
     linear = DoctorModel("linear", str(tmp_path / "linear.npz"), str(model))
     with pytest.raises(LoadError, match="cannot run"):
-        diagnose_parallel(DoctorModel("wrong", linear.sample, add.source), devices=["cpu"])
+        diagnose_parallel(DoctorModel("wrong", linear.sample, add.source))
     with pytest.raises(LoadError, match="no source model"):
-        diagnose_parallel(DoctorModel("b", add.sample), devices=["cpu"])
+        diagnose_parallel(DoctorModel("b", add.sample))
     Path(linear.require_source()).write_bytes(b"no model")
     with pytest.raises(LoadError, match=r"linear\.onnx"):
-        diagnose_parallel(linear, devices=["cpu"], seconds=0.06)
+        diagnose_parallel(linear, seconds=0.06)
     assert threading.active_count() < 20
 
 
@@ -141,16 +139,3 @@ def test_a_thread_that_fails_does_not_leave_its_process_waiting_for_the_others(t
         run_in_threads([lambda: barrier.wait("here"), fail])
     barrier.arrive("here")  # lets the thread end
     assert run_in_threads([lambda: 1, lambda: 2]) == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("device", "visible", "own", "there"),
-    [("cpu", "", None, "cpu"), ("cuda:2", "", "2", "cuda:0"), ("cuda:1", "5,7", "7", "cuda:0")],
-)
-def test_in_its_process_a_gpu_is_the_only_one(monkeypatch, device, visible, own, there):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    if not visible:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    plan, environment = isolate(plan_on("m.onnx", device))
-    assert environment.get("CUDA_VISIBLE_DEVICES") == own
-    assert plan == plan_on("m.onnx", there)

@@ -37,6 +37,7 @@ Check: TypeAlias = Literal["env", "init", "parallel"]
 
 _USERS: dict[str, tuple[Check, ...]] = {
     "--rounds": ("init",),
+    "--devices": ("init",),
     "--expect": ("env",),
     "--shape": ("init", "parallel"),
 }
@@ -75,11 +76,11 @@ def doctor(
     json: AsJson = False,
 ) -> Output:
     """Find out where the time of loading a model goes, and what would help."""
-    _refuse_unused(check, {"--rounds": rounds, "--expect": expect, "--shape": shape})
+    _refuse_unused(check, {"--rounds": rounds, "--devices": devices, "--expect": expect, "--shape": shape})
     if (model is None) != (check == "env"):
         got = "needs a model" if model is None else f"examines the machine and takes no model, got {model}"
         raise typer.BadParameter(f"{check} {got}", param_hint="MODEL")
-    shapes, places = parse_shapes(shape or ()), _resolve(devices)
+    shapes, device = parse_shapes(shape or ()), _resolve(devices)
     with _ended_properly():
         if model is None:
             from ortprep.doctor.environment import diagnose_environment
@@ -89,19 +90,19 @@ def doctor(
             with scratch_folder("ortprep-doctor-") as folder:
                 subject = _examine(model, folder, artifacts=artifacts, shapes=shapes)
                 echo(f"{check}: …")
-                diagnosis = _diagnose(check, subject, places, rounds=rounds or _ROUNDS)
+                diagnosis = _diagnose(check, subject, device, rounds=rounds or _ROUNDS)
     return Output([diagnosis], _blocks(diagnosis), exit_code=diagnosis.exit_code)
 
 
-def _diagnose(check: Check, subject: DoctorModel, devices: Sequence[str], *, rounds: int) -> Diagnosis:
+def _diagnose(check: Check, subject: DoctorModel, device: str, *, rounds: int) -> Diagnosis:
     """Makes a check of a model; raises what the check raises."""
     if check == "init":
         from ortprep.doctor.initialisation import diagnose_initialisation
 
-        return diagnose_initialisation(subject, device=devices[0], rounds=rounds)
+        return diagnose_initialisation(subject, device=device, rounds=rounds)
     from ortprep.doctor.parallel import diagnose_parallel
 
-    return diagnose_parallel(subject, devices=devices)
+    return diagnose_parallel(subject)
 
 
 @contextmanager
@@ -131,12 +132,13 @@ def _blocks(diagnosis: Diagnosis) -> Iterator[Block]:
             yield f"  hint: {finding.hint}"
 
 
-def _resolve(devices: Sequence[str] | None) -> tuple[str, ...]:
+def _resolve(devices: Sequence[str] | None) -> str:
+    """Returns the first device that a user names; by default a GPU, or the CPU where there is none."""
     from ortprep.runtime.machine.hardware import read_hardware
     from ortprep.runtime.placement import resolve_devices
 
     try:
-        return tuple(device.name for device in resolve_devices(devices or "all", read_hardware()))
+        return resolve_devices(devices or "all", read_hardware())[0].name
     except PoolError as error:
         raise typer.BadParameter(error.message, param_hint="--devices") from None
 

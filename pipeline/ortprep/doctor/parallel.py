@@ -11,7 +11,7 @@ from ortprep.bundle.codec import encode
 from ortprep.bundle.figures import Samples
 from ortprep.doctor.diagnosis import Diagnosis, Finding, diagnose
 from ortprep.doctor.doctor_model import DoctorModel, guard_device, plan_of, with_threads
-from ortprep.doctor.worker_group import GroupFigures, Load, measure_group
+from ortprep.doctor.worker_group import GroupFigures, measure_group
 from ortprep.measuring.comparison import MIN_ROUNDS, InterleavedRuns, is_below, paired_ratio, run_interleaved
 from ortprep.measuring.device_lock import CPU_DEVICE
 from ortprep.runtime.machine.processor import find_thread_limit
@@ -50,33 +50,33 @@ Figures: TypeAlias = Mapping[WorkerSetup, Sequence[GroupFigures]]
 """Figures of each setup that was measured, one a round."""
 
 
-def diagnose_parallel(subject: DoctorModel, *, devices: Sequence[str], seconds: float = 1.5) -> Diagnosis:
-    """Makes and runs a session per worker at once, in interleaved rounds of fresh processes.
+def diagnose_parallel(subject: DoctorModel, *, seconds: float = 1.5) -> Diagnosis:
+    """Makes and runs a session per worker at once on the CPU, in interleaved rounds of fresh processes.
 
     Args:
         subject: The model; its source goes before its bundle.
-        devices: `cpu`, `cuda:0`, …: workers are put on them in turn.
         seconds: Time that each setup is run, all rounds together.
 
     Raises:
-        LoadError: Not even one session can be made and run, or no variant of a bundle runs on its device.
+        LoadError: Not even one session can be made and run, or no variant of a bundle runs here.
         ChildError: The process that makes one died.
         BundleError: A bundle cannot be read.
         StageError: The folder of the device's lock cannot be trusted, or this thread measures already.
         OSError: There is no room on the disk for what processes are asked and answer.
     """
-    setups = plan_workers(WORKERS, on_cpu=set(devices) == {CPU_DEVICE})
+    setups, plan = plan_workers(WORKERS), plan_of(subject, CPU_DEVICE)
     by_name, window_s = {str(setup): setup for setup in setups}, seconds / MIN_ROUNDS
 
     def measure(name: str) -> GroupFigures:
-        return measure_group(_list_loads(subject, by_name[name], devices), window_s=window_s)
+        workers, threads = by_name[name]
+        # 0 is ONNX Runtime's own choice, whatever a bundle records.
+        return measure_group(with_threads(plan, threads or 0), subject.sample, workers, window_s=window_s)
 
-    # A measurement holds the CPU whatever its device: one device's lock keeps all others out.
-    with guard_device(devices[0]):
+    with guard_device(CPU_DEVICE):
         # This one does not count: it brings the files into memory, says soon whether the model can be loaded
         # and run at all, and shows how long it takes to load it so many times.
         begun_s = time.monotonic()
-        measure_group(_list_loads(subject, setups[0], devices), window_s=0.0)
+        measure_group(plan, subject.sample, 1, window_s=0.0)
         once_s = time.monotonic() - begun_s
         runs = run_interleaved(
             tuple(by_name),
@@ -88,50 +88,35 @@ def diagnose_parallel(subject: DoctorModel, *, devices: Sequence[str], seconds: 
         )
     return diagnose(
         "parallel",
-        find_in(runs, setups, devices=devices),
+        find_in(runs, setups),
         subject=subject.name,
-        tables=[build_table(runs, setups, devices)],
-        figures={"devices": list(devices), "setups": [one._asdict() for one in setups], **encode(runs)},
+        tables=[build_table(runs, setups)],
+        figures={"setups": [one._asdict() for one in setups], **encode(runs)},
     )
 
 
-def plan_workers(counts: Sequence[int], *, on_cpu: bool) -> tuple[WorkerSetup, ...]:
+def plan_workers(counts: Sequence[int]) -> tuple[WorkerSetup, ...]:
     """Returns the setups to try.
 
-    On the CPU, each number of workers has ONNX Runtime's default threads and, if it differs, the number of
-    threads that `load` sets.
+    Each number of workers has ONNX Runtime's default threads and, if it differs, the number of threads that
+    `load` sets.
     """
     setups: list[WorkerSetup] = []
     for count in counts:
-        limit = find_thread_limit({"ORTPREP_WORKERS": str(count)}) if on_cpu else None
+        limit = find_thread_limit({"ORTPREP_WORKERS": str(count)})
         threads = None if limit is None else limit[0]
         setups += [WorkerSetup(count, number) for number in dict.fromkeys((None, threads))]
     return tuple(setups)
 
 
-def _list_loads(subject: DoctorModel, setup: WorkerSetup, devices: Sequence[str]) -> list[Load]:
-    """Returns the session of each worker, on the devices in turn."""
-    loads = []
-    for index in range(setup.workers):
-        device = devices[index % len(devices)]
-        plan = plan_of(subject, device)
-        if device == CPU_DEVICE:
-            # 0 is ONNX Runtime's own choice, whatever a bundle records.
-            plan = with_threads(plan, setup.threads or 0)
-        loads.append((plan, subject.sample))
-    return loads
-
-
-def build_table(
-    runs: InterleavedRuns[str, GroupFigures], setups: Sequence[WorkerSetup], devices: Sequence[str]
-) -> Table:
+def build_table(runs: InterleavedRuns[str, GroupFigures], setups: Sequence[WorkerSetup]) -> Table:
     """Returns a row per setup, with its figures over all rounds."""
 
     def samples(read: Callable[[GroupFigures], float]) -> Callable[[WorkerSetup], CellValue]:
         return lambda setup: Samples.of(map(read, runs.rounds[str(setup)]))
 
     return fill_table(
-        f"workers on {', '.join(devices)}, all at once",
+        "workers on the CPU, all at once",
         [setup for setup in setups if str(setup) in runs.rounds],
         (
             ("workers", lambda setup: setup.workers),
@@ -144,14 +129,12 @@ def build_table(
     )
 
 
-def find_in(
-    runs: InterleavedRuns[str, GroupFigures], setups: Sequence[WorkerSetup], *, devices: Sequence[str]
-) -> tuple[Finding, ...]:
+def find_in(runs: InterleavedRuns[str, GroupFigures], setups: Sequence[WorkerSetup]) -> tuple[Finding, ...]:
     """Returns what could not be measured, and what the rest shows. Pure."""
     found = list(_find_failures(runs, setups))
     if runs.completed >= MIN_ROUNDS:
         figures = {setup: runs.rounds[str(setup)] for setup in setups if str(setup) in runs.rounds}
-        found += _find_thread_costs(figures, devices)
+        found += _find_thread_costs(figures)
     return tuple(found)
 
 
@@ -171,10 +154,8 @@ def _find_failures(
         yield Finding("rounds-cut", "note", text, "compare a smaller model of the same kind")
 
 
-def _find_thread_costs(figures: Figures, devices: Sequence[str]) -> Iterator[Finding]:
+def _find_thread_costs(figures: Figures) -> Iterator[Finding]:
     """Yields what ONNX Runtime's default number of threads costs processes, the worst first."""
-    if set(devices) != {CPU_DEVICE}:
-        return
     costs: list[tuple[float, WorkerSetup, str]] = []
     for setup in figures:
         default = WorkerSetup(setup.workers, None)

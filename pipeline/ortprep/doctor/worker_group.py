@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import os
 import queue
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -18,22 +16,16 @@ from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.child import run_child
 from ortprep.errors import LoadError
 from ortprep.runtime.loading.session import (
-    CUDA,
     build_session,
     onnxruntime_errors,
-    with_device,
 )
 from ortprep.runtime.machine.memory import private_bytes
-from ortprep.runtime.placement import Device, device_variables
 from ortprep.runtime.tensors.arrays import read_tensors, run_session
 
 CHILD_TIMEOUT_S = 24 * 3600.0
 """Timeout of a group, in seconds: a model may take an hour to load, and a group loads it several times."""
 
 R = TypeVar("R")
-
-Load = tuple[SessionPlan, str]
-"""Plan of a session, and the sample it is run on."""
 
 _MB = 2**20
 _WARM_UP_RUNS = _MIN_RUNS = 3
@@ -97,15 +89,6 @@ def run_in_threads(functions: Sequence[Callable[[], R]]) -> list[R]:
     return [results[index] for index in range(len(functions))]
 
 
-def isolate(plan: SessionPlan) -> tuple[SessionPlan, Mapping[str, str]]:
-    """Returns a plan for a process that sees only its GPU, and that process's environment variables."""
-    cuda = next((provider for provider in plan.providers if provider.name == CUDA), None)
-    if cuda is None:
-        return plan, {}
-    device = Device("cuda", int(cuda.options.get("device_id", "0")))
-    return with_device(plan, 0), device_variables(device, os.environ.get("CUDA_VISIBLE_DEVICES"))
-
-
 @dataclass(frozen=True)
 class ProcessFigures:
     """Figures of one process; times are `time.monotonic()`, one clock for all processes."""
@@ -132,43 +115,43 @@ class GroupFigures:
     runs_per_s: float
 
 
-def measure_group(loads: Sequence[Load], *, window_s: float) -> GroupFigures:
-    """Makes and runs sessions at once, in fresh processes that see only their GPU, as a pool's workers do.
+def measure_group(plan: SessionPlan, sample: str, workers: int, *, window_s: float) -> GroupFigures:
+    """Makes and runs sessions at once, in a fresh process each.
 
     Args:
-        loads: The session of each process.
+        plan: Plan of each session.
+        sample: Input that they are run on.
+        workers: Number of processes.
         window_s: Time that each session is run, in seconds.
 
     Raises:
         PipelineError: A session could not be made or did not run, or a process died.
         OSError: There is no room on the disk for what processes are asked and answer.
     """
-    return run_child(start_group, (tuple(loads), window_s), timeout_s=CHILD_TIMEOUT_S).value
+    return run_child(start_group, (plan, sample, workers, window_s), timeout_s=CHILD_TIMEOUT_S).value
 
 
-def start_group(request: tuple[tuple[Load, ...], float]) -> GroupFigures:
-    """Child function of `measure_group`: starts a process for each session.
+def start_group(request: tuple[SessionPlan, str, int, float]) -> GroupFigures:
+    """Child function of `measure_group`: starts the processes.
 
     The kernel ends them with this process. So if one fails, or `measure_group` is interrupted, none is left
     that waits for the others.
     """
-    loads, window_s = request
-    barrier = Barrier(Path(tempfile.gettempdir()), len(loads))
+    plan, sample, workers, window_s = request
+    barrier = Barrier(Path(tempfile.gettempdir()), workers)
     started_s = time.monotonic()
-    processes = run_in_threads([functools.partial(_run_worker, load, window_s, barrier) for load in loads])
+
+    def run_worker() -> ProcessFigures:
+        # Without a timeout, whose thread would keep this process when another worker has failed.
+        return run_child(use_session, (plan, sample, window_s, barrier)).value
+
+    processes = run_in_threads([run_worker] * workers)
     return GroupFigures(
         ready_ms=(max(each.ready_s for each in processes) - started_s) * 1e3,
         private_mb=sum(each.private_mb for each in processes),
         run_ms=median(median(each.runs_ms) for each in processes),
         runs_per_s=sum(len(each.runs_ms) / sum(each.runs_ms) * 1e3 for each in processes),
     )
-
-
-def _run_worker(load: Load, window_s: float, barrier: Barrier) -> ProcessFigures:
-    """Makes and runs a session in a fresh process."""
-    plan, variables = isolate(load[0])
-    # Without a timeout, whose thread would keep this process when another worker has failed.
-    return run_child(use_session, (plan, load[1], window_s, barrier), environment=variables).value
 
 
 def use_session(request: tuple[SessionPlan, str, float, Barrier]) -> ProcessFigures:
