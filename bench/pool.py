@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
@@ -159,8 +159,9 @@ def blocking(call: Callable[[], Any], requests: int, threads: int) -> float:
 def measure_large(pool: SessionPool, executor: ProcessPoolExecutor, rounds: int) -> dict[str, Any]:
     """Measures batches of 64 MB: copied, and pickled, interleaved."""
     plain: Array = np.ones((LARGE[0] * LARGE[1], LARGE[2]), np.float32)
+    threads = ThreadPoolExecutor(2 * WORKERS)
     ways = {
-        "copied": lambda: pool.submit({"x": plain}),
+        "copied": lambda: threads.submit(pool.run, {"x": plain}),
         "pickled": lambda: executor.submit(run_session, plain),
     }
     for way in ways.values():
@@ -179,8 +180,9 @@ def measure_large(pool: SessionPool, executor: ProcessPoolExecutor, rounds: int)
 def measure_small(pool: SessionPool, executor: ProcessPoolExecutor, rounds: int) -> dict[str, Any]:
     """Measures requests of 4 KB: one thread with many in flight, and 16 threads that wait for each."""
     x: Array = np.ones(SMALL, np.float32)
+    threads = ThreadPoolExecutor(2 * WORKERS)
     ways: dict[str, Callable[[], float]] = {
-        "pool_window": lambda: windowed(lambda: pool.submit({"x": x}), REQUESTS, 64),
+        "pool_window": lambda: windowed(lambda: threads.submit(pool.run, {"x": x}), REQUESTS, 64),
         "executor_window": lambda: windowed(lambda: executor.submit(run_session, x), REQUESTS, 64),
         "pool_threads": lambda: blocking(lambda: pool.run({"x": x}), REQUESTS, 16),
         "executor_threads": lambda: blocking(lambda: executor.submit(run_session, x).result(), REQUESTS, 16),

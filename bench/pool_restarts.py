@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -88,8 +89,8 @@ def measure_memory(
 ) -> dict[str, float]:
     """Returns what each of several workers has for itself, and what all take, in MB."""
     with open_pool(model, workers, settings) as pool:
-        for future in [pool.submit(feeds) for _ in range(8 * workers)]:
-            future.result()
+        with ThreadPoolExecutor(2 * workers) as threads:
+            list(threads.map(pool.run, [feeds] * 8 * workers))
         pids = [worker.pid for worker in pool.stats().workers]
         children = Path(f"/proc/{os.getpid()}/task").glob("*/children")
         everyone = {*pids, *(int(pid) for path in children for pid in path.read_text().split())}

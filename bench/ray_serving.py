@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median, quantiles
@@ -148,6 +149,7 @@ def measure_small(request: Mapping[str, Any]) -> dict[str, Any]:
         ray_of_one_node() as ray,
         SessionPool(request["bundle"], PoolConfig(devices="cpu", threads=1)) as local,
     ):
+        threads = ThreadPoolExecutor(4)
         echo = ray.remote(num_cpus=0.5)(Echo).remote()
         # As many at a time as there are requests, so that nobody is turned away.
         deployment = serve.deployment(Echo).options(
@@ -159,7 +161,9 @@ def measure_small(request: Mapping[str, Any]) -> dict[str, Any]:
         app = build_application(config, bundles, on_gpu=False)
         served = serve.run(app, name="bundle", route_prefix=None).run
         ways: dict[str, Way] = {
-            "session_pool": _way(lambda: local.submit({"x": x}), lambda: local.run({"x": x}), requests),
+            "session_pool": _way(
+                lambda: threads.submit(local.run, {"x": x}), lambda: local.run({"x": x}), requests
+            ),
             "bare_actor": _way(
                 lambda: echo.run.remote(x).future(), lambda: ray.get(echo.run.remote(x)), requests
             ),

@@ -2,12 +2,17 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
+import time
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from ortprep.runtime import SessionPool
 from ortprep.runtime.tensors.element_types import Array
 from tests.fakes import wait_for
 from tests.runtime.pool.builders import write_doubling
@@ -22,6 +27,23 @@ def batch(first: float = 1, size: int = 4) -> dict[str, Array]:
     x = np.arange(size, dtype=np.float32).reshape(1, size)
     x[0, 0] = first
     return {"x": x}
+
+
+def submit(pool: SessionPool, inputs: dict[str, Array], **options: Any) -> Future[dict[str, Array]]:
+    """Runs a request on a thread of its own, and returns once the pool has it."""
+    future: Future[dict[str, Array]] = Future()
+
+    def call() -> None:
+        try:
+            future.set_result(pool.run(inputs, **options))
+        except BaseException as error:  # noqa: BLE001 - the future is the only one to tell
+            future.set_exception(error)
+
+    before, until = pool.stats().pending, time.monotonic() + 0.2
+    threading.Thread(target=call, daemon=True).start()
+    while not future.done() and pool.stats().pending <= before and time.monotonic() < until:
+        time.sleep(0.001)
+    return future
 
 
 def start_ticks(pid: int) -> int:

@@ -6,7 +6,6 @@ import ctypes
 import os
 import threading
 import time
-from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -16,15 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortprep.errors import PoolClosedError, PoolError, RequestTimeoutError, RunError
+from ortprep.errors import PoolClosedError, PoolError, RunError
 from ortprep.runtime.packets import RUN, Packet, place_arrays
-from ortprep.runtime.pool import service as service_module
-from ortprep.runtime.pool.dispatch import Dispatcher, PoolFuture, Request
-from ortprep.runtime.pool.memory import LANES, WorkerMemory
-from ortprep.runtime.pool.service import Service
+from ortprep.runtime.pool.dispatch import Dispatcher, Request
+from ortprep.runtime.pool.memory import WorkerMemory
 from ortprep.runtime.pool.worker_main import Server
-from ortprep.runtime.tensors.signatures import Signature
-from tests.fakes import wait_for
 
 _STEPS = st.lists(
     st.tuples(st.sampled_from(["enter", "answer", "lose", "open", "withdraw"]), st.integers(0, 9)),
@@ -133,62 +128,6 @@ def test_the_worker_with_the_most_room_comes_first_and_requests_wait_in_order():
     bench.answer(bench.serving.index(lane))
     # The first that its worker has the model of.
     assert [one.lane is not None for one in waiting] == [False, True, False]
-
-
-def refuse_to_return(_: object) -> None:
-    raise SystemExit
-
-
-@pytest.mark.attack
-def test_a_callback_that_exits_does_not_stop_deadlines():
-    service = Service({"a": Signature("a", {}, {})}, [frozenset("a")])
-    for _ in range(LANES):  # all threads that serve wait for a worker
-        service.submit(request())
-    try:
-        for _ in range(2):
-            late = request(timeout_s=0.01)
-            late.future.add_done_callback(refuse_to_return)
-            service.submit(late)
-            assert isinstance(late.future.exception(10), RequestTimeoutError)
-    finally:
-        service.dispatcher.fail(PoolClosedError("closed"))
-        service.stop()
-
-
-@pytest.mark.attack
-def test_a_request_that_has_ended_leaves_its_deadline_to_nobody(monkeypatch):
-    pushed: list[list[Any]] = []
-    monkeypatch.setattr(
-        service_module.heapq, "heappush", lambda due, one: (due.append(one), pushed.append(due))
-    )
-    service = Service({"a": Signature("a", {}, {})}, [frozenset("a")])
-    service.dispatcher.fail(PoolClosedError("closed"))
-    try:
-        for _ in range(5000):
-            ended = request(timeout_s=600)
-            service.submit(ended)
-            assert ended.future.exception(10) is not None
-        del ended
-        wait_for(lambda: len(pushed) == 5000, what="all deadlines are known")
-        assert len(pushed[-1]) <= 1100
-    finally:
-        service.stop()
-
-
-def test_a_future_waits_as_every_future_does():
-    future = PoolFuture()
-    for wait in (future.result, future.exception):
-        with pytest.raises(TimeoutError):
-            wait(0.001)
-    assert not future._condition._waiters
-    timer = threading.Timer(0.01, lambda: future.claim() and future.set_result({}))
-    timer.start()
-    assert future.result() == {}
-    assert future.exception() is None
-    cancelled = PoolFuture()
-    threading.Timer(0.01, cancelled.cancel).start()
-    with pytest.raises(CancelledError):
-        cancelled.result(10)
 
 
 class StopError(BaseException):

@@ -28,7 +28,7 @@ from ortprep.errors import (
 from ortprep.runtime import PoolConfig, SessionPool
 from tests.fakes import wait_for
 from tests.runtime.pool import fakes as bad_workers
-from tests.runtime.pool.conftest import batch, descriptors
+from tests.runtime.pool.conftest import batch, descriptors, submit
 
 pytestmark = [pytest.mark.slow, pytest.mark.runtime]
 MODULE = "tests.runtime.pool.fakes"
@@ -71,7 +71,7 @@ def test_a_worker_that_goes_wrong_on_its_way_up_is_ended(bundle, fault, said, ti
 def test_a_worker_that_floods_the_pool_on_its_way_up_is_ended(bundle):
     config = PoolConfig(devices="cpu", start_timeout_s=30, worker=f"{MODULE}:floods", max_restarts=0)
     with SessionPool(bundle, config) as pool:
-        futures = [pool.submit(batch()) for _ in range(2)]  # one for each lane
+        futures = [submit(pool, batch()) for _ in range(2)]  # one for each lane
         for future in futures:
             assert "broke the protocol" in str(future.exception(PATIENCE_S))
         wait_for(lambda: pool.stats().is_degraded, what="the worker is given up")
@@ -94,8 +94,8 @@ def test_a_worker_that_floods_the_pool_on_its_way_up_is_ended(bundle):
 def test_a_worker_that_dies_of_a_request_is_replaced(bundle, wish, code, said):
     with SessionPool(bundle, PoolConfig(**SOON, worker=BAD)) as pool:
         first = pool.stats().workers[0].pid
-        deadly = pool.submit(batch(wish))
-        behind = [pool.submit(batch(n)) for n in range(5)]
+        deadly = submit(pool, batch(wish))
+        behind = [submit(pool, batch(n)) for n in range(5)]
         error = deadly.exception(PATIENCE_S)
         assert isinstance(error, WorkerDiedError)
         assert (error.pid, error.returncode) == (first, code)
@@ -111,18 +111,18 @@ def test_an_answer_that_is_none_is_an_error_and_ends_the_worker(bundle, wish):
     with SessionPool(bundle, PoolConfig(**SOON, worker=BAD)) as pool:
         with pytest.raises(WorkerDiedError, match=r"answer|broke the protocol"):
             pool.run(batch(wish))
-        assert is_right(pool.submit(batch()))
+        assert is_right(submit(pool, batch()))
         assert pool.stats().workers[0].restarts == 1
 
 
 @pytest.mark.attack
 def test_a_deadly_request_is_to_blame_although_another_was_refused_before(bundle):
     with SessionPool(bundle, PoolConfig(**SOON, worker=BAD)) as pool:
-        refused = pool.submit({"x": np.full(3, bad_workers.SLOW, np.float32)})  # runs, while the next waits
-        deadly = pool.submit(batch(bad_workers.EXIT))
+        refused = submit(pool, {"x": np.full(3, bad_workers.SLOW, np.float32)})  # runs, while the next waits
+        deadly = submit(pool, batch(bad_workers.EXIT))
         assert isinstance(refused.exception(PATIENCE_S), RunError)
         assert isinstance(deadly.exception(PATIENCE_S), WorkerDiedError)
-        assert is_right(pool.submit(batch()))
+        assert is_right(submit(pool, batch()))
         assert pool.stats().workers[0].restarts == 1
 
 
@@ -137,7 +137,7 @@ def test_a_lane_is_free_again_although_no_thread_could_wait_for_its_late_answer(
                 patch.setattr(threading.Thread, "start", refuse)
                 with pytest.raises(RequestTimeoutError):
                     pool.run(batch(bad_workers.SLOW), timeout_s=0.1)
-        assert is_right(pool.submit(batch()))
+        assert is_right(submit(pool, batch()))
         wait_for(lambda: pool.stats().pending == 0, what="no request is left")
 
 
@@ -158,13 +158,13 @@ def test_a_worker_that_never_begins_a_request_is_ended_and_replaced(bundle):
         freeze(pool.stats().workers[0].pid or 0)
         with pytest.raises(WorkerDiedError, match=r"took too long for one request(?s:.)*SIGKILL"):
             pool.run(batch())
-        assert is_right(pool.submit(batch(), retries=9))
+        assert is_right(submit(pool, batch(), retries=9))
 
 
 def test_a_worker_that_answers_twice_is_ended_and_takes_no_more_than_its_request_with_it(bundle):
     with SessionPool(bundle, PoolConfig(**SOON, worker=BAD)) as pool:
         assert pool.run(batch(bad_workers.TWICE))["y"].shape == (0, 1)
-        behind = [pool.submit(batch(n)) for n in range(5)]
+        behind = [submit(pool, batch(n)) for n in range(5)]
         failed = [future for future in behind if future.exception(PATIENCE_S) is not None]
         assert failed in ([], behind[:1])
         assert all(is_right(future, n) for n, future in enumerate(behind) if future not in failed)
@@ -181,7 +181,7 @@ def test_a_request_may_be_tried_on_another_worker(bundle):
             pool.run(batch(bad_workers.EXIT), retries=1)
         wait_for(lambda: restarts() == 2, what="both workers die of it")
         pool.wait_ready()
-        blocked = pool.submit(batch(bad_workers.BLOCK), retries=1)
+        blocked = submit(pool, batch(bad_workers.BLOCK), retries=1)
         (busy,) = wait_for(
             lambda: [worker.pid or 0 for worker in pool.stats().workers if worker.in_flight], what="it runs"
         )
@@ -236,7 +236,7 @@ def test_a_worker_is_started_again_once_there_are_descriptors(bundle):
         (worker,) = pool.stats().workers
         with no_descriptors():
             os.kill(worker.pid or 0, signal.SIGKILL)
-            behind = pool.submit(batch(), retries=1)  # which the pool may send before it sees the death
+            behind = submit(pool, batch(), retries=1)  # which the pool may send before it sees the death
             wait_for(
                 lambda: "Too many open files" in str(pool.stats().workers[0].error), what="no descriptor"
             )

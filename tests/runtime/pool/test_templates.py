@@ -16,7 +16,7 @@ from ortprep.runtime import PoolConfig, SessionPool
 from ortprep.runtime.pool import template as template_module
 from tests.fakes import wait_for
 from tests.runtime.pool import fakes as bad_workers
-from tests.runtime.pool.conftest import batch, parent_of, start_ticks
+from tests.runtime.pool.conftest import batch, parent_of, start_ticks, submit
 
 pytestmark = [pytest.mark.slow, pytest.mark.runtime]
 MODULE = "tests.runtime.pool.fakes"
@@ -197,7 +197,7 @@ def test_workers_ask_for_huge_pages_unless_the_application_decides(bundle, monke
 
 def test_large_answers_of_forked_workers_are_their_own(bundle):
     with open_pool(bundle) as pool:
-        futures = [pool.submit({"x": np.full((300, 1000), n, np.float32)}) for n in range(40)]
+        futures = [submit(pool, {"x": np.full((300, 1000), n, np.float32)}) for n in range(40)]
         assert all((future.result(PATIENCE_S)["y"] == 2 * n).all() for n, future in enumerate(futures))
         ended = [template_of(pool), *pids(pool)]
         ticks = {pid: start_ticks(pid) for pid in ended}

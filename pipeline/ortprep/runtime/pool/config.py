@@ -50,7 +50,6 @@ class PoolConfig:
         min_ready: Return as soon as this many workers are ready; None for all of them. 0 waits for none.
         start_timeout_s: Seconds within which a worker must be ready.
         run_timeout_s: Seconds that one run may take; a worker that takes longer is killed and replaced.
-        max_pending: Maximum number of unanswered futures; further calls of `submit` block.
         max_restarts: Restarts of a worker in a row, before it is given up; an answer, or 30 s of uptime,
             resets the count.
         worker: The function that workers run, `module:function`.
@@ -72,12 +71,11 @@ class PoolConfig:
     min_ready: int | None = None
     start_timeout_s: float = 600.0
     run_timeout_s: float = 300.0
-    max_pending: int = 1024
     max_restarts: int = 5
     worker: str = "ortprep.runtime.pool.worker_main:main"
 
     def __post_init__(self) -> None:
-        require_counts(workers_per_device=self.workers_per_device, max_pending=self.max_pending)
+        require_counts(workers_per_device=self.workers_per_device)
         require_counts(minimum=0, min_ready=self.min_ready, max_restarts=self.max_restarts)
         require_positive(start_timeout_s=self.start_timeout_s, run_timeout_s=self.run_timeout_s)
         self.load_options()

@@ -6,92 +6,16 @@ import copy
 import math
 import threading
 import time
-from _thread import RLock
 from collections import deque
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from ortprep.errors import PipelineError, PoolClosedError, RequestTimeoutError
-from ortprep.runtime.pool.lane import Answer, Lane
+from ortprep.runtime.pool.lane import Lane
 from ortprep.runtime.tensors.element_types import Array
 
 
-class FutureCondition(RLock):  # type: ignore[misc]  # it can be, in CPython
-    """A condition that `with` takes in one step, as it does a lock, and that is waited for outside of `with`.
-
-    The library's takes its lock in Python code. Where a signal's handler raises there, the lock stays taken,
-    and the thread that resolves futures waits for ever. Or the lock is not taken where `with` releases it.
-    """
-
-    def __init__(self) -> None:
-        self._waiters: deque[Any] = deque()
-
-    def add_waiter(self) -> threading.Lock:
-        """Returns a lock that the next `notify_all` releases; this one's is held."""
-        waiter = threading.Lock()
-        waiter.acquire()
-        self._waiters.append(waiter)
-        return waiter
-
-    def remove_waiter(self, waiter: threading.Lock) -> None:
-        """Forgets one of these locks."""
-        with suppress(ValueError):  # it was released
-            self._waiters.remove(waiter)
-
-    notify = threading.Condition.notify
-    notify_all = threading.Condition.notify_all
-
-
-class PoolFuture(Future[Answer]):
-    """What becomes of a request; it can be cancelled until a worker has it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._condition: FutureCondition = FutureCondition()  # type: ignore[assignment]
-        self._is_claimed = False
-
-    def result(self, timeout: float | None = None) -> Answer:
-        """Returns the answer, as every future does."""
-        self._wait(timeout)
-        try:
-            return super().result(0)
-        finally:
-            del self  # else the error's traceback, which the future has, would have the future
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Returns the error or None, as every future does."""
-        self._wait(timeout)
-        return super().exception(0)
-
-    def _wait(self, timeout: float | None) -> None:
-        """Waits until it is done; raises `TimeoutError`."""
-        with self._condition:
-            if self.done():
-                return
-            waiter = self._condition.add_waiter()
-        if not waiter.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
-            with self._condition:  # `notify_all` looks at the waiters while it holds this
-                self._condition.remove_waiter(waiter)
-                if self.done():
-                    return
-            raise TimeoutError
-
-    def claim(self) -> bool:
-        """Returns whether the caller is to resolve it: it is the first, and the future was not cancelled."""
-        with self._condition:
-            is_first, self._is_claimed = not self._is_claimed, True
-        return is_first and self.set_running_or_notify_cancel()
-
-    def fail(self, error: BaseException) -> None:
-        """Resolves it with an error, unless somebody else resolves it."""
-        if self.claim():
-            self.set_exception(error)
-
-
-@dataclass(slots=True, eq=False, weakref_slot=True)
+@dataclass(slots=True, eq=False)
 class Request:
     """A request on its way.
 
@@ -100,7 +24,6 @@ class Request:
         arrays: The inputs by name.
         timeout_s: Seconds that its caller waits; infinite for as long as it takes.
         retries: How often it may be tried again after a worker died of it.
-        future: What becomes of it, unless its caller's thread serves it.
         begun: When its caller called, by `time.monotonic()`.
         waiter: Of the thread that waits: released once there is a lane, or an error.
         lane: The lane that it got.
@@ -111,7 +34,6 @@ class Request:
     arrays: Mapping[str, Array]
     timeout_s: float = math.inf
     retries: int = 0
-    future: PoolFuture = field(default_factory=PoolFuture)
     begun: float = field(default_factory=time.monotonic)
     waiter: threading.Lock = field(default_factory=threading.Lock)
     lane: Lane | None = None

@@ -7,12 +7,8 @@ import math
 import os
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Mapping, Sequence
-from concurrent.futures import CancelledError, Future
-from contextlib import suppress
-from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any
 
@@ -26,7 +22,7 @@ from ortprep.runtime.loading.model_load_options import require_numbers
 from ortprep.runtime.loading.session import keep_freed_memory
 from ortprep.runtime.loading.variant_resolver import read_trusted_config
 from ortprep.runtime.pool.config import Bundle, PoolConfig, name_bundles, plan_workers
-from ortprep.runtime.pool.dispatch import PoolFuture, Request
+from ortprep.runtime.pool.dispatch import Request
 from ortprep.runtime.pool.lane import Answer, require_room
 from ortprep.runtime.pool.report import PoolStats
 from ortprep.runtime.pool.service import Service
@@ -35,13 +31,13 @@ from ortprep.runtime.pool.worker import Worker
 from ortprep.runtime.tensors.signatures import check_inputs, read_signature
 
 _STOP_GRACE_S = 10.0
-_MAX_WAIT_S = 0.05
 
 
 class SessionPool:
     """Sessions of one or several bundles, in one process per device; all processes start at once.
 
-    It may be used from many threads. Large arrays travel in memory files. Answers are ordinary arrays.
+    It may be used from many threads, as by `ThreadPoolExecutor.submit(pool.run, …)` and, in asyncio, by
+    `asyncio.to_thread(pool.run, …)`. Large arrays travel in memory files. Answers are ordinary arrays.
     It needs Linux.
 
     Args:
@@ -68,10 +64,8 @@ class SessionPool:
         min_ready = len(self._workers) if config.min_ready is None else config.min_ready
         if min_ready > len(self._workers):
             raise PoolError(f"bad min_ready\n  expected 0 to {len(self._workers)}, got {min_ready}")
-        self._max_pending, self._pending = config.max_pending, set[Future[Answer]]()
-        self._answered: SimpleQueue[None] = SimpleQueue()
         self._closed_by: PipelineError | None = None
-        self._service = Service(self._signatures, [worker.models for worker in self._workers])
+        self._service = Service(self._signatures)
         keep_freed_memory()  # for the arrays of answers
         # The threads hold what it has and not this, so that a pool that is forgotten ends its workers.
         self._finalizer = weakref.finalize(self, _abandon, self._service, self._workers, self._templates)
@@ -110,56 +104,10 @@ class SessionPool:
             WorkerDiedError: The worker died while it ran the request.
             PoolClosedError: The pool was closed.
         """
-        self._refuse_in_callback("run()")
         request = self._request(inputs, model, timeout_s, retries)
         if threading.current_thread() is threading.main_thread():
-            self._service.submit_aside(request)  # since a signal's handler may raise here
-            # Only now: `close` waits for all of these, and one that was not submitted would never end.
-            self._pending.add(request.future)
-            try:
-                return request.future.result()
-            finally:
-                self._pending.discard(request.future)
+            return self._service.answer_aside(request)  # since a signal's handler may raise here
         return self._service.answer(request)
-
-    def submit(
-        self,
-        inputs: Mapping[str, Any],
-        *,
-        model: str | None = None,
-        timeout_s: float | None = None,
-        retries: int = 0,
-    ) -> PoolFuture:
-        """Does what `run` does with copies of the inputs; returns a future at once, or when there is room.
-
-        Callbacks of the future run on a thread of the pool and must not wait for it. For asyncio there is
-        `asyncio.wrap_future`.
-
-        Raises:
-            InvalidRequestError: The inputs are not the model's.
-            RequestTimeoutError: There was no room before the deadline.
-            PoolClosedError: The pool is closed.
-            PoolError: A callback would have to wait for its own pool.
-        """
-        request = self._request(inputs, model, timeout_s, retries)
-        while len(self._pending) >= self._max_pending:
-            self._pending.difference_update([one for one in tuple(self._pending) if one.done()])
-            self._refuse_in_callback(f"{self._max_pending} requests before it")
-            left_s = request.deadline - time.monotonic()
-            if left_s <= 0:
-                raise request.late(f"{self._max_pending} requests before it")
-            with suppress(Empty):  # a hint, which an interrupted call may have taken: so not for ever
-                self._answered.get(timeout=min(left_s, _MAX_WAIT_S))
-        request.arrays = {name: array.copy() for name, array in request.arrays.items()}
-        self._service.submit(request)
-        self._pending.add(request.future)
-        request.future.add_done_callback(self._note_answered)
-        return request.future
-
-    def _note_answered(self, future: Future[Answer]) -> None:
-        self._pending.discard(future)
-        if self._answered.empty():
-            self._answered.put(None)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -191,7 +139,7 @@ class SessionPool:
         with dispatcher.changed:
             workers = tuple([worker.stats() for worker in self._workers])
             is_degraded = any(worker.state == "failed" for worker in workers)
-            return PoolStats(workers, self._service.pending, is_degraded)
+            return PoolStats(workers, dispatcher.pending, is_degraded)
 
     def close(self, *, drain: bool = True, timeout_s: float | None = None) -> None:
         """Accepts no more requests, and ends the workers.
@@ -200,13 +148,11 @@ class SessionPool:
             drain: Whether accepted requests are answered first; otherwise they fail.
             timeout_s: Seconds to wait for that; None as long as it takes.
         """
-        if drain:
-            self._refuse_in_callback("close()")
         error = PoolClosedError("pool is closed", hint="make a new one: SessionPool(…)")
         self._closed_by, dispatcher, grace_s = self._closed_by or error, self._service.dispatcher, 0.0
         if self._finalizer.alive:
             try:
-                if drain and self._wait_answered(timeout_s):
+                if drain:
                     dispatcher.close(error)
                     grace_s = _STOP_GRACE_S if dispatcher.wait_idle(timeout_s) else 0.0
             finally:  # also where a signal's handler raises
@@ -214,17 +160,7 @@ class SessionPool:
                 dispatcher.fail(error)
                 _stop(self._service, self._workers, self._templates, grace_s)
         _join(self._workers, self._templates)
-        if not self._service.is_on_own_thread:  # else it may be what they wait for
-            self._wait_answered(_STOP_GRACE_S)
-
-    def _wait_answered(self, timeout_s: float | None) -> bool:
-        """Waits until all futures are done, and returns whether they are."""
-        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        for future in tuple(self._pending):
-            left_s = min(max(0.0, until - time.monotonic()), threading.TIMEOUT_MAX)
-            with suppress(CancelledError, TimeoutError):
-                future.exception(left_s)
-        return all(future.done() for future in tuple(self._pending))
+        dispatcher.wait_idle(_STOP_GRACE_S)
 
     def __enter__(self) -> SessionPool:
         return self
@@ -256,19 +192,11 @@ class SessionPool:
         require_numbers(timeout_s=timeout_s, retries=retries)
         return Request(model, arrays, float(timeout_s), retries)
 
-    def _refuse_in_callback(self, reason: str) -> None:
-        """Raises `PoolError` on a thread of this pool, which would wait for itself."""
-        if self._service.is_on_own_thread:
-            raise PoolError(
-                f"a future's callback would have to wait for its own pool\n  got {reason}",
-                hint="call it from another thread",
-            )
-
     def _forget(self) -> None:
         """Becomes a closed pool, in a process that was forked from the pool's."""
         self._closed_by = PoolClosedError("a pool cannot be used in a fork of its process")
         self._finalizer.detach()
-        self._workers, self._templates, self._pending = (), (), set()
+        self._workers, self._templates = (), ()
         self._service.dispatcher.changed = threading.Condition()  # another thread may have had it
 
 
