@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 import threading
 import time
 import types
@@ -154,3 +156,43 @@ def test_waiting_for_a_device_is_part_of_the_deadline(workshop):
             build_session(default_plan("second"), timeout_s=0.1)
         workshop.may_end.set()
     assert first.result()
+
+
+class Interruption:
+    """Raises as a signal's handler may: when a function begins, or one of C has returned.
+
+    Args:
+        moment: Number of such moments of this package and of its context managers that pass before.
+    """
+
+    def __init__(self, moment: int) -> None:
+        self.left = moment
+
+    def __call__(self, frame: types.FrameType, event: str, _: object) -> None:
+        file = frame.f_code.co_filename
+        if event in ("call", "c_return") and ("/ortprep/runtime/" in file or file.endswith("contextlib.py")):
+            self.left -= 1
+            if self.left < 0:
+                raise KeyboardInterrupt
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("timeout_s", [None, 300])
+def test_a_load_that_a_signal_interrupts_anywhere_leaves_its_device_free(timeout_s):
+    def create(*_: Any, **__: Any) -> Any:
+        return types.SimpleNamespace(get_providers=lambda: [CPU])
+
+    plan, kept = default_plan("m"), []
+    build_session(plan, create=create, timeout_s=timeout_s)
+    with ThreadPoolExecutor(1) as threads:
+        for moment in itertools.count():
+            sys.setprofile(Interruption(moment))
+            try:
+                build_session(plan, create=create, timeout_s=timeout_s)
+                break
+            except KeyboardInterrupt as error:
+                kept.append(error)  # as a notebook does, with its frames
+            finally:
+                sys.setprofile(None)
+            assert threads.submit(build_session, plan, create=create, timeout_s=10).result()
+    assert len(kept) > 20

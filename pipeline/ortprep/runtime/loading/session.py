@@ -10,7 +10,7 @@ import _thread
 import contextlib
 import functools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
@@ -193,8 +193,11 @@ def build_session(
         _IN_BACKGROUND.add(cancellation)
         cancellation.cover(options)
     try:
-        with device_guard(plan, deadline):
-            session = _create_session(plan, options, deadline, create or plain_session_class())
+        session = create_alone(
+            plan,
+            deadline,
+            lambda: _create_session(plan, options, deadline, create or plain_session_class()),
+        )
     finally:
         if cancellation is not None:
             cancellation.release()
@@ -260,19 +263,25 @@ _CREATING: dict[str, _thread.RLock] = {}
 os.register_at_fork(after_in_child=_CREATING.clear)
 
 
-@contextlib.contextmanager
-def device_guard(plan: SessionPlan, deadline: Deadline) -> Iterator[None]:
-    """Keeps other threads from making a session on the plan's device.
+def create_alone(plan: SessionPlan, deadline: Deadline, create: Callable[[], Any]) -> Any:
+    """Makes a session while no other thread makes one on the plan's device, and returns it.
 
     ONNX Runtime promises only that runs are safe beside each other; races between creations are reported
     (https://github.com/microsoft/onnxruntime/issues/27089).
     """
-    lock = _CREATING.setdefault(_device_of(plan), _thread.RLock())
-    deadline.acquire(lock)
+    lock: Any = _CREATING.setdefault(_device_of(plan), _thread.RLock())
+    if lock._is_owned():
+        return create()
+    # The handler of a signal may raise after any call, and the lock must not stay acquired then: it is
+    # acquired within `try`, and the first call of `finally` releases it. A context manager lacks both.
     try:
-        yield
+        deadline.acquire(lock)
+        return create()
     finally:
-        lock.release()
+        try:  # noqa: SIM105
+            lock.release()
+        except RuntimeError:  # it was not acquired
+            pass
 
 
 def _device_of(plan: SessionPlan) -> str:
