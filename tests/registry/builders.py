@@ -116,6 +116,7 @@ class Build:
     made: Sequence[Made] = (Made("portable"),)
     name: str = "net"
     source: bytes = b"source"
+    source_data: bytes = b"weights"
     spec: bytes = b"spec"
     created_at: str = "2026-11-20T00:00:00+00:00"
     onnxruntime: str = "1.31.1"
@@ -187,12 +188,18 @@ def _manifest(build: Build, files: tuple[FileEntry, ...]) -> Manifest:
         created_at=build.created_at,
         pipeline_version="0.1.0",
         spec_digest=digest_bytes(build.spec),
-        source=SourceRecord("path", "m.onnx", digest_bytes(build.source), (), {"": 17}, 8, {"Conv": 1}, 1024),
+        source=_source(build),
         environment={"onnxruntime": build.onnxruntime},
         variants=tuple(_record(made) for made in build.made),
         files=files,
         left_out=tuple(LeftOut(name, "not accurate enough") for name in build.left_out),
     )
+
+
+def _source(build: Build) -> SourceRecord:
+    contents = {"m.onnx": build.source, "m.onnx.data": build.source_data}
+    files = tuple(FileEntry(path, len(data), digest_bytes(data)) for path, data in contents.items())
+    return SourceRecord("path", "m.onnx", files[0].sha256, files, {"": 17}, 8, {"Conv": 1}, 1024)
 
 
 def _record(made: Made) -> VariantRecord:

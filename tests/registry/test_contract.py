@@ -147,6 +147,17 @@ def test_parts_of_one_source_and_spec_become_one_version(catalogue, model, tmp_p
 
 
 @in_a_folder
+def test_other_weights_beside_the_same_graph_are_another_source(catalogue, model, tmp_path):
+    old = Build((Made("cuda", on_gpu(9, 0), b"old"),), model)
+    publish_build(catalogue, tmp_path / "old", old, "1.0")
+    trained_again = Build((Made("cpu", HERE, b"new"),), model, source_data=b"other weights", created_at=LATER)
+    new = publish_build(catalogue, tmp_path / "new", trained_again, "2.0")
+    assert new.version.part_digests == {new.part}
+    pulled = pull_it(catalogue, tmp_path / "out", model, "2.0", hardware=machine_with_gpu((9, 0)))
+    assert pulled.part == new.part, "no GPU gets the weights of 1.0"
+
+
+@in_a_folder
 def test_a_bundle_without_a_portable_variant_is_not_published(catalogue, model, tmp_path):
     bundle = write_bundle(tmp_path / "a", name=model, made=(Made("cpu", HERE),), portable=False)
     with pytest.raises(BundleError, match="not a complete bundle"):

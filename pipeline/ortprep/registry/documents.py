@@ -138,7 +138,7 @@ class Part:
 
     Attributes:
         summary: Its record in versions.
-        source: Digest of the model it was prepared from.
+        source: Digest of the files it was prepared from: the model and its external data.
         spec: Digest of the resolved spec.
         files: Every file that is pulled.
     """

@@ -7,7 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from ortprep.bundle import LOADER_FILE
-from ortprep.bundle.digest import DigestCache
+from ortprep.bundle.digest import DigestCache, digest_json
 from ortprep.bundle.environment import list_facts
 from ortprep.bundle.loader_config import (
     MAX_LOADER_BYTES,
@@ -101,7 +101,8 @@ def build_part(manifest: Manifest, config: LoaderConfig, files: Iterable[FileEnt
     machine = facts.get("hardware.machine", "")
     annotations = annotate(
         model=manifest.name,
-        source=manifest.source.sha256,
+        # The weights too: models that were trained again may differ in nothing else.
+        source=digest_json([[entry.path, entry.sha256] for entry in manifest.source.files]),
         spec=manifest.spec_digest,
         created_at=manifest.created_at,
         machine=_MACHINES.get(machine, machine),
