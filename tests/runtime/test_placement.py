@@ -97,7 +97,7 @@ def record_of(name: str, *, plan: str = "prepared") -> VariantRecord:
     forked = dataclasses.replace(figures, steady_ms=summary(1e6), private_mb=summary(0.1))
     by_cache = {"forked": forked, "warm": figures}
     measured = tuple(MeasurementRecord(cache, 3, "x=[2,8]", (one,)) for cache, one in by_cache.items())
-    return VariantRecord(name, "cpu", "all", (), verification, measured, Decision(plan, True, "sooner"))
+    return VariantRecord(name, "cpu", "all", (), verification, measured, Decision(plan, "sooner"))
 
 
 @pytest.fixture
