@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from ortprep.transport import transfer
 from tests import builders as models
 from tests.fakes import send_cut, send_status, serve
 from tests.init.builders import map_classifier
+from tests.registry.builders import read_tree
 from tests.runtime.builders import refer_to
 from tests.runtime.loading.test_external_data import PLACES
 
@@ -49,9 +50,9 @@ def plan_of(folder: Path, source: Mapping[str, Any], **fields: Any) -> Plan:
     return Plan(spec.located_in(folder), ("cpu",))
 
 
-def fetch(plan: Plan, folder: Path) -> FetchResult:
+def fetch(plan: Plan, folder: Path, say: Callable[[str], None] = lambda line: None) -> FetchResult:
     folder.mkdir(exist_ok=True)
-    context = Context(plan, None, {}, folder, say=lambda line: None)
+    context = Context(plan, None, {}, folder, say=say, key=key(plan))
     result = STAGE.run(context)
     return decode(FetchResult, result)
 
@@ -242,6 +243,33 @@ def test_a_digest_of_the_model_alone_accepts_no_other_weights(tmp_path):
     fetch(plan_of(tmp_path, source, inputs=WANTED), tmp_path / "right")
     (tmp_path / "w.bin").write_bytes(bytes(32_768))
     assert f"expected {weights}, got " in refusal(tmp_path, source=source, inputs=WANTED)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("replaced", ["m.onnx", "w.bin"])
+@pytest.mark.parametrize("before", ["fetching /", "fetching w.bin"])
+def test_a_bundle_never_mixes_the_files_of_two_exports(tmp_path, replaced, before):
+    """An export that renames its new files into place changes no file that is open, and no inode's stamp."""
+    for seed, folder in enumerate(("src", "new")):
+        models.write_external_model(
+            models.matmul_net(seed=seed), tmp_path / folder / "m.onnx", location="w.bin"
+        )
+    model = onnx.load(tmp_path / "new/m.onnx", load_external_data=False)
+    model.producer_version = "2"
+    models.write_model(model, tmp_path / "new/m.onnx")
+
+    def replace(line: str) -> None:
+        if line.startswith(before):
+            (tmp_path / "new" / replaced).replace(tmp_path / "src" / replaced)
+
+    plan, expected = plan_of(tmp_path, {"path": "src/m.onnx"}, inputs=WANTED), read_tree(tmp_path / "src")
+    if (replaced, before) == ("m.onnx", "fetching w.bin"):  # it is copied by then
+        fetch(plan, tmp_path / "got", replace)
+        assert read_tree(tmp_path / "got") == expected
+        return
+    with pytest.raises(SourceError, match=f"changed while it was read: .*{replaced}") as caught:
+        fetch(plan, tmp_path / "got", replace)
+    assert caught.value.hint == "run the command again"
 
 
 @pytest.mark.attack

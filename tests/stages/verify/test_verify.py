@@ -33,7 +33,7 @@ from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.children import answers
 from ortprep.children.answers import Answer
 from ortprep.children.child import Reply
-from ortprep.errors import SpecError, StageError, VerificationError
+from ortprep.errors import SourceError, SpecError, StageError, VerificationError
 from ortprep.runtime.loading.golden import read_golden
 from ortprep.runtime.loading.session import CPU
 from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
@@ -41,7 +41,7 @@ from ortprep.spec.models import ModelSpec
 from ortprep.stages.core import samples
 from ortprep.stages.core.contract import Context, Plan, TaskId, Upstream
 from ortprep.stages.core.results import FetchResult, PreparedResult, VerifyResult
-from ortprep.stages.verify import golden_sample
+from ortprep.stages.verify import golden_sample, reference
 from ortprep.stages.verify.stage import VerifyStage
 from tests import builders as models
 
@@ -101,8 +101,9 @@ class Build:
         options, providers = SessionOptionsRecord("ORT_DISABLE_ALL"), (ProviderRecord(CPU),)
         variant = Variant("cpu", "cpu", "model.onnx", (), options, providers, needs)
         optimized = PreparedResult(variant, step, (), "1.31.1")
+        plan = Plan(model.located_in(self.root), ("cpu",))
         return Context(
-            plan=Plan(model.located_in(self.root), ("cpu",)),
+            plan=plan,
             variant="cpu",
             upstream={
                 TaskId("fetch"): Upstream(self.root / "fetch", encode(fetched)),
@@ -110,6 +111,7 @@ class Build:
             },
             folder=self.folder,
             say=self.said.append,
+            key=VerifyStage().key(plan, "cpu"),
         )
 
 
@@ -304,6 +306,19 @@ def test_the_users_samples_are_used_and_missing_shapes_are_seeded(build):
     assert (record.samples, record.inputs) == (2, "samples")
     assert read_tensors(build.folder / "samples" / "0.npz")["left"].shape == (2, 4)
     assert oct(build.folder.stat().st_mode & 0o777) == "0o700"
+
+
+@pytest.mark.attack
+def test_answers_to_other_samples_than_those_of_the_key_are_no_reference(build, monkeypatch):
+    def replace_sample_and_make(spec: ModelSpec, *rest: Any) -> Any:
+        write_tensors(build.root / "new", {name: np.ones((3, 4), np.float32) for name in ("left", "right")})
+        (build.root / "new").replace(build.root / "real.npz")
+        return samples.make_samples(spec, *rest)
+
+    write_tensors(build.root / "real.npz", {name: np.zeros((3, 4), np.float32) for name in ("left", "right")})
+    monkeypatch.setattr(reference, "make_samples", replace_sample_and_make)
+    with pytest.raises(SourceError, match=r"samples changed while they were read: \*\.npz"):
+        build.verify(models.two_inputs(), samples="*.npz", **LEFT)
 
 
 def test_a_real_input_is_never_the_golden_sample(build, monkeypatch):

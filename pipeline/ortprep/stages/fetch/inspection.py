@@ -215,7 +215,7 @@ def find_beside(model: Path, location: str) -> Path:
 
 
 def digest_beside(model: Path, cache: DigestCache) -> Mapping[str, str]:
-    """Returns the digest of every external data file of a local model, by location.
+    """Returns the digest of every external data file of a local model, by its plain relative path.
 
     What cannot be fetched has words in place of its digest; fetching it will say what is wrong. Raises what
     `check_time` raises.
@@ -227,9 +227,10 @@ def digest_beside(model: Path, cache: DigestCache) -> Mapping[str, str]:
     except WireError:
         return {}
     for location in locations:
+        path = str(PurePosixPath(location))
         try:
             file = find_beside(model, check_location(location, model=str(model)))
-            digests[location] = "too large" if file.stat().st_size > MAX_BYTES else cache.digest(file)
+            digests[path] = "too large" if file.stat().st_size > MAX_BYTES else cache.digest(file)
         except (SourceError, OSError):
-            digests[location] = "unreadable"
+            digests[path] = "unreadable"
     return digests

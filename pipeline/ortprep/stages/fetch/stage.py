@@ -86,7 +86,7 @@ class FetchStage:
         """Copies the model and its external data into the stage's folder and describes them.
 
         Raises:
-            SourceError: The model cannot be fetched, or is none.
+            SourceError: The model cannot be fetched, is none, or changed since the key was computed.
             SpecError: The spec contradicts it.
         """
         spec = context.spec
@@ -103,6 +103,7 @@ class FetchStage:
             progress=context.progress,
         )
         refuse_what_is_no_model(model, name)
+        _check_unchanged(received, context.key, name)
         if spec.source.sha256 is not None:
             _check_digest(received, spec.source.sha256, name, field="source.sha256")
         inspection, changed = inspect_file(model, name=name), received
@@ -183,6 +184,7 @@ def _fetch_external(
             digest = pinned.data_sha256.get(path)
             _check_digest(received, digest, f"{path!r} of {name}", field="source.data_sha256")
         entries.append(received._replace(path=path))
+        _check_unchanged(entries[-1], context.key, f"{path!r} of {name}", is_external=True)
         if received.size_bytes < needed_bytes:
             raise SourceError(
                 f"external data too short: {path!r} of {name}\n"
@@ -279,6 +281,21 @@ def refuse_what_is_no_model(path: Path, name: str) -> None:
 def _full(digest: str | None) -> str | None:
     """Returns a digest of a spec as records have it."""
     return None if digest is None else PREFIX + digest.removeprefix(PREFIX).lower()
+
+
+def _check_unchanged(
+    received: FileEntry, key: Mapping[str, Any], name: str, *, is_external: bool = False
+) -> None:
+    """Raises `SourceError` if a local file is not the one of the key: it was replaced meanwhile.
+
+    Without it, a bundle could have the graph of one export and the weights of the next.
+    """
+    source = key["source"]
+    if "digest" not in source:
+        return
+    expected = source["external"].get(received.path) if is_external else source["digest"]
+    if received.sha256 != expected:
+        raise SourceError(f"file changed while it was read: {name}", hint="run the command again")
 
 
 def _check_digest(received: FileEntry, digest: str | None, name: str, *, field: str) -> None:

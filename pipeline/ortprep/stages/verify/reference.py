@@ -18,12 +18,12 @@ from ortprep.bundle.manifest import OutputError
 from ortprep.bundle.model_facts import ModelInterface
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.answers import Answers
-from ortprep.errors import PipelineError, StageError, VerificationError
+from ortprep.errors import PipelineError, SourceError, StageError, VerificationError
 from ortprep.runtime.loading.session import CPU, default_plan
 from ortprep.stages.core.accuracy import judge_accuracy
 from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId
 from ortprep.stages.core.results import Graph, read_fetched
-from ortprep.stages.core.sample_files import fits_interface
+from ortprep.stages.core.sample_files import fits_interface, samples_key
 from ortprep.stages.core.samples import Sample, calibrates, make_samples
 from ortprep.stages.core.spec_fit import MIN_AUTO_SAMPLES
 from ortprep.stages.verify.comparison import build_errors, judge, run_samples
@@ -124,12 +124,17 @@ def make_reference(context: Context, scratch: Path) -> ReferenceAnswers:
 
     Raises:
         SpecError: The spec, or a sample of it, does not fit the model.
+        SourceError: A sample changed since the key was computed.
         StageError: The source does not run on the CPU.
         OSError: The disk is full.
     """
     fetched = read_fetched(context).description
     context.folder.chmod(0o700)  # copies of real samples, and the answers to them, can be private
     samples = make_samples(context.spec, fetched.interface, context.folder / SAMPLES_FOLDER)
+    if samples_key(context.spec) != context.key["samples"]:
+        raise SourceError(
+            f"samples changed while they were read: {context.spec.samples}", hint="run the command again"
+        )
     context.say(f"source on CPU, {len(samples)} sample{'s' if len(samples) > 1 else ''}")
     plan = source_plan(context)
     try:

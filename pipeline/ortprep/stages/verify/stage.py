@@ -92,6 +92,7 @@ class VerifyStage:
         Raises:
             VerificationError: The candidate does not run, or does not answer as the source does.
             SpecError: The spec, or a sample of it, does not fit the model.
+            SourceError: A sample changed since the key was computed.
             StageError: The source does not run on the CPU.
             OSError: The disk is full.
         """
