@@ -80,13 +80,6 @@ def test_what_is_wrong_is_raised_as_the_command_tells_it(place, model, sections,
     assert not place.artifacts.exists()
 
 
-def test_a_folder_that_is_no_bundle_is_not_replaced(place):
-    place.bundle().mkdir(parents=True)
-    (place.bundle() / "thesis.tex").write_text("all my work")
-    with pytest.raises(SpecError, match=r"got thesis\.tex"):
-        prepare("configs/net.yaml")
-
-
 def test_a_model_without_inputs_gets_a_spec_first(place):
     spec = place.configs / "net.yaml"
     spec.unlink()

@@ -96,18 +96,6 @@ def test_versions_of_a_registry_are_compared_without_their_weights(project, regi
     assert outcome_of(project, "net@old", "old")["outcome"] == "ok"
 
 
-def test_different_hardware_is_refused_aloud_unless_it_is_allowed(project):
-    add(project, "old")
-    add(project, "new", hardware=HERE | {"cores": 64})
-    refused = project.call("compare", "old", "new")
-    assert refused.code == 1
-    assert refused.err.startswith("error: cannot be compared: old → new\n")
-    assert "measured on different hardware: cores 4 → 64" in refused.err
-    assert "--across-hardware" in refused.err
-    assert "not comparable" in refused.out
-    assert project.call("compare", "old", "new", "--across-hardware").code == 0
-
-
 def test_what_is_not_there_or_damaged_ends_with_3_and_a_wrong_use_with_2(project):
     bundle = add(project, "old")
     wrong = project.call("compare", "old", "old", "--fail-over", "speed=10%")

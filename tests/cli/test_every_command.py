@@ -17,10 +17,8 @@ from ortprep import versions
 from ortprep.cli import app as _app  # noqa: F401  puts the commands on the app
 from ortprep.cli.command import app
 from ortprep.errors import MissingExtraError
-from ortprep.init import init_spec
 from ortprep.runtime.loading.session import import_onnxruntime
 from ortprep.versions import hint_to_install
-from tests.builders import conv_net, write_model
 from tests.prepare.builders import REPOSITORY, Outcome, Project, new_squeezenet
 from tests.registry.builders import write_bundle, write_keys
 
@@ -274,11 +272,3 @@ def test_a_command_on_a_bare_python_says_what_to_install():
 
 
 CPU, GPU = "onnxruntime", "onnxruntime-gpu"
-
-
-def test_init_says_so_before_a_child_dies_of_it(tmp_path, monkeypatch):
-    write_model(conv_net(), tmp_path / "net.onnx")
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(MissingExtraError, match=r"^cannot import onnxruntime") as caught:
-        init_spec(tmp_path / "net.onnx", folder=tmp_path / "configs")
-    assert caught.value.hint == hint_to_install()

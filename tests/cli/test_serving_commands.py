@@ -34,16 +34,6 @@ def test_place_says_where_and_why(project):
     assert sorted(found["placement"]["assignments"][0]["models"]) == ["doubling", "linear"]
 
 
-def test_what_is_not_there_is_an_error_with_a_command(project):
-    done = project.call("place", "nosuch")
-    assert done.code == 3
-    assert "hint: ortprep prepare nosuch" in done.err
-    write_bundle(project.root / "artifacts" / "linear")
-    done = project.call("place", "linear", "--devices", "cuda:99")
-    assert done.code == 1
-    assert "no such device" in done.err
-
-
 @pytest.mark.attack
 def test_serve_config_serves_this_machine_alone_unless_it_is_told_otherwise(project):
     write_doubling(project.root / "artifacts" / "doubling")

@@ -26,9 +26,7 @@ from ortprep.bundle.manifest import (
     write_manifest,
 )
 from ortprep.cli.tables import (
-    build_errors_table,
     build_plans_table,
-    build_trials_table,
     build_variants_table,
     describe_bundle,
     describe_figures,
@@ -110,36 +108,6 @@ def manifest(**changes):
         variants=(replace(cpu, **changes),),
         files=(FileEntry("cpu/net.onnx", 98 * 2**20, digest_bytes(b"weights")),),
     )
-
-
-def texts(table, title):
-    index = table.columns.index(title)
-    return [row[index].text for row in table.cells]
-
-
-def test_every_trial_has_a_row_the_failed_ones_last():
-    table = build_trials_table(tuning(), "")
-    assert texts(table, "plan") == [
-        "form=prepacked; chosen",
-        "the base plan; serves first",
-        "default",
-        "threads=1; private memory 410 MB, allowed 400",
-        "form=ort; failed: the child died of signal 11",
-    ]
-    assert texts(table, "ready ms")[-1] == "–"
-
-
-def test_errors_are_told_against_tolerance_and_noise_floor():
-    table = build_errors_table(manifest().variants[0].verification, "")
-    assert (texts(table, "error, of its tolerance"), texts(table, "noise floor")) == (["0.02"], ["0.015"])
-    assert texts(table, "worst at") == ["[0, 17]"]
-
-
-def test_the_search_and_the_decision_are_told_in_words():
-    told = "\n".join(describe_bundle(manifest()))
-    assert "tuned: 5 plans tried, trial 2 prepared: form=prepacked" in told
-    assert "trial 1 serves first; both sessions take about 141 MB" in told
-    assert "ships prepared: prepared is ready sooner than default" in told
 
 
 OLDER = sorted(path.parent for path in (Path(__file__).parents[1] / "compat").glob("*/*/manifest.json"))

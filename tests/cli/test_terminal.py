@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ortprep.build.observers import BuildEvent
 from ortprep.bundle.digest import digest_json
-from ortprep.cli.console import draw_waterfall, echo, start_logging, write_json, write_line, write_table
+from ortprep.cli.console import echo, start_logging, write_json, write_line, write_table
 from ortprep.cli.progress import BuildObserver
 from ortprep.quoting import printable
 from ortprep.tables import Table
@@ -37,15 +37,6 @@ def test_a_table_in_a_pipe_has_every_character_in_lines_of_a_hundred(rows):
     assert sorted("".join(lines[4:]).replace(" ", "")) == sorted("".join("".join(row) for row in rows))
 
 
-@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30))
-def test_a_bar_begins_where_the_one_before_it_ended(figures):
-    bars = draw_waterfall(figures, cells=40)
-    begins = [len(bar) - len(bar.lstrip()) for bar in bars]
-    assert begins == sorted(begins)
-    assert all(len(bar) <= 42 for bar in bars)
-    assert all(bar.strip() for bar in bars)
-
-
 @pytest.mark.attack
 def test_no_other_packages_debug_log_reaches_the_terminal(monkeypatch):
     """httpx and botocore log signed addresses, cookies and session tokens there."""
@@ -59,36 +50,6 @@ def test_no_other_packages_debug_log_reaches_the_terminal(monkeypatch):
     finally:
         logging.root.setLevel(levels[0])
         own.setLevel(levels[1])
-
-
-# -- how much of a running task is done, and how long the rest will take: on a terminal only
-
-BUILD = """
-import time
-from ortprep.build.observers import BuildEvent
-from ortprep.cli.progress import BuildObserver
-observer = BuildObserver()
-observer(BuildEvent("started", "measure:net/cpu"))
-time.sleep(0.4)
-observer(BuildEvent("progressed", "measure:net/cpu", fraction=0.25))
-time.sleep(0.4)
-observer(BuildEvent("progressed", "measure:net/cpu", fraction=0.5))
-observer(BuildEvent("progressed", "measure:other", fraction=0.5))
-time.sleep(0.4)
-observer(BuildEvent("finished", "measure:net/cpu"))
-observer(BuildEvent("ended"))
-"""
-
-
-def test_a_terminal_shows_how_much_is_done_and_how_long_the_rest_will_take(tmp_path):
-    code, shown = Project(tmp_path).on_terminal("-c", BUILD)
-    assert code == 0, shown
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
-    assert re.search(r"[⠁-⣿] measure:net/cpu +0:00:0\d +25% +-:--:--", plain), plain
-    assert re.search(r"[⠁-⣿] measure:net/cpu +0:00:0\d +50% +0:00:0\d", plain), plain
-    assert "other" not in plain
-    piped = Project(tmp_path).python("-c", BUILD).err
-    assert re.fullmatch(r"done measure:net/cpu \(\d\.\d s\)\n1 done, 0 up to date\n", piped), piped
 
 
 # -- what others wrote into a bundle is shown as it is, and gives no terminal an order

@@ -123,16 +123,6 @@ def test_a_token_in_a_sources_url_is_used_and_never_written_or_shown(fetched_wit
 # -- the same build through doit: its tasks, its listing, its clean, and several models at once
 
 
-def test_doit_and_the_command_find_each_others_work_done(built):
-    before = stamps(built.bundle())
-    for task in ("prepare:net", "package:net"):
-        outcome = built.doit(task)
-        assert (outcome.code, outcome.out) == (0, "")
-        assert "0 done" in outcome.err
-    assert built.doit() == built.doit("prepare")  # prepare is what doit does if it is not told
-    assert stamps(built.bundle()) == before
-
-
 @pytest.mark.slow
 def test_clean_shows_what_it_would_do_and_removes_all_but_what_doit_did_not_make(built):
     own = built.artifacts / "README.md"
