@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -219,3 +220,21 @@ def lingering(count: int) -> Iterator[list[int]]:
         yield descriptors
         for peer in peers:
             peer.close()
+
+
+class Interruption:
+    """Raises as a signal's handler may: when a function begins, or one of C has returned.
+
+    Args:
+        moment: Number of such moments of this package and of its context managers that pass before.
+    """
+
+    def __init__(self, moment: int) -> None:
+        self.left = moment
+
+    def __call__(self, frame: types.FrameType, event: str, _: object) -> None:
+        file = frame.f_code.co_filename
+        if event in ("call", "c_return") and ("/ortprep/runtime/" in file or file.endswith("contextlib.py")):
+            self.left -= 1
+            if self.left < 0:
+                raise KeyboardInterrupt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import multiprocessing
 import os
@@ -30,7 +31,7 @@ from ortprep.runtime.loading.session import default_plan
 from ortprep.runtime.opened_model import open_model
 from ortprep.runtime.tensors.arrays import run_session
 from ortprep.runtime.tensors.element_types import Array
-from tests.fakes import wait_for
+from tests.fakes import Interruption, wait_for
 from tests.runtime.builders import (
     ROWS,
     rewrite_digests,
@@ -299,6 +300,23 @@ def test_waiting_ends_in_time_and_the_build_goes_on(chain):
         wait_steady(session, 0)
     wait_steady(session, PATIENCE_S)
     assert threads_of(session) == 2
+
+
+@pytest.mark.attack
+def test_a_run_that_a_signal_interrupts_anywhere_still_brings_the_steady_session(bundle):
+    for moment in itertools.count():
+        session = load(bundle)
+        sys.setprofile(Interruption(moment))
+        try:
+            answer(session)
+            break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        wait_steady(session, 30)
+        assert threads_of(session) == 2
+    assert moment >= 4
 
 
 def test_a_load_that_somebody_waits_for_goes_first(chain, bundle, sessions):

@@ -25,7 +25,7 @@ from ortprep.runtime.loading.session import (
     with_device,
 )
 from ortprep.runtime.machine.hardware import read_gpus
-from tests.fakes import wait_for
+from tests.fakes import Interruption, wait_for
 from tests.runtime.builders import sample, weights_of, write_linear
 
 pytestmark = pytest.mark.runtime
@@ -156,24 +156,6 @@ def test_waiting_for_a_device_is_part_of_the_deadline(workshop):
             build_session(default_plan("second"), timeout_s=0.1)
         workshop.may_end.set()
     assert first.result()
-
-
-class Interruption:
-    """Raises as a signal's handler may: when a function begins, or one of C has returned.
-
-    Args:
-        moment: Number of such moments of this package and of its context managers that pass before.
-    """
-
-    def __init__(self, moment: int) -> None:
-        self.left = moment
-
-    def __call__(self, frame: types.FrameType, event: str, _: object) -> None:
-        file = frame.f_code.co_filename
-        if event in ("call", "c_return") and ("/ortprep/runtime/" in file or file.endswith("contextlib.py")):
-            self.left -= 1
-            if self.left < 0:
-                raise KeyboardInterrupt
 
 
 @pytest.mark.attack

@@ -185,18 +185,21 @@ class SteadyBuild:
         self._build: Callable[[Cancellation], Any] | None = build
         self._started = _thread.allocate_lock()
         self._attempt = Cancellation()
-        self._stopped = False
+        self._is_requested = self._stopped = False
         self._hurried, self._ended = threading.Event(), threading.Event()
         self._process = os.getpid()
 
     def start(self) -> None:
         """Has the steady session built from now on, if it is not yet; returns at once and never fails."""
-        if self._started.locked() or not self._started.acquire(blocking=False):
+        if self._is_requested:
             return
         self._process = os.getpid()
         _UNDER_WAY.add(self)
+        is_late = _INTERPRETER_ENDS.is_set()
         try:
-            if _INTERPRETER_ENDS.is_set():
+            # No call between the two, after which a signal's handler may raise.
+            self._is_requested = True
+            if is_late:
                 raise RuntimeError("the interpreter is ending")
             # Not `Thread.start`, which waits until the thread has run: up to 25 ms where others keep the
             # processor busy (measured), and the caller has an answer to return.
@@ -217,7 +220,7 @@ class SteadyBuild:
 
     def is_left_behind(self) -> bool:
         """Returns whether it began in another process, from which this one was forked."""
-        return self._process != os.getpid() and self._started.locked() and not self._stopped
+        return self._process != os.getpid() and self._is_requested and not self._stopped
 
     def stop(self) -> None:
         """Gives the build up; the first session stays in service.
@@ -232,11 +235,13 @@ class SteadyBuild:
         self.stop()
         self._hurried.set()
         if self._started.acquire(blocking=False):  # so it never starts
-            self._ended.set()
+            self._end()
         elif self._process == os.getpid():
             self._ended.wait()
 
     def _run(self) -> None:
+        if not self._started.acquire(blocking=False):  # two threads asked for it at once, or it was ended
+            return
         try:
             self._hurried.wait(_GRACE_S)
             while not self._stopped and not self._try():
