@@ -25,6 +25,7 @@ from ortprep.registry.references import VersionRef, open_registry
 from ortprep.registry.signatures import verify_bundle
 from tests.registry.builders import (
     BARE,
+    HERE,
     Build,
     Made,
     Watched,
@@ -142,6 +143,27 @@ def test_two_promotions_at_once_tell_the_one_that_lost(registry, catalogue, tmp_
     with pytest.raises(ConflictError, match="another process moves net@production"):
         promote(VersionRef("net", "v0"), "production", Catalogue(backend, Cache(tmp_path / "c")))
     assert catalogue.read_state("net").aliases == {"production": winner.digest}
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("serving", [True, False])
+def test_no_version_gets_by_the_gate_while_the_alias_moves(registry, catalogue, tmp_path, serving):
+    for label, steady_ms in (("old", 50.0), ("slow", 50.0), ("fast", 5.0)):
+        made = (Made("cpu", HERE, steady_ms=steady_ms),)
+        publish(write_bundle(tmp_path / label, spec=label.encode(), made=made), catalogue, label=label)
+    fast = catalogue.read_state("net").labels()["fast"][0]
+    if serving:
+        promote(VersionRef("net", "old"), "production", catalogue)
+    rival, calls = interposed(
+        registry,
+        tmp_path,
+        "open_file",  # the gate reads figures, and has seen what the alias names
+        lambda: promote(VersionRef("net", "fast"), "production", catalogue),
+    )
+    with pytest.raises(ConflictError, match="another process moves net@production"):
+        promote(VersionRef("net", "slow"), "production", rival)
+    assert calls
+    assert catalogue.read_state("net").aliases == {"production": fast.digest}
 
 
 def test_a_label_that_is_taken_meanwhile_is_an_error_and_nothing_is_lost(registry, catalogue, tmp_path):

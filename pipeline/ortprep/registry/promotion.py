@@ -72,8 +72,9 @@ def promote(
     check_alias_name(alias)
     state = catalogue.read_state(reference.name)
     version = resolve(state, reference.version, registry=redact_url(catalogue.backend.url))
-    forced = _pass_gate(catalogue, version, state.aliases.get(alias, version.digest), state, gate)
-    return replace(_move(alias, version, catalogue), forced=forced)
+    before = state.aliases.get(alias, "")
+    forced = _pass_gate(catalogue, version, before or version.digest, state, gate)
+    return replace(_move(alias, version, before, catalogue), forced=forced)
 
 
 def rollback(name: str, alias: str, catalogue: Catalogue) -> PromoteResult:
@@ -96,7 +97,7 @@ def rollback(name: str, alias: str, catalogue: Catalogue) -> PromoteResult:
             f"  expected a version that it pointed to before, got {got}",
             hint=f"ortprep versions {quoted(name)}   (then promote one of them)",
         )
-    return _move(alias, version, catalogue, goes_back=True)
+    return _move(alias, version, current, catalogue, goes_back=True)
 
 
 def _pass_gate(
@@ -159,16 +160,21 @@ def _find_regressions(
     )
 
 
-def _move(alias: str, version: Version, catalogue: Catalogue, *, goes_back: bool = False) -> PromoteResult:
+def _move(
+    alias: str, version: Version, before: str, catalogue: Catalogue, *, goes_back: bool = False
+) -> PromoteResult:
     """Moves an alias; unless it goes back, what it names until then becomes its previous version.
 
     A promotion that is killed in between leaves nothing to roll back to.
+
+    `before` is the digest that the decision to move it was made with, "" for no alias.
     """
     model, backend = version.model, catalogue.backend
     state = catalogue.read_state(model)
     if alias in state.labels():
         raise ConflictError(f"{alias!r} is a label of {model}\n  expected an alias that is not a label")
-    before = state.aliases.get(alias, "")
+    if state.aliases.get(alias, "") != before:
+        raise _moved_meanwhile(state, alias, f"{before or 'none'}, which this was compared with")
     result = PromoteResult(alias, version, before)
     if before == version.digest:
         return result
@@ -181,9 +187,13 @@ def _move(alias: str, version: Version, catalogue: Catalogue, *, goes_back: bool
             backend.put_ref(model, Kind.ALIAS, alias, after.versions[before].data)
         raise NotPublishedError(f"version does not exist any more: {model}@{version.digest}")
     if after.aliases.get(alias) != version.digest:
-        raise ConflictError(
-            f"another process moves {model}@{alias}\n"
-            f"  expected to be the last to move it, got {after.aliases.get(alias)} there",
-            hint=f"ortprep versions {quoted(model)}   (then decide again)",
-        )
+        raise _moved_meanwhile(after, alias, "to be the last to move it")
     return result
+
+
+def _moved_meanwhile(state: ModelState, alias: str, expected: str) -> ConflictError:
+    return ConflictError(
+        f"another process moves {state.model}@{alias}\n"
+        f"  expected {expected}, got {state.aliases.get(alias, 'none')} there",
+        hint=f"ortprep versions {quoted(state.model)}   (then decide again)",
+    )
