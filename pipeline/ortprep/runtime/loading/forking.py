@@ -190,32 +190,38 @@ class _ForkState:
         """Whether the native session cannot run here: it was running, or has threads, in the parent."""
         self.has_threads = False
         self.replacing = _thread.allocate_lock()
-        self.parent = os.getpid()
         self._resolved, self._options = opened.resolved, opened.later_options()
-        self._adapt_after = None
-        if threads_after is not None:
-            self._adapt_after = functools.partial(_with_threads, threads=threads_after)
         self._name = f"variant {opened.resolved.name} of {opened.resolved.root}"
+        self._adapt_after = None
+        if threads_after is not None and may_swap():
+            self._adapt_after = functools.partial(_with_threads, threads=threads_after)
+        elif threads_after is not None:
+            log_line("warning", "%s: threads_after needs ONNX Runtime 1.31 and two cores", self._name)
 
     def serve(self, session: Any) -> None:
         """Has a session keep count of its runs."""
         serve_with(session, "_ortprep_forks", self, _count_runs)
-        if self._adapt_after is not None and may_swap():
-            serve_steady(session, self._new_build(session))
-        elif self._adapt_after is not None:
-            log_line("warning", "%s: threads_after needs ONNX Runtime 1.31 and two cores", self._name)
         _SESSIONS.add(session)
 
-    def _new_build(self, session: Any) -> _ChildBuild:
+    def _new_build(self, session: Any) -> SteadyBuild:
         options = self._options.replace(adapt=self._adapt_after)
 
         def build(cancellation: Cancellation) -> onnxruntime.InferenceSession:
             return make_session(self._resolved, options, cancellation=cancellation)[1]
 
-        return _ChildBuild(session, build, self._name, self)
+        return SteadyBuild(session, build, self._name, exchange=self._exchange)
+
+    def _exchange(self, session: Any, other: Any) -> None:
+        with self.replacing:
+            self.has_threads = True  # first: a fork may come between the two
+            exchange_native(session, other)
+            self.is_unusable = False
 
     def enter_child(self, session: Any) -> None:
-        """Decides, in a child, whether the native session can run: not if it was running in the parent."""
+        """Decides, in a child, whether the native session can run: not if it was running in the parent.
+
+        A session with threads is built in children alone: the process that loaded is to have no thread.
+        """
         self.replacing = _thread.allocate_lock()
         is_unusable = self.has_threads or bool(self.running - {_thread.get_ident()})
         self.running.clear()
@@ -224,7 +230,7 @@ class _ForkState:
             _never_free(session._sess)
         self.is_unusable = self.is_unusable or is_unusable
         steady: SteadyBuild | None = getattr(session, STEADY, None)
-        if steady is not None and steady.is_left_behind():
+        if self._adapt_after is not None and (steady is None or steady.is_left_behind()):
             serve_steady(session, self._new_build(session))
 
     def replace(self, session: Any) -> None:
@@ -235,31 +241,6 @@ class _ForkState:
                 _, made = make_session(self._resolved, self._options)
                 exchange_native(session, made)
                 self.is_unusable = self.has_threads = False
-
-
-class _ChildBuild(SteadyBuild):
-    """The build of a child's own session: nothing in the process that loaded, which is to have no thread."""
-
-    def __init__(
-        self, session: Any, build: Callable[[Cancellation], Any], name: str, state: _ForkState
-    ) -> None:
-        super().__init__(session, build, name)
-        self._state = state
-
-    def start(self) -> None:
-        """Does as `SteadyBuild.start`, in a child."""
-        if os.getpid() != self._state.parent:
-            super().start()
-
-    def wait(self, timeout_s: float | None) -> bool:
-        """Does as `SteadyBuild.wait`, in a child; the parent has nothing to wait for."""
-        return os.getpid() == self._state.parent or super().wait(timeout_s)
-
-    def _exchange(self, steady: Any) -> None:
-        with self._state.replacing:
-            self._state.has_threads = True  # first: a fork may come between the two
-            super()._exchange(steady)
-            self._state.is_unusable = False
 
 
 def _never_free(value: object) -> None:

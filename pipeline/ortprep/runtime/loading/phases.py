@@ -176,10 +176,18 @@ class SteadyBuild:
         session: The session to put it into; it is not kept alive.
         build: Makes the steady session.
         name: What the log calls it.
+        exchange: Puts its native session into the session.
     """
 
-    def __init__(self, session: Any, build: Callable[[Cancellation], Any], name: str) -> None:
-        self.name = name
+    def __init__(
+        self,
+        session: Any,
+        build: Callable[[Cancellation], Any],
+        name: str,
+        *,
+        exchange: Callable[[Any, Any], None] = exchange_native,
+    ) -> None:
+        self.name, self._exchange = name, exchange
         self.error: PipelineError | None = None
         self._session = weakref.ref(session)
         self._build: Callable[[Cancellation], Any] | None = build
@@ -268,14 +276,11 @@ class SteadyBuild:
         except Exception as error:  # noqa: BLE001  at the top of a thread: nobody else would see it
             self._refuse(error)
         else:
-            self._exchange(steady)
+            session = self._session()
+            if session is not None and not self._stopped:
+                self._exchange(session, steady)
             log_line("info", "%s: steady session made in %.3f s", self.name, time.monotonic() - started)
         return True
-
-    def _exchange(self, steady: Any) -> None:
-        session = self._session()
-        if session is not None and not self._stopped:
-            exchange_native(session, steady)
 
     def _refuse(self, error: Exception) -> None:
         from ortprep.errors import LoadError
