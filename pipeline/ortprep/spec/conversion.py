@@ -88,8 +88,6 @@ class ThresholdsSpec(SpecSection):
 
     max_abs: NotNegative | None = None
     """Largest absolute difference."""
-    mean_abs: NotNegative | None = None
-    """Largest mean absolute difference."""
     cosine: Annotated[float, Field(ge=-1, le=1)] | None = 0.99
     """Minimum cosine of the angle to the reference, for every sample."""
     snr_db: Number | None = 20.0
@@ -111,10 +109,10 @@ class GateSpec(ThresholdsSpec):
     def thresholds(self, *, of_all: bool = True, defaults: bool = True) -> dict[str, dict[str, float]]:
         """Returns the thresholds that are set, by output and figure; "" for outputs without any of their own.
 
-        Without `of_all` they are for a part of the samples, of which means and shares over all of them mean
-        something else. Without `defaults` they are those that the spec sets itself.
+        Without `of_all` they are for a part of the samples, of which a share of all of them says nothing.
+        Without `defaults` they are those that the spec sets itself.
         """
-        figures = [one for one in ThresholdsSpec.model_fields if of_all or one not in ("mean_abs", "top1")]
+        figures = [one for one in ThresholdsSpec.model_fields if of_all or one != "top1"]
         common = self.model_dump(include={*figures}, exclude_unset=not defaults)
         own = {
             name: common | section.model_dump(include={*figures}, exclude_unset=True)
