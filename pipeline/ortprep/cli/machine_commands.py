@@ -85,7 +85,7 @@ def doctor(
         if model is None:
             from ortprep.doctor.environment import diagnose_environment
 
-            diagnosis = diagnose_environment(expect or ())
+            diagnosis = diagnose_environment(artifacts=artifacts, expect=expect or ())
         else:
             with scratch_folder("ortprep-doctor-") as folder:
                 subject = _examine(model, folder, artifacts=artifacts, shapes=shapes)

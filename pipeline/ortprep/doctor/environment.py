@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from ortprep.bundle.codec import encode
 from ortprep.doctor.diagnosis import Diagnosis, Finding, Severity, diagnose, format_bytes
-from ortprep.doctor.environment_facts import Facts, Row, read_facts
+from ortprep.doctor.environment_facts import DiskSpace, Facts, Row, read_facts
 from ortprep.measuring.device_lock import working
 from ortprep.quoting import quoted
 from ortprep.runtime.loading.session import CPU, CUDA
@@ -25,7 +26,11 @@ OLDEST = (1, 23)
 
 GPU_WHEEL, _CPU_WHEEL = "onnxruntime-gpu", "onnxruntime"
 
-MIN_MEMORY_BYTES = 1024**3
+MIN_SHARED_BYTES = 64 * 1024 * 1024
+"""Default size in container engines; a pool's tensors do not fit."""
+
+MIN_SPACE_BYTES = MIN_MEMORY_BYTES = 1024**3
+LOW_SPACE_BYTES = 5 * MIN_SPACE_BYTES
 _THROTTLED_SHARE = 0.01
 
 _HIDING = "CUDA_VISIBLE_DEVICES"
@@ -35,13 +40,14 @@ _LOOK_FOR_AVX2 = (
 )
 
 
-def diagnose_environment(expect: Sequence[str] = ()) -> Diagnosis:
+def diagnose_environment(*, artifacts: Path, expect: Sequence[str] = ()) -> Diagnosis:
     """Returns what ONNX Runtime finds on this machine, and what it misses; takes a few seconds.
 
     It makes sessions, so it waits for measurements. It does not wait for builds, which may take hours where
     this is a container's start-up check.
 
     Args:
+        artifacts: Folder of the bundles, there or not.
         expect: What must work: `cuda`, `cpu`, or the full name of another execution provider.
 
     Raises:
@@ -50,7 +56,7 @@ def diagnose_environment(expect: Sequence[str] = ()) -> Diagnosis:
     """
     expected = [{"cpu": CPU, "cuda": CUDA}.get(name.lower(), name) for name in dict.fromkeys(expect)]
     with working():
-        facts = read_facts(expected)
+        facts = read_facts(artifacts=artifacts, expected=expected)
     return describe(facts)
 
 
@@ -207,7 +213,7 @@ def _short(provider: str) -> str:
     return provider.removesuffix("ExecutionProvider")
 
 
-# -- GPUs, processor and limits
+# -- GPUs, processor, limits and disk
 
 
 def gpu_rows(facts: Facts) -> Iterator[Row]:
@@ -256,7 +262,7 @@ def find_in_gpus(facts: Facts) -> Iterator[Finding]:
 
 
 def machine_rows(facts: Facts) -> Iterator[Row]:
-    """Yields processor, limits and memory."""
+    """Yields processor, limits, memory and disk."""
     hardware, limits = facts.hardware, facts.limits
     yield "processor", hardware.cpu_model or hardware.machine
     yield "instruction sets", " ".join(flag for flag in hardware.cpu_features if flag in KERNEL_FEATURES)
@@ -266,6 +272,12 @@ def machine_rows(facts: Facts) -> Iterator[Row]:
         yield "throttled periods", f"{limits.throttled_periods} of {limits.periods}"
     bounded = "no limit" if limits.memory_bytes is None else f"{format_bytes(limits.memory_bytes)} granted"
     yield "memory", f"{format_bytes(hardware.memory_bytes)} ({bounded})"
+    yield "/dev/shm", _describe_space(facts.shared_memory)
+    yield "bundles", _describe_space(facts.artifacts)
+
+
+def _describe_space(space: DiskSpace) -> str:
+    return f"{format_bytes(space.free_bytes)} of {format_bytes(space.total_bytes)} free: {space.path}"
 
 
 def find_in_processor(facts: Facts) -> Iterator[Finding]:
@@ -297,13 +309,29 @@ def find_in_processor(facts: Facts) -> Iterator[Finding]:
 
 
 def find_in_memory(facts: Facts) -> Iterator[Finding]:
-    """Yields that memory is little."""
+    """Yields where memory or disk space is little."""
     memory, installed = facts.limits.memory_bytes, facts.hardware.memory_bytes
     if memory is not None and memory < min(MIN_MEMORY_BYTES, installed):
         granted = f"{format_bytes(memory)} of {format_bytes(installed)} of memory"
         text = f"the control group grants {granted}; a session that needs more is killed"
         hint = "docker run --memory=…, or resources.limits.memory of the pod"
         yield Finding("memory-limited", "advice", text, hint)
+    room = facts.shared_memory
+    if room.total_bytes <= MIN_SHARED_BYTES:
+        text = (
+            f"{room.path} is {format_bytes(room.total_bytes)}, as container engines make it: "
+            "Ray keeps objects there (SessionPool does not need it)"
+        )
+        hint = "docker run --shm-size=8g …  (Kubernetes: an emptyDir with medium: Memory at /dev/shm)"
+        yield Finding("small-shared-memory", "advice", text, hint)
+    room = facts.artifacts
+    if room.free_bytes < LOW_SPACE_BYTES:
+        text = (
+            f"{format_bytes(room.free_bytes)} free where bundles are kept ({room.path}); a build needs "
+            "several times the size of a model"
+        )
+        severity: Severity = "problem" if room.free_bytes < MIN_SPACE_BYTES else "advice"
+        yield Finding("low-space", severity, text, quoted("df", "-h", room.path))
 
 
 _TOPICS = (

@@ -10,6 +10,7 @@ import ctypes
 import io
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from ortprep.runtime.machine.processor import group_folders, read_quota, read_te
 from ortprep.tables import CellValue
 from ortprep.telemetry import TELEMETRY_VARIABLE
 
+_SHARED_MEMORY = Path("/dev/shm")
 _VARIABLES = (
     *("CUDA_VISIBLE_DEVICES", "CUDA_MODULE_LOADING", "CUDA_CACHE_PATH", "CUDA_CACHE_MAXSIZE"),
     *("CUDA_HOME", "CUDA_PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", TELEMETRY_VARIABLE),
@@ -101,6 +103,21 @@ class InstalledRuntime:
 
 
 @dataclass(frozen=True)
+class DiskSpace:
+    """A file system.
+
+    Attributes:
+        path: A folder on it.
+        total_bytes: Size of the file system.
+        free_bytes: Space that this user may still write.
+    """
+
+    path: str
+    total_bytes: int = 0
+    free_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class Facts:
     """A machine, and what is expected of it.
 
@@ -113,6 +130,8 @@ class Facts:
         driver: Version of NVIDIA's kernel driver, "" if none is loaded.
         hardware: Processor, cores and memory.
         limits: Limits of this process's control group.
+        shared_memory: `/dev/shm`; its size is 0 if there is none.
+        artifacts: The file system bundles are on.
         variables: Environment variables that change what is loaded.
         expected: Full names of the execution providers that were asked for.
     """
@@ -125,6 +144,8 @@ class Facts:
     driver: str
     hardware: Hardware
     limits: ResourceLimits
+    shared_memory: DiskSpace
+    artifacts: DiskSpace
     variables: Mapping[str, str] = field(default_factory=dict)
     expected: tuple[str, ...] = ()
 
@@ -138,10 +159,11 @@ Row: TypeAlias = tuple[CellValue, ...]
 """A row of a topic's table."""
 
 
-def read_facts(expected: Sequence[str] = ()) -> Facts:
+def read_facts(*, artifacts: Path, expected: Sequence[str] = ()) -> Facts:
     """Reads everything that findings are based on; makes a session on every provider.
 
     Args:
+        artifacts: Folder of the bundles, there or not.
         expected: Full names of the execution providers that were asked for.
 
     Raises:
@@ -157,6 +179,8 @@ def read_facts(expected: Sequence[str] = ()) -> Facts:
         driver=read_text("/sys/module/nvidia/version"),
         hardware=hardware._replace(gpus=()),
         limits=read_limits(),
+        shared_memory=read_disk_space(_SHARED_MEMORY) if _SHARED_MEMORY.is_dir() else DiskSpace("/dev/shm"),
+        artifacts=read_disk_space(artifacts.absolute()),
         variables={name: os.environ[name] for name in _VARIABLES if name in os.environ},
         expected=tuple(expected),
     )
@@ -186,6 +210,12 @@ def _find_wheels() -> Iterator[tuple[str, str, str]]:
         if _WHEEL_NAMES.fullmatch(name) and is_owner:
             normalised = re.sub(r"[-_.]+", "-", name).lower()
             yield str(distribution.locate_file("")), normalised, distribution.version
+
+
+def read_disk_space(folder: Path) -> DiskSpace:
+    """Reads the size of the file system that a folder is on, or will be on once it is made."""
+    usage = shutil.disk_usage(next(level for level in (folder, *folder.parents) if level.is_dir()))
+    return DiskSpace(str(folder), usage.total, usage.free)
 
 
 def count_bus_gpus(sys: Path = Path("/sys")) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from ortprep.bundle.codec import decode
 from ortprep.doctor.diagnosis import Finding
 from ortprep.doctor.environment_facts import (
+    DiskSpace,
     Facts,
     InstalledRuntime,
     ResourceLimits,
@@ -36,6 +37,8 @@ HEALTHY = Facts(
     driver="580.65.06",
     hardware=Hardware("x86_64", "a processor", ("avx", "avx2", "avx512f", "fma"), 8, 64 * GB),
     limits=ResourceLimits(),
+    shared_memory=DiskSpace("/dev/shm", 32 * GB, 32 * GB),
+    artifacts=DiskSpace("/srv/artifacts", 500 * GB, 400 * GB),
 )
 """A machine with a GPU, where everything is as it should be."""
 

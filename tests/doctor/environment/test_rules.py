@@ -16,16 +16,19 @@ from ortprep.doctor import environment
 from ortprep.doctor.diagnosis import SEVERITIES, Finding, Severity, diagnose
 from ortprep.doctor.environment import describe
 from ortprep.doctor.environment_facts import (
+    DiskSpace,
     Facts,
     InstalledRuntime,
     ResourceLimits,
     count_bus_gpus,
+    read_disk_space,
     read_limits,
     read_wheels,
 )
 from ortprep.runtime.loading.session import CPU, CUDA
 from tests.conftest import ROOT
 from tests.doctor.environment.builders import (
+    GB,
     HEALTHY,
     RECORDINGS,
     SITE,
@@ -103,6 +106,14 @@ CASES = (
     FactsCase("cpu-throttled", "advice", _limits(quota_cores=8.0, periods=100, throttled_periods=40)),
     FactsCase("cpu-throttled", "note", _limits(quota_cores=8.0, periods=1000, throttled_periods=1)),
     FactsCase("memory-limited", "advice", _limits(memory_bytes=512 * MEBIBYTE)),
+    FactsCase(
+        "small-shared-memory",
+        "advice",
+        having(shared_memory=DiskSpace("/dev/shm", 64 * MEBIBYTE, 64 * MEBIBYTE)),
+    ),
+    FactsCase("small-shared-memory", "advice", having(shared_memory=DiskSpace("/dev/shm"))),
+    FactsCase("low-space", "problem", having(artifacts=DiskSpace("/srv", 9 * GB, GB // 2))),
+    FactsCase("low-space", "advice", having(artifacts=DiskSpace("/srv", 9 * GB, 3 * GB))),
 )
 
 
@@ -170,7 +181,11 @@ def test_only_a_problem_is_a_failure(severity):
     assert [one.severity for one in found.findings] == list(reversed(SEVERITIES))
 
 
-# -- what is read of a machine: planted wheels, GPUs, and control groups
+# -- what is read of a machine: planted wheels, GPUs, control groups and file systems
+
+
+def test_a_folder_not_made_yet_is_on_the_disk_it_will_be_on(tmp_path):
+    assert read_disk_space(tmp_path / "not" / "made").total_bytes == read_disk_space(tmp_path).total_bytes
 
 
 def plant_wheel(folder: Path, name: str, version: str, *owned: str, record: bool = True) -> None:

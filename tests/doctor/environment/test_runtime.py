@@ -72,8 +72,8 @@ def test_a_provider_is_usable_only_if_a_session_ran():
     assert reasons["MoonExecutionProvider"]
 
 
-def test_figures_are_json_from_which_the_same_is_found_elsewhere():
-    diagnosis = diagnose_environment(["cpu"])
+def test_figures_are_json_from_which_the_same_is_found_elsewhere(tmp_path):
+    diagnosis = diagnose_environment(artifacts=tmp_path, expect=["cpu"])
     assert describe(decode(Facts, json.loads(json.dumps(diagnosis.figures)))) == diagnosis
     assert {"ONNX Runtime", "Machine"} <= {table.title for table in diagnosis.tables}
 
