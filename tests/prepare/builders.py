@@ -124,13 +124,8 @@ class Project:
         """Runs `ortprep ARGUMENTS`."""
         return self.python("-m", "ortprep", *arguments, **options)
 
-    def on_terminal(self, *arguments, keys=b""):
-        """Runs `python ARGUMENTS` on a pseudo-terminal; returns its exit code and all it wrote.
-
-        Args:
-            arguments: What Python is given.
-            keys: What is typed, from the start.
-        """
+    def on_terminal(self, *arguments):
+        """Runs `python ARGUMENTS` on a pseudo-terminal; returns its exit code and all it wrote."""
         ours, theirs = pty.openpty()
         process = self.start(
             *arguments,
@@ -140,7 +135,6 @@ class Project:
             env=self.environment() | {"TERM": "xterm"},
         )
         os.close(theirs)
-        os.write(ours, keys)
         written = bytearray()
         try:
             while block := os.read(ours, 65536):

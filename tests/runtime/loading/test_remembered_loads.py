@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -307,31 +304,3 @@ def test_a_load_of_a_bundle_that_is_remembered_brings_in_these_modules_and_no_ot
     assert "ortprep.bundle.loader_config" in first
     assert not SLOW_MODULES & set(first)
     assert modules_of_a_load(bundle) == LOADS_MODULES
-
-
-@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-@pytest.mark.parametrize("depth", [1, 10, 30])
-def test_a_load_maps_hardly_more_than_the_import_alone(bundle, depth):
-    # CPython's frame stack and malloc's arenas can each cost more than a thousand calls, here unseen.
-    load(bundle)
-    nested = (
-        "def call(depth):\n"
-        "    if depth: return call(depth - 1)\n"
-        "    from ortprep.runtime import load\n"
-        f"    load({str(bundle)!r})\n"
-        f"call({depth})"
-    )
-    allowed = count_mapping_calls("import onnxruntime") + 60
-    # Threads that meet in malloc get arenas of their own, so one count may be unlucky.
-    assert any(count_mapping_calls(nested) <= allowed for _ in range(5))
-
-
-def count_mapping_calls(script: str) -> int:
-    traced = subprocess.run(
-        ["strace", "-f", "-qq", "-e", "trace=mmap,munmap,mprotect", sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=600,
-    )
-    return len(traced.stderr.splitlines())
