@@ -36,8 +36,8 @@ from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.errors import BundleError, LaunchError, PipelineError, ProgramNotFoundError, SpecError
 from ortprep.runtime.dropin.import_hook import startup_environment
 from ortprep.runtime.dropin.session import put_in_place
-from ortprep.runtime.dropin.session_request import SessionRequest, find_obstacle, watch_options
-from ortprep.runtime.loading.caller_options import read_options, split_options
+from ortprep.runtime.dropin.session_request import SessionRequest, find_obstacle
+from ortprep.runtime.loading.caller_options import read_options, split_options, watch_options
 from ortprep.runtime.loading.session import PLAIN_CLASS, described_as, import_onnxruntime
 from ortprep.runtime.tensors.element_types import numpy_dtype
 

@@ -15,7 +15,7 @@ import _socket  # `socket` itself takes as long to import as a client may take i
 import functools
 import math
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ortprep.errors import HostError
+    from ortprep.runtime.pool.memory import Window
 
     Shape = tuple[int, ...]
 
@@ -101,16 +102,6 @@ def place_arrays(sizes: Iterable[int]) -> Places:
     return Places(tuple(offsets), end)
 
 
-class SharedMemory(Protocol):
-    """Memory that both sides have mapped, which one writes arrays into and the other reads."""
-
-    def write(self, arrays: Iterable[NDArray[Any]], places: Places) -> None:
-        """Writes arrays to their places, in C order and native byte order."""
-
-    def read(self, dtype: np.dtype[Any], shape: Shape, offset: int) -> NDArray[Any]:
-        """Returns an array that was written."""
-
-
 def violation(sender: str, problem: str) -> HostError:
     """Returns the error for something that breaks the protocol."""
     from ortprep.errors import HostError
@@ -159,7 +150,7 @@ def read_json(packet: Packet, sender: str) -> dict[str, Any]:
     return content
 
 
-def receive(sock: _socket.socket, sender: str, shared: SharedMemory | None = None) -> Packet | None:
+def receive(sock: _socket.socket, sender: str, shared: Window | None = None) -> Packet | None:
     """Returns the next message, None if the other side has left; no descriptor stays open.
 
     Args:
@@ -215,11 +206,8 @@ def send_arrays(
     sock: _socket.socket,
     kind: int,
     arrays: Mapping[str, NDArray[Any]],
-    shared: SharedMemory | None = None,
-    *,
-    deadline_ns: int = 0,
-    number: int = 0,
-    model: int = 0,
+    shared: Window | None = None,
+    **fields: int,
 ) -> None:
     """Sends arrays of numbers by name.
 
@@ -228,9 +216,7 @@ def send_arrays(
         kind: `RUN` or `DONE`.
         arrays: Arrays by name, of any shape and of types that ONNX knows but strings.
         shared: Memory that large ones are written into; None if they travel.
-        deadline_ns: Time at which the sender stops waiting, by `time.monotonic_ns()`; 0 for never.
-        number: As in `Packet`.
-        model: As in `Packet`.
+        fields: `deadline_ns`, `number` and `model`, as in `Packet`.
 
     Raises:
         NoRoomError: They are too many or too large.
@@ -250,16 +236,7 @@ def send_arrays(
         shared.write(arrays.values(), places)
     else:
         large = [_to_native(one).reshape(-1).view(np.uint8).data for one in arrays.values()]
-    send(
-        sock,
-        kind,
-        text,
-        arrays=len(arrays),
-        deadline_ns=deadline_ns,
-        number=number,
-        model=model,
-        data=data,
-    )
+    send(sock, kind, text, arrays=len(arrays), data=data, **fields)
     for content in large:
         sock.sendall(content, _socket.MSG_NOSIGNAL)
 
@@ -315,7 +292,7 @@ def _read_arrays(
     specs: Mapping[str, tuple[np.dtype[Any], Shape]],
     places: Places,
     rest: memoryview,
-    shared: SharedMemory | None,
+    shared: Window | None,
 ) -> tuple[dict[str, NDArray[Any]], memoryview]:
     """Returns the arrays of a message by name, and what has come behind it.
 

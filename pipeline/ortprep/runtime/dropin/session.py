@@ -26,7 +26,6 @@ from ortprep.runtime.dropin.session_request import (
     choose_placement,
     find_obstacle,
     has_gpu,
-    watch_options,
 )
 from ortprep.runtime.dropin.source_index import (
     IndexedBundle,
@@ -35,7 +34,7 @@ from ortprep.runtime.dropin.source_index import (
     list_bundles,
 )
 from ortprep.runtime.loading.bundle_loader import open_folder
-from ortprep.runtime.loading.caller_options import read_options
+from ortprep.runtime.loading.caller_options import read_options, watch_options
 from ortprep.runtime.loading.load_options import LoadOptions
 from ortprep.runtime.loading.opened_bundle import describe_selection, find_threads, log_line
 from ortprep.runtime.loading.session import (

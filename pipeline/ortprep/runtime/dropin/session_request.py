@@ -6,13 +6,11 @@ where the application steers the optimisation itself, or has parts of the graph 
 
 from __future__ import annotations
 
-import functools
 import os
-import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ortprep.runtime.loading.caller_options import note_entries, read_entries
+from ortprep.runtime.loading.caller_options import find_graph_calls, read_entries
 from ortprep.runtime.loading.session import CPU, CUDA, MODEL_CONFIG_VARIABLE
 
 if TYPE_CHECKING:
@@ -46,18 +44,6 @@ _GRAPH_ENTRIES = (
     "session.save_model_format",
 )
 """Config entries that decide how a source is read and optimised."""
-
-_GRAPH_METHODS = (
-    "add_external_initializers",
-    "add_external_initializers_from_files_in_memory",
-    "add_free_dimension_override_by_denotation",
-    "add_free_dimension_override_by_name",
-    "add_initializer",
-)
-"""Methods of `onnxruntime.SessionOptions` that change the graph, whose effect cannot be read back."""
-
-_CALLED: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
-"""Which of them were called, by object."""
 
 
 class SessionRequest(NamedTuple):
@@ -150,7 +136,7 @@ def find_obstacle(request: SessionRequest, onnxruntime: Any) -> str | None:
 
 def _find_options_obstacle(options: Any) -> str | None:
     """Returns which session option of an application no bundle can honour, None if all can be."""
-    called = sorted(_CALLED.get(options, ()))
+    called = find_graph_calls(options)
     if called:
         return f"the application called {called[0]} of its session options"
     level = options.graph_optimization_level.name
@@ -162,22 +148,3 @@ def _find_options_obstacle(options: Any) -> str | None:
         return "the application chooses devices in its session options"
     entries = read_entries(options, _GRAPH_ENTRIES)
     return f"the application sets {next(iter(entries))}" if entries else None
-
-
-def watch_options(onnxruntime: Any) -> None:
-    """Records from now on which methods that `find_obstacle` looks for are called, and on which options."""
-    kind = onnxruntime.SessionOptions
-    note_entries(kind)
-    for name in _GRAPH_METHODS:
-        method = getattr(kind, name, None)
-        if method is not None and not hasattr(method, "__wrapped__"):
-            setattr(kind, name, _noting(method, name))
-
-
-def _noting(method: Callable[..., Any], name: str) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def noting(options: Any, *args: Any, **kwargs: Any) -> Any:
-        _CALLED.setdefault(options, set()).add(name)
-        return method(options, *args, **kwargs)
-
-    return noting

@@ -24,37 +24,51 @@ Values = Mapping[str, str | int | bool]
 
 _LEVEL, _DEFAULT_LEVEL = "graph_optimization_level", "ORT_ENABLE_ALL"
 
-_ENTRIES: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
-"""Names of the config entries of every object that was made since `note_entries`."""
+_ADD_ENTRY = "add_session_config_entry"
+
+_GRAPH_METHODS = (
+    "add_external_initializers",
+    "add_external_initializers_from_files_in_memory",
+    "add_free_dimension_override_by_denotation",
+    "add_free_dimension_override_by_name",
+    "add_initializer",
+)
+"""Methods of `onnxruntime.SessionOptions` that change the graph, whose effect cannot be read back."""
+
+_CALLS: weakref.WeakKeyDictionary[Any, set[tuple[str, Any]]] = weakref.WeakKeyDictionary()
+"""Methods that were called of each object since `watch_options`; with an entry's, the entry's name."""
 
 
-def note_entries(kind: Any) -> None:
-    """Has `onnxruntime.SessionOptions` note its config entries, whose names ONNX Runtime does not tell."""
-    if hasattr(kind.__init__, "__wrapped__"):
-        return
+def watch_options(onnxruntime: Any) -> None:
+    """Has `onnxruntime.SessionOptions` note which entries are added, and which methods change the graph."""
+    kind = onnxruntime.SessionOptions
+    for name in ("__init__", _ADD_ENTRY, *_GRAPH_METHODS):
+        method = getattr(kind, name, None)
+        if method is not None and not hasattr(method, "__wrapped__"):
+            setattr(kind, name, _noting(method, name))
 
-    def noting(method: Callable[..., Any], note: Callable[..., object]) -> Callable[..., Any]:
-        @functools.wraps(method)
-        def call(options: Any, *arguments: Any) -> Any:  # pybind11's take no named ones here
-            returned = method(options, *arguments)
-            note(options, *arguments)
-            return returned
 
-        return call
+def _noting(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def noting(options: Any, *arguments: Any, **named: Any) -> Any:
+        returned = method(options, *arguments, **named)
+        entry = arguments[0] if name == _ADD_ENTRY else None  # pybind11's takes no named arguments here
+        _CALLS.setdefault(options, set()).add((name, entry))
+        return returned
 
-    def note_entry(options: Any, *arguments: str) -> None:
-        if options in _ENTRIES:
-            _ENTRIES[options].update(arguments[:1])
+    return noting
 
-    kind.__init__ = noting(kind.__init__, lambda options: _ENTRIES.setdefault(options, set()))
-    kind.add_session_config_entry = noting(kind.add_session_config_entry, note_entry)
+
+def find_graph_calls(options: Any) -> list[str]:
+    """Returns which methods that change the graph were called of an `onnxruntime.SessionOptions`."""
+    return sorted({name for name, _ in _CALLS.get(options, ())}.intersection(_GRAPH_METHODS))
 
 
 def read_options(chosen: SessionOptions) -> dict[str, str | int | bool]:
     """Returns an application's options as values, as they are now.
 
     Of an `onnxruntime.SessionOptions` that is every attribute that is not at its default, and every entry
-    that was noted; of one that was made before `note_entries`, every entry that the table of options knows.
+    that was noted; of one that was made before `watch_options`, every entry that the table of options knows.
 
     Raises:
         LoadError: ONNX Runtime has no such session option.
@@ -97,8 +111,9 @@ def _read_object(chosen: Any) -> dict[str, str | int | bool]:
 
 def _entry_names(chosen: Any) -> Iterable[str]:
     """Returns the names of the config entries that an application's object may have."""
-    if chosen in _ENTRIES:
-        return sorted(_ENTRIES[chosen])
+    calls = _CALLS.get(chosen, set())
+    if ("__init__", None) in calls:
+        return sorted(entry for name, entry in calls if name == _ADD_ENTRY)
     from ortprep.options import NEWEST, known_options
 
     return [option.name for option in known_options("session", NEWEST)]
