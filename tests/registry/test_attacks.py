@@ -238,7 +238,7 @@ def test_a_document_that_is_not_what_its_name_says_is_refused(registry, catalogu
             pull_it(fresh, tmp_path / "out", "good")
         (version / name_of(published.version)).write_bytes(other.version.data)
     with open_catalogue(registry, cache=Cache(tmp_path / "fresher")) as fresh:
-        assert list(fresh.read_state("net").labels()) == ["other"]
+        assert list(fresh.read_state("net").labels) == ["other"]
         with pytest.raises(NotPublishedError):
             pull_it(fresh, tmp_path / "out", "good")
 

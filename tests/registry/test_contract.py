@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -21,10 +21,9 @@ from ortprep.errors import (
 from ortprep.registry.backend import Kind
 from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import open_catalogue
-from ortprep.registry.documents import build_version
 from ortprep.registry.garbage_collection import RetentionPolicy, collect
 from ortprep.registry.promotion import PromotionGate, promote, rollback
-from ortprep.registry.publish import claim_label, find_missing, publish
+from ortprep.registry.publish import find_missing, publish
 from ortprep.registry.pull import PullRequest, pull
 from ortprep.registry.references import VersionRef
 from tests.registry.builders import (
@@ -181,53 +180,40 @@ def test_a_label_never_comes_to_mean_other_bytes(catalogue, model, tmp_path):
     other = Build((Made("portable", weights=b"other"),), name=model, spec=b"other")
     with pytest.raises(ConflictError, match=r"label taken: net\d+@1.4"):
         publish_build(catalogue, tmp_path / "b", other, "1.4")
-    assert [one.digest for one in catalogue.read_state(model).labels()["1.4"]] == [first.version.digest]
+    assert catalogue.read_state(model).labels["1.4"] == first.version.digest
 
 
-def claim_labels(registry, claims, start, outcomes):
-    """Adds versions in a process of its own, each at the same moment as its rival."""
-    with open_catalogue(registry) as catalogue:
-        catalogue.read_state(claims[0].model)
-        for version in claims:
-            start.wait(600)
-            outcomes.send(claim_label(version, catalogue))
-
-
-def test_of_two_processes_that_claim_one_label_at_once_exactly_one_gets_it(
+def test_of_those_that_take_one_label_for_other_bytes_at_once_at_most_one_gets_it(
     registry, catalogue, model, tmp_path
 ):
-    rounds = 6
-    parts = [
-        part_of(catalogue, publish_build(catalogue, tmp_path / str(i), Build(name=model, spec=bytes([i]))))
-        for i in range(2)
-    ]
-    claims = [
-        [build_version(model, [part], label=f"1.{i}", published_at=LATEST) for i in range(rounds)]
-        for part in parts
-    ]
-    context = get_context("spawn")
-    start, pipes = context.Barrier(2), [context.Pipe() for _ in parts]
-    processes = [
-        context.Process(target=claim_labels, args=(registry, own, start, pipe[1]))
-        for own, pipe in zip(claims, pipes, strict=True)
-    ]
-    for process in processes:
-        process.start()
-    outcomes = [[pipe[0].recv() for _ in range(rounds)] for pipe in pipes]
-    for process in processes:
-        process.join(600)
-    labels = catalogue.read_state(model).labels()
-    for number, (first, second) in enumerate(zip(*outcomes, strict=True)):
-        assert first != second
-        assert labels[f"1.{number}"] == (claims[0 if first else 1][number],)
+    bundles = [write_bundle(tmp_path / str(i), Build(name=model, spec=bytes([i]))) for i in range(2)]
+    start = Barrier(2)
+
+    def claim(bundle, label):
+        with open_catalogue(registry, cache=Cache(bundle / "../cache")) as own:
+            start.wait(600)
+            try:
+                return publish(bundle, own, label=label).version.digest
+            except ConflictError:
+                return None
+
+    for label in ("1.0", "1.1", "1.2"):
+        with ThreadPoolExecutor(2) as pool:
+            got = {*pool.map(claim, bundles, [label] * 2)} - {None}
+        held = catalogue.read_state(model).holders(label)
+        assert {one.digest for one in held} == got
+        assert len(held) <= 1
+        for version in held:
+            catalogue.backend.delete_version(model, name_of(version))
 
 
 @in_a_folder
-def test_a_merged_version_gets_a_number_where_the_label_is_taken(catalogue, model, tmp_path):
+def test_a_label_names_the_latest_version_of_its_source_and_spec(catalogue, model, tmp_path):
     cpu = write_bundle(tmp_path / "cpu", name=model, made=(Made("cpu", HERE),))
     cuda = write_bundle(tmp_path / "cuda", name=model, made=(Made("cuda", on_gpu(9, 0)),))
     found = [publish(one, catalogue, label="1.4").version for one in (cpu, cuda, cuda)]
-    assert [version.label for version in found] == ["1.4", "1.4-2", "1.4-2"]
+    assert [(version.label, len(version.parts)) for version in found] == [("1.4", 1), ("1.4", 2), ("1.4", 2)]
+    assert pull_it(catalogue, tmp_path / "out", model, "1.4").version == found[1].digest
 
 
 def test_publishers_at_the_same_time_lose_nothing(registry, catalogue, kind, model, tmp_path):

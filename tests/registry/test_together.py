@@ -133,7 +133,7 @@ def test_a_promotion_in_the_middle_of_a_collection_holds_or_fails_and_never_dang
 def test_two_promotions_at_once_tell_the_one_that_lost(registry, catalogue, tmp_path):
     for i in range(2):
         publish(write_bundle(tmp_path / str(i), spec=bytes([i])), catalogue, label=f"v{i}")
-    winner = catalogue.read_state("net").labels()["v1"][0]
+    winner = catalogue.read_state("net").holders("v1")[0]
 
     def overtake(name, *args):
         if name == "put_ref" and Kind.ALIAS in args:
@@ -151,7 +151,7 @@ def test_no_version_gets_by_the_gate_while_the_alias_moves(registry, catalogue, 
     for label, steady_ms in (("old", 50.0), ("slow", 50.0), ("fast", 5.0)):
         made = (Made("cpu", HERE, steady_ms=steady_ms),)
         publish(write_bundle(tmp_path / label, spec=label.encode(), made=made), catalogue, label=label)
-    fast = catalogue.read_state("net").labels()["fast"][0]
+    fast = catalogue.read_state("net").holders("fast")[0]
     if serving:
         promote(VersionRef("net", "old"), "production", catalogue)
     rival, calls = interposed(
@@ -173,7 +173,7 @@ def test_a_label_that_is_taken_meanwhile_is_an_error_and_nothing_is_lost(registr
     slow, _ = interposed(registry, tmp_path, "put_ref versions", lambda: put_version(catalogue, claim))
     with pytest.raises(ConflictError, match=r"label taken: net@1\.4"):
         publish(write_bundle(tmp_path / "bundle"), slow, label="1.4")
-    assert [one.digest for one in catalogue.read_state("net").labels()["1.4"]] == [claim.digest]
+    assert catalogue.read_state("net").labels["1.4"] == claim.digest
 
 
 def test_pullers_at_the_same_time_fetch_each_file_once(registry, catalogue, tmp_path):

@@ -228,7 +228,7 @@ def _summary(state: ModelState) -> dict[str, Any]:
     return {
         "model": state.model,
         "versions": len(state.versions),
-        "labels": {label: claims[0].digest for label, claims in state.labels().items()},
+        "labels": state.labels,
         "aliases": dict(state.aliases),
     }
 

@@ -171,7 +171,7 @@ def _move(
     """
     model, backend = version.model, catalogue.backend
     state = catalogue.read_state(model)
-    if alias in state.labels():
+    if state.holders(alias):
         raise ConflictError(f"{alias!r} is a label of {model}\n  expected an alias that is not a label")
     if state.aliases.get(alias, "") != before:
         raise _moved_meanwhile(state, alias, f"{before or 'none'}, which this was compared with")

@@ -7,7 +7,6 @@ incomplete, and the next one uploads only what is missing.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,9 +25,6 @@ from ortprep.registry.versions import ModelState, check_alias_name, merge_parts
 from ortprep.transport.transfer import Observer, Progress, ignore, map_parallel
 
 _MAX_ROUNDS = 20
-_MAX_LABEL_NUMBER = 100
-_CLAIM_TIMEOUT_S = 5.0
-_POLL_INTERVAL_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -64,8 +60,8 @@ def publish(
     Args:
         bundle: The bundle's folder.
         catalogue: Registry to publish to.
-        label: Human name of the version; None for the date and some digits. Where an older version of the
-            same source and spec has it, a number is added: `1.4-2`.
+        label: Human name of the version; None for the date and some digits. Where several versions of a
+            source and spec have it, it names the latest of them.
         private_key: Key to sign the part with; None leaves it unsigned.
         public_key: Key that every part of the version must be signed with; others' parts without it are left
             out.
@@ -117,12 +113,12 @@ def _check_label(label: str, state: ModelState, part: Part) -> None:
 
 def _check_holders(state: ModelState, label: str, family: tuple[str, str]) -> None:
     """Raises if a label is that of a version of another source or spec."""
-    for holder in state.labels().get(label, ()):
+    for holder in state.holders(label):
         if holder.family != family:
             raise ConflictError(
                 f"label taken: {state.model}@{label}\n"
                 f"  expected it to be free, or to name this source and spec, got {holder.digest}",
-                hint="ortprep publish … --label ANOTHER   (a label always names the same bytes)",
+                hint="ortprep publish … --label ANOTHER   (a label always names the same source and spec)",
             )
 
 
@@ -155,25 +151,33 @@ def _merge(part: Part, catalogue: Catalogue, label: str | None, public_key: Path
     """Adds the version that has all parts of this source and spec, unless it is there; returns it.
 
     Who adds a version and then looks sees every version that was added before, so of several publishers at
-    least the last one to look adds the version that has all their parts.
+    least the last one to look adds the version that has all their parts. At least that one also sees that
+    others use its label for something else, and withdraws.
     """
     added: Version | None = None
     for _ in range(_MAX_ROUNDS):
         state = catalogue.read_state(part.model)
-        versions = state.versions.values()
-        family = [version for version in versions if version.family == (part.source, part.spec)]
+        if added is not None:
+            try:
+                _check_holders(state, added.label, added.family)
+            except ConflictError:
+                catalogue.backend.delete_version(part.model, ref_name(added.digest, added.label))
+                raise
+        family = [one for one in state.versions.values() if one.family == (part.source, part.spec)]
         parts = _choose_parts(part, family, catalogue, public_key)
         digests = frozenset(one.digest for one in parts)
         same = [version for version in family if version.part_digests == digests]
         if added in same and label is not None:
             return added
         # One whose label is contested may be withdrawn at any moment.
-        claims = state.labels()
-        settled = [version for version in same if len(claims[version.label]) == 1]
+        settled = [version for version in same if len(state.holders(version.label)) == 1]
         if settled:
             # Two that come to the same at once may each add one: the first counts, and both say so.
             return settled[0]
-        added = _add_version(parts, state, label, catalogue)
+        now = datetime.now(UTC).isoformat(timespec="microseconds")
+        added = build_version(part.model, parts, label=label, published_at=now)
+        name = ref_name(added.digest, added.label)
+        catalogue.backend.put_ref(part.model, Kind.VERSION, name, added.data)
     raise ConflictError(
         f"others keep publishing {part.model}\n"
         f"  expected to be the last to write once in {_MAX_ROUNDS} times",
@@ -195,48 +199,3 @@ def _choose_parts(
     if part.digest not in {one.digest for one in merged}:
         merged = merge_parts(summaries, first=part.digest)
     return tuple(by_digest[one.digest] for one in merged)
-
-
-def _add_version(
-    parts: Sequence[Part], state: ModelState, label: str | None, catalogue: Catalogue
-) -> Version:
-    """Adds a version of these parts under the first label that is free; returns it."""
-    now = datetime.now(UTC).isoformat(timespec="microseconds")
-    used = {*state.labels(), *state.aliases}
-    for number in range(1, _MAX_LABEL_NUMBER):
-        free = label if label is None or number == 1 else f"{label}-{number}"
-        if free in used:
-            continue
-        version = build_version(state.model, parts, label=free, published_at=now)
-        if claim_label(version, catalogue):
-            return version
-        _check_holders(catalogue.read_state(state.model), version.label, version.family)
-    raise ConflictError(
-        f"no free label for {state.model}: {label}\n  got {_MAX_LABEL_NUMBER - 1} taken",
-        hint="choose another",
-    )
-
-
-def claim_label(version: Version, catalogue: Catalogue) -> bool:
-    """Adds a version, and removes it again if another one has its label; says whether it stays.
-
-    A publisher that sees no other claim after it added its own has the label, since later ones see its claim.
-    Of those that see each other, all but the one with the lowest digest withdraw at once. That one looks
-    again until they have, or until they evidently looked before it came.
-    """
-    backend, name = catalogue.backend, ref_name(version.digest, version.label)
-    deadline_s = time.monotonic() + _CLAIM_TIMEOUT_S
-    backend.put_ref(version.model, Kind.VERSION, name, version.data)
-    is_contended = False
-    while True:
-        claims = catalogue.read_state(version.model).labels().get(version.label, ())
-        others = [claim.digest for claim in claims if claim.digest != version.digest]
-        if not others:
-            if is_contended:  # a registry's own tag of the label may have gone with another claim
-                backend.put_ref(version.model, Kind.VERSION, name, version.data)
-            return True
-        is_contended = True
-        if min(others) < version.digest or time.monotonic() > deadline_s:
-            backend.delete_version(version.model, name)
-            return False
-        time.sleep(_POLL_INTERVAL_S)

@@ -49,16 +49,21 @@ class ModelState:
     aliases: Mapping[str, str]
     superseded_by: Mapping[str, str]
 
-    def labels(self) -> dict[str, tuple[Version, ...]]:
-        """Returns the versions that claim each label; more than one is an error where it is used."""
-        claims: dict[str, list[Version]] = {}
-        for version in self.versions.values():
-            claims.setdefault(version.label, []).append(version)
-        return {label: tuple(claimants) for label, claimants in claims.items()}
+    def holders(self, label: str) -> tuple[Version, ...]:
+        """Returns the latest version with a label of each source and spec; more than one is an error."""
+        held = [version for version in self.versions.values() if version.label == label]
+        ranked = sorted(held, key=lambda version: version.digest not in self.superseded_by)
+        return tuple({version.family: version for version in ranked}.values())
 
     def latest(self) -> Version:
         """Returns the version published last that nothing superseded; there is at least one version."""
         return [version for digest, version in self.versions.items() if digest not in self.superseded_by][-1]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Digests of the versions that labels name; one that names several has the first of them."""
+        labels = dict.fromkeys(version.label for version in self.versions.values())
+        return {label: self.holders(label)[0].digest for label in labels}
 
 
 def build_state(model: str, versions: Iterable[Version], aliases: Mapping[str, str]) -> ModelState:
@@ -108,7 +113,7 @@ def is_published(state: ModelState, name: str | None) -> bool:
     """Returns whether anything has the name that `resolve` takes; an alias of a lost version counts."""
     if name is None:
         return bool(state.versions)
-    return name in state.aliases or name in state.labels() or FULL_DIGEST.fullmatch(name) is not None
+    return name in state.aliases or name in state.labels or FULL_DIGEST.fullmatch(name) is not None
 
 
 def resolve(state: ModelState, name: str | None, *, registry: str) -> Version:
@@ -118,7 +123,8 @@ def resolve(state: ModelState, name: str | None, *, registry: str) -> Version:
 
     Raises:
         NotPublishedError: No version has that name.
-        ConflictError: Two versions claim that label, or an alias has its name and names another version.
+        ConflictError: Versions of several sources or specs claim that label, or an alias has its name and
+            names another version.
     """
     if not state.versions:
         raise NotPublishedError(
@@ -130,7 +136,7 @@ def resolve(state: ModelState, name: str | None, *, registry: str) -> Version:
     if FULL_DIGEST.fullmatch(name):
         digests = {PREFIX + name.removeprefix(PREFIX)}
     else:
-        digests = {claimant.digest for claimant in state.labels().get(name, ())}
+        digests = {holder.digest for holder in state.holders(name)}
         digests |= {state.aliases[name]} if name in state.aliases else set()
     if len(digests) > 1:
         raise ConflictError(

@@ -170,12 +170,12 @@ class OciBackend(Backend):
     def put_ref(self, model: str, kind: Kind, name: str, data: bytes) -> None:
         """Pushes a document under its tag; a part under none, since versions list it.
 
-        A version also gets its label as a tag, unless something has that tag.
+        A version also gets its label as a tag.
         """
         if kind == Kind.VERSION or kind in POINTERS:
             self._put_manifest(model, _PREFIXES[kind] + name, data, INDEX)
             label = name.partition(".")[2]
-            if kind == Kind.VERSION and label and not self._digest_of(model, label):
+            if kind == Kind.VERSION and label:
                 self._put_manifest(model, label, data, INDEX)
             return
         self._put_empty(model)
