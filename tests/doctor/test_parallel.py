@@ -47,11 +47,11 @@ def figures(run_ms):
 
 def serving(default_ms, limited_ms):
     measured = zip(SETUPS, (default_ms, limited_ms), strict=True)
-    return InterleavedRuns({str(setup): figures(run_ms) for setup, run_ms in measured}, {}, 1.0)
+    return InterleavedRuns({str(setup): figures(run_ms) for setup, run_ms in measured}, {})
 
 
 def failing(setup):
-    return InterleavedRuns({}, {str(setup): "out of memory"}, 1.0)
+    return InterleavedRuns({}, {str(setup): "out of memory"})
 
 
 def found_in(runs):
@@ -68,7 +68,6 @@ class RunCase(NamedTuple):
 
 CASES = (
     RunCase("workers-failed", "problem", failing(LIMITED)),
-    RunCase("rounds-cut", "note", InterleavedRuns({}, {}, 4 * 3600.0)),
     RunCase("default-threads-cost", "advice", serving(20, 10)),
     RunCase("default-threads-as-good", "ok", serving(10, 10)),
 )

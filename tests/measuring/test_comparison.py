@@ -6,18 +6,14 @@ import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ortprep.children.probe import ProbeResult, join_results
-from ortprep.doctor.parallel import MAX_COMPARISON_S
 from ortprep.errors import ChildError
 from ortprep.measuring.comparison import (
-    InterleavedRuns,
-    is_affordable,
     is_below,
     order_of_round,
     run_interleaved,
@@ -149,46 +145,7 @@ def test_time_to_first_result_is_summed_within_a_process():
     assert (figures.init_ms.median, figures.first_result_ms.median) == (5.0, 15.0)
 
 
-NAMES = ("a", "b", "c")
-
-
-def took(
-    seconds: Callable[[str], float], *, estimate_s: float, max_rounds: int = 7, budget_s: float = 7.0
-) -> tuple[InterleavedRuns[str, str], float]:
-    """Returns the runs, and how long all of them took."""
-    now_s = [100.0]
-
-    def measure(name: str) -> str:
-        now_s[0] += seconds(name)
-        return name.upper()
-
-    runs = run_interleaved(
-        NAMES,
-        measure,
-        estimate_s=estimate_s,
-        max_comparison_s=MAX_COMPARISON_S,
-        max_rounds=max_rounds,
-        budget_s=budget_s,
-        clock=lambda: now_s[0],
-    )
-    return runs, now_s[0] - 100
-
-
-def test_what_takes_hours_is_not_begun():
-    runs, took_s = took(lambda name: 3600.0, estimate_s=3 * 3600.0)
-    assert (runs.rounds, runs.failures, took_s) == ({}, {}, 0)
-    assert runs.round_s == 3 * 3600.0
-
-
-@given(st.integers(0, 6), st.floats(0, 1e5), st.floats(0, 1e5))
-def test_the_longer_a_round_the_sooner_it_ends(done, one_s, other_s):
-    short_s, long_s = sorted((one_s, other_s))
-    limits = {"max_comparison_s": MAX_COMPARISON_S, "budget_s": 7.0}
-    assert is_affordable(done, short_s, **limits) or not is_affordable(done, long_s, **limits)
-
-
-@given(st.floats(0, 1e5), st.floats(0, 1))
-def test_no_comparison_takes_much_longer_than_its_limit(estimate_s, share):
-    """Where the estimate is no less than what a round takes, as it is made to be."""
-    _, took_s = took(lambda name: estimate_s * share / len(NAMES), estimate_s=estimate_s)
-    assert took_s <= MAX_COMPARISON_S * 1.001
+@pytest.mark.parametrize(("budget_s", "rounds"), [(0.0, 3), (math.inf, 5)])
+def test_three_rounds_are_measured_however_long_they_take_and_others_while_there_is_time(budget_s, rounds):
+    runs = run_interleaved(("a", "b"), str.upper, max_rounds=5, budget_s=budget_s)
+    assert runs.rounds == {"a": ("A",) * rounds, "b": ("B",) * rounds}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple, TypeAlias
@@ -19,9 +18,6 @@ from ortprep.tables import CellValue, Table, count_of, fill_table
 
 WORKERS = (1, 2, 4)
 """Numbers of workers that are tried."""
-
-MAX_COMPARISON_S = 1800.0
-"""Seconds that the first `MIN_ROUNDS` rounds may take together; a longer comparison is cut."""
 
 MIN_GAIN = 0.05
 """Smallest relative difference that is worth a change, noise or not."""
@@ -73,19 +69,10 @@ def diagnose_parallel(subject: DoctorModel, *, seconds: float = 1.5) -> Diagnosi
         return measure_group(with_threads(plan, threads or 0), subject.sample, workers, window_s=window_s)
 
     with guard_device(CPU_DEVICE):
-        # This one does not count: it brings the files into memory, says soon whether the model can be loaded
-        # and run at all, and shows how long it takes to load it so many times.
-        begun_s = time.monotonic()
+        # This one does not count: it brings the files into memory, and says soon whether the model can be
+        # loaded and run at all.
         measure_group(plan, subject.sample, 1, window_s=0.0)
-        once_s = time.monotonic() - begun_s
-        runs = run_interleaved(
-            tuple(by_name),
-            measure,
-            estimate_s=sum(setup.workers for setup in setups) * once_s,
-            max_rounds=_MAX_ROUNDS,
-            max_comparison_s=MAX_COMPARISON_S,
-            budget_s=_BUDGET_S,
-        )
+        runs = run_interleaved(tuple(by_name), measure, max_rounds=_MAX_ROUNDS, budget_s=_BUDGET_S)
     return diagnose(
         "parallel",
         find_in(runs, setups),
@@ -131,27 +118,18 @@ def build_table(runs: InterleavedRuns[str, GroupFigures], setups: Sequence[Worke
 
 def find_in(runs: InterleavedRuns[str, GroupFigures], setups: Sequence[WorkerSetup]) -> tuple[Finding, ...]:
     """Returns what could not be measured, and what the rest shows. Pure."""
-    found = list(_find_failures(runs, setups))
-    if runs.completed >= MIN_ROUNDS:
-        figures = {setup: runs.rounds[str(setup)] for setup in setups if str(setup) in runs.rounds}
-        found += _find_thread_costs(figures)
-    return tuple(found)
+    figures = {setup: runs.rounds[str(setup)] for setup in setups if str(setup) in runs.rounds}
+    return (*_find_failures(runs, setups), *_find_thread_costs(figures))
 
 
 def _find_failures(
     runs: InterleavedRuns[str, GroupFigures], setups: Sequence[WorkerSetup]
 ) -> Iterator[Finding]:
-    """Yields what could not be measured, or not often enough."""
+    """Yields what could not be measured."""
     for setup in map(str, setups):
         if setup in runs.failures:
             text = f"{setup}, failed: {runs.failures[setup]}"
             yield Finding("workers-failed", "problem", text, "fewer at once")
-    if runs.completed < MIN_ROUNDS and (runs.completed or not runs.failures):
-        text = (
-            f"a round takes up to {runs.round_s / 60:.0f} minutes, so there were {runs.completed} "
-            f"instead of {MIN_ROUNDS}: too few to tell a difference from noise"
-        )
-        yield Finding("rounds-cut", "note", text, "compare a smaller model of the same kind")
 
 
 def _find_thread_costs(figures: Figures) -> Iterator[Finding]:

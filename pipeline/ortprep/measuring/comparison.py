@@ -139,17 +139,10 @@ class InterleavedRuns(Generic[K, T]):
 
     Attributes:
         rounds: Per candidate that was measured in every round, the result of each round.
-        round_s: Mean time of a round, in seconds; the estimate if no round was started.
     """
 
     rounds: Mapping[K, tuple[T, ...]]
     failures: Mapping[K, str]
-    round_s: float
-
-    @property
-    def completed(self) -> int:
-        """Number of rounds that every remaining candidate completed."""
-        return min((len(results) for results in self.rounds.values()), default=0)
 
     def followed_by(self, later: InterleavedRuns[K, T]) -> InterleavedRuns[K, T]:
         """Returns both runs as one; a candidate that failed in either has failed."""
@@ -159,7 +152,7 @@ class InterleavedRuns(Generic[K, T]):
             for candidate, results in self.rounds.items()
             if candidate not in failures
         }
-        return InterleavedRuns(rounds, failures, max(self.round_s, later.round_s))
+        return InterleavedRuns(rounds, failures)
 
 
 def run_interleaved(
@@ -168,10 +161,7 @@ def run_interleaved(
     *,
     max_rounds: int = MIN_ROUNDS,
     first: int = 0,
-    estimate_s: float = 0.0,
-    max_comparison_s: float = math.inf,
     budget_s: float = math.inf,
-    clock: Callable[[], float] = time.monotonic,
 ) -> InterleavedRuns[K, T]:
     """Measures every candidate once a round; drops a candidate that fails, with all its results.
 
@@ -180,16 +170,13 @@ def run_interleaved(
         measure: Measures one candidate; a `PipelineError` is that candidate's failure.
         max_rounds: Maximum number of rounds.
         first: Number of the first round; the order continues that of earlier rounds.
-        estimate_s: Upper estimate of the time of a round, in seconds.
-        max_comparison_s: Seconds that the first `MIN_ROUNDS` rounds may take together.
         budget_s: Seconds after which no round is started beyond the `MIN_ROUNDS` that show a spread.
-        clock: Seconds since any fixed instant.
     """
     rounds: dict[K, list[T]] = {candidate: [] for candidate in candidates}
     failures: dict[K, str] = {}
-    started_s, round_s = clock(), estimate_s
+    end_s = time.monotonic() + budget_s
     for index in range(max_rounds):
-        if not is_affordable(index, round_s, max_comparison_s=max_comparison_s, budget_s=budget_s):
+        if index >= MIN_ROUNDS and time.monotonic() > end_s:
             break
         for candidate in order_of_round(candidates, first + index):
             if candidate in failures:
@@ -198,22 +185,5 @@ def run_interleaved(
                 rounds[candidate].append(measure(candidate))
             except PipelineError as error:
                 failures[candidate] = error.message
-        round_s = (clock() - started_s) / (index + 1)
     complete = {each: tuple(of_each) for each, of_each in rounds.items() if of_each and each not in failures}
-    return InterleavedRuns(complete, failures, round_s)
-
-
-def is_affordable(done: int, round_s: float, *, max_comparison_s: float, budget_s: float) -> bool:
-    """Says whether another round may start. Pure.
-
-    The first round may take as long as all the required rounds together: if it does, it stays the only one.
-
-    Args:
-        done: Number of rounds before it.
-        round_s: Mean time of those rounds, in seconds; the estimate if there are none.
-        max_comparison_s: Limit of the required rounds, as in `run_interleaved`.
-        budget_s: Limit of further rounds, as in `run_interleaved`.
-    """
-    if done >= MIN_ROUNDS:
-        return done * round_s <= budget_s
-    return round_s * (MIN_ROUNDS if done else 1) <= max_comparison_s
+    return InterleavedRuns(complete, failures)
