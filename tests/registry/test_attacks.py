@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 import tracemalloc
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -63,6 +63,7 @@ from ortprep.transport.time_limit import OutOfTimeError, call_in_time, limit_tim
 from ortprep.transport.transfer import map_parallel, with_retries
 from tests.registry.builders import (
     BARE,
+    HERE,
     Made,
     make_version,
     name_of,
@@ -362,6 +363,36 @@ def test_a_file_that_is_exchanged_for_a_link_while_it_is_published_is_not_sent(
     with pytest.raises(IntegrityError, match="path leaves its bundle"):
         publish(bundle, catalogue)
     assert not [data for data in sent if data.startswith(b"sss")]
+
+
+@pytest.mark.parametrize("reader", ["check_bundle", "open_inside", "read_manifest", "read_loader_config"])
+def test_a_bundle_that_is_replaced_while_it_is_published_is_published_whole_or_not(
+    catalogue, tmp_path, monkeypatch, reader
+):
+    """Whichever of the reads `prepare` comes after."""
+    old, live = write_bundle(tmp_path / "old"), write_bundle(tmp_path / "live")
+    changes = {"made": (Made("cpu", HERE, weights=b"new"),), "created_at": "2026-11-21T00:00:00+00:00"}
+    new = write_bundle(tmp_path / "new", **changes)
+    publish(old, catalogue, label="old")
+    read, done = getattr(part_bundle, reader), []
+
+    def read_and_replace(*args, **kwargs):
+        found = read(*args, **kwargs)
+        if not done:
+            live.rename(tmp_path / "aside")
+            new.rename(live)
+            done.append(True)
+        return found
+
+    monkeypatch.setattr(part_bundle, reader, read_and_replace)
+    with suppress(IntegrityError):
+        publish(live, catalogue, label="1.0")
+    assert done
+    for version in catalogue.read_state("net").versions.values():
+        for part in version.parts:
+            request = PullRequest(VersionRef("net", version.digest), part.digest)
+            pull(request, catalogue, tmp_path / part.digest, hardware=BARE)
+            assert read_tree(tmp_path / part.digest) in (read_tree(old), read_tree(live))
 
 
 @pytest.mark.parametrize("damage", ["newer", "damaged"])

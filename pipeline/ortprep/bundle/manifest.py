@@ -260,13 +260,13 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     write_record(folder / MANIFEST_FILE, manifest, max_bytes=MAX_MANIFEST_BYTES)
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """Reads and checks a bundle's `manifest.json`; raises as `read_manifest_file`."""
-    return read_manifest_file(folder / MANIFEST_FILE)
+def read_manifest(folder: Path, *, sha256: str | None = None) -> Manifest:
+    """Reads and checks a bundle's `manifest.json`; as `read_manifest_file`."""
+    return read_manifest_file(folder / MANIFEST_FILE, sha256=sha256)
 
 
-def read_manifest_file(path: Path) -> Manifest:
-    """Reads and checks a manifest, under any name.
+def read_manifest_file(path: Path, *, sha256: str | None = None) -> Manifest:
+    """Reads and checks a manifest, under any name; its bytes must have a digest if one is given.
 
     Raises:
         BundleError: The file is missing, too large, or not of this form, or has too many variants, or records
@@ -274,7 +274,9 @@ def read_manifest_file(path: Path) -> Manifest:
         UnsupportedVersionError: It has a newer major version.
         IntegrityError: It was changed, or names a file outside the bundle.
     """
-    manifest = read_record(Manifest, path, supported=MANIFEST_SCHEMA_VERSION, max_bytes=MAX_MANIFEST_BYTES)
+    manifest = read_record(
+        Manifest, path, supported=MANIFEST_SCHEMA_VERSION, max_bytes=MAX_MANIFEST_BYTES, sha256=sha256
+    )
     check_file_entries(manifest.files, name=str(path))
     if len({entry.path for entry in manifest.files}) != len(manifest.files):  # each is read and hashed
         raise IntegrityError(f"a file is listed twice in {path}\n  expected each of its files once")

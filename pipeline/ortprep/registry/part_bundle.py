@@ -7,7 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from ortprep.bundle import LOADER_FILE
-from ortprep.bundle.digest import DigestCache, digest_json
+from ortprep.bundle.digest import DigestCache, digest_bytes, digest_json
 from ortprep.bundle.environment import list_facts
 from ortprep.bundle.loader_config import (
     MAX_LOADER_BYTES,
@@ -18,6 +18,7 @@ from ortprep.bundle.loader_config import (
     read_loader_config,
 )
 from ortprep.bundle.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest, read_manifest
+from ortprep.bundle.paths import open_inside
 from ortprep.bundle.verification import check_bundle
 from ortprep.errors import BundleError, IntegrityError, NotPublishedError, RegistryError
 from ortprep.quoting import quoted
@@ -54,9 +55,13 @@ def read_part(bundle: Path) -> Part:
     """
     cache = DigestCache()
     check_bundle(bundle, cache.digest)
-    manifest, config = read_manifest(bundle), read_loader_config(bundle)
-    manifest_file = bundle / MANIFEST_FILE
-    itself = FileEntry(MANIFEST_FILE, manifest_file.stat().st_size, cache.digest(manifest_file))
+    # `prepare` may replace the bundle meanwhile: the records must be what the part lists as its files.
+    with open_inside(bundle, MANIFEST_FILE) as file:
+        data = file.read(MAX_MANIFEST_BYTES + 1)
+    itself = FileEntry(MANIFEST_FILE, len(data), digest_bytes(data))
+    manifest = read_manifest(bundle, sha256=itself.sha256)
+    listed = {entry.path: entry.sha256 for entry in manifest.files}
+    config = read_loader_config(bundle, sha256=listed.get(LOADER_FILE, ""))
     part = build_part(manifest, config, (*manifest.files, itself))
     if not any(one.hardware == "" and not needs_gpu(one.requirements) for one in part.summary.variants):
         raise BundleError(
