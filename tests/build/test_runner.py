@@ -150,6 +150,11 @@ def _cleared(folder: Path) -> Path:
     return folder
 
 
+def _damaged(file: Path) -> Path:
+    (write_bundle(file.parents[1]) / "manifest.json").unlink()
+    return file
+
+
 def _newer(folder: Path) -> None:
     (folder / "loader.json").unlink()
     manifest = folder / "manifest.json"
@@ -163,12 +168,16 @@ REPLACEABLE: dict[str, Callable[[Path], object]] = {
     "a bundle without manifest": lambda folder: (write_bundle(folder) / "manifest.json").unlink(),
     "a bundle without loader config": lambda folder: (write_bundle(folder) / "loader.json").unlink(),
     "a damaged bundle": lambda folder: (write_bundle(folder) / "loader.json").write_text("?"),
-    "a newer version's": lambda folder: _newer(write_bundle(folder)),
 }
 
 PRECIOUS: dict[str, Callable[[Path], object]] = {
     "a model": lambda folder: (folder / "model.onnx").write_text("precious"),
     "another program's manifest": lambda folder: (folder / "manifest.json").write_text('{"name": "app"}'),
+    "another program's loader": lambda folder: (folder / "loader.json").write_text('{"name": "app"}'),
+    "a file in a bundle": lambda folder: (write_bundle(folder) / "labels.txt").write_text("precious"),
+    "a file in a damaged bundle": lambda folder: _damaged(folder / "cpu/labels.txt").write_text("precious"),
+    "a link in a bundle": lambda folder: (write_bundle(folder) / "data").symlink_to("/tmp"),
+    "a newer version's": lambda folder: _newer(write_bundle(folder)),
     "a folder in the place of a record": lambda folder: (folder / "loader.json").mkdir(),
     "a file": lambda folder: _cleared(folder).write_text("precious"),
 }
@@ -183,8 +192,9 @@ def test_what_a_build_left_or_nothing_may_be_replaced(tmp_path, put):
     assert read_tree(tmp_path) == before, "checking replaces nothing yet"
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("put", PRECIOUS.values(), ids=PRECIOUS)
-def test_what_is_no_bundle_may_not(tmp_path, put):
+def test_a_build_replaces_no_file_that_it_did_not_write(tmp_path, put):
     (tmp_path / "net").mkdir()
     put(tmp_path / "net")
     with pytest.raises(SpecError, match=f"expected nothing, .* at {tmp_path / 'net'}, got ") as caught:

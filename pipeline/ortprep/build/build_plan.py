@@ -9,10 +9,8 @@ from typing import get_args
 
 from ortprep.build.execution import Task, build_tasks
 from ortprep.build.receipts import model_folder, written_paths
-from ortprep.bundle import LOADER_FILE
 from ortprep.bundle.file_links import refuse_links
-from ortprep.bundle.manifest import MANIFEST_FILE
-from ortprep.bundle.verification import may_be_replaced
+from ortprep.bundle.verification import describe_loss
 from ortprep.children.availability import unavailable_reason
 from ortprep.errors import SourceError, SpecError
 from ortprep.quoting import quoted
@@ -107,11 +105,11 @@ def check_buildable(specs: Sequence[ModelSpec], artifacts: Path) -> None:
 def _find_problems(spec: ModelSpec, artifacts: Path) -> Iterator[tuple[str, str]]:
     """Yields what a build must not replace or delete, with what to do."""
     bundle = artifacts / spec.name
-    if not may_be_replaced(bundle):
+    if got := describe_loss(bundle):
         aside = quoted("mv", bundle, f"{bundle}.mine")
         yield (
             "a bundle would replace something that is not a bundle\n"
-            f"    expected nothing, an empty folder or a bundle at {bundle}, got {_show(bundle)}",
+            f"    expected nothing, an empty folder or a bundle at {bundle}, got {got}",
             f"{aside}   # or build elsewhere: --artifacts DIR",
         )
     for folder in (bundle, model_folder(artifacts, spec.name)):
@@ -165,10 +163,3 @@ def _holds_source(folder: Path, spec: ModelSpec) -> bool:
         return False  # `fetch` says what is wrong with it
     # Not `Path.resolve`, which fails on links that lead in a circle.
     return source is not None and Path(os.path.realpath(source)).is_relative_to(os.path.realpath(folder))
-
-
-def _show(path: Path) -> str:
-    if not path.is_dir():
-        return "something else"
-    names = sorted(entry.name for entry in path.iterdir())
-    return f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''} and no {LOADER_FILE} or {MANIFEST_FILE}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from ortprep.bundle import LOADER_FILE, REQUIREMENTS_FILE
@@ -12,7 +13,7 @@ from ortprep.bundle.digest import digest_file
 from ortprep.bundle.file_memory import StrPath
 from ortprep.bundle.loader_config import FileEntry, LoaderConfig, listed_files, read_loader_config
 from ortprep.bundle.paths import RECEIPT_FILES, resolve_inside, walk_folders
-from ortprep.errors import BundleError, IntegrityError, UnsupportedVersionError
+from ortprep.errors import BundleError, IntegrityError
 from ortprep.quoting import quoted
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def compare_bundle(
         raise IntegrityError(
             f"files that no bundle has in {root}\n  expected none but its own, got {foreign}"
         )
-    added = sorted(find_added(root, manifest.files))
+    added = sorted(find_added(root, (entry.path for entry in manifest.files)))
     extra = (FileDifference(path, "added", "no such file", "a file") for path in added)
     expected = manifest.files if entries is None else entries
     compared = tuple(entry for entry in expected if entry not in but)
@@ -150,8 +151,8 @@ def _find_foreign(config: LoaderConfig, files: Iterable[FileEntry]) -> Iterator[
             yield str(path)
 
 
-def find_added(root: Path, listed: Iterable[FileEntry]) -> set[str]:
-    """Returns the files below a bundle's folder that are neither listed nor a registry's receipt.
+def find_added(root: Path, listed: Iterable[str]) -> set[str]:
+    """Returns the files below a bundle's folder whose paths are neither listed nor a registry's receipt.
 
     Links that lead to folders are among them.
 
@@ -164,7 +165,7 @@ def find_added(root: Path, listed: Iterable[FileEntry]) -> set[str]:
     for folder, subfolders, files in walk_folders(root, _refuse_unreadable):
         links = [name for name in subfolders if os.path.islink(f"{folder}/{name}")]
         paths.update(os.path.relpath(f"{folder}/{name}", root) for name in (*files, *links))
-    return paths - RECEIPT_FILES - {entry.path for entry in listed} - {MANIFEST_FILE}
+    return paths - RECEIPT_FILES - {*listed} - {MANIFEST_FILE}
 
 
 def check_bundle(root: Path, digest: Digester = digest_file) -> None:
@@ -179,24 +180,41 @@ def check_bundle(root: Path, digest: Digester = digest_file) -> None:
     raise_differences(root, compare_bundle(root, digest), hint=hint)
 
 
-def may_be_replaced(folder: Path) -> bool:
-    """Returns whether nothing is lost with a folder: a damaged bundle still has one of its two records."""
+def describe_loss(folder: Path) -> str:
+    """Returns what would be lost if a bundle took a folder's place, "" if nothing.
+
+    A bundle may be replaced, a damaged one too if one of its two records can be read and lists all its files.
+    """
+    if folder.is_symlink():
+        return "a link; name the folder it leads to"
+    if not os.path.lexists(folder):
+        return ""
+    if not folder.is_dir():
+        return "something else"
+    try:
+        recorded = _recorded_paths(folder)
+        added = sorted(find_added(folder, recorded or ()))
+    except BundleError as error:
+        return " ".join(error.message.split())
+    if recorded is None:  # other programs call a file manifest.json or loader.json too
+        names = sorted(entry.name for entry in folder.iterdir())
+        return _shorten(names)
+    return f"one with files that ortprep did not write: {_shorten(added)}" if added else ""
+
+
+def _recorded_paths(folder: Path) -> tuple[str, ...] | None:
+    """Returns what a manifest lists, or else a loader config; None where neither is readable."""
     from ortprep.bundle.manifest import read_manifest
 
-    if not os.path.lexists(folder):
-        return True
-    if not folder.is_dir():
-        return False
-    if not any(folder.iterdir()) or (folder / LOADER_FILE).is_file():
-        return True
-    # Other programs call a file manifest.json too.
-    try:
-        read_manifest(folder)
-    except UnsupportedVersionError:
-        return True
-    except BundleError:
-        return False
-    return True
+    with suppress(BundleError):
+        return tuple(entry.path for entry in read_manifest(folder).files)
+    with suppress(BundleError):
+        return (*_AT_THE_TOP, *(entry.path for entry in listed_files(read_loader_config(folder))))
+    return None
+
+
+def _shorten(names: list[str]) -> str:
+    return ", ".join(map(repr, names[:5])) + (", …" if len(names) > 5 else "")
 
 
 def raise_differences(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import logging
-import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,8 +14,7 @@ from ortprep.bundle.atomic import new_folder, remove_stale_temporaries
 from ortprep.bundle.digest import DigestCache, digest_file, is_digest
 from ortprep.bundle.file_links import copy_file, link_or_copy, unlinkable_files
 from ortprep.bundle.loader_config import FileEntry
-from ortprep.bundle.manifest import read_manifest
-from ortprep.bundle.verification import check_bundle, compare_bundle, find_added
+from ortprep.bundle.verification import check_bundle, compare_bundle, describe_loss
 from ortprep.errors import (
     BundleError,
     RegistryError,
@@ -316,17 +314,9 @@ def _find_alone(graphs: Sequence[FileEntry], folder: Path) -> frozenset[str]:
 
 def check_replaceable(out: Path) -> None:
     """Raises RegistryError if something else than a bundle would be replaced."""
-    is_empty = not os.path.lexists(out) or (out.is_dir() and not any(out.iterdir()))
-    try:
-        added = set() if is_empty else find_added(out, read_manifest(out).files)
-        got = f"one with files that ortprep did not write: {', '.join(sorted(added)[:5])}" if added else ""
-    except BundleError:
-        got = "something else"
-    if out.is_symlink():
-        got = "a link; name the folder it leads to"
-    if got:
+    if got := describe_loss(out):
         raise RegistryError(
             f"a bundle would replace something that is not a bundle: {out}\n"
-            f"  expected nothing, an empty folder or an unchanged bundle, got {got}",
+            f"  expected nothing, an empty folder or a bundle, got {got}",
             hint=quoted("mv", out, f"{out}.mine"),
         )
