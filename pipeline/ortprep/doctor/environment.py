@@ -67,7 +67,6 @@ def describe(facts: Facts) -> Diagnosis:
     tables = (
         Table("ONNX Runtime", ("what", "is"), tuple(runtime_rows(facts))),
         Table(tried, ("provider", "usable", "why not"), tuple(provider_rows(facts))),
-        Table("CUDA's libraries", ("library", "loaded from"), tuple(library_rows(facts))),
         Table("GPUs", gpu_columns, tuple(gpu_rows(facts))),
         Table("Machine", ("what", "is"), tuple(machine_rows(facts))),
     )
@@ -155,12 +154,6 @@ def provider_rows(facts: Facts) -> Iterator[Row]:
         yield _short(name), "yes" if reason is None else "no", reason
 
 
-def library_rows(facts: Facts) -> Iterator[Row]:
-    """Yields the libraries of CUDA, and where they come from."""
-    for name, file in sorted(facts.runtime.libraries.items()):
-        yield name, file or "missing"
-
-
 def find_in_providers(facts: Facts) -> Iterator[Finding]:
     """Yields which execution providers work.
 
@@ -168,7 +161,6 @@ def find_in_providers(facts: Facts) -> Iterator[Finding]:
     """
     runtime = facts.runtime
     needed = (*facts.expected, CPU, *([CUDA] if facts.has_gpu else []))
-    missing = [name for name, file in runtime.libraries.items() if not file]
     for name, reason in facts.providers.items():
         if reason is None:
             yield Finding("provider-usable", "ok", f"{_short(name)}: a session was made and run")
@@ -178,7 +170,8 @@ def find_in_providers(facts: Facts) -> Iterator[Finding]:
             beside = "there is no GPU here, and " if name == CUDA else ""
             yield Finding("provider-unusable", "note", f"{text} ({beside}it was not asked for)")
         elif name == CUDA:
-            hint = install_cuda(facts) if missing else "nvidia-smi  (does it list the GPU?)"
+            is_missing = "shared object" in reason  # a library of CUDA
+            hint = install_cuda(facts) if is_missing else "nvidia-smi  (does it list the GPU?)"
             yield Finding("provider-unusable", "problem", text, hint)
         else:
             hint = (
@@ -195,10 +188,6 @@ def find_in_providers(facts: Facts) -> Iterator[Finding]:
             )
             way_out = install_cuda(facts) if name == CUDA else None
             yield Finding("provider-not-in-wheel", "problem", text, way_out)
-    # Libraries of CUDA are nothing to install on a machine that has no GPU to use them.
-    if missing and CUDA in needed:
-        text = f"not found, needed by CUDA: {', '.join(sorted(missing))}"
-        yield Finding("missing-library", "problem", text, install_cuda(facts))
 
 
 def install_cuda(facts: Facts) -> str:

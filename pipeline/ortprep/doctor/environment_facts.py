@@ -5,9 +5,6 @@ ONNX Runtime is tried in child processes: imported, and a session made on every 
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import io
 import os
 import re
 import shutil
@@ -22,7 +19,6 @@ from ortprep.children.availability import run_tiny_model
 from ortprep.children.bytecode import Bytecode, read_bytecode
 from ortprep.children.child import read_own_output, run_child
 from ortprep.errors import ChildError, PipelineError
-from ortprep.runtime.loading.session import CUDA
 from ortprep.runtime.machine.hardware import Gpu, Hardware, read_hardware
 from ortprep.runtime.machine.processor import group_folders, read_quota, read_text
 from ortprep.tables import CellValue
@@ -43,7 +39,6 @@ _TIMEOUT_S = 120.0
 _MAX_TEXT_BYTES = 16_384
 _NO_LIMIT = 2**60
 """Version 1 of control groups writes a number of bytes near 2**63 where there is no limit."""
-_MAPS = Path("/proc/self/maps")
 _WITHOUT_KERNELS = frozenset({"AzureExecutionProvider"})
 """Providers that compute nothing on this machine; the CPU wheel lists one that sends inputs elsewhere."""
 
@@ -86,7 +81,6 @@ class InstalledRuntime:
         build_info: Text of `onnxruntime.get_build_info()`.
         folder: Folder of the import package.
         available: Execution providers the wheel has code for; nothing says that they work.
-        libraries: Files of the CUDA libraries that it loads ahead, by name; "" for one that is not found.
         error: Message of the failed import; None if it succeeded.
         bytecode: What of the import was compiled.
     """
@@ -97,7 +91,6 @@ class InstalledRuntime:
     build_info: str = ""
     folder: str = ""
     available: tuple[str, ...] = ()
-    libraries: Mapping[str, str] = field(default_factory=dict)
     error: str | None = None
     bytecode: Bytecode = field(default_factory=Bytecode)
 
@@ -229,7 +222,7 @@ def count_bus_gpus(sys: Path = Path("/sys")) -> int:
 
 
 def read_runtime() -> InstalledRuntime:
-    """Imports ONNX Runtime in a child, and has it load the libraries that CUDA computes with."""
+    """Imports ONNX Runtime in a child."""
     try:
         return run_child(describe_runtime, None, timeout_s=_TIMEOUT_S).value
     except ChildError as error:
@@ -250,13 +243,10 @@ def _try(name: str) -> str | None:
 
 
 def describe_runtime(_: None) -> InstalledRuntime:
-    """Imports ONNX Runtime and loads CUDA's libraries as it does; runs in a child."""
+    """Imports ONNX Runtime; runs in a child."""
     try:
         import onnxruntime
 
-        with contextlib.redirect_stdout(io.StringIO()):
-            # It prints the libraries that it does not find; each of them is tried below.
-            getattr(onnxruntime, "preload_dlls", lambda: None)()  # since 1.21
         return InstalledRuntime(
             version=onnxruntime.__version__,
             package=str(getattr(onnxruntime, "package_name", "")),
@@ -264,7 +254,6 @@ def describe_runtime(_: None) -> InstalledRuntime:
             build_info=onnxruntime.get_build_info(),
             folder=str(Path(onnxruntime.__file__).parent),
             available=tuple(onnxruntime.get_available_providers()),
-            libraries=_try_libraries(),
             bytecode=read_bytecode(),
         )
     except (ImportError, OSError, AttributeError, RuntimeError) as error:
@@ -279,24 +268,6 @@ def try_provider(name: str) -> tuple[str | None, str]:
     except PipelineError as error:
         failure = error.message
     return failure, read_own_output(_MAX_TEXT_BYTES)
-
-
-def _try_libraries() -> dict[str, str]:
-    """Returns the files of the libraries that CUDA loads ahead, or from 1.31 on at their first use."""
-    import onnxruntime
-
-    # The list is no part of ONNX Runtime's interface: a version may lack it.
-    list_paths = getattr(onnxruntime, "_get_nvidia_dll_paths", None)
-    if list_paths is None or CUDA not in onnxruntime.get_available_providers():
-        return {}
-    names = [path[-1] for path in list_paths(False)]
-    for name in names:
-        with contextlib.suppress(OSError):
-            ctypes.CDLL(name)
-    lines = _MAPS.read_text(encoding="utf-8", errors="replace").splitlines()
-    mapped = [line.split(maxsplit=5)[5] for line in lines if "/" in line]
-    stems = {Path(file).name.partition(".so")[0]: file for file in mapped}
-    return {name: stems.get(name.partition(".so")[0], "") for name in names}
 
 
 def parse_reason(failure: str, output: str) -> str:

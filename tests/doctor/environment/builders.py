@@ -29,7 +29,6 @@ HEALTHY = Facts(
     wheels={"onnxruntime-gpu": "1.31.1"},
     runtime=InstalledRuntime(
         *("1.31.1", "onnxruntime-gpu", "13.0", "", f"{SITE}/onnxruntime", (CUDA, CPU)),
-        libraries={"libcublas.so.13": "/usr/lib/libcublas.so.13"},
     ),
     providers={CUDA: None, CPU: None},
     gpus=(HOPPER,),
