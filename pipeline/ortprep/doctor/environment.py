@@ -230,24 +230,16 @@ def find_missing_gpus(facts: Facts) -> Iterator[Finding]:
 
 
 def find_in_gpus(facts: Facts) -> Iterator[Finding]:
-    """Yields what keeps GPUs that are there from being used, or used well."""
+    """Yields that ONNX Runtime has no code for GPUs that are there."""
     if not facts.gpus:
         return
-    runtime, device = facts.runtime, facts.gpus[0]
+    runtime = facts.runtime
     if runtime.version and CUDA not in runtime.available:
         names = ", ".join(dict.fromkeys(gpu.name for gpu in facts.gpus))
         wheel = f"{runtime.package or 'the wheel'} {runtime.version}"
         text = f"{len(facts.gpus)} GPU(s) here ({names}), and {wheel} has no code for CUDA"
         severity: Severity = "problem" if CUDA in facts.expected else "advice"
         yield Finding("gpu-unused", severity, text, install_cuda(facts))
-    built, served = parse_version(runtime.cuda_version), parse_version(device.cuda_version)
-    if built is not None and served is not None and served[0] < built[0]:
-        text = (
-            f"driver {device.driver_version} serves CUDA up to {device.cuda_version}, "
-            f"and ONNX Runtime {runtime.version} was built with {runtime.cuda_version}"
-        )
-        hint = f"update the NVIDIA driver, or install an ONNX Runtime built with CUDA {served[0]:d}"
-        yield Finding("driver-too-old", "problem", text, hint)
 
 
 def machine_rows(facts: Facts) -> Iterator[Row]:

@@ -53,10 +53,6 @@ def having(facts: Facts = HEALTHY, **changes: Any) -> Facts:
     return replace(facts, **changes)
 
 
-def _gpu(**changes: Any) -> Facts:
-    return having(gpus=(HEALTHY.gpus[0]._replace(**changes),))
-
-
 def _limits(**changes: Any) -> Facts:
     return having(limits=replace(HEALTHY.limits, **changes))
 
@@ -95,7 +91,6 @@ CASES = (
         "problem",
         having(WITHOUT_GPU, bus_gpus=8, variables={"CUDA_VISIBLE_DEVICES": ""}, expected=ASKED),
     ),
-    FactsCase("driver-too-old", "problem", _gpu(cuda_version="12.8")),
     FactsCase("no-avx2", "advice", having(hardware=HEALTHY.hardware._replace(cpu_features=("avx",)))),
     FactsCase("cores-above-quota", "advice", _limits(quota_cores=2.5)),
     FactsCase("cpu-throttled", "advice", _limits(quota_cores=8.0, periods=100, throttled_periods=40)),
@@ -137,9 +132,6 @@ def test_nothing_but_good_is_found_where_nothing_is_wrong():
 
 
 def test_versions_and_machines_that_suffice_are_not_found_wanting():
-    newer = _gpu(cuda_version="14.1")
-    assert "driver-too-old" not in codes(find(newer))
-    assert "driver-too-old" not in codes(find(_imported(cuda_version="13.2")))
     enough = having(_limits(quota_cores=2.5), hardware=HEALTHY.hardware._replace(cores=3))
     assert "cores-above-quota" not in codes(find(enough))
     arm = HEALTHY.hardware._replace(machine="aarch64", cpu_features=("asimd",))
