@@ -26,7 +26,6 @@ from ortprep.adopt.recorder import INPUTS_VARIABLE, RECORDS_VARIABLE, Recorder, 
 from ortprep.bundle.codec import decode, read_json
 from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.runtime.dropin.import_hook import startup_environment
-from ortprep.runtime.dropin.session_request import SessionRequest
 from ortprep.runtime.tensors.arrays import read_tensors
 from tests.runtime.builders import add_model, operator_model, sample, weights_of, write_linear
 
@@ -115,18 +114,6 @@ def test_options_and_providers_are_those_that_differ_from_defaults(recorder, rec
     assert [(one.name, one.options) for one in found.providers] == [provider]
     assert found.obtained == ("CPUExecutionProvider",)
     assert found.obstacle == "the application passes disabled_optimizers"
-
-
-def test_a_record_stays_readable_however_much_is_fed(recorder, records, model):
-    session = onnxruntime.InferenceSession(model, providers=CPU)
-    feeds = recorder.opened(session, SessionRequest(model, None, CPU, None, {}))
-    assert feeds is not None
-    recorder.ran(feeds, {"x": sample()})
-    for size in range(MAX_FEEDS - 1):
-        recorder.ran(feeds, {"name" * 50_000: np.zeros(size)})
-    found = read_model(recorder, records)
-    assert (found.runs, found.feeds[0].shapes["x"]) == (MAX_FEEDS, sample().shape)
-    assert len(found.feeds) < MAX_FEEDS
 
 
 def test_a_model_given_as_bytes_is_kept_once(recorder, records, tmp_path):

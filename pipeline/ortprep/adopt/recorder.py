@@ -15,14 +15,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ortprep.adopt.observation import (
-    MAX_FEEDS,
     MAX_MODELS,
     InputKeeper,
     ModelObserver,
@@ -30,7 +28,7 @@ from ortprep.adopt.observation import (
     ProcessRecord,
 )
 from ortprep.bundle.atomic import write_bytes_atomic
-from ortprep.bundle.codec import MAX_JSON_BYTES, check_json_values, decode, encode, format_json, read_json
+from ortprep.bundle.codec import decode, encode, format_json, read_json
 from ortprep.bundle.digest import PREFIX, digest_bytes
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.errors import BundleError, LaunchError, PipelineError, ProgramNotFoundError, SpecError
@@ -132,7 +130,7 @@ class Recorder:
                 ended=ended,
             )
             # Nobody reads it after a power cut, so it need not wait for the disk.
-            write_bytes_atomic(self._file, _format_within_limits(record), durable=False)
+            write_bytes_atomic(self._file, format_json(encode(record)), durable=False)
 
     def _describe(self, session: Any, request: SessionRequest) -> ModelRecord:
         """Returns the record of a model, which is saved first where it came as bytes."""
@@ -267,18 +265,6 @@ def _read_providers(providers: Any, options: Any) -> tuple[ProviderRecord, ...]:
         )
         records.append(ProviderRecord(str(name), {str(key): str(value) for key, value in chosen.items()}))
     return tuple(records)
-
-
-def _format_within_limits(record: ProcessRecord) -> bytes:
-    """Returns a record as JSON that `read_json` reads; sets of shapes beyond its limits are only counted."""
-    for max_feeds in (MAX_FEEDS, MAX_FEEDS // 8, 1, 0):
-        models = tuple(replace(model, feeds=model.feeds[:max_feeds]) for model in record.models)
-        content = format_json(encode(replace(record, models=models)))
-        with suppress(BundleError):
-            check_json_values(content, name="record")
-            if len(content) <= MAX_JSON_BYTES:
-                break
-    return content
 
 
 def _name_program() -> str:
