@@ -29,8 +29,6 @@ _OWN_KEYS = ("name", "source")
 MAX_VALUES_OF_ALL = 500_000
 """Most values of all specs of a folder."""
 
-_ANY_MODEL = {"name": "defaults", "source": {"path": "defaults"}}
-
 
 def read_spec(path: Path) -> ModelSpec:
     """Reads one spec, over the `defaults.yaml` of its folder; relative paths in it start from there.
@@ -148,13 +146,12 @@ def _name_of(document: YamlDocument) -> str:
 
 
 def _read_defaults(folder: Path) -> YamlDocument:
-    """Reads and validates a folder's defaults alone, so that their problems name their own file."""
+    """Reads a folder's defaults; what is wrong in them shows, with their own file, in each spec over them."""
     path = folder / DEFAULTS_FILE
     document = read_yaml(path) if path.exists() else YamlDocument(str(path))
-    _, faults = validate({**document.data, **_ANY_MODEL}, onnxruntime=installed_onnxruntime())
     stray = (((key,), "belongs in each model's own file") for key in _OWN_KEYS if key in document.data)
     data = {key: value for key, value in document.data.items() if key not in _OWN_KEYS}
-    problems = (*document.problems, *locate((*stray, *faults), document))
+    problems = (*document.problems, *locate(tuple(stray), document))
     return replace(document, data=data, problems=problems)
 
 
