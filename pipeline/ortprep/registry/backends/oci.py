@@ -144,13 +144,11 @@ class OciBackend(Backend):
             return {}
         tags = self._list_tags(model)
         plain = [tag for tag in tags if not tag.startswith(_OWN)]
-        if kind == Kind.ALIAS:
-            return self._read_tags(model, plain)
         start = _PREFIXES[kind]
-        if kind == Kind.PREVIOUS:
-            pointers = self._read_tags(model, [tag for tag in tags if tag.startswith(start)])
-            return {tag.removeprefix(start): digest for tag, digest in pointers.items()}
-        refs = digests_of(tag.removeprefix(start) for tag in tags if tag.startswith(start))
+        own = plain if kind == Kind.ALIAS else [tag for tag in tags if tag.startswith(start)]
+        if kind in POINTERS:
+            return {tag.removeprefix(start): digest for tag, digest in self._read_tags(model, own).items()}
+        refs = digests_of(tag.removeprefix(start) for tag in own)
         if kind == Kind.VERSION:
             labels = {name.partition(".")[2] for name in refs}
             others = self._read_tags(model, [tag for tag in plain if tag not in labels])
