@@ -68,9 +68,7 @@ def measure(model: PreparedModel, *, rounds: int, workers: int) -> dict[str, Any
 
 def open_pool(model: PreparedModel, workers: int, settings: dict[str, Any]) -> SessionPool:
     """Returns a pool of workers on one thread each."""
-    config = PoolConfig(
-        devices="cpu", workers_per_device=workers, threads=1, max_restarts=10**6, buckets=False, **settings
-    )
+    config = PoolConfig(devices="cpu", workers_per_device=workers, threads=1, max_restarts=10**6, **settings)
     return SessionPool(model.bundle, config)
 
 

@@ -306,7 +306,7 @@ def serving(folder: Path, cases: Cases) -> Iterator[tuple[int, int]]:
 
 def storm_pool(cases: Cases, **options: Any) -> dict[str, Any]:
     """Asks a pool whose workers are forked from a template."""
-    config = PoolConfig(devices="cpu", workers_per_device=2, threads=1, max_restarts=10**6, buckets=False)
+    config = PoolConfig(devices="cpu", workers_per_device=2, threads=1, max_restarts=10**6)
     with SessionPool(cases.model.bundle, config) as pool:
 
         def ask(case: int) -> bytes:

@@ -114,27 +114,26 @@ def files_bytes(bundle: Path, *names: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("precision", "buckets", "names"),
+    ("precision", "names"),
     [
-        ("fp32", True, ["cpu", "cpu-batch4", "cpu-batch8"]),
-        ("fp32", False, ["cpu"]),
-        ("int8", True, ["cpu-int8", "cpu-int8-batch4"]),
-        ("fastest-within-gate", True, ["cpu", "cpu-batch4", "cpu-batch8"]),
+        ("fp32", ["cpu", "cpu-batch4", "cpu-batch8"]),
+        ("int8", ["cpu-int8", "cpu-int8-batch4"]),
+        ("fastest-within-gate", ["cpu", "cpu-batch4", "cpu-batch8"]),
     ],
 )
 @pytest.mark.parametrize("copies", [1, 3])
 def test_memory_is_that_of_all_that_is_loaded_and_time_that_of_the_variant_for_all_shapes(
-    bundle, precision, buckets, names, copies
+    bundle, precision, names, copies
 ):
-    load = read_load("m", bundle, "cpu", copies=copies, precision=precision, buckets=buckets)
+    load = read_load("m", bundle, "cpu", copies=copies, precision=precision)
     private = sum(int(PRIVATE_MB[name] * MB) for name in names)
     assert load.memory_bytes == private * copies + files_bytes(bundle, *names)
     assert load.cost_ms == STEADY_MS[names[0]]
 
 
 def test_without_measurements_the_size_of_the_weights_stands_for_both(tmp_path):
-    bundle = write_converted(tmp_path / "bundle")
-    load = read_load("m", bundle, "cpu", buckets=False)
+    bundle = write_converted(tmp_path / "bundle", BUCKETED[:1])
+    load = read_load("m", bundle, "cpu")
     assert load.memory_bytes == files_bytes(bundle, "cpu") > ROWS * COLUMNS * 4
     assert load.cost_ms == load.memory_bytes / MB
 

@@ -72,12 +72,8 @@ def open_model(
             f"{' | '.join(map(str, opened.passed_over)) or 'none'}",
             hint=f"device={'cpu' if on_gpu else 'cuda'!r}, or ortprep check {quoted(root)}",
         )
-    buckets: list[OpenedBundle] = []
-    if options.buckets:
-        runnable = with_runnable_buckets(opened.config, opened.variant, device_id=device_id)
-        buckets = [
-            open_bucket(opened.root, opened.config, one, load_options) for one in runnable.variants[1:]
-        ]
+    runnable = with_runnable_buckets(opened.config, opened.variant, device_id=device_id)
+    buckets = [open_bucket(opened.root, opened.config, one, load_options) for one in runnable.variants[1:]]
     return OpenedModel(name or opened.config.name, opened, buckets)
 
 

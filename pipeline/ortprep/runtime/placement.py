@@ -214,7 +214,6 @@ def read_load(
     *,
     copies: int = 1,
     precision: str = FASTEST,
-    buckets: bool = True,
 ) -> ModelLoad:
     """Returns what a model costs on devices of a kind: a run's measured milliseconds, and its memory.
 
@@ -229,9 +228,9 @@ def read_load(
         return ModelLoad(name, weights / _MB, weights)
     measured = read_figures(bundle)
     figures = measured.get(general.name)
-    bucket_variants = find_buckets(config, general) if buckets else ()
     memory = sum(
-        _memory(variant, measured.get(variant.name), copies) for variant in (general, *bucket_variants)
+        _memory(variant, measured.get(variant.name), copies)
+        for variant in (general, *find_buckets(config, general))
     )
     cost = _weights_bytes(general) / _MB if figures is None else figures.steady_ms.median
     return ModelLoad(name, cost, memory)
@@ -243,7 +242,6 @@ def place_bundles(
     *,
     copies: int = 1,
     precision: str = FASTEST,
-    buckets: bool = True,
 ) -> tuple[tuple[ModelLoad, ...], Placement]:
     """Returns what each bundle's model takes, and the device it goes to.
 
@@ -254,8 +252,7 @@ def place_bundles(
     kinds = {device.kind for device in devices}
     kind = kinds.pop() if len(kinds) == 1 else None
     loads = tuple(
-        read_load(name, path, kind, copies=copies, precision=precision, buckets=buckets)
-        for name, path in bundles.items()
+        read_load(name, path, kind, copies=copies, precision=precision) for name, path in bundles.items()
     )
     return loads, place_models(loads, devices)
 

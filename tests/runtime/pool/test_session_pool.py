@@ -223,9 +223,9 @@ def test_requests_are_answered_by_the_variants_for_their_sizes(converted):
             np.testing.assert_allclose(answer, batch_of(size) @ weights_of(seed), rtol=1e-4, atol=1e-4)
 
 
-def opened(folder: Path, *, buckets: bool = True) -> OpenedModel:
+def opened(folder: Path) -> OpenedModel:
     """The model in this process, as a worker on the CPU opens it."""
-    load = ModelLoadOptions(precision="fp32", digests="off", buckets=buckets, threads=1)
+    load = ModelLoadOptions(precision="fp32", digests="off", threads=1)
     return open_model(str(folder), load, name="m")
 
 

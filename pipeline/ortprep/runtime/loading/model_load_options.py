@@ -19,7 +19,6 @@ class ModelLoadOptions:
 
     Attributes:
         target: As `load` takes it; so are `precision`, `digests` and `require_signature`.
-        buckets: Whether the bundle's shape buckets are opened too.
         threads: Most threads of a session; None for what Ray reserved, else for the process's share.
         may_spin: Whether idle threads may spin.
         session_options: The caller's, of every session; they win over the bundle's and over `threads`.
@@ -32,7 +31,6 @@ class ModelLoadOptions:
     precision: str = FASTEST
     digests: str = "changed"
     require_signature: str | None = None
-    buckets: bool = True
     threads: int | None = None
     may_spin: bool = False
     session_options: Mapping[str, str | int | bool] | None = None

@@ -40,8 +40,6 @@ class PoolConfig:
         workers_per_device: Processes per device.
         target: Take only variants prepared for this target; None for what fits the device.
         precision: As `load` takes it.
-        buckets: Whether workers also load the shape buckets, which then run the batches of their sizes. All
-            are loaded before a worker is ready, and each needs extra memory.
         digests: As `load` takes it.
         require_signature: As `load` takes it, of every bundle.
         session_options: As `load` takes them, for every session; from an object, its attributes and the
@@ -63,7 +61,6 @@ class PoolConfig:
     workers_per_device: int = 1
     target: str | None = None
     precision: str = FASTEST
-    buckets: bool = True
     digests: DigestPolicy = "changed"
     require_signature: str | os.PathLike[str] | None = None
     session_options: SessionOptions | None = None
@@ -92,7 +89,6 @@ class PoolConfig:
             precision=self.precision,
             digests=self.digests,
             require_signature=None if self.require_signature is None else os.fspath(self.require_signature),
-            buckets=self.buckets,
             threads=threads if threads is not None else self.threads,
             may_spin=may_spin,
             session_options=_collect_options(self.session_options),
@@ -138,9 +134,7 @@ def plan_workers(
         OSError: No more files can be opened.
     """
     count, devices = config.workers_per_device, resolve_devices(config.devices, read_hardware())
-    _, placement = place_bundles(
-        paths, devices, copies=count, precision=config.precision, buckets=config.buckets
-    )
+    _, placement = place_bundles(paths, devices, copies=count, precision=config.precision)
     models = {
         name: ModelJob(number, name, str(paths[name]), loader_config)
         for number, (name, loader_config) in enumerate(loader_configs.items())

@@ -33,8 +33,6 @@ class WorkerStats:
         served: Requests it answered.
         in_flight: Requests it has.
         restarts: How often it was started again.
-        p50_ms: Median time of its last requests, from call to answer; None without any.
-        p99_ms: 99th percentile of the same.
         error: Why it last failed or died.
     """
 
@@ -51,8 +49,6 @@ class WorkerStats:
     served: int = 0
     in_flight: int = 0
     restarts: int = 0
-    p50_ms: float | None = None
-    p99_ms: float | None = None
     error: str | None = None
 
 

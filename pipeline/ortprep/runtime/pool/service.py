@@ -116,7 +116,7 @@ class Service:
             lane.worker.note_answer()
             raise
         else:
-            lane.worker.note_answer(time.monotonic() - request.begun)
+            lane.worker.note_answer()
             return answer
         finally:
             if not is_lost:

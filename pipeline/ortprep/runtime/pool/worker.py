@@ -7,12 +7,9 @@ import math
 import select
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from ortprep.errors import LoadTimeoutError, PipelineError, PoolClosedError, PoolError
 from ortprep.runtime.pool.lane import Lane
@@ -28,7 +25,6 @@ log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 10.0
 _STEADY_S = 30.0
-_LATENCIES = 2048
 _EXIT_TIMEOUT_S = 30.0
 """Seconds after which a process that was killed and does not end, being stuck in a driver, is left behind."""
 
@@ -54,7 +50,6 @@ class Worker:
         self._stop_at = math.inf
         self._error: PipelineError | None = None
         self._deaths_in_a_row = self._served_now = 0
-        self._latencies_s: deque[float] = deque(maxlen=_LATENCIES)
 
     def start(self, config: PoolConfig, dispatcher: Dispatcher, workers: Sequence[Worker]) -> None:
         """Starts the thread; `workers` are all of the pool."""
@@ -87,23 +82,17 @@ class Worker:
     def stats(self) -> WorkerStats:
         """Returns what it is now."""
         lanes = 0 if self._process is None else len(self._process.sockets)
-        now = replace(
+        return replace(
             self._stats,
             in_flight=self._dispatcher.in_flight(self._process, lanes),
             error=None if self._error is None else str(self._error),
         )
-        if not self._latencies_s:
-            return now
-        p50_s, p99_s = np.percentile(self._latencies_s, (50, 99))
-        return replace(now, p50_ms=float(p50_s) * 1e3, p99_ms=float(p99_s) * 1e3)
 
-    def note_answer(self, waited_s: float | None = None) -> None:
-        """Notes a request that it answered, and how long that took, in seconds, if it did not refuse it."""
+    def note_answer(self) -> None:
+        """Notes a request that it answered or refused."""
         with self._dispatcher.changed:
             self._served_now += 1
             self._stats = replace(self._stats, served=self._stats.served + 1)
-            if waited_s is not None:
-                self._latencies_s.append(waited_s)
 
     def _note(self, state: Any, error: PipelineError | None = None, **figures: Any) -> None:
         """Notes a new state."""
