@@ -68,7 +68,7 @@ def test_every_way_answers_and_its_parts_fit_into_the_time_seen_from_outside(nam
         "plain": plain(bundle / read_loader_config(bundle).variants[0].model),
         "by hand": optimize_by_hand(bundle / read_loader_config(bundle).variants[0].model),
         "same file": same_file(bundle),
-        "load": load(bundle, target="cpu"),
+        "load": load(bundle, more=", target='cpu'"),
         "imported": load(bundle, imported=True),
     }
     start = run(scripts[name], tmp_path)
