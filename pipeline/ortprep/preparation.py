@@ -99,7 +99,7 @@ def prepare(
     folder = Path(artifacts).absolute()
     check_buildable((spec,), folder)
     (tasks,) = plan_specs((spec,), folder, only=target)
-    for error in run_builds((tasks,), report, keep_going=False):
+    for error in run_builds((tasks,), report):
         raise error
     return PreparedBundle(tasks[-1].folder, spec)
 

@@ -69,21 +69,6 @@ def test_a_failed_model_holds_up_no_other(tmp_path):
     assert recorder.finished_tasks() == ["shout:good", "count:good/cpu", "shout:better", "count:better/cpu"]
 
 
-def test_a_run_that_is_not_to_go_on_stops_at_the_first_failure(tmp_path):
-    recorder = Recorder()
-    builds = (
-        tasks(tmp_path, Shout(fails=True), Count(), name="bad"),
-        tasks(tmp_path, Shout(), Count(), name="good"),
-    )
-    assert len(run_builds(builds, recorder, keep_going=False)) == 1
-    assert recorder.told[-4:] == [
-        "skipped count:bad/cpu: shout:bad failed",
-        "skipped shout:good: shout:bad failed",
-        "skipped count:good/cpu: shout:bad failed",
-        "ended",
-    ]
-
-
 # -- what is built: targets that are named or that the machine has, in places where nothing else is
 
 

@@ -22,28 +22,23 @@ def is_current(task: Task, cache: DigestCache) -> bool:
         return False  # running it raises the error, with the task's name
 
 
-def run_builds(
-    builds: Sequence[Sequence[Task]], observer: Observer, *, keep_going: bool = True
-) -> tuple[PipelineError, ...]:
+def run_builds(builds: Sequence[Sequence[Task]], observer: Observer) -> tuple[PipelineError, ...]:
     """Runs all that is not up to date on this machine, and says when nothing more comes.
 
     Arguments and result are those of `run_tasks`.
     """
     try:
-        return run_tasks(builds, observer, keep_going=keep_going)
+        return run_tasks(builds, observer)
     finally:
         observer(BuildEvent("ended"))
 
 
-def run_tasks(
-    builds: Sequence[Sequence[Task]], observer: Observer, *, keep_going: bool = True
-) -> tuple[PipelineError, ...]:
+def run_tasks(builds: Sequence[Sequence[Task]], observer: Observer) -> tuple[PipelineError, ...]:
     """Runs what is not up to date, one task after the other: a model is finished before the next one begins.
 
     Args:
         builds: The tasks of each model, in build order; what they require and is not among them is done.
         observer: Takes the events of the run.
-        keep_going: Whether tasks that do not need the failed one are tried.
 
     Returns:
         What failed, in the order of the failures.
@@ -53,8 +48,6 @@ def run_tasks(
     cache = DigestCache()
     for task in (task for tasks in builds for task in tasks):
         cause = next(filter(None, (failed.get((task.model, one)) for one in task.requires)), None)
-        if errors and not keep_going:
-            cause = failed[next(iter(failed))]
         if cause is not None:
             failed[task.model, task.id] = cause
             observer(BuildEvent("skipped", task.name, f"{cause} failed"))

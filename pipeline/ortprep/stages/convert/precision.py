@@ -36,7 +36,7 @@ from ortprep.stages.core.contract import Context
 from ortprep.stages.core.fallback import REFUSALS, TAKEN
 from ortprep.stages.core.results import Graph, read_fetched
 from ortprep.stages.optimize.requirements import NO_INTEGERS, find_integer_type
-from ortprep.stages.optimize.session_plans import loading_options, loading_providers
+from ortprep.stages.optimize.session_plans import LEVELS, loading_options, loading_providers
 from ortprep.stages.verify.reference import (
     ReferenceAnswers,
     fitting,
@@ -49,7 +49,6 @@ SEARCHED = ("mixed", "int8", "int4")
 
 _PRODUCTS = ("MatMul", "Gemm", "LSTM", "GRU", "com.microsoft.Attention")
 _NARROWEST_FIRST = ("int4", "int8", "bf16", "fp16", "mixed", SOURCE_PRECISION)
-_LEVELS = {"all": "ORT_ENABLE_ALL", "extended": "ORT_ENABLE_EXTENDED", "basic": "ORT_ENABLE_BASIC"}
 _NO_VERDICTS = (ChildKilledError, ChildMemoryError, ChildTimeoutError)
 """Errors that say nothing about a precision: with more memory or time it may work."""
 
@@ -178,7 +177,7 @@ class PrecisionAttempts:
         if precision == "int8" and self._convert.is_auto and integers is None:
             return PrecisionStep(precision, NO_INTEGERS)
         self._context.say(f"converting to {precision}")
-        self._levels = tuple(_LEVELS.values())[list(_LEVELS).index(self._context.spec.optimize.level) :]
+        self._levels = tuple(LEVELS.values())[list(LEVELS).index(self._context.spec.optimize.level) :]
         try:
             step = self._convert_or_search(precision)
         except REFUSALS as error:

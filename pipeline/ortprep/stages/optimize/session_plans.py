@@ -33,7 +33,8 @@ does not load. ONNX Runtime maps them from any offset.
 
 ALL, EXTENDED, BASIC, BASIC_ONLY, SOURCE = "all", "extended", "basic", "basic-only", "source"
 
-_LEVELS = {ALL: "ORT_ENABLE_ALL", EXTENDED: "ORT_ENABLE_EXTENDED", BASIC: "ORT_ENABLE_BASIC"}
+LEVELS = {ALL: "ORT_ENABLE_ALL", EXTENDED: "ORT_ENABLE_EXTENDED", BASIC: "ORT_ENABLE_BASIC"}
+"""Levels of a spec, the highest first, and ONNX Runtime's names for them."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,12 @@ def plan_steps(variant: str, *, level: str) -> tuple[Step, ...]:
         level: Level that the user starts at: `all`, `extended` or `basic`.
     """
     # The source is not prepared, so its loads optimise it, as plain ONNX Runtime does.
-    source = Step(SOURCE, None, loading_level=_LEVELS[ALL])
-    basic = Step(BASIC, _LEVELS[BASIC])
+    source = Step(SOURCE, None, loading_level=LEVELS[ALL])
+    basic = Step(BASIC, LEVELS[BASIC])
     if variant == PORTABLE:
-        for_the_machine = replace(basic, loading_level=_LEVELS[level])
+        for_the_machine = replace(basic, loading_level=LEVELS[level])
         return (for_the_machine, replace(basic, name=BASIC_ONLY), source)
-    steps = (Step(ALL, _LEVELS[ALL]), Step(EXTENDED, _LEVELS[EXTENDED]), basic, source)
+    steps = (Step(ALL, LEVELS[ALL]), Step(EXTENDED, LEVELS[EXTENDED]), basic, source)
     return steps[[step.name for step in steps].index(level) :]
 
 
