@@ -167,19 +167,22 @@ def test_a_bad_record_is_left_out_with_a_message(tmp_path, bad):
     assert len(said) == 2
 
 
-def test_real_inputs_are_kept_from_git_and_do_not_outlast_their_spec(tmp_path):
-    (tmp_path / "0.npz").write_bytes(b"an input")
-    record = record_of(write_model(conv_net(), tmp_path / "net.onnx"), kept=("0.npz",))
+def test_real_inputs_are_kept_from_git_until_others_replace_them(tmp_path):
+    for number, content in enumerate((b"an input", b"another")):
+        (tmp_path / f"{number}.npz").write_bytes(content)
+    record = record_of(write_model(conv_net(), tmp_path / "net.onnx"), kept=("0.npz", "1.npz"))
     processes = [ProcessRecord(1, "python app.py", "1.31.1", (record,))]
     configs = tmp_path / "configs"
     [found] = adopt_models(processes, tmp_path, configs, max_inputs=4)
-    assert (found.samples, (configs / "samples" / ".gitignore").read_text()) == (1, "*\n")
-    kept = configs / "samples" / str(found.name)
+    assert (found.samples, (configs / "samples" / ".gitignore").read_text()) == (2, "*\n")
+    kept, spec = configs / "samples" / str(found.name), configs / f"{found.name}.yaml"
+    before = [b"an input", b"another"]
+    for force in (False, True):
+        adopt_models(processes, tmp_path, configs, force=force)
+        assert [path.read_bytes() for path in sorted(kept.iterdir())] == before
+        assert f'samples: "samples/{found.name}/*.npz"' in spec.read_text()
+    adopt_models(processes, tmp_path, configs, force=True, max_inputs=1)
     assert [path.name for path in kept.iterdir()] == ["0000.npz"]
-    adopt_models(processes, tmp_path, configs)
-    assert list(kept.iterdir())
-    adopt_models(processes, tmp_path, configs, force=True)
-    assert not list(kept.iterdir())
 
 
 @pytest.mark.attack

@@ -180,19 +180,24 @@ def _choose_samples(group: Sequence[ModelRecord], records: Path, limit: int) -> 
 
 
 def _keep_samples(chosen: Sequence[Path], folder: Path, *, force: bool) -> int:
-    """Copies real inputs to where only this user and no commit of git reads them; returns their number.
+    """Copies real inputs to where only this user and no commit of git reads them.
 
-    They replace earlier ones; where there are none, `force` removes those all the same.
+    They replace earlier ones. If there are none, a spec that `force` replaces keeps those that it has.
+
+    Returns:
+        The number of real inputs of the spec.
     """
+    if not (chosen or force):
+        return 0
     ignored = folder.parent / ".gitignore"
-    if chosen or force:
-        refuse_links([folder.parent, folder, ignored])
-    if chosen:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        ignored.write_text("*\n", encoding="utf-8")  # whatever one says that came with a clone
-    if chosen or force:
-        for old in folder.glob("[0-9][0-9][0-9][0-9].npz"):
-            old.unlink()
+    refuse_links([folder.parent, folder, ignored])
+    old = list(folder.glob("[0-9][0-9][0-9][0-9].npz"))
+    if not chosen:
+        return len(old)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    ignored.write_text("*\n", encoding="utf-8")  # whatever one says that came with a clone
+    for file in old:
+        file.unlink()
     for number, file in enumerate(chosen):
         copy = folder / f"{number:04}.npz"
         copy.touch(mode=0o600, exist_ok=False)
