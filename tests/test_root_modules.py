@@ -1,9 +1,8 @@
-"""The modules of the root: errors, quoting, tables, versions."""
+"""The modules of the root: errors, quoting, versions."""
 
 import ast
 import inspect
 import json
-import math
 import os
 import pickle
 import re
@@ -18,14 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortprep import errors
-from ortprep.bundle.figures import Samples
 from ortprep.quoting import printable, quoted
-from ortprep.tables import (
-    fill_table,
-    format_number,
-    format_ratio,
-    format_spread,
-)
 from ortprep.telemetry import TELEMETRY_VARIABLE
 from ortprep.versions import install_command, upgrade_command
 from tests.prepare.builders import REPOSITORY
@@ -186,31 +178,6 @@ def _is_quoted(node):
         return False
     is_list = ast.unparse(node).startswith("', '.join(map(quoted, ")
     return is_list or ast.unparse(node.func).rpartition(".")[2].endswith(QUOTING)
-
-
-# -- tables: filled from records, with figures as people read them
-
-
-def test_a_column_is_a_heading_and_a_function_of_a_record():
-    columns = (
-        ("of", str),
-        ("square", lambda n: n * n),
-        ("as", lambda n: Samples((float(n),)) if n < 3 else None),
-    )
-    table = fill_table("squares", (2, 30), columns)
-    assert [[cell.text for cell in row] for row in table.cells] == [["2", "4", "2.0 ± 0"], ["30", "900", "–"]]
-    assert table.numeric == (False, True, True)
-    assert table.columns == ("of", "square", "as")
-
-
-def test_figures_have_about_three_digits():
-    texts = [format_number(value) for value in (1204.4, 37.44, 5.04, 0.516, 0.0, 0.017253, math.inf)]
-    assert texts == ["1204", "37.4", "5.0", "0.52", "0.00", "0.0173", "inf"]
-    spreads = [(100, 0.04), (27.3, 0.0003), (0.0173, 0.3), (0.01, 0.002), (5, 0)]
-    shifts = (-2, -1, -1, 0, 1, 1, 3)
-    told = [format_spread(Samples.of(a * (1 + one * b) for one in shifts)) for a, b in spreads]
-    assert told == ["100 ± 4", "27.3 ± 0.008", "0.0173 ± 0.005", "0.01 ± 0.00002", "5.0 ± 0"]
-    assert [format_ratio(value) for value in (0.987, 5.24, 240.0)] == ["0.99×", "5.2×", "240×"]
 
 
 # -- the commands that install ortprep: from a checkout, a wheel, a repository or an index

@@ -39,21 +39,6 @@ def _own_caches(tmp_path, monkeypatch):
     monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
 
 
-def test_a_second_run_does_nothing_and_says_so(tmp_path):
-    first, second = Recorder(), Recorder()
-    assert run_builds((tasks(tmp_path, Shout(), Count()),), first) == ()
-    assert run_builds((tasks(tmp_path, Shout(), Count()),), second) == ()
-    assert first.told == [
-        "started shout:m",
-        "shout:m said shouting hello",
-        "finished shout:m",
-        "started count:m/cpu",
-        "finished count:m/cpu",
-        "ended",
-    ]
-    assert second.told == ["current shout:m", "current count:m/cpu", "ended"]
-
-
 def test_a_failed_model_holds_up_no_other(tmp_path):
     recorder = Recorder()
     builds = (

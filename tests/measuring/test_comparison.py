@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortprep.children.probe import ProbeResult, join_results
+from ortprep.children.probe import ProbeResult
 from ortprep.errors import ChildError
 from ortprep.measuring.comparison import (
     is_below,
@@ -138,11 +138,6 @@ def test_a_plan_that_fails_once_leaves_the_comparison_and_the_others_go_on():
     assert list(runs.rounds) == ["default", "prepared", "portable"]
     assert all(len(results) == 4 for results in runs.rounds.values())
     assert attempts["recipe"] == 2
-
-
-def test_time_to_first_result_is_summed_within_a_process():
-    figures = join_results("prepared", [result(1.0), result(5.0), result(9.0)])
-    assert (figures.init_ms.median, figures.first_result_ms.median) == (5.0, 15.0)
 
 
 @pytest.mark.parametrize(("budget_s", "rounds"), [(0.0, 3), (math.inf, 5)])

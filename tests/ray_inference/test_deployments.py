@@ -25,10 +25,10 @@ from ortprep.runtime.tensors.arrays import write_tensors
 from tests.fakes import wait_for
 from tests.prepare.builders import Project
 from tests.ray_inference.builders import SmallCluster, deployed
-from tests.ray_inference.conftest import HTTP_PORT, batch
+from tests.ray_inference.conftest import HTTP_PORT
 from tests.runtime.builders import entry, sample, weights_of, write_bundle, write_record
 from tests.runtime.dropin.builders import run_python
-from tests.runtime.pool.builders import write_model_bundle, write_passing_on
+from tests.runtime.pool.builders import write_model_bundle
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::ResourceWarning",
@@ -39,23 +39,6 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 ONE = np.ones((1, 1), np.float32)
-
-
-@pytest.fixture(scope="module")
-def handle(served, bundle, tmp_path_factory):
-    same = write_passing_on(tmp_path_factory.mktemp("models") / "same", "float32", ONE)
-    with deployed(bundle, same, config=ServeConfig(cpus=0.4), replicas=len(served.nodes)) as made:
-        yield made
-
-
-@pytest.mark.slow
-def test_replicas_answer_each_of_their_models(handle, served):
-    assert len(served.replicas()) == len(served.nodes)
-    for size in (1, 4, 300_000):
-        inputs = batch(3, size)
-        doubled = handle.run.remote(inputs, model="doubling").result(timeout_s=300)
-        assert (doubled["y"] == 2 * inputs["x"]).all()
-        assert (handle.run.remote(inputs, "same").result(timeout_s=300)["y"] == inputs["x"]).all()
 
 
 # -- replicas follow the alias they were deployed with
