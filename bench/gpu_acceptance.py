@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 from bench.gpu_models import CONV1D, DRY_RUN, GPU, Place, Prepared, prepare, write_conv1d
 from bench.models import demo_specs, prepare_command, write_specs
@@ -176,11 +178,8 @@ def check_refusal(model: Prepared) -> Row:
     """Is a CUDA session without a GPU refused, rather than made on CPU?"""
     request = {"bundle": str(model.bundle), "target": "cuda"}
     try:
-        run_child(
-            check_golden,
-            request,
-            environment={"CUDA_VISIBLE_DEVICES": ""},
-        )
+        with patch.dict(os.environ, CUDA_VISIBLE_DEVICES=""):
+            run_child(check_golden, request)
     except LoadError as error:
         return Row("no visible GPU: cuda is refused", "seen", error.message.splitlines()[0])
     return Row("no visible GPU: cuda is refused", "FAILED", "a session was given")
@@ -189,11 +188,8 @@ def check_refusal(model: Prepared) -> Row:
 def check_portable(model: Prepared) -> Row:
     """Does the portable variant answer on the CPU of this machine?"""
     request = {"bundle": str(model.bundle), "target": "portable"}
-    reply = run_child(
-        check_golden,
-        request,
-        environment={"CUDA_VISIBLE_DEVICES": ""},
-    )
+    with patch.dict(os.environ, CUDA_VISIBLE_DEVICES=""):
+        reply = run_child(check_golden, request)
     return Row(f"{model.name}: portable variant on CPU", "seen", f"took {reply.value['variant']}")
 
 

@@ -86,7 +86,6 @@ def run_child(
     request: Q,
     *,
     timeout_s: float | None = None,
-    environment: Mapping[str, str] | None = None,
     memory_bytes: int | None = None,
     script: Path | None = None,
 ) -> Reply[R]:
@@ -101,7 +100,6 @@ def run_child(
         function: A function of a module, with one argument.
         request: Its argument.
         timeout_s: Seconds after which the child is killed; None waits for ever.
-        environment: Environment variables to set on top of this process's.
         memory_bytes: Most private memory the child may take, maps it could write to included; beyond that its
             allocations fail. None for no limit.
         script: File that is run in place of the few lines that call `main`. It finds its job in `marshal`'s
@@ -122,7 +120,7 @@ def run_child(
         code = ("-c", _BOOTSTRAP) if script is None else (str(script),)
         # -P, so that a file of the working folder is never taken for a module.
         command = [sys.executable, "-P", *code, str(folder / _REQUEST), str(folder / _REPLY)]
-        process, started_s = _spawn(folder, command, environment or {}, memory_bytes)
+        process, started_s = _spawn(folder, command, memory_bytes)
         timed_out = wait_for_end(process, timeout_s)
         elapsed_s = time.monotonic() - started_s
         if timed_out:
@@ -142,13 +140,13 @@ def _name_of(function: Callable[[Q], R]) -> str:
 
 
 def _spawn(
-    folder: Path, command: list[str], environment: Mapping[str, str], memory_bytes: int | None
+    folder: Path, command: list[str], memory_bytes: int | None
 ) -> tuple[subprocess.Popen[bytes], float]:
     """Returns the child, and when it was about to be spawned."""
     # Temporary files of a child that is killed go with its folder.
     # Sessions are made of the files that are named, even below `ortprep run`.
     fixed = {_PARENT_VARIABLE: str(os.getpid()), "TMPDIR": str(folder), STARTUP_VARIABLE: ""}
-    variables = {TELEMETRY_VARIABLE: TELEMETRY_OFF, **os.environ, **environment, **fixed}
+    variables = {TELEMETRY_VARIABLE: TELEMETRY_OFF, **os.environ, **fixed}
     with (folder / _OUTPUT).open("wb") as output:
         started_s = time.monotonic()
         process = subprocess.Popen(
