@@ -7,6 +7,8 @@ import dataclasses
 import json
 import logging
 import os
+import subprocess
+import time
 import traceback
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -18,19 +20,27 @@ import responses
 from ortprep.bundle.digest import digest_bytes
 from ortprep.errors import (
     AccessDeniedError,
+    NotPublishedError,
     PipelineError,
     RegistryError,
     RegistryUnavailableError,
 )
 from ortprep.registry.backend import Kind, ref_name, subject_digits
+from ortprep.registry.backends import oci
 from ortprep.registry.backends.http_client import HttpClient
 from ortprep.registry.backends.oci import OciBackend
 from ortprep.registry.backends.oci_auth import OciClient, read_credentials
 from ortprep.registry.cache import Cache
-from ortprep.registry.catalogue import Catalogue
+from ortprep.registry.catalogue import Catalogue, open_catalogue
 from ortprep.registry.documents import INDEX, MANIFEST, parse_version
 from ortprep.registry.garbage_collection import RetentionPolicy, collect
+from ortprep.registry.publish import publish as publish_bundle
+from ortprep.registry.pull import PullRequest, pull
+from ortprep.registry.references import VersionRef
 from tests.registry.builders import (
+    BARE,
+    HERE,
+    Made,
     list_versions,
     make_part,
     make_version,
@@ -38,6 +48,8 @@ from tests.registry.builders import (
     put_part,
     read_file,
     read_part,
+    read_tree,
+    write_bundle,
     write_files,
 )
 from tests.registry.fault_proxy import Fault, fault_proxy
@@ -142,12 +154,16 @@ def test_a_tag_cannot_have_a_live_version_or_part_removed(backend, tmp_path):
             pushed = {"Content-Type": found.headers["Content-Type"]}
             url = api(backend, f"manifests/{tag}")
             requests.put(url, found.content, headers=pushed, timeout=300).raise_for_status()
+        url = api(backend, f"manifests/_b.{ref_name(digest)}.1")
+        requests.put(url, found.content, headers=pushed, timeout=300).raise_for_status()
         # A version's tag that names a part or a signature.
         if digest != live.digest:
             url = api(backend, f"manifests/_v.{ref_name(digest, 'x')}")
             requests.put(url, found.content, headers=pushed, timeout=300).raise_for_status()
     backend.put_ref(MODEL, Kind.ALIAS, "production", live.data)
     collect(MODEL, catalogue, policy=RetentionPolicy(0, 0, 0), dry_run=False)
+    swept = backend.sweep(MODEL, [live_part], grace_s=0, dry_run=False)
+    assert swept.parts == (gone.parts[0].digest,)
     assert gone.digest not in list_versions(backend, MODEL)
     assert list(catalogue.read_state(MODEL).versions) == [live.digest]
     assert read_part(backend, part.digest, MODEL)
@@ -304,6 +320,57 @@ def test_an_index_stands_under_its_label_and_aliases(backend, tmp_path):
     for layer in layers:
         blob = requests.get(api(backend, f"blobs/{layer['digest']}"), timeout=300).content
         assert blob == FILES[layer["annotations"]["org.opencontainers.image.title"]]
+
+
+def test_a_part_without_a_version_goes_after_the_grace_period_unless_it_is_refreshed(
+    backend, tmp_path, monkeypatch
+):
+    version, catalogue, now_s = publish(backend, tmp_path), Catalogue(backend, Cache()), time.time()
+    (part,) = version.parts
+    delete(backend, version)
+
+    def sweep(at_s, *, dry_run=False):
+        monkeypatch.setattr(oci.time, "time", lambda: at_s)
+        policy = RetentionPolicy(0, 0, grace_hours=1)
+        return collect(MODEL, catalogue, policy=policy, dry_run=dry_run).swept.parts
+
+    assert sweep(now_s + 3000) == ()
+    assert sweep(now_s + 4000, dry_run=True) == (part.digest,)
+    put_part(backend, part_of(FILES), tmp_path / "files")
+    assert sweep(now_s + 7000) == ()
+    assert sweep(now_s + 8000) == (part.digest,)
+    with pytest.raises(NotPublishedError):
+        read_part(backend, part.digest, MODEL)
+
+
+@pytest.mark.slow
+def test_the_registrys_own_garbage_collection_spares_live_versions_and_frees_the_others(tmp_path):
+    folder, runs = tmp_path / "server", tmp_path / "out"
+
+    def bundle(number):
+        made = (Made("cpu", HERE, os.urandom(1_000_000)), Made("portable"))
+        changes = {"spec": bytes([number // 2]), "created_at": f"2026-11-2{number}T00:00:00+00:00"}
+        return write_bundle(tmp_path / str(number), made=made, **changes)
+
+    with (
+        oci_server(folder) as server,
+        open_catalogue(oci_url(server.url), cache=Cache(tmp_path / "a")) as one,
+    ):
+        for number in range(4):
+            publish_bundle(bundle(number), one)
+        kept = one.read_state("net").latest()
+        assert len(collect("net", one, policy=RetentionPolicy(1, 0, 0), dry_run=False).swept.parts) == 3
+        repositories = one.backend.url.partition("/team")[2]
+    for untagged in ((), ("-m",)):
+        command = ("docker-registry", "garbage-collect", *untagged, str(folder / "config.yml"))
+        subprocess.run(command, check=True, capture_output=True, timeout=300)
+        sizes = [path.stat().st_size for path in (folder / "data").rglob("data")]
+        assert sum(size >= 1_000_000 for size in sizes) == 1
+        with oci_server(folder) as server:
+            url = f"oci+{server.url}/team{repositories}"
+            with open_catalogue(url, cache=Cache(tmp_path / f"b{len(untagged)}")) as other:
+                pull(PullRequest(VersionRef("net", kept.digest)), other, runs, hardware=BARE)
+        assert read_tree(runs) == read_tree(tmp_path / "3")
 
 
 def test_oras_pulls_a_part_byte_for_byte(backend, tmp_path):

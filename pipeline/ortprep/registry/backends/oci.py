@@ -1,15 +1,18 @@
 """Bundles in OCI registries: Harbor, GHCR, ECR, Artifactory, GitLab, CNCF Distribution and all the others.
 
 A model is a repository. A part is an image manifest, a version is an image index with its label as a tag, an
-alias is any other tag of an index. Tags that begin with `_` are ours: `_v.`, `_s.` and `_p.`, and the names
-of refs to versions, to signatures, which have their part as subject, and to what aliases named before.
+alias is any other tag of an index. Tags that begin with `_` are ours: `_v.`, `_b.`, `_s.` and `_p.`, and the
+names of refs to versions, to parts, to signatures, which have their part as subject, and to what aliases
+named before. A part's tag ends in the time at which a publisher relied on it, in seconds. Without a tag, a
+registry's own garbage collection could take it, although versions list it.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from urllib.parse import quote
 import requests
 
 from ortprep.bundle.codec import parse_json
-from ortprep.bundle.digest import digest_bytes, digest_file, is_digest
+from ortprep.bundle.digest import PREFIX, digest_bytes, digest_file, is_digest
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.scratch_folder import scratch_folder
 from ortprep.errors import BundleError, NotPublishedError, RegistryError, RegistryUnavailableError
@@ -34,7 +37,7 @@ from ortprep.registry.backend import (
     ref_name,
 )
 from ortprep.registry.backends.oci_auth import OciClient
-from ortprep.registry.documents import EMPTY, INDEX, MANIFEST, MAX_DOCUMENT_BYTES, Part
+from ortprep.registry.documents import EMPTY, INDEX, MANIFEST, MAX_DOCUMENT_BYTES, Part, parse_part
 from ortprep.spec.urls import redact_url
 from ortprep.transport import http_answers
 from ortprep.transport.transfer import Download, check_copied, map_parallel, with_retries
@@ -43,7 +46,15 @@ _HALF_WRITTEN = "DIGEST_INVALID"
 """What a registry says of a manifest put by tag, which has no digest to be wrong: it read one of its own
 links while another push wrote it (CNCF Distribution 2.8 on a file system does not replace them at once)."""
 
-_OWN, _PREFIXES = "_", {Kind.VERSION: "_v.", Kind.SIGNATURE: "_s.", Kind.PREVIOUS: "_p.", Kind.ALIAS: ""}
+_OWN = "_"
+_PREFIXES = {
+    Kind.VERSION: "_v.",
+    Kind.PART: "_b.",
+    Kind.SIGNATURE: "_s.",
+    Kind.PREVIOUS: "_p.",
+    Kind.ALIAS: "",
+}
+_PART_TAG = re.compile(r"_b\.(?P<hex>[0-9a-f]{64})\.(?P<at_s>[0-9]{1,12})")
 _ACCEPT = {"Accept": f"{MANIFEST}, {INDEX}"}
 _MAX_PAGE_BYTES = 32 * 1024 * 1024
 _MAX_PAGES, _MAX_NAMES = 10_000, 80_000
@@ -166,7 +177,7 @@ class OciBackend(Backend):
         return {tag: digest for tag, digest in digests.items() if digest}
 
     def put_ref(self, model: str, kind: Kind, name: str, data: bytes) -> None:
-        """Pushes a document under its tag; a part under none, since versions list it.
+        """Pushes a document under its tag; a part each time under another one, which says when.
 
         A version also gets its label as a tag.
         """
@@ -177,9 +188,8 @@ class OciBackend(Backend):
                 self._put_manifest(model, label, data, INDEX)
             return
         self._put_empty(model)
-        self._put_manifest(
-            model, f"{_PREFIXES[kind]}{name}" if kind != Kind.PART else digest_bytes(data), data, MANIFEST
-        )
+        at = f".{time.time():.0f}" if kind == Kind.PART else ""
+        self._put_manifest(model, f"{_PREFIXES[kind]}{name}{at}", data, MANIFEST)
 
     def _put_empty(self, model: str) -> None:
         """Uploads the configuration of a manifest without one."""
@@ -265,8 +275,29 @@ class OciBackend(Backend):
         )
 
     def sweep(self, model: str, live: Collection[Part], *, grace_s: float, dry_run: bool) -> SweepResult:
-        """Does nothing: what no tag leads to is left to the registry itself."""
-        return SweepResult()
+        """Deletes parts that no version has; their files go with the registry's own garbage collection."""
+        live_digests = {part.digest for part in live}
+        unused = [digest for digest in self._list_old_parts(model, grace_s) if digest not in live_digests]
+        # A tag may name anything: only what is a part is deleted, and no version or signature.
+        parts = {digest for digest in unused if self._is_part(model, digest)}
+        if parts and not dry_run:
+            # Looked at again: a publisher may have refreshed one since the tags were listed.
+            parts &= self._list_old_parts(model, grace_s)
+            for digest in sorted(parts):
+                self._delete_manifest(model, digest)
+        return SweepResult(tuple(sorted(parts)))
+
+    def _list_old_parts(self, model: str, grace_s: float) -> set[str]:
+        """Returns the digests in the tags of parts that no publisher relied on for a time."""
+        used_s: dict[str, int] = {}
+        for tag in filter(None, map(_PART_TAG.fullmatch, self._list_tags(model))):
+            used_s[tag["hex"]] = max(used_s.get(tag["hex"], 0), int(tag["at_s"]))
+        return {PREFIX + digits for digits, at_s in used_s.items() if at_s <= time.time() - grace_s}
+
+    def _is_part(self, model: str, digest: str) -> bool:
+        with suppress(BundleError, NotPublishedError):
+            return parse_part(self._read_manifest(model, digest)).digest == digest
+        return False
 
     def _locate(self, model: str, path: str) -> tuple[str, str]:
         """Returns the URL of something in a model's repository, and what messages call the repository."""
