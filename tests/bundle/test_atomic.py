@@ -165,13 +165,6 @@ def test_a_file_that_is_there_is_never_written_over(source):
         assert destination.read_bytes() == b"other"
 
 
-def test_a_copy_is_a_file_of_its_own(source):
-    destination = source.parent / "deep" / "destination"
-    copy_file(source, destination)
-    assert destination.read_bytes() == CONTENT
-    assert destination.stat().st_nlink == source.stat().st_nlink == 1
-
-
 def test_weights_of_the_main_graph_are_shared(tmp_path):
     model = models.write_external_model(models.matmul_net(), tmp_path / "a" / "m.onnx", location="parts/w")
     share_model(model, tmp_path / "b" / "renamed.onnx")

@@ -150,10 +150,6 @@ def test_f4_nothing_else_is_a_digest(text):
     assert not is_digest(text)
 
 
-def test_a_file_hashes_as_its_bytes(file):
-    assert digest_file(file) == digest_bytes(b"content")
-
-
 @given(st.text(max_size=20))
 def test_f1_a_safe_name_is_one_component_and_never_climbs(name):
     if is_safe_name(name):
