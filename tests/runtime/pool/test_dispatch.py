@@ -173,6 +173,17 @@ def test_a_lane_that_came_as_its_request_stopped_waiting_is_free():
     assert len(bench.serving) == 2
 
 
+def test_a_request_that_was_taken_is_tried_again_while_the_pool_is_drained():
+    bench = Bench()
+    bench.dispatcher.close(PoolClosedError("closed"))
+    taken = request("a")
+    assert not bench.dispatcher.enter(taken, is_first=True)
+    with pytest.raises(PoolClosedError):
+        bench.enter(request("a"))
+    bench.dispatcher.fail(PoolClosedError("closed"))
+    assert isinstance(taken.error, PoolClosedError)
+
+
 def test_a_model_without_workers_and_a_closed_dispatcher_refuse_what_waits_and_what_comes():
     bench = Bench()
     waiting = [request("a"), request("b")]

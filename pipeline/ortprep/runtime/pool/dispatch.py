@@ -69,6 +69,7 @@ class Dispatcher:
         self._waiting: deque[Request] = deque()
         self._busy = 0
         self._closed_by: PipelineError | None = None
+        self._is_failed = False
         self._unavailable: dict[str, PipelineError] = {}
 
     def acquire(self, request: Request, *, is_first: bool = False) -> Lane:
@@ -94,7 +95,7 @@ class Dispatcher:
     def enter(self, request: Request, *, is_first: bool = False) -> bool:
         """Gives a request a lane if there is one, else has it wait; returns which. Raises `PoolError`."""
         with self.changed:
-            self._require_open(request)
+            self._require_open(request, was_taken=is_first)
             request.lane, request.error = self._take(request.model), None
             if request.lane is None:
                 request.waiter = threading.Lock()
@@ -157,7 +158,7 @@ class Dispatcher:
         """Refuses requests for these models from now on, of those that wait too; None for all models."""
         with self.changed:
             if models is None:
-                self._closed_by = self._closed_by or error
+                self._closed_by, self._is_failed = self._closed_by or error, True
                 failed = list(self._waiting)
             else:
                 names = frozenset(models)
@@ -171,7 +172,7 @@ class Dispatcher:
             request.waiter.release()
 
     def close(self, error: PipelineError) -> None:
-        """Takes no more requests; those that were taken go on."""
+        """Takes no more requests; those that were taken go on, also where their worker dies."""
         with self.changed:
             self._closed_by = self._closed_by or error
 
@@ -189,8 +190,9 @@ class Dispatcher:
         """Number of requests that wait or are served."""
         return self._busy + len(self._waiting)
 
-    def _require_open(self, request: Request) -> None:
-        error = self._closed_by or self._unavailable.get(request.model)
+    def _require_open(self, request: Request, *, was_taken: bool) -> None:
+        closed_by = None if was_taken and not self._is_failed else self._closed_by
+        error = closed_by or self._unavailable.get(request.model)
         if error is not None:
             raise copy.copy(error)  # one that is raised again and again drags all its tracebacks along
 
