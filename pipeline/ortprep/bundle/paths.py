@@ -24,6 +24,12 @@ MAX_NAME = 128
 MAX_PATH_PARTS = 32
 """Maximum number of names in a path: what checks a path's folders must not take long for a hostile one."""
 
+_PROGRAM_SUFFIXES = frozenset({
+    ".bat", ".cfg", ".ini", ".mk", ".ps1", ".pth", ".py", ".pyc", ".pyd", ".sh", ".so", ".toml",
+    ".yaml", ".yml",
+})  # fmt: skip
+"""How names of files end that programs run or obey, specs among them; weights may have any other."""
+
 _MARKS = str.maketrans("", "", "._-")
 
 
@@ -55,6 +61,12 @@ def is_safe_path(path: str) -> bool:
         return False
     parts = path.split("/")
     return len(parts) <= MAX_PATH_PARTS and not {"", ".", ".."} & {*parts}
+
+
+def is_model_path(path: str) -> bool:
+    """Returns whether a bundle may have a model or weights at a path: safe, not hidden, no program's."""
+    is_hidden = any(part.startswith(".") for part in path.split("/"))
+    return is_safe_path(path) and not is_hidden and os.path.splitext(path)[1].lower() not in _PROGRAM_SUFFIXES
 
 
 def resolve_inside(root: StrPath, path: str) -> str:

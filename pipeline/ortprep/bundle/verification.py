@@ -12,7 +12,7 @@ from ortprep.bundle import LOADER_FILE, REQUIREMENTS_FILE
 from ortprep.bundle.digest import digest_file
 from ortprep.bundle.file_memory import StrPath
 from ortprep.bundle.loader_config import FileEntry, LoaderConfig, listed_files, read_loader_config
-from ortprep.bundle.paths import RECEIPT_FILES, resolve_inside, walk_folders
+from ortprep.bundle.paths import RECEIPT_FILES, is_model_path, resolve_inside, walk_folders
 from ortprep.errors import BundleError, IntegrityError
 from ortprep.quoting import quoted
 
@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 Digester = Callable[[StrPath], str]
 
 _AT_THE_TOP = frozenset({LOADER_FILE, REQUIREMENTS_FILE, "golden.npz"})
-_PROGRAM_SUFFIXES = frozenset({
-    ".bat", ".cfg", ".ini", ".mk", ".ps1", ".pth", ".py", ".pyc", ".pyd", ".sh", ".so", ".toml",
-    ".yaml", ".yml",
-})  # fmt: skip
-"""How names of files end that programs run or obey, specs among them; weights may have any other."""
 
 
 class FileDifference(NamedTuple):
@@ -145,9 +140,7 @@ def _find_foreign(config: LoaderConfig, files: Iterable[FileEntry]) -> Iterator[
     folders = {variant.name for variant in config.variants}
     for path in (PurePosixPath(entry.path) for entry in files):
         is_weights = str(path) in listed and path.parts[0] in folders and len(path.parts) > 1
-        is_hidden = any(part.startswith(".") for part in path.parts)
-        is_program = path.suffix.lower() in _PROGRAM_SUFFIXES
-        if str(path) not in _AT_THE_TOP and (not is_weights or is_hidden or is_program):
+        if str(path) not in _AT_THE_TOP and not (is_weights and is_model_path(str(path))):
             yield str(path)
 
 

@@ -232,6 +232,23 @@ def external_model(tmp_path: Path, location: str = "w.bin") -> Path:
     return models.write_model(claimed, tmp_path / "m.onnx")
 
 
+@pytest.mark.parametrize("name", [".hidden.onnx", "net\u202exnno.onnx", "net.so", "a\\b.onnx"])
+def test_a_model_whose_name_no_bundle_may_have_gets_a_plain_one(tmp_path, name):
+    source = models.write_model(models.zero_inputs(), tmp_path / name)
+    result = fetch(plan_of(tmp_path, {"path": name}), tmp_path / "got")
+    assert result.model == "model.onnx"
+    assert digest_file(tmp_path / "got" / result.model) == digest_file(source)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("location", ["w.so", ".w", ".d/w.bin", "sub/w.YAML", "d/" * 31 + "w"])
+def test_weights_with_a_name_that_no_bundle_may_have_are_refused_at_once(tmp_path, location):
+    models.write_external_model(models.matmul_net(), tmp_path / "m.onnx", location=location)
+    message = refusal(tmp_path, inputs=WANTED)
+    assert f"external data has a name that no bundle may have: {location!r}" in message
+    assert "hint: save the model again" in message
+
+
 @pytest.mark.attack
 def test_a_digest_of_the_model_alone_accepts_no_other_weights(tmp_path):
     digest = digest_file(external_model(tmp_path))

@@ -12,6 +12,7 @@ from ortprep.bundle.codec import encode
 from ortprep.bundle.digest import PREFIX, DigestCache
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.manifest import SourceRecord
+from ortprep.bundle.paths import MAX_NAME, is_model_path
 from ortprep.bundle.user_key import authenticate
 from ortprep.bundle.verification import describe_files
 from ortprep.children.child import run_child
@@ -35,6 +36,9 @@ from ortprep.stages.fetch.inspection import (
 from ortprep.stages.fetch.sources import LocalFile, Source, fetch_file, limit_fetch, source_of
 from ortprep.stages.fetch.zip_map import ZIP_MAP, drop_zip_maps
 from ortprep.transport.time_limit import check_time
+
+_LONGEST_NAME = "v" * MAX_NAME
+"""A variant's folder in a bundle: paths below it have to be safe, too."""
 
 _DOWNLOAD = "open the URL in a browser, and download the file itself"
 _NOT_A_MODEL = (
@@ -163,6 +167,12 @@ def _fetch_external(
                 f"external data has the name of the model: {path!r} of {name}",
                 hint="save the model again with its external data in NAME.onnx.data",
             )
+        if not is_model_path(f"{_LONGEST_NAME}/{path}"):
+            raise SourceError(
+                f"external data has a name that no bundle may have: {path!r} of {name}\n"
+                "  expected one that is not hidden, and that no program reads or runs",
+                hint="save the model again with its external data in NAME.onnx.data",
+            )
         context.say(f"fetching {path}")
         origin = model.beside(path)
         other = origins.setdefault(origin.name, path)
@@ -255,13 +265,12 @@ def _shown(spec: ModelSpec) -> str:
 
 
 def _file_name(source: SourceSpec) -> str:
-    """Returns the model's name in the stage's folder: the one it has, as far as that is a plain one."""
-    if source.path is not None:
-        return Path(source.path).name
+    """Returns the model's name in the stage's folder, and in a bundle: its own, if a bundle may have it."""
     url = source.url or ""
     path = parse_hub_url(url).path if is_hub_url(url) else unquote(urlsplit(url).path)
-    name = PurePosixPath(path).name
-    return name if name.endswith(".onnx") and "\x00" not in name and "\\" not in name else "model.onnx"
+    name = PurePosixPath(source.path or path).name
+    is_plain = is_model_path(name) and (source.path is not None or name.endswith(".onnx"))
+    return name if is_plain else "model.onnx"
 
 
 def refuse_what_is_no_model(path: Path, name: str) -> None:
