@@ -183,11 +183,6 @@ def unblock(bundle: Path) -> None:
     bundle.with_name("unblocked").touch()
 
 
-def wait_until_blocked(bundle: Path) -> None:
-    """Waits until a worker has begun to block."""
-    wait_for(bundle.with_name("blocked").exists, what="a worker blocks")
-
-
 def _block(sock, number, job):
     Path(job.models[0].bundle).with_name("blocked").touch()
     while not Path(job.models[0].bundle).with_name("unblocked").exists():
