@@ -22,7 +22,6 @@ from ortprep.runtime.opened_model import OpenedModel
 from ortprep.runtime.pool import template, worker_main
 from ortprep.runtime.pool.process import WorkerJob
 from ortprep.runtime.pool.report import ReadyReport
-from tests.fakes import wait_for
 
 EXIT, SEGFAULT, HANG, GARBAGE, WRONG_TURN, OUTSIDE = range(-107, -101)
 SLOW, RAISE, FEW, LONG, TWICE, EMPTY, BLOCK = range(-114, -107)
