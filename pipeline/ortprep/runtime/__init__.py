@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ortprep.runtime.loading.opened_bundle import OpenedBundle as OpenedBundle
     from ortprep.runtime.loading.phases import wait_steady as wait_steady
     from ortprep.runtime.loading.sources import locate as locate
-    from ortprep.runtime.placement import place_models as place_models
     from ortprep.runtime.pool.config import PoolConfig as PoolConfig
     from ortprep.runtime.pool.report import PoolStats as PoolStats
     from ortprep.runtime.pool.report import WorkerStats as WorkerStats
@@ -36,7 +35,6 @@ _HOMES = {
     "load_before_fork": "loading.forking",
     "locate": "loading.sources",
     "open_bundle": "loading.bundle_loader",
-    "place_models": "placement",
     "session_for": "loading.buckets",
     "wait_steady": "loading.phases",
 }
