@@ -289,6 +289,23 @@ def test_a_bundle_never_mixes_the_files_of_two_exports(tmp_path, replaced, befor
     assert caught.value.hint == "run the command again"
 
 
+def test_a_download_that_ends_early_without_a_size_is_not_called_another_model(tmp_path):
+    path = models.write_model(models.zero_inputs(), tmp_path / "web" / "m.onnx")
+
+    def send_part_without_size(handler, server, content):
+        handler.send_response(200)
+        handler.end_headers()
+        handler.body(content[:30])
+        handler.close_connection = True
+
+    with served(path.parent) as server:
+        server.script = [send_part_without_size]
+        source = {"url": f"{server.url}/models/m.onnx", "sha256": digest_file(path)}
+        message = refusal(tmp_path, source=source)
+    assert re.search("wrong digest: .*\n  expected sha256:.*, got sha256:.*, 30 bytes", message)
+    assert "hint: download it again if it is incomplete, or write its digest into" in message
+
+
 @pytest.mark.attack
 def test_a_server_sends_no_more_than_a_model_can_have(tmp_path, monkeypatch):
     path = models.write_model(models.zero_inputs(), tmp_path / "web" / "m.onnx")

@@ -312,6 +312,9 @@ def _check_digest(received: FileEntry, digest: str | None, name: str, *, field: 
     expected = _full(digest) or f"a digest in {field}"
     if received.sha256 != expected:
         raise SourceError(
-            f"wrong digest: {name}\n  expected {expected}, got {received.sha256}",
-            hint=f"if the new file is the one you want, write its digest into {quoted(field)}",
+            f"wrong digest: {name}\n"
+            f"  expected {expected}, got {received.sha256}, {received.size_bytes} bytes",
+            # A server that does not say how long a file is ends it as a cut does.
+            hint="download it again if it is incomplete, or write its digest into "
+            f"{quoted(field)} if it is the file that you want",
         )
