@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 TYPE_CHECKING = False
@@ -11,8 +12,16 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Runs the command line and exits with its code."""
+    try:
+        _run()
+    except KeyboardInterrupt:  # before there is a command, which says what it leaves
+        sys.exit(130)
+
+
+def _run() -> None:
     if sys.argv[1:2] == ["run"]:
         _run_program(sys.argv[2:])
+    _exit_when_terminated()
     from ortprep.telemetry import disable_telemetry
 
     disable_telemetry()
@@ -30,6 +39,16 @@ def main() -> None:
         )
         sys.exit(1)
     sys.exit(run())
+
+
+def _exit_when_terminated() -> None:
+    """Has SIGTERM and SIGHUP end a command as an exception does, so that it removes its temporary files.
+
+    A command that was started with one of them ignored, as by nohup, goes on ignoring it.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, lambda received, _: sys.exit(128 + received))
 
 
 def _run_program(arguments: Sequence[str]) -> None:

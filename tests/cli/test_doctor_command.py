@@ -41,7 +41,7 @@ def test_a_source_and_a_bundle_are_examined_each_by_itself(project):
         assert set(ask(project, "init", name, "--rounds", "1")["figures"]) == {"device", expected}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_doctor_that_is_asked_to_end_leaves_nothing(project, number):
     write_model(conv_net(), project.root / "net.onnx")
     process = project.start("-m", "ortprep", "doctor", "init", "net.onnx", "--rounds", "99")

@@ -1,13 +1,15 @@
 """`ortprep init` and `ortprep prepare`, as a user runs them."""
 
 import json
+import signal
 
 import pytest
 
 from ortprep.spec.reading import OPEN_QUESTION, read_spec
 from tests import builders as models
+from tests.fakes import wait_for
 from tests.init.builders import impossible
-from tests.prepare.builders import AS_PREPARED, QUICK, Project
+from tests.prepare.builders import AS_PREPARED, QUICK, Project, finish
 
 # -- `ortprep init`, and `ortprep prepare` of a model file, as a user runs them
 
@@ -97,3 +99,31 @@ def test_what_is_no_model_is_told_with_a_remedy(project, command, model, said):
     assert said in outcome.err
     assert "\nhint: " in outcome.err
     assert not (project.configs / f"{model}.yaml").exists()
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("command", ["init", "prepare"])
+def test_a_command_that_is_asked_to_end_leaves_nothing_behind(project, command, number):
+    process = project.start("-m", "ortprep", command, "models/net.onnx")
+    temporary = project.root / "tmp"
+    wait_for(lambda: list(temporary.glob("ortprep-*/*")), what="a temporary folder is in use")
+    process.send_signal(number)
+    assert finish(process).code == 128 + number
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.attack
+def test_an_interrupt_before_there_is_a_command_ends_it_without_a_traceback(project):
+    code = """
+import sys
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == "ortprep.cli.app":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupting())
+from ortprep.__main__ import main
+main()
+"""
+    ended = project.python("-c", code)
+    assert (ended.code, ended.err) == (130, "")

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import re
-import signal
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, get_args
 
@@ -81,16 +78,15 @@ def doctor(
         got = "needs a model" if model is None else f"examines the machine and takes no model, got {model}"
         raise typer.BadParameter(f"{check} {got}", param_hint="MODEL")
     shapes, device = parse_shapes(shape or ()), _resolve(devices)
-    with _ended_properly():
-        if model is None:
-            from ortprep.doctor.environment import diagnose_environment
+    if model is None:
+        from ortprep.doctor.environment import diagnose_environment
 
-            diagnosis = diagnose_environment(artifacts=artifacts, expect=expect or ())
-        else:
-            with scratch_folder("ortprep-doctor-") as folder:
-                subject = _examine(model, folder, artifacts=artifacts, shapes=shapes)
-                echo(f"{check}: …")
-                diagnosis = _diagnose(check, subject, device, rounds=rounds or _ROUNDS)
+        diagnosis = diagnose_environment(artifacts=artifacts, expect=expect or ())
+    else:
+        with scratch_folder("ortprep-doctor-") as folder:
+            subject = _examine(model, folder, artifacts=artifacts, shapes=shapes)
+            echo(f"{check}: …")
+            diagnosis = _diagnose(check, subject, device, rounds=rounds or _ROUNDS)
     return Output([diagnosis], _blocks(diagnosis), exit_code=diagnosis.exit_code)
 
 
@@ -103,16 +99,6 @@ def _diagnose(check: Check, subject: DoctorModel, device: str, *, rounds: int) -
     from ortprep.doctor.parallel import diagnose_parallel
 
     return diagnose_parallel(subject)
-
-
-@contextmanager
-def _ended_properly() -> Iterator[None]:
-    """Cleans up before the process ends on SIGTERM."""
-    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _refuse_unused(check: Check, values: Mapping[str, object]) -> None:
