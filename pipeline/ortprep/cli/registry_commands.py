@@ -82,10 +82,8 @@ def publish(
     version = published.version
     sent = describe_transfer(published.uploaded_bytes, published.total_bytes, "uploaded")
     news = "" if published.is_new else "; nothing new"
-    if label is not None and label != version.label and not published.is_new:
+    if label is not None and label != version.label:
         echo(f"already published as {version.label}; label {label} was not set")
-    elif label is not None and label != version.label:
-        echo(f"{label} already names another version of the same source: this one is {version.label}")
     if published.superseded_by:
         echo(f"there is a more complete or newer version of the same source: {published.superseded_by}")
     return Output(
