@@ -166,12 +166,3 @@ def test_every_page_loads_only_its_own_files(documents):
     loaded = {(path, url) for path, document in documents.items() for url in document.loaded}
     assert len(loaded) > 30
     assert [url for path, url in loaded if not (path.parent / urlsplit(url).path).is_file()] == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["runtime.load", "runtime.SessionPool", "prepare", "session", "errors.PipelineError"]
-)
-def test_the_reference_has_what_jobs_import(documents, name):
-    anchors = next(one.anchors for path, one in documents.items() if path.name == "api_classes.html")
-    assert f"ortprep.{name}" in anchors

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import sys
 
-import numpy as np
 import pytest
 
-from ortprep.bundle.loader_config import read_loader_config
-from ortprep.bundle.manifest import read_manifest
-from ortprep.spec.reading import read_specs
-from tests.builders import embedding, write_model
-from tests.prepare.builders import QUICK, Project, folding_net
+from tests.prepare.builders import Project
 from tests.runtime.dropin.builders import run_program, write_bundle_of, write_source
 
 ORTPREP = [sys.executable, "-m", "ortprep", "run"]
@@ -138,77 +132,7 @@ def test_a_strangers_bundle_gives_the_terminal_no_orders(project, tmp_path, opti
     assert "\033" not in done.stderr
 
 
-# -- an application that makes its own sessions: adopted, prepared and run, by the commands alone
-
-APPLICATION = """
-import json, sys
-from pathlib import Path
-import numpy as np
-import onnxruntime
-
-options = onnxruntime.SessionOptions()
-options.intra_op_num_threads = 1
-options.enable_cpu_mem_arena = False
-options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-net = onnxruntime.InferenceSession("models/net.onnx", options, providers=["CPUExecutionProvider"])
-text = Path("models/words.onnx").read_bytes()
-words = onnxruntime.InferenceSession(text, providers=["CPUExecutionProvider"])
-answers = []
-for rows in (2, 1, 2):
-    image = np.linspace(-0.5, 0.25, rows * 64, dtype=np.float32).reshape(rows, 64)
-    answers += net.run(None, {"x": image})
-answers += words.run(None, {"ids": np.array([[1, 3, 7]]), "mask": np.ones((1, 3), np.int64)})
-Path(sys.argv[1]).write_text(json.dumps([one.tolist() for one in answers]))
-raise SystemExit(int(sys.argv[2]))
-"""
-
-
-@pytest.fixture
-def adoptable(tmp_path):
-    made = Project(tmp_path / "project")
-    write_model(folding_net(), made.models / "net.onnx")
-    write_model(embedding(), made.models / "words.onnx")
-    (made.root / "app.py").write_text(APPLICATION)
-    made.configs.mkdir()
-    tune = {"max_trials": 2, "budget_s": 60, "rounds": 3, "steady_s": 0.01}
-    (made.configs / "defaults.yaml").write_text(json.dumps({"tune": tune, "measure": QUICK}))
-    return made
-
-
-@pytest.mark.slow
-def test_an_application_is_adopted_prepared_and_run_with_its_own_options(adoptable):
-    program = (sys.executable, "app.py")
-    outcome = adoptable.call("adopt", "--json", "--", *program, "plain.json", "7")
-    assert outcome.code == 7, outcome.err
-    assert all(not model["problem"] for model in json.loads(outcome.out))
-    by_file, of_bytes = sorted(read_specs(adoptable.configs), key=lambda spec: spec.name != "net")
-    own = {"intra_op_num_threads": 1, "enable_cpu_mem_arena": False}
-    assert by_file.runtime.attributes == own
-    assert by_file.runtime.session_config == {"session.intra_op.allow_spinning": "0"}
-    assert by_file.tune.runs_per_load == 3
-    image = by_file.inputs["x"]
-    assert (image.shapes, image.range) == (((2, 64), (1, 64)), (-0.5, 0.25))
-    ids, mask = of_bytes.inputs["ids"], of_bytes.inputs["mask"]
-    assert (ids.shapes, ids.values, mask.values) == (((1, 3),), (1, 3, 7), (1,))
-    assert of_bytes.runtime.attributes == {}
-
-    prepared = adoptable.call("prepare", "net")
-    assert prepared.code == 0, prepared.err
-    bundle = adoptable.bundle("net")
-    for variant in read_loader_config(bundle).variants:
-        assert own.items() <= variant.session_options.attributes.items()
-    tuned = next(one.tuning for one in read_manifest(bundle).variants if one.tuning is not None)
-    assert len(tuned.trials) >= 2
-
-    ran = adoptable.run("run", "--verbose", "--", *program, "run.json", "0")
-    assert ran.code == 0, ran.err
-    assert str(bundle) in ran.err
-    plain, bundles = (json.loads((adoptable.root / name).read_text()) for name in ("plain.json", "run.json"))
-    for got, expected in zip(bundles, plain, strict=True):
-        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
-
-    again = adoptable.call("adopt", "--", *program, "again.json", "0")
-    assert (again.code, "left as they are" in again.err) == (0, True)
+# -- `adopt` runs a program that makes no session, or is none
 
 
 @pytest.mark.parametrize(
@@ -221,11 +145,11 @@ def test_an_application_is_adopted_prepared_and_run_with_its_own_options(adoptab
     ],
 )
 def test_the_exit_code_of_the_application_is_passed_on(tmp_path, program, code, said):
-    adoptable = Project(tmp_path)
-    outcome = adoptable.call("adopt", "--", sys.executable, *program)
+    project = Project(tmp_path)
+    outcome = project.call("adopt", "--", sys.executable, *program)
     assert (outcome.code, outcome.out) == (code, "")
     assert said in outcome.err
-    assert not adoptable.configs.exists()
+    assert not project.configs.exists()
 
 
 @pytest.mark.parametrize("out", ["app.py", "app.py/configs", "/proc/configs"])

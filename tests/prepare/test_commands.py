@@ -6,7 +6,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import jsonschema
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 from ortprep.bundle.codec import read_json
-from ortprep.bundle.manifest import MANIFEST_FILE, read_manifest
+from ortprep.bundle.manifest import MANIFEST_FILE
 from ortprep.children.availability import unavailable_reason
 from tests.prepare.builders import (
     SHAPES,
@@ -108,24 +107,6 @@ def test_a_wrong_use_is_told_in_the_form_of_all_errors(first_build, arguments):
     outcome = project.call(*arguments)
     assert (outcome.code, outcome.out) == (2, "")
     assert re.fullmatch(r"error: .+\n(  .+\n)+\nhint: .+\n", outcome.err)
-
-
-def test_a_bundle_pins_the_onnx_runtime_that_jobs_need_and_prepare_says_so(first_build):
-    project, outcome = first_build
-    name = next(name for name in ("onnxruntime-gpu", "onnxruntime") if _version_of(name))
-    version = _version_of(name)
-    pin = f"{name}=={version}"
-    need = f"ONNX Runtime {version} (onnxruntime or onnxruntime-gpu); its requirements.txt has {pin}"
-    assert f"  package:net: jobs need {need}\n" in outcome.err
-    lines = (project.bundle() / "requirements.txt").read_text().splitlines()
-    assert [line for line in lines if not line.startswith("#")] == [pin]
-    assert "requirements.txt" in {entry.path for entry in read_manifest(project.bundle()).files}
-    assert f"with {pin}\n" in project.call("show", "net").out
-
-
-def _version_of(distribution):
-    found = next(iter(metadata.distributions(name=distribution)), None)
-    return None if found is None else found.version
 
 
 @WITHOUT_GPU

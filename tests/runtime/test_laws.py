@@ -234,13 +234,6 @@ def test_of_several_that_fit_the_one_that_binds_most_is_taken(bindings, batch, l
         assert len(found.binding) == max(len(one.binding) for one in fitting)
 
 
-@given(BINDINGS, st.permutations(["ids", "x"]))
-def test_the_order_in_which_inputs_are_given_does_not_matter(binding, order):
-    shapes = shapes_of(1, 2, 3)
-    config = config_of(variant("bucket", binding))
-    assert taken(config, {name: shapes[name] for name in order}) == taken(config, shapes)
-
-
 UNKNOWN = (TensorSpec("x", "float32", None),)
 BOUND = variant("cpu", {"length": 2}, bucket=False)
 
