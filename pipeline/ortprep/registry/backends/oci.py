@@ -188,7 +188,7 @@ class OciBackend(Backend):
                 self._put_manifest(model, label, data, INDEX)
             return
         self._put_empty(model)
-        at = f".{time.time():.0f}" if kind == Kind.PART else ""
+        at = f".{int(time.time())}" if kind == Kind.PART else ""
         self._put_manifest(model, f"{_PREFIXES[kind]}{name}{at}", data, MANIFEST)
 
     def _put_empty(self, model: str) -> None:
