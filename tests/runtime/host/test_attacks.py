@@ -25,7 +25,7 @@ from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.errors import HostDiedError, HostError, LoadTimeoutError, RequestTimeoutError
 from ortprep.runtime import connect
 from ortprep.runtime.descriptors import close_aside
-from ortprep.runtime.host import client, models
+from ortprep.runtime.host import client, models, process
 from ortprep.runtime.host.folder import HostFolder, require_same_user
 from ortprep.runtime.host.models import HostConfig, ModelTable
 from ortprep.runtime.host.process import read_status
@@ -508,6 +508,15 @@ def test_another_user_that_reaches_the_socket_is_not_served(bundle):
 
 
 @needs_root
+def test_a_host_of_another_pid_namespace_is_told_of_and_left_alone(bundle, monkeypatch):
+    connect(bundle, start=True).close()
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "require_same_user", lambda _: 0)  # what SO_PEERCRED gives there
+        with pytest.raises(HostError, match="another PID namespace"):
+            process.stop_host()
+    assert read_status() is not None
+
+
 def test_a_host_of_another_user_is_not_asked(tmp_path):
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:

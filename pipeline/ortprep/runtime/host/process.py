@@ -172,12 +172,15 @@ def stop_host(*, timeout_s: float = _STOP_S + 5) -> int | None:
         Its process number; None if none runs.
 
     Raises:
-        HostError: The process at the socket is another user's.
+        HostError: The process at the socket is another user's, or of another PID namespace.
     """
     with _found_host(timeout_s) as (folder, sock):
         pid = None
-        if sock is not None:
+        if folder is not None and sock is not None:
             pid = require_same_user(sock)
+            if pid == 0:
+                problem = f"host runs in another PID namespace, and cannot be ended from here: {folder.path}"
+                raise HostError(problem, hint="ortprep host --stop   (in the container that runs it)")
             with suppress(ProcessLookupError):
                 _end_process(pid, timeout_s)
         if folder is not None and folder.lock():
