@@ -53,6 +53,7 @@ MAX_RANK = 32
 _HEAD, _MAGIC = struct.Struct("<8sBxHIqQI"), b"ortprep4"
 _NAMES = struct.Struct("<HB")
 _NUMBERS = frozenset(np.dtype(code).name for code in "?bBhHiIqQefdFD")
+_BFLOAT16 = "bfloat16"
 _ALIGNMENT = 64
 _MAX_CACHED = 1024
 
@@ -251,11 +252,26 @@ def _encode_text(specs: tuple[tuple[str, np.dtype[Any], Shape], ...]) -> tuple[b
     """Returns name, type and shape of arrays as bytes, and where the arrays lie."""
     texts, sizes = [], []
     for name, dtype, shape in specs:
-        title, kind = name.encode(), (dtype.names[0] if dtype.names else dtype.name).encode()
+        title, kind = name.encode(), _name_of(dtype).encode()
         head = _NAMES.pack(len(title), len(kind)) + title + kind
         texts.append(head + struct.pack(f"<B{len(shape)}Q", len(shape), *shape))
         sizes.append(math.prod(shape) * dtype.itemsize)
     return b"".join(texts), place_arrays(sizes)
+
+
+def can_send(name: Any, dtype: np.dtype[Any]) -> bool:
+    """Returns whether an array of this name and type can be in a message, if it is not too large."""
+    try:
+        is_name = len(name.encode()) < MAX_TEXT_BYTES
+    except (AttributeError, UnicodeEncodeError):  # no text, or one that came from bytes
+        return False
+    kind = _name_of(dtype)
+    return is_name and (kind in _NUMBERS or (kind == _BFLOAT16 and dtype.itemsize == 2))
+
+
+def _name_of(dtype: np.dtype[Any]) -> str:
+    """Returns a type's name; bfloat16 is a type of `ml_dtypes`, or a record of this package."""
+    return dtype.names[0] if dtype.names else dtype.name
 
 
 def _can_travel(dtype: np.dtype[Any], shape: Shape) -> bool:
@@ -342,7 +358,7 @@ def _find_dtype(name: str) -> np.dtype[Any]:
     """Returns the type of a name; raises `ValueError` unless it is one of numbers."""
     if name in _NUMBERS:
         return np.dtype(name)
-    if name != "bfloat16":
+    if name != _BFLOAT16:
         raise ValueError(f"{name[:40]!r} is no type of numbers")
     from ortprep.runtime.tensors.element_types import BFLOAT16
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -25,10 +27,11 @@ from ortprep.errors import (
     RequestTimeoutError,
     RunError,
 )
-from ortprep.runtime import connect
+from ortprep.runtime import connect, packets
 from ortprep.runtime.host.models import HostConfig, ModelTable
 from ortprep.runtime.host.process import read_status, stop_host
 from ortprep.runtime.loading.load_options import NO_DEADLINE
+from ortprep.runtime.tensors.element_types import BFLOAT16
 from tests.fakes import wait_for
 from tests.runtime.builders import ROWS, assert_answers, batch_of, sample, weights_of, write_bundle
 from tests.runtime.dropin.builders import run_python
@@ -95,6 +98,53 @@ def test_what_is_refused_is_an_error_and_the_session_goes_on(bundle):
         session.run(None, {"x": sample()})
     with pytest.raises(LoadError, match="no model of this name: 'linear'"):
         connect("linear")
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(np.longdouble, np.clongdouble, "V8", "M8[s]", object, ml_dtypes.float8_e4m3fn, ml_dtypes.int4),
+        *([("a", "f4")], [("bfloat16", "f4"), ("b", "f4")]),
+    ],
+)
+def test_a_type_that_no_message_can_carry_is_a_bad_request_before_it_is_sent(bundle, monkeypatch, kind):
+    with connect(bundle, start=True) as session:
+        monkeypatch.setattr(packets, "send", lambda *_, **__: pytest.fail("sent"))
+        with pytest.raises(InvalidRequestError, match="expected numbers or booleans by a name"):
+            session.run(None, {"x": np.zeros((1, 4), kind)})
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("name", [1, None, "\udcff", "x" * 70_000])
+def test_a_name_that_no_message_can_carry_is_a_bad_request_before_it_is_sent(bundle, monkeypatch, name):
+    with connect(bundle, start=True) as session:
+        monkeypatch.setattr(packets, "send", lambda *_, **__: pytest.fail("sent"))
+        with pytest.raises(InvalidRequestError, match="expected numbers or booleans by a name") as caught:
+            session.run(None, {name: sample()})
+        assert len(str(caught.value)) < 500
+        with pytest.raises(InvalidRequestError, match="name of the model is too long"):
+            connect("/" + "x" * 70_000)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("timeout_s", [math.inf, -math.inf, math.nan, 1e10, "3", 1j])
+def test_a_timeout_that_no_clock_can_tell_is_a_bad_request(bundle, timeout_s):
+    with connect(bundle, start=True) as session:
+        with pytest.raises(InvalidRequestError, match="expected seconds, at most 1e"):
+            session.run(None, {"x": sample()}, timeout_s=timeout_s)
+        for bad in (timeout_s, None):
+            with pytest.raises(InvalidRequestError, match="expected seconds"):
+                connect(bundle, timeout_s=bad)  # type: ignore[arg-type]
+        for good in (1e9, 300, np.float32(300)):
+            assert session.run(None, {"x": sample()}, timeout_s=good)[0].shape == (2, 4)
+
+
+def test_both_types_of_bfloat16_are_sent_as_one(bundle):
+    with connect(os.fsencode(bundle), start=True) as session:  # type: ignore[arg-type]
+        for kind in (ml_dtypes.bfloat16, BFLOAT16):
+            with pytest.raises(InvalidRequestError, match=r"expected float32, got .*bfloat16"):
+                session.run(None, {"x": np.zeros((1, 8), kind)})
 
 
 def test_without_a_host_a_client_says_how_to_start_one(bundle):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _socket
+import numbers
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _RETRY_DELAY_S = 0.005
 _MAX_ATTEMPTS = 3
+_MAX_TIMEOUT_S = 1e9  # more does not fit the system's time
 _MAX_IDLE = 4
 """Connections that a session keeps after several threads called at once."""
 
@@ -37,12 +39,15 @@ def connect(
     Raises:
         HostError: No host runs, it cannot be started, or its folder is not safe to use.
         HostDiedError: The host ended while it loaded the model.
+        InvalidRequestError: `timeout_s` is no number of seconds up to 1e9, or the name is too long.
         RequestTimeoutError: The deadline passed.
         PipelineError: The host could not load the model, for a reason that `load` has.
     """
-    path = os.fspath(model)
+    path = os.fsdecode(model)
     if "/" in path or not isinstance(model, str):
         path = os.path.abspath(path)
+    if len(os.fsencode(path)) > packets.MAX_TEXT_BYTES:
+        raise _bad_request(f"name of the model is too long: {path[:80]!r}…")
     return HostSession(path, start=start, timeout_s=timeout_s, idle_s=idle_s)
 
 
@@ -84,7 +89,8 @@ class HostSession:
             The outputs, as new arrays.
 
         Raises:
-            InvalidRequestError: An input is missing, unknown or of another type, or an output is unknown.
+            InvalidRequestError: An input is missing, unknown or of another type, or an output is unknown, or
+                `timeout_s` is no number of seconds up to 1e9.
             RunError: ONNX Runtime refused the request.
             RequestTimeoutError: The deadline passed; the host may still run the request.
             HostDiedError: The host ended before it answered. The call may be repeated.
@@ -94,9 +100,9 @@ class HostSession:
         outputs = self._call(arrays, self._timeout_s if timeout_s is None else timeout_s)
         for name in output_names or ():
             if name not in outputs:
-                from ortprep.errors import InvalidRequestError, propose
+                from ortprep.errors import propose
 
-                raise InvalidRequestError(f"no such output: {name!r}\n  {propose(name, outputs)}")
+                raise _bad_request(f"no such output: {name!r}\n  {propose(name, outputs)}")
         return [outputs[name] for name in (outputs if output_names is None else output_names)]
 
     def close(self) -> None:
@@ -107,6 +113,7 @@ class HostSession:
 
     def _call(self, arrays: Mapping[str, NDArray[Any]] | None, timeout_s: float) -> dict[str, NDArray[Any]]:
         """Connects, and sends a request if there is one; returns its answer, or raises the host's error."""
+        _check_timeout(timeout_s)
         deadline_ns = time.monotonic_ns() + int(timeout_s * 1e9)
         try:
             connection = self._connect(deadline_ns)
@@ -227,12 +234,23 @@ def _no_host(problem: str) -> Exception:
 def _as_array(name: str, value: Any) -> NDArray[Any]:
     """Returns an input as an array, if it can be sent."""
     array = np.asarray(value)
-    if array.dtype.kind in "biufc" or (array.dtype.kind == "V" and not array.dtype.hasobject):
+    if packets.can_send(name, array.dtype):
         return array
+    hint = "ortprep.runtime.load(…) gives a session that takes all types"
+    problem = f"input {str(name)[:80]!r} cannot be sent\n  expected numbers or booleans by a name"
+    raise _bad_request(f"{problem}, got {array.dtype}", hint=hint)
+
+
+def _check_timeout(timeout_s: Any) -> None:
+    is_number = isinstance(timeout_s, numbers.Real)
+    if not is_number or not abs(float(timeout_s)) <= _MAX_TIMEOUT_S:
+        raise _bad_request(f"bad timeout: {timeout_s!r}\n  expected seconds, at most {_MAX_TIMEOUT_S:g}")
+
+
+def _bad_request(problem: str, *, hint: str | None = None) -> Exception:
     from ortprep.errors import InvalidRequestError
 
-    problem = f"input {name!r} cannot be sent\n  expected numbers or booleans, got {array.dtype}"
-    raise InvalidRequestError(problem, hint="ortprep.runtime.load(…) gives a session that takes strings")
+    return InvalidRequestError(problem, hint=hint)
 
 
 def _require(packet: packets.Packet, kind: int) -> None:
