@@ -207,17 +207,3 @@ def test_every_case_answers_as_before_after_optimize_and_reload():
 def test_what_is_wrong_or_no_longer_wrong_is_told(verdict):
     (surprise,) = find_surprises([verdict], PROBLEMS)
     assert surprise.startswith(f"{verdict.case}: ")
-
-
-@pytest.mark.parametrize(
-    "verdict",
-    [
-        Verdict("a", EQUAL, "", "all"),
-        Verdict("a", NOT_RUN, "NotImplemented"),
-        Verdict("c", NOT_RUN, "NotImplemented"),
-        Verdict("c", EQUAL, "all: cannot load", "source"),
-        Verdict("c", CRASHED, "died of SIGSEGV"),
-    ],
-)
-def test_what_is_equal_or_listed_or_not_run_at_all_is_no_surprise(verdict):
-    assert find_surprises([verdict], PROBLEMS) == ()

@@ -7,7 +7,7 @@ import platform
 import numpy as np
 import pytest
 
-from ortprep.errors import MissingExtraError, NotPublishedError, RegistryError, SignatureError
+from ortprep.errors import MissingExtraError, SignatureError
 from ortprep.runtime import PoolConfig, SessionPool, load, locate
 from ortprep.transport import transfer
 from ortprep.versions import install_command
@@ -155,14 +155,6 @@ def test_a_job_without_the_registry_extra_is_told_which_to_install(project, monk
         locate("registry://net@production")
     assert raised.value.hint == install_command("registry")
     assert locate(project.root) == project.root
-
-
-def test_a_reference_that_names_nothing_is_an_error_of_load(project, registry, monkeypatch):
-    with pytest.raises(NotPublishedError):
-        load("registry://nothing@production")
-    with pytest.raises(RegistryError):
-        load("registry://")
-    assert os.environ["ORTPREP_REGISTRY"] == str(registry)
 
 
 # -- several kinds of hardware: what the page of registries tells users to run, on two machines

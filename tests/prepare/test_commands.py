@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import jsonschema
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from ortprep.bundle.codec import read_json
-from ortprep.bundle.manifest import MANIFEST_FILE
+from ortprep.bundle.manifest import MANIFEST_FILE, read_manifest
 from ortprep.children.availability import unavailable_reason
 from tests.prepare.builders import (
     SHAPES,
@@ -107,6 +108,15 @@ def test_a_wrong_use_is_told_in_the_form_of_all_errors(first_build, arguments):
     outcome = project.call(*arguments)
     assert (outcome.code, outcome.out) == (2, "")
     assert re.fullmatch(r"error: .+\n(  .+\n)+\nhint: .+\n", outcome.err)
+
+
+def test_a_bundle_pins_the_onnx_runtime_that_its_jobs_need(first_build):
+    project, _ = first_build
+    lines = (project.bundle() / "requirements.txt").read_text().splitlines()
+    ((name, version),) = (line.split("==") for line in lines if not line.startswith("#"))
+    assert name in ("onnxruntime", "onnxruntime-gpu")
+    assert version == metadata.version(name)
+    assert "requirements.txt" in {entry.path for entry in read_manifest(project.bundle()).files}
 
 
 @WITHOUT_GPU

@@ -5,13 +5,11 @@ from __future__ import annotations
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
 from ortprep.bundle.loader_config import VersionRange
@@ -241,23 +239,3 @@ def test_without_requirements_the_other_variant_would_fail_or_answer_wrongly(els
         assert "block" in answer["unsafe"]
     else:
         assert not np.allclose(answer["unsafe"], prepared.expected, rtol=1e-2)
-
-
-# -- ONNX Runtime is exchanged under a bundle: jobs go on with its fallback, which the new one optimises
-
-INSTALL = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check")
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory):
-    return prepare(tmp_path_factory.mktemp("net"), channels=32)
-
-
-@pytest.mark.manual  # downloads ONNX Runtime
-@pytest.mark.parametrize("version", ["1.30.0", "1.31.1", "1.32.0"])
-def test_another_version_loads_the_fallback_with_full_optimisation(prepared, tmp_path, version):
-    if version.split(".")[:2] == onnxruntime.__version__.split(".")[:2]:
-        pytest.skip("this version is installed")
-    subprocess.run([*INSTALL, "--target", str(tmp_path), f"onnxruntime=={version}"], check=True)
-    answer = run_elsewhere(prepared, [sys.executable], packages=tmp_path)
-    assert_falls_back(prepared, answer, reason=f"got {version}")
