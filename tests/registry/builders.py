@@ -120,6 +120,7 @@ class Build:
     spec: bytes = b"spec"
     created_at: str = "2026-11-20T00:00:00+00:00"
     onnxruntime: str = "1.31.1"
+    cores: int = 2
     graph: bytes = b"graph"
     extra: dict[str, bytes] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
@@ -189,11 +190,23 @@ def _manifest(build: Build, files: tuple[FileEntry, ...]) -> Manifest:
         pipeline_version="0.1.0",
         spec_digest=digest_bytes(build.spec),
         source=_source(build),
-        environment={"onnxruntime": build.onnxruntime},
+        environment={"onnxruntime": build.onnxruntime, "hardware": _hardware(build)},
         variants=tuple(_record(made) for made in build.made),
         files=files,
         left_out=tuple(LeftOut(name, "not accurate enough") for name in build.left_out),
     )
+
+
+def _hardware(build: Build) -> dict[str, Any]:
+    """Returns the machine that has what the variants require, and nothing else."""
+    needs = [made.needs for made in build.made]
+    gpus = [one.compute_capability.minimum for one in needs if one.compute_capability]
+    return {
+        "machine": next((one.machine for one in needs if one.machine), platform.machine()),
+        "cpu_features": sorted({flag for one in needs for flag in one.cpu_features}),
+        "cores": build.cores,
+        "gpus": [{"name": "GPU", "compute_capability": list(capability)} for capability in gpus],
+    }
 
 
 def _source(build: Build) -> SourceRecord:
@@ -270,7 +283,7 @@ def make_part(
 ) -> Part:
     """Returns a part of files, with other fields than usual where they are given."""
     fields: dict[str, object] = {"model": model, "source": SOURCE, "spec": SPEC, "created_at": created_at}
-    fields |= {"machine": "amd64", "variants": (CPU_VARIANT,)} | changes
+    fields |= {"built_on": SOURCE, "machine": "amd64", "variants": (CPU_VARIANT,)} | changes
     layers = [
         {**describe_content(FILE_TYPE, digest_bytes(data), len(data)), "annotations": {TITLE: path}}
         for path, data in files.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,6 +28,7 @@ from ortprep.registry.publish import find_missing, publish
 from ortprep.registry.pull import PullRequest, pull
 from ortprep.registry.references import VersionRef
 from tests.registry.builders import (
+    ANY,
     BARE,
     HERE,
     Build,
@@ -154,6 +156,65 @@ def test_other_weights_beside_the_same_graph_are_another_source(catalogue, model
     assert new.version.part_digests == {new.part}
     pulled = pull_it(catalogue, tmp_path / "out", model, "2.0", hardware=machine_with_gpu((9, 0)))
     assert pulled.part == new.part, "no GPU gets the weights of 1.0"
+
+
+@pytest.mark.attack
+@in_a_folder
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(("cpu-int8", "cpu"), ("cpu",)), (("cpu",), ("portable",)), (("cpu",), ("cpu",))],
+    ids=["refused", "slower than portable", "same"],
+)
+@pytest.mark.parametrize("cores", [2, 8])
+def test_a_rebuild_takes_the_place_of_the_machines_old_part_with_all_variants(
+    catalogue, model, tmp_path, old, new, cores
+):
+    made = [
+        [Made(name, ANY if name == "portable" else HERE, weights, steady_ms=ms) for name in names]
+        for names, weights, ms in ((old, b"old", 5.0), (new, b"new", 50.0))
+    ]
+    publish_build(catalogue, tmp_path / "old", Build(made[0], model), "1.0")
+    promote(VersionRef(model, "1.0"), "production", catalogue)
+    rebuilt = Build(made[1], model, created_at=LATER, cores=cores)
+    rebuilt_version = publish_build(catalogue, tmp_path / "new", rebuilt, "1.1")
+    assert rebuilt_version.version.part_digests == {rebuilt_version.part}
+    assert pull_it(catalogue, tmp_path / "out", model, "1.1").part == rebuilt_version.part
+    with pytest.raises(PromotionRefusedError, match=r"no longer exists|50 ms|different hardware"):
+        promote(VersionRef(model, "1.1"), "production", catalogue)
+
+
+AVX2 = HERE._replace(cpu_features=("avx2",))
+
+
+@in_a_folder
+@pytest.mark.parametrize(
+    "other",
+    [
+        Build((Made("cpu", AVX2),)),
+        Build((Made("cuda", on_gpu(9, 0)), Made("cpu", HERE))),
+        Build((Made("cpu", HERE),), onnxruntime="1.30.0"),
+    ],
+    ids=["instruction sets", "GPU", "ONNX Runtime"],
+)
+def test_a_part_of_other_hardware_or_another_onnxruntime_is_kept(catalogue, model, tmp_path, other):
+    first = publish_build(catalogue, tmp_path / "a", Build((Made("cpu", HERE),), model))
+    second = publish_build(
+        catalogue, tmp_path / "b", dataclasses.replace(other, name=model, created_at=LATER)
+    )
+    assert second.version.part_digests == {first.part, second.part}
+
+
+@pytest.mark.attack
+@in_a_folder
+def test_more_variants_do_not_make_an_older_part_better(catalogue, model, tmp_path):
+    old = Build((Made("cpu-int8", HERE, b"old"), Made("cpu", HERE, b"old")), model)
+    publish_build(catalogue, tmp_path / "old", old)
+    new = publish_build(
+        catalogue, tmp_path / "new", Build((Made("cpu", AVX2, b"new"),), model, created_at=LATER)
+    )
+    assert len(new.version.parts) == 2
+    both_fit = BARE._replace(cpu_features=("avx2",))
+    assert pull_it(catalogue, tmp_path / "out", model, hardware=both_fit).part == new.part
 
 
 @in_a_folder

@@ -143,19 +143,17 @@ def compare(
 
 
 def _list_snapshots(manifests: Sequence[Manifest]) -> list[_Snapshot]:
-    """Returns a version's variants; of one that equal machines prepared, that of the first bundle alone."""
-    found: dict[tuple[str, ...], _Snapshot] = {}
+    """Returns the variants of a version, numbered where several machines prepared one."""
+    found = []
     numbers: Counter[str] = Counter()
     for manifest in manifests:
         facts, sizes = list_facts(manifest.environment), sum_folders(manifest)
-        machine = tuple(str(manifest.environment.get(name)) for name in ("onnxruntime", "hardware"))
         for record in manifest.variants:
-            if (record.name, *machine) not in found:
-                numbers[record.name] += 1
-                number = numbers[record.name]
-                name = record.name if number == 1 else f"{record.name} ({number})"
-                found[(record.name, *machine)] = _Snapshot(name, record, facts, sizes)
-    return list(found.values())
+            numbers[record.name] += 1
+            number = numbers[record.name]
+            name = record.name if number == 1 else f"{record.name} ({number})"
+            found.append(_Snapshot(name, record, facts, sizes))
+    return found
 
 
 def _pair(

@@ -116,18 +116,22 @@ class PartSummary:
 
     Attributes:
         created_at: Time of the preparation, ISO 8601, UTC.
+        built_on: Digest of the hardware and the ONNX Runtime that it was prepared with: a newer part with the
+            same takes its place.
         machine: Processor architecture it was prepared on, as OCI spells it; "" if unknown.
     """
 
     digest: str
     document_bytes: int
     created_at: str
+    built_on: str
     machine: str
     size_bytes: int
     variants: tuple[PartVariant, ...]
 
     def __post_init__(self) -> None:
         _check_digest(self.digest)
+        _check_digest(self.built_on)
         _check_size(self.document_bytes)
         _check_size(self.size_bytes)
 
@@ -229,7 +233,7 @@ def build_version(
 
 def _describe_part(part: PartSummary) -> dict[str, Any]:
     """Returns the descriptor of a part in the document of a version."""
-    names = ("created_at", "machine", "size_bytes", "variants")
+    names = ("created_at", "built_on", "machine", "size_bytes", "variants")
     return {
         **describe_content(MANIFEST, part.digest, part.document_bytes),
         "artifactType": PART_TYPE,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 
 from ortprep.bundle import LOADER_FILE
 from ortprep.bundle.digest import DigestCache, digest_bytes, digest_json
-from ortprep.bundle.environment import list_facts
+from ortprep.bundle.environment import list_facts, pin_onnxruntime
 from ortprep.bundle.loader_config import (
     MAX_LOADER_BYTES,
     FileEntry,
@@ -35,7 +36,7 @@ from ortprep.registry.documents import (
 )
 from ortprep.registry.references import VersionRef
 from ortprep.runtime.loading.variant_selection import Machine, find_lacks, needs_gpu
-from ortprep.runtime.machine.hardware import Hardware
+from ortprep.runtime.machine.hardware import KERNEL_FEATURES, Hardware
 
 PORTABLE = "portable"
 """The variant that `prepare` makes for all other machines."""
@@ -43,6 +44,7 @@ PORTABLE = "portable"
 _MAX_REASON = 2000
 """Largest number of characters that a message has of one part."""
 
+_GPU_FACT = re.compile(r"hardware\.gpus\.[0-9]+\.(name|compute_capability)")
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
@@ -74,7 +76,7 @@ def read_part(bundle: Path) -> Part:
 def check_part_bundle(part: Part, config: LoaderConfig, manifest: Manifest) -> None:
     """Raises IntegrityError if the two records of a pulled part contradict its document."""
     expected = build_part(manifest, config, (*manifest.files, small_files(part)[MANIFEST_FILE]))
-    names = ("model", "source", "spec", "summary.variants", "summary.created_at")
+    names = ("model", "source", "spec", "summary.variants", "summary.created_at", "summary.built_on")
     others = [name for name in names if attrgetter(name)(expected) != attrgetter(name)(part)]
     if set(expected.files) != set(part.files):
         others.append("files")
@@ -110,6 +112,7 @@ def build_part(manifest: Manifest, config: LoaderConfig, files: Iterable[FileEnt
         source=digest_json([[entry.path, entry.sha256] for entry in manifest.source.files]),
         spec=manifest.spec_digest,
         created_at=manifest.created_at,
+        built_on=_identify_machine(manifest),
         machine=_MACHINES.get(machine, machine),
         variants=tuple(_describe_variant(variant, facts) for variant in config.variants),
     )
@@ -118,6 +121,26 @@ def build_part(manifest: Manifest, config: LoaderConfig, files: Iterable[FileEnt
         for entry in sorted(files, key=lambda entry: entry.path)
     ]
     return parse_part(build_manifest(PART_TYPE, layers, annotations=annotations))
+
+
+def _identify_machine(manifest: Manifest) -> str:
+    """Returns a digest of what jobs can tell apart of the hardware of a build, and of its ONNX Runtime.
+
+    That are not cores and the name of the processor: of two parts that differ in these alone, every job takes
+    the newer one.
+    """
+    facts = list_facts(manifest.environment)
+    flags = facts.get("hardware.cpu_features", "").split()
+    features = [flag for flag in flags if flag in KERNEL_FEATURES]
+    gpus = sorted({text for name, text in facts.items() if _GPU_FACT.fullmatch(name)})
+    return digest_json(
+        [
+            pin_onnxruntime(manifest.environment),
+            facts.get("hardware.machine", ""),
+            features,
+            gpus,
+        ]
+    )
 
 
 def _describe_variant(variant: Variant, facts: Mapping[str, str]) -> PartVariant:
@@ -163,14 +186,14 @@ def choose_part(
             digests = ", ".join(part.digest for part in parts)
             raise NotPublishedError(f"no such part of {reference}: {digest}\n  expected one of {digests}")
         return named
-    fitting: list[tuple[list[int], Part]] = []
+    fitting: list[tuple[int, Part]] = []
     lines = []
     for part in sorted(parts, key=lambda part: (part.summary.created_at, part.digest), reverse=True):
         variants = part.summary.variants
         reasons = [(variant, _reasons(variant, hardware, onnxruntime)) for variant in variants]
-        ranks = sorted(_rank(variant) for variant, lacks in reasons if not lacks)
+        ranks = [_rank(variant) for variant, lacks in reasons if not lacks]
         if ranks:
-            fitting.append((ranks, part))
+            fitting.append((min(ranks), part))
         why = "; ".join(f"{variant.name}: {', '.join(lacks)}" for variant, lacks in reasons)
         lines.append(f"  {part.digest}: {why[:_MAX_REASON]}")
     if not fitting:

@@ -90,23 +90,17 @@ def _find_superseded(family: Sequence[Version]) -> Iterator[tuple[str, str]]:
 def merge_parts(parts: Iterable[PartSummary], *, first: str = "") -> tuple[PartSummary, ...]:
     """Returns the parts that make up the latest version of a source and spec.
 
-    A part is left out if newer ones have all of its variants: the same target on the same hardware with the
-    same ONNX Runtime, prepared again. All publishers get the same result, whatever the order.
+    Of each machine it is the part that was prepared last: a variant that it does not have was refused or of
+    no use. All publishers get the same result, whatever the order.
 
     The part with the digest `first` counts as prepared last, for the publisher of an older bundle.
     """
-    seen: set[object] = set()
-    chosen = []
-    unique = {part.digest: part for part in parts}.values()
+    chosen: dict[str, PartSummary] = {}
     for part in sorted(
-        unique, key=lambda part: (part.digest == first, part.created_at, part.digest), reverse=True
+        parts, key=lambda part: (part.digest == first, part.created_at, part.digest), reverse=True
     ):
-        # The portable variant is in every part; it counts only if there is no other.
-        special = {variant for variant in part.variants if variant.hardware} or set(part.variants)
-        if not special <= seen:
-            chosen.append(part)
-        seen |= set(part.variants)
-    return tuple(sorted(chosen, key=lambda part: part.digest))
+        chosen.setdefault(part.built_on, part)
+    return tuple(sorted(chosen.values(), key=lambda part: part.digest))
 
 
 def is_published(state: ModelState, name: str | None) -> bool:
