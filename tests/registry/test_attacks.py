@@ -65,8 +65,10 @@ from tests.registry.builders import (
     BARE,
     HERE,
     Made,
+    machine_with_gpu,
     make_version,
     name_of,
+    on_gpu,
     put_version,
     read_tree,
     write_bundle,
@@ -227,6 +229,25 @@ def test_a_part_that_says_other_things_than_its_bundle_is_refused(registry, cata
     version = put_document(catalogue, registry, part, tampered(part, change))
     with pytest.raises(IntegrityError, match=r"contradicts its document|of another source or spec"):
         pull_it(catalogue, tmp_path / "out", version=version)
+
+
+def test_a_part_that_is_refused_stops_no_machine_that_takes_another(registry, catalogue, tmp_path):
+    gpu = write_bundle(tmp_path / "gpu", made=(Made("cuda", on_gpu(9, 0)),), spec=b"other")
+    publish(gpu, catalogue)
+    bad = tampered(read_part(gpu), add_layer("added"))
+    write_ref(registry, "net", Kind.PART, bad)
+    parts = [
+        read_part(write_bundle(tmp_path / "cpu", made=(Made("cpu", HERE),), spec=b"other")),
+        parse_part(bad),
+    ]
+    publish(tmp_path / "cpu", catalogue)
+    version = build_version("net", parts, label="both", published_at="2030-01-01T00:00:00+00:00")
+    put_version(catalogue, version)
+    pull_it(catalogue, tmp_path / "out", version.digest)
+    assert read_tree(tmp_path / "out") == read_tree(tmp_path / "cpu")
+    request = PullRequest(VersionRef("net", version.digest))
+    with pytest.raises(IntegrityError, match="contradicts its document"):
+        pull(request, catalogue, tmp_path / "no", hardware=machine_with_gpu((9, 0)))
 
 
 def test_a_document_that_is_not_what_its_name_says_is_refused(registry, catalogue, tmp_path):
