@@ -116,6 +116,21 @@ def test_what_is_no_export_is_never_overwritten(bundle, tmp_path):
     assert (own / "config.pbtxt").read_text() == "mine"
 
 
+@pytest.mark.attack
+@pytest.mark.parametrize("own", ["2/model.onnx", "labels.txt", "config.pbtxt", "1/model.onnx/notes"])
+def test_an_export_replaces_no_file_that_a_user_added_or_edited(bundle, tmp_path, own):
+    export_one(bundle, tmp_path / "repository")
+    file = tmp_path / "repository" / "linear" / own
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("mine")
+    with pytest.raises(
+        ExportError, match=f"got one with files that were added or changed: '{own}'"
+    ) as caught:
+        export_one(bundle, tmp_path / "repository")
+    assert "move what is yours elsewhere" in (caught.value.hint or "")
+    assert file.read_text() == "mine"
+
+
 def test_a_failed_export_leaves_the_old_one(bundle, tmp_path):
     repository = tmp_path / "repository"
     export_one(bundle, repository)

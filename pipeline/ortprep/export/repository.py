@@ -15,7 +15,8 @@ from pathlib import Path, PurePosixPath
 
 import ortprep
 from ortprep.bundle.atomic import new_folder, write_json_atomic
-from ortprep.bundle.codec import encode, read_json
+from ortprep.bundle.codec import decode, encode, read_json
+from ortprep.bundle.digest import digest_file
 from ortprep.bundle.loader_config import FileEntry, Variant, golden_of
 from ortprep.bundle.paths import is_safe_name
 from ortprep.errors import BundleError, ExportError
@@ -26,6 +27,7 @@ from ortprep.export.variant_selection import ExportRequest, choose_variants, des
 from ortprep.runtime.loading.golden import read_golden
 
 EXPORT_FILE = "ortprep-export.json"
+CONFIG_FILE = "config.pbtxt"
 EXPORT_SCHEMA_VERSION = "1.0"
 _VERSION = "1"
 _ORT_FORMAT = ".ort"
@@ -42,6 +44,7 @@ class ExportedModel:
         source_sha256: Digest of the model the bundle was prepared from.
         prepared_with: Version of ONNX Runtime it was prepared with, "" if that is not recorded.
         files: Its files in the export; bytes and digests are the bundle's.
+        config_sha256: Digest of its `config.pbtxt`, so that no later export replaces one that was edited.
         carried: Recorded options that the export has, and where.
         left_out: Recorded options and other properties that it does not have, and why.
         needs: Requirements of the variant, which its server does not check.
@@ -54,6 +57,7 @@ class ExportedModel:
     source_sha256: str
     prepared_with: str
     files: tuple[FileEntry, ...]
+    config_sha256: str
     carried: Mapping[str, str]
     left_out: Mapping[str, str]
     needs: tuple[str, ...]
@@ -139,7 +143,7 @@ def _export(
         interface = resolve_interface(source.config, variant, trial, shapes)
         config = build_config(destination.name, model_file, interface, options, request)
 
-        (place / "config.pbtxt").write_text(format_config(config), encoding="utf-8")
+        (place / CONFIG_FILE).write_text(format_config(config), encoding="utf-8")
 
         exported = ExportedModel(
             name=destination.name,
@@ -148,6 +152,7 @@ def _export(
             source_sha256=source.manifest.source.sha256,
             prepared_with=str(source.manifest.environment.get("onnxruntime", "")),
             files=files,
+            config_sha256=digest_file(place / CONFIG_FILE),
             carried={str(option): str(where) for option, where in options.places.items()},
             left_out=options.left_out,
             needs=tuple(describe_needs(variant)),
@@ -196,16 +201,23 @@ def _resolve_destination(out: Path, bundles: Sequence[Path]) -> Path:
 
 
 def _check_replaceable(folder: Path) -> None:
-    """Raises unless a folder is absent, empty, or marked by its record as an export."""
+    """Raises unless a folder is absent, empty, or an export without files that a user added or edited."""
     if folder.is_symlink():
         raise ExportError(f"will not replace a link: {folder}", hint="remove it yourself")
     if not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir())):
         return
-    is_export = False
-    with suppress(BundleError):
-        is_export = {"schema_version", "model"} <= dict(read_json(folder / EXPORT_FILE)).keys()
-    if not is_export:
-        raise ExportError(
-            f"will not overwrite {folder}\n  expected no such folder, or an export of ortprep",
-            hint="choose another --out, or remove it yourself",
-        )
+    got = "something else"
+    with suppress(BundleError, OSError, KeyError):
+        model = decode(ExportedModel, read_json(folder / EXPORT_FILE)["model"])
+        listed = {EXPORT_FILE, CONFIG_FILE, *(entry.path for entry in model.files)}
+        paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+        found = {path.relative_to(folder).as_posix() for path in paths}
+        changed = {CONFIG_FILE} if digest_file(folder / CONFIG_FILE) != model.config_sha256 else set()
+        if not (own := sorted(found - listed | changed)):
+            return
+        got = f"one with files that were added or changed: {', '.join(map(repr, own[:5]))}"
+    raise ExportError(
+        f"will not overwrite {folder}\n"
+        f"  expected no such folder, or an unchanged export of ortprep, got {got}",
+        hint="choose another --out, or move what is yours elsewhere and remove the folder",
+    )
