@@ -89,6 +89,21 @@ def test_a_collection_in_the_middle_of_publishing_spares_what_is_published(
     assert read_tree(tmp_path / "out") == read_tree(new)
 
 
+def test_a_part_that_a_collection_removes_before_its_version_is_there_is_written_again(
+    registry, catalogue, tmp_path
+):
+    def remove():
+        for path in Path(registry, "net/parts").iterdir():
+            path.unlink()
+
+    slow, calls = interposed(registry, tmp_path, "put_ref versions", remove)
+    published = publish(write_bundle(tmp_path / "bundle"), slow)
+    assert calls
+    request = PullRequest(VersionRef("net", published.version.digest))
+    fresh = Catalogue(catalogue.backend, Cache(tmp_path / "fresh"))
+    pull(request, fresh, tmp_path / "out", hardware=BARE)
+
+
 def test_a_puller_whose_version_is_collected_leaves_nothing(registry, catalogue, tmp_path):
     publish(write_bundle(tmp_path / "bundle", made=(Made("portable", weights=os.urandom(1000)),)), catalogue)
     slow, calls = interposed(

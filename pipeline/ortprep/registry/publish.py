@@ -91,8 +91,7 @@ def publish(
         catalogue.attach_signature(part, signature)
     version = _merge(part, catalogue, label, public_key)
     # A collection that began before may have removed what was there: look again, now that it is named.
-    if find_missing(part, catalogue):
-        uploaded += _upload(part, bundle, catalogue, observer)
+    uploaded += _upload(part, bundle, catalogue, observer)
     return PublishResult(
         part=part.digest,
         version=version,
