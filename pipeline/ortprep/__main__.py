@@ -8,6 +8,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import NoReturn
 
 
 def main() -> None:
@@ -46,9 +47,14 @@ def _exit_when_terminated() -> None:
 
     A command that was started with one of them ignored, as by nohup, goes on ignoring it.
     """
+
+    def end(number: int, frame: object) -> NoReturn:  # noqa: ARG001 - what a signal handler takes
+        signal.signal(number, signal.SIG_DFL)  # who cannot wait for transfers under way asks again
+        sys.exit(128 + number)
+
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, lambda received, _: sys.exit(128 + received))
+            signal.signal(number, end)
 
 
 def _run_program(arguments: Sequence[str]) -> None:

@@ -113,6 +113,24 @@ def test_a_command_that_is_asked_to_end_leaves_nothing_behind(project, command, 
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_second_signal_ends_a_command_that_waits_for_its_end(project, number):
+    code = f"""
+import os, sys, types
+def run():
+    try:
+        os.kill(os.getpid(), {number:d})
+    finally:
+        os.kill(os.getpid(), {number:d})
+        print("went on")
+sys.modules["ortprep.cli.app"] = types.SimpleNamespace(run=run)
+from ortprep.__main__ import main
+main()
+"""
+    ended = project.python("-c", code)
+    assert (ended.code, ended.out) == (-number, "")
+
+
 @pytest.mark.attack
 def test_an_interrupt_before_there_is_a_command_ends_it_without_a_traceback(project):
     code = """
