@@ -176,8 +176,9 @@ def test_a_folder_that_others_can_write_and_a_link_in_its_place_are_refused(tmp_
         lock_folder()
     folder.rmdir()
     folder.symlink_to(elsewhere)
-    with pytest.raises(CacheError, match="not safe"):
+    with pytest.raises(CacheError, match="not safe") as caught:
         lock_folder()
+    assert "unset XDG_RUNTIME_DIR" in str(caught.value.hint)
 
 
 @pytest.mark.attack

@@ -19,6 +19,8 @@ from typing import Any, BinaryIO
 CACHE_VARIABLE = "ORTPREP_CACHE_DIR"
 """Environment variable that names the folder of memories."""
 
+_CACHE_HINT = f"export {CACHE_VARIABLE}=DIR   (a folder of your own)"
+
 StrPath = str | os.PathLike[str]
 
 Stamp = tuple[int, int, int, int, int]
@@ -187,8 +189,12 @@ def require_cache_folder(name: str) -> str:
     return require_private_folder(_cache_path(name))
 
 
-def require_private_folder(folder: str) -> str:
+def require_private_folder(folder: str, *, hint: str = _CACHE_HINT) -> str:
     """Returns a folder, made if need be, whose files this user and root alone can change.
+
+    Args:
+        folder: The folder.
+        hint: How to choose another one.
 
     Raises:
         CacheError: Others could change them, or it cannot be made.
@@ -201,7 +207,7 @@ def require_private_folder(folder: str) -> str:
         failure = f"cannot use the cache: {folder}\n  {error.strerror or error}"
     from ortprep.errors import CacheError
 
-    raise CacheError(failure, hint=f"export {CACHE_VARIABLE}=DIR   (a folder of your own)")
+    raise CacheError(failure, hint=hint)
 
 
 def _is_private_folder(folder: str) -> bool:

@@ -65,7 +65,7 @@ def guard_device(device: str) -> AbstractContextManager[None]:
     """Holds a device exclusively; warns once if it is not free at once.
 
     Raises:
-        StageError: The folder of the lock cannot be trusted.
+        CacheError: The folder of the lock cannot be trusted.
     """
     return measuring(device, on_wait=lambda: log.warning("waiting until other work on %s is over", device))
 

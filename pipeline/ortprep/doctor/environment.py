@@ -51,7 +51,7 @@ def diagnose_environment(*, artifacts: Path, expect: Sequence[str] = ()) -> Diag
         expect: What must work: `cuda`, `cpu`, or the full name of another execution provider.
 
     Raises:
-        StageError: The folder of the device's lock cannot be trusted.
+        CacheError: The folder of the device's lock cannot be trusted.
         OSError: There is no room on the disk for what processes are asked and answer.
     """
     expected = [{"cpu": CPU, "cuda": CUDA}.get(name.lower(), name) for name in dict.fromkeys(expect)]

@@ -156,7 +156,7 @@ def diagnose_initialisation(
         LoadError: The model cannot be loaded or run, or the bundle has no variant for the device.
         BundleError: The bundle cannot be read.
         ChildError: A process died.
-        StageError: The folder of the device's lock cannot be trusted.
+        CacheError: The folder of the device's lock cannot be trusted.
         OSError: There is no room for the log.
     """
     name, plan = DEFAULT if subject.bundle is None else PREPARED, plan_of(subject, device)

@@ -57,7 +57,8 @@ def diagnose_parallel(subject: DoctorModel, *, seconds: float = 1.5) -> Diagnosi
         LoadError: Not even one session can be made and run, or no variant of a bundle runs here.
         ChildError: The process that makes one died.
         BundleError: A bundle cannot be read.
-        StageError: The folder of the device's lock cannot be trusted, or this thread measures already.
+        CacheError: The folder of the device's lock cannot be trusted.
+        StageError: This thread measures already.
         OSError: There is no room on the disk for what processes are asked and answer.
     """
     setups, plan = plan_workers(WORKERS), plan_of(subject, CPU_DEVICE)

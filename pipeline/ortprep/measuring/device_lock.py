@@ -95,7 +95,8 @@ def lock_folder() -> Path:
     # Containers and cron inherit the variable without the folder it names.
     runtime = os.environ.get("XDG_RUNTIME_DIR") or os.devnull
     if Path(runtime).is_dir():
-        return Path(require_private_folder(f"{runtime}/ortprep"))
+        hint = "unset XDG_RUNTIME_DIR, or set it to a folder of your own"
+        return Path(require_private_folder(f"{runtime}/ortprep", hint=hint))
     cached = cache_folder(f"locks/{os.uname().nodename}")
     return Path(cached or require_private_folder(f"{tempfile.gettempdir()}/ortprep-{os.getuid()}"))
 
