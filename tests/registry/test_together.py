@@ -191,6 +191,25 @@ def test_a_label_that_is_taken_meanwhile_is_an_error_and_nothing_is_lost(registr
     assert catalogue.read_state("net").labels["1.4"] == claim.digest
 
 
+@pytest.mark.parametrize("taken_by", ["an alias", "another source"])
+def test_a_label_that_is_taken_during_an_upload_is_never_written(registry, catalogue, tmp_path, taken_by):
+    rival = publish(write_bundle(tmp_path / "other", spec=b"other"), catalogue, label="first")
+    part = catalogue.read_part("net", rival.part)
+    claim = build_version("net", [part], label="1.4", published_at="2026-11-23T00:00:00+00:00")
+
+    def take():
+        if taken_by == "an alias":
+            promote(VersionRef("net", "first"), "1.4", catalogue)
+        else:
+            put_version(catalogue, claim)
+
+    slow, _ = interposed(registry, tmp_path, "put_file", take)
+    with pytest.raises(ConflictError, match=r"alias of net|label taken"):
+        publish(write_bundle(tmp_path / "bundle"), slow, label="1.4")
+    written = read_tree(Path(registry) / "net" / "versions")
+    assert len(written) == (1 if taken_by == "an alias" else 2)
+
+
 def test_pullers_at_the_same_time_fetch_each_file_once(registry, catalogue, tmp_path):
     publish(
         write_bundle(tmp_path / "bundle", made=(Made("portable", weights=os.urandom(500_000)),)), catalogue

@@ -103,7 +103,7 @@ def publish(
 
 
 def _check_label(label: str, state: ModelState, part: Part) -> None:
-    """Raises, before anything is uploaded, if a label is no name, or names something else already."""
+    """Raises, before anything is written, if a label is no name, or names something else already."""
     check_alias_name(label, called="label")
     if label in state.aliases:
         raise ConflictError(f"{label!r} is an alias of {part.model}\n  expected a label that is not an alias")
@@ -173,6 +173,8 @@ def _merge(part: Part, catalogue: Catalogue, label: str | None, public_key: Path
         if settled:
             # Two that come to the same at once may each add one: the first counts, and both say so.
             return settled[0]
+        if label is not None:  # an upload takes long, and others may have taken the label meanwhile
+            _check_label(label, state, part)
         now = datetime.now(UTC).isoformat(timespec="microseconds")
         added = build_version(part.model, parts, label=label, published_at=now)
         name = ref_name(added.digest, added.label)
