@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from ortprep import BuildEvent, PreparedBundle, prepare
+from ortprep.children.availability import unavailable_reason
 from ortprep.errors import SourceError, SpecError
 from ortprep.spec.reading import read_spec
 from ortprep.versions import install_command
@@ -78,6 +79,13 @@ def test_what_is_wrong_is_raised_as_the_command_tells_it(place, model, sections,
     assert text in caught.value.message
     assert caught.value.hint is not None
     assert not place.artifacts.exists()
+
+
+def test_each_call_asks_anew_what_the_machine_has(place):
+    unavailable_reason("cpu")
+    with pytest.raises(SpecError):
+        prepare(place.configs / "net.yaml", target="cuda")
+    assert unavailable_reason.cache_info().currsize == 0
 
 
 def test_a_model_without_inputs_gets_a_spec_first(place):

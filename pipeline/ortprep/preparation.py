@@ -12,6 +12,7 @@ from ortprep.build.build_plan import check_buildable, plan_specs
 from ortprep.build.observers import BuildEvent, Observer
 from ortprep.build.runner import run_builds
 from ortprep.bundle.manifest import Manifest, read_manifest
+from ortprep.children.availability import unavailable_reason
 from ortprep.errors import SourceError, SpecError
 from ortprep.init import find_spec_name, init_spec
 from ortprep.spec.models import ModelSpec
@@ -98,6 +99,7 @@ def prepare(
     spec = _find_spec(model, name, Path(configs), report, sections)
     folder = Path(artifacts).absolute()
     check_buildable((spec,), folder)
+    unavailable_reason.cache_clear()  # a notebook lives on, and a GPU that was full may have room now
     (tasks,) = plan_specs((spec,), folder, only=target)
     for error in run_builds((tasks,), report):
         raise error
