@@ -164,7 +164,7 @@ def test_every_knob_has_a_choice_and_the_base_sets_no_option_at_all(space):
     assert space.apply(space.base, options, providers) == (options, providers)
 
 
-FORMS, ON_OFF, OFF_ON = ("mapped", "ort", "prepacked"), ("on", "off"), ("off", "on")
+FORMS = ("mapped", "ort", "prepacked")
 
 
 OPTIONS = {
