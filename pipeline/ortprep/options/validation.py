@@ -85,5 +85,5 @@ def _suggest(name: str, table: Table, *, version: str) -> str | None:
     return None if nearest is None else f"did you mean {nearest!r}?"
 
 
-def _shorten(text: str, limit: int = 60) -> str:
-    return repr(text) if len(text) <= limit else f"{text[:limit]!r}… ({len(text)} characters)"
+def _shorten(text: str) -> str:
+    return repr(text) if len(text) <= 60 else f"{text[:60]!r}… ({len(text)} characters)"

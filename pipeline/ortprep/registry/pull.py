@@ -115,7 +115,6 @@ def pull_cached(
     request: PullRequest,
     catalogue: Catalogue,
     *,
-    observer: Observer = ignore,
     hardware: Hardware | None = None,
 ) -> PullResult:
     """Pulls a part into the cache, unless it is there; takes and raises what `pull` does, `out` apart.
@@ -136,7 +135,7 @@ def pull_cached(
             except BundleError:
                 return False
 
-        return _write(request, catalogue, version, part, path, observer, is_there=is_there)
+        return _write(request, catalogue, version, part, path, ignore, is_there=is_there)
 
 
 def resolve_version(request: PullRequest, catalogue: Catalogue) -> tuple[Version, tuple[Part, ...]]:

@@ -113,7 +113,6 @@ def default_plan(
     *,
     level: str = "ORT_ENABLE_ALL",
     attributes: Mapping[str, int | bool | str] | None = None,
-    config_entries: Mapping[str, str] | None = None,
     provider_options: Mapping[str, str] | None = None,
 ) -> SessionPlan:
     """Returns the plan of plain ONNX Runtime: what `InferenceSession(model, providers=[…])` does.
@@ -123,12 +122,11 @@ def default_plan(
         provider: The preferred execution provider; CPU follows any other, as it does in ONNX Runtime.
         level: Name of the graph optimisation level.
         attributes: Attributes of the session options.
-        config_entries: Session config entries.
         provider_options: Options of the preferred provider.
     """
     preferred = ProviderRecord(provider, dict(provider_options or {}))
     providers = (preferred,) if provider == CPU else (preferred, ProviderRecord(CPU))
-    options = SessionOptionsRecord(level, dict(attributes or {}), dict(config_entries or {}))
+    options = SessionOptionsRecord(level, dict(attributes or {}))
     return SessionPlan(model, options, providers)
 
 
