@@ -76,7 +76,7 @@ def serve_config(
     replicas: Annotated[int, typer.Option(min=1, max=4096, help="Replicas at the start.")] = 1,
     cpus: Annotated[
         float | None,
-        typer.Option(min=0.1, help="Processors per replica; by default the threads it was tuned with."),
+        typer.Option(min=0.1, help="Processors per replica; by default the threads bundles set, else 1."),
     ] = None,
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Address for HTTP; 0.0.0.0 for every address of a node.")

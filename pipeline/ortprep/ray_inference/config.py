@@ -25,7 +25,7 @@ class ServeConfig:
         device: `all` (whatever the bundles were prepared for), `cpu` or `cuda`.
         replicas: Number of replicas; None for one.
         cpus: Processors that Ray reserves for a replica, which are its threads too; None for one, or, in
-            `ortprep serve-config`, as many as the bundles were tuned with.
+            `ortprep serve-config`, as many threads as the bundles set.
         max_ongoing_requests: Maximum number of requests that a replica has at a time.
         max_queued_requests: Most requests that wait at each proxy; more are answered with 503.
         max_body_bytes: Size limit of one HTTP request, in bytes.

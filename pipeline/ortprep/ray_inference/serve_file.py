@@ -41,7 +41,7 @@ def build_serve_file(
 
     Args:
         bundles: Bundles that are served, by the names of their models.
-        config: Settings; without `cpus`, a replica gets the threads that its bundles were tuned with.
+        config: Settings; without `cpus`, a replica gets the threads that its bundles set, or one.
         host: Address that Serve's HTTP proxies listen at.
         http_port: Port of the HTTP proxies.
 
