@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortprep.errors import PoolClosedError, PoolError, RunError
+from ortprep.errors import PoolClosedError, PoolError, RequestTimeoutError, RunError
 from ortprep.runtime.packets import RUN, Packet, place_arrays
 from ortprep.runtime.pool.dispatch import Dispatcher, Request
 from ortprep.runtime.pool.memory import WorkerMemory
@@ -182,6 +182,22 @@ def test_a_request_that_was_taken_is_tried_again_while_the_pool_is_drained():
         bench.enter(request("a"))
     bench.dispatcher.fail(PoolClosedError("closed"))
     assert isinstance(taken.error, PoolClosedError)
+
+
+def test_a_drained_pool_is_not_idle_while_a_request_changes_its_lane():
+    bench, idle = Bench(), []
+    bench.open(0)
+    taken = request("a", timeout_s=0)
+    bench.enter(taken)
+    lost, taken.lane = taken.lane, None
+    assert lost is not None
+    bench.lose(0)
+    lost.close = lambda: idle.append(bench.dispatcher.wait_idle(0))  # type: ignore[method-assign]
+    bench.dispatcher.close(PoolClosedError("closed"))
+    with pytest.raises(RequestTimeoutError):
+        bench.dispatcher.acquire(taken, lost=lost)
+    assert idle == [False]
+    assert bench.dispatcher.wait_idle(0)
 
 
 def test_a_model_without_workers_and_a_closed_dispatcher_refuse_what_waits_and_what_comes():

@@ -72,15 +72,24 @@ class Dispatcher:
         self._is_failed = False
         self._unavailable: dict[str, PipelineError] = {}
 
-    def acquire(self, request: Request, *, is_first: bool = False) -> Lane:
-        """Returns a lane for a request, once there is one; `is_first` puts it before those that wait.
+    def acquire(self, request: Request, *, lost: Lane | None = None) -> Lane:
+        """Returns a lane for a request, once there is one.
+
+        Args:
+            request: The request.
+            lost: The lane that it had, whose worker died; it is put before those that wait then.
 
         Raises:
             PoolError: The pool is closed, or has no worker left for the model.
             RequestTimeoutError: There was none before the deadline.
         """
         try:
-            if not self.enter(request, is_first=is_first):
+            try:
+                has_lane = self.enter(request, is_first=lost is not None)
+            finally:
+                if lost is not None:  # only now: a pool that is drained must not be idle in between
+                    self.release(lost)
+            if not has_lane:
                 left_s = min(max(0.0, request.deadline - time.monotonic()), threading.TIMEOUT_MAX)
                 if not request.waiter.acquire(timeout=left_s) and self.withdraw(request):
                     raise request.late("waiting for a worker")

@@ -83,24 +83,30 @@ class Service:
 
     def answer(self, request: Request) -> Answer:
         """Returns the outputs for a request, on this thread; raises as `SessionPool.run`."""
-        is_first = False
+        lost: Lane | None = None
         while True:
-            lane = self.dispatcher.acquire(request, is_first=is_first)
+            lane = self.dispatcher.acquire(request, lost=lost)
             try:
                 return self._ask(request, lane)
             except LostError:
                 self.dispatcher.retire(lane.process)
                 try:
-                    error, is_to_blame = lane.find_loss(request.deadline - time.monotonic())
-                except LateError:
-                    raise request.late(f"{lane.worker.name} had it") from None
-                finally:
+                    self._count_retry(request, lane)
+                except BaseException:
                     self.dispatcher.release(lane)
-                if is_to_blame:
-                    if request.retries <= 0:
-                        raise self.dispatcher.closed_error(error) from None
-                    request.retries -= 1
-            request.lane, is_first = None, True  # the lane was released
+                    raise
+            request.lane, lost = None, lane
+
+    def _count_retry(self, request: Request, lane: Lane) -> None:
+        """Waits for the end of a lane's worker; raises why it ended unless the request may be repeated."""
+        try:
+            error, is_to_blame = lane.find_loss(request.deadline - time.monotonic())
+        except LateError:
+            raise request.late(f"{lane.worker.name} had it") from None
+        if is_to_blame:
+            if request.retries <= 0:
+                raise self.dispatcher.closed_error(error) from None
+            request.retries -= 1
 
     def _ask(self, request: Request, lane: Lane) -> Answer:
         """Asks a lane's worker, and releases the lane unless the worker is lost; raises as `Lane.ask`."""
