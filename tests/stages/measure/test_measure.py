@@ -21,7 +21,7 @@ from ortprep.bundle.model_facts import ModelInterface
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.children.answers import Answers
 from ortprep.children.probe import ProbeRequest, ProbeResult
-from ortprep.errors import StageError
+from ortprep.errors import ChildError, StageError
 from ortprep.measuring.comparison import is_below
 from ortprep.measuring.shipped import DEFAULT, FIRST
 from ortprep.runtime.loading.session import CPU, build_session, default_plan
@@ -301,9 +301,11 @@ def test_a_plan_beyond_a_limit_gives_way_to_one_that_keeps_it():
 # -- what a forked worker is compared with
 
 
-@pytest.mark.parametrize("fork_ms", [1.0, 2.0])
-def test_runs_of_a_forked_worker_that_are_slower_are_told(tmp_path, monkeypatch, fork_ms):
+@pytest.mark.parametrize("fork_ms", [1.0, 2.0, None])
+def test_runs_of_a_forked_worker_that_are_slower_or_fail_are_told(tmp_path, monkeypatch, fork_ms):
     def measure(request: ProbeRequest, **_: object) -> ProbeResult:
+        if request.forked and fork_ms is None:
+            raise ChildError("it died")
         return ProbeResult(100.0, 10.0, 5.0, fork_ms if request.forked else 1.0, 9.0, 9.0)
 
     monkeypatch.setattr(stage, "measure_plan", measure)
@@ -311,9 +313,11 @@ def test_runs_of_a_forked_worker_that_are_slower_are_told(tmp_path, monkeypatch,
     quick = MeasureSpec(rounds=3, cold_rounds=0, steady_s=0.01)
     context = build_context(tmp_path, spec=SPEC.model_copy(update={"measure": quick}))
     _, result = measured(context)
-    assert result.measurements[0].plans[-1].steady_ms.median == fork_ms
+    assert ("forked failed: it died" in said(context)) == (fork_ms is None)
+    last = result.measurements[0].plans[-1]
+    assert (last.steady_ms.median if last.plan == "forked" else None) == fork_ms
     told = [line for line in said(context) if "a forked worker, on one thread, takes 2.00×" in line]
-    assert len(told) == (fork_ms > 1)
+    assert len(told) == (fork_ms == 2)
 
 
 def test_plans_that_are_tuned_for_forks_are_compared_as_forks(tmp_path):

@@ -176,8 +176,9 @@ class _Comparison:
                     f"a forked worker, on one thread, takes {ratio:.2f}× default ONNX Runtime's time per run;"
                     " threads_after of load_before_fork gives it more"
                 )
-        failures = {**warm.failures, **forks.failures}
-        return replace(warm, rounds={**warm.rounds, **forks.rounds}, failures=failures)
+        for reason in forks.failures.values():
+            self._context.say(f"{FORKED} failed: {reason}")
+        return replace(warm, rounds={**warm.rounds, **forks.rounds})
 
     def _measure_until_sure(self) -> tuple[Runs, Decision]:
         """Measures once more as long when the prepared plan loses.
