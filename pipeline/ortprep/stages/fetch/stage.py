@@ -153,7 +153,7 @@ def _fetch_external(
 
     Raises:
         SourceError: A file is missing, too short, much longer than the model needs, or the target of two
-            links, or a link leads out of the model's folder.
+            links, has a name that no bundle may have, or a link leads out of the model's folder.
     """
     name, pinned = _shown(context.spec), context.spec.source
     entries: list[FileEntry] = []
@@ -161,18 +161,7 @@ def _fetch_external(
     spare_bytes = MAX_INLINE_BYTES
     origins: dict[str, str] = {}
     for path, needed_bytes in external.items():
-        # Later stages write models by the spec's name beside a source's data, which they link to.
-        if path in (file, f"{context.spec.name}.onnx"):
-            raise SourceError(
-                f"external data has the name of the model: {path!r} of {name}",
-                hint="save the model again with its external data in NAME.onnx.data",
-            )
-        if not is_model_path(f"{_LONGEST_NAME}/{path}"):
-            raise SourceError(
-                f"external data has a name that no bundle may have: {path!r} of {name}\n"
-                "  expected one that is not hidden, and that no program reads or runs",
-                hint="save the model again with its external data in NAME.onnx.data",
-            )
+        _check_external_name(path, (file, f"{context.spec.name}.onnx"), name)
         context.say(f"fetching {path}")
         origin = model.beside(path)
         other = origins.setdefault(origin.name, path)
@@ -202,6 +191,19 @@ def _fetch_external(
                 hint="copy or download the file again",
             )
     return tuple(entries)
+
+
+def _check_external_name(path: str, models: tuple[str, ...], name: str) -> None:
+    """Refuses a path of external data that a later stage writes a model to, or that no bundle may have."""
+    hint = "save the model again with its external data in NAME.onnx.data"
+    if path in models:
+        raise SourceError(f"external data has the name of the model: {path!r} of {name}", hint=hint)
+    if not is_model_path(f"{_LONGEST_NAME}/{path}"):
+        raise SourceError(
+            f"external data has a name that no bundle may have: {path!r} of {name}\n"
+            "  expected one that is not hidden, and that no program reads or runs",
+            hint=hint,
+        )
 
 
 def _source_key(spec: ModelSpec) -> Mapping[str, Any]:
