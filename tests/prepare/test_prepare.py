@@ -69,8 +69,7 @@ def test_a_replaced_model_and_an_option_for_jobs_are_named_as_reasons(built):
 def test_a_damaged_bundle_is_put_together_again_without_other_work(built):
     name = preferred_model(built.bundle())
     (built.bundle() / name).unlink()
-    (built.bundle() / "stray").write_text("?")
-    assert {reason.partition(":")[0] for reason in built.explain()["package"]} == {name, "stray"}
+    assert [reason.partition(":")[0] for reason in built.explain()["package"]] == [name]
     assert done(built.call("prepare")) == {"package:net"}
     assert is_intact(built.bundle())
 
