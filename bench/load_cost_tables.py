@@ -28,7 +28,7 @@ TITLES = {
     "rapidocr-rec": "RapidOCR recogniser",
     "ddddocr": "ddddocr",
     "silero-vad": "Silero VAD",
-    "magika": "Magika",
+    "basic-pitch": "Basic Pitch",
 }
 """Models in README's table; docs/performance.md has all of them."""
 
@@ -60,7 +60,8 @@ def readme_table(report: Mapping[str, Section]) -> str:
             times = [medians[arm]["ready_ms"]["median"] for _, arm in (("", PLAIN), *columns.values())]
             cells = [f"{one:.0f} ms" for one in times]
             cells += [_better(ratios[name][key]) for key in others]
-            rows.append([f"{TITLES[name]}, {section['source_mb'][name]:.0f} MB", *cells])
+            size_mb = section["source_mb"][name]
+            rows.append([f"{TITLES[name]}, {size_mb:.{0 if size_mb >= 1 else 1}f} MB", *cells])
         means = {
             key: geometric_mean(figures[key] for figures in ratios.values())
             for key in (*(f"{arm}_sooner" for arm in columns), *others)
