@@ -11,9 +11,10 @@ from ortprep.telemetry import disable_telemetry
 
 disable_telemetry()
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # So it is under nohup and in background jobs; commands under test would ignore Ctrl-C as well.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# Background jobs ignore Ctrl-C, and those under nohup SIGHUP; commands under test would ignore them as well.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 HAS_HYPOTHESIS = importlib.util.find_spec("hypothesis") is not None
 """False where only what a runtime job needs is installed."""
