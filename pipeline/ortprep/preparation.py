@@ -99,7 +99,7 @@ def prepare(
     spec = _find_spec(model, name, Path(configs), report, sections)
     folder = Path(artifacts).absolute()
     check_buildable((spec,), folder)
-    unavailable_reason.cache_clear()  # a notebook lives on, and a GPU that was full may have room now
+    unavailable_reason.cache_clear()  # in a notebook, hours later, a GPU may have room again
     (tasks,) = plan_specs((spec,), folder, only=target)
     for error in run_builds((tasks,), report):
         raise error

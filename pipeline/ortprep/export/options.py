@@ -58,10 +58,6 @@ _KIND_REASONS = {
     CPU: "the backend gives this provider no options",
 }
 _OWN_STREAM = "the backend sets it itself, to the stream of the instance"
-_CUDA_GRAPH = (
-    "the backend binds other memory at every request, and a recorded graph would go on reading the old; "
-    "kernels are launched one by one"
-)
 _ONE_SESSION = "the backend makes one session per instance, with the options for steady runs"
 
 
@@ -178,8 +174,6 @@ def _find_place(option: RecordedOption, version: str) -> Place | str:
         return Place(GPUS, "gpus", str(value)) if str(value).isdecimal() else "no GPU has such a number"
     if name in ("has_user_compute_stream", "user_compute_stream"):
         return _OWN_STREAM
-    if name == "enable_cuda_graph" and value == "1":
-        return _CUDA_GRAPH
     if not text:
         return "the backend knows no such value"
     if key is not None:
