@@ -53,7 +53,7 @@ GPU = Place(
     "cuda",
     "cuda:0",
     "targets: [cuda, cpu]\ntune: {max_trials: 0}\nmeasure: {rounds: 5, cold_rounds: 2, steady_s: 0.3}\n",
-    "targets: [cuda]\ntune: {budget_s: 45, rounds: 8, steady_s: 0.1, allow: [tf32]}\n",
+    "targets: [cuda]\ntune: {budget_s: 45, rounds: 8, steady_s: 0.1}\n",
 )
 DRY_RUN = Place(
     ("squeezenet",),

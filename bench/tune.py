@@ -34,7 +34,6 @@ from ortprep.measuring.comparison import order_of_round, paired_ratio, standard_
 from ortprep.measuring.device_lock import measuring
 from ortprep.stages.core.results import PreparedResult
 from ortprep.stages.tune.search_context import SearchContext, open_search
-from ortprep.tuning.final import rank
 from ortprep.tuning.objective import Objective
 from ortprep.tuning.space import DEFAULT, PlanChoice, Space
 from tests.tuning.builders import choices_of
@@ -225,7 +224,7 @@ def report(space: Space, grid: int, record: TuningRecord, found: Found) -> Choic
     """Returns what a search's choice is worth, by pairs of figures of the same rounds."""
     objective, choice = Objective(runs_per_load=record.runs_per_load), _chosen(record)
     costs = {lane: [objective.cost_ms(one) for one in found[lane]] for lane in found if lane != DEFAULT}
-    best = next(iter(rank(costs)[0]))
+    best = min(costs, key=lambda lane: paired_ratio(costs[lane], costs[choice]))
     recorded = record.trials[0].final or record.trials[0].figures
     logarithms = [math.log(own / other) for own, other in zip(costs[choice], costs[best], strict=True)]
     return ChoiceReport(

@@ -27,7 +27,7 @@ from tests.tuning.fakes import Machine, limits
 
 RUNS_PER_LOAD = (1, 100, 100_000)
 BUDGET_S = 180.0
-SHARE = 0.25
+SHARE = 0.35
 """Share of a grid's plans that a search may try."""
 
 _CONVOLUTION_NETS = ("resnet50", "vgg19")

@@ -71,7 +71,6 @@ def tuning():
         trials=trials,
         chosen=2,
         reason="cost 0.86×",
-        ended="no single change gains more than the noise",
         elapsed_s=212.5,
         first_phase=1,
         overlap_mb=141.0,

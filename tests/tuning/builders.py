@@ -48,8 +48,6 @@ TRANSFORMER = facts_of("Attention", "MatMul", "SkipLayerNormalization", initiali
 SERVER = Conditions("cpu", "1.31.1", cores=8)
 GPU = Conditions("cuda", "1.31.1", cores=8)
 
-EVERYTHING_ALLOWED = ("tf32", "cudnn_default")
-
 
 def cpu_space(facts: ModelFacts = CONVOLUTIONS, **conditions: Any) -> Space:
     conditions = {"fixed_shapes": facts is not TRANSFORMER, **conditions}
@@ -105,7 +103,6 @@ def spaces(draw: st.DrawFn) -> Space:
         cores=draw(st.sampled_from((1, 2, 3, 4, 8, 64))),
         fixed_shapes=draw(st.booleans()),
         is_source=draw(st.booleans()),
-        allowed=draw(st.sets(st.sampled_from(EVERYTHING_ALLOWED))),
     )
     return build_space(facts, conditions)
 

@@ -174,7 +174,6 @@ class TuningRecord:
         trials: Every plan that was tried.
         chosen: Number of the plan that was prepared.
         reason: One sentence with the figures.
-        ended: Reason for the end of the search.
         elapsed_s: Duration of the search, in seconds.
         first_phase: Number of the plan that may serve until the chosen one is ready, None for none.
         overlap_mb: Private memory of both sessions together once both are ready, in MB of 2**20 bytes;
@@ -186,7 +185,6 @@ class TuningRecord:
     trials: tuple[TrialRecord, ...]
     chosen: int
     reason: str
-    ended: str
     elapsed_s: float
     first_phase: int | None = None
     overlap_mb: float = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Generic, TypeVar
@@ -29,7 +29,7 @@ PRECISION = 1.05
 _TINY = 1e-12
 
 C = TypeVar("C")
-K = TypeVar("K", bound=str)
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
@@ -162,6 +162,7 @@ def run_interleaved(
     max_rounds: int = MIN_ROUNDS,
     first: int = 0,
     budget_s: float = math.inf,
+    clock: Callable[[], float] = time.monotonic,
 ) -> InterleavedRuns[K, T]:
     """Measures every candidate once a round; drops a candidate that fails, with all its results.
 
@@ -171,12 +172,13 @@ def run_interleaved(
         max_rounds: Maximum number of rounds.
         first: Number of the first round; the order continues that of earlier rounds.
         budget_s: Seconds after which no round is started beyond the `MIN_ROUNDS` that show a spread.
+        clock: Seconds since any fixed instant.
     """
     rounds: dict[K, list[T]] = {candidate: [] for candidate in candidates}
     failures: dict[K, str] = {}
-    end_s = time.monotonic() + budget_s
+    end_s = clock() + budget_s
     for index in range(max_rounds):
-        if index >= MIN_ROUNDS and time.monotonic() > end_s:
+        if index >= MIN_ROUNDS and clock() > end_s:
             break
         for candidate in order_of_round(candidates, first + index):
             if candidate in failures:

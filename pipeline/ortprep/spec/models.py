@@ -220,16 +220,14 @@ class TuneSpec(SpecSection):
     budget_s: Seconds = 300.0
     """Seconds for the search, per target; what has started is finished, and the best plans are always
     compared in three rounds."""
-    rounds: int = Field(default=12, ge=3, le=99)
-    """Maximum processes per plan in the final comparison; at least three."""
+    rounds: int = Field(default=7, ge=3, le=99)
+    """Processes per plan in the final comparison, as far as the budget allows; at least three."""
     steady_s: Seconds = 0.3
     """Seconds of repeated runs per process and shape."""
     timeout_s: Seconds = 300.0
     """Deadline of one process, in seconds."""
     max_private_mb: Positive | None = None
     """Maximum private memory of a session's process, in MB of 2**20 bytes."""
-    allow: tuple[Literal["tf32", "cudnn_default"], ...] = ()
-    """Options to search although they change answers (tf32), or can be very slow (cudnn_default)."""
     first_phase: bool = True
     """Whether to record a plan that serves until the chosen one is ready, too."""
     fork: bool = False

@@ -1,30 +1,18 @@
-"""The last comparison: the best plans race until one is ahead, all are alike, or the time is up. Pure.
+"""The choice among the plans of the last comparison. Pure.
 
-Every round measures the baseline, which is default ONNX Runtime, and each remaining plan once. A plan that is
-behind the leader beyond the noise leaves. Then a plan is chosen, and its first phase: a plan that serves
-until the chosen one is ready.
+A plan is chosen, and its first phase: a plan that serves until the chosen one is ready.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from statistics import median
 
 from ortprep.children.probe import ProbeResult
 from ortprep.errors import PipelineError, StageError
-from ortprep.measuring.comparison import (
-    FROM_MAD,
-    MIN_ROUNDS,
-    PRECISION,
-    centre,
-    is_below,
-    log_ratios,
-    order_of_round,
-    paired_ratio,
-)
+from ortprep.measuring.comparison import MIN_ROUNDS, is_below, paired_ratio
 from ortprep.tuning.objective import (
     Finals,
     Objective,
@@ -38,80 +26,6 @@ from ortprep.tuning.objective import (
     steady_ms,
 )
 from ortprep.tuning.space import DEFAULT, PlanChoice, Space, shares_files
-
-CONFIDENCE = 2.5
-"""Standard errors that a plan has to be behind before it leaves."""
-
-
-def rank(costs: Mapping[PlanChoice, Sequence[float]]) -> tuple[dict[PlanChoice, float], float]:
-    """Returns how far plans are behind the cheapest, which comes first, and the standard error of that.
-
-    Both are logarithms of cost ratios. The costs are round by round, of the same rounds.
-    """
-    level = next(iter(costs.values()))
-    ratios = {choice: paired_ratio(of_plan, level) for choice, of_plan in costs.items()}
-    leader = min(ratios, key=lambda choice: ratios[choice])
-    logs = {choice: log_ratios(own, costs[leader]) for choice, own in costs.items()}
-    behind = {choice: centre(of_plan) for choice, of_plan in logs.items()}
-    # About their centres, since a median is one of its few values.
-    rests = [abs(log - behind[choice]) for choice in logs if choice != leader for log in logs[choice]]
-    error = FROM_MAD * median(rests or [0.0]) * PRECISION / math.sqrt(len(level) - 1)
-    return dict(sorted(behind.items(), key=lambda item: item[0] != leader)), error
-
-
-def compare_finalists(
-    baseline: PlanChoice,
-    plans: Sequence[PlanChoice],
-    objective: Objective,
-    *,
-    measure: Callable[[PlanChoice], ProbeResult],
-    has_time: Callable[[int], bool],
-) -> Finals:
-    """Measures plans in rounds and returns the figures of each; one that fails is absent.
-
-    All are compared with the baseline, which stays to the end.
-
-    Args:
-        baseline: Default ONNX Runtime, or the base plan where that does not run.
-        plans: Plans to choose from, and those that may serve before one of them.
-        objective: Costs, limits and the maximum number of rounds.
-        measure: Measures a plan once; a `PipelineError` is its failure.
-        has_time: Says whether there is time for that many more processes; asked from `MIN_ROUNDS` on.
-    """
-    running = list(dict.fromkeys((baseline, *plans)))
-    figures: dict[PlanChoice, list[ProbeResult]] = {choice: [] for choice in running}
-    for index in range(objective.rounds):
-        if index >= MIN_ROUNDS:
-            stay, is_settled = _find_close(baseline, {one: figures[one] for one in running}, objective)
-            running = [choice for choice in running if choice in stay]
-            if is_settled or not has_time(len(running)):
-                break
-        for choice in order_of_round(running, index):
-            try:
-                figures[choice].append(measure_with_retry(measure, choice))
-            except PipelineError:
-                running.remove(choice)
-                if choice != baseline:  # the rounds it was in still count
-                    del figures[choice]
-    return {choice: tuple(of_plan) for choice, of_plan in figures.items() if of_plan}
-
-
-def _find_close(baseline: PlanChoice, finals: Finals, objective: Objective) -> tuple[set[PlanChoice], bool]:
-    """Returns the plans that stay, and whether another round could not change the choice any more.
-
-    A plan that is behind leaves, with the first phase that served it. Nothing is left to compare with once
-    the baseline has failed.
-    """
-    left = [choice for choice in finals if choice != DEFAULT and baseline in finals]
-    allowed = [choice for choice in left if not objective.violations(finals[choice])]
-    firsts = {choice: find_first(finals, choice, objective) for choice in allowed or left}
-    if not firsts:
-        return {baseline}, True
-    behind, error = rank({one: pair_costs(finals, first, one, objective) for one, first in firsts.items()})
-    close = {choice: log for choice, log in behind.items() if log <= CONFIDENCE * error}
-    alike = math.log(SAME_COST_RATIO)
-    is_settled = max(close.values()) <= alike and (len(close) == 1 or error <= alike)
-    return {baseline, *close, *(firsts[choice] for choice in close)}, is_settled
 
 
 def measure_with_retry(measure: Callable[[PlanChoice], ProbeResult], choice: PlanChoice) -> ProbeResult:
@@ -247,11 +161,10 @@ def choose(space: Space, objective: Objective, found: PlanSearchResult) -> PlanS
         best = _find_untested(space, objective, found, compared)
         reason = f"{space.describe(best)}: nothing within the limits could be compared"
         return PlanSelection(best, reason)
-    # A plan that left was behind, and has few rounds to be lucky in.
-    stayed = _find_stayed(allowed)
-    firsts = {choice: find_first(stayed, choice, objective) for choice in stayed}
-    costs = {choice: pair_costs(stayed, first, choice, objective) for choice, first in firsts.items()}
-    cheapest = costs[next(iter(rank(costs)[0]))]
+    firsts = {choice: find_first(allowed, choice, objective) for choice in allowed}
+    costs = {choice: pair_costs(allowed, first, choice, objective) for choice, first in firsts.items()}
+    some = next(iter(costs.values()))
+    cheapest = min(costs.values(), key=lambda own: paired_ratio(own, some))
     level = [
         choice
         for choice, own in costs.items()
@@ -259,24 +172,17 @@ def choose(space: Space, objective: Objective, found: PlanSearchResult) -> PlanS
     ]
     base = set(space.base.values)
     best = min(
-        find_soonest(stayed, level),
+        find_soonest(allowed, level),
         key=lambda choice: (len(set(choice.values) - base), median(costs[choice])),
     )
-    reason = f"{space.describe(best)}: {_describe(stayed[best], baseline, objective, found.baseline)}"
+    reason = f"{space.describe(best)}: {_describe(allowed[best], baseline, objective, found.baseline)}"
     # Both sessions together have limits of their own, so a first phase may exceed those of a plan.
-    runners = _find_stayed(compared)
-    first = find_first(runners, best, objective) if best in runners else best
+    first = find_first(compared, best, objective)
     if first == best:
         return PlanSelection(best, reason)
-    sooner = ratio(runners[best], runners[first], ready_ms)
+    sooner = ratio(compared[best], compared[first], ready_ms)
     reason = f"{reason}; {space.describe(first)} serves first, ready {sooner:.3g}× sooner"
-    return PlanSelection(best, reason, first, overlap_mb(runners, first, best))
-
-
-def _find_stayed(plans: Finals) -> Finals:
-    """Returns the plans that were in the comparison longest."""
-    rounds = max((len(figures) for figures in plans.values()), default=0)
-    return {choice: figures for choice, figures in plans.items() if len(figures) == rounds}
+    return PlanSelection(best, reason, first, overlap_mb(compared, first, best))
 
 
 def _find_untested(

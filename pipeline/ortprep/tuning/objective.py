@@ -24,7 +24,7 @@ ready_ms: Reader = attrgetter("ready_ms")
 steady_ms: Reader = attrgetter("steady_ms")
 
 Finals = Mapping[PlanChoice, Sequence[ProbeResult]]
-"""Figures by plan, the k-th of each from the same round; a plan that left has fewer."""
+"""Figures by plan, the k-th of each from the same round."""
 
 
 @dataclass
@@ -49,15 +49,13 @@ class PlanSearchResult:
 
     Attributes:
         trials: Every plan that was tried, in order.
-        finals: Figures of the last comparison, the baseline's included. A plan that failed is absent; a
-            baseline that failed has the rounds before.
+        finals: Figures of the last comparison, the baseline's included. A plan that failed is absent.
         elapsed_s: Seconds that the search took.
     """
 
     trials: tuple[Trial, ...]
     finals: Finals
     baseline: PlanChoice
-    ended: str
     elapsed_s: float
 
 

@@ -19,8 +19,8 @@ from statistics import median
 
 from ortprep.children.probe import ProbeResult
 from ortprep.errors import PipelineError, StageError
-from ortprep.measuring.comparison import MIN_ROUNDS, order_of_round
-from ortprep.tuning.final import compare_finalists, measure_with_retry, rank_firsts
+from ortprep.measuring.comparison import MIN_ROUNDS, order_of_round, run_interleaved
+from ortprep.tuning.final import measure_with_retry, rank_firsts
 from ortprep.tuning.objective import Finals, Objective, PlanSearchResult, Trial
 from ortprep.tuning.space import DEFAULT, FORM, OFF, PREPACKING, PlanChoice, Space
 
@@ -89,10 +89,9 @@ class _Search:
 
     def run(self) -> PlanSearchResult:
         self._begin()
-        ended = self._explore()
+        self._explore()
         finals = self._compare_finalists()
-        trials = tuple(self._trials.values())
-        return PlanSearchResult(trials, finals, self._baseline, ended, self._elapsed_s())
+        return PlanSearchResult(tuple(self._trials.values()), finals, self._baseline, self._elapsed_s())
 
     def _begin(self) -> None:
         """Tries the plans that the others are compared with, and the usual first phase."""
@@ -111,20 +110,18 @@ class _Search:
             )
         self._deadline_s = max(MIN_DEADLINE_S, MAX_SLOWDOWN * slowest_s)
 
-    def _explore(self) -> str:
-        """Tries forms, then single changes of the best plan, and returns why no more were tried."""
-        if reason := self._try(self._forms()):
-            return reason
-        while True:
+    def _explore(self) -> None:
+        """Tries forms, then single changes of the best plan, until nothing gains more than the noise."""
+        self._try(self._forms())
+        while self._may_try():
             scores = self._scores()
             best = min(scores, key=lambda choice: scores[choice], default=self._space.base)
             around = self._space.neighbours(best)
-            reason = self._try(around) or self._try([self._combine(best, around)])
-            if reason is not None:
-                return reason
+            self._try(around)
+            self._try([self._combine(best, around)])
             # Half the noise is about the standard error of a plan's two rounds.
             if not self._best_score() < scores.get(best, math.inf) / (1 + self._noise() / 2):
-                return "no single change gains more than the noise"
+                return
 
     def _combine(self, start: PlanChoice, around: Iterable[PlanChoice]) -> PlanChoice:
         """Returns a plan with all its single changes that gain, of each knob the best one."""
@@ -156,32 +153,27 @@ class _Search:
     def _changes(self, choice: PlanChoice) -> set[tuple[str, str]]:
         return set(choice.values) - set(self._space.base.values)
 
-    def _try(self, choices: Iterable[PlanChoice]) -> str | None:
-        """Races new plans in batches; returns why it stopped before their end, None if it did not."""
+    def _try(self, choices: Iterable[PlanChoice]) -> None:
+        """Races new plans in batches, as long as plans may be tried."""
         new = [choice for choice in choices if choice not in self._trials]
-        while new := [choice for choice in new if not self._will_fail(choice)]:
-            if reason := self._exhausted():
-                return reason
+        while self._may_try() and (new := [choice for choice in new if not self._will_fail(choice)]):
             self._race(new[:BATCH])
             new = new[BATCH:]
-        return None
 
     def _will_fail(self, choice: PlanChoice) -> bool:
         """Says whether a plan has every change of one that failed; a hang takes its whole deadline."""
         failed = [self._changes(one) for one, trial in self._trials.items() if trial.failure is not None]
         return any(changes and changes <= self._changes(choice) for changes in failed)
 
-    def _exhausted(self) -> str | None:
-        """Returns why no further plan may be tried, None if one may."""
+    def _may_try(self) -> bool:
+        """Returns whether another plan may be tried, with time left for the last comparison."""
         if len(self._trials) >= self._objective.max_trials:
-            return f"max_trials, {self._objective.max_trials}, is used up"
+            return False
         if all(trial.failure is not None for choice, trial in self._trials.items() if choice != DEFAULT):
-            return None  # there is nothing to prepare yet
+            return True  # there is nothing to prepare yet
         finalists = min(len((self._baseline, self._space.base)) + FINALISTS, len(self._trials))
         reserve_s = min(finalists * MIN_ROUNDS * self._process_s(), FINALS_SHARE * self._objective.budget_s)
-        if self._elapsed_s() + reserve_s >= self._objective.budget_s:
-            return f"{self._objective.budget_s:g} s are used up or reserved for the last comparison"
-        return None
+        return self._elapsed_s() + reserve_s < self._objective.budget_s
 
     def _race(self, choices: Sequence[PlanChoice]) -> None:
         """Measures plans in rounds; one that fails, or is far behind, leaves the batch."""
@@ -266,13 +258,13 @@ class _Search:
         plans = list(entrants)[: max(3, int(min(len(entrants), affordable)))]
         count = len({self._baseline, *plans})
         self._effects.say(f"{len(trials)} plans tried; comparing {count} of them again")
-        return compare_finalists(
-            self._baseline,
-            plans,
-            self._objective,
-            measure=self._measure,
-            has_time=lambda processes: self._left_s() >= processes * self._process_s(),
-        )
+        return run_interleaved(
+            list(dict.fromkeys((self._baseline, *plans))),
+            lambda choice: measure_with_retry(self._measure, choice),
+            max_rounds=self._objective.rounds,
+            budget_s=self._left_s() - count * self._process_s(),
+            clock=self._effects.clock,
+        ).rounds
 
     def _elapsed_s(self) -> float:
         return self._effects.clock() - self._started_s

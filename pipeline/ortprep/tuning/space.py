@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -141,7 +141,6 @@ class Conditions:
         cores: Processors the session may use.
         is_source: Whether the model is shipped as it is, and so has no other form.
         fixed_shapes: Whether all samples have the same shapes.
-        allowed: Searches the user opted in to: `tf32`, `cudnn_default`.
         fixed: Options the user has set, with their values; these are not searched.
     """
 
@@ -150,7 +149,6 @@ class Conditions:
     cores: int
     is_source: bool = False
     fixed_shapes: bool = False
-    allowed: Collection[str] = ()
     fixed: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -219,17 +217,16 @@ _DEVICE_ALLOCATOR: Values = {OFF: {}, ON: {"session.use_device_allocator_for_ini
 """Whether weights are allocated outside the arena, which then does not grow around them."""
 
 
-def _cuda_knobs(facts: ModelFacts, conditions: Conditions) -> dict[str, Values]:
+def _cuda_knobs(facts: ModelFacts, _: Conditions) -> dict[str, Values]:
     """Returns every knob of a session on CUDA, those without effect with fewer than two values."""
-    allowed, convolutions = conditions.allowed, facts.has_convolutions
-    slow = _when("cudnn_default" in allowed, {"default": {"cudnn_conv_algo_search": "DEFAULT"}})
+    convolutions = facts.has_convolutions
     return {
         FORM: {MAPPED: {}},
         PREPACKING: {ON: {}, OFF: _NO_PREPACKING},
         "device_allocator": _DEVICE_ALLOCATOR,
         # How a convolution's plan is found in the first run of a shape.
         "convolution_search": _when(
-            convolutions, {"exhaustive": {}, "heuristic": {"cudnn_conv_algo_search": "HEURISTIC"}, **slow}
+            convolutions, {"exhaustive": {}, "heuristic": {"cudnn_conv_algo_search": "HEURISTIC"}}
         ),
         # Memory that such plans may use.
         "workspace": _when(convolutions, {"most": {}, "least": {"cudnn_conv_use_max_workspace": "0"}}),
@@ -251,8 +248,6 @@ def _cuda_knobs(facts: ModelFacts, conditions: Conditions) -> dict[str, Values]:
         "unified_stream": {OFF: {}, ON: {"use_ep_level_unified_stream": "1"}},
         # Whether cuDNN is loaded.
         "cudnn": _when(not convolutions, {ON: {}, OFF: {"enable_cudnn": "0"}}),
-        # Whether float32 is multiplied in TF32.
-        "tf32": _when("tf32" in allowed, {ON: {}, OFF: {"use_tf32": "0"}}),
     }
 
 

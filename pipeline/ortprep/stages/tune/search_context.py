@@ -183,7 +183,6 @@ def _space(context: Context, facts: ModelFacts, optimized: PreparedResult, *, fi
         cores=read_hardware(gpus=False).cores,
         is_source=optimized.step == SOURCE,
         fixed_shapes=fixed_shapes,
-        allowed=context.spec.tune.allow,
         fixed={
             name: format_option(value)
             for name, value in {**runtime.session_config, **runtime.cuda, **runtime.attributes}.items()

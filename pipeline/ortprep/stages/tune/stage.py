@@ -40,7 +40,7 @@ class TuneStage:
     """Tries plans in fresh processes and returns the best of them."""
 
     name = "tune"
-    version = 11
+    version = 12
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:
         """Returns all variants but the portable one, or nothing for a spec that asks for no search."""
@@ -169,7 +169,6 @@ def _build_record(
         trials=tuple(_record_trial(search_context, result, trial) for trial in result.trials),
         chosen=numbers[verdict.choice],
         reason=verdict.reason,
-        ended=result.ended,
         elapsed_s=round(result.elapsed_s, 3),
         first_phase=None if first is None else numbers[first],
         overlap_mb=verdict.overlap_mb or 0.0,
@@ -194,8 +193,7 @@ def _record_trial(search_context: SearchContext, result: PlanSearchResult, trial
 def _join(
     trial: Trial, figures: Sequence[ProbeResult], baselines: Sequence[ProbeResult], objective: Objective
 ) -> PlanFigures | None:
-    rounds = min(len(figures), len(baselines))  # a plan that left a comparison has fewer
-    if not rounds:
+    if not figures or not baselines:
         return None
-    ratios = objective.ratios(figures[:rounds], baselines[:rounds])
-    return join_results(f"trial {trial.number}", figures[:rounds], cost_ratios=ratios)
+    ratios = objective.ratios(figures, baselines)
+    return join_results(f"trial {trial.number}", figures, cost_ratios=ratios)
