@@ -22,9 +22,8 @@ from ortprep.bundle.session_record import ProviderRecord
 from ortprep.cli import serving_commands  # noqa: F401  puts the commands on the app
 from ortprep.cli.command import app
 from ortprep.errors import ExportError
-from ortprep.export.model_config import build_config, describe_tensor, resolve_interface
+from ortprep.export.model_config import build_config, describe_tensor
 from ortprep.export.options import plan_options, recorded_options
-from ortprep.export.placement import TrialResult
 from ortprep.export.variant_selection import (
     ExportRequest,
     choose_variants,
@@ -139,23 +138,6 @@ def test_triton_refuses_another_provider():
     other = make_variant()._replace(providers=(ProviderRecord("QNNExecutionProvider"),))
     with pytest.raises(ExportError, match="QNNExecutionProvider"):
         plan_options(other)
-
-
-ABSENT = TrialResult(missing=("expected a GPU",))
-CONFIG = LoaderConfig(
-    "1.2",
-    "net",
-    inputs=(TensorSpec("x", "float32", ("batch", None, 3)), TensorSpec("ids", "int64", ("batch",))),
-    outputs=(TensorSpec("y", "float32", ("batch", "n")), TensorSpec("z", "float32", None)),
-    golden=Golden(FileEntry("golden.npz", 1, digest_bytes(b"g")), Tolerance(0, 0)),
-    variants=(make_variant(),),
-)
-
-
-def test_without_a_session_sizes_are_those_the_variant_is_bound_to():
-    variant = make_variant()._replace(binding={"batch": 4, "x[1]": 7})
-    inputs, outputs = resolve_interface(CONFIG, variant, ABSENT, {})
-    assert [one.shape for one in (*inputs, *outputs)] == [(4, 7, 3), (4,), (4, "n"), None]
 
 
 @pytest.mark.parametrize(

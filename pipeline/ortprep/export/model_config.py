@@ -6,10 +6,10 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ortprep.bundle.loader_config import LoaderConfig, TensorSpec, Variant
+from ortprep.bundle.loader_config import TensorSpec
 from ortprep.errors import ExportError
 from ortprep.export.options import ACCELERATOR, GPUS, GRAPH, PARAMETERS, MappedOptions
-from ortprep.export.placement import TrialResult
+from ortprep.export.placement import Interface
 from ortprep.export.variant_selection import ExportRequest
 from ortprep.runtime.loading.session import CUDA
 
@@ -31,9 +31,6 @@ TYPES = {
     "bfloat16": "TYPE_BF16",
 }
 """Triton's data types that the backend takes, by ONNX element type."""
-
-Interface = tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]
-"""Inputs and outputs."""
 
 
 def import_messages() -> Any:
@@ -121,27 +118,17 @@ def _unfit(spec: TensorSpec, expected: str, got: str) -> ExportError:
     return ExportError(f"Triton cannot serve tensor {spec.name!r}\n  expected {expected}, got {got}")
 
 
-def resolve_interface(
-    config: LoaderConfig, variant: Variant, trial: TrialResult, golden: Mapping[str, Sequence[int]]
-) -> Interface:
-    """Returns inputs and outputs; a server compares them with those of the session it makes.
+def correct_ranks(interface: Interface, golden: Mapping[str, Sequence[int]]) -> Interface:
+    """Returns inputs and outputs, those of unknown rank as such; a server compares them with its session's.
 
     Args:
-        config: The bundle's loader config, which lists those of the source.
-        variant: The exported variant.
-        trial: Description by its session, if there was one.
-        golden: The golden sample's shapes by input and output name. ONNX Runtime's Python lists a tensor of
-            unknown rank as it lists a scalar; the sample tells them apart.
+        interface: Inputs and outputs. ONNX Runtime's Python lists a tensor of unknown rank as a scalar.
+        golden: The golden sample's shapes by input and output name, which tell the two apart.
     """
-    if trial.missing:
-        sizes = variant.binding
-        inputs, outputs = (
-            tuple(one.bound_to(sizes) for one in each) for each in (config.inputs, config.outputs)
-        )
-        return inputs, outputs
 
     def correct(spec: TensorSpec) -> TensorSpec:
         is_scalar = spec.shape != () or tuple(golden.get(spec.name, ())) == ()
         return spec if is_scalar else spec._replace(shape=None)
 
-    return tuple(map(correct, trial.inputs)), tuple(map(correct, trial.outputs))
+    inputs, outputs = interface
+    return tuple(map(correct, inputs)), tuple(map(correct, outputs))

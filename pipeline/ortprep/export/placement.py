@@ -1,4 +1,4 @@
-"""A variant's files in an export, shared with the bundle where that can be, and tried there.
+"""A variant's files in an export: copied, and tried there.
 
 A child makes the session as the server will, so that nothing heavy happens in the caller's process.
 """
@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ortprep.bundle.digest import DigestCache
-from ortprep.bundle.file_links import copy_file, link_or_copy, unlinkable_files
-from ortprep.bundle.file_memory import is_protected
+from ortprep.bundle.file_links import copy_file
 from ortprep.bundle.loader_config import (
     FileEntry,
     LoaderConfig,
@@ -30,6 +29,9 @@ from ortprep.errors import ChildError, ExportError
 from ortprep.export.options import MappedOptions
 from ortprep.runtime.loading.variant_resolver import build_plan
 
+Interface = tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]
+"""Inputs and outputs as a session lists them; symbolic sizes by name or None."""
+
 TIMEOUT_S = 3600.0
 """Timeout of one trial, the same as an optimisation's default."""
 
@@ -41,28 +43,6 @@ class SourceBundle:
     root: Path
     config: LoaderConfig
     manifest: Manifest
-
-
-@dataclass(frozen=True)
-class TrialResult:
-    """Description of an exported model by its session.
-
-    Attributes:
-        missing: Requirements that this machine lacks; there was no session then, and no tensors.
-        inputs: Inputs as the session lists them; symbolic sizes by name or None.
-        outputs: Outputs as the session lists them.
-    """
-
-    missing: tuple[str, ...] = ()
-    inputs: tuple[TensorSpec, ...] = ()
-    outputs: tuple[TensorSpec, ...] = ()
-
-    def __str__(self) -> str:
-        if self.missing:
-            return f"not tried on this machine: {'; '.join(self.missing)}"
-        return (
-            "loaded on this machine with the options that are left, it answers the golden sample as recorded"
-        )
 
 
 def read_source(bundle: Path) -> SourceBundle:
@@ -94,13 +74,8 @@ def place_files(
         IntegrityError: A file is not what the bundle records.
     """
     placed = plan_files(variant, folder, model=model)
-    original = Path(resolve_inside(source.root, variant.model))
-    unlinkable = {original.parent / name for name in unlinkable_files(original)}
     for path, entry in placed.items():
-        file = Path(resolve_inside(source.root, entry.path))
-        # Who may write to a bundle's file could change the export by a link to it.
-        is_linked = file not in unlinkable and is_protected(str(file))
-        (link_or_copy if is_linked else copy_file)(file, export / path)
+        copy_file(Path(resolve_inside(source.root, entry.path)), export / path)
     files = tuple(FileEntry(path, one.size_bytes, one.sha256) for path, one in placed.items())
     raise_differences(export, compare_files(export, files, DigestCache().digest))
     return files
@@ -128,8 +103,8 @@ def plan_files(variant: Variant, folder: str, *, model: str) -> dict[str, FileEn
     return placed
 
 
-def try_model(root: Path, variant: Variant, options: MappedOptions, model: Path) -> TrialResult:
-    """Makes the session of an exported model and compares its answers with the golden sample.
+def try_model(root: Path, variant: Variant, options: MappedOptions, model: Path) -> Interface:
+    """Makes the session of an exported model, compares its answers with the golden sample, and describes it.
 
     Args:
         root: The bundle's folder.
@@ -138,6 +113,7 @@ def try_model(root: Path, variant: Variant, options: MappedOptions, model: Path)
         model: The model in the export.
 
     Raises:
+        ExportError: This machine cannot run the variant.
         LoadError: It does not load, or does not answer as recorded.
         ChildError: The process died, or its deadline passed.
         BundleError: The bundle cannot be read.
@@ -151,7 +127,7 @@ def try_model(root: Path, variant: Variant, options: MappedOptions, model: Path)
         raise type(error)(f"export of variant {variant.name!r}: {error.message}", hint=error.hint) from error
 
 
-def run_trial(request: tuple[str, str, SessionPlan]) -> TrialResult:
+def run_trial(request: tuple[str, str, SessionPlan]) -> Interface:
     """Makes a session in a child process, checks its answers, and lists its inputs and outputs.
 
     The request is the bundle's folder, the variant's name, and how the exported model's session is made.
@@ -166,7 +142,10 @@ def run_trial(request: tuple[str, str, SessionPlan]) -> TrialResult:
     variant = find_variant(config, name)
     assert variant is not None  # the caller has it from the same file
     if missing := find_reasons_here(variant):
-        return TrialResult(missing)
+        raise ExportError(
+            f"cannot try variant {name!r}\n  expected a machine that can run it, got {'; '.join(missing)}",
+            hint="export it on a machine that can run it, as the one that prepared it",
+        )
     session = build_session(plan)
     check_answers(session, config, root, variant=variant)
-    return TrialResult((), describe_tensors(session.get_inputs()), describe_tensors(session.get_outputs()))
+    return describe_tensors(session.get_inputs()), describe_tensors(session.get_outputs())

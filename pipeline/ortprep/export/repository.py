@@ -20,7 +20,7 @@ from ortprep.bundle.digest import digest_file
 from ortprep.bundle.loader_config import FileEntry, Variant, golden_of
 from ortprep.bundle.paths import is_safe_name
 from ortprep.errors import BundleError, ExportError
-from ortprep.export.model_config import build_config, format_config, import_messages, resolve_interface
+from ortprep.export.model_config import build_config, correct_ranks, format_config, import_messages
 from ortprep.export.options import plan_options
 from ortprep.export.placement import SourceBundle, place_files, read_source, try_model
 from ortprep.export.variant_selection import ExportRequest, choose_variants, describe_needs
@@ -48,7 +48,6 @@ class ExportedModel:
         carried: Recorded options that the export has, and where.
         left_out: Recorded options and other properties that it does not have, and why.
         needs: Requirements of the variant, which its server does not check.
-        trial: Result of running it here, in a sentence.
     """
 
     name: str
@@ -61,7 +60,6 @@ class ExportedModel:
     carried: Mapping[str, str]
     left_out: Mapping[str, str]
     needs: tuple[str, ...]
-    trial: str
 
 
 @dataclass(frozen=True)
@@ -88,8 +86,8 @@ def export_triton(
         request: Variants, and settings of the server.
 
     Raises:
-        ExportError: No variant runs everywhere and none was named, Triton cannot serve one, two models have
-            one name, or something else has a model's place; nothing was written.
+        ExportError: No variant runs everywhere and none was named, Triton cannot serve one or this machine
+            cannot try it, two models have one name, or something else has a model's place.
         LoadError: With the options that are left, a variant does not load or does not answer as recorded.
         BundleError: A bundle cannot be read, or is not what was written.
         OSError: The disk is full or read-only.
@@ -136,15 +134,12 @@ def _export(
     feeds, answers = read_golden(golden_of(source.config, variant), source.root)
     with new_folder(destination) as place:
         files = place_files(source, variant, place, folder, model_file)
-        trial = try_model(source.root, variant, options, place / folder / model_file)
-
+        interface = try_model(source.root, variant, options, place / folder / model_file)
         shapes = {name: one.shape for name, one in answers.items()}
         shapes |= {name: array.shape for name, array in feeds.items()}
-        interface = resolve_interface(source.config, variant, trial, shapes)
+        interface = correct_ranks(interface, shapes)
         config = build_config(destination.name, model_file, interface, options, request)
-
         (place / CONFIG_FILE).write_text(format_config(config), encoding="utf-8")
-
         exported = ExportedModel(
             name=destination.name,
             bundle=source.config.name,
@@ -156,7 +151,6 @@ def _export(
             carried={str(option): str(where) for option, where in options.places.items()},
             left_out=options.left_out,
             needs=tuple(describe_needs(variant)),
-            trial=str(trial),
         )
         record = {
             "schema_version": EXPORT_SCHEMA_VERSION,
