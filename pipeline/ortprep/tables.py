@@ -44,14 +44,11 @@ class Table:
         title: Title of the table.
         columns: Headings with their units.
         rows: One value per column.
-        bars: Column whose figures a terminal also draws as a waterfall: each bar begins where the one before
-            it ended.
     """
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[CellValue, ...], ...]
-    bars: str | None = None
 
     @functools.cached_property
     def cells(self) -> tuple[tuple[Cell, ...], ...]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from contextlib import suppress
 
 from ortprep.quoting import quoted
 
 _GPU_WHEEL = "onnxruntime-gpu"
-_DISTRIBUTIONS = (_GPU_WHEEL, "onnxruntime")
+_WHEELS = (_GPU_WHEEL, "onnxruntime", "onnxruntime-training", "onnxruntime-openvino", "onnxruntime-directml")
 
 _DIGITS = "0123456789"
 # Bounded, so that a hostile file cannot ask for numbers of thousands of digits.
@@ -36,17 +35,20 @@ def parse_version(text: str) -> tuple[int, ...] | None:
     return tuple(parts)
 
 
-@functools.cache
-def _installed() -> Mapping[str, str]:
-    """Returns the version of every installed distribution of ONNX Runtime, by name."""
+def read_wheels() -> dict[str, str]:
+    """Returns the version of every installed distribution that has ONNX Runtime's files, by name."""
     # Imported here: a job that loads from a folder has no use for it, and it takes milliseconds.
     from importlib import metadata
 
     found = {}
-    for name in _DISTRIBUTIONS:
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
+    for name in _WHEELS:
+        with suppress(metadata.PackageNotFoundError, KeyError):
+            if version := metadata.version(name):  # none of a folder that was left half deleted
+                found[name] = version
     return found
+
+
+_installed = functools.cache(read_wheels)
 
 
 def installed_onnxruntime() -> str | None:

@@ -6,6 +6,7 @@ Results on real models are in tests/cli/test_doctor_command.py.
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import threading
 from pathlib import Path
@@ -16,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortprep.doctor import parallel
+from ortprep.doctor import parallel, worker_group
 from ortprep.doctor.diagnosis import Severity
-from ortprep.doctor.doctor_model import DoctorModel
+from ortprep.doctor.doctor_model import DoctorModel, plan_on
 from ortprep.doctor.parallel import (
     MIN_GAIN,
     WorkerSetup,
@@ -27,12 +28,8 @@ from ortprep.doctor.parallel import (
     find_in,
     plan_workers,
 )
-from ortprep.doctor.worker_group import (
-    Barrier,
-    GroupFigures,
-    run_in_threads,
-)
-from ortprep.errors import LoadError
+from ortprep.doctor.worker_group import GroupFigures, start_group
+from ortprep.errors import ChildError, LoadError
 from ortprep.measuring.comparison import InterleavedRuns
 from ortprep.runtime.tensors.arrays import write_tensors
 from tests.runtime.builders import add_model, sample, weights_of, write_linear
@@ -125,16 +122,23 @@ def test_a_model_that_cannot_be_loaded_or_run_is_an_error_that_names_it(add, tmp
     assert threading.active_count() < 20
 
 
-# -- processes that wait for each other end when one of them fails
+def test_a_worker_that_fails_does_not_leave_the_others_waiting(add, monkeypatch, tmp_path):
+    plan = plan_on(add.require_source(), "cpu")
+    figures = start_group((plan, add.sample, 2, 0.02))
+    assert figures.runs_per_s > 0
+    assert figures.ready_ms > 0
+    build, failed = worker_group.build_session, tmp_path / "failed"
 
-
-def test_a_thread_that_fails_does_not_leave_its_process_waiting_for_the_others(tmp_path):
-    barrier = Barrier(tmp_path, 2)
-
-    def fail() -> None:
+    def build_one(plan):
+        try:
+            failed.touch(exist_ok=False)
+        except FileExistsError:
+            return build(plan)
         raise LoadError("out of memory")
 
+    monkeypatch.setattr(worker_group, "build_session", build_one)
     with pytest.raises(LoadError, match="out of memory"):
-        run_in_threads([lambda: barrier.wait("here"), fail])
-    barrier.arrive("here")  # lets the thread end
-    assert run_in_threads([lambda: 1, lambda: 2]) == [1, 2]
+        start_group((plan, add.sample, 2, 0.02))
+    monkeypatch.setattr(worker_group, "build_session", lambda _: os.kill(os.getpid(), 9))
+    with pytest.raises(ChildError, match="a worker died"):
+        start_group((plan, add.sample, 2, 0.02))

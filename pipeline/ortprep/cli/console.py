@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, TypeAlias
 
@@ -28,8 +28,6 @@ from ortprep.tables import Table
 
 _STDOUT, _STDERR = 1, 2
 _PIPE_WIDTH = 100
-_BAR_CELLS = 40
-_EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def start_streams() -> None:
@@ -128,31 +126,14 @@ class _PlainConsole(Console):
 def build_table(table: Table) -> RichTable:
     """Returns a table for a terminal, which wraps what does not fit and cuts nothing off.
 
-    Figures stand to the right. A table with bars gets them as a last column.
+    Figures stand to the right.
     """
     drawn = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD)
     for heading, is_numeric in zip(table.columns, table.numeric, strict=True):
         drawn.add_column(heading, justify="right" if is_numeric else "left", overflow="fold")
-    rows = [[cell.text for cell in row] for row in table.cells]
-    if table.bars is not None:
-        index = table.columns.index(table.bars)
-        drawn.add_column("", no_wrap=True)
-        bars = draw_waterfall([row[index].value or 0.0 for row in table.cells])
-        rows = [[*row, bar] for row, bar in zip(rows, bars, strict=True)]
-    for row in rows:
-        drawn.add_row(*row)
+    for row in table.cells:
+        drawn.add_row(*(cell.text for cell in row))
     return drawn
-
-
-def draw_waterfall(figures: Sequence[float], *, cells: int = _BAR_CELLS) -> tuple[str, ...]:
-    """Returns a bar for each figure; each begins where the one before it ended, and all fill the width."""
-    total, begin, bars = sum(figures) or 1.0, 0.0, []
-    for figure in figures:
-        eighths = round(figure / total * cells * 8)
-        whole, part = divmod(eighths, 8)
-        bars.append(" " * int(begin / total * cells) + ("█" * whole + _EIGHTHS[part].strip() or "▏"))
-        begin += figure
-    return tuple(bars)
 
 
 def write_table(table: Table) -> None:

@@ -14,15 +14,13 @@ from ortprep.bundle.codec import encode
 from ortprep.doctor.diagnosis import Diagnosis, Finding, Severity, diagnose, format_bytes
 from ortprep.doctor.environment_facts import DiskSpace, Facts, Row, read_facts
 from ortprep.measuring.device_lock import working
+from ortprep.options import OLDEST, version_parts
 from ortprep.quoting import quoted
 from ortprep.runtime.loading.session import CPU, CUDA
 from ortprep.runtime.machine.hardware import KERNEL_FEATURES
 from ortprep.tables import Table
 from ortprep.telemetry import TELEMETRY_OFF, TELEMETRY_SINCE, TELEMETRY_VARIABLE, is_telemetry_off
 from ortprep.versions import parse_version
-
-OLDEST = (1, 23)
-"""First version of ONNX Runtime that bundles are loaded with."""
 
 GPU_WHEEL, _CPU_WHEEL = "onnxruntime-gpu", "onnxruntime"
 
@@ -123,9 +121,8 @@ def find_in_installation(facts: Facts) -> Iterator[Finding]:
         imported = f"{runtime.version} is imported from {runtime.folder}"
         text = f"{name} {wheel_version} is installed, but {imported}"
         yield Finding("onnxruntime-version-differs", "problem", text, reinstall)
-    if runtime.version and (version or ()) < OLDEST:
-        oldest = ".".join(map(str, OLDEST))
-        text = f"ONNX Runtime {runtime.version} is older than {oldest}, the oldest supported"
+    if runtime.version and (version or ()) < version_parts(OLDEST):
+        text = f"ONNX Runtime {runtime.version} is older than {OLDEST}, the oldest supported"
         yield Finding("onnxruntime-too-old", "problem", text, f"pip install --upgrade {wheel}")
     if (problem := runtime.bytecode.problem) is not None:
         yield Finding("no-bytecode", "advice", problem, runtime.bytecode.remedy)

@@ -8,10 +8,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import TypeAlias
 
@@ -23,6 +21,7 @@ from ortprep.runtime.machine.hardware import Gpu, Hardware, read_hardware
 from ortprep.runtime.machine.processor import group_folders, read_quota, read_text
 from ortprep.tables import CellValue
 from ortprep.telemetry import TELEMETRY_VARIABLE
+from ortprep.versions import read_wheels
 
 _SHARED_MEMORY = Path("/dev/shm")
 _VARIABLES = (
@@ -31,8 +30,6 @@ _VARIABLES = (
 )
 """Environment variables that change which libraries are loaded, what is seen, compiled or sent."""
 
-_WHEEL_NAMES = re.compile(r"(onnxruntime|ort)([-_.][a-z0-9-_.]+)?", re.IGNORECASE)
-_OWNED = "onnxruntime/__init__.py"
 _NVIDIA = "0x10de"
 _DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers; the same card's sound device is neither
 _TIMEOUT_S = 120.0
@@ -115,7 +112,7 @@ class Facts:
     """A machine, and what is expected of it.
 
     Attributes:
-        wheels: Versions of the distributions that bring the import package `onnxruntime`, by normalised name.
+        wheels: Versions of the distributions that bring the import package `onnxruntime`, by name.
         runtime: The ONNX Runtime that is imported.
         providers: Reason why a provider cannot be used, None for one that can, by name.
         gpus: CUDA devices this process can use.
@@ -177,32 +174,6 @@ def read_facts(*, artifacts: Path, expected: Sequence[str] = ()) -> Facts:
         variables={name: os.environ[name] for name in _VARIABLES if name in os.environ},
         expected=tuple(expected),
     )
-
-
-def read_wheels() -> dict[str, str]:
-    """Returns the distributions that own the import package `onnxruntime`, where Python finds it first.
-
-    Others begin with the same word and own packages of their own, as `onnxruntime-extensions`.
-    """
-    found = list(_find_wheels())
-    return {name: version for folder, name, version in found if folder == found[0][0]}
-
-
-def _find_wheels() -> Iterator[tuple[str, str, str]]:
-    """Yields folder, name and version of every distribution that owns the package."""
-    # Not `metadata.distributions`, which asks finders that packages put in Python's place, as the backport
-    # importlib_metadata does where it is imported: those leave out files that are not there.
-    context = metadata.DistributionFinder.Context(path=sys.path)
-    for distribution in metadata.MetadataPathFinder.find_distributions(context):
-        try:
-            name = distribution.metadata["Name"] or ""
-        except FileNotFoundError:
-            continue  # a folder left half deleted
-        files = distribution.files  # None of conda and distributions of Linux, which keep no list
-        is_owner = name == "onnxruntime" if files is None else any(str(file) == _OWNED for file in files)
-        if _WHEEL_NAMES.fullmatch(name) and is_owner:
-            normalised = re.sub(r"[-_.]+", "-", name).lower()
-            yield str(distribution.locate_file("")), normalised, distribution.version
 
 
 def read_disk_space(folder: Path) -> DiskSpace:

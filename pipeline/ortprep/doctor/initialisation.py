@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -23,10 +23,10 @@ from ortprep.doctor.doctor_model import (
     guard_device,
     plan_of,
 )
-from ortprep.doctor.initialisation_phases import TITLES, Initialisation, Trace, trace_plan
+from ortprep.doctor.initialisation_phases import TITLES, PhaseName, Trace, trace_plan
 from ortprep.measuring.comparison import order_of_round
 from ortprep.measuring.device_lock import CPU_DEVICE
-from ortprep.tables import Table, fill_table
+from ortprep.tables import Table
 
 ROUNDS = 5
 
@@ -37,7 +37,6 @@ ACCOUNTED = 0.1
 """Largest relative difference between the sum of the phases and an initialisation without logging."""
 
 _STEADY_S = 0.2
-_MAX_TRANSFORMERS = 12
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Start:
     Attributes:
         numpy_ms: Time to import numpy.
         onnxruntime_ms: Time to import ONNX Runtime.
-        initialisation: Phases of making the session.
+        phases: Time of each phase of making the session.
         first_extra_ms: Extra time of the first run over later ones.
         steady_ms: Time of a later run.
         measured_init_ms: Time to make the session, in processes without logging.
@@ -58,7 +57,7 @@ class Start:
 
     numpy_ms: float
     onnxruntime_ms: float
-    initialisation: Initialisation
+    phases: Mapping[PhaseName, float]
     first_extra_ms: float
     steady_ms: float
     measured_init_ms: float
@@ -72,9 +71,14 @@ class Start:
         return self.numpy_ms + self.onnxruntime_ms
 
     @property
+    def init_ms(self) -> float:
+        """Making the session: all phases together."""
+        return sum(self.phases.values())
+
+    @property
     def total_ms(self) -> float:
         """From the first import to the first result."""
-        return self.imports_ms + self.initialisation.total_ms + self.first_extra_ms + self.steady_ms
+        return self.imports_ms + self.init_ms + self.first_extra_ms + self.steady_ms
 
 
 def find_in_start(start: Start) -> tuple[Finding, ...]:
@@ -84,7 +88,7 @@ def find_in_start(start: Start) -> tuple[Finding, ...]:
 
 def _accounts(start: Start) -> Iterator[Finding]:
     """Yields whether the phases add up to the time of processes without logging."""
-    traced_ms, measured_ms = start.initialisation.total_ms, start.measured_init_ms
+    traced_ms, measured_ms = start.init_ms, start.measured_init_ms
     share = traced_ms / measured_ms if measured_ms else 1.0
     text = (
         f"the phases add up to {traced_ms:.0f} ms, {share:.0%} of the {measured_ms:.0f} ms "
@@ -113,9 +117,10 @@ def _savings(start: Start) -> Iterator[Finding]:
         (is_source, "optimised-at-every-load", ("inline", "optimise"), once),
         (is_inside, "weights-inside-the-model-file", ("parse", "weights_out"), outside),
     ):
-        ms = start.initialisation.ms(*phases)
+        took = {name: start.phases[name] for name in phases if name in start.phases}
+        ms = sum(took.values())
         if applies and ms >= WORTH_TELLING * start.total_ms:
-            what = " and ".join(TITLES[name] for name in phases if start.initialisation.ms(name))
+            what = " and ".join(TITLES[name] for name in took)
             share = f"{ms:.0f} ms of {start.total_ms:.0f} ms to the first result"
             text = f"{what}: {share}; most of that is saved by {does}"
             yield Finding(code, "advice", text, PREPARE)
@@ -167,7 +172,7 @@ def diagnose_initialisation(
         "init",
         find_in_start(start),
         subject=subject.name,
-        tables=[_phases_table(name, start), _transformers(_middle(measured.traced))],
+        tables=[_phases_table(name, start)],
         figures={"device": device, name: _figures(start, measured)},
     )
 
@@ -200,7 +205,7 @@ def _build_start(plan: SessionPlan, measured: _Measured, name: str) -> Start:
     return Start(
         numpy_ms=median(trace.numpy_ms for trace in traced),
         onnxruntime_ms=median(trace.onnxruntime_ms for trace in traced),
-        initialisation=_middle(traced).initialisation,
+        phases=_middle(traced).phases,
         first_extra_ms=max(median(result.first_ms for result in plain) - steady_ms, 0.0),
         steady_ms=steady_ms,
         measured_init_ms=median(result.init_ms for result in plain),
@@ -216,43 +221,23 @@ def _middle(traces: Sequence[Trace]) -> Trace:
 
 
 def _phases_table(name: str, start: Start) -> Table:
-    """Returns the waterfall of a start."""
+    """Returns the parts of a start, in their order."""
     rows: list[tuple[str, float]] = [
         ("import numpy", start.numpy_ms),
         ("import ONNX Runtime", start.onnxruntime_ms),
-        *((TITLES[name], ms) for name, ms in start.initialisation.phases.items()),
+        *((TITLES[name], ms) for name, ms in start.phases.items()),
         ("first run: what later ones do not take", start.first_extra_ms),
         ("first run: what every run takes", start.steady_ms),
     ]
     cells = tuple((title, ms, ms / start.total_ms * 100) for title, ms in rows)
-    return Table(
-        f"{name}: {start.total_ms:.0f} ms to the first result", ("phase", "ms", "%"), cells, bars="ms"
-    )
-
-
-def _transformers(trace: Trace) -> Table:
-    """Returns the slowest graph transformers, and the others as one row."""
-    rows = trace.initialisation.transformers
-    shown, rest = rows[:_MAX_TRANSFORMERS], rows[_MAX_TRANSFORMERS:]
-    table = fill_table(
-        "graph transformers",
-        shown,
-        (
-            ("transformer", lambda row: row.name),
-            ("ms", lambda row: row.ms),
-            ("passes", lambda row: row.passes),
-            ("changed the graph", lambda row: "yes" if row.modified else "no"),
-        ),
-    )
-    others = (f"{len(rest)} others", sum(row.ms for row in rest), sum(row.passes for row in rest), "")
-    return Table(table.title, table.columns, (*table.rows, others)) if rest else table
+    return Table(f"{name}: {start.total_ms:.0f} ms to the first result", ("phase", "ms", "%"), cells)
 
 
 def _figures(start: Start, measured: _Measured) -> dict[str, Any]:
     """Returns a start and the figures of its processes, as JSON types."""
     return {
         **encode(start),
-        "init_ms": start.initialisation.total_ms,
+        "init_ms": start.init_ms,
         "total_ms": start.total_ms,
         "onnxruntime": measured.traced[0].onnxruntime,
         "processes": {

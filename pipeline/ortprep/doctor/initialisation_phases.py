@@ -42,13 +42,14 @@ TITLES: dict[PhaseName, str] = {
 }
 """Every phase in order, and how it is shown."""
 
-_TRANSFORMED = re.compile(r"GraphTransformer (\S+) modified: (\d)")
+_TRANSFORMED = re.compile(r"GraphTransformer (\S+) modified: \d")
 _ANNOUNCED = re.compile(r"Applying graph transformer (\S+) on step")
+_LOOPS = "Running graph optimizations in loop"
 _CLOSING: tuple[tuple[re.Pattern[str], PhaseName], ...] = (
     # Said at the same place whether or not there are functions; without, other work was done until then.
     (re.compile(r"does not have any local functions"), "register"),
     (re.compile(r"AOT inlin", re.IGNORECASE), "inline"),
-    (re.compile(r"Running graph optimizations in loop"), "assign"),
+    (re.compile(_LOOPS), "assign"),
     (re.compile(r"Applying \d+ graph transformer|Graph transformer step|No graph transformers"), "optimise"),
     (re.compile(r"Node placements"), "assign"),
     (re.compile(r"Saving initialized tensors"), "plan"),
@@ -102,74 +103,27 @@ class Timeline:
 
 
 @dataclass(frozen=True)
-class Transformer:
-    """A graph transformer.
-
-    Attributes:
-        name: ONNX Runtime's name of it.
-        ms: Time of all its passes, in ms.
-        passes: Number of its passes.
-        modified: Whether a pass changed the graph.
-    """
-
-    name: str
-    ms: float
-    passes: int
-    modified: bool
-
-
-@dataclass(frozen=True)
-class Initialisation:
-    """An initialisation, taken apart.
-
-    Attributes:
-        phases: Time of each phase, in ms, in order; those without any are left out.
-        transformers: The slowest first; their times add up to the phase `optimise`.
-    """
-
-    phases: Mapping[PhaseName, float]
-    transformers: tuple[Transformer, ...]
-
-    @property
-    def total_ms(self) -> float:
-        """All phases together."""
-        return sum(self.phases.values())
-
-    def ms(self, *names: PhaseName) -> float:
-        """Returns the time of some phases."""
-        return sum(self.phases.get(name, 0.0) for name in names)
-
-
-@dataclass(frozen=True)
 class Trace:
     """Times of one process, in milliseconds.
 
     Attributes:
         numpy_ms: Time to import numpy.
         onnxruntime_ms: Time to import ONNX Runtime.
-        initialisation: Phases of making the session.
+        phases: Phases of making the session.
         onnxruntime: Version of ONNX Runtime.
         bytecode: What of the imports was compiled.
     """
 
     numpy_ms: float
     onnxruntime_ms: float
-    initialisation: Initialisation
+    phases: Mapping[PhaseName, float]
     onnxruntime: str
     bytecode: Bytecode
 
     @property
     def init_ms(self) -> float:
         """Making the session."""
-        return self.initialisation.total_ms
-
-
-@dataclass(frozen=True)
-class _Interval:
-    name: PhaseName
-    ns: int
-    transformer: str = ""
-    modified: bool = False
+        return sum(self.phases.values())
 
 
 def trace_plan(plan: SessionPlan) -> Trace:
@@ -213,7 +167,7 @@ def trace(plan: SessionPlan) -> Trace:
     return Trace(
         numpy_ms=(times[1] - times[0]) * 1e3,
         onnxruntime_ms=(times[2] - times[1]) * 1e3,
-        initialisation=split_phases(lines, timeline),
+        phases=split_phases(lines, timeline),
         onnxruntime=onnxruntime.__version__,
         bytecode=read_bytecode(),
     )
@@ -254,76 +208,39 @@ def _read_time(line: re.Match[str]) -> int | None:
     return int(second.timestamp()) * 10**9 + int(line["fraction"].ljust(9, "0"))
 
 
-def split_phases(lines: Sequence[LogLine], timeline: Timeline) -> Initialisation:
-    """Returns the phases of an initialisation; they add up to its whole time."""
-    intervals = tuple(_intervals(lines, timeline))
-    totals = {name: sum(interval.ns for interval in intervals if interval.name == name) for name in TITLES}
-    phases = {name: ns / 1e6 for name, ns in totals.items() if ns > 0}
-    return Initialisation(phases, _transformers(intervals))
-
-
-def _intervals(lines: Sequence[LogLine], timeline: Timeline) -> Iterator[_Interval]:
-    """Yields the intervals of an initialisation in order; without a usable log, one."""
+def split_phases(lines: Sequence[LogLine], timeline: Timeline) -> dict[PhaseName, float]:
+    """Returns the time of each phase in ms, in order, without those that took none; together the whole."""
+    totals_ns, at_ns = dict.fromkeys(TITLES, 0), timeline.begin_ns
     inner = [line for line in lines if timeline.begin_ns <= line.at_ns <= timeline.end_ns]
-    start = next((i for i, line in enumerate(inner) if line.message.startswith(_BEGINS)), None)
-    at_ns = timeline.begin_ns
-    if start is not None:
-        yield from _opening(inner[0].at_ns, inner[start].at_ns, timeline)
-        at_ns = inner[start].at_ns
-        for interval, closed_ns in _closings(inner[start + 1 :], at_ns, timeline.onnxruntime):
-            yield interval
-            at_ns = closed_ns
-    yield _Interval("finish", timeline.end_ns - at_ns)
+    for name, closed_ns in (*_find_ends(inner, timeline), ("finish", timeline.end_ns)):
+        totals_ns[name] += closed_ns - at_ns
+        at_ns = closed_ns
+    return {name: ns / 1e6 for name, ns in totals_ns.items() if ns > 0}
 
 
-def _opening(first_ns: int, start_ns: int, timeline: Timeline) -> Iterator[_Interval]:
-    """Yields what is before the initialisation proper, where the log has next to nothing."""
+def _find_ends(lines: Sequence[LogLine], timeline: Timeline) -> Iterator[tuple[PhaseName, int]]:
+    """Yields what each line that is understood ends, and when; nothing without a usable log."""
+    start = next((i for i, line in enumerate(lines) if line.message.startswith(_BEGINS)), None)
+    if start is None:
+        return
+    # Before the initialisation proper the log has next to nothing.
+    first_ns, start_ns = lines[0].at_ns, lines[start].at_ns
     loaded_ns = start_ns if timeline.loaded_ns is None else timeline.loaded_ns
-    loaded_ns = min(max(loaded_ns, first_ns), start_ns)
-    yield _Interval("enter", first_ns - timeline.begin_ns)
-    yield _Interval("parse", loaded_ns - first_ns)
-    yield _Interval("provider", start_ns - loaded_ns)
-
-
-def _closings(lines: Sequence[LogLine], at_ns: int, version: str) -> Iterator[tuple[_Interval, int]]:
-    """Yields every interval that a line closes, and when it closed."""
+    yield "enter", first_ns
+    yield "parse", min(max(loaded_ns, first_ns), start_ns)
+    yield "provider", start_ns
+    numbers = parse_version(timeline.onnxruntime)
+    takes_weights_early = numbers is None or numbers[:2] >= _EARLY_WEIGHTS
     announced, transformed = "", False
-    for line in lines:
-        ns = line.at_ns - at_ns
+    for line in lines[start + 1 :]:
         if found := _TRANSFORMED.match(line.message):
-            takes_weights = not transformed and announced != found[1] and _takes_weights_early(version)
-            name: PhaseName = "weights_out" if takes_weights else "optimise"
-            yield _Interval(name, ns, "" if takes_weights else found[1], found[2] != "0"), line.at_ns
+            is_of_weights = takes_weights_early and not transformed and announced != found[1]
+            yield "weights_out" if is_of_weights else "optimise", line.at_ns
             transformed = True
         elif found := _ANNOUNCED.match(line.message):
             announced = found[1]
-            yield _Interval("optimise", ns), line.at_ns
-        elif closed := _closed_by(line.message, version):
-            yield _Interval(closed, ns), line.at_ns
-        else:
-            continue
-        at_ns = line.at_ns
-
-
-def _closed_by(message: str, version: str) -> PhaseName | None:
-    name = next((name for pattern, name in _CLOSING if pattern.search(message)), None)
-    in_loop = message.startswith("Running graph optimizations in loop")
-    return "weights_out" if in_loop and not _takes_weights_early(version) else name
-
-
-def _takes_weights_early(version: str) -> bool:
-    numbers = parse_version(version)
-    return numbers is None or numbers[:2] >= _EARLY_WEIGHTS
-
-
-def _transformers(intervals: Sequence[_Interval]) -> tuple[Transformer, ...]:
-    """Returns the graph transformers, the slowest first."""
-    optimising = [interval for interval in intervals if interval.name == "optimise"]
-    names = dict.fromkeys(interval.transformer for interval in optimising)
-    rows = []
-    for name in names:
-        passes = [interval for interval in optimising if interval.transformer == name]
-        ms = sum(interval.ns for interval in passes) / 1e6
-        modified = any(interval.modified for interval in passes)
-        rows.append(Transformer(name or "(between them)", ms, len(passes), modified))
-    return tuple(sorted(rows, key=lambda row: -row.ms))
+            yield "optimise", line.at_ns
+        elif not takes_weights_early and line.message.startswith(_LOOPS):
+            yield "weights_out", line.at_ns
+        elif name := next((name for pattern, name in _CLOSING if pattern.search(line.message)), None):
+            yield name, line.at_ns

@@ -1,92 +1,45 @@
-"""Workers of a model at once: sessions in fresh processes that wait for each other."""
+"""Workers of a model at once: sessions in forked processes that wait for each other."""
 
 from __future__ import annotations
 
-import queue
-import tempfile
-import threading
+import ctypes
+import multiprocessing
+import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from threading import Barrier, BrokenBarrierError
+from typing import Any, NamedTuple
 
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.child import run_child
-from ortprep.errors import LoadError
-from ortprep.runtime.loading.session import (
-    build_session,
-    onnxruntime_errors,
-)
+from ortprep.children.process_group import PR_SET_PDEATHSIG
+from ortprep.errors import ChildError, LoadError
+from ortprep.runtime.loading.session import build_session, onnxruntime_errors
 from ortprep.runtime.machine.memory import private_bytes
 from ortprep.runtime.tensors.arrays import read_tensors, run_session
 
 CHILD_TIMEOUT_S = 24 * 3600.0
 """Timeout of a group, in seconds: a model may take an hour to load, and a group loads it several times."""
 
-R = TypeVar("R")
-
 _MB = 2**20
 _WARM_UP_RUNS = _MIN_RUNS = 3
-_POLL_INTERVAL_S = 0.0005
 
 
-@dataclass(frozen=True)
-class Barrier:
-    """Named meeting points of several processes: one file each, a byte longer per arrival.
-
-    A wait has no timeout: all processes of a group end with the one that started them.
+class _Meeting(NamedTuple):
+    """Points where the processes of a group wait for each other.
 
     Attributes:
-        folder: Shared by all participants.
-        participants: Number of processes.
+        barrier: Waits until all are there; it breaks when one of them fails.
+        measuring: A shared number: how many have not measured all their runs yet.
     """
 
-    folder: Path
-    participants: int
-
-    def arrive(self, point: str) -> None:
-        """Counts this participant as arrived, without waiting."""
-        with (self.folder / point).open("ab", buffering=0) as file:
-            file.write(b".")
-
-    def is_complete(self, point: str) -> bool:
-        """Says whether all participants have arrived."""
-        try:
-            return (self.folder / point).stat().st_size >= self.participants
-        except FileNotFoundError:
-            return False
-
-    def wait(self, point: str) -> None:
-        """Arrives and waits for the others, to about a millisecond."""
-        self.arrive(point)
-        while not self.is_complete(point):
-            time.sleep(_POLL_INTERVAL_S)
-
-
-def run_in_threads(functions: Sequence[Callable[[], R]]) -> list[R]:
-    """Calls every function in a thread of its own; returns their results, or raises the first error at once.
-
-    The threads are daemons, so that those that wait for one that failed do not keep the process.
-    """
-    answers: queue.SimpleQueue[tuple[int, R | BaseException]] = queue.SimpleQueue()
-
-    def call(index: int, function: Callable[[], R]) -> None:
-        try:
-            answers.put((index, function()))
-        except BaseException as error:  # noqa: BLE001 - raised by the caller
-            answers.put((index, error))
-
-    for index, function in enumerate(functions):
-        threading.Thread(target=call, args=(index, function), daemon=True).start()
-    results: dict[int, R] = {}
-    while len(results) < len(functions):
-        index, answer = answers.get()
-        if isinstance(answer, BaseException):
-            raise answer
-        results[index] = answer
-    return [results[index] for index in range(len(functions))]
+    barrier: Barrier
+    measuring: Any
 
 
 @dataclass(frozen=True)
@@ -103,7 +56,7 @@ class GroupFigures:
     """Figures of several sessions, in all their processes together.
 
     Attributes:
-        ready_ms: Time from before the first process starts until the last session is ready.
+        ready_ms: Time from before the first process is forked until the last session is ready.
         private_mb: Anonymous memory with all sessions there.
         run_ms: Median run of all sessions.
         runs_per_s: Runs of all sessions per second.
@@ -116,7 +69,7 @@ class GroupFigures:
 
 
 def measure_group(plan: SessionPlan, sample: str, workers: int, *, window_s: float) -> GroupFigures:
-    """Makes and runs sessions at once, in a fresh process each.
+    """Makes and runs sessions at once, in a process each.
 
     Args:
         plan: Plan of each session.
@@ -132,20 +85,25 @@ def measure_group(plan: SessionPlan, sample: str, workers: int, *, window_s: flo
 
 
 def start_group(request: tuple[SessionPlan, str, int, float]) -> GroupFigures:
-    """Child function of `measure_group`: starts the processes.
+    """Child function of `measure_group`: forks the processes, which import ONNX Runtime themselves.
 
-    The kernel ends them with this process. So if one fails, or `measure_group` is interrupted, none is left
-    that waits for the others.
+    The kernel ends them with this process, so none is left that waits for the others.
+
+    Raises:
+        LoadError: A session cannot be made, or does not run.
+        ChildError: A process died.
     """
     plan, sample, workers, window_s = request
-    barrier = Barrier(Path(tempfile.gettempdir()), workers)
+    context = multiprocessing.get_context("fork")
+    meeting = _Meeting(context.Barrier(workers), context.Value("i", workers))
     started_s = time.monotonic()
-
-    def run_worker() -> ProcessFigures:
-        # Without a timeout, whose thread would keep this process when another worker has failed.
-        return run_child(use_session, (plan, sample, window_s, barrier)).value
-
-    processes = run_in_threads([run_worker] * workers)
+    with ProcessPoolExecutor(workers, context, _join_group, (meeting,)) as pool:
+        futures = [pool.submit(use_session, plan, sample, window_s) for _ in range(workers)]
+        errors = [error for one in futures if (error := one.exception()) is not None]
+    if errors:
+        error = min(errors, key=lambda one: isinstance(one, BrokenBarrierError))  # which is another's failure
+        raise ChildError("a worker died") if isinstance(error, BrokenProcessPool) else error
+    processes = [one.result() for one in futures]
     return GroupFigures(
         ready_ms=(max(each.ready_s for each in processes) - started_s) * 1e3,
         private_mb=sum(each.private_mb for each in processes),
@@ -154,21 +112,35 @@ def start_group(request: tuple[SessionPlan, str, int, float]) -> GroupFigures:
     )
 
 
-def use_session(request: tuple[SessionPlan, str, float, Barrier]) -> ProcessFigures:
-    """Child function: makes a session, keeps it until all other processes have theirs, and runs it.
+def _join_group(meeting: _Meeting) -> None:
+    """Begins a process of a group: it ends with its parent."""
+    global _meeting
+    _meeting = meeting
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
-    The request is the session's plan, its sample, the time that it is run, and the processes' barrier.
+
+_meeting: _Meeting
+"""Of this process, if it is one of a group."""
+
+
+def use_session(plan: SessionPlan, sample: str, window_s: float) -> ProcessFigures:
+    """Makes a session in a process of a group, and runs it for a time once all others have theirs.
 
     Raises:
         LoadError: The session cannot be made, or does not run.
+        BrokenBarrierError: Another process failed.
     """
-    plan, sample, window_s, barrier = request
-    session = build_session(plan)
-    ready_s = time.monotonic()
-    # Otherwise the last figures would include memory that others give back, and their exit.
-    barrier.wait("ready")
-    memory_mb = private_bytes() / _MB
-    runs_ms = _measure(_runner(session, plan.model, Path(sample)), barrier, window_s)
+    barrier = _meeting.barrier
+    try:
+        session = build_session(plan)
+        ready_s = time.monotonic()
+        # Otherwise the last figures would include memory that others give back, and their exit.
+        barrier.wait()
+        memory_mb = private_bytes() / _MB
+        runs_ms = _measure(_runner(session, plan.model, Path(sample)), window_s)
+    except BaseException:
+        barrier.abort()
+        raise
     return ProcessFigures(ready_s, memory_mb, runs_ms)
 
 
@@ -185,19 +157,21 @@ def _runner(session: Any, model: str, sample: Path) -> Callable[[], object]:
     return run
 
 
-def _measure(run: Callable[[], object], barrier: Barrier, window_s: float) -> tuple[float, ...]:
-    """Returns the duration of each run in the window, which all participants of the barrier share."""
+def _measure(run: Callable[[], object], window_s: float) -> tuple[float, ...]:
+    """Returns the duration of each run in the window, which all processes of the group share."""
+    barrier, measuring = _meeting
     for _ in range(_WARM_UP_RUNS):
         run()
-    barrier.wait("warm")
+    barrier.wait()
     run_ms: list[float] = []
     now_s = begun_s = time.perf_counter()
     while len(run_ms) < _MIN_RUNS or now_s < begun_s + window_s:
         run()
         before_s, now_s = now_s, time.perf_counter()
         run_ms.append((now_s - before_s) * 1e3)
+    with measuring.get_lock():
+        measuring.value -= 1
     # Runs on until nobody measures: the slowest would otherwise be measured on an idle machine.
-    barrier.arrive("measured")
-    while not barrier.is_complete("measured"):
+    while measuring.value and not barrier.broken:
         run()
     return tuple(run_ms)

@@ -17,11 +17,10 @@ from ortprep.doctor.environment_facts import (
     Facts,
     parse_reason,
     read_runtime,
-    read_wheels,
     try_providers,
 )
 from ortprep.runtime.loading.session import CPU
-from ortprep.versions import installed_onnxruntime
+from ortprep.versions import installed_onnxruntime, read_wheels
 from tests.doctor.environment.builders import WITHOUT_GPU, codes, one
 from tests.doctor.environment.test_rules import plant_wheel
 
